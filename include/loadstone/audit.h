@@ -1,0 +1,28 @@
+// Proof after the fact: every target has a value with an origin.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "loadstone/execute.h"
+#include "loadstone/plan.h"
+
+namespace loadstone {
+
+// Plain data. What each list holds are targets' names.
+struct Audit {
+  std::vector<Provenance> provenance;
+  std::vector<std::string> on_meta;      // without memory, and no exception names them
+  std::vector<std::string> unaccounted;  // no origin, or fewer bytes written than the target has
+  std::vector<std::string> exceptions;   // without a value on purpose, each with its reason
+
+  [[nodiscard]] bool ok() const noexcept { return on_meta.empty() && unaccounted.empty(); }
+  // Throws Error "audit.on_meta" or "audit.unaccounted" that names the first few and the count.
+  void require_real() const;
+  // One line that can be trusted, then counts by origin.
+  [[nodiscard]] std::string text() const;
+};
+
+[[nodiscard]] Audit audit(const Plan& plan, const Report& report);
+
+}  // namespace loadstone

@@ -1,0 +1,102 @@
+// What a checkpoint holds: names, encodings, shapes and byte ranges, from headers alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "loadstone/dtype.h"
+#include "loadstone/finding.h"
+#include "loadstone/shape.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+enum class FileFormat : std::uint8_t { safetensors, gguf };
+
+struct Shard {
+  std::string path;           // as opened
+  std::string relative_path;  // to the checkpoint's root; what a saved plan holds
+  FileFormat format = FileFormat::safetensors;
+  FileIdentity identity;
+  std::string header_digest;     // XXH3-128 of all bytes before the data, 32 hex digits
+  std::uint64_t data_begin = 0;  // offset of the first data byte
+};
+
+struct TensorInfo {
+  std::string name;
+  Encoding encoding = Dtype::u8;
+  Shape shape;
+  std::uint32_t shard = 0;         // index into Catalog::shards()
+  std::uint64_t offset_begin = 0;  // absolute in the shard
+  std::uint64_t offset_end = 0;
+
+  [[nodiscard]] std::uint64_t byte_count() const noexcept { return offset_end - offset_begin; }
+};
+
+// A value of GGUF metadata, or the strings of safetensors' __metadata__. Long arrays are kept whole.
+struct MetadataValue;
+using MetadataArray = std::vector<MetadataValue>;
+struct MetadataValue {
+  std::variant<std::string, bool, std::int64_t, std::uint64_t, double, MetadataArray> value;
+  std::string type;  // "string", "u32", "array of f32" ...: GGUF distinguishes 13
+};
+
+// Immutable once made, so thread-safe; shared by plans, which keep it alive.
+class Catalog {
+ public:
+  // Checks names for duplicates across shards (Error "ix.duplicate"). Tensors come in file order:
+  // by shard, then by offset.
+  Catalog(std::string root, std::vector<Shard> shards, std::vector<TensorInfo> tensors,
+          std::map<std::string, MetadataValue> metadata, std::vector<Finding> findings);
+  Catalog(const Catalog&) = delete;
+  Catalog& operator=(const Catalog&) = delete;
+
+  [[nodiscard]] const std::string& root() const noexcept { return root_; }
+  [[nodiscard]] const std::vector<Shard>& shards() const noexcept { return shards_; }
+  [[nodiscard]] const std::vector<TensorInfo>& tensors() const noexcept { return tensors_; }
+  [[nodiscard]] const std::map<std::string, MetadataValue>& metadata() const noexcept {
+    return metadata_;
+  }
+  // Warnings met while opening; never errors (those are thrown).
+  [[nodiscard]] const std::vector<Finding>& findings() const noexcept { return findings_; }
+  [[nodiscard]] std::optional<std::uint32_t> find(std::string_view name) const;
+  // Sum of the tensors' bytes.
+  [[nodiscard]] std::uint64_t total_bytes() const noexcept { return total_bytes_; }
+
+ private:
+  std::string root_;
+  std::vector<Shard> shards_;
+  std::vector<TensorInfo> tensors_;
+  std::map<std::string, MetadataValue> metadata_;
+  std::vector<Finding> findings_;
+  std::unordered_map<std::string_view, std::uint32_t> index_;  // views into tensors_
+  std::uint64_t total_bytes_ = 0;
+};
+
+struct OpenOptions {
+  // Follow links that leave the checkpoint's folder (default: only into the blobs/ of a hub cache).
+  bool allow_links = false;
+  // Where to read from; null means the machine's own file system.
+  Storage* storage = nullptr;
+};
+
+// Opens a file, a folder (with or without an index), an index file, a glob pattern, or the first part
+// of a split GGUF. Reads headers only. Throws Error for anything that breaks a rule of the format.
+[[nodiscard]] std::shared_ptr<const Catalog> open_checkpoint(const std::string& path,
+                                                             const OpenOptions& options = {});
+// Several files that together are one checkpoint.
+[[nodiscard]] std::shared_ptr<const Catalog> open_checkpoint(const std::vector<std::string>& paths,
+                                                             const OpenOptions& options = {});
+
+// The catalog as the JSON that `loadstone inspect --json` prints.
+[[nodiscard]] std::string to_json(const Catalog& catalog);
+
+}  // namespace loadstone

@@ -1,0 +1,89 @@
+// Doing what the plan says: one pass over the shards in file order, straight into the final memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "loadstone/observer.h"
+#include "loadstone/plan.h"
+
+namespace loadstone {
+
+// Memory that a target's value is written to. Owned by the caller, contiguous, row-major.
+struct Destination {
+  std::byte* data = nullptr;  // null: this target is not loaded in this call
+  std::uint64_t byte_count = 0;
+  Dtype dtype = Dtype::u8;
+};
+
+// One destination for each target of the plan with Delivery::memory, fresh memory of this process that
+// costs nothing until it is written to. Movable; thread-safe while nobody writes to the memory.
+class HostMemory {
+ public:
+  explicit HostMemory(const Plan& plan);
+  HostMemory(HostMemory&&) noexcept;
+  HostMemory& operator=(HostMemory&&) noexcept;
+  ~HostMemory();
+
+  // In the order of plan.targets; null data where nothing is delivered to memory. A tie shows the
+  // memory of the target that it is tied to.
+  [[nodiscard]] const std::vector<Destination>& destinations() const noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct ExecuteOptions {
+  unsigned threads = 0;                    // readers; 0: one per core, at most 4
+  std::uint64_t chunk_bytes = 4u << 20;    // one read; smaller where staging_bytes_max demands it
+  Storage* storage = nullptr;              // null: the machine's own file system
+  Observer* observer = nullptr;            // not owned
+};
+
+struct SourceRange {
+  std::string tensor;
+  std::string shard;  // relative path
+  std::uint64_t offset_begin = 0;
+  std::uint64_t offset_end = 0;
+};
+
+// Where a target's value came from, written down when it got there.
+struct Provenance {
+  std::string target;
+  Origin origin = Origin::exception;
+  TargetKind kind = TargetKind::parameter;
+  Delivery delivery = Delivery::none;
+  std::vector<SourceRange> sources;
+  std::string device;
+  Dtype dtype = Dtype::f32;
+  Shape shape;
+  std::string tie_of;
+  std::string reason;
+  std::uint64_t bytes_written = 0;
+};
+
+struct Report {
+  std::vector<Provenance> provenance;  // in the order of plan.targets
+  std::vector<Finding> findings;
+  double seconds = 0;
+  std::uint64_t bytes_read = 0;
+  std::uint64_t bytes_written = 0;       // into destinations and offload files
+  std::uint64_t staging_bytes_peak = 0;  // counted, not estimated
+};
+
+// Checks first (errors among the findings: Error of the first, before a data byte is read; shards
+// still the planned ones: else "io.changed"; destinations of the right size and dtype), then loads
+// into `destinations` (one per target of the plan). Origins zeros are filled; constructor, initialiser
+// and constant values are the caller's. On the first failure the rest is cancelled, files written to
+// the offload folder are removed, and the Error names file, tensor and offset.
+Report execute(const Plan& plan, std::span<const Destination> destinations,
+               const ExecuteOptions& options = {});
+
+[[nodiscard]] std::string to_json(const Report& report);
+
+}  // namespace loadstone

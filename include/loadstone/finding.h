@@ -1,0 +1,34 @@
+// Something a catalog or a plan has to say. Findings are data: all of them are collected, none stops
+// the work, and the caller decides. Errors among them stop execute() before it reads a data byte.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace loadstone {
+
+enum class Severity : std::uint8_t { info, warning, error };
+
+[[nodiscard]] std::string_view name(Severity severity) noexcept;  // "info", "warning", "error"
+
+struct Finding {
+  Severity severity = Severity::info;
+  std::string code;     // "plan.missing", "ix.unlisted" ...
+  std::string target;   // the model's name; empty where no target is concerned
+  std::vector<std::string> sources;  // the expected or concerned names in the checkpoint
+  std::string message;  // one sentence that names target and sources
+  std::string suggestion;            // nearest names, or what to do; may be empty
+  std::string found;
+  std::string expected;
+
+  friend bool operator==(const Finding&, const Finding&) = default;
+};
+
+[[nodiscard]] bool has_errors(const std::vector<Finding>& findings) noexcept;
+
+// Most severe first, then by code, target and sources: the order in which people should read them.
+void sort_findings(std::vector<Finding>& findings);
+
+}  // namespace loadstone

@@ -1,0 +1,24 @@
+// All of loadstone, in reading order.
+//
+//   auto catalog = loadstone::open_checkpoint("checkpoint");
+//   auto skeleton = loadstone::Skeleton::from_json(text);
+//   auto plan = loadstone::make_plan(catalog, skeleton);
+//   loadstone::HostMemory memory(plan);
+//   auto report = loadstone::execute(plan, memory.destinations());
+//   loadstone::audit(plan, report).require_real();
+#pragma once
+
+// clang-format off
+#include "loadstone/dtype.h"
+#include "loadstone/shape.h"
+#include "loadstone/error.h"
+#include "loadstone/finding.h"
+#include "loadstone/storage.h"
+#include "loadstone/catalog.h"
+#include "loadstone/skeleton.h"
+#include "loadstone/recipe.h"
+#include "loadstone/plan.h"
+#include "loadstone/execute.h"
+#include "loadstone/audit.h"
+#include "loadstone/observer.h"
+// clang-format on

@@ -1,0 +1,115 @@
+// What will happen: for every target its recipe, its placement and its origin, decided before a data
+// byte is read. Pure: no I/O, no threads, no clock.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/finding.h"
+#include "loadstone/recipe.h"
+#include "loadstone/skeleton.h"
+
+namespace loadstone {
+
+enum class MissingPolicy : std::uint8_t { error, initialise, zeros };
+enum class UnexpectedPolicy : std::uint8_t { warn, error, ignore };
+enum class DeviceMapMode : std::uint8_t { automatic, balanced, balanced_low_0, sequential };
+
+// Where modules live. Entries are module paths ("" is the whole model) with a device: "cpu", "disk",
+// "cuda:0" ..., or "meta" (left without a value, as a named exception). The longest entry wins.
+struct DeviceMap {
+  std::optional<DeviceMapMode> mode;  // computed from sizes and max_memory; entries are then ignored
+  std::vector<std::pair<std::string, std::string>> entries;
+
+  [[nodiscard]] bool empty() const noexcept { return !mode && entries.empty(); }
+};
+
+struct PlanOptions {
+  // ---- what changes the result
+  Rules rules;
+  // Parameters and persistent floating buffers get this dtype; non-persistent buffers and attributes
+  // never. None: the skeleton's dtype.
+  std::optional<Dtype> dtype;
+  bool dtype_from_file = false;  // "auto": each of them keeps the file's dtype
+  DeviceMap device_map;          // empty: all on "cpu"
+  // Bytes per device. For a computed map the capacities, in order of preference; for an explicit map
+  // limits that are checked (finding "plan.over_budget").
+  std::vector<std::pair<std::string, std::uint64_t>> max_memory;
+  std::vector<std::string> no_split_modules;  // module paths that a computed map keeps on one device
+  std::string offload_folder;                 // needed where something is placed on "disk"
+  MissingPolicy missing = MissingPolicy::error;
+  UnexpectedPolicy unexpected = UnexpectedPolicy::warn;
+  // ---- what changes cost only
+  std::uint64_t staging_bytes_max = 64u << 20;  // memory for bytes under way, all threads together
+  // Hand out views of the file where nothing changes (costs no memory, but the file must stay as it
+  // is while the model lives). Default off.
+  bool mmap = false;
+};
+
+// How a target reaches its place.
+enum class Delivery : std::uint8_t {
+  none,        // no bytes move: constructor, tie, exception ...
+  memory,      // written into the destination
+  file_view,   // a view of the shard (options.mmap)
+  disk_write,  // offloaded: written to the offload folder
+  disk_keep,   // offloaded: the shard already holds exactly these bytes
+};
+
+[[nodiscard]] std::string_view name(Delivery delivery) noexcept;
+
+struct PlannedTarget {
+  std::string name;
+  TargetKind kind = TargetKind::parameter;
+  Shape shape;
+  Dtype dtype = Dtype::f32;  // the final one
+  std::string device;        // "cpu", "disk", "cuda:0", "meta"
+  Delivery delivery = Delivery::none;
+  Recipe recipe;
+
+  [[nodiscard]] std::uint64_t byte_count() const noexcept;
+};
+
+// Plain data, made by make_plan() or plan_from_json(), which check every box against catalog and
+// target: execute() relies on that. Thread-safe while nobody writes to it.
+struct Plan {
+  std::shared_ptr<const Catalog> catalog;
+  std::vector<PlannedTarget> targets;  // in the skeleton's order
+  std::vector<Finding> findings;       // sorted, those of the catalog included
+  std::string offload_folder;
+  std::uint64_t staging_bytes_max = 0;
+  std::uint64_t bytes_to_read = 0;
+  std::uint64_t bytes_to_write = 0;                 // to the offload folder
+  std::map<std::string, std::uint64_t> peak_bytes;  // per device; "cpu" includes staging
+
+  [[nodiscard]] bool ok() const noexcept { return !has_errors(findings); }
+};
+
+// Never throws for what it finds: see Plan::findings. Throws Error "plan.rules" for rules that are not
+// rules, "plan.options" for options that contradict each other, "skeleton.json" for a broken skeleton.
+[[nodiscard]] Plan make_plan(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleton,
+                             const PlanOptions& options = {});
+
+// Throws Error of the first error finding (its message says how many more there are).
+void require_ok(const Plan& plan);
+
+// A plan as JSON holds each shard's relative path, size, modification time and header digest.
+[[nodiscard]] std::string to_json(const Plan& plan);
+// Opens the shards again, relative to `root` (default: the root that the plan names). Trusts nothing:
+// a shard that differs is Error "io.changed"; a box, shape or size that does not fit catalog and
+// target is Error "plan.box" or "plan.json".
+[[nodiscard]] Plan plan_from_json(std::string_view text, const OpenOptions& options = {},
+                                  const std::string& root = "");
+
+// A table for people: one row a target (runs of like rows folded), findings, totals.
+[[nodiscard]] std::string to_table(const Plan& plan);
+// One self-contained page.
+[[nodiscard]] std::string to_html(const Plan& plan);
+
+}  // namespace loadstone

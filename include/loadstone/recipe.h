@@ -1,0 +1,87 @@
+// How a target gets its value: boxes copied from sources, or an origin that needs no bytes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace loadstone {
+
+// Where a value comes from. Every target has exactly one.
+enum class Origin : std::uint8_t {
+  checkpoint,
+  constructor,  // the value that the model's constructor made
+  initialiser,  // the model's own initialiser, run after the load
+  zeros,
+  constant,
+  tie,        // the same tensor as another target
+  exception,  // no value on purpose: the reason says why
+};
+
+[[nodiscard]] std::string_view name(Origin origin) noexcept;
+[[nodiscard]] bool origin_from_name(std::string_view name, Origin& origin) noexcept;
+
+// One dimension of a box: `extent` steps, each moving so many elements on either side.
+struct BoxDim {
+  std::uint64_t extent = 1;
+  std::uint64_t source_stride = 0;
+  std::uint64_t target_stride = 0;
+
+  friend bool operator==(const BoxDim&, const BoxDim&) = default;
+};
+
+// A strided N-d region copied from a source to a target, cast where the dtypes differ: the one
+// primitive of movement. Stack, concat, split, transpose, slice and interleave are all sets of boxes.
+// Offsets and strides count elements, from the first element of the tensor.
+struct Box {
+  std::uint32_t source = 0;  // index into Catalog::tensors()
+  std::uint64_t source_offset = 0;
+  std::uint64_t target_offset = 0;
+  std::vector<BoxDim> dims;  // outermost first by target stride; none: one element
+
+  friend bool operator==(const Box&, const Box&) = default;
+};
+
+// Where movement is not enough there will be kernels beside boxes; a target has one or the other.
+struct Recipe {
+  Origin origin = Origin::exception;
+  std::vector<Box> boxes;  // origin checkpoint: together they write each element once
+  std::string tie_of;      // origin tie
+  std::string reason;      // origin exception
+};
+
+// What one rule does with the tensors that it matches.
+enum class RuleOp : std::uint8_t {
+  rename,        // one source, one target
+  stack,         // sources become slices of a new dimension `dim`
+  concat,        // sources joined along `dim`
+  stack_concat,  // each pattern's sources stacked along dims[0], then the stacks joined along dims[1]
+  split,         // one source cut along `dim` into all targets: `sizes`, or equal parts
+  transpose,     // one source, `dims` swapped
+  permute,       // one source, dimensions in the order `dims`
+  slice,         // one source, [start, start + sizes[0]) of `dim`
+  reshape,       // one source, new shape `sizes` of the same number of elements
+};
+
+// A rule as data. `sources` are regular expressions (RE2 syntax, whole name); `targets` are templates
+// in which $1 ... $9 stand for groups. Sources of one target are ordered by pattern, then by the
+// groups that the template does not use, numbers by value (so expert 10 comes after expert 9).
+// Dimensions may be negative, counted from the end. In an ordered list the first match wins; tensors
+// that no rule matches keep their names.
+struct Rule {
+  RuleOp op = RuleOp::rename;
+  std::vector<std::string> sources;
+  std::vector<std::string> targets;
+  std::vector<std::int64_t> dims;    // JSON: "dim" (one) or "dims"
+  std::vector<std::uint64_t> sizes;  // split, slice, reshape
+  std::uint64_t start = 0;           // slice
+};
+
+using Rules = std::vector<Rule>;
+
+// Throw Error "plan.rules" that names the rule's index and field.
+[[nodiscard]] Rules rules_from_json(std::string_view text);
+[[nodiscard]] std::string rules_to_json(const Rules& rules);
+
+}  // namespace loadstone

@@ -1,0 +1,35 @@
+// The extents of a tensor, outermost first (torch's order, also for GGUF, which stores them reversed).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace loadstone {
+
+// Any rank: a file may hold a tensor of rank 201. Not thread-safe while written to.
+class Shape {
+ public:
+  Shape() = default;
+  Shape(std::initializer_list<std::uint64_t> extents) : extents_(extents) {}
+  explicit Shape(std::vector<std::uint64_t> extents) : extents_(std::move(extents)) {}
+
+  [[nodiscard]] std::size_t rank() const noexcept { return extents_.size(); }
+  [[nodiscard]] std::uint64_t operator[](std::size_t dim) const noexcept { return extents_[dim]; }
+  [[nodiscard]] const std::vector<std::uint64_t>& extents() const noexcept { return extents_; }
+  // Number of elements; 1 for rank 0; nothing when the product does not fit 64 bits (also when a later
+  // extent is 0: a file that says so is lying about something).
+  [[nodiscard]] std::optional<std::uint64_t> numel() const noexcept;
+  // "[2, 3]"
+  [[nodiscard]] std::string text() const;
+
+  friend bool operator==(const Shape&, const Shape&) = default;
+
+ private:
+  std::vector<std::uint64_t> extents_;
+};
+
+}  // namespace loadstone

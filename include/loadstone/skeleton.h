@@ -1,0 +1,51 @@
+// What a model needs: every tensor that must have a value after the load.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "loadstone/dtype.h"
+#include "loadstone/shape.h"
+
+namespace loadstone {
+
+class Catalog;
+
+enum class TargetKind : std::uint8_t {
+  parameter,
+  persistent_buffer,
+  non_persistent_buffer,
+  attribute,
+};
+
+// "parameter", "persistent_buffer", "non_persistent_buffer", "attribute"
+[[nodiscard]] std::string_view name(TargetKind kind) noexcept;
+[[nodiscard]] std::optional<TargetKind> target_kind_from_name(std::string_view name) noexcept;
+
+struct Target {
+  std::string name;
+  Shape shape;
+  Dtype dtype = Dtype::f32;
+  TargetKind kind = TargetKind::parameter;
+  std::string tie_of;      // the target that this one is the same tensor as; empty: none
+  bool has_value = false;  // the model at hand already holds the constructor's value (never in JSON)
+};
+
+// Plain data. Not thread-safe while written to.
+struct Skeleton {
+  std::vector<Target> targets;
+
+  // Throws Error "skeleton.json" for text that is not a skeleton: bad JSON, an unknown dtype or kind,
+  // a name given twice, a tie of an unknown target, of a tie, or of another shape or dtype.
+  [[nodiscard]] static Skeleton from_json(std::string_view text);
+  // One parameter for each tensor of the checkpoint, as it is there.
+  [[nodiscard]] static Skeleton from_catalog(const Catalog& catalog);
+  [[nodiscard]] std::string to_json() const;
+  // The same rules as from_json, for a skeleton made in code.
+  void validate() const;
+};
+
+}  // namespace loadstone

@@ -1,0 +1,30 @@
+// Arithmetic on numbers that came from a file: a result that does not fit is nothing, never a wrap.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+namespace loadstone {
+
+[[nodiscard]] inline std::optional<std::uint64_t> checked_add(std::uint64_t a,
+                                                              std::uint64_t b) noexcept {
+  std::uint64_t sum = 0;
+  if (__builtin_add_overflow(a, b, &sum)) return std::nullopt;
+  return sum;
+}
+
+[[nodiscard]] inline std::optional<std::uint64_t> checked_mul(std::uint64_t a,
+                                                              std::uint64_t b) noexcept {
+  std::uint64_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product)) return std::nullopt;
+  return product;
+}
+
+// a * b + c
+[[nodiscard]] inline std::optional<std::uint64_t> checked_mul_add(std::uint64_t a, std::uint64_t b,
+                                                                  std::uint64_t c) noexcept {
+  const auto product = checked_mul(a, b);
+  return product ? checked_add(*product, c) : std::nullopt;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,55 @@
+#include "loadstone/error.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "base/text.h"
+
+namespace loadstone {
+
+namespace {
+
+std::string line(const std::string& code, const std::string& message, const Where& where) {
+  std::string text;
+  if (!where.path.empty()) text += printable(where.path, 400) + ": ";
+  if (!where.tensor.empty()) text += fmt::format("'{}': ", printable(where.tensor));
+  if (!where.field.empty()) text += fmt::format("{}: ", printable(where.field));
+  text += printable(message, 2000);
+  if (!where.found.empty()) text += fmt::format("; found {}", printable(where.found));
+  if (!where.expected.empty()) text += fmt::format("; expected {}", printable(where.expected));
+  if (where.byte_offset) text += fmt::format("; at byte {}", *where.byte_offset);
+  if (where.system_error != 0) {
+    text += fmt::format("; {}", std::generic_category().message(where.system_error));
+  }
+  return text + " [" + code + "]";
+}
+
+}  // namespace
+
+Error::Error(std::string code, std::string message, Where where)
+    : std::runtime_error(line(code, message, where)),
+      code_(std::move(code)),
+      message_(std::move(message)),
+      where_(std::move(where)) {}
+
+int exit_status(std::string_view code) noexcept {
+  const auto starts = [&](std::string_view prefix) { return code.substr(0, prefix.size()) == prefix; };
+  if (code == "cancelled") return 130;
+  if (code == "usage") return 2;
+  if (starts("memory.") || code == "plan.over_budget") return 5;
+  if (starts("io.")) return 4;
+  for (const std::string_view format : {"st.", "ix.", "gg.", "pt.", "q.", "format."}) {
+    if (starts(format)) return 3;
+  }
+  return 1;
+}
+
+const CodeInfo* find_code(std::string_view code) noexcept {
+  const auto codes = all_codes();
+  const auto found = std::ranges::lower_bound(codes, code, {}, &CodeInfo::code);
+  return found != codes.end() && found->code == code ? &*found : nullptr;
+}
+
+}  // namespace loadstone

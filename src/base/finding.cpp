@@ -1,0 +1,32 @@
+#include "loadstone/finding.h"
+
+#include <algorithm>
+#include <tuple>
+
+namespace loadstone {
+
+std::string_view name(Severity severity) noexcept {
+  switch (severity) {
+    case Severity::info:
+      return "info";
+    case Severity::warning:
+      return "warning";
+    case Severity::error:
+      return "error";
+  }
+  return "error";
+}
+
+bool has_errors(const std::vector<Finding>& findings) noexcept {
+  return std::ranges::any_of(findings,
+                             [](const Finding& f) { return f.severity == Severity::error; });
+}
+
+void sort_findings(std::vector<Finding>& findings) {
+  std::ranges::stable_sort(findings, [](const Finding& a, const Finding& b) {
+    return std::tie(b.severity, a.code, a.target, a.sources) <
+           std::tie(a.severity, b.code, b.target, b.sources);
+  });
+}
+
+}  // namespace loadstone

@@ -1,0 +1,106 @@
+#include "base/text.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+
+namespace loadstone {
+
+namespace {
+
+std::string escaped(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (const char character : text) {
+    const auto byte = static_cast<unsigned char>(character);
+    if (byte < 0x20 || byte == 0x7f) {
+      out += fmt::format("\\x{:02x}", byte);
+    } else {
+      out += character;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string printable(std::string_view text, std::size_t length_max) {
+  if (text.size() <= length_max) return escaped(text);
+  const std::size_t part = length_max / 2;
+  return fmt::format("{}...({} bytes)...{}", escaped(text.substr(0, part)), text.size(),
+                     escaped(text.substr(text.size() - part)));
+}
+
+std::string human_bytes(std::uint64_t bytes) {
+  static constexpr std::array<std::string_view, 6> units = {"kB", "MB", "GB", "TB", "PB", "EB"};
+  if (bytes < 1000) return fmt::format("{} B", bytes);
+  double value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  value /= 1000;
+  while (value >= 999.95 && unit + 1 < units.size()) {
+    value /= 1000;
+    ++unit;
+  }
+  return fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+bool parse_bytes(std::string_view text, std::uint64_t& bytes) {
+  struct Unit {
+    std::string_view name;
+    double factor;
+  };
+  static constexpr std::array<Unit, 10> units = {{{"", 1},
+                                                  {"b", 1},
+                                                  {"kb", 1e3},
+                                                  {"mb", 1e6},
+                                                  {"gb", 1e9},
+                                                  {"tb", 1e12},
+                                                  {"kib", 1024.0},
+                                                  {"mib", 1048576.0},
+                                                  {"gib", 1073741824.0},
+                                                  {"tib", 1099511627776.0}}};
+  double number = 0;
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), number,
+                                              std::chars_format::fixed);
+  if (problem != std::errc{} || number < 0) return false;
+  std::string unit;
+  for (const char* at = end; at != text.data() + text.size(); ++at) {
+    if (*at != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(*at)));
+  }
+  for (const Unit& known : units) {
+    if (known.name != unit) continue;
+    const double product = number * known.factor;
+    if (product >= 18446744073709551616.0) return false;
+    bytes = static_cast<std::uint64_t>(product);
+    return true;
+  }
+  return false;
+}
+
+bool is_utf8(std::string_view text) noexcept {
+  std::size_t at = 0;
+  const auto byte_at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  while (at < text.size()) {
+    const unsigned lead = byte_at(at);
+    if (lead < 0x80) {
+      ++at;
+      continue;
+    }
+    const std::size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+    if (lead < 0xc2 || lead > 0xf4 || at + length > text.size()) return false;
+    std::uint32_t code = lead & (0x7fu >> length);
+    for (std::size_t i = 1; i < length; ++i) {
+      if ((byte_at(at + i) & 0xc0u) != 0x80u) return false;
+      code = (code << 6) | (byte_at(at + i) & 0x3fu);
+    }
+    const bool overlong = (length == 3 && code < 0x800) || (length == 4 && code < 0x10000);
+    if (overlong || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)) return false;
+    at += length;
+  }
+  return true;
+}
+
+}  // namespace loadstone

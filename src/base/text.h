@@ -1,0 +1,23 @@
+// Text for people: names made safe to print, sizes, and the nearest of many names.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace loadstone {
+
+// Control characters, quotes and backslashes as escapes, so that a name from a file can neither steer
+// a terminal nor split a line; long names are cut in the middle with their length said.
+[[nodiscard]] std::string printable(std::string_view text, std::size_t length_max = 200);
+
+// "91.0 MB", "1.3 GiB" is never mixed: decimal units, as file managers and disks use.
+[[nodiscard]] std::string human_bytes(std::uint64_t bytes);
+
+// "8GiB", "500MB", "1.5 GB", "4096": nothing when it is not a size.
+[[nodiscard]] bool parse_bytes(std::string_view text, std::uint64_t& bytes);
+
+// Whether the bytes are well-formed UTF-8.
+[[nodiscard]] bool is_utf8(std::string_view text) noexcept;
+
+}  // namespace loadstone
