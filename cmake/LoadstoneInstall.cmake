@@ -1,0 +1,23 @@
+# `cmake --install` and what find_package(loadstone) reads. Inside a wheel only the component
+# `python` is installed, so nothing here gets into one.
+include(CMakePackageConfigHelpers)
+set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/loadstone")
+
+install(TARGETS loadstone EXPORT loadstoneTargets)
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/loadstone" TYPE INCLUDE FILES_MATCHING PATTERN *.h)
+install(EXPORT loadstoneTargets NAMESPACE loadstone:: DESTINATION ${package_folder})
+if(TARGET loadstone_cli)
+  install(TARGETS loadstone_cli)
+endif()
+
+configure_package_config_file(
+  "${PROJECT_SOURCE_DIR}/cmake/loadstoneConfig.cmake.in" loadstoneConfig.cmake
+  INSTALL_DESTINATION ${package_folder} NO_SET_AND_CHECK_MACRO)
+write_basic_package_version_file(loadstoneConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES
+  "${CMAKE_CURRENT_BINARY_DIR}/loadstoneConfig.cmake"
+  "${CMAKE_CURRENT_BINARY_DIR}/loadstoneConfigVersion.cmake"
+  "${PROJECT_SOURCE_DIR}/cmake/Findre2.cmake"
+  "${PROJECT_SOURCE_DIR}/cmake/Findliburing.cmake"
+  DESTINATION ${package_folder})
+install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" TYPE DOC)

@@ -1,0 +1,57 @@
+# How every target of this project is compiled, and how its sources are found.
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)  # the static library ends up in a Python extension
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)    # for clang-tidy
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${CCACHE_PROGRAM}")
+endif()
+
+# -ffp-contract=off: a fused multiply-add rounds once where two operations round twice, so results
+# would depend on the instruction set. Values must be the same bytes everywhere.
+function(loadstone_target_options target)
+  target_compile_options(${target} PRIVATE
+    -ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow -Wconversion
+    $<$<BOOL:${LOADSTONE_WERROR}>:-Werror>)
+  if(LOADSTONE_SANITIZE)
+    set(flags "-fsanitize=${LOADSTONE_SANITIZE}" -fno-sanitize-recover=all
+      -fno-omit-frame-pointer)
+    target_compile_options(${target} PRIVATE ${flags})
+    # PUBLIC for a library: whoever links it needs the sanitizer's runtime.
+    target_link_options(${target} PUBLIC ${flags})
+  endif()
+  if(LOADSTONE_BUILD_FUZZ)
+    target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
+  endif()
+endfunction()
+
+# Sources are globbed, room by room: a room is a folder and each of its files belongs to it, so a
+# list beside it would say the same again. CONFIGURE_DEPENDS makes the build look for new files.
+function(loadstone_glob variable)
+  file(GLOB found CONFIGURE_DEPENDS ${ARGN})
+  set(${variable} ${found} PARENT_SCOPE)
+endfunction()
+
+# One line a time, printed together when the configuration is complete.
+function(loadstone_note name text)
+  string(LENGTH "${name}" length)
+  math(EXPR padding "18 - ${length}")
+  string(REPEAT " " ${padding} spaces)
+  set_property(GLOBAL APPEND PROPERTY loadstone_notes "  ${name}${spaces}${text}")
+endfunction()
+
+function(loadstone_print_summary)
+  get_property(notes GLOBAL PROPERTY loadstone_notes)
+  list(JOIN notes "\n" text)
+  message(STATUS "loadstone ${PROJECT_VERSION}, ${CMAKE_BUILD_TYPE}, "
+    "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\n${text}")
+endfunction()
