@@ -1,0 +1,223 @@
+// The machine's own file system, through pread: no shared file position, so any number of threads
+// may read one descriptor.
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <memory>
+#include <utility>
+
+#include "loadstone/error.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& path, int problem, const char* doing) {
+  Where where;
+  where.path = path;
+  where.system_error = problem;
+  if (problem == ENOENT || problem == ENOTDIR) {
+    throw Error("io.not_found", "no such file or folder", where);
+  }
+  if (problem == EACCES || problem == EPERM) {
+    throw Error("io.denied", "access denied", where);
+  }
+  throw Error("io.open", doing, where);
+}
+
+// A path with a NUL would be cut by the system; names from files can hold one.
+void require_whole(const std::string& path) {
+  if (path.find('\0') != std::string::npos) refuse(path, EINVAL, "a path cannot hold a NUL");
+}
+
+EntryKind kind_of(const struct stat& status) noexcept {
+  if (S_ISREG(status.st_mode)) return EntryKind::file;
+  if (S_ISDIR(status.st_mode)) return EntryKind::folder;
+  return EntryKind::other;
+}
+
+FileIdentity identity_of(const struct stat& status) noexcept {
+  return {.bytes = static_cast<std::uint64_t>(status.st_size),
+          .modified_ns = static_cast<std::int64_t>(status.st_mtim.tv_sec) * 1'000'000'000 +
+                         status.st_mtim.tv_nsec};
+}
+
+// Thread-safe: the descriptor is only read from, by position.
+class LocalFile final : public ByteSource {
+ public:
+  LocalFile(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
+  LocalFile(const LocalFile&) = delete;
+  LocalFile& operator=(const LocalFile&) = delete;
+  ~LocalFile() override { ::close(descriptor_); }
+
+  [[nodiscard]] const std::string& path() const noexcept override { return path_; }
+
+  [[nodiscard]] FileIdentity identity() const override {
+    struct stat status {};
+    if (::fstat(descriptor_, &status) != 0)
+      fail("io.read", "cannot tell the file's size", 0, errno);
+    return identity_of(status);
+  }
+
+  using ByteSource::read;
+  void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
+    std::size_t piece = 0;
+    std::size_t done = 0;  // bytes of pieces[piece] that are filled
+    while (true) {
+      std::array<iovec, batch_pieces_max> batch;
+      const std::size_t count = gather(pieces, piece, done, batch);
+      if (count == 0) return;
+      if (offset > static_cast<std::uint64_t>(LLONG_MAX)) {
+        fail("io.short_read", "the file ends early", offset, 0);
+      }
+      const ssize_t got =
+          ::preadv(descriptor_, batch.data(), static_cast<int>(count), static_cast<off_t>(offset));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) fail("io.read", "cannot read", offset, errno);
+      if (got == 0) fail("io.short_read", "the file ends early", offset, 0);
+      offset += static_cast<std::uint64_t>(got);
+      advance(pieces, piece, done, static_cast<std::size_t>(got));
+    }
+  }
+
+ private:
+  // Below IOV_MAX, and small enough for the stack; more pieces go in the next call.
+  static constexpr std::size_t batch_pieces_max = 256;
+  static_assert(batch_pieces_max <= IOV_MAX);
+  // One call moves at most 2^31 - 4096 bytes anyhow.
+  static constexpr std::size_t batch_bytes_max = std::size_t{1} << 30;
+
+  static std::size_t gather(std::span<const std::span<std::byte>> pieces, std::size_t piece,
+                            std::size_t done, std::span<iovec> batch) noexcept {
+    std::size_t count = 0;
+    std::size_t total = 0;
+    for (; piece < pieces.size() && count < batch.size() && total < batch_bytes_max; ++piece) {
+      const auto rest = pieces[piece].subspan(done);
+      done = 0;
+      if (rest.empty()) continue;
+      const std::size_t bytes = std::min(rest.size(), batch_bytes_max - total);
+      batch[count++] = {rest.data(), bytes};
+      total += bytes;
+    }
+    return count;
+  }
+
+  static void advance(std::span<const std::span<std::byte>> pieces, std::size_t& piece,
+                      std::size_t& done, std::size_t got) noexcept {
+    while (got > 0) {
+      const std::size_t rest = pieces[piece].size() - done;
+      if (got < rest) {
+        done += got;
+        return;
+      }
+      got -= rest;
+      done = 0;
+      ++piece;
+    }
+  }
+
+  [[noreturn]] void fail(const char* code, const char* message, std::uint64_t offset,
+                         int problem) const {
+    Where where;
+    where.path = path_;
+    where.byte_offset = offset;
+    where.system_error = problem;
+    throw Error(code, message, where);
+  }
+
+  std::string path_;
+  int descriptor_;
+};
+
+// Thread-safe: holds nothing.
+class LocalStorage final : public Storage {
+ public:
+  [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override {
+    require_whole(path);
+    // O_NONBLOCK: opening a named pipe without a writer would wait for ever. It means nothing for
+    // regular files, and what is not one is refused below, on the descriptor and not on the path.
+    int descriptor = -1;
+    do {
+      descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    } while (descriptor < 0 && errno == EINTR);
+    if (descriptor < 0) {
+      // Sockets and devices without a driver cannot even be opened.
+      if (errno == ENXIO || errno == ENODEV) refuse_kind(path, "a socket or device");
+      refuse(path, errno, "cannot open");
+    }
+    struct stat status {};
+    const int problem = ::fstat(descriptor, &status) == 0 ? 0 : errno;
+    if (problem != 0 || !S_ISREG(status.st_mode)) {
+      ::close(descriptor);
+      if (problem != 0) refuse(path, problem, "cannot tell what the file is");
+      refuse_kind(path, S_ISDIR(status.st_mode)    ? "a folder"
+                        : S_ISFIFO(status.st_mode) ? "a named pipe"
+                                                   : "a device");
+    }
+    try {
+      return std::make_shared<LocalFile>(path, descriptor);
+    } catch (...) {
+      ::close(descriptor);
+      throw;
+    }
+  }
+
+  [[nodiscard]] EntryKind kind(const std::string& path) override {
+    require_whole(path);
+    struct stat status {};
+    if (::stat(path.c_str(), &status) != 0) refuse(path, errno, "cannot tell what this is");
+    return kind_of(status);
+  }
+
+  [[nodiscard]] std::vector<std::string> list(const std::string& folder) override {
+    require_whole(folder);
+    const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(folder.c_str()), &::closedir);
+    if (!stream) refuse(folder, errno, "cannot list the folder");
+    std::vector<std::string> names;
+    while (true) {
+      errno = 0;  // the one way to tell an error from the end
+      const dirent* entry = ::readdir(stream.get());
+      if (entry == nullptr && errno != 0) refuse(folder, errno, "cannot list the folder");
+      if (entry == nullptr) break;
+      const std::string name = entry->d_name;
+      if (name != "." && name != "..") names.push_back(name);
+    }
+    std::ranges::sort(names);
+    return names;
+  }
+
+  [[nodiscard]] std::string resolve(const std::string& path) override {
+    require_whole(path);
+    const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr),
+                                                      &std::free);
+    if (!real) refuse(path, errno, "cannot resolve the path");
+    return real.get();
+  }
+
+ private:
+  [[noreturn]] static void refuse_kind(const std::string& path, const char* what) {
+    Where where;
+    where.path = path;
+    where.found = what;
+    where.expected = "a regular file";
+    throw Error("io.not_regular", "not a regular file", where);
+  }
+};
+
+}  // namespace
+
+Storage& local_storage() {
+  static LocalStorage storage;
+  return storage;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,160 @@
+#include "loadstone/dtype.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <string>
+
+#include "base/checked.h"
+
+namespace loadstone {
+
+namespace {
+
+struct DtypeRow {
+  std::string_view name;
+  unsigned bits;
+  DtypeKind kind;
+};
+
+// In the order of Dtype.
+constexpr auto dtype_rows = std::to_array<DtypeRow>({
+    {"BOOL", 8, DtypeKind::boolean},         {"U8", 8, DtypeKind::integer},
+    {"I8", 8, DtypeKind::integer},           {"U16", 16, DtypeKind::integer},
+    {"I16", 16, DtypeKind::integer},         {"U32", 32, DtypeKind::integer},
+    {"I32", 32, DtypeKind::integer},         {"U64", 64, DtypeKind::integer},
+    {"I64", 64, DtypeKind::integer},         {"F16", 16, DtypeKind::floating},
+    {"BF16", 16, DtypeKind::floating},       {"F32", 32, DtypeKind::floating},
+    {"F64", 64, DtypeKind::floating},        {"C64", 64, DtypeKind::complex},
+    {"F8_E4M3", 8, DtypeKind::floating},     {"F8_E5M2", 8, DtypeKind::floating},
+    {"F8_E8M0", 8, DtypeKind::floating},     {"F8_E4M3FNUZ", 8, DtypeKind::floating},
+    {"F8_E5M2FNUZ", 8, DtypeKind::floating}, {"F6_E2M3", 6, DtypeKind::floating},
+    {"F6_E3M2", 6, DtypeKind::floating},     {"F4", 4, DtypeKind::floating},
+});
+static_assert(dtype_rows.size() == static_cast<std::size_t>(Dtype::f4) + 1);
+
+struct BlockRow {
+  std::string_view name;
+  BlockLayout layout;
+};
+
+// In the order of BlockFormat.
+constexpr auto block_rows = std::to_array<BlockRow>({
+    {"Q4_0", {32, 18}},     {"Q4_1", {32, 20}},    {"Q5_0", {32, 22}},     {"Q5_1", {32, 24}},
+    {"Q8_0", {32, 34}},     {"Q8_1", {32, 36}},    {"Q2_K", {256, 84}},    {"Q3_K", {256, 110}},
+    {"Q4_K", {256, 144}},   {"Q5_K", {256, 176}},  {"Q6_K", {256, 210}},   {"Q8_K", {256, 292}},
+    {"IQ2_XXS", {256, 66}}, {"IQ2_XS", {256, 74}}, {"IQ3_XXS", {256, 98}}, {"IQ1_S", {256, 50}},
+    {"IQ4_NL", {32, 18}},   {"IQ3_S", {256, 110}}, {"IQ2_S", {256, 82}},   {"IQ4_XS", {256, 136}},
+    {"IQ1_M", {256, 56}},   {"TQ1_0", {256, 54}},  {"TQ2_0", {256, 66}},   {"MXFP4", {32, 17}},
+    {"NVFP4", {64, 36}},    {"Q1_0", {128, 18}},   {"Q2_0", {64, 18}},
+});
+static_assert(block_rows.size() == static_cast<std::size_t>(BlockFormat::q2_0) + 1);
+
+struct UserName {
+  std::string_view name;
+  Dtype dtype;
+};
+
+// torch's names and the short ones that people use; the format's own names are tried first.
+constexpr auto user_names = std::to_array<UserName>({
+    {"bfloat16", Dtype::bf16},
+    {"byte", Dtype::u8},
+    {"cfloat", Dtype::c64},
+    {"char", Dtype::i8},
+    {"complex64", Dtype::c64},
+    {"double", Dtype::f64},
+    {"float", Dtype::f32},
+    {"float16", Dtype::f16},
+    {"float32", Dtype::f32},
+    {"float64", Dtype::f64},
+    {"float8_e4m3fn", Dtype::f8_e4m3},
+    {"float8_e4m3fnuz", Dtype::f8_e4m3fnuz},
+    {"float8_e5m2", Dtype::f8_e5m2},
+    {"float8_e5m2fnuz", Dtype::f8_e5m2fnuz},
+    {"float8_e8m0fnu", Dtype::f8_e8m0},
+    {"fp16", Dtype::f16},
+    {"fp32", Dtype::f32},
+    {"fp64", Dtype::f64},
+    {"half", Dtype::f16},
+    {"int", Dtype::i32},
+    {"int16", Dtype::i16},
+    {"int32", Dtype::i32},
+    {"int64", Dtype::i64},
+    {"int8", Dtype::i8},
+    {"long", Dtype::i64},
+    {"short", Dtype::i16},
+    {"uint16", Dtype::u16},
+    {"uint32", Dtype::u32},
+    {"uint64", Dtype::u64},
+    {"uint8", Dtype::u8},
+});
+
+bool same_letters(std::string_view a, std::string_view b) noexcept {
+  return std::ranges::equal(
+      a, b, [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
+}
+
+template <typename Rows>
+std::optional<std::uint8_t> row_of(const Rows& rows, std::string_view name) noexcept {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (same_letters(rows[i].name, name)) return static_cast<std::uint8_t>(i);
+  }
+  return std::nullopt;
+}
+
+const DtypeRow& row(Dtype dtype) noexcept { return dtype_rows[static_cast<std::size_t>(dtype)]; }
+
+}  // namespace
+
+std::string_view name(Dtype dtype) noexcept { return row(dtype).name; }
+
+std::optional<Dtype> dtype_from_name(std::string_view name) noexcept {
+  for (std::size_t i = 0; i < dtype_rows.size(); ++i) {
+    if (dtype_rows[i].name == name) return static_cast<Dtype>(i);
+  }
+  return std::nullopt;
+}
+
+std::optional<Dtype> dtype_from_user(std::string_view name) noexcept {
+  constexpr std::string_view prefix = "torch.";
+  if (same_letters(name.substr(0, prefix.size()), prefix)) name.remove_prefix(prefix.size());
+  if (const auto found = row_of(dtype_rows, name)) return static_cast<Dtype>(*found);
+  for (const UserName& known : user_names) {
+    if (same_letters(known.name, name)) return known.dtype;
+  }
+  return std::nullopt;
+}
+
+unsigned bits(Dtype dtype) noexcept { return row(dtype).bits; }
+
+DtypeKind kind(Dtype dtype) noexcept { return row(dtype).kind; }
+
+BlockLayout layout(BlockFormat format) noexcept {
+  return block_rows[static_cast<std::size_t>(format)].layout;
+}
+
+std::string_view Encoding::name() const noexcept {
+  return is_dtype_ ? dtype_rows[code_].name : block_rows[code_].name;
+}
+
+std::optional<Encoding> Encoding::from_name(std::string_view name) noexcept {
+  if (const auto found = row_of(dtype_rows, name)) return static_cast<Dtype>(*found);
+  if (const auto found = row_of(block_rows, name)) return static_cast<BlockFormat>(*found);
+  return std::nullopt;
+}
+
+std::optional<std::uint64_t> Encoding::byte_count(std::uint64_t elements) const noexcept {
+  BlockLayout unit{};  // the smallest run of elements that fills whole bytes
+  if (is_dtype_) {
+    const std::uint32_t width = dtype_rows[code_].bits;
+    unit = width == 4   ? BlockLayout{2, 1}
+           : width == 6 ? BlockLayout{4, 3}
+                        : BlockLayout{1, width / 8};
+  } else {
+    unit = block_rows[code_].layout;
+  }
+  if (elements % unit.elements != 0) return std::nullopt;
+  return checked_mul(elements / unit.elements, unit.bytes);
+}
+
+}  // namespace loadstone

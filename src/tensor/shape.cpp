@@ -1,0 +1,33 @@
+#include "loadstone/shape.h"
+
+#include "base/checked.h"
+
+namespace loadstone {
+
+std::optional<std::uint64_t> Shape::numel() const noexcept {
+  // The extents that are not 0 must fit by themselves: [0, 2^40, 2^40] counts 0 elements, but every
+  // stride computed from it would wrap.
+  std::uint64_t product = 1;
+  bool empty = false;
+  for (const std::uint64_t extent : extents_) {
+    if (extent == 0) {
+      empty = true;
+      continue;
+    }
+    const auto next = checked_mul(product, extent);
+    if (!next) return std::nullopt;
+    product = *next;
+  }
+  return empty ? 0 : product;
+}
+
+std::string Shape::text() const {
+  std::string text = "[";
+  for (const std::uint64_t extent : extents_) {
+    if (text.size() > 1) text += ", ";
+    text += std::to_string(extent);
+  }
+  return text + "]";
+}
+
+}  // namespace loadstone
