@@ -15,13 +15,13 @@ namespace loadstone {
 
 // Where something went wrong. What is not known stays empty.
 struct Where {
-  std::string path;    // file
-  std::string tensor;  // tensor or metadata key
-  std::string field;   // header field, JSON field, option
-  std::string found;
-  std::string expected;
-  std::optional<std::uint64_t> byte_offset;  // from the start of the file
-  int system_error = 0;                      // errno
+  std::string path{};    // file
+  std::string tensor{};  // tensor or metadata key
+  std::string field{};   // header field, JSON field, option
+  std::string found{};
+  std::string expected{};
+  std::optional<std::uint64_t> byte_offset{};  // from the start of the file
+  int system_error = 0;                        // errno
 };
 
 // what() is one line that holds everything known: file, tensor, field, message, found, expected,

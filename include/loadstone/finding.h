@@ -1,5 +1,6 @@
-// Something a catalog or a plan has to say. Findings are data: all of them are collected, none stops
-// the work, and the caller decides. Errors among them stop execute() before it reads a data byte.
+// Something a catalog or a plan has to say. Findings are data: all of them are collected, none
+// stops the work, and the caller decides. Errors among them stop execute() before it reads a data
+// byte.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +16,13 @@ enum class Severity : std::uint8_t { info, warning, error };
 
 struct Finding {
   Severity severity = Severity::info;
-  std::string code;     // "plan.missing", "ix.unlisted" ...
-  std::string target;   // the model's name; empty where no target is concerned
-  std::vector<std::string> sources;  // the expected or concerned names in the checkpoint
-  std::string message;  // one sentence that names target and sources
-  std::string suggestion;            // nearest names, or what to do; may be empty
-  std::string found;
-  std::string expected;
+  std::string code{};                  // "plan.missing", "ix.unlisted" ...
+  std::string target{};                // the model's name; empty where no target is concerned
+  std::vector<std::string> sources{};  // the expected or concerned names in the checkpoint
+  std::string message{};               // one sentence that names target and sources
+  std::string suggestion{};            // nearest names, or what to do; may be empty
+  std::string found{};
+  std::string expected{};
 
   friend bool operator==(const Finding&, const Finding&) = default;
 };

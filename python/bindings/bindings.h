@@ -1,0 +1,40 @@
+// What the binding files share. One file for each core header; module.cpp calls them in order.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <string_view>
+#include <vector>
+
+#include "loadstone/loadstone.h"
+
+namespace loadstone::python {
+
+namespace nb = nanobind;
+
+void bind_error(nb::module_& module);
+void bind_finding(nb::module_& module);
+void bind_catalog(nb::module_& module);
+void bind_plan(nb::module_& module);
+void bind_execute(nb::module_& module);
+void bind_audit(nb::module_& module);
+void bind_kernels(nb::module_& module);
+
+// Python hands over names ("BF16"); an unknown one is a mistake of the caller.
+[[nodiscard]] inline Dtype dtype_argument(std::string_view text) {
+  const auto dtype = dtype_from_user(text);
+  if (!dtype) {
+    throw Error("usage", "unknown dtype", {.field = "dtype", .found = std::string(text)});
+  }
+  return *dtype;
+}
+
+}  // namespace loadstone::python

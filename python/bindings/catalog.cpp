@@ -1,0 +1,71 @@
+#include "bindings.h"
+
+namespace loadstone::python {
+
+namespace {
+
+nb::object to_python(const MetadataValue& item) {
+  return std::visit(
+      [](const auto& value) -> nb::object {
+        using Value = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<Value, MetadataArray>) {
+          nb::list items;
+          for (const MetadataValue& each : value) items.append(to_python(each));
+          return items;
+        } else if constexpr (std::is_same_v<Value, std::string>) {
+          // GGUF strings need not be UTF-8; the bytes must survive.
+          return nb::steal(PyUnicode_DecodeUTF8(value.data(), static_cast<Py_ssize_t>(value.size()),
+                                                "surrogateescape"));
+        } else {
+          return nb::cast(value);
+        }
+      },
+      item.value);
+}
+
+nb::dict metadata(const Catalog& catalog) {
+  nb::dict entries;
+  for (const auto& [key, value] : catalog.metadata()) entries[key.c_str()] = to_python(value);
+  return entries;
+}
+
+// Rows for loadstone.TensorInfo: name, encoding, shape, shard path, begin, end.
+nb::list tensors(const Catalog& catalog) {
+  nb::list rows;
+  for (const TensorInfo& tensor : catalog.tensors()) {
+    rows.append(nb::make_tuple(tensor.name, tensor.encoding.name(),
+                               nb::tuple(nb::cast(tensor.shape.extents())),
+                               catalog.shards()[tensor.shard].path, tensor.offset_begin,
+                               tensor.offset_end));
+  }
+  return rows;
+}
+
+}  // namespace
+
+void bind_catalog(nb::module_& module) {
+  nb::class_<Catalog>(module, "Catalog")
+      .def_prop_ro("root", &Catalog::root)
+      .def_prop_ro("total_bytes", &Catalog::total_bytes)
+      .def_prop_ro("findings", &Catalog::findings)
+      .def_prop_ro("shards",
+                   [](const Catalog& self) {
+                     std::vector<std::string> paths;
+                     for (const Shard& shard : self.shards()) paths.push_back(shard.path);
+                     return paths;
+                   })
+      .def("tensors", &tensors)
+      .def("metadata", &metadata)
+      .def("to_json", [](const Catalog& self) { return to_json(self); });
+  module.def(
+      "open_checkpoint",
+      [](const std::vector<std::string>& paths, bool allow_links) {
+        const OpenOptions options{.allow_links = allow_links, .storage = nullptr};
+        const nb::gil_scoped_release release;
+        return paths.size() == 1 ? open_checkpoint(paths.front(), options)
+                                 : open_checkpoint(paths, options);
+      },
+      nb::arg("paths"), nb::arg("allow_links") = false);
+}
+
+}  // namespace loadstone::python

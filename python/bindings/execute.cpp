@@ -1,0 +1,133 @@
+#include <algorithm>
+#include <exception>
+#include <functional>
+
+#include "bindings.h"
+
+namespace loadstone::python {
+
+namespace {
+
+// Python is asked 20 times a second: for Ctrl-C, and with the progress if it wants to know.
+class PythonObserver final : public Observer {
+ public:
+  explicit PythonObserver(nb::object callback) : callback_(std::move(callback)) {}
+
+  bool on_progress(const Progress& progress) override {
+    const nb::gil_scoped_acquire acquire;
+    try {
+      if (PyErr_CheckSignals() != 0) throw nb::python_error();
+      if (!callback_.is_none()) callback_(progress.bytes_done, progress.bytes_total);
+    } catch (...) {
+      raised_ = std::current_exception();
+      return false;
+    }
+    return true;
+  }
+
+  // What Python raised (KeyboardInterrupt, or an error of the callback) goes before "cancelled".
+  void rethrow() const {
+    if (raised_) std::rethrow_exception(raised_);
+  }
+
+ private:
+  nb::object callback_;
+  std::exception_ptr raised_;
+};
+
+// address, bytes, dtype; address 0: not loaded in this call.
+using DestinationRow = std::tuple<std::uintptr_t, std::uint64_t, std::string_view>;
+
+// The plan less what another call has done already: the files of the offload folder.
+Plan without_offload(const Plan& plan) {
+  Plan rest = plan;
+  for (PlannedTarget& target : rest.targets) {
+    if (target.delivery == Delivery::disk_write) target.delivery = Delivery::none;
+  }
+  return rest;
+}
+
+Report execute_plan(const Plan& plan, const std::vector<DestinationRow>& rows, unsigned threads,
+                    nb::object callback, bool partial) {
+  std::vector<Destination> destinations;
+  destinations.reserve(rows.size());
+  for (const auto& [address, byte_count, dtype] : rows) {
+    destinations.push_back({.data = reinterpret_cast<std::byte*>(address),  // NOLINT
+                            .byte_count = byte_count,
+                            .dtype = dtype_argument(dtype)});
+  }
+  PythonObserver observer(std::move(callback));
+  ExecuteOptions options;
+  options.threads = threads;
+  options.observer = &observer;
+  try {
+    const nb::gil_scoped_release release;
+    return partial ? execute(without_offload(plan), destinations, options)
+                   : execute(plan, destinations, options);
+  } catch (const Error&) {
+    observer.rethrow();
+    throw;
+  }
+}
+
+// One report of several calls that each loaded some of the targets.
+Report merge_reports(const std::vector<Report>& reports) {
+  Report all = reports.at(0);
+  for (std::size_t i = 1; i < reports.size(); ++i) {
+    const Report& more = reports[i];
+    for (std::size_t t = 0; t < all.provenance.size(); ++t) {
+      if (more.provenance.at(t).bytes_written > all.provenance[t].bytes_written) {
+        all.provenance[t] = more.provenance[t];
+      }
+    }
+    all.seconds += more.seconds;
+    all.bytes_read += more.bytes_read;
+    all.bytes_written += more.bytes_written;
+    all.staging_bytes_peak = std::max(all.staging_bytes_peak, more.staging_bytes_peak);
+  }
+  return all;
+}
+
+nb::dict provenance_row(const Provenance& item) {
+  nb::list sources;
+  for (const SourceRange& range : item.sources) {
+    sources.append(nb::make_tuple(range.tensor, range.shard, range.offset_begin, range.offset_end));
+  }
+  nb::dict row;
+  row["target"] = item.target;
+  row["origin"] = name(item.origin);
+  row["kind"] = name(item.kind);
+  row["delivery"] = name(item.delivery);
+  row["sources"] = sources;
+  row["device"] = item.device;
+  row["dtype"] = name(item.dtype);
+  row["shape"] = nb::tuple(nb::cast(item.shape.extents()));
+  row["tie_of"] = item.tie_of;
+  row["reason"] = item.reason;
+  row["bytes_written"] = item.bytes_written;
+  return row;
+}
+
+}  // namespace
+
+void bind_execute(nb::module_& module) {
+  nb::class_<Report>(module, "Report")
+      .def("provenance",
+           [](const Report& self) {
+             nb::list rows;
+             for (const Provenance& item : self.provenance) rows.append(provenance_row(item));
+             return rows;
+           })
+      .def_ro("findings", &Report::findings)
+      .def_ro("seconds", &Report::seconds)
+      .def_ro("bytes_read", &Report::bytes_read)
+      .def_ro("bytes_written", &Report::bytes_written)
+      .def_ro("staging_bytes_peak", &Report::staging_bytes_peak)
+      .def("to_json", [](const Report& self) { return to_json(self); });
+  module.def("execute", &execute_plan, nb::arg("plan"), nb::arg("destinations"),
+             nb::arg("threads") = 0, nb::arg("progress").none() = nb::none(),
+             nb::arg("partial") = false);
+  module.def("merge_reports", &merge_reports);
+}
+
+}  // namespace loadstone::python

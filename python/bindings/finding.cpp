@@ -1,0 +1,40 @@
+#include "bindings.h"
+
+namespace loadstone::python {
+
+void bind_finding(nb::module_& module) {
+  nb::class_<Finding>(module, "Finding")
+      .def(
+          "__init__",
+          [](Finding* self, std::string_view severity, std::string code, std::string target,
+             std::vector<std::string> sources, std::string message, std::string suggestion) {
+            const Severity level = severity == "error"     ? Severity::error
+                                   : severity == "warning" ? Severity::warning
+                                                           : Severity::info;
+            new (self) Finding{.severity = level,
+                               .code = std::move(code),
+                               .target = std::move(target),
+                               .sources = std::move(sources),
+                               .message = std::move(message),
+                               .suggestion = std::move(suggestion),
+                               .found = {},
+                               .expected = {}};
+          },
+          nb::arg("severity"), nb::arg("code"), nb::arg("target"), nb::arg("sources"),
+          nb::arg("message"), nb::arg("suggestion") = "")
+      .def_prop_ro("severity", [](const Finding& self) { return name(self.severity); })
+      .def_ro("code", &Finding::code)
+      .def_ro("target", &Finding::target)
+      .def_ro("sources", &Finding::sources)
+      .def_ro("message", &Finding::message)
+      .def_ro("suggestion", &Finding::suggestion)
+      .def_ro("found", &Finding::found)
+      .def_ro("expected", &Finding::expected)
+      .def("__eq__", [](const Finding& a, const Finding& b) { return a == b; })
+      .def("__repr__", [](const Finding& self) {
+        return "Finding(" + std::string(name(self.severity)) + ", " + self.code + ": " +
+               self.message + ")";
+      });
+}
+
+}  // namespace loadstone::python

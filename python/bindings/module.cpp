@@ -1,0 +1,14 @@
+// The extension module loadstone._core: the C++ library as Python sees it, nothing decided here.
+#include "bindings.h"
+
+NB_MODULE(_core, module) {
+  using namespace loadstone::python;
+  module.doc() = "The C++ core of loadstone. Private: use the functions of the package.";
+  bind_error(module);
+  bind_finding(module);
+  bind_catalog(module);
+  bind_plan(module);
+  bind_execute(module);
+  bind_audit(module);
+  bind_kernels(module);
+}

@@ -1,0 +1,168 @@
+#include <utility>
+
+#include "bindings.h"
+
+namespace loadstone::python {
+
+namespace {
+
+// name, shape, dtype, kind, tie_of, has_value: one row a tensor of the walked model.
+using TargetRow = std::tuple<std::string, std::vector<std::uint64_t>, std::string_view,
+                             std::string_view, std::string, bool>;
+using Pairs = std::vector<std::pair<std::string, std::string>>;
+using Capacities = std::vector<std::pair<std::string, std::uint64_t>>;
+
+Skeleton skeleton_from(const std::vector<TargetRow>& rows) {
+  Skeleton skeleton;
+  skeleton.targets.reserve(rows.size());
+  for (const auto& [name, extents, dtype, kind, tie_of, has_value] : rows) {
+    const auto target_kind = target_kind_from_name(kind);
+    if (!target_kind) throw Error("usage", "unknown kind", {.field = "kind", .found = std::string(kind)});
+    skeleton.targets.push_back({.name = name,
+                                .shape = Shape(extents),
+                                .dtype = dtype_argument(dtype),
+                                .kind = *target_kind,
+                                .tie_of = tie_of,
+                                .has_value = has_value});
+  }
+  return skeleton;
+}
+
+MissingPolicy missing_policy(std::string_view text) {
+  if (text == "error") return MissingPolicy::error;
+  if (text == "initialise") return MissingPolicy::initialise;
+  if (text == "zeros") return MissingPolicy::zeros;
+  throw Error("usage", "no such policy",
+              {.field = "missing", .found = std::string(text), .expected = "error, initialise or zeros"});
+}
+
+UnexpectedPolicy unexpected_policy(std::string_view text) {
+  if (text == "warn") return UnexpectedPolicy::warn;
+  if (text == "error") return UnexpectedPolicy::error;
+  if (text == "ignore") return UnexpectedPolicy::ignore;
+  throw Error("usage", "no such policy",
+              {.field = "unexpected", .found = std::string(text), .expected = "warn, error or ignore"});
+}
+
+std::optional<DeviceMapMode> device_map_mode(std::string_view text) {
+  if (text.empty()) return std::nullopt;
+  if (text == "auto") return DeviceMapMode::automatic;
+  if (text == "balanced") return DeviceMapMode::balanced;
+  if (text == "balanced_low_0") return DeviceMapMode::balanced_low_0;
+  if (text == "sequential") return DeviceMapMode::sequential;
+  throw Error("usage", "no such device map",
+              {.field = "device_map", .found = std::string(text),
+               .expected = "auto, balanced, balanced_low_0, sequential or a dictionary"});
+}
+
+nb::dict target_row(const Plan& plan, const PlannedTarget& target) {
+  nb::list sources;
+  std::uint32_t last = UINT32_MAX;
+  for (const Box& box : target.recipe.boxes) {
+    if (box.source == last) continue;
+    last = box.source;
+    sources.append(plan.catalog->tensors()[box.source].name);
+  }
+  nb::dict row;
+  row["name"] = target.name;
+  row["kind"] = name(target.kind);
+  row["shape"] = nb::tuple(nb::cast(target.shape.extents()));
+  row["dtype"] = name(target.dtype);
+  row["device"] = target.device;
+  row["delivery"] = name(target.delivery);
+  row["origin"] = name(target.recipe.origin);
+  row["sources"] = sources;
+  row["boxes"] = target.recipe.boxes.size();
+  row["tie_of"] = target.recipe.tie_of;
+  row["reason"] = target.recipe.reason;
+  row["bytes"] = target.byte_count();
+  return row;
+}
+
+nb::list target_rows(const Plan& plan) {
+  nb::list rows;
+  for (const PlannedTarget& target : plan.targets) rows.append(target_row(plan, target));
+  return rows;
+}
+
+// The shard and offset of a target that is handed out as a view of the file.
+std::pair<std::uint32_t, std::uint64_t> view_of(const Plan& plan, std::size_t index) {
+  const TensorInfo& source = plan.catalog->tensors()[plan.targets.at(index).recipe.boxes.at(0).source];
+  return {source.shard, source.offset_begin};
+}
+
+Plan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRow>& rows,
+              std::string_view rules, std::string_view dtype, std::string_view mode,
+              const Pairs& entries, const Capacities& max_memory,
+              const std::vector<std::string>& no_split_modules, const std::string& offload_folder,
+              std::string_view missing, std::string_view unexpected,
+              std::uint64_t staging_bytes_max, bool mmap) {
+  PlanOptions options;
+  if (!rules.empty()) options.rules = rules_from_json(rules);
+  options.dtype_from_file = dtype == "auto";
+  if (!dtype.empty() && !options.dtype_from_file) options.dtype = dtype_argument(dtype);
+  options.device_map.mode = device_map_mode(mode);
+  options.device_map.entries = entries;
+  options.max_memory = max_memory;
+  options.no_split_modules = no_split_modules;
+  options.offload_folder = offload_folder;
+  options.missing = missing_policy(missing);
+  options.unexpected = unexpected_policy(unexpected);
+  options.staging_bytes_max = staging_bytes_max;
+  options.mmap = mmap;
+  const Skeleton skeleton = skeleton_from(rows);
+  const nb::gil_scoped_release release;
+  return make_plan(std::move(catalog), skeleton, options);
+}
+
+}  // namespace
+
+void bind_plan(nb::module_& module) {
+  nb::class_<Plan>(module, "Plan")
+      .def("targets", &target_rows)
+      .def_prop_ro("findings", [](const Plan& self) { return self.findings; })
+      .def("add_findings",
+           [](Plan& self, const std::vector<Finding>& findings) {
+             self.findings.insert(self.findings.end(), findings.begin(), findings.end());
+             sort_findings(self.findings);
+           })
+      .def_prop_ro("ok", &Plan::ok)
+      .def_ro("offload_folder", &Plan::offload_folder)
+      .def_ro("staging_bytes_max", &Plan::staging_bytes_max)
+      .def_ro("bytes_to_read", &Plan::bytes_to_read)
+      .def_ro("bytes_to_write", &Plan::bytes_to_write)
+      .def_ro("peak_bytes", &Plan::peak_bytes)
+      .def_ro("device_map", &Plan::device_map)
+      .def("view_of", &view_of)
+      .def("require_ok", &require_ok)
+      .def("to_json", [](const Plan& self) { return to_json(self); })
+      .def("to_table", &to_table)
+      .def("to_html", &to_html);
+  module.def("make_plan", &plan_for, nb::arg("catalog"), nb::arg("targets"), nb::arg("rules"),
+             nb::arg("dtype"), nb::arg("device_map_mode"), nb::arg("device_map"),
+             nb::arg("max_memory"), nb::arg("no_split_modules"), nb::arg("offload_folder"),
+             nb::arg("missing"), nb::arg("unexpected"), nb::arg("staging_bytes_max"),
+             nb::arg("mmap"));
+  module.def(
+      "plan_from_json",
+      [](std::string_view text, bool allow_links, const std::string& root) {
+        const nb::gil_scoped_release release;
+        return plan_from_json(text, {.allow_links = allow_links, .storage = nullptr}, root);
+      },
+      nb::arg("text"), nb::arg("allow_links") = false, nb::arg("root") = "");
+  module.def("identity_plan", [](const std::shared_ptr<const Catalog>& catalog) {
+    PlanOptions options;
+    options.unexpected = UnexpectedPolicy::ignore;
+    return make_plan(catalog, Skeleton::from_catalog(*catalog), options);
+  });
+  module.def("skeleton_rows", [](std::string_view text) {
+    std::vector<TargetRow> rows;
+    for (const Target& target : Skeleton::from_json(text).targets) {
+      rows.emplace_back(target.name, target.shape.extents(), name(target.dtype), name(target.kind),
+                        target.tie_of, target.has_value);
+    }
+    return rows;
+  });
+}
+
+}  // namespace loadstone::python

@@ -1,0 +1,68 @@
+"""loadstone: put a checkpoint into a model that holds no memory yet, and prove it.
+
+>>> import loadstone
+>>> with loadstone.skeleton():                      # parameters on meta, buffers real
+...     model = MyModel(config)
+>>> report = loadstone.load(model, "checkpoint/")   # plan, execute, audit
+
+Importing this package imports no framework. What needs torch imports it when it is called; the
+modules named after the libraries they serve (``loadstone.torch``, ``loadstone.transformers`` ...)
+are loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from loadstone._audit import Audit, audit
+from loadstone._catalog import Catalog, TensorInfo, inspect
+from loadstone._core import Finding
+from loadstone._errors import AuditError, Error, FormatError, LoadError, PlanError
+from loadstone._load import load
+from loadstone._plan import Plan, PlannedTarget, plan
+from loadstone._report import Provenance, Report, Source
+from loadstone._skeleton import save_skeleton, skeleton
+from loadstone._version import __version__
+
+if TYPE_CHECKING:
+    from loadstone import diffusers, torch, transformers
+
+_ADAPTERS = ("torch", "transformers", "diffusers")
+
+__all__ = [
+    "Audit",
+    "AuditError",
+    "Catalog",
+    "Error",
+    "Finding",
+    "FormatError",
+    "LoadError",
+    "Plan",
+    "PlanError",
+    "PlannedTarget",
+    "Provenance",
+    "Report",
+    "Source",
+    "TensorInfo",
+    "__version__",
+    "audit",
+    "diffusers",
+    "inspect",
+    "load",
+    "plan",
+    "save_skeleton",
+    "skeleton",
+    "torch",
+    "transformers",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ADAPTERS:
+        return importlib.import_module(f"loadstone.{name}")
+    raise AttributeError(f"module 'loadstone' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,95 @@
+"""What a checkpoint holds, from its headers alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from loadstone import _core
+
+Checkpoint = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor in a shard.
+
+    Attributes:
+        encoding: a dtype by its safetensors name (``"BF16"``) or a block format (``"Q4_K"``).
+        shape: outermost dimension first, for GGUF too.
+        offset_begin, offset_end: bytes from the start of the shard.
+    """
+
+    name: str
+    encoding: str
+    shape: tuple[int, ...]
+    shard: str
+    offset_begin: int
+    offset_end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.offset_end - self.offset_begin
+
+
+class Catalog:
+    """Names, encodings, shapes and byte ranges of a checkpoint. Immutable."""
+
+    def __init__(self, core: _core.Catalog) -> None:
+        self._core = core
+
+    @cached_property
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Every tensor by name, in file order."""
+        return {row[0]: TensorInfo(*row) for row in self._core.tensors()}
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """safetensors' ``__metadata__``, or the key/value section of GGUF."""
+        return self._core.metadata()
+
+    @property
+    def shards(self) -> list[str]:
+        """The files, in order."""
+        return self._core.shards
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the tensors' bytes."""
+        return self._core.total_bytes
+
+    @property
+    def findings(self) -> list[_core.Finding]:
+        """Warnings met while opening."""
+        return self._core.findings
+
+    def to_json(self) -> str:
+        """What ``loadstone inspect --json`` prints."""
+        return self._core.to_json()
+
+    def __repr__(self) -> str:
+        return (
+            f"Catalog({self._core.root!r}, {len(self.tensors)} tensors, {self.total_bytes} bytes)"
+        )
+
+
+def inspect(path: Checkpoint, *, allow_links: bool = False) -> Catalog:
+    """Opens a checkpoint and reads its headers, no data.
+
+    Args:
+        path: a file, a folder (with or without an index), an index, a glob pattern, the first part
+            of a split GGUF, or a list of files that together are one checkpoint.
+        allow_links: follow links that leave the folder (those into the ``blobs`` of a hub cache are
+            followed always).
+
+    Raises:
+        FormatError: a rule of the format is broken; the error names file, tensor, offset, found and
+            expected.
+        LoadError: the path does not exist or cannot be read.
+    """
+    paths = [path] if isinstance(path, str | os.PathLike) else path
+    return Catalog(_core.open_checkpoint([os.fspath(each) for each in paths], allow_links))

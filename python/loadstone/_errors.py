@@ -1,0 +1,94 @@
+"""The exceptions of loadstone: one class per area, one stable code per rule that was broken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Error(Exception):
+    """What every failure of loadstone is.
+
+    Attributes:
+        code: a stable dotted word such as ``"st.hole"``; ``loadstone explain CODE`` says more.
+        message: the sentence without file and code.
+        path: the file concerned, or ``""``.
+        tensor: the tensor or metadata key concerned, or ``""``.
+        byte_offset: where in the file, in bytes from its start, or ``None``.
+        field, found, expected: what was looked at, what stood there, what should have.
+        errno: the operating system's error number, or 0.
+        findings: all findings of the plan that was refused (:class:`PlanError`), else empty.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        code: str,
+        message: str = "",
+        path: str = "",
+        tensor: str = "",
+        byte_offset: int | None = None,
+        field: str = "",
+        found: str = "",
+        expected: str = "",
+        errno: int = 0,
+    ) -> None:
+        super().__init__(text)
+        self.code = code
+        self.message = message or text
+        self.path = path
+        self.tensor = tensor
+        self.byte_offset = byte_offset
+        self.field = field
+        self.found = found
+        self.expected = expected
+        self.errno = errno
+        self.findings: list[Any] = []
+
+
+class FormatError(Error):
+    """A checkpoint that breaks a rule of its format, or that this version cannot read."""
+
+
+class PlanError(Error):
+    """A plan that cannot be carried out. ``findings`` holds everything it has to say."""
+
+
+class LoadError(Error):
+    """A load that failed on the way: input and output, memory, cancellation."""
+
+
+class AuditError(Error):
+    """A tensor without a value, or with a value whose origin is not known."""
+
+
+_AREAS: dict[str, type[Error]] = {
+    "st": FormatError,
+    "ix": FormatError,
+    "gg": FormatError,
+    "pt": FormatError,
+    "q": FormatError,
+    "format": FormatError,
+    "plan": PlanError,
+    "skeleton": PlanError,
+    "audit": AuditError,
+    "io": LoadError,
+    "memory": LoadError,
+    "cancelled": LoadError,
+}
+
+
+def error_class(code: str) -> type[Error]:
+    """The class for a code: its area decides."""
+    return _AREAS.get(code.partition(".")[0], Error)
+
+
+def from_core(text: str, code: str, *rest: Any) -> Error:
+    """Called by the C++ core, which knows no Python classes."""
+    return error_class(code)(text, code, *rest)
+
+
+def make(code: str, message: str, **where: Any) -> Error:
+    """An error raised on the Python side, worded as the core words its own."""
+    head = "".join(f"{where[key]}: " for key in ("path", "tensor", "field") if where.get(key))
+    tail = "".join(f"; {key} {where[key]}" for key in ("found", "expected") if where.get(key))
+    return error_class(code)(f"{head}{message}{tail} [{code}]", code, message, **where)

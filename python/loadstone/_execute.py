@@ -1,0 +1,181 @@
+"""Doing what the plan says: the core fills fresh memory, then the model gets it, all at once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from loadstone import _core, _initialise
+from loadstone import torch as memory
+from loadstone._audit import remember
+from loadstone._dtypes import dtype_name, torch_dtype
+from loadstone._errors import make
+from loadstone._plan import Plan, PlannedTarget
+from loadstone._report import Provenance, Report
+from loadstone._skeleton_walk import TensorSlot, walk
+
+if TYPE_CHECKING:
+    import torch
+
+# Tensors for another device pass through host memory in groups of at most about this size.
+WAVE_BYTES = 256 << 20
+
+ProgressCallback = Callable[[int, int], object]
+
+
+def run(
+    plan: Plan, model: Any, *, progress: bool | ProgressCallback = False, threads: int = 0
+) -> Report:
+    """See :meth:`loadstone.Plan.execute`."""
+    plan.require_ok()
+    slots = _slots(plan, model)
+    values: list[torch.Tensor | None] = [None] * len(slots)
+    with _progress(progress) as callback:
+        core = _fill(plan, slots, values, threads, callback)
+    _core.require_delivered(plan._core, core)
+    for index, value in _initialise.values(plan, model).items():
+        values[index] = value
+    _install(plan, slots, values)
+    report = Report(
+        provenance={row["target"]: Provenance.from_row(row) for row in core.provenance()},
+        seconds=core.seconds,
+        bytes_read=core.bytes_read,
+        bytes_written=core.bytes_written,
+        staging_bytes_peak=core.staging_bytes_peak,
+        peak_bytes=plan.peak_bytes,
+        findings=core.findings,
+    )
+    remember(model, report, walk(model))
+    return report
+
+
+def _slots(plan: Plan, model: Any) -> list[TensorSlot]:
+    """The model's tensors in the plan's order; the model must still be the planned one."""
+    slots: list[TensorSlot] = walk(model)
+    found = [(slot.name, tuple(slot.tensor.shape)) for slot in slots]
+    planned = [(target.name, target.shape) for target in plan.targets]
+    if found != planned:
+        changed = sorted(set(found).symmetric_difference(planned)) or [("order of tensors", ())]
+        name, shape = changed[0]
+        raise make(
+            "plan.model_changed",
+            f"the model is not the planned one: {len(changed)} tensors differ",
+            tensor=name,
+            found=f"{name} {list(shape)}" if (name, shape) in found else "no such tensor",
+        )
+    return slots
+
+
+def _fill(
+    plan: Plan,
+    slots: list[TensorSlot],
+    values: list[torch.Tensor | None],
+    threads: int,
+    callback: ProgressCallback | None,
+) -> _core.Report:
+    """Puts a finished tensor into ``values`` for each target that the core delivers to memory."""
+    mappings: dict[int, Any] = {}
+    on_host: list[int] = []
+    elsewhere: list[int] = []
+    for index, target in enumerate(plan.targets):
+        if target.delivery == "file_view":
+            values[index] = _view(plan, index, target, mappings)
+        elif target.delivery == "memory":
+            (on_host if target.device == "cpu" else elsewhere).append(index)
+    for index in on_host:
+        values[index] = _host_memory(plan.targets[index], slots[index])
+    reports = [_core.execute(plan._core, _destinations(values, on_host), threads, callback)]
+    for wave in _waves(plan, elsewhere):
+        for index in wave:
+            values[index] = memory.empty(plan.targets[index].shape, plan.targets[index].dtype)
+        destinations = _destinations(values, wave)
+        reports.append(_core.execute(plan._core, destinations, threads, callback, partial=True))
+        for index in wave:
+            values[index] = values[index].to(plan.targets[index].device)  # type: ignore[union-attr]
+    return _core.merge_reports(reports)
+
+
+def _host_memory(target: PlannedTarget, slot: TensorSlot) -> torch.Tensor:
+    """Fresh memory, or a parameter's own where it holds some that fits."""
+    tensor: torch.Tensor = slot.tensor
+    in_place = slot.kind == "parameter" and not tensor.is_meta and tensor.device.type == "cpu"
+    fits = dtype_name(tensor.dtype) == target.dtype and tensor.is_contiguous()
+    return tensor if in_place and fits else memory.empty(target.shape, target.dtype)
+
+
+def _destinations(
+    values: list[torch.Tensor | None], wanted: list[int]
+) -> list[tuple[int, int, str]]:
+    chosen = set(wanted)
+    return [
+        memory.destination(value if index in chosen else None) for index, value in enumerate(values)
+    ]
+
+
+def _view(plan: Plan, index: int, target: PlannedTarget, mappings: dict[int, Any]) -> torch.Tensor:
+    shard, offset = plan._core.view_of(index)
+    if shard not in mappings:
+        mappings[shard] = _core.map_shard(plan._core, shard)
+    return memory.file_view(mappings[shard], offset, target.shape, target.dtype)
+
+
+def _waves(plan: Plan, indices: list[int]) -> Iterator[list[int]]:
+    wave: list[int] = []
+    size = 0
+    for index in indices:
+        if wave and size + plan.targets[index].nbytes > WAVE_BYTES:
+            yield wave
+            wave, size = [], 0
+        wave.append(index)
+        size += plan.targets[index].nbytes
+    if wave:
+        yield wave
+
+
+def _install(plan: Plan, slots: list[TensorSlot], values: list[torch.Tensor | None]) -> None:
+    """The moment in which the model changes: nothing in here reads, computes or should fail."""
+    import torch
+
+    installed: dict[str, Any] = {}
+    for target, slot, value in zip(plan.targets, slots, values, strict=True):
+        if target.origin == "tie":
+            continue
+        new = value
+        if new is None and target.origin == "constructor":
+            new = _placed_constructor_value(target, slot)
+        if new is None or new is slot.tensor:
+            installed[target.name] = slot.tensor
+            if new is not None:
+                torch.autograd.graph.increment_version(slot.tensor)
+            continue
+        installed[target.name] = memory.like(slot.tensor, new)
+        slot.replace(installed[target.name])
+    for target, slot in zip(plan.targets, slots, strict=True):
+        if target.origin == "tie" and slot.tensor is not installed[target.tie_of]:
+            slot.replace(installed[target.tie_of])
+
+
+def _placed_constructor_value(target: PlannedTarget, slot: TensorSlot) -> torch.Tensor | None:
+    """The constructor's value on its planned device and in its planned dtype."""
+    dtype = torch_dtype(target.dtype)
+    moved = slot.tensor.to(device=target.device, dtype=dtype)
+    return None if moved is slot.tensor else moved
+
+
+@contextlib.contextmanager
+def _progress(progress: bool | ProgressCallback) -> Iterator[ProgressCallback | None]:
+    if progress is False:
+        yield None
+    elif progress is not True:
+        yield progress
+    else:
+        from tqdm.auto import tqdm
+
+        with tqdm(total=0, unit="B", unit_scale=True, unit_divisor=1000, desc="loading") as bar:
+
+            def show(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            yield show

@@ -1,0 +1,37 @@
+"""Plan, execute and audit in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from loadstone._audit import audit
+from loadstone._catalog import Checkpoint
+from loadstone._plan import plan
+from loadstone._report import Report
+
+
+def load(
+    model: Any,
+    checkpoint: Checkpoint,
+    *,
+    progress: bool | Callable[[int, int], object] = False,
+    threads: int | None = None,
+    **plan_arguments: Any,
+) -> Report:
+    """Loads a checkpoint into a model and proves that every tensor has a value with an origin.
+
+    Takes the arguments of :func:`loadstone.plan` and of :meth:`loadstone.Plan.execute`.
+
+    Returns:
+        What was done, with the provenance of every tensor.
+
+    Raises:
+        PlanError: something is missing or does not fit; all findings are attached, and nothing was
+            read.
+        LoadError, FormatError, AuditError: see :meth:`loadstone.Plan.execute` and
+            :func:`loadstone.audit`.
+    """
+    report = plan(model, checkpoint, **plan_arguments).execute(progress=progress, threads=threads)
+    audit(model, report).require_real()
+    return report

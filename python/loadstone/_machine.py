@@ -1,0 +1,57 @@
+"""What this machine has: the capacities that a computed device map starts from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loadstone._errors import make
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", start=1)},
+    **{f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
+}
+
+
+def byte_count(size: int | str) -> int:
+    """Bytes of ``4096``, ``"8GiB"`` or ``"500 MB"``."""
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))
+    if match is None or match[2].upper() not in _UNITS:
+        raise make("plan.options", "not a size", field="max_memory", found=repr(size))
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def device_name(device: Any) -> str:
+    """The word for a device in plans: ``0`` and ``"cuda"`` are ``"cuda:0"``; others as they are."""
+    if isinstance(device, int):
+        return f"cuda:{device}"
+    name = str(device)
+    return "cuda:0" if name == "cuda" else name
+
+
+def available_memory() -> dict[str, int]:
+    """Free bytes of each CUDA device, then of the host."""
+    import torch
+
+    capacities = {}
+    for index in range(torch.cuda.device_count()):
+        capacities[f"cuda:{index}"] = torch.cuda.mem_get_info(index)[0]
+    with Path("/proc/meminfo").open(encoding="ascii") as lines:
+        available_kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvail"))
+    capacities["cpu"] = available_kib * 1024
+    return capacities
+
+
+def capacities(
+    max_memory: Mapping[Any, int | str] | None, *, computed: bool
+) -> list[tuple[str, int]]:
+    """Device and bytes, in order of preference; the machine's own where a map is to be computed."""
+    if max_memory is not None:
+        return [(device_name(device), byte_count(size)) for device, size in max_memory.items()]
+    return list(available_memory().items()) if computed else []

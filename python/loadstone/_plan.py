@@ -1,0 +1,305 @@
+"""Deciding, before a data byte is read, where every tensor of a model will come from."""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loadstone import _core, _machine
+from loadstone._catalog import Checkpoint, inspect
+from loadstone._errors import PlanError, make
+
+if TYPE_CHECKING:
+    from loadstone._report import Report
+    from loadstone._skeleton_walk import TensorSlot
+
+MODES = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+@dataclass(frozen=True)
+class PlannedTarget:
+    """What will happen to one tensor of the model.
+
+    Attributes:
+        origin: where the value comes from (see :class:`loadstone.Provenance`).
+        dtype: the final one, by its safetensors name.
+        device: ``"cpu"``, ``"disk"``, ``"meta"``, ``"cuda:0"`` ...
+        sources: names in the checkpoint, in the order in which their bytes are used.
+        boxes: how many strided regions are copied; 0 where no bytes move.
+        nbytes: of the finished tensor.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    delivery: str
+    origin: str
+    sources: tuple[str, ...]
+    boxes: int
+    tie_of: str
+    reason: str
+    nbytes: int
+
+    @property
+    def recipe(self) -> str:
+        """How the value is made, in a few words."""
+        if self.origin != "checkpoint":
+            return self.tie_of or self.reason or self.origin
+        sources = f"{len(self.sources)} sources" if len(self.sources) > 1 else self.sources[0]
+        return f"{self.boxes} boxes of {sources}" if self.boxes > 1 else sources
+
+
+class Plan:
+    """One recipe, one placement and one origin for every tensor; findings; predicted memory.
+
+    Made by :func:`loadstone.plan` or :meth:`Plan.load`. Holds the model weakly.
+    """
+
+    def __init__(self, core: _core.Plan, model: Any = None) -> None:
+        self._core = core
+        self._model = weakref.ref(model) if model is not None else None
+
+    @cached_property
+    def targets(self) -> list[PlannedTarget]:
+        """Every tensor that the model needs, in its order."""
+        rows = ({**row, "sources": tuple(row["sources"])} for row in self._core.targets())
+        return [PlannedTarget(nbytes=row.pop("bytes"), **row) for row in rows]
+
+    @property
+    def findings(self) -> list[_core.Finding]:
+        """Everything the plan has to say, most severe first."""
+        return self._core.findings
+
+    @property
+    def ok(self) -> bool:
+        """Whether no finding is an error, so that :meth:`execute` will start."""
+        return self._core.ok
+
+    @property
+    def bytes_to_read(self) -> int:
+        """From the shards."""
+        return self._core.bytes_to_read
+
+    @property
+    def bytes_to_write(self) -> int:
+        """To the offload folder."""
+        return self._core.bytes_to_write
+
+    @property
+    def peak_bytes(self) -> dict[str, int]:
+        """Bytes that the load will need at most, per device; ``"cpu"`` includes staging."""
+        return self._core.peak_bytes
+
+    @property
+    def device_map(self) -> dict[str, str]:
+        """Module path to device, as given or computed; empty where all goes to the cpu."""
+        return dict(self._core.device_map)
+
+    def require_ok(self) -> None:
+        """Raises :class:`PlanError` with all findings attached if one of them is an error."""
+        try:
+            self._core.require_ok()
+        except PlanError as error:
+            error.findings = self.findings
+            raise
+
+    def execute(
+        self,
+        *,
+        model: Any = None,
+        progress: bool | Callable[[int, int], object] = False,
+        threads: int | None = None,
+    ) -> Report:
+        """Loads, exactly as planned. Until the last byte is there the model is as it was.
+
+        (A model whose parameters already hold memory is the exception: they are written in place,
+        and the plan says so.)
+
+        Args:
+            model: needed for a plan that was read from a file.
+            progress: ``True`` for a bar, or a callable that gets bytes done and bytes in all.
+            threads: readers; ``None``: one per core, at most four.
+
+        Raises:
+            PlanError: the plan holds errors; no data byte was read.
+            LoadError: input or output failed, a shard changed, or memory ran out; names file,
+                tensor and offset.
+        """
+        from loadstone import _execute
+
+        subject = model if model is not None else self._model and self._model()
+        if subject is None:
+            raise make("plan.options", "this plan has no model: pass model=", field="model")
+        return _execute.run(self, subject, progress=progress, threads=threads or 0)
+
+    def to_json(self) -> str:
+        """The plan as text that the command line and C++ programs carry out too."""
+        return self._core.to_json()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes :meth:`to_json` to a file."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], *, allow_links: bool = False, root: str = ""
+    ) -> Plan:
+        """Reads a plan back and checks it against the shards, trusting nothing.
+
+        Args:
+            root: the checkpoint's folder, where it has moved.
+
+        Raises:
+            PlanError: the text is no plan, or a box does not fit its tensors.
+            LoadError: a shard is not the planned one (``io.changed``).
+        """
+        text = Path(path).read_text(encoding="utf-8")
+        return cls(_core.plan_from_json(text, allow_links=allow_links, root=root))
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as one self-contained page."""
+        Path(path).write_text(self._core.to_html(), encoding="utf-8")
+
+    def __str__(self) -> str:
+        return self._core.to_table()
+
+    def __repr__(self) -> str:
+        errors = sum(finding.severity == "error" for finding in self.findings)
+        return f"Plan({len(self.targets)} targets, {self.bytes_to_read} bytes, {errors} errors)"
+
+
+def plan(
+    model: Any,
+    checkpoint: Checkpoint,
+    *,
+    rules: Sequence[Mapping[str, Any]] | None = None,
+    dtype: Any = None,
+    quantize: Any = None,
+    device_map: Any = None,
+    max_memory: Mapping[Any, int | str] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    missing: str = "error",
+    unexpected: str = "warn",
+    staging_bytes_max: int = 64 << 20,
+    mmap: bool = False,
+    allow_links: bool = False,
+) -> Plan:
+    """Plans a load: reads headers, no data, and changes nothing.
+
+    Args:
+        model: an ``nn.Module`` (best built under :func:`loadstone.skeleton`), or the path of a
+            skeleton file made by :func:`loadstone.save_skeleton`.
+        checkpoint: see :func:`loadstone.inspect`.
+        rules: what becomes of the file's names, first match wins; see ``docs/rules.md``.
+        dtype: ``None``: the model's own; a torch dtype or its name: for parameters and persistent
+            floating buffers, never for others; ``"auto"``: the file's.
+        device_map: ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, a device, or
+            a dictionary from module path to device (``"disk"`` and ``"meta"`` too).
+        max_memory: bytes per device (``int`` or ``"8GiB"``).
+        offload_folder: where tensors placed on ``"disk"`` go.
+        missing: ``"error"``, ``"initialise"`` (the module's own initialiser) or ``"zeros"``.
+        unexpected: ``"warn"``, ``"error"`` or ``"ignore"``.
+        staging_bytes_max: memory for bytes under way, beside the model's own.
+        mmap: hand out views of the file where nothing changes; the file must then stay as it is.
+
+    Raises:
+        FormatError: the checkpoint breaks a rule of its format.
+        LoadError: it does not exist or cannot be read.
+        Error: arguments that mean nothing (``plan.options``, ``plan.rules``). What is wrong between
+            model and checkpoint is never raised here: it is in ``findings``.
+    """
+    if quantize is not None:
+        raise make("plan.options", "this version does not quantize", field="quantize")
+    rows, module, findings = _targets(model)
+    mode, entries = _device_map(device_map)
+    core = _core.make_plan(
+        inspect(checkpoint, allow_links=allow_links)._core,
+        rows,
+        rules=json.dumps([dict(rule) for rule in rules]) if rules else "",
+        dtype="" if dtype is None else str(dtype),
+        device_map_mode=mode,
+        device_map=entries,
+        max_memory=_machine.capacities(max_memory, computed=bool(mode)),
+        no_split_modules=_no_split_paths(module) if mode else [],
+        offload_folder=os.fspath(offload_folder) if offload_folder is not None else "",
+        missing=missing,
+        unexpected=unexpected,
+        staging_bytes_max=staging_bytes_max,
+        mmap=mmap,
+    )
+    if module is not None and missing == "initialise":
+        from loadstone import _initialise
+
+        findings += _initialise.findings(core, module)
+    core.add_findings(findings)
+    return Plan(core, module)
+
+
+def _targets(model: Any) -> tuple[list[tuple[Any, ...]], Any, list[_core.Finding]]:
+    """The core's rows for what the model needs, the module itself if there is one, and findings."""
+    if isinstance(model, str | os.PathLike):
+        return _core.skeleton_rows(Path(model).read_text(encoding="utf-8")), None, []
+    from loadstone._skeleton import skeleton_findings
+    from loadstone._skeleton_walk import walk
+
+    slots = walk(model)
+    findings = [
+        _core.Finding(f["severity"], f["code"], f["target"], [], f["message"])
+        for f in skeleton_findings(model)
+    ]
+    return [target_row(slot) for slot in slots], model, findings + _in_place(slots)
+
+
+def target_row(slot: TensorSlot) -> tuple[Any, ...]:
+    """name, shape, dtype, kind, tie_of, has_value: what the core wants to know of a tensor."""
+    from loadstone._dtypes import dtype_name
+
+    tensor = slot.tensor
+    return (
+        slot.name,
+        list(tensor.shape),
+        dtype_name(tensor.dtype),
+        slot.kind,
+        slot.tie_of or "",
+        not tensor.is_meta,
+    )
+
+
+def _in_place(slots: Iterable[TensorSlot]) -> list[_core.Finding]:
+    """Parameters that hold memory are written in place: a failure half-way leaves them half-way."""
+    real = [slot for slot in slots if slot.kind == "parameter" and not slot.tensor.is_meta]
+    if not real:
+        return []
+    message = (
+        f"{len(real)} parameters hold memory already and will be written in place; "
+        "if the load fails they are left half-written"
+    )
+    return [_core.Finding("info", "plan.in_place", real[0].name, [], message)]
+
+
+def _device_map(device_map: Any) -> tuple[str, list[tuple[str, str]]]:
+    if device_map is None:
+        return "", []
+    if isinstance(device_map, str) and device_map in MODES:
+        return device_map, []
+    if isinstance(device_map, Mapping):
+        return "", [(path, _machine.device_name(device)) for path, device in device_map.items()]
+    return "", [("", _machine.device_name(device_map))]
+
+
+def _no_split_paths(module: Any) -> list[str]:
+    """Paths of the modules that their authors want whole: ``_no_split_modules`` names classes."""
+    if module is None:
+        return []
+    classes: set[str] = set()
+    for each in module.modules():
+        classes.update(getattr(each, "_no_split_modules", None) or ())
+    return [path for path, each in module.named_modules() if type(each).__name__ in classes]

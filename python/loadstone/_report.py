@@ -1,0 +1,97 @@
+"""What a load did: for every tensor of the model where its value came from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from loadstone import _core
+
+
+@dataclass(frozen=True)
+class Source:
+    """A byte range of the checkpoint that went into a tensor."""
+
+    tensor: str
+    shard: str
+    offset_begin: int
+    offset_end: int
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a tensor's value came from.
+
+    Attributes:
+        origin: ``checkpoint | constructor | initialiser | zeros | constant | tie | exception``.
+        delivery: ``none | memory | file_view | disk_write | disk_keep``.
+        reason: for ``exception``, why there is no value here.
+    """
+
+    target: str
+    origin: str
+    kind: str
+    delivery: str
+    sources: tuple[Source, ...]
+    device: str
+    dtype: str
+    shape: tuple[int, ...]
+    tie_of: str = ""
+    reason: str = ""
+    bytes_written: int = 0
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> Provenance:
+        """From the core's row."""
+        return cls(**{**row, "sources": tuple(Source(*source) for source in row["sources"])})
+
+
+@dataclass
+class Report:
+    """The outcome of :meth:`loadstone.Plan.execute`.
+
+    Attributes:
+        provenance: one entry for every tensor reachable from the model.
+        seconds: wall time from the first check to the last byte.
+        bytes_read, bytes_written: from shards; into memory and offload files.
+        staging_bytes_peak: the most that was held for bytes under way, counted.
+        findings: the plan's, and those of the load.
+    """
+
+    provenance: dict[str, Provenance]
+    seconds: float
+    bytes_read: int
+    bytes_written: int
+    staging_bytes_peak: int
+    peak_bytes: dict[str, int]
+    findings: list[_core.Finding] = field(default_factory=list)
+
+    def to_json(self) -> str:
+        """``{provenance, seconds, bytes_read, peak_bytes, findings}``, as the command prints."""
+        names = ("severity", "code", "target", "sources", "message", "suggestion")
+        return json.dumps(
+            {
+                "provenance": {
+                    name: {
+                        **item.__dict__,
+                        "sources": [source.__dict__ for source in item.sources],
+                    }
+                    for name, item in self.provenance.items()
+                },
+                "seconds": self.seconds,
+                "bytes_read": self.bytes_read,
+                "bytes_written": self.bytes_written,
+                "staging_bytes_peak": self.staging_bytes_peak,
+                "peak_bytes": self.peak_bytes,
+                "findings": [{key: getattr(f, key) for key in names} for f in self.findings],
+            },
+            indent=1,
+        )
+
+    def __repr__(self) -> str:
+        rate = self.bytes_read / self.seconds / 1e9 if self.seconds else 0.0
+        return (
+            f"Report({len(self.provenance)} tensors, {self.bytes_read} bytes read "
+            f"in {self.seconds:.3f} s, {rate:.2f} GB/s)"
+        )
