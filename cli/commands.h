@@ -1,0 +1,21 @@
+// One function a command: it describes the command to the parser and says what to run.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace loadstone::cli {
+
+// What the parser leaves behind. Not thread-safe.
+struct Chosen {
+  bool json = false;
+  std::function<int()> action;  // returns the exit status; throws for failures
+};
+
+void add_inspect(CLI::App& app, Chosen& chosen);
+void add_plan(CLI::App& app, Chosen& chosen);
+void add_load(CLI::App& app, Chosen& chosen);
+void add_verify(CLI::App& app, Chosen& chosen);
+void add_explain(CLI::App& app, Chosen& chosen);
+
+}  // namespace loadstone::cli

@@ -1,0 +1,83 @@
+// loadstone explain: what a code means, and what to do about it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "base/json_writer.h"
+#include "base/text.h"
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "loadstone/error.h"
+
+namespace loadstone::cli {
+
+namespace {
+
+constexpr std::size_t nearest_shown_max = 3;
+
+std::string unknown_code(const std::string& code) {
+  std::vector<std::string_view> codes;
+  for (const CodeInfo& info : all_codes()) codes.push_back(info.code);
+  return fmt::format("no code '{}'; nearest: {}", printable(code),
+                     fmt::join(nearest_names(code, codes, nearest_shown_max), ", "));
+}
+
+void write_code(JsonWriter& json, const CodeInfo& info) {
+  json.begin_object();
+  json.member("code", info.code);
+  json.member("meaning", info.meaning);
+  json.member("advice", info.advice);
+  json.member("exit_status", exit_status(info.code));
+  json.end_object();
+}
+
+int explain_one(const std::string& code, bool json) {
+  const CodeInfo* const info = find_code(code);
+  if (info == nullptr) throw Error("usage", unknown_code(code));
+  if (json) {
+    JsonWriter writer(2);
+    write_code(writer, *info);
+    print_line(writer.take());
+  } else {
+    print(fmt::format("{}\n  {}\n  {}\n  Exit status {}.\n", info->code, info->meaning,
+                      info->advice, exit_status(info->code)));
+  }
+  return 0;
+}
+
+int explain_all(bool json) {
+  if (json) {
+    JsonWriter writer(2);
+    writer.begin_array();
+    for (const CodeInfo& info : all_codes()) write_code(writer, info);
+    writer.end_array();
+    print_line(writer.take());
+    return 0;
+  }
+  std::size_t width = 0;
+  for (const CodeInfo& info : all_codes()) width = std::max(width, info.code.size());
+  std::string text;
+  for (const CodeInfo& info : all_codes()) {
+    text += fmt::format("{:<{}}  {}\n", info.code, width, info.meaning);
+  }
+  print(text);
+  return 0;
+}
+
+}  // namespace
+
+void add_explain(CLI::App& app, Chosen& chosen) {
+  auto* command = app.add_subcommand("explain", "What an error or finding means, and what to do");
+  const auto code = std::make_shared<std::string>();
+  command->add_option("CODE", *code, "As printed in [brackets]; without one, all are listed");
+  command->add_flag("--json", chosen.json, "One JSON document on stdout");
+  command->callback([code, &chosen] {
+    chosen.action = [code, &chosen] {
+      return code->empty() ? explain_all(chosen.json) : explain_one(*code, chosen.json);
+    };
+  });
+}
+
+}  // namespace loadstone::cli

@@ -1,0 +1,41 @@
+// loadstone inspect: what a checkpoint holds, from its headers alone.
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "loadstone/catalog.h"
+
+namespace loadstone::cli {
+
+namespace {
+
+struct Args {
+  OpenArgs open;
+  bool tensors = false;
+};
+
+int inspect(const Args& args, bool json) {
+  const auto catalog = open_paths(args.open);
+  print_line(json ? to_json(*catalog) : to_table(*catalog, args.tensors));
+  return args.open.strict && has_warnings(catalog->findings()) ? 3 : 0;
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app, Chosen& chosen) {
+  auto* command = app.add_subcommand("inspect", "What a checkpoint holds; reads headers only");
+  const auto args = std::make_shared<Args>();
+  command
+      ->add_option("CHECKPOINT", args->open.paths,
+                   "A file, a folder, an index file, a pattern in quotes, or all files of one")
+      ->required();
+  command->add_flag("--tensors", args->tensors, "List every tensor");
+  add_open_options(*command, args->open);
+  add_json_flag(*command, chosen.json);
+  command->callback([args, &chosen] {
+    chosen.action = [args, &chosen] { return inspect(*args, chosen.json); };
+  });
+}
+
+}  // namespace loadstone::cli

@@ -1,0 +1,25 @@
+// Ctrl-C. While a load runs it is asked to stop and cleans up after itself; at any other time there is
+// nothing to clean up, and the process ends at once with status 130.
+#pragma once
+
+namespace loadstone::cli {
+
+// From now on SIGINT and SIGTERM are ours. With `json`, ending at once still leaves one document.
+void catch_interrupts(bool json) noexcept;
+
+// From now on stdout holds (a part of) the result, and a signal must not add another document.
+void result_begins() noexcept;
+
+// While one exists, the first signal only makes interrupted() true; a second one ends the process.
+// One at a time, on one thread.
+class InterruptibleWork {
+ public:
+  InterruptibleWork() noexcept;
+  ~InterruptibleWork();
+  InterruptibleWork(const InterruptibleWork&) = delete;
+  InterruptibleWork& operator=(const InterruptibleWork&) = delete;
+
+  [[nodiscard]] static bool interrupted() noexcept;
+};
+
+}  // namespace loadstone::cli

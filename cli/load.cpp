@@ -1,0 +1,194 @@
+// loadstone load: does what the plan says, into memory of this process, and proves it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/json_writer.h"
+#include "base/text.h"
+#include "cli/commands.h"
+#include "cli/interrupt.h"
+#include "cli/machine.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "cli/progress.h"
+#include "loadstone/audit.h"
+#include "loadstone/error.h"
+#include "loadstone/execute.h"
+#include "loadstone/plan.h"
+
+namespace loadstone::cli {
+
+namespace {
+
+struct Args {
+  PlanArgs plan;
+  std::string plan_path;
+  unsigned threads = 0;
+};
+
+// What was done, and what it took.
+struct Outcome {
+  Report report;
+  Audit audit;
+  ProcessMemory memory;  // at the end of the load
+  std::uint64_t anonymous_bytes_peak = 0;
+};
+
+Plan planned(const Args& args) {
+  const OpenArgs& open = args.plan.open;
+  if (args.plan_path.empty()) {
+    if (open.paths.empty()) throw Error("usage", "a CHECKPOINT or --plan is needed");
+    return make_plan(args.plan);
+  }
+  if (open.paths.size() > 1) {
+    throw Error("usage", "--plan takes at most one CHECKPOINT, the folder that its shards are in");
+  }
+  const std::string root = open.paths.empty() ? std::string() : open.paths.front();
+  return plan_from_json(read_file(args.plan_path), open.options(), root);
+}
+
+// The finding that keeps the plan from being done; null where none does.
+const Finding* obstacle(const Plan& plan, bool strict) {
+  if (plan.findings.empty()) return nullptr;
+  const Finding& first = plan.findings.front();  // findings come most severe first
+  if (first.severity == Severity::error) return &first;
+  return strict && first.severity == Severity::warning ? &first : nullptr;
+}
+
+int refuse(const Plan& plan, const Finding& first, bool json) {
+  const auto count = std::ranges::count(plan.findings, first.severity, &Finding::severity);
+  std::string message = first.message;
+  if (count > 1) {
+    message += fmt::format(" ({} more; 'loadstone plan' shows all)", count - 1);
+  } else if (!first.suggestion.empty()) {
+    message += " (" + first.suggestion + ")";
+  }
+  Where where;
+  where.tensor = first.target;
+  where.found = first.found;
+  where.expected = first.expected;
+  report_error(Error(first.code, message, where), json, plan.findings);
+  return first.severity == Severity::error ? exit_status(first.code) : 3;
+}
+
+// Whether this process can hold what the plan delivers to it, before a byte is read.
+void check_machine(const Plan& plan) {
+  for (const PlannedTarget& target : plan.targets) {
+    if (target.delivery != Delivery::memory || target.device == "cpu") continue;
+    Where where;
+    where.tensor = target.name;
+    throw Error("memory.device",
+                fmt::format("is placed on {}, but this command loads into the machine's memory only",
+                            target.device),
+                where);
+  }
+  const auto needed = plan.peak_bytes.find("cpu");
+  const auto available = available_memory_bytes();
+  if (needed == plan.peak_bytes.end() || !available || needed->second <= *available) return;
+  Where where;
+  where.found = human_bytes(*available);
+  where.expected = human_bytes(needed->second);
+  throw Error("memory.host", "the load needs more memory than is free", where);
+}
+
+Outcome do_load(const Plan& plan, unsigned threads) {
+  const InterruptibleWork work;
+  LoadWatch watch;
+  const HostMemory memory(plan);
+  ExecuteOptions options;
+  options.threads = threads;
+  options.observer = &watch;
+  Outcome outcome;
+  outcome.report = execute(plan, memory.destinations(), options);
+  watch.clear();
+  outcome.memory = process_memory();
+  outcome.anonymous_bytes_peak =
+      std::max(watch.anonymous_bytes_peak(), outcome.memory.anonymous_bytes);
+  outcome.audit = audit(plan, outcome.report);
+  outcome.audit.require_real();
+  return outcome;
+}
+
+std::string text_of(const Plan& plan, const Outcome& outcome) {
+  const Report& report = outcome.report;
+  std::string text = fmt::format("loaded    {} of {} targets, {} read in {:.3f} s",
+                                 report.provenance.size() - outcome.audit.exceptions.size(),
+                                 report.provenance.size(), human_bytes(report.bytes_read),
+                                 report.seconds);
+  if (report.seconds > 0) {
+    text += fmt::format(", {:.2f} GB/s", static_cast<double>(report.bytes_read) / 1e9 / report.seconds);
+  }
+  const auto planned_peak = plan.peak_bytes.find("cpu");
+  text += fmt::format("\nmemory    peak {}: {} anonymous, {} of mapped files",
+                      human_bytes(outcome.memory.peak_bytes),
+                      human_bytes(outcome.anonymous_bytes_peak),
+                      human_bytes(outcome.memory.file_bytes));
+  if (planned_peak != plan.peak_bytes.end()) {
+    text += fmt::format("; the plan said {}", human_bytes(planned_peak->second));
+  }
+  return text + "\naudit     " + outcome.audit.text();
+}
+
+// The report's own members, and what only this process knows.
+std::string json_of(const Plan& plan, const Outcome& outcome) {
+  JsonWriter json;
+  json.begin_object();
+  json.member("peak_bytes", outcome.memory.peak_bytes);
+  json.member("anonymous_bytes_peak", outcome.anonymous_bytes_peak);
+  json.key("planned_peak_bytes");
+  json.begin_object();
+  for (const auto& [device, bytes] : plan.peak_bytes) json.member(device, bytes);
+  json.end_object();
+  json.key("audit");
+  json.begin_object();
+  json.member("ok", outcome.audit.ok());
+  json.member("on_meta", outcome.audit.on_meta);
+  json.member("unaccounted", outcome.audit.unaccounted);
+  json.member("exceptions", outcome.audit.exceptions);
+  json.end_object();
+  // Both are objects: the closing brace of ours and the opening one of the report's become a comma.
+  return json.take() + "," + to_json(outcome.report).substr(1);
+}
+
+int load(const Args& args, bool json) {
+  const Plan plan = planned(args);
+  if (!args.plan.html_path.empty()) write_file(args.plan.html_path, to_html(plan));
+  if (const Finding* const first = obstacle(plan, args.plan.open.strict)) {
+    return refuse(plan, *first, json);
+  }
+  check_machine(plan);
+  if (!json) print_warnings(plan.findings);
+  const Outcome outcome = do_load(plan, args.threads);
+  print_line(json ? json_of(plan, outcome) : text_of(plan, outcome));
+  return 0;
+}
+
+}  // namespace
+
+void add_load(CLI::App& app, Chosen& chosen) {
+  auto* command = app.add_subcommand("load", "Load into memory, audited; shows speed and memory");
+  const auto args = std::make_shared<Args>();
+  command->add_option("CHECKPOINT", args->plan.open.paths,
+                      "A file, a folder, an index file, a pattern in quotes, or all files of one; "
+                      "with --plan, the folder that the shards are in now");
+  auto* plan_file = command
+                        ->add_option("--plan", args->plan_path,
+                                     "Do what this plan says; 'loadstone plan -o' writes one")
+                        ->type_name("FILE");
+  for (CLI::Option* option : add_plan_options(*command, args->plan)) option->excludes(plan_file);
+  command
+      ->add_option("--threads", args->threads, "Readers (default: one per core, at most 4)")
+      ->type_name("N")
+      ->check(CLI::Range(0u, 256u));
+  add_html_option(*command, args->plan.html_path);
+  add_open_options(*command, args->plan.open);
+  add_json_flag(*command, chosen.json);
+  command->callback([args, &chosen] {
+    chosen.action = [args, &chosen] { return load(*args, chosen.json); };
+  });
+}
+
+}  // namespace loadstone::cli

@@ -1,0 +1,112 @@
+#include "cli/machine.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace loadstone::cli {
+
+namespace {
+
+std::optional<std::uint64_t> number_in(std::string_view text) {
+  const auto begin = text.find_first_of("0123456789");
+  if (begin == std::string_view::npos) return std::nullopt;
+  std::uint64_t number = 0;
+  const auto [end, problem] =
+      std::from_chars(text.data() + begin, text.data() + text.size(), number);
+  return problem == std::errc{} ? std::optional(number) : std::nullopt;
+}
+
+// The number on the line that begins with `key`.
+std::optional<std::uint64_t> number_of(const std::string& path, std::string_view key) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(key)) return number_in(std::string_view(line).substr(key.size()));
+  }
+  return std::nullopt;
+}
+
+// Files of a memory control group, in the first and second version of the kernel's interface.
+struct GroupFiles {
+  const char* folder;
+  const char* limit;
+  const char* usage;
+  const char* reclaimable;  // a key of memory.stat
+};
+
+constexpr GroupFiles version_2 = {"/sys/fs/cgroup", "memory.max", "memory.current",
+                                  "inactive_file "};
+constexpr GroupFiles version_1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes",
+                                  "memory.usage_in_bytes", "total_inactive_file "};
+
+// What the group may still take; nothing where it has no limit or is not there.
+std::optional<std::uint64_t> left_in_group(const GroupFiles& files, const std::string& group) {
+  const std::string folder = files.folder + group + "/";
+  const auto limit = number_of(folder + files.limit, "");
+  if (!limit) return std::nullopt;
+  const auto usage = number_of(folder + files.usage, "").value_or(0);
+  const auto cached = number_of(folder + "memory.stat", files.reclaimable).value_or(0);
+  const auto held = usage - std::min(usage, cached);
+  return *limit - std::min(*limit, held);
+}
+
+// The least of the group's own limit and those of the groups around it. In a container the group's
+// path is often not visible, and the root of the mount is the container's own group.
+std::optional<std::uint64_t> left_in_groups(const GroupFiles& files, std::string group) {
+  std::optional<std::uint64_t> least;
+  for (;;) {
+    if (group == "/") group.clear();
+    if (const auto left = left_in_group(files, group)) {
+      least = std::min(least.value_or(*left), *left);
+    }
+    if (group.empty()) return least;
+    group.erase(std::min(group.rfind('/'), group.size()));
+  }
+}
+
+std::optional<std::uint64_t> left_in_control_group() {
+  std::ifstream file("/proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {
+    const auto first = line.find(':');
+    const auto second = line.find(':', first == std::string::npos ? first : first + 1);
+    if (second == std::string::npos || line.find("/..") != std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const std::string group = line.substr(second + 1);
+    if (controllers == ",,") {
+      if (const auto left = left_in_groups(version_2, group)) return left;
+    } else if (controllers.find(",memory,") != std::string::npos) {
+      return left_in_groups(version_1, group);
+    }
+  }
+  return std::nullopt;
+}
+
+std::uint64_t kilobytes(std::string_view line, std::string_view key) {
+  return line.starts_with(key) ? number_in(line.substr(key.size())).value_or(0) * 1024 : 0;
+}
+
+}  // namespace
+
+std::optional<std::uint64_t> available_memory_bytes() {
+  const auto kernel = number_of("/proc/meminfo", "MemAvailable:");
+  const auto group = left_in_control_group();
+  if (!kernel) return group;
+  const std::uint64_t bytes = *kernel * 1024;
+  return group ? std::min(bytes, *group) : bytes;
+}
+
+ProcessMemory process_memory() {
+  ProcessMemory memory;
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);) {
+    memory.peak_bytes += kilobytes(line, "VmHWM:");
+    memory.anonymous_bytes += kilobytes(line, "RssAnon:");
+    memory.file_bytes += kilobytes(line, "RssFile:");
+  }
+  return memory;
+}
+
+}  // namespace loadstone::cli

@@ -1,0 +1,198 @@
+#include "cli/options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include <simdjson.h>
+
+#include "base/text.h"
+#include "cli/machine.h"
+#include "cli/output.h"
+#include "loadstone/error.h"
+
+namespace loadstone::cli {
+
+namespace {
+
+constexpr std::string_view plan_group = "The plan";
+
+[[noreturn]] void refuse(std::string_view option, std::string_view text, std::string_view expected) {
+  throw Error("usage", fmt::format("{}: '{}' is no {}", option, printable(text), expected));
+}
+
+std::uint64_t bytes_from_user(std::string_view option, const std::string& text) {
+  std::uint64_t bytes = 0;
+  if (!parse_bytes(text, bytes)) refuse(option, text, "size such as 8GiB, 500MB or 4096");
+  return bytes;
+}
+
+// "D=SIZE". A device may hold no '=', so the first one ends it.
+std::pair<std::string, std::uint64_t> limit_from_user(const std::string& text) {
+  const auto equals = text.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    refuse("--max-memory", text, "limit; write DEVICE=SIZE, as in cpu=8GiB");
+  }
+  return {text.substr(0, equals), bytes_from_user("--max-memory", text.substr(equals + 1))};
+}
+
+std::optional<DeviceMapMode> mode_from_user(std::string_view text) {
+  static constexpr std::array<std::pair<std::string_view, DeviceMapMode>, 4> modes = {
+      {{"auto", DeviceMapMode::automatic},
+       {"balanced", DeviceMapMode::balanced},
+       {"balanced_low_0", DeviceMapMode::balanced_low_0},
+       {"sequential", DeviceMapMode::sequential}}};
+  const auto* found = std::ranges::find(modes, text, &std::pair<std::string_view, DeviceMapMode>::first);
+  return found == modes.end() ? std::nullopt : std::optional(found->second);
+}
+
+bool is_device(std::string_view text) {
+  const auto kind = text.substr(0, text.find(':'));
+  return kind == "cpu" || kind == "disk" || kind == "meta" || kind == "cuda";
+}
+
+DeviceMap map_from_json(const std::string& text, const std::string& name) {
+  simdjson::dom::parser parser;
+  simdjson::dom::object object;
+  if (parser.parse(text).get(object) != simdjson::SUCCESS) {
+    refuse("--device-map", name, "JSON object of module names and devices");
+  }
+  DeviceMap map;
+  for (const auto [key, value] : object) {
+    std::string_view device;
+    if (value.get(device) != simdjson::SUCCESS) {
+      refuse("--device-map", key, "module with a device: its value is not a string");
+    }
+    map.entries.emplace_back(key, device);
+  }
+  return map;
+}
+
+DeviceMap map_from_list(std::string_view text) {
+  DeviceMap map;
+  while (!text.empty()) {
+    const auto comma = text.find(',');
+    const std::string_view entry = text.substr(0, comma);
+    text.remove_prefix(comma == std::string_view::npos ? text.size() : comma + 1);
+    const auto equals = entry.find('=');
+    if (equals == std::string_view::npos || equals + 1 == entry.size()) {
+      refuse("--device-map", entry, "entry; write MODULE=DEVICE, and =DEVICE for all the rest");
+    }
+    map.entries.emplace_back(entry.substr(0, equals), entry.substr(equals + 1));
+  }
+  return map;
+}
+
+// A map that is computed needs to know how much there is: what the user says, and for the memory of
+// this machine, where the user is silent, what is free.
+void add_host_capacity(PlanOptions& options) {
+  auto& limits = options.max_memory;
+  const auto named = [&](std::string_view device) {
+    return std::ranges::find(limits, device, &std::pair<std::string, std::uint64_t>::first);
+  };
+  if (named("cpu") != limits.end()) return;
+  if (const auto bytes = available_memory_bytes()) limits.insert(named("disk"), {"cpu", *bytes});
+}
+
+PlanOptions plan_options(const PlanArgs& args) {
+  PlanOptions options;
+  if (!args.rules_path.empty()) options.rules = rules_from_json(read_file(args.rules_path));
+  if (args.dtype == "auto") {
+    options.dtype_from_file = true;
+  } else if (!args.dtype.empty()) {
+    options.dtype = dtype_from_user(args.dtype);
+    if (!options.dtype) refuse("--dtype", args.dtype, "dtype such as bf16, float32 or auto");
+  }
+  if (!args.device_map.empty()) options.device_map = device_map_from_user(args.device_map);
+  for (const auto& text : args.max_memory) options.max_memory.push_back(limit_from_user(text));
+  if (options.device_map.mode) add_host_capacity(options);
+  options.offload_folder = args.offload_folder;
+  options.missing = args.missing == "zeros" ? MissingPolicy::zeros : MissingPolicy::error;
+  options.unexpected = args.unexpected == "error"    ? UnexpectedPolicy::error
+                       : args.unexpected == "ignore" ? UnexpectedPolicy::ignore
+                                                     : UnexpectedPolicy::warn;
+  if (!args.staging.empty()) options.staging_bytes_max = bytes_from_user("--staging", args.staging);
+  return options;
+}
+
+}  // namespace
+
+OpenOptions OpenArgs::options() const {
+  OpenOptions options;
+  options.allow_links = allow_links;
+  return options;
+}
+
+void add_open_options(CLI::App& command, OpenArgs& args) {
+  command.add_flag("--allow-links", args.allow_links,
+                   "Follow links that leave the checkpoint's folder");
+  command.add_flag("--strict", args.strict, "Take warnings for errors (exit status 3)");
+}
+
+std::shared_ptr<const Catalog> open_paths(const OpenArgs& args) {
+  return args.paths.size() == 1 ? open_checkpoint(args.paths.front(), args.options())
+                                : open_checkpoint(args.paths, args.options());
+}
+
+std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args) {
+  std::vector<CLI::Option*> options;
+  const auto add = [&](const char* names, auto& value, const char* type, const char* help) {
+    CLI::Option* option = command.add_option(names, value, help)->type_name(type);
+    options.push_back(option->group(std::string(plan_group)));
+    return option;
+  };
+  CLI::Option* const skeleton =
+      add("--skeleton", args.skeleton_path, "FILE",
+          "What the model needs, as JSON (default: every tensor of the checkpoint, as it is)");
+  add("--rules", args.rules_path, "FILE", "How names and layouts map, as JSON")->needs(skeleton);
+  add("--dtype", args.dtype, "T", "Cast parameters to this dtype; auto: keep the file's");
+  add("--device-map", args.device_map, "M",
+      "auto, balanced, balanced_low_0, sequential; or MODULE=DEVICE,...; or a JSON file");
+  add("--max-memory", args.max_memory, "D=SIZE", "Limit of a device, as in cpu=8GiB; repeatable")
+      ->allow_extra_args(false);
+  add("--offload-folder", args.offload_folder, "DIR", "Where tensors placed on disk are written");
+  add("--missing", args.missing, "P", "Tensors that the checkpoint lacks: error or zeros")
+      ->check(CLI::IsMember({"error", "zeros"}));
+  add("--unexpected", args.unexpected, "P",
+      "Tensors that the model does not need: warn, error or ignore")
+      ->check(CLI::IsMember({"warn", "error", "ignore"}));
+  add("--staging", args.staging, "SIZE", "Memory for bytes under way (default: 64MiB)");
+  return options;
+}
+
+Plan make_plan(const PlanArgs& args) {
+  const PlanOptions options = plan_options(args);
+  const bool has_skeleton = !args.skeleton_path.empty();
+  Skeleton skeleton;
+  if (has_skeleton) skeleton = Skeleton::from_json(read_file(args.skeleton_path));
+  const auto catalog = open_paths(args.open);
+  if (!has_skeleton) skeleton = Skeleton::from_catalog(*catalog);
+  return make_plan(catalog, skeleton, options);
+}
+
+void add_json_flag(CLI::App& command, bool& json) {
+  command.add_flag("--json", json, "One JSON document on stdout, and nothing else there");
+}
+
+void add_html_option(CLI::App& command, std::string& path) {
+  command.add_option("--html", path, "Also write the plan as a page to look at")->type_name("FILE");
+}
+
+DeviceMap device_map_from_user(const std::string& text) {
+  DeviceMap map;
+  map.mode = mode_from_user(text);
+  if (map.mode) return map;
+  if (is_device(text)) {
+    map.entries.emplace_back("", text);
+    return map;
+  }
+  if (text.starts_with('{')) return map_from_json(text, text);
+  if (text.find('=') != std::string::npos) return map_from_list(text);
+  return map_from_json(read_file(text), text);
+}
+
+}  // namespace loadstone::cli

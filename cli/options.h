@@ -1,0 +1,56 @@
+// Options that several commands share, and what is made from them.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/plan.h"
+
+namespace loadstone::cli {
+
+// What opens a checkpoint.
+struct OpenArgs {
+  std::vector<std::string> paths;
+  bool allow_links = false;
+  bool strict = false;
+
+  [[nodiscard]] OpenOptions options() const;
+};
+
+// The positional CHECKPOINT is the command's own affair: how many it takes differs.
+void add_open_options(CLI::App& command, OpenArgs& args);
+
+[[nodiscard]] std::shared_ptr<const Catalog> open_paths(const OpenArgs& args);
+
+// What makes a plan, as typed.
+struct PlanArgs {
+  OpenArgs open;
+  std::string skeleton_path;
+  std::string rules_path;
+  std::string dtype;
+  std::string device_map;
+  std::vector<std::string> max_memory;
+  std::string offload_folder;
+  std::string missing = "error";
+  std::string unexpected = "warn";
+  std::string staging;
+  std::string html_path;
+};
+
+// Returns those of the options that decide what the plan is: none of them goes with a plan from a file.
+std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args);
+
+// Opens the checkpoint and plans. Throws Error "usage" for text that is no size, dtype or device map.
+[[nodiscard]] Plan make_plan(const PlanArgs& args);
+
+// --json and --html, wherever a plan is shown.
+void add_json_flag(CLI::App& command, bool& json);
+void add_html_option(CLI::App& command, std::string& path);
+
+// The device map that a word, a list "prefix=device,...", JSON text or a JSON file means.
+[[nodiscard]] DeviceMap device_map_from_user(const std::string& text);
+
+}  // namespace loadstone::cli

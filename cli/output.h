@@ -1,0 +1,38 @@
+// What the commands say: results on stdout, errors and warnings on stderr. With --json there is one
+// document on stdout, also for an error, and nothing else there.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/json_writer.h"
+#include "loadstone/error.h"
+#include "loadstone/finding.h"
+
+namespace loadstone::cli {
+
+// Error "usage" whose message ends with a hint to the command's --help.
+[[nodiscard]] Error usage_error(const std::string& command, const std::string& message);
+
+// Throw Error "io.write" or "io.no_space" where stdout takes no more.
+void print(std::string_view text);
+void print_line(std::string_view text);  // ends it with a line break where it has none
+void finish_output();
+
+// "loadstone: ... [code]" on stderr, or with `json` {"error": ...} on stdout. Never throws.
+// `findings`: all that a plan has to say, where the error is one of them.
+void report_error(const Error& error, bool json, const std::vector<Finding>& findings = {}) noexcept;
+
+// Warnings for people, on stderr: the first few, then how many more.
+void print_warnings(const std::vector<Finding>& findings);
+
+[[nodiscard]] bool has_warnings(const std::vector<Finding>& findings) noexcept;
+
+void write_findings(JsonWriter& json, const std::vector<Finding>& findings);
+
+// The whole text into a new file. Throws Error "io.write", "io.no_space" ...
+void write_file(const std::string& path, std::string_view text);
+[[nodiscard]] std::string read_file(const std::string& path);
+
+}  // namespace loadstone::cli

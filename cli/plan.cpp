@@ -1,0 +1,54 @@
+// loadstone plan: what a load would do, decided and shown without reading a data byte.
+#include "loadstone/plan.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "loadstone/error.h"
+
+namespace loadstone::cli {
+
+namespace {
+
+struct Args {
+  PlanArgs plan;
+  std::string output_path;
+};
+
+int show_plan(const Args& args, bool json) {
+  const Plan plan = make_plan(args.plan);
+  if (!args.output_path.empty()) write_file(args.output_path, to_json(plan));
+  if (!args.plan.html_path.empty()) write_file(args.plan.html_path, to_html(plan));
+  print_line(json ? to_json(plan) : to_table(plan));
+  // Findings come most severe first.
+  if (!plan.ok()) return exit_status(plan.findings.front().code);
+  return args.plan.open.strict && has_warnings(plan.findings) ? 3 : 0;
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, Chosen& chosen) {
+  auto* command = app.add_subcommand("plan", "What a load would do; reads no weights");
+  const auto args = std::make_shared<Args>();
+  command
+      ->add_option("CHECKPOINT", args->plan.open.paths,
+                   "A file, a folder, an index file, a pattern in quotes, or all files of one")
+      ->required();
+  add_plan_options(*command, args->plan);
+  command
+      ->add_option("-o,--output", args->output_path,
+                   "Also write the plan as JSON, for 'loadstone load --plan'")
+      ->type_name("FILE");
+  add_html_option(*command, args->plan.html_path);
+  add_open_options(*command, args->plan.open);
+  add_json_flag(*command, chosen.json);
+  command->callback([args, &chosen] {
+    chosen.action = [args, &chosen] { return show_plan(*args, chosen.json); };
+  });
+}
+
+}  // namespace loadstone::cli

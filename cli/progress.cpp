@@ -1,0 +1,91 @@
+#include "cli/progress.h"
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "base/text.h"
+#include "cli/interrupt.h"
+#include "cli/machine.h"
+
+namespace loadstone::cli {
+
+namespace {
+
+constexpr std::size_t bar_columns_max = 30;
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// A terminal that knows how to go back and clear a line.
+bool stderr_is_terminal() {
+  if (::isatty(STDERR_FILENO) == 0) return false;
+  const char* const type = std::getenv("TERM");
+  return type != nullptr && std::string_view(type) != "dumb";
+}
+
+std::size_t terminal_columns() {
+  winsize size = {};
+  if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
+  return size.ws_col;
+}
+
+}  // namespace
+
+std::string progress_line(const Progress& progress, double seconds, std::size_t width) {
+  const double share = progress.bytes_total == 0 ? 1.0
+                                                 : std::min(1.0, static_cast<double>(progress.bytes_done) /
+                                                       static_cast<double>(progress.bytes_total));
+  const auto speed = seconds > 0.2 ? static_cast<std::uint64_t>(
+                                         static_cast<double>(progress.bytes_done) / seconds)
+                                   : 0;
+  std::string line = fmt::format("{:3.0f}%", share * 100);
+  std::string figures = fmt::format("  {} of {}", human_bytes(progress.bytes_done),
+                                    human_bytes(progress.bytes_total));
+  if (speed > 0) figures += fmt::format("  {}/s", human_bytes(speed));
+  const std::size_t taken = line.size() + figures.size() + 3;  // " [" and "]"
+  if (width > taken + 4) {
+    const std::size_t columns = std::min(bar_columns_max, width - taken);
+    const auto full = static_cast<std::size_t>(share * static_cast<double>(columns));
+    line += " [" + std::string(full, '=') + std::string(columns - full, ' ') + "]";
+  }
+  line += figures;
+  if (line.size() > width) line.resize(width);
+  return line;
+}
+
+LoadWatch::LoadWatch() : on_terminal_(stderr_is_terminal()), seconds_begin_(now_seconds()) {}
+
+LoadWatch::~LoadWatch() { clear(); }
+
+bool LoadWatch::on_progress(const Progress& progress) {
+  anonymous_bytes_peak_ = std::max(anonymous_bytes_peak_, process_memory().anonymous_bytes);
+  if (InterruptibleWork::interrupted()) return false;
+  if (on_terminal_) show(progress);
+  return true;
+}
+
+void LoadWatch::show(const Progress& progress) {
+  // The last column stays free: some terminals wrap when it is written.
+  const std::size_t width = std::max<std::size_t>(terminal_columns(), 2) - 1;
+  const std::string line = progress_line(progress, now_seconds() - seconds_begin_, width);
+  fmt::print(stderr, "\r{}\x1b[K", line);
+  std::fflush(stderr);
+  shown_ = true;
+}
+
+void LoadWatch::clear() noexcept {
+  if (!shown_) return;
+  std::fputs("\r\x1b[K", stderr);
+  std::fflush(stderr);
+  shown_ = false;
+}
+
+}  // namespace loadstone::cli

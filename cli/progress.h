@@ -1,0 +1,42 @@
+// What a load shows and heeds while it runs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "loadstone/observer.h"
+
+namespace loadstone::cli {
+
+// Keeps a progress line on stderr where that is a terminal, notes the most memory in use, and stops
+// the load when the user interrupts. For one load, on one thread.
+class LoadWatch : public Observer {
+ public:
+  LoadWatch();
+  ~LoadWatch() override;  // clears the line
+  LoadWatch(const LoadWatch&) = delete;
+  LoadWatch& operator=(const LoadWatch&) = delete;
+
+  bool on_progress(const Progress& progress) override;
+  // Leaves the terminal as it was before the line.
+  void clear() noexcept;
+
+  [[nodiscard]] std::uint64_t anonymous_bytes_peak() const noexcept {
+    return anonymous_bytes_peak_;
+  }
+
+ private:
+  void show(const Progress& progress);
+
+  bool on_terminal_;
+  bool shown_ = false;
+  double seconds_begin_;
+  std::uint64_t anonymous_bytes_peak_ = 0;
+};
+
+// One line of at most `width` columns.
+[[nodiscard]] std::string progress_line(const Progress& progress, double seconds,
+                                        std::size_t width);
+
+}  // namespace loadstone::cli

@@ -1,0 +1,155 @@
+// A program of someone who uses loadstone as a C++ library, without Python: it loads a checkpoint that
+// keeps each expert apart into a model that wants all experts of a layer in one tensor.
+#include <loadstone/loadstone.h>
+
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "make_checkpoint.h"
+
+namespace {
+
+// What the model needs. A LibTorch program would walk its modules instead.
+loadstone::Skeleton make_skeleton(const ModelSize& size) {
+  using loadstone::Dtype;
+  loadstone::Skeleton skeleton;
+  const auto add = [&](const std::string& name, loadstone::Shape shape) {
+    loadstone::Target target;
+    target.name = name;
+    target.shape = std::move(shape);
+    target.dtype = Dtype::f32;  // the experts are BF16 in the file: cast on the way
+    skeleton.targets.push_back(target);
+  };
+  add("model.embed_tokens.weight", {size.vocabulary, size.hidden});
+  for (std::size_t layer = 0; layer < size.layers; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+    add(prefix + "mlp.experts.gate_up_proj", {size.experts, 2 * size.intermediate, size.hidden});
+    add(prefix + "mlp.experts.down_proj", {size.experts, size.hidden, size.intermediate});
+    add(prefix + "norm.weight", {size.hidden});
+  }
+  add("lm_head.weight", {size.vocabulary, size.hidden});
+  skeleton.targets.back().tie_of = "model.embed_tokens.weight";
+  return skeleton;
+}
+
+// How the checkpoint's tensors become the model's. What no rule matches keeps its name.
+loadstone::Rules make_rules() {
+  loadstone::Rule gate_up;
+  gate_up.op = loadstone::RuleOp::stack_concat;  // stack the experts, then join gate and up
+  gate_up.sources = {R"((.*\.experts)\.(\d+)\.gate_proj\.weight)",
+                     R"((.*\.experts)\.(\d+)\.up_proj\.weight)"};
+  gate_up.targets = {"$1.gate_up_proj"};
+  gate_up.dims = {0, 1};
+
+  loadstone::Rule down;
+  down.op = loadstone::RuleOp::stack;
+  down.sources = {R"((.*\.experts)\.(\d+)\.down_proj\.weight)"};
+  down.targets = {"$1.down_proj"};
+  down.dims = {0};
+  return {gate_up, down};
+}
+
+class Values {
+ public:
+  Values(const loadstone::Plan& plan, const loadstone::HostMemory& memory)
+      : plan_(plan), memory_(memory) {}
+
+  // The loaded values of a target; ends the program where there is none of that name.
+  [[nodiscard]] std::vector<float> of(const std::string& name) const {
+    for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
+      if (plan_.targets[i].name != name) continue;
+      const loadstone::Destination& destination = memory_.destinations()[i];
+      std::vector<float> values(destination.byte_count / sizeof(float));
+      if (destination.data == nullptr) break;
+      std::memcpy(values.data(), destination.data, values.size() * sizeof(float));
+      return values;
+    }
+    throw loadstone::Error("internal", "no values for " + name);
+  }
+
+ private:
+  const loadstone::Plan& plan_;
+  const loadstone::HostMemory& memory_;
+};
+
+// How many of `count` values from `begin` on are not those that the checkpoint was made with.
+std::size_t wrong_values(const std::vector<float>& values, std::size_t begin, std::size_t count,
+                         const std::string& source) {
+  if (values.size() < begin + count) return count;
+  std::size_t wrong = 0;
+  for (std::size_t i = 0; i < count; ++i) wrong += values[begin + i] != value_of(source, i) ? 1 : 0;
+  return wrong;
+}
+
+std::size_t wrong_values(const Values& values, const ModelSize& size) {
+  const std::string embedding = "model.embed_tokens.weight";
+  std::size_t wrong = 0;
+  for (const std::string& name : {embedding, std::string("lm_head.weight")}) {
+    wrong += wrong_values(values.of(name), 0, size.vocabulary * size.hidden, embedding);
+  }
+  const std::size_t part = size.intermediate * size.hidden;  // elements of one expert's projection
+  for (std::size_t layer = 0; layer < size.layers; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+    wrong += wrong_values(values.of(prefix + "norm.weight"), 0, size.hidden, prefix + "norm.weight");
+    const auto gate_up = values.of(prefix + "mlp.experts.gate_up_proj");
+    const auto down = values.of(prefix + "mlp.experts.down_proj");
+    for (std::size_t e = 0; e < size.experts; ++e) {
+      wrong += wrong_values(gate_up, 2 * e * part, part, expert_name(layer, e, "gate_proj"));
+      wrong += wrong_values(gate_up, (2 * e + 1) * part, part, expert_name(layer, e, "up_proj"));
+      wrong += wrong_values(down, e * part, part, expert_name(layer, e, "down_proj"));
+    }
+  }
+  return wrong;
+}
+
+int run(const std::filesystem::path& folder) {
+  const ModelSize size;
+  make_checkpoint(folder, size);
+  const auto catalog = loadstone::open_checkpoint(folder.string());
+  const loadstone::Skeleton skeleton = make_skeleton(size);
+
+  // Without rules the plan says what is missing, and nothing is read.
+  const loadstone::Plan incomplete = loadstone::make_plan(catalog, skeleton);
+  if (incomplete.ok()) {
+    std::puts("FAILED: a plan without rules claims to be complete");
+    return 1;
+  }
+  std::printf("Without rules: %s\n\n", incomplete.findings.front().message.c_str());
+
+  loadstone::PlanOptions options;
+  options.rules = make_rules();
+  const loadstone::Plan plan = loadstone::make_plan(catalog, skeleton, options);
+  std::puts(loadstone::to_table(plan).c_str());
+
+  const loadstone::HostMemory memory(plan);
+  const loadstone::Report report = loadstone::execute(plan, memory.destinations());
+  const loadstone::Audit audit = loadstone::audit(plan, report);
+  std::puts(audit.text().c_str());
+  audit.require_real();
+
+  const std::size_t wrong = wrong_values(Values(plan, memory), size);
+  if (wrong != 0) {
+    std::printf("FAILED: %zu values are wrong\n", wrong);
+    return 1;
+  }
+  std::puts("All values are those of the checkpoint.");
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: %s FOLDER   (an example checkpoint is written there)\n", argv[0]);
+    return 2;
+  }
+  try {
+    return run(argv[1]);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}
