@@ -1,0 +1,102 @@
+# `make demo` and `make test` do all the set-up themselves; a second run finds it done.
+# Everything else that happens here is CMake, ctest, pip and pytest: HACKING.md shows them bare.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export CTEST_PARALLEL_LEVEL := $(JOBS)
+export PYTHONDONTWRITEBYTECODE := 1
+
+JOBS ?= $(shell nproc)
+FUZZ_SECONDS ?= 20
+PYTEST_OPTIONS ?=
+PACKAGE_STAMP := .venv/package.stamp
+# Folders too: theirs is the time that changes when a file goes.
+PACKAGE_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
+  $(shell find cmake include src cli python/bindings python/loadstone \
+    -name __pycache__ -prune -o \( -type d -o -name '*.h' -o -name '*.cpp' -o -name '*.py*' \
+    -o -name py.typed -o -name 'CMakeLists.txt' -o -name '*.cmake' \) -print)
+# A line for each failure, and the closing lines.
+CTEST := ctest --preset
+SHORTEN := { grep -vE '^ +Start +[0-9]+: | Passed +[0-9.]+ sec$$' || true; }
+
+.PHONY: help demo test test-all bench lint clang-tidy asan tsan fuzz clean setup package release
+
+help:
+	@echo 'make demo      load a real checkpoint, and compare with what transformers gives'
+	@echo 'make test      all tests but the long ones'
+	@echo 'make test-all  those too: sweeps over model classes, measurements (gigabytes, an hour)'
+	@echo 'make bench     speed and memory beside other loaders'
+	@echo 'make lint      clang-format, clang-tidy, ruff, mypy, tools/tidy.py'
+	@echo 'make asan | tsan | fuzz   the C++ tests under sanitizers; a short fuzzing run'
+	@echo 'make clean     remove build/ and .venv/'
+
+setup:
+	@tools/setup.sh
+
+release: setup
+	cmake --preset release
+	cmake --build --preset release --parallel $(JOBS)
+
+# The package and the command, in .venv. ccache makes it cheap after `release`: same flags.
+package: setup
+	@$(MAKE) --no-print-directory $(PACKAGE_STAMP)
+
+$(PACKAGE_STAMP): $(PACKAGE_SOURCES)
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) python -m pip install -q --no-deps --no-build-isolation \
+	  -Ccmake.define.LOADSTONE_WERROR=ON .
+	touch $@
+
+demo: package
+	python examples/demo.py
+
+test: release package $(if $(CI),format-check)
+	$(CTEST) release | $(SHORTEN)
+	python -m pytest -q -n $(JOBS) $(PYTEST_OPTIONS)
+
+test-all: release package
+	$(CTEST) release | $(SHORTEN)
+	python -m pytest -q -n $(JOBS)
+	python -m pytest -q -m 'sweep or bench'
+
+bench: package
+	cmake --preset bench
+	cmake --build --preset bench --parallel $(JOBS)
+	for program in build/bench/bin/*_bench; do "$$program"; done
+	python bench/loaders.py
+
+.PHONY: format-check
+format-check: setup
+	git ls-files '*.h' '*.cpp' | xargs clang-format --dry-run -Werror
+	ruff check
+	ruff format --check
+	mypy
+
+lint: format-check clang-tidy
+	python tools/tidy.py
+
+clang-tidy:
+	@tools/setup.sh clang-tidy
+	cmake --preset dev
+	git ls-files 'src/*.cpp' 'cli/*.cpp' | xargs -P $(JOBS) -n 4 clang-tidy --quiet -p build/dev
+
+asan tsan: setup
+	cmake --preset $@
+	cmake --build --preset $@ --parallel $(JOBS)
+	$(CTEST) $@ | $(SHORTEN)
+
+fuzz:
+	@tools/setup.sh clang libclang-rt-dev
+	cmake --preset fuzz
+	cmake --build --preset fuzz --parallel $(JOBS)
+	for program in build/fuzz/bin/*_fuzz; do \
+	  mkdir -p "build/fuzz/corpus/$$(basename "$$program")"; \
+	  "$$program" -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=1024 -verbosity=0 \
+	    -print_final_stats=1 "build/fuzz/corpus/$$(basename "$$program")" \
+	    $$(find tests/hostile -mindepth 1 -type d -links 2); \
+	done
+
+clean:
+	rm -rf build .venv

@@ -1,0 +1,113 @@
+"""The rules of tools/tidy.py: each fires where it should, and the tree keeps them all."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load_tidy() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tidy", ROOT / "tools" / "tidy.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tidy = load_tidy()
+
+LONG_CPP = "int f(int a) {\n" + "  a += 1;\n" * 70 + "  return a;\n}\n"
+LONG_PYTHON = "def f(a):\n" + "    a += 1\n" * 71 + "    return a\n"
+# Concatenated, so that this file keeps the rules itself.
+PATH = "/" + "home/someone/model"
+LATER = "TO" + "DO"
+SHORT_FOR_SOURCE = "s" + "rc"
+
+BREACHES = [
+    ("src/base/a.cpp", '#include "plan/rules.h"\n', "base may not include from plan"),
+    ("src/base/a.cpp", '#include "loadstone/catalog.h"\n', "base may not include from catalog"),
+    ("src/catalog/a.cpp", '#include "loadstone/skeleton.h"\n', "may not include from skeleton"),
+    ("src/plan/a.cpp", '#include "cli/app.h"\n', "plan may not include from cli"),
+    ("include/loadstone/shape.h", '#include "loadstone/plan.h"\n', "may not include from plan"),
+    ("src/plan/a.cpp", '#include "loadstone/attic.h"\n', "no room called attic"),
+    ("cli/a.cpp", "int a;\n" * 501, "the file has 501 lines"),
+    ("tools/a.sh", "#" * 101 + "\n", "the line has 101 columns"),
+    ("src/plan/a.cpp", LONG_CPP, "the function has 73 lines"),
+    ("src/plan/a.cpp", f"namespace a {{\n{LONG_CPP}}}\n", "the function has 73 lines"),
+    ("src/plan/a.h", f"class A {{\n{LONG_CPP}}};\n", "the function has 73 lines"),
+    ("src/plan/a.cpp", LONG_CPP.replace("f(int a)", "A::A(int b) : a{b}, c{}"), "73 lines"),
+    ("src/plan/a.cpp", LONG_CPP.replace("f(int a)", "A::f() const noexcept"), "73 lines"),
+    ("python/loadstone/a.py", LONG_PYTHON, "the function has 73 lines"),
+    ("src/plan/a.cpp", 'void f() { printf("a"); }\n', "prints"),
+    ("src/plan/a.cpp", 'auto a = std::getenv("A");\n', "environment"),
+    ("src/plan/a.cpp", "void f() { std::cerr << 1; }\n", "prints"),
+    ("src/plan/a.cpp", "void f() { std::abort(); }\n", "aborts"),
+    ("src/formats/gguf.cpp", "void f(int a) { assert(a > 0); }\n", "throw, where there is assert("),
+    ("cli/a.cpp", "// caf\u00e9\n", "not ASCII: \u00e9"),
+    ("cli/a.cpp", f"int {SHORT_FOR_SOURCE} = 1;\n", "say source or target"),
+    ("python/loadstone/a.py", f"{SHORT_FOR_SOURCE}_shape = 1\n", "say source or target"),
+    ("README.md", f"{LATER}: more\n", f"finish it or say why not: {LATER}"),
+    ("src/plan/a.cpp", "int transformers_rules();\n", "the core knows no framework: transformers"),
+    (
+        "python/loadstone/_plan.py",
+        "import diffusers.models\n",
+        "only its adapter imports diffusers",
+    ),
+    ("python/loadstone/_plan.py", "from safetensors import torch\n", "imports safetensors"),
+    ("docs/a.md", f"Put it in {PATH}.\n", "a path of one machine"),
+]
+
+KEPT = [
+    (
+        "src/plan/a.cpp",
+        '#include "plan/b.h"\n#include "catalog/c.h"\n#include "loadstone/error.h"\n',
+    ),
+    (
+        "cli/a.cpp",
+        '#include "cli/app.h"\n#include "loadstone/loadstone.h"\n#include "fmt/core.h"\n',
+    ),
+    ("src/plan/a.cpp", LONG_CPP.replace("  a += 1;\n", "", 3)),
+    ("src/plan/a.cpp", "constexpr int a[] = {\n" + "  1,\n" * 80 + "};\n"),
+    ("src/plan/a.h", "struct A {\n" + "  int f(int a) { return a; }\n" * 80 + "};\n"),
+    ("src/plan/a.cpp", "namespace a {\n" + "int b(int c);\n" * 80 + "}\n"),
+    ("src/plan/a.cpp", 'auto a = "std::abort() { printf(";  // std::cout\n'),
+    ("src/plan/a.cpp", "int n = snprintf(a, 2, b); file.exit(); static_assert(true);\n"),
+    ("cli/a.cpp", 'std::cout << "printed";\n'),
+    ("cli/a.cpp", '#include "a/source.h"\nauto a = "the source, not src/";\n'),
+    ("python/loadstone/_plan.py", "import torch\nfrom .transformers import rules\n"),
+    ("python/loadstone/transformers.py", "import transformers\n"),
+    ("docs/a.md", "See https://example.org/home/page and build/tmp/a.\n"),
+]
+
+
+@pytest.mark.parametrize(("path", "text", "message"), BREACHES)
+def test_a_rule_fires(path: str, text: str, message: str) -> None:
+    assert any(message in said for _, said in tidy.breaches(path, text))
+
+
+@pytest.mark.parametrize(("path", "text"), KEPT)
+def test_what_keeps_the_rules_is_left_alone(path: str, text: str) -> None:
+    assert list(tidy.breaches(path, text)) == []
+
+
+def test_every_rule_has_a_text_that_makes_it_fire() -> None:
+    fired = {
+        rule.__name__
+        for rule in tidy.RULES
+        if any(list(rule(path, text)) for path, text, _ in BREACHES)
+    }
+    assert fired == {rule.__name__ for rule in tidy.RULES}
+
+
+def test_the_tree_keeps_the_rules() -> None:
+    listed = tidy.files(ROOT)
+    assert "tools/tidy.py" in listed
+    found = [
+        f"{path}:{line}: {message}"
+        for path in listed
+        for line, message in tidy.breaches(path, (ROOT / path).read_text(encoding="utf-8"))
+    ]
+    assert found == []

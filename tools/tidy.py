@@ -1,0 +1,266 @@
+#!/usr/bin/env python3
+"""The rules of the house that no formatter or linter sees, as a test.
+
+Prints `path:line: what is wrong` for each breach; the exit status is 1 when there is one.
+A rule is a function of a path and its text that yields (line, message) pairs.
+"""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+Breach = tuple[int, str]
+Rule = Callable[[str, str], Iterator[Breach]]
+
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+LINE_COLUMNS_MAX = 100
+
+# Files that may be longer, each with its reason.
+LONG_FILES: dict[str, str] = {}
+
+# A room may include what stands in a group before its own, and itself.
+ROOMS = (
+    ("base",),
+    ("tensor",),
+    ("storage", "kernels"),
+    ("formats",),
+    ("catalog", "skeleton"),
+    ("plan",),
+    ("execute", "device"),
+    ("audit",),
+    ("cli", "bindings"),
+)
+LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
+
+# The room that a public header belongs to, where it is not its own name's.
+HEADER_ROOM = {
+    "dtype": "tensor",
+    "error": "base",
+    "finding": "base",
+    "loadstone": "audit",
+    "observer": "base",
+    "recipe": "plan",
+    "shape": "tensor",
+    "version": "base",
+}
+
+FRAMEWORKS = {"accelerate", "bitsandbytes", "diffusers", "modelopt", "safetensors", "transformers"}
+
+CPP = (".h", ".cpp")
+PYTHON = (".py", ".pyi")
+SOURCES = (*CPP, *PYTHON, ".cmake", ".sh", ".txt", ".toml")
+
+
+def cpp_code(text: str) -> str:
+    """The text with comments and the insides of literals blanked, line by line as it was."""
+    pattern = re.compile(
+        r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', re.S
+    )
+
+    def blank(match: re.Match[str]) -> str:
+        quotes = '""' if '"' in match[0][:2] else " "
+        return quotes + "\n" * match[0].count("\n")
+
+    # 1'000 is a number, not the start of a literal.
+    return pattern.sub(blank, re.sub(r"(?<=[0-9a-fA-F])'(?=[0-9a-fA-F]{2})", "", text))
+
+
+def grep(pattern: str, text: str, message: str) -> Iterator[Breach]:
+    """A breach for each line that matches; {} in the message is what matched."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for match in re.finditer(pattern, line):
+            yield number, message.format(match[0].strip())
+
+
+def room_of(path: str) -> str | None:
+    """The room of a file of this repository, or of an include as it is written."""
+    parts = Path(path).parts
+    if parts[:2] == ("include", "loadstone") or (parts[0] == "loadstone" and len(parts) == 2):
+        name = Path(path).stem
+        return HEADER_ROOM.get(name, name)
+    if parts[0] == "src":
+        return parts[1]
+    if parts[0] == "cli" or parts[:2] == ("python", "bindings"):
+        return parts[-2]
+    return parts[0] if len(parts) == 2 and parts[0] in LEVEL else None
+
+
+def includes_point_down(path: str, text: str) -> Iterator[Breach]:
+    room = room_of(path)
+    if not path.endswith(CPP) or room not in LEVEL or path == "include/loadstone/loadstone.h":
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        match = re.match(r'\s*#\s*include\s*"([^"]+)"', line)
+        other = room_of(match[1]) if match else None
+        if other is None or other == room:
+            continue
+        if other not in LEVEL:
+            yield number, f"no room called {other}"
+        elif LEVEL[other] >= LEVEL[room]:
+            yield number, f"{room} may not include from {other}"
+
+
+def file_length(path: str, text: str) -> Iterator[Breach]:
+    lines = text.count("\n")
+    if path.endswith(CPP + PYTHON) and lines > FILE_LINES_MAX and path not in LONG_FILES:
+        yield lines, f"the file has {lines} lines, more than {FILE_LINES_MAX}"
+
+
+def line_length(path: str, text: str) -> Iterator[Breach]:
+    if path.endswith(SOURCES) or path == "Makefile":
+        for number, line in enumerate(text.splitlines(), 1):
+            if len(line) > LINE_COLUMNS_MAX:
+                yield number, f"the line has {len(line)} columns, more than {LINE_COLUMNS_MAX}"
+
+
+def cpp_functions(text: str) -> Iterator[tuple[int, int]]:
+    """First and last line of each function body, found by its braces; lambdas belong to theirs."""
+    code = re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", "", cpp_code(text), flags=re.M)
+    scope = re.compile(
+        r"^\s*(?:template\s*<.*>\s*)?(?:namespace|class|struct|union|enum|extern)\b", re.S
+    )
+    body = re.compile(r"[)}]\s*(?:const|noexcept(?:\(.*\))?|override|final|&+|->.*|\s)*$", re.S)
+    head, line, depth = "", 1, 0
+    start: tuple[int, int] | None = None  # depth and line of the body that is open
+    for char in code:
+        line += char == "\n"
+        depth += (char == "{") - (char == "}")
+        if start is not None:
+            if char == "}" and depth < start[0]:
+                yield start[1], line
+                start, head = None, ""
+        elif char == "{" and "(" in head and body.search(head) and not scope.match(head):
+            start = (depth, line)
+        elif char == ";" or (char == "{" and scope.match(head)):
+            head = ""
+        elif char != "}" or "(" in head:  # keeps a{1}, b{2} of a constructor's initialisers
+            head += char
+        else:
+            head = ""
+
+
+def python_functions(text: str) -> Iterator[tuple[int, int]]:
+    """First and last line of each function, without its docstring's lines."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0]
+            is_docstring = ast.get_docstring(node) is not None
+            skipped = (first.end_lineno or first.lineno) - first.lineno + 1 if is_docstring else 0
+            yield node.lineno + skipped, node.end_lineno or node.lineno
+
+
+def function_length(path: str, text: str) -> Iterator[Breach]:
+    functions = cpp_functions if path.endswith(CPP) else python_functions
+    for first, last in functions(text) if path.endswith(CPP + PYTHON) else ():
+        if last - first + 1 > FUNCTION_LINES_MAX:
+            yield (
+                first,
+                f"the function has {last - first + 1} lines, more than {FUNCTION_LINES_MAX}",
+            )
+
+
+def core_is_silent(path: str, text: str) -> Iterator[Breach]:
+    if path.startswith(("src/", "include/")):
+        calls = "v?f?printf|f?puts|perror|abort|_?exit|quick_exit|terminate|(secure_)?getenv|setenv"
+        pattern = rf"\bstd::(cout|cerr|clog)\b|\bfmt::print\b|(?<![\w.>])({calls})\s*\("
+        message = "the core never prints, aborts or reads the environment: {}"
+        yield from grep(pattern, cpp_code(text), message)
+
+
+def no_assert_on_input(path: str, text: str) -> Iterator[Breach]:
+    if path.startswith("src/formats/"):
+        message = "a format's rules hold in every build: throw, where there is {}"
+        yield from grep(r"\bassert\s*\(", cpp_code(text), message)
+
+
+def ascii_only(path: str, text: str) -> Iterator[Breach]:
+    if path.endswith(SOURCES):
+        yield from grep(r"[^\x00-\x7f]+", text, "not ASCII: {}")
+
+
+def names_in(path: str, text: str) -> str:
+    """The text with only its identifiers, in their lines."""
+    if path.endswith(CPP):
+        return re.sub(r"#\s*include[^\n]*", "", cpp_code(text))
+    lines: list[list[str]] = [[] for _ in range(text.count("\n") + 2)]
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NAME:
+            lines[token.start[0] - 1].append(token.string)
+    return "\n".join(" ".join(line) for line in lines)
+
+
+def banned_words(path: str, text: str) -> Iterator[Breach]:
+    if path.endswith(CPP + PYTHON):
+        pattern = r"\b(src|dst)(_\w*)?\b|\b\w+_(src|dst)_?\b"
+        yield from grep(pattern, names_in(path, text), "say source or target: {}")
+    yield from grep(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b", text, "finish it or say why not: {}")
+
+
+def frameworks_stay_in_adapters(path: str, text: str) -> Iterator[Breach]:
+    if path.startswith(("src/", "include/")):
+        names = "|".join(sorted(FRAMEWORKS - {"safetensors"}))  # there it names the file format
+        pattern = rf"\b(torch|{names})(?=::|_|\b)"
+        yield from grep(pattern, names_in(path, text), "the core knows no framework: {}")
+    elif path.startswith("python/loadstone/") and path.endswith(PYTHON):
+        for node in ast.walk(ast.parse(text)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            for name in {name.split(".")[0] for name in names} & FRAMEWORKS - {Path(path).stem}:
+                yield node.lineno, f"only its adapter imports {name}"
+
+
+def no_paths_of_one_machine(path: str, text: str) -> Iterator[Breach]:
+    yield from grep(
+        r"(?<![\w.~$}>-])/(home|work|root|Users|tmp)/\w+", text, "a path of one machine: {}"
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    includes_point_down,
+    file_length,
+    line_length,
+    function_length,
+    core_is_silent,
+    no_assert_on_input,
+    ascii_only,
+    banned_words,
+    frameworks_stay_in_adapters,
+    no_paths_of_one_machine,
+)
+
+
+def breaches(path: str, text: str) -> Iterator[Breach]:
+    """All breaches of all rules in one file; the path is relative to the repository."""
+    for rule in RULES:
+        yield from rule(path, text)
+
+
+def files(root: Path) -> list[str]:
+    """All files of the repository that people write, also before they are committed."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    data = ("tests/hostile/", "tests/golden/", "LICENSE", "constraints.txt")
+    return sorted(
+        p for p in set(listed.splitlines()) if not p.startswith(data) and (root / p).is_file()
+    )
+
+
+def main() -> int:
+    root = Path(__file__).resolve().parent.parent
+    found = 0
+    for path in files(root):
+        for line, message in sorted(breaches(path, (root / path).read_text(encoding="utf-8"))):
+            print(f"{path}:{line}: {message}")
+            found += 1
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
