@@ -1,0 +1,106 @@
+"""The command under test, and checkpoints written byte by byte: no library stands between."""
+
+import json
+import math
+import os
+import struct
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+COMMAND = Path(os.environ.get("LOADSTONE_CLI", REPOSITORY / ".venv/bin/loadstone"))
+DTYPE_BITS = {"F64": 64, "F32": 32, "BF16": 16, "F16": 16, "U8": 8, "BOOL": 8}
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+WriteFile = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def command() -> Path:
+    assert COMMAND.is_file(), f"{COMMAND} is not there: build it, or name it in LOADSTONE_CLI"
+    return COMMAND
+
+
+@pytest.fixture(scope="session")
+def run(command: Path) -> Run:
+    """Run the command and return what it said; `status` is checked where it is given."""
+
+    def run_command(
+        *arguments: object, status: int | None = None, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [command, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            **options,
+        )
+        if status is not None:
+            assert done.returncode == status, (arguments, done.stdout, done.stderr)
+        return done
+
+    return run_command
+
+
+def write_safetensors(
+    path: Path,
+    tensors: Mapping[str, tuple[str, list[int]]],
+    values: bytes | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> Path:
+    """Write a file with these dtypes and shapes; without `values` the data is a hole, all zeros."""
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + math.prod(shape) * DTYPE_BITS[dtype] // 8
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + (values or b""))
+        file.truncate(8 + len(text) + end)
+    return path
+
+
+@pytest.fixture(scope="session", name="write_safetensors")
+def write_safetensors_fixture() -> WriteFile:
+    return write_safetensors
+
+
+SMALL = {"embed.weight": ("F32", [4, 2]), "norm.weight": ("BF16", [2])}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A checkpoint of two tensors, zeros."""
+    return write_safetensors(tmp_path / "small.safetensors", SMALL, metadata={"made by": "a test"})
+
+
+@pytest.fixture
+def write_skeleton(tmp_path: Path) -> Callable[..., Path]:
+    """Write a skeleton with a parameter for each name: (dtype, shape)."""
+
+    def write(
+        targets: Mapping[str, tuple[str, list[int]]], file_name: str = "skeleton.json"
+    ) -> Path:
+        rows = [
+            {"name": name, "shape": shape, "dtype": dtype, "kind": "parameter", "tie_of": None}
+            for name, (dtype, shape) in targets.items()
+        ]
+        path = tmp_path / file_name
+        path.write_text(json.dumps({"targets": rows}))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def incomplete(write_skeleton: Callable[..., Path]) -> Path:
+    """A skeleton that needs two tensors that the small checkpoint lacks."""
+    more = {"head.weight": ("F32", [4, 2]), "head.bias": ("F32", [4])}
+    return write_skeleton(SMALL | more, "incomplete.json")

@@ -1,0 +1,178 @@
+"""What the commands print, for people and as JSON."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+HOSTILE_NAMES = [
+    'quote " backslash \\ end',
+    "line\nbreak\ttab",
+    "\x1b]0;title\x07\x1b[2J",
+    "\u202eright to left",
+    "\u2028line separator",
+    "emoji \U0001f9f2 and \u00e9",
+    "{braces} %s %n $1",
+    " ",
+    "../../etc/passwd",
+]
+
+
+@pytest.fixture
+def hostile_names(tmp_path, write_safetensors):
+    tensors = {name: ("U8", [1]) for name in HOSTILE_NAMES}
+    return write_safetensors(
+        tmp_path / "names.safetensors",
+        tensors,
+        bytes(len(tensors)),
+        metadata={"\x1b[31m": "\x1b[0m\n\u202e"},
+    )
+
+
+@pytest.mark.parametrize("arguments", [["inspect", "--tensors"], ["plan"], ["load"], ["verify"]])
+def test_hostile_names(run, hostile_names, arguments):
+    document = json.loads(run(*arguments, hostile_names, "--json", status=0).stdout)
+    text = run(*arguments, hostile_names, status=0).stdout
+    assert "\x1b" not in text
+    assert "line\nbreak" not in text
+    rows = document.get("tensors") or document.get("targets") or document.get("provenance") or []
+    if isinstance(rows, dict):
+        rows = [{"name": name} for name in rows]
+    names = {row.get("name", row.get("target")) for row in rows}
+    if arguments != ["verify"]:
+        assert names == set(HOSTILE_NAMES)
+
+
+def test_inspect_json(run, small):
+    document = json.loads(run("inspect", small, "--json", status=0).stdout)
+    assert document.keys() >= {"tensors", "metadata", "total_bytes", "findings"}
+    assert document["total_bytes"] == 36
+    assert document["metadata"] == {"made by": "a test"}
+
+
+def test_inspect_text(run, small):
+    short = run("inspect", small, status=0).stdout
+    long = run("inspect", small, "--tensors", status=0).stdout
+    assert "F32" in short
+    assert "BF16" in short
+    assert "embed.weight" not in short
+    assert "embed.weight" in long
+
+
+def test_several_files_are_one_checkpoint(run, tmp_path, write_safetensors):
+    paths = [
+        write_safetensors(tmp_path / f"{name}.safetensors", {name: ("F32", [3])}) for name in "ab"
+    ]
+    assert json.loads(run("inspect", *paths, "--json", status=0).stdout)["total_bytes"] == 24
+    assert json.loads(run("load", *paths, "--json", status=0).stdout)["bytes_read"] == 24
+
+
+def test_plan_json_is_the_saved_plan(run, small, tmp_path):
+    shown = run("plan", small, "-o", tmp_path / "plan.json", "--json", status=0).stdout
+    saved = (tmp_path / "plan.json").read_text()
+    assert json.loads(shown) == json.loads(saved)
+
+
+def test_saved_plan_is_loaded(run, small, tmp_path):
+    run("plan", small, "--dtype", "f32", "-o", tmp_path / "plan.json", status=0)
+    document = json.loads(run("load", "--plan", tmp_path / "plan.json", "--json", status=0).stdout)
+    assert {row["dtype"] for row in document["provenance"]} == {"F32"}
+
+
+def test_saved_plan_of_a_file_that_changed(run, small, tmp_path):
+    run("plan", small, "-o", tmp_path / "plan.json", status=0)
+    os.utime(small, (1, 1))
+    done = run("load", "--plan", tmp_path / "plan.json", status=4)
+    assert "[io.changed]" in done.stderr
+
+
+def test_saved_plan_of_files_that_moved(run, small, tmp_path):
+    run("plan", small, "-o", tmp_path / "plan.json", status=0)
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    small.rename(moved / small.name)
+    run("load", "--plan", tmp_path / "plan.json", status=4)
+    run("load", moved, "--plan", tmp_path / "plan.json", status=0)
+
+
+@pytest.mark.parametrize("command", ["plan", "load"])
+def test_html(run, small, tmp_path, command):
+    page = tmp_path / "plan.html"
+    run(command, small, "--html", page, status=0)
+    assert "embed.weight" in page.read_text()
+
+
+def test_load_json(run, small):
+    document = json.loads(run("load", small, "--json", status=0).stdout)
+    assert document.keys() >= {"provenance", "seconds", "bytes_read", "peak_bytes", "findings"}
+    assert document["bytes_read"] == 36
+    assert document["peak_bytes"] > 0
+    assert document["audit"] == {"ok": True, "on_meta": [], "unaccounted": [], "exceptions": []}
+
+
+def test_load_text(run, small):
+    text = run("load", small, status=0).stdout
+    assert "GB/s" in text
+    assert "peak" in text
+    assert "audit" in text
+
+
+def test_verify_json(run, small, tmp_path, write_safetensors):
+    same = json.loads(run("verify", small, small, "--json", status=0).stdout)
+    assert same["ok"] is True
+    assert same["differences"] == []
+    other = write_safetensors(tmp_path / "other.safetensors", {"embed.weight": ("F32", [4, 2])})
+    document = json.loads(run("verify", small, other, "--json", status=1).stdout)
+    assert document["ok"] is False
+    [difference] = document["differences"]
+    assert difference["name"] == "norm.weight"
+    assert difference.keys() >= {"name", "kind", "found", "expected"}
+
+
+def test_explain(run):
+    everything = json.loads(run("explain", "--json", status=0).stdout)
+    assert [row["code"] for row in everything] == sorted(row["code"] for row in everything)
+    listed = run("explain", status=0).stdout
+    for row in everything:
+        assert row["code"] in listed
+        one = run("explain", row["code"], status=0).stdout
+        assert row["meaning"] in one
+        assert row["advice"] in one
+    assert json.loads(run("explain", "io.changed", "--json").stdout)["exit_status"] == 4
+
+
+# ---- placement
+
+
+def devices_of(run, checkpoint, *arguments: str) -> dict[str, str]:
+    document = json.loads(run("plan", checkpoint, *arguments, "--json", status=0).stdout)
+    return {row["name"]: row["device"] for row in document["targets"]}
+
+
+def test_device_map_forms(run, small, tmp_path):
+    folder = ["--offload-folder", str(tmp_path / "offload")]
+    expected = {"embed.weight": "disk", "norm.weight": "cpu"}
+    (tmp_path / "map.json").write_text('{"embed": "disk", "": "cpu"}')
+    for form in ["embed=disk,=cpu", '{"embed": "disk", "": "cpu"}', str(tmp_path / "map.json")]:
+        assert devices_of(run, small, "--device-map", form, *folder) == expected
+    everywhere = devices_of(run, small, "--device-map", "disk", *folder)
+    assert set(everywhere.values()) == {"disk"}
+
+
+@pytest.mark.parametrize("mode", ["auto", "balanced", "balanced_low_0", "sequential"])
+def test_computed_device_map(run, small, tmp_path, mode):
+    """The command knows this machine's memory, so a mode needs no --max-memory."""
+    assert set(devices_of(run, small, "--device-map", mode).values()) == {"cpu"}
+    limited = ["--max-memory", "cpu=8", "--offload-folder", str(tmp_path / "offload")]
+    devices = devices_of(run, small, "--device-map", mode, *limited)
+    assert devices["embed.weight"] == "disk"
+
+
+def test_offloaded_tensors_are_exceptions(run, tmp_path, small):
+    folder = tmp_path / "offload"
+    arguments = ["--dtype", "f64", "--device-map", "embed=disk,=cpu", "--offload-folder", folder]
+    document = json.loads(run("load", small, *arguments, "--json", status=0).stdout)
+    assert [name for name in document["audit"]["exceptions"] if "embed.weight" in name]
+    written = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+    assert written >= 8 * 8

@@ -1,0 +1,231 @@
+"""Each exit status, with a real cause; and where what is said goes."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HOSTILE = Path(__file__).resolve().parents[3] / "tests/hostile"
+ERROR_MEMBERS = {"code", "message", "path", "tensor", "byte_offset", "field", "found", "expected"}
+
+
+def error_of(done: subprocess.CompletedProcess[str]) -> dict:
+    """The error of a --json run, which says it on stdout and nowhere else."""
+    assert done.stderr == ""
+    error = json.loads(done.stdout)["error"]
+    assert error.keys() >= ERROR_MEMBERS
+    return error
+
+
+def assert_said_on_stderr(done: subprocess.CompletedProcess[str], code: str) -> None:
+    assert done.stdout == ""
+    assert f"[{code}]" in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("name", ["inspect", "plan", "load", "verify"])
+def test_done(run, small, name):
+    done = run(name, small, status=0)
+    assert done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+@pytest.mark.parametrize("name", [None, "inspect", "plan", "load", "verify", "explain"])
+def test_help(run, name, option):
+    done = run(*[name] if name else [], option, status=0)
+    assert "loadstone" in done.stdout
+    assert done.stderr == ""
+
+
+def test_version(run):
+    assert run("--version", status=0).stdout.startswith("loadstone ")
+
+
+# ---- 1: done, and it found something
+
+
+def test_incomplete_plan(run, small, incomplete):
+    done = run("plan", small, "--skeleton", incomplete, status=1)
+    assert "head.weight" in done.stdout
+    assert "head.bias" in done.stdout
+
+
+def test_incomplete_plan_is_not_loaded(run, small, incomplete):
+    done = run("load", small, "--skeleton", incomplete, status=1)
+    assert_said_on_stderr(done, "plan.missing")
+    assert "head.bias" in done.stderr
+
+
+def test_incomplete_plan_is_not_loaded_json(run, small, incomplete):
+    done = run("load", small, "--skeleton", incomplete, "--json", status=1)
+    assert error_of(done)["code"] == "plan.missing"
+    findings = json.loads(done.stdout)["findings"]
+    assert {f["target"] for f in findings} >= {"head.weight", "head.bias"}
+
+
+def test_missing_as_zeros(run, small, incomplete):
+    done = run("load", small, "--skeleton", incomplete, "--missing", "zeros", "--json", status=0)
+    origins = {row["target"]: row["origin"] for row in json.loads(done.stdout)["provenance"]}
+    assert origins["head.weight"] == "zeros"
+    assert origins["embed.weight"] == "checkpoint"
+
+
+def test_unexpected(run, small, write_skeleton):
+    skeleton = write_skeleton({"embed.weight": ("F32", [4, 2])})
+    assert "plan.unexpected" in run("load", small, "--skeleton", skeleton, status=0).stderr
+    quiet = run("load", small, "--skeleton", skeleton, "--unexpected", "ignore", status=0)
+    assert quiet.stderr == ""
+    refused = run("load", small, "--skeleton", skeleton, "--unexpected", "error", status=1)
+    assert_said_on_stderr(refused, "plan.unexpected")
+
+
+def test_difference(run, small, tmp_path, write_safetensors):
+    shapes = {"embed.weight": ("F32", [4, 2]), "norm.weight": ("BF16", [2])}
+    other = write_safetensors(tmp_path / "other.safetensors", shapes, b"\x01" + b"\0" * 35)
+    done = run("verify", small, other, status=1)
+    assert "embed.weight" in done.stdout
+    assert run("verify", small, small, status=0).stderr == ""
+
+
+# ---- 2: wrong usage
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["inspct"],
+        ["inspect"],
+        ["inspect", "--no-such-option", "x"],
+        ["plan"],
+        ["load"],
+        ["load", "--plan", "p.json", "--dtype", "bf16"],
+        ["load", "--plan", "p.json", "a", "b"],
+        ["load", "x", "--threads", "-1"],
+        ["load", "x", "--threads", "many"],
+        ["load", "x", "--missing", "initialise"],
+        ["plan", "x", "--rules", "r.json"],
+        ["plan", "x", "--dtype", "float31"],
+        ["plan", "x", "--staging", "nan"],
+        ["plan", "x", "--staging", "-1"],
+        ["plan", "x", "--max-memory", "8GiB"],
+        ["plan", "x", "--max-memory", "cpu=much"],
+        ["plan", "x", "--device-map", "layers.0="],
+        ["plan", "x", "--device-map", "{not json"],
+        ["verify"],
+        ["verify", "a", "b", "c"],
+        ["explain", "plan.mising"],
+        ["explain", "a", "b"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(run, arguments):
+    done = run(*arguments, status=2)
+    assert_said_on_stderr(done, "usage")
+    assert len(done.stderr.splitlines()) == 1
+    assert "--help" in done.stderr
+    assert error_of(run(*arguments, "--json", status=2))["code"] == "usage"
+
+
+def test_unknown_code_names_the_nearest(run):
+    assert "plan.missing" in run("explain", "plan.mising", status=2).stderr
+
+
+# ---- 3: a bad or unsupported file
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan", "load", "verify"])
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        ("safetensors/st_off_hole.safetensors", "st.hole"),
+        ("safetensors/st_empty.safetensors", "st.too_short"),
+        ("gguf/gg_magic.gguf", "gg.magic"),
+        ("sharded/ix_missing_shard", "ix.shard_missing"),
+    ],
+)
+def test_malformed(run, command, file, code):
+    done = run(command, HOSTILE / file, status=3)
+    assert_said_on_stderr(done, code)
+    error = error_of(run(command, HOSTILE / file, "--json", status=3))
+    assert error["code"] == code
+    assert file in error["path"]
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan", "verify"])
+def test_warnings_and_strict(run, command):
+    folder = HOSTILE / "sharded/ix_total_size_lies"
+    assert "ix." in run(command, folder, "--json", status=0).stdout
+    run(command, folder, "--strict", status=3)
+
+
+def test_strict_load_reads_nothing(run):
+    folder = HOSTILE / "sharded/ix_total_size_lies"
+    assert "ix." in run("load", folder, status=0).stderr
+    assert run("load", folder, "--strict", status=3).stdout == ""
+
+
+# ---- 4: input/output
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan", "load", "verify"])
+def test_path_that_does_not_exist(run, tmp_path, command):
+    gone = tmp_path / "gone.safetensors"
+    done = run(command, gone, status=4)
+    assert_said_on_stderr(done, "io.not_found")
+    error = error_of(run(command, gone, "--json", status=4))
+    assert error["path"] == str(gone)
+
+
+@pytest.mark.parametrize("option", ["--skeleton", "--plan"])
+def test_other_file_that_does_not_exist(run, small, tmp_path, option):
+    error = error_of(run("load", small, option, tmp_path / "gone", "--json", status=4))
+    assert error["path"] == str(tmp_path / "gone")
+
+
+def test_output_that_cannot_be_written(run, small, tmp_path):
+    done = run("plan", small, "-o", tmp_path / "no" / "plan.json", status=4)
+    assert "[io." in done.stderr
+    assert run("plan", small, "-o", "/dev/full", status=4).stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [["inspect"], ["explain"]])
+def test_full_standard_output(command, small, arguments):
+    paths = [] if arguments == ["explain"] else [small]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [command, *arguments, *paths], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 4
+    assert b"[io.no_space]" in done.stderr
+
+
+def test_named_pipe_is_refused_at_once(run, tmp_path):
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    run("inspect", tmp_path / "pipe.safetensors", status=4)
+
+
+# ---- 5: does not fit
+
+
+@pytest.mark.parametrize("command", ["plan", "load"])
+def test_over_budget(run, small, command):
+    done = run(command, small, "--max-memory", "cpu=1", "--json", status=5)
+    assert "plan.over_budget" in done.stdout
+
+
+def test_more_than_the_machine_has(run, tmp_path, write_safetensors):
+    """A hole in a file costs nothing, so a model of a tebibyte is at hand."""
+    huge = write_safetensors(tmp_path / "huge.safetensors", {"w": ("F32", [1 << 38])})
+    run("inspect", huge, status=0)
+    run("plan", huge, status=0)
+    assert_said_on_stderr(run("load", huge, status=5), "memory.host")
+    assert error_of(run("load", huge, "--json", status=5))["code"] == "memory.host"
+
+
+def test_device_that_the_command_cannot_reach(run, small):
+    run("plan", small, "--device-map", "cuda:0", status=0)
+    assert_said_on_stderr(run("load", small, "--device-map", "cuda:0", status=5), "memory.device")

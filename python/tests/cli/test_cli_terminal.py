@@ -1,0 +1,138 @@
+"""What needs a terminal or a signal: the progress line, and Ctrl-C."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+BIG = 256 << 20  # bytes in the file; a cast to F64 makes them four times as many
+
+
+@pytest.fixture
+def big(tmp_path, write_safetensors) -> Path:
+    """Enough to be met on the way: a hole, cast to F64 by one thread."""
+    tensors = {f"layers.{i}.weight": ("BF16", [BIG // 2 // 16]) for i in range(16)}
+    return write_safetensors(tmp_path / "big.safetensors", tensors)
+
+
+class Terminal:
+    """A command whose stderr is a terminal of so many columns."""
+
+    def __init__(self, command: Path, *arguments: object, columns: int = 80, term: str = "xterm"):
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self.process = subprocess.Popen(
+            [command, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=slave,
+            text=True,
+            env=os.environ | {"TERM": term},
+        )
+        os.close(slave)
+        self.seen = b""
+
+    def read(self) -> Iterator[bytes]:
+        """Everything seen so far, each time that there is more."""
+        with contextlib.suppress(OSError):  # EIO: the other side is closed
+            while piece := os.read(self._master, 4096):
+                self.seen += piece
+                yield self.seen
+
+    def finish(self) -> tuple[int, str, str]:
+        """Status, stdout, and all that the terminal was sent."""
+        for _ in self.read():
+            pass
+        stdout, _ = self.process.communicate()
+        os.close(self._master)
+        return self.process.returncode, stdout, self.seen.decode()
+
+
+def lines_shown(seen: str) -> list[str]:
+    return [text.split("\x1b[K")[0] for text in seen.split("\r") if "%" in text]
+
+
+@pytest.mark.parametrize("columns", [10, 24, 80, 200])
+def test_progress_on_a_terminal(command, big, columns):
+    status, stdout, seen = Terminal(
+        command, "load", big, "--dtype", "f64", "--threads", 1, columns=columns
+    ).finish()
+    assert status == 0
+    assert "GB/s" in stdout
+    lines = lines_shown(seen)
+    assert lines
+    assert all(len(line) < columns for line in lines)
+    assert "\n" not in seen
+    assert seen.endswith("\r\x1b[K")  # cleared
+
+
+def test_progress_and_json(command, big):
+    status, stdout, seen = Terminal(command, "load", big, "--dtype", "f64", "--json").finish()
+    assert status == 0
+    assert json.loads(stdout)["bytes_read"] == BIG
+    assert lines_shown(seen)
+
+
+def test_no_progress_on_a_terminal_that_cannot_go_back(command, big):
+    assert Terminal(command, "load", big, "--dtype", "f64", term="dumb").finish()[2] == ""
+
+
+def test_no_progress_when_piped(run, big):
+    assert run("load", big, "--dtype", "f64", status=0).stderr == ""
+
+
+def interrupt_midway(command: Path, *arguments: object) -> tuple[int, str, str]:
+    """Stop the load where it says that it is on its way, so that the signal meets it there."""
+    terminal = Terminal(command, *arguments)
+    for seen in terminal.read():
+        if re.search(rb" \d+%|^\r? *\d+%", seen):
+            terminal.process.send_signal(signal.SIGSTOP)
+            terminal.process.send_signal(signal.SIGINT)
+            terminal.process.send_signal(signal.SIGCONT)
+            break
+    return terminal.finish()
+
+
+def test_interrupt(command, big):
+    status, stdout, seen = interrupt_midway(command, "load", big, "--dtype", "f64", "--threads", 1)
+    assert status == 130
+    assert stdout == ""
+    assert "[cancelled]" in seen.split("\x1b[K")[-1]
+
+
+def test_interrupt_json(command, big):
+    status, stdout, seen = interrupt_midway(
+        command, "load", big, "--dtype", "f64", "--threads", 1, "--json"
+    )
+    assert status == 130
+    assert json.loads(stdout)["error"]["code"] == "cancelled"
+    assert "[cancelled]" not in seen
+
+
+def test_interrupt_leaves_no_offloaded_files(command, big, tmp_path):
+    folder = tmp_path / "offload"
+    status, _, _ = interrupt_midway(
+        command, "load", big, "--dtype", "f64", "--device-map", "disk", "--offload-folder", folder
+    )
+    assert status == 130
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
+
+
+def test_offloaded_files_are_there_without_an_interrupt(command, big, tmp_path):
+    """The control of the test before: the same load, left alone."""
+    folder = tmp_path / "offload"
+    status, _, _ = Terminal(
+        command, "load", big, "--dtype", "f64", "--device-map", "disk", "--offload-folder", folder
+    ).finish()
+    assert status == 0
+    assert [path for path in folder.rglob("*") if path.is_file()]
