@@ -50,7 +50,7 @@ $(PACKAGE_STAMP): $(PACKAGE_SOURCES)
 	touch $@
 
 demo: package
-	python examples/demo.py
+	python -m examples.demo
 
 test: release package $(if $(CI),format-check)
 	$(CTEST) release | $(SHORTEN)
@@ -65,7 +65,7 @@ bench: package
 	cmake --preset bench
 	cmake --build --preset bench --parallel $(JOBS)
 	for program in build/bench/bin/*_bench; do "$$program"; done
-	python bench/loaders.py
+	python -m bench.loaders
 
 .PHONY: format-check
 format-check: setup
