@@ -33,9 +33,8 @@ void add_inspect(CLI::App& app, Chosen& chosen) {
   command->add_flag("--tensors", args->tensors, "List every tensor");
   add_open_options(*command, args->open);
   add_json_flag(*command, chosen.json);
-  command->callback([args, &chosen] {
-    chosen.action = [args, &chosen] { return inspect(*args, chosen.json); };
-  });
+  command->callback(
+      [args, &chosen] { chosen.action = [args, &chosen] { return inspect(*args, chosen.json); }; });
 }
 
 }  // namespace loadstone::cli

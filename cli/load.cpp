@@ -80,10 +80,11 @@ void check_machine(const Plan& plan) {
     if (target.delivery != Delivery::memory || target.device == "cpu") continue;
     Where where;
     where.tensor = target.name;
-    throw Error("memory.device",
-                fmt::format("is placed on {}, but this command loads into the machine's memory only",
-                            target.device),
-                where);
+    throw Error(
+        "memory.device",
+        fmt::format("is placed on {}, but this command loads into the machine's memory only",
+                    target.device),
+        where);
   }
   const auto needed = plan.peak_bytes.find("cpu");
   const auto available = available_memory_bytes();
@@ -114,18 +115,19 @@ Outcome do_load(const Plan& plan, unsigned threads) {
 
 std::string text_of(const Plan& plan, const Outcome& outcome) {
   const Report& report = outcome.report;
-  std::string text = fmt::format("loaded    {} of {} targets, {} read in {:.3f} s",
-                                 report.provenance.size() - outcome.audit.exceptions.size(),
-                                 report.provenance.size(), human_bytes(report.bytes_read),
-                                 report.seconds);
+  std::string text =
+      fmt::format("loaded    {} of {} targets, {} read in {:.3f} s",
+                  report.provenance.size() - outcome.audit.exceptions.size(),
+                  report.provenance.size(), human_bytes(report.bytes_read), report.seconds);
   if (report.seconds > 0) {
-    text += fmt::format(", {:.2f} GB/s", static_cast<double>(report.bytes_read) / 1e9 / report.seconds);
+    text +=
+        fmt::format(", {:.2f} GB/s", static_cast<double>(report.bytes_read) / 1e9 / report.seconds);
   }
   const auto planned_peak = plan.peak_bytes.find("cpu");
-  text += fmt::format("\nmemory    peak {}: {} anonymous, {} of mapped files",
-                      human_bytes(outcome.memory.peak_bytes),
-                      human_bytes(outcome.anonymous_bytes_peak),
-                      human_bytes(outcome.memory.file_bytes));
+  text +=
+      fmt::format("\nmemory    peak {}: {} anonymous, {} of mapped files",
+                  human_bytes(outcome.memory.peak_bytes), human_bytes(outcome.anonymous_bytes_peak),
+                  human_bytes(outcome.memory.file_bytes));
   if (planned_peak != plan.peak_bytes.end()) {
     text += fmt::format("; the plan said {}", human_bytes(planned_peak->second));
   }
@@ -179,16 +181,14 @@ void add_load(CLI::App& app, Chosen& chosen) {
                                      "Do what this plan says; 'loadstone plan -o' writes one")
                         ->type_name("FILE");
   for (CLI::Option* option : add_plan_options(*command, args->plan)) option->excludes(plan_file);
-  command
-      ->add_option("--threads", args->threads, "Readers (default: one per core, at most 4)")
+  command->add_option("--threads", args->threads, "Readers (default: one per core, at most 4)")
       ->type_name("N")
       ->check(CLI::Range(0u, 256u));
   add_html_option(*command, args->plan.html_path);
   add_open_options(*command, args->plan.open);
   add_json_flag(*command, chosen.json);
-  command->callback([args, &chosen] {
-    chosen.action = [args, &chosen] { return load(*args, chosen.json); };
-  });
+  command->callback(
+      [args, &chosen] { chosen.action = [args, &chosen] { return load(*args, chosen.json); }; });
 }
 
 }  // namespace loadstone::cli

@@ -1,5 +1,5 @@
-// What this machine and this process have and use. Linux's /proc; where a figure cannot be had it is
-// nothing, and whoever asked does without.
+// What this machine and this process have and use. Linux's /proc; where a figure cannot be had it
+// is nothing, and whoever asked does without.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace loadstone::cli {
 
-// Memory that a load can still take: what the kernel says is available, or less where a control group
-// limits this process.
+// Memory that a load can still take: what the kernel says is available, or less where a control
+// group limits this process.
 [[nodiscard]] std::optional<std::uint64_t> available_memory_bytes();
 
 struct ProcessMemory {

@@ -1,14 +1,13 @@
 #include "cli/options.h"
 
 #include <fmt/format.h>
+#include <simdjson.h>
 
 #include <algorithm>
 #include <array>
 #include <optional>
 #include <string_view>
 #include <utility>
-
-#include <simdjson.h>
 
 #include "base/text.h"
 #include "cli/machine.h"
@@ -21,7 +20,8 @@ namespace {
 
 constexpr std::string_view plan_group = "The plan";
 
-[[noreturn]] void refuse(std::string_view option, std::string_view text, std::string_view expected) {
+[[noreturn]] void refuse(std::string_view option, std::string_view text,
+                         std::string_view expected) {
   throw Error("usage", fmt::format("{}: '{}' is no {}", option, printable(text), expected));
 }
 
@@ -46,7 +46,8 @@ std::optional<DeviceMapMode> mode_from_user(std::string_view text) {
        {"balanced", DeviceMapMode::balanced},
        {"balanced_low_0", DeviceMapMode::balanced_low_0},
        {"sequential", DeviceMapMode::sequential}}};
-  const auto* found = std::ranges::find(modes, text, &std::pair<std::string_view, DeviceMapMode>::first);
+  const auto* found =
+      std::ranges::find(modes, text, &std::pair<std::string_view, DeviceMapMode>::first);
   return found == modes.end() ? std::nullopt : std::optional(found->second);
 }
 

@@ -40,10 +40,12 @@ struct PlanArgs {
   std::string html_path;
 };
 
-// Returns those of the options that decide what the plan is: none of them goes with a plan from a file.
+// Returns those of the options that decide what the plan is: none of them goes with a plan from a
+// file.
 std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args);
 
-// Opens the checkpoint and plans. Throws Error "usage" for text that is no size, dtype or device map.
+// Opens the checkpoint and plans. Throws Error "usage" for text that is no size, dtype or device
+// map.
 [[nodiscard]] Plan make_plan(const PlanArgs& args);
 
 // --json and --html, wherever a plan is shown.

@@ -22,7 +22,8 @@ void finish_output();
 
 // "loadstone: ... [code]" on stderr, or with `json` {"error": ...} on stdout. Never throws.
 // `findings`: all that a plan has to say, where the error is one of them.
-void report_error(const Error& error, bool json, const std::vector<Finding>& findings = {}) noexcept;
+void report_error(const Error& error, bool json,
+                  const std::vector<Finding>& findings = {}) noexcept;
 
 // Warnings for people, on stderr: the first few, then how many more.
 void print_warnings(const std::vector<Finding>& findings);

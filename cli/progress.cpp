@@ -40,12 +40,13 @@ std::size_t terminal_columns() {
 }  // namespace
 
 std::string progress_line(const Progress& progress, double seconds, std::size_t width) {
-  const double share = progress.bytes_total == 0 ? 1.0
-                                                 : std::min(1.0, static_cast<double>(progress.bytes_done) /
-                                                       static_cast<double>(progress.bytes_total));
-  const auto speed = seconds > 0.2 ? static_cast<std::uint64_t>(
-                                         static_cast<double>(progress.bytes_done) / seconds)
-                                   : 0;
+  const double share = progress.bytes_total == 0
+                           ? 1.0
+                           : std::min(1.0, static_cast<double>(progress.bytes_done) /
+                                               static_cast<double>(progress.bytes_total));
+  const auto speed =
+      seconds > 0.2 ? static_cast<std::uint64_t>(static_cast<double>(progress.bytes_done) / seconds)
+                    : 0;
   std::string line = fmt::format("{:3.0f}%", share * 100);
   std::string figures = fmt::format("  {} of {}", human_bytes(progress.bytes_done),
                                     human_bytes(progress.bytes_total));

@@ -1,5 +1,5 @@
-// A program of someone who uses loadstone as a C++ library, without Python: it loads a checkpoint that
-// keeps each expert apart into a model that wants all experts of a layer in one tensor.
+// A program of someone who uses loadstone as a C++ library, without Python: it loads a checkpoint
+// that keeps each expert apart into a model that wants all experts of a layer in one tensor.
 #include <loadstone/loadstone.h>
 
 #include <cstdio>
@@ -93,7 +93,8 @@ std::size_t wrong_values(const Values& values, const ModelSize& size) {
   const std::size_t part = size.intermediate * size.hidden;  // elements of one expert's projection
   for (std::size_t layer = 0; layer < size.layers; ++layer) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
-    wrong += wrong_values(values.of(prefix + "norm.weight"), 0, size.hidden, prefix + "norm.weight");
+    wrong +=
+        wrong_values(values.of(prefix + "norm.weight"), 0, size.hidden, prefix + "norm.weight");
     const auto gate_up = values.of(prefix + "mlp.experts.gate_up_proj");
     const auto down = values.of(prefix + "mlp.experts.down_proj");
     for (std::size_t e = 0; e < size.experts; ++e) {
