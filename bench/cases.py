@@ -1,0 +1,164 @@
+"""What is measured: each case prepares (imports, skeleton) and returns the work that is timed.
+
+Every case ends with all tensors in private memory that has been written to: a loader that hands out
+views of a mapped file has not loaded yet, so its views are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Work = Callable[[], Any]
+
+# Per-expert files into fused parameters: gate and up are stacked, then joined.
+EXPERT_RULES = [
+    {
+        "op": "stack_concat",
+        "sources": [
+            r"(.*)\.block_sparse_moe\.experts\.(\d+)\.w1\.weight",
+            r"(.*)\.block_sparse_moe\.experts\.(\d+)\.w3\.weight",
+        ],
+        "targets": ["$1.mlp.experts.gate_up_proj"],
+        "dims": [0, 1],
+    },
+    {
+        "op": "stack",
+        "sources": [r"(.*)\.block_sparse_moe\.experts\.(\d+)\.w2\.weight"],
+        "targets": ["$1.mlp.experts.down_proj"],
+        "dim": 0,
+    },
+    {
+        "op": "rename",
+        "sources": [r"(.*)\.block_sparse_moe\.gate\.weight"],
+        "targets": ["$1.mlp.gate.weight"],
+    },
+]
+
+
+def _model_class(folder: Path) -> Any:
+    import transformers
+
+    return getattr(transformers, _config(folder).architectures[0])
+
+
+def _config(folder: Path) -> Any:
+    import transformers
+
+    return transformers.AutoConfig.from_pretrained(folder)
+
+
+def _skeleton(folder: Path, dtype: Any = None) -> Any:
+    import torch
+
+    import loadstone
+
+    with loadstone.skeleton():
+        return _model_class(folder)._from_config(_config(folder), dtype=dtype or torch.bfloat16)
+
+
+def loadstone_model(folder: Path) -> Work:
+    """The whole of it, into the library's model: plan, load, audit."""
+    import loadstone
+
+    model = _skeleton(folder)
+    rules = EXPERT_RULES if "experts" in folder.name else None
+    return lambda: (loadstone.load(model, folder, rules=rules), model)
+
+
+def loadstone_float32(folder: Path) -> Work:
+    """The same with a cast from bf16 to f32 on the way."""
+    import torch
+
+    import loadstone
+
+    model = _skeleton(folder, torch.float32)
+    return lambda: (loadstone.load(model, folder), model)
+
+
+def loadstone_as_is(folder: Path) -> Work:
+    """Every tensor of the file as it is: what the fused case is compared with."""
+    import torch  # noqa: F401  (its import is not what is timed)
+
+    import loadstone.torch
+
+    return lambda: loadstone.torch.load_file(folder)
+
+
+def safetensors_clone(folder: Path) -> Work:
+    """safetensors' load_file of each shard, its views copied."""
+    from safetensors.torch import load_file
+
+    def work() -> Any:
+        tensors = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            tensors.update({name: view.clone() for name, view in load_file(file).items()})
+        return tensors
+
+    return work
+
+
+def transformers_private(folder: Path) -> Work:
+    """from_pretrained, what are views of the file afterwards copied."""
+    return _transformers(folder, "bfloat16")
+
+
+def transformers_float32(folder: Path) -> Work:
+    """from_pretrained with dtype=float32."""
+    return _transformers(folder, "float32")
+
+
+def _transformers(folder: Path, dtype: str) -> Work:
+    import torch
+
+    model_class = _model_class(folder)
+
+    def work() -> Any:
+        model = model_class.from_pretrained(folder, dtype=getattr(torch, dtype))
+        return _made_private(model)
+
+    return work
+
+
+def accelerate_private(folder: Path) -> Work:
+    """load_checkpoint_in_model, what are views of the file afterwards copied."""
+    import accelerate
+    import torch
+
+    model_class, config = _model_class(folder), _config(folder)
+
+    def work() -> Any:
+        with accelerate.init_empty_weights():
+            model = model_class(config)
+        accelerate.load_checkpoint_in_model(
+            model, str(folder), device_map={"": "cpu"}, dtype=torch.bfloat16
+        )
+        return _made_private(model)
+
+    return work
+
+
+def _made_private(model: Any) -> Any:
+    """Copies each tensor that lies in a mapped file, so that it lies in memory of its own."""
+    maps = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split(None, 5)
+        if len(fields) == 6 and fields[5].endswith(".safetensors"):
+            begin, end = (int(part, 16) for part in fields[0].split("-"))
+            maps.append((begin, end))
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if any(begin <= tensor.data_ptr() < end for begin, end in maps):
+            tensor.data = tensor.data.clone()
+    return model
+
+
+CASES: dict[str, Callable[[Path], Work]] = {
+    "loadstone": loadstone_model,
+    "loadstone, to f32": loadstone_float32,
+    "loadstone, as it is": loadstone_as_is,
+    "safetensors load_file + clone": safetensors_clone,
+    "transformers from_pretrained": transformers_private,
+    "transformers, to f32": transformers_float32,
+    "accelerate load_checkpoint_in_model": accelerate_private,
+}

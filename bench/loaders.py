@@ -1,0 +1,107 @@
+"""Load times and memory beside the libraries that do the same, and beside what the machine allows.
+
+    python -m bench.loaders [--data FOLDER] [--gigabytes 3] [--repetitions 5]
+
+Run by ``make bench``. Every measurement is a fresh process after the same idle time; cases are
+interleaved; a row shows the median, and its ratio to the limit: a plain two-thread ``pread`` of the
+same files into fresh memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from bench import checkpoints, measure
+from bench.cases import CASES
+
+LIMIT = "limit: pread, 2 threads, fresh memory"
+DENSE = [
+    LIMIT,
+    "loadstone",
+    "safetensors load_file + clone",
+    "transformers from_pretrained",
+    "accelerate load_checkpoint_in_model",
+    "loadstone, to f32",
+    "transformers, to f32",
+]
+EXPERTS = [
+    LIMIT,
+    "loadstone, as it is",
+    "loadstone",
+    "safetensors load_file + clone",
+    "transformers from_pretrained",
+]
+
+
+def warm(folder: Path) -> int:
+    """Reads the shards into the page cache; returns their bytes."""
+    total = 0
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb", buffering=0) as stream:
+            while block := stream.read(8 << 20):
+                total += len(block)
+    return total
+
+
+def one(case: str, folder: Path, limits: Path, settle: float) -> measure.Result:
+    """One run of one case."""
+    warm(folder)
+    if case == LIMIT:
+        files = sorted(folder.glob("*.safetensors"))
+        return measure.run([limits, "2", *files], settle)
+    command = [sys.executable, "-m", "bench.loaders", "--child", case, "--data", folder]
+    return measure.run(command, settle)
+
+
+def table(kind: str, results: dict[str, list[measure.Result]], size: int) -> None:
+    """Medians, spread and ratios of one checkpoint."""
+    limit = statistics.median(result.seconds for result in results[LIMIT])
+    print(f"\n{kind}: {size / 1e9:.2f} GB, warm, {len(results[LIMIT])} runs each")
+    print(f"{'':38s}{'seconds (min .. max)':>24s}{'GB/s':>7s}{'limit':>8s}{'anon':>9s}{'file':>9s}")
+    for case, runs in results.items():
+        seconds = sorted(result.seconds for result in runs)
+        median = statistics.median(seconds)
+        anonymous = max(result.grown_anonymous for result in runs) / 1e9
+        file = max(result.peak_file for result in runs) / 1e9
+        print(
+            f"{case:38s}{median:9.3f} ({seconds[0]:5.3f} .. {seconds[-1]:5.3f})"
+            f"{size / median / 1e9:7.2f}{median / limit:7.2f}x{anonymous:6.2f} GB{file:6.2f} GB",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Runs or, as a child, is run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path("build/bench-data"))
+    parser.add_argument("--gigabytes", type=float, default=3.0)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--settle", type=float, default=measure.SETTLE_SECONDS)
+    parser.add_argument("--limits", type=Path, default=Path("build/bench/bin/limits"))
+    parser.add_argument("--child")
+    arguments = parser.parse_args()
+    if arguments.child:
+        measure.child(lambda: CASES[arguments.child](arguments.data))
+        return
+    for kind, cases in (("dense", DENSE), ("experts", EXPERTS)):
+        maker = (
+            "import sys, pathlib; from bench import checkpoints; "
+            "checkpoints.make(pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))"
+        )
+        words = [str(arguments.data), kind, str(arguments.gigabytes)]
+        subprocess.run([sys.executable, "-c", maker, *words], check=True)  # its memory is not ours
+        folder = checkpoints.make(arguments.data, kind, arguments.gigabytes)
+        size = warm(folder)
+        results: dict[str, list[measure.Result]] = {case: [] for case in cases}
+        for _ in range(arguments.repetitions):
+            for case in cases:
+                results[case].append(one(case, folder, arguments.limits, arguments.settle))
+        table(kind, results, size)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""One measurement: a fresh process, watched from outside.
+
+The child does its imports, prints ``ready``, waits for a line on its standard input, does the work
+that is timed, and prints one JSON object. Anonymous and file memory are sampled meanwhile; what the
+child had before the work (the interpreter's own) is reported apart.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SAMPLE_SECONDS = 0.002
+# A guest whose free pages go back to the host pays more for fresh memory after a pause: everyone
+# starts from there.
+SETTLE_SECONDS = 4.0
+
+
+@dataclass
+class Result:
+    """What one run took.
+
+    Attributes:
+        seconds: as the child timed it.
+        base_anonymous: bytes of anonymous memory before the work.
+        peak_anonymous, peak_file: the most that was seen during the work, in bytes.
+        values: all that the child printed.
+    """
+
+    seconds: float
+    base_anonymous: int
+    peak_anonymous: int
+    peak_file: int
+    values: dict[str, Any]
+
+    @property
+    def grown_anonymous(self) -> int:
+        """Peak anonymous memory beside what the interpreter had."""
+        return self.peak_anonymous - self.base_anonymous
+
+
+def memory(pid: int | str = "self") -> dict[str, int]:
+    """Bytes of ``RssAnon`` and ``RssFile`` of a process; empty once it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    fields = (line.split() for line in lines if line.startswith(("RssAnon:", "RssFile:")))
+    return {name.rstrip(":"): int(kib) * 1024 for name, kib, _ in fields}
+
+
+def run(command: Sequence[str | Path], settle_seconds: float = SETTLE_SECONDS) -> Result:
+    """Runs a child that follows the protocol above, after a fixed idle time."""
+    child = subprocess.Popen(
+        [str(word) for word in command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdin is not None and child.stdout is not None
+    line = child.stdout.readline()
+    while line and line.strip() != "ready":  # libraries may greet on stdout
+        line = child.stdout.readline()
+    time.sleep(settle_seconds)
+    base = memory(child.pid)
+    peak = dict(base)
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            for name, value in memory(child.pid).items():
+                peak[name] = max(peak.get(name, 0), value)
+            time.sleep(SAMPLE_SECONDS)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    output, _ = child.communicate("go\n")
+    done.set()
+    watcher.join()
+    if child.returncode != 0:
+        raise RuntimeError(f"{' '.join(map(str, command))} ended with {child.returncode}")
+    values = json.loads(output.splitlines()[-1])
+    return Result(
+        values["seconds"],
+        base.get("RssAnon", 0),
+        peak.get("RssAnon", 0),
+        peak.get("RssFile", 0),
+        values,
+    )
+
+
+def child(prepare: Callable[[], Callable[[], Any]]) -> None:
+    """The child's side: ``prepare()`` imports and builds, and returns the work that is timed.
+
+    What the work returns is kept until the process is told to end, so that its memory counts.
+    """
+    work = prepare()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    begin = time.perf_counter()
+    kept = work()
+    seconds = time.perf_counter() - begin
+    now = memory()
+    print(json.dumps({"seconds": seconds, "anonymous": now.get("RssAnon", 0)}), flush=True)
+    del kept
