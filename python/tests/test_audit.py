@@ -1,0 +1,144 @@
+"""The audit fires for each thing that can be wrong, and only then."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from models import Tiny, randomise, save
+
+import loadstone
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    save(randomise(Tiny()), tmp_path / "m.safetensors")
+    with loadstone.skeleton():
+        model = Tiny()
+    report = loadstone.load(model, tmp_path / "m.safetensors")
+    return model, report
+
+
+def test_a_loaded_model_passes_with_and_without_its_report(loaded):
+    model, report = loaded
+    assert loadstone.audit(model, report).ok
+    result = loadstone.audit(model)
+    assert result.ok
+    assert result.provenance.keys() == report.provenance.keys()
+    result.require_real()
+
+
+def test_without_a_load_nothing_is_accounted_for():
+    result = loadstone.audit(Tiny())
+    assert not result.ok
+    assert "embed.weight" in result.unaccounted and "blocks.0.freqs[0]" in result.unaccounted
+
+
+def test_a_skeleton_is_on_meta():
+    with loadstone.skeleton():
+        model = Tiny()
+    result = loadstone.audit(model)
+    assert "blocks.1.linear.weight" in result.on_meta
+    with pytest.raises(loadstone.AuditError, match=r"blocks|embed") as caught:
+        result.require_real()
+    assert caught.value.code == "audit.on_meta"
+
+
+def replace_parameter(model):
+    model.blocks[0].linear.weight = torch.nn.Parameter(torch.zeros(8, 8))
+    return "blocks.0.linear.weight"
+
+
+def replace_data(model):
+    model.blocks[0].norm.bias.data = torch.zeros(8)
+    return "blocks.0.norm.bias"
+
+
+def replace_buffer(model):
+    model.blocks[1].scale = torch.ones(8)
+    return "blocks.1.scale"
+
+
+def replace_in_list(model):
+    model.blocks[1].freqs[0] = torch.ones(8)
+    return "blocks.1.freqs[0]"
+
+
+def replace_at_the_same_address(model):
+    """Freed and made again: very likely the same address, certainly not the same storage."""
+    del model.blocks[0].linear.bias
+    gc.collect()
+    model.blocks[0].linear.register_parameter("bias", torch.nn.Parameter(torch.zeros(8)))
+    return "blocks.0.linear.bias"
+
+
+def add_parameter(model):
+    model.more = torch.nn.Parameter(torch.zeros(2))
+    return "more"
+
+
+def hide_in_an_object(model):
+    class State:
+        def __init__(self):
+            self.inner = {"absmax": torch.zeros(3)}
+
+    model.blocks[0].state = State()
+    return "blocks.0.state.inner['absmax']"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        replace_parameter,
+        replace_data,
+        replace_buffer,
+        replace_in_list,
+        replace_at_the_same_address,
+        add_parameter,
+        hide_in_an_object,
+    ],
+)
+def test_what_came_after_the_load_is_unaccounted(loaded, change):
+    model, report = loaded
+    name = change(model)
+    assert loadstone.audit(model, report).unaccounted == [name]
+
+
+def test_a_tensor_put_back_on_meta_is_found(loaded):
+    model, _ = loaded
+    model.blocks[0].freqs[0] = torch.empty(8, device="meta")
+    assert loadstone.audit(model).on_meta == ["blocks.0.freqs[0]"]
+
+
+def test_a_report_of_another_load_proves_nothing(loaded, tmp_path):
+    model, _ = loaded
+    with loadstone.skeleton():
+        other = Tiny()
+    report = loadstone.load(other, tmp_path / "m.safetensors")
+    assert not loadstone.audit(model, report).ok
+
+
+def test_the_report_does_not_keep_replaced_memory_alive(loaded):
+    model, report = loaded
+    storage = model.blocks[0].linear.weight.untyped_storage()
+    weak = torch.multiprocessing.reductions.StorageWeakRef(storage)
+    del storage
+    assert not weak.expired()
+    model.blocks[0].linear.weight = torch.nn.Parameter(torch.zeros(8, 8))
+    gc.collect()
+    assert weak.expired()
+    assert report.provenance["blocks.0.linear.weight"].origin == "checkpoint"
+
+
+def test_meta_by_name_is_an_exception(tmp_path):
+    save(randomise(Tiny()), tmp_path / "m.safetensors")
+    with loadstone.skeleton():
+        model = Tiny()
+    device_map = {"": "cpu", "blocks.1": "meta"}
+    report = loadstone.load(model, tmp_path / "m.safetensors", device_map=device_map)
+    result = loadstone.audit(model)
+    assert result.ok
+    assert "blocks.1.linear.weight" in result.exceptions
+    assert model.blocks[1].linear.weight.is_meta
+    assert report.provenance["blocks.1.linear.weight"].origin == "exception"

@@ -1,0 +1,204 @@
+"""Every failure: named, before a tensor of the model changes, with nothing half-made left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from models import Tiny, randomise, save, save_sharded
+from safetensors.torch import save_file
+
+import loadstone
+
+
+@pytest.fixture
+def state(tmp_path):
+    return save(randomise(Tiny()), tmp_path / "good.safetensors")
+
+
+def skeleton():
+    with loadstone.skeleton():
+        return Tiny()
+
+
+def snapshot(model):
+    """Which tensor objects the model holds, and what they hold."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {
+        name: (id(tensor), tensor.is_meta, None if tensor.is_meta else tensor.clone())
+        for name, tensor in tensors.items()
+    }
+
+
+def assert_untouched(model, before):
+    after = snapshot(model)
+    assert after.keys() == before.keys()
+    for name, (identity, is_meta, value) in after.items():
+        assert (identity, is_meta) == before[name][:2], name
+        assert is_meta or torch.equal(value, before[name][2]), name
+
+
+def refused(model, path, code, **arguments):
+    """The load is refused with this code, and the model is as it was."""
+    before = snapshot(model)
+    with pytest.raises(loadstone.Error) as caught:
+        loadstone.load(model, path, **arguments)
+    assert caught.value.code == code
+    assert_untouched(model, before)
+    return caught.value
+
+
+def test_missing_tensor_is_named_with_all_findings(state, tmp_path):
+    del state["blocks.0.linear.weight"], state["blocks.1.norm.bias"]
+    save_file(state, tmp_path / "x.safetensors")
+    error = refused(skeleton(), tmp_path / "x.safetensors", "plan.missing")
+    missing = {f.target for f in error.findings if f.code == "plan.missing"}
+    assert missing == {"blocks.0.linear.weight", "blocks.1.norm.bias"}
+    assert isinstance(error, loadstone.PlanError)
+
+
+def test_a_renamed_tensor_is_suggested(state, tmp_path):
+    state["blocks.0.linear.wieght"] = state.pop("blocks.0.linear.weight")
+    save_file(state, tmp_path / "x.safetensors")
+    error = refused(skeleton(), tmp_path / "x.safetensors", "plan.missing")
+    assert "blocks.0.linear.wieght" in error.findings[0].suggestion
+
+
+def test_unexpected_tensor(state, tmp_path):
+    state["stranger"] = torch.zeros(2)
+    save_file(state, tmp_path / "x.safetensors")
+    refused(skeleton(), tmp_path / "x.safetensors", "plan.unexpected", unexpected="error")
+    plan = loadstone.plan(skeleton(), tmp_path / "x.safetensors")
+    assert plan.ok
+    assert [f.sources for f in plan.findings if f.code == "plan.unexpected"] == [["stranger"]]
+    quiet = loadstone.plan(skeleton(), tmp_path / "x.safetensors", unexpected="ignore")
+    assert "plan.unexpected" not in {f.code for f in quiet.findings}
+
+
+def test_wrong_shape(state, tmp_path):
+    state["blocks.0.linear.weight"] = torch.zeros(8, 9)
+    save_file(state, tmp_path / "x.safetensors")
+    error = refused(skeleton(), tmp_path / "x.safetensors", "plan.shape")
+    assert "[8, 9]" in str(error.findings[0].found) and "[8, 8]" in error.findings[0].expected
+
+
+def test_integers_for_a_float_are_refused(state, tmp_path):
+    state["blocks.0.linear.weight"] = torch.zeros(8, 8, dtype=torch.int32)
+    save_file(state, tmp_path / "x.safetensors")
+    refused(skeleton(), tmp_path / "x.safetensors", "plan.dtype")
+
+
+def test_missing_shard(state, tmp_path):
+    files = save_sharded(state, tmp_path / "sharded")
+    files[1].unlink()
+    error = refused(skeleton(), tmp_path / "sharded", "ix.missing_shard")
+    assert files[1].name in str(error)
+
+
+def test_truncated_shard(state, tmp_path):
+    files = save_sharded(state, tmp_path / "sharded")
+    os.truncate(files[2], files[2].stat().st_size - 3)
+    error = refused(skeleton(), tmp_path / "sharded", "st.truncated")
+    assert files[2].name in error.path and error.tensor
+
+
+def test_cut_header(state, tmp_path):
+    files = save_sharded(state, tmp_path / "sharded")
+    os.truncate(files[0], 50)
+    error = refused(skeleton(), tmp_path / "sharded", "st.header_len")
+    assert files[0].name in error.path
+
+
+def test_absent_and_unreadable_file(state, tmp_path):
+    refused(skeleton(), tmp_path / "nowhere", "io.not_found")
+    closed = tmp_path / "closed.safetensors"
+    save_file(state, closed)
+    closed.chmod(0)
+    if os.geteuid() == 0:  # root may read everything; ask as somebody else
+        program = textwrap.dedent(f"""
+            import os, loadstone
+            os.setgid(65534); os.setuid(65534)
+            try: loadstone.inspect({str(closed)!r})
+            except loadstone.LoadError as error: print(error.code)
+        """)
+        tmp_path.chmod(0o755)
+        for parent in tmp_path.parents:
+            if parent.stat().st_uid == os.geteuid() and str(parent).count("pytest"):
+                parent.chmod(0o755)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert done.stdout.strip() == "io.denied", done.stderr
+    else:
+        refused(skeleton(), closed, "io.denied")
+
+
+def test_a_shard_that_changed_after_the_plan(state, tmp_path):
+    model = skeleton()
+    plan = loadstone.plan(model, tmp_path / "good.safetensors")
+    before = snapshot(model)
+    os.utime(tmp_path / "good.safetensors", (1, 1))
+    with pytest.raises(loadstone.LoadError) as caught:
+        plan.execute()
+    assert caught.value.code == "io.changed"
+    assert_untouched(model, before)
+
+
+def test_a_model_that_changed_after_the_plan(tmp_path, state):
+    model = skeleton()
+    plan = loadstone.plan(model, tmp_path / "good.safetensors")
+    model.extra = torch.nn.Parameter(torch.empty(2, device="meta"))
+    with pytest.raises(loadstone.PlanError) as caught:
+        plan.execute()
+    assert caught.value.code == "plan.model_changed" and "extra" in str(caught.value)
+
+
+def test_an_error_in_the_progress_callback_stops_the_load(state, tmp_path):
+    model = skeleton()
+    before = snapshot(model)
+
+    def fail(done, total):
+        raise RuntimeError("the caller's own")
+
+    with pytest.raises(RuntimeError, match="the caller's own"):
+        loadstone.load(model, tmp_path / "good.safetensors", progress=fail)
+    assert_untouched(model, before)
+
+
+def test_interrupt_leaves_the_model_as_it_was(tmp_path):
+    """Ctrl-C in the middle of a load of 400 MB, held up by a slow progress callback."""
+    program = textwrap.dedent("""
+        import os, signal, sys, time, torch, loadstone
+        from safetensors.torch import save_file
+        path = sys.argv[1]
+        save_file({"w": torch.zeros(100_000_000)}, path)
+        model = torch.nn.Module()
+        model.w = torch.nn.Parameter(torch.empty(100_000_000, device="meta"))
+        sent = []
+        def interrupt(done, total):
+            if not sent and done < total:
+                sent.append(time.perf_counter())
+                os.kill(os.getpid(), signal.SIGINT)
+        try:
+            loadstone.load(model, path, progress=interrupt)
+            print("finished")
+        except KeyboardInterrupt:
+            print("interrupted", model.w.is_meta, time.perf_counter() - sent[0])
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "big.safetensors")],
+        capture_output=True,
+        text=True,
+    )
+    words = done.stdout.split()
+    assert words[:2] == ["interrupted", "True"], done.stdout + done.stderr
+    print(f"interrupted after {float(words[2]):.3f} s")
+
+
+def test_signal_handlers_are_those_of_the_caller(state, tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    loadstone.load(skeleton(), tmp_path / "good.safetensors")
+    assert signal.getsignal(signal.SIGINT) is before

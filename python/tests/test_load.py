@@ -1,0 +1,204 @@
+"""The whole path in Python: plan, execute, audit, on a model with each kind of tensor."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from models import Tiny, all_tensors, assert_same, randomise, save, save_sharded
+from safetensors.torch import save_file
+
+import loadstone
+
+
+@pytest.fixture
+def reference():
+    return randomise(Tiny())
+
+
+@pytest.fixture
+def file(reference, tmp_path):
+    path = tmp_path / "model.safetensors"
+    save(reference, path)
+    return path
+
+
+def skeleton(width=8):
+    with loadstone.skeleton():
+        return Tiny(width)
+
+
+def test_every_tensor_is_equal_and_has_a_provenance(reference, file):
+    model = skeleton()
+    report = loadstone.load(model, file)
+    assert_same(model, reference)
+    origins = {name: item.origin for name, item in report.provenance.items()}
+    assert origins["embed.weight"] == "checkpoint"
+    assert origins["head.weight"] == "tie"
+    assert origins["blocks.0.angles"] == "constructor"
+    assert origins["blocks.1.freqs[0]"] == "constructor"
+    assert model.head.weight is model.embed.weight
+    source = report.provenance["blocks.0.linear.weight"].sources[0]
+    assert source.tensor == "blocks.0.linear.weight"
+    assert source.offset_end - source.offset_begin == 8 * 8 * 4
+    assert report.bytes_read == sum(t.nbytes for t in reference.state_dict().values()) - 16 * 8 * 4
+
+
+def test_sharded_checkpoint(reference, tmp_path):
+    state = save(reference, tmp_path / "whole.safetensors")
+    save_sharded(state, tmp_path / "sharded")
+    model = skeleton()
+    loadstone.load(model, tmp_path / "sharded")
+    assert_same(model, reference)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_thread_count_changes_nothing(reference, file, threads):
+    model = skeleton()
+    loadstone.load(model, file, threads=threads)
+    assert_same(model, reference)
+
+
+def test_the_loaded_model_computes(reference, file):
+    model = skeleton()
+    loadstone.load(model, file)
+    tokens = torch.arange(10).view(2, 5)
+    assert torch.equal(model(tokens), reference(tokens))
+    model(tokens).sum().backward()
+    assert model.blocks[0].linear.weight.grad is not None
+
+
+def test_requires_grad_and_attributes_of_parameters_are_kept(file):
+    model = skeleton()
+    model.embed.weight.requires_grad_(False)
+    model.embed.weight.quality = "kept"
+    loadstone.load(model, file)
+    assert not model.embed.weight.requires_grad
+    assert model.embed.weight.quality == "kept"
+    assert model.blocks[0].linear.weight.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_dtype_casts_parameters_and_persistent_buffers_only(reference, file, dtype):
+    model = skeleton()
+    loadstone.load(model, file, dtype=dtype)
+    for name, tensor in all_tensors(model).items():
+        expected = all_tensors(reference)[name]
+        if not name.endswith("angles"):
+            expected = expected.to(dtype)
+        assert tensor.dtype == expected.dtype, name
+        assert torch.equal(tensor, expected), name
+    assert model.blocks[0].freqs[0].dtype == torch.float64
+
+
+def test_dtype_auto_is_that_of_the_file(reference, tmp_path):
+    save(reference, tmp_path / "half.safetensors", torch.float16)
+    model = skeleton()
+    loadstone.load(model, tmp_path / "half.safetensors", dtype="auto")
+    assert model.embed.weight.dtype == torch.float16
+    assert model.blocks[0].angles.dtype == torch.float32
+
+
+def test_a_narrower_file_is_cast_to_the_skeleton_and_says_so(reference, tmp_path):
+    save(reference, tmp_path / "half.safetensors", torch.bfloat16)
+    model = skeleton()
+    plan = loadstone.plan(model, tmp_path / "half.safetensors")
+    assert "plan.cast" in {finding.code for finding in plan.findings}
+    plan.execute()
+    expected = reference.embed.weight.to(torch.bfloat16).float()
+    assert torch.equal(model.embed.weight, expected)
+
+
+def test_rules_stack_experts(tmp_path):
+    experts = {f"layer.experts.{i}.{w}": torch.randn(4, 6) for i in range(12) for w in ("w1", "w3")}
+    save_file(experts, tmp_path / "experts.safetensors")
+    model = torch.nn.Module()
+    model.fused = torch.nn.Parameter(torch.empty(12, 8, 6, device="meta"))
+    rule = {
+        "op": "stack_concat",
+        "sources": [r"layer\.experts\.(\d+)\.w1", r"layer\.experts\.(\d+)\.w3"],
+        "targets": ["fused"],
+        "dims": [0, 1],
+    }
+    loadstone.load(model, tmp_path / "experts.safetensors", rules=[rule])
+    gate = torch.stack([experts[f"layer.experts.{i}.w1"] for i in range(12)])
+    up = torch.stack([experts[f"layer.experts.{i}.w3"] for i in range(12)])
+    assert torch.equal(model.fused, torch.cat([gate, up], 1))
+
+
+def test_parameters_that_hold_memory_are_written_in_place(reference, file):
+    model = Tiny()
+    address = model.embed.weight.data_ptr()
+    version = model.embed.weight._version
+    plan = loadstone.plan(model, file)
+    assert "plan.in_place" in {finding.code for finding in plan.findings}
+    plan.execute()
+    assert model.embed.weight.data_ptr() == address
+    assert model.embed.weight._version > version
+    assert_same(model, reference)
+
+
+def test_missing_initialise_runs_the_modules_own_initialiser(reference, tmp_path):
+    state = save(reference, tmp_path / "all.safetensors")
+    del state["blocks.1.norm.weight"], state["blocks.0.linear.bias"]
+    save_file(state, tmp_path / "some.safetensors")
+    model = skeleton()
+    report = loadstone.load(model, tmp_path / "some.safetensors", missing="initialise")
+    assert torch.equal(model.blocks[1].norm.weight, torch.ones(8))  # LayerNorm's own initialiser
+    assert model.blocks[0].linear.bias.abs().max() <= 1 / 8**0.5  # Linear's: uniform within this
+    assert report.provenance["blocks.1.norm.weight"].origin == "initialiser"
+    named = {f.target for f in report.findings if f.code == "plan.missing"}
+    assert named == {"blocks.1.norm.weight", "blocks.0.linear.bias"}
+    assert torch.equal(model.blocks[1].norm.bias, reference.blocks[1].norm.bias)
+
+
+def test_missing_initialise_without_an_initialiser_is_refused(tmp_path):
+    model = torch.nn.Module()
+    model.table = torch.nn.Parameter(torch.empty(3, device="meta"))
+    save_file({"other": torch.zeros(1)}, tmp_path / "x.safetensors")
+    plan = loadstone.plan(model, tmp_path / "x.safetensors", missing="initialise")
+    assert "plan.no_initialiser" in {finding.code for finding in plan.findings}
+    assert not plan.ok
+
+
+def test_missing_zeros(reference, tmp_path):
+    state = save(reference, tmp_path / "all.safetensors")
+    del state["blocks.1.linear.weight"]
+    save_file(state, tmp_path / "some.safetensors")
+    model = skeleton()
+    report = loadstone.load(model, tmp_path / "some.safetensors", missing="zeros")
+    assert torch.equal(model.blocks[1].linear.weight, torch.zeros(8, 8))
+    assert report.provenance["blocks.1.linear.weight"].origin == "zeros"
+
+
+def test_report_as_json(file):
+    report = loadstone.load(skeleton(), file)
+    document = json.loads(report.to_json())
+    assert {"provenance", "seconds", "bytes_read", "peak_bytes", "findings"} <= document.keys()
+    assert document["provenance"]["embed.weight"]["origin"] == "checkpoint"
+
+
+def test_mmap_hands_out_views_that_never_write_to_the_file(reference, file):
+    before = file.read_bytes()
+    model = skeleton()
+    report = loadstone.load(model, file, mmap=True)
+    assert_same(model, reference)
+    views = [n for n, item in report.provenance.items() if item.delivery == "file_view"]
+    assert "embed.weight" in views
+    with torch.no_grad():
+        model.embed.weight.add_(1)
+    assert torch.equal(model.embed.weight, reference.embed.weight + 1)
+    assert file.read_bytes() == before
+
+
+def test_load_file(reference, file):
+    tensors = loadstone.torch.load_file(file)
+    for name, tensor in save(reference, file.with_name("again.safetensors")).items():
+        assert torch.equal(tensors[name], tensor)
+
+
+def test_progress_reaches_the_total(file):
+    seen = []
+    loadstone.load(skeleton(), file, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1] > 0

@@ -1,0 +1,114 @@
+"""The package as such: what importing it does, and what the product path may not call."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from models import Tiny, assert_same, randomise, save
+
+import loadstone
+
+SUBMODULES = ["loadstone._plan", "loadstone._audit", "loadstone._load", "loadstone._execute"]
+SUBMODULES += ["loadstone._skeleton", "loadstone.torch"]
+
+
+def python(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_loads_no_framework():
+    program = """
+        import sys, loadstone
+        print([m for m in ("torch", "numpy", "transformers", "diffusers") if m in sys.modules])
+    """
+    assert python(textwrap.dedent(program)).strip() == "[]"
+
+
+@pytest.mark.parametrize("first", SUBMODULES)
+def test_functions_stay_functions_whatever_is_imported_first(first):
+    others = [name for name in SUBMODULES if name != first]
+    order = "; ".join(f"import {name}" for name in [first, *others])
+    names = ["plan", "load", "audit", "inspect", "skeleton", "save_skeleton"]
+    check = f"assert all(callable(getattr(loadstone, n)) for n in {names})"
+    python(f"import loadstone; {order}; {check}")
+
+
+def test_everything_that_is_promised_is_there():
+    for name in loadstone.__all__:
+        assert getattr(loadstone, name) is not None
+    with pytest.raises(AttributeError, match="nonsense"):
+        loadstone.nonsense  # noqa: B018
+
+
+def refuse(*args, **kwargs):
+    raise AssertionError("a library was asked to read or convert weights")
+
+
+FORBIDDEN = [
+    (torch, "load"),
+    (torch, "from_file"),
+    (safetensors, "safe_open"),
+    (safetensors.torch, "load_file"),
+    (safetensors.torch, "load"),
+    (torch.Tensor, "copy_"),
+    (torch.Tensor, "clone"),
+    (torch.Tensor, "float"),
+    (torch.nn.Module, "load_state_dict"),
+]
+
+
+def test_no_library_reads_or_converts_weights_in_a_load(tmp_path, monkeypatch):
+    reference = randomise(Tiny())
+    save(reference, tmp_path / "m.safetensors", torch.bfloat16)
+    with loadstone.skeleton():
+        model = Tiny()
+    with monkeypatch.context() as patched:
+        for owner, name in FORBIDDEN:
+            patched.setattr(owner, name, refuse)
+        with pytest.raises(AssertionError, match="was asked"):  # the control: the patch bites
+            torch.zeros(1).clone()
+        loadstone.load(model, tmp_path / "m.safetensors")
+    for name, tensor in reference.state_dict().items():
+        expected = tensor.bfloat16().float()
+        assert torch.equal(model.state_dict()[name], expected), name
+
+
+def test_the_default_device_and_dtype_are_not_ours_to_follow(tmp_path):
+    reference = randomise(Tiny())
+    save(reference, tmp_path / "m.safetensors")
+    with loadstone.skeleton():
+        model = Tiny()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            loadstone.load(model, tmp_path / "m.safetensors")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_same(model, reference)
+
+
+def test_every_code_in_the_package_is_explained():
+    """Codes raised on the Python side stand in the core's table too."""
+    import re
+    from pathlib import Path
+
+    known = {code for code, _, _ in loadstone._core.codes()}
+    root = Path(loadstone.__file__).parent
+    text = "\n".join(file.read_text() for file in sorted(root.glob("*.py")))
+    said = set(re.findall(r'"((?:plan|io|audit|skeleton|memory)\.[a-z_]+)"', text))
+    assert len(said) > 5
+    assert said <= known, sorted(said - known)
+
+
+def test_pairs_of_imports_in_any_order():
+    for first, second in itertools.permutations(["loadstone.torch", "loadstone._plan"], 2):
+        python(f"import {first}, {second}, loadstone; assert callable(loadstone.plan)")
