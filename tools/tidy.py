@@ -50,6 +50,11 @@ HEADER_ROOM = {
     "version": "base",
 }
 
+# What may be included from above all the same, with its reason.
+INCLUDES_UP = {
+    ("formats", "loadstone/catalog.h"): "a format fills in what a catalog is made of: TensorInfo",
+}
+
 FRAMEWORKS = {"accelerate", "bitsandbytes", "diffusers", "modelopt", "safetensors", "transformers"}
 
 CPP = (".h", ".cpp")
@@ -98,11 +103,11 @@ def includes_point_down(path: str, text: str) -> Iterator[Breach]:
     for number, line in enumerate(text.splitlines(), 1):
         match = re.match(r'\s*#\s*include\s*"([^"]+)"', line)
         other = room_of(match[1]) if match else None
-        if other is None or other == room:
+        if match is None or other is None or other == room:
             continue
         if other not in LEVEL:
             yield number, f"no room called {other}"
-        elif LEVEL[other] >= LEVEL[room]:
+        elif LEVEL[other] >= LEVEL[room] and (room, match[1]) not in INCLUDES_UP:
             yield number, f"{room} may not include from {other}"
 
 
@@ -203,9 +208,10 @@ def banned_words(path: str, text: str) -> Iterator[Breach]:
 
 
 def frameworks_stay_in_adapters(path: str, text: str) -> Iterator[Breach]:
-    if path.startswith(("src/", "include/")):
-        names = "|".join(sorted(FRAMEWORKS - {"safetensors"}))  # there it names the file format
-        pattern = rf"\b(torch|{names})(?=::|_|\b)"
+    if path.startswith(("src/", "include/")) and path != "include/loadstone/torch.h":
+        # safetensors and torch also name file formats.
+        names = "|".join(sorted(FRAMEWORKS - {"safetensors"}))
+        pattern = rf"\btorch::|\b({names})(?=::|_|\b)"
         yield from grep(pattern, names_in(path, text), "the core knows no framework: {}")
     elif path.startswith("python/loadstone/") and path.endswith(PYTHON):
         for node in ast.walk(ast.parse(text)):

@@ -69,6 +69,7 @@ KEPT = [
         "cli/a.cpp",
         '#include "cli/app.h"\n#include "loadstone/loadstone.h"\n#include "fmt/core.h"\n',
     ),
+    ("src/formats/a.cpp", '#include "loadstone/catalog.h"\n'),
     ("src/plan/a.cpp", LONG_CPP.replace("  a += 1;\n", "", 3)),
     ("src/plan/a.cpp", "constexpr int a[] = {\n" + "  1,\n" * 80 + "};\n"),
     ("src/plan/a.h", "struct A {\n" + "  int f(int a) { return a; }\n" * 80 + "};\n"),
