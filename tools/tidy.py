@@ -215,11 +215,13 @@ def frameworks_stay_in_adapters(path: str, text: str) -> Iterator[Breach]:
         yield from grep(pattern, names_in(path, text), "the core knows no framework: {}")
     elif path.startswith("python/loadstone/") and path.endswith(PYTHON):
         for node in ast.walk(ast.parse(text)):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.level == 0:
-                names = [node.module or ""]
-            for name in {name.split(".")[0] for name in names} & FRAMEWORKS - {Path(path).stem}:
-                yield node.lineno, f"only its adapter imports {name}"
+            modules: list[str] = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                modules = [node.module or ""]
+            for name in {m.split(".")[0] for m in modules} & FRAMEWORKS - {Path(path).stem}:
+                yield getattr(node, "lineno", 1), f"only its adapter imports {name}"
 
 
 def no_paths_of_one_machine(path: str, text: str) -> Iterator[Breach]:
