@@ -34,6 +34,10 @@ struct DeviceMap {
 struct PlanOptions {
   // ---- what changes the result
   Rules rules;
+  // Recipes that something else worked out (a trace of a library's own converter, say): a target's
+  // name and boxes that write each of its elements once. They go before rules, and the sources that
+  // they read are matched by no rule. Boxes that do not fit are findings "plan.box".
+  std::vector<std::pair<std::string, std::vector<Box>>> recipes;
   // Parameters and persistent floating buffers get this dtype; non-persistent buffers and attributes
   // never. None: the skeleton's dtype.
   std::optional<Dtype> dtype;
@@ -86,7 +90,12 @@ struct Plan {
   std::uint64_t staging_bytes_max = 0;
   std::uint64_t bytes_to_read = 0;
   std::uint64_t bytes_to_write = 0;                 // to the offload folder
-  std::map<std::string, std::uint64_t> peak_bytes;  // per device; "cpu" includes staging
+  // What the load takes per device: values delivered there, for the caller's initialisers too. Not
+  // counted is what exists before (constructor values, unless they have to move to another device).
+  // "cpu" includes the staging that is really needed; "disk" is bytes written.
+  std::map<std::string, std::uint64_t> peak_bytes;
+  // What decides the devices: the entries given, or those computed. Empty: everything on "cpu".
+  std::vector<std::pair<std::string, std::string>> device_map;
 
   [[nodiscard]] bool ok() const noexcept { return !has_errors(findings); }
 };

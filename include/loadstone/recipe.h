@@ -38,7 +38,9 @@ struct Box {
   std::uint32_t source = 0;  // index into Catalog::tensors()
   std::uint64_t source_offset = 0;
   std::uint64_t target_offset = 0;
-  std::vector<BoxDim> dims;  // outermost first by target stride; none: one element
+  // Outermost first by target stride; none: one element. A target without elements has one box with
+  // one dimension of extent 0 for each source, so that its provenance is known.
+  std::vector<BoxDim> dims;
 
   friend bool operator==(const Box&, const Box&) = default;
 };
@@ -64,9 +66,18 @@ enum class RuleOp : std::uint8_t {
   reshape,       // one source, new shape `sizes` of the same number of elements
 };
 
+// One more step on what a rule made. Views only: transpose, permute, slice, reshape.
+struct RuleStep {
+  RuleOp op = RuleOp::reshape;
+  std::vector<std::int64_t> dims;
+  std::vector<std::uint64_t> sizes;
+  std::uint64_t start = 0;
+};
+
 // A rule as data. `sources` are regular expressions (RE2 syntax, whole name); `targets` are templates
 // in which $1 ... $9 stand for groups. Sources of one target are ordered by pattern, then by the
-// groups that the template does not use, numbers by value (so expert 10 comes after expert 9).
+// groups that the template does not use, numbers by value (so expert 10 comes after expert 9), then by
+// name. $$ is a dollar sign.
 // Dimensions may be negative, counted from the end. In an ordered list the first match wins; tensors
 // that no rule matches keep their names.
 struct Rule {
@@ -76,7 +87,10 @@ struct Rule {
   std::vector<std::int64_t> dims;    // JSON: "dim" (one) or "dims"
   std::vector<std::uint64_t> sizes;  // split, slice, reshape
   std::uint64_t start = 0;           // slice
+  std::vector<RuleStep> then;        // done to each target of the rule, in this order
 };
+
+[[nodiscard]] std::string_view name(RuleOp op) noexcept;
 
 using Rules = std::vector<Rule>;
 

@@ -37,11 +37,15 @@ struct Target {
 // Plain data. Not thread-safe while written to.
 struct Skeleton {
   std::vector<Target> targets;
+  // Whether has_value means anything. A skeleton read from JSON holds no values, and buffers without
+  // one are then exceptions with a reason; in a model at hand they are errors ("plan.no_value").
+  bool values_known = true;
 
   // Throws Error "skeleton.json" for text that is not a skeleton: bad JSON, an unknown dtype or kind,
   // a name given twice, a tie of an unknown target, of a tie, or of another shape or dtype.
   [[nodiscard]] static Skeleton from_json(std::string_view text);
-  // One parameter for each tensor of the checkpoint, as it is there.
+  // One parameter for each tensor of the checkpoint, as it is there; block formats as the F32 that
+  // they would be decoded to.
   [[nodiscard]] static Skeleton from_catalog(const Catalog& catalog);
   [[nodiscard]] std::string to_json() const;
   // The same rules as from_json, for a skeleton made in code.

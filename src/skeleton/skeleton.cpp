@@ -1,0 +1,121 @@
+#include "loadstone/skeleton.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <unordered_map>
+
+#include "base/json_writer.h"
+#include "loadstone/catalog.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::array<std::string_view, 4> kind_names = {"parameter", "persistent_buffer",
+                                                        "non_persistent_buffer", "attribute"};
+
+[[noreturn]] void refuse(std::size_t index, const Target& target, std::string_view field,
+                         std::string_view message, std::string found = {},
+                         std::string expected = {}) {
+  throw Error("skeleton.json", std::string(message),
+              {.tensor = target.name,
+               .field = fmt::format("targets[{}].{}", index, field),
+               .found = std::move(found),
+               .expected = std::move(expected)});
+}
+
+using Index = std::unordered_map<std::string_view, std::size_t>;
+
+void check_tie(const std::vector<Target>& targets, const Index& index, std::size_t at) {
+  const Target& target = targets[at];
+  if (target.tie_of == target.name) refuse(at, target, "tie_of", "a target cannot be its own tie");
+  const auto found = index.find(target.tie_of);
+  if (found == index.end()) {
+    refuse(at, target, "tie_of", "a tie of a target that is not there", target.tie_of);
+  }
+  const Target& root = targets[found->second];
+  if (!root.tie_of.empty()) {
+    refuse(at, target, "tie_of", "a tie of a target that is a tie itself", root.name, root.tie_of);
+  }
+  if (root.shape != target.shape) {
+    refuse(at, target, "shape", "tied targets have one shape", target.shape.text(),
+           root.shape.text());
+  }
+  if (root.dtype != target.dtype) {
+    refuse(at, target, "dtype", "tied targets have one dtype", std::string(name(target.dtype)),
+           std::string(name(root.dtype)));
+  }
+}
+
+}  // namespace
+
+std::string_view name(TargetKind kind) noexcept {
+  return kind_names[static_cast<std::size_t>(kind) % kind_names.size()];
+}
+
+std::optional<TargetKind> target_kind_from_name(std::string_view name) noexcept {
+  const auto* found = std::ranges::find(kind_names, name);
+  if (found == kind_names.end()) return std::nullopt;
+  return static_cast<TargetKind>(found - kind_names.begin());
+}
+
+void Skeleton::validate() const {
+  Index index;
+  index.reserve(targets.size());
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    const Target& target = targets[i];
+    if (!index.emplace(target.name, i).second) {
+      refuse(i, target, "name", "the name stands here twice");
+    }
+    const auto elements = target.shape.numel();
+    if (!elements || !Encoding(target.dtype).byte_count(*elements)) {
+      refuse(i, target, "shape", "the size does not fit whole bytes in 64 bits",
+             fmt::format("{} {}", name(target.dtype), target.shape.text()));
+    }
+  }
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    if (!targets[i].tie_of.empty()) check_tie(targets, index, i);
+  }
+}
+
+Skeleton Skeleton::from_catalog(const Catalog& catalog) {
+  Skeleton skeleton;
+  skeleton.targets.reserve(catalog.tensors().size());
+  for (const TensorInfo& tensor : catalog.tensors()) {
+    Target target;
+    target.name = tensor.name;
+    target.shape = tensor.shape;
+    target.dtype = tensor.encoding.is_dtype() ? tensor.encoding.dtype() : Dtype::f32;
+    skeleton.targets.push_back(std::move(target));
+  }
+  return skeleton;
+}
+
+std::string Skeleton::to_json() const {
+  JsonWriter json(1);
+  json.begin_object();
+  json.key("targets");
+  json.begin_array();
+  for (const Target& target : targets) {
+    json.begin_object();
+    json.member("name", target.name);
+    json.member("shape", target.shape.extents());
+    json.member("dtype", name(target.dtype));
+    json.member("kind", name(target.kind));
+    json.key("tie_of");
+    if (target.tie_of.empty()) {
+      json.null();
+    } else {
+      json.value(target.tie_of);
+    }
+    json.end_object();
+  }
+  json.end_array();
+  json.end_object();
+  return json.take() + "\n";
+}
+
+}  // namespace loadstone

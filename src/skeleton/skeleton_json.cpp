@@ -1,0 +1,69 @@
+// A skeleton as JSON: docs/skeleton-json.md.
+#include <string>
+
+#include "base/json_fields.h"
+#include "base/text.h"
+#include "loadstone/skeleton.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::size_t text_bytes_max = 256u << 20;
+
+Shape read_shape(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place) {
+  std::vector<std::uint64_t> extents;
+  for (const auto extent : reader.array(value, place)) {
+    extents.push_back(reader.unsigned_number(extent, {&place, {}, extents.size()}));
+  }
+  return Shape(std::move(extents));
+}
+
+Target read_target(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place) {
+  JsonObject fields(reader, value, place);
+  Target target;
+  target.name = reader.string(fields.required("name"), fields.at("name"));
+  target.shape = read_shape(reader, fields.required("shape"), fields.at("shape"));
+  const auto dtype_name = reader.string(fields.required("dtype"), fields.at("dtype"));
+  auto dtype = dtype_from_name(dtype_name);
+  if (!dtype) dtype = dtype_from_user(dtype_name);
+  if (!dtype) {
+    reader.refuse(fields.at("dtype"), "unknown dtype", printable(dtype_name), "F32, BF16, I64 ...");
+  }
+  target.dtype = *dtype;
+  if (const auto kind = fields.optional("kind")) {
+    const auto kind_name = reader.string(*kind, fields.at("kind"));
+    const auto known = target_kind_from_name(kind_name);
+    if (!known) {
+      reader.refuse(fields.at("kind"), "unknown kind", printable(kind_name),
+                    "parameter, persistent_buffer, non_persistent_buffer or attribute");
+    }
+    target.kind = *known;
+  }
+  if (const auto tie_of = fields.optional("tie_of")) {
+    target.tie_of = reader.string(*tie_of, fields.at("tie_of"));
+    if (target.tie_of.empty()) reader.refuse(fields.at("tie_of"), "an empty name; write null");
+  }
+  fields.done();
+  return target;
+}
+
+}  // namespace
+
+Skeleton Skeleton::from_json(std::string_view text) {
+  const JsonDocument document(text, "skeleton.json", text_bytes_max);
+  const JsonReader reader("skeleton.json");
+  const JsonPlace top;
+  JsonObject fields(reader, document.root(), top);
+  const JsonPlace place = fields.at("targets");
+  Skeleton skeleton;
+  skeleton.values_known = false;
+  for (const auto item : reader.array(fields.required("targets"), place)) {
+    skeleton.targets.push_back(read_target(reader, item, {&place, {}, skeleton.targets.size()}));
+  }
+  fields.done();
+  skeleton.validate();
+  return skeleton;
+}
+
+}  // namespace loadstone
