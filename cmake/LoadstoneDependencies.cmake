@@ -1,5 +1,5 @@
 # The libraries that loadstone stands on: what is installed first, else fetched at a pinned version.
-# The minimums are Debian 12's, and the pinned versions are the same ones.
+# The minimums are Debian 12's, and so are the pinned versions where nothing else is said.
 
 include(FetchContent)
 find_package(Threads REQUIRED)
@@ -17,6 +17,9 @@ macro(loadstone_require name target version apt repository tag)
     set(CMAKE_POLICY_VERSION_MINIMUM 3.5)
     FetchContent_Declare(${name} GIT_REPOSITORY ${repository} GIT_TAG ${tag} GIT_SHALLOW ON SYSTEM)
     FetchContent_MakeAvailable(${name})
+    if(NOT TARGET ${target} AND TARGET ${name})
+      add_library(${target} ALIAS ${name})
+    endif()
     loadstone_note(${name} "${tag} (fetched)")
   else()
     message(FATAL_ERROR "loadstone needs ${name} ${version} or later, found "
@@ -26,7 +29,10 @@ macro(loadstone_require name target version apt repository tag)
   endif()
 endmacro()
 
-# What a fetched project builds beside its library.
+# What a fetched project would build and install beside its library. What loadstone links is
+# installed with it, since a static library's users need it too.
+set(CMAKE_POLICY_DEFAULT_CMP0077 NEW)  # their options heed the variables set here
+set(BUILD_TESTING OFF)
 set(FMT_INSTALL ON)
 set(HWY_ENABLE_TESTS OFF)
 set(HWY_ENABLE_EXAMPLES OFF)
@@ -37,13 +43,13 @@ set(BENCHMARK_ENABLE_TESTING OFF)
 set(BENCHMARK_ENABLE_INSTALL OFF)
 set(CLI11_BUILD_TESTS OFF)
 set(CLI11_BUILD_EXAMPLES OFF)
-set(SIMDJSON_DEVELOPER_MODE OFF)
 
 set(github "https://github.com")
 loadstone_require(simdjson simdjson::simdjson 3.0.1 libsimdjson-dev
   ${github}/simdjson/simdjson.git v3.0.1)
 loadstone_require(fmt fmt::fmt 9.1 libfmt-dev ${github}/fmtlib/fmt.git 9.1.0)
-loadstone_require(hwy hwy::hwy 1.0.3 libhwy-dev ${github}/google/highway.git 1.0.3)
+# The first Highway versions had no CMake package of their own: a later one is fetched.
+loadstone_require(hwy hwy::hwy 1.0.3 libhwy-dev ${github}/google/highway.git 1.2.0)
 loadstone_require(re2 re2::re2 0 libre2-dev ${github}/google/re2.git 2022-06-01)
 loadstone_require(xxHash xxHash::header 0.8.1 libxxhash-dev ${github}/Cyan4973/xxHash.git v0.8.1)
 if(NOT TARGET xxHash::header)  # fetched: it has no CMakeLists.txt at its top, and needs none
