@@ -68,7 +68,7 @@ int guarded(const Chosen& chosen, const std::string& command) {
     return status;
   } catch (const Error& error) {
     if (error.code() != "usage") return fail(error, chosen.json);
-    return fail(usage_error(command, error.message()), chosen.json);
+    return fail(usage_error(command, error.message(), error.where()), chosen.json);
   } catch (const std::bad_alloc&) {
     return fail(Error("memory.host", "the machine has not enough memory for this"), chosen.json);
   } catch (const std::exception& defect) {

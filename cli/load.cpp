@@ -47,7 +47,9 @@ Plan planned(const Args& args) {
     throw Error("usage", "--plan takes at most one CHECKPOINT, the folder that its shards are in");
   }
   const std::string root = open.paths.empty() ? std::string() : open.paths.front();
-  return plan_from_json(read_file(args.plan_path), open.options(), root);
+  return parse_file(args.plan_path, [&](const std::string& text) {
+    return plan_from_json(text, open.options(), root);
+  });
 }
 
 // The finding that keeps the plan from being done; null where none does.

@@ -1,7 +1,6 @@
 #include "cli/options.h"
 
 #include <fmt/format.h>
-#include <simdjson.h>
 
 #include <algorithm>
 #include <array>
@@ -9,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/json_fields.h"
 #include "base/text.h"
 #include "cli/machine.h"
 #include "cli/output.h"
@@ -19,6 +19,7 @@ namespace loadstone::cli {
 namespace {
 
 constexpr std::string_view plan_group = "The plan";
+constexpr std::size_t map_bytes_max = 64u << 20;
 
 [[noreturn]] void refuse(std::string_view option, std::string_view text,
                          std::string_view expected) {
@@ -56,19 +57,17 @@ bool is_device(std::string_view text) {
   return kind == "cpu" || kind == "disk" || kind == "meta" || kind == "cuda";
 }
 
-DeviceMap map_from_json(const std::string& text, const std::string& name) {
-  simdjson::dom::parser parser;
+DeviceMap map_from_json(std::string_view text) {
+  const JsonDocument document(text, "usage", map_bytes_max);
+  const JsonReader reader("usage");
+  const JsonPlace place{.key = "--device-map"};
   simdjson::dom::object object;
-  if (parser.parse(text).get(object) != simdjson::SUCCESS) {
-    refuse("--device-map", name, "JSON object of module names and devices");
+  if (document.root().get(object) != simdjson::SUCCESS) {
+    reader.refuse(place, "not an object of modules and their devices");
   }
   DeviceMap map;
-  for (const auto [key, value] : object) {
-    std::string_view device;
-    if (value.get(device) != simdjson::SUCCESS) {
-      refuse("--device-map", key, "module with a device: its value is not a string");
-    }
-    map.entries.emplace_back(key, device);
+  for (const auto [module, device] : object) {
+    map.entries.emplace_back(module, reader.string(device, {.parent = &place, .key = module}));
   }
   return map;
 }
@@ -101,7 +100,7 @@ void add_host_capacity(PlanOptions& options) {
 
 PlanOptions plan_options(const PlanArgs& args) {
   PlanOptions options;
-  if (!args.rules_path.empty()) options.rules = rules_from_json(read_file(args.rules_path));
+  if (!args.rules_path.empty()) options.rules = parse_file(args.rules_path, rules_from_json);
   if (args.dtype == "auto") {
     options.dtype_from_file = true;
   } else if (!args.dtype.empty()) {
@@ -169,7 +168,7 @@ Plan make_plan(const PlanArgs& args) {
   const PlanOptions options = plan_options(args);
   const bool has_skeleton = !args.skeleton_path.empty();
   Skeleton skeleton;
-  if (has_skeleton) skeleton = Skeleton::from_json(read_file(args.skeleton_path));
+  if (has_skeleton) skeleton = parse_file(args.skeleton_path, Skeleton::from_json);
   const auto catalog = open_paths(args.open);
   if (!has_skeleton) skeleton = Skeleton::from_catalog(*catalog);
   return make_plan(catalog, skeleton, options);
@@ -191,9 +190,9 @@ DeviceMap device_map_from_user(const std::string& text) {
     map.entries.emplace_back("", text);
     return map;
   }
-  if (text.starts_with('{')) return map_from_json(text, text);
+  if (text.starts_with('{')) return map_from_json(text);
   if (text.find('=') != std::string::npos) return map_from_list(text);
-  return map_from_json(read_file(text), text);
+  return parse_file(text, map_from_json);
 }
 
 }  // namespace loadstone::cli

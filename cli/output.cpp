@@ -70,8 +70,8 @@ std::string error_json(const Error& error, const std::vector<Finding>& findings)
 
 }  // namespace
 
-Error usage_error(const std::string& command, const std::string& message) {
-  return Error("usage", fmt::format("{}; see '{} --help'", message, command));
+Error usage_error(const std::string& command, const std::string& message, const Where& where) {
+  return Error("usage", fmt::format("{}; see '{} --help'", message, command), where);
 }
 
 void print(std::string_view text) {

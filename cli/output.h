@@ -13,7 +13,8 @@
 namespace loadstone::cli {
 
 // Error "usage" whose message ends with a hint to the command's --help.
-[[nodiscard]] Error usage_error(const std::string& command, const std::string& message);
+[[nodiscard]] Error usage_error(const std::string& command, const std::string& message,
+                                const Where& where = {});
 
 // Throw Error "io.write" or "io.no_space" where stdout takes no more.
 void print(std::string_view text);
@@ -32,8 +33,21 @@ void print_warnings(const std::vector<Finding>& findings);
 
 void write_findings(JsonWriter& json, const std::vector<Finding>& findings);
 
-// The whole text into a new file. Throws Error "io.write", "io.no_space" ...
+// The whole text into a new file. Throws Error "io.write", "io.no_space".
 void write_file(const std::string& path, std::string_view text);
 [[nodiscard]] std::string read_file(const std::string& path);
+
+// What `parse` makes of a file's text. Its errors know nothing of files, so they get the path here.
+template <typename Parse>
+[[nodiscard]] auto parse_file(const std::string& path, Parse parse) {
+  const std::string text = read_file(path);
+  try {
+    return parse(text);
+  } catch (const Error& error) {
+    Where where = error.where();
+    if (where.path.empty()) where.path = path;
+    throw Error(error.code(), error.message(), where);
+  }
+}
 
 }  // namespace loadstone::cli
