@@ -1,0 +1,250 @@
+#include "plan/rules.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cctype>
+
+#include "base/text.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::size_t rules_max = 10'000;
+constexpr std::size_t patterns_max = 64;
+constexpr std::size_t targets_max = 4096;
+constexpr std::size_t pattern_bytes_max = 4096;
+constexpr std::int64_t regex_memory_max = 4 << 20;
+constexpr std::size_t groups_max = 32;
+
+[[noreturn]] void refuse(const std::string& field, std::string message, std::string found = {},
+                         std::string expected = {}) {
+  throw Error("plan.rules", std::move(message),
+              {.field = field, .found = std::move(found), .expected = std::move(expected)});
+}
+
+void check_counts(const std::string& at, const RuleStep& step) {
+  const auto want = [&](const char* field, std::size_t found, bool fits, const char* expected) {
+    if (!fits) refuse(at + "." + field, "wrong number of values", fmt::format("{}", found), expected);
+  };
+  const std::size_t dims = step.dims.size();
+  const std::size_t sizes = step.sizes.size();
+  switch (step.op) {
+    case RuleOp::rename:
+      want("dims", dims, dims == 0, "none");
+      break;
+    case RuleOp::stack:
+    case RuleOp::concat:
+    case RuleOp::split:
+      want("dim", dims, dims == 1, "one");
+      break;
+    case RuleOp::slice:
+      want("dim", dims, dims == 1, "one");
+      want("sizes", sizes, sizes == 1, "one");
+      break;
+    case RuleOp::stack_concat:
+    case RuleOp::transpose:
+      want("dims", dims, dims == 2, "two");
+      break;
+    case RuleOp::permute:
+    case RuleOp::reshape:
+      want("dims", dims, (dims == 0) == (step.op == RuleOp::reshape), "one for each dimension");
+      break;
+  }
+  const bool takes_sizes =
+      step.op == RuleOp::split || step.op == RuleOp::slice || step.op == RuleOp::reshape;
+  if (!takes_sizes) want("sizes", sizes, sizes == 0, "none");
+  if (step.op != RuleOp::slice && step.start != 0) refuse(at + ".start", "only a slice has a start");
+}
+
+void check_rule(const std::string& at, const Rule& rule) {
+  if (rule.sources.empty() || rule.sources.size() > patterns_max) {
+    refuse(at + ".sources", "wrong number of patterns", fmt::format("{}", rule.sources.size()),
+           fmt::format("1 to {}", patterns_max));
+  }
+  const std::size_t targets = rule.targets.size();
+  if (rule.op == RuleOp::split ? targets == 0 || targets > targets_max : targets != 1) {
+    refuse(at + ".targets", "wrong number of templates", fmt::format("{}", targets),
+           rule.op == RuleOp::split ? fmt::format("1 to {}", targets_max) : "one");
+  }
+  if (rule.op == RuleOp::split && !rule.sizes.empty() && rule.sizes.size() != targets) {
+    refuse(at + ".sizes", "a split has one size for each target",
+           fmt::format("{}", rule.sizes.size()), fmt::format("{} or none", targets));
+  }
+  check_counts(at, {rule.op, rule.dims, rule.sizes, rule.start});
+  for (std::size_t i = 0; i < rule.then.size(); ++i) {
+    const RuleStep& step = rule.then[i];
+    const std::string field = fmt::format("{}.then[{}]", at, i);
+    const bool is_view = step.op == RuleOp::transpose || step.op == RuleOp::permute ||
+                         step.op == RuleOp::slice || step.op == RuleOp::reshape;
+    if (!is_view) {
+      refuse(field + ".op", "not a step on one tensor", std::string(name(step.op)),
+             "transpose, permute, slice or reshape");
+    }
+    check_counts(field, step);
+  }
+}
+
+std::unique_ptr<const re2::RE2> compile_pattern(const std::string& pattern,
+                                                const std::string& field) {
+  if (pattern.size() > pattern_bytes_max) {
+    refuse(field, "the pattern is too long", fmt::format("{} bytes", pattern.size()),
+           fmt::format("at most {}", pattern_bytes_max));
+  }
+  re2::RE2::Options options;
+  options.set_log_errors(false);
+  options.set_max_mem(regex_memory_max);
+  // Names are bytes: those that are no UTF-8 must be matched by '.' too.
+  if (!is_utf8(pattern)) options.set_encoding(re2::RE2::Options::EncodingLatin1);
+  auto regex = std::make_unique<const re2::RE2>(pattern, options);
+  if (!regex->ok()) refuse(field, "not a regular expression: " + regex->error(), pattern);
+  if (regex->NumberOfCapturingGroups() > static_cast<int>(groups_max)) {
+    refuse(field, "too many groups", fmt::format("{}", regex->NumberOfCapturingGroups()),
+           fmt::format("at most {}", groups_max));
+  }
+  return regex;
+}
+
+CompiledRule compile_rule(const Rule& rule, std::size_t index) {
+  const std::string at = fmt::format("rules[{}]", index);
+  check_rule(at, rule);
+  CompiledRule compiled;
+  compiled.rule = rule;
+  std::size_t groups = groups_max;
+  for (std::size_t i = 0; i < rule.sources.size(); ++i) {
+    auto pattern = compile_pattern(rule.sources[i], fmt::format("{}.sources[{}]", at, i));
+    groups = std::min(groups, static_cast<std::size_t>(pattern->NumberOfCapturingGroups()));
+    compiled.patterns.push_back(std::move(pattern));
+  }
+  for (std::size_t i = 0; i < rule.targets.size(); ++i) {
+    const std::string field = fmt::format("{}.targets[{}]", at, i);
+    compiled.targets.emplace_back(rule.targets[i], field);
+    const std::size_t used = compiled.targets.back().group_max();
+    if (used > groups) {
+      refuse(field, fmt::format("${} is used, but a pattern has only {} groups", used, groups),
+             rule.targets[i]);
+    }
+  }
+  return compiled;
+}
+
+}  // namespace
+
+Template::Template(std::string_view text, const std::string& field) {
+  Part part;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '$') {
+      part.text += text[i];
+      continue;
+    }
+    const char next = i + 1 < text.size() ? text[i + 1] : '\0';
+    if (next == '$') {
+      part.text += '$';
+    } else if (next >= '1' && next <= '9') {
+      part.group = static_cast<std::size_t>(next - '0');
+      used_ |= 1u << part.group;
+      parts_.push_back(std::move(part));
+      part = {};
+    } else {
+      refuse(field, "a '$' that is no group; write $1 to $9, or $$ for a dollar sign",
+             std::string(text));
+    }
+    ++i;
+  }
+  parts_.push_back(std::move(part));
+}
+
+std::string Template::fill(const std::vector<std::string_view>& groups) const {
+  std::string text;
+  for (const Part& part : parts_) {
+    text += part.text;
+    if (part.group > 0 && part.group <= groups.size()) text += groups[part.group - 1];
+  }
+  return text;
+}
+
+std::size_t Template::group_max() const noexcept {
+  return used_ == 0 ? 0 : static_cast<std::size_t>(std::bit_width(used_)) - 1;
+}
+
+CompiledRules::CompiledRules(const Rules& rules) {
+  if (rules.size() > rules_max) {
+    refuse("rules", "too many rules", fmt::format("{}", rules.size()),
+           fmt::format("at most {}", rules_max));
+  }
+  rules_.reserve(rules.size());
+  for (std::size_t i = 0; i < rules.size(); ++i) rules_.push_back(compile_rule(rules[i], i));
+}
+
+bool CompiledRules::match(std::string_view name, RuleMatch& match) const {
+  const re2::StringPiece text(name.data(), name.size());
+  std::array<re2::StringPiece, groups_max + 1> pieces;
+  for (std::size_t r = 0; r < rules_.size(); ++r) {
+    for (std::size_t p = 0; p < rules_[r].patterns.size(); ++p) {
+      const re2::RE2& pattern = *rules_[r].patterns[p];
+      // Most patterns do not match most names, and to see that without groups is much cheaper.
+      if (!pattern.Match(text, 0, text.size(), re2::RE2::ANCHOR_BOTH, nullptr, 0)) continue;
+      const int groups = pattern.NumberOfCapturingGroups();
+      pattern.Match(text, 0, text.size(), re2::RE2::ANCHOR_BOTH, pieces.data(), groups + 1);
+      match.rule = static_cast<std::uint32_t>(r);
+      match.pattern = static_cast<std::uint32_t>(p);
+      match.groups.clear();
+      for (int g = 1; g <= groups; ++g) {
+        const re2::StringPiece& piece = pieces[static_cast<std::size_t>(g)];
+        // A group that took no part in the match is empty, but points nowhere.
+        const char* const data = piece.data() == nullptr ? name.data() : piece.data();
+        match.groups.emplace_back(data, piece.size());
+      }
+      return true;
+    }
+  }
+  return false;
+}
+
+MaybeMisfit apply_step(const RuleStep& step, View& view) {
+  switch (step.op) {
+    case RuleOp::transpose:
+      return transpose(view, step.dims[0], step.dims[1]);
+    case RuleOp::permute:
+      return permute(view, step.dims);
+    case RuleOp::slice:
+      return slice(view, step.dims[0], step.start, step.sizes[0]);
+    case RuleOp::reshape:
+      return reshape(view, Shape(step.sizes));
+    default:
+      return std::nullopt;
+  }
+}
+
+std::string fill_pattern(const re2::RE2& pattern, const std::vector<std::string_view>& groups) {
+  const std::string& text = pattern.pattern();
+  std::string name;
+  std::size_t group = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char character = text[i];
+    const char next = i + 1 < text.size() ? text[i + 1] : '\0';
+    if (character == '\\') {
+      if (next == '\0' || std::isalnum(static_cast<unsigned char>(next)) != 0) return {};
+      name += next;
+      ++i;
+    } else if (character == '(') {
+      if (next == '?' || group >= groups.size()) return {};
+      name += groups[group++];
+      for (++i; i < text.size() && text[i] != ')'; ++i) {
+        if (text[i] == '(') return {};
+        if (text[i] == '\\') ++i;
+      }
+    } else if (std::string_view("*+?[]{}|)").find(character) != std::string_view::npos) {
+      return {};
+    } else if (character != '^' && character != '$') {
+      name += character;  // a dot stands for itself: people forget the backslash
+    }
+  }
+  return re2::RE2::FullMatch(name, pattern) ? name : std::string();
+}
+
+}  // namespace loadstone

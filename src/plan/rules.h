@@ -1,0 +1,76 @@
+// Rules made ready to match names.
+#pragma once
+
+#include <re2/re2.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "loadstone/recipe.h"
+#include "plan/view.h"
+
+namespace loadstone {
+
+// Text with groups to fill in: "model.$1.weight". Value type.
+class Template {
+ public:
+  // Throws Error "plan.rules" with `field` for a '$' that is followed by neither 1 to 9 nor '$'.
+  Template(std::string_view text, const std::string& field);
+
+  [[nodiscard]] std::string fill(const std::vector<std::string_view>& groups) const;
+  [[nodiscard]] bool uses(std::size_t group) const noexcept { return (used_ >> group & 1u) != 0; }
+  [[nodiscard]] std::size_t group_max() const noexcept;
+
+ private:
+  struct Part {
+    std::string text;
+    std::size_t group = 0;  // 0: text only
+  };
+  std::vector<Part> parts_;
+  unsigned used_ = 0;  // bit i: group i
+};
+
+struct CompiledRule {
+  Rule rule;
+  std::vector<std::unique_ptr<const re2::RE2>> patterns;
+  std::vector<Template> targets;
+};
+
+// What matched a name: groups[0] is the first group. The views are into the name.
+struct RuleMatch {
+  std::uint32_t rule = 0;
+  std::uint32_t pattern = 0;
+  std::vector<std::string_view> groups;
+};
+
+// Thread-safe once made.
+class CompiledRules {
+ public:
+  // Throws Error "plan.rules" that names the rule's index and field.
+  explicit CompiledRules(const Rules& rules);
+
+  [[nodiscard]] const std::vector<CompiledRule>& rules() const noexcept { return rules_; }
+  // The first rule and pattern that match the whole name. False: none.
+  [[nodiscard]] bool match(std::string_view name, RuleMatch& match) const;
+
+ private:
+  std::vector<CompiledRule> rules_;
+};
+
+// Whether many sources make one target.
+[[nodiscard]] constexpr bool joins_sources(RuleOp op) noexcept {
+  return op == RuleOp::stack || op == RuleOp::concat || op == RuleOp::stack_concat;
+}
+
+// One operation on one view: transpose, permute, slice, reshape; rename does nothing.
+[[nodiscard]] MaybeMisfit apply_step(const RuleStep& step, View& view);
+
+// A name that the pattern would match if its groups held these values; empty when the pattern is
+// more than literal text and groups. What a missing source would be called.
+[[nodiscard]] std::string fill_pattern(const re2::RE2& pattern,
+                                       const std::vector<std::string_view>& groups);
+
+}  // namespace loadstone

@@ -1,0 +1,218 @@
+// How it is decided. Sorted by their first element, regions fall into groups whose spans do not meet;
+// each group must fill its span. In a group of several, the widest stride S is a row: every region is
+// cut into rectangles of rows, rows with the same regions are looked at once, and what is left inside
+// a row is the same question with smaller strides. Fused, stacked and interleaved tensors take one or
+// two such steps. What does not nest (or would take too much work) is painted into a bitmap; where
+// that would be too large the answer is a refusal, so a pass is always exact.
+#include "plan/tiling.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::uint64_t work_max = std::uint64_t{1} << 24;
+constexpr unsigned depth_max = 128;
+constexpr std::uint64_t bitmap_elements_max = std::uint64_t{1} << 28;
+
+enum class Verdict : std::uint8_t { tiles, fails, unknown };
+
+// Sorted by stride, neighbours joined. False: steps of one dimension reach into the next one's.
+bool nest(Region& region) {
+  auto& dims = region.dims;
+  std::erase_if(dims, [](const RegionDim& dim) { return dim.extent == 1; });
+  std::ranges::sort(dims, std::greater{}, &RegionDim::stride);
+  std::size_t kept = 0;
+  for (const RegionDim inner : dims) {
+    if (kept > 0 && dims[kept - 1].stride == inner.extent * inner.stride) {
+      dims[kept - 1] = {dims[kept - 1].extent * inner.extent, inner.stride};
+    } else {
+      dims[kept++] = inner;
+    }
+  }
+  dims.resize(kept);
+  std::uint64_t span = 0;
+  for (std::size_t i = dims.size(); i-- > 0;) {
+    if (dims[i].stride <= span) return false;
+    span += (dims[i].extent - 1) * dims[i].stride;
+  }
+  return true;
+}
+
+// From the first to the last position.
+std::uint64_t span_of(const std::vector<RegionDim>& dims, std::size_t from = 0) {
+  std::uint64_t span = 0;
+  for (std::size_t i = from; i < dims.size(); ++i) span += (dims[i].extent - 1) * dims[i].stride;
+  return span;
+}
+
+// The same positions in each of some rows.
+struct Rows {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  Region inside;
+};
+
+class Tiler {
+ public:
+  Verdict tile(std::vector<Region> regions, std::uint64_t length) {
+    std::ranges::sort(regions, {}, &Region::offset);
+    std::uint64_t filled = 0;
+    for (std::size_t i = 0; i < regions.size();) {
+      std::uint64_t end = regions[i].offset + span_of(regions[i].dims) + 1;
+      std::size_t next = i + 1;
+      while (next < regions.size() && regions[next].offset < end) {
+        end = std::max(end, regions[next].offset + span_of(regions[next].dims) + 1);
+        ++next;
+      }
+      work_ += next - i;
+      if (work_ > work_max) return Verdict::unknown;
+      if (regions[i].offset != filled) return Verdict::fails;
+      const Verdict verdict =
+          next - i == 1 ? single(regions[i]) : group({regions.data() + i, next - i}, end - filled);
+      if (verdict != Verdict::tiles) return verdict;
+      filled = end;
+      i = next;
+    }
+    return filled == length ? Verdict::tiles : Verdict::fails;
+  }
+
+ private:
+  static Verdict single(const Region& region) {
+    const bool is_run =
+        region.dims.empty() || (region.dims.size() == 1 && region.dims[0].stride == 1);
+    return is_run ? Verdict::tiles : Verdict::fails;
+  }
+
+  // Regions whose spans hang together and begin where the group begins.
+  Verdict group(std::span<const Region> regions, std::uint64_t length) {
+    std::uint64_t row = 1;
+    for (const Region& region : regions) {
+      if (!region.dims.empty()) row = std::max(row, region.dims[0].stride);
+    }
+    if (row == 1) return Verdict::fails;  // runs that overlap
+    const std::uint64_t base = regions[0].offset;
+    std::vector<Rows> parts;
+    for (const Region& region : regions) {
+      if (!cut({region.offset - base, region.dims}, row, parts)) return Verdict::unknown;
+    }
+    return sweep(parts, row, length);
+  }
+
+  // Appends the region as rectangles of rows. False: too much work.
+  bool cut(const Region& region, std::uint64_t row, std::vector<Rows>& parts) {
+    if (++work_ > work_max) return false;
+    const std::uint64_t at = region.offset / row;
+    const std::uint64_t in_row = region.offset % row;
+    if (in_row + span_of(region.dims) < row) {
+      parts.push_back({at, at + 1, {in_row, region.dims}});
+      return true;
+    }
+    const RegionDim outer = region.dims[0];
+    const std::vector<RegionDim> rest(region.dims.begin() + 1, region.dims.end());
+    const std::uint64_t rest_span = span_of(rest);
+    for (std::uint64_t i = 0; i < outer.extent;) {
+      if (++work_ > work_max) return false;
+      const std::uint64_t position = region.offset + i * outer.stride;
+      const std::uint64_t inside = position % row;
+      if (inside + rest_span >= row) {  // one step of it crosses the end of a row
+        if (!cut({position, rest}, row, parts)) return false;
+        ++i;
+        continue;
+      }
+      const std::uint64_t steps =
+          std::min(outer.extent - i, (row - 1 - rest_span - inside) / outer.stride + 1);
+      std::uint64_t rows = 1;
+      if (row % outer.stride == 0 && steps == row / outer.stride) rows = (outer.extent - i) / steps;
+      Region inner = {inside, rest};
+      if (steps > 1) inner.dims.insert(inner.dims.begin(), {steps, outer.stride});
+      parts.push_back({position / row, position / row + rows, std::move(inner)});
+      i += rows * steps;
+    }
+    return true;
+  }
+
+  Verdict sweep(std::vector<Rows>& parts, std::uint64_t row, std::uint64_t length) {
+    std::vector<std::uint64_t> bounds = {0, length / row, (length + row - 1) / row};
+    for (const Rows& part : parts) {
+      bounds.push_back(part.begin);
+      bounds.push_back(part.end);
+    }
+    std::ranges::sort(bounds);
+    bounds.erase(std::ranges::unique(bounds).begin(), bounds.end());
+    std::ranges::sort(parts, {}, &Rows::begin);
+    std::vector<const Rows*> active;
+    std::size_t next = 0;
+    for (std::size_t i = 0; i + 1 < bounds.size(); ++i) {
+      std::erase_if(active, [&](const Rows* part) { return part->end <= bounds[i]; });
+      while (next < parts.size() && parts[next].begin == bounds[i]) active.push_back(&parts[next++]);
+      work_ += active.size();
+      if (work_ > work_max) return Verdict::unknown;
+      std::vector<Region> inside;
+      inside.reserve(active.size());
+      for (const Rows* part : active) {
+        inside.push_back(part->inside);
+        if (!nest(inside.back())) return Verdict::unknown;
+      }
+      const std::uint64_t row_length = std::min(row, length - bounds[i] * row);
+      if (++depth_ > depth_max) return Verdict::unknown;
+      const Verdict verdict = tile(std::move(inside), row_length);
+      --depth_;
+      if (verdict != Verdict::tiles) return verdict;
+    }
+    return Verdict::tiles;
+  }
+
+  std::uint64_t work_ = 0;
+  unsigned depth_ = 0;
+};
+
+class Bitmap {
+ public:
+  explicit Bitmap(std::uint64_t elements) : painted_(elements, false) {}
+
+  // The first position that is painted a second time.
+  std::optional<std::uint64_t> paint(const Region& region, std::size_t dim, std::uint64_t at) {
+    if (dim == region.dims.size()) {
+      if (painted_[at]) return at;
+      painted_[at] = true;
+      return std::nullopt;
+    }
+    for (std::uint64_t i = 0; i < region.dims[dim].extent; ++i) {
+      const auto twice = paint(region, dim + 1, at + i * region.dims[dim].stride);
+      if (twice) return twice;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::vector<bool> painted_;
+};
+
+}  // namespace
+
+std::optional<std::string> tiling_defect(std::vector<Region> regions, std::uint64_t elements) {
+  Verdict verdict = Verdict::tiles;
+  for (Region& region : regions) {
+    if (!nest(region)) verdict = Verdict::unknown;
+  }
+  if (verdict == Verdict::tiles) verdict = Tiler().tile(regions, elements);
+  if (verdict == Verdict::tiles) return std::nullopt;
+  if (elements > bitmap_elements_max) {
+    if (verdict == Verdict::fails) return "some elements are written twice and others never";
+    return "the boxes are too intricate to be checked";
+  }
+  Bitmap bitmap(elements);
+  for (const Region& region : regions) {
+    // The volumes sum up, so nothing painted twice means that everything is painted once.
+    const auto twice = bitmap.paint(region, 0, region.offset);
+    if (twice) return fmt::format("element {} is written twice, so another one never is", *twice);
+  }
+  if (verdict == Verdict::fails) return "some elements are written twice and others never";
+  return std::nullopt;
+}
+
+}  // namespace loadstone

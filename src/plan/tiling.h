@@ -1,0 +1,28 @@
+// Whether strided regions tile a range: cover each of its elements exactly once.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace loadstone {
+
+struct RegionDim {
+  std::uint64_t extent = 1;
+  std::uint64_t stride = 1;
+};
+
+// A set of positions: offset + sum of steps. Value type.
+struct Region {
+  std::uint64_t offset = 0;
+  std::vector<RegionDim> dims;
+};
+
+// What is wrong, in words; nothing when the regions tile [0, elements). They must lie inside, and
+// their volumes must sum up to `elements`.
+[[nodiscard]] std::optional<std::string> tiling_defect(std::vector<Region> regions,
+                                                       std::uint64_t elements);
+
+}  // namespace loadstone

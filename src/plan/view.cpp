@@ -1,0 +1,293 @@
+#include "plan/view.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/checked.h"
+
+namespace loadstone {
+
+namespace {
+
+Misfit no_such_dim(std::int64_t dim, const Shape& shape) {
+  return {fmt::format("there is no dimension {}", dim), shape.text(),
+          fmt::format("a dimension from {} to {}", -static_cast<std::int64_t>(shape.rank()),
+                      static_cast<std::int64_t>(shape.rank()) - 1)};
+}
+
+Misfit too_many() { return {"the recipe falls into too many pieces", {}, {}}; }
+
+std::vector<std::uint64_t> strides_of(const Shape& shape) {
+  std::vector<std::uint64_t> strides(shape.rank());
+  std::uint64_t stride = 1;
+  for (std::size_t d = shape.rank(); d-- > 0;) {
+    strides[d] = stride;
+    stride *= std::max<std::uint64_t>(shape[d], 1);
+  }
+  return strides;
+}
+
+// What of a piece lies in [begin, end) of one dimension. A piece whose steps nest falls into at most
+// a whole and two rests for each of its factors.
+class Cutter {
+ public:
+  Cutter(std::size_t dim, std::uint64_t begin, std::uint64_t end, std::vector<Piece>& kept)
+      : dim_(dim), begin_(begin), end_(end), kept_(kept) {}
+
+  void cut(Piece piece) {
+    std::uint64_t last = piece.begin[dim_];
+    std::size_t widest = piece.factors.size();
+    for (std::size_t i = 0; i < piece.factors.size(); ++i) {
+      const Factor& factor = piece.factors[i];
+      if (factor.extent == 0) return;
+      if (factor.dim != dim_) continue;
+      last += (factor.extent - 1) * factor.step;
+      if (widest == piece.factors.size() || factor.step > piece.factors[widest].step) widest = i;
+    }
+    const std::uint64_t first = piece.begin[dim_];
+    if (last < begin_ || first >= end_ || kept_.size() > pieces_max) return;
+    if (first >= begin_ && last < end_) {
+      piece.begin[dim_] -= begin_;
+      kept_.push_back(std::move(piece));
+      return;
+    }
+    split(piece, widest, last);
+  }
+
+ private:
+  void split(const Piece& piece, std::size_t widest, std::uint64_t last) {
+    const Factor& factor = piece.factors[widest];
+    const std::uint64_t first = piece.begin[dim_];
+    const std::uint64_t inner = last - first - (factor.extent - 1) * factor.step;
+    // Steps [touched_begin, touched_end) have something inside, [whole_begin, whole_end) nothing else.
+    const std::uint64_t touched_begin = steps_until(begin_, first + inner, factor);
+    const std::uint64_t touched_end = steps_until(end_, first, factor);
+    const std::uint64_t whole_begin = std::min(steps_until(begin_, first, factor), touched_end);
+    const std::uint64_t whole_end = std::max(steps_until(end_, first + inner, factor), whole_begin);
+    for (std::uint64_t i = touched_begin; i < whole_begin; ++i) cut(part(piece, widest, i, 1));
+    if (whole_begin < whole_end) cut(part(piece, widest, whole_begin, whole_end - whole_begin));
+    for (std::uint64_t i = whole_end; i < touched_end; ++i) cut(part(piece, widest, i, 1));
+  }
+
+  // How many steps from `start` on are below `bound`, at most all.
+  static std::uint64_t steps_until(std::uint64_t bound, std::uint64_t start, const Factor& factor) {
+    if (start >= bound) return 0;
+    return std::min(factor.extent, (bound - start - 1) / factor.step + 1);
+  }
+
+  Piece part(const Piece& piece, std::size_t widest, std::uint64_t begin, std::uint64_t count) const {
+    Piece result = piece;
+    const Factor& factor = piece.factors[widest];
+    result.begin[dim_] += begin * factor.step;
+    result.source_offset += begin * factor.source_stride;
+    if (count == 1) {
+      result.factors.erase(result.factors.begin() + static_cast<std::ptrdiff_t>(widest));
+    } else {
+      result.factors[widest].extent = count;
+    }
+    return result;
+  }
+
+  std::size_t dim_;
+  std::uint64_t begin_;
+  std::uint64_t end_;
+  std::vector<Piece>& kept_;
+};
+
+}  // namespace
+
+std::optional<std::size_t> dim_index(std::int64_t dim, std::size_t rank) noexcept {
+  const auto signed_rank = static_cast<std::int64_t>(rank);
+  if (dim < -signed_rank || dim >= signed_rank) return std::nullopt;
+  return static_cast<std::size_t>(dim < 0 ? dim + signed_rank : dim);
+}
+
+View whole_view(std::uint32_t source, const Shape& shape) {
+  View view;
+  view.shape = shape;
+  Piece piece;
+  piece.source = source;
+  piece.begin.assign(shape.rank(), 0);
+  const auto strides = strides_of(shape);
+  for (std::size_t d = 0; d < shape.rank(); ++d) {
+    if (shape[d] == 1) continue;
+    piece.factors.push_back({static_cast<std::uint32_t>(d), shape[d], 1, strides[d]});
+  }
+  view.pieces.push_back(std::move(piece));
+  return view;
+}
+
+MaybeMisfit permute(View& view, const std::vector<std::int64_t>& order) {
+  const std::size_t rank = view.shape.rank();
+  std::vector<std::size_t> from;                // of the new dimension
+  std::vector<std::uint32_t> to(rank, UINT32_MAX);  // of the old one
+  for (const std::int64_t dim : order) {
+    const auto index = dim_index(dim, rank);
+    if (!index) return no_such_dim(dim, view.shape);
+    if (to[*index] != UINT32_MAX) {
+      return Misfit{fmt::format("dimension {} stands twice in the order", dim), {}, {}};
+    }
+    to[*index] = static_cast<std::uint32_t>(from.size());
+    from.push_back(*index);
+  }
+  if (from.size() != rank) {
+    return Misfit{"the order names another number of dimensions", view.shape.text(),
+                  fmt::format("{} dimensions", order.size())};
+  }
+  std::vector<std::uint64_t> extents;
+  for (const std::size_t dim : from) extents.push_back(view.shape[dim]);
+  view.shape = Shape(std::move(extents));
+  for (Piece& piece : view.pieces) {
+    std::vector<std::uint64_t> begin;
+    for (const std::size_t dim : from) begin.push_back(piece.begin[dim]);
+    piece.begin = std::move(begin);
+    for (Factor& factor : piece.factors) factor.dim = to[factor.dim];
+  }
+  return std::nullopt;
+}
+
+MaybeMisfit transpose(View& view, std::int64_t dim_a, std::int64_t dim_b) {
+  const auto a = dim_index(dim_a, view.shape.rank());
+  const auto b = dim_index(dim_b, view.shape.rank());
+  if (!a || !b) return no_such_dim(a ? dim_b : dim_a, view.shape);
+  std::vector<std::int64_t> order(view.shape.rank());
+  std::iota(order.begin(), order.end(), 0);
+  std::swap(order[*a], order[*b]);
+  return permute(view, order);
+}
+
+MaybeMisfit slice(View& view, std::int64_t dim, std::uint64_t start, std::uint64_t size) {
+  const auto index = dim_index(dim, view.shape.rank());
+  if (!index) return no_such_dim(dim, view.shape);
+  const auto end = checked_add(start, size);
+  if (!end || *end > view.shape[*index]) {
+    return Misfit{fmt::format("the slice [{}, {} + {}) leaves dimension {}", start, start, size, dim),
+                  view.shape.text(), {}};
+  }
+  auto extents = view.shape.extents();
+  extents[*index] = size;
+  std::vector<Piece> kept;
+  if (view.shape.numel() == 0u || size == 0) {
+    // Nothing to copy: the pieces stay as the names of their sources.
+    for (Piece& piece : view.pieces) {
+      piece.begin.assign(extents.size(), 0);
+      piece.factors = {{static_cast<std::uint32_t>(*index), 0, 1, 1}};
+    }
+    kept = std::move(view.pieces);
+  } else {
+    Cutter cutter(*index, start, *end, kept);
+    for (Piece& piece : view.pieces) cutter.cut(std::move(piece));
+  }
+  if (kept.size() > pieces_max) return too_many();
+  view.pieces = std::move(kept);
+  view.shape = Shape(std::move(extents));
+  return std::nullopt;
+}
+
+MaybeMisfit concat(std::vector<View> parts, std::int64_t dim, View& result) {
+  if (parts.empty()) return Misfit{"nothing to join", {}, {}};
+  const auto index = dim_index(dim, parts.front().shape.rank());
+  if (!index) return no_such_dim(dim, parts.front().shape);
+  auto extents = parts.front().shape.extents();
+  std::size_t piece_count = 0;
+  for (const View& part : parts) {
+    auto others = part.shape.extents();
+    if (others.size() == extents.size()) others[*index] = extents[*index];
+    if (others != extents) {
+      return Misfit{fmt::format("the parts to join differ outside dimension {}", dim),
+                    fmt::format("{} and {}", parts.front().shape.text(), part.shape.text()), {}};
+    }
+    piece_count += part.pieces.size();
+  }
+  if (piece_count > pieces_max) return too_many();
+  std::uint64_t at = 0;
+  result.pieces.clear();
+  result.pieces.reserve(piece_count);
+  for (View& part : parts) {
+    for (Piece& piece : part.pieces) {
+      piece.begin[*index] += at;
+      result.pieces.push_back(std::move(piece));
+    }
+    const auto next = checked_add(at, part.shape[*index]);
+    if (!next) return Misfit{"the joined size does not fit 64 bits", {}, {}};
+    at = *next;
+  }
+  extents[*index] = at;
+  result.shape = Shape(std::move(extents));
+  if (!result.shape.numel()) return Misfit{"the joined size does not fit 64 bits", {}, {}};
+  return std::nullopt;
+}
+
+MaybeMisfit stack(std::vector<View> parts, std::int64_t dim, View& result) {
+  if (parts.empty()) return Misfit{"nothing to stack", {}, {}};
+  const std::size_t rank = parts.front().shape.rank();
+  const auto index = dim_index(dim, rank + 1);
+  if (!index) return no_such_dim(dim, Shape(std::vector<std::uint64_t>(rank + 1, parts.size())));
+  const auto at = static_cast<std::ptrdiff_t>(*index);
+  for (View& part : parts) {
+    if (part.shape.rank() != rank) {
+      return Misfit{"the parts to stack differ",
+                    fmt::format("ranks {} and {}", rank, part.shape.rank()), {}};
+    }
+    auto extents = part.shape.extents();
+    extents.insert(extents.begin() + at, 1);
+    part.shape = Shape(std::move(extents));
+    for (Piece& piece : part.pieces) {
+      piece.begin.insert(piece.begin.begin() + at, 0);
+      for (Factor& factor : piece.factors) factor.dim += factor.dim >= *index ? 1 : 0;
+    }
+  }
+  auto misfit = concat(std::move(parts), static_cast<std::int64_t>(*index), result);
+  if (misfit) misfit->message = "the parts to stack differ, or are too many";
+  return misfit;
+}
+
+void normalise(std::vector<BoxDim>& dims) {
+  std::erase_if(dims, [](const BoxDim& dim) { return dim.extent == 1; });
+  std::ranges::stable_sort(dims, std::greater{}, &BoxDim::target_stride);
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < dims.size(); ++i) {
+    const BoxDim inner = dims[i];
+    if (kept > 0) {
+      BoxDim& outer = dims[kept - 1];
+      if (checked_mul(inner.extent, inner.source_stride) == outer.source_stride &&
+          checked_mul(inner.extent, inner.target_stride) == outer.target_stride &&
+          checked_mul(inner.extent, outer.extent)) {
+        outer = {outer.extent * inner.extent, inner.source_stride, inner.target_stride};
+        continue;
+      }
+    }
+    dims[kept++] = inner;
+  }
+  dims.resize(kept);
+}
+
+std::vector<Box> boxes_of(const View& view) {
+  const auto strides = strides_of(view.shape);
+  const bool is_empty = view.shape.numel() == 0u;
+  std::vector<Box> boxes;
+  boxes.reserve(view.pieces.size());
+  for (const Piece& piece : view.pieces) {
+    Box box;
+    box.source = piece.source;
+    if (is_empty) {
+      box.dims = {{.extent = 0, .source_stride = 1, .target_stride = 1}};
+      boxes.push_back(std::move(box));
+      continue;
+    }
+    if (std::ranges::any_of(piece.factors, [](const Factor& f) { return f.extent == 0; })) continue;
+    box.source_offset = piece.source_offset;
+    for (std::size_t d = 0; d < strides.size(); ++d) box.target_offset += piece.begin[d] * strides[d];
+    box.dims.reserve(piece.factors.size());
+    for (const Factor& factor : piece.factors) {
+      box.dims.push_back({factor.extent, factor.source_stride, factor.step * strides[factor.dim]});
+    }
+    normalise(box.dims);
+    boxes.push_back(std::move(box));
+  }
+  return boxes;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,72 @@
+// A tensor that does not exist yet, as a picture of where its elements stand in the sources. All
+// rules are functions on views; boxes are what a view comes to in the end.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "loadstone/recipe.h"
+#include "loadstone/shape.h"
+
+namespace loadstone {
+
+// `extent` steps along dimension `dim` of the view, `step` indices each.
+struct Factor {
+  std::uint32_t dim = 0;
+  std::uint64_t extent = 1;
+  std::uint64_t step = 1;
+  std::uint64_t source_stride = 0;  // elements
+};
+
+// Elements of one source at the indices begin + sum of the factors' steps. A dimension may have
+// several factors (that is how a view interleaves) or none (one index). Value type.
+struct Piece {
+  std::uint32_t source = 0;
+  std::uint64_t source_offset = 0;
+  std::vector<std::uint64_t> begin;  // one index for each dimension
+  std::vector<Factor> factors;       // extents above 1, or 0 where the piece is empty
+};
+
+// The pieces cover each element once. Value type.
+struct View {
+  Shape shape;
+  std::vector<Piece> pieces;
+};
+
+// Why an operation cannot be done on the views at hand.
+struct Misfit {
+  std::string message;
+  std::string found;
+  std::string expected;
+};
+
+using MaybeMisfit = std::optional<Misfit>;
+
+// More would be no plan but a copy of the data's addresses.
+inline constexpr std::size_t pieces_max = std::size_t{1} << 22;
+
+[[nodiscard]] View whole_view(std::uint32_t source, const Shape& shape);
+
+// Dimensions may be negative, counted from the end. Each leaves its argument unspecified on a misfit.
+[[nodiscard]] MaybeMisfit transpose(View& view, std::int64_t dim_a, std::int64_t dim_b);
+[[nodiscard]] MaybeMisfit permute(View& view, const std::vector<std::int64_t>& order);
+[[nodiscard]] MaybeMisfit slice(View& view, std::int64_t dim, std::uint64_t start,
+                                std::uint64_t size);
+[[nodiscard]] MaybeMisfit reshape(View& view, const Shape& shape);
+[[nodiscard]] MaybeMisfit concat(std::vector<View> parts, std::int64_t dim, View& result);
+[[nodiscard]] MaybeMisfit stack(std::vector<View> parts, std::int64_t dim, View& result);
+
+// The index that a dimension counted from either end stands for; nothing outside the rank.
+[[nodiscard]] std::optional<std::size_t> dim_index(std::int64_t dim, std::size_t rank) noexcept;
+
+// Boxes in the order of the pieces, with neighbouring dimensions joined.
+[[nodiscard]] std::vector<Box> boxes_of(const View& view);
+
+// Extents of 1 dropped, largest target stride first, neighbours joined that run on into each other
+// on both sides.
+void normalise(std::vector<BoxDim>& dims);
+
+}  // namespace loadstone

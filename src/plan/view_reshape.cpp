@@ -1,0 +1,171 @@
+// The one operation on views that mixes dimensions: each piece is flattened, then its steps are
+// dealt out to the new dimensions.
+#include <algorithm>
+#include <numeric>
+
+#include "plan/view.h"
+
+namespace loadstone {
+
+namespace {
+
+// A piece by the position of its elements in row-major order.
+struct FlatPiece {
+  std::uint32_t source = 0;
+  std::uint64_t source_offset = 0;
+  std::uint64_t begin = 0;
+  std::vector<BoxDim> dims;
+};
+
+class Dealer {
+ public:
+  Dealer(const Shape& shape, std::vector<Piece>& made) : shape_(shape), made_(made) {
+    std::uint64_t stride = 1;
+    strides_.resize(shape.rank());
+    for (std::size_t d = shape.rank(); d-- > 0;) {
+      strides_[d] = stride;
+      stride *= shape[d];
+    }
+  }
+
+  // False: too many pieces.
+  bool deal(FlatPiece flat) {
+    std::vector<FlatPiece> work;
+    work.push_back(std::move(flat));
+    while (!work.empty()) {
+      FlatPiece next = std::move(work.back());
+      work.pop_back();
+      if (deal_whole(next)) continue;
+      if (work.size() + made_.size() > pieces_max) return false;
+      split(next, work);
+    }
+    return true;
+  }
+
+ private:
+  // Makes one piece of it, or says which step is in the way.
+  bool deal_whole(const FlatPiece& flat) {
+    Piece piece;
+    piece.source = flat.source;
+    piece.source_offset = flat.source_offset;
+    std::vector<std::uint64_t> last;
+    for (std::size_t d = 0; d < strides_.size(); ++d) {
+      piece.begin.push_back(flat.begin / strides_[d] % shape_[d]);
+    }
+    last = piece.begin;
+    for (std::size_t i = 0; i < flat.dims.size(); ++i) {
+      blocker_ = i;
+      if (!deal_dim(flat.dims[i], piece, last)) return false;
+    }
+    made_.push_back(std::move(piece));
+    return true;
+  }
+
+  bool deal_dim(BoxDim dim, Piece& piece, std::vector<std::uint64_t>& last) {
+    while (dim.extent > 1) {
+      const std::size_t d = home(dim.target_stride);
+      const std::uint64_t stride = strides_[d];
+      limit_ = stride * shape_[d];
+      if (dim.target_stride % stride != 0) return false;
+      const std::uint64_t step = dim.target_stride / stride;
+      std::uint64_t extent = dim.extent;
+      if ((dim.extent - 1) * step >= shape_[d]) {  // runs on into the next dimension outwards
+        extent = limit_ / dim.target_stride;
+        if (limit_ % dim.target_stride != 0 || dim.extent % extent != 0) return false;
+      }
+      last[d] += (extent - 1) * step;
+      if (last[d] >= shape_[d]) return false;
+      if (extent > 1) {
+        piece.factors.push_back(
+            {static_cast<std::uint32_t>(d), extent, step, dim.source_stride});
+      }
+      if (extent == dim.extent) return true;
+      dim = {dim.extent / extent, dim.source_stride * extent, limit_};
+    }
+    return true;
+  }
+
+  // The dimension whose steps are the largest that are not larger.
+  std::size_t home(std::uint64_t step) const {
+    std::size_t d = 0;
+    while (d + 1 < strides_.size() && (strides_[d] > step || shape_[d] == 1)) ++d;
+    return d;
+  }
+
+  // In two, where the step in the way meets the end of a row if there is one inside.
+  void split(const FlatPiece& flat, std::vector<FlatPiece>& work) const {
+    const BoxDim& dim = flat.dims[blocker_];
+    const std::uint64_t rest = limit_ - flat.begin % limit_;
+    const std::uint64_t in_row = (rest - 1) / dim.target_stride + 1;
+    const std::uint64_t row = std::max<std::uint64_t>(limit_ / dim.target_stride, 1);
+    std::uint64_t count = dim.extent / 2;
+    if (in_row < dim.extent && in_row != row) {
+      count = in_row;
+    } else if (dim.extent > row && row > 1) {
+      count = dim.extent % row == 0 ? row : dim.extent / row * row;
+    }
+    FlatPiece head = flat;
+    FlatPiece tail = flat;
+    head.dims[blocker_].extent = count;
+    tail.dims[blocker_].extent = dim.extent - count;
+    tail.begin += count * dim.target_stride;
+    tail.source_offset += count * dim.source_stride;
+    for (FlatPiece* part : {&tail, &head}) {
+      std::erase_if(part->dims, [](const BoxDim& d) { return d.extent == 1; });
+      work.push_back(std::move(*part));
+    }
+  }
+
+  const Shape& shape_;
+  std::vector<Piece>& made_;
+  std::vector<std::uint64_t> strides_;
+  std::size_t blocker_ = 0;
+  std::uint64_t limit_ = 1;
+};
+
+FlatPiece flatten(const Piece& piece, const Shape& shape) {
+  FlatPiece flat;
+  flat.source = piece.source;
+  flat.source_offset = piece.source_offset;
+  std::vector<std::uint64_t> strides(shape.rank());
+  std::uint64_t stride = 1;
+  for (std::size_t d = shape.rank(); d-- > 0;) {
+    strides[d] = stride;
+    flat.begin += piece.begin[d] * stride;
+    stride *= shape[d];
+  }
+  for (const Factor& factor : piece.factors) {
+    flat.dims.push_back({factor.extent, factor.source_stride, factor.step * strides[factor.dim]});
+  }
+  normalise(flat.dims);
+  return flat;
+}
+
+}  // namespace
+
+MaybeMisfit reshape(View& view, const Shape& shape) {
+  if (!shape.numel() || shape.numel() != view.shape.numel()) {
+    return Misfit{"a reshape keeps the number of elements", view.shape.text(), shape.text()};
+  }
+  if (shape.numel() == 0u) {
+    for (Piece& piece : view.pieces) {
+      piece.begin.assign(shape.rank(), 0);
+      piece.factors = {{0, 0, 1, 1}};
+    }
+    view.shape = shape;
+    return std::nullopt;
+  }
+  std::vector<Piece> made;
+  Dealer dealer(shape, made);
+  for (const Piece& piece : view.pieces) {
+    if (std::ranges::any_of(piece.factors, [](const Factor& f) { return f.extent == 0; })) continue;
+    if (!dealer.deal(flatten(piece, view.shape))) {
+      return Misfit{"the recipe falls into too many pieces", {}, {}};
+    }
+  }
+  view.pieces = std::move(made);
+  view.shape = shape;
+  return std::nullopt;
+}
+
+}  // namespace loadstone
