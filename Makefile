@@ -95,8 +95,8 @@ fuzz:
 	for program in build/fuzz/bin/*_fuzz; do \
 	  mkdir -p "build/fuzz/corpus/$$(basename "$$program")"; \
 	  "$$program" -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=1024 -verbosity=0 \
-	    -print_final_stats=1 "build/fuzz/corpus/$$(basename "$$program")" \
-	    $$(find tests/hostile -mindepth 1 -type d -links 2); \
+	    -artifact_prefix=build/fuzz/ \
+	    "build/fuzz/corpus/$$(basename "$$program")" tests/hostile; \
 	done
 
 clean:

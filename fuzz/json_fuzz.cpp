@@ -1,0 +1,30 @@
+// Any text as a skeleton, as rules and as a plan: refused with an Error, or read.
+#include <string_view>
+
+#include "fuzz/memory_file.h"
+#include "loadstone/error.h"
+#include "loadstone/plan.h"
+#include "loadstone/recipe.h"
+#include "loadstone/skeleton.h"
+
+namespace {
+
+template <typename Read>
+void try_to(Read read) {
+  try {
+    read();
+  } catch (const loadstone::Error&) {
+    return;
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  try_to([&] { (void)loadstone::Skeleton::from_json(text); });
+  try_to([&] { (void)loadstone::rules_from_json(text); });
+  loadstone::fuzz::MemoryStorage storage("/model.safetensors", {});
+  try_to([&] { (void)loadstone::plan_from_json(text, {.storage = &storage}, "/"); });
+  return 0;
+}
