@@ -1,0 +1,145 @@
+#include "loadstone/audit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "base/text.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::size_t names_shown_max = 5;
+
+enum class Verdict { real, on_meta, unaccounted, exception };
+
+bool is_offloaded(Delivery delivery) {
+  return delivery == Delivery::disk_write || delivery == Delivery::disk_keep;
+}
+
+// What a target's own entry says. Ties are followed by the caller.
+Verdict judge(const PlannedTarget& target, const Provenance& item) {
+  const std::uint64_t bytes = target.byte_count();
+  const bool complete = item.bytes_written >= bytes;
+  if (is_offloaded(target.delivery)) {
+    const bool on_disk = target.delivery == Delivery::disk_keep ? !item.sources.empty() : complete;
+    return on_disk ? Verdict::exception : Verdict::unaccounted;
+  }
+  switch (item.origin) {
+    case Origin::checkpoint:
+      if (target.delivery == Delivery::none) return Verdict::on_meta;
+      if (target.delivery == Delivery::file_view) {
+        return item.sources.empty() && bytes != 0 ? Verdict::unaccounted : Verdict::real;
+      }
+      return complete ? Verdict::real : Verdict::unaccounted;
+    case Origin::zeros:
+      return complete ? Verdict::real : Verdict::unaccounted;
+    case Origin::exception:
+      return item.reason.empty() ? Verdict::on_meta : Verdict::exception;
+    case Origin::constructor:
+    case Origin::initialiser:
+    case Origin::constant:
+    case Origin::tie:
+      break;
+  }
+  return target.device == "meta" ? Verdict::on_meta : Verdict::real;
+}
+
+// A mistake in the report would hide a target, so both sides are matched by name, not by position.
+std::unordered_map<std::string_view, const Provenance*> by_name(const Report& report) {
+  std::unordered_map<std::string_view, const Provenance*> index;
+  for (const Provenance& item : report.provenance) index.emplace(item.target, &item);
+  return index;
+}
+
+std::string first_names(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), names_shown_max); ++i) {
+    text += fmt::format("{}'{}'", i == 0 ? "" : ", ", printable(names[i]));
+  }
+  if (names.size() > names_shown_max) text += ", ...";
+  return text;
+}
+
+std::string count_of(std::size_t count, std::string_view thing) {
+  return fmt::format("{} {}{}", count, thing, count == 1 ? "" : "s");
+}
+
+[[noreturn]] void refuse(const char* code, const std::vector<std::string>& names,
+                         std::string_view what) {
+  Where where;
+  where.tensor = names.front();
+  throw Error(code,
+              fmt::format("{} {}: {}", count_of(names.size(), "tensor"), what, first_names(names)),
+              std::move(where));
+}
+
+}  // namespace
+
+Audit audit(const Plan& plan, const Report& report) {
+  Audit result;
+  result.provenance = report.provenance;
+  const auto entries = by_name(report);
+  std::unordered_map<std::string_view, Verdict> verdicts;
+  for (const PlannedTarget& target : plan.targets) {
+    const auto found = entries.find(target.name);
+    verdicts[target.name] =
+        found == entries.end() ? Verdict::unaccounted : judge(target, *found->second);
+  }
+  for (const PlannedTarget& target : plan.targets) {
+    Verdict verdict = verdicts[target.name];
+    if (target.recipe.origin == Origin::tie && verdict == Verdict::real) {
+      // The same tensor: it is what its root is. A tie of nothing has no value.
+      const auto root = verdicts.find(target.recipe.tie_of);
+      const bool known = root != verdicts.end() && target.recipe.tie_of != target.name;
+      verdict = known ? root->second : Verdict::unaccounted;
+    }
+    if (verdict == Verdict::on_meta) result.on_meta.push_back(target.name);
+    if (verdict == Verdict::unaccounted) result.unaccounted.push_back(target.name);
+    if (verdict == Verdict::exception) result.exceptions.push_back(target.name);
+  }
+  return result;
+}
+
+void Audit::require_real() const {
+  if (!on_meta.empty()) {
+    refuse("audit.on_meta", on_meta, "without memory that no exception names");
+  }
+  if (!unaccounted.empty()) refuse("audit.unaccounted", unaccounted, "without a known origin");
+}
+
+std::string Audit::text() const {
+  std::string text;
+  if (ok()) {
+    text = fmt::format("All {} accounted for", count_of(provenance.size(), "tensor"));
+    if (!exceptions.empty()) {
+      text += fmt::format(", {} of them without a value in memory on purpose", exceptions.size());
+    }
+  } else {
+    text = fmt::format("NOT accounted for: {} of {}", on_meta.size() + unaccounted.size(),
+                       count_of(provenance.size(), "tensor"));
+    if (!on_meta.empty()) {
+      text += fmt::format("; {} on meta: {}", on_meta.size(), first_names(on_meta));
+    }
+    if (!unaccounted.empty()) {
+      text += fmt::format("; {} unaccounted: {}", unaccounted.size(), first_names(unaccounted));
+    }
+  }
+  text += ".\n";
+  constexpr std::array origins = {Origin::checkpoint, Origin::constructor, Origin::initialiser,
+                                  Origin::zeros,      Origin::constant,    Origin::tie,
+                                  Origin::exception};
+  for (const Origin origin : origins) {
+    const auto count = std::ranges::count(provenance, origin, &Provenance::origin);
+    if (count != 0) text += fmt::format("  {:<12} {}\n", name(origin), count);
+  }
+  return text;
+}
+
+}  // namespace loadstone

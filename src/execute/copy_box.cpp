@@ -1,0 +1,168 @@
+#include "execute/copy_box.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace loadstone {
+
+namespace {
+
+// A tile's rows are whole cache lines on both sides, and a tile with its cast copy stays in the
+// first-level cache.
+constexpr std::uint64_t tile_edge = 32;
+constexpr std::size_t element_bytes_max = 8;
+
+struct Sides {
+  const std::byte* source;
+  std::byte* target;
+};
+
+// What is fixed for the whole box.
+struct Copy {
+  Cast cast;
+  std::size_t source_bytes;
+  std::size_t target_bytes;
+};
+
+template <std::size_t size>
+void transpose_tile(const std::byte* source, std::uint64_t source_step, std::byte* target,
+                    std::uint64_t target_step, std::uint64_t rows, std::uint64_t columns) noexcept {
+  for (std::uint64_t row = 0; row < rows; ++row) {
+    std::byte* to = target + row * target_step;
+    const std::byte* from = source + row * size;
+    for (std::uint64_t column = 0; column < columns; ++column) {
+      std::memcpy(to + column * size, from + column * source_step, size);
+    }
+  }
+}
+
+void transpose_tile(std::size_t size, const std::byte* source, std::uint64_t source_step,
+                    std::byte* target, std::uint64_t target_step, std::uint64_t rows,
+                    std::uint64_t columns) noexcept {
+  switch (size) {
+    case 1:
+      return transpose_tile<1>(source, source_step, target, target_step, rows, columns);
+    case 2:
+      return transpose_tile<2>(source, source_step, target, target_step, rows, columns);
+    case 4:
+      return transpose_tile<4>(source, source_step, target, target_step, rows, columns);
+    default:
+      return transpose_tile<8>(source, source_step, target, target_step, rows, columns);
+  }
+}
+
+// Rows run along the source in `down` (source stride 1) and along the target in `across` (target
+// stride 1). Tile by tile: the source's runs are cast first, with vectors, then turned.
+void copy_transposed(const Copy& copy, const BoxDim& down, const BoxDim& across,
+                     Sides at) noexcept {
+  alignas(64) std::array<std::byte, tile_edge * tile_edge * element_bytes_max> tile;
+  const std::uint64_t source_step = across.source_stride * copy.source_bytes;
+  const std::uint64_t target_step = down.target_stride * copy.target_bytes;
+  const std::uint64_t tile_step = tile_edge * copy.target_bytes;
+  for (std::uint64_t row = 0; row < down.extent; row += tile_edge) {
+    const std::uint64_t rows = std::min(tile_edge, down.extent - row);
+    for (std::uint64_t column = 0; column < across.extent; column += tile_edge) {
+      const std::uint64_t columns = std::min(tile_edge, across.extent - column);
+      const std::byte* from = at.source + row * copy.source_bytes + column * source_step;
+      std::byte* to = at.target + row * target_step + column * copy.target_bytes;
+      for (std::uint64_t c = 0; c < columns; ++c) {
+        copy.cast.run(from + c * source_step, tile.data() + c * tile_step, rows);
+      }
+      transpose_tile(copy.target_bytes, tile.data(), tile_step, to, target_step, rows, columns);
+    }
+  }
+}
+
+void copy_inner(const Copy& copy, std::span<const BoxDim> dims, Sides at) noexcept {
+  if (dims.empty()) return copy.cast.run(at.source, at.target, 1);
+  const BoxDim& dim = dims.front();
+  if (dims.size() == 2) return copy_transposed(copy, dim, dims[1], at);
+  if (dim.source_stride == 1 && dim.target_stride == 1) {
+    return copy.cast.run(at.source, at.target, dim.extent);
+  }
+  copy.cast.strided(at.source, dim.source_stride, at.target, dim.target_stride, dim.extent);
+}
+
+}  // namespace
+
+bool BoxDims::append(const BoxDim& dim) noexcept {
+  if (dim.extent == 1) return true;
+  if (count_ == dims_.size()) return false;
+  dims_[count_++] = dim;
+  return true;
+}
+
+void BoxDims::join() noexcept {
+  std::size_t kept = 0;
+  for (std::size_t i = 1; i < count_; ++i) {
+    BoxDim& outer = dims_[kept];
+    const BoxDim& inner = dims_[i];
+    // Products of two numbers that belong to one tensor: they fit, or the box was refused.
+    if (outer.source_stride == inner.extent * inner.source_stride &&
+        outer.target_stride == inner.extent * inner.target_stride) {
+      outer = {.extent = outer.extent * inner.extent,
+               .source_stride = inner.source_stride,
+               .target_stride = inner.target_stride};
+    } else {
+      dims_[++kept] = inner;
+    }
+  }
+  if (count_ != 0) count_ = kept + 1;
+}
+
+void BoxDims::sort_by_target() noexcept {
+  std::ranges::sort(
+      dims(), [](const BoxDim& a, const BoxDim& b) { return a.target_stride > b.target_stride; });
+  join();
+}
+
+void BoxDims::sort_by_source() noexcept {
+  std::ranges::sort(dims(), [](const BoxDim& a, const BoxDim& b) {
+    return a.source_stride != b.source_stride ? a.source_stride > b.source_stride
+                                              : a.target_stride > b.target_stride;
+  });
+  join();
+}
+
+void copy_box(std::span<const BoxDim> dims, const Cast& cast, const std::byte* source,
+              std::size_t source_bytes, std::byte* target, std::size_t target_bytes) noexcept {
+  BoxDims sorted;
+  for (const BoxDim& dim : dims) {
+    if (dim.extent == 0 || !sorted.append(dim)) return;
+  }
+  sorted.sort_by_target();
+  std::span<BoxDim> outer = sorted.dims();
+  // The last dimension, and before it the one along which the source runs, if that is another.
+  std::size_t inner_count = std::min<std::size_t>(outer.size(), 1);
+  if (outer.size() >= 2 && outer.back().target_stride == 1 && outer.back().source_stride != 1) {
+    const auto run =
+        std::ranges::find(outer.first(outer.size() - 1), std::uint64_t{1}, &BoxDim::source_stride);
+    if (run != outer.end() - 1) {
+      std::rotate(run, run + 1, outer.end() - 1);
+      inner_count = 2;
+    }
+  }
+  const std::span<const BoxDim> inner = outer.last(inner_count);
+  outer = outer.first(outer.size() - inner_count);
+  const Copy copy = {.cast = cast, .source_bytes = source_bytes, .target_bytes = target_bytes};
+  std::array<std::uint64_t, box_rank_max> index = {};
+  Sides at = {.source = source, .target = target};
+  for (;;) {
+    copy_inner(copy, inner, at);
+    std::size_t d = outer.size();
+    for (; d > 0; --d) {
+      const BoxDim& dim = outer[d - 1];
+      if (++index[d - 1] < dim.extent) {
+        at.source += dim.source_stride * source_bytes;
+        at.target += dim.target_stride * target_bytes;
+        break;
+      }
+      at.source -= (dim.extent - 1) * dim.source_stride * source_bytes;
+      at.target -= (dim.extent - 1) * dim.target_stride * target_bytes;
+      index[d - 1] = 0;
+    }
+    if (d == 0) return;
+  }
+}
+
+}  // namespace loadstone

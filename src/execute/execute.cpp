@@ -1,0 +1,228 @@
+#include "loadstone/execute.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "base/digest.h"
+#include "execute/job_queue.h"
+#include "execute/offload.h"
+#include "execute/reader.h"
+#include "execute/report.h"
+#include "execute/staging.h"
+#include "execute/team.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr unsigned threads_default_max = 4;
+constexpr std::uint64_t element_bytes_max = 8;
+// What is cast goes through memory twice: once more from the second-level cache.
+constexpr std::uint64_t staged_window_bytes = 1 << 20;
+// More readers are not worth slots smaller than this.
+constexpr std::uint64_t slot_bytes_wanted = 64 << 10;
+constexpr std::uint64_t zero_bytes_at_once = 4 << 20;
+
+[[noreturn]] void refuse_destination(const PlannedTarget* target, std::string message,
+                                     std::string found = {}, std::string expected = {}) {
+  Where where;
+  if (target != nullptr) where.tensor = target->name;
+  where.found = std::move(found);
+  where.expected = std::move(expected);
+  throw Error("plan.destination", std::move(message), std::move(where));
+}
+
+void check_destinations(const Plan& plan, std::span<const Destination> destinations) {
+  if (destinations.size() != plan.targets.size()) {
+    refuse_destination(nullptr, "one destination for each target of the plan is needed",
+                       std::to_string(destinations.size()), std::to_string(plan.targets.size()));
+  }
+  for (std::size_t i = 0; i < destinations.size(); ++i) {
+    const PlannedTarget& target = plan.targets[i];
+    const Destination& destination = destinations[i];
+    if (target.delivery != Delivery::memory || destination.data == nullptr) continue;
+    if (destination.byte_count != target.byte_count()) {
+      refuse_destination(&target, "the destination is not as large as the target",
+                         std::to_string(destination.byte_count) + " bytes",
+                         std::to_string(target.byte_count()) + " bytes");
+    }
+    if (destination.dtype != target.dtype) {
+      refuse_destination(&target, "the destination has another dtype than the target",
+                         std::string(name(destination.dtype)), std::string(name(target.dtype)));
+    }
+  }
+}
+
+[[noreturn]] void refuse_changed(const Shard& shard, std::string found, std::string expected) {
+  Where where;
+  where.path = shard.path;
+  where.found = std::move(found);
+  where.expected = std::move(expected);
+  throw Error("io.changed", "the file is not the one that the plan was made for", std::move(where));
+}
+
+std::string text_of(const FileIdentity& identity) {
+  return std::to_string(identity.bytes) + " bytes modified at " +
+         std::to_string(identity.modified_ns) + " ns";
+}
+
+void check_identity(const Shard& shard, const ByteSource& source) {
+  const FileIdentity now = source.identity();
+  if (now != shard.identity) refuse_changed(shard, text_of(now), text_of(shard.identity));
+}
+
+// A header of 16 MB costs milliseconds, and a file of the same size and time is caught too.
+void check_header(const Shard& shard, ByteSource& source) {
+  if (shard.header_digest.empty()) return;
+  Digest digest;
+  std::vector<std::byte> buffer(std::min<std::uint64_t>(shard.data_begin, 64 << 10));
+  for (std::uint64_t at = 0; at < shard.data_begin; at += buffer.size()) {
+    const auto count = std::min<std::uint64_t>(buffer.size(), shard.data_begin - at);
+    const std::span<std::byte> piece = std::span(buffer).first(count);
+    source.read(at, piece);
+    digest.update(piece);
+  }
+  const std::string found = digest.hex();
+  if (found != shard.header_digest) {
+    refuse_changed(shard, "header digest " + found, shard.header_digest);
+  }
+}
+
+using Sources = std::vector<std::shared_ptr<ByteSource>>;
+
+// Opens and checks the shards whose bytes the plan reads or points at, and no others.
+Sources open_shards(const Plan& plan, std::span<const Destination> destinations, Storage& storage) {
+  const auto& shards = plan.catalog->shards();
+  std::vector<bool> needed(shards.size(), false);
+  for (std::size_t i = 0; i < plan.targets.size(); ++i) {
+    const PlannedTarget& target = plan.targets[i];
+    const bool skipped = target.delivery == Delivery::none ||
+                         (target.delivery == Delivery::memory && destinations[i].data == nullptr);
+    if (skipped) continue;
+    for (const Box& box : target.recipe.boxes) {
+      needed.at(plan.catalog->tensors().at(box.source).shard) = true;
+    }
+  }
+  Sources sources(shards.size());
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    if (!needed[i]) continue;
+    sources[i] = storage.open(shards[i].path);
+    check_identity(shards[i], *sources[i]);
+    check_header(shards[i], *sources[i]);
+  }
+  return sources;
+}
+
+// How many readers, and how much each looks at in one go.
+struct Sizes {
+  unsigned threads = 1;
+  std::uint64_t chunk_bytes = 0;
+  std::uint64_t slot_bytes = 0;
+  WindowLimits limits;
+};
+
+Sizes choose_sizes(const Plan& plan, const ExecuteOptions& options) {
+  Sizes sizes;
+  sizes.threads = options.threads != 0
+                      ? options.threads
+                      : std::clamp(std::thread::hardware_concurrency(), 1u, threads_default_max);
+  const std::uint64_t staging = std::max(plan.staging_bytes_max, element_bytes_max);
+  const std::uint64_t slots =
+      std::clamp<std::uint64_t>(staging / slot_bytes_wanted, 1, sizes.threads);
+  sizes.threads = static_cast<unsigned>(slots);
+  sizes.chunk_bytes = std::max(options.chunk_bytes, element_bytes_max);
+  // A transposed box may fill two chunks, to have longer runs in the target.
+  sizes.slot_bytes = std::min(staging / slots, 2 * std::min(sizes.chunk_bytes, staging));
+  sizes.limits.direct_bytes = std::min(sizes.chunk_bytes, sizes.slot_bytes);
+  sizes.limits.staged_bytes = std::min(sizes.limits.direct_bytes, staged_window_bytes);
+  sizes.limits.turned_bytes = sizes.slot_bytes;
+  return sizes;
+}
+
+// The values that need no file.
+void write_zeros(ReadContext& context, std::atomic<std::size_t>& next_target) {
+  const auto& targets = context.plan.targets;
+  for (std::size_t i = next_target++; i < targets.size(); i = next_target++) {
+    const PlannedTarget& target = targets[i];
+    std::byte* const data = context.targets[i];
+    if (target.recipe.origin != Origin::zeros || data == nullptr) continue;
+    const std::uint64_t total = target.byte_count();
+    for (std::uint64_t done = 0; done < total && !context.stop; done += zero_bytes_at_once) {
+      const std::uint64_t count = std::min(zero_bytes_at_once, total - done);
+      std::memset(data + done, 0, count);
+      context.written[i] += count;
+    }
+  }
+}
+
+// Where each target's value is written to; null where nothing is written.
+std::vector<std::byte*> target_memory(const Plan& plan, std::span<const Destination> destinations,
+                                      const OffloadFolder& folder) {
+  std::vector<std::byte*> memory(plan.targets.size(), nullptr);
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    if (plan.targets[i].delivery == Delivery::memory) memory[i] = destinations[i].data;
+    if (plan.targets[i].delivery == Delivery::disk_write) memory[i] = folder.data(i);
+  }
+  return memory;
+}
+
+}  // namespace
+
+Report execute(const Plan& plan, std::span<const Destination> destinations,
+               const ExecuteOptions& options) {
+  const auto begin = std::chrono::steady_clock::now();
+  require_ok(plan);
+  check_destinations(plan, destinations);
+  Storage& storage = options.storage != nullptr ? *options.storage : local_storage();
+  const Sizes sizes = choose_sizes(plan, options);
+  const Sources sources = open_shards(plan, destinations, storage);
+  OffloadFolder folder(plan, storage);
+  const std::vector<std::byte*> memory = target_memory(plan, destinations, folder);
+  JobQueue queue(plan, memory, sizes.limits);
+
+  StagingRing staging(sizes.slot_bytes);
+  std::atomic<bool> stop = false;
+  ReadContext context = {.plan = plan,
+                         .targets = memory,
+                         .shards = sources,
+                         .chunk_bytes = sizes.chunk_bytes,
+                         .staging = staging,
+                         .stop = stop,
+                         .written = std::vector<std::atomic<std::uint64_t>>(plan.targets.size())};
+  std::atomic<std::size_t> next_target = 0;
+  Team team(stop);  // last, so that it is the first to go
+  team.start(sizes.threads, [&] {
+    Reader reader(context);
+    Job job;
+    while (!stop && queue.next(job)) reader.run(job);
+    write_zeros(context, next_target);
+  });
+  const bool wanted = team.wait([&] {
+    return options.observer == nullptr ||
+           options.observer->on_progress(
+               {.bytes_done = context.bytes_done, .bytes_total = queue.bytes_total()});
+  });
+  if (!wanted) throw Error("cancelled", "the load was stopped by its caller");
+  // A file that changed meanwhile is not handed out as good.
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    if (sources[i]) check_identity(plan.catalog->shards()[i], *sources[i]);
+  }
+  folder.commit();
+
+  Report report;
+  report.provenance =
+      make_provenance(plan, [&](std::size_t i) { return context.written[i].load(); });
+  report.findings = plan.findings;
+  report.bytes_read = context.bytes_read;
+  for (const auto& bytes : context.written) report.bytes_written += bytes;
+  report.staging_bytes_peak = staging.bytes_peak();
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return report;
+}
+
+}  // namespace loadstone

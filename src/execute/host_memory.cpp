@@ -1,0 +1,76 @@
+#include <string_view>
+#include <unordered_map>
+
+#include "base/checked.h"
+#include "execute/anonymous_memory.h"
+#include "loadstone/error.h"
+#include "loadstone/execute.h"
+
+namespace loadstone {
+
+namespace {
+
+// Small values share pages; large ones begin on a page of their own, so that two threads seldom
+// fault in the same page.
+constexpr std::uint64_t small_alignment = 64;
+constexpr std::uint64_t page_bytes = 4096;
+
+[[noreturn]] void too_large() {
+  throw Error("memory.host", "the plan's values do not fit the address space");
+}
+
+std::uint64_t align_up(std::uint64_t offset, std::uint64_t alignment) {
+  const auto sum = checked_add(offset, alignment - 1);
+  if (!sum) too_large();
+  return *sum / alignment * alignment;
+}
+
+}  // namespace
+
+struct HostMemory::Impl {
+  AnonymousMemory memory;
+  std::vector<Destination> destinations;
+};
+
+HostMemory::HostMemory(const Plan& plan) : impl_(std::make_unique<Impl>()) {
+  std::vector<std::uint64_t> offsets(plan.targets.size(), 0);
+  std::uint64_t end = 0;
+  for (std::size_t i = 0; i < plan.targets.size(); ++i) {
+    const PlannedTarget& target = plan.targets[i];
+    if (target.delivery != Delivery::memory) continue;
+    const std::uint64_t bytes = target.byte_count();
+    offsets[i] = align_up(end, bytes >= page_bytes ? page_bytes : small_alignment);
+    const auto sum = checked_add(offsets[i], bytes);
+    if (!sum) too_large();
+    end = *sum;
+  }
+  // Not nothing, so that a value of no bytes has an address too.
+  impl_->memory = AnonymousMemory(end + 1);
+  impl_->destinations.resize(plan.targets.size());
+  std::unordered_map<std::string_view, std::size_t> index;
+  for (std::size_t i = 0; i < plan.targets.size(); ++i) {
+    const PlannedTarget& target = plan.targets[i];
+    index.emplace(target.name, i);
+    Destination& destination = impl_->destinations[i];
+    destination = {.data = nullptr, .byte_count = target.byte_count(), .dtype = target.dtype};
+    if (target.delivery == Delivery::memory) destination.data = impl_->memory.data() + offsets[i];
+  }
+  for (std::size_t i = 0; i < plan.targets.size(); ++i) {
+    const Recipe& recipe = plan.targets[i].recipe;
+    if (recipe.origin != Origin::tie) continue;
+    const auto found = index.find(recipe.tie_of);
+    if (found != index.end()) {
+      impl_->destinations[i].data = impl_->destinations[found->second].data;
+    }
+  }
+}
+
+HostMemory::HostMemory(HostMemory&&) noexcept = default;
+HostMemory& HostMemory::operator=(HostMemory&&) noexcept = default;
+HostMemory::~HostMemory() = default;
+
+const std::vector<Destination>& HostMemory::destinations() const noexcept {
+  return impl_->destinations;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,40 @@
+// A shard as memory, for tensors that are handed out as views of the file.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "loadstone/catalog.h"
+
+namespace loadstone {
+
+// The whole file, mapped privately: writing to it changes this process's copy of the page and never
+// the file. The file must stay as it is while this lives: what others change in it may show, and
+// what they cut off ends the process. Thread-safe while nobody writes to the memory.
+class MappedShard {
+ public:
+  // Opens the file again and checks on the open descriptor that it is the shard: Error
+  // "io.changed". Else the errors of Storage::open, and "memory.host".
+  [[nodiscard]] static std::shared_ptr<MappedShard> open(const Shard& shard);
+  MappedShard(const MappedShard&) = delete;
+  MappedShard& operator=(const MappedShard&) = delete;
+  ~MappedShard();
+
+  // Error "plan.box" where the range leaves the file.
+  [[nodiscard]] std::span<std::byte> bytes(std::uint64_t offset_begin,
+                                           std::uint64_t offset_end) const;
+
+ private:
+  MappedShard(std::byte* data, std::uint64_t size) : data_(data), size_(size) {}
+
+  std::byte* data_;
+  std::uint64_t size_;
+};
+
+// Whether a tensor's elements stand where the processor wants them: offsets of a file mapping are
+// those of the file. A tensor without elements always does; one of a block format never.
+[[nodiscard]] bool can_view(const TensorInfo& tensor) noexcept;
+
+}  // namespace loadstone

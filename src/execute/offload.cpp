@@ -1,0 +1,309 @@
+#include "execute/offload.h"
+
+#include <fcntl.h>
+#include <simdjson.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <limits>
+#include <optional>
+#include <system_error>
+#include <unordered_set>
+#include <utility>
+
+#include "base/json_writer.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+[[noreturn]] void fail(int problem, std::string message, std::string path,
+                       std::string tensor = {}) {
+  Where where;
+  where.path = std::move(path);
+  where.tensor = std::move(tensor);
+  where.system_error = problem;
+  const char* code = "io.write";
+  if (problem == ENOSPC || problem == EDQUOT || problem == EFBIG) code = "io.no_space";
+  if (problem == EACCES || problem == EPERM || problem == EROFS) code = "io.denied";
+  throw Error(code, std::move(message), std::move(where));
+}
+
+// Closes what it holds. Not thread-safe.
+class Descriptor {
+ public:
+  explicit Descriptor(int descriptor) : descriptor_(descriptor) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  [[nodiscard]] int get() const noexcept { return descriptor_; }
+
+ private:
+  int descriptor_;
+};
+
+// A name becomes one file in the folder and nothing else.
+void require_file_name(const std::string& name) {
+  const bool harmless = !name.empty() && name.find('/') == std::string::npos &&
+                        name.find('\0') == std::string::npos &&
+                        name.find("..") == std::string::npos;
+  if (harmless) return;
+  Where where;
+  where.tensor = name;
+  where.expected = "a name without '/', '..' and NUL";
+  throw Error("offload.name", "this name cannot be the name of a file", std::move(where));
+}
+
+// All blocks now: a write into mapped memory that finds the disk full would end the process.
+void reserve(int descriptor, std::uint64_t byte_count, const std::string& path) {
+  rlimit limit = {};
+  // Passing this limit would raise a signal instead of an error.
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+      byte_count > limit.rlim_cur) {
+    fail(EFBIG, "the process may not write files of this size", path);
+  }
+  if (byte_count > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) {
+    fail(EFBIG, "the file would be too large", path);
+  }
+  int problem = EINTR;
+  while (problem == EINTR) {
+    problem = ::posix_fallocate(descriptor, 0, static_cast<off_t>(byte_count));
+  }
+  if (problem != 0) fail(problem, "cannot reserve space for the file", path);
+}
+
+std::string unique_name() {
+  static std::atomic<std::uint64_t> count = 0;
+  return ".loadstone-" + std::to_string(::getpid()) + "-" + std::to_string(count++) + ".part";
+}
+
+// Members of an index that is there already, but for the names that are written anew.
+void keep_other_names(JsonWriter& json, const std::string& path,
+                      const std::unordered_set<std::string>& names) {
+  simdjson::dom::parser parser;
+  simdjson::dom::object index;
+  const auto problem = parser.load(path).get_object().get(index);
+  if (problem == simdjson::IO_ERROR && ::access(path.c_str(), F_OK) != 0) return;
+  if (problem != simdjson::SUCCESS) {
+    Where where;
+    where.path = path;
+    where.found = simdjson::error_message(problem);
+    where.expected = "a JSON object";
+    throw Error("offload.index", "the folder's index cannot be kept", std::move(where));
+  }
+  for (const auto& [key, value] : index) {
+    const std::string name(key);
+    if (names.contains(name)) continue;
+    json.key(name);
+    json.raw(simdjson::minify(value));
+  }
+}
+
+}  // namespace
+
+std::string_view offload_dtype_name(Dtype dtype) noexcept {
+  switch (dtype) {
+    case Dtype::boolean:
+      return "bool";
+    case Dtype::u8:
+      return "uint8";
+    case Dtype::i8:
+      return "int8";
+    case Dtype::u16:
+      return "uint16";
+    case Dtype::i16:
+      return "int16";
+    case Dtype::u32:
+      return "uint32";
+    case Dtype::i32:
+      return "int32";
+    case Dtype::u64:
+      return "uint64";
+    case Dtype::i64:
+      return "int64";
+    case Dtype::f16:
+      return "float16";
+    case Dtype::bf16:
+      return "bfloat16";
+    case Dtype::f32:
+      return "float32";
+    case Dtype::f64:
+      return "float64";
+    case Dtype::c64:
+      return "complex64";
+    case Dtype::f8_e4m3:
+      return "float8_e4m3fn";
+    case Dtype::f8_e5m2:
+      return "float8_e5m2";
+    case Dtype::f8_e8m0:
+      return "float8_e8m0fnu";
+    case Dtype::f8_e4m3fnuz:
+      return "float8_e4m3fnuz";
+    case Dtype::f8_e5m2fnuz:
+      return "float8_e5m2fnuz";
+    case Dtype::f6_e2m3:
+    case Dtype::f6_e3m2:
+    case Dtype::f4:
+      return {};
+  }
+  return {};
+}
+
+OffloadFolder::OffloadFolder(const Plan& plan, Storage& storage)
+    : folder_(plan.offload_folder), data_(plan.targets.size(), nullptr) {
+  std::size_t offloaded = 0;
+  for (const PlannedTarget& target : plan.targets) {
+    const bool writes = target.delivery == Delivery::disk_write;
+    if (!writes && target.delivery != Delivery::disk_keep) continue;
+    ++offloaded;
+    require_file_name(target.name);
+    if (!offload_dtype_name(target.dtype).empty()) continue;
+    Where where;
+    where.tensor = target.name;
+    where.found = name(target.dtype);
+    throw Error("plan.dtype", "the offload folder's layout has no such dtype", std::move(where));
+  }
+  if (offloaded == 0) return;
+  try {
+    make_folder();
+    index_ = index_text(plan, storage);
+    for (std::size_t i = 0; i < plan.targets.size(); ++i) {
+      const PlannedTarget& target = plan.targets[i];
+      if (target.delivery != Delivery::disk_write) continue;
+      File& file = add_file(target.name + ".dat");
+      const Descriptor descriptor(
+          ::open(file.temporary_path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+      if (descriptor.get() < 0) fail(errno, "cannot make the file", file.path, target.name);
+      map(file, descriptor.get(), target.byte_count());
+      data_[i] = file.data;
+    }
+    write_index();
+  } catch (...) {
+    remove_all();
+    throw;
+  }
+}
+
+OffloadFolder::~OffloadFolder() { remove_all(); }
+
+void OffloadFolder::make_folder() {
+  if (folder_.empty()) throw Error("plan.options", "tensors are offloaded and no folder is named");
+  std::error_code problem;
+  made_folder_ = std::filesystem::create_directories(folder_, problem);
+  if (problem) fail(problem.value(), "cannot make the offload folder", folder_);
+}
+
+OffloadFolder::File& OffloadFolder::add_file(const std::string& name) {
+  File& file = files_.emplace_back();
+  file.path = folder_ + "/" + name;
+  file.temporary_path = folder_ + "/" + unique_name();
+  return file;
+}
+
+void OffloadFolder::map(File& file, int descriptor, std::uint64_t byte_count) {
+  if (byte_count == 0) return;
+  reserve(descriptor, byte_count, file.path);
+  void* pages = ::mmap(nullptr, static_cast<std::size_t>(byte_count), PROT_READ | PROT_WRITE,
+                       MAP_SHARED, descriptor, 0);
+  if (pages == MAP_FAILED) fail(errno, "cannot map the file", file.path);
+  file.data = static_cast<std::byte*>(pages);
+  file.byte_count = byte_count;
+}
+
+// {"name": {"dtype": ..., "shape": [...]}} for what is written, and for what stays where it is
+// {"name": {"safetensors_file": ..., "weight_name": ..., "dtype": ...}}.
+std::string OffloadFolder::index_text(const Plan& plan, Storage& storage) const {
+  std::unordered_set<std::string> names;
+  for (const PlannedTarget& target : plan.targets) {
+    const bool writes = target.delivery == Delivery::disk_write;
+    if (writes || target.delivery == Delivery::disk_keep) names.insert(target.name);
+  }
+  JsonWriter json(2);
+  json.begin_object();
+  keep_other_names(json, folder_ + "/index.json", names);
+  for (const PlannedTarget& target : plan.targets) {
+    if (!names.contains(target.name)) continue;
+    json.key(target.name);
+    json.begin_object();
+    if (target.delivery == Delivery::disk_keep) {
+      const TensorInfo& source = plan.catalog->tensors().at(target.recipe.boxes.at(0).source);
+      const Shard& shard = plan.catalog->shards()[source.shard];
+      json.member("safetensors_file", storage.resolve(shard.path));
+      json.member("weight_name", source.name);
+    }
+    json.member("dtype", offload_dtype_name(target.dtype));
+    if (target.delivery == Delivery::disk_write) json.member("shape", target.shape.extents());
+    json.end_object();
+  }
+  json.end_object();
+  return json.take() + "\n";
+}
+
+void OffloadFolder::write_index() {
+  File& file = add_file("index.json");
+  const Descriptor descriptor(
+      ::open(file.temporary_path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (descriptor.get() < 0) fail(errno, "cannot make the file", file.path);
+  reserve(descriptor.get(), index_.size(), file.path);
+  for (std::size_t done = 0; done < index_.size();) {
+    const ssize_t count = ::write(descriptor.get(), index_.data() + done, index_.size() - done);
+    if (count < 0 && errno != EINTR) fail(errno, "cannot write the file", file.path);
+    if (count > 0) done += static_cast<std::size_t>(count);
+  }
+}
+
+void OffloadFolder::commit() {
+  for (File& file : files_) {
+    unmap(file);
+    give_name(file);
+  }
+  committed_ = true;
+  for (const File& file : files_) {
+    if (file.exchanged) ::unlink(file.temporary_path.c_str());
+  }
+}
+
+// Exchanged with a file that stands there, so that the old one can be put back.
+void OffloadFolder::give_name(File& file) {
+  const char* from = file.temporary_path.c_str();
+  const char* to = file.path.c_str();
+  if (::renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0) {
+    file.exchanged = true;
+  } else if (::rename(from, to) != 0) {  // nothing stands there, or exchanging is not supported
+    fail(errno, "cannot give the file its name", file.path);
+  }
+  file.named = true;
+}
+
+void OffloadFolder::unmap(File& file) noexcept {
+  if (file.data != nullptr) ::munmap(file.data, static_cast<std::size_t>(file.byte_count));
+  file.data = nullptr;
+}
+
+void OffloadFolder::remove_all() noexcept {
+  for (File& file : files_) {
+    unmap(file);
+    if (committed_) continue;
+    const char* temporary_path = file.temporary_path.c_str();
+    const char* path = file.path.c_str();
+    if (file.exchanged) {
+      ::renameat2(AT_FDCWD, temporary_path, AT_FDCWD, path, RENAME_EXCHANGE);
+    } else if (file.named) {
+      ::unlink(path);
+    }
+    ::unlink(temporary_path);
+  }
+  if (made_folder_ && !committed_) ::rmdir(folder_.c_str());
+  files_.clear();
+}
+
+}  // namespace loadstone

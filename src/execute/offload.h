@@ -1,0 +1,65 @@
+// The offload folder in the layout that accelerate reads: <name>.dat with the raw bytes, and
+// index.json that tells dtype and shape, or which safetensors file to look into.
+// Described in docs/formats/offload-folder.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "loadstone/plan.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+// Files under temporary names, as large as they will be, mapped into memory: what is written there
+// costs no anonymous memory. commit() gives them their names; without it the folder ends as it was.
+// Not thread-safe; the mapped memory may be written to by any thread.
+class OffloadFolder {
+ public:
+  // Makes the files of all targets with Delivery::disk_write. Throws Error: "offload.name",
+  // "offload.index", "plan.dtype", "io.no_space", "io.denied", "io.write".
+  OffloadFolder(const Plan& plan, Storage& storage);
+  OffloadFolder(const OffloadFolder&) = delete;
+  OffloadFolder& operator=(const OffloadFolder&) = delete;
+  ~OffloadFolder();
+
+  // Where the target's value goes; null for targets that are not written.
+  [[nodiscard]] std::byte* data(std::size_t target) const noexcept { return data_[target]; }
+  // After the last write. All files get their names, or none.
+  void commit();
+
+ private:
+  struct File {
+    std::string path;            // the final one
+    std::string temporary_path;  // where the new bytes are, or after an exchange the old ones
+    std::byte* data = nullptr;
+    std::uint64_t byte_count = 0;
+    bool named = false;
+    bool exchanged = false;  // another file stood there, and waits under the temporary name
+  };
+
+  void make_folder();
+  File& add_file(const std::string& name);
+  void map(File& file, int descriptor, std::uint64_t byte_count);
+  void write_index();
+  std::string index_text(const Plan& plan, Storage& storage) const;
+  void give_name(File& file);
+  static void unmap(File& file) noexcept;
+  void remove_all() noexcept;
+
+  std::string folder_;
+  bool made_folder_ = false;  // and none above it: an empty folder is left then
+  bool committed_ = false;
+  std::string index_;  // the text of the new index.json
+  std::vector<File> files_;
+  std::vector<std::byte*> data_;
+};
+
+// The name of a dtype in that layout (numpy's, and torch's for what numpy does not have); empty:
+// none.
+[[nodiscard]] std::string_view offload_dtype_name(Dtype dtype) noexcept;
+
+}  // namespace loadstone

@@ -1,0 +1,159 @@
+#include "execute/reader.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "execute/copy_box.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+// Holes of this size between staged pieces are read over, into the slot.
+constexpr std::uint64_t staged_hole_bytes_max = 64 << 10;
+// More parts than one system call takes would be several anyhow.
+constexpr std::size_t parts_max = 256;
+
+}  // namespace
+
+void Reader::run(Job& job) {
+  std::ranges::stable_sort(job.pieces, {}, &Piece::file_begin);
+  mark_overlaps(job);
+  read_pieces(job);
+  if (context_.stop.load(std::memory_order_relaxed)) return;
+  for (const Piece& piece : job.pieces) {
+    if (!piece.direct) copy_staged(job, piece);
+    account(piece);
+  }
+}
+
+// Bytes that several pieces need are read once, so none of these pieces can be read into its place.
+void Reader::mark_overlaps(Job& job) {
+  Piece* farthest = nullptr;
+  for (Piece& piece : job.pieces) {
+    if (farthest != nullptr && piece.file_begin < farthest->file_end) {
+      piece.direct = farthest->direct = false;
+    }
+    if (farthest == nullptr || piece.file_end > farthest->file_end) farthest = &piece;
+  }
+}
+
+void Reader::read_pieces(const Job& job) {
+  parts_.clear();
+  read_begin_ = read_end_ = job.begin;
+  for (const Piece& piece : job.pieces) {
+    if (context_.stop.load(std::memory_order_relaxed)) return;
+    if (piece.direct) {
+      read_direct(job, piece);
+    } else {
+      read_staged(job, piece);
+    }
+  }
+  flush(job);
+}
+
+void Reader::read_direct(const Job& job, const Piece& piece) {
+  skip_to(job, piece.file_begin);
+  append(job, context_.targets[piece.target] + piece.target_begin,
+         piece.file_end - piece.file_begin);
+  ends_staged_ = false;
+}
+
+// A byte of the window has its fixed place in the slot. What overlaps an earlier piece is there
+// already.
+void Reader::read_staged(const Job& job, const Piece& piece) {
+  if (slot_.data() == nullptr) slot_ = context_.staging.take_slot();
+  std::uint64_t begin = std::max(piece.file_begin, read_end_);
+  if (begin >= piece.file_end) return;
+  const bool goes_on = ends_staged_ && !parts_.empty();
+  if (goes_on && begin - read_end_ <= staged_hole_bytes_max) {
+    begin = read_end_;
+  } else {
+    skip_to(job, begin);
+  }
+  append(job, slot_.data() + (begin - job.begin), piece.file_end - begin);
+  ends_staged_ = true;
+}
+
+void Reader::skip_to(const Job& job, std::uint64_t offset) {
+  const std::uint64_t hole = offset - read_end_;
+  if (!parts_.empty() && hole <= skipped_bytes_max) {
+    append(job, skipped_.data(), hole);
+    return;
+  }
+  flush(job);
+  read_begin_ = read_end_ = offset;
+}
+
+void Reader::append(const Job& job, std::byte* to, std::uint64_t bytes) {
+  while (bytes > 0) {
+    if (read_end_ - read_begin_ == context_.chunk_bytes || parts_.size() == parts_max) flush(job);
+    const std::uint64_t room = context_.chunk_bytes - (read_end_ - read_begin_);
+    const std::uint64_t count = std::min(room, bytes);
+    if (!parts_.empty() && parts_.back().data() + parts_.back().size() == to) {
+      parts_.back() = {parts_.back().data(), parts_.back().size() + count};
+    } else {
+      parts_.emplace_back(to, count);
+    }
+    read_end_ += count;
+    to += count;
+    bytes -= count;
+  }
+}
+
+void Reader::flush(const Job& job) {
+  if (!parts_.empty() && !context_.stop.load(std::memory_order_relaxed)) {
+    try {
+      context_.shards[job.shard]->read(read_begin_, parts_);
+    } catch (const Error& error) {
+      rethrow_named(job, error);
+    }
+    context_.bytes_read.fetch_add(read_end_ - read_begin_, std::memory_order_relaxed);
+  }
+  parts_.clear();
+  read_begin_ = read_end_;
+}
+
+void Reader::rethrow_named(const Job& job, const Error& error) const {
+  Where where = error.where();
+  if (where.path.empty()) where.path = context_.plan.catalog->shards()[job.shard].path;
+  if (!where.byte_offset) where.byte_offset = read_begin_;
+  const auto holds = [&](std::uint64_t offset) {
+    return std::ranges::find_if(job.pieces, [offset](const Piece& piece) {
+      return piece.file_begin <= offset && offset < piece.file_end;
+    });
+  };
+  auto piece = holds(*where.byte_offset);
+  if (piece == job.pieces.end()) piece = holds(read_begin_);
+  if (where.tensor.empty() && piece != job.pieces.end()) {
+    where.tensor = context_.plan.catalog->tensors()[piece->source].name;
+  }
+  throw Error(error.code(), error.message(), std::move(where));
+}
+
+void Reader::copy_staged(const Job& job, const Piece& piece) {
+  const Dtype target_dtype = context_.plan.targets[piece.target].dtype;
+  const Dtype source_dtype = context_.plan.catalog->tensors()[piece.source].encoding.dtype();
+  // Elements of less than a byte are copied as bytes: see check_box().
+  const bool whole_bytes = element_bytes(source_dtype) != 0;
+  const Cast cast =
+      whole_bytes ? cast_between(source_dtype, target_dtype) : cast_between(Dtype::u8, Dtype::u8);
+  copy_box(std::span(job.dims).subspan(piece.dims_begin, piece.dims_count), cast,
+           slot_.data() + (piece.file_begin - job.begin),
+           whole_bytes ? element_bytes(source_dtype) : 1,
+           context_.targets[piece.target] + piece.target_begin,
+           whole_bytes ? element_bytes(target_dtype) : 1);
+}
+
+void Reader::account(const Piece& piece) {
+  const Dtype target_dtype = context_.plan.targets[piece.target].dtype;
+  const Dtype source_dtype = context_.plan.catalog->tensors()[piece.source].encoding.dtype();
+  const auto bytes = [&](Dtype dtype) {
+    return piece.elements * std::max<std::uint64_t>(element_bytes(dtype), 1);
+  };
+  context_.bytes_done.fetch_add(bytes(source_dtype), std::memory_order_relaxed);
+  context_.written[piece.target].fetch_add(bytes(target_dtype), std::memory_order_relaxed);
+}
+
+}  // namespace loadstone

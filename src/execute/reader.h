@@ -1,0 +1,66 @@
+// Brings the pieces of one job after the other to their places. One reader a thread.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "execute/anonymous_memory.h"
+#include "execute/staging.h"
+#include "execute/walk.h"
+#include "loadstone/error.h"
+#include "loadstone/plan.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+// What all readers of a load share. Thread-safe where it says so or is atomic.
+struct ReadContext {
+  const Plan& plan;
+  std::span<std::byte* const> targets;
+  std::span<const std::shared_ptr<ByteSource>> shards;  // null where nothing is read from
+  std::uint64_t chunk_bytes;                            // of one read
+  StagingRing& staging;
+  std::atomic<bool>& stop;
+  std::atomic<std::uint64_t> bytes_done = 0;  // of the sources, in their places
+  std::atomic<std::uint64_t> bytes_read = 0;
+  std::vector<std::atomic<std::uint64_t>> written;  // bytes, per target
+};
+
+// Not thread-safe.
+class Reader {
+ public:
+  explicit Reader(ReadContext& context) : context_(context) {}
+
+  // Throws Error that names file, tensor and offset. Returns early when `stop` is set.
+  void run(Job& job);
+
+ private:
+  void mark_overlaps(Job& job);
+  void read_pieces(const Job& job);
+  void read_direct(const Job& job, const Piece& piece);
+  void read_staged(const Job& job, const Piece& piece);
+  void skip_to(const Job& job, std::uint64_t offset);
+  void append(const Job& job, std::byte* to, std::uint64_t bytes);
+  void flush(const Job& job);
+  void copy_staged(const Job& job, const Piece& piece);
+  void account(const Piece& piece);
+  [[noreturn]] void rethrow_named(const Job& job, const Error& error) const;
+
+  // What is read over between two pieces that are read in one call.
+  static constexpr std::uint64_t skipped_bytes_max = 4096;
+
+  ReadContext& context_;
+  AnonymousMemory slot_;
+  std::vector<std::span<std::byte>> parts_;  // of the read that is being put together
+  std::uint64_t read_begin_ = 0;
+  std::uint64_t read_end_ = 0;
+  bool ends_staged_ = false;  // the last part lies in the slot
+  std::array<std::byte, skipped_bytes_max> skipped_;
+};
+
+}  // namespace loadstone

@@ -1,0 +1,129 @@
+#include "execute/report.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+#include "base/json_writer.h"
+#include "execute/walk.h"
+
+namespace loadstone {
+
+namespace {
+
+// The bytes of each source that the target's value came from: one range a source, in the order of
+// the boxes.
+std::vector<SourceRange> source_ranges(const Plan& plan, const PlannedTarget& target) {
+  std::vector<SourceRange> ranges;
+  std::unordered_map<std::uint32_t, std::size_t> seen;
+  for (const Box& box : target.recipe.boxes) {
+    if (is_empty(box)) continue;
+    const TensorInfo& tensor = plan.catalog->tensors()[box.source];
+    const ByteBox bytes = check_box(plan, target, box);
+    const std::uint64_t begin = tensor.offset_begin + bytes.box.source_offset * bytes.source_bytes;
+    std::uint64_t end = begin + bytes.source_bytes;
+    for (const BoxDim& dim : bytes.box.dims) {
+      end += (dim.extent - 1) * dim.source_stride * bytes.source_bytes;
+    }
+    const auto [place, is_new] = seen.emplace(box.source, ranges.size());
+    if (is_new) {
+      ranges.push_back({.tensor = tensor.name,
+                        .shard = plan.catalog->shards()[tensor.shard].relative_path,
+                        .offset_begin = begin,
+                        .offset_end = end});
+    } else {
+      SourceRange& range = ranges[place->second];
+      range.offset_begin = std::min(range.offset_begin, begin);
+      range.offset_end = std::max(range.offset_end, end);
+    }
+  }
+  return ranges;
+}
+
+void write_provenance(JsonWriter& json, const Provenance& item) {
+  json.begin_object();
+  json.member("target", item.target);
+  json.member("origin", name(item.origin));
+  json.member("kind", name(item.kind));
+  json.member("delivery", name(item.delivery));
+  json.key("sources");
+  json.begin_array();
+  for (const SourceRange& range : item.sources) {
+    json.begin_object();
+    json.member("tensor", range.tensor);
+    json.member("shard", range.shard);
+    json.member("offset_begin", range.offset_begin);
+    json.member("offset_end", range.offset_end);
+    json.end_object();
+  }
+  json.end_array();
+  json.member("device", item.device);
+  json.member("dtype", name(item.dtype));
+  json.member("shape", item.shape.extents());
+  if (!item.tie_of.empty()) json.member("tie_of", item.tie_of);
+  if (!item.reason.empty()) json.member("reason", item.reason);
+  json.member("bytes_written", item.bytes_written);
+  json.end_object();
+}
+
+void write_finding(JsonWriter& json, const Finding& finding) {
+  json.begin_object();
+  json.member("severity", name(finding.severity));
+  json.member("code", finding.code);
+  json.member("target", finding.target);
+  json.member("sources", finding.sources);
+  json.member("message", finding.message);
+  json.member("suggestion", finding.suggestion);
+  json.member("found", finding.found);
+  json.member("expected", finding.expected);
+  json.end_object();
+}
+
+}  // namespace
+
+std::vector<Provenance> make_provenance(
+    const Plan& plan, const std::function<std::uint64_t(std::size_t)>& bytes_written) {
+  std::vector<Provenance> provenance;
+  provenance.reserve(plan.targets.size());
+  for (std::size_t i = 0; i < plan.targets.size(); ++i) {
+    const PlannedTarget& target = plan.targets[i];
+    Provenance& item = provenance.emplace_back();
+    item.target = target.name;
+    item.origin = target.recipe.origin;
+    item.kind = target.kind;
+    item.delivery = target.delivery;
+    item.sources = source_ranges(plan, target);
+    item.device = target.device;
+    item.dtype = target.dtype;
+    item.shape = target.shape;
+    item.tie_of = target.recipe.tie_of;
+    item.reason = target.recipe.reason;
+    item.bytes_written = bytes_written(i);
+    if (target.delivery == Delivery::disk_write || target.delivery == Delivery::disk_keep) {
+      item.origin = Origin::exception;  // the model does not hold it
+      item.reason = "offloaded";
+    }
+  }
+  return provenance;
+}
+
+std::string to_json(const Report& report) {
+  JsonWriter json(2);
+  json.begin_object();
+  json.key("provenance");
+  json.begin_array();
+  for (const Provenance& item : report.provenance) write_provenance(json, item);
+  json.end_array();
+  json.key("findings");
+  json.begin_array();
+  for (const Finding& finding : report.findings) write_finding(json, finding);
+  json.end_array();
+  json.member("seconds", report.seconds);
+  json.member("bytes_read", report.bytes_read);
+  json.member("bytes_written", report.bytes_written);
+  json.member("staging_bytes_peak", report.staging_bytes_peak);
+  json.end_object();
+  return json.take();
+}
+
+}  // namespace loadstone

@@ -1,0 +1,46 @@
+// The threads of one load. They live no longer than the call that started them.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace loadstone {
+
+// Runs the same work in several threads while the calling thread looks after them. Used from one
+// thread.
+class Team {
+ public:
+  // `stop` is set when the work should end early: by a failure, or by whoever has it.
+  explicit Team(std::atomic<bool>& stop) : stop_(stop) {}
+  // Stops and joins what still runs.
+  ~Team();
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  // Starts `count` threads, or as many as the system gives: Error "memory.host" when none. `work`
+  // is called once in each, and may throw: the first failure stops all.
+  void start(unsigned count, const std::function<void()>& work);
+  // Calls `watch` about 20 times a second until all threads have ended, then once more; false from
+  // it stops them. Rethrows the first failure. Returns whether `watch` never said false.
+  bool wait(const std::function<bool()>& watch);
+
+ private:
+  void run(const std::function<void()>& work) noexcept;
+  void join() noexcept;
+
+  std::atomic<bool>& stop_;
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::size_t running_ = 0;     // guarded by mutex_
+  std::exception_ptr failure_;  // guarded by mutex_
+  std::function<void()> work_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace loadstone

@@ -1,0 +1,105 @@
+// A box cut into pieces in the order of its file.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cast.h"
+#include "loadstone/plan.h"
+
+namespace loadstone {
+
+// A part of a box, of which the bytes [file_begin, file_end) of the shard hold all elements.
+struct Piece {
+  std::uint64_t file_begin = 0;
+  std::uint64_t file_end = 0;
+  std::uint64_t target_begin = 0;  // bytes from the target's first one to the piece's first element
+  std::uint64_t elements = 0;
+  std::uint32_t target = 0;      // index into Plan::targets
+  std::uint32_t source = 0;      // index into Catalog::tensors()
+  std::uint32_t dims_begin = 0;  // in Job::dims
+  std::uint32_t dims_count = 0;
+  bool direct = false;  // the file's bytes are the target's bytes
+};
+
+// What one thread does in one go: read a window of one shard and bring its pieces to their places.
+struct Job {
+  std::uint32_t shard = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  std::vector<Piece> pieces;
+  std::vector<BoxDim> dims;
+
+  void clear() noexcept {
+    pieces.clear();
+    dims.clear();
+  }
+};
+
+// How much of a file is looked at in one go.
+struct WindowLimits {
+  std::uint64_t direct_bytes = 0;  // pieces that are read into their place
+  std::uint64_t staged_bytes = 0;  // pieces that are cast or scattered: what fits near caches
+  std::uint64_t turned_bytes = 0;  // transposed: more rows make longer runs in the target
+};
+
+// Not thread-safe.
+class Walk {
+ public:
+  // The box must fit its source and target, see check_box().
+  Walk(const Plan& plan, std::uint32_t target, const Box& box);
+
+  [[nodiscard]] bool done() const noexcept { return done_; }
+  // Of all elements.
+  [[nodiscard]] std::uint64_t source_bytes() const noexcept;
+  // Where in the shard the next element stands.
+  [[nodiscard]] std::uint64_t file_begin() const noexcept { return file_at_; }
+  [[nodiscard]] std::uint64_t window_bytes(const WindowLimits& limits) const noexcept;
+  // Appends the next piece that lies inside the window, as large as it can be; false if the next
+  // element does not.
+  bool take(std::uint64_t window_begin, std::uint64_t window_end, Job& job);
+
+ private:
+  struct Dim {
+    BoxDim box;
+    std::uint64_t source_step = 0;  // bytes
+    std::uint64_t target_step = 0;  // bytes
+    std::uint64_t step_bytes = 0;   // of the file, from the first to the last byte of one step
+    std::uint64_t index = 0;
+  };
+
+  void classify(bool same_dtype) noexcept;
+  void emit(std::size_t level, std::uint64_t steps, std::uint64_t file_end, Job& job);
+  void advance(std::size_t level, std::uint64_t steps) noexcept;
+
+  std::vector<Dim> dims_;  // outermost first by the file
+  std::uint64_t file_at_ = 0;
+  std::uint64_t target_at_ = 0;
+  std::uint64_t element_bytes_ = 0;
+  std::uint32_t target_ = 0;
+  std::uint32_t source_ = 0;
+  std::size_t kept_from_ = 0;  // pieces hold steps of this dimension and those inside it
+  bool direct_ = false;
+  bool turned_ = false;
+  bool done_ = false;
+};
+
+// A box in units of whole bytes: for dtypes of less than a byte, of which only runs can be copied,
+// the box of their bytes.
+struct ByteBox {
+  Box box;
+  std::size_t source_bytes = 0;  // of one element
+  std::size_t target_bytes = 0;
+  Cast cast;
+  bool same_dtype = false;
+};
+
+[[nodiscard]] bool is_empty(const Box& box) noexcept;
+
+// Throws Error "plan.box" where the box leaves its source or its target, or needs a cast that there
+// is none for. For boxes that are not empty. Plans are checked when they are made; this is the last
+// place before memory is written.
+[[nodiscard]] ByteBox check_box(const Plan& plan, const PlannedTarget& target, const Box& box);
+
+}  // namespace loadstone

@@ -1,0 +1,140 @@
+#include "kernels/cast.h"
+
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "kernels/cast_simd.h"
+#include "kernels/number.h"
+
+namespace loadstone {
+
+namespace {
+
+// The dtypes that casts are defined for, in the order of the table below.
+constexpr std::array numbers = {Dtype::boolean, Dtype::u8,      Dtype::i8,      Dtype::u16,
+                                Dtype::i16,     Dtype::u32,     Dtype::i32,     Dtype::u64,
+                                Dtype::i64,     Dtype::f16,     Dtype::bf16,    Dtype::f32,
+                                Dtype::f64,     Dtype::f8_e4m3, Dtype::f8_e5m2, Dtype::f8_e8m0};
+constexpr std::size_t dtype_count = static_cast<std::size_t>(Dtype::f4) + 1;
+
+template <Dtype source, Dtype target>
+void strided(const std::byte* from, std::uint64_t source_stride, std::byte* to,
+             std::uint64_t target_stride, std::uint64_t count) noexcept {
+  const std::uint64_t from_step = source_stride * number::bytes_of<source>;
+  const std::uint64_t to_step = target_stride * number::bytes_of<target>;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    number::convert<source, target>(from + i * from_step, to + i * to_step);
+  }
+}
+
+template <Dtype source, Dtype target>
+void run(const std::byte* from, std::byte* to, std::uint64_t count) noexcept {
+  strided<source, target>(from, 1, to, 1, count);
+}
+
+// The same dtype, or another name for the same bytes.
+template <std::size_t size>
+void copy_strided(const std::byte* from, std::uint64_t source_stride, std::byte* to,
+                  std::uint64_t target_stride, std::uint64_t count) noexcept {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    std::memcpy(to + i * target_stride * size, from + i * source_stride * size, size);
+  }
+}
+
+template <std::size_t size>
+void copy_run(const std::byte* from, std::byte* to, std::uint64_t count) noexcept {
+  if (count != 0) std::memcpy(to, from, count * size);
+}
+
+using Table = std::array<std::array<Cast, dtype_count>, dtype_count>;
+
+constexpr std::size_t at(Dtype dtype) { return static_cast<std::size_t>(dtype); }
+
+template <std::size_t pair>
+constexpr void fill(Table& table) {
+  constexpr Dtype source = numbers[pair / numbers.size()];
+  constexpr Dtype target = numbers[pair % numbers.size()];
+  if constexpr (source != target && target != Dtype::f8_e8m0) {
+    table[at(source)][at(target)] = {.run = run<source, target>,
+                                     .strided = strided<source, target>};
+  }
+}
+
+template <std::size_t... pairs>
+constexpr void fill_all(Table& table, std::index_sequence<pairs...>) {
+  (fill<pairs>(table), ...);
+}
+
+constexpr std::size_t whole_bytes(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::boolean:
+    case Dtype::u8:
+    case Dtype::i8:
+    case Dtype::f8_e4m3:
+    case Dtype::f8_e5m2:
+    case Dtype::f8_e8m0:
+    case Dtype::f8_e4m3fnuz:
+    case Dtype::f8_e5m2fnuz:
+      return 1;
+    case Dtype::u16:
+    case Dtype::i16:
+    case Dtype::f16:
+    case Dtype::bf16:
+      return 2;
+    case Dtype::u32:
+    case Dtype::i32:
+    case Dtype::f32:
+      return 4;
+    case Dtype::u64:
+    case Dtype::i64:
+    case Dtype::f64:
+    case Dtype::c64:
+      return 8;
+    case Dtype::f6_e2m3:
+    case Dtype::f6_e3m2:
+    case Dtype::f4:
+      return 0;
+  }
+  return 0;
+}
+
+constexpr Cast copy_of(std::size_t size) {
+  if (size == 1) return {.run = copy_run<1>, .strided = copy_strided<1>};
+  if (size == 2) return {.run = copy_run<2>, .strided = copy_strided<2>};
+  if (size == 4) return {.run = copy_run<4>, .strided = copy_strided<4>};
+  if (size == 8) return {.run = copy_run<8>, .strided = copy_strided<8>};
+  return {};
+}
+
+constexpr Table make_table() {
+  Table table = {};
+  fill_all(table, std::make_index_sequence<numbers.size() * numbers.size()>{});
+  for (std::size_t i = 0; i < dtype_count; ++i) {
+    table[i][i] = copy_of(whole_bytes(static_cast<Dtype>(i)));
+  }
+  // The pairs that most loads need, written with vectors.
+  table[at(Dtype::bf16)][at(Dtype::f32)].run = simd::f32_from_bf16;
+  table[at(Dtype::f16)][at(Dtype::f32)].run = simd::f32_from_f16;
+  table[at(Dtype::f32)][at(Dtype::bf16)].run = simd::bf16_from_f32;
+  table[at(Dtype::f32)][at(Dtype::f16)].run = simd::f16_from_f32;
+  table[at(Dtype::bf16)][at(Dtype::f16)].run = simd::f16_from_bf16;
+  table[at(Dtype::f16)][at(Dtype::bf16)].run = simd::bf16_from_f16;
+  table[at(Dtype::f8_e4m3)][at(Dtype::f32)].run = simd::f32_from_f8_e4m3;
+  table[at(Dtype::f8_e4m3)][at(Dtype::bf16)].run = simd::bf16_from_f8_e4m3;
+  return table;
+}
+
+constinit const Table casts = make_table();
+
+}  // namespace
+
+std::size_t element_bytes(Dtype dtype) noexcept { return whole_bytes(dtype); }
+
+Cast cast_between(Dtype source, Dtype target) noexcept { return casts[at(source)][at(target)]; }
+
+bool can_cast(Dtype source, Dtype target) noexcept {
+  return cast_between(source, target).run != nullptr;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,34 @@
+// Numbers from one dtype to another, with torch's results bit for bit, the same bytes on every
+// instruction set. Pointers need no alignment. Source and target must not overlap.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "loadstone/dtype.h"
+
+namespace loadstone {
+
+// Whether cast() has the pair: every dtype to itself where its elements are whole bytes, and all
+// pairs of f64, f32, f16, bf16, f8_e4m3, f8_e5m2, the integers and bool. f8_e8m0 is a source only.
+[[nodiscard]] bool can_cast(Dtype source, Dtype target) noexcept;
+
+// Bytes of one element; 0 where elements are not whole bytes (f4, f6).
+[[nodiscard]] std::size_t element_bytes(Dtype dtype) noexcept;
+
+// Casts `count` elements; strides count elements of either side. Thread-safe.
+using CastStrided = void (*)(const std::byte* source, std::uint64_t source_stride,
+                             std::byte* target, std::uint64_t target_stride,
+                             std::uint64_t count) noexcept;
+// The same for elements that stand one after the other on both sides.
+using CastRun = void (*)(const std::byte* source, std::byte* target, std::uint64_t count) noexcept;
+
+struct Cast {
+  CastRun run = nullptr;
+  CastStrided strided = nullptr;
+};
+
+// Both null where !can_cast(source, target).
+[[nodiscard]] Cast cast_between(Dtype source, Dtype target) noexcept;
+
+}  // namespace loadstone
