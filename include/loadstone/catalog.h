@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -41,9 +42,73 @@ struct TensorInfo {
   [[nodiscard]] std::uint64_t byte_count() const noexcept { return offset_end - offset_begin; }
 };
 
-// A value of GGUF metadata, or the strings of safetensors' __metadata__. Long arrays are kept whole.
+// The 13 types of GGUF metadata, by their ids in the file.
+enum class MetadataType : std::uint8_t {
+  u8,
+  i8,
+  u16,
+  i16,
+  u32,
+  i32,
+  f32,
+  boolean,
+  string,
+  array,
+  u64,
+  i64,
+  f64,
+};
+
+[[nodiscard]] std::string_view name(MetadataType type) noexcept;  // "u8", "bool", "string" ...
+
 struct MetadataValue;
-using MetadataArray = std::vector<MetadataValue>;
+
+// The items of an array as they stand in the file, made into values when asked for: a vocabulary of
+// 250,000 tokens stays as small as its bytes. Thread-safe while nobody adds to it.
+class MetadataArray {
+ public:
+  explicit MetadataArray(MetadataType item_type) : item_type_(item_type) {}
+
+  [[nodiscard]] MetadataType item_type() const noexcept { return item_type_; }
+  [[nodiscard]] std::size_t size() const noexcept;
+  [[nodiscard]] bool empty() const noexcept { return size() == 0; }
+  [[nodiscard]] MetadataValue operator[](std::size_t index) const;
+
+  // Numbers and bools, little-endian, as many bytes as their count says.
+  void assign_numbers(std::vector<std::byte> bytes) { bytes_ = std::move(bytes); }
+  void add_string(std::string_view text);
+  void add_array(MetadataArray array) { arrays_.push_back(std::move(array)); }
+
+  class Iterator {
+   public:
+    using difference_type = std::ptrdiff_t;
+    using value_type = MetadataValue;
+
+    Iterator() = default;
+    Iterator(const MetadataArray* array, std::size_t index) : array_(array), index_(index) {}
+    MetadataValue operator*() const;
+    Iterator& operator++() {
+      ++index_;
+      return *this;
+    }
+    Iterator operator++(int) { return {array_, index_++}; }
+    friend bool operator==(const Iterator&, const Iterator&) = default;
+
+   private:
+    const MetadataArray* array_ = nullptr;
+    std::size_t index_ = 0;
+  };
+  [[nodiscard]] Iterator begin() const { return {this, 0}; }
+  [[nodiscard]] Iterator end() const { return {this, size()}; }
+
+ private:
+  MetadataType item_type_;
+  std::vector<std::byte> bytes_;            // numbers, or the strings' text without a gap
+  std::vector<std::uint64_t> string_ends_;  // offsets into bytes_
+  std::vector<MetadataArray> arrays_;
+};
+
+// A value of GGUF metadata, or of the strings of safetensors' __metadata__.
 struct MetadataValue {
   std::variant<std::string, bool, std::int64_t, std::uint64_t, double, MetadataArray> value;
   std::string type;  // "string", "u32", "array of f32" ...: GGUF distinguishes 13
@@ -88,8 +153,9 @@ struct OpenOptions {
   Storage* storage = nullptr;
 };
 
-// Opens a file, a folder (with or without an index), an index file, a glob pattern, or the first part
-// of a split GGUF. Reads headers only. Throws Error for anything that breaks a rule of the format.
+// Opens a file, a folder (with or without an index), an index file, a glob pattern, or one part of a
+// split GGUF (then all parts). Reads headers only. Throws Error for anything that breaks a rule of the
+// format. Which files of a folder are taken: docs/formats/sharded-index.md.
 [[nodiscard]] std::shared_ptr<const Catalog> open_checkpoint(const std::string& path,
                                                              const OpenOptions& options = {});
 // Several files that together are one checkpoint.
@@ -98,5 +164,8 @@ struct OpenOptions {
 
 // The catalog as the JSON that `loadstone inspect --json` prints.
 [[nodiscard]] std::string to_json(const Catalog& catalog);
+
+// The same for people: shards, metadata, totals per encoding, findings; with a row a tensor on request.
+[[nodiscard]] std::string to_table(const Catalog& catalog, bool with_tensors);
 
 }  // namespace loadstone

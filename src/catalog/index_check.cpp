@@ -1,0 +1,156 @@
+#include "catalog/index_check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <set>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
+
+#include "base/text.h"
+#include "catalog/paths.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+using Places = std::unordered_map<std::string_view, std::vector<const TensorInfo*>>;
+
+constexpr std::size_t told_max = 100;  // of one kind; the rest is counted
+
+Finding warning(std::string code, std::string message) {
+  Finding finding;
+  finding.severity = Severity::warning;
+  finding.code = std::move(code);
+  finding.message = std::move(message);
+  return finding;
+}
+
+[[noreturn]] void refuse_missing(const std::string& index_path, const IndexEntry& entry,
+                                 const std::vector<Shard>& shards,
+                                 const std::vector<const TensorInfo*>* elsewhere) {
+  Where where;
+  where.path = index_path;
+  where.tensor = entry.tensor;
+  where.field = "weight_map";
+  where.found = elsewhere == nullptr
+                    ? "no shard that has it"
+                    : "it in '" + shards[elsewhere->front()->shard].relative_path + "'";
+  where.expected = "it in '" + entry.shard + "'";
+  throw Error("ix.tensor_missing", "the index maps a tensor to a shard that lacks it",
+              std::move(where));
+}
+
+void check_total_size(const std::string& index_path, const std::string& said,
+                      std::uint64_t listed_bytes, std::vector<Finding>& findings) {
+  // Some writers make it 24.0.
+  double number = 0;
+  const char* end = said.data() + said.size();
+  const auto [stop, problem] = std::from_chars(said.data(), end, number);
+  const bool same =
+      problem == std::errc{} && stop == end &&
+      (said == std::to_string(listed_bytes) ||
+       (said.find('.') != std::string::npos && number == static_cast<double>(listed_bytes)));
+  if (same) return;
+  Finding finding = warning("ix.total_size",
+                            fmt::format("{}: metadata.total_size does not add up; found {}; "
+                                        "expected {}, the bytes of the tensors that it lists",
+                                        printable(index_path, 400), printable(said), listed_bytes));
+  finding.found = said;
+  finding.expected = std::to_string(listed_bytes);
+  findings.push_back(std::move(finding));
+}
+
+void warn_unlisted(const std::string& index_path, const std::set<std::string_view>& listed,
+                   const std::vector<Shard>& shards, const std::vector<TensorInfo>& tensors,
+                   std::vector<Finding>& findings) {
+  std::size_t count = 0;
+  for (const TensorInfo& tensor : tensors) {
+    if (listed.contains(tensor.name)) continue;
+    if (++count > told_max) continue;
+    Finding finding =
+        warning("ix.unlisted", fmt::format("{}: '{}': weight_map does not list this tensor of '{}'",
+                                           printable(index_path, 400), printable(tensor.name),
+                                           printable(shards[tensor.shard].relative_path)));
+    finding.sources.push_back(tensor.name);
+    findings.push_back(std::move(finding));
+  }
+  if (count > told_max) {
+    findings.push_back(
+        warning("ix.unlisted", fmt::format("{}: weight_map does not list {} more tensors",
+                                           printable(index_path, 400), count - told_max)));
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> shard_names(const ShardedIndex& index) {
+  std::set<std::string> names;
+  for (const IndexEntry& entry : index.entries) names.insert(plain_relative_path(entry.shard));
+  std::vector<std::string> ordered(names.begin(), names.end());
+  std::ranges::sort(ordered, natural_less);
+  return ordered;
+}
+
+void check_index(const std::string& index_path, const ShardedIndex& index,
+                 const std::vector<Shard>& shards, const std::vector<TensorInfo>& tensors,
+                 std::vector<Finding>& findings) {
+  Places places;
+  for (const TensorInfo& tensor : tensors) places[tensor.name].push_back(&tensor);
+  std::set<std::string_view> listed;
+  std::uint64_t listed_bytes = 0;
+  for (const IndexEntry& entry : index.entries) {
+    listed.insert(entry.tensor);
+    const auto found = places.find(entry.tensor);
+    if (found == places.end()) refuse_missing(index_path, entry, shards, nullptr);
+    const std::string shard = plain_relative_path(entry.shard);
+    const auto here = std::ranges::find_if(found->second, [&](const TensorInfo* tensor) {
+      return shards[tensor->shard].relative_path == shard;
+    });
+    if (here == found->second.end()) refuse_missing(index_path, entry, shards, &found->second);
+    listed_bytes += (*here)->byte_count();
+  }
+  warn_unlisted(index_path, listed, shards, tensors, findings);
+  if (index.total_size) check_total_size(index_path, *index.total_size, listed_bytes, findings);
+}
+
+std::vector<std::string> missing_parts(const std::vector<std::string>& names) {
+  // Sets are told apart by all that stands around the number.
+  std::map<std::tuple<std::string, std::string, std::uint64_t, int>, std::set<std::uint64_t>> sets;
+  for (const std::string& name : names) {
+    const std::size_t dot = name.rfind('.');
+    if (dot == std::string::npos) continue;
+    const auto part = parse_part_name(std::string_view(name).substr(0, dot));
+    if (!part) continue;
+    sets[{part->stem, name.substr(dot), part->count, part->digits}].insert(part->number);
+  }
+  std::vector<std::string> missing;
+  for (const auto& [set, numbers] : sets) {
+    const auto& [stem, suffix, count, digits] = set;
+    for (std::uint64_t i = 1; i <= count && missing.size() < told_max; ++i) {
+      if (!numbers.contains(i)) {
+        missing.push_back(
+            fmt::format("{}-{:0{}}-of-{:0{}}{}", stem, i, digits, count, digits, suffix));
+      }
+    }
+  }
+  return missing;
+}
+
+void warn_about_gaps(const std::string& path, const std::vector<std::string>& names,
+                     std::vector<Finding>& findings) {
+  const std::vector<std::string> missing = missing_parts(names);
+  if (missing.empty()) return;
+  Finding finding =
+      warning("ix.gap", fmt::format("{}: weight_map uses other parts of the set but never '{}'",
+                                    printable(path, 400), printable(missing.front())));
+  if (missing.size() > 1) finding.message += fmt::format(" and {} more", missing.size() - 1);
+  finding.sources = missing;
+  findings.push_back(std::move(finding));
+}
+
+}  // namespace loadstone

@@ -1,0 +1,28 @@
+// What an index and its shards must agree on.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "formats/sharded_index.h"
+#include "loadstone/catalog.h"
+#include "loadstone/finding.h"
+
+namespace loadstone {
+
+// The shards that an index names, each once, in natural order.
+[[nodiscard]] std::vector<std::string> shard_names(const ShardedIndex& index);
+
+// Throws Error "ix.tensor_missing"; adds findings "ix.unlisted", "ix.total_size".
+void check_index(const std::string& index_path, const ShardedIndex& index,
+                 const std::vector<Shard>& shards, const std::vector<TensorInfo>& tensors,
+                 std::vector<Finding>& findings);
+
+// The part numbers that a set of names leaves out: "model-00002-of-00003.safetensors" ...
+[[nodiscard]] std::vector<std::string> missing_parts(const std::vector<std::string>& names);
+
+// A finding "ix.gap" where missing_parts() has something to say.
+void warn_about_gaps(const std::string& path, const std::vector<std::string>& names,
+                     std::vector<Finding>& findings);
+
+}  // namespace loadstone

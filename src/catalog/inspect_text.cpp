@@ -1,0 +1,167 @@
+// The catalog as JSON and as a table.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+
+#include "base/json_writer.h"
+#include "base/text.h"
+#include "loadstone/catalog.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::string_view format_name(FileFormat format) noexcept {
+  return format == FileFormat::gguf ? "gguf" : "safetensors";
+}
+
+void write(JsonWriter& json, const MetadataValue& item) {
+  if (const auto* array = std::get_if<MetadataArray>(&item.value)) {
+    json.begin_array();
+    for (const MetadataValue& each : *array) write(json, each);  // one level at most: gguf.h
+    json.end_array();
+    return;
+  }
+  std::visit(
+      [&](const auto& value) {
+        if constexpr (!std::is_same_v<std::decay_t<decltype(value)>, MetadataArray>) {
+          json.value(value);
+        }
+      },
+      item.value);
+}
+
+void write(JsonWriter& json, const Finding& finding) {
+  json.begin_object();
+  json.member("severity", name(finding.severity));
+  json.member("code", finding.code);
+  json.member("target", finding.target);
+  json.member("sources", finding.sources);
+  json.member("message", finding.message);
+  json.member("suggestion", finding.suggestion);
+  json.member("found", finding.found);
+  json.member("expected", finding.expected);
+  json.end_object();
+}
+
+void write(JsonWriter& json, const Catalog& catalog, const TensorInfo& tensor) {
+  json.key(tensor.name);
+  json.begin_object();
+  json.member("dtype", tensor.encoding.name());
+  json.member("shape", tensor.shape.extents());
+  json.member("shard", catalog.shards()[tensor.shard].relative_path);
+  json.member("offsets", std::vector<std::uint64_t>{tensor.offset_begin, tensor.offset_end});
+  json.member("bytes", tensor.byte_count());
+  json.end_object();
+}
+
+std::string short_text(const MetadataValue& item) {
+  constexpr std::size_t length_max = 60;
+  if (const auto* text = std::get_if<std::string>(&item.value)) return printable(*text, length_max);
+  if (const auto* array = std::get_if<MetadataArray>(&item.value)) {
+    return fmt::format("{} items, {}", array->size(), item.type);
+  }
+  JsonWriter json;
+  write(json, item);
+  return json.take();
+}
+
+struct Total {
+  std::size_t tensors = 0;
+  std::uint64_t bytes = 0;
+};
+
+std::string shard_lines(const Catalog& catalog) {
+  std::vector<Total> totals(catalog.shards().size());
+  for (const TensorInfo& tensor : catalog.tensors()) {
+    ++totals[tensor.shard].tensors;
+    totals[tensor.shard].bytes += tensor.byte_count();
+  }
+  std::string text;
+  for (std::size_t i = 0; i < totals.size(); ++i) {
+    const Shard& shard = catalog.shards()[i];
+    text +=
+        fmt::format("  {:<48} {:<11} {:>7} tensors {:>10}\n", printable(shard.relative_path, 120),
+                    format_name(shard.format), totals[i].tensors, human_bytes(totals[i].bytes));
+  }
+  return text;
+}
+
+std::string encoding_lines(const Catalog& catalog) {
+  std::map<std::string_view, Total> totals;
+  for (const TensorInfo& tensor : catalog.tensors()) {
+    Total& total = totals[tensor.encoding.name()];
+    ++total.tensors;
+    total.bytes += tensor.byte_count();
+  }
+  std::string text;
+  for (const auto& [encoding, total] : totals) {
+    text += fmt::format("  {:<12} {:>7} tensors {:>10}\n", encoding, total.tensors,
+                        human_bytes(total.bytes));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string to_json(const Catalog& catalog) {
+  JsonWriter json(2);
+  json.begin_object();
+  json.key("tensors");
+  json.begin_object();
+  for (const TensorInfo& tensor : catalog.tensors()) write(json, catalog, tensor);
+  json.end_object();
+  json.key("metadata");
+  json.begin_object();
+  for (const auto& [key, item] : catalog.metadata()) {
+    json.key(key);
+    write(json, item);
+  }
+  json.end_object();
+  json.member("total_bytes", catalog.total_bytes());
+  json.key("findings");
+  json.begin_array();
+  for (const Finding& finding : catalog.findings()) write(json, finding);
+  json.end_array();
+  json.member("root", catalog.root());
+  json.key("shards");
+  json.begin_array();
+  for (const Shard& shard : catalog.shards()) {
+    json.begin_object();
+    json.member("path", shard.relative_path);
+    json.member("format", format_name(shard.format));
+    json.member("bytes", shard.identity.bytes);
+    json.member("data_begin", shard.data_begin);
+    json.member("header_digest", shard.header_digest);
+    json.end_object();
+  }
+  json.end_array();
+  json.end_object();
+  return json.take();
+}
+
+std::string to_table(const Catalog& catalog, bool with_tensors) {
+  std::string text = fmt::format("{}: {} tensors, {}\n", printable(catalog.root(), 400),
+                                 catalog.tensors().size(), human_bytes(catalog.total_bytes()));
+  text += "shards\n" + shard_lines(catalog) + "encodings\n" + encoding_lines(catalog);
+  if (!catalog.metadata().empty()) text += "metadata\n";
+  for (const auto& [key, item] : catalog.metadata()) {
+    text += fmt::format("  {:<40} {}\n", printable(key, 100), short_text(item));
+  }
+  if (with_tensors) text += "tensors\n";
+  for (const TensorInfo& tensor : catalog.tensors()) {
+    if (!with_tensors) break;
+    text += fmt::format("  {:<56} {:<8} {:<24} {:>10}\n", printable(tensor.name),
+                        tensor.encoding.name(), printable(tensor.shape.text(), 80),
+                        human_bytes(tensor.byte_count()));
+  }
+  if (!catalog.findings().empty()) text += "findings\n";
+  for (const Finding& finding : catalog.findings()) {
+    text += fmt::format("  {}: {} [{}]\n", name(finding.severity), finding.message, finding.code);
+  }
+  return text;
+}
+
+}  // namespace loadstone

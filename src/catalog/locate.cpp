@@ -1,0 +1,332 @@
+#include "catalog/locate.h"
+
+#include <fmt/format.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <string_view>
+
+#include "base/text.h"
+#include "catalog/paths.h"
+#include "formats/sharded_index.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::string_view safetensors_suffix = ".safetensors";
+constexpr std::string_view gguf_suffix = ".gguf";
+constexpr std::array<std::string_view, 4> torch_suffixes = {".bin", ".pt", ".pth", ".ckpt"};
+// The names that transformers and diffusers write, without and with an index.
+constexpr std::array<std::string_view, 2> usual_files = {"model.safetensors",
+                                                         "diffusion_pytorch_model.safetensors"};
+constexpr std::array<std::string_view, 2> usual_indexes = {
+    "model.safetensors.index.json", "diffusion_pytorch_model.safetensors.index.json"};
+
+std::string list_of(const std::vector<std::string>& names) {
+  constexpr std::size_t shown_max = 8;
+  std::string text;
+  for (std::size_t i = 0; i < names.size() && i < shown_max; ++i) {
+    text += (i == 0 ? "" : ", ") + printable(names[i]);
+  }
+  if (names.size() > shown_max) text += fmt::format(" and {} more", names.size() - shown_max);
+  return text;
+}
+
+[[noreturn]] void refuse_folder(const std::string& folder, const char* code, std::string message,
+                                const std::vector<std::string>& found) {
+  Where where;
+  where.path = folder;
+  where.field = "folder";
+  where.found = found.empty() ? "nothing of the kind" : list_of(found);
+  where.expected = "one checkpoint in safetensors or GGUF";
+  throw Error(code, std::move(message), std::move(where));
+}
+
+// Files whose names differ in their part number only.
+struct PartSet {
+  std::string stem;
+  std::vector<std::string> names;
+};
+
+std::vector<PartSet> part_sets(const std::vector<std::string>& names, std::string_view suffix) {
+  std::map<std::string, std::vector<std::string>> sets;
+  for (const std::string& name : names) {
+    const std::string stem = name.substr(0, name.size() - suffix.size());
+    const auto part = parse_part_name(stem);
+    sets[part ? part->stem : stem].push_back(name);
+  }
+  std::vector<PartSet> all;
+  for (auto& [stem, members] : sets) {
+    std::ranges::sort(members, natural_less);
+    all.push_back({stem, std::move(members)});
+  }
+  std::ranges::sort(all, natural_less, &PartSet::stem);
+  return all;
+}
+
+// "model.fp16" beside "model" is the same weights again in another precision.
+bool is_variant(const PartSet& set, const std::vector<PartSet>& all) {
+  const std::size_t dot = set.stem.rfind('.');
+  if (dot == std::string::npos || dot + 1 == set.stem.size()) return false;
+  const bool only_digits = set.stem.find_first_not_of("0123456789", dot + 1) == std::string::npos;
+  return !only_digits && std::ranges::any_of(all, [&](const PartSet& other) {
+    return other.stem == set.stem.substr(0, dot);
+  });
+}
+
+// Not thread-safe.
+class FolderSearch {
+ public:
+  FolderSearch(Storage& storage, const std::string& folder) : folder_(folder) {
+    files_.root = folder;
+    for (const std::string& name : storage.list(folder)) {
+      if (name.starts_with('.'))
+        continue;  // macOS leaves "._model.safetensors" beside the real one
+      if (is_index_name(name)) indexes_.push_back(name);
+      if (name.ends_with(safetensors_suffix)) safetensors_.push_back(name);
+      if (name.ends_with(gguf_suffix)) ggufs_.push_back(name);
+      if (name == "model_index.json") pipeline_ = true;
+      const auto is_suffix = [&](std::string_view suffix) { return name.ends_with(suffix); };
+      if (std::ranges::any_of(torch_suffixes, is_suffix)) torch_.push_back(name);
+    }
+  }
+
+  CheckpointFiles find() {
+    if (take_index() || take_usual_file()) return std::move(files_);
+    if (!safetensors_.empty() && !ggufs_.empty()) {
+      std::vector<std::string> both = safetensors_;
+      both.insert(both.end(), ggufs_.begin(), ggufs_.end());
+      refuse_folder(folder_, "format.no_checkpoint",
+                    "the folder holds safetensors and GGUF files; name the one that is meant",
+                    both);
+    }
+    if (!safetensors_.empty()) {
+      take_safetensors();
+    } else if (!ggufs_.empty()) {
+      take_gguf();
+    } else {
+      refuse_empty();
+    }
+    return std::move(files_);
+  }
+
+ private:
+  bool take_index() {
+    std::vector<std::string> usual;
+    for (const std::string& name : indexes_) {
+      if (std::ranges::find(usual_indexes, name) != usual_indexes.end()) usual.push_back(name);
+    }
+    const std::vector<std::string>& candidates = usual.empty() ? indexes_ : usual;
+    if (candidates.empty()) return false;
+    // An index of another kind beside a plain model.safetensors is that of a variant.
+    if (usual.empty() && !usual_present().empty()) return false;
+    if (candidates.size() > 1) {
+      refuse_folder(folder_, "format.no_checkpoint",
+                    "the folder holds several indexes; name the one that is meant", candidates);
+    }
+    files_.index = candidates.front();
+    return true;
+  }
+
+  [[nodiscard]] std::vector<std::string> usual_present() const {
+    std::vector<std::string> present;
+    for (const std::string& name : safetensors_) {
+      if (std::ranges::find(usual_files, name) != usual_files.end()) present.push_back(name);
+    }
+    return present;
+  }
+
+  bool take_usual_file() {
+    const std::vector<std::string> present = usual_present();
+    if (present.empty()) return false;
+    if (present.size() > 1) {
+      refuse_folder(folder_, "format.no_checkpoint",
+                    "the folder holds two models; name the one that is meant", present);
+    }
+    files_.files = present;
+    std::vector<std::string> ignored;
+    for (const std::string& name : safetensors_) {
+      if (name != present.front()) ignored.push_back(name);
+    }
+    tell_ignored(ignored);
+    return true;
+  }
+
+  void take_safetensors() {
+    const std::vector<PartSet> sets = part_sets(safetensors_, safetensors_suffix);
+    std::vector<std::string> ignored;
+    std::size_t taken = 0;
+    for (const PartSet& set : sets) {
+      const bool variant = is_variant(set, sets);
+      auto& names = variant ? ignored : files_.files;
+      names.insert(names.end(), set.names.begin(), set.names.end());
+      taken += variant ? 0 : 1;
+    }
+    files_.numbered_set = taken == 1;
+    std::ranges::sort(files_.files, natural_less);
+    tell_ignored(ignored);
+  }
+
+  void take_gguf() {
+    const std::vector<PartSet> sets = part_sets(ggufs_, gguf_suffix);
+    if (sets.size() > 1) {
+      refuse_folder(folder_, "format.no_checkpoint",
+                    "the folder holds several GGUF files; name the one that is meant", ggufs_);
+    }
+    files_.files = {sets.front().names.front()};  // its split says which others belong to it
+  }
+
+  [[noreturn]] void refuse_empty() const {
+    if (!torch_.empty()) {
+      refuse_folder(folder_, "format.unsupported",
+                    "torch files (.bin, .pt, .pth, .ckpt) are not supported yet", torch_);
+    }
+    refuse_folder(folder_, "format.no_checkpoint",
+                  pipeline_ ? "a diffusers pipeline: its checkpoints stand in the folders below, "
+                              "such as unet or transformer; name one of them"
+                            : "the folder holds no checkpoint",
+                  {});
+  }
+
+  void tell_ignored(const std::vector<std::string>& names) {
+    if (names.empty()) return;
+    Finding finding;
+    finding.severity = Severity::info;
+    finding.code = "format.ignored";
+    finding.sources = names;
+    finding.message = fmt::format("{}: beside the checkpoint, and not part of it: {}",
+                                  printable(folder_, 400), list_of(names));
+    finding.suggestion = "Name a file, a pattern or a list to open something else.";
+    files_.findings.push_back(std::move(finding));
+  }
+
+  const std::string& folder_;
+  CheckpointFiles files_;
+  std::vector<std::string> indexes_;
+  std::vector<std::string> safetensors_;
+  std::vector<std::string> ggufs_;
+  std::vector<std::string> torch_;
+  bool pipeline_ = false;
+};
+
+bool has_wildcard(std::string_view path) noexcept {
+  return path.find_first_of("*?[") != std::string_view::npos;
+}
+
+// All paths that match, each part of the pattern against the names in one folder.
+std::vector<std::string> expand_pattern(Storage& storage, const std::string& pattern) {
+  std::vector<std::string> found = {pattern.starts_with('/') ? "/" : "."};
+  std::string_view rest = pattern;
+  while (!rest.empty()) {
+    const std::size_t slash = std::min(rest.find('/'), rest.size());
+    const std::string part(rest.substr(0, slash));
+    rest.remove_prefix(std::min(slash + 1, rest.size()));
+    if (part.empty()) continue;
+    std::vector<std::string> next;
+    for (const std::string& folder : found) {
+      if (!has_wildcard(part)) {
+        next.push_back(join_path(folder, part));
+        continue;
+      }
+      try {
+        for (const std::string& name : storage.list(folder)) {
+          if (::fnmatch(part.c_str(), name.c_str(), FNM_PERIOD) == 0) {
+            next.push_back(join_path(folder, name));
+          }
+        }
+      } catch (const Error&) {
+        continue;  // no folder, or none that can be read: nothing matches below it
+      }
+    }
+    found = std::move(next);
+  }
+  return found;
+}
+
+bool exists(Storage& storage, const std::string& path) {
+  try {
+    return storage.kind(path) != EntryKind::other;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+CheckpointFiles locate_pattern(Storage& storage, const std::string& pattern) {
+  std::vector<std::string> all = expand_pattern(storage, pattern);
+  std::erase_if(all, [&](const std::string& path) { return !exists(storage, path); });
+  std::vector<std::string> paths;
+  for (const std::string& path : all) {
+    if (path.ends_with(safetensors_suffix) || path.ends_with(gguf_suffix)) paths.push_back(path);
+  }
+  if (paths.empty()) paths = std::move(all);
+  if (paths.empty()) {
+    Where where;
+    where.path = pattern;
+    throw Error("io.not_found", "no file matches this pattern", std::move(where));
+  }
+  if (paths.size() == 1) return locate_checkpoint(storage, paths.front());
+  std::ranges::sort(paths, natural_less);
+  return as_checkpoint_files(paths);
+}
+
+CheckpointFiles locate_file(const std::string& path) {
+  const std::string name(file_name(path));
+  CheckpointFiles files;
+  files.root = parent_path(path);
+  if (is_index_name(name)) {
+    files.index = name;
+    return files;
+  }
+  if (name.ends_with(".bin.index.json")) {
+    Where where;
+    where.path = path;
+    throw Error("format.unsupported", "the index of torch files, which are not supported yet",
+                std::move(where));
+  }
+  files.files = {name};
+  return files;
+}
+
+}  // namespace
+
+CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path) {
+  EntryKind kind = EntryKind::other;
+  try {
+    kind = storage.kind(path);
+  } catch (const Error& error) {
+    if (error.code() == "io.not_found" && has_wildcard(path)) return locate_pattern(storage, path);
+    throw;
+  }
+  if (kind == EntryKind::folder) return FolderSearch(storage, path).find();
+  if (kind == EntryKind::file) return locate_file(path);
+  Where where;
+  where.path = path;
+  where.field = "file";
+  where.found = "a named pipe, socket or device";
+  where.expected = "a file or a folder";
+  throw Error("ix.not_regular", "not a regular file", std::move(where));
+}
+
+CheckpointFiles as_checkpoint_files(const std::vector<std::string>& paths) {
+  CheckpointFiles files;
+  files.root = parent_path(paths.front());
+  for (const std::string& path : paths) {
+    while (files.root != "." && files.root != "/" && !is_below(path, files.root)) {
+      files.root = parent_path(files.root);
+    }
+    // A bare name beside an absolute path: they share no folder that can be named.
+    if (files.root == "/" && !path.starts_with('/')) files.root = ".";
+  }
+  for (const std::string& path : paths) {
+    const bool below = files.root != "." && is_below(path, files.root);
+    const std::size_t length = files.root.size() + (files.root.ends_with('/') ? 0 : 1);
+    files.files.push_back(below ? path.substr(length) : path);
+  }
+  return files;
+}
+
+}  // namespace loadstone

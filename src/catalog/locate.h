@@ -1,0 +1,29 @@
+// Which files a path means. The rules, in words: docs/formats/sharded-index.md.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "loadstone/finding.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+struct CheckpointFiles {
+  std::string root;                // the folder that all paths below are relative to
+  std::vector<std::string> files;  // in order; empty where the index says them
+  std::optional<std::string> index;
+  // The files are the whole set of one folder, so that a number missing from it is missing.
+  bool numbered_set = false;
+  std::vector<Finding> findings;
+};
+
+// A file, a folder, an index, or a pattern. Throws Error "io.not_found", "format.no_checkpoint",
+// "format.unsupported", "ix.not_regular".
+[[nodiscard]] CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path);
+
+// These files and no others, relative to the folder that they share.
+[[nodiscard]] CheckpointFiles as_checkpoint_files(const std::vector<std::string>& paths);
+
+}  // namespace loadstone

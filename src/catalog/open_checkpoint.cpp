@@ -1,0 +1,276 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+#include <utility>
+
+#include "base/text.h"
+#include "catalog/index_check.h"
+#include "catalog/locate.h"
+#include "catalog/open_file.h"
+#include "catalog/paths.h"
+#include "formats/gguf.h"
+#include "formats/safetensors.h"
+#include "formats/sharded_index.h"
+#include "loadstone/catalog.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+// The same error, saying how the file came to be read.
+[[noreturn]] void rethrow_as_shard(const Error& error, const std::string& index_path,
+                                   const std::string& shard, bool at_open) {
+  Where where = error.where();
+  if (at_open && error.code() == "io.not_found") {
+    where.path = index_path;
+    where.field = "weight_map";
+    where.found = "no file '" + shard + "'";
+    where.expected = "the shard beside the index";
+    throw Error("ix.missing_shard", "a shard that the index names is missing", std::move(where));
+  }
+  if (at_open) where.field = "weight_map";
+  throw Error(error.code(),
+              fmt::format("{} (a shard of '{}')", error.message(), file_name(index_path)),
+              std::move(where));
+}
+
+// Not thread-safe; used once.
+class CheckpointReader {
+ public:
+  CheckpointReader(Storage& storage, bool allow_links) : opener_{storage, allow_links} {}
+
+  std::shared_ptr<const Catalog> read(CheckpointFiles files) {
+    root_ = std::move(files.root);
+    findings_ = std::move(files.findings);
+    if (files.index) {
+      read_index(*files.index);
+    } else if (files.files.size() == 1) {
+      read_one(files.files.front());
+    } else {
+      if (files.numbered_set) require_all_parts(files.files);
+      for (const std::string& file : files.files) add(read_file(file));
+      order_splits();
+      if (!files.numbered_set) warn_about_gaps(root_, files.files, findings_);
+    }
+    return finish();
+  }
+
+ private:
+  FileHeader read_file(const std::string& relative) {
+    const std::string path = join_path(root_, relative);
+    const auto source = opener_.open(path, parent_path(path));
+    FileHeader header = read_header(*source);
+    header.shard.relative_path = relative;
+    return header;
+  }
+
+  void add(FileHeader header) { headers_.push_back(std::move(header)); }
+
+  // ---- with an index
+
+  void read_index(const std::string& name) {
+    const std::string index_path = join_path(root_, name);
+    const ShardedIndex index = read_sharded_index(*opener_.open(index_path, root_));
+    const std::vector<std::string> shards = shard_names(index);
+    for (const std::string& shard : shards) add(read_shard(index_path, shard));
+    warn_about_gaps(index_path, shards, findings_);
+    merge();
+    check_index(index_path, index, shards_, tensors_, findings_);
+  }
+
+  FileHeader read_shard(const std::string& index_path, const std::string& shard) {
+    std::shared_ptr<ByteSource> source;
+    try {
+      source = opener_.open(join_path(root_, shard), root_);
+    } catch (const Error& error) {
+      rethrow_as_shard(error, index_path, shard, true);
+    }
+    try {
+      FileHeader header = read_safetensors(*source);
+      header.shard.relative_path = shard;
+      return header;
+    } catch (const Error& error) {
+      rethrow_as_shard(error, index_path, shard, false);
+    }
+  }
+
+  // ---- without one
+
+  void require_all_parts(const std::vector<std::string>& files) const {
+    const std::vector<std::string> missing = missing_parts(files);
+    if (missing.empty()) return;
+    Where where;
+    where.path = root_;
+    where.field = "shard";
+    where.found = fmt::format("no file '{}'", missing.front());
+    where.expected = fmt::format("all parts; {} missing", missing.size());
+    throw Error("ix.missing_shard", "a part of the checkpoint is missing", std::move(where));
+  }
+
+  void read_one(const std::string& file) {
+    FileHeader header = read_file(file);
+    const auto split = header.shard.format == FileFormat::gguf ? gguf_split(header) : std::nullopt;
+    if (!split || split->count == 1) {
+      add(std::move(header));
+      return;
+    }
+    const std::string extension = ".gguf";
+    const auto part =
+        file.ends_with(extension)
+            ? parse_part_name(std::string_view(file).substr(0, file.size() - extension.size()))
+            : std::nullopt;
+    if (!part)
+      refuse_split(header, "the file is a part of a split, but its name does not say which",
+                   "'" + file + "'", "NAME-00001-of-00003.gguf");
+    if (part->count != split->count) {
+      refuse_split(header, "the name and split.count disagree", std::to_string(split->count),
+                   std::to_string(part->count));
+    }
+    for (std::uint64_t i = 1; i <= part->count; ++i) {
+      if (i == part->number) {
+        add(std::move(header));
+        continue;
+      }
+      add(read_part(headers_.empty() ? header : headers_.front(),
+                    fmt::format("{}-{:0{}}-of-{:0{}}{}", part->stem, i, part->digits, part->count,
+                                part->digits, extension)));
+    }
+    order_splits();
+  }
+
+  FileHeader read_part(const FileHeader& known, const std::string& file) {
+    try {
+      return read_file(file);
+    } catch (const Error& error) {
+      if (error.code() != "io.not_found") throw;
+      refuse_split(known, "a part of the split is missing", "no file '" + file + "'",
+                   "all parts beside each other");
+    }
+  }
+
+  [[noreturn]] static void refuse_split(const FileHeader& header, std::string message,
+                                        std::string found, std::string expected,
+                                        std::string field = "split.count") {
+    refuse(header.shard.path, {.code = "gg.split",
+                               .message = std::move(message),
+                               .field = field,
+                               .found = std::move(found),
+                               .expected = std::move(expected)});
+  }
+
+  // Each part knows its number and how many there are; all must say the same.
+  void order_splits() {
+    std::vector<std::pair<std::uint64_t, FileHeader>> parts;
+    std::optional<GgufSplit> first;
+    std::uint64_t tensors = 0;
+    std::set<std::uint64_t> numbers;
+    for (FileHeader& header : headers_) {
+      const auto split =
+          header.shard.format == FileFormat::gguf ? gguf_split(header) : std::nullopt;
+      if (!split) {
+        if (first)
+          refuse_split(header, "the file is no part of the split", "no split.count",
+                       std::to_string(first->count));
+        continue;
+      }
+      if (!first && &header != &headers_.front()) {
+        refuse_split(header, "a part of a split among files that are none",
+                     std::to_string(split->count), "no split.count");
+      }
+      if (!first) first = split;
+      tensors += header.tensors.size();
+      check_part(header, *split, *first, numbers);
+      parts.emplace_back(split->number, std::move(header));
+    }
+    if (!first) return;
+    if (first->tensors && *first->tensors != tensors) {
+      refuse_split(parts.front().second, "the parts hold another number of tensors",
+                   std::to_string(tensors), std::to_string(*first->tensors), "split.tensors.count");
+    }
+    std::ranges::sort(parts, {}, [](const auto& part) { return part.first; });
+    headers_.clear();
+    for (auto& [number, header] : parts) headers_.push_back(std::move(header));
+  }
+
+  void check_part(const FileHeader& header, const GgufSplit& split, const GgufSplit& first,
+                  std::set<std::uint64_t>& numbers) const {
+    if (split.count != first.count || split.count != headers_.size()) {
+      refuse_split(header, "not as many parts as it says", std::to_string(headers_.size()),
+                   std::to_string(split.count));
+    }
+    if (split.tensors != first.tensors) {
+      refuse_split(
+          header, "the parts disagree", split.tensors ? std::to_string(*split.tensors) : "nothing",
+          first.tensors ? std::to_string(*first.tensors) : "nothing", "split.tensors.count");
+    }
+    const auto part = named_part(header);
+    const bool as_named = !part || part->number == split.number + 1;
+    if (split.number >= split.count || !as_named || !numbers.insert(split.number).second) {
+      refuse_split(header, "not the part that it should be", std::to_string(split.number),
+                   as_named ? "each number from 0 once" : std::to_string(part->number - 1),
+                   "split.no");
+    }
+  }
+
+  static std::optional<PartName> named_part(const FileHeader& header) {
+    const std::string& path = header.shard.relative_path;
+    return parse_part_name(std::string_view(path).substr(0, path.rfind('.')));
+  }
+
+  // ---- all together
+
+  void merge() {
+    for (FileHeader& header : headers_) {
+      const auto shard = static_cast<std::uint32_t>(shards_.size());
+      shards_.push_back(std::move(header.shard));
+      for (TensorInfo& tensor : header.tensors) {
+        tensor.shard = shard;
+        tensors_.push_back(std::move(tensor));
+      }
+      std::ranges::move(header.findings, std::back_inserter(findings_));
+      // The first file's word counts: shards repeat what they share, and number what they do not.
+      metadata_.merge(header.metadata);
+    }
+    headers_.clear();
+  }
+
+  std::shared_ptr<const Catalog> finish() {
+    merge();
+    return std::make_shared<const Catalog>(std::move(root_), std::move(shards_),
+                                           std::move(tensors_), std::move(metadata_),
+                                           std::move(findings_));
+  }
+
+  FileOpener opener_;
+  std::string root_;
+  std::vector<FileHeader> headers_;
+  std::vector<Shard> shards_;
+  std::vector<TensorInfo> tensors_;
+  std::map<std::string, MetadataValue> metadata_;
+  std::vector<Finding> findings_;
+};
+
+Storage& storage_of(const OpenOptions& options) {
+  return options.storage == nullptr ? local_storage() : *options.storage;
+}
+
+}  // namespace
+
+std::shared_ptr<const Catalog> open_checkpoint(const std::string& path,
+                                               const OpenOptions& options) {
+  Storage& storage = storage_of(options);
+  return CheckpointReader(storage, options.allow_links).read(locate_checkpoint(storage, path));
+}
+
+std::shared_ptr<const Catalog> open_checkpoint(const std::vector<std::string>& paths,
+                                               const OpenOptions& options) {
+  if (paths.empty()) throw Error("format.no_checkpoint", "an empty list of files is no checkpoint");
+  if (paths.size() == 1) return open_checkpoint(paths.front(), options);
+  return CheckpointReader(storage_of(options), options.allow_links)
+      .read(as_checkpoint_files(paths));
+}
+
+}  // namespace loadstone

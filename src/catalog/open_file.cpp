@@ -1,0 +1,71 @@
+#include "catalog/open_file.h"
+
+#include <string_view>
+#include <vector>
+
+#include "catalog/paths.h"
+#include "formats/gguf.h"
+#include "formats/safetensors.h"
+#include "formats/sniff.h"
+
+namespace loadstone {
+
+namespace {
+
+// A hub cache keeps files by their hash in MODEL/blobs and shows them as links below
+// MODEL/snapshots/REVISION. `folder` is resolved.
+bool is_hub_blob(std::string_view file, std::string_view folder) {
+  constexpr std::string_view snapshots = "/snapshots/";
+  const std::size_t at = folder.rfind(snapshots);
+  if (at == std::string_view::npos) return false;
+  return is_below(file, std::string(folder.substr(0, at)) + "/blobs");
+}
+
+[[noreturn]] void refuse_format(const ByteSource& source, FileKind kind) {
+  const bool torch = kind == FileKind::torch_zip || kind == FileKind::torch_pickle;
+  refuse(source.path(),
+         {.code = torch ? "format.unsupported" : "format.unknown",
+          .message = torch ? "torch files (.bin, .pt, .pth, .ckpt) are not supported yet"
+                           : "this is not a checkpoint in a format that loadstone reads",
+          .field = "file",
+          .found = std::string(describe(kind)),
+          .expected = "safetensors or GGUF"});
+}
+
+}  // namespace
+
+std::shared_ptr<ByteSource> FileOpener::open(const std::string& path,
+                                             const std::string& folder) const {
+  if (!allow_links) {
+    const std::string real = storage.resolve(path);
+    const std::string home = storage.resolve(folder);
+    if (!is_below(real, home) && !is_hub_blob(real, home)) {
+      refuse(path, {.code = "ix.path_escape",
+                    .message = "a link leads out of the checkpoint's folder (the option "
+                               "allow_links, --allow-links, follows it)",
+                    .field = "file",
+                    .found = "'" + real + "'",
+                    .expected = "a file below '" + home + "'"});
+    }
+  }
+  try {
+    return storage.open(path);
+  } catch (const Error& error) {
+    if (error.code() != "io.not_regular") throw;
+    Where where = error.where();
+    where.field = "file";
+    throw Error("ix.not_regular", error.message(), std::move(where));
+  }
+}
+
+FileHeader read_header(ByteSource& source) {
+  const std::string_view name = source.path();
+  if (name.ends_with(".safetensors")) return read_safetensors(source);
+  if (name.ends_with(".gguf")) return read_gguf(source);
+  const FileKind kind = sniff(source);
+  if (kind == FileKind::safetensors) return read_safetensors(source);
+  if (kind == FileKind::gguf || kind == FileKind::legacy_ggml) return read_gguf(source);
+  refuse_format(source, kind);
+}
+
+}  // namespace loadstone

@@ -1,0 +1,26 @@
+// Opening a file of a checkpoint: regular files only, and only such links as stay at home.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "formats/file_header.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+struct FileOpener {
+  Storage& storage;
+  bool allow_links = false;
+
+  // `path` must resolve to a regular file below `folder`, or below the blobs/ of the hub cache that
+  // `folder` is a snapshot of. Throws Error "ix.not_regular", "ix.path_escape", "io.*".
+  [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path,
+                                                 const std::string& folder) const;
+};
+
+// Reads the header by the format that the name says, or else the content. Throws Error
+// "format.unknown", "format.unsupported", and those of the format.
+[[nodiscard]] FileHeader read_header(ByteSource& source);
+
+}  // namespace loadstone

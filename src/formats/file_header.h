@@ -1,0 +1,58 @@
+// What one file says about itself, and the tools with which the readers of the formats say it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+struct FileHeader {
+  Shard shard;                      // relative_path is the caller's business
+  std::vector<TensorInfo> tensors;  // in file order
+  std::map<std::string, MetadataValue> metadata;
+  std::vector<Finding> findings;
+};
+
+// A rule that a file breaks. `code` is text that lives for ever.
+struct HeaderProblem {
+  const char* code = "internal";
+  std::string message = {};
+  std::string_view culprit = {};  // tensor or metadata key
+  std::string_view field = {};
+  std::string found = {};
+  std::string expected = {};
+  std::optional<std::uint64_t> byte_offset = {};
+};
+[[noreturn]] void refuse(const std::string& path, HeaderProblem problem);
+
+// "16 bytes", "1 byte"
+[[nodiscard]] std::string bytes_text(std::uint64_t bytes);
+
+// Warnings of one file. A file can break a rule once a tensor, so each code is told at most
+// `per_code_max` times and then counted. Not thread-safe.
+class Warnings {
+ public:
+  explicit Warnings(const std::string& path) : path_(path) {}
+
+  // `culprit` is a tensor or a metadata key; empty where the whole file is meant.
+  void add(std::string code, std::string_view culprit, std::string_view field,
+           std::string_view message, std::string found = {}, std::string expected = {});
+  [[nodiscard]] std::vector<Finding> take();
+
+  static constexpr std::size_t per_code_max = 100;
+
+ private:
+  std::string path_;
+  std::vector<Finding> findings_;
+  std::unordered_map<std::string, std::size_t> counts_;
+};
+
+}  // namespace loadstone

@@ -1,0 +1,57 @@
+#include "formats/gguf_cursor.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "base/text.h"
+#include "formats/gguf.h"
+
+namespace loadstone {
+
+GgufCursor::GgufCursor(ByteSource& from)
+    : source(from), reader(from, from.identity().bytes), warnings(from.path()) {
+  reader.set_at_end(this);
+}
+
+void GgufCursor::refuse(Problem problem) const {
+  loadstone::refuse(source.path(), {.code = problem.code,
+                                    .message = std::move(problem.message),
+                                    .culprit = culprit,
+                                    .field = problem.field,
+                                    .found = std::move(problem.found),
+                                    .expected = std::move(problem.expected),
+                                    .byte_offset = at});
+}
+
+void GgufCursor::file_ends(std::uint64_t wanted_bytes) {
+  refuse({"gg.truncated", fmt::format("the file ends inside {}", reading), field,
+          "a file of " + bytes_text(reader.file_bytes()),
+          fmt::format("{} more at byte {}", bytes_text(wanted_bytes), reader.offset())});
+}
+
+std::uint64_t GgufCursor::length(std::string_view what, const char* code,
+                                 std::uint64_t each_bytes) {
+  const auto length = number<std::uint64_t>();
+  const auto bytes = checked_mul(length, each_bytes);
+  const std::uint64_t bytes_max = std::min(reader.file_bytes(), gguf_item_bytes_max);
+  if (!bytes || *bytes > bytes_max) {
+    refuse({code, "longer than the file, or than any sane header", what, std::to_string(length),
+            fmt::format("at most {} of {} each", bytes_max / each_bytes, bytes_text(each_bytes))});
+  }
+  if (*bytes > reader.remaining()) file_ends(*bytes);
+  return length;
+}
+
+std::string printable_bytes(std::string_view text) {
+  if (is_utf8(text)) return printable(text);
+  std::string out;
+  for (const char each : text.substr(0, 64)) {
+    const auto byte = static_cast<unsigned char>(each);
+    out += byte < 0x80 ? std::string(1, each) : fmt::format("\\x{:02x}", byte);
+  }
+  return printable(out);
+}
+
+}  // namespace loadstone

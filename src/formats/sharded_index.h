@@ -1,0 +1,45 @@
+// model.safetensors.index.json: which tensor stands in which shard.
+// Rules and codes: docs/formats/sharded-index.md.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+struct IndexEntry {
+  std::string tensor;
+  std::string shard;  // as the index spells it; checked to stay below the index's folder
+};
+
+struct ShardedIndex {
+  std::vector<IndexEntry> entries;  // in the file's order; never empty
+  // metadata.total_size as it is written, where it is given.
+  std::optional<std::string> total_size;
+};
+
+// "model.safetensors.index.json", and the spelling of variants,
+// "model.safetensors.index.fp16.json".
+[[nodiscard]] bool is_index_name(std::string_view file_name) noexcept;
+
+// Throws Error "ix.json", "ix.weight_map", "ix.duplicate", "ix.path", "ix.path_escape", "io.*".
+[[nodiscard]] ShardedIndex read_sharded_index(ByteSource& source);
+
+// A shard's name without "." and empty parts, which would make two names of one file.
+[[nodiscard]] std::string plain_relative_path(std::string_view path);
+
+// The number and count in "model-00002-of-00005".
+struct PartName {
+  std::string stem;  // "model"
+  std::uint64_t number = 0;
+  std::uint64_t count = 0;
+  int digits = 5;
+};
+[[nodiscard]] std::optional<PartName> parse_part_name(std::string_view name_without_extension);
+
+}  // namespace loadstone

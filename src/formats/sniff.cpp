@@ -1,0 +1,113 @@
+#include "formats/sniff.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <string>
+#include <vector>
+
+namespace loadstone {
+
+namespace {
+
+std::string_view as_text(std::span<const std::byte> bytes) noexcept {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+bool starts_with_any(std::string_view text, std::span<const std::string_view> beginnings) noexcept {
+  return std::ranges::any_of(
+      beginnings, [&](std::string_view each) { return text.substr(0, each.size()) == each; });
+}
+
+bool is_html(std::string_view text) noexcept {
+  text.remove_prefix(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+  if (text.empty() || text.front() != '<') return false;
+  std::string lower(text.substr(1, 16));
+  for (char& each : lower) each = static_cast<char>(std::tolower(static_cast<unsigned char>(each)));
+  constexpr std::array<std::string_view, 6> tags = {"!doctype", "html", "head",
+                                                    "body",     "?xml", "!--"};
+  return starts_with_any(lower, tags);
+}
+
+bool is_printable(std::string_view text) noexcept {
+  return std::ranges::all_of(text, [](unsigned char byte) {
+    return (byte >= 0x20 && byte < 0x7f) || byte == '\n' || byte == '\r' || byte == '\t';
+  });
+}
+
+bool all_zero(std::span<const std::byte> bytes) noexcept {
+  return std::ranges::all_of(bytes, [](std::byte each) { return each == std::byte{0}; });
+}
+
+}  // namespace
+
+std::string_view describe(FileKind kind) noexcept {
+  switch (kind) {
+    case FileKind::safetensors:
+      return "a safetensors file";
+    case FileKind::gguf:
+      return "a GGUF file";
+    case FileKind::legacy_ggml:
+      return "a ggml file from before GGUF";
+    case FileKind::torch_zip:
+      return "a zip archive (torch.save writes those)";
+    case FileKind::torch_pickle:
+      return "a Python pickle (old torch.save wrote those)";
+    case FileKind::git_lfs_pointer:
+      return "a git-lfs pointer: the text that stands for a file that was not downloaded";
+    case FileKind::html:
+      return "an HTML page";
+    case FileKind::text:
+      return "a text file";
+    case FileKind::zeros:
+      return "nothing but zero bytes, as a download that was never written leaves";
+    case FileKind::unknown:
+      break;
+  }
+  return "bytes of no known format";
+}
+
+FileKind sniff(std::span<const std::byte> beginning, std::uint64_t file_bytes) noexcept {
+  const std::string_view text = as_text(beginning);
+  constexpr std::array<std::string_view, 4> legacy = {"tjgg", "lmgg", "fmgg", "algg"};
+  constexpr std::array<std::string_view, 3> zip = {"PK\x03\x04", "PK\x05\x06", "PK\x07\x08"};
+  if (text.substr(0, 4) == "GGUF") return FileKind::gguf;
+  // Before the others: eight bytes of length can look like anything.
+  if (text.size() >= 9 && text[8] == '{' && text.substr(6, 2) == std::string_view("\0\0", 2)) {
+    return FileKind::safetensors;
+  }
+  if (starts_with_any(text, legacy)) return FileKind::legacy_ggml;
+  if (starts_with_any(text, zip)) return FileKind::torch_zip;
+  // A header of 640 bytes also begins with 0x80 0x02; its length's upper half is zero, a pickle's
+  // is not.
+  if (text.size() >= 8 && text[0] == '\x80' && text[1] >= 1 && text[1] <= 5 &&
+      text.substr(4, 4) != std::string_view("\0\0\0\0", 4)) {
+    return FileKind::torch_pickle;
+  }
+  if (text.starts_with("version https://git-lfs")) return FileKind::git_lfs_pointer;
+  if (is_html(text)) return FileKind::html;
+  if (file_bytes > 8 && !text.empty() && all_zero(beginning)) return FileKind::zeros;
+  if (text.size() >= 8 && is_printable(text.substr(0, 8))) return FileKind::text;
+  return FileKind::unknown;
+}
+
+FileKind sniff(ByteSource& source) {
+  const std::uint64_t file_bytes = source.identity().bytes;
+  std::vector<std::byte> bytes;
+  const auto read = [&](std::uint64_t count) {
+    bytes.resize(std::min(file_bytes, count));
+    source.read(0, bytes);
+  };
+  // As little as tells a good file, so that none of its data is read.
+  read(9);
+  FileKind kind = sniff(bytes, file_bytes);
+  if (kind == FileKind::safetensors || kind == FileKind::gguf) return kind;
+  read(512);
+  kind = sniff(bytes, file_bytes);
+  if (kind != FileKind::zeros) return kind;
+  // More of it, so that a file that merely begins with zeros is not called empty.
+  read(65536);
+  return all_zero(bytes) ? FileKind::zeros : FileKind::unknown;
+}
+
+}  // namespace loadstone

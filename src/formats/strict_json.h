@@ -1,0 +1,138 @@
+// JSON from a file that may lie, read in one pass and in the file's order.
+//
+// simdjson's On-Demand front end is fast and shows duplicates and numbers as they are written, but
+// it looks only at what is asked for. This layer asks for everything: a value that is not read is
+// still walked and checked, nesting is bounded, and nothing may follow the document.
+#pragma once
+
+#include <simdjson.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace loadstone {
+
+// What is wrong with the text, and where in it. The reader of a format turns it into an Error.
+struct JsonProblem {
+  std::string message;
+  std::uint64_t offset;
+};
+
+enum class JsonKind : std::uint8_t { object, array, string, number, boolean, null };
+
+[[nodiscard]] std::string_view name(JsonKind kind) noexcept;
+
+// Text with the room behind it that simdjson may read. Not thread-safe.
+class PaddedText {
+ public:
+  explicit PaddedText(std::size_t bytes)
+      : bytes_(bytes), text_(bytes + simdjson::SIMDJSON_PADDING, '\0') {}
+
+  [[nodiscard]] char* data() noexcept { return text_.data(); }
+  [[nodiscard]] std::string_view view() const noexcept { return {text_.data(), bytes_}; }
+
+ private:
+  std::size_t bytes_;
+  std::vector<char> text_;
+};
+
+// One document, whose root is an object. Each value may be read once, in order. Throws JsonProblem.
+// Not thread-safe.
+class StrictJson {
+ public:
+  using Value = simdjson::ondemand::value;
+
+  explicit StrictJson(const PaddedText& text);
+
+  // Calls `visit(key, value)` for each member of the root, then checks that nothing follows.
+  template <typename Visit>
+  void visit_root(Visit&& visit) {
+    auto root = checked(document_.get_object(), "the document is not an object");
+    visit_object(root, visit);
+    require_end();
+  }
+
+  // Members in file order, duplicates included. The key is unescaped and stays valid.
+  template <typename Visit>
+  void visit_members(Value& value, Visit&& visit) {
+    const Nesting nesting(*this);
+    auto object = checked(value.get_object(), "an object is broken");
+    visit_object(object, visit);
+  }
+
+  template <typename Visit>
+  void visit_items(Value& value, Visit&& visit) {
+    const Nesting nesting(*this);
+    auto array = checked(value.get_array(), "an array is broken");
+    for (auto each : array) {
+      Value item = checked(std::move(each), "an array is broken");
+      visit(item);
+    }
+  }
+
+  [[nodiscard]] JsonKind kind(Value& value);
+  // The unescaped text of a string. Stays valid as long as this object.
+  [[nodiscard]] std::string_view text(Value& value);
+  // A number, true, false or null as it is written, checked against JSON's grammar.
+  [[nodiscard]] std::string_view token(Value& value);
+  // Walks a value of any kind and checks all of it. Returns what it says, for messages: its token,
+  // or "a string", "an array" ...
+  std::string check(Value& value);
+
+  // Where the last value that was looked at begins.
+  [[nodiscard]] std::uint64_t position() const noexcept { return position_; }
+
+  static constexpr unsigned depth_max = 32;
+
+ private:
+  // Counts levels: a parser that recurses as deep as a file says can be made to overflow its stack.
+  class Nesting {
+   public:
+    explicit Nesting(StrictJson& json) : json_(json) {
+      if (++json_.depth_ > depth_max) json_.fail("nested too deeply");
+    }
+    ~Nesting() { --json_.depth_; }
+    Nesting(const Nesting&) = delete;
+    Nesting& operator=(const Nesting&) = delete;
+
+   private:
+    StrictJson& json_;
+  };
+
+  template <typename Object, typename Visit>
+  void visit_object(Object& object, Visit& visit) {
+    for (auto each : object) {
+      auto field = checked(std::move(each), "an object is broken");
+      const std::string_view key = checked(field.unescaped_key(), "a key is broken");
+      Value value = field.value();
+      visit(key, value);
+    }
+  }
+
+  template <typename Item>
+  Item checked(simdjson::simdjson_result<Item> result, const char* message) {
+    if (result.error() != simdjson::SUCCESS) fail(message, result.error());
+    return std::move(result).value_unsafe();
+  }
+
+  [[noreturn]] void fail(const char* message,
+                         simdjson::error_code reason = simdjson::SUCCESS) const;
+  std::string_view look_at(Value& value);
+  void require_end();
+
+  std::string_view text_;
+  simdjson::ondemand::parser parser_;
+  simdjson::ondemand::document document_;
+  unsigned depth_ = 0;
+  std::uint64_t position_ = 0;
+};
+
+// A JSON number that is an integer of 64 bits without sign, written as one: no sign, point,
+// exponent.
+[[nodiscard]] std::optional<std::uint64_t> parse_u64(std::string_view token) noexcept;
+
+}  // namespace loadstone
