@@ -33,10 +33,9 @@ nb::dict metadata(const Catalog& catalog) {
 nb::list tensors(const Catalog& catalog) {
   nb::list rows;
   for (const TensorInfo& tensor : catalog.tensors()) {
-    rows.append(nb::make_tuple(tensor.name, tensor.encoding.name(),
-                               nb::tuple(nb::cast(tensor.shape.extents())),
-                               catalog.shards()[tensor.shard].path, tensor.offset_begin,
-                               tensor.offset_end));
+    rows.append(nb::make_tuple(
+        tensor.name, tensor.encoding.name(), nb::tuple(nb::cast(tensor.shape.extents())),
+        catalog.shards()[tensor.shard].path, tensor.offset_begin, tensor.offset_end));
   }
   return rows;
 }

@@ -10,9 +10,9 @@ void raise_in_python(const Error& error) {
   const Where& where = error.where();
   const nb::object offset =
       where.byte_offset ? nb::object(nb::int_(*where.byte_offset)) : nb::object(nb::none());
-  const nb::object exception = make(error.what(), error.code(), error.message(), where.path,
-                                    where.tensor, offset, where.field, where.found,
-                                    where.expected, where.system_error);
+  const nb::object exception =
+      make(error.what(), error.code(), error.message(), where.path, where.tensor, offset,
+           where.field, where.found, where.expected, where.system_error);
   PyErr_SetObject(exception.type().ptr(), exception.ptr());
 }
 
@@ -28,7 +28,8 @@ void bind_error(nb::module_& module) {
   });
   module.def("codes", [] {
     std::vector<std::tuple<std::string_view, std::string_view, std::string_view>> rows;
-    for (const CodeInfo& info : all_codes()) rows.emplace_back(info.code, info.meaning, info.advice);
+    for (const CodeInfo& info : all_codes())
+      rows.emplace_back(info.code, info.meaning, info.advice);
     return rows;
   });
 }

@@ -1,8 +1,11 @@
+#include <nanobind/ndarray.h>
+
 #include <algorithm>
 #include <exception>
 #include <functional>
 
 #include "bindings.h"
+#include "execute/mapped_shard.h"
 
 namespace loadstone::python {
 
@@ -88,6 +91,17 @@ Report merge_reports(const std::vector<Report>& reports) {
   return all;
 }
 
+// A mapped shard as an array of bytes. Tensors made from it keep it, and so the mapping, alive.
+nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> map_shard(const Plan& plan, std::size_t index) {
+  const Shard& shard = plan.catalog->shards().at(index);
+  auto* mapping = new std::shared_ptr<MappedShard>(MappedShard::open(shard));
+  const nb::capsule owner(mapping, [](void* pointer) noexcept {
+    delete static_cast<std::shared_ptr<MappedShard>*>(pointer);
+  });
+  const auto bytes = (*mapping)->bytes(0, shard.identity.bytes);
+  return {bytes.data(), {bytes.size()}, owner};
+}
+
 nb::dict provenance_row(const Provenance& item) {
   nb::list sources;
   for (const SourceRange& range : item.sources) {
@@ -128,6 +142,7 @@ void bind_execute(nb::module_& module) {
              nb::arg("threads") = 0, nb::arg("progress").none() = nb::none(),
              nb::arg("partial") = false);
   module.def("merge_reports", &merge_reports);
+  module.def("map_shard", &map_shard);
 }
 
 }  // namespace loadstone::python

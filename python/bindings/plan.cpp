@@ -17,7 +17,8 @@ Skeleton skeleton_from(const std::vector<TargetRow>& rows) {
   skeleton.targets.reserve(rows.size());
   for (const auto& [name, extents, dtype, kind, tie_of, has_value] : rows) {
     const auto target_kind = target_kind_from_name(kind);
-    if (!target_kind) throw Error("usage", "unknown kind", {.field = "kind", .found = std::string(kind)});
+    if (!target_kind)
+      throw Error("usage", "unknown kind", {.field = "kind", .found = std::string(kind)});
     skeleton.targets.push_back({.name = name,
                                 .shape = Shape(extents),
                                 .dtype = dtype_argument(dtype),
@@ -32,16 +33,18 @@ MissingPolicy missing_policy(std::string_view text) {
   if (text == "error") return MissingPolicy::error;
   if (text == "initialise") return MissingPolicy::initialise;
   if (text == "zeros") return MissingPolicy::zeros;
-  throw Error("usage", "no such policy",
-              {.field = "missing", .found = std::string(text), .expected = "error, initialise or zeros"});
+  throw Error(
+      "usage", "no such policy",
+      {.field = "missing", .found = std::string(text), .expected = "error, initialise or zeros"});
 }
 
 UnexpectedPolicy unexpected_policy(std::string_view text) {
   if (text == "warn") return UnexpectedPolicy::warn;
   if (text == "error") return UnexpectedPolicy::error;
   if (text == "ignore") return UnexpectedPolicy::ignore;
-  throw Error("usage", "no such policy",
-              {.field = "unexpected", .found = std::string(text), .expected = "warn, error or ignore"});
+  throw Error(
+      "usage", "no such policy",
+      {.field = "unexpected", .found = std::string(text), .expected = "warn, error or ignore"});
 }
 
 std::optional<DeviceMapMode> device_map_mode(std::string_view text) {
@@ -51,7 +54,8 @@ std::optional<DeviceMapMode> device_map_mode(std::string_view text) {
   if (text == "balanced_low_0") return DeviceMapMode::balanced_low_0;
   if (text == "sequential") return DeviceMapMode::sequential;
   throw Error("usage", "no such device map",
-              {.field = "device_map", .found = std::string(text),
+              {.field = "device_map",
+               .found = std::string(text),
                .expected = "auto, balanced, balanced_low_0, sequential or a dictionary"});
 }
 
@@ -87,7 +91,8 @@ nb::list target_rows(const Plan& plan) {
 
 // The shard and offset of a target that is handed out as a view of the file.
 std::pair<std::uint32_t, std::uint64_t> view_of(const Plan& plan, std::size_t index) {
-  const TensorInfo& source = plan.catalog->tensors()[plan.targets.at(index).recipe.boxes.at(0).source];
+  const TensorInfo& source =
+      plan.catalog->tensors()[plan.targets.at(index).recipe.boxes.at(0).source];
   return {source.shard, source.offset_begin};
 }
 
