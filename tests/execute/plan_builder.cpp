@@ -1,0 +1,211 @@
+#include "execute/plan_builder.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/digest.h"
+#include "kernels/cast.h"
+#include "loadstone/error.h"
+
+namespace loadstone::testing {
+
+namespace {
+
+constexpr std::size_t header_bytes = 100;
+
+}  // namespace
+
+// Thread-safe, as the storage is.
+class MemorySource final : public ByteSource {
+ public:
+  MemorySource(MemoryStorage& storage, std::string path, MemoryStorage::File& file)
+      : storage_(storage), path_(std::move(path)), file_(file) {}
+
+  [[nodiscard]] const std::string& path() const noexcept override { return path_; }
+  [[nodiscard]] FileIdentity identity() const override {
+    return {.bytes = file_.bytes.size(), .modified_ns = file_.modified_ns};
+  }
+
+  using ByteSource::read;
+  void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
+    ReadEvent event = {.path = path_, .offset = offset};
+    for (const auto piece : pieces) event.bytes += piece.size();
+    std::size_t number = 0;
+    {
+      const std::lock_guard lock(storage_.mutex_);
+      number = storage_.reads_.size();
+      storage_.reads_.push_back(event);
+    }
+    if (storage_.before_read) storage_.before_read(number, event);
+    for (const auto piece : pieces) {
+      if (offset + piece.size() > file_.bytes.size()) {
+        Where where;
+        where.path = path_;
+        where.byte_offset = file_.bytes.size();
+        throw Error("io.short_read", "the file ends early", where);
+      }
+      std::memcpy(piece.data(), file_.bytes.data() + offset, piece.size());
+      offset += piece.size();
+    }
+  }
+
+ private:
+  MemoryStorage& storage_;
+  std::string path_;
+  MemoryStorage::File& file_;
+};
+
+Bytes pattern(std::size_t count, std::uint64_t seed) {
+  Bytes bytes(count);
+  std::uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
+  for (std::byte& byte : bytes) {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    byte = static_cast<std::byte>(state >> 32);
+  }
+  return bytes;
+}
+
+MemoryStorage::File& MemoryStorage::add(const std::string& path, Bytes bytes) {
+  auto file = std::make_unique<File>();
+  file->bytes = std::move(bytes);
+  return *(files_[path] = std::move(file));
+}
+
+std::vector<ReadEvent> MemoryStorage::reads() const {
+  const std::lock_guard lock(mutex_);
+  return reads_;
+}
+
+std::uint64_t MemoryStorage::bytes_read() const {
+  std::uint64_t total = 0;
+  for (const ReadEvent& event : reads()) total += event.bytes;
+  return total;
+}
+
+std::shared_ptr<ByteSource> MemoryStorage::open(const std::string& path) {
+  const auto found = files_.find(path);
+  if (found == files_.end()) throw Error("io.not_found", "no such file", {.path = path});
+  return std::make_shared<MemorySource>(*this, path, *found->second);
+}
+
+EntryKind MemoryStorage::kind(const std::string& path) {
+  if (files_.contains(path)) return EntryKind::file;
+  throw Error("io.not_found", "no such file", {.path = path});
+}
+
+std::vector<std::string> MemoryStorage::list(const std::string& /*folder*/) {
+  std::vector<std::string> names;
+  for (const auto& [path, file] : files_) names.push_back(path);
+  return names;
+}
+
+PlanBuilder::PlanBuilder() { add_shard(); }
+
+void PlanBuilder::add_shard(const std::string& path) {
+  if (!shards_.empty() && files_.back().size() == header_bytes) {
+    shards_.pop_back();  // the first one was never used
+    files_.pop_back();
+  }
+  Shard shard;
+  shard.path = path.empty() ? "model-" + std::to_string(shards_.size()) + ".safetensors" : path;
+  shard.relative_path = shard.path;
+  shard.data_begin = header_bytes;
+  shards_.push_back(shard);
+  files_.push_back(pattern(header_bytes, shards_.size()));
+}
+
+std::uint32_t PlanBuilder::add_tensor(const std::string& name, Encoding encoding, Shape shape,
+                                      Bytes bytes, std::size_t gap) {
+  Bytes& file = files_.back();
+  file.resize(file.size() + gap, std::byte{0xee});
+  const auto begin = static_cast<std::uint64_t>(file.size());
+  file.insert(file.end(), bytes.begin(), bytes.end());
+  tensors_.push_back({.name = name,
+                      .encoding = encoding,
+                      .shape = std::move(shape),
+                      .shard = static_cast<std::uint32_t>(shards_.size() - 1),
+                      .offset_begin = begin,
+                      .offset_end = file.size()});
+  values_.push_back(std::move(bytes));
+  return static_cast<std::uint32_t>(tensors_.size() - 1);
+}
+
+PlannedTarget& PlanBuilder::add_target(const std::string& name, Dtype dtype, Shape shape,
+                                       std::vector<Box> boxes) {
+  PlannedTarget& target = targets_.emplace_back();
+  target.name = name;
+  target.dtype = dtype;
+  target.shape = std::move(shape);
+  target.device = "cpu";
+  target.delivery = Delivery::memory;
+  target.recipe.origin = Origin::checkpoint;
+  target.recipe.boxes = std::move(boxes);
+  return target;
+}
+
+PlannedTarget& PlanBuilder::add_plain(const std::string& name, Dtype source, Dtype target,
+                                      Shape shape, Bytes bytes) {
+  const std::uint32_t tensor = add_tensor(name, source, shape, std::move(bytes));
+  return add_target(name, target, shape, {whole(tensor, shape)});
+}
+
+Plan PlanBuilder::build() {
+  for (std::size_t i = 0; i < shards_.size(); ++i) {
+    Digest digest;
+    digest.update(std::span(files_[i]).first(header_bytes));
+    shards_[i].header_digest = digest.hex();
+    shards_[i].identity = {.bytes = files_[i].size(), .modified_ns = 1};
+    storage.add(shards_[i].path, files_[i]);
+  }
+  Plan plan;
+  plan.catalog = std::make_shared<Catalog>(
+      "", shards_, tensors_, std::map<std::string, MetadataValue>(), std::vector<Finding>());
+  plan.targets = std::move(targets_);
+  plan.staging_bytes_max = staging_bytes_max;
+  return plan;
+}
+
+Box whole(std::uint32_t source, const Shape& shape) {
+  Box box = {.source = source};
+  std::uint64_t stride = 1;
+  for (std::size_t i = shape.rank(); i-- > 0;) {
+    box.dims.insert(box.dims.begin(),
+                    {.extent = shape[i], .source_stride = stride, .target_stride = stride});
+    stride *= shape[i];
+  }
+  return box;
+}
+
+Bytes expected_value(const PlanBuilder& builder, const PlannedTarget& target) {
+  Bytes value(target.byte_count());
+  const std::size_t target_bytes = element_bytes(target.dtype);
+  for (const Box& box : target.recipe.boxes) {
+    const Dtype dtype = builder.tensor(box.source).encoding.dtype();
+    const Cast cast = cast_between(dtype, target.dtype);
+    std::vector<std::uint64_t> index(box.dims.size(), 0);
+    bool more = std::ranges::all_of(box.dims, [](const BoxDim& dim) { return dim.extent > 0; });
+    while (more) {
+      std::uint64_t from = box.source_offset;
+      std::uint64_t to = box.target_offset;
+      for (std::size_t d = 0; d < index.size(); ++d) {
+        from += index[d] * box.dims[d].source_stride;
+        to += index[d] * box.dims[d].target_stride;
+      }
+      cast.run(builder.bytes_of(box.source).data() + from * element_bytes(dtype),
+               value.data() + to * target_bytes, 1);
+      std::size_t d = index.size();
+      while (d > 0 && ++index[d - 1] == box.dims[d - 1].extent) index[--d] = 0;
+      more = d > 0;
+    }
+  }
+  return value;
+}
+
+Bytes value_of(const Destination& destination) {
+  return {destination.data, destination.data + destination.byte_count};
+}
+
+}  // namespace loadstone::testing

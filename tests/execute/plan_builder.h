@@ -1,0 +1,103 @@
+// Checkpoints and plans made by hand, in memory, with a log of what is read and faults on demand.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/execute.h"
+#include "loadstone/plan.h"
+#include "loadstone/storage.h"
+
+namespace loadstone::testing {
+
+using Bytes = std::vector<std::byte>;
+
+// Bytes that differ from place to place; the same for the same seed.
+[[nodiscard]] Bytes pattern(std::size_t count, std::uint64_t seed);
+
+struct ReadEvent {
+  std::string path;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+// Files in memory. Thread-safe but for adding files.
+class MemoryStorage final : public Storage {
+ public:
+  struct File {
+    Bytes bytes;
+    std::atomic<std::int64_t> modified_ns = 1;
+  };
+
+  File& add(const std::string& path, Bytes bytes);
+
+  // Called before each read with its number, from 0; may throw, change files, or wait.
+  std::function<void(std::size_t number, const ReadEvent& event)> before_read;
+
+  [[nodiscard]] std::vector<ReadEvent> reads() const;
+  [[nodiscard]] std::uint64_t bytes_read() const;
+
+  [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override;
+  [[nodiscard]] EntryKind kind(const std::string& path) override;
+  [[nodiscard]] std::vector<std::string> list(const std::string& folder) override;
+  [[nodiscard]] std::string resolve(const std::string& path) override { return path; }
+
+ private:
+  friend class MemorySource;
+  std::map<std::string, std::unique_ptr<File>> files_;
+  mutable std::mutex mutex_;
+  std::vector<ReadEvent> reads_;
+};
+
+// Collects tensors into shards and targets into a plan.
+class PlanBuilder {
+ public:
+  PlanBuilder();
+
+  // A new shard; tensors go to the last one.
+  void add_shard(const std::string& path = "");
+  // Returns the tensor's index. `gap`: unused bytes before it.
+  std::uint32_t add_tensor(const std::string& name, Encoding encoding, Shape shape, Bytes bytes,
+                           std::size_t gap = 0);
+  PlannedTarget& add_target(const std::string& name, Dtype dtype, Shape shape,
+                            std::vector<Box> boxes);
+  // A tensor and a target of the same name, moved as it is or cast.
+  PlannedTarget& add_plain(const std::string& name, Dtype source, Dtype target, Shape shape,
+                           Bytes bytes);
+
+  // Once; the storage then holds the shards.
+  [[nodiscard]] Plan build();
+
+  [[nodiscard]] const TensorInfo& tensor(std::uint32_t index) const { return tensors_[index]; }
+  [[nodiscard]] const Bytes& bytes_of(std::uint32_t tensor) const { return values_[tensor]; }
+
+  MemoryStorage storage;
+  std::uint64_t staging_bytes_max = 1 << 20;
+
+ private:
+  std::vector<Shard> shards_;
+  std::vector<Bytes> files_;
+  std::vector<TensorInfo> tensors_;
+  std::vector<Bytes> values_;
+  std::vector<PlannedTarget> targets_;
+};
+
+// The box of a whole tensor onto a target of the same shape.
+[[nodiscard]] Box whole(std::uint32_t source, const Shape& shape);
+
+// What a target must hold: each box copied element by element, the plain way.
+[[nodiscard]] Bytes expected_value(const PlanBuilder& builder, const PlannedTarget& target);
+
+// The bytes of each destination.
+[[nodiscard]] Bytes value_of(const Destination& destination);
+
+}  // namespace loadstone::testing
