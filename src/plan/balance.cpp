@@ -1,0 +1,270 @@
+#include "plan/balance.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <set>
+#include <unordered_set>
+
+#include "plan/module_tree.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::uint64_t unlimited = UINT64_MAX;
+
+bool is_accelerator(std::string_view device) { return device != "cpu" && device != "disk"; }
+
+class Balancer {
+ public:
+  Balancer(const std::vector<Placeable>& tensors, const ModuleTree& tree, Capacities capacities,
+           const std::vector<std::string>& no_split)
+      : tensors_(tensors),
+        tree_(tree),
+        no_split_(no_split.begin(), no_split.end()),
+        devices_(std::move(capacities)),
+        placed_(tensors.size()) {
+    std::erase_if(devices_, [](const auto& device) { return device.first == "disk"; });
+    devices_.emplace_back("disk", unlimited);
+    std::map<std::size_t, std::vector<std::size_t>> groups;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i].root != i) groups[tensors[i].root].push_back(i);
+    }
+    for (auto& [root, ties] : groups) {
+      ties.push_back(root);
+      ties_.push_back(std::move(ties));
+    }
+  }
+
+  void limit(DeviceMapMode mode);
+  std::vector<std::string> place();
+
+ private:
+  using NodeIndex = std::uint32_t;
+
+  bool is_whole(const ModuleTree::Node& node) const {
+    return node.modules.empty() || no_split_.contains(std::string(node.path));
+  }
+
+  std::uint64_t largest_layer(const std::deque<NodeIndex>& todo, std::set<NodeIndex>& which,
+                              bool with_tensors) const;
+  std::vector<NodeIndex> tied_nodes(NodeIndex node, const std::deque<NodeIndex>& todo) const;
+  void put(NodeIndex node, const std::string& device);
+  void split(NodeIndex node, std::deque<NodeIndex>& todo);
+  bool split_tie(const std::vector<NodeIndex>& ties, std::deque<NodeIndex>& todo);
+  bool keeps_room(std::size_t device) const;
+
+  const std::vector<Placeable>& tensors_;
+  const ModuleTree& tree_;
+  std::unordered_set<std::string> no_split_;
+  Capacities devices_;
+  std::vector<std::vector<std::size_t>> ties_;
+  std::vector<std::string> placed_;
+};
+
+// Lowers the accelerators' capacities so that each gets about the same.
+void Balancer::limit(DeviceMapMode mode) {
+  std::vector<std::size_t> accelerators;
+  for (std::size_t i = 0; i < devices_.size(); ++i) {
+    if (is_accelerator(devices_[i].first) && devices_[i].second > 0) accelerators.push_back(i);
+  }
+  if (accelerators.empty()) return;
+  const bool low_first = mode == DeviceMapMode::balanced_low_0 && accelerators.size() > 1;
+  std::uint64_t largest = 0;
+  for (NodeIndex i = 0; i < tree_.size(); ++i) {
+    const auto& node = tree_[i];
+    if (node.is_tensor()) continue;
+    if (i != 0) largest = std::max(largest, node.direct_bytes);
+    if (no_split_.contains(std::string(node.path))) largest = std::max(largest, node.bytes);
+  }
+  const std::uint64_t sharers = accelerators.size() - (low_first ? 1 : 0);
+  const std::uint64_t share = tree_.root().bytes / sharers + largest + largest / 4;
+  // The last one keeps what it has, in case the shares are too small after all.
+  for (std::size_t i = 0; i + 1 < accelerators.size(); ++i) {
+    auto& capacity = devices_[accelerators[i]].second;
+    if (!(low_first && i == 0)) capacity = std::min(capacity, share);
+  }
+  if (!low_first) return;
+  std::uint64_t others = 0;
+  for (std::size_t i = 1; i < accelerators.size(); ++i) {
+    const std::uint64_t capacity = devices_[accelerators[i]].second;
+    others = capacity > unlimited - others ? unlimited : others + capacity;
+  }
+  auto& first = devices_[accelerators[0]].second;
+  first = std::min(first, tree_.root().bytes > others ? tree_.root().bytes - others : 0);
+}
+
+std::uint64_t Balancer::largest_layer(const std::deque<NodeIndex>& todo, std::set<NodeIndex>& which,
+                                      bool with_tensors) const {
+  std::uint64_t largest = 0;
+  which.clear();
+  std::vector<NodeIndex> stack(todo.begin(), todo.end());
+  while (!stack.empty()) {
+    const NodeIndex index = stack.back();
+    stack.pop_back();
+    const auto& node = tree_[index];
+    if (node.is_tensor() && !with_tensors) continue;
+    if (!node.is_tensor() && !is_whole(node)) {
+      stack.insert(stack.end(), node.modules.begin(), node.modules.end());
+      continue;
+    }
+    if (node.bytes < largest) continue;
+    if (node.bytes > largest) which.clear();
+    largest = node.bytes;
+    which.insert(index);
+  }
+  return largest;
+}
+
+// What is still to be placed and shares a tensor with this module, but lies outside it.
+std::vector<Balancer::NodeIndex> Balancer::tied_nodes(NodeIndex node,
+                                                      const std::deque<NodeIndex>& todo) const {
+  std::vector<NodeIndex> found;
+  const std::string_view path = tree_[node].path;
+  for (const auto& group : ties_) {
+    const auto inside = [&](std::size_t i) { return is_path_of(path, tensors_[i].name); };
+    if (std::ranges::none_of(group, inside)) continue;
+    for (const std::size_t tensor : group) {
+      if (inside(tensor)) continue;
+      const auto other = std::ranges::find_if(todo, [&](NodeIndex candidate) {
+        return is_path_of(tree_[candidate].path, tensors_[tensor].name);
+      });
+      if (other == todo.end() || std::ranges::find(found, *other) != found.end()) continue;
+      found.push_back(*other);
+    }
+  }
+  return found;
+}
+
+void Balancer::put(NodeIndex node, const std::string& device) {
+  std::vector<NodeIndex> stack = {node};
+  while (!stack.empty()) {
+    const auto& next = tree_[stack.back()];
+    stack.pop_back();
+    if (next.is_tensor()) placed_[next.tensor] = device;
+    stack.insert(stack.end(), next.modules.begin(), next.modules.end());
+    stack.insert(stack.end(), next.tensors.begin(), next.tensors.end());
+  }
+}
+
+void Balancer::split(NodeIndex node, std::deque<NodeIndex>& todo) {
+  const auto& parts = tree_[node];
+  todo.insert(todo.begin(), parts.modules.begin(), parts.modules.end());
+  todo.insert(todo.begin(), parts.tensors.begin(), parts.tensors.end());
+}
+
+bool Balancer::split_tie(const std::vector<NodeIndex>& ties, std::deque<NodeIndex>& todo) {
+  for (const NodeIndex tie : ties) {
+    const auto& node = tree_[tie];
+    if (node.is_tensor() || is_whole(node)) continue;
+    auto at = todo.erase(std::ranges::find(todo, tie));
+    at = todo.insert(at, node.modules.begin(), node.modules.end());
+    todo.insert(at, node.tensors.begin(), node.tensors.end());
+    return true;
+  }
+  return false;
+}
+
+bool Balancer::keeps_room(std::size_t device) const {
+  const auto first = std::ranges::find_if(
+      devices_, [](const auto& candidate) { return is_accelerator(candidate.first); });
+  if (devices_[device].first == "cpu") return true;
+  return first != devices_.end() && devices_[device].first == first->first;
+}
+
+std::vector<std::string> Balancer::place() {
+  std::deque<NodeIndex> todo(tree_.root().modules.begin(), tree_.root().modules.end());
+  todo.insert(todo.begin(), tree_.root().tensors.begin(), tree_.root().tensors.end());
+  std::set<NodeIndex> largest_nodes;
+  std::uint64_t largest = largest_layer(todo, largest_nodes, true);
+  std::size_t device = 0;
+  std::uint64_t used = 0;
+  while (!todo.empty()) {
+    const NodeIndex node = todo.front();
+    todo.pop_front();
+    std::erase_if(largest_nodes, [&](NodeIndex layer) {
+      return is_path_of(tree_[node].path, tree_[layer].path);
+    });
+    if (largest_nodes.empty()) largest = largest_layer(todo, largest_nodes, false);
+    const std::uint64_t bytes = tree_[node].bytes;
+    const auto ties = tied_nodes(node, todo);
+    std::uint64_t bytes_with_ties = bytes;
+    for (const NodeIndex tie : ties) bytes_with_ties += tree_[tie].bytes;
+    const std::uint64_t room = keeps_room(device) ? largest : 0;
+    const std::uint64_t capacity = devices_[device].second;
+    const auto fits = [&](std::uint64_t size) {
+      return capacity == unlimited ||
+             (capacity >= room && capacity - room >= used && capacity - room - used >= size);
+    };
+    if (fits(bytes_with_ties)) {
+      used += bytes_with_ties;
+      put(node, devices_[device].first);
+      for (const NodeIndex tie : ties) {
+        put(tie, devices_[device].first);
+        todo.erase(std::ranges::find(todo, tie));
+      }
+      continue;
+    }
+    if (!ties.empty() && fits(bytes) && split_tie(ties, todo)) {
+      todo.push_front(node);
+    } else if (!tree_[node].is_tensor() && !is_whole(tree_[node])) {
+      split(node, todo);
+    } else {
+      todo.push_front(node);
+      ++device;
+      used = 0;
+      continue;
+    }
+    largest = largest_layer(todo, largest_nodes, false);
+  }
+  for (std::size_t i = 0; i < placed_.size(); ++i) placed_[i] = placed_[tensors_[i].root];
+  return std::move(placed_);
+}
+
+}  // namespace
+
+std::vector<std::string> balanced_devices(const std::vector<Placeable>& tensors, DeviceMapMode mode,
+                                          Capacities capacities,
+                                          const std::vector<std::string>& no_split) {
+  if (capacities.empty()) capacities.emplace_back("cpu", unlimited);
+  const ModuleTree tree(tensors);
+  Balancer balancer(tensors, tree, std::move(capacities), no_split);
+  if (mode != DeviceMapMode::sequential) balancer.limit(mode);
+  return balancer.place();
+}
+
+std::vector<std::pair<std::string, std::string>> device_map_entries(
+    const std::vector<Placeable>& tensors, const std::vector<std::string>& devices) {
+  const ModuleTree tree(tensors);
+  // Children come after their parents: backwards, each node learns its one device, or that it has
+  // several.
+  std::vector<const std::string*> one(tree.size(), nullptr);
+  std::vector<bool> several(tree.size(), false);
+  for (auto i = static_cast<std::uint32_t>(tree.size()); i-- > 0;) {
+    const auto& node = tree[i];
+    if (node.is_tensor()) one[i] = &devices[node.tensor];
+    for (const auto* children : {&node.tensors, &node.modules}) {
+      for (const std::uint32_t child : *children) {
+        if (several[child] || (one[i] != nullptr && *one[i] != *one[child])) several[i] = true;
+        one[i] = one[child];
+      }
+    }
+  }
+  std::vector<std::pair<std::string, std::string>> entries;
+  std::vector<std::uint32_t> stack = {0};
+  while (!stack.empty()) {
+    const std::uint32_t i = stack.back();
+    stack.pop_back();
+    if (!several[i]) {
+      if (one[i] != nullptr) entries.emplace_back(tree[i].path, *one[i]);
+      continue;
+    }
+    for (const auto* children : {&tree[i].modules, &tree[i].tensors}) {
+      stack.insert(stack.end(), children->rbegin(), children->rend());
+    }
+  }
+  return entries;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,122 @@
+#include "plan/nearest.h"
+
+#include <algorithm>
+#include <array>
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::size_t names_per_ending_max = 8;
+constexpr std::uint64_t comparisons_max = 100'000;
+constexpr std::size_t compared_bytes_max = 200;
+
+std::uint64_t hash_of(const Shape& shape) {
+  std::uint64_t hash = shape.rank();
+  for (const std::uint64_t extent : shape.extents()) {
+    hash = (hash ^ extent) * 0x9e3779b97f4a7c15u;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
+}  // namespace
+
+std::optional<unsigned> edit_distance(std::string_view a, std::string_view b,
+                                      unsigned distance_max) {
+  if (a.size() > b.size()) std::swap(a, b);
+  if (b.size() - a.size() > distance_max || b.size() > compared_bytes_max) return std::nullopt;
+  while (!a.empty() && a.back() == b.back()) {
+    a.remove_suffix(1);
+    b.remove_suffix(1);
+  }
+  while (!a.empty() && a.front() == b.front()) {
+    a.remove_prefix(1);
+    b.remove_prefix(1);
+  }
+  std::array<unsigned, compared_bytes_max + 1> row;
+  for (unsigned j = 0; j <= a.size(); ++j) row[j] = j;
+  for (unsigned i = 1; i <= b.size(); ++i) {
+    unsigned diagonal = row[0];
+    unsigned least = row[0] = i;
+    for (std::size_t j = 1; j <= a.size(); ++j) {
+      const unsigned change = diagonal + (a[j - 1] == b[i - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({change, row[j] + 1, row[j - 1] + 1});
+      least = std::min(least, row[j]);
+    }
+    if (least > distance_max) return std::nullopt;
+  }
+  return row[a.size()] <= distance_max ? std::optional(row[a.size()]) : std::nullopt;
+}
+
+void NearestNames::add(std::string_view name, const Shape* shape) {
+  const auto index = static_cast<std::uint32_t>(names_.size());
+  names_.push_back({name, shape});
+  if (shape != nullptr) shapes_[hash_of(*shape)].push_back(index);
+  for (std::size_t begin = 0;;) {
+    auto& found = endings_[name.substr(begin)];
+    if (found.size() < names_per_ending_max) found.push_back(index);
+    const auto dot = name.find('.', begin);
+    if (dot == std::string_view::npos) break;
+    begin = dot + 1;
+  }
+}
+
+void NearestNames::collect_by_ending(std::string_view name, std::vector<std::size_t>& found) const {
+  for (std::size_t begin = 0;;) {
+    const auto dot = name.find('.', begin);
+    // A last word alone ("weight") says nothing, unless it is all there is of one of the two names.
+    const bool is_last = dot == std::string_view::npos;
+    if (const auto entry = endings_.find(name.substr(begin)); entry != endings_.end()) {
+      for (const std::uint32_t index : entry->second) {
+        if (!is_last || begin == 0 || names_[index].name.size() == name.size() - begin) {
+          found.push_back(index);
+        }
+      }
+      if (!found.empty()) return;
+    }
+    if (is_last) return;
+    begin = dot + 1;
+  }
+}
+
+void NearestNames::collect_by_edits(std::string_view name, const Shape& shape,
+                                    std::vector<std::size_t>& found) {
+  const auto same_shape = shapes_.find(hash_of(shape));
+  if (same_shape == shapes_.end()) return;
+  const auto distance_max = static_cast<unsigned>(std::min<std::size_t>(name.size() / 4 + 1, 12));
+  std::vector<std::pair<unsigned, std::uint32_t>> near;
+  for (const std::uint32_t index : same_shape->second) {
+    if (++comparisons_ > comparisons_max) break;
+    if (const auto distance = edit_distance(name, names_[index].name, distance_max)) {
+      near.emplace_back(*distance, index);
+    }
+  }
+  std::ranges::stable_sort(near, {}, &std::pair<unsigned, std::uint32_t>::first);
+  for (const auto& [distance, index] : near) found.push_back(index);
+}
+
+std::vector<std::size_t> NearestNames::nearest(std::string_view name, const Shape& shape,
+                                               std::size_t count_max) {
+  std::vector<std::size_t> found;
+  collect_by_ending(name, found);
+  const auto has_shape = [&](std::size_t i) {
+    return names_[i].shape != nullptr && *names_[i].shape == shape;
+  };
+  if (std::ranges::none_of(found, has_shape)) {
+    std::vector<std::size_t> edited;
+    collect_by_edits(name, shape, edited);
+    found.insert(found.begin(), edited.begin(), edited.end());
+  }
+  std::vector<std::size_t> unique;
+  for (const std::size_t index : found) {
+    if (std::ranges::find(unique, index) == unique.end()) unique.push_back(index);
+    if (unique.size() == 64) break;
+  }
+  std::ranges::stable_partition(unique, has_shape);
+  if (unique.size() > count_max) unique.resize(count_max);
+  return unique;
+}
+
+}  // namespace loadstone

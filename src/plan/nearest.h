@@ -1,0 +1,47 @@
+// The names that somebody may have meant.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "loadstone/shape.h"
+
+namespace loadstone {
+
+// Names to choose from, with their shapes. Names come before shapes: equal endings first (a prefix is
+// what differs most often), then few edits. Not thread-safe: it keeps count of the work done.
+class NearestNames {
+ public:
+  // Both must outlive this. A missing shape is null.
+  void add(std::string_view name, const Shape* shape);
+  [[nodiscard]] std::size_t size() const noexcept { return names_.size(); }
+
+  // Indices in the order of add(), best first, at most `count_max`; those of the same shape first.
+  [[nodiscard]] std::vector<std::size_t> nearest(std::string_view name, const Shape& shape,
+                                                 std::size_t count_max);
+
+ private:
+  struct Entry {
+    std::string_view name;
+    const Shape* shape;
+  };
+
+  void collect_by_ending(std::string_view name, std::vector<std::size_t>& found) const;
+  void collect_by_edits(std::string_view name, const Shape& shape, std::vector<std::size_t>& found);
+
+  std::vector<Entry> names_;
+  // Endings at a dot (and whole names), each with the first few names that have them.
+  std::unordered_map<std::string_view, std::vector<std::uint32_t>> endings_;
+  std::unordered_map<std::uint64_t, std::vector<std::uint32_t>> shapes_;
+  std::uint64_t comparisons_ = 0;
+};
+
+// Insertions, deletions and changes that make one of the other; nothing above `distance_max`.
+[[nodiscard]] std::optional<unsigned> edit_distance(std::string_view a, std::string_view b,
+                                                    unsigned distance_max);
+
+}  // namespace loadstone

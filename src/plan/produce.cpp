@@ -1,0 +1,182 @@
+#include "plan/produce.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "loadstone/error.h"
+#include "plan/natural_order.h"
+
+namespace loadstone {
+
+Production::Production(const Catalog& catalog, const CompiledRules& rules,
+                       const PlanOptions& options)
+    : catalog_(catalog), rules_(rules) {
+  const auto& tensors = catalog.tensors();
+  index_.reserve(tensors.size());
+  std::vector<bool> taken(tensors.size(), false);
+  add_recipes(options, taken);
+  RuleMatch match;
+  for (std::uint32_t i = 0; i < tensors.size(); ++i) {
+    if (taken[i]) continue;
+    if (rules_.match(tensors[i].name, match)) {
+      add_match(i, match);
+    } else {
+      add(tensors[i].name, Produced::none, 0, {i, 0, {}}, false);
+    }
+  }
+  order_members();
+}
+
+void Production::add_recipes(const PlanOptions& options, std::vector<bool>& taken) {
+  for (std::uint32_t r = 0; r < options.recipes.size(); ++r) {
+    const auto& [name, boxes] = options.recipes[r];
+    Produced item;
+    item.name = name;
+    item.recipe = r;
+    std::uint32_t last = Produced::none;
+    for (const Box& box : boxes) {
+      if (box.source == last || box.source >= taken.size()) continue;
+      last = box.source;
+      taken[last] = true;
+      item.members.push_back({last, 0, {}});
+    }
+    items_.push_back(std::move(item));
+    if (!index_.emplace(items_.back().name, items_.size() - 1).second) {
+      throw Error("plan.options", "two recipes make one target",
+                  {.tensor = name, .field = "recipes"});
+    }
+  }
+}
+
+void Production::add_match(std::uint32_t source, const RuleMatch& match) {
+  const CompiledRule& rule = rules_.rules()[match.rule];
+  const Member member = {source, match.pattern, match.groups};
+  const bool joins = joins_sources(rule.rule.op);
+  for (std::uint32_t part = 0; part < rule.targets.size(); ++part) {
+    add(rule.targets[part].fill(match.groups), match.rule, part, member, joins);
+  }
+}
+
+void Production::add(std::string name, std::uint32_t rule, std::uint32_t part, Member member,
+                     bool joins) {
+  const auto found = index_.find(name);
+  if (found != index_.end()) {
+    Produced& item = items_[found->second];
+    if (joins && item.rule == rule) {
+      item.members.push_back(std::move(member));
+    } else {
+      contests_.push_back({found->second, {member.source}});
+    }
+    return;
+  }
+  Produced item;
+  item.name = std::move(name);
+  item.rule = rule;
+  item.part = part;
+  item.members.push_back(std::move(member));
+  items_.push_back(std::move(item));
+  index_.emplace(items_.back().name, items_.size() - 1);
+}
+
+void Production::order_members() {
+  for (Produced& item : items_) {
+    if (item.members.size() < 2 || item.rule == Produced::none) continue;
+    const Template& target = rules_.rules()[item.rule].targets[item.part];
+    std::ranges::sort(item.members, [&](const Member& a, const Member& b) {
+      if (a.pattern != b.pattern) return a.pattern < b.pattern;
+      for (std::size_t g = 0; g < std::min(a.groups.size(), b.groups.size()); ++g) {
+        if (target.uses(g + 1)) continue;
+        const auto order = natural_order(a.groups[g], b.groups[g]);
+        if (order != 0) return order < 0;
+      }
+      const auto& tensors = catalog_.tensors();
+      return natural_order(tensors[a.source].name, tensors[b.source].name) < 0;
+    });
+  }
+}
+
+Produced* Production::find(std::string_view name) {
+  const auto found = index_.find(name);
+  return found == index_.end() ? nullptr : &items_[found->second];
+}
+
+MaybeMisfit Production::view_of(const Produced& item, View& view) const {
+  const std::uint32_t source = item.members.front().source;
+  view = whole_view(source, catalog_.tensors()[source].shape);
+  if (item.rule == Produced::none) return std::nullopt;
+  const Rule& rule = rules_.rules()[item.rule].rule;
+  MaybeMisfit misfit;
+  if (joins_sources(rule.op)) {
+    misfit = joined_view(item, rule, view);
+  } else if (rule.op == RuleOp::split) {
+    misfit = split_view(item, rule, view);
+  } else {
+    misfit = apply_step({rule.op, rule.dims, rule.sizes, rule.start}, view);
+  }
+  std::string_view step = name(rule.op);
+  for (std::size_t i = 0; i < rule.then.size() && !misfit; ++i) {
+    misfit = apply_step(rule.then[i], view);
+    step = name(rule.then[i].op);
+  }
+  if (misfit) misfit->message = fmt::format("rule {} ({}): {}", item.rule, step, misfit->message);
+  return misfit;
+}
+
+MaybeMisfit Production::joined_view(const Produced& item, const Rule& rule, View& view) const {
+  std::vector<View> joined;
+  std::vector<View> parts;
+  for (std::size_t i = 0; i < item.members.size(); ++i) {
+    const Member& member = item.members[i];
+    parts.push_back(whole_view(member.source, catalog_.tensors()[member.source].shape));
+    const bool is_last =
+        i + 1 == item.members.size() || item.members[i + 1].pattern != member.pattern;
+    if (rule.op != RuleOp::stack_concat || !is_last) continue;
+    if (auto misfit = stack(std::exchange(parts, {}), rule.dims[0], joined.emplace_back())) {
+      return misfit;
+    }
+  }
+  if (rule.op == RuleOp::stack) return stack(std::move(parts), rule.dims[0], view);
+  if (rule.op == RuleOp::concat) return concat(std::move(parts), rule.dims[0], view);
+  return concat(std::move(joined), rule.dims[1], view);
+}
+
+MaybeMisfit Production::split_view(const Produced& item, const Rule& rule, View& view) const {
+  const auto dim = dim_index(rule.dims[0], view.shape.rank());
+  if (!dim) {
+    return Misfit{fmt::format("there is no dimension {}", rule.dims[0]), view.shape.text(), {}};
+  }
+  const std::uint64_t extent = view.shape[*dim];
+  const std::size_t parts = rule.targets.size();
+  std::uint64_t start = 0;
+  std::uint64_t size = 0;
+  if (rule.sizes.empty()) {
+    if (extent % parts != 0) {
+      return Misfit{fmt::format("dimension {} does not fall into {} equal parts", rule.dims[0], parts),
+                    view.shape.text(), {}};
+    }
+    size = extent / parts;
+    start = item.part * size;
+  } else {
+    std::uint64_t rest = extent;
+    for (std::size_t i = 0; i < parts; ++i) {
+      if (rule.sizes[i] > rest || (i + 1 == parts && rule.sizes[i] != rest)) {
+        return Misfit{fmt::format("the sizes do not sum up to dimension {}", rule.dims[0]),
+                      view.shape.text(), fmt::format("{}", fmt::join(rule.sizes, " + "))};
+      }
+      if (i == item.part) start = extent - rest;
+      rest -= rule.sizes[i];
+    }
+    size = rule.sizes[item.part];
+  }
+  return slice(view, rule.dims[0], start, size);
+}
+
+std::vector<std::string> Production::source_names(const Produced& item) const {
+  std::vector<std::string> names;
+  names.reserve(item.members.size());
+  for (const Member& member : item.members) names.push_back(catalog_.tensors()[member.source].name);
+  return names;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,79 @@
+// What the checkpoint holds once rules have been applied to its names: the tensors it can give.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/plan.h"
+#include "plan/rules.h"
+#include "plan/view.h"
+
+namespace loadstone {
+
+// A source that a rule matched. The groups are views into the source's name.
+struct Member {
+  std::uint32_t source = 0;
+  std::uint32_t pattern = 0;
+  std::vector<std::string_view> groups;
+};
+
+// One tensor that the checkpoint gives: a source as it is, what a rule makes of some, or a recipe.
+struct Produced {
+  static constexpr std::uint32_t none = UINT32_MAX;
+
+  std::string name;
+  std::vector<Member> members;  // in the order in which the rule takes them
+  std::uint32_t rule = none;
+  std::uint32_t part = 0;        // which of the rule's targets
+  std::uint32_t recipe = none;   // index into PlanOptions::recipes
+  bool is_claimed = false;       // a target takes it
+};
+
+// Two makers of one name.
+struct Contest {
+  std::size_t winner = 0;  // index into items()
+  std::vector<std::uint32_t> losers;  // sources
+};
+
+// Not thread-safe while changed.
+class Production {
+ public:
+  Production(const Catalog& catalog, const CompiledRules& rules, const PlanOptions& options);
+
+  [[nodiscard]] std::deque<Produced>& items() noexcept { return items_; }
+  [[nodiscard]] Produced* find(std::string_view name);
+  [[nodiscard]] const std::vector<Contest>& contests() const noexcept { return contests_; }
+
+  // The view that a rule (or no rule) makes; not for recipes.
+  [[nodiscard]] MaybeMisfit view_of(const Produced& item, View& view) const;
+  // Sources that a joining rule should have found but did not: numbers that are left out, patterns
+  // without a match. `shape` is what the model expects.
+  [[nodiscard]] std::vector<std::string> absent_sources(const Produced& item,
+                                                        const Shape& shape) const;
+  [[nodiscard]] std::vector<std::string> source_names(const Produced& item) const;
+
+ private:
+  struct Group;
+
+  void add_recipes(const PlanOptions& options, std::vector<bool>& taken);
+  void add_match(std::uint32_t source, const RuleMatch& match);
+  void add(std::string name, std::uint32_t rule, std::uint32_t part, Member member, bool joins);
+  void order_members();
+  [[nodiscard]] MaybeMisfit joined_view(const Produced& item, const Rule& rule, View& view) const;
+  [[nodiscard]] MaybeMisfit split_view(const Produced& item, const Rule& rule, View& view) const;
+
+  const Catalog& catalog_;
+  const CompiledRules& rules_;
+  std::deque<Produced> items_;
+  std::unordered_map<std::string_view, std::size_t> index_;  // views into items_
+  std::vector<Contest> contests_;
+};
+
+}  // namespace loadstone
