@@ -1,0 +1,294 @@
+// The offload folder: its layout, and that a failed load leaves it as it was. Real folders, a real
+// full disk where the system lets us make one.
+#include "execute/offload.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "execute/plan_builder.h"
+#include "loadstone/error.h"
+#include "loadstone/execute.h"
+
+namespace loadstone {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::Bytes;
+using ::testing::ElementsAre;
+using testing::expected_value;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::pattern;
+using testing::PlanBuilder;
+
+// A folder that goes when the test ends.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "loadstone-offload-XXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+  }
+  ~Folder() { fs::remove_all(path_); }
+  [[nodiscard]] fs::path path() const { return path_; }
+  [[nodiscard]] std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(path_)) {
+      names.push_back(entry.path().filename().string());
+    }
+    std::ranges::sort(names);
+    return names;
+  }
+
+ private:
+  fs::path path_;
+};
+
+std::string text_of(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void write_text(const fs::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+Bytes bytes_of(const fs::path& path) {
+  const std::string text = text_of(path);
+  const auto* begin = reinterpret_cast<const std::byte*>(text.data());
+  return {begin, begin + text.size()};
+}
+
+// Three tensors, of which two are written and one stays in its shard.
+Plan offload_plan(PlanBuilder& builder, const fs::path& folder) {
+  builder.add_plain("layer.weight", Dtype::f32, Dtype::bf16, {30, 40}, pattern(4800, 1)).delivery =
+      Delivery::disk_write;
+  builder.add_plain("scale", Dtype::f32, Dtype::f32, {}, pattern(4, 2)).delivery =
+      Delivery::disk_write;
+  builder.add_plain("kept", Dtype::bf16, Dtype::bf16, {5}, pattern(10, 3)).delivery =
+      Delivery::disk_keep;
+  builder.add_plain("in_memory", Dtype::u8, Dtype::u8, {5}, pattern(5, 4));
+  Plan plan = builder.build();
+  plan.offload_folder = folder.string();
+  return plan;
+}
+
+Report load(PlanBuilder& builder, const Plan& plan) {
+  const HostMemory memory(plan);
+  return execute(plan, memory.destinations(), {.storage = &builder.storage});
+}
+
+Error load_error(PlanBuilder& builder, const Plan& plan) {
+  try {
+    load(builder, plan);
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "no error was thrown";
+  return Error("none", "none");
+}
+
+TEST(OffloadTest, WritesTheLayoutOfAccelerate) {
+  const Folder folder;
+  PlanBuilder builder;
+  const Plan plan = offload_plan(builder, folder.path() / "new" / "folder");
+  const Report report = load(builder, plan);
+  const fs::path made = folder.path() / "new" / "folder";
+  EXPECT_EQ(bytes_of(made / "layer.weight.dat"), expected_value(builder, plan.targets[0]));
+  EXPECT_EQ(bytes_of(made / "scale.dat"), expected_value(builder, plan.targets[1]));
+  EXPECT_FALSE(fs::exists(made / "kept.dat"));
+  EXPECT_EQ(text_of(made / "index.json"), R"({
+  "layer.weight": {
+    "dtype": "bfloat16",
+    "shape": [30,40]
+  },
+  "scale": {
+    "dtype": "float32",
+    "shape": []
+  },
+  "kept": {
+    "safetensors_file": "model-0.safetensors",
+    "weight_name": "kept",
+    "dtype": "bfloat16"
+  }
+}
+)");
+  EXPECT_EQ(report.provenance[0].origin, Origin::exception);
+  EXPECT_EQ(report.provenance[0].reason, "offloaded");
+  EXPECT_EQ(report.provenance[0].bytes_written, 2400u);
+  EXPECT_EQ(report.provenance[0].sources.size(), 1u);
+  EXPECT_EQ(report.provenance[2].reason, "offloaded");
+  EXPECT_EQ(report.provenance[2].bytes_written, 0u);
+  EXPECT_EQ(report.bytes_written, 2400u + 4 + 5);
+}
+
+TEST(OffloadTest, KeepsOtherNamesOfAnIndexAndReplacesItsOwn) {
+  const Folder folder;
+  write_text(folder.path() / "index.json",
+             R"({"other": {"dtype": "float32", "shape": [2, 3]}, "scale": {"dtype": "int8"}})");
+  write_text(folder.path() / "other.dat", "24 bytes of another model");
+  write_text(folder.path() / "scale.dat", "old");
+  PlanBuilder builder;
+  const Plan plan = offload_plan(builder, folder.path());
+  load(builder, plan);
+  const std::string index = text_of(folder.path() / "index.json");
+  EXPECT_THAT(index, HasSubstr(R"("other": {"dtype":"float32","shape":[2,3]})"));
+  EXPECT_THAT(index, ::testing::Not(HasSubstr("int8")));
+  EXPECT_EQ(text_of(folder.path() / "other.dat"), "24 bytes of another model");
+  EXPECT_EQ(bytes_of(folder.path() / "scale.dat"), expected_value(builder, plan.targets[1]));
+  EXPECT_THAT(folder.names(),
+              ElementsAre("index.json", "layer.weight.dat", "other.dat", "scale.dat"));
+}
+
+TEST(OffloadTest, AFailedLoadLeavesTheFolderAsItWas) {
+  const Folder folder;
+  write_text(folder.path() / "index.json", R"({"scale": {}})");
+  write_text(folder.path() / "scale.dat", "old");
+  PlanBuilder builder;
+  const Plan plan = offload_plan(builder, folder.path());
+  builder.storage.before_read = [](std::size_t, const testing::ReadEvent& event) {
+    if (event.offset >= 100) throw Error("io.read", "cannot read", {.path = event.path});
+  };
+  EXPECT_EQ(load_error(builder, plan).code(), "io.read");
+  EXPECT_THAT(folder.names(), ElementsAre("index.json", "scale.dat"));
+  EXPECT_EQ(text_of(folder.path() / "scale.dat"), "old");
+  EXPECT_EQ(text_of(folder.path() / "index.json"), R"({"scale": {}})");
+
+  PlanBuilder other;
+  const Plan elsewhere = offload_plan(other, folder.path() / "new");
+  other.storage.before_read = builder.storage.before_read;
+  EXPECT_EQ(load_error(other, elsewhere).code(), "io.read");
+  EXPECT_FALSE(fs::exists(folder.path() / "new"));
+}
+
+TEST(OffloadTest, AFailedRenameTakesTheOthersBack) {
+  const Folder folder;
+  write_text(folder.path() / "layer.weight.dat", "old");
+  PlanBuilder builder;
+  const Plan plan = offload_plan(builder, folder.path());
+  // The new index goes before it gets its name, which is the last of all renames.
+  builder.storage.before_read = [&](std::size_t, const testing::ReadEvent& event) {
+    if (event.offset < 100) return;
+    for (const auto& entry : fs::directory_iterator(folder.path())) {
+      if (text_of(entry.path()).starts_with("{")) fs::remove(entry.path());
+    }
+  };
+  EXPECT_EQ(load_error(builder, plan).code(), "io.write");
+  EXPECT_THAT(folder.names(), ElementsAre("layer.weight.dat"));
+  EXPECT_EQ(text_of(folder.path() / "layer.weight.dat"), "old");
+}
+
+TEST(OffloadTest, NamesThatCouldLeaveTheFolderAreRefused) {
+  for (const std::string& name : {std::string("../up"), std::string("a/b"), std::string(".."),
+                                  std::string(), std::string("nul\0here", 8)}) {
+    const Folder folder;
+    PlanBuilder builder;
+    builder.add_plain(name, Dtype::u8, Dtype::u8, {3}, pattern(3, 1)).delivery =
+        Delivery::disk_write;
+    Plan plan = builder.build();
+    plan.offload_folder = folder.path().string();
+    EXPECT_EQ(load_error(builder, plan).code(), "offload.name") << name;
+    EXPECT_THAT(folder.names(), IsEmpty());
+  }
+}
+
+TEST(OffloadTest, AnIndexThatIsNoneIsKept) {
+  for (const char* const text : {"[1, 2]", "{\"a\": ", ""}) {
+    const Folder folder;
+    write_text(folder.path() / "index.json", text);
+    PlanBuilder builder;
+    const Plan plan = offload_plan(builder, folder.path());
+    EXPECT_EQ(load_error(builder, plan).code(), "offload.index") << text;
+    EXPECT_EQ(text_of(folder.path() / "index.json"), text);
+    EXPECT_THAT(folder.names(), ElementsAre("index.json"));
+  }
+}
+
+TEST(OffloadTest, AFolderMustBeNamed) {
+  PlanBuilder builder;
+  Plan plan = offload_plan(builder, "");
+  EXPECT_EQ(load_error(builder, plan).code(), "plan.options");
+}
+
+TEST(OffloadTest, AFullDiskIsFoundBeforeAnythingIsWritten) {
+  const Folder folder;
+  if (::mount("tmpfs", folder.path().c_str(), "tmpfs", 0, "size=1m") != 0) {
+    GTEST_SKIP() << "no permission to mount a small disk";
+  }
+  PlanBuilder builder;
+  builder.add_plain("fits", Dtype::u8, Dtype::u8, {600000}, pattern(600000, 1)).delivery =
+      Delivery::disk_write;
+  builder.add_plain("does_not", Dtype::u8, Dtype::u8, {600000}, pattern(600000, 2)).delivery =
+      Delivery::disk_write;
+  Plan plan = builder.build();
+  plan.offload_folder = folder.path().string();
+  const Error error = load_error(builder, plan);
+  EXPECT_EQ(error.code(), "io.no_space");
+  EXPECT_THAT(error.what(), HasSubstr("does_not.dat"));
+  EXPECT_THAT(folder.names(), IsEmpty());
+  // The control: without the second one it fits.
+  plan.targets.pop_back();
+  load(builder, plan);
+  EXPECT_THAT(folder.names(), ElementsAre("fits.dat", "index.json"));
+  EXPECT_EQ(::umount(folder.path().c_str()), 0);
+}
+
+TEST(OffloadTest, ALimitOnFileSizesIsAnErrorAndNoSignal) {
+  const Folder folder;
+  PlanBuilder builder;
+  const Plan plan = offload_plan(builder, folder.path());
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit small = before;
+  small.rlim_cur = 1000;
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Error error = load_error(builder, plan);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_EQ(error.code(), "io.no_space");
+  EXPECT_THAT(folder.names(), IsEmpty());
+}
+
+TEST(OffloadTest, AFolderThatMayNotBeWrittenTo) {
+  const Folder folder;
+  fs::permissions(folder.path(), fs::perms::owner_read | fs::perms::owner_exec |
+                                     fs::perms::others_read | fs::perms::others_exec);
+  PlanBuilder builder;
+  const Plan plan = offload_plan(builder, folder.path());
+  const bool root = ::geteuid() == 0;  // whom permissions do not stop
+  if (root && ::seteuid(65534) != 0) GTEST_SKIP() << "cannot become an ordinary user";
+  const Error error = load_error(builder, plan);
+  if (root) {
+    ASSERT_EQ(::seteuid(0), 0);
+  }
+  EXPECT_EQ(error.code(), "io.denied");
+  EXPECT_THAT(error.what(), HasSubstr(folder.path().string()));
+  fs::permissions(folder.path(), fs::perms::owner_all);
+  EXPECT_THAT(folder.names(), IsEmpty());
+}
+
+TEST(OffloadTest, ManyFilesAtOnce) {
+  const Folder folder;
+  PlanBuilder builder;
+  for (int i = 0; i < 2000; ++i) {
+    builder
+        .add_plain("w" + std::to_string(i), Dtype::u8, Dtype::u8, {10},
+                   pattern(10, static_cast<std::uint64_t>(i)))
+        .delivery = Delivery::disk_write;
+  }
+  Plan plan = builder.build();
+  plan.offload_folder = folder.path().string();
+  load(builder, plan);
+  EXPECT_EQ(folder.names().size(), 2001u);
+  EXPECT_EQ(bytes_of(folder.path() / "w1999.dat"), expected_value(builder, plan.targets[1999]));
+}
+
+}  // namespace
+}  // namespace loadstone
