@@ -53,6 +53,7 @@ HEADER_ROOM = {
 # What may be included from above all the same, with its reason.
 INCLUDES_UP = {
     ("formats", "loadstone/catalog.h"): "a format fills in what a catalog is made of: TensorInfo",
+    ("skeleton", "loadstone/catalog.h"): "a model can be what a checkpoint holds: from_catalog",
 }
 
 FRAMEWORKS = {"accelerate", "bitsandbytes", "diffusers", "modelopt", "safetensors", "transformers"}
@@ -254,10 +255,9 @@ def files(root: Path) -> list[str]:
     """All files of the repository that people write, also before they are committed."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
-    data = ("tests/hostile/", "tests/golden/", "LICENSE", "constraints.txt")
-    return sorted(
-        p for p in set(listed.splitlines()) if not p.startswith(data) and (root / p).is_file()
-    )
+    data = re.compile(r"(tests/hostile/(safetensors|sharded|gguf)|tests/golden)/|LICENSE$")
+    listed_files = sorted(set(listed.splitlines()))
+    return [path for path in listed_files if not data.match(path) and (root / path).is_file()]
 
 
 def main() -> int:
