@@ -29,6 +29,7 @@ help:
 	@echo 'make test      all tests but the long ones'
 	@echo 'make test-all  those too: sweeps over model classes, measurements (gigabytes, an hour)'
 	@echo 'make bench     speed and memory beside other loaders'
+	@echo 'make format    what clang-format and ruff can put right themselves'
 	@echo 'make lint      clang-format, clang-tidy, ruff, mypy, tools/tidy.py'
 	@echo 'make asan | tsan | fuzz   the C++ tests under sanitizers; a short fuzzing run'
 	@echo 'make clean     remove build/ and .venv/'
@@ -67,7 +68,12 @@ bench: package
 	for program in build/bench/bin/*_bench; do "$$program"; done
 	python -m bench.loaders
 
-.PHONY: format-check
+.PHONY: format format-check
+format: setup
+	git ls-files '*.h' '*.cpp' | xargs clang-format -i
+	ruff format
+	ruff check --fix
+
 format-check: setup
 	git ls-files '*.h' '*.cpp' | xargs clang-format --dry-run -Werror
 	ruff check
