@@ -92,7 +92,7 @@ Report merge_reports(const std::vector<Report>& reports) {
 }
 
 // A mapped shard as an array of bytes. Tensors made from it keep it, and so the mapping, alive.
-nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> map_shard(const Plan& plan, std::size_t index) {
+nb::ndarray<nb::memview, std::uint8_t, nb::ndim<1>> map_shard(const Plan& plan, std::size_t index) {
   const Shard& shard = plan.catalog->shards().at(index);
   auto* mapping = new std::shared_ptr<MappedShard>(MappedShard::open(shard));
   const nb::capsule owner(mapping, [](void* pointer) noexcept {

@@ -19,7 +19,7 @@ nb::bytes cast_bytes(const nb::bytes& source, std::string_view source_name,
   const std::size_t count = source.size() / element_bytes(from);
   std::vector<std::byte> target(count * element_bytes(to));
   cast_between(from, to).run(static_cast<const std::byte*>(source.data()), target.data(), count);
-  return {target.data(), target.size()};
+  return nb::bytes(target.data(), target.size());
 }
 
 }  // namespace

@@ -141,7 +141,7 @@ void bind_plan(nb::module_& module) {
       .def("view_of", &view_of)
       .def("require_ok", &require_ok)
       .def("to_json", [](const Plan& self) { return to_json(self); })
-      .def("to_table", &to_table)
+      .def("to_table", [](const Plan& self) { return to_table(self); })
       .def("to_html", &to_html);
   module.def("make_plan", &plan_for, nb::arg("catalog"), nb::arg("targets"), nb::arg("rules"),
              nb::arg("dtype"), nb::arg("device_map_mode"), nb::arg("device_map"),
