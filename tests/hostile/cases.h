@@ -1,0 +1,27 @@
+// The cases of tests/hostile/manifest.json.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace loadstone::test {
+
+struct HostileCase {
+  std::string name;
+  std::string format;   // "safetensors", "sharded", "gguf"
+  std::string path;     // absolute
+  std::string accept;   // "yes", "no", "warn"
+  std::string field;    // "-" for none
+  std::string culprit;  // text that the message must hold
+  std::string expect;   // the code; "-" for none
+};
+
+// In the manifest's order.
+[[nodiscard]] const std::vector<HostileCase>& hostile_cases();
+
+// Codes that need a tensor's values, or a model: opening the file does not find them.
+[[nodiscard]] bool needs_values(std::string_view code);
+[[nodiscard]] bool needs_model(std::string_view code);
+
+}  // namespace loadstone::test

@@ -1,0 +1,68 @@
+// Every file of the manifest: refused with its code and a message that names the culprit, or
+// accepted with its warning.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "hostile/cases.h"
+#include "loadstone/catalog.h"
+#include "support/errors.h"
+#include "support/files.h"
+
+namespace loadstone::test {
+
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class Hostile : public ::testing::TestWithParam<HostileCase> {};
+
+void expect_names(const std::string& message, const HostileCase& test) {
+  EXPECT_THAT(message, HasSubstr(test.culprit));
+  if (test.field != "-") {
+    EXPECT_THAT(message, HasSubstr(test.field));
+  }
+  // The file, or the folder or a shard of a sharded one.
+  const std::string file = test.path.substr(test.path.rfind('/') + 1);
+  EXPECT_THAT(message, HasSubstr(file));
+}
+
+TEST_P(Hostile, IsRefusedWithItsCodeOrAccepted) {
+  const HostileCase& test = GetParam();
+  std::shared_ptr<const Catalog> catalog;
+  const auto error = error_of([&] { catalog = open_checkpoint(test.path); });
+  if (test.accept == "no" && !needs_model(test.expect)) {
+    ASSERT_TRUE(error) << "accepted";
+    EXPECT_EQ(error->code(), test.expect) << error->what();
+    EXPECT_THAT(error->what(), HasSubstr("[" + test.expect + "]"));
+    expect_names(error->what(), test);
+    return;
+  }
+  ASSERT_FALSE(error) << error->what();
+  const auto& findings = catalog->findings();
+  if (test.accept == "yes") {
+    EXPECT_TRUE(findings.empty()) << findings.front().message;
+  }
+  if (test.accept == "warn" && !needs_values(test.expect) && test.expect != "-") {
+    const auto found = std::ranges::find(findings, test.expect, &Finding::code);
+    ASSERT_NE(found, findings.end()) << "no finding " << test.expect;
+    EXPECT_EQ(found->severity, Severity::warning);
+    expect_names(found->message, test);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Manifest, Hostile, ::testing::ValuesIn(hostile_cases()),
+                         [](const auto& each) { return each.param.name; });
+
+// A control of the test above: the messages are not such that they hold anything.
+TEST(HostileControl, AMessageDoesNotHoldAnotherCulprit) {
+  const auto error = error_of(
+      [] { (void)open_checkpoint(LOADSTONE_HOSTILE_DIR "/safetensors/st_off_hole.safetensors"); });
+  ASSERT_TRUE(error);
+  EXPECT_THAT(error->what(), Not(HasSubstr("blk.0.w")));
+}
+
+}  // namespace
+
+}  // namespace loadstone::test
