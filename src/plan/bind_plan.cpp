@@ -1,0 +1,279 @@
+// A plan from a file is a claim. Here it is checked, target by target and box by box, against the
+// catalog that it is to be used with.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "base/text.h"
+#include "loadstone/error.h"
+#include "plan/check_boxes.h"
+#include "plan/costs.h"
+#include "plan/devices.h"
+#include "plan/dtypes.h"
+#include "plan/plan_json.h"
+
+namespace loadstone {
+
+namespace {
+
+[[noreturn]] void changed(const Shard& shard, const char* field, std::string found,
+                          std::string expected) {
+  throw Error("io.changed", "the shard is not the one that was planned for",
+              {.path = shard.path,
+               .field = field,
+               .found = std::move(found),
+               .expected = std::move(expected)});
+}
+
+void check_shards(const std::vector<SavedShard>& saved, const Catalog& catalog) {
+  const auto& shards = catalog.shards();
+  if (shards.size() != saved.size()) {
+    throw Error("io.changed", "the checkpoint has another number of shards",
+                {.path = catalog.root(),
+                 .found = std::to_string(shards.size()),
+                 .expected = std::to_string(saved.size())});
+  }
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    const FileIdentity& now = shards[i].identity;
+    const FileIdentity& then = saved[i].identity;
+    if (now.bytes != then.bytes) {
+      changed(shards[i], "bytes", std::to_string(now.bytes), std::to_string(then.bytes));
+    }
+    if (now.modified_ns != then.modified_ns) {
+      changed(shards[i], "modified_ns", std::to_string(now.modified_ns),
+              std::to_string(then.modified_ns));
+    }
+    if (shards[i].header_digest != saved[i].header_digest) {
+      changed(shards[i], "header_digest", shards[i].header_digest,
+              printable(saved[i].header_digest));
+    }
+  }
+}
+
+class Binder {
+ public:
+  Binder(SavedPlan saved, std::shared_ptr<const Catalog> catalog)
+      : plan_(std::move(saved.plan)), sources_(std::move(saved.sources)) {
+    plan_.catalog = std::move(catalog);
+  }
+
+  Plan run() && {
+    bind_sources();
+    for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
+      if (!index_.emplace(plan_.targets[i].name, i).second) {
+        refuse(i, "name", "the name stands here twice");
+      }
+    }
+    for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
+      check_target(i);
+      check_origin(i);
+      check_delivery(i);
+    }
+    check_totals();
+    return std::move(plan_);
+  }
+
+ private:
+  [[noreturn]] void refuse(std::size_t target, std::string_view field, std::string message,
+                           std::string found = {}, std::string expected = {}) const {
+    throw Error("plan.json", std::move(message),
+                {.tensor = plan_.targets[target].name,
+                 .field = fmt::format("targets[{}].{}", target, field),
+                 .found = std::move(found),
+                 .expected = std::move(expected)});
+  }
+
+  void bind_sources() {
+    for (std::size_t i = 0; i < sources_.size(); ++i) {
+      const SavedSource& saved = sources_[i];
+      const auto fail = [&](const char* field, const char* message, std::string found,
+                            std::string expected) {
+        throw Error("plan.json", message,
+                    {.path = plan_.catalog->root(),
+                     .tensor = saved.name,
+                     .field = fmt::format("sources[{}].{}", i, field),
+                     .found = std::move(found),
+                     .expected = std::move(expected)});
+      };
+      const auto found = plan_.catalog->find(saved.name);
+      if (!found) fail("name", "the checkpoint holds no such tensor", saved.name, {});
+      const TensorInfo& source = plan_.catalog->tensors()[*found];
+      if (source.encoding != saved.encoding) {
+        fail("encoding", "the tensor has another encoding", std::string(source.encoding.name()),
+             std::string(saved.encoding.name()));
+      }
+      if (source.shape != saved.shape) {
+        fail("shape", "the tensor has another shape", source.shape.text(), saved.shape.text());
+      }
+      bound_.push_back(*found);
+    }
+  }
+
+  void check_target(std::size_t i) const {
+    const PlannedTarget& target = plan_.targets[i];
+    if (!Encoding(target.dtype).byte_count(target.shape.numel().value_or(0))) {
+      refuse(i, "shape", "the size does not fit whole bytes in 64 bits", target.shape.text());
+    }
+    if (!is_device_name(target.device)) {
+      refuse(i, "device", "not a device", printable(target.device), "cpu, disk, meta, cuda:0 ...");
+    }
+    const bool is_exception = target.recipe.origin == Origin::exception;
+    if (target.device == "meta" && !is_exception && target.recipe.origin != Origin::tie) {
+      refuse(i, "device", "only an exception is left on meta");
+    }
+    if (target.recipe.reason.empty() == is_exception) {
+      refuse(i, "recipe.reason", "an exception has a reason, and nothing else has one");
+    }
+  }
+
+  void check_origin(std::size_t i) {
+    PlannedTarget& target = plan_.targets[i];
+    if (target.recipe.origin != Origin::checkpoint && !target.recipe.boxes.empty()) {
+      refuse(i, "recipe.boxes", "only origin checkpoint has boxes", std::string(name(target.recipe.origin)));
+    }
+    if ((target.recipe.origin == Origin::tie) == target.recipe.tie_of.empty()) {
+      refuse(i, "recipe.tie_of", "a tie names its target, and nothing else does");
+    }
+    if (target.recipe.origin == Origin::tie) check_tie(i);
+    if (target.recipe.origin == Origin::checkpoint) check_target_boxes(i);
+  }
+
+  void check_tie(std::size_t i) const {
+    const PlannedTarget& target = plan_.targets[i];
+    const auto found = index_.find(target.recipe.tie_of);
+    if (found == index_.end()) refuse(i, "recipe.tie_of", "no such target", target.recipe.tie_of);
+    const PlannedTarget& root = plan_.targets[found->second];
+    if (root.recipe.origin == Origin::tie) refuse(i, "recipe.tie_of", "a tie of a tie", root.name);
+    if (root.shape != target.shape || root.dtype != target.dtype || root.device != target.device) {
+      refuse(i, "recipe.tie_of", "tied targets have one shape, dtype and device",
+             fmt::format("{} {} {}", target.shape.text(), name(target.dtype), target.device),
+             fmt::format("{} {} {}", root.shape.text(), name(root.dtype), root.device));
+    }
+  }
+
+  void check_target_boxes(std::size_t i) {
+    PlannedTarget& target = plan_.targets[i];
+    const auto fail = [&](std::optional<std::size_t> box, std::string message, std::string found,
+                          std::string expected) {
+      std::string field = fmt::format("targets[{}].recipe.boxes", i);
+      if (box) field += fmt::format("[{}]", *box);
+      throw Error("plan.box", std::move(message),
+                  {.tensor = target.name,
+                   .field = std::move(field),
+                   .found = std::move(found),
+                   .expected = std::move(expected)});
+    };
+    for (std::size_t b = 0; b < target.recipe.boxes.size(); ++b) {
+      Box& box = target.recipe.boxes[b];
+      if (box.source >= bound_.size()) {
+        fail(b, "the box's source does not exist", fmt::format("source {}", box.source),
+             fmt::format("one of {}", bound_.size()));
+      }
+      box.source = bound_[box.source];
+    }
+    const auto& tensors = plan_.catalog->tensors();
+    auto defect = check_boxes(target.recipe.boxes, target.shape.numel().value_or(0), tensors);
+    if (defect) {
+      fail(defect->box, std::move(defect->message), std::move(defect->found),
+           std::move(defect->expected));
+    }
+    for (std::size_t b = 0; b < target.recipe.boxes.size(); ++b) {
+      const Box& box = target.recipe.boxes[b];
+      const Encoding encoding = tensors[box.source].encoding;
+      const Passage way = passage(encoding, target.dtype);
+      if (way == Passage::mismatch || way == Passage::no_cast) {
+        fail(b, "there is no cast from the source's encoding to the target's dtype",
+             std::string(encoding.name()), std::string(name(target.dtype)));
+      }
+      if (!moves_whole_bytes(box, bits(target.dtype))) {
+        fail(b, "elements of less than a byte can only be moved as whole bytes", {}, {});
+      }
+    }
+  }
+
+  void check_delivery(std::size_t i) const {
+    const PlannedTarget& target = plan_.targets[i];
+    const Origin origin = target.recipe.origin;
+    const bool has_bytes = origin == Origin::checkpoint || origin == Origin::zeros;
+    const bool is_disk = target.device == "disk";
+    bool fits = false;
+    switch (target.delivery) {
+      case Delivery::none:
+        fits = !has_bytes;
+        break;
+      case Delivery::memory:
+        fits = has_bytes && !is_disk;
+        break;
+      case Delivery::file_view:
+        fits = target.device == "cpu" && can_view_file(plan_, target);
+        break;
+      case Delivery::disk_write:
+        fits = has_bytes && is_disk;
+        break;
+      case Delivery::disk_keep:
+        fits = is_disk && can_keep_on_disk(plan_, target);
+        break;
+    }
+    if (!fits) {
+      refuse(i, "delivery", "a delivery that its origin and device do not allow",
+             fmt::format("{} of {} to {}", name(target.delivery), name(origin), target.device));
+    }
+    if (target.delivery == Delivery::disk_write && !is_offload_name(target.name)) {
+      refuse(i, "name", "a name that cannot be a file's in the offload folder");
+    }
+    // A plan that lacks a folder says so in its findings, and is not carried out.
+    if (target.delivery == Delivery::disk_write && plan_.offload_folder.empty() && plan_.ok()) {
+      refuse(i, "delivery", "there is no offload folder");
+    }
+  }
+
+  // What execute() promises is worked out again, not believed.
+  void check_totals() {
+    const Plan claimed = {.catalog = nullptr,
+                          .targets = {},
+                          .findings = {},
+                          .offload_folder = {},
+                          .staging_bytes_max = 0,
+                          .bytes_to_read = plan_.bytes_to_read,
+                          .bytes_to_write = plan_.bytes_to_write,
+                          .peak_bytes = plan_.peak_bytes,
+                          .device_map = {}};
+    const auto fail = [](const char* field, std::uint64_t found, std::uint64_t expected) {
+      throw Error("plan.json", "a total that is not that of the targets",
+                  {.field = field,
+                   .found = std::to_string(found),
+                   .expected = std::to_string(expected)});
+    };
+    if (plan_.staging_bytes_max == 0) fail("staging_bytes_max", 0, 1);
+    count_costs(plan_);
+    if (claimed.bytes_to_read != plan_.bytes_to_read) {
+      fail("bytes_to_read", claimed.bytes_to_read, plan_.bytes_to_read);
+    }
+    if (claimed.bytes_to_write != plan_.bytes_to_write) {
+      fail("bytes_to_write", claimed.bytes_to_write, plan_.bytes_to_write);
+    }
+    if (claimed.peak_bytes != plan_.peak_bytes) {
+      fail("peak_bytes", claimed.peak_bytes.contains("cpu") ? claimed.peak_bytes.at("cpu") : 0,
+           plan_.peak_bytes.at("cpu"));
+    }
+    for (const auto& [path, device] : plan_.device_map) {
+      if (is_device_name(device) || !plan_.ok()) continue;
+      throw Error("plan.json", "not a device", {.field = "device_map", .found = printable(device)});
+    }
+  }
+
+  Plan plan_;
+  std::vector<SavedSource> sources_;
+  std::vector<std::uint32_t> bound_;  // index into the catalog, by position in sources_
+  std::unordered_map<std::string_view, std::size_t> index_;
+};
+
+}  // namespace
+
+Plan bind_plan(SavedPlan saved, std::shared_ptr<const Catalog> catalog) {
+  check_shards(saved.shards, *catalog);
+  return Binder(std::move(saved), std::move(catalog)).run();
+}
+
+}  // namespace loadstone

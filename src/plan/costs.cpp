@@ -1,0 +1,131 @@
+#include "plan/costs.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "plan/check_boxes.h"
+
+namespace loadstone {
+
+namespace {
+
+// Shorter runs of bytes are not read into their place one by one.
+constexpr std::uint64_t direct_run_bytes_min = 4096;
+
+std::uint64_t sum(std::uint64_t a, std::uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
+
+std::uint64_t bytes_of(std::uint64_t elements, Dtype dtype) {
+  const std::uint64_t width = bits(dtype);
+  // Elements of a source fit 64 bits as bytes; this only keeps the product from overflowing.
+  return elements / 8 * width + (elements % 8 * width + 7) / 8;
+}
+
+bool is_read(const PlannedTarget& target) {
+  return target.recipe.origin == Origin::checkpoint &&
+         (target.delivery == Delivery::memory || target.delivery == Delivery::disk_write);
+}
+
+// A stretch of bytes of one source.
+struct Stretch {
+  std::uint32_t source;
+  std::uint64_t begin;
+  std::uint64_t end;
+};
+
+std::uint64_t union_bytes(std::vector<Stretch>& stretches) {
+  std::ranges::sort(stretches, [](const Stretch& a, const Stretch& b) {
+    return a.source != b.source ? a.source < b.source : a.begin < b.begin;
+  });
+  std::uint64_t bytes = 0;
+  std::uint64_t end = 0;
+  for (std::size_t i = 0; i < stretches.size(); ++i) {
+    const Stretch& next = stretches[i];
+    if (i == 0 || next.source != stretches[i - 1].source) end = 0;
+    if (next.end <= end) continue;
+    bytes = sum(bytes, next.end - std::max(next.begin, end));
+    end = next.end;
+  }
+  return bytes;
+}
+
+// Whether the file's bytes go straight to their place, without staging.
+bool is_direct(const PlannedTarget& target, const Box& box, Dtype source) {
+  if (target.delivery != Delivery::memory || target.device != "cpu") return false;
+  if (source != target.dtype) return false;
+  std::uint64_t run = 1;
+  for (std::size_t i = box.dims.size(); i-- > 0;) {
+    const BoxDim& dim = box.dims[i];
+    if (dim.extent == 1) continue;
+    if (dim.source_stride != run || dim.target_stride != run) break;
+    run *= dim.extent;
+  }
+  return bytes_of(run, source) >= direct_run_bytes_min;
+}
+
+}  // namespace
+
+bool is_whole_source(const Plan& plan, const PlannedTarget& target) noexcept {
+  if (target.recipe.origin != Origin::checkpoint || target.recipe.boxes.size() != 1) return false;
+  const Box& box = target.recipe.boxes.front();
+  const TensorInfo& source = plan.catalog->tensors()[box.source];
+  if (source.encoding != Encoding(target.dtype) || source.shape.numel() != target.shape.numel()) {
+    return false;
+  }
+  if (target.shape.numel() == 0u) return true;
+  // Inside both, each element written once: one dimension without gaps is all of it, in order.
+  if (box.source_offset != 0 || box.target_offset != 0 || box.dims.size() > 1) return false;
+  return box.dims.empty() || (box.dims[0].source_stride == 1 && box.dims[0].target_stride == 1);
+}
+
+bool can_keep_on_disk(const Plan& plan, const PlannedTarget& target) noexcept {
+  if (!is_whole_source(plan, target)) return false;
+  const TensorInfo& source = plan.catalog->tensors()[target.recipe.boxes.front().source];
+  return source.shape == target.shape &&
+         plan.catalog->shards()[source.shard].format == FileFormat::safetensors;
+}
+
+bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept {
+  if (!is_whole_source(plan, target)) return false;
+  const TensorInfo& source = plan.catalog->tensors()[target.recipe.boxes.front().source];
+  const std::uint64_t element_bytes = std::max(bits(target.dtype) / 8, 1u);
+  return source.offset_begin % element_bytes == 0 && source.byte_count() > 0;
+}
+
+void count_costs(Plan& plan) {
+  std::vector<Stretch> stretches;
+  std::uint64_t staged = 0;
+  plan.bytes_to_write = 0;
+  plan.peak_bytes.clear();
+  std::uint64_t& cpu = plan.peak_bytes["cpu"];
+  const auto& tensors = plan.catalog->tensors();
+  for (const PlannedTarget& target : plan.targets) {
+    const std::uint64_t bytes = target.byte_count();
+    const Origin origin = target.recipe.origin;
+    const bool moves = origin == Origin::constructor && target.device != "cpu";
+    if (target.delivery == Delivery::memory || origin == Origin::initialiser || moves) {
+      std::uint64_t& peak = plan.peak_bytes[target.device];
+      peak = sum(peak, bytes);
+    }
+    if (target.delivery == Delivery::disk_write) {
+      plan.bytes_to_write = sum(plan.bytes_to_write, bytes);
+      if (origin != Origin::checkpoint) staged = sum(staged, bytes);
+    }
+    if (!is_read(target)) continue;
+    for (const Box& box : target.recipe.boxes) {
+      const Encoding encoding = tensors[box.source].encoding;
+      if (!encoding.is_dtype()) continue;
+      const ElementRange range = source_range(box);
+      const std::uint64_t width = bits(encoding.dtype());
+      stretches.push_back({box.source, range.begin / 8 * width + range.begin % 8 * width / 8,
+                           bytes_of(range.end, encoding.dtype())});
+      if (!is_direct(target, box, encoding.dtype())) {
+        staged = sum(staged, stretches.back().end - stretches.back().begin);
+      }
+    }
+  }
+  plan.bytes_to_read = union_bytes(stretches);
+  cpu = sum(cpu, std::min(staged, plan.staging_bytes_max));
+  if (plan.bytes_to_write > 0) plan.peak_bytes["disk"] = plan.bytes_to_write;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,27 @@
+// What a plan costs, and how each target reaches its place. Shared by make_plan(), which decides, and
+// plan_from_json(), which checks.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "loadstone/plan.h"
+
+namespace loadstone {
+
+// Whether the target is one whole source, byte for byte: the same elements in the same order in the
+// same dtype, which is of whole bytes.
+[[nodiscard]] bool is_whole_source(const Plan& plan, const PlannedTarget& target) noexcept;
+
+// Whether the offload folder can point at the shard instead of holding a copy: a whole source of the
+// same shape in a safetensors shard.
+[[nodiscard]] bool can_keep_on_disk(const Plan& plan, const PlannedTarget& target) noexcept;
+
+// Whether a view of the file can be the value: a whole source at an offset that suits its elements.
+[[nodiscard]] bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept;
+
+// Fills in bytes_to_read, bytes_to_write and peak_bytes from the targets.
+void count_costs(Plan& plan);
+
+}  // namespace loadstone

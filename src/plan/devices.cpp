@@ -1,0 +1,41 @@
+#include "plan/devices.h"
+
+#include <algorithm>
+#include <array>
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::size_t index_digits_max = 4;
+constexpr std::size_t file_name_bytes_max = 255 - 4;  // ".dat"
+
+bool is_number(std::string_view text) noexcept {
+  return !text.empty() && text.size() <= index_digits_max &&
+         std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+}
+
+}  // namespace
+
+std::string device_name(std::string_view text) {
+  return (is_number(text) ? "cuda:" : "") + std::string(text);
+}
+
+bool is_device_name(std::string_view text) noexcept {
+  static constexpr std::array<std::string_view, 4> plain = {"cpu", "disk", "meta", "mps"};
+  static constexpr std::array<std::string_view, 5> counted = {"cuda", "xpu", "npu", "hpu", "mlu"};
+  if (std::ranges::find(plain, text) != plain.end()) return true;
+  const auto colon = text.find(':');
+  if (std::ranges::find(counted, text.substr(0, colon)) == counted.end()) return false;
+  return colon == std::string_view::npos || is_number(text.substr(colon + 1));
+}
+
+bool is_offload_name(std::string_view name) noexcept {
+  if (name.empty() || name.size() > file_name_bytes_max || name == "." || name == "..") return false;
+  return std::ranges::none_of(name, [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte < 0x20 || byte == 0x7f || c == '/' || c == '\\';
+  });
+}
+
+}  // namespace loadstone

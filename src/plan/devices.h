@@ -1,0 +1,19 @@
+// Words for places.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace loadstone {
+
+// "0" is "cuda:0"; other words as they are.
+[[nodiscard]] std::string device_name(std::string_view text);
+
+// "cpu", "disk", "meta", "mps", and "cuda", "xpu", "npu", "hpu", "mlu" with or without ":N".
+[[nodiscard]] bool is_device_name(std::string_view text) noexcept;
+
+// Whether a tensor of this name can be a file in an offload folder (NAME.dat): no '/', no control
+// character, not too long, and none of "." and "..".
+[[nodiscard]] bool is_offload_name(std::string_view name) noexcept;
+
+}  // namespace loadstone

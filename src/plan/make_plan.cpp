@@ -1,0 +1,112 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "loadstone/error.h"
+#include "plan/check_boxes.h"
+#include "plan/costs.h"
+#include "plan/devices.h"
+#include "plan/planner.h"
+
+namespace loadstone {
+
+namespace {
+
+[[noreturn]] void refuse(const char* field, std::string message, std::string found = {}) {
+  throw Error("plan.options", std::move(message), {.field = field, .found = std::move(found)});
+}
+
+// The production looks at every name, so what is wrong with the skeleton is found before that.
+const Skeleton& validated(const Skeleton& skeleton) {
+  skeleton.validate();
+  return skeleton;
+}
+
+}  // namespace
+
+Planner::Planner(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleton,
+                 const PlanOptions& options)
+    : skeleton_(validated(skeleton)),
+      options_(options),
+      rules_(options.rules),
+      production_(*catalog, rules_, options) {
+  plan_.catalog = std::move(catalog);
+}
+
+void Planner::check_options() const {
+  if (options_.dtype && options_.dtype_from_file) {
+    refuse("dtype", "either a dtype or the file's, not both", std::string(name(*options_.dtype)));
+  }
+  if (options_.dtype &&
+      (kind(*options_.dtype) != DtypeKind::floating || bits(*options_.dtype) % 8 != 0)) {
+    refuse("dtype", "parameters can only get a floating dtype of whole bytes",
+           std::string(name(*options_.dtype)));
+  }
+  if (options_.staging_bytes_max == 0) refuse("staging_bytes_max", "nothing can be read without staging");
+  if (options_.device_map.mode && !options_.device_map.entries.empty()) {
+    refuse("device_map", "either computed or given, not both");
+  }
+  std::vector<std::string> devices;
+  for (const auto& [device, bytes] : options_.max_memory) {
+    devices.push_back(device_name(device));
+    if (!is_device_name(devices.back()) || devices.back() == "meta") {
+      refuse("max_memory", "not a device", device);
+    }
+  }
+  std::ranges::sort(devices);
+  const auto twice = std::ranges::adjacent_find(devices);
+  if (twice != devices.end()) refuse("max_memory", "a device has two limits", *twice);
+  std::vector<std::string_view> paths;
+  for (const auto& [path, device] : options_.device_map.entries) paths.push_back(path);
+  std::ranges::sort(paths);
+  const auto same = std::ranges::adjacent_find(paths);
+  if (same != paths.end()) refuse("device_map", "a module has two devices", std::string(*same));
+}
+
+Plan Planner::run() && {
+  check_options();
+  plan_.offload_folder = options_.offload_folder;
+  plan_.staging_bytes_max = options_.staging_bytes_max;
+  plan_.findings = plan_.catalog->findings();
+  plan_.targets.reserve(skeleton_.targets.size());
+  for (const Target& target : skeleton_.targets) {
+    PlannedTarget& planned = plan_.targets.emplace_back();
+    planned.name = target.name;
+    planned.kind = target.kind;
+    planned.shape = target.shape;
+    planned.dtype = target.dtype;
+  }
+  find_groups();
+  for (std::size_t i = 0; i < roots_.size(); ++i) {
+    if (roots_[i] == i) resolve(i);
+  }
+  for (std::size_t i = 0; i < roots_.size(); ++i) {
+    if (roots_[i] != i) resolve_tie(i);
+  }
+  report_contests();
+  report_unexpected();
+  suggest();
+  fold_casts();
+  place();
+  count_costs(plan_);
+  check_budget();
+  // Rules and recipes are many ways to make boxes; this is the one place that vouches for them.
+  for (const PlannedTarget& target : plan_.targets) {
+    if (target.recipe.origin != Origin::checkpoint) continue;
+    const auto defect = check_boxes(target.recipe.boxes, target.shape.numel().value_or(0),
+                                    plan_.catalog->tensors());
+    if (defect) throw Error("internal", "a rule made boxes that do not fit: " + defect->message,
+                            {.tensor = target.name, .found = defect->found,
+                             .expected = defect->expected});
+  }
+  sort_findings(plan_.findings);
+  return std::move(plan_);
+}
+
+Plan make_plan(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleton,
+               const PlanOptions& options) {
+  if (catalog == nullptr) refuse("catalog", "there is no catalog");
+  return Planner(std::move(catalog), skeleton, options).run();
+}
+
+}  // namespace loadstone

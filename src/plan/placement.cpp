@@ -1,0 +1,200 @@
+// Where each target goes, and how it gets there.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "plan/costs.h"
+#include "plan/devices.h"
+#include "plan/planner.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::size_t names_listed_max = 1000;
+
+}  // namespace
+
+void Planner::place() {
+  std::vector<std::string> devices;
+  const DeviceMap& map = options_.device_map;
+  if (map.mode) {
+    std::vector<Placeable> tensors;
+    tensors.reserve(plan_.targets.size());
+    for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
+      tensors.push_back({plan_.targets[i].name, plan_.targets[i].byte_count(), roots_[i]});
+    }
+    Capacities capacities;
+    for (const auto& [device, bytes] : options_.max_memory) {
+      capacities.emplace_back(device_name(device), bytes);
+    }
+    devices = balanced_devices(tensors, *map.mode, std::move(capacities), options_.no_split_modules);
+    plan_.device_map = device_map_entries(tensors, devices);
+  } else {
+    place_by_entries(devices);
+  }
+  for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
+    if (roots_[i] == i) settle(plan_.targets[i], devices[i]);
+  }
+  for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
+    if (roots_[i] != i) plan_.targets[i].device = plan_.targets[roots_[i]].device;
+  }
+  check_offload();
+}
+
+void Planner::place_by_entries(std::vector<std::string>& devices) {
+  devices.assign(plan_.targets.size(), "cpu");
+  if (options_.device_map.entries.empty()) return;
+  std::unordered_map<std::string_view, std::size_t> entries;
+  for (const auto& [path, device] : options_.device_map.entries) {
+    entries.emplace(path, plan_.device_map.size());
+    plan_.device_map.emplace_back(path, device_name(device));
+    if (is_device_name(plan_.device_map.back().second)) continue;
+    add({.severity = Severity::error,
+         .code = "plan.device_map",
+         .message = fmt::format("the device map places '{}' on '{}', which is no device",
+                                printable(path), printable(device)),
+         .found = device,
+         .expected = "cpu, disk, meta, cuda:0 ..."});
+  }
+  std::vector<bool> is_used(plan_.device_map.size(), false);
+  std::vector<std::size_t> uncovered;
+  for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
+    std::string_view path = plan_.targets[i].name;
+    auto entry = entries.find(path);
+    while (entry == entries.end() && !path.empty()) {
+      const std::size_t end = parent_end(path);
+      path = end == std::string_view::npos ? std::string_view() : path.substr(0, end);
+      entry = entries.find(path);
+    }
+    if (entry == entries.end()) {
+      if (roots_[i] == i) uncovered.push_back(i);
+      continue;
+    }
+    is_used[entry->second] = true;
+    const std::string& device = plan_.device_map[entry->second].second;
+    devices[i] = is_device_name(device) ? device : "cpu";
+  }
+  report_uncovered(uncovered);
+  for (std::size_t e = 0; e < is_used.size(); ++e) {
+    if (is_used[e] || plan_.device_map[e].first.empty()) continue;
+    add({.severity = Severity::warning,
+         .code = "plan.device_map",
+         .message = fmt::format("the device map's '{}' is the path of nothing that is placed by it",
+                                printable(plan_.device_map[e].first))});
+  }
+  for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
+    if (devices[i] == devices[roots_[i]]) continue;
+    add({.severity = Severity::info,
+         .code = "plan.tie",
+         .target = plan_.targets[i].name,
+         .message = fmt::format("'{}' is tied to '{}' and goes with it to {}, not to {}",
+                                printable(plan_.targets[i].name),
+                                printable(plan_.targets[roots_[i]].name), devices[roots_[i]],
+                                devices[i])});
+  }
+}
+
+void Planner::report_uncovered(const std::vector<std::size_t>& uncovered) {
+  if (uncovered.empty()) return;
+  const std::string& first = plan_.targets[uncovered.front()].name;
+  add({.severity = Severity::error,
+       .code = "plan.device_map",
+       .target = first,
+       .message = fmt::format("the device map says nothing about '{}'{}", printable(first),
+                              uncovered.size() == 1
+                                  ? std::string()
+                                  : fmt::format(" and {} more", uncovered.size() - 1)),
+       .suggestion = "an entry for the module \"\" covers the rest"});
+}
+
+// The last word on device, origin and delivery.
+void Planner::settle(PlannedTarget& target, const std::string& device) {
+  target.device = device;
+  Recipe& recipe = target.recipe;
+  const bool has_bytes =
+      recipe.origin == Origin::checkpoint || recipe.origin == Origin::zeros;
+  if (device == "meta") {
+    if (recipe.origin != Origin::exception) recipe.reason = "placed on meta by the device map";
+    recipe.origin = Origin::exception;
+    recipe.boxes.clear();
+    return;
+  }
+  if (!has_bytes) {
+    // The caller's values have no file to live in.
+    if (device == "disk" && recipe.origin != Origin::exception) target.device = "cpu";
+    return;
+  }
+  if (device == "disk") {
+    target.delivery =
+        can_keep_on_disk(plan_, target) ? Delivery::disk_keep : Delivery::disk_write;
+    return;
+  }
+  const bool is_view = options_.mmap && device == "cpu" && can_view_file(plan_, target);
+  target.delivery = is_view ? Delivery::file_view : Delivery::memory;
+}
+
+void Planner::check_offload() {
+  std::size_t on_disk = 0;
+  Finding unaligned = {.severity = Severity::info, .code = "plan.mmap"};
+  for (const PlannedTarget& target : plan_.targets) {
+    const bool is_written = target.delivery == Delivery::disk_write;
+    if (is_written || target.delivery == Delivery::disk_keep) ++on_disk;
+    if (is_written && !is_offload_name(target.name)) {
+      add({.severity = Severity::error,
+           .code = "plan.offload_name",
+           .target = target.name,
+           .message = fmt::format("'{}' is placed on disk, but its name cannot be a file's",
+                                  printable(target.name))});
+    }
+    if (options_.mmap && target.delivery == Delivery::memory && target.device == "cpu" &&
+        target.byte_count() > 0 && is_whole_source(plan_, target) &&
+        unaligned.sources.size() < names_listed_max) {
+      const auto& tensors = plan_.catalog->tensors();
+      unaligned.sources.push_back(tensors[target.recipe.boxes.front().source].name);
+    }
+  }
+  if (!unaligned.sources.empty()) {
+    unaligned.message =
+        fmt::format("'{}'{} cannot be a view of the file, for where it stands there, and is copied",
+                    printable(unaligned.sources.front()),
+                    unaligned.sources.size() == 1
+                        ? std::string()
+                        : fmt::format(" (and {} more)", unaligned.sources.size() - 1));
+    add(std::move(unaligned));
+  }
+  if (on_disk == 0 || !options_.offload_folder.empty()) return;
+  add({.severity = Severity::error,
+       .code = "plan.offload_folder",
+       .message = fmt::format("{} targets are placed on disk, but there is no offload folder",
+                              on_disk),
+       .suggestion = "give an offload folder, or more memory to other devices"});
+}
+
+void Planner::check_budget() {
+  for (const auto& [name, limit] : options_.max_memory) {
+    const std::string device = device_name(name);
+    const auto peak = plan_.peak_bytes.find(device);
+    std::uint64_t needed = peak == plan_.peak_bytes.end() ? 0 : peak->second;
+    if (options_.device_map.mode) {
+      // A computed map keeps to the capacities as far as tensors go; staging is beside them.
+      needed = 0;
+      for (const PlannedTarget& target : plan_.targets) {
+        if (target.device == device && target.delivery == Delivery::memory) {
+          needed += target.byte_count();
+        }
+      }
+    }
+    if (needed <= limit) continue;
+    add({.severity = Severity::error,
+         .code = "plan.over_budget",
+         .message = fmt::format("{} needs {}, and may take {}", device, human_bytes(needed),
+                                human_bytes(limit)),
+         .suggestion = "raise the limit, place modules elsewhere, or choose a smaller dtype",
+         .found = fmt::format("{} bytes", needed),
+         .expected = fmt::format("at most {} bytes", limit)});
+  }
+}
+
+}  // namespace loadstone

@@ -1,0 +1,309 @@
+#include "plan/plan_json.h"
+
+#include <unordered_map>
+
+#include "base/finding_json.h"
+#include "base/json_writer.h"
+#include "base/text.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::size_t text_bytes_max = std::size_t{2} << 30;
+
+// ---- writing
+
+void write_shards(JsonWriter& json, const Catalog& catalog) {
+  json.key("shards");
+  json.begin_array();
+  for (const Shard& shard : catalog.shards()) {
+    json.begin_object();
+    json.member("path", shard.relative_path);
+    json.member("bytes", shard.identity.bytes);
+    json.member("modified_ns", shard.identity.modified_ns);
+    json.member("header_digest", shard.header_digest);
+    json.end_object();
+  }
+  json.end_array();
+}
+
+using SourceNumbers = std::unordered_map<std::uint32_t, std::uint32_t>;
+
+// The sources that boxes name, numbered in the order of their use.
+SourceNumbers write_sources(JsonWriter& json, const Plan& plan) {
+  SourceNumbers numbers;
+  json.key("sources");
+  json.begin_array();
+  for (const PlannedTarget& target : plan.targets) {
+    for (const Box& box : target.recipe.boxes) {
+      const auto next = static_cast<std::uint32_t>(numbers.size());
+      if (!numbers.emplace(box.source, next).second) continue;
+      const TensorInfo& source = plan.catalog->tensors()[box.source];
+      json.begin_object();
+      json.member("name", source.name);
+      json.member("encoding", source.encoding.name());
+      json.member("shape", source.shape.extents());
+      json.end_object();
+    }
+  }
+  json.end_array();
+  return numbers;
+}
+
+void write_box(JsonWriter& json, const Box& box, std::uint32_t source) {
+  json.begin_object();
+  json.member("source", source);
+  json.member("source_offset", box.source_offset);
+  json.member("target_offset", box.target_offset);
+  json.key("dims");
+  json.begin_array();
+  for (const BoxDim& dim : box.dims) {
+    json.begin_array();
+    json.value(dim.extent);
+    json.value(dim.source_stride);
+    json.value(dim.target_stride);
+    json.end_array();
+  }
+  json.end_array();
+  json.end_object();
+}
+
+void write_target(JsonWriter& json, const PlannedTarget& target, const SourceNumbers& numbers) {
+  const Recipe& recipe = target.recipe;
+  json.begin_object();
+  json.member("name", target.name);
+  json.member("kind", name(target.kind));
+  json.member("shape", target.shape.extents());
+  json.member("dtype", name(target.dtype));
+  json.member("origin", name(recipe.origin));
+  json.member("device", target.device);
+  json.member("delivery", name(target.delivery));
+  json.key("recipe");
+  json.begin_object();
+  if (!recipe.boxes.empty()) {
+    json.key("boxes");
+    json.begin_array();
+    for (const Box& box : recipe.boxes) write_box(json, box, numbers.at(box.source));
+    json.end_array();
+  }
+  if (!recipe.tie_of.empty()) json.member("tie_of", recipe.tie_of);
+  if (!recipe.reason.empty()) json.member("reason", recipe.reason);
+  json.end_object();
+  json.end_object();
+}
+
+// ---- reading
+
+Shape read_shape(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place) {
+  std::vector<std::uint64_t> extents;
+  for (const auto extent : reader.array(value, place)) {
+    extents.push_back(reader.unsigned_number(extent, {&place, {}, extents.size()}));
+  }
+  Shape shape(std::move(extents));
+  if (!shape.numel()) reader.refuse(place, "the size does not fit 64 bits", shape.text());
+  return shape;
+}
+
+SavedShard read_shard(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place) {
+  JsonObject fields(reader, value, place);
+  SavedShard shard;
+  shard.path = reader.string(fields.required("path"), fields.at("path"));
+  shard.identity.bytes = reader.unsigned_number(fields.required("bytes"), fields.at("bytes"));
+  shard.identity.modified_ns =
+      reader.signed_number(fields.required("modified_ns"), fields.at("modified_ns"));
+  shard.header_digest = reader.string(fields.required("header_digest"), fields.at("header_digest"));
+  fields.done();
+  return shard;
+}
+
+SavedSource read_source(const JsonReader& reader, JsonReader::Element value,
+                        const JsonPlace& place) {
+  JsonObject fields(reader, value, place);
+  SavedSource source;
+  source.name = reader.string(fields.required("name"), fields.at("name"));
+  const auto text = reader.string(fields.required("encoding"), fields.at("encoding"));
+  const auto encoding = Encoding::from_name(text);
+  if (!encoding) reader.refuse(fields.at("encoding"), "unknown encoding", printable(text));
+  source.encoding = *encoding;
+  source.shape = read_shape(reader, fields.required("shape"), fields.at("shape"));
+  fields.done();
+  return source;
+}
+
+Box read_box(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place) {
+  JsonObject fields(reader, value, place);
+  const auto number = [&](std::string_view field) {
+    return reader.unsigned_number(fields.required(field), fields.at(field));
+  };
+  Box box;
+  const std::uint64_t source = number("source");
+  if (source > UINT32_MAX) reader.refuse(fields.at("source"), "no such source", std::to_string(source));
+  box.source = static_cast<std::uint32_t>(source);
+  box.source_offset = number("source_offset");
+  box.target_offset = number("target_offset");
+  const JsonPlace dims_place = fields.at("dims");
+  for (const auto item : reader.array(fields.required("dims"), dims_place)) {
+    const JsonPlace dim_place = {&dims_place, {}, box.dims.size()};
+    const auto parts = reader.array(item, dim_place);
+    if (parts.size() != 3) {
+      reader.refuse(dim_place, "a dimension has three numbers", std::to_string(parts.size()),
+                    "[extent, source_stride, target_stride]");
+    }
+    box.dims.push_back({reader.unsigned_number(parts.at(0).value_unsafe(), dim_place),
+                        reader.unsigned_number(parts.at(1).value_unsafe(), dim_place),
+                        reader.unsigned_number(parts.at(2).value_unsafe(), dim_place)});
+  }
+  fields.done();
+  return box;
+}
+
+Recipe read_recipe(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place) {
+  JsonObject fields(reader, value, place);
+  Recipe recipe;
+  const JsonPlace boxes_place = fields.at("boxes");
+  if (const auto boxes = fields.optional("boxes")) {
+    for (const auto item : reader.array(*boxes, boxes_place)) {
+      recipe.boxes.push_back(read_box(reader, item, {&boxes_place, {}, recipe.boxes.size()}));
+    }
+  }
+  if (const auto tie_of = fields.optional("tie_of")) {
+    recipe.tie_of = reader.string(*tie_of, fields.at("tie_of"));
+  }
+  if (const auto reason = fields.optional("reason")) {
+    recipe.reason = reader.string(*reason, fields.at("reason"));
+  }
+  fields.done();
+  return recipe;
+}
+
+PlannedTarget read_target(const JsonReader& reader, JsonReader::Element value,
+                          const JsonPlace& place) {
+  JsonObject fields(reader, value, place);
+  const auto text = [&](std::string_view field) {
+    return reader.string(fields.required(field), fields.at(field));
+  };
+  const auto unknown = [&](std::string_view field, std::string_view found) {
+    reader.refuse(fields.at(field), "unknown word", printable(found));
+  };
+  PlannedTarget target;
+  target.name = text("name");
+  const auto kind = target_kind_from_name(text("kind"));
+  if (!kind) unknown("kind", text("kind"));
+  target.kind = *kind;
+  target.shape = read_shape(reader, fields.required("shape"), fields.at("shape"));
+  const auto dtype = dtype_from_name(text("dtype"));
+  if (!dtype) unknown("dtype", text("dtype"));
+  target.dtype = *dtype;
+  target.device = text("device");
+  bool is_known = false;
+  for (const Delivery delivery : {Delivery::none, Delivery::memory, Delivery::file_view,
+                                  Delivery::disk_write, Delivery::disk_keep}) {
+    if (name(delivery) != text("delivery")) continue;
+    target.delivery = delivery;
+    is_known = true;
+  }
+  if (!is_known) unknown("delivery", text("delivery"));
+  target.recipe = read_recipe(reader, fields.required("recipe"), fields.at("recipe"));
+  if (!origin_from_name(text("origin"), target.recipe.origin)) unknown("origin", text("origin"));
+  fields.done();
+  return target;
+}
+
+template <typename Item, typename Read>
+void read_array(const JsonReader& reader, JsonObject& fields, std::string_view field,
+                std::vector<Item>& items, Read read) {
+  const JsonPlace place = fields.at(field);
+  for (const auto item : reader.array(fields.required(field), place)) {
+    const JsonPlace item_place = {&place, {}, items.size()};
+    items.push_back(read(reader, item, item_place));
+  }
+}
+
+std::pair<std::string, std::string> read_entry(const JsonReader& reader, JsonReader::Element value,
+                                               const JsonPlace& place) {
+  const auto parts = reader.array(value, place);
+  if (parts.size() != 2) reader.refuse(place, "an entry is a module and a device");
+  return {std::string(reader.string(parts.at(0).value_unsafe(), place)),
+          std::string(reader.string(parts.at(1).value_unsafe(), place))};
+}
+
+void read_totals(const JsonReader& reader, JsonObject& fields, Plan& plan) {
+  const auto number = [&](std::string_view field) {
+    return reader.unsigned_number(fields.required(field), fields.at(field));
+  };
+  plan.staging_bytes_max = number("staging_bytes_max");
+  plan.bytes_to_read = number("bytes_to_read");
+  plan.bytes_to_write = number("bytes_to_write");
+  const JsonPlace place = fields.at("peak_bytes");
+  simdjson::dom::object peaks;
+  if (fields.required("peak_bytes").get(peaks) != simdjson::SUCCESS) {
+    reader.refuse(place, "wrong type", {}, "an object");
+  }
+  for (const auto peak : peaks) {
+    const auto bytes = reader.unsigned_number(peak.value, {&place, peak.key, 0});
+    if (!plan.peak_bytes.emplace(peak.key, bytes).second) {
+      reader.refuse({&place, peak.key, 0}, "the field stands here twice");
+    }
+  }
+}
+
+}  // namespace
+
+std::string to_json(const Plan& plan) {
+  JsonWriter json(1, 2);
+  json.begin_object();
+  json.member("version", plan_json_version);
+  json.member("root", plan.catalog->root());
+  write_shards(json, *plan.catalog);
+  json.member("bytes_to_read", plan.bytes_to_read);
+  json.member("bytes_to_write", plan.bytes_to_write);
+  json.key("peak_bytes");
+  json.begin_object();
+  for (const auto& [device, bytes] : plan.peak_bytes) json.member(device, bytes);
+  json.end_object();
+  json.member("staging_bytes_max", plan.staging_bytes_max);
+  json.member("offload_folder", plan.offload_folder);
+  json.key("device_map");
+  json.begin_array();
+  for (const auto& [path, device] : plan.device_map) {
+    json.value(std::vector<std::string>{path, device});
+  }
+  json.end_array();
+  json.key("findings");
+  write_findings(json, plan.findings);
+  const SourceNumbers numbers = write_sources(json, plan);
+  json.key("targets");
+  json.begin_array();
+  for (const PlannedTarget& target : plan.targets) write_target(json, target, numbers);
+  json.end_array();
+  json.end_object();
+  return json.take() + "\n";
+}
+
+SavedPlan read_plan(std::string_view text) {
+  const JsonDocument document(text, "plan.json", text_bytes_max);
+  const JsonReader reader("plan.json");
+  const JsonPlace top;
+  JsonObject fields(reader, document.root(), top);
+  const auto version = reader.unsigned_number(fields.required("version"), fields.at("version"));
+  if (version != plan_json_version) {
+    reader.refuse(fields.at("version"), "a version that is not known", std::to_string(version),
+                  std::to_string(plan_json_version));
+  }
+  SavedPlan saved;
+  saved.root = reader.string(fields.required("root"), fields.at("root"));
+  read_array(reader, fields, "shards", saved.shards, read_shard);
+  read_array(reader, fields, "sources", saved.sources, read_source);
+  read_array(reader, fields, "targets", saved.plan.targets, read_target);
+  read_array(reader, fields, "device_map", saved.plan.device_map, read_entry);
+  read_totals(reader, fields, saved.plan);
+  saved.plan.offload_folder =
+      reader.string(fields.required("offload_folder"), fields.at("offload_folder"));
+  saved.plan.findings =
+      read_findings(reader, fields.required("findings"), fields.at("findings"));
+  fields.done();
+  return saved;
+}
+
+}  // namespace loadstone

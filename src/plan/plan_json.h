@@ -1,0 +1,44 @@
+// A plan as JSON: docs/plan-json.md. What a file says is read first, bound to a catalog after.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/json_fields.h"
+#include "loadstone/plan.h"
+
+namespace loadstone {
+
+inline constexpr std::uint64_t plan_json_version = 1;
+
+struct SavedShard {
+  std::string path;  // relative to the root
+  FileIdentity identity;
+  std::string header_digest;
+};
+
+struct SavedSource {
+  std::string name;
+  Encoding encoding = Dtype::u8;
+  Shape shape;
+};
+
+// A plan as a file tells it: nothing is checked against a catalog. Boxes name sources by their
+// position in `sources`; plan.catalog is null.
+struct SavedPlan {
+  std::string root;
+  std::vector<SavedShard> shards;
+  std::vector<SavedSource> sources;
+  Plan plan;
+};
+
+// Throws Error "plan.json" that names the field.
+[[nodiscard]] SavedPlan read_plan(std::string_view text);
+
+// Checks everything against the catalog and returns the plan with it. Throws Error "io.changed",
+// "plan.json" or "plan.box".
+[[nodiscard]] Plan bind_plan(SavedPlan saved, std::shared_ptr<const Catalog> catalog);
+
+}  // namespace loadstone

@@ -1,0 +1,82 @@
+// The steps of make_plan(), each of which fills in a part of the plan.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "loadstone/plan.h"
+#include "plan/balance.h"
+#include "plan/produce.h"
+#include "plan/rules.h"
+
+namespace loadstone {
+
+// Used once. Not thread-safe.
+class Planner {
+ public:
+  Planner(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleton,
+          const PlanOptions& options);
+
+  [[nodiscard]] Plan run() &&;
+
+ private:
+  // A target without a source, for the suggestions.
+  struct Gap {
+    std::size_t target = 0;
+    std::size_t finding = 0;
+  };
+
+  void check_options() const;
+
+  // resolve.cpp: recipes
+  void find_groups();
+  void resolve(std::size_t root);
+  void resolve_unsaved(std::size_t root);
+  [[nodiscard]] Produced* choose_produced(std::size_t root);
+  void take_produced(std::size_t root, Produced& produced);
+  [[nodiscard]] bool find_boxes(std::size_t root, const Produced& produced);
+  [[nodiscard]] bool check_dtypes(std::size_t root, const Produced& produced);
+  [[nodiscard]] Dtype final_dtype(const Target& target, const Produced* produced) const;
+  void resolve_missing(std::size_t root);
+  void resolve_tie(std::size_t tie);
+  void fail(std::size_t target, Finding finding);
+
+  // unmatched.cpp: what is left over on either side
+  void report_contests();
+  void report_unexpected();
+  void suggest();
+  void fold_casts();
+
+  // placement.cpp
+  void place();
+  void place_by_entries(std::vector<std::string>& devices);
+  void report_uncovered(const std::vector<std::size_t>& uncovered);
+  void settle(PlannedTarget& target, const std::string& device);
+  void check_offload();
+  void check_budget();
+
+  [[nodiscard]] const std::vector<std::size_t>& members(std::size_t root) const;
+  [[nodiscard]] bool is_saved(std::size_t root) const;
+  void add(Finding finding) { plan_.findings.push_back(std::move(finding)); }
+
+  const Skeleton& skeleton_;
+  const PlanOptions& options_;
+  CompiledRules rules_;
+  Production production_;
+  Plan plan_;
+  std::unordered_map<std::string_view, std::size_t> index_;  // of the skeleton's targets
+  std::vector<std::size_t> roots_;                           // what each is a tie of; itself
+  std::unordered_map<std::size_t, std::vector<std::size_t>> groups_;  // roots that have ties
+  std::vector<Gap> gaps_;
+  std::vector<std::string> unexpected_names_;  // in the order of their findings
+  std::size_t unexpected_begin_ = 0;           // the first of them in plan_.findings
+  std::map<std::pair<Dtype, Dtype>, Finding> casts_;
+};
+
+}  // namespace loadstone

@@ -1,0 +1,310 @@
+// Which recipe each target gets, and what stands in its way.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "plan/check_boxes.h"
+#include "plan/dtypes.h"
+#include "plan/planner.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::size_t names_shown_max = 8;
+
+// "'a', 'b' and 3 more"
+std::string quoted(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), names_shown_max); ++i) {
+    text += fmt::format("{}'{}'", i == 0 ? "" : ", ", printable(names[i]));
+  }
+  if (names.size() > names_shown_max) {
+    text += fmt::format(" and {} more", names.size() - names_shown_max);
+  }
+  return text;
+}
+
+}  // namespace
+
+void Planner::find_groups() {
+  for (std::size_t i = 0; i < skeleton_.targets.size(); ++i) {
+    index_.emplace(skeleton_.targets[i].name, i);
+  }
+  roots_.resize(skeleton_.targets.size());
+  for (std::size_t i = 0; i < skeleton_.targets.size(); ++i) {
+    const Target& target = skeleton_.targets[i];
+    roots_[i] = target.tie_of.empty() ? i : index_.at(target.tie_of);
+    if (roots_[i] == i) continue;
+    auto& group = groups_[roots_[i]];
+    if (group.empty()) group.push_back(roots_[i]);
+    group.push_back(i);
+  }
+}
+
+const std::vector<std::size_t>& Planner::members(std::size_t root) const {
+  static const std::vector<std::size_t> none;
+  const auto found = groups_.find(root);
+  return found == groups_.end() ? none : found->second;
+}
+
+// Whether checkpoints hold it: under its own name or that of a tie.
+bool Planner::is_saved(std::size_t root) const {
+  const auto saved = [&](std::size_t i) {
+    const TargetKind kind = skeleton_.targets[i].kind;
+    return kind == TargetKind::parameter || kind == TargetKind::persistent_buffer;
+  };
+  return saved(root) || std::ranges::any_of(members(root), saved);
+}
+
+void Planner::resolve(std::size_t root) {
+  const Target& target = skeleton_.targets[root];
+  PlannedTarget& planned = plan_.targets[root];
+  if (!is_saved(root)) {
+    resolve_unsaved(root);
+    return;
+  }
+  Produced* const produced = choose_produced(root);
+  planned.dtype = final_dtype(target, produced);
+  if (!Encoding(planned.dtype).byte_count(target.shape.numel().value_or(0))) {
+    fail(root, {.code = "plan.shape",
+                .message = fmt::format("'{}': the size does not fit 64 bits as {}",
+                                       printable(target.name), name(planned.dtype)),
+                .found = target.shape.text()});
+    return;
+  }
+  if (produced == nullptr) {
+    resolve_missing(root);
+  } else {
+    take_produced(root, *produced);
+  }
+}
+
+void Planner::resolve_unsaved(std::size_t root) {
+  const Target& target = skeleton_.targets[root];
+  Recipe& recipe = plan_.targets[root].recipe;
+  const auto has_value = [&](std::size_t i) { return skeleton_.targets[i].has_value; };
+  if (has_value(root) || std::ranges::any_of(members(root), has_value)) {
+    recipe.origin = Origin::constructor;
+    return;
+  }
+  recipe.origin = Origin::exception;
+  if (!skeleton_.values_known) {
+    recipe.reason = "the constructor's value is not in a skeleton file";
+    return;
+  }
+  const auto bytes = human_bytes(plan_.targets[root].byte_count());
+  fail(root, {.code = "plan.no_value",
+              .message = fmt::format("'{}' ({}, {}) is never saved, and the model at hand holds no "
+                                     "value of it",
+                                     printable(target.name), name(target.kind), bytes),
+              .suggestion = "build the model so that its buffers are real, on no meta device"});
+}
+
+// Ties are one tensor, so any of their names will do; the root's own goes first.
+Produced* Planner::choose_produced(std::size_t root) {
+  Produced* chosen = production_.find(skeleton_.targets[root].name);
+  if (chosen != nullptr) chosen->is_claimed = true;
+  for (const std::size_t tie : members(root)) {
+    Produced* const other = production_.find(skeleton_.targets[tie].name);
+    if (tie == root || other == nullptr) continue;
+    other->is_claimed = true;
+    if (chosen == nullptr) {
+      chosen = other;
+      continue;
+    }
+    add({.severity = Severity::info,
+         .code = "plan.tie",
+         .target = skeleton_.targets[tie].name,
+         .sources = production_.source_names(*other),
+         .message = fmt::format("'{}' is tied to '{}', and the checkpoint holds both: '{}' is taken, "
+                                "whether they are equal is not known",
+                                printable(skeleton_.targets[tie].name),
+                                printable(skeleton_.targets[root].name), printable(chosen->name))});
+  }
+  return chosen;
+}
+
+// From here on the target has no value: that is what a finding of severity error means.
+void Planner::fail(std::size_t target, Finding finding) {
+  Recipe& recipe = plan_.targets[target].recipe;
+  recipe.origin = Origin::exception;
+  recipe.boxes.clear();
+  recipe.reason = finding.code;
+  finding.severity = Severity::error;
+  finding.target = skeleton_.targets[target].name;
+  add(std::move(finding));
+}
+
+void Planner::take_produced(std::size_t root, Produced& produced) {
+  const Target& target = skeleton_.targets[root];
+  const auto absent = production_.absent_sources(produced, target.shape);
+  if (!absent.empty()) {
+    fail(root, {.code = "plan.missing",
+                .sources = absent,
+                .message = fmt::format("'{}' is made of {} sources that are there and {} missing: {}",
+                                       printable(target.name), produced.members.size(),
+                                       absent.size(), quoted(absent))});
+    return;
+  }
+  plan_.targets[root].recipe.origin = Origin::checkpoint;
+  if (find_boxes(root, produced)) (void)check_dtypes(root, produced);
+}
+
+// False: the target has failed.
+bool Planner::find_boxes(std::size_t root, const Produced& produced) {
+  const Target& target = skeleton_.targets[root];
+  Recipe& recipe = plan_.targets[root].recipe;
+  const auto sources = [&] { return production_.source_names(produced); };
+  if (produced.recipe != Produced::none) {
+    recipe.boxes = options_.recipes[produced.recipe].second;
+    const auto defect =
+        check_boxes(recipe.boxes, target.shape.numel().value_or(0), plan_.catalog->tensors());
+    if (!defect) return true;
+    fail(root, {.code = "plan.box",
+                .sources = sources(),
+                .message = fmt::format("the recipe of '{}' does not fit: {}", printable(target.name),
+                                       defect->message),
+                .found = defect->found,
+                .expected = defect->expected});
+    return false;
+  }
+  View view;
+  const MaybeMisfit misfit = production_.view_of(produced, view);
+  if (misfit) {
+    fail(root, {.code = "plan.shape",
+                .sources = sources(),
+                .message = fmt::format("'{}' cannot be made of {}: {}", printable(target.name),
+                                       quoted(sources()), misfit->message),
+                .found = misfit->found,
+                .expected = misfit->expected.empty() ? target.shape.text() : misfit->expected});
+    return false;
+  }
+  if (view.shape != target.shape) {
+    fail(root, {.code = "plan.shape",
+                .sources = sources(),
+                .message = fmt::format("'{}' is {} in the checkpoint ({}), the model wants {}",
+                                       printable(target.name), view.shape.text(), quoted(sources()),
+                                       target.shape.text()),
+                .found = view.shape.text(),
+                .expected = target.shape.text()});
+    return false;
+  }
+  recipe.boxes = boxes_of(view);
+  return true;
+}
+
+// False: the target has failed.
+bool Planner::check_dtypes(std::size_t root, const Produced& produced) {
+  const Target& target = skeleton_.targets[root];
+  const PlannedTarget& planned = plan_.targets[root];
+  const auto& tensors = plan_.catalog->tensors();
+  for (const Member& member : produced.members) {
+    const TensorInfo& source = tensors[member.source];
+    const Passage way = passage(source.encoding, planned.dtype);
+    if (way == Passage::same) continue;
+    Finding finding = {.sources = {source.name},
+                       .found = std::string(source.encoding.name()),
+                       .expected = std::string(name(planned.dtype))};
+    if (way == Passage::mismatch) {
+      finding.code = "plan.dtype";
+      finding.message = fmt::format("'{}' is {} in the checkpoint ('{}'), the model wants {}",
+                                    printable(target.name), finding.found, printable(source.name),
+                                    finding.expected);
+      fail(root, std::move(finding));
+      return false;
+    }
+    if (way == Passage::no_cast) {
+      finding.code = "plan.encoding";
+      finding.message =
+          source.encoding.is_dtype()
+              ? fmt::format("there is no cast from {} ('{}') to {} ('{}')", finding.found,
+                            printable(source.name), finding.expected, printable(target.name))
+              : fmt::format("unsupported encoding {}: '{}' cannot be decoded for '{}'",
+                            finding.found, printable(source.name), printable(target.name));
+      fail(root, std::move(finding));
+      return false;
+    }
+    Finding& cast = casts_[{source.encoding.dtype(), planned.dtype}];
+    cast.severity = way == Passage::lossy ? Severity::warning : Severity::info;
+    cast.sources.push_back(source.name);
+  }
+  for (const Box& box : planned.recipe.boxes) {
+    if (moves_whole_bytes(box, bits(planned.dtype))) continue;
+    fail(root, {.code = "plan.encoding",
+                .sources = {tensors[box.source].name},
+                .message = fmt::format("'{}': elements of {} can only be moved in whole bytes, and "
+                                       "its recipe cuts them",
+                                       printable(target.name), name(planned.dtype)),
+                .found = std::string(name(planned.dtype))});
+    return false;
+  }
+  return true;
+}
+
+Dtype Planner::final_dtype(const Target& target, const Produced* produced) const {
+  if (kind(target.dtype) != DtypeKind::floating) return target.dtype;
+  if (options_.dtype) return *options_.dtype;
+  if (!options_.dtype_from_file || produced == nullptr || produced->members.empty()) {
+    return target.dtype;
+  }
+  const auto& tensors = plan_.catalog->tensors();
+  const Encoding first = tensors[produced->members.front().source].encoding;
+  const bool is_one = std::ranges::all_of(produced->members, [&](const Member& member) {
+    return tensors[member.source].encoding == first;
+  });
+  const bool is_floating = first.is_dtype() && kind(first.dtype()) == DtypeKind::floating;
+  return is_one && is_floating ? first.dtype() : target.dtype;
+}
+
+void Planner::resolve_missing(std::size_t root) {
+  const Target& target = skeleton_.targets[root];
+  PlannedTarget& planned = plan_.targets[root];
+  Finding finding = {.code = "plan.missing", .target = target.name, .sources = {target.name}};
+  for (const std::size_t tie : members(root)) {
+    if (tie != root) finding.sources.push_back(skeleton_.targets[tie].name);
+  }
+  finding.message =
+      fmt::format("'{}' ({}, {} {}, {}) is not in the checkpoint", printable(target.name),
+                  name(target.kind), name(planned.dtype), target.shape.text(),
+                  human_bytes(planned.byte_count()));
+  if (finding.sources.size() > 1) {
+    finding.message += ", under none of its names " + quoted(finding.sources);
+  }
+  gaps_.push_back({root, plan_.findings.size()});
+  const auto has_value = [&](std::size_t i) {
+    return skeleton_.targets[i].has_value &&
+           skeleton_.targets[i].kind == TargetKind::persistent_buffer;
+  };
+  switch (options_.missing) {
+    case MissingPolicy::error:
+      fail(root, std::move(finding));
+      return;
+    case MissingPolicy::zeros:
+      planned.recipe.origin = Origin::zeros;
+      finding.message += ": filled with zeros";
+      break;
+    case MissingPolicy::initialise:
+      // What the constructor made of a buffer is better than what an initialiser may make of it.
+      planned.recipe.origin = has_value(root) || std::ranges::any_of(members(root), has_value)
+                                  ? Origin::constructor
+                                  : Origin::initialiser;
+      finding.message += planned.recipe.origin == Origin::constructor
+                             ? ": the constructor's value stays"
+                             : ": left to the model's initialiser";
+      if (planned.recipe.origin == Origin::constructor) planned.dtype = target.dtype;
+      break;
+  }
+  finding.severity = Severity::warning;
+  add(std::move(finding));
+}
+
+void Planner::resolve_tie(std::size_t tie) {
+  PlannedTarget& planned = plan_.targets[tie];
+  planned.dtype = plan_.targets[roots_[tie]].dtype;
+  planned.recipe.origin = Origin::tie;
+  planned.recipe.tie_of = skeleton_.targets[roots_[tie]].name;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,117 @@
+// What is left over on either side, and what may have been meant.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "plan/nearest.h"
+#include "plan/planner.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::size_t suggestions_max = 200;  // findings that get one; the first ones are enough
+constexpr std::size_t names_per_suggestion = 3;
+
+}  // namespace
+
+void Planner::report_contests() {
+  for (const Contest& contest : production_.contests()) {
+    const Produced& winner = production_.items()[contest.winner];
+    Finding finding = {.severity = winner.is_claimed ? Severity::error : Severity::warning,
+                       .code = "plan.duplicate",
+                       .target = winner.is_claimed ? winner.name : std::string(),
+                       .sources = production_.source_names(winner)};
+    for (const std::uint32_t source : contest.losers) {
+      finding.sources.push_back(plan_.catalog->tensors()[source].name);
+    }
+    finding.message =
+        fmt::format("'{}' would come from '{}' and from '{}' too", printable(winner.name),
+                    printable(finding.sources.front()), printable(finding.sources.back()));
+    finding.suggestion = "write a rule that gives one of them another name";
+    add(std::move(finding));
+  }
+}
+
+void Planner::report_unexpected() {
+  unexpected_begin_ = plan_.findings.size();
+  if (options_.unexpected == UnexpectedPolicy::ignore) return;
+  for (const Produced& item : production_.items()) {
+    if (item.is_claimed) continue;
+    Finding finding;
+    finding.severity =
+        options_.unexpected == UnexpectedPolicy::error ? Severity::error : Severity::warning;
+    finding.code = "plan.unexpected";
+    finding.sources = production_.source_names(item);
+    const auto known = index_.find(item.name);
+    if (known != index_.end()) {
+      const TargetKind kind = skeleton_.targets[known->second].kind;
+      finding.target = item.name;
+      finding.message = fmt::format(
+          "the checkpoint holds '{}', but that is a {}, which the model makes itself",
+          printable(item.name),
+          kind == TargetKind::attribute ? "plain attribute" : "non-persistent buffer");
+    } else if (item.rule != Produced::none || item.recipe != Produced::none) {
+      finding.message = fmt::format("the model has no '{}', which {} sources make ('{}' ...)",
+                                    printable(item.name), item.members.size(),
+                                    finding.sources.empty() ? "" : printable(finding.sources[0]));
+    } else {
+      finding.message = fmt::format("the model has no '{}'", printable(item.name));
+    }
+    unexpected_names_.push_back(item.name);
+    add(std::move(finding));
+  }
+}
+
+void Planner::suggest() {
+  if (gaps_.empty()) return;
+  NearestNames names;
+  std::vector<const Produced*> items;
+  for (const Produced& item : production_.items()) {
+    if (item.is_claimed) continue;
+    // What rules make has a shape too, but to know it is not worth the work.
+    const bool is_plain = item.rule == Produced::none && item.recipe == Produced::none;
+    names.add(item.name, is_plain ? &plan_.catalog->tensors()[item.members.front().source].shape
+                                  : nullptr);
+    items.push_back(&item);
+  }
+  if (items.empty()) return;
+  std::unordered_map<std::string_view, std::string> reverse;  // unexpected name: target
+  for (std::size_t i = 0; i < std::min(gaps_.size(), suggestions_max); ++i) {
+    const Target& target = skeleton_.targets[gaps_[i].target];
+    auto nearest = names.nearest(target.name, target.shape, names_per_suggestion);
+    const bool is_pair = gaps_.size() == 1 && items.size() == 1;
+    if (nearest.empty() && is_pair) nearest.push_back(0);
+    if (nearest.empty()) continue;
+    std::string text = "did you mean ";
+    for (std::size_t n = 0; n < nearest.size(); ++n) {
+      text += fmt::format("{}'{}'", n == 0 ? "" : " or ", printable(items[nearest[n]]->name));
+      reverse.try_emplace(items[nearest[n]]->name, target.name);
+    }
+    plan_.findings[gaps_[i].finding].suggestion = text + "? A rename rule maps it";
+  }
+  for (std::size_t i = 0; i < unexpected_names_.size(); ++i) {
+    const auto found = reverse.find(unexpected_names_[i]);
+    if (found == reverse.end()) continue;
+    plan_.findings[unexpected_begin_ + i].suggestion =
+        fmt::format("the model misses '{}'", printable(found->second));
+  }
+}
+
+void Planner::fold_casts() {
+  for (auto& [pair, finding] : casts_) {
+    finding.code = "plan.cast";
+    finding.found = std::string(name(pair.first));
+    finding.expected = std::string(name(pair.second));
+    const std::size_t count = finding.sources.size();
+    finding.message = fmt::format("{} {} cast from {} to {} ('{}'{})", count,
+                                  count == 1 ? "source is" : "sources are", finding.found,
+                                  finding.expected, printable(finding.sources.front()),
+                                  count == 1 ? "" : " ...");
+    if (finding.severity == Severity::warning) finding.message += "; values may not fit";
+    add(std::move(finding));
+  }
+}
+
+}  // namespace loadstone
