@@ -1,0 +1,472 @@
+"""One build of a skeleton: what is carried out, what goes to meta, what is made real at the end.
+
+The rule: small tensors are made as the constructor says and stay. Large results of factories go to
+meta, with what is done to them in the log (most become parameters, whose values nobody wants).
+Parameters go to meta when they are registered. At the end every large tensor that did not become a
+parameter is made real, in place, wherever the constructor put it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from loadstone._errors import make
+from loadstone._skeleton_defer import META, Home, Like, Log, Ref, Unreplayable, mapped, tensors_in
+from loadstone._skeleton_modes import inside_constructor
+
+CPU = torch.device("cpu")
+
+# Results of factories from this size on lie on meta until somebody needs their content.
+DEFERRED_BYTES_MIN = 1 << 20
+# Real operands up to this size are copied into the log; larger ones make the operation real.
+SNAPSHOT_BYTES_MAX = 64 << 10
+
+_FACTORIES = frozenset(
+    "arange empty empty_permuted empty_strided eye full linspace logspace normal ones rand randint "
+    "randn randperm range tril_indices triu_indices zeros".split()
+)
+_LIKE = frozenset(
+    "empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like "
+    "rand_like randint_like randn_like zeros_like".split()
+)
+_BLANK = frozenset("empty empty_permuted empty_strided empty_like new_empty new_empty_strided".split())
+_OVERWRITES = frozenset(
+    "bernoulli_ cauchy_ copy_ exponential_ fill_ geometric_ log_normal_ normal_ random_ uniform_ "
+    "zero_".split()
+)
+
+
+class Schema:
+    """What an operator's declaration says."""
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        self.name = schema.name.partition("::")[2]
+        self.written = [
+            (place, argument.name)
+            for place, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        self.takes_dtype = any(argument.name == "dtype" for argument in schema.arguments)
+        self.gives_tensors = any("Tensor" in str(result.type) for result in schema.returns)
+        tags = func.tags
+        self.random = torch.Tag.nondeterministic_seeded in tags
+        self.reads_values = (
+            torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+        )
+        self.overwrites = self.name in _OVERWRITES
+
+    def written_tensors(self, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The arguments that the operator writes to."""
+        found = []
+        for place, name in self.written:
+            found += tensors_in(args[place] if place < len(args) else kwargs.get(name))
+        return found
+
+
+@cache
+def schema_of(func: Any) -> Schema:
+    """The operator's schema, read once."""
+    return Schema(func)
+
+
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """What a tensor's storage goes by; None where it has none."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def storage_weakly(tensor: torch.Tensor) -> StorageWeakRef:
+    """A reference that keeps the storage's name from being given to another one."""
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+class Build:
+    """All that is known of the tensors made inside one ``with skeleton():``. For one thread."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.log = Log()
+        self.any_real = False  # some tensor on meta has its content in memory by now
+        self.random_read = False  # the constructor looked at a value drawn at random
+        self.born: dict[int, StorageWeakRef] = {}  # real storages made in here
+        self.random: dict[int, StorageWeakRef] = {}  # of those, the ones drawn at random
+        self.blank: dict[int, StorageWeakRef] = {}  # of those, the ones never written to
+        self.former: dict[int, tuple[StorageWeakRef, Home]] = {}  # real storage of a parameter
+        self.used_generators: list[torch.Generator] = []  # whose draws were left out
+        self.failures: dict[Home, str] = {}
+        self.default_dtype = torch.get_default_dtype()
+        # somebody asked for meta by name: for the whole build, or in the call that is running
+        self.wants_meta = torch.get_default_device().type == "meta"
+        self.busy = False  # what torch does now is this class's own doing
+
+    @contextlib.contextmanager
+    def quietly(self) -> Iterator[None]:
+        """Own work inside, which no mode shall see."""
+        before, self.busy = self.busy, True
+        try:
+            with torch._C.DisableTorchFunction():
+                yield
+        finally:
+            self.busy = before
+
+    # --- operations ------------------------------------------------------------------------------
+
+    def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Carries an operation out, or notes it."""
+        schema = schema_of(func)
+        tensors = [*tensors_in(args), *tensors_in(kwargs)]
+        homes = [home for home in map(self.log.home, tensors) if home is not None]
+        if not homes and not self.wants_meta and self.log.homes:
+            # a tensor made by torch itself to go with one that only seems to be on meta
+            kwargs = mapped(kwargs, lambda value: _elsewhere(value, CPU))
+        if schema.name in _LIKE or (schema.name in _FACTORIES and not tensors):
+            return self._make(func, schema, args, kwargs, homes)
+        if not homes:
+            return self._note(schema, args, kwargs, tensors, func(*args, **kwargs))
+        if schema.name == "set_":  # no content is touched
+            return func(*args, **kwargs)
+        pending = any(home.real is None for home in homes)
+        if not pending or not self._can_wait(schema, args, kwargs, tensors, homes):
+            return self._carry_out(func, schema, args, kwargs)
+        return self._defer(func, schema, args, kwargs, homes)
+
+    def _can_wait(
+        self, schema: Schema, args: Any, kwargs: dict[str, Any], tensors: Any, homes: list[Home]
+    ) -> bool:
+        if schema.reads_values or not schema.gives_tensors:
+            return False
+        written = [self.log.home(tensor) for tensor in schema.written_tensors(args, kwargs)]
+        if any(home is None or home.real is not None for home in written):
+            return False
+        of_parameters = any(home.is_parameter for home in homes)
+        if kwargs.get("generator") is not None:
+            if not of_parameters:
+                return False
+            self.used_generators.append(kwargs["generator"])
+        if of_parameters:
+            return True
+        return all(home.real is None for home in homes) and not any(
+            not tensor.is_meta and tensor.nbytes > SNAPSHOT_BYTES_MAX for tensor in tensors
+        )
+
+    def _make(
+        self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any], homes: list[Home]
+    ) -> Any:
+        """A factory: on meta when it is large. Of a tensor argument only the form is used."""
+        device = kwargs.get("device")
+        if homes and (device is None or (device.type == "meta" and not self.wants_meta)):
+            device = homes[0].device
+        wanted = device if device is not None else self._device_of(args)
+        plain = kwargs.get("layout") in (None, torch.strided) and not kwargs.get("pin_memory")
+        if wanted.type != "meta" and plain and kwargs.get("generator") is None:
+            result = func(*args, **{**kwargs, "device": META})
+            if result.untyped_storage().nbytes() >= DEFERRED_BYTES_MIN:
+                if schema.name in _BLANK:
+                    self.log.new_home(result, wanted).blank = True
+                    return result
+                kwargs = {**kwargs, "device": wanted}
+                if schema.takes_dtype and kwargs.get("dtype") is None:
+                    kwargs["dtype"] = result.dtype  # not left to the default of another moment
+                self.log.add(
+                    func, mapped(args, _form), kwargs, result, (), (), wanted, schema.random
+                )
+                return result
+        if homes:
+            kwargs = {**kwargs, "device": device}
+        result = func(*args, **kwargs)
+        self._note(schema, args, kwargs, [], result)
+        if schema.name in _BLANK and not result.is_meta and result.numel():
+            self.blank[result.untyped_storage()._cdata] = storage_weakly(result)
+        return result
+
+    @staticmethod
+    def _device_of(args: Any) -> torch.device:
+        return next((tensor.device for tensor in tensors_in(args)), CPU)
+
+    def _defer(
+        self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any], homes: list[Home]
+    ) -> Any:
+        """Notes an operation; what it gives is found on meta."""
+        given = kwargs.get("device")
+        if given is not None and given.type == "meta" and self.wants_meta:
+            return func(*args, **kwargs)
+        device = given if given is not None and given.type != "meta" else homes[0].device
+        random = any(storage_key(tensor) in self.random for tensor in tensors_in([args, kwargs]))
+        written = schema.written_tensors(args, kwargs)
+        targets = [home for home in map(self.log.home, written) if home is not None]
+        try:
+            result = func(*mapped(args, _on_meta), **mapped(kwargs, _on_meta))
+        except Exception:
+            return self._carry_out(func, schema, args, kwargs)
+        sources = [
+            home
+            for tensor in tensors_in([args, kwargs])
+            if not any(tensor is each for each in written)
+            and (home := self.log.home(tensor)) is not None
+        ]
+        reads = homes
+        if schema.overwrites and _is_whole(written[0]) and targets[0] not in sources:
+            self.log.overwritten(targets[0])
+            reads = sources
+        if targets and all(home.is_parameter for home in targets) and self._is_large(args):
+            for home in targets:
+                home.lost = True  # not worth a copy of what is written into it
+            return result
+        noted = self._descriptors(args, kwargs)
+        reads = [home for home in reads if home.real is None]
+        self.log.add(func, *noted, result, reads, targets, device, random or schema.random)
+        return result
+
+    def _is_large(self, args: Any) -> bool:
+        return any(
+            not tensor.is_meta and tensor.nbytes > SNAPSHOT_BYTES_MAX for tensor in tensors_in(args)
+        )
+
+    def _descriptors(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """The arguments without tensors that lie on meta; those in memory as copies."""
+
+        def descriptor(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            home = self.log.home(value)
+            if home is None and value.is_meta:
+                home = self.log.new_home(value, META)
+                home.lost = True  # on meta by somebody's own wish
+            if home is None:
+                return value.clone()
+            return Ref(value, home) if home.real is None else Ref(value, home).bind(home.real).clone()
+
+        noted: tuple[Any, Any] = mapped((args, kwargs), descriptor)
+        return noted
+
+    def _carry_out(self, func: Any, schema: Schema, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An operation whose result is wanted now, or whose operands are in memory anyway."""
+        written = schema.written_tensors(args, kwargs)
+        originals: dict[int, torch.Tensor] = {}
+        tainted = False
+        device = CPU
+
+        def real(value: Any) -> Any:
+            nonlocal tainted, device
+            home = self.log.home(value) if isinstance(value, torch.Tensor) else None
+            if home is None:
+                return value
+            device = home.device
+            content, random = self._content(home)
+            tainted = tainted or random
+            tensor = Ref(value, home).bind(content)
+            originals[id(tensor)] = value
+            keep.append(tensor)
+            return tensor
+
+        keep: list[torch.Tensor] = []
+        new_args, new_kwargs = mapped((args, kwargs), real)
+        new_kwargs = mapped(new_kwargs, lambda value: _elsewhere(value, device))
+        result = func(*new_args, **new_kwargs)
+        if tainted and not schema.gives_tensors:
+            self.random_read = True
+        for tensor in written:
+            home = self.log.home(tensor)
+            if home is not None and home.real is None:
+                home.lost = True  # written beside the log, into a copy
+            elif home is not None:
+                home.tainted = home.tainted or tainted or schema.random
+        tensors = [*tensors_in(new_args), *tensors_in(new_kwargs)]
+        self._note(schema, new_args, new_kwargs, tensors, result, tainted)
+        return mapped(result, lambda value: originals.get(id(value), value))
+
+    def _content(self, home: Home) -> tuple[Any, bool]:
+        """A storage's content in memory, and whether it was drawn at random."""
+        if home.real is not None and not self.log.needed(home):
+            return home.real, home.tainted
+        try:
+            if self.log.depends_on_parameters(home):
+                return self.log.scratch(home)
+            self.log.materialise(home, in_use=True)
+        except Unreplayable as reason:
+            raise make(
+                "skeleton.not_replayable", f"the constructor reads a value, but {reason}"
+            ) from None
+        self.any_real = True
+        return home.real, home.tainted
+
+    def _note(
+        self,
+        schema: Schema,
+        args: Any,
+        kwargs: dict[str, Any],
+        operands: list[torch.Tensor],
+        result: Any,
+        tainted: bool = False,
+    ) -> Any:
+        """Keeps account of real storages: which were made here, and which were drawn at random."""
+        random = tainted or (schema.random and not self._keeps_order(kwargs))
+        before = {storage_key(tensor) for tensor in operands}
+        if self.random and not random:
+            random = any(key in self.random for key in before)
+        written = schema.written_tensors(args, kwargs)
+        for tensor in written:
+            key = storage_key(tensor)
+            if key is None:
+                continue
+            self.blank.pop(key, None)
+            if random:
+                self.random[key] = storage_weakly(tensor)
+            elif schema.overwrites and _is_whole(tensor):
+                self.random.pop(key, None)
+        for tensor in tensors_in(result):
+            key = storage_key(tensor)
+            if key is None or tensor.is_meta:
+                continue
+            if key not in before or schema.name == "lift_fresh":
+                self.born[key] = storage_weakly(tensor)
+                if random:
+                    self.random[key] = self.born[key]
+        return result
+
+    def _keeps_order(self, kwargs: dict[str, Any]) -> bool:
+        """A generator of the constructor's own, from which no draw was left out."""
+        generator = kwargs.get("generator")
+        return generator is not None and not any(
+            generator is used for used in self.used_generators
+        )
+
+    # --- what Python sees of tensors -------------------------------------------------------------
+
+    def note_literal(self, args: Any, kwargs: Any, result: torch.Tensor) -> None:
+        """A tensor that came from no tensor (``torch.from_numpy`` ...) was made in here."""
+        with self.quietly():
+            key = storage_key(result)
+            if key is None or key in self.born or result.is_meta:
+                return
+            if next(tensors_in([args, kwargs or {}]), None) is None:
+                self.born[key] = storage_weakly(result)
+
+    def apparent_device(self, tensor: torch.Tensor) -> torch.device | None:
+        """The device that a direct build would see; None: the true one."""
+        home = self.log.home(tensor)
+        if home is None or (home.is_parameter and not inside_constructor()):
+            return None
+        return home.device
+
+    def with_memory(self, args: tuple[Any, ...], *, values: bool) -> tuple[Any, ...]:
+        """The arguments, with content. Parameters keep none: a constructor gets a copy to read."""
+        with self.quietly():
+            changed = list(args)
+            for place, value in enumerate(args):
+                if not isinstance(value, torch.Tensor):
+                    continue
+                self.blank.pop(storage_key(value) or 0, None)
+                home = self.log.home(value)
+                if home is None:
+                    continue
+                if home.is_parameter and not (values and inside_constructor()):
+                    continue
+                content, random = self._content(home)
+                self.random_read = self.random_read or random
+                copy = Ref(value, home).bind(content)
+                if home.real is not None:
+                    swap(value, copy)
+                else:
+                    changed[place] = copy
+            return tuple(changed)
+
+    def settle_arguments(self, args: Any) -> None:
+        """Tensors whose content is in memory by now lie on meta no longer."""
+        with self.quietly():
+            for tensor in tensors_in(args):
+                home = self.log.home(tensor)
+                if home is not None and home.real is not None and not self.log.needed(home):
+                    swap(tensor, Ref(tensor, home).bind(home.real))
+
+    def set_data(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """``tensor.data = value``, which torch refuses between meta and memory."""
+        if tensor.is_meta == value.is_meta:
+            tensor.data = value
+            home = self.log.home(value)
+        else:
+            home = self.log.home(tensor)
+            was_parameter = home is not None and home.is_parameter
+            swap(tensor, value.detach())
+            if not was_parameter:
+                return
+            home = self.to_meta(tensor)
+        if home is not None and isinstance(tensor, torch.nn.Parameter):
+            self.log.set_parameter(home)
+
+    def close(self) -> None:
+        """Lets go of everything that only mattered while building."""
+        self.log = Log()
+        self.born.clear()
+        self.random.clear()
+        self.blank.clear()
+        self.former.clear()
+        self.failures.clear()
+        self.used_generators.clear()
+
+    # --- parameters ------------------------------------------------------------------------------
+
+    def parameter_registered(self, parameter: Any) -> None:
+        """Puts a parameter on meta, in place, so that whoever holds it sees it there."""
+        if torch.nn.parameter.is_lazy(parameter):
+            return
+        home = self.log.home(parameter)
+        if home is None and not parameter.is_meta and storage_key(parameter) in self.born:
+            home = self.to_meta(parameter)
+        if home is not None:
+            self.log.set_parameter(home)
+
+    def to_meta(self, tensor: torch.Tensor) -> Home:
+        """Takes a tensor's memory away; what shares it is found again by its storage."""
+        storage = tensor.untyped_storage()
+        known = self.former.get(storage._cdata)
+        if known is not None:
+            home = known[1]
+        else:
+            size = storage.nbytes()
+            stand_in = torch.empty(size, dtype=torch.uint8, device=META)
+            home = self.log.new_home(stand_in, tensor.device)
+            home.tainted = storage._cdata in self.random
+            self.former[storage._cdata] = (storage_weakly(tensor), home)
+            if storage._cdata in self.blank:
+                home.blank = True
+            else:
+                self.log.set_initial(home, storage)
+        swap(tensor, Ref(tensor, home).bind(home.storage))
+        return home
+
+
+def swap(tensor: torch.Tensor, content: torch.Tensor) -> None:
+    """Gives a tensor object another content; class, attributes and identity stay."""
+    content.requires_grad_(tensor.requires_grad)
+    torch._C._swap_tensor_impl(tensor, content)  # type: ignore[attr-defined]
+
+
+def _form(value: Any) -> Any:
+    return Like(value) if isinstance(value, torch.Tensor) else value
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return META
+    if isinstance(value, torch.Tensor) and not value.is_meta:
+        return Like(value).make()
+    return value
+
+
+def _elsewhere(value: Any, device: torch.device) -> Any:
+    return device if isinstance(value, torch.device) and value.type == "meta" else value
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return tensor.nbytes == tensor.untyped_storage().nbytes()

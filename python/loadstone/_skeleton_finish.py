@@ -1,0 +1,297 @@
+"""The end of a build: what did not become a parameter is made real, wherever it is held.
+
+The tensors are found through the garbage collector, not by walking models: so closures, tuples and
+objects of any kind are reached, and every holder of a tensor sees it become real.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from loadstone._errors import make
+from loadstone._skeleton_build import Build, storage_key, storage_weakly, swap
+from loadstone._skeleton_defer import Home, Op, Ref, Unreplayable, run
+
+# Dead tensors in reference cycles are not worth making real: above this, they are collected first.
+COLLECT_BYTES_MIN = 32 << 20
+
+
+class Derivation:
+    """How a tensor follows from parameters, to be computed once these have their values."""
+
+    def __init__(self, home: Home, ops: list[Op]) -> None:
+        self.home = home
+        self.ops = ops
+        self.parameters: list[tuple[weakref.ref[Any], str, Ref]] = []  # module, name, place
+
+    def compute(self, ref: Ref) -> torch.Tensor:
+        """The tensor that lies at ``ref``, from the parameters as they are now."""
+        storages = {
+            home: self._current(home)
+            for home in {self.home, *(each for op in self.ops for each in op.reads)}
+            if home.is_parameter
+        }
+        if self.home.is_parameter:
+            return self._window(ref)
+        for op in self.ops:
+            run(op, storages)
+        return ref.bind(storages[self.home])
+
+    def names(self, model: Any) -> list[str]:
+        """The parameters concerned, by their names in a model."""
+        paths = {id(module): path for path, module in model.named_modules()}
+        return [
+            f"{paths[id(module())]}.{name}".lstrip(".")
+            for module, name, _ in self.parameters
+            if id(module()) in paths
+        ]
+
+    def moved(self, modules: dict[int, Any]) -> Derivation:
+        """The same for another model of the same build, its modules given by the ids of these."""
+        other = Derivation(self.home, self.ops)
+        for module, name, ref in self.parameters:
+            target = modules.get(id(module()))
+            if target is not None:
+                other.parameters.append((weakref.ref(target), name, ref))
+        return other
+
+    def _held(self, home: Home) -> list[tuple[Ref, torch.Tensor]]:
+        found = []
+        for module, name, ref in self.parameters:
+            owner = module()
+            if owner is None or ref.home is not home:
+                continue
+            parameter = owner._parameters[name]
+            if parameter.is_meta:
+                raise make("skeleton.not_replayable", "a parameter has no value yet", tensor=name)
+            found.append((ref, parameter.detach()))
+        return found
+
+    def _current(self, home: Home) -> Any:
+        """A storage laid out as it was in the build, with the parameters' values of now."""
+        held = self._held(home)
+        if not held:
+            raise make("skeleton.not_replayable", "the module with the parameters is gone")
+        if len(held) == 1 and _same_layout(*held[0]):
+            return held[0][1].untyped_storage()
+        first = held[0][1]
+        size = home.nbytes
+        storage = torch.empty(size, dtype=torch.uint8, device=first.device).untyped_storage()
+        for ref, value in held:
+            ref.bind(storage).copy_(value)
+        return storage
+
+    def _window(self, ref: Ref) -> torch.Tensor:
+        """A view of a parameter: of the loaded one's memory, in its dtype."""
+        for place, value in self._held(self.home):
+            if place.dtype == ref.dtype and place.stride == value.stride():
+                start = ref.offset - place.offset
+                if 0 <= start and start + _extent(ref) <= _extent(place):
+                    return value.as_strided(
+                        ref.size, ref.stride, start + int(value.storage_offset())
+                    )
+        return ref.bind(self._current(self.home))
+
+
+def _extent(ref: Ref) -> int:
+    if 0 in ref.size:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(ref.size, ref.stride, strict=True))
+
+
+def _same_layout(ref: Ref, tensor: torch.Tensor) -> bool:
+    return (
+        tensor.dtype == ref.dtype
+        and tensor.stride() == ref.stride
+        and int(tensor.storage_offset()) == ref.offset
+    )
+
+
+class Known:
+    """What builds have found out about storages that are still alive, and about modules."""
+
+    def __init__(self) -> None:
+        self.random: dict[int, StorageWeakRef] = {}
+        self.blank: dict[int, StorageWeakRef] = {}
+        self.failed: dict[int, tuple[StorageWeakRef, str]] = {}
+        self.derived: dict[int, tuple[StorageWeakRef, Derivation]] = {}
+        self.builds: weakref.WeakKeyDictionary[Any, Build] = weakref.WeakKeyDictionary()
+
+    def purge(self) -> None:
+        """Forgets storages that are gone, before their names are given to others."""
+        for plain in (self.random, self.blank):
+            for key in [key for key, weak in plain.items() if _expired(weak)]:
+                del plain[key]
+        for key in [key for key, (weak, _) in self.failed.items() if _expired(weak)]:
+            del self.failed[key]
+        for key in [key for key, (weak, _) in self.derived.items() if _expired(weak)]:
+            del self.derived[key]
+
+
+def _expired(weak: StorageWeakRef) -> bool:
+    return bool(weak.expired())  # type: ignore[no-untyped-call]
+
+
+known = Known()
+
+
+class _Scan:
+    """The modules and tensors of a build that are alive."""
+
+    def __init__(self, build: Build) -> None:
+        self.parameters: list[tuple[Any, str, torch.Tensor]] = []
+        self.modules: list[Any] = []
+        self.tensors: list[tuple[torch.Tensor, Home]] = []
+        kinds: dict[type, int] = {}
+        for thing in gc.get_objects():
+            cls = type(thing)
+            kind = kinds.get(cls)
+            if kind is None:
+                kind = kinds[cls] = 2 * issubclass(cls, torch.nn.Module) + issubclass(
+                    cls, torch.Tensor
+                )
+            if kind == 2:
+                self._module(build, thing)
+            elif kind == 1:
+                self._tensor(build, thing)
+
+    def _module(self, build: Build, module: Any) -> None:
+        mine = False
+        for name, parameter in list(module.__dict__.get("_parameters", {}).items()):
+            if parameter is None or torch.nn.parameter.is_lazy(parameter):
+                continue
+            if build.log.home(parameter) is not None:
+                self.parameters.append((module, name, parameter))
+                mine = True
+            elif not parameter.is_meta and storage_key(parameter) in build.born:
+                build.to_meta(parameter)  # registered past register_parameter
+                self.parameters.append((module, name, parameter))
+                mine = True
+        for buffer in list(module.__dict__.get("_buffers", {}).values()):
+            if buffer is not None and not torch.nn.parameter.is_lazy(buffer):
+                mine = mine or storage_key(buffer) in build.born
+                mine = mine or build.log.home(buffer) is not None
+        if mine:
+            self.modules.append(module)
+
+    def _tensor(self, build: Build, tensor: torch.Tensor) -> None:
+        if torch.nn.parameter.is_lazy(tensor):
+            return
+        home = build.log.home(tensor)
+        if home is None and not tensor.is_meta:
+            key = storage_key(tensor)
+            if key in build.former:
+                home = build.former[key][1]
+        if home is not None:
+            self.tensors.append((tensor, home))
+
+
+def finish(build: Build) -> None:
+    """Makes real what has to be, and keeps what was found out about the rest."""
+    with build.quietly(), torch.no_grad():
+        scan = _Scan(build)
+        groups = _groups(build, scan)
+        waiting = sum(home.nbytes for home in groups if not home.is_parameter)
+        if waiting >= COLLECT_BYTES_MIN:
+            del scan, groups
+            gc.collect()
+            scan = _Scan(build)
+            groups = _groups(build, scan)
+        derivations = _settle(build, groups)
+        known.purge()
+        for home, derivation in derivations.items():
+            _place(derivation, scan)
+            known.derived[home.key] = (storage_weakly(_any(home)), derivation)
+        for home, reason in build.failures.items():
+            known.failed[home.key] = (storage_weakly(_any(home)), reason)
+        for home in [*derivations, *build.failures]:
+            home.storage = None  # lives as long as the tensors do
+        for derivation in derivations.values():
+            for op in derivation.ops:
+                for home in op.reads | op.writes:
+                    home.storage, home.ops = None, []
+        known.random.update(build.random)
+        known.blank.update(build.blank)
+        for module in scan.modules:
+            try:
+                known.builds[module] = build
+            except TypeError:  # a class with __eq__ and no __hash__
+                continue
+    build.close()
+
+
+def _any(home: Home) -> torch.Tensor:
+    tensor = torch.empty(0, dtype=torch.uint8, device="meta")
+    return tensor.set_(home.storage, 0, (0,), (1,))
+
+
+def _groups(build: Build, scan: _Scan) -> dict[Home, list[torch.Tensor]]:
+    """The tensors alive that are no registered parameters, by storage."""
+    registered = {id(parameter) for _, _, parameter in scan.parameters}
+    of_parameters = {build.log.home(parameter) for _, _, parameter in scan.parameters}
+    for home in build.log.homes.values():
+        if home in of_parameters:
+            home.is_parameter = True
+        elif home.is_parameter:  # it was one, and was taken out again
+            home.is_parameter = False
+            home.real, home.initial = home.initial, None
+    groups: dict[Home, list[torch.Tensor]] = {}
+    for tensor, home in scan.tensors:
+        if id(tensor) in registered:
+            continue
+        if not tensor.is_meta and not home.is_parameter:
+            home.real = tensor.untyped_storage()  # memory that a former parameter shared
+        groups.setdefault(home, []).append(tensor)
+    return groups
+
+
+def _settle(build: Build, groups: dict[Home, list[torch.Tensor]]) -> dict[Home, Derivation]:
+    derivations: dict[Home, Derivation] = {}
+    for home, tensors in groups.items():
+        if home.is_parameter:
+            derivations[home] = Derivation(home, [])
+            for tensor in tensors:
+                if not tensor.is_meta:
+                    swap(tensor, Ref(tensor, home).bind(home.storage))
+            continue
+        try:
+            if not build.log.depends_on_parameters(home):
+                build.log.materialise(home)
+            elif build.log.is_settled(home):
+                home.real, _ = build.log.scratch(home)
+            else:
+                ops = build.log.needed(home, through_parameters=False)
+                derivations[home] = Derivation(home, ops)
+                continue
+        except Exception as reason:
+            build.failures[home] = str(reason) if isinstance(reason, Unreplayable) else repr(reason)
+            continue
+        _install(build, home, tensors)
+    return derivations
+
+
+def _install(build: Build, home: Home, tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.is_meta:
+            swap(tensor, Ref(tensor, home).bind(home.real))
+    key = int(home.real._cdata)
+    if home.tainted:
+        build.random[key] = storage_weakly(tensors[0])
+    if home.blank and not home.written:
+        build.blank[key] = storage_weakly(tensors[0])
+
+
+def _place(derivation: Derivation, scan: _Scan) -> None:
+    """Finds the modules that hold the parameters of a derivation."""
+    wanted = {derivation.home.key, *(home.key for op in derivation.ops for home in op.reads)}
+    for module, name, parameter in scan.parameters:
+        key = storage_key(parameter)
+        if key in wanted:
+            homes = [derivation.home, *(home for op in derivation.ops for home in op.reads)]
+            home = next(each for each in homes if each.key == key)
+            derivation.parameters.append((weakref.ref(module), name, Ref(parameter, home)))
