@@ -6,6 +6,7 @@
 #include <array>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "base/text.h"
@@ -87,7 +88,9 @@ Audit audit(const Plan& plan, const Report& report) {
   result.provenance = report.provenance;
   const auto entries = by_name(report);
   std::unordered_map<std::string_view, Verdict> verdicts;
+  std::unordered_set<std::string_view> ties;
   for (const PlannedTarget& target : plan.targets) {
+    if (target.recipe.origin == Origin::tie) ties.insert(target.name);
     const auto found = entries.find(target.name);
     verdicts[target.name] =
         found == entries.end() ? Verdict::unaccounted : judge(target, *found->second);
@@ -95,9 +98,9 @@ Audit audit(const Plan& plan, const Report& report) {
   for (const PlannedTarget& target : plan.targets) {
     Verdict verdict = verdicts[target.name];
     if (target.recipe.origin == Origin::tie && verdict == Verdict::real) {
-      // The same tensor: it is what its root is. A tie of nothing has no value.
+      // The same tensor: it is what its root is. A tie of nothing, or of a tie, has no value.
       const auto root = verdicts.find(target.recipe.tie_of);
-      const bool known = root != verdicts.end() && target.recipe.tie_of != target.name;
+      const bool known = root != verdicts.end() && !ties.contains(target.recipe.tie_of);
       verdict = known ? root->second : Verdict::unaccounted;
     }
     if (verdict == Verdict::on_meta) result.on_meta.push_back(target.name);

@@ -1,0 +1,302 @@
+#include "kernels/cast.h"
+
+#include <gtest/gtest.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/number.h"
+
+namespace loadstone {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+constexpr std::array dtypes = {Dtype::boolean, Dtype::u8,      Dtype::i8,      Dtype::u16,
+                               Dtype::i16,     Dtype::u32,     Dtype::i32,     Dtype::u64,
+                               Dtype::i64,     Dtype::f16,     Dtype::bf16,    Dtype::f32,
+                               Dtype::f64,     Dtype::f8_e4m3, Dtype::f8_e5m2, Dtype::f8_e8m0};
+
+std::vector<std::pair<Dtype, Dtype>> all_pairs() {
+  std::vector<std::pair<Dtype, Dtype>> pairs;
+  for (const Dtype source : dtypes) {
+    for (const Dtype target : dtypes) {
+      if (target != source && target != Dtype::f8_e8m0) pairs.emplace_back(source, target);
+    }
+  }
+  return pairs;
+}
+
+// ---- the inputs and fingerprints of tests/golden/make_cast_goldens.py
+
+std::uint64_t splitmix(std::uint64_t place, std::uint64_t seed) {
+  std::uint64_t word = (place + 1) * 0x9e3779b97f4a7c15u + seed;
+  word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
+  word = (word ^ (word >> 27)) * 0x94d049bb133111ebu;
+  return word ^ (word >> 31);
+}
+
+std::uint64_t fingerprint(const Bytes& bytes) {
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    sum += (static_cast<std::uint64_t>(bytes[i]) + 1) * splitmix(i, 99);
+  }
+  return sum;
+}
+
+constexpr std::size_t random_count = 20000;
+
+std::vector<std::uint64_t> wide_floats(unsigned mantissa_bits, unsigned exponent_bits,
+                                       std::uint64_t seed) {
+  std::vector<std::uint64_t> mantissas;
+  const std::uint64_t whole = std::uint64_t{1} << mantissa_bits;
+  for (const unsigned kept : {0u, 1u, 2u, 3u, 7u, 8u, 10u, 11u, 23u, 24u}) {
+    if (kept >= mantissa_bits) continue;
+    const std::uint64_t unit = whole >> kept;
+    for (const std::uint64_t base : {std::uint64_t{0}, unit, 2 * unit, whole - unit}) {
+      for (const std::uint64_t near : {~std::uint64_t{0}, std::uint64_t{0}, std::uint64_t{1},
+                                       unit / 2 - 1, unit / 2, unit / 2 + 1}) {
+        mantissas.push_back((base + near) % whole);
+      }
+    }
+  }
+  std::vector<std::uint64_t> words;
+  for (std::uint64_t top = 0; top < (std::uint64_t{2} << exponent_bits); ++top) {
+    for (const std::uint64_t mantissa : mantissas) words.push_back(top * whole | mantissa);
+  }
+  for (std::size_t i = 0; i < random_count; ++i) words.push_back(splitmix(i, seed));
+  return words;
+}
+
+std::vector<std::uint64_t> words_for(Dtype dtype) {
+  const std::size_t size = element_bytes(dtype);
+  if (dtype == Dtype::f32) return wide_floats(23, 8, 1);
+  if (dtype == Dtype::f64) return wide_floats(52, 11, 2);
+  std::vector<std::uint64_t> words;
+  if (size <= 2) {
+    for (std::uint64_t word = 0; word < (std::uint64_t{1} << (8 * size)); ++word) {
+      words.push_back(dtype == Dtype::boolean ? word % 2 : word);
+    }
+    return words;
+  }
+  for (std::size_t i = 0; i < random_count; ++i) words.push_back(splitmix(i, 3) >> (i % 64));
+  for (unsigned bit = 0; bit < 64; ++bit) {
+    for (std::uint64_t near = 0; near < 7; ++near) {
+      words.push_back((std::uint64_t{1} << bit) + near - 3);
+    }
+  }
+  return words;
+}
+
+Bytes inputs(Dtype dtype) {
+  const std::size_t size = element_bytes(dtype);
+  const std::vector<std::uint64_t> words = words_for(dtype);
+  Bytes bytes(words.size() * size);
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    std::memcpy(bytes.data() + i * size, &words[i], size);
+  }
+  return bytes;
+}
+
+Bytes cast_all(Dtype source, Dtype target, const Bytes& from) {
+  const std::size_t count = from.size() / element_bytes(source);
+  Bytes to(count * element_bytes(target));
+  cast_between(source, target).run(from.data(), to.data(), count);
+  return to;
+}
+
+// The range of an integer dtype as doubles; the upper bound does not fit any more.
+std::pair<double, double> range_of(Dtype dtype) {
+  const bool is_signed =
+      dtype == Dtype::i8 || dtype == Dtype::i16 || dtype == Dtype::i32 || dtype == Dtype::i64;
+  const int bit_count = static_cast<int>(bits(dtype));
+  if (is_signed) return {-std::ldexp(1.0, bit_count - 1), std::ldexp(1.0, bit_count - 1)};
+  return {0.0, std::ldexp(1.0, bit_count)};
+}
+
+// Without the floats that the integer cannot hold: torch has no result of its own for them.
+Bytes inputs_for(Dtype source, Dtype target) {
+  Bytes all = inputs(source);
+  if (kind(source) != DtypeKind::floating || kind(target) != DtypeKind::integer) return all;
+  const Bytes as_f64 = source == Dtype::f64 ? all : cast_all(source, Dtype::f64, all);
+  const auto [lowest, bound] = range_of(target);
+  const std::size_t size = element_bytes(source);
+  Bytes chosen;
+  for (std::size_t i = 0; i < as_f64.size() / 8; ++i) {
+    double value = 0;
+    std::memcpy(&value, as_f64.data() + i * 8, 8);
+    const double cut = std::trunc(value);
+    if (!(cut >= lowest && cut < bound)) continue;  // NaN neither
+    const auto at = all.begin() + static_cast<std::ptrdiff_t>(i * size);
+    chosen.insert(chosen.end(), at, at + static_cast<std::ptrdiff_t>(size));
+  }
+  return chosen;
+}
+
+std::map<std::pair<std::string, std::string>, std::uint64_t> goldens() {
+  std::map<std::pair<std::string, std::string>, std::uint64_t> goldens;
+  std::ifstream file(LOADSTONE_GOLDEN_DIR "/casts.txt");
+  std::string source;
+  std::string target;
+  std::string hex;
+  while (file >> source >> target >> hex) {
+    goldens[{source, target}] = std::stoull(hex, nullptr, 16);
+  }
+  return goldens;
+}
+
+TEST(CastTest, EveryPairGivesTheBitsOfTorch) {
+  const auto expected = goldens();
+  ASSERT_EQ(expected.size(), all_pairs().size() + dtypes.size());
+  for (const Dtype source : dtypes) {
+    const std::string source_name(name(source));
+    ASSERT_EQ(fingerprint(inputs(source)), expected.at({source_name, "-"})) << source_name;
+  }
+  for (const auto& [source, target] : all_pairs()) {
+    const std::string source_name(name(source));
+    const std::string target_name(name(target));
+    ASSERT_TRUE(can_cast(source, target));
+    const Bytes result = cast_all(source, target, inputs_for(source, target));
+    EXPECT_EQ(fingerprint(result), expected.at({source_name, target_name}))
+        << source_name << " to " << target_name;
+  }
+}
+
+// The control: one bit in one byte of one value is seen.
+TEST(CastTest, TheFingerprintSeesOneBit) {
+  Bytes result = cast_all(Dtype::f32, Dtype::bf16, inputs(Dtype::f32));
+  const std::uint64_t before = fingerprint(result);
+  result[4321] ^= std::byte{1};
+  EXPECT_NE(fingerprint(result), before);
+}
+
+TEST(CastTest, WhatDoesNotFitAnIntegerIsTheSameEverywhere) {
+  const auto cast_f64 = [](double value, Dtype target) {
+    Bytes from(8);
+    std::memcpy(from.data(), &value, 8);
+    const Bytes to = cast_all(Dtype::f64, target, from);
+    std::uint64_t result = 0;
+    std::memcpy(&result, to.data(), to.size());
+    return result;
+  };
+  const double infinity = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(cast_f64(std::nan(""), Dtype::i64), 1ull << 63);
+  EXPECT_EQ(cast_f64(infinity, Dtype::i32), 1ull << 31);
+  EXPECT_EQ(cast_f64(3e9, Dtype::i16), 0u);
+  EXPECT_EQ(cast_f64(300.7, Dtype::u8), 44u);
+  EXPECT_EQ(cast_f64(-1.5, Dtype::u8), 255u);
+  EXPECT_EQ(cast_f64(1e10, Dtype::u32), 1410065408u);
+  EXPECT_EQ(cast_f64(0x1p63, Dtype::u64), 1ull << 63);
+  EXPECT_EQ(cast_f64(infinity, Dtype::u64), 0u);
+}
+
+TEST(CastTest, StridesReachTheSameElements) {
+  for (const auto& [source, target] : all_pairs()) {
+    const std::size_t from_size = element_bytes(source);
+    const std::size_t to_size = element_bytes(target);
+    const Bytes from = inputs(source);
+    const std::uint64_t count = std::min<std::uint64_t>(from.size() / from_size, 200) / 3;
+    Bytes to(count * 2 * to_size, std::byte{0x5a});
+    const Cast cast = cast_between(source, target);
+    cast.strided(from.data(), 3, to.data(), 2, count);
+    for (std::uint64_t i = 0; i < count; ++i) {
+      Bytes one(to_size);
+      cast.run(from.data() + i * 3 * from_size, one.data(), 1);
+      const std::byte* written = to.data() + i * 2 * to_size;
+      ASSERT_EQ(std::memcmp(written, one.data(), to_size), 0) << name(source) << name(target);
+      for (std::size_t k = 0; k < to_size; ++k) ASSERT_EQ(written[to_size + k], std::byte{0x5a});
+    }
+  }
+}
+
+TEST(CastTest, EveryLengthAndAlignmentStaysInside) {
+  for (const auto& [source, target] : all_pairs()) {
+    const std::size_t from_size = element_bytes(source);
+    const std::size_t to_size = element_bytes(target);
+    const Bytes values = inputs(source);
+    const Bytes expected = cast_all(source, target, values);
+    const std::uint64_t whole = values.size() / from_size;
+    for (std::uint64_t count = 0; count <= std::min<std::uint64_t>(whole, 40); ++count) {
+      for (std::size_t shift = 0; shift < 3; ++shift) {
+        Bytes from(shift + count * from_size);
+        std::copy_n(values.begin(), count * from_size, from.begin() + shift);
+        Bytes to(shift + count * to_size + 9, std::byte{0x5a});
+        cast_between(source, target).run(from.data() + shift, to.data() + shift, count);
+        ASSERT_TRUE(
+            std::equal(expected.begin(), expected.begin() + count * to_size, to.begin() + shift));
+        ASSERT_TRUE(std::all_of(to.end() - 9, to.end(),
+                                [](std::byte byte) { return byte == std::byte{0x5a}; }));
+      }
+    }
+  }
+}
+
+// Puts all instruction sets back.
+class ForcedTarget {
+ public:
+  explicit ForcedTarget(std::int64_t target) { force(target); }
+  ~ForcedTarget() { force(0); }
+  ForcedTarget(const ForcedTarget&) = delete;
+  ForcedTarget& operator=(const ForcedTarget&) = delete;
+
+ private:
+  static void force(std::int64_t targets) {
+    hwy::SetSupportedTargetsForTest(targets);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+};
+
+TEST(CastTest, EveryInstructionSetGivesTheSameBytes) {
+  std::size_t compared = 0;
+  for (const auto& [source, target] : all_pairs()) {
+    const Bytes from = inputs(source);
+    const std::size_t from_size = element_bytes(source);
+    const std::size_t to_size = element_bytes(target);
+    // One by one, which the vectors never see.
+    Bytes expected(from.size() / from_size * to_size);
+    cast_between(source, target)
+        .strided(from.data(), 1, expected.data(), 1, from.size() / from_size);
+    for (const std::int64_t isa : hwy::SupportedAndGeneratedTargets()) {
+      const ForcedTarget forced(isa);
+      EXPECT_TRUE(cast_all(source, target, from) == expected)
+          << name(source) << " to " << name(target) << " on " << hwy::TargetName(isa);
+      ++compared;
+    }
+  }
+  EXPECT_GE(compared, all_pairs().size());
+}
+
+TEST(CastTest, TheTableSaysWhatThereIs) {
+  EXPECT_FALSE(can_cast(Dtype::f32, Dtype::f8_e8m0));
+  EXPECT_FALSE(can_cast(Dtype::f32, Dtype::f4));
+  EXPECT_FALSE(can_cast(Dtype::c64, Dtype::f32));
+  EXPECT_FALSE(can_cast(Dtype::f8_e4m3fnuz, Dtype::f32));
+  EXPECT_FALSE(can_cast(Dtype::f4, Dtype::f4));
+  EXPECT_EQ(cast_between(Dtype::c64, Dtype::f32).strided, nullptr);
+  for (unsigned i = 0; i <= static_cast<unsigned>(Dtype::f4); ++i) {
+    const auto dtype = static_cast<Dtype>(i);
+    EXPECT_EQ(element_bytes(dtype) * 8, bits(dtype) % 8 == 0 ? bits(dtype) : 0) << name(dtype);
+    EXPECT_EQ(can_cast(dtype, dtype), bits(dtype) % 8 == 0) << name(dtype);
+  }
+}
+
+TEST(CastTest, TheSameDtypeKeepsEveryBit) {
+  for (const Dtype dtype : dtypes) {
+    const Bytes from = inputs(dtype);
+    EXPECT_TRUE(cast_all(dtype, dtype, from) == from) << name(dtype);
+  }
+}
+
+}  // namespace
+}  // namespace loadstone
