@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <new>
 #include <string>
 #include <string_view>
 
+#include "base/text.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
@@ -40,18 +42,15 @@ std::string command_so_far(const CLI::App& app) {
 }
 
 std::string usage_message(const CLI::App& app, const CLI::ParseError& problem) {
+  static constexpr const char* commands = "inspect, plan, load, verify or explain";
   std::string said = problem.what();
-  if (dynamic_cast<const CLI::ExtrasError*>(&problem) != nullptr && app.get_subcommands().empty()) {
+  if (app.get_subcommands().empty()) {
     const auto words = app.remaining();
-    said = words.empty() ? "unknown command"
-                         : fmt::format("'{}' is no command and no option here", words.front());
-  } else if (dynamic_cast<const CLI::RequiredError*>(&problem) != nullptr &&
-             app.get_subcommands().empty()) {
-    said = "a command is needed: inspect, plan, load, verify or explain";
+    said = words.empty() ? fmt::format("a command is needed: {}", commands)
+                         : fmt::format("'{}' is no command; one of {} is needed",
+                                       printable(words.front()), commands);
   }
-  for (char& character : said) {
-    if (character == '\n') character = ' ';
-  }
+  std::ranges::replace(said, '\n', ' ');
   return said;
 }
 

@@ -26,10 +26,7 @@ int inspect(const Args& args, bool json) {
 void add_inspect(CLI::App& app, Chosen& chosen) {
   auto* command = app.add_subcommand("inspect", "What a checkpoint holds; reads headers only");
   const auto args = std::make_shared<Args>();
-  command
-      ->add_option("CHECKPOINT", args->open.paths,
-                   "A file, a folder, an index file, a pattern in quotes, or all files of one")
-      ->required();
+  add_checkpoint(*command, args->open)->required();
   command->add_flag("--tensors", args->tensors, "List every tensor");
   add_open_options(*command, args->open);
   add_json_flag(*command, chosen.json);

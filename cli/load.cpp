@@ -138,7 +138,7 @@ std::string text_of(const Plan& plan, const Outcome& outcome) {
 
 // The report's own members, and what only this process knows.
 std::string json_of(const Plan& plan, const Outcome& outcome) {
-  JsonWriter json;
+  JsonWriter json(2);
   json.begin_object();
   json.member("peak_bytes", outcome.memory.peak_bytes);
   json.member("anonymous_bytes_peak", outcome.anonymous_bytes_peak);
@@ -178,10 +178,12 @@ void add_load(CLI::App& app, Chosen& chosen) {
   command->add_option("CHECKPOINT", args->plan.open.paths,
                       "A file, a folder, an index file, a pattern in quotes, or all files of one; "
                       "with --plan, the folder that the shards are in now");
-  auto* plan_file = command
-                        ->add_option("--plan", args->plan_path,
-                                     "Do what this plan says; 'loadstone plan -o' writes one")
-                        ->type_name("FILE");
+  auto* plan_file =
+      command
+          ->add_option("--plan", args->plan_path,
+                       "Do what this plan says ('plan -o' writes one); CHECKPOINT is then\n"
+                       "the folder that the shards are in now, where they have moved")
+          ->type_name("FILE");
   for (CLI::Option* option : add_plan_options(*command, args->plan)) option->excludes(plan_file);
   command->add_option("--threads", args->threads, "Readers (default: one per core, at most 4)")
       ->type_name("N")

@@ -127,6 +127,13 @@ OpenOptions OpenArgs::options() const {
   return options;
 }
 
+CLI::Option* add_checkpoint(CLI::App& command, OpenArgs& args) {
+  return command
+      .add_option("CHECKPOINT", args.paths,
+                  "A file, a folder, an index, a pattern in quotes, or all files of one")
+      ->type_name("");
+}
+
 void add_open_options(CLI::App& command, OpenArgs& args) {
   command.add_flag("--allow-links", args.allow_links,
                    "Follow links that leave the checkpoint's folder");
@@ -147,18 +154,17 @@ std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args) {
   };
   CLI::Option* const skeleton =
       add("--skeleton", args.skeleton_path, "FILE",
-          "What the model needs, as JSON (default: every tensor of the checkpoint, as it is)");
+          "What the model needs, as JSON (default: the checkpoint's tensors)");
   add("--rules", args.rules_path, "FILE", "How names and layouts map, as JSON")->needs(skeleton);
   add("--dtype", args.dtype, "T", "Cast parameters to this dtype; auto: keep the file's");
   add("--device-map", args.device_map, "M",
-      "auto, balanced, balanced_low_0, sequential; or MODULE=DEVICE,...; or a JSON file");
+      "auto, balanced, balanced_low_0 or sequential; MODULE=DEVICE,...;\na JSON file");
   add("--max-memory", args.max_memory, "D=SIZE", "Limit of a device, as in cpu=8GiB; repeatable")
       ->allow_extra_args(false);
   add("--offload-folder", args.offload_folder, "DIR", "Where tensors placed on disk are written");
-  add("--missing", args.missing, "P", "Tensors that the checkpoint lacks: error or zeros")
+  add("--missing", args.missing, "P", "Tensors that the checkpoint lacks")
       ->check(CLI::IsMember({"error", "zeros"}));
-  add("--unexpected", args.unexpected, "P",
-      "Tensors that the model does not need: warn, error or ignore")
+  add("--unexpected", args.unexpected, "P", "Tensors that the model does not need")
       ->check(CLI::IsMember({"warn", "error", "ignore"}));
   add("--staging", args.staging, "SIZE", "Memory for bytes under way (default: 64MiB)");
   return options;

@@ -20,7 +20,8 @@ struct OpenArgs {
   [[nodiscard]] OpenOptions options() const;
 };
 
-// The positional CHECKPOINT is the command's own affair: how many it takes differs.
+// CHECKPOINT: all its words are one checkpoint.
+CLI::Option* add_checkpoint(CLI::App& command, OpenArgs& args);
 void add_open_options(CLI::App& command, OpenArgs& args);
 
 [[nodiscard]] std::shared_ptr<const Catalog> open_paths(const OpenArgs& args);

@@ -34,10 +34,7 @@ int show_plan(const Args& args, bool json) {
 void add_plan(CLI::App& app, Chosen& chosen) {
   auto* command = app.add_subcommand("plan", "What a load would do; reads no weights");
   const auto args = std::make_shared<Args>();
-  command
-      ->add_option("CHECKPOINT", args->plan.open.paths,
-                   "A file, a folder, an index file, a pattern in quotes, or all files of one")
-      ->required();
+  add_checkpoint(*command, args->plan.open)->required();
   add_plan_options(*command, args->plan);
   command
       ->add_option("-o,--output", args->output_path,

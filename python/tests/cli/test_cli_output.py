@@ -96,10 +96,10 @@ def test_saved_plan_of_files_that_moved(run, small, tmp_path):
     run("load", moved, "--plan", tmp_path / "plan.json", status=0)
 
 
-@pytest.mark.parametrize("command", ["plan", "load"])
-def test_html(run, small, tmp_path, command):
+@pytest.mark.parametrize("name", ["plan", "load"])
+def test_html(run, small, tmp_path, name):
     page = tmp_path / "plan.html"
-    run(command, small, "--html", page, status=0)
+    run(name, small, "--html", page, status=0)
     assert "embed.weight" in page.read_text()
 
 

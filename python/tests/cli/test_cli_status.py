@@ -137,29 +137,29 @@ def test_unknown_code_names_the_nearest(run):
 # ---- 3: a bad or unsupported file
 
 
-@pytest.mark.parametrize("command", ["inspect", "plan", "load", "verify"])
+@pytest.mark.parametrize("name", ["inspect", "plan", "load", "verify"])
 @pytest.mark.parametrize(
     ("file", "code"),
     [
         ("safetensors/st_off_hole.safetensors", "st.hole"),
-        ("safetensors/st_empty.safetensors", "st.too_short"),
+        ("safetensors/st_empty.safetensors", "st.file_too_small"),
         ("gguf/gg_magic.gguf", "gg.magic"),
-        ("sharded/ix_missing_shard", "ix.shard_missing"),
+        ("sharded/ix_missing_shard", "ix.missing_shard"),
     ],
 )
-def test_malformed(run, command, file, code):
-    done = run(command, HOSTILE / file, status=3)
+def test_malformed(run, name, file, code):
+    done = run(name, HOSTILE / file, status=3)
     assert_said_on_stderr(done, code)
-    error = error_of(run(command, HOSTILE / file, "--json", status=3))
+    error = error_of(run(name, HOSTILE / file, "--json", status=3))
     assert error["code"] == code
     assert file in error["path"]
 
 
-@pytest.mark.parametrize("command", ["inspect", "plan", "verify"])
-def test_warnings_and_strict(run, command):
+@pytest.mark.parametrize("name", ["inspect", "plan", "verify"])
+def test_warnings_and_strict(run, name):
     folder = HOSTILE / "sharded/ix_total_size_lies"
-    assert "ix." in run(command, folder, "--json", status=0).stdout
-    run(command, folder, "--strict", status=3)
+    assert "ix." in run(name, folder, "--json", status=0).stdout
+    run(name, folder, "--strict", status=3)
 
 
 def test_strict_load_reads_nothing(run):
@@ -171,12 +171,12 @@ def test_strict_load_reads_nothing(run):
 # ---- 4: input/output
 
 
-@pytest.mark.parametrize("command", ["inspect", "plan", "load", "verify"])
-def test_path_that_does_not_exist(run, tmp_path, command):
+@pytest.mark.parametrize("name", ["inspect", "plan", "load", "verify"])
+def test_path_that_does_not_exist(run, tmp_path, name):
     gone = tmp_path / "gone.safetensors"
-    done = run(command, gone, status=4)
+    done = run(name, gone, status=4)
     assert_said_on_stderr(done, "io.not_found")
-    error = error_of(run(command, gone, "--json", status=4))
+    error = error_of(run(name, gone, "--json", status=4))
     assert error["path"] == str(gone)
 
 
@@ -211,9 +211,9 @@ def test_named_pipe_is_refused_at_once(run, tmp_path):
 # ---- 5: does not fit
 
 
-@pytest.mark.parametrize("command", ["plan", "load"])
-def test_over_budget(run, small, command):
-    done = run(command, small, "--max-memory", "cpu=1", "--json", status=5)
+@pytest.mark.parametrize("name", ["plan", "load"])
+def test_over_budget(run, small, name):
+    done = run(name, small, "--max-memory", "cpu=1", "--json", status=5)
     assert "plan.over_budget" in done.stdout
 
 
