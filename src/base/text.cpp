@@ -65,7 +65,7 @@ bool parse_bytes(std::string_view text, std::uint64_t& bytes) {
   double number = 0;
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), number,
                                               std::chars_format::fixed);
-  if (problem != std::errc{} || number < 0) return false;
+  if (problem != std::errc{} || !(number >= 0)) return false;  // no negative size, and no NaN
   std::string unit;
   for (const char* at = end; at != text.data() + text.size(); ++at) {
     if (*at != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(*at)));
