@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/json_writer.h"
 #include "base/text.h"
@@ -26,6 +27,7 @@ namespace {
 struct Args {
   PlanArgs plan;
   std::string plan_path;
+  std::vector<CLI::Option*> plan_options;  // none of them goes with plan_path
   unsigned threads = 0;
 };
 
@@ -42,6 +44,11 @@ Plan planned(const Args& args) {
   if (args.plan_path.empty()) {
     if (open.paths.empty()) throw Error("usage", "a CHECKPOINT or --plan is needed");
     return make_plan(args.plan);
+  }
+  for (const CLI::Option* option : args.plan_options) {
+    if (option->count() == 0) continue;
+    throw Error("usage",
+                fmt::format("--plan has decided all; {} comes too late", option->get_name()));
   }
   if (open.paths.size() > 1) {
     throw Error("usage", "--plan takes at most one CHECKPOINT, the folder that its shards are in");
@@ -175,16 +182,13 @@ int load(const Args& args, bool json) {
 void add_load(CLI::App& app, Chosen& chosen) {
   auto* command = app.add_subcommand("load", "Load into memory, audited; shows speed and memory");
   const auto args = std::make_shared<Args>();
-  command->add_option("CHECKPOINT", args->plan.open.paths,
-                      "A file, a folder, an index file, a pattern in quotes, or all files of one; "
-                      "with --plan, the folder that the shards are in now");
-  auto* plan_file =
-      command
-          ->add_option("--plan", args->plan_path,
-                       "Do what this plan says ('plan -o' writes one); CHECKPOINT is then\n"
-                       "the folder that the shards are in now, where they have moved")
-          ->type_name("FILE");
-  for (CLI::Option* option : add_plan_options(*command, args->plan)) option->excludes(plan_file);
+  add_checkpoint(*command, args->plan.open);
+  command
+      ->add_option("--plan", args->plan_path,
+                   "Do what this plan says ('plan -o' writes one); CHECKPOINT is then\n"
+                   "the folder that the shards are in now, where they have moved")
+      ->type_name("FILE");
+  args->plan_options = add_plan_options(*command, args->plan);
   command->add_option("--threads", args->threads, "Readers (default: one per core, at most 4)")
       ->type_name("N")
       ->check(CLI::Range(0u, 256u));
