@@ -15,10 +15,13 @@ Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<Tensor
       tensors_(std::move(tensors)),
       metadata_(std::move(metadata)),
       findings_(std::move(findings)) {
-  std::ranges::stable_sort(tensors_, [](const TensorInfo& a, const TensorInfo& b) {
+  const auto in_file_order = [](const TensorInfo& a, const TensorInfo& b) {
     return std::tie(a.shard, a.offset_begin, a.offset_end) <
            std::tie(b.shard, b.offset_begin, b.offset_end);
-  });
+  };
+  if (!std::ranges::is_sorted(tensors_, in_file_order)) {
+    std::ranges::stable_sort(tensors_, in_file_order);
+  }
   index_.reserve(tensors_.size());
   for (std::uint32_t i = 0; i < tensors_.size(); ++i) {
     const TensorInfo& tensor = tensors_[i];

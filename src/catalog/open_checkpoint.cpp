@@ -226,9 +226,11 @@ class CheckpointReader {
     for (FileHeader& header : headers_) {
       const auto shard = static_cast<std::uint32_t>(shards_.size());
       shards_.push_back(std::move(header.shard));
-      for (TensorInfo& tensor : header.tensors) {
-        tensor.shard = shard;
-        tensors_.push_back(std::move(tensor));
+      for (TensorInfo& tensor : header.tensors) tensor.shard = shard;
+      if (tensors_.empty()) {
+        tensors_ = std::move(header.tensors);
+      } else {
+        std::ranges::move(header.tensors, std::back_inserter(tensors_));
       }
       std::ranges::move(header.findings, std::back_inserter(findings_));
       // The first file's word counts: shards repeat what they share, and number what they do not.

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <numeric>
+#include <functional>
 #include <optional>
 #include <set>
 #include <span>
-#include <unordered_set>
+#include <tuple>
 
 #include "base/checked.h"
 #include "base/digest.h"
@@ -54,15 +54,14 @@ class SafetensorsReader {
     header_.shard.header_digest = digest_.hex();
     check_text(text.view());
     parse(text);
+    require_unique_names();
     check_layout();
     header_.findings = warnings_.take();
     return std::move(header_);
   }
 
  private:
-  using Problem = HeaderProblem;
-
-  [[noreturn]] void refuse(Problem problem) const {
+  [[noreturn]] void refuse(HeaderProblem problem) const {
     loadstone::refuse(source_.path(), std::move(problem));
   }
 
@@ -91,7 +90,7 @@ class SafetensorsReader {
     digest_.update(raw);
     std::uint64_t length = 0;
     std::memcpy(&length, raw.data(), sizeof length);
-    Problem problem{.field = "header_len", .found = bytes_text(length), .byte_offset = 0};
+    HeaderProblem problem{.field = "header_len", .found = bytes_text(length), .byte_offset = 0};
     if (length > safetensors_header_bytes_max) {
       problem.code = "st.header_too_large";
       problem.message = "the header is larger than the format allows";
@@ -159,17 +158,10 @@ class SafetensorsReader {
         entry = Entry{};
         entry.name = name;
         field = {};
-        if (!names_.insert(name).second) {
-          refuse({.code = "st.duplicate",
-                  .message = "the header names it twice",
-                  .culprit = name,
-                  .field = name == metadata_name ? metadata_name : "header",
-                  .found = "a second entry",
-                  .expected = "one entry",
-                  .byte_offset = length_bytes + json->position()});
-        }
         if (name == metadata_name) {
           field = metadata_name;
+          if (has_metadata_) refuse_twice(name, metadata_name, json->position());
+          has_metadata_ = true;
           read_metadata(*json, value);
         } else {
           read_entry(*json, value, entry, field);
@@ -247,7 +239,7 @@ class SafetensorsReader {
       if (key == "dtype") {
         entry.dtype = read_dtype(json, item, entry.name);
       } else if (key == "shape") {
-        entry.shape = Shape(read_numbers(json, item, entry.name, key, "st.shape"));
+        entry.shape = read_shape(json, item, entry.name);
       } else if (key == "data_offsets") {
         entry.offsets = read_offsets(json, item, entry.name);
       } else {
@@ -275,9 +267,8 @@ class SafetensorsReader {
   }
 
   // An array of integers that fit 64 bits. simdjson's own numbers would make 2^64 a parse error.
-  std::vector<std::uint64_t> read_numbers(StrictJson& json, StrictJson::Value& value,
-                                          std::string_view name, std::string_view field,
-                                          const char* code) {
+  void read_numbers(StrictJson& json, StrictJson::Value& value, std::string_view name,
+                    std::string_view field, const char* code, std::vector<std::uint64_t>& numbers) {
     const auto bad = [&](std::string found) {
       refuse({.code = code,
               .message = "not an array of integers from 0 to 2^64 - 1",
@@ -288,7 +279,6 @@ class SafetensorsReader {
               .byte_offset = length_bytes + json.position()});
     };
     if (json.kind(value) != JsonKind::array) bad(json.check(value));
-    std::vector<std::uint64_t> numbers;
     json.visit_items(value, [&](StrictJson::Value& item) {
       if (json.kind(item) != JsonKind::number) bad(json.check(item));
       const std::string_view token = json.token(item);
@@ -296,26 +286,67 @@ class SafetensorsReader {
       if (!number) bad(std::string(token));
       numbers.push_back(*number);
     });
-    return numbers;
+  }
+
+  Shape read_shape(StrictJson& json, StrictJson::Value& value, std::string_view name) {
+    std::vector<std::uint64_t> extents;
+    read_numbers(json, value, name, "shape", "st.shape", extents);
+    return Shape(std::move(extents));
   }
 
   std::array<std::uint64_t, 2> read_offsets(StrictJson& json, StrictJson::Value& value,
                                             std::string_view name) {
-    const auto numbers = read_numbers(json, value, name, "data_offsets", "st.offsets");
-    if (numbers.size() == 2 && numbers[0] <= numbers[1]) return {numbers[0], numbers[1]};
+    offsets_.clear();
+    read_numbers(json, value, name, "data_offsets", "st.offsets", offsets_);
+    if (offsets_.size() == 2 && offsets_[0] <= offsets_[1]) return {offsets_[0], offsets_[1]};
     refuse({.code = "st.offsets",
-            .message = numbers.size() == 2 ? "the end lies before the begin"
-                                           : "not a pair of begin and end",
+            .message = offsets_.size() == 2 ? "the end lies before the begin"
+                                            : "not a pair of begin and end",
             .culprit = name,
             .field = "data_offsets",
-            .found = Shape(numbers).text(),
+            .found = Shape(offsets_).text(),
             .expected = "[begin, end] with begin <= end",
             .byte_offset = length_bytes + json.position()});
   }
 
+  [[noreturn]] void refuse_twice(std::string_view name, std::string_view field,
+                                 std::uint64_t position) const {
+    refuse({.code = "st.duplicate",
+            .message = "the header names it twice",
+            .culprit = name,
+            .field = field,
+            .found = "a second entry",
+            .expected = "one entry",
+            .byte_offset = length_bytes + position});
+  }
+
+  // By their hashes: a set of 125,000 strings would cost as much as all the rest of the reading.
+  void require_unique_names() const {
+    struct Row {
+      std::size_t hash;
+      std::size_t tensor;
+    };
+    const auto& tensors = header_.tensors;
+    std::vector<Row> rows(tensors.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      rows[i] = {std::hash<std::string>{}(tensors[i].name), i};
+    }
+    std::ranges::sort(rows, [&](const Row& a, const Row& b) {
+      if (a.hash != b.hash) return a.hash < b.hash;
+      return std::tie(tensors[a.tensor].name, a.tensor) <
+             std::tie(tensors[b.tensor].name, b.tensor);
+    });
+    for (std::size_t i = 1; i < rows.size(); ++i) {
+      const TensorInfo& second = tensors[rows[i].tensor];
+      if (rows[i].hash == rows[i - 1].hash && second.name == tensors[rows[i - 1].tensor].name) {
+        refuse_twice(second.name, "header", positions_[rows[i].tensor]);
+      }
+    }
+  }
+
   // ---- one tensor
 
-  void finish_entry(const Entry& entry) {
+  void finish_entry(Entry& entry) {
     const std::uint64_t position = length_bytes + entry.position;
     const std::string_view missing = !entry.dtype     ? "dtype"
                                      : !entry.shape   ? "shape"
@@ -346,21 +377,24 @@ class SafetensorsReader {
     TensorInfo tensor;
     tensor.name = entry.name;
     tensor.encoding = *dtype;
-    tensor.shape = *entry.shape;
+    tensor.shape = *std::move(entry.shape);
     // Relative to the data for now: the sum is safe only after check_layout().
     tensor.offset_begin = (*entry.offsets)[0];
     tensor.offset_end = (*entry.offsets)[1];
     header_.tensors.push_back(std::move(tensor));
+    positions_.push_back(entry.position);
   }
 
   void check_size(const Entry& entry, Dtype dtype, std::uint64_t position) const {
-    Problem problem{.culprit = entry.name,
-                    .field = "shape",
-                    .found = fmt::format("{} {}", *entry.dtype, entry.shape->text()),
-                    .byte_offset = position};
     const auto numel = entry.shape->numel();
     const auto bytes = numel ? Encoding(dtype).byte_count(*numel) : std::nullopt;
     const std::uint64_t declared = (*entry.offsets)[1] - (*entry.offsets)[0];
+    if (bytes && *bytes == declared) return;
+    HeaderProblem problem{.culprit = entry.name,
+                          .field = "shape",
+                          .found = fmt::format("{} {}", *entry.dtype, entry.shape->text()),
+                          .expected = bytes_text(declared),
+                          .byte_offset = position};
     if (numel && bits(dtype) < 8 && *numel % (bits(dtype) == 4 ? 2 : 4) != 0) {
       problem.code = "st.subbyte";
       problem.message = "the elements do not fill whole bytes";
@@ -368,14 +402,10 @@ class SafetensorsReader {
     } else if (!bytes) {
       problem.code = "st.overflow";
       problem.message = "the tensor's size does not fit 64 bits";
-      problem.expected = bytes_text(declared);
-    } else if (*bytes != declared) {
+    } else {
       problem.code = "st.size_mismatch";
       problem.message = fmt::format("the shape takes {} but data_offsets hold {}",
                                     bytes_text(*bytes), bytes_text(declared));
-      problem.expected = bytes_text(declared);
-    } else {
-      return;
     }
     refuse(std::move(problem));
   }
@@ -405,9 +435,13 @@ class SafetensorsReader {
   // Without a gap from the first data byte to the last of the file: nothing hides between tensors.
   void check_layout() {
     auto& tensors = header_.tensors;
-    std::ranges::stable_sort(tensors, [](const TensorInfo& a, const TensorInfo& b) {
-      return std::pair(a.offset_begin, a.offset_end) < std::pair(b.offset_begin, b.offset_end);
-    });
+    const auto in_file_order = [](const TensorInfo& a, const TensorInfo& b) {
+      return std::tie(a.offset_begin, a.offset_end) < std::tie(b.offset_begin, b.offset_end);
+    };
+    // Most writers keep the header in order, and a sort moves every tensor.
+    if (!std::ranges::is_sorted(tensors, in_file_order)) {
+      std::ranges::stable_sort(tensors, in_file_order);
+    }
     const std::uint64_t data_begin = header_.shard.data_begin;
     const std::uint64_t data_bytes = file_bytes_ - data_begin;
     std::uint64_t expected = 0;
@@ -461,7 +495,9 @@ class SafetensorsReader {
   Warnings warnings_;
   FileHeader header_;
   Digest digest_;
-  std::unordered_set<std::string_view> names_;
+  std::vector<std::uint64_t> positions_;  // of the tensors' entries, until they are sorted
+  std::vector<std::uint64_t> offsets_;    // kept, so that a tensor needs no memory for them
+  bool has_metadata_ = false;
   std::uint64_t file_bytes_ = 0;
 };
 
