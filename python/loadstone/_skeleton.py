@@ -80,7 +80,7 @@ def skeleton_record(model: Any) -> SkeletonRecord:
     """What is known of a model that was built under :class:`skeleton`, as it is now."""
     import torch
 
-    from loadstone._skeleton_build import storage_key
+    from loadstone._skeleton_schema import storage_key
     from loadstone._skeleton_finish import known
     from loadstone._skeleton_walk import walk
 
@@ -161,7 +161,7 @@ def recompute(model: Any) -> list[str]:
     """
     import torch
 
-    from loadstone._skeleton_build import storage_key
+    from loadstone._skeleton_schema import storage_key
     from loadstone._skeleton_defer import Ref
     from loadstone._skeleton_finish import known
     from loadstone._skeleton_walk import walk
@@ -194,7 +194,7 @@ def second_skeleton(model: Any, builder: Callable[[], Any]) -> list[dict[str, st
     Returns:
         A finding (``skeleton.not_replayable``) for every tensor that the second model lacks.
     """
-    from loadstone._skeleton_build import storage_key
+    from loadstone._skeleton_schema import storage_key
     from loadstone._skeleton_finish import known
     from loadstone._skeleton_walk import walk
 

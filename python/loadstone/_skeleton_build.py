@@ -11,15 +11,32 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadstone._errors import make
-from loadstone._skeleton_defer import META, Home, Like, Log, Ref, Unreplayable, mapped, tensors_in
+from loadstone._skeleton_defer import (
+    META,
+    Home,
+    Like,
+    Log,
+    Ref,
+    UnreplayableError,
+    mapped,
+    tensors_in,
+)
 from loadstone._skeleton_modes import inside_constructor
+from loadstone._skeleton_schema import (
+    BLANK,
+    FACTORIES,
+    LIKE,
+    Schema,
+    schema_of,
+    storage_key,
+    storage_weakly,
+)
 
 CPU = torch.device("cpu")
 
@@ -27,67 +44,6 @@ CPU = torch.device("cpu")
 DEFERRED_BYTES_MIN = 1 << 20
 # Real operands up to this size are copied into the log; larger ones make the operation real.
 SNAPSHOT_BYTES_MAX = 64 << 10
-
-_FACTORIES = frozenset(
-    "arange empty empty_permuted empty_strided eye full linspace logspace normal ones rand randint "
-    "randn randperm range tril_indices triu_indices zeros".split()
-)
-_LIKE = frozenset(
-    "empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros ones_like "
-    "rand_like randint_like randn_like zeros_like".split()
-)
-_BLANK = frozenset("empty empty_permuted empty_strided empty_like new_empty new_empty_strided".split())
-_OVERWRITES = frozenset(
-    "bernoulli_ cauchy_ copy_ exponential_ fill_ geometric_ log_normal_ normal_ random_ uniform_ "
-    "zero_".split()
-)
-
-
-class Schema:
-    """What an operator's declaration says."""
-
-    def __init__(self, func: Any) -> None:
-        schema = func._schema
-        self.name = schema.name.partition("::")[2]
-        self.written = [
-            (place, argument.name)
-            for place, argument in enumerate(schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
-        self.takes_dtype = any(argument.name == "dtype" for argument in schema.arguments)
-        self.gives_tensors = any("Tensor" in str(result.type) for result in schema.returns)
-        tags = func.tags
-        self.random = torch.Tag.nondeterministic_seeded in tags
-        self.reads_values = (
-            torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
-        )
-        self.overwrites = self.name in _OVERWRITES
-
-    def written_tensors(self, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The arguments that the operator writes to."""
-        found = []
-        for place, name in self.written:
-            found += tensors_in(args[place] if place < len(args) else kwargs.get(name))
-        return found
-
-
-@cache
-def schema_of(func: Any) -> Schema:
-    """The operator's schema, read once."""
-    return Schema(func)
-
-
-def storage_key(tensor: torch.Tensor) -> int | None:
-    """What a tensor's storage goes by; None where it has none."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
-        return None
-
-
-def storage_weakly(tensor: torch.Tensor) -> StorageWeakRef:
-    """A reference that keeps the storage's name from being given to another one."""
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 class Build:
@@ -129,7 +85,7 @@ class Build:
         if not homes and not self.wants_meta and self.log.homes:
             # a tensor made by torch itself to go with one that only seems to be on meta
             kwargs = mapped(kwargs, lambda value: _elsewhere(value, CPU))
-        if schema.name in _LIKE or (schema.name in _FACTORIES and not tensors):
+        if schema.name in LIKE or (schema.name in FACTORIES and not tensors):
             return self._make(func, schema, args, kwargs, homes)
         if not homes:
             return self._note(schema, args, kwargs, tensors, func(*args, **kwargs))
@@ -171,7 +127,7 @@ class Build:
         if wanted.type != "meta" and plain and kwargs.get("generator") is None:
             result = func(*args, **{**kwargs, "device": META})
             if result.untyped_storage().nbytes() >= DEFERRED_BYTES_MIN:
-                if schema.name in _BLANK:
+                if schema.name in BLANK:
                     self.log.new_home(result, wanted).blank = True
                     return result
                 kwargs = {**kwargs, "device": wanted}
@@ -185,7 +141,7 @@ class Build:
             kwargs = {**kwargs, "device": device}
         result = func(*args, **kwargs)
         self._note(schema, args, kwargs, [], result)
-        if schema.name in _BLANK and not result.is_meta and result.numel():
+        if schema.name in BLANK and not result.is_meta and result.numel():
             self.blank[result.untyped_storage()._cdata] = storage_weakly(result)
         return result
 
@@ -244,7 +200,9 @@ class Build:
                 home.lost = True  # on meta by somebody's own wish
             if home is None:
                 return value.clone()
-            return Ref(value, home) if home.real is None else Ref(value, home).bind(home.real).clone()
+            return (
+                Ref(value, home) if home.real is None else Ref(value, home).bind(home.real).clone()
+            )
 
         noted: tuple[Any, Any] = mapped((args, kwargs), descriptor)
         return noted
@@ -293,7 +251,7 @@ class Build:
             if self.log.depends_on_parameters(home):
                 return self.log.scratch(home)
             self.log.materialise(home, in_use=True)
-        except Unreplayable as reason:
+        except UnreplayableError as reason:
             raise make(
                 "skeleton.not_replayable", f"the constructor reads a value, but {reason}"
             ) from None
@@ -337,9 +295,7 @@ class Build:
     def _keeps_order(self, kwargs: dict[str, Any]) -> bool:
         """A generator of the constructor's own, from which no draw was left out."""
         generator = kwargs.get("generator")
-        return generator is not None and not any(
-            generator is used for used in self.used_generators
-        )
+        return generator is not None and not any(generator is used for used in self.used_generators)
 
     # --- what Python sees of tensors -------------------------------------------------------------
 
@@ -388,6 +344,20 @@ class Build:
                 home = self.log.home(tensor)
                 if home is not None and home.real is not None and not self.log.needed(home):
                     swap(tensor, Ref(tensor, home).bind(home.real))
+
+    def initialiser_skipped(self, tensor: torch.Tensor, frame: Any) -> None:
+        """Notes a function of ``torch.nn.init`` as a whole: it does nothing to a tensor on meta."""
+        home = self.log.home(tensor)
+        code = frame.f_code
+        func = getattr(torch.nn.init, code.co_name, None)
+        if home is None or func is None:
+            return
+        if _is_whole(tensor):
+            self.log.overwritten(home)
+        arguments = {name: frame.f_locals[name] for name in code.co_varnames[: code.co_argcount]}
+        arguments = self._descriptors(arguments, {})[0]
+        random = code.co_name != "dirac_"
+        self.log.add(func, (), arguments, tensor, (home,), (home,), home.device, random)
 
     def set_data(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """``tensor.data = value``, which torch refuses between meta and memory."""
@@ -449,7 +419,7 @@ class Build:
 def swap(tensor: torch.Tensor, content: torch.Tensor) -> None:
     """Gives a tensor object another content; class, attributes and identity stay."""
     content.requires_grad_(tensor.requires_grad)
-    torch._C._swap_tensor_impl(tensor, content)  # type: ignore[attr-defined]
+    torch._C._swap_tensor_impl(tensor, content)
 
 
 def _form(value: Any) -> Any:

@@ -21,7 +21,7 @@ INITIAL_BYTES_MAX = 16 << 20
 HISTORIES_MAX = 10_000
 
 
-class Unreplayable(Exception):
+class UnreplayableError(Exception):
     """A value that the log cannot make."""
 
 
@@ -305,7 +305,7 @@ class Log:
             home.real = storages[home]
             home.tainted = home.tainted or tainted
         op.done = True
-        op.args = op.kwargs = None
+        op.args, op.kwargs = (), {}
         for home in op.reads | op.writes:
             home.ops.remove(op)
 
@@ -319,7 +319,7 @@ class Log:
             if each in storages:
                 continue  # seen
             if each.lost:
-                raise Unreplayable("it depends on a parameter's value that is not kept")
+                raise UnreplayableError("it depends on a parameter's value that is not kept")
             source = each.real if each.real is not None else each.initial
             if source is not None:
                 storages[each] = source.clone()
@@ -355,7 +355,7 @@ class Log:
 def content_before(home: Home) -> Any:
     """Memory for a storage to which nothing was done yet."""
     if home.lost or not home.blank:
-        raise Unreplayable("its content was never recorded")
+        raise UnreplayableError("its content was never recorded")
     size = home.nbytes
     return torch.empty(size, dtype=torch.uint8, device=home.device).untyped_storage()
 

@@ -14,8 +14,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadstone._errors import make
-from loadstone._skeleton_build import Build, storage_key, storage_weakly, swap
-from loadstone._skeleton_defer import Home, Op, Ref, Unreplayable, run
+from loadstone._skeleton_build import Build, swap
+from loadstone._skeleton_defer import Home, Op, Ref, UnreplayableError, run
+from loadstone._skeleton_schema import storage_key, storage_weakly
 
 # Dead tensors in reference cycles are not worth making real: above this, they are collected first.
 COLLECT_BYTES_MIN = 32 << 20
@@ -91,7 +92,7 @@ class Derivation:
         for place, value in self._held(self.home):
             if place.dtype == ref.dtype and place.stride == value.stride():
                 start = ref.offset - place.offset
-                if 0 <= start and start + _extent(ref) <= _extent(place):
+                if start >= 0 and start + _extent(ref) <= _extent(place):
                     return value.as_strided(
                         ref.size, ref.stride, start + int(value.storage_offset())
                     )
@@ -269,7 +270,9 @@ def _settle(build: Build, groups: dict[Home, list[torch.Tensor]]) -> dict[Home, 
                 derivations[home] = Derivation(home, ops)
                 continue
         except Exception as reason:
-            build.failures[home] = str(reason) if isinstance(reason, Unreplayable) else repr(reason)
+            build.failures[home] = (
+                str(reason) if isinstance(reason, UnreplayableError) else repr(reason)
+            )
             continue
         _install(build, home, tensors)
     return derivations

@@ -24,15 +24,24 @@ if TYPE_CHECKING:
 _current: ContextVar[Build | None] = ContextVar("loadstone_skeleton", default=None)
 
 _REGISTER_PARAMETER = torch.nn.Module.register_parameter.__code__
+# Initialisers there that look at what they drew return at once for a tensor on meta, and shall.
+_INIT_GLOBALS = torch.nn.init.__dict__
 
 # Ways to a tensor's memory that pass no dispatcher: those that read it, and those that point to it.
 _READS = frozenset(getattr(torch.Tensor, name) for name in ("__array__", "numpy", "tolist"))
 _POINTS = frozenset(
     getattr(torch.Tensor, name)
     for name in (
-        "__dlpack__", "__reduce_ex__", "__repr__", "_typed_storage", "data_ptr", "is_shared",
-        "share_memory_", "storage", "untyped_storage",
-    )  # fmt: skip
+        "__dlpack__",
+        "__reduce_ex__",
+        "__repr__",
+        "_typed_storage",
+        "data_ptr",
+        "is_shared",
+        "share_memory_",
+        "storage",
+        "untyped_storage",
+    )
 )
 _DEVICE_GETTERS = ("device", "is_cpu", "is_cuda", "is_meta")
 
@@ -46,7 +55,7 @@ def current() -> Build | None:
 
 
 class _FunctionMode(TorchFunctionMode):
-    """Answers for memory and device of tensors that lie on meta without the constructor's knowing."""
+    """Answers for memory and device of tensors that seem to a constructor to have some."""
 
     def __torch_function__(
         self,
@@ -85,6 +94,9 @@ class _FunctionMode(TorchFunctionMode):
             if frame.f_code is _REGISTER_PARAMETER:
                 with build.quietly():
                     build.parameter_registered(tensor)
+        elif attribute.__name__ == "is_meta" and sys._getframe(2).f_globals is _INIT_GLOBALS:
+            with build.quietly():
+                build.initialiser_skipped(tensor, sys._getframe(2))
         elif attribute.__name__ in _DEVICE_GETTERS:
             with build.quietly():
                 device = build.apparent_device(tensor)
@@ -103,7 +115,7 @@ def _names_meta(values: Iterable[Any]) -> bool:
     )
 
 
-class _DispatchMode(TorchDispatchMode):
+class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operation, below autograd."""
 
     def __torch_dispatch__(
@@ -134,9 +146,9 @@ _stack = _Stack()
 def push(build: Build) -> Build | None:
     """Makes a build the current one; returns the one that was."""
     if _stack.users == 0:
-        _stack.modes = (_FunctionMode(), _DispatchMode())
+        _stack.modes = (_FunctionMode(), _DispatchMode())  # type: ignore[no-untyped-call]
         for mode in _stack.modes:
-            mode.__enter__()
+            mode.__enter__()  # type: ignore[no-untyped-call]
     _stack.users += 1
     before = _current.get()
     _current.set(build)

@@ -95,9 +95,10 @@ class _Walk:
 
     def _registered(self, path: str, module: torch.nn.Module) -> None:
         prefix = path + "." if path else ""
-        for name, tensor in list(module._parameters.items()):
-            if tensor is not None:
-                self._slot(prefix + name, "parameter", tensor, _in_dict(module._parameters, name))
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                setter = _in_dict(module._parameters, name)
+                self._slot(prefix + name, "parameter", parameter, setter)
         for name, tensor in list(module._buffers.items()):
             if tensor is not None:
                 persistent = name not in module._non_persistent_buffers_set
