@@ -205,7 +205,7 @@ def test_full_standard_output(command, small, arguments):
 
 def test_named_pipe_is_refused_at_once(run, tmp_path):
     os.mkfifo(tmp_path / "pipe.safetensors")
-    run("inspect", tmp_path / "pipe.safetensors", status=4)
+    assert_said_on_stderr(run("inspect", tmp_path / "pipe.safetensors", status=3), "ix.not_regular")
 
 
 # ---- 5: does not fit
