@@ -1,0 +1,176 @@
+#include "plan/fold.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <unordered_map>
+
+#include "base/text.h"
+
+namespace loadstone {
+
+namespace {
+
+bool is_digit(char character) { return character >= '0' && character <= '9'; }
+
+// A name as text with holes where its numbers are.
+struct Pattern {
+  std::string text;  // each number is '\1'
+  std::vector<std::string> numbers;
+};
+
+Pattern pattern_of(std::string_view name) {
+  Pattern pattern;
+  for (std::size_t i = 0; i < name.size();) {
+    if (!is_digit(name[i])) {
+      pattern.text += name[i++];
+      continue;
+    }
+    const std::size_t begin = i;
+    while (i < name.size() && is_digit(name[i])) ++i;
+    pattern.text += '\1';
+    pattern.numbers.emplace_back(name.substr(begin, i - begin));
+  }
+  return pattern;
+}
+
+// "0-11", or "0,3,5 ..." where numbers are left out.
+std::string range_text(const std::set<std::uint64_t>& numbers) {
+  const std::uint64_t first = *numbers.begin();
+  const std::uint64_t last = *numbers.rbegin();
+  if (last - first + 1 == numbers.size()) return fmt::format("{}-{}", first, last);
+  std::string text;
+  std::size_t shown = 0;
+  for (const std::uint64_t number : numbers) {
+    if (++shown > 4) return text + ",...";
+    text += fmt::format("{}{}", shown == 1 ? "" : ",", number);
+  }
+  return text;
+}
+
+// Which numbers each hole of one pattern takes.
+class Holes {
+ public:
+  void add(const std::vector<std::string>& numbers) {
+    holes_.resize(numbers.size());
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      holes_[i].texts.insert(numbers[i]);
+      // Longer ones are no counters.
+      if (numbers[i].size() < 10) holes_[i].values.insert(std::stoull(numbers[i]));
+    }
+  }
+
+  std::string fill(const std::string& pattern) const {
+    std::string text;
+    std::size_t hole = 0;
+    for (const char character : pattern) {
+      if (character != '\1' || hole >= holes_.size()) {
+        text += character;
+        continue;
+      }
+      const auto& [texts, values] = holes_[hole++];
+      if (texts.size() == 1) {
+        text += *texts.begin();
+      } else {
+        text += values.size() == texts.size() ? "{" + range_text(values) + "}" : "{*}";
+      }
+    }
+    return text;
+  }
+
+ private:
+  struct Hole {
+    std::set<std::string> texts;
+    std::set<std::uint64_t> values;
+  };
+  std::vector<Hole> holes_;
+};
+
+struct Folded {
+  PlanRow row;
+  Pattern name;
+  Pattern from;
+  Holes names;
+  Holes sources;
+};
+
+std::string dtype_text(const Plan& plan, const PlannedTarget& target) {
+  std::set<std::string_view> others;
+  for (const Box& box : target.recipe.boxes) {
+    const Encoding encoding = plan.catalog->tensors()[box.source].encoding;
+    if (encoding != Encoding(target.dtype)) others.insert(encoding.name());
+  }
+  if (others.empty()) return std::string(name(target.dtype));
+  return fmt::format("{} -> {}", fmt::join(others, ", "), name(target.dtype));
+}
+
+std::string origin_text(const PlannedTarget& target) {
+  const Recipe& recipe = target.recipe;
+  std::string text(name(recipe.origin));
+  if (recipe.origin == Origin::exception) text += ": " + recipe.reason;
+  if (recipe.boxes.size() > 1) text += fmt::format(", {} boxes", recipe.boxes.size());
+  if (target.delivery == Delivery::file_view) text += ", view of the file";
+  if (target.delivery == Delivery::disk_keep) text += ", kept in its shard";
+  return text;
+}
+
+std::string from_text(const Plan& plan, const PlannedTarget& target) {
+  if (target.recipe.origin == Origin::tie) return target.recipe.tie_of;
+  std::set<std::uint32_t> sources;
+  for (const Box& box : target.recipe.boxes) sources.insert(box.source);
+  if (sources.empty()) return {};
+  if (sources.size() > 1) return fmt::format("{} sources", sources.size());
+  const std::string& source = plan.catalog->tensors()[*sources.begin()].name;
+  return source == target.name ? std::string() : source;
+}
+
+}  // namespace
+
+std::vector<PlanRow> fold_targets(const Plan& plan) {
+  std::vector<Folded> folded;
+  std::unordered_map<std::string, std::size_t> index;
+  for (const PlannedTarget& target : plan.targets) {
+    PlanRow row;
+    row.kind = std::string(name(target.kind));
+    row.shape = target.shape.text();
+    row.dtype = dtype_text(plan, target);
+    row.device = target.device;
+    row.origin = origin_text(target);
+    Pattern name = pattern_of(target.name);
+    Pattern from = pattern_of(from_text(plan, target));
+    const std::string key = fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}", name.text, row.kind, row.shape,
+                                        row.dtype, row.device, row.origin, from.text);
+    const auto [found, is_new] = index.emplace(key, folded.size());
+    if (is_new) folded.push_back({std::move(row), name, from, {}, {}});
+    Folded& into = folded[found->second];
+    ++into.row.count;
+    into.row.bytes += target.recipe.origin == Origin::tie ? 0 : target.byte_count();
+    into.names.add(name.numbers);
+    into.sources.add(from.numbers);
+  }
+  std::vector<PlanRow> rows;
+  rows.reserve(folded.size());
+  for (Folded& one : folded) {
+    one.row.name = one.names.fill(one.name.text);
+    one.row.from = one.sources.fill(one.from.text);
+    rows.push_back(std::move(one.row));
+  }
+  return rows;
+}
+
+std::string counts_text(const Plan& plan) {
+  std::map<Origin, std::size_t> counts;
+  for (const PlannedTarget& target : plan.targets) ++counts[target.recipe.origin];
+  std::string text =
+      fmt::format("{} target{}", plan.targets.size(), plan.targets.size() == 1 ? "" : "s");
+  const char* separator = ": ";
+  for (const auto& [origin, count] : counts) {
+    text += fmt::format("{}{} {}", separator, count, name(origin));
+    separator = ", ";
+  }
+  return text;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,31 @@
+// Many targets as few rows: those that differ by one number in their names only are one row.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "loadstone/plan.h"
+
+namespace loadstone {
+
+// What people read about one or several targets.
+struct PlanRow {
+  std::string name;  // "layer.{0-11}.weight"
+  std::uint64_t count = 0;
+  std::string kind;
+  std::string shape;
+  std::string dtype;  // "F32", or "BF16 -> F32"
+  std::string device;
+  std::string origin;  // with what it takes: "checkpoint, 128 boxes", "tie of 'x'"
+  std::string from;    // the source where it has another name, or how many there are
+  std::uint64_t bytes = 0;
+};
+
+// In the order of each row's first target.
+[[nodiscard]] std::vector<PlanRow> fold_targets(const Plan& plan);
+
+// "103 targets: 101 checkpoint, 2 constructor"
+[[nodiscard]] std::string counts_text(const Plan& plan);
+
+}  // namespace loadstone
