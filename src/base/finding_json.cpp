@@ -30,8 +30,7 @@ Finding read_finding(const JsonReader& reader, JsonReader::Element value, const 
   finding.target = text("target");
   const JsonPlace sources = fields.at("sources");
   for (const auto source : reader.array(fields.required("sources"), sources)) {
-    finding.sources.emplace_back(
-        reader.string(source, {&sources, {}, finding.sources.size()}));
+    finding.sources.emplace_back(reader.string(source, {&sources, {}, finding.sources.size()}));
   }
   finding.message = text("message");
   finding.suggestion = text("suggestion");

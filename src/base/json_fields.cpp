@@ -57,7 +57,8 @@ void JsonReader::refuse(const JsonPlace& place, std::string_view message, std::s
 
 simdjson::dom::array JsonReader::array(Element value, const JsonPlace& place) const {
   simdjson::dom::array items;
-  if (value.get(items) != simdjson::SUCCESS) refuse(place, "wrong type", type_name(value), "an array");
+  if (value.get(items) != simdjson::SUCCESS)
+    refuse(place, "wrong type", type_name(value), "an array");
   return items;
 }
 
@@ -79,7 +80,8 @@ std::int64_t JsonReader::signed_number(Element value, const JsonPlace& place) co
 
 std::string_view JsonReader::string(Element value, const JsonPlace& place) const {
   std::string_view text;
-  if (value.get(text) != simdjson::SUCCESS) refuse(place, "wrong type", type_name(value), "a string");
+  if (value.get(text) != simdjson::SUCCESS)
+    refuse(place, "wrong type", type_name(value), "a string");
   return text;
 }
 
@@ -91,7 +93,8 @@ JsonObject::JsonObject(const JsonReader& reader, Element value, const JsonPlace&
   }
   for (const auto field : object) {
     for (std::size_t i = 0; i < count_; ++i) {
-      if (fields_[i].name == field.key) reader_.refuse(at(field.key), "the field stands here twice");
+      if (fields_[i].name == field.key)
+        reader_.refuse(at(field.key), "the field stands here twice");
     }
     if (count_ == fields_max) reader_.refuse(place_, "too many fields");
     fields_[count_++] = {field.key, field.value, false};

@@ -15,8 +15,8 @@
 
 namespace loadstone {
 
-// Where a value stands, as a chain of frames that costs nothing until it is printed. The parent must
-// outlive it.
+// Where a value stands, as a chain of frames that costs nothing until it is printed. The parent
+// must outlive it.
 struct JsonPlace {
   const JsonPlace* parent = nullptr;
   std::string_view key;   // a field, or
@@ -48,8 +48,8 @@ class JsonReader {
 
   explicit JsonReader(std::string_view code) : code_(code) {}
 
-  [[noreturn]] void refuse(const JsonPlace& place, std::string_view message,
-                           std::string found = {}, std::string expected = {}) const;
+  [[noreturn]] void refuse(const JsonPlace& place, std::string_view message, std::string found = {},
+                           std::string expected = {}) const;
   [[nodiscard]] simdjson::dom::array array(Element value, const JsonPlace& place) const;
   [[nodiscard]] std::uint64_t unsigned_number(Element value, const JsonPlace& place) const;
   [[nodiscard]] std::int64_t signed_number(Element value, const JsonPlace& place) const;

@@ -56,8 +56,8 @@ std::vector<unsigned> gaps(const std::set<unsigned>& numbers, std::uint64_t expe
 
 // How many sources of each pattern the model's shape asks for; 0: not known.
 std::uint64_t expected_count(const Rule& rule, const Shape& shape) {
-  const bool stacks = rule.op == RuleOp::stack_concat ||
-                      (rule.op == RuleOp::stack && rule.sources.size() == 1);
+  const bool stacks =
+      rule.op == RuleOp::stack_concat || (rule.op == RuleOp::stack && rule.sources.size() == 1);
   if (!stacks || !rule.then.empty()) return 0;
   const auto dim = dim_index(rule.dims[0], shape.rank());
   return dim ? shape[*dim] : 0;
@@ -65,9 +65,11 @@ std::uint64_t expected_count(const Rule& rule, const Shape& shape) {
 
 }  // namespace
 
-std::vector<std::string> Production::absent_sources(const Produced& item, const Shape& shape) const {
+std::vector<std::string> Production::absent_sources(const Produced& item,
+                                                    const Shape& shape) const {
   std::vector<std::string> absent;
-  if (item.rule == Produced::none || !joins_sources(rules_.rules()[item.rule].rule.op)) return absent;
+  if (item.rule == Produced::none || !joins_sources(rules_.rules()[item.rule].rule.op))
+    return absent;
   const CompiledRule& rule = rules_.rules()[item.rule];
   const Template& target = rule.targets[item.part];
   // By key one member that has it, and by pattern the keys and numbers that it has.
@@ -90,7 +92,8 @@ std::vector<std::string> Production::absent_sources(const Produced& item, const 
     for (const auto& [key, member] : keys) {
       if (!wants_all || has[p].contains(key) || absent.size() >= absent_max) continue;
       std::string name = fill_pattern(*rule.patterns[p], member->groups);
-      absent.push_back(name.empty() ? "a match of " + rule.patterns[p]->pattern() : std::move(name));
+      absent.push_back(name.empty() ? "a match of " + rule.patterns[p]->pattern()
+                                    : std::move(name));
       if (has[p].empty() && rule.rule.op != RuleOp::stack_concat) break;
     }
   }

@@ -183,9 +183,8 @@ std::vector<std::string> Balancer::place() {
   while (!todo.empty()) {
     const NodeIndex node = todo.front();
     todo.pop_front();
-    std::erase_if(largest_nodes, [&](NodeIndex layer) {
-      return is_path_of(tree_[node].path, tree_[layer].path);
-    });
+    std::erase_if(largest_nodes,
+                  [&](NodeIndex layer) { return is_path_of(tree_[node].path, tree_[layer].path); });
     if (largest_nodes.empty()) largest = largest_layer(todo, largest_nodes, false);
     const std::uint64_t bytes = tree_[node].bytes;
     const auto ties = tied_nodes(node, todo);

@@ -1,7 +1,7 @@
-// A device for each module, worked out from sizes and capacities, with the choices that accelerate's
-// infer_auto_device_map makes: modules are taken in order and split where they do not fit, modules
-// that share a tensor go together, and the first accelerator and the host keep room for the largest
-// layer that may have to come back from a slower place.
+// A device for each module, worked out from sizes and capacities, with the choices that
+// accelerate's infer_auto_device_map makes: modules are taken in order and split where they do not
+// fit, modules that share a tensor go together, and the first accelerator and the host keep room
+// for the largest layer that may have to come back from a slower place.
 #pragma once
 
 #include <cstdint>

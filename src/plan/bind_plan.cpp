@@ -130,7 +130,8 @@ class Binder {
   void check_origin(std::size_t i) {
     PlannedTarget& target = plan_.targets[i];
     if (target.recipe.origin != Origin::checkpoint && !target.recipe.boxes.empty()) {
-      refuse(i, "recipe.boxes", "only origin checkpoint has boxes", std::string(name(target.recipe.origin)));
+      refuse(i, "recipe.boxes", "only origin checkpoint has boxes",
+             std::string(name(target.recipe.origin)));
     }
     if ((target.recipe.origin == Origin::tie) == target.recipe.tie_of.empty()) {
       refuse(i, "recipe.tie_of", "a tie names its target, and nothing else does");
@@ -240,10 +241,9 @@ class Binder {
                           .peak_bytes = plan_.peak_bytes,
                           .device_map = {}};
     const auto fail = [](const char* field, std::uint64_t found, std::uint64_t expected) {
-      throw Error("plan.json", "a total that is not that of the targets",
-                  {.field = field,
-                   .found = std::to_string(found),
-                   .expected = std::to_string(expected)});
+      throw Error(
+          "plan.json", "a total that is not that of the targets",
+          {.field = field, .found = std::to_string(found), .expected = std::to_string(expected)});
     };
     if (plan_.staging_bytes_max == 0) fail("staging_bytes_max", 0, 1);
     count_costs(plan_);

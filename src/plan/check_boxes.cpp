@@ -27,8 +27,7 @@ std::optional<BoxDefect> outside(const char* side, std::optional<std::uint64_t> 
   if (last && *last < elements) return std::nullopt;
   return BoxDefect{fmt::format("the box leaves its {}", side),
                    last ? fmt::format("element {}", *last) : "an element beyond 2^64",
-                   fmt::format("one of {} elements", elements),
-                   std::nullopt};
+                   fmt::format("one of {} elements", elements), std::nullopt};
 }
 
 // Checks one box by itself and adds its volume to `total`.
@@ -49,7 +48,8 @@ std::optional<BoxDefect> check_box(const Box& box, std::uint64_t elements,
     is_empty = is_empty || dim.extent == 0;
     if (count) count = checked_mul(*count, std::max<std::uint64_t>(dim.extent, 1));
     if (dim.extent > 1 && dim.target_stride == 0) {
-      return BoxDefect{"the box writes elements more than once", "target stride 0", {}, std::nullopt};
+      return BoxDefect{
+          "the box writes elements more than once", "target stride 0", {}, std::nullopt};
     }
   }
   if (is_empty) {
@@ -66,8 +66,10 @@ std::optional<BoxDefect> check_box(const Box& box, std::uint64_t elements,
   if (auto defect = outside("target", target_last, elements)) return defect;
   const auto sum = count ? checked_add(total, *count) : std::nullopt;
   if (!sum || *sum > elements) {
-    return BoxDefect{"the boxes hold more elements than the target", {},
-                     fmt::format("{} elements", elements), std::nullopt};
+    return BoxDefect{"the boxes hold more elements than the target",
+                     {},
+                     fmt::format("{} elements", elements),
+                     std::nullopt};
   }
   total = *sum;
   return std::nullopt;

@@ -23,8 +23,8 @@ struct BoxDefect {
 // More dimensions than a tensor can have whose elements can be counted in 64 bits.
 inline constexpr std::size_t box_dims_max = 64;
 
-// Checks everything but dtypes. Exact: an overlap with a hole of the same size is found. `elements` is
-// the target's number of elements.
+// Checks everything but dtypes. Exact: an overlap with a hole of the same size is found. `elements`
+// is the target's number of elements.
 [[nodiscard]] std::optional<BoxDefect> check_boxes(std::span<const Box> boxes,
                                                    std::uint64_t elements,
                                                    const std::vector<TensorInfo>& sources);
@@ -32,8 +32,8 @@ inline constexpr std::size_t box_dims_max = 64;
 // Whether a box can be moved in whole bytes between elements of `bits` bits on both sides.
 [[nodiscard]] bool moves_whole_bytes(const Box& box, unsigned bits) noexcept;
 
-// The part of the source from the first to the last element that the box touches, in elements; empty
-// for a box without elements. The box must have passed check_boxes().
+// The part of the source from the first to the last element that the box touches, in elements;
+// empty for a box without elements. The box must have passed check_boxes().
 struct ElementRange {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;

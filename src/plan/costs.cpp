@@ -12,7 +12,9 @@ namespace {
 // Shorter runs of bytes are not read into their place one by one.
 constexpr std::uint64_t direct_run_bytes_min = 4096;
 
-std::uint64_t sum(std::uint64_t a, std::uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; }
+std::uint64_t sum(std::uint64_t a, std::uint64_t b) {
+  return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
 
 std::uint64_t bytes_of(std::uint64_t elements, Dtype dtype) {
   const std::uint64_t width = bits(dtype);

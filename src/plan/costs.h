@@ -1,5 +1,5 @@
-// What a plan costs, and how each target reaches its place. Shared by make_plan(), which decides, and
-// plan_from_json(), which checks.
+// What a plan costs, and how each target reaches its place. Shared by make_plan(), which decides,
+// and plan_from_json(), which checks.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace loadstone {
 // same dtype, which is of whole bytes.
 [[nodiscard]] bool is_whole_source(const Plan& plan, const PlannedTarget& target) noexcept;
 
-// Whether the offload folder can point at the shard instead of holding a copy: a whole source of the
-// same shape in a safetensors shard.
+// Whether the offload folder can point at the shard instead of holding a copy: a whole source of
+// the same shape in a safetensors shard.
 [[nodiscard]] bool can_keep_on_disk(const Plan& plan, const PlannedTarget& target) noexcept;
 
 // Whether a view of the file can be the value: a whole source at an offset that suits its elements.

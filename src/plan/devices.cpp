@@ -31,7 +31,8 @@ bool is_device_name(std::string_view text) noexcept {
 }
 
 bool is_offload_name(std::string_view name) noexcept {
-  if (name.empty() || name.size() > file_name_bytes_max || name == "." || name == "..") return false;
+  if (name.empty() || name.size() > file_name_bytes_max || name == "." || name == "..")
+    return false;
   return std::ranges::none_of(name, [](char c) {
     const auto byte = static_cast<unsigned char>(c);
     return byte < 0x20 || byte == 0x7f || c == '/' || c == '\\';

@@ -140,8 +140,8 @@ std::vector<PlanRow> fold_targets(const Plan& plan) {
     row.origin = origin_text(target);
     Pattern name = pattern_of(target.name);
     Pattern from = pattern_of(from_text(plan, target));
-    const std::string key = fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}", name.text, row.kind, row.shape,
-                                        row.dtype, row.device, row.origin, from.text);
+    const std::string key = fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}", name.text, row.kind,
+                                        row.shape, row.dtype, row.device, row.origin, from.text);
     const auto [found, is_new] = index.emplace(key, folded.size());
     if (is_new) folded.push_back({std::move(row), name, from, {}, {}});
     Folded& into = folded[found->second];

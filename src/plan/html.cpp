@@ -74,8 +74,9 @@ std::string to_html(const Plan& plan) {
   }
   page += "</p>\n";
   add_findings(page, plan);
-  page += "<h2>Targets</h2><table><tr><th>target</th><th></th><th>kind</th><th>shape</th>"
-          "<th>dtype</th><th>device</th><th>bytes</th><th>origin</th><th>from</th></tr>\n";
+  page +=
+      "<h2>Targets</h2><table><tr><th>target</th><th></th><th>kind</th><th>shape</th>"
+      "<th>dtype</th><th>device</th><th>bytes</th><th>origin</th><th>from</th></tr>\n";
   for (const PlanRow& row : fold_targets(plan)) {
     page += fmt::format(
         "<tr><td class=\"name\">{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>"

@@ -42,7 +42,8 @@ void Planner::check_options() const {
     refuse("dtype", "parameters can only get a floating dtype of whole bytes",
            std::string(name(*options_.dtype)));
   }
-  if (options_.staging_bytes_max == 0) refuse("staging_bytes_max", "nothing can be read without staging");
+  if (options_.staging_bytes_max == 0)
+    refuse("staging_bytes_max", "nothing can be read without staging");
   if (options_.device_map.mode && !options_.device_map.entries.empty()) {
     refuse("device_map", "either computed or given, not both");
   }
@@ -95,9 +96,9 @@ Plan Planner::run() && {
     if (target.recipe.origin != Origin::checkpoint) continue;
     const auto defect = check_boxes(target.recipe.boxes, target.shape.numel().value_or(0),
                                     plan_.catalog->tensors());
-    if (defect) throw Error("internal", "a rule made boxes that do not fit: " + defect->message,
-                            {.tensor = target.name, .found = defect->found,
-                             .expected = defect->expected});
+    if (defect)
+      throw Error("internal", "a rule made boxes that do not fit: " + defect->message,
+                  {.tensor = target.name, .found = defect->found, .expected = defect->expected});
   }
   sort_findings(plan_.findings);
   return std::move(plan_);

@@ -18,7 +18,7 @@ class ModuleTree {
     std::vector<std::uint32_t> modules;  // nodes, in the order of their first tensor
     std::vector<std::uint32_t> tensors;  // nodes too, those directly in here
     std::uint64_t bytes = 0;
-    std::uint64_t direct_bytes = 0;  // of `tensors`
+    std::uint64_t direct_bytes = 0;     // of `tensors`
     std::uint32_t tensor = UINT32_MAX;  // index, where the node is a tensor
 
     [[nodiscard]] bool is_tensor() const noexcept { return tensor != UINT32_MAX; }

@@ -42,7 +42,8 @@ int natural_order(std::string_view a, std::string_view b) noexcept {
 std::optional<unsigned> whole_number(std::string_view text) noexcept {
   unsigned number = 0;
   const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (text.empty() || problem != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  if (text.empty() || problem != std::errc{} || end != text.data() + text.size())
+    return std::nullopt;
   return number;
 }
 

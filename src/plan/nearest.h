@@ -12,8 +12,8 @@
 
 namespace loadstone {
 
-// Names to choose from, with their shapes. Names come before shapes: equal endings first (a prefix is
-// what differs most often), then few edits. Not thread-safe: it keeps count of the work done.
+// Names to choose from, with their shapes. Names come before shapes: equal endings first (a prefix
+// is what differs most often), then few edits. Not thread-safe: it keeps count of the work done.
 class NearestNames {
  public:
   // Both must outlive this. A missing shape is null.

@@ -29,7 +29,8 @@ void Planner::place() {
     for (const auto& [device, bytes] : options_.max_memory) {
       capacities.emplace_back(device_name(device), bytes);
     }
-    devices = balanced_devices(tensors, *map.mode, std::move(capacities), options_.no_split_modules);
+    devices =
+        balanced_devices(tensors, *map.mode, std::move(capacities), options_.no_split_modules);
     plan_.device_map = device_map_entries(tensors, devices);
   } else {
     place_by_entries(devices);
@@ -89,10 +90,10 @@ void Planner::place_by_entries(std::vector<std::string>& devices) {
     add({.severity = Severity::info,
          .code = "plan.tie",
          .target = plan_.targets[i].name,
-         .message = fmt::format("'{}' is tied to '{}' and goes with it to {}, not to {}",
-                                printable(plan_.targets[i].name),
-                                printable(plan_.targets[roots_[i]].name), devices[roots_[i]],
-                                devices[i])});
+         .message =
+             fmt::format("'{}' is tied to '{}' and goes with it to {}, not to {}",
+                         printable(plan_.targets[i].name), printable(plan_.targets[roots_[i]].name),
+                         devices[roots_[i]], devices[i])});
   }
 }
 
@@ -102,10 +103,10 @@ void Planner::report_uncovered(const std::vector<std::size_t>& uncovered) {
   add({.severity = Severity::error,
        .code = "plan.device_map",
        .target = first,
-       .message = fmt::format("the device map says nothing about '{}'{}", printable(first),
-                              uncovered.size() == 1
-                                  ? std::string()
-                                  : fmt::format(" and {} more", uncovered.size() - 1)),
+       .message =
+           fmt::format("the device map says nothing about '{}'{}", printable(first),
+                       uncovered.size() == 1 ? std::string()
+                                             : fmt::format(" and {} more", uncovered.size() - 1)),
        .suggestion = "an entry for the module \"\" covers the rest"});
 }
 
@@ -113,8 +114,7 @@ void Planner::report_uncovered(const std::vector<std::size_t>& uncovered) {
 void Planner::settle(PlannedTarget& target, const std::string& device) {
   target.device = device;
   Recipe& recipe = target.recipe;
-  const bool has_bytes =
-      recipe.origin == Origin::checkpoint || recipe.origin == Origin::zeros;
+  const bool has_bytes = recipe.origin == Origin::checkpoint || recipe.origin == Origin::zeros;
   if (device == "meta") {
     if (recipe.origin != Origin::exception) recipe.reason = "placed on meta by the device map";
     recipe.origin = Origin::exception;
@@ -127,8 +127,7 @@ void Planner::settle(PlannedTarget& target, const std::string& device) {
     return;
   }
   if (device == "disk") {
-    target.delivery =
-        can_keep_on_disk(plan_, target) ? Delivery::disk_keep : Delivery::disk_write;
+    target.delivery = can_keep_on_disk(plan_, target) ? Delivery::disk_keep : Delivery::disk_write;
     return;
   }
   const bool is_view = options_.mmap && device == "cpu" && can_view_file(plan_, target);
@@ -143,7 +142,7 @@ void Planner::check_offload() {
     if (is_written || target.delivery == Delivery::disk_keep) ++on_disk;
     if (is_written && !is_offload_name(target.name)) {
       add({.severity = Severity::error,
-           .code = "plan.offload_name",
+           .code = "offload.name",
            .target = target.name,
            .message = fmt::format("'{}' is placed on disk, but its name cannot be a file's",
                                   printable(target.name))});
@@ -167,8 +166,8 @@ void Planner::check_offload() {
   if (on_disk == 0 || !options_.offload_folder.empty()) return;
   add({.severity = Severity::error,
        .code = "plan.offload_folder",
-       .message = fmt::format("{} targets are placed on disk, but there is no offload folder",
-                              on_disk),
+       .message =
+           fmt::format("{} targets are placed on disk, but there is no offload folder", on_disk),
        .suggestion = "give an offload folder, or more memory to other devices"});
 }
 

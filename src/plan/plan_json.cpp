@@ -138,7 +138,8 @@ Box read_box(const JsonReader& reader, JsonReader::Element value, const JsonPlac
   };
   Box box;
   const std::uint64_t source = number("source");
-  if (source > UINT32_MAX) reader.refuse(fields.at("source"), "no such source", std::to_string(source));
+  if (source > UINT32_MAX)
+    reader.refuse(fields.at("source"), "no such source", std::to_string(source));
   box.source = static_cast<std::uint32_t>(source);
   box.source_offset = number("source_offset");
   box.target_offset = number("target_offset");
@@ -300,8 +301,7 @@ SavedPlan read_plan(std::string_view text) {
   read_totals(reader, fields, saved.plan);
   saved.plan.offload_folder =
       reader.string(fields.required("offload_folder"), fields.at("offload_folder"));
-  saved.plan.findings =
-      read_findings(reader, fields.required("findings"), fields.at("findings"));
+  saved.plan.findings = read_findings(reader, fields.required("findings"), fields.at("findings"));
   fields.done();
   return saved;
 }

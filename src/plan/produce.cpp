@@ -152,8 +152,10 @@ MaybeMisfit Production::split_view(const Produced& item, const Rule& rule, View&
   std::uint64_t size = 0;
   if (rule.sizes.empty()) {
     if (extent % parts != 0) {
-      return Misfit{fmt::format("dimension {} does not fall into {} equal parts", rule.dims[0], parts),
-                    view.shape.text(), {}};
+      return Misfit{
+          fmt::format("dimension {} does not fall into {} equal parts", rule.dims[0], parts),
+          view.shape.text(),
+          {}};
     }
     size = extent / parts;
     start = item.part * size;

@@ -31,14 +31,14 @@ struct Produced {
   std::string name;
   std::vector<Member> members;  // in the order in which the rule takes them
   std::uint32_t rule = none;
-  std::uint32_t part = 0;        // which of the rule's targets
-  std::uint32_t recipe = none;   // index into PlanOptions::recipes
-  bool is_claimed = false;       // a target takes it
+  std::uint32_t part = 0;       // which of the rule's targets
+  std::uint32_t recipe = none;  // index into PlanOptions::recipes
+  bool is_claimed = false;      // a target takes it
 };
 
 // Two makers of one name.
 struct Contest {
-  std::size_t winner = 0;  // index into items()
+  std::size_t winner = 0;             // index into items()
   std::vector<std::uint32_t> losers;  // sources
 };
 

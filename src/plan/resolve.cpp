@@ -118,10 +118,11 @@ Produced* Planner::choose_produced(std::size_t root) {
          .code = "plan.tie",
          .target = skeleton_.targets[tie].name,
          .sources = production_.source_names(*other),
-         .message = fmt::format("'{}' is tied to '{}', and the checkpoint holds both: '{}' is taken, "
-                                "whether they are equal is not known",
-                                printable(skeleton_.targets[tie].name),
-                                printable(skeleton_.targets[root].name), printable(chosen->name))});
+         .message =
+             fmt::format("'{}' is tied to '{}', and the checkpoint holds both: '{}' is taken, "
+                         "whether they are equal is not known",
+                         printable(skeleton_.targets[tie].name),
+                         printable(skeleton_.targets[root].name), printable(chosen->name))});
   }
   return chosen;
 }
@@ -141,11 +142,12 @@ void Planner::take_produced(std::size_t root, Produced& produced) {
   const Target& target = skeleton_.targets[root];
   const auto absent = production_.absent_sources(produced, target.shape);
   if (!absent.empty()) {
-    fail(root, {.code = "plan.missing",
-                .sources = absent,
-                .message = fmt::format("'{}' is made of {} sources that are there and {} missing: {}",
-                                       printable(target.name), produced.members.size(),
-                                       absent.size(), quoted(absent))});
+    fail(root,
+         {.code = "plan.missing",
+          .sources = absent,
+          .message = fmt::format("'{}' is made of {} sources that are there and {} missing: {}",
+                                 printable(target.name), produced.members.size(), absent.size(),
+                                 quoted(absent))});
     return;
   }
   plan_.targets[root].recipe.origin = Origin::checkpoint;
@@ -164,8 +166,8 @@ bool Planner::find_boxes(std::size_t root, const Produced& produced) {
     if (!defect) return true;
     fail(root, {.code = "plan.box",
                 .sources = sources(),
-                .message = fmt::format("the recipe of '{}' does not fit: {}", printable(target.name),
-                                       defect->message),
+                .message = fmt::format("the recipe of '{}' does not fit: {}",
+                                       printable(target.name), defect->message),
                 .found = defect->found,
                 .expected = defect->expected});
     return false;
@@ -265,10 +267,9 @@ void Planner::resolve_missing(std::size_t root) {
   for (const std::size_t tie : members(root)) {
     if (tie != root) finding.sources.push_back(skeleton_.targets[tie].name);
   }
-  finding.message =
-      fmt::format("'{}' ({}, {} {}, {}) is not in the checkpoint", printable(target.name),
-                  name(target.kind), name(planned.dtype), target.shape.text(),
-                  human_bytes(planned.byte_count()));
+  finding.message = fmt::format("'{}' ({}, {} {}, {}) is not in the checkpoint",
+                                printable(target.name), name(target.kind), name(planned.dtype),
+                                target.shape.text(), human_bytes(planned.byte_count()));
   if (finding.sources.size() > 1) {
     finding.message += ", under none of its names " + quoted(finding.sources);
   }

@@ -29,7 +29,8 @@ constexpr std::size_t groups_max = 32;
 
 void check_counts(const std::string& at, const RuleStep& step) {
   const auto want = [&](const char* field, std::size_t found, bool fits, const char* expected) {
-    if (!fits) refuse(at + "." + field, "wrong number of values", fmt::format("{}", found), expected);
+    if (!fits)
+      refuse(at + "." + field, "wrong number of values", fmt::format("{}", found), expected);
   };
   const std::size_t dims = step.dims.size();
   const std::size_t sizes = step.sizes.size();
@@ -58,7 +59,8 @@ void check_counts(const std::string& at, const RuleStep& step) {
   const bool takes_sizes =
       step.op == RuleOp::split || step.op == RuleOp::slice || step.op == RuleOp::reshape;
   if (!takes_sizes) want("sizes", sizes, sizes == 0, "none");
-  if (step.op != RuleOp::slice && step.start != 0) refuse(at + ".start", "only a slice has a start");
+  if (step.op != RuleOp::slice && step.start != 0)
+    refuse(at + ".start", "only a slice has a start");
 }
 
 void check_rule(const std::string& at, const Rule& rule) {

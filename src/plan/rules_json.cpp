@@ -14,8 +14,9 @@ namespace {
 
 constexpr std::size_t text_bytes_max = 16u << 20;
 
-constexpr std::array<std::string_view, 9> op_names = {
-    "rename", "stack", "concat", "stack_concat", "split", "transpose", "permute", "slice", "reshape"};
+constexpr std::array<std::string_view, 9> op_names = {"rename",       "stack", "concat",
+                                                      "stack_concat", "split", "transpose",
+                                                      "permute",      "slice", "reshape"};
 
 RuleOp read_op(const JsonReader& reader, JsonObject& fields) {
   const auto text = reader.string(fields.required("op"), fields.at("op"));

@@ -22,12 +22,12 @@ Cells cells_of(const PlanRow& row) {
   std::string name = printable(row.name, 120);
   if (row.count > 1) name += fmt::format("  x{}", row.count);
   std::string origin = printable(row.origin, 120);
-  if (!row.from.empty()) origin += (row.origin == "tie" ? " of " : " from ") + printable(row.from, 120);
+  if (!row.from.empty())
+    origin += (row.origin == "tie" ? " of " : " from ") + printable(row.from, 120);
   const bool has_bytes = row.bytes > 0;
   const std::string kind = row.kind == "parameter" ? "" : row.kind;
-  return {name,       row.shape, row.dtype,
-          row.device, has_bytes ? human_bytes(row.bytes) : "", kind,
-          origin};
+  return {name, row.shape, row.dtype, row.device, has_bytes ? human_bytes(row.bytes) : "",
+          kind, origin};
 }
 
 void add_rows(std::string& text, const Plan& plan) {

@@ -1,9 +1,9 @@
-// How it is decided. Sorted by their first element, regions fall into groups whose spans do not meet;
-// each group must fill its span. In a group of several, the widest stride S is a row: every region is
-// cut into rectangles of rows, rows with the same regions are looked at once, and what is left inside
-// a row is the same question with smaller strides. Fused, stacked and interleaved tensors take one or
-// two such steps. What does not nest (or would take too much work) is painted into a bitmap; where
-// that would be too large the answer is a refusal, so a pass is always exact.
+// How it is decided. Sorted by their first element, regions fall into groups whose spans do not
+// meet; each group must fill its span. In a group of several, the widest stride S is a row: every
+// region is cut into rectangles of rows, rows with the same regions are looked at once, and what is
+// left inside a row is the same question with smaller strides. Fused, stacked and interleaved
+// tensors take one or two such steps. What does not nest (or would take too much work) is painted
+// into a bitmap; where that would be too large the answer is a refusal, so a pass is always exact.
 #include "plan/tiling.h"
 
 #include <fmt/format.h>
@@ -148,7 +148,8 @@ class Tiler {
     std::size_t next = 0;
     for (std::size_t i = 0; i + 1 < bounds.size(); ++i) {
       std::erase_if(active, [&](const Rows* part) { return part->end <= bounds[i]; });
-      while (next < parts.size() && parts[next].begin == bounds[i]) active.push_back(&parts[next++]);
+      while (next < parts.size() && parts[next].begin == bounds[i])
+        active.push_back(&parts[next++]);
       work_ += active.size();
       if (work_ > work_max) return Verdict::unknown;
       std::vector<Region> inside;

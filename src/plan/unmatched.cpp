@@ -48,10 +48,10 @@ void Planner::report_unexpected() {
     if (known != index_.end()) {
       const TargetKind kind = skeleton_.targets[known->second].kind;
       finding.target = item.name;
-      finding.message = fmt::format(
-          "the checkpoint holds '{}', but that is a {}, which the model makes itself",
-          printable(item.name),
-          kind == TargetKind::attribute ? "plain attribute" : "non-persistent buffer");
+      finding.message =
+          fmt::format("the checkpoint holds '{}', but that is a {}, which the model makes itself",
+                      printable(item.name),
+                      kind == TargetKind::attribute ? "plain attribute" : "non-persistent buffer");
     } else if (item.rule != Produced::none || item.recipe != Produced::none) {
       finding.message = fmt::format("the model has no '{}', which {} sources make ('{}' ...)",
                                     printable(item.name), item.members.size(),
@@ -72,8 +72,8 @@ void Planner::suggest() {
     if (item.is_claimed) continue;
     // What rules make has a shape too, but to know it is not worth the work.
     const bool is_plain = item.rule == Produced::none && item.recipe == Produced::none;
-    names.add(item.name, is_plain ? &plan_.catalog->tensors()[item.members.front().source].shape
-                                  : nullptr);
+    names.add(item.name,
+              is_plain ? &plan_.catalog->tensors()[item.members.front().source].shape : nullptr);
     items.push_back(&item);
   }
   if (items.empty()) return;
@@ -105,10 +105,10 @@ void Planner::fold_casts() {
     finding.found = std::string(name(pair.first));
     finding.expected = std::string(name(pair.second));
     const std::size_t count = finding.sources.size();
-    finding.message = fmt::format("{} {} cast from {} to {} ('{}'{})", count,
-                                  count == 1 ? "source is" : "sources are", finding.found,
-                                  finding.expected, printable(finding.sources.front()),
-                                  count == 1 ? "" : " ...");
+    finding.message =
+        fmt::format("{} {} cast from {} to {} ('{}'{})", count,
+                    count == 1 ? "source is" : "sources are", finding.found, finding.expected,
+                    printable(finding.sources.front()), count == 1 ? "" : " ...");
     if (finding.severity == Severity::warning) finding.message += "; values may not fit";
     add(std::move(finding));
   }

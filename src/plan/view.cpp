@@ -29,8 +29,8 @@ std::vector<std::uint64_t> strides_of(const Shape& shape) {
   return strides;
 }
 
-// What of a piece lies in [begin, end) of one dimension. A piece whose steps nest falls into at most
-// a whole and two rests for each of its factors.
+// What of a piece lies in [begin, end) of one dimension. A piece whose steps nest falls into at
+// most a whole and two rests for each of its factors.
 class Cutter {
  public:
   Cutter(std::size_t dim, std::uint64_t begin, std::uint64_t end, std::vector<Piece>& kept)
@@ -61,7 +61,8 @@ class Cutter {
     const Factor& factor = piece.factors[widest];
     const std::uint64_t first = piece.begin[dim_];
     const std::uint64_t inner = last - first - (factor.extent - 1) * factor.step;
-    // Steps [touched_begin, touched_end) have something inside, [whole_begin, whole_end) nothing else.
+    // Steps [touched_begin, touched_end) have something inside, [whole_begin, whole_end) nothing
+    // else.
     const std::uint64_t touched_begin = steps_until(begin_, first + inner, factor);
     const std::uint64_t touched_end = steps_until(end_, first, factor);
     const std::uint64_t whole_begin = std::min(steps_until(begin_, first, factor), touched_end);
@@ -77,7 +78,8 @@ class Cutter {
     return std::min(factor.extent, (bound - start - 1) / factor.step + 1);
   }
 
-  Piece part(const Piece& piece, std::size_t widest, std::uint64_t begin, std::uint64_t count) const {
+  Piece part(const Piece& piece, std::size_t widest, std::uint64_t begin,
+             std::uint64_t count) const {
     Piece result = piece;
     const Factor& factor = piece.factors[widest];
     result.begin[dim_] += begin * factor.step;
@@ -121,7 +123,7 @@ View whole_view(std::uint32_t source, const Shape& shape) {
 
 MaybeMisfit permute(View& view, const std::vector<std::int64_t>& order) {
   const std::size_t rank = view.shape.rank();
-  std::vector<std::size_t> from;                // of the new dimension
+  std::vector<std::size_t> from;                    // of the new dimension
   std::vector<std::uint32_t> to(rank, UINT32_MAX);  // of the old one
   for (const std::int64_t dim : order) {
     const auto index = dim_index(dim, rank);
@@ -163,8 +165,10 @@ MaybeMisfit slice(View& view, std::int64_t dim, std::uint64_t start, std::uint64
   if (!index) return no_such_dim(dim, view.shape);
   const auto end = checked_add(start, size);
   if (!end || *end > view.shape[*index]) {
-    return Misfit{fmt::format("the slice [{}, {} + {}) leaves dimension {}", start, start, size, dim),
-                  view.shape.text(), {}};
+    return Misfit{
+        fmt::format("the slice [{}, {} + {}) leaves dimension {}", start, start, size, dim),
+        view.shape.text(),
+        {}};
   }
   auto extents = view.shape.extents();
   extents[*index] = size;
@@ -197,7 +201,8 @@ MaybeMisfit concat(std::vector<View> parts, std::int64_t dim, View& result) {
     if (others.size() == extents.size()) others[*index] = extents[*index];
     if (others != extents) {
       return Misfit{fmt::format("the parts to join differ outside dimension {}", dim),
-                    fmt::format("{} and {}", parts.front().shape.text(), part.shape.text()), {}};
+                    fmt::format("{} and {}", parts.front().shape.text(), part.shape.text()),
+                    {}};
     }
     piece_count += part.pieces.size();
   }
@@ -228,8 +233,8 @@ MaybeMisfit stack(std::vector<View> parts, std::int64_t dim, View& result) {
   const auto at = static_cast<std::ptrdiff_t>(*index);
   for (View& part : parts) {
     if (part.shape.rank() != rank) {
-      return Misfit{"the parts to stack differ",
-                    fmt::format("ranks {} and {}", rank, part.shape.rank()), {}};
+      return Misfit{
+          "the parts to stack differ", fmt::format("ranks {} and {}", rank, part.shape.rank()), {}};
     }
     auto extents = part.shape.extents();
     extents.insert(extents.begin() + at, 1);
@@ -279,7 +284,8 @@ std::vector<Box> boxes_of(const View& view) {
     }
     if (std::ranges::any_of(piece.factors, [](const Factor& f) { return f.extent == 0; })) continue;
     box.source_offset = piece.source_offset;
-    for (std::size_t d = 0; d < strides.size(); ++d) box.target_offset += piece.begin[d] * strides[d];
+    for (std::size_t d = 0; d < strides.size(); ++d)
+      box.target_offset += piece.begin[d] * strides[d];
     box.dims.reserve(piece.factors.size());
     for (const Factor& factor : piece.factors) {
       box.dims.push_back({factor.extent, factor.source_stride, factor.step * strides[factor.dim]});

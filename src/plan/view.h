@@ -50,7 +50,8 @@ inline constexpr std::size_t pieces_max = std::size_t{1} << 22;
 
 [[nodiscard]] View whole_view(std::uint32_t source, const Shape& shape);
 
-// Dimensions may be negative, counted from the end. Each leaves its argument unspecified on a misfit.
+// Dimensions may be negative, counted from the end. Each leaves its argument unspecified on a
+// misfit.
 [[nodiscard]] MaybeMisfit transpose(View& view, std::int64_t dim_a, std::int64_t dim_b);
 [[nodiscard]] MaybeMisfit permute(View& view, const std::vector<std::int64_t>& order);
 [[nodiscard]] MaybeMisfit slice(View& view, std::int64_t dim, std::uint64_t start,

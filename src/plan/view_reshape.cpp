@@ -76,8 +76,7 @@ class Dealer {
       last[d] += (extent - 1) * step;
       if (last[d] >= shape_[d]) return false;
       if (extent > 1) {
-        piece.factors.push_back(
-            {static_cast<std::uint32_t>(d), extent, step, dim.source_stride});
+        piece.factors.push_back({static_cast<std::uint32_t>(d), extent, step, dim.source_stride});
       }
       if (extent == dim.extent) return true;
       dim = {dim.extent / extent, dim.source_stride * extent, limit_};
