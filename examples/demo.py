@@ -70,6 +70,7 @@ def differences(model: torch.nn.Module, reference: torch.nn.Module) -> list[str]
 def prepare(way: str) -> Callable[[], object]:
     """What is timed: with loadstone the skeleton stands already, as it does for a plan."""
     if way == "transformers":
+        _ = transformers.BertModel  # its import, on first use, is not the load
         return load_with_transformers
     model = build()
     return lambda: (loadstone.load(model, FOLDER), model)
@@ -94,6 +95,7 @@ def run_command(*arguments: str) -> None:
 
 def main() -> int:
     """All of it; exit status 1 if a tensor differs."""
+    transformers.utils.logging.disable_progress_bar()
     headline("plan: what will happen, before a data byte is read")
     model = build()
     plan = loadstone.plan(model, FOLDER)
