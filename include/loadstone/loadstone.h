@@ -20,5 +20,6 @@
 #include "loadstone/plan.h"
 #include "loadstone/execute.h"
 #include "loadstone/audit.h"
+#include "loadstone/verify.h"
 #include "loadstone/observer.h"
 // clang-format on

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include "hostile/cases.h"
 #include "loadstone/catalog.h"
 #include "support/errors.h"
 #include "support/files.h"
+#include "support/hostile_cases.h"
 
 namespace loadstone::test {
 

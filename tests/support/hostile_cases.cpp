@@ -1,4 +1,4 @@
-#include "hostile/cases.h"
+#include "support/hostile_cases.h"
 
 #include <simdjson.h>
 

@@ -1,0 +1,67 @@
+// Looking at the values of a checkpoint, and comparing two: what opening one cannot tell, because
+// it reads headers only.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/finding.h"
+#include "loadstone/observer.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+// Values of one tensor that are legal but worth knowing.
+struct NotFinite {
+  std::string name;
+  std::uint64_t nan = 0;
+  std::uint64_t infinite = 0;
+
+  friend bool operator==(const NotFinite&, const NotFinite&) = default;
+};
+
+enum class DifferenceKind : std::uint8_t { missing, unexpected, encoding, shape, bytes };
+
+[[nodiscard]] std::string_view name(DifferenceKind kind) noexcept;
+
+struct Difference {
+  std::string name;
+  DifferenceKind kind = DifferenceKind::bytes;
+  std::string found;     // in the second checkpoint
+  std::string expected;  // in the first
+
+  friend bool operator==(const Difference&, const Difference&) = default;
+};
+
+struct VerifyReport {
+  std::vector<NotFinite> not_finite;  // floating tensors that hold such values, in file order
+  std::vector<Finding> findings;      // "st.bool_value", "gg.scale_nan": values that are wrong
+  std::vector<Difference>
+      differences;  // in the first checkpoint's order, then those without a match
+  std::uint64_t bytes_read = 0;
+
+  [[nodiscard]] bool ok() const noexcept { return findings.empty() && differences.empty(); }
+};
+
+struct VerifyOptions {
+  Storage* storage = nullptr;  // null means the machine's own file system
+  unsigned threads = 0;        // 0: one a core, at most 8. Each takes 8 MiB.
+  Observer* observer = nullptr;
+};
+
+// Reads every tensor once. A shard that is no longer as it was opened is Error "io.changed".
+[[nodiscard]] VerifyReport verify_values(const Catalog& catalog, const VerifyOptions& options = {});
+
+// The same names with the same encodings, shapes and bytes, whatever the files look like: a sharded
+// checkpoint equals its single file. Reads both once, up to the first difference of a tensor.
+[[nodiscard]] VerifyReport compare(const Catalog& first, const Catalog& second,
+                                   const VerifyOptions& options = {});
+
+// {"ok", "differences", "not_finite", "findings", "bytes_read"}
+[[nodiscard]] std::string to_json(const VerifyReport& report);
+[[nodiscard]] std::string to_table(const VerifyReport& report);
+
+}  // namespace loadstone

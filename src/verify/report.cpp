@@ -1,0 +1,86 @@
+#include <fmt/format.h>
+
+#include "base/json_writer.h"
+#include "base/text.h"
+#include "loadstone/verify.h"
+
+namespace loadstone {
+
+std::string_view name(DifferenceKind kind) noexcept {
+  switch (kind) {
+    case DifferenceKind::missing:
+      return "missing";
+    case DifferenceKind::unexpected:
+      return "unexpected";
+    case DifferenceKind::encoding:
+      return "encoding";
+    case DifferenceKind::shape:
+      return "shape";
+    case DifferenceKind::bytes:
+      return "bytes";
+  }
+  return "bytes";
+}
+
+std::string to_json(const VerifyReport& report) {
+  JsonWriter json(2);
+  json.begin_object();
+  json.member("ok", report.ok());
+  json.key("differences");
+  json.begin_array();
+  for (const Difference& each : report.differences) {
+    json.begin_object();
+    json.member("name", each.name);
+    json.member("kind", name(each.kind));
+    json.member("found", each.found);
+    json.member("expected", each.expected);
+    json.end_object();
+  }
+  json.end_array();
+  json.key("not_finite");
+  json.begin_array();
+  for (const NotFinite& each : report.not_finite) {
+    json.begin_object();
+    json.member("name", each.name);
+    json.member("nan", each.nan);
+    json.member("infinite", each.infinite);
+    json.end_object();
+  }
+  json.end_array();
+  json.key("findings");
+  json.begin_array();
+  for (const Finding& each : report.findings) {
+    json.begin_object();
+    json.member("severity", name(each.severity));
+    json.member("code", each.code);
+    json.member("sources", each.sources);
+    json.member("message", each.message);
+    json.member("found", each.found);
+    json.member("expected", each.expected);
+    json.end_object();
+  }
+  json.end_array();
+  json.member("bytes_read", report.bytes_read);
+  json.end_object();
+  return json.take();
+}
+
+std::string to_table(const VerifyReport& report) {
+  std::string text;
+  for (const Difference& each : report.differences) {
+    text += fmt::format("  {:<10} '{}': found {}; expected {}\n", name(each.kind),
+                        printable(each.name), printable(each.found), printable(each.expected));
+  }
+  for (const Finding& each : report.findings) {
+    text += fmt::format("  {}: {} [{}]\n", name(each.severity), each.message, each.code);
+  }
+  for (const NotFinite& each : report.not_finite) {
+    text += fmt::format("  info: '{}': {} NaN, {} infinite\n", printable(each.name), each.nan,
+                        each.infinite);
+  }
+  text +=
+      fmt::format("{}; {} read\n", report.ok() ? "ok" : "not ok", human_bytes(report.bytes_read));
+  return text;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,28 @@
+// What is odd about the values in a run of bytes of one encoding.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "loadstone/dtype.h"
+
+namespace loadstone {
+
+struct ValueCounts {
+  std::uint64_t nan = 0;
+  std::uint64_t infinite = 0;
+  std::uint64_t bad_bools = 0;   // bytes other than 0 and 1
+  std::uint64_t bad_scales = 0;  // blocks whose scale is not finite
+
+  ValueCounts& operator+=(const ValueCounts& other) noexcept;
+};
+
+// The least bytes that can be looked at by themselves: an element or a block.
+[[nodiscard]] std::size_t unit_bytes(Encoding encoding) noexcept;
+
+// `bytes` are whole units.
+[[nodiscard]] ValueCounts count_values(Encoding encoding,
+                                       std::span<const std::byte> bytes) noexcept;
+
+}  // namespace loadstone

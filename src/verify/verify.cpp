@@ -1,0 +1,250 @@
+#include "loadstone/verify.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "base/text.h"
+#include "loadstone/error.h"
+#include "verify/values.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::size_t chunk_bytes_max = std::size_t{4} << 20;
+constexpr unsigned threads_max = 8;
+
+// The shards of a catalog, opened once and shared by all threads. Thread-safe.
+class OpenShards {
+ public:
+  OpenShards(const Catalog& catalog, Storage* storage) {
+    for (const Shard& shard : catalog.shards()) {
+      sources_.push_back((storage == nullptr ? local_storage() : *storage).open(shard.path));
+      if (sources_.back()->identity() == shard.identity) continue;
+      Where where;
+      where.path = shard.path;
+      where.field = "file";
+      where.found = "another size or time";
+      where.expected = fmt::format("{} bytes, as it was opened", shard.identity.bytes);
+      throw Error("io.changed", "the file changed since it was opened", std::move(where));
+    }
+  }
+
+  void read(const TensorInfo& tensor, std::uint64_t begin, std::span<std::byte> into) const {
+    sources_[tensor.shard]->read(tensor.offset_begin + begin, into);
+  }
+
+ private:
+  std::vector<std::shared_ptr<ByteSource>> sources_;
+};
+
+// Runs one job a tensor on some threads, tells the observer, and stops at the first failure.
+// Not thread-safe; the jobs run at the same time.
+class Jobs {
+ public:
+  using Job = std::function<void(std::size_t index, std::vector<std::byte>& scratch)>;
+
+  Jobs(const VerifyOptions& options, std::uint64_t bytes_total)
+      : options_(options), bytes_total_(bytes_total) {}
+
+  void run(std::size_t count, const Job& job) {
+    const unsigned cores = std::clamp(std::thread::hardware_concurrency(), 1u, threads_max);
+    const std::size_t wanted = options_.threads == 0 ? cores : options_.threads;
+    const std::size_t started = std::min(wanted, std::max<std::size_t>(count, 1));
+    running_ = started;
+    {
+      std::vector<std::jthread> threads;
+      for (std::size_t i = 0; i < started; ++i) {
+        threads.emplace_back([&] { work(count, job); });
+      }
+      watch();
+    }
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+  // Called by jobs for what they have read.
+  void note(std::uint64_t bytes) {
+    bytes_done_ += bytes;
+    if (stop_) throw Error("cancelled", "stopped");
+  }
+  [[nodiscard]] std::uint64_t bytes_done() const noexcept { return bytes_done_; }
+
+ private:
+  void work(std::size_t count, const Job& job) {
+    std::vector<std::byte> scratch;
+    try {
+      for (std::size_t i = next_++; i < count && !stop_; i = next_++) job(i, scratch);
+    } catch (...) {
+      const std::scoped_lock lock(mutex_);
+      if (!failure_) failure_ = std::current_exception();
+      stop_ = true;
+    }
+    const std::scoped_lock lock(mutex_);
+    if (--running_ == 0) finished_.notify_all();
+  }
+
+  void watch() {
+    std::unique_lock lock(mutex_);
+    while (
+        !finished_.wait_for(lock, std::chrono::milliseconds(50), [&] { return running_ == 0; })) {
+      if (options_.observer == nullptr) continue;
+      lock.unlock();
+      const bool go_on = options_.observer->on_progress({bytes_done_, bytes_total_});
+      lock.lock();
+      if (go_on || failure_) continue;
+      failure_ = std::make_exception_ptr(Error("cancelled", "stopped by the caller"));
+      stop_ = true;
+    }
+  }
+
+  const VerifyOptions& options_;
+  std::uint64_t bytes_total_;
+  std::atomic<std::uint64_t> bytes_done_ = 0;
+  std::atomic<std::size_t> next_ = 0;
+  std::atomic<bool> stop_ = false;
+  std::mutex mutex_;
+  std::condition_variable finished_;
+  std::size_t running_ = 0;
+  std::exception_ptr failure_;
+};
+
+// As many whole units as fit a chunk.
+std::size_t chunk_bytes(Encoding encoding) noexcept {
+  const std::size_t unit = unit_bytes(encoding);
+  return chunk_bytes_max / unit * unit;
+}
+
+ValueCounts count_tensor(const OpenShards& shards, const TensorInfo& tensor, Jobs& jobs,
+                         std::vector<std::byte>& scratch) {
+  ValueCounts counts;
+  const std::uint64_t step = chunk_bytes(tensor.encoding);
+  for (std::uint64_t at = 0; at < tensor.byte_count(); at += step) {
+    scratch.resize(std::min(step, tensor.byte_count() - at));
+    shards.read(tensor, at, scratch);
+    jobs.note(scratch.size());
+    counts += count_values(tensor.encoding, scratch);
+  }
+  return counts;
+}
+
+Finding bad_values(const Catalog& catalog, const TensorInfo& tensor, const ValueCounts& counts) {
+  const bool bools = counts.bad_bools > 0;
+  Finding finding;
+  finding.severity = Severity::warning;
+  finding.code = bools ? "st.bool_value" : "gg.scale_nan";
+  finding.sources.push_back(tensor.name);
+  finding.found = bools
+                      ? fmt::format("{} bytes other than 0 and 1", counts.bad_bools)
+                      : fmt::format("{} blocks with a scale that is not finite", counts.bad_scales);
+  finding.expected = bools ? "0 or 1" : "finite scales";
+  finding.message = fmt::format("{}: '{}': data: found {}; expected {}",
+                                printable(catalog.shards()[tensor.shard].path, 400),
+                                printable(tensor.name), finding.found, finding.expected);
+  return finding;
+}
+
+// The first place where two tensors differ.
+std::optional<std::uint64_t> first_difference(const OpenShards& first, const TensorInfo& a,
+                                              const OpenShards& second, const TensorInfo& b,
+                                              Jobs& jobs, std::vector<std::byte>& scratch) {
+  for (std::uint64_t at = 0; at < a.byte_count(); at += chunk_bytes_max) {
+    const std::uint64_t bytes = std::min<std::uint64_t>(chunk_bytes_max, a.byte_count() - at);
+    scratch.resize(2 * bytes);
+    const auto left = std::span(scratch).first(bytes);
+    const auto right = std::span(scratch).subspan(bytes);
+    first.read(a, at, left);
+    second.read(b, at, right);
+    jobs.note(2 * bytes);
+    const auto [in_left, in_right] = std::ranges::mismatch(left, right);
+    if (in_left != left.end()) return at + static_cast<std::uint64_t>(in_left - left.begin());
+  }
+  return std::nullopt;
+}
+
+// What the headers alone tell.
+std::optional<Difference> header_difference(const TensorInfo& a, const TensorInfo* b) {
+  if (b == nullptr) {
+    return Difference{a.name, DifferenceKind::missing, "nothing",
+                      fmt::format("{} {}", a.encoding.name(), a.shape.text())};
+  }
+  if (a.encoding != b->encoding) {
+    return Difference{a.name, DifferenceKind::encoding, std::string(b->encoding.name()),
+                      std::string(a.encoding.name())};
+  }
+  if (a.shape != b->shape) {
+    return Difference{a.name, DifferenceKind::shape, b->shape.text(), a.shape.text()};
+  }
+  return std::nullopt;
+}
+
+const TensorInfo* partner(const Catalog& catalog, const std::string& name) {
+  const auto index = catalog.find(name);
+  return index ? &catalog.tensors()[*index] : nullptr;
+}
+
+}  // namespace
+
+VerifyReport verify_values(const Catalog& catalog, const VerifyOptions& options) {
+  const OpenShards shards(catalog, options.storage);
+  const auto& tensors = catalog.tensors();
+  std::vector<ValueCounts> counts(tensors.size());
+  Jobs jobs(options, catalog.total_bytes());
+  jobs.run(tensors.size(), [&](std::size_t i, std::vector<std::byte>& scratch) {
+    counts[i] = count_tensor(shards, tensors[i], jobs, scratch);
+  });
+  VerifyReport report;
+  report.bytes_read = jobs.bytes_done();
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (counts[i].nan + counts[i].infinite > 0) {
+      report.not_finite.push_back({tensors[i].name, counts[i].nan, counts[i].infinite});
+    }
+    if (counts[i].bad_bools + counts[i].bad_scales > 0) {
+      report.findings.push_back(bad_values(catalog, tensors[i], counts[i]));
+    }
+  }
+  return report;
+}
+
+VerifyReport compare(const Catalog& first, const Catalog& second, const VerifyOptions& options) {
+  const OpenShards first_shards(first, options.storage);
+  const OpenShards second_shards(second, options.storage);
+  const auto& tensors = first.tensors();
+  std::vector<std::optional<Difference>> found(tensors.size());
+  Jobs jobs(options, first.total_bytes() + second.total_bytes());
+  jobs.run(tensors.size(), [&](std::size_t i, std::vector<std::byte>& scratch) {
+    const TensorInfo& a = tensors[i];
+    const TensorInfo* b = partner(second, a.name);
+    found[i] = header_difference(a, b);
+    if (found[i]) return;
+    const auto at = first_difference(first_shards, a, second_shards, *b, jobs, scratch);
+    if (!at) return;
+    found[i] =
+        Difference{a.name, DifferenceKind::bytes,
+                   fmt::format("other bytes from byte {} of the tensor on", *at), "equal bytes"};
+  });
+  VerifyReport report;
+  report.bytes_read = jobs.bytes_done();
+  for (auto& each : found) {
+    if (each) report.differences.push_back(*std::move(each));
+  }
+  for (const TensorInfo& tensor : second.tensors()) {
+    if (first.find(tensor.name)) continue;
+    report.differences.push_back({tensor.name, DifferenceKind::unexpected,
+                                  fmt::format("{} {}", tensor.encoding.name(), tensor.shape.text()),
+                                  "nothing"});
+  }
+  return report;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,223 @@
+#include "loadstone/verify.h"
+
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <thread>
+
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/hostile_cases.h"
+#include "support/memory_storage.h"
+#include "support/watched_storage.h"
+#include "verify/values.h"
+
+namespace loadstone::test {
+
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+struct Opened {
+  std::unique_ptr<MemoryStorage> storage = std::make_unique<MemoryStorage>();
+  std::shared_ptr<const Catalog> catalog;
+
+  [[nodiscard]] VerifyOptions options() const { return {.storage = storage.get()}; }
+};
+
+Opened opened(const std::string& bytes, const std::string& name = "model.safetensors") {
+  Opened file;
+  file.storage->add_file("/m/" + name, bytes);
+  file.catalog = open_checkpoint("/m/" + name, {.storage = file.storage.get()});
+  return file;
+}
+
+VerifyReport verified(const std::vector<FileTensor>& tensors) {
+  const Opened file = opened(safetensors_bytes(tensors));
+  return verify_values(*file.catalog, file.options());
+}
+
+TEST(VerifyValues, FiniteNumbersAreFine) {
+  const VerifyReport report = verified({{"a", "F32", {2}, raw_all<float>({1.0f, -0.0f})},
+                                        {"b", "BOOL", {3}, std::string("\0\1\0", 3)},
+                                        {"c", "I8", {2}, "\x7f\xff"}});
+  EXPECT_TRUE(report.ok());
+  EXPECT_THAT(report.not_finite, IsEmpty());
+  EXPECT_EQ(report.bytes_read, 8u + 3u + 2u);
+}
+
+TEST(VerifyValues, CountsNanAndInfinityWithoutFailing) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const VerifyReport report =
+      verified({{"a", "F32", {4}, raw_all<float>({std::nanf(""), inf, -inf, 1})},
+                {"b", "F16", {3}, raw_all<std::uint16_t>({0x7c00, 0xfe00, 0x3c00})},
+                {"c", "BF16", {2}, raw_all<std::uint16_t>({0xff80, 0x7fc0})},
+                {"d", "F64", {2}, raw_all<double>({double{inf}, std::nan("")})},
+                {"e", "F8_E4M3", {4}, "\x7f\xff\x7e\x80"},
+                {"f", "F8_E5M2", {4}, "\x7c\x7d\xfc\x7b"},
+                {"g", "F8_E8M0", {2}, "\xff\xfe"},
+                {"h", "F8_E5M2FNUZ", {2}, std::string("\x80\x00", 2)}});
+  EXPECT_TRUE(report.ok());
+  EXPECT_THAT(report.not_finite,
+              ElementsAre(NotFinite{"a", 1, 2}, NotFinite{"b", 1, 1}, NotFinite{"c", 1, 1},
+                          NotFinite{"d", 1, 1}, NotFinite{"e", 2, 0}, NotFinite{"f", 1, 2},
+                          NotFinite{"g", 1, 0}, NotFinite{"h", 1, 0}));
+}
+
+TEST(VerifyValues, BoolsOtherThanZeroAndOneAreFound) {
+  const VerifyReport report = verified({{"mask.w", "BOOL", {4}, std::string("\0\1\2\xff", 4)}});
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.findings[0].code, "st.bool_value");
+  EXPECT_THAT(report.findings[0].message, HasSubstr("mask.w"));
+  EXPECT_THAT(report.findings[0].found, HasSubstr("2 bytes"));
+}
+
+// A tensor larger than a chunk: a bad value in each of its places counts once.
+TEST(VerifyValues, LargeTensorsAreReadInChunks) {
+  std::vector<float> values((std::size_t{9} << 20) / sizeof(float), 1.0f);
+  for (const std::size_t at : {std::size_t{0}, values.size() / 2, values.size() - 1}) {
+    values[at] = std::nanf("");
+  }
+  const VerifyReport report = verified({{"a", "F32", {values.size()}, raw_all(values)}});
+  EXPECT_THAT(report.not_finite, ElementsAre(NotFinite{"a", 3, 0}));
+}
+
+struct ScalePlace {
+  BlockFormat format;
+  std::size_t offset;
+  std::size_t bytes;
+};
+
+class BlockScales : public ::testing::TestWithParam<ScalePlace> {};
+
+// Three blocks of zeros are fine; all ones in the scale of the second are not.
+TEST_P(BlockScales, AScaleThatIsNotFiniteIsCounted) {
+  const auto& [format, offset, bytes] = GetParam();
+  const std::size_t block = layout(format).bytes;
+  std::vector<std::byte> blocks(3 * block);
+  EXPECT_EQ(count_values(format, blocks).bad_scales, 0u);
+  for (std::size_t i = 0; i < bytes; ++i) blocks[block + offset + i] = std::byte{0xff};
+  if (format == BlockFormat::nvfp4) blocks[block + offset] = std::byte{0x7f};
+  EXPECT_EQ(count_values(format, blocks).bad_scales, 1u);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, BlockScales,
+    ::testing::Values(ScalePlace{BlockFormat::q4_0, 0, 2}, ScalePlace{BlockFormat::q4_1, 2, 2},
+                      ScalePlace{BlockFormat::q5_0, 0, 2}, ScalePlace{BlockFormat::q5_1, 2, 2},
+                      ScalePlace{BlockFormat::q8_0, 0, 2}, ScalePlace{BlockFormat::q2_k, 80, 2},
+                      ScalePlace{BlockFormat::q2_k, 82, 2}, ScalePlace{BlockFormat::q3_k, 108, 2},
+                      ScalePlace{BlockFormat::q4_k, 0, 2}, ScalePlace{BlockFormat::q4_k, 2, 2},
+                      ScalePlace{BlockFormat::q5_k, 2, 2}, ScalePlace{BlockFormat::q6_k, 208, 2},
+                      ScalePlace{BlockFormat::iq2_xxs, 0, 2}, ScalePlace{BlockFormat::iq1_m, 48, 8},
+                      ScalePlace{BlockFormat::tq1_0, 52, 2}, ScalePlace{BlockFormat::tq2_0, 64, 2},
+                      ScalePlace{BlockFormat::mxfp4, 0, 1}, ScalePlace{BlockFormat::nvfp4, 3, 1},
+                      ScalePlace{BlockFormat::q1_0, 0, 2}, ScalePlace{BlockFormat::q2_0, 0, 2}));
+
+// The cases of the manifest that opening a file cannot find.
+TEST(VerifyValues, FindsWhatTheManifestSays) {
+  int seen = 0;
+  for (const HostileCase& test : hostile_cases()) {
+    if (!needs_values(test.expect) || test.expect == "digest") continue;
+    ++seen;
+    const VerifyReport report = verify_values(*open_checkpoint(test.path));
+    ASSERT_EQ(report.findings.size(), 1u) << test.name;
+    EXPECT_EQ(report.findings[0].code, test.expect) << test.name;
+    EXPECT_THAT(report.findings[0].message, HasSubstr(test.culprit)) << test.name;
+    EXPECT_THAT(report.findings[0].message, HasSubstr(test.field)) << test.name;
+  }
+  EXPECT_EQ(seen, 4);
+}
+
+TEST(VerifyValues, AChangedFileIsRefused) {
+  Opened file = opened(safetensors_bytes({{"a", "U8", {2}, "ab"}}));
+  file.storage->set_modified_ns("/m/model.safetensors", 77);
+  EXPECT_EQ(code_of([&] { (void)verify_values(*file.catalog, file.options()); }), "io.changed");
+}
+
+TEST(VerifyValues, AReadErrorNamesTheFile) {
+  Opened file = opened(safetensors_bytes({{"a", "U8", {2}, "ab"}}));
+  FaultyStorage faulty(*file.storage, {.path_end = "model.safetensors"});
+  const auto error = error_of([&] { (void)verify_values(*file.catalog, {.storage = &faulty}); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), "io.read");
+  EXPECT_EQ(error->where().path, "/m/model.safetensors");
+}
+
+class StopAtOnce final : public Observer {
+ public:
+  bool on_progress(const Progress&) override { return false; }
+};
+
+TEST(VerifyValues, CanBeCancelled) {
+  Opened file =
+      opened(safetensors_bytes({{"a", "U8", {std::size_t{16} << 20}, some_bytes(16 << 20)}}));
+  LoggingStorage slow(*file.storage);
+  slow.watch().before_read = [&](const Access&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  };
+  StopAtOnce observer;
+  EXPECT_EQ(code_of([&] {
+              (void)verify_values(*file.catalog,
+                                  {.storage = &slow, .threads = 1, .observer = &observer});
+            }),
+            "cancelled");
+}
+
+VerifyReport compared(const std::vector<FileTensor>& first, const std::vector<FileTensor>& second) {
+  MemoryStorage storage;
+  storage.add_file("/a.safetensors", safetensors_bytes(first));
+  storage.add_file("/b.safetensors", safetensors_bytes(second));
+  const OpenOptions options{.storage = &storage};
+  return compare(*open_checkpoint("/a.safetensors", options),
+                 *open_checkpoint("/b.safetensors", options), {.storage = &storage});
+}
+
+TEST(Compare, OrderInTheFileDoesNotMatter) {
+  const FileTensor a{"a", "U8", {2}, "ab"};
+  const FileTensor b{"b", "F32", {1}, "cdef"};
+  EXPECT_TRUE(compared({a, b}, {b, a}).ok());
+}
+
+TEST(Compare, NamesEachDifference) {
+  const VerifyReport report = compared({{"bytes", "U8", {3}, "abc"},
+                                        {"dtype", "F16", {2}, "wxyz"},
+                                        {"gone", "U8", {1}, "1"},
+                                        {"same", "U8", {0}, ""},
+                                        {"shape", "U8", {2, 3}, "123456"}},
+                                       {{"bytes", "U8", {3}, "abX"},
+                                        {"dtype", "BF16", {2}, "wxyz"},
+                                        {"new", "U8", {1}, "1"},
+                                        {"same", "U8", {0}, ""},
+                                        {"shape", "U8", {3, 2}, "123456"}});
+  EXPECT_FALSE(report.ok());
+  EXPECT_THAT(report.differences,
+              ElementsAre(Difference{"bytes", DifferenceKind::bytes,
+                                     "other bytes from byte 2 of the tensor on", "equal bytes"},
+                          Difference{"dtype", DifferenceKind::encoding, "BF16", "F16"},
+                          Difference{"gone", DifferenceKind::missing, "nothing", "U8 [1]"},
+                          Difference{"shape", DifferenceKind::shape, "[3, 2]", "[2, 3]"},
+                          Difference{"new", DifferenceKind::unexpected, "U8 [1]", "nothing"}));
+  EXPECT_THAT(to_json(report), HasSubstr(R"("ok": false)"));
+  EXPECT_THAT(to_table(report), HasSubstr("'gone'"));
+}
+
+TEST(Compare, SeesTheLastByteOfALargeTensor) {
+  const std::string data = some_bytes((9u << 20) + 5);
+  std::string other = data;
+  other.back() = static_cast<char>(other.back() + 1);
+  EXPECT_TRUE(
+      compared({{"a", "U8", {data.size()}, data}}, {{"a", "U8", {data.size()}, data}}).ok());
+  const auto report =
+      compared({{"a", "U8", {data.size()}, data}}, {{"a", "U8", {data.size()}, other}});
+  ASSERT_EQ(report.differences.size(), 1u);
+  EXPECT_THAT(report.differences[0].found, HasSubstr(std::to_string(data.size() - 1)));
+}
+
+}  // namespace
+
+}  // namespace loadstone::test
