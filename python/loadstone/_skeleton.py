@@ -26,6 +26,8 @@ class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function 
     Buffers and plain tensors are real and hold what the constructor computes. Ties, views,
     ``requires_grad``, parameter classes and attributes are as in a direct construction. Only this
     thread (and, under asyncio, this context) is concerned. May be entered again and nested.
+    Parameters over memory that was not made inside (a parameter of another model, a loaded file)
+    stay as they are.
 
     What differs from a direct construction is in ``skeleton_findings(model)``: values drawn at
     random, values that cannot be had, and tensors that follow from parameters.
@@ -80,8 +82,8 @@ def skeleton_record(model: Any) -> SkeletonRecord:
     """What is known of a model that was built under :class:`skeleton`, as it is now."""
     import torch
 
-    from loadstone._skeleton_schema import storage_key
     from loadstone._skeleton_finish import known
+    from loadstone._skeleton_schema import storage_key
     from loadstone._skeleton_walk import walk
 
     known.purge()
@@ -161,9 +163,9 @@ def recompute(model: Any) -> list[str]:
     """
     import torch
 
-    from loadstone._skeleton_schema import storage_key
     from loadstone._skeleton_defer import Ref
     from loadstone._skeleton_finish import known
+    from loadstone._skeleton_schema import storage_key
     from loadstone._skeleton_walk import walk
 
     known.purge()
@@ -194,8 +196,8 @@ def second_skeleton(model: Any, builder: Callable[[], Any]) -> list[dict[str, st
     Returns:
         A finding (``skeleton.not_replayable``) for every tensor that the second model lacks.
     """
-    from loadstone._skeleton_schema import storage_key
     from loadstone._skeleton_finish import known
+    from loadstone._skeleton_schema import storage_key
     from loadstone._skeleton_walk import walk
 
     with skeleton():

@@ -89,12 +89,27 @@ class Build:
             return self._make(func, schema, args, kwargs, homes)
         if not homes:
             return self._note(schema, args, kwargs, tensors, func(*args, **kwargs))
-        if schema.name == "set_":  # no content is touched
-            return func(*args, **kwargs)
+        if schema.name == "set_" and self.log.home(args[0]) is not None:
+            return self._set(func, args, kwargs)
         pending = any(home.real is None for home in homes)
         if not pending or not self._can_wait(schema, args, kwargs, tensors, homes):
             return self._carry_out(func, schema, args, kwargs)
         return self._defer(func, schema, args, kwargs, homes)
+
+    def _set(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """``tensor.set_(source)`` for a tensor on meta: no content is touched."""
+
+        def on_meta(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or value.is_meta:
+                return value
+            home = self.stand_in(value)
+            return Ref(value, home).bind(home.storage)
+
+        result = func(*mapped(args, on_meta), **kwargs)
+        home = self.log.home(args[0])
+        if home is not None and isinstance(args[0], torch.nn.Parameter):
+            self.log.set_parameter(home)
+        return result
 
     def _can_wait(
         self, schema: Schema, args: Any, kwargs: dict[str, Any], tensors: Any, homes: list[Home]
@@ -270,9 +285,11 @@ class Build:
         """Keeps account of real storages: which were made here, and which were drawn at random."""
         random = tainted or (schema.random and not self._keeps_order(kwargs))
         before = {storage_key(tensor) for tensor in operands}
-        if self.random and not random:
-            random = any(key in self.random for key in before)
         written = schema.written_tensors(args, kwargs)
+        if self.random and not random:
+            replaced = schema.overwrites and _is_whole(written[0])
+            sources = operands[1:] if replaced else operands
+            random = any(storage_key(tensor) in self.random for tensor in sources)
         for tensor in written:
             key = storage_key(tensor)
             if key is None:
@@ -396,22 +413,25 @@ class Build:
         if home is not None:
             self.log.set_parameter(home)
 
-    def to_meta(self, tensor: torch.Tensor) -> Home:
-        """Takes a tensor's memory away; what shares it is found again by its storage."""
+    def stand_in(self, tensor: torch.Tensor) -> Home:
+        """The home on meta for a tensor's memory, as long as the build lasts."""
         storage = tensor.untyped_storage()
         known = self.former.get(storage._cdata)
         if known is not None:
-            home = known[1]
+            return known[1]
+        empty = torch.empty(storage.nbytes(), dtype=torch.uint8, device=META)
+        home = self.log.new_home(empty, tensor.device)
+        home.tainted = storage._cdata in self.random
+        self.former[storage._cdata] = (storage_weakly(tensor), home)
+        if storage._cdata in self.blank:
+            home.blank = True
         else:
-            size = storage.nbytes()
-            stand_in = torch.empty(size, dtype=torch.uint8, device=META)
-            home = self.log.new_home(stand_in, tensor.device)
-            home.tainted = storage._cdata in self.random
-            self.former[storage._cdata] = (storage_weakly(tensor), home)
-            if storage._cdata in self.blank:
-                home.blank = True
-            else:
-                self.log.set_initial(home, storage)
+            self.log.set_initial(home, storage)
+        return home
+
+    def to_meta(self, tensor: torch.Tensor) -> Home:
+        """Takes a tensor's memory away; what shares it is found again by its storage."""
+        home = self.stand_in(tensor)
         swap(tensor, Ref(tensor, home).bind(home.storage))
         return home
 

@@ -173,10 +173,11 @@ class _Scan:
                 build.to_meta(parameter)  # registered past register_parameter
                 self.parameters.append((module, name, parameter))
                 mine = True
-        for buffer in list(module.__dict__.get("_buffers", {}).values()):
-            if buffer is not None and not torch.nn.parameter.is_lazy(buffer):
-                mine = mine or storage_key(buffer) in build.born
-                mine = mine or build.log.home(buffer) is not None
+        others = [*module.__dict__.get("_buffers", {}).values(), *module.__dict__.values()]
+        for tensor in others:
+            if isinstance(tensor, torch.Tensor) and not torch.nn.parameter.is_lazy(tensor):
+                mine = mine or storage_key(tensor) in build.born
+                mine = mine or build.log.home(tensor) is not None
         if mine:
             self.modules.append(module)
 

@@ -22,7 +22,14 @@ import torch
 from loadstone._skeleton import recompute, skeleton, skeleton_findings
 from loadstone._skeleton_walk import walk
 
-DIRECT_BYTES_MAX = int(os.environ.get("SKELETON_DIRECT_BYTES_MAX", 2 << 30))
+# A direct construction that fills its parameters may have this size. A larger one has its random
+# initialisers left out: memory that nobody writes to is never there, and no buffer depends on them.
+FILLED_BYTES_MAX = 256 << 20
+DIRECT_BYTES_MAX = {"diffusers": 40 << 30, "transformers": FILLED_BYTES_MAX}
+RANDOM_INITIALISERS = (
+    "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_",
+    "kaiming_normal_", "orthogonal_",
+)  # fmt: skip
 SECONDS_MAX = 600
 EXCLUDING = ("skeleton.random", "skeleton.uninitialised")
 
@@ -47,31 +54,20 @@ def diffusers_names() -> list[str]:
 
 
 def diffusers_builders(name: str) -> Iterator[Callable[[], Any]]:
-    """The class with its defaults; then with fewer layers, for those too large to build."""
+    """The class with its defaults; then with fewer layers, for those too large even so."""
     import diffusers
 
     cls = getattr(diffusers, name)
     yield cls
-    depth = ("num_layers", "num_single_layers", "num_refiner_layers", "depth", "num_blocks")
-    defaults = {
-        key: parameter.default
-        for key, parameter in inspect.signature(cls.__init__).parameters.items()
-        if isinstance(parameter.default, int) and not isinstance(parameter.default, bool)
-    }
     shallow = {
         key: 2
-        for key, value in defaults.items()
-        if value > 2
-        and ("layers" in key or "blocks" in key or key in depth)
+        for key, parameter in inspect.signature(cls.__init__).parameters.items()
+        if type(parameter.default) is int
+        and parameter.default > 2
+        and ("layers" in key or "blocks" in key or key == "depth")
         and "per_block" not in key
     }
     yield lambda: cls(**shallow)
-    narrow = {
-        key: max(value // 4, 1)
-        for key, value in defaults.items()
-        if "num_attention_heads" in key or key in ("joint_attention_dim", "text_dim", "ffn_dim")
-    }
-    yield lambda: cls(**{**shallow, **narrow})
 
 
 def transformers_names() -> list[str]:
@@ -89,21 +85,23 @@ _WIDTHS = (
 )  # fmt: skip
 
 
-def _shrunk(value: dict[str, Any], factor: int) -> dict[str, Any]:
-    """A configuration with two layers, a small vocabulary, and widths divided by a factor."""
+def _shrunk(value: dict[str, Any], factor: int, fewer: bool) -> dict[str, Any]:
+    """A configuration with a small vocabulary, widths divided by a factor, and two layers."""
     small: dict[str, Any] = {}
     depth = value.get("num_hidden_layers") or value.get("num_layers")
     for key, item in value.items():
         if isinstance(item, dict):
-            item = _shrunk(item, factor)
-        elif isinstance(item, list) and isinstance(depth, int) and len(item) == depth > 2:
+            item = _shrunk(item, factor, fewer)
+        elif not isinstance(key, str):
+            pass
+        elif fewer and isinstance(item, list) and type(depth) is int and len(item) == depth > 2:
             item = item[:2]
         elif isinstance(item, int) and not isinstance(item, bool):
             if key.endswith("vocab_size") and item > 512:
                 item = 512
             elif key.endswith("token_id") and item >= 512:
                 item = 1
-            elif any(word in key for word in _COUNTS) and item > 2 and "per" not in key:
+            elif fewer and any(word in key for word in _COUNTS) and item > 2 and "per" not in key:
                 item = 2 if "expert" not in key else min(item, 8)
             elif factor > 1 and any(key.endswith(word) for word in _WIDTHS) and item >= 8 * factor:
                 item //= factor
@@ -118,11 +116,11 @@ def transformers_builders(name: str) -> Iterator[Callable[[], Any]]:
 
     config_class = CONFIG_MAPPING[name]
     plain = config_class().to_dict()
-    for factor in (8, 4, 16, 2, 1):
+    forms = [(8, True), (4, True), (8, False), (2, True), (1, True), (1, False), (16, True)]
+    for factor, fewer in forms:
 
-        def build(factor: int = factor) -> Any:
-            config = config_class.from_dict(_shrunk(plain, factor))
-            config.use_cache = False
+        def build(factor: int = factor, fewer: bool = fewer) -> Any:
+            config = config_class.from_dict(_shrunk(plain, factor, fewer))
             return AutoModel.from_config(config)
 
         yield build
@@ -154,8 +152,11 @@ def build_skeleton(build: Callable[[], Any]) -> Any:
         return build()
 
 
-def compare(build: Callable[[], Any], made: Any) -> dict[str, Any]:
+def compare(build: Callable[[], Any], made: Any, filled: bool) -> dict[str, Any]:
     """Everything in which a skeleton differs from a direct construction."""
+    if not filled:  # in a process of its own: see main
+        for initialiser in RANDOM_INITIALISERS:
+            setattr(torch.nn.init, initialiser, lambda tensor, *_, **__: tensor)
     findings = skeleton_findings(made)
     torch.manual_seed(2)
     direct = build()
@@ -180,7 +181,9 @@ def compare(build: Callable[[], Any], made: Any) -> dict[str, Any]:
     compared = compared_bytes = 0
     for slot in walk(made):
         source = truth.get(slot.name)
-        if slot.kind == "parameter" or slot.name in excluded or source is None:
+        if source is None or slot.name in excluded:
+            continue
+        if truth[source.tie_of or slot.name].kind == "parameter":
             continue
         compared += 1
         compared_bytes += source.tensor.nbytes
@@ -222,10 +225,14 @@ def examine(library: str, name: str) -> dict[str, Any]:
                     continue
                 return {"problems": [f"only the skeleton fails: {failure}"]}
             size = sum(slot.tensor.nbytes for slot in walk(made) if slot.tie_of is None)
-            if size > DIRECT_BYTES_MAX:
+            if size > DIRECT_BYTES_MAX[library]:
                 reason = f"{size >> 20} MiB"
                 continue
-            return {**compare(build, made), "form": number, "direct_bytes": size}
+            return {
+                **compare(build, made, size <= FILLED_BYTES_MAX),
+                "form": number,
+                "direct_bytes": size,
+            }
     except Exception:
         return {"problems": [f"comparison failed: {traceback.format_exc()[-900:]}"]}
     return {"not_built": reason}
