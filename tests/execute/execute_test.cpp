@@ -444,7 +444,9 @@ TEST(ExecuteTest, ACancelledLoadStopsBetweenReads) {
   const Plan plan = builder.build();
   std::latch asked(1);
   builder.storage.before_read = [&](std::size_t, const ReadEvent& event) {
-    if (event.offset >= 100) asked.wait();
+    if (event.offset < 100) return;
+    asked.wait();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // the answer has to arrive
   };
   CountingObserver observer;
   observer.go_on = [&](const Progress&) {
