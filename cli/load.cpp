@@ -75,10 +75,9 @@ int refuse(const Plan& plan, const Finding& first, bool json) {
   } else if (!first.suggestion.empty()) {
     message += " (" + first.suggestion + ")";
   }
+  // The message names target, found and expected; a line that names them twice is hard to read.
   Where where;
-  where.tensor = first.target;
-  where.found = first.found;
-  where.expected = first.expected;
+  if (json) where = {.tensor = first.target, .found = first.found, .expected = first.expected};
   report_error(Error(first.code, message, where), json, plan.findings);
   return first.severity == Severity::error ? exit_status(first.code) : 3;
 }
@@ -106,7 +105,7 @@ void check_machine(const Plan& plan) {
 
 Outcome do_load(const Plan& plan, unsigned threads) {
   const InterruptibleWork work;
-  LoadWatch watch;
+  WorkWatch watch;
   const HostMemory memory(plan);
   ExecuteOptions options;
   options.threads = threads;
@@ -124,10 +123,15 @@ Outcome do_load(const Plan& plan, unsigned threads) {
 
 std::string text_of(const Plan& plan, const Outcome& outcome) {
   const Report& report = outcome.report;
-  std::string text =
-      fmt::format("loaded    {} of {} targets, {} read in {:.3f} s",
-                  report.provenance.size() - outcome.audit.exceptions.size(),
-                  report.provenance.size(), human_bytes(report.bytes_read), report.seconds);
+  const auto on_disk = std::ranges::count_if(report.provenance, [](const Provenance& item) {
+    return item.delivery == Delivery::disk_write || item.delivery == Delivery::disk_keep;
+  });
+  const auto without_value = outcome.audit.exceptions.size() - static_cast<std::size_t>(on_disk);
+  std::string text = fmt::format("loaded    {} targets",
+                                 report.provenance.size() - outcome.audit.exceptions.size());
+  if (on_disk > 0) text += fmt::format(", {} more on disk", on_disk);
+  if (without_value > 0) text += fmt::format(", {} without a value on purpose", without_value);
+  text += fmt::format("\nread      {} in {:.3f} s", human_bytes(report.bytes_read), report.seconds);
   if (report.seconds > 0) {
     text +=
         fmt::format(", {:.2f} GB/s", static_cast<double>(report.bytes_read) / 1e9 / report.seconds);
@@ -189,9 +193,7 @@ void add_load(CLI::App& app, Chosen& chosen) {
                    "the folder that the shards are in now, where they have moved")
       ->type_name("FILE");
   args->plan_options = add_plan_options(*command, args->plan);
-  command->add_option("--threads", args->threads, "Readers (default: one per core, at most 4)")
-      ->type_name("N")
-      ->check(CLI::Range(0u, 256u));
+  add_threads_option(*command, args->threads, "Readers (default: one per core, at most 4)");
   add_html_option(*command, args->plan.html_path);
   add_open_options(*command, args->plan.open);
   add_json_flag(*command, chosen.json);

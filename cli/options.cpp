@@ -184,6 +184,12 @@ void add_json_flag(CLI::App& command, bool& json) {
   command.add_flag("--json", json, "One JSON document on stdout, and nothing else there");
 }
 
+void add_threads_option(CLI::App& command, unsigned& threads, const char* help) {
+  command.add_option("--threads", threads, help)
+      ->type_name("N")
+      ->check(CLI::Range(0u, 256u, "0-256"));
+}
+
 void add_html_option(CLI::App& command, std::string& path) {
   command.add_option("--html", path, "Also write the plan as a page to look at")->type_name("FILE");
 }

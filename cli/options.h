@@ -49,8 +49,9 @@ std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args);
 // map.
 [[nodiscard]] Plan make_plan(const PlanArgs& args);
 
-// --json and --html, wherever a plan is shown.
+// Options that stand alone.
 void add_json_flag(CLI::App& command, bool& json);
+void add_threads_option(CLI::App& command, unsigned& threads, const char* help);
 void add_html_option(CLI::App& command, std::string& path);
 
 // The device map that a word, a list "prefix=device,...", JSON text or a JSON file means.

@@ -62,18 +62,18 @@ std::string progress_line(const Progress& progress, double seconds, std::size_t 
   return line;
 }
 
-LoadWatch::LoadWatch() : on_terminal_(stderr_is_terminal()), seconds_begin_(now_seconds()) {}
+WorkWatch::WorkWatch() : on_terminal_(stderr_is_terminal()), seconds_begin_(now_seconds()) {}
 
-LoadWatch::~LoadWatch() { clear(); }
+WorkWatch::~WorkWatch() { clear(); }
 
-bool LoadWatch::on_progress(const Progress& progress) {
+bool WorkWatch::on_progress(const Progress& progress) {
   anonymous_bytes_peak_ = std::max(anonymous_bytes_peak_, process_memory().anonymous_bytes);
   if (InterruptibleWork::interrupted()) return false;
   if (on_terminal_) show(progress);
   return true;
 }
 
-void LoadWatch::show(const Progress& progress) {
+void WorkWatch::show(const Progress& progress) {
   // The last column stays free: some terminals wrap when it is written.
   const std::size_t width = std::max<std::size_t>(terminal_columns(), 2) - 1;
   const std::string line = progress_line(progress, now_seconds() - seconds_begin_, width);
@@ -82,7 +82,7 @@ void LoadWatch::show(const Progress& progress) {
   shown_ = true;
 }
 
-void LoadWatch::clear() noexcept {
+void WorkWatch::clear() noexcept {
   if (!shown_) return;
   std::fputs("\r\x1b[K", stderr);
   std::fflush(stderr);

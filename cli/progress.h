@@ -1,4 +1,4 @@
-// What a load shows and heeds while it runs.
+// What work that takes long shows and heeds while it runs.
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,13 @@
 namespace loadstone::cli {
 
 // Keeps a progress line on stderr where that is a terminal, notes the most memory in use, and stops
-// the load when the user interrupts. For one load, on one thread.
-class LoadWatch : public Observer {
+// the work when the user interrupts. For one load or comparison, on one thread.
+class WorkWatch : public Observer {
  public:
-  LoadWatch();
-  ~LoadWatch() override;  // clears the line
-  LoadWatch(const LoadWatch&) = delete;
-  LoadWatch& operator=(const LoadWatch&) = delete;
+  WorkWatch();
+  ~WorkWatch() override;  // clears the line
+  WorkWatch(const WorkWatch&) = delete;
+  WorkWatch& operator=(const WorkWatch&) = delete;
 
   bool on_progress(const Progress& progress) override;
   // Leaves the terminal as it was before the line.
