@@ -130,6 +130,20 @@ def test_verify_json(run, small, tmp_path, write_safetensors):
     assert difference.keys() >= {"name", "kind", "found", "expected"}
 
 
+def test_verify_sees_through_sharding(run, tmp_path, write_safetensors):
+    values = bytes(range(24))
+    tensors = {name: ("F32", [3]) for name in "ab"}
+    whole = write_safetensors(tmp_path / "whole.safetensors", tensors, values)
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    write_safetensors(parts / "1.safetensors", {"a": ("F32", [3])}, values[:12])
+    write_safetensors(parts / "2.safetensors", {"b": ("F32", [3])}, values[12:])
+    run("verify", whole, parts / "*.safetensors", status=0)
+    write_safetensors(parts / "2.safetensors", {"b": ("F32", [3])}, values[12:23] + b"!")
+    document = json.loads(run("verify", whole, parts / "*.safetensors", "--json", status=1).stdout)
+    assert [d["name"] for d in document["differences"]] == ["b"]
+
+
 def test_explain(run):
     everything = json.loads(run("explain", "--json", status=0).stdout)
     assert [row["code"] for row in everything] == sorted(row["code"] for row in everything)

@@ -90,6 +90,22 @@ def test_difference(run, small, tmp_path, write_safetensors):
     assert run("verify", small, small, status=0).stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        ("safetensors/st_bool_two.safetensors", "st.bool_value"),
+        ("gguf/gg_nan_scale.gguf", "gg.scale_nan"),
+    ],
+)
+def test_bad_value(run, file, code):
+    """Headers say nothing about values, so only `verify` can tell."""
+    run("inspect", HOSTILE / file, status=0)
+    assert code in run("verify", HOSTILE / file, status=1).stdout
+    document = json.loads(run("verify", HOSTILE / file, "--json", status=1).stdout)
+    assert document["ok"] is False
+    assert [finding["code"] for finding in document["findings"]] == [code]
+
+
 # ---- 2: wrong usage
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-BIG = 256 << 20  # bytes in the file; a cast to F64 makes them four times as many
+BIG = 128 << 20  # bytes in the file; a cast to F64 makes them four times as many
 
 
 @pytest.fixture
@@ -108,6 +108,13 @@ def test_interrupt(command, big):
     assert status == 130
     assert stdout == ""
     assert "[cancelled]" in seen.split("\x1b[K")[-1]
+
+
+def test_interrupt_verify(command, big):
+    status, stdout, seen = interrupt_midway(command, "verify", big, big, "--threads", 1)
+    assert status == 130
+    assert stdout == ""
+    assert "[cancelled]" in seen
 
 
 def test_interrupt_json(command, big):
