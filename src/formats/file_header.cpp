@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
+#include <tuple>
 
 #include "base/text.h"
 
@@ -21,6 +23,29 @@ void refuse(const std::string& path, HeaderProblem problem) {
 
 std::string bytes_text(std::uint64_t bytes) {
   return fmt::format("{} byte{}", bytes, bytes == 1 ? "" : "s");
+}
+
+// By their hashes: a set of 125,000 strings would cost as much as all the rest of the reading.
+std::optional<std::size_t> second_of_a_name(const std::vector<TensorInfo>& tensors) {
+  struct Row {
+    std::size_t hash;
+    std::size_t tensor;
+  };
+  std::vector<Row> rows(tensors.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    rows[i] = {std::hash<std::string>{}(tensors[i].name), i};
+  }
+  std::ranges::sort(rows, [&](const Row& a, const Row& b) {
+    if (a.hash != b.hash) return a.hash < b.hash;
+    return std::tie(tensors[a.tensor].name, a.tensor) < std::tie(tensors[b.tensor].name, b.tensor);
+  });
+  for (std::size_t i = 1; i < rows.size(); ++i) {
+    const bool same_hash = rows[i].hash == rows[i - 1].hash;
+    if (same_hash && tensors[rows[i].tensor].name == tensors[rows[i - 1].tensor].name) {
+      return rows[i].tensor;
+    }
+  }
+  return std::nullopt;
 }
 
 void Warnings::add(std::string code, std::string_view culprit, std::string_view field,

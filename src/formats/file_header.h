@@ -36,6 +36,9 @@ struct HeaderProblem {
 // "16 bytes", "1 byte"
 [[nodiscard]] std::string bytes_text(std::uint64_t bytes);
 
+// A tensor whose name an earlier one has already.
+[[nodiscard]] std::optional<std::size_t> second_of_a_name(const std::vector<TensorInfo>& tensors);
+
 // Warnings of one file. A file can break a rule once a tensor, so each code is told at most
 // `per_code_max` times and then counted. Not thread-safe.
 class Warnings {

@@ -320,28 +320,9 @@ class SafetensorsReader {
             .byte_offset = length_bytes + position});
   }
 
-  // By their hashes: a set of 125,000 strings would cost as much as all the rest of the reading.
   void require_unique_names() const {
-    struct Row {
-      std::size_t hash;
-      std::size_t tensor;
-    };
-    const auto& tensors = header_.tensors;
-    std::vector<Row> rows(tensors.size());
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      rows[i] = {std::hash<std::string>{}(tensors[i].name), i};
-    }
-    std::ranges::sort(rows, [&](const Row& a, const Row& b) {
-      if (a.hash != b.hash) return a.hash < b.hash;
-      return std::tie(tensors[a.tensor].name, a.tensor) <
-             std::tie(tensors[b.tensor].name, b.tensor);
-    });
-    for (std::size_t i = 1; i < rows.size(); ++i) {
-      const TensorInfo& second = tensors[rows[i].tensor];
-      if (rows[i].hash == rows[i - 1].hash && second.name == tensors[rows[i - 1].tensor].name) {
-        refuse_twice(second.name, "header", positions_[rows[i].tensor]);
-      }
-    }
+    const auto second = second_of_a_name(header_.tensors);
+    if (second) refuse_twice(header_.tensors[*second].name, "header", positions_[*second]);
   }
 
   // ---- one tensor
