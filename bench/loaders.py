@@ -52,8 +52,8 @@ def one(case: str, folder: Path, limits: Path, settle: float) -> measure.Result:
     warm(folder)
     if case == LIMIT:
         files = sorted(folder.glob("*.safetensors"))
-        return measure.run([limits, "2", *files], settle)
-    command = [sys.executable, "-m", "bench.loaders", "--child", case, "--data", folder]
+        return measure.run([limits.resolve(), "2", *(file.resolve() for file in files)], settle)
+    command = [sys.executable, "-m", "bench.loaders", "--child", case, "--data", folder.resolve()]
     return measure.run(command, settle)
 
 

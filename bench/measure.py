@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parent.parent  # children are modules of this folder
 SAMPLE_SECONDS = 0.002
 # A guest whose free pages go back to the host pays more for fresh memory after a pause: everyone
 # starts from there.
@@ -63,6 +64,7 @@ def run(command: Sequence[str | Path], settle_seconds: float = SETTLE_SECONDS) -
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        cwd=ROOT,
     )
     assert child.stdin is not None and child.stdout is not None
     line = child.stdout.readline()
