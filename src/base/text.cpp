@@ -11,18 +11,46 @@ namespace loadstone {
 
 namespace {
 
+// Bytes at the front that a terminal takes for an order or that make a line read as another one:
+// control characters (C0, DEL, C1), line separators, changes of the direction of writing.
+std::size_t unsafe_bytes(std::string_view text) noexcept {
+  const auto byte = [&](std::size_t i) {
+    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
+  };
+  const auto is_between = [](unsigned value, unsigned least, unsigned most) {
+    return value >= least && value <= most;
+  };
+  if (byte(0) < 0x20 || byte(0) == 0x7f) return 1;
+  if (byte(0) == 0xc2 && is_between(byte(1), 0x80, 0x9f)) return 2;
+  if (byte(0) != 0xe2) return 0;
+  const bool separates_or_turns = byte(1) == 0x80 && is_between(byte(2), 0xa8, 0xae);
+  const bool isolates = byte(1) == 0x81 && is_between(byte(2), 0xa6, 0xa9);
+  return separates_or_turns || isolates ? 3 : 0;
+}
+
 std::string escaped(std::string_view text) {
+  const bool valid = is_utf8(text);
   std::string out;
   out.reserve(text.size());
-  for (const char character : text) {
-    const auto byte = static_cast<unsigned char>(character);
-    if (byte < 0x20 || byte == 0x7f) {
-      out += fmt::format("\\x{:02x}", byte);
-    } else {
-      out += character;
+  for (std::size_t at = 0; at < text.size();) {
+    std::size_t unsafe = unsafe_bytes(text.substr(at));
+    if (!valid && static_cast<unsigned char>(text[at]) >= 0x80) unsafe = 1;
+    if (unsafe == 0) out += text[at++];
+    for (; unsafe > 0; --unsafe) {
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[at++]));
     }
   }
   return out;
+}
+
+// The place at or before `at` where no character is cut.
+std::size_t before_character(std::string_view text, std::size_t at) noexcept {
+  std::size_t place = at;
+  while (place > 0 && at - place < 3 &&
+         (static_cast<unsigned char>(text[place]) & 0xc0u) == 0x80u) {
+    --place;
+  }
+  return place;
 }
 
 }  // namespace
@@ -30,8 +58,8 @@ std::string escaped(std::string_view text) {
 std::string printable(std::string_view text, std::size_t length_max) {
   if (text.size() <= length_max) return escaped(text);
   const std::size_t part = length_max / 2;
-  return fmt::format("{}...({} bytes)...{}", escaped(text.substr(0, part)), text.size(),
-                     escaped(text.substr(text.size() - part)));
+  return fmt::format("{}...({} bytes)...{}", escaped(text.substr(0, before_character(text, part))),
+                     text.size(), escaped(text.substr(before_character(text, text.size() - part))));
 }
 
 std::string human_bytes(std::uint64_t bytes) {
@@ -63,8 +91,8 @@ bool parse_bytes(std::string_view text, std::uint64_t& bytes) {
                                                   {"gib", 1073741824.0},
                                                   {"tib", 1099511627776.0}}};
   double number = 0;
-  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), number,
-                                              std::chars_format::fixed);
+  const auto [end, problem] =
+      std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
   if (problem != std::errc{} || !(number >= 0)) return false;  // no negative size, and no NaN
   std::string unit;
   for (const char* at = end; at != text.data() + text.size(); ++at) {

@@ -1,4 +1,4 @@
-// Text for people: names made safe to print, sizes, and the nearest of many names.
+// Text for people: names made safe to print, and sizes.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,9 @@
 
 namespace loadstone {
 
-// Control characters, quotes and backslashes as escapes, so that a name from a file can neither steer
-// a terminal nor split a line; long names are cut in the middle with their length said.
+// Control characters, line separators, changes of writing direction and bytes that are no UTF-8 as
+// escapes, so that a name from a file can neither steer a terminal nor split a line; long names are
+// cut in the middle with their length said.
 [[nodiscard]] std::string printable(std::string_view text, std::size_t length_max = 200);
 
 // "91.0 MB", "1.3 GiB" is never mixed: decimal units, as file managers and disks use.

@@ -12,6 +12,7 @@ HOSTILE_NAMES = [
     "\x1b]0;title\x07\x1b[2J",
     "\u202eright to left",
     "\u2028line separator",
+    "\u009b31m C1",
     "emoji \U0001f9f2 and \u00e9",
     "{braces} %s %n $1",
     " ",
@@ -34,7 +35,8 @@ def hostile_names(tmp_path, write_safetensors):
 def test_hostile_names(run, hostile_names, arguments):
     document = json.loads(run(*arguments, hostile_names, "--json", status=0).stdout)
     text = run(*arguments, hostile_names, status=0).stdout
-    assert "\x1b" not in text
+    for steering in ["\x1b", "\u009b", "\u202e", "\u2028"]:
+        assert steering not in text
     assert "line\nbreak" not in text
     rows = document.get("tensors") or document.get("targets") or document.get("provenance") or []
     if isinstance(rows, dict):
