@@ -226,10 +226,10 @@ std::vector<BadHeader> bad_metadata() {
   }
   all.push_back({"metadata key twice", with_entry(R"("__metadata__":{"kk":"1","kk":"1"})"), "12",
                  "st.duplicate", "kk", "__metadata__"});
-  all.push_back(
-      {"metadata twice, apart",
-       R"({"__metadata__":{},"first":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"__metadata__":{}})",
-       "12", "st.duplicate", "__metadata__", "__metadata__"});
+  all.push_back({"metadata twice, apart",
+                 R"({"__metadata__":{},"first":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+                 R"("__metadata__":{}})",
+                 "12", "st.duplicate", "__metadata__", "__metadata__"});
   return all;
 }
 
