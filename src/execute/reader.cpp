@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "execute/copy_box.h"
+#include "execute/populate.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -104,6 +105,7 @@ void Reader::append(const Job& job, std::byte* to, std::uint64_t bytes) {
 
 void Reader::flush(const Job& job) {
   if (!parts_.empty() && !context_.stop.load(std::memory_order_relaxed)) {
+    for (const std::span<std::byte> part : parts_) populate(part.data(), part.size());
     try {
       context_.shards[job.shard]->read(read_begin_, parts_);
     } catch (const Error& error) {
@@ -139,11 +141,16 @@ void Reader::copy_staged(const Job& job, const Piece& piece) {
   const bool whole_bytes = element_bytes(source_dtype) != 0;
   const Cast cast =
       whole_bytes ? cast_between(source_dtype, target_dtype) : cast_between(Dtype::u8, Dtype::u8);
-  copy_box(std::span(job.dims).subspan(piece.dims_begin, piece.dims_count), cast,
-           slot_.data() + (piece.file_begin - job.begin),
-           whole_bytes ? element_bytes(source_dtype) : 1,
-           context_.targets[piece.target] + piece.target_begin,
-           whole_bytes ? element_bytes(target_dtype) : 1);
+  const std::size_t source_bytes = whole_bytes ? element_bytes(source_dtype) : 1;
+  const std::size_t target_bytes = whole_bytes ? element_bytes(target_dtype) : 1;
+  const std::span dims = std::span(job.dims).subspan(piece.dims_begin, piece.dims_count);
+  std::byte* const target = context_.targets[piece.target] + piece.target_begin;
+  // Not where the piece is scattered: others write between its elements.
+  std::uint64_t span = 1;
+  for (const BoxDim& dim : dims) span += (dim.extent - 1) * dim.target_stride;
+  if (span < 2 * piece.elements) populate(target, span * target_bytes);
+  copy_box(dims, cast, slot_.data() + (piece.file_begin - job.begin), source_bytes, target,
+           target_bytes);
 }
 
 void Reader::account(const Piece& piece) {
