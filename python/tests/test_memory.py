@@ -48,7 +48,7 @@ def test_peak_is_the_model_and_a_fixed_ring(folders, kind, case):
 
 
 def test_a_second_copy_would_be_seen(folders):
-    """The control: a loader that keeps the mapped file beside its copies takes more than we allow."""
+    """The control: a loader that keeps the mapped file beside its copies takes more."""
     folder = folders["dense"]
     case = "transformers, to f32"
     command = [sys.executable, "-m", "bench.loaders", "--child", case, "--data", folder]
