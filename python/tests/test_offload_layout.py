@@ -1,0 +1,111 @@
+"""Tensors placed on disk, read back by accelerate itself."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from accelerate.utils import OffloadedWeightsLoader
+from safetensors.torch import save_file
+
+import loadstone
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+]
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes, so that NaN equals NaN."""
+    return tensor.detach().contiguous().flatten().view(torch.uint8)
+
+
+class Holder(torch.nn.Module):
+    """A tensor of each dtype, and one without dimensions."""
+
+    def __init__(self, dtypes: list[torch.dtype]) -> None:
+        super().__init__()
+        for dtype in dtypes:
+            name = "buffer_" + str(dtype).removeprefix("torch.")
+            self.register_buffer(name, torch.zeros(3, 5).to(dtype))
+        self.weight = torch.nn.Parameter(torch.zeros(4, 6))
+        self.scale = torch.nn.Parameter(torch.zeros(()))
+
+
+@pytest.fixture
+def state() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    tensors = {name: torch.randn(3, 5).mul(9) for name in Holder(DTYPES).state_dict()}
+    tensors |= {"weight": torch.randn(4, 6), "scale": torch.randn(())}
+    like = Holder(DTYPES).state_dict()
+    return {name: tensor.to(like[name].dtype) for name, tensor in tensors.items()}
+
+
+def offload(state, tmp_path, **options):
+    """Plans and executes with everything on disk; returns the folder."""
+    save_file(state, tmp_path / "model.safetensors")
+    with loadstone.skeleton():
+        model = Holder(DTYPES)
+    plan = loadstone.plan(
+        model,
+        tmp_path / "model.safetensors",
+        device_map={"": "disk"},
+        offload_folder=tmp_path / "offload",
+        **options,
+    )
+    return plan, plan.execute(), tmp_path / "offload"
+
+
+def test_accelerate_reads_what_was_written(state, tmp_path):
+    _, report, folder = offload(state, tmp_path, dtype=torch.bfloat16)
+    loader = OffloadedWeightsLoader(save_folder=folder)
+    for name, tensor in state.items():
+        wanted = tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+        if name not in loader:
+            assert report.provenance[name].origin != "exception"
+            continue
+        found = loader[name]
+        assert found.dtype == wanted.dtype, name
+        assert found.shape == wanted.shape, name
+        assert torch.equal(bits(found), bits(wanted)), name
+    assert "weight" in loader and "scale" in loader
+    assert (folder / "weight.dat").stat().st_size == 4 * 6 * 2
+    assert report.provenance["weight"].reason == "offloaded"
+
+
+def test_what_needs_no_change_stays_in_its_shard(state, tmp_path):
+    _, report, folder = offload(state, tmp_path)
+    index = json.loads((folder / "index.json").read_text())
+    assert index["weight"]["safetensors_file"] == str(tmp_path / "model.safetensors")
+    assert not list(folder.glob("*.dat"))
+    loader = OffloadedWeightsLoader(save_folder=folder)
+    for name in index:
+        assert torch.equal(bits(loader[name]), bits(state[name])), name
+    assert report.bytes_written == 0 or not index
+
+
+def test_a_failed_load_leaves_no_folder(state, tmp_path):
+    save_file(state, tmp_path / "model.safetensors")
+    with loadstone.skeleton():
+        model = Holder(DTYPES)
+    plan = loadstone.plan(
+        model,
+        tmp_path / "model.safetensors",
+        device_map={"": "disk"},
+        offload_folder=tmp_path / "offload",
+        dtype=torch.float16,
+    )
+    (tmp_path / "model.safetensors").write_bytes(b"another file")
+    with pytest.raises(loadstone.LoadError) as caught:
+        plan.execute()
+    assert caught.value.code == "io.changed"
+    assert not (tmp_path / "offload").exists()
