@@ -153,9 +153,9 @@ struct OpenOptions {
   Storage* storage = nullptr;
 };
 
-// Opens a file, a folder (with or without an index), an index file, a glob pattern, or one part of a
-// split GGUF (then all parts). Reads headers only. Throws Error for anything that breaks a rule of the
-// format. Which files of a folder are taken: docs/formats/sharded-index.md.
+// Opens a file, a folder (with or without an index), an index file, a glob pattern, or one part of
+// a split GGUF (then all parts). Reads headers only. Throws Error for anything that breaks a rule
+// of the format. Which files of a folder are taken: docs/formats/sharded-index.md.
 [[nodiscard]] std::shared_ptr<const Catalog> open_checkpoint(const std::string& path,
                                                              const OpenOptions& options = {});
 // Several files that together are one checkpoint.
@@ -165,7 +165,8 @@ struct OpenOptions {
 // The catalog as the JSON that `loadstone inspect --json` prints.
 [[nodiscard]] std::string to_json(const Catalog& catalog);
 
-// The same for people: shards, metadata, totals per encoding, findings; with a row a tensor on request.
+// The same for people: shards, metadata, totals per encoding, findings; with a row a tensor on
+// request.
 [[nodiscard]] std::string to_table(const Catalog& catalog, bool with_tensors);
 
 }  // namespace loadstone

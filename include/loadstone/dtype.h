@@ -1,8 +1,8 @@
 // Number types, block formats and the two together: an encoding.
 //
-// A dtype is a plain number type; a block format (Q4_K and its like) packs a fixed number of elements
-// into a fixed number of bytes together with their scales. What a tensor in a shard has is an
-// Encoding: one or the other. A target always has a Dtype.
+// A dtype is a plain number type; a block format (Q4_K and its like) packs a fixed number of
+// elements into a fixed number of bytes together with their scales. What a tensor in a shard has is
+// an Encoding: one or the other. A target always has a Dtype.
 #pragma once
 
 #include <cstdint>

@@ -20,8 +20,9 @@ struct Destination {
   Dtype dtype = Dtype::u8;
 };
 
-// One destination for each target of the plan with Delivery::memory, fresh memory of this process that
-// costs nothing until it is written to. Movable; thread-safe while nobody writes to the memory.
+// One destination for each target of the plan with Delivery::memory, fresh memory of this process
+// that costs nothing until it is written to. Movable; thread-safe while nobody writes to the
+// memory.
 class HostMemory {
  public:
   explicit HostMemory(const Plan& plan);
@@ -39,10 +40,10 @@ class HostMemory {
 };
 
 struct ExecuteOptions {
-  unsigned threads = 0;                    // readers; 0: one per core, at most 4
-  std::uint64_t chunk_bytes = 4u << 20;    // one read; smaller where staging_bytes_max demands it
-  Storage* storage = nullptr;              // null: the machine's own file system
-  Observer* observer = nullptr;            // not owned
+  unsigned threads = 0;                  // readers; 0: one per core, at most 4
+  std::uint64_t chunk_bytes = 4u << 20;  // one read; smaller where staging_bytes_max demands it
+  Storage* storage = nullptr;            // null: the machine's own file system
+  Observer* observer = nullptr;          // not owned
 };
 
 struct SourceRange {
@@ -78,9 +79,9 @@ struct Report {
 
 // Checks first (errors among the findings: Error of the first, before a data byte is read; shards
 // still the planned ones: else "io.changed"; destinations of the right size and dtype), then loads
-// into `destinations` (one per target of the plan). Origins zeros are filled; constructor, initialiser
-// and constant values are the caller's. On the first failure the rest is cancelled, files written to
-// the offload folder are removed, and the Error names file, tensor and offset.
+// into `destinations` (one per target of the plan). Origins zeros are filled; constructor,
+// initialiser and constant values are the caller's. On the first failure the rest is cancelled,
+// files written to the offload folder are removed, and the Error names file, tensor and offset.
 Report execute(const Plan& plan, std::span<const Destination> destinations,
                const ExecuteOptions& options = {});
 

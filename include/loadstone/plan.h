@@ -1,5 +1,5 @@
-// What will happen: for every target its recipe, its placement and its origin, decided before a data
-// byte is read. Pure: no I/O, no threads, no clock.
+// What will happen: for every target its recipe, its placement and its origin, decided before a
+// data byte is read. Pure: no I/O, no threads, no clock.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +22,12 @@ enum class MissingPolicy : std::uint8_t { error, initialise, zeros };
 enum class UnexpectedPolicy : std::uint8_t { warn, error, ignore };
 enum class DeviceMapMode : std::uint8_t { automatic, balanced, balanced_low_0, sequential };
 
-// Where modules live. Entries are module paths ("" is the whole model) with a device: "cpu", "disk",
-// "cuda:0" ..., or "meta" (left without a value, as a named exception). The longest entry wins.
+// Where modules live. Entries are module paths ("" is the whole model) with a device: "cpu",
+// "disk", "cuda:0" ..., or "meta" (left without a value, as a named exception). The longest entry
+// wins.
 struct DeviceMap {
-  std::optional<DeviceMapMode> mode;  // computed from sizes and max_memory; entries are then ignored
+  std::optional<DeviceMapMode>
+      mode;  // computed from sizes and max_memory; entries are then ignored
   std::vector<std::pair<std::string, std::string>> entries;
 
   [[nodiscard]] bool empty() const noexcept { return !mode && entries.empty(); }
@@ -38,16 +40,17 @@ struct PlanOptions {
   // name and boxes that write each of its elements once. They go before rules, and the sources that
   // they read are matched by no rule. Boxes that do not fit are findings "plan.box".
   std::vector<std::pair<std::string, std::vector<Box>>> recipes;
-  // Parameters and persistent floating buffers get this dtype; non-persistent buffers and attributes
-  // never. None: the skeleton's dtype.
+  // Parameters and persistent floating buffers get this dtype; non-persistent buffers and
+  // attributes never. None: the skeleton's dtype.
   std::optional<Dtype> dtype;
   bool dtype_from_file = false;  // "auto": each of them keeps the file's dtype
   DeviceMap device_map;          // empty: all on "cpu"
-  // Bytes per device. For a computed map the capacities, in order of preference; for an explicit map
-  // limits that are checked (finding "plan.over_budget").
+  // Bytes per device. For a computed map the capacities, in order of preference; for an explicit
+  // map limits that are checked (finding "plan.over_budget").
   std::vector<std::pair<std::string, std::uint64_t>> max_memory;
-  std::vector<std::string> no_split_modules;  // module paths that a computed map keeps on one device
-  std::string offload_folder;                 // needed where something is placed on "disk"
+  std::vector<std::string>
+      no_split_modules;        // module paths that a computed map keeps on one device
+  std::string offload_folder;  // needed where something is placed on "disk"
   MissingPolicy missing = MissingPolicy::error;
   UnexpectedPolicy unexpected = UnexpectedPolicy::warn;
   // ---- what changes cost only
@@ -89,7 +92,7 @@ struct Plan {
   std::string offload_folder;
   std::uint64_t staging_bytes_max = 0;
   std::uint64_t bytes_to_read = 0;
-  std::uint64_t bytes_to_write = 0;                 // to the offload folder
+  std::uint64_t bytes_to_write = 0;  // to the offload folder
   // What the load takes per device: values delivered there, for the caller's initialisers too. Not
   // counted is what exists before (constructor values, unless they have to move to another device).
   // "cpu" includes the staging that is really needed; "disk" is bytes written.
@@ -100,8 +103,9 @@ struct Plan {
   [[nodiscard]] bool ok() const noexcept { return !has_errors(findings); }
 };
 
-// Never throws for what it finds: see Plan::findings. Throws Error "plan.rules" for rules that are not
-// rules, "plan.options" for options that contradict each other, "skeleton.json" for a broken skeleton.
+// Never throws for what it finds: see Plan::findings. Throws Error "plan.rules" for rules that are
+// not rules, "plan.options" for options that contradict each other, "skeleton.json" for a broken
+// skeleton.
 [[nodiscard]] Plan make_plan(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleton,
                              const PlanOptions& options = {});
 
@@ -110,9 +114,9 @@ void require_ok(const Plan& plan);
 
 // A plan as JSON holds each shard's relative path, size, modification time and header digest.
 [[nodiscard]] std::string to_json(const Plan& plan);
-// Opens the shards again, relative to `root` (default: the root that the plan names). Trusts nothing:
-// a shard that differs is Error "io.changed"; a box, shape or size that does not fit catalog and
-// target is Error "plan.box" or "plan.json".
+// Opens the shards again, relative to `root` (default: the root that the plan names). Trusts
+// nothing: a shard that differs is Error "io.changed"; a box, shape or size that does not fit
+// catalog and target is Error "plan.box" or "plan.json".
 [[nodiscard]] Plan plan_from_json(std::string_view text, const OpenOptions& options = {},
                                   const std::string& root = "");
 

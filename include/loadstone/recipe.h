@@ -32,8 +32,8 @@ struct BoxDim {
 };
 
 // A strided N-d region copied from a source to a target, cast where the dtypes differ: the one
-// primitive of movement. Stack, concat, split, transpose, slice and interleave are all sets of boxes.
-// Offsets and strides count elements, from the first element of the tensor.
+// primitive of movement. Stack, concat, split, transpose, slice and interleave are all sets of
+// boxes. Offsets and strides count elements, from the first element of the tensor.
 struct Box {
   std::uint32_t source = 0;  // index into Catalog::tensors()
   std::uint64_t source_offset = 0;
@@ -58,7 +58,8 @@ enum class RuleOp : std::uint8_t {
   rename,        // one source, one target
   stack,         // sources become slices of a new dimension `dim`
   concat,        // sources joined along `dim`
-  stack_concat,  // each pattern's sources stacked along dims[0], then the stacks joined along dims[1]
+  stack_concat,  // each pattern's sources stacked along dims[0], then the stacks joined along
+                 // dims[1]
   split,         // one source cut along `dim` into all targets: `sizes`, or equal parts
   transpose,     // one source, `dims` swapped
   permute,       // one source, dimensions in the order `dims`
@@ -74,12 +75,11 @@ struct RuleStep {
   std::uint64_t start = 0;
 };
 
-// A rule as data. `sources` are regular expressions (RE2 syntax, whole name); `targets` are templates
-// in which $1 ... $9 stand for groups. Sources of one target are ordered by pattern, then by the
-// groups that the template does not use, numbers by value (so expert 10 comes after expert 9), then by
-// name. $$ is a dollar sign.
-// Dimensions may be negative, counted from the end. In an ordered list the first match wins; tensors
-// that no rule matches keep their names.
+// A rule as data. `sources` are regular expressions (RE2 syntax, whole name); `targets` are
+// templates in which $1 ... $9 stand for groups. Sources of one target are ordered by pattern, then
+// by the groups that the template does not use, numbers by value (so expert 10 comes after expert
+// 9), then by name. $$ is a dollar sign. Dimensions may be negative, counted from the end. In an
+// ordered list the first match wins; tensors that no rule matches keep their names.
 struct Rule {
   RuleOp op = RuleOp::rename;
   std::vector<std::string> sources;

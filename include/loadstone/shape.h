@@ -1,4 +1,5 @@
-// The extents of a tensor, outermost first (torch's order, also for GGUF, which stores them reversed).
+// The extents of a tensor, outermost first (torch's order, also for GGUF, which stores them
+// reversed).
 #pragma once
 
 #include <cstddef>
@@ -20,8 +21,8 @@ class Shape {
   [[nodiscard]] std::size_t rank() const noexcept { return extents_.size(); }
   [[nodiscard]] std::uint64_t operator[](std::size_t dim) const noexcept { return extents_[dim]; }
   [[nodiscard]] const std::vector<std::uint64_t>& extents() const noexcept { return extents_; }
-  // Number of elements; 1 for rank 0; nothing when the product does not fit 64 bits (also when a later
-  // extent is 0: a file that says so is lying about something).
+  // Number of elements; 1 for rank 0; nothing when the product does not fit 64 bits (also when a
+  // later extent is 0: a file that says so is lying about something).
   [[nodiscard]] std::optional<std::uint64_t> numel() const noexcept;
   // "[2, 3]"
   [[nodiscard]] std::string text() const;

@@ -30,19 +30,21 @@ struct Target {
   Shape shape;
   Dtype dtype = Dtype::f32;
   TargetKind kind = TargetKind::parameter;
-  std::string tie_of;      // the target that this one is the same tensor as; empty: none
-  bool has_value = false;  // the model at hand already holds the constructor's value (never in JSON)
+  std::string tie_of;  // the target that this one is the same tensor as; empty: none
+  bool has_value =
+      false;  // the model at hand already holds the constructor's value (never in JSON)
 };
 
 // Plain data. Not thread-safe while written to.
 struct Skeleton {
   std::vector<Target> targets;
-  // Whether has_value means anything. A skeleton read from JSON holds no values, and buffers without
-  // one are then exceptions with a reason; in a model at hand they are errors ("plan.no_value").
+  // Whether has_value means anything. A skeleton read from JSON holds no values, and buffers
+  // without one are then exceptions with a reason; in a model at hand they are errors
+  // ("plan.no_value").
   bool values_known = true;
 
-  // Throws Error "skeleton.json" for text that is not a skeleton: bad JSON, an unknown dtype or kind,
-  // a name given twice, a tie of an unknown target, of a tie, or of another shape or dtype.
+  // Throws Error "skeleton.json" for text that is not a skeleton: bad JSON, an unknown dtype or
+  // kind, a name given twice, a tie of an unknown target, of a tie, or of another shape or dtype.
   [[nodiscard]] static Skeleton from_json(std::string_view text);
   // One parameter for each tensor of the checkpoint, as it is there; block formats as the F32 that
   // they would be decoded to.

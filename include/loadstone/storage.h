@@ -1,7 +1,7 @@
 // The one seam to the operating system: where bytes come from.
 //
-// The catalog reads headers and execute() reads data through these two interfaces only, so tests can
-// log every access, inject failures, and keep files in memory.
+// The catalog reads headers and execute() reads data through these two interfaces only, so tests
+// can log every access, inject failures, and keep files in memory.
 #pragma once
 
 #include <cstddef>

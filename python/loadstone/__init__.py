@@ -26,7 +26,9 @@ from loadstone._skeleton import save_skeleton, skeleton
 from loadstone._version import __version__
 
 if TYPE_CHECKING:
-    from loadstone import diffusers, torch, transformers
+    import loadstone.diffusers as diffusers
+    import loadstone.torch as torch
+    import loadstone.transformers as transformers
 
 _ADAPTERS = ("torch", "transformers", "diffusers")
 
