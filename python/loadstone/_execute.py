@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import make
 from loadstone._plan import Plan, PlannedTarget
 from loadstone._report import Provenance, Report
+from loadstone._skeleton import recompute
 from loadstone._skeleton_walk import TensorSlot, walk
 
 if TYPE_CHECKING:
@@ -37,8 +39,12 @@ def run(
     for index, value in _initialise.values(plan, model).items():
         values[index] = value
     _install(plan, slots, values)
+    provenance = {row["target"]: Provenance.from_row(row) for row in core.provenance()}
+    for name in recompute(model):
+        reason = "recomputed from the model's parameters"
+        provenance[name] = dataclasses.replace(provenance[name], reason=reason)
     report = Report(
-        provenance={row["target"]: Provenance.from_row(row) for row in core.provenance()},
+        provenance=provenance,
         seconds=core.seconds,
         bytes_read=core.bytes_read,
         bytes_written=core.bytes_written,
@@ -143,7 +149,7 @@ def _install(plan: Plan, slots: list[TensorSlot], values: list[torch.Tensor | No
             continue
         new = value
         if new is None and target.origin == "constructor":
-            new = _placed_constructor_value(target, slot)
+            new = _placed(target, plan._constructor_values.get(target.name, slot.tensor), slot)
         if new is None or new is slot.tensor:
             installed[target.name] = slot.tensor
             if new is not None:
@@ -156,10 +162,11 @@ def _install(plan: Plan, slots: list[TensorSlot], values: list[torch.Tensor | No
             slot.replace(installed[target.tie_of])
 
 
-def _placed_constructor_value(target: PlannedTarget, slot: TensorSlot) -> torch.Tensor | None:
-    """The constructor's value on its planned device and in its planned dtype."""
-    dtype = torch_dtype(target.dtype)
-    moved = slot.tensor.to(device=target.device, dtype=dtype)
+def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> torch.Tensor | None:
+    """The constructor's value on its planned device and in its planned dtype; None: it is there."""
+    if value.is_meta:
+        return None  # follows from parameters, and is computed when they have their values
+    moved = value.to(device=target.device, dtype=torch_dtype(target.dtype))
     return None if moved is slot.tensor else moved
 
 

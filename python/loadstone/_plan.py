@@ -6,7 +6,7 @@ import json
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,9 +63,15 @@ class Plan:
     Made by :func:`loadstone.plan` or :meth:`Plan.load`. Holds the model weakly.
     """
 
-    def __init__(self, core: _core.Plan, model: Any = None) -> None:
+    def __init__(
+        self,
+        core: _core.Plan,
+        model: Any = None,
+        constructor_values: Mapping[str, Any] | None = None,
+    ) -> None:
         self._core = core
         self._model = weakref.ref(model) if model is not None else None
+        self._constructor_values = dict(constructor_values or {})
 
     @cached_property
     def targets(self) -> list[PlannedTarget]:
@@ -218,59 +224,68 @@ def plan(
     """
     if quantize is not None:
         raise make("plan.options", "this version does not quantize", field="quantize")
-    rows, module, findings = _targets(model)
+    needs = _needs(model)
     mode, entries = _device_map(device_map)
     core = _core.make_plan(
         inspect(checkpoint, allow_links=allow_links)._core,
-        rows,
+        needs.rows,
         rules=json.dumps([dict(rule) for rule in rules]) if rules else "",
         dtype="" if dtype is None else str(dtype),
         device_map_mode=mode,
         device_map=entries,
         max_memory=_machine.capacities(max_memory, computed=bool(mode)),
-        no_split_modules=_no_split_paths(module) if mode else [],
+        no_split_modules=_no_split_paths(needs.module) if mode else [],
         offload_folder=os.fspath(offload_folder) if offload_folder is not None else "",
         missing=missing,
         unexpected=unexpected,
         staging_bytes_max=staging_bytes_max,
         mmap=mmap,
     )
-    if module is not None and missing == "initialise":
+    if needs.module is not None and missing == "initialise":
         from loadstone import _initialise
 
-        findings += _initialise.findings(core, module)
-    core.add_findings(findings)
-    return Plan(core, module)
+        needs.findings += _initialise.findings(core, needs.module)
+    core.add_findings(needs.findings)
+    return Plan(core, needs.module, needs.constructor_values)
 
 
-def _targets(model: Any) -> tuple[list[tuple[Any, ...]], Any, list[_core.Finding]]:
-    """The core's rows for what the model needs, the module itself if there is one, and findings."""
+@dataclass
+class _Needs:
+    """What a model needs: the core's rows; for a module at hand what is known of its values."""
+
+    rows: list[tuple[Any, ...]]
+    module: Any = None
+    findings: list[_core.Finding] = field(default_factory=list)
+    constructor_values: dict[str, Any] = field(default_factory=dict)
+
+
+def _needs(model: Any) -> _Needs:
     if isinstance(model, str | os.PathLike):
-        return _core.skeleton_rows(Path(model).read_text(encoding="utf-8")), None, []
-    from loadstone._skeleton import skeleton_findings
+        return _Needs(_core.skeleton_rows(Path(model).read_text(encoding="utf-8")))
+    from loadstone._constructor import constructor_values
+    from loadstone._skeleton import skeleton_record
     from loadstone._skeleton_walk import walk
 
     slots = walk(model)
+    record = skeleton_record(model)
+    values = constructor_values(model, (slot for slot in slots if slot.name not in record.derived))
+    had = values.keys() | record.derived.keys()
     findings = [
         _core.Finding(f["severity"], f["code"], f["target"], [], f["message"])
-        for f in skeleton_findings(model)
+        for f in record.findings
+        if f["target"] not in values
     ]
-    return [target_row(slot) for slot in slots], model, findings + _in_place(slots)
+    rows = [_row(slot, not slot.tensor.is_meta or slot.name in had) for slot in slots]
+    return _Needs(rows, model, findings + _in_place(slots), values)
 
 
-def target_row(slot: TensorSlot) -> tuple[Any, ...]:
+def _row(slot: TensorSlot, has_value: bool) -> tuple[Any, ...]:
     """name, shape, dtype, kind, tie_of, has_value: what the core wants to know of a tensor."""
     from loadstone._dtypes import dtype_name
 
     tensor = slot.tensor
-    return (
-        slot.name,
-        list(tensor.shape),
-        dtype_name(tensor.dtype),
-        slot.kind,
-        slot.tie_of or "",
-        not tensor.is_meta,
-    )
+    dtype = dtype_name(tensor.dtype)
+    return slot.name, list(tensor.shape), dtype, slot.kind, slot.tie_of or "", has_value
 
 
 def _in_place(slots: Iterable[TensorSlot]) -> list[_core.Finding]:

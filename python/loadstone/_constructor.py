@@ -1,0 +1,48 @@
+"""The constructor's values that a model lacks because some other library built it on meta.
+
+An adapter that knows class and configuration builds a second model under
+:func:`loadstone.skeleton`; its buffers and plain tensors are what the first one's constructor would have made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from loadstone._skeleton import skeleton
+from loadstone._skeleton_walk import TensorSlot, walk
+
+
+def constructor_values(model: Any, slots: Iterable[TensorSlot]) -> dict[str, Any]:
+    """Name and value of each buffer and plain tensor that lies on meta, where it can be had."""
+    lacking = [slot for slot in slots if slot.kind != "parameter" and slot.tensor.is_meta]
+    build = _builder(model) if lacking else None
+    if build is None:
+        return {}
+    with skeleton():
+        twin = build()
+    made = {slot.name: slot.tensor for slot in walk(twin)}
+    return {slot.name: made[slot.name] for slot in lacking if _fits(slot, made.get(slot.name))}
+
+
+def _fits(slot: TensorSlot, value: Any) -> bool:
+    return (
+        value is not None
+        and not value.is_meta
+        and value.shape == slot.tensor.shape
+        and value.dtype == slot.tensor.dtype
+    )
+
+
+def _builder(model: Any) -> Callable[[], Any] | None:
+    """From the adapter named after the library that the model's class, or a base of it, is from."""
+    for base in type(model).__mro__:
+        name = f"loadstone.{base.__module__.partition('.')[0]}"
+        if importlib.util.find_spec(name) is not None:
+            builder = getattr(importlib.import_module(name), "skeleton_builder", None)
+            if builder is not None:
+                made: Callable[[], Any] = builder(model)
+                return made
+    return None
