@@ -1,7 +1,8 @@
 """The constructor's values that a model lacks because some other library built it on meta.
 
 An adapter that knows class and configuration builds a second model under
-:func:`loadstone.skeleton`; its buffers and plain tensors are what the first one's constructor would have made.
+:func:`loadstone.skeleton`; its buffers and plain tensors are what the first one's constructor
+would have made.
 """
 
 from __future__ import annotations
