@@ -1,12 +1,13 @@
 #include "execute/plan_builder.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "base/digest.h"
 #include "kernels/cast.h"
-#include "loadstone/error.h"
 
 namespace loadstone::testing {
 
@@ -202,6 +203,65 @@ Bytes expected_value(const PlanBuilder& builder, const PlannedTarget& target) {
     }
   }
   return value;
+}
+
+void add_all_movements(PlanBuilder& builder) {
+  builder.add_plain("plain", Dtype::f32, Dtype::f32, {300, 70}, pattern(84000, 1));
+  builder.add_plain("tiny", Dtype::f32, Dtype::f32, {3}, pattern(12, 2));
+  builder.add_plain("scalar", Dtype::i64, Dtype::i64, {}, pattern(8, 3));
+  builder.add_plain("empty", Dtype::f32, Dtype::f32, {0, 5}, {});
+  builder.add_plain("cast", Dtype::bf16, Dtype::f32, {123, 45}, pattern(11070, 4));
+  const auto qkv = builder.add_tensor("qkv", Dtype::f16, {6, 100}, pattern(1200, 5));
+  for (std::uint64_t part = 0; part < 3; ++part) {
+    builder.add_target("split" + std::to_string(part), Dtype::f16, {2, 100},
+                       {{.source = qkv, .source_offset = part * 200, .dims = {{200, 1, 1}}}});
+    builder.add_target("interleaved" + std::to_string(part), Dtype::f16, {200},
+                       {{.source = qkv, .source_offset = part, .dims = {{200, 3, 1}}}});
+  }
+  builder.add_shard();
+  const auto matrix = builder.add_tensor("matrix", Dtype::f16, {211, 97}, pattern(40934, 6));
+  builder.add_target("transposed", Dtype::f16, {97, 211},
+                     {{.source = matrix, .dims = {{97, 1, 211}, {211, 97, 1}}}});
+  builder.add_target("transposed_cast", Dtype::f32, {97, 211},
+                     {{.source = matrix, .dims = {{97, 1, 211}, {211, 97, 1}}}});
+  std::vector<Box> stack;
+  for (std::uint64_t expert = 0; expert < 10; ++expert) {
+    const auto source = builder.add_tensor("expert" + std::to_string(expert), Dtype::bf16, {8, 64},
+                                           pattern(1024, 10 + expert), expert);
+    stack.push_back({.source = source, .target_offset = expert * 512, .dims = {{512, 1, 1}}});
+  }
+  builder.add_target("stacked", Dtype::bf16, {10, 8, 64}, stack);
+  std::vector<Box> joined = stack;
+  for (std::uint64_t expert = 0; expert < 10; ++expert) {
+    joined[expert].target_offset = expert * 64;
+    joined[expert].dims = {{8, 64, 640}, {64, 1, 1}};
+  }
+  builder.add_target("joined", Dtype::bf16, {8, 640}, joined);
+  builder.add_target("spread", Dtype::bf16, {5, 4},
+                     {{.source = stack[3].source, .dims = {{5, 0, 4}, {4, 1, 1}}}});
+}
+
+Error error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "no error was thrown";
+  return Error("none", "none");
+}
+
+Report load_and_compare(PlanBuilder& builder, const Plan& plan, ExecuteOptions options) {
+  options.storage = &builder.storage;
+  const HostMemory memory(plan);
+  Report report = execute(plan, memory.destinations(), options);
+  for (std::size_t i = 0; i < plan.targets.size(); ++i) {
+    const PlannedTarget& target = plan.targets[i];
+    if (target.delivery != Delivery::memory) continue;
+    EXPECT_EQ(value_of(memory.destinations()[i]), expected_value(builder, target)) << target.name;
+    EXPECT_EQ(report.provenance[i].bytes_written, target.byte_count()) << target.name;
+  }
+  return report;
 }
 
 Bytes value_of(const Destination& destination) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "loadstone/catalog.h"
+#include "loadstone/error.h"
 #include "loadstone/execute.h"
 #include "loadstone/plan.h"
 #include "loadstone/storage.h"
@@ -96,6 +97,15 @@ class PlanBuilder {
 
 // What a target must hold: each box copied element by element, the plain way.
 [[nodiscard]] Bytes expected_value(const PlanBuilder& builder, const PlannedTarget& target);
+
+// One of each kind of movement, over two shards.
+void add_all_movements(PlanBuilder& builder);
+
+// The error that the action throws; a failure of the test when it throws none.
+[[nodiscard]] Error error_of(const std::function<void()>& action);
+
+// Loads into fresh memory and compares every target with expected_value().
+Report load_and_compare(PlanBuilder& builder, const Plan& plan, ExecuteOptions options = {});
 
 // The bytes of each destination.
 [[nodiscard]] Bytes value_of(const Destination& destination);
