@@ -6,6 +6,7 @@ so that its memory is given back and a crash is a line like any other. The tests
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import multiprocessing
@@ -26,6 +27,7 @@ from loadstone._skeleton_walk import walk
 # initialisers left out: memory that nobody writes to is never there, and no buffer depends on them.
 FILLED_BYTES_MAX = 256 << 20
 DIRECT_BYTES_MAX = {"diffusers": 40 << 30, "transformers": FILLED_BYTES_MAX}
+CHILD_BYTES_MAX = 4 << 30
 RANDOM_INITIALISERS = (
     "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_",
     "kaiming_normal_", "orthogonal_",
@@ -145,6 +147,19 @@ def _identity(model: Any) -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
+@contextlib.contextmanager
+def unfilled() -> Iterator[None]:
+    """Random initialisers do nothing: for direct constructions that are large, or that fail."""
+    before = {name: getattr(torch.nn.init, name) for name in RANDOM_INITIALISERS}
+    for name in before:
+        setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(torch.nn.init, name, function)
+
+
 def build_skeleton(build: Callable[[], Any]) -> Any:
     """What is under test."""
     torch.manual_seed(1)
@@ -152,11 +167,8 @@ def build_skeleton(build: Callable[[], Any]) -> Any:
         return build()
 
 
-def compare(build: Callable[[], Any], made: Any, filled: bool) -> dict[str, Any]:
+def compare(build: Callable[[], Any], made: Any) -> dict[str, Any]:
     """Everything in which a skeleton differs from a direct construction."""
-    if not filled:  # in a process of its own: see main
-        for initialiser in RANDOM_INITIALISERS:
-            setattr(torch.nn.init, initialiser, lambda tensor, *_, **__: tensor)
     findings = skeleton_findings(made)
     torch.manual_seed(2)
     direct = build()
@@ -219,7 +231,8 @@ def examine(library: str, name: str) -> dict[str, Any]:
             except Exception:
                 failure = traceback.format_exc()[-900:]
                 try:
-                    build()
+                    with unfilled():
+                        build()
                 except Exception as error:  # it fails either way
                     reason = f"{type(error).__name__}: {error}"[:200]
                     continue
@@ -228,11 +241,8 @@ def examine(library: str, name: str) -> dict[str, Any]:
             if size > DIRECT_BYTES_MAX[library]:
                 reason = f"{size >> 20} MiB"
                 continue
-            return {
-                **compare(build, made, size <= FILLED_BYTES_MAX),
-                "form": number,
-                "direct_bytes": size,
-            }
+            with contextlib.nullcontext() if size <= FILLED_BYTES_MAX else unfilled():
+                return {**compare(build, made), "form": number, "direct_bytes": size}
     except Exception:
         return {"problems": [f"comparison failed: {traceback.format_exc()[-900:]}"]}
     return {"not_built": reason}
@@ -241,6 +251,8 @@ def examine(library: str, name: str) -> dict[str, Any]:
 def _child(library: str, name: str, sender: Any) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if library == "transformers":  # a form that does not build must not take the machine with it
+        resource.setrlimit(resource.RLIMIT_DATA, (CHILD_BYTES_MAX, CHILD_BYTES_MAX))
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 2)
     try:
