@@ -2,5 +2,5 @@
 #include "fuzz/catalog_fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  return loadstone::fuzz::open_as("model.gguf", {data, size});
+  return loadstone::fuzz::open_as("/model.gguf", {data, size});
 }
