@@ -230,11 +230,10 @@ TEST(CastTest, EveryLengthAndAlignmentStaysInside) {
     for (std::uint64_t count = 0; count <= std::min<std::uint64_t>(whole, 40); ++count) {
       for (std::size_t shift = 0; shift < 3; ++shift) {
         Bytes from(shift + count * from_size);
-        std::copy_n(values.begin(), count * from_size, from.begin() + shift);
+        std::memcpy(from.data() + shift, values.data(), count * from_size);
         Bytes to(shift + count * to_size + 9, std::byte{0x5a});
         cast_between(source, target).run(from.data() + shift, to.data() + shift, count);
-        ASSERT_TRUE(
-            std::equal(expected.begin(), expected.begin() + count * to_size, to.begin() + shift));
+        ASSERT_EQ(std::memcmp(to.data() + shift, expected.data(), count * to_size), 0);
         ASSERT_TRUE(std::all_of(to.end() - 9, to.end(),
                                 [](std::byte byte) { return byte == std::byte{0x5a}; }));
       }
