@@ -50,18 +50,17 @@ std::uint64_t union_bytes(std::vector<Stretch>& stretches) {
   return bytes;
 }
 
-// Whether the file's bytes go straight to their place, without staging.
+// Whether the file's bytes go straight to their place, without staging: one run, or long ones.
 bool is_direct(const PlannedTarget& target, const Box& box, Dtype source) {
-  if (target.delivery != Delivery::memory || target.device != "cpu") return false;
   if (source != target.dtype) return false;
   std::uint64_t run = 1;
-  for (std::size_t i = box.dims.size(); i-- > 0;) {
-    const BoxDim& dim = box.dims[i];
-    if (dim.extent == 1) continue;
-    if (dim.source_stride != run || dim.target_stride != run) break;
+  std::size_t inside = box.dims.size();
+  for (; inside > 0; --inside) {
+    const BoxDim& dim = box.dims[inside - 1];
+    if (dim.extent != 1 && (dim.source_stride != run || dim.target_stride != run)) break;
     run *= dim.extent;
   }
-  return bytes_of(run, source) >= direct_run_bytes_min;
+  return inside == 0 || bytes_of(run, source) >= direct_run_bytes_min;
 }
 
 }  // namespace
@@ -110,7 +109,6 @@ void count_costs(Plan& plan) {
     }
     if (target.delivery == Delivery::disk_write) {
       plan.bytes_to_write = sum(plan.bytes_to_write, bytes);
-      if (origin != Origin::checkpoint) staged = sum(staged, bytes);
     }
     if (!is_read(target)) continue;
     for (const Box& box : target.recipe.boxes) {

@@ -134,6 +134,27 @@ CompiledRule compile_rule(const Rule& rule, std::size_t index) {
   return compiled;
 }
 
+// The bracket that closes the group whose inside begins here; npos where another one opens inside.
+std::size_t group_end(std::string_view text, std::size_t at) {
+  bool in_class = false;
+  for (; at < text.size(); ++at) {
+    if (text[at] == '\\') {
+      ++at;
+    } else if (in_class) {
+      in_class = text[at] != ']';
+    } else if (text[at] == '[') {
+      in_class = true;
+      if (text.substr(at + 1).starts_with('^')) ++at;
+      if (text.substr(at + 1).starts_with(']')) ++at;  // a ']' that stands first is one of the class
+    } else if (text[at] == '(') {
+      return std::string_view::npos;
+    } else if (text[at] == ')') {
+      return at;
+    }
+  }
+  return std::string_view::npos;
+}
+
 }  // namespace
 
 Template::Template(std::string_view text, const std::string& field) {
@@ -236,10 +257,8 @@ std::string fill_pattern(const re2::RE2& pattern, const std::vector<std::string_
     } else if (character == '(') {
       if (next == '?' || group >= groups.size()) return {};
       name += groups[group++];
-      for (++i; i < text.size() && text[i] != ')'; ++i) {
-        if (text[i] == '(') return {};
-        if (text[i] == '\\') ++i;
-      }
+      i = group_end(text, i + 1);
+      if (i == std::string::npos) return {};
     } else if (std::string_view("*+?[]{}|)").find(character) != std::string_view::npos) {
       return {};
     } else if (character != '^' && character != '$') {

@@ -14,7 +14,9 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::uint64_t work_max = std::uint64_t{1} << 24;
+// Regions looked at: so many always, and so many more for each region.
+constexpr std::uint64_t work_base = std::uint64_t{1} << 20;
+constexpr std::uint64_t work_per_region = 64;
 constexpr unsigned depth_max = 128;
 constexpr std::uint64_t bitmap_elements_max = std::uint64_t{1} << 28;
 
@@ -58,6 +60,8 @@ struct Rows {
 
 class Tiler {
  public:
+  explicit Tiler(std::size_t regions) : work_max_(work_base + work_per_region * regions) {}
+
   Verdict tile(std::vector<Region> regions, std::uint64_t length) {
     std::ranges::sort(regions, {}, &Region::offset);
     std::uint64_t filled = 0;
@@ -69,7 +73,7 @@ class Tiler {
         ++next;
       }
       work_ += next - i;
-      if (work_ > work_max) return Verdict::unknown;
+      if (work_ > work_max_) return Verdict::unknown;
       if (regions[i].offset != filled) return Verdict::fails;
       const Verdict verdict =
           next - i == 1 ? single(regions[i]) : group({regions.data() + i, next - i}, end - filled);
@@ -104,7 +108,7 @@ class Tiler {
 
   // Appends the region as rectangles of rows. False: too much work.
   bool cut(const Region& region, std::uint64_t row, std::vector<Rows>& parts) {
-    if (++work_ > work_max) return false;
+    if (++work_ > work_max_) return false;
     const std::uint64_t at = region.offset / row;
     const std::uint64_t in_row = region.offset % row;
     if (in_row + span_of(region.dims) < row) {
@@ -115,7 +119,7 @@ class Tiler {
     const std::vector<RegionDim> rest(region.dims.begin() + 1, region.dims.end());
     const std::uint64_t rest_span = span_of(rest);
     for (std::uint64_t i = 0; i < outer.extent;) {
-      if (++work_ > work_max) return false;
+      if (++work_ > work_max_) return false;
       const std::uint64_t position = region.offset + i * outer.stride;
       const std::uint64_t inside = position % row;
       if (inside + rest_span >= row) {  // one step of it crosses the end of a row
@@ -151,7 +155,7 @@ class Tiler {
       while (next < parts.size() && parts[next].begin == bounds[i])
         active.push_back(&parts[next++]);
       work_ += active.size();
-      if (work_ > work_max) return Verdict::unknown;
+      if (work_ > work_max_) return Verdict::unknown;
       std::vector<Region> inside;
       inside.reserve(active.size());
       for (const Rows* part : active) {
@@ -167,6 +171,7 @@ class Tiler {
     return Verdict::tiles;
   }
 
+  std::uint64_t work_max_;
   std::uint64_t work_ = 0;
   unsigned depth_ = 0;
 };
@@ -200,7 +205,7 @@ std::optional<std::string> tiling_defect(std::vector<Region> regions, std::uint6
   for (Region& region : regions) {
     if (!nest(region)) verdict = Verdict::unknown;
   }
-  if (verdict == Verdict::tiles) verdict = Tiler().tile(regions, elements);
+  if (verdict == Verdict::tiles) verdict = Tiler(regions.size()).tile(regions, elements);
   if (verdict == Verdict::tiles) return std::nullopt;
   if (elements > bitmap_elements_max) {
     if (verdict == Verdict::fails) return "some elements are written twice and others never";

@@ -1,0 +1,114 @@
+// A plan of the size of a large mixture-of-experts model is right, and comes from names alone.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include "loadstone/plan.h"
+#include "plan/plans.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/memory_storage.h"
+#include "support/watched_storage.h"
+
+namespace loadstone::test {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr std::size_t layers = 1000;
+
+std::string target_name(std::size_t layer) { return fmt::format("layers.{}.experts.down", layer); }
+
+TEST(LargePlan, StacksFortyFiveThousandSources) {
+  std::vector<FakeTensor> sources;
+  std::vector<Target> targets;
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    // Backwards, so that order is not by chance.
+    for (std::size_t e = 45; e-- > 0;) {
+      sources.push_back({fmt::format("layers.{}.experts.{}.down.weight", layer, e), {2, 3}});
+    }
+    targets.push_back(target_of(target_name(layer), {45, 2, 3}));
+  }
+  PlanOptions options;
+  options.rules = rules_from_json(R"j([
+      {"op": "stack", "sources": ["(.*\\.experts)\\.(\\d+)\\.down\\.weight"], "targets": ["$1.down"],
+       "dim": 0}])j");
+  const Plan plan = make_plan(fake_catalog(sources), skeleton_of(targets), options);
+  EXPECT_TRUE(plan.findings.empty());
+  ASSERT_EQ(plan.targets.size(), layers);
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    const auto& boxes = plan.targets[layer].recipe.boxes;
+    ASSERT_EQ(boxes.size(), 45u);
+    for (std::uint32_t e = 0; e < 45; ++e) {
+      const auto source = static_cast<std::uint32_t>(layer * 45 + 44 - e);
+      ASSERT_EQ(boxes[e], (Box{source, 0, e * 6u, {{6, 1, 1}}}));
+    }
+  }
+  EXPECT_EQ(plan.bytes_to_read, layers * 45 * 24);
+}
+
+TEST(LargePlan, ChecksAQuarterOfAMillionBoxes) {
+  std::vector<FakeTensor> sources;
+  for (int i = 0; i < 45000; ++i) sources.push_back({fmt::format("s{}", i), {4, 2}});
+  std::vector<Target> targets;
+  PlanOptions options;
+  std::uint32_t next = 0;
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    std::vector<Box> boxes;
+    for (std::uint64_t b = 0; b < 256; ++b) {
+      boxes.push_back({next, 0, b * 2, {{4, 2, 512}, {2, 1, 1}}});
+      next = (next + 1) % 45000;
+    }
+    options.recipes.emplace_back(target_name(layer), std::move(boxes));
+    targets.push_back(target_of(target_name(layer), {4, 512}));
+  }
+  const auto catalog = fake_catalog(sources);
+  EXPECT_TRUE(make_plan(catalog, skeleton_of(targets), options).findings.empty());
+  // One box of one target a column too far: an overlap and a hole of the same size.
+  options.recipes[777].second[13].target_offset += 2;
+  const auto findings = found(make_plan(catalog, skeleton_of(targets), options), "plan.box");
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].target, target_name(777));
+}
+
+TEST(LargePlan, FindsTensOfThousandsOfProblems) {
+  std::vector<FakeTensor> sources;
+  std::vector<Target> targets;
+  for (int i = 0; i < 20000; ++i) {
+    sources.push_back({fmt::format("layers.{}.w", i), {2}});
+    targets.push_back(target_of(fmt::format("model.layers.{}.w", i), {2}));
+  }
+  const Plan plan = make_plan(fake_catalog(sources), skeleton_of(targets));
+  const auto missing = found(plan, "plan.missing");
+  EXPECT_EQ(missing.size(), 20000u);
+  EXPECT_EQ(found(plan, "plan.unexpected").size(), 20000u);
+  EXPECT_EQ(missing[0].suggestion, "did you mean 'layers.0.w'? A rename rule maps it");
+}
+
+TEST(Purity, APlanReadsNothing) {
+  MemoryStorage memory;
+  memory.add_file("/m.safetensors",
+                  safetensors_bytes({{"a", "F32", {2}, some_bytes(8)}, {"b", "I64", {1}, some_bytes(8)}}));
+  LoggingStorage storage(memory);
+  OpenOptions open;
+  open.storage = &storage;
+  const auto catalog = open_checkpoint("/m.safetensors", open);
+  EXPECT_FALSE(storage.accesses().empty());  // the header; so the log works
+  for (const Access& access : storage.accesses()) {
+    EXPECT_LE(access.offset + access.bytes, catalog->shards()[0].data_begin);
+  }
+  storage.watch().before_read = [](const Access&) { throw Error("internal", "a plan read"); };
+  storage.watch().clear();
+  PlanOptions options;
+  options.mmap = true;
+  options.device_map.mode = DeviceMapMode::automatic;
+  const Plan plan = make_plan(catalog, Skeleton::from_catalog(*catalog), options);
+  (void)to_json(plan);
+  (void)to_table(plan);
+  (void)to_html(plan);
+  EXPECT_TRUE(storage.accesses().empty());
+  // The same question has the same answer.
+  EXPECT_EQ(to_json(plan), to_json(make_plan(catalog, Skeleton::from_catalog(*catalog), options)));
+}
+
+}  // namespace
+}  // namespace loadstone::test

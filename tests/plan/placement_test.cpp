@@ -1,0 +1,289 @@
+// Devices, deliveries, budgets.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include "loadstone/plan.h"
+#include "plan/balance.h"
+#include "plan/devices.h"
+#include "plan/plans.h"
+#include "support/errors.h"
+
+namespace loadstone::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+
+using Entries = std::vector<std::pair<std::string, std::string>>;
+
+// Layers of 100 bytes, an embedding of 50 that the head is tied to, a norm of 10.
+std::vector<Placeable> small_model(std::size_t layers) {
+  static std::vector<std::string> names;
+  names.clear();
+  names.reserve(2 * layers + 4);
+  std::vector<Placeable> tensors;
+  const auto add = [&](std::string name, std::uint64_t bytes) {
+    names.push_back(std::move(name));
+    tensors.push_back({names.back(), bytes, tensors.size()});
+  };
+  add("embed.weight", 50);
+  for (std::size_t i = 0; i < layers; ++i) {
+    add(fmt::format("layers.{}.a.weight", i), 60);
+    add(fmt::format("layers.{}.b.weight", i), 40);
+  }
+  add("norm.weight", 10);
+  add("head.weight", 50);
+  tensors.back().root = 0;
+  return tensors;
+}
+
+Entries mapped(const std::vector<Placeable>& tensors, DeviceMapMode mode, Capacities capacities,
+               const std::vector<std::string>& no_split = {}) {
+  return device_map_entries(tensors,
+                            balanced_devices(tensors, mode, std::move(capacities), no_split));
+}
+
+std::vector<std::string> layers_of(std::size_t count) {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < count; ++i) names.push_back(fmt::format("layers.{}", i));
+  return names;
+}
+
+TEST(Balance, WithoutCapacitiesAllIsOnTheHost) {
+  EXPECT_THAT(mapped(small_model(4), DeviceMapMode::automatic, {}), ElementsAre(Pair("", "cpu")));
+}
+
+TEST(Balance, SequentialFillsOneDeviceAfterTheOther) {
+  // 100 of cuda:0 are kept free for the largest layer: 350 - 100 take embed with head, and two layers.
+  EXPECT_THAT(mapped(small_model(4), DeviceMapMode::sequential,
+                     {{"cuda:0", 350}, {"cuda:1", 1000}}, layers_of(4)),
+              ElementsAre(Pair("embed", "cuda:0"), Pair("layers.0", "cuda:0"),
+                          Pair("layers.1", "cuda:0"), Pair("layers.2", "cuda:1"),
+                          Pair("layers.3", "cuda:1"), Pair("norm", "cuda:1"),
+                          Pair("head", "cuda:0")));
+}
+
+TEST(Balance, OverflowGoesToTheHostThenToDisk) {
+  const auto entries = mapped(small_model(4), DeviceMapMode::sequential,
+                              {{"cuda:0", 250}, {"cpu", 200}}, layers_of(4));
+  EXPECT_THAT(entries, ElementsAre(Pair("embed", "cuda:0"), Pair("layers.0", "cuda:0"),
+                                   Pair("layers.1", "cpu"), Pair("layers.2", "disk"),
+                                   Pair("layers.3", "disk"), Pair("norm", "disk"),
+                                   Pair("head", "cuda:0")));
+}
+
+TEST(Balance, ModulesThatMayBeSplitAre) {
+  // 60 are kept free for the largest layer.
+  const auto split = mapped(small_model(2), DeviceMapMode::sequential,
+                            {{"cuda:0", 50 + 60 + 60}, {"cpu", 10'000}});
+  EXPECT_THAT(split, ElementsAre(Pair("embed", "cuda:0"), Pair("layers.0.a", "cuda:0"),
+                                 Pair("layers.0.b", "cpu"), Pair("layers.1", "cpu"),
+                                 Pair("norm", "cpu"), Pair("head", "cuda:0")));
+}
+
+TEST(Balance, BalancedSharesOutEvenly) {
+  const auto tensors = small_model(8);  // 860 bytes
+  const auto devices = balanced_devices(tensors, DeviceMapMode::balanced,
+                                        {{"cuda:0", 10'000}, {"cuda:1", 10'000}}, layers_of(8));
+  std::map<std::string, std::uint64_t> used;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].root == i) used[devices[i]] += tensors[i].bytes;
+  }
+  EXPECT_EQ(used.size(), 2u);
+  EXPECT_NEAR(static_cast<double>(used["cuda:0"]), 430, 100);
+  EXPECT_EQ(mapped(tensors, DeviceMapMode::balanced, {{"cuda:0", 10'000}, {"cuda:1", 10'000}},
+                   layers_of(8)),
+            mapped(tensors, DeviceMapMode::automatic, {{"cuda:0", 10'000}, {"cuda:1", 10'000}},
+                   layers_of(8)));
+}
+
+TEST(Balance, LowZeroKeepsTheFirstFree) {
+  const auto tensors = small_model(8);
+  const auto devices =
+      balanced_devices(tensors, DeviceMapMode::balanced_low_0,
+                       {{"cuda:0", 10'000}, {"cuda:1", 10'000}, {"cuda:2", 10'000}}, layers_of(8));
+  std::uint64_t first = 0;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].root == i && devices[i] == "cuda:0") first += tensors[i].bytes;
+  }
+  EXPECT_EQ(first, 0u);
+}
+
+TEST(Balance, TiesAreTogetherAndCountOnce) {
+  const auto tensors = small_model(1);
+  const auto devices = balanced_devices(tensors, DeviceMapMode::sequential,
+                                        {{"cuda:0", 50 + 100}, {"cpu", 10'000}}, layers_of(1));
+  EXPECT_EQ(devices.front(), "cuda:0");
+  EXPECT_EQ(devices.back(), "cuda:0");
+}
+
+TEST(Paths, DotsAndBracketsEndThem) {
+  EXPECT_TRUE(is_path_of("", "a"));
+  EXPECT_TRUE(is_path_of("a", "a"));
+  EXPECT_TRUE(is_path_of("a", "a.b"));
+  EXPECT_TRUE(is_path_of("a.b", "a.b[0]"));
+  EXPECT_FALSE(is_path_of("a", "ab"));
+  EXPECT_FALSE(is_path_of("a.b", "a"));
+}
+
+TEST(Devices, Names) {
+  for (const char* name : {"cpu", "disk", "meta", "mps", "cuda", "cuda:0", "xpu:12"}) {
+    EXPECT_TRUE(is_device_name(name)) << name;
+  }
+  for (const char* name : {"", "gpu", "cuda:", "cuda:x", "cuda:00000", "cpu:0 ", "CPU", "cuda:-1"}) {
+    EXPECT_FALSE(is_device_name(name)) << name;
+  }
+  EXPECT_EQ(device_name("3"), "cuda:3");
+  EXPECT_EQ(device_name("cpu"), "cpu");
+}
+
+TEST(Devices, OffloadNames) {
+  EXPECT_TRUE(is_offload_name("model.layers.0.w"));
+  for (const std::string name :
+       {std::string(), std::string("a/b"), std::string(".."), std::string("a\0b", 3),
+        std::string(252, 'x'), std::string("a\nb"), std::string("a\\b")}) {
+    EXPECT_FALSE(is_offload_name(name)) << name;
+  }
+}
+
+// ---- in plans
+
+const Skeleton two = skeleton_of({target_of("a.w", {4}), target_of("b.c.w", {8}, Dtype::f16)});
+
+std::shared_ptr<const Catalog> two_sources() { return fake_catalog({{"a.w", {4}}, {"b.c.w", {8}}}); }
+
+Plan planned_on(Entries entries, PlanOptions options = {}) {
+  options.device_map.entries = std::move(entries);
+  return make_plan(two_sources(), two, options);
+}
+
+TEST(Placement, TheLongestEntryWins) {
+  const Plan plan = planned_on({{"", "cpu"}, {"b", "1"}, {"b.c", "cuda:2"}});
+  EXPECT_EQ(plan.targets[0].device, "cpu");
+  EXPECT_EQ(plan.targets[1].device, "cuda:2");
+  EXPECT_EQ(plan.targets[1].delivery, Delivery::memory);
+  EXPECT_EQ(plan.peak_bytes.at("cuda:2"), 16u);
+  const auto findings = found(plan, "plan.device_map");  // "b" places nothing
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].severity, Severity::warning);
+  EXPECT_THAT(plan.device_map,
+              ElementsAre(Pair("", "cpu"), Pair("b", "cuda:1"), Pair("b.c", "cuda:2")));
+}
+
+TEST(Placement, UncoveredAndUnknown) {
+  const Plan uncovered = planned_on({{"a", "cpu"}});
+  EXPECT_FALSE(uncovered.ok());
+  EXPECT_EQ(found(uncovered, "plan.device_map")[0].target, "b.c.w");
+  const Plan unknown = planned_on({{"", "gpu"}});
+  EXPECT_FALSE(unknown.ok());
+  EXPECT_THAT(found(unknown, "plan.device_map")[0].message, HasSubstr("'gpu'"));
+}
+
+TEST(Placement, MetaIsAnExceptionWithAReason) {
+  const Plan plan = planned_on({{"", "cpu"}, {"b", "meta"}});
+  EXPECT_TRUE(plan.ok());
+  EXPECT_EQ(plan.targets[1].recipe.origin, Origin::exception);
+  EXPECT_THAT(plan.targets[1].recipe.reason, HasSubstr("device map"));
+  EXPECT_TRUE(plan.targets[1].recipe.boxes.empty());
+  EXPECT_EQ(plan.bytes_to_read, 16u);
+}
+
+TEST(Placement, DiskKeepsWhatItCanAndWritesTheRest) {
+  PlanOptions options;
+  options.offload_folder = "/tmp/offload";
+  const Plan plan = planned_on({{"", "disk"}}, options);
+  EXPECT_TRUE(plan.ok());
+  EXPECT_EQ(plan.targets[0].delivery, Delivery::disk_keep);
+  EXPECT_EQ(plan.targets[1].delivery, Delivery::disk_write);
+  EXPECT_EQ(plan.bytes_to_write, 16u);
+  EXPECT_EQ(plan.bytes_to_read, 32u);
+  EXPECT_EQ(plan.peak_bytes.at("disk"), 16u);
+  const Plan homeless = planned_on({{"", "disk"}});
+  ASSERT_EQ(found(homeless, "plan.offload_folder").size(), 1u);
+  EXPECT_FALSE(homeless.ok());
+}
+
+TEST(Placement, NamesThatAreNoFilesStayOffTheDisk) {
+  PlanOptions options;
+  options.offload_folder = "/tmp/offload";
+  options.device_map.entries = {{"", "disk"}};
+  const Plan plan = make_plan(fake_catalog({{"../x", {4}}}),
+                              skeleton_of({target_of("../x", {4}, Dtype::f16)}), options);
+  EXPECT_EQ(found(plan, "offload.name").size(), 1u);
+  EXPECT_FALSE(plan.ok());
+}
+
+TEST(Placement, ValuesOfTheCallersStayOffTheDisk) {
+  PlanOptions options;
+  options.offload_folder = "/tmp/offload";
+  options.device_map.entries = {{"", "disk"}};
+  options.missing = MissingPolicy::initialise;
+  Target buffer = target_of("n", {2}, Dtype::f32, TargetKind::non_persistent_buffer);
+  buffer.has_value = true;
+  const Plan plan = make_plan(fake_catalog({}), skeleton_of({buffer, target_of("p", {3})}), options);
+  EXPECT_TRUE(plan.ok());
+  EXPECT_EQ(plan.targets[0].device, "cpu");
+  EXPECT_EQ(plan.targets[1].device, "cpu");
+  EXPECT_EQ(plan.peak_bytes.at("cpu"), 12u);
+}
+
+TEST(Placement, ViewsOfTheFileWhereNothingChanges) {
+  PlanOptions options;
+  options.mmap = true;
+  const Plan plan = make_plan(
+      fake_catalog({{"a", {4}}, {"odd", {1}, Dtype::u8}, {"b", {4}}, {"c", {4}, Dtype::bf16}}),
+      skeleton_of({target_of("a", {4}), target_of("odd", {1}, Dtype::u8), target_of("b", {4}),
+                   target_of("c", {4})}),
+      options);
+  EXPECT_EQ(planned(plan, "a").delivery, Delivery::file_view);
+  EXPECT_EQ(planned(plan, "odd").delivery, Delivery::file_view);
+  EXPECT_EQ(planned(plan, "b").delivery, Delivery::memory);  // stands at an odd byte
+  EXPECT_EQ(planned(plan, "c").delivery, Delivery::memory);  // is cast
+  const auto findings = found(plan, "plan.mmap");
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].severity, Severity::info);
+  EXPECT_THAT(findings[0].sources, ElementsAre("b"));
+  EXPECT_EQ(plan.bytes_to_read, 16u + 8u);
+}
+
+TEST(Placement, BudgetsAreChecked) {
+  PlanOptions options;
+  options.max_memory = {{"cpu", 31}};
+  // 16 + 16 in memory, and 32 that are cast go through staging.
+  const Plan over = make_plan(two_sources(), two, options);
+  ASSERT_EQ(found(over, "plan.over_budget").size(), 1u);
+  EXPECT_EQ(over.peak_bytes.at("cpu"), 64u);
+  EXPECT_FALSE(over.ok());
+  EXPECT_EQ(exit_status(over.findings[0].code), 5);
+  options.max_memory = {{"cpu", over.peak_bytes.at("cpu")}};
+  EXPECT_TRUE(make_plan(two_sources(), two, options).ok());
+  options.max_memory = {{"cpu", over.peak_bytes.at("cpu") - 1}};
+  EXPECT_FALSE(make_plan(two_sources(), two, options).ok());
+}
+
+TEST(Placement, ComputedMapsUseFinalSizes) {
+  PlanOptions options;
+  options.device_map.mode = DeviceMapMode::sequential;
+  options.dtype = Dtype::f16;
+  options.max_memory = {{"cuda:0", 8 + 16 + 16}, {"cpu", 1000}};
+  const Plan plan = make_plan(two_sources(), two, options);
+  EXPECT_TRUE(plan.ok());
+  EXPECT_THAT(plan.device_map, ElementsAre(Pair("", "cuda:0")));
+  options.dtype = Dtype::f32;
+  const Plan larger = make_plan(two_sources(), two, options);
+  EXPECT_THAT(larger.device_map, ElementsAre(Pair("a", "cpu"), Pair("b", "cpu")));
+}
+
+TEST(Placement, StagingIsCountedWhereItIsNeeded) {
+  const auto catalog = fake_catalog({{"a", {4096}}});
+  const Plan direct = make_plan(catalog, skeleton_of({target_of("a", {4096})}));
+  EXPECT_EQ(direct.peak_bytes.at("cpu"), 16384u);
+  PlanOptions options;
+  options.staging_bytes_max = 5000;
+  const Plan cast = make_plan(catalog, skeleton_of({target_of("a", {4096}, Dtype::f64)}), options);
+  EXPECT_EQ(cast.peak_bytes.at("cpu"), 32768u + 5000u);
+}
+
+}  // namespace
+}  // namespace loadstone::test

@@ -1,0 +1,310 @@
+// Plans as files: what is written is read again, and nothing that a file says is believed.
+#include "plan/plan_json.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <array>
+#include <cctype>
+#include <regex>
+
+#include "loadstone/plan.h"
+#include "plan/plans.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/memory_storage.h"
+
+namespace loadstone::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+FileTensor tensor(const std::string& name, const std::string& dtype,
+                  std::vector<std::uint64_t> shape, std::size_t bytes) {
+  return {name, dtype, std::move(shape), some_bytes(bytes)};
+}
+
+// A checkpoint of two shards with all that a plan can hold.
+class SavedPlans : public testing::Test {
+ protected:
+  SavedPlans() {
+    storage_.add_file("/m/a.safetensors",
+                      safetensors_bytes({tensor("e.0.w", "F32", {3, 2}, 24),
+                                         tensor("e.1.w", "F32", {3, 2}, 24),
+                                         tensor("half", "BF16", {4, 4}, 32)}));
+    storage_.add_file("/m/b.safetensors",
+                      safetensors_bytes({tensor("kept", "F32", {5}, 20),
+                                         tensor("turned", "F32", {2, 3}, 24),
+                                         tensor("small", "F4", {4}, 2)}));
+    options_.storage = &storage_;
+    catalog_ = open_checkpoint({"/m/a.safetensors", "/m/b.safetensors"}, options_);
+    skeleton_ = skeleton_of({target_of("experts", {3, 2, 2}), target_of("half", {4, 4}),
+                             target_of("kept", {5}), target_of("turned", {3, 2}),
+                             target_of("small", {4}, Dtype::f4), target_of("gone", {7}),
+                             target_of("left", {2})});
+    Target tied = target_of("tied", {5});
+    tied.tie_of = "kept";
+    skeleton_.targets.push_back(tied);
+    Target buffer = target_of("n\"\\\n<b>", {2}, Dtype::f32, TargetKind::non_persistent_buffer);
+    buffer.has_value = true;
+    skeleton_.targets.push_back(buffer);
+    plan_options_.rules = rules_from_json(R"j([
+        {"op": "stack", "sources": ["e\\.(\\d+)\\.w"], "targets": ["experts"], "dim": 2},
+        {"op": "transpose", "sources": ["turned"], "targets": ["turned"], "dims": [0, 1]}])j");
+    plan_options_.missing = MissingPolicy::zeros;
+    plan_options_.device_map.entries = {{"", "cpu"}, {"half", "disk"}, {"kept", "disk"},
+                                        {"left", "meta"}};
+    plan_options_.offload_folder = "/tmp/offload";
+    plan_ = make_plan(catalog_, skeleton_, plan_options_);
+    text_ = to_json(plan_);
+  }
+
+  Plan read(const std::string& text, const std::string& root = "") {
+    return plan_from_json(text, options_, root);
+  }
+
+  std::string changed(const std::string& from, const std::string& to) const {
+    std::string text = text_;
+    const auto at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    return at == std::string::npos ? text : text.replace(at, from.size(), to);
+  }
+
+  MemoryStorage storage_;
+  OpenOptions options_;
+  std::shared_ptr<const Catalog> catalog_;
+  Skeleton skeleton_;
+  PlanOptions plan_options_;
+  Plan plan_;
+  std::string text_;
+};
+
+void expect_same(const Plan& a, const Plan& b) {
+  ASSERT_EQ(a.targets.size(), b.targets.size());
+  for (std::size_t i = 0; i < a.targets.size(); ++i) {
+    const PlannedTarget& x = a.targets[i];
+    const PlannedTarget& y = b.targets[i];
+    EXPECT_EQ(x.name, y.name);
+    EXPECT_EQ(x.kind, y.kind);
+    EXPECT_EQ(x.shape, y.shape);
+    EXPECT_EQ(x.dtype, y.dtype);
+    EXPECT_EQ(x.device, y.device);
+    EXPECT_EQ(x.delivery, y.delivery);
+    EXPECT_EQ(x.recipe.origin, y.recipe.origin);
+    EXPECT_EQ(x.recipe.boxes, y.recipe.boxes);
+    EXPECT_EQ(x.recipe.tie_of, y.recipe.tie_of);
+    EXPECT_EQ(x.recipe.reason, y.recipe.reason);
+  }
+  EXPECT_EQ(a.findings, b.findings);
+  EXPECT_EQ(a.offload_folder, b.offload_folder);
+  EXPECT_EQ(a.staging_bytes_max, b.staging_bytes_max);
+  EXPECT_EQ(a.bytes_to_read, b.bytes_to_read);
+  EXPECT_EQ(a.bytes_to_write, b.bytes_to_write);
+  EXPECT_EQ(a.peak_bytes, b.peak_bytes);
+  EXPECT_EQ(a.device_map, b.device_map);
+}
+
+TEST_F(SavedPlans, ReadsWhatItWrites) {
+  EXPECT_TRUE(plan_.ok());
+  EXPECT_EQ(plan_.targets[1].delivery, Delivery::disk_write);
+  EXPECT_EQ(plan_.targets[2].delivery, Delivery::disk_keep);
+  const Plan again = read(text_);
+  expect_same(plan_, again);
+  EXPECT_EQ(to_json(again), text_);
+  EXPECT_EQ(again.catalog->shards().size(), 2u);
+}
+
+TEST_F(SavedPlans, AnotherRoot) {
+  MemoryStorage other;
+  const auto copy = [&](const std::string& name) {
+    const auto source = storage_.open("/m/" + name);
+    std::string bytes(source->identity().bytes, '\0');
+    source->read(0, std::as_writable_bytes(std::span(bytes)));
+    other.add_file("/elsewhere/" + name, bytes);
+    other.set_modified_ns("/elsewhere/" + name, source->identity().modified_ns);
+  };
+  copy("a.safetensors");
+  copy("b.safetensors");
+  options_.storage = &other;
+  expect_same(plan_, read(text_, "/elsewhere"));
+  EXPECT_EQ(code_of([&] { (void)read(text_); }), "io.not_found");
+}
+
+TEST_F(SavedPlans, AChangedShardIsRefused) {
+  storage_.set_modified_ns("/m/b.safetensors", 12345);
+  const auto error = error_of([&] { (void)read(text_); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), "io.changed");
+  EXPECT_THAT(error->where().path, HasSubstr("b.safetensors"));
+  EXPECT_EQ(error->where().found, "12345");
+}
+
+TEST_F(SavedPlans, AnotherHeaderOfTheSameSizeIsRefused) {
+  const auto source = storage_.open("/m/a.safetensors");
+  std::string bytes(source->identity().bytes, '\0');
+  source->read(0, std::as_writable_bytes(std::span(bytes)));
+  const std::int64_t modified_ns = source->identity().modified_ns;
+  bytes.replace(bytes.find("half"), 4, "halb");
+  storage_.add_file("/m/a.safetensors", bytes);
+  storage_.set_modified_ns("/m/a.safetensors", modified_ns);
+  const auto error = error_of([&] { (void)read(text_); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), "io.changed");
+  EXPECT_EQ(error->where().field, "header_digest");
+}
+
+// Offset 5 of 6 elements that 6 are written from: one byte, and one element, too far.
+TEST_F(SavedPlans, ABoxThatLeavesItsTargetIsRefused) {
+  const auto error = error_of([&] { (void)read(changed("\"target_offset\":1", "\"target_offset\":2")); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), "plan.box");
+  EXPECT_EQ(error->where().tensor, "experts");
+  EXPECT_EQ(error->where().field, "targets[0].recipe.boxes[1]");
+  EXPECT_EQ(error->where().found, "element 12");
+  EXPECT_EQ(error->where().expected, "one of 12 elements");
+}
+
+TEST_F(SavedPlans, ABoxThatOverlapsAnotherIsRefused) {
+  // Twice the even elements, never the odd ones.
+  const auto error = error_of([&] { (void)read(changed("\"target_offset\":1", "\"target_offset\":0")); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), "plan.box");
+}
+
+TEST_F(SavedPlans, OtherLiesAreRefused) {
+  const auto code = [&](const std::string& from, const std::string& to) {
+    return code_of([&] { (void)read(changed(from, to)); });
+  };
+  EXPECT_EQ(code("\"version\": 1", "\"version\": 2"), "plan.json");
+  EXPECT_EQ(code("\"path\":\"a.safetensors\"", "\"path\":\"../m/a.safetensors\""), "plan.json");
+  EXPECT_EQ(code("\"path\":\"a.safetensors\"", "\"path\":\"/m/a.safetensors\""), "plan.json");
+  EXPECT_EQ(code("\"name\":\"e.0.w\"", "\"name\":\"e.9.w\""), "plan.json");
+  EXPECT_EQ(code("\"encoding\":\"BF16\"", "\"encoding\":\"F16\""), "plan.json");
+  EXPECT_EQ(code("\"name\":\"gone\"", "\"name\":\"left\""), "plan.json");
+  EXPECT_EQ(code("\"tie_of\":\"kept\"", "\"tie_of\":\"nobody\""), "plan.json");
+  EXPECT_EQ(code("\"tie_of\":\"kept\"", "\"tie_of\":\"tied\""), "plan.json");
+  EXPECT_EQ(code("\"tie_of\":\"kept\"", "\"tie_of\":\"half\""), "plan.json");
+  EXPECT_EQ(code("\"device\":\"disk\"", "\"device\":\"floppy\""), "plan.json");
+  EXPECT_EQ(code("\"delivery\":\"disk_write\"", "\"delivery\":\"disk_keep\""), "plan.json");
+  EXPECT_EQ(code("\"delivery\":\"disk_write\"", "\"delivery\":\"memory\""), "plan.json");
+  EXPECT_EQ(code("\"delivery\":\"memory\"", "\"delivery\":\"none\""), "plan.json");
+  EXPECT_EQ(code("\"delivery\":\"memory\"", "\"delivery\":\"file_view\""), "plan.json");
+  EXPECT_EQ(code("\"dtype\":\"F32\",\"origin\":\"checkpoint\"", "\"dtype\":\"I32\",\"origin\":\"checkpoint\""),
+            "plan.box");
+  EXPECT_EQ(code("\"origin\":\"zeros\"", "\"origin\":\"tie\""), "plan.json");
+  EXPECT_EQ(code("\"origin\":\"zeros\"", "\"origin\":\"checkpoint\""), "plan.box");
+  EXPECT_EQ(code("\"origin\":\"exception\"", "\"origin\":\"zeros\""), "plan.json");
+  EXPECT_EQ(code("\"offload_folder\": \"/tmp/offload\"", "\"offload_folder\": \"\""), "plan.json");
+  EXPECT_EQ(code("\"findings\"", "\"finding\""), "plan.json");
+  EXPECT_EQ(code("\"bytes_to_read\"", "\"x\": 1, \"bytes_to_read\""), "plan.json");
+  EXPECT_EQ(code_of([&] { (void)read(text_.substr(0, text_.size() / 2)); }), "plan.json");
+  EXPECT_EQ(code_of([&] { (void)read("{}"); }), "plan.json");
+}
+
+TEST_F(SavedPlans, AnOffloadedNameThatIsAPathIsRefused) {
+  std::string text = changed("\"name\":\"half\",\"kind\"", "\"name\":\"../half\",\"kind\"");
+  EXPECT_EQ(code_of([&] { (void)read(text); }), "plan.json");
+}
+
+// Every number of the plan is replaced by numbers that somebody hostile would choose. What is accepted
+// all the same must be the plan as it was, but for what costs only.
+TEST_F(SavedPlans, EveryNumberReplacedIsRefusedOrChangesNothing) {
+  const std::regex number(R"(-?\b[0-9]+\b)");
+  std::size_t refused = 0;
+  std::size_t accepted = 0;
+  for (auto at = std::sregex_iterator(text_.begin(), text_.end(), number);
+       at != std::sregex_iterator(); ++at) {
+    const auto position = static_cast<std::size_t>(at->position());
+    const std::string old = at->str();
+    // Only numbers by themselves, not those in names.
+    const char before = text_[position - 1];
+    const char after = text_[position + old.size()];
+    if (std::string_view(" :,[").find(before) == std::string_view::npos) continue;
+    if (std::string_view(",]}\n").find(after) == std::string_view::npos) continue;
+    std::vector<std::string> hostile = {"0", "1", "2", "3", "7", "64", "4294967296",
+                                        "9223372036854775807", "9223372036854775808",
+                                        "18446744073709551615", "18446744073709551616", "-1", "1e3",
+                                        "0.5", "null", "\"1\"", "[]", "true"};
+    if (old.size() < 19 && old[0] != '-') {
+      hostile.push_back(std::to_string(std::stoull(old) + 1));
+      hostile.push_back(std::to_string(std::stoull(old) - 1));
+    }
+    for (const std::string& value : hostile) {
+      if (value == old) continue;
+      std::string text = text_;
+      text.replace(position, old.size(), value);
+      SCOPED_TRACE(fmt::format("{} instead of {} in ...{}...", value, old,
+                               text_.substr(position < 60 ? 0 : position - 60, 80)));
+      try {
+        Plan plan = read(text);
+        ++accepted;
+        plan.staging_bytes_max = plan_.staging_bytes_max;
+        // A dimension of one step may have any stride.
+        for (std::size_t i = 0; i < plan.targets.size(); ++i) {
+          ASSERT_EQ(written(plan.targets[i].recipe.boxes, plan.targets[i].shape).ids,
+                    written(plan_.targets[i].recipe.boxes, plan_.targets[i].shape).ids);
+          plan.targets[i].recipe.boxes = plan_.targets[i].recipe.boxes;
+        }
+        expect_same(plan, plan_);
+        if (HasFailure()) return;
+      } catch (const Error& error) {
+        ++refused;
+        EXPECT_THAT((std::array{"plan.json", "plan.box", "io.changed"}), Contains(error.code()));
+      }
+    }
+  }
+  EXPECT_GT(refused, 1000u);
+  EXPECT_LT(accepted, 60u);
+}
+
+// Random damage to the text: never anything but an Error, or a plan that fits.
+TEST_F(SavedPlans, DamagedTextNeverCrashes) {
+  std::uint64_t state = 42;
+  const auto random = [&](std::uint64_t bound) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (state >> 33) % bound;
+  };
+  for (int round = 0; round < 3000; ++round) {
+    std::string text = text_;
+    for (std::uint64_t i = 1 + random(4); i > 0; --i) {
+      const std::size_t at = random(text.size());
+      switch (random(4)) {
+        case 0:
+          text[at] = static_cast<char>(random(256));
+          break;
+        case 1:
+          text.erase(at, random(20));
+          break;
+        case 2:
+          text.insert(at, text.substr(random(text.size()), random(30)));
+          break;
+        default:
+          if (std::isdigit(static_cast<unsigned char>(text[at])) != 0) {
+            text[at] = static_cast<char>('0' + random(10));
+          }
+      }
+    }
+    try {
+      const Plan plan = read(text);
+      for (const PlannedTarget& target : plan.targets) {
+        if (target.recipe.origin != Origin::checkpoint) continue;
+        const auto ids = written(target.recipe.boxes, target.shape).ids;
+        for (const std::uint64_t id : ids) ASSERT_LT(id, UINT64_MAX - 1);
+      }
+    } catch (const Error&) {
+    }
+  }
+}
+
+TEST_F(SavedPlans, APlanWithErrorsCanBeReadAndIsNotOk) {
+  plan_options_.missing = MissingPolicy::error;
+  plan_options_.offload_folder.clear();
+  const Plan plan = make_plan(catalog_, skeleton_, plan_options_);
+  EXPECT_FALSE(plan.ok());
+  const Plan again = read(to_json(plan));
+  expect_same(plan, again);
+  EXPECT_FALSE(again.ok());
+}
+
+}  // namespace
+}  // namespace loadstone::test
