@@ -264,8 +264,10 @@ class GgufReader {
   // ---- the data
 
   void place_data() {
-    // The header lies within a file, so its end is far from 2^64.
-    header_.shard.data_begin = align_up(reader_.offset(), alignment_).value_or(reader_.offset());
+    // A file without data need not be padded, so that its data begins at its end. Empty tensors may
+    // stand there too.
+    const auto padded = align_up(reader_.offset(), alignment_);
+    header_.shard.data_begin = std::min(padded.value_or(UINT64_MAX), reader_.file_bytes());
   }
 
   void check_layout() {
@@ -275,13 +277,14 @@ class GgufReader {
     });
     const std::uint64_t data_begin = header_.shard.data_begin;
     const std::uint64_t file_bytes = reader_.file_bytes();
-    const std::uint64_t data_bytes = file_bytes > data_begin ? file_bytes - data_begin : 0;
+    const std::uint64_t data_bytes = file_bytes - data_begin;
     std::uint64_t end = 0;  // of all tensors so far; at most data_bytes
     const TensorInfo* before = nullptr;
     for (TensorInfo& tensor : tensors) {
       const std::uint64_t bytes = tensor.offset_end;
       cursor_.culprit = tensor.name;
       cursor_.at = data_begin;
+      if (bytes == 0) tensor.offset_begin = std::min(tensor.offset_begin, data_bytes);
       if (tensor.offset_begin > data_bytes || bytes > data_bytes - tensor.offset_begin) {
         refuse_truncated(tensor, data_bytes);
       }
@@ -324,7 +327,8 @@ class GgufReader {
   [[noreturn]] void refuse_truncated(const TensorInfo& tensor, std::uint64_t data_bytes) const {
     const bool outside = tensor.offset_begin > data_bytes;
     const auto end = checked_add(tensor.offset_begin, tensor.offset_end);
-    const auto needed = end ? checked_add(*end, header_.shard.data_begin) : std::nullopt;
+    const auto begin = align_up(reader_.offset(), alignment_);  // where the data would begin
+    const auto needed = end && begin ? checked_add(*end, *begin) : std::nullopt;
     cursor_.refuse(
         {"gg.truncated",
          outside ? "the file ends before the tensor begins" : "the file ends inside the tensor",
