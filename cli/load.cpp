@@ -151,11 +151,14 @@ std::string text_of(const Plan& plan, const Outcome& outcome) {
 std::string json_of(const Plan& plan, const Outcome& outcome) {
   JsonWriter json(2);
   json.begin_object();
-  json.member("peak_bytes", outcome.memory.peak_bytes);
-  json.member("anonymous_bytes_peak", outcome.anonymous_bytes_peak);
-  json.key("planned_peak_bytes");
+  json.key("peak_bytes");  // what the plan promised, by device
   json.begin_object();
   for (const auto& [device, bytes] : plan.peak_bytes) json.member(device, bytes);
+  json.end_object();
+  json.key("process");  // what this process took, measured
+  json.begin_object();
+  json.member("resident_bytes_peak", outcome.memory.peak_bytes);
+  json.member("anonymous_bytes_peak", outcome.anonymous_bytes_peak);
   json.end_object();
   json.key("audit");
   json.begin_object();

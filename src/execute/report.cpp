@@ -111,9 +111,12 @@ std::string to_json(const Report& report) {
   JsonWriter json(2);
   json.begin_object();
   json.key("provenance");
-  json.begin_array();
-  for (const Provenance& item : report.provenance) write_provenance(json, item);
-  json.end_array();
+  json.begin_object();  // by name, as in Python: a plan's targets have different names
+  for (const Provenance& item : report.provenance) {
+    json.key(item.target);
+    write_provenance(json, item);
+  }
+  json.end_object();
   json.key("findings");
   json.begin_array();
   for (const Finding& finding : report.findings) write_finding(json, finding);

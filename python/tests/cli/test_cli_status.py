@@ -68,7 +68,7 @@ def test_incomplete_plan_is_not_loaded_json(run, small, incomplete):
 
 def test_missing_as_zeros(run, small, incomplete):
     done = run("load", small, "--skeleton", incomplete, "--missing", "zeros", "--json", status=0)
-    origins = {row["target"]: row["origin"] for row in json.loads(done.stdout)["provenance"]}
+    origins = {name: row["origin"] for name, row in json.loads(done.stdout)["provenance"].items()}
     assert origins["head.weight"] == "zeros"
     assert origins["embed.weight"] == "checkpoint"
 
