@@ -1,0 +1,135 @@
+"""Every file of tests/hostile through the command: exit status, code, culprit, memory."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HOSTILE = Path(__file__).resolve().parents[3] / "tests/hostile"
+# Codes that need a tensor's values, a digest from outside, or a model.
+BEYOND_HEADERS = ("st.bool_value", "gg.scale_nan", "digest", "plan.shape")
+CODELESS = ("-", "digest")
+MEMORY_KB_MAX = 64 * 1024
+
+CASES: list[dict[str, Any]] = [
+    case
+    for case in json.loads((HOSTILE / "manifest.json").read_text())["cases"]
+    if case["format"] in ("safetensors", "sharded", "gguf")
+]
+
+# Runs commands one after the other and tells the peak memory of each. A process of its own, because
+# a child's peak counts what its parent held when it was forked, and pytest holds a lot.
+RUNNER = """
+import json, os, sys, tempfile
+for command in json.load(sys.stdin):
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        child = os.fork()
+        if child == 0:
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            os.execv(command[0], command)
+        _, status, usage = os.wait4(child, 0)
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode("utf-8", "replace"))
+        print(json.dumps([os.waitstatus_to_exitcode(status), *texts, usage.ru_maxrss]), flush=True)
+"""
+
+
+class Outcome:
+    """What a command did."""
+
+    def __init__(self, row: list[Any]) -> None:
+        self.status, self.out, self.err, self.memory_kb = row
+
+
+def run_all(commands: list[list[str]]) -> list[Outcome]:
+    """The outcome of each command. The limit is there for commands that hang."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-E", "-c", RUNNER],
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    return [Outcome(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def outcomes(command: Path) -> dict[str, Outcome]:
+    """By the name of the case, and the command's --version under the empty name."""
+    names = ["", *(case["name"] for case in CASES)]
+    commands = [[str(command), "--version"]]
+    commands += [[str(command), "inspect", str(HOSTILE / case["file"])] for case in CASES]
+    return dict(zip(names, run_all(commands), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_inspect(case: dict[str, Any], outcomes: dict[str, Outcome]) -> None:
+    outcome = outcomes[case["name"]]
+    if case["accept"] is False and case["expect"] not in BEYOND_HEADERS:
+        assert outcome.status == 3, (outcome.out, outcome.err)
+        assert f"[{case['expect']}]" in outcome.err
+        assert case["culprit"] in outcome.err
+        assert case["field"] in outcome.err
+        assert Path(case["file"]).name in outcome.err
+        assert len(outcome.err.strip().splitlines()) <= 2
+    else:
+        assert outcome.status == 0, outcome.err
+    if case["accept"] == "warn" and case["expect"] not in (*BEYOND_HEADERS, "-"):
+        assert f"[{case['expect']}]" in outcome.out + outcome.err
+        assert case["culprit"] in outcome.out + outcome.err
+    assert outcome.memory_kb <= outcomes[""].memory_kb + MEMORY_KB_MAX
+
+
+def test_version_is_the_baseline(outcomes: dict[str, Outcome]) -> None:
+    assert outcomes[""].status == 0
+    assert 0 < outcomes[""].memory_kb < MEMORY_KB_MAX
+
+
+WARNED = [case for case in CASES if case["accept"] == "warn" and case["expect"] not in CODELESS] == "warn" and case["expect"] not in ("-", "digest")
+]
+
+
+@pytest.mark.parametrize("case", WARNED, ids=lambda case: case["name"])
+def test_strict_refuses_what_is_warned_about(case: dict[str, Any], run: Any) -> None:
+    word = "verify" if case["expect"] in BEYOND_HEADERS else "inspect"
+    done = run(word, "--strict", HOSTILE / case["file"])
+    # verify ends with 1 for a bad value, whatever the headers say.
+    assert done.returncode == (1 if word == "verify" else 3), done.stderr
+    assert case["expect"] in done.stdout + done.stderr
+
+
+def test_the_error_as_json(run: Any) -> None:
+    case = next(case for case in CASES if case["name"] == "st_off_hole")
+    done = run("inspect", "--json", HOSTILE / case["file"], status=3)
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "st.hole"
+    assert error["path"] == str(HOSTILE / case["file"])
+    assert error["tensor"] == "blk.w"
+    assert error["field"] == "data_offsets"
+    assert isinstance(error["byte_offset"], int)
+    assert error["found"] and error["expected"]
+
+
+def test_the_warnings_as_json(run: Any) -> None:
+    done = run("inspect", "--json", HOSTILE / "sharded/ix_extra_tensor", status=0)
+    findings = json.loads(done.stdout)["findings"]
+    assert [(finding["code"], finding["sources"]) for finding in findings] == [
+        ("ix.unlisted", ["ghost"])
+    ]
+
+
+def test_a_shape_that_is_not_the_models(run: Any, write_skeleton: Any) -> None:
+    skeleton = write_skeleton({"weight": ("F32", [2, 2]), "bias": ("F32", [2])})
+    folder = HOSTILE / "sharded/ix_shape_disagrees_with_model"
+    done = run("plan", folder, "--skeleton", skeleton, status=1)
+    assert "plan.shape" in done.stdout + done.stderr
+    assert "weight" in done.stdout + done.stderr
+    # The control: the same skeleton fits the checkpoint that it is for.
+    run("plan", HOSTILE / "sharded/ix_ok", "--skeleton", skeleton, status=0)
