@@ -115,6 +115,7 @@ class CheckpointReader {
     const auto split = header.shard.format == FileFormat::gguf ? gguf_split(header) : std::nullopt;
     if (!split || split->count == 1) {
       add(std::move(header));
+      order_splits();
       return;
     }
     const std::string extension = ".gguf";

@@ -29,6 +29,16 @@ bool is_html(std::string_view text) noexcept {
   return starts_with_any(lower, tags);
 }
 
+// None of these, read as a length, is one that a header can have.
+bool is_archive(std::string_view text) noexcept {
+  constexpr std::array<std::string_view, 4> magics = {
+      "\xfd"
+      "7zXZ",
+      "7z\xbc\xaf\x27\x1c", "\x28\xb5\x2f\xfd", "BZh"};
+  if (text.size() < 8 || text.substr(6, 2) == std::string_view("\0\0", 2)) return false;
+  return starts_with_any(text, magics) || text.starts_with("\x1f\x8b\x08");
+}
+
 bool is_printable(std::string_view text) noexcept {
   return std::ranges::all_of(text, [](unsigned char byte) {
     return (byte >= 0x20 && byte < 0x7f) || byte == '\n' || byte == '\r' || byte == '\t';
@@ -53,6 +63,10 @@ std::string_view describe(FileKind kind) noexcept {
       return "a zip archive (torch.save writes those)";
     case FileKind::torch_pickle:
       return "a Python pickle (old torch.save wrote those)";
+    case FileKind::archive:
+      return "a compressed archive";
+    case FileKind::hdf5:
+      return "an HDF5 file";
     case FileKind::git_lfs_pointer:
       return "a git-lfs pointer: the text that stands for a file that was not downloaded";
     case FileKind::html:
@@ -84,6 +98,8 @@ FileKind sniff(std::span<const std::byte> beginning, std::uint64_t file_bytes) n
       text.substr(4, 4) != std::string_view("\0\0\0\0", 4)) {
     return FileKind::torch_pickle;
   }
+  if (is_archive(text)) return FileKind::archive;
+  if (text.starts_with("\x89HDF\r\n\x1a\n")) return FileKind::hdf5;
   if (text.starts_with("version https://git-lfs")) return FileKind::git_lfs_pointer;
   if (is_html(text)) return FileKind::html;
   if (file_bytes > 8 && !text.empty() && all_zero(beginning)) return FileKind::zeros;

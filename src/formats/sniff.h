@@ -18,6 +18,8 @@ enum class FileKind : std::uint8_t {
   legacy_ggml,  // ggml, ggmf, ggjt: before GGUF
   torch_zip,    // any zip archive; torch.save writes one
   torch_pickle,
+  archive,  // gzip, xz, zstd, bzip2, 7z
+  hdf5,
   git_lfs_pointer,
   html,
   text,

@@ -289,6 +289,10 @@ TEST_F(Split, APartUnderAnotherNameIsRefused) {
   // One part of one is whole, whatever its name.
   storage.add_file("/n/whole.gguf", part(0, 1, 1, "t0"));
   EXPECT_EQ(tensors("/n/whole.gguf"), 1u);
+  storage.add_file("/n/second.gguf", part(1, 1, 1, "t0"));
+  EXPECT_EQ(error("/n/second.gguf")->code(), "gg.split");
+  storage.add_file("/n/more.gguf", part(0, 1, 2, "t0"));
+  EXPECT_EQ(error("/n/more.gguf")->code(), "gg.split");
 }
 
 }  // namespace

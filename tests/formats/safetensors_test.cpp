@@ -404,6 +404,8 @@ TEST(Safetensors, OtherFilesAreToldByName) {
       {"\n <HTML><body>404 Not Found</body>", "HTML"},
       {"<?xml version=\"1.0\"?><Error/>", "HTML"},
       {std::string("PK\3\4\x14\0\0\0\x08\0abcdefghijkl", 22), "zip"},
+      {std::string("\x1f\x8b\x08\0\x11\x22\x33\x44\0\x03rest of it", 20), "archive"},
+      {"\x89HDF\r\n\x1a\n and more", "HDF5"},
       {"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n", "git-lfs"},
       {std::string(100, '\0'), "zero"},
       {std::string(100000, '\0'), "zero"},
