@@ -203,10 +203,9 @@ def second_skeleton(model: Any, builder: Callable[[], Any]) -> list[dict[str, st
     with skeleton():
         second = builder()
     sources = {slot.name: slot for slot in walk(second)}
+    modules = dict(model.named_modules())
     counterparts = {
-        id(module): ours
-        for path, module in second.named_modules()
-        if (ours := dict(model.named_modules()).get(path)) is not None
+        id(module): modules[path] for path, module in second.named_modules() if path in modules
     }
     findings = []
     for slot in walk(model):
@@ -219,8 +218,9 @@ def second_skeleton(model: Any, builder: Callable[[], Any]) -> list[dict[str, st
             continue
         key = storage_key(source.tensor)
         if key in known.derived:
-            weak, derivation = known.derived[key]
-            known.derived[key] = (weak, derivation.moved(counterparts))
+            with known.lock:
+                weak, derivation = known.derived[key]
+                known.derived[key] = (weak, derivation.moved(counterparts))
         slot.replace(source.tensor)
     return findings
 

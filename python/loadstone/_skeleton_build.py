@@ -33,6 +33,7 @@ from loadstone._skeleton_schema import (
     FACTORIES,
     LIKE,
     Schema,
+    is_expired,
     schema_of,
     storage_key,
     storage_weakly,
@@ -55,6 +56,7 @@ class Build:
         self.any_real = False  # some tensor on meta has its content in memory by now
         self.random_read = False  # the constructor looked at a value drawn at random
         self.born: dict[int, StorageWeakRef] = {}  # real storages made in here
+        self._born_limit = 1000
         self.random: dict[int, StorageWeakRef] = {}  # of those, the ones drawn at random
         self.blank: dict[int, StorageWeakRef] = {}  # of those, the ones never written to
         self.former: dict[int, tuple[StorageWeakRef, Home]] = {}  # real storage of a parameter
@@ -175,6 +177,11 @@ class Build:
         random = any(storage_key(tensor) in self.random for tensor in tensors_in([args, kwargs]))
         written = schema.written_tensors(args, kwargs)
         targets = [home for home in map(self.log.home, written) if home is not None]
+        if schema.overwrites and schema.name != "copy_" and _is_whole(args[0]):
+            self.log.overwritten(homes[0])  # an initialiser: by far the most frequent
+            noted = (Ref(args[0], homes[0]), *args[1:]), kwargs
+            self.log.add(func, *noted, args[0], (), homes, device, schema.random)
+            return args[0]
         try:
             result = func(*mapped(args, _on_meta), **mapped(kwargs, _on_meta))
         except Exception:
@@ -304,10 +311,19 @@ class Build:
             if key is None or tensor.is_meta:
                 continue
             if key not in before or schema.name == "lift_fresh":
-                self.born[key] = storage_weakly(tensor)
+                self._remember(key, tensor)
                 if random:
                     self.random[key] = self.born[key]
         return result
+
+    def _remember(self, key: int, tensor: torch.Tensor) -> None:
+        self.born[key] = storage_weakly(tensor)
+        if len(self.born) >= self._born_limit:
+            for each in [each for each, weak in self.born.items() if is_expired(weak)]:
+                del self.born[each]
+                self.random.pop(each, None)
+                self.blank.pop(each, None)
+            self._born_limit = 2 * len(self.born) + 1000
 
     def _keeps_order(self, kwargs: dict[str, Any]) -> bool:
         """A generator of the constructor's own, from which no draw was left out."""

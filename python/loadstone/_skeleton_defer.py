@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 META = torch.device("meta")
 
 # Initial values of small parameters are kept this far, for constructors that read them back.
 INITIAL_BYTES_MAX = 16 << 20
 # Initialisers of this many parameters are remembered, for the same reason.
-HISTORIES_MAX = 10_000
+HISTORIES_MAX = 1_000
 
 
 class UnreplayableError(Exception):
@@ -46,6 +47,10 @@ class Home:
         self.lost = False  # the content before the first operation is not known
         self.tainted = False  # `real` depends on the random generator
         self.ops: list[Op] = []  # all that read or write it, in order
+
+    def weakly(self) -> StorageWeakRef:
+        """A reference that keeps the storage's name from being given to another one."""
+        return StorageWeakRef(self.storage)  # type: ignore[no-untyped-call]
 
 
 class Ref:

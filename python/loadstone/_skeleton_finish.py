@@ -6,7 +6,9 @@ objects of any kind are reached, and every holder of a tensor sees it become rea
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import threading
 import weakref
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from loadstone._errors import make
 from loadstone._skeleton_build import Build, swap
 from loadstone._skeleton_defer import Home, Op, Ref, UnreplayableError, run
-from loadstone._skeleton_schema import storage_key, storage_weakly
+from loadstone._skeleton_schema import is_expired, storage_key, storage_weakly
 
 # Dead tensors in reference cycles are not worth making real: above this, they are collected first.
 COLLECT_BYTES_MIN = 32 << 20
@@ -114,9 +116,13 @@ def _same_layout(ref: Ref, tensor: torch.Tensor) -> bool:
 
 
 class Known:
-    """What builds have found out about storages that are still alive, and about modules."""
+    """What builds have found out about storages that are still alive, and about modules.
+
+    Thread-safe: written to under its lock, and read by single look-ups.
+    """
 
     def __init__(self) -> None:
+        self.lock = threading.RLock()
         self.random: dict[int, StorageWeakRef] = {}
         self.blank: dict[int, StorageWeakRef] = {}
         self.failed: dict[int, tuple[StorageWeakRef, str]] = {}
@@ -125,17 +131,28 @@ class Known:
 
     def purge(self) -> None:
         """Forgets storages that are gone, before their names are given to others."""
-        for plain in (self.random, self.blank):
-            for key in [key for key, weak in plain.items() if _expired(weak)]:
-                del plain[key]
-        for key in [key for key, (weak, _) in self.failed.items() if _expired(weak)]:
-            del self.failed[key]
-        for key in [key for key, (weak, _) in self.derived.items() if _expired(weak)]:
-            del self.derived[key]
+        with self.lock:
+            for plain in (self.random, self.blank):
+                for key in [key for key, weak in plain.items() if is_expired(weak)]:
+                    del plain[key]
+            for key in [key for key, (weak, _) in self.failed.items() if is_expired(weak)]:
+                del self.failed[key]
+            for key in [key for key, (weak, _) in self.derived.items() if is_expired(weak)]:
+                del self.derived[key]
 
-
-def _expired(weak: StorageWeakRef) -> bool:
-    return bool(weak.expired())  # type: ignore[no-untyped-call]
+    def add(self, build: Build, derivations: dict[Home, Derivation], modules: list[Any]) -> None:
+        """Keeps what a build found out, for as long as the tensors and modules live."""
+        with self.lock:
+            self.purge()
+            for home, derivation in derivations.items():
+                self.derived[home.key] = (home.weakly(), derivation)
+            for home, reason in build.failures.items():
+                self.failed[home.key] = (home.weakly(), reason)
+            self.random.update(build.random)
+            self.blank.update(build.blank)
+            for module in modules:
+                with contextlib.suppress(TypeError):  # a class with __eq__ and no __hash__
+                    self.builds[module] = build
 
 
 known = Known()
@@ -205,31 +222,16 @@ def finish(build: Build) -> None:
             scan = _Scan(build)
             groups = _groups(build, scan)
         derivations = _settle(build, groups)
-        known.purge()
-        for home, derivation in derivations.items():
+        for derivation in derivations.values():
             _place(derivation, scan)
-            known.derived[home.key] = (storage_weakly(_any(home)), derivation)
-        for home, reason in build.failures.items():
-            known.failed[home.key] = (storage_weakly(_any(home)), reason)
+        known.add(build, derivations, scan.modules)
         for home in [*derivations, *build.failures]:
             home.storage = None  # lives as long as the tensors do
         for derivation in derivations.values():
             for op in derivation.ops:
                 for home in op.reads | op.writes:
                     home.storage, home.ops = None, []
-        known.random.update(build.random)
-        known.blank.update(build.blank)
-        for module in scan.modules:
-            try:
-                known.builds[module] = build
-            except TypeError:  # a class with __eq__ and no __hash__
-                continue
     build.close()
-
-
-def _any(home: Home) -> torch.Tensor:
-    tensor = torch.empty(0, dtype=torch.uint8, device="meta")
-    return tensor.set_(home.storage, 0, (0,), (1,))
 
 
 def _groups(build: Build, scan: _Scan) -> dict[Home, list[torch.Tensor]]:

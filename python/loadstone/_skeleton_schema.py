@@ -78,3 +78,8 @@ def storage_key(tensor: torch.Tensor) -> int | None:
 def storage_weakly(tensor: torch.Tensor) -> StorageWeakRef:
     """A reference that keeps the storage's name from being given to another one."""
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def is_expired(weak: StorageWeakRef) -> bool:
+    """Whether the storage is gone."""
+    return bool(weak.expired())  # type: ignore[no-untyped-call]
