@@ -34,7 +34,8 @@ std::shared_ptr<const Catalog> make_catalog(std::size_t count) {
   std::vector<loadstone::TensorInfo> tensors;
   for (std::size_t i = 0; i < layers * count; ++i) {
     loadstone::TensorInfo tensor;
-    tensor.name = fmt::format("model.layers.{}.mlp.experts.{}.down_proj.weight", i / count, i % count);
+    tensor.name =
+        fmt::format("model.layers.{}.mlp.experts.{}.down_proj.weight", i / count, i % count);
     tensor.encoding = loadstone::Dtype::bf16;
     tensor.shape = {8, 16};
     tensor.offset_begin = i * 256;
@@ -125,13 +126,13 @@ void missing_everything(benchmark::State& state) {
 
 void write_and_read_json(benchmark::State& state) {
   const auto catalog = make_catalog(45);
-  const Plan plan =
-      loadstone::make_plan(catalog, make_skeleton(256), traced_boxes(45 * layers));
+  const Plan plan = loadstone::make_plan(catalog, make_skeleton(256), traced_boxes(45 * layers));
   std::size_t bytes = 0;
   for (auto _ : state) {
     const std::string text = loadstone::to_json(plan);
     bytes = text.size();
-    benchmark::DoNotOptimize(loadstone::bind_plan(loadstone::read_plan(text), catalog).targets.size());
+    benchmark::DoNotOptimize(
+        loadstone::bind_plan(loadstone::read_plan(text), catalog).targets.size());
   }
   state.counters["json_bytes"] = static_cast<double>(bytes);
 }

@@ -35,7 +35,9 @@ Error::Error(std::string code, std::string message, Where where)
       where_(std::move(where)) {}
 
 int exit_status(std::string_view code) noexcept {
-  const auto starts = [&](std::string_view prefix) { return code.substr(0, prefix.size()) == prefix; };
+  const auto starts = [&](std::string_view prefix) {
+    return code.substr(0, prefix.size()) == prefix;
+  };
   if (code == "cancelled") return 130;
   if (code == "usage") return 2;
   if (starts("memory.") || code == "plan.over_budget") return 5;

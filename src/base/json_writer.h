@@ -12,7 +12,8 @@ namespace loadstone {
 // Not thread-safe.
 class JsonWriter {
  public:
-  // indent 0: one line. Otherwise objects and arrays are broken into lines down to `depth_max` levels.
+  // indent 0: one line. Otherwise objects and arrays are broken into lines down to `depth_max`
+  // levels.
   explicit JsonWriter(unsigned indent = 0, unsigned depth_max = 2)
       : indent_(indent), depth_max_(depth_max) {}
 

@@ -145,7 +145,8 @@ std::size_t group_end(std::string_view text, std::size_t at) {
     } else if (text[at] == '[') {
       in_class = true;
       if (text.substr(at + 1).starts_with('^')) ++at;
-      if (text.substr(at + 1).starts_with(']')) ++at;  // a ']' that stands first is one of the class
+      if (text.substr(at + 1).starts_with(']'))
+        ++at;  // a ']' that stands first is one of the class
     } else if (text[at] == '(') {
       return std::string_view::npos;
     } else if (text[at] == ')') {

@@ -86,8 +86,8 @@ TEST(LargePlan, FindsTensOfThousandsOfProblems) {
 
 TEST(Purity, APlanReadsNothing) {
   MemoryStorage memory;
-  memory.add_file("/m.safetensors",
-                  safetensors_bytes({{"a", "F32", {2}, some_bytes(8)}, {"b", "I64", {1}, some_bytes(8)}}));
+  memory.add_file("/m.safetensors", safetensors_bytes({{"a", "F32", {2}, some_bytes(8)},
+                                                       {"b", "I64", {1}, some_bytes(8)}}));
   LoggingStorage storage(memory);
   OpenOptions open;
   open.storage = &storage;

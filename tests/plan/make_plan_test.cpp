@@ -1,7 +1,6 @@
 // Origins, dtypes, policies and what a plan finds.
-#include <gmock/gmock.h>
-
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 
 #include "loadstone/plan.h"
 #include "plan/plans.h"
@@ -104,8 +103,8 @@ TEST(MakePlan, UnexpectedPolicies) {
   PlanOptions options;
   const auto plan_with = [&](UnexpectedPolicy policy) {
     options.unexpected = policy;
-    return make_plan(fake_catalog({{"a", {1}}, {"stranger", {2}}}), skeleton_of({target_of("a", {1})}),
-                     options);
+    return make_plan(fake_catalog({{"a", {1}}, {"stranger", {2}}}),
+                     skeleton_of({target_of("a", {1})}), options);
   };
   const Plan warned = plan_with(UnexpectedPolicy::warn);
   EXPECT_TRUE(warned.ok());
@@ -139,8 +138,8 @@ TEST(MakePlan, SuggestsWhatMayBeMeant) {
 }
 
 TEST(MakePlan, OneMissingAndOneUnexpectedArePaired) {
-  const Plan plan = make_plan(fake_catalog({{"completely.different", {5}}}),
-                              skeleton_of({target_of("w", {5})}));
+  const Plan plan =
+      make_plan(fake_catalog({{"completely.different", {5}}}), skeleton_of({target_of("w", {5})}));
   EXPECT_THAT(found(plan, "plan.missing")[0].suggestion, HasSubstr("'completely.different'"));
 }
 
@@ -243,11 +242,11 @@ TEST(MakePlan, HalfBytesAreMovedWholeOrNotAtAll) {
 }
 
 TEST(MakePlan, DtypeIsForParametersAndPersistentFloats) {
-  const auto skeleton = skeleton_of(
-      {target_of("p", {2}), target_of("b", {2}, Dtype::f32, persistent),
-       target_of("i", {2}, Dtype::i64, persistent),
-       with_value(target_of("n", {2}, Dtype::f32, non_persistent)),
-       with_value(target_of("x", {2}, Dtype::f64, TargetKind::attribute))});
+  const auto skeleton =
+      skeleton_of({target_of("p", {2}), target_of("b", {2}, Dtype::f32, persistent),
+                   target_of("i", {2}, Dtype::i64, persistent),
+                   with_value(target_of("n", {2}, Dtype::f32, non_persistent)),
+                   with_value(target_of("x", {2}, Dtype::f64, TargetKind::attribute))});
   const auto catalog = fake_catalog({{"p", {2}}, {"b", {2}}, {"i", {2}, Dtype::i64}});
   PlanOptions options;
   options.dtype = Dtype::bf16;
@@ -277,9 +276,9 @@ TEST(MakePlan, DtypeOfTheFile) {
 
 TEST(MakePlan, ConstructorValuesStay) {
   const Plan plan = make_plan(
-      fake_catalog({}), skeleton_of({with_value(target_of("n", {2}, Dtype::f32, non_persistent)),
-                                     with_value(target_of("x[0]", {3}, Dtype::f64,
-                                                          TargetKind::attribute))}));
+      fake_catalog({}),
+      skeleton_of({with_value(target_of("n", {2}, Dtype::f32, non_persistent)),
+                   with_value(target_of("x[0]", {3}, Dtype::f64, TargetKind::attribute))}));
   EXPECT_TRUE(plan.findings.empty());
   EXPECT_EQ(plan.targets[0].recipe.origin, Origin::constructor);
   EXPECT_EQ(plan.targets[1].recipe.origin, Origin::constructor);
@@ -313,7 +312,7 @@ TEST(MakePlan, ANonPersistentBufferInTheFileIsUnexpected) {
 
 TEST(MakePlan, TiesTakeWhicheverNameIsThere) {
   const auto skeleton = skeleton_of({target_of("embed", {4, 2}), tie("head", "embed", {4, 2})});
-  for (const std::string only : {"embed", "head"}) {
+  for (const std::string& only : {std::string("embed"), std::string("head")}) {
     const Plan plan = make_plan(fake_catalog({{only, {4, 2}}}), skeleton);
     EXPECT_TRUE(plan.findings.empty()) << only;
     EXPECT_EQ(plan.targets[0].recipe.origin, Origin::checkpoint);
@@ -336,8 +335,9 @@ TEST(MakePlan, TiesFollowTheirRootsDtypeAndDevice) {
   PlanOptions options;
   options.dtype = Dtype::bf16;
   options.device_map.entries = {{"a", "cuda:1"}, {"b", "cpu"}};
-  const Plan plan = make_plan(fake_catalog({{"a.w", {4}}}),
-                              skeleton_of({target_of("a.w", {4}), tie("b.w", "a.w", {4})}), options);
+  const Plan plan =
+      make_plan(fake_catalog({{"a.w", {4}}}),
+                skeleton_of({target_of("a.w", {4}), tie("b.w", "a.w", {4})}), options);
   EXPECT_EQ(plan.targets[1].dtype, Dtype::bf16);
   EXPECT_EQ(plan.targets[1].device, "cuda:1");
   EXPECT_EQ(found(plan, "plan.tie").size(), 1u);
@@ -351,7 +351,8 @@ TEST(MakePlan, AMissingExpertIsNamed) {
     sources.push_back({fmt::format("l.0.experts.{}.gate", expert), {3, 2}});
   }
   PlanOptions options;
-  options.rules = rules_from_json(R"j([{"op": "stack", "sources": ["(l\\.\\d+)\\.experts\\.(\\d+)\\.gate"],
+  options.rules =
+      rules_from_json(R"j([{"op": "stack", "sources": ["(l\\.\\d+)\\.experts\\.(\\d+)\\.gate"],
                                        "targets": ["$1.gates"], "dim": 0}])j");
   for (const std::uint64_t wanted : {7u, 8u}) {
     const Plan plan = make_plan(fake_catalog(sources),
@@ -379,8 +380,8 @@ TEST(MakePlan, ExpertsMissingAtTheEndAreNamedFromTheShape) {
 
 TEST(MakePlan, CountingFromOneIsFine) {
   PlanOptions options;
-  options.rules = rules_from_json(
-      R"j([{"op": "stack", "sources": ["e(\\d+)"], "targets": ["t"], "dim": 0}])j");
+  options.rules =
+      rules_from_json(R"j([{"op": "stack", "sources": ["e(\\d+)"], "targets": ["t"], "dim": 0}])j");
   const Plan plan = make_plan(fake_catalog({{"e1", {3}}, {"e2", {3}}}),
                               skeleton_of({target_of("t", {2, 3})}), options);
   EXPECT_TRUE(plan.ok());
@@ -393,7 +394,8 @@ TEST(MakePlan, APartOfAFusedTensorThatIsMissingIsNamed) {
     {"op": "stack_concat", "sources": ["e\\.(\\d+)\\.gate", "e\\.(\\d+)\\.up"], "targets": ["e"],
      "dims": [0, 1]}])j");
   const Plan plan = make_plan(
-      fake_catalog({{"a.q", {2}}, {"a.v", {2}}, {"e.0.gate", {2}}, {"e.0.up", {2}}, {"e.1.up", {2}}}),
+      fake_catalog(
+          {{"a.q", {2}}, {"a.v", {2}}, {"e.0.gate", {2}}, {"e.0.up", {2}}, {"e.1.up", {2}}}),
       skeleton_of({target_of("a.qkv", {6}), target_of("e", {2, 4})}), options);
   const auto findings = found(plan, "plan.missing");
   ASSERT_EQ(findings.size(), 2u);
@@ -407,11 +409,10 @@ TEST(MakePlan, PartsOfDifferentShapesAreFound) {
       R"j([{"op": "stack", "sources": ["e(\\d+)"], "targets": ["t"], "dim": 0},
           {"op": "split", "sources": ["s"], "targets": ["x", "y"], "dim": 0},
           {"op": "transpose", "sources": ["z"], "targets": ["z"], "dims": [0, 1]}])j");
-  const Plan plan =
-      make_plan(fake_catalog({{"e0", {3}}, {"e1", {4}}, {"s", {5}}, {"z", {5}}}),
-                skeleton_of({target_of("t", {2, 3}), target_of("x", {2}), target_of("y", {2}),
-                             target_of("z", {5})}),
-                options);
+  const Plan plan = make_plan(fake_catalog({{"e0", {3}}, {"e1", {4}}, {"s", {5}}, {"z", {5}}}),
+                              skeleton_of({target_of("t", {2, 3}), target_of("x", {2}),
+                                           target_of("y", {2}), target_of("z", {5})}),
+                              options);
   const auto findings = found(plan, "plan.shape");
   ASSERT_EQ(findings.size(), 4u);
   EXPECT_THAT(findings[0].sources, ElementsAre("e0", "e1"));
@@ -422,7 +423,8 @@ TEST(MakePlan, PartsOfDifferentShapesAreFound) {
 
 TEST(MakePlan, TwoSourcesOfOneTargetAreFound) {
   PlanOptions options;
-  options.rules = rules_from_json(R"j([{"op": "rename", "sources": ["x\\.a"], "targets": ["a"]}])j");
+  options.rules =
+      rules_from_json(R"j([{"op": "rename", "sources": ["x\\.a"], "targets": ["a"]}])j");
   const Plan plan = make_plan(fake_catalog({{"a", {1}}, {"x.a", {1}}}),
                               skeleton_of({target_of("a", {1})}), options);
   const auto findings = found(plan, "plan.duplicate");
@@ -441,13 +443,14 @@ TEST(MakePlan, RecipesGoBeforeRules) {
   EXPECT_TRUE(plan.findings.empty());
   EXPECT_EQ(plan.targets[0].recipe.boxes, options.recipes[0].second);
   options.recipes[0].second[1].target_offset = 1;
-  const Plan overlapping = make_plan(fake_catalog({{"a", {2}}, {"b", {2}}, {"c", {1}}}),
-                                     skeleton_of({target_of("t", {2, 2}), target_of("c", {1})}),
-                                     options);
+  const Plan overlapping =
+      make_plan(fake_catalog({{"a", {2}}, {"b", {2}}, {"c", {1}}}),
+                skeleton_of({target_of("t", {2, 2}), target_of("c", {1})}), options);
   ASSERT_EQ(found(overlapping, "plan.box").size(), 1u);
   options.recipes[0].second[1].source = 9;
-  const Plan nowhere = make_plan(fake_catalog({{"a", {2}}, {"b", {2}}, {"c", {1}}}),
-                                 skeleton_of({target_of("t", {2, 2}), target_of("c", {1})}), options);
+  const Plan nowhere =
+      make_plan(fake_catalog({{"a", {2}}, {"b", {2}}, {"c", {1}}}),
+                skeleton_of({target_of("t", {2, 2}), target_of("c", {1})}), options);
   ASSERT_EQ(found(nowhere, "plan.box").size(), 1u);
 }
 
@@ -476,7 +479,9 @@ TEST(MakePlan, OptionsThatContradictEachOther) {
               o.device_map.entries = {{"", "cpu"}};
             }),
             "plan.options");
-  EXPECT_EQ(code([](PlanOptions& o) { o.device_map.entries = {{"a", "cpu"}, {"a", "disk"}}; }),
+  EXPECT_EQ(code([](PlanOptions& o) {
+              o.device_map.entries = {{"a", "cpu"}, {"a", "disk"}};
+            }),
             "plan.options");
   EXPECT_EQ(code_of([] { (void)make_plan(nullptr, Skeleton()); }), "plan.options");
   Skeleton twice = skeleton_of({target_of("a", {1}), target_of("a", {1})});

@@ -55,22 +55,23 @@ TEST(Balance, WithoutCapacitiesAllIsOnTheHost) {
 }
 
 TEST(Balance, SequentialFillsOneDeviceAfterTheOther) {
-  // 100 of cuda:0 are kept free for the largest layer: 350 - 100 take embed with head, and two layers.
-  EXPECT_THAT(mapped(small_model(4), DeviceMapMode::sequential,
-                     {{"cuda:0", 350}, {"cuda:1", 1000}}, layers_of(4)),
-              ElementsAre(Pair("embed", "cuda:0"), Pair("layers.0", "cuda:0"),
-                          Pair("layers.1", "cuda:0"), Pair("layers.2", "cuda:1"),
-                          Pair("layers.3", "cuda:1"), Pair("norm", "cuda:1"),
-                          Pair("head", "cuda:0")));
+  // 100 of cuda:0 are kept free for the largest layer: 350 - 100 take embed with head, and two
+  // layers.
+  EXPECT_THAT(
+      mapped(small_model(4), DeviceMapMode::sequential, {{"cuda:0", 350}, {"cuda:1", 1000}},
+             layers_of(4)),
+      ElementsAre(Pair("embed", "cuda:0"), Pair("layers.0", "cuda:0"), Pair("layers.1", "cuda:0"),
+                  Pair("layers.2", "cuda:1"), Pair("layers.3", "cuda:1"), Pair("norm", "cuda:1"),
+                  Pair("head", "cuda:0")));
 }
 
 TEST(Balance, OverflowGoesToTheHostThenToDisk) {
   const auto entries = mapped(small_model(4), DeviceMapMode::sequential,
                               {{"cuda:0", 250}, {"cpu", 200}}, layers_of(4));
-  EXPECT_THAT(entries, ElementsAre(Pair("embed", "cuda:0"), Pair("layers.0", "cuda:0"),
-                                   Pair("layers.1", "cpu"), Pair("layers.2", "disk"),
-                                   Pair("layers.3", "disk"), Pair("norm", "disk"),
-                                   Pair("head", "cuda:0")));
+  EXPECT_THAT(entries,
+              ElementsAre(Pair("embed", "cuda:0"), Pair("layers.0", "cuda:0"),
+                          Pair("layers.1", "cpu"), Pair("layers.2", "disk"),
+                          Pair("layers.3", "disk"), Pair("norm", "disk"), Pair("head", "cuda:0")));
 }
 
 TEST(Balance, ModulesThatMayBeSplitAre) {
@@ -131,7 +132,8 @@ TEST(Devices, Names) {
   for (const char* name : {"cpu", "disk", "meta", "mps", "cuda", "cuda:0", "xpu:12"}) {
     EXPECT_TRUE(is_device_name(name)) << name;
   }
-  for (const char* name : {"", "gpu", "cuda:", "cuda:x", "cuda:00000", "cpu:0 ", "CPU", "cuda:-1"}) {
+  for (const char* name :
+       {"", "gpu", "cuda:", "cuda:x", "cuda:00000", "cpu:0 ", "CPU", "cuda:-1"}) {
     EXPECT_FALSE(is_device_name(name)) << name;
   }
   EXPECT_EQ(device_name("3"), "cuda:3");
@@ -140,7 +142,7 @@ TEST(Devices, Names) {
 
 TEST(Devices, OffloadNames) {
   EXPECT_TRUE(is_offload_name("model.layers.0.w"));
-  for (const std::string name :
+  for (const std::string& name :
        {std::string(), std::string("a/b"), std::string(".."), std::string("a\0b", 3),
         std::string(252, 'x'), std::string("a\nb"), std::string("a\\b")}) {
     EXPECT_FALSE(is_offload_name(name)) << name;
@@ -151,7 +153,9 @@ TEST(Devices, OffloadNames) {
 
 const Skeleton two = skeleton_of({target_of("a.w", {4}), target_of("b.c.w", {8}, Dtype::f16)});
 
-std::shared_ptr<const Catalog> two_sources() { return fake_catalog({{"a.w", {4}}, {"b.c.w", {8}}}); }
+std::shared_ptr<const Catalog> two_sources() {
+  return fake_catalog({{"a.w", {4}}, {"b.c.w", {8}}});
+}
 
 Plan planned_on(Entries entries, PlanOptions options = {}) {
   options.device_map.entries = std::move(entries);
@@ -221,7 +225,8 @@ TEST(Placement, ValuesOfTheCallersStayOffTheDisk) {
   options.missing = MissingPolicy::initialise;
   Target buffer = target_of("n", {2}, Dtype::f32, TargetKind::non_persistent_buffer);
   buffer.has_value = true;
-  const Plan plan = make_plan(fake_catalog({}), skeleton_of({buffer, target_of("p", {3})}), options);
+  const Plan plan =
+      make_plan(fake_catalog({}), skeleton_of({buffer, target_of("p", {3})}), options);
   EXPECT_TRUE(plan.ok());
   EXPECT_EQ(plan.targets[0].device, "cpu");
   EXPECT_EQ(plan.targets[1].device, "cpu");

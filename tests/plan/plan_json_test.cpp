@@ -6,7 +6,6 @@
 
 #include <array>
 #include <cctype>
-#include <regex>
 
 #include "loadstone/plan.h"
 #include "plan/plans.h"
@@ -28,16 +27,15 @@ FileTensor tensor(const std::string& name, const std::string& dtype,
 class SavedPlans : public testing::Test {
  protected:
   SavedPlans() {
-    storage_.add_file("/m/a.safetensors",
-                      safetensors_bytes({tensor("e.0.w", "F32", {3, 2}, 24),
-                                         tensor("e.1.w", "F32", {3, 2}, 24),
-                                         tensor("half", "BF16", {4, 4}, 32)}));
-    storage_.add_file("/m/b.safetensors",
-                      safetensors_bytes({tensor("kept", "F32", {5}, 20),
-                                         tensor("turned", "F32", {2, 3}, 24),
-                                         tensor("small", "F4", {4}, 2)}));
+    storage_.add_file("/m/a.safetensors", safetensors_bytes({tensor("e.0.w", "F32", {3, 2}, 24),
+                                                             tensor("e.1.w", "F32", {3, 2}, 24),
+                                                             tensor("half", "BF16", {4, 4}, 32)}));
+    storage_.add_file("/m/b.safetensors", safetensors_bytes({tensor("kept", "F32", {5}, 20),
+                                                             tensor("turned", "F32", {2, 3}, 24),
+                                                             tensor("small", "F4", {4}, 2)}));
     options_.storage = &storage_;
-    catalog_ = open_checkpoint({"/m/a.safetensors", "/m/b.safetensors"}, options_);
+    catalog_ =
+        open_checkpoint(std::vector<std::string>{"/m/a.safetensors", "/m/b.safetensors"}, options_);
     skeleton_ = skeleton_of({target_of("experts", {3, 2, 2}), target_of("half", {4, 4}),
                              target_of("kept", {5}), target_of("turned", {3, 2}),
                              target_of("small", {4}, Dtype::f4), target_of("gone", {7}),
@@ -52,8 +50,8 @@ class SavedPlans : public testing::Test {
         {"op": "stack", "sources": ["e\\.(\\d+)\\.w"], "targets": ["experts"], "dim": 2},
         {"op": "transpose", "sources": ["turned"], "targets": ["turned"], "dims": [0, 1]}])j");
     plan_options_.missing = MissingPolicy::zeros;
-    plan_options_.device_map.entries = {{"", "cpu"}, {"half", "disk"}, {"kept", "disk"},
-                                        {"left", "meta"}};
+    plan_options_.device_map.entries = {
+        {"", "cpu"}, {"half", "disk"}, {"kept", "disk"}, {"left", "meta"}};
     plan_options_.offload_folder = "/tmp/offload";
     plan_ = make_plan(catalog_, skeleton_, plan_options_);
     text_ = to_json(plan_);
@@ -155,7 +153,8 @@ TEST_F(SavedPlans, AnotherHeaderOfTheSameSizeIsRefused) {
 
 // Offset 5 of 6 elements that 6 are written from: one byte, and one element, too far.
 TEST_F(SavedPlans, ABoxThatLeavesItsTargetIsRefused) {
-  const auto error = error_of([&] { (void)read(changed("\"target_offset\":1", "\"target_offset\":2")); });
+  const auto error =
+      error_of([&] { (void)read(changed("\"target_offset\":1", "\"target_offset\":2")); });
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), "plan.box");
   EXPECT_EQ(error->where().tensor, "experts");
@@ -166,7 +165,8 @@ TEST_F(SavedPlans, ABoxThatLeavesItsTargetIsRefused) {
 
 TEST_F(SavedPlans, ABoxThatOverlapsAnotherIsRefused) {
   // Twice the even elements, never the odd ones.
-  const auto error = error_of([&] { (void)read(changed("\"target_offset\":1", "\"target_offset\":0")); });
+  const auto error =
+      error_of([&] { (void)read(changed("\"target_offset\":1", "\"target_offset\":0")); });
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), "plan.box");
 }
@@ -189,7 +189,8 @@ TEST_F(SavedPlans, OtherLiesAreRefused) {
   EXPECT_EQ(code("\"delivery\":\"disk_write\"", "\"delivery\":\"memory\""), "plan.json");
   EXPECT_EQ(code("\"delivery\":\"memory\"", "\"delivery\":\"none\""), "plan.json");
   EXPECT_EQ(code("\"delivery\":\"memory\"", "\"delivery\":\"file_view\""), "plan.json");
-  EXPECT_EQ(code("\"dtype\":\"F32\",\"origin\":\"checkpoint\"", "\"dtype\":\"I32\",\"origin\":\"checkpoint\""),
+  EXPECT_EQ(code("\"dtype\":\"F32\",\"origin\":\"checkpoint\"",
+                 "\"dtype\":\"I32\",\"origin\":\"checkpoint\""),
             "plan.box");
   EXPECT_EQ(code("\"origin\":\"zeros\"", "\"origin\":\"tie\""), "plan.json");
   EXPECT_EQ(code("\"origin\":\"zeros\"", "\"origin\":\"checkpoint\""), "plan.box");
@@ -206,25 +207,40 @@ TEST_F(SavedPlans, AnOffloadedNameThatIsAPathIsRefused) {
   EXPECT_EQ(code_of([&] { (void)read(text); }), "plan.json");
 }
 
-// Every number of the plan is replaced by numbers that somebody hostile would choose. What is accepted
-// all the same must be the plan as it was, but for what costs only.
+// Every number of the plan is replaced by numbers that somebody hostile would choose. What is
+// accepted all the same must be the plan as it was, but for what costs only.
 TEST_F(SavedPlans, EveryNumberReplacedIsRefusedOrChangesNothing) {
-  const std::regex number(R"(-?\b[0-9]+\b)");
   std::size_t refused = 0;
   std::size_t accepted = 0;
-  for (auto at = std::sregex_iterator(text_.begin(), text_.end(), number);
-       at != std::sregex_iterator(); ++at) {
-    const auto position = static_cast<std::size_t>(at->position());
-    const std::string old = at->str();
+  const auto is_digit = [&](std::size_t at) { return text_[at] >= '0' && text_[at] <= '9'; };
+  for (std::size_t position = 1; position < text_.size(); ++position) {
+    if (!is_digit(position) || is_digit(position - 1)) continue;
+    std::size_t end = position;
+    while (is_digit(end)) ++end;
+    const std::string old = text_.substr(position, end - position);
     // Only numbers by themselves, not those in names.
     const char before = text_[position - 1];
     const char after = text_[position + old.size()];
     if (std::string_view(" :,[").find(before) == std::string_view::npos) continue;
     if (std::string_view(",]}\n").find(after) == std::string_view::npos) continue;
-    std::vector<std::string> hostile = {"0", "1", "2", "3", "7", "64", "4294967296",
-                                        "9223372036854775807", "9223372036854775808",
-                                        "18446744073709551615", "18446744073709551616", "-1", "1e3",
-                                        "0.5", "null", "\"1\"", "[]", "true"};
+    std::vector<std::string> hostile = {"0",
+                                        "1",
+                                        "2",
+                                        "3",
+                                        "7",
+                                        "64",
+                                        "4294967296",
+                                        "9223372036854775807",
+                                        "9223372036854775808",
+                                        "18446744073709551615",
+                                        "18446744073709551616",
+                                        "-1",
+                                        "1e3",
+                                        "0.5",
+                                        "null",
+                                        "\"1\"",
+                                        "[]",
+                                        "true"};
     if (old.size() < 19 && old[0] != '-') {
       hostile.push_back(std::to_string(std::stoull(old) + 1));
       hostile.push_back(std::to_string(std::stoull(old) - 1));
@@ -249,7 +265,8 @@ TEST_F(SavedPlans, EveryNumberReplacedIsRefusedOrChangesNothing) {
         if (HasFailure()) return;
       } catch (const Error& error) {
         ++refused;
-        EXPECT_THAT((std::array{"plan.json", "plan.box", "io.changed"}), Contains(error.code()));
+        EXPECT_THAT((std::vector<std::string>{"plan.json", "plan.box", "io.changed"}),
+                    testing::Contains(error.code()));
       }
     }
   }

@@ -52,8 +52,8 @@ struct Elements {
   friend bool operator==(const Elements&, const Elements&) = default;
 };
 
-// What boxes write into a tensor of this shape. Elements that are never written are UINT64_MAX, those
-// written twice UINT64_MAX - 1.
+// What boxes write into a tensor of this shape. Elements that are never written are UINT64_MAX,
+// those written twice UINT64_MAX - 1.
 [[nodiscard]] Elements written(const std::vector<Box>& boxes, const Shape& shape);
 
 }  // namespace loadstone::test

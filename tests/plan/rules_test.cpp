@@ -1,9 +1,8 @@
 // Rules as data: reading, writing, refusing; and what each makes, element by element.
 #include "plan/rules.h"
 
-#include <gmock/gmock.h>
-
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 
 #include "plan/natural_order.h"
 #include "plan/plans.h"
@@ -20,17 +19,19 @@ void expect_made(const std::string& rules, const std::vector<FakeTensor>& source
                  const Elements& expected) {
   PlanOptions options;
   options.rules = rules_from_json(rules);
-  const Plan plan = make_plan(fake_catalog(sources), skeleton_of({target_of("t", expected.shape)}),
-                              options);
+  const Plan plan =
+      make_plan(fake_catalog(sources), skeleton_of({target_of("t", expected.shape)}), options);
   ASSERT_TRUE(plan.ok()) << plan.findings.front().message;
   EXPECT_EQ(written(plan.targets[0].recipe.boxes, expected.shape).ids, expected.ids);
 }
 
-Elements source(std::uint32_t index, const Shape& shape) { return Elements::of_source(index, shape); }
+Elements source(std::uint32_t index, const Shape& shape) {
+  return Elements::of_source(index, shape);
+}
 
 TEST(Rules, Rename) {
-  expect_made(R"j([{"op": "rename", "sources": "old\\.(.*)", "targets": "$1"}])j", {{"old.t", {2, 3}}},
-              source(0, {2, 3}));
+  expect_made(R"j([{"op": "rename", "sources": "old\\.(.*)", "targets": "$1"}])j",
+              {{"old.t", {2, 3}}}, source(0, {2, 3}));
 }
 
 TEST(Rules, StackOrdersNumbersByValue) {
@@ -150,7 +151,8 @@ TEST(Rules, PatternsMatchWholeNames) {
 
 TEST(Rules, DollarSigns) {
   PlanOptions options;
-  options.rules = rules_from_json(R"j([{"op": "rename", "sources": ["(.)"], "targets": ["$$$1$$"]}])j");
+  options.rules =
+      rules_from_json(R"j([{"op": "rename", "sources": ["(.)"], "targets": ["$$$1$$"]}])j");
   const Plan plan =
       make_plan(fake_catalog({{"a", {1}}}), skeleton_of({target_of("$a$", {1})}), options);
   EXPECT_TRUE(plan.findings.empty());
@@ -213,15 +215,17 @@ INSTANTIATE_TEST_SUITE_P(
         BadRules{R"j([{"op": "stack", "sources": ["a"], "targets": ["b"]}])j", "rules[0].dim"},
         BadRules{R"j([{"op": "stack", "sources": ["a"], "targets": ["b"], "dim": 0.5}])j",
                  "rules[0].dim"},
-        BadRules{R"j([{"op": "stack", "sources": ["a"], "targets": ["b"], "dim": 0, "dims": [0]}])j",
-                 "rules[0].dims"},
+        BadRules{
+            R"j([{"op": "stack", "sources": ["a"], "targets": ["b"], "dim": 0, "dims": [0]}])j",
+            "rules[0].dims"},
         BadRules{R"j([{"op": "split", "sources": ["a"], "targets": ["b", "c"], "dim": 0,
                       "sizes": [1]}])j",
                  "rules[0].sizes"},
         BadRules{R"j([{"op": "slice", "sources": ["a"], "targets": ["b"], "dim": 0}])j",
                  "rules[0].sizes"},
-        BadRules{R"j([{"op": "slice", "sources": ["a"], "targets": ["b"], "dim": 0, "sizes": [-1]}])j",
-                 "rules[0].sizes[0]"},
+        BadRules{
+            R"j([{"op": "slice", "sources": ["a"], "targets": ["b"], "dim": 0, "sizes": [-1]}])j",
+            "rules[0].sizes[0]"},
         BadRules{R"j([{"op": "transpose", "sources": ["a"], "targets": ["b"], "dims": [0]}])j",
                  "rules[0].dims"},
         BadRules{R"j([{"op": "rename", "sources": ["a"], "targets": ["b"], "start": 1}])j",

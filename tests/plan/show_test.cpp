@@ -53,10 +53,10 @@ TEST(Table, SaysAllThatMatters) {
 }
 
 TEST(Table, NumbersThatDoNotCountStay) {
-  const Plan plan = make_plan(
-      fake_catalog({{"block2.0.w", {1}}, {"block2.7.w", {1}}, {"block2.9.w", {1}}}),
-      skeleton_of({target_of("block2.0.w", {1}), target_of("block2.7.w", {1}),
-                   target_of("block2.9.w", {1})}));
+  const Plan plan =
+      make_plan(fake_catalog({{"block2.0.w", {1}}, {"block2.7.w", {1}}, {"block2.9.w", {1}}}),
+                skeleton_of({target_of("block2.0.w", {1}), target_of("block2.7.w", {1}),
+                             target_of("block2.9.w", {1})}));
   EXPECT_EQ(fold_targets(plan)[0].name, "block2.{0,7,9}.w");
 }
 
