@@ -13,7 +13,8 @@ constexpr std::string_view head = R"(<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Load plan</title><style>
 body { font: 14px/1.4 system-ui, sans-serif; margin: 2em; color: #222; background: #fff }
 table { border-collapse: collapse; margin: 1em 0 }
-th, td { text-align: left; padding: .2em .8em .2em 0; border-bottom: 1px solid #ddd; vertical-align: top }
+th, td { text-align: left; vertical-align: top }
+th, td { padding: .2em .8em .2em 0; border-bottom: 1px solid #ddd }
 td.number { text-align: right } td.name { font-family: monospace; overflow-wrap: anywhere }
 .error { color: #b00020; font-weight: 600 } .warning { color: #9a6700 } .info { color: #57606a }
 </style></head><body><h1>Load plan</h1>
