@@ -43,6 +43,8 @@ CPU = torch.device("cpu")
 
 # Results of factories from this size on lie on meta until somebody needs their content.
 DEFERRED_BYTES_MIN = 1 << 20
+# Memory that is asked for without content has less to lose.
+BLANK_BYTES_MIN = 64 << 10
 # Real operands up to this size are copied into the log; larger ones make the operation real.
 SNAPSHOT_BYTES_MAX = 64 << 10
 
@@ -143,10 +145,11 @@ class Build:
         plain = kwargs.get("layout") in (None, torch.strided) and not kwargs.get("pin_memory")
         if wanted.type != "meta" and plain and kwargs.get("generator") is None:
             result = func(*args, **{**kwargs, "device": META})
-            if result.untyped_storage().nbytes() >= DEFERRED_BYTES_MIN:
-                if schema.name in BLANK:
-                    self.log.new_home(result, wanted).blank = True
-                    return result
+            size = result.untyped_storage().nbytes()
+            if schema.name in BLANK and size >= BLANK_BYTES_MIN:
+                self.log.new_home(result, wanted).blank = True
+                return result
+            if size >= DEFERRED_BYTES_MIN:
                 kwargs = {**kwargs, "device": wanted}
                 if schema.takes_dtype and kwargs.get("dtype") is None:
                     kwargs["dtype"] = result.dtype  # not left to the default of another moment
