@@ -154,7 +154,7 @@ TEST_F(SavedPlans, AnotherHeaderOfTheSameSizeIsRefused) {
 // Offset 5 of 6 elements that 6 are written from: one byte, and one element, too far.
 TEST_F(SavedPlans, ABoxThatLeavesItsTargetIsRefused) {
   const auto error =
-      error_of([&] { (void)read(changed("\"target_offset\":1", "\"target_offset\":2")); });
+      error_of([&] { (void)read(changed("\"target_offset\": 1", "\"target_offset\": 2")); });
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), "plan.box");
   EXPECT_EQ(error->where().tensor, "experts");
@@ -166,7 +166,7 @@ TEST_F(SavedPlans, ABoxThatLeavesItsTargetIsRefused) {
 TEST_F(SavedPlans, ABoxThatOverlapsAnotherIsRefused) {
   // Twice the even elements, never the odd ones.
   const auto error =
-      error_of([&] { (void)read(changed("\"target_offset\":1", "\"target_offset\":0")); });
+      error_of([&] { (void)read(changed("\"target_offset\": 1", "\"target_offset\": 0")); });
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), "plan.box");
 }
@@ -176,25 +176,25 @@ TEST_F(SavedPlans, OtherLiesAreRefused) {
     return code_of([&] { (void)read(changed(from, to)); });
   };
   EXPECT_EQ(code("\"version\": 1", "\"version\": 2"), "plan.json");
-  EXPECT_EQ(code("\"path\":\"a.safetensors\"", "\"path\":\"../m/a.safetensors\""), "plan.json");
-  EXPECT_EQ(code("\"path\":\"a.safetensors\"", "\"path\":\"/m/a.safetensors\""), "plan.json");
-  EXPECT_EQ(code("\"name\":\"e.0.w\"", "\"name\":\"e.9.w\""), "plan.json");
-  EXPECT_EQ(code("\"encoding\":\"BF16\"", "\"encoding\":\"F16\""), "plan.json");
-  EXPECT_EQ(code("\"name\":\"gone\"", "\"name\":\"left\""), "plan.json");
-  EXPECT_EQ(code("\"tie_of\":\"kept\"", "\"tie_of\":\"nobody\""), "plan.json");
-  EXPECT_EQ(code("\"tie_of\":\"kept\"", "\"tie_of\":\"tied\""), "plan.json");
-  EXPECT_EQ(code("\"tie_of\":\"kept\"", "\"tie_of\":\"half\""), "plan.json");
-  EXPECT_EQ(code("\"device\":\"disk\"", "\"device\":\"floppy\""), "plan.json");
-  EXPECT_EQ(code("\"delivery\":\"disk_write\"", "\"delivery\":\"disk_keep\""), "plan.json");
-  EXPECT_EQ(code("\"delivery\":\"disk_write\"", "\"delivery\":\"memory\""), "plan.json");
-  EXPECT_EQ(code("\"delivery\":\"memory\"", "\"delivery\":\"none\""), "plan.json");
-  EXPECT_EQ(code("\"delivery\":\"memory\"", "\"delivery\":\"file_view\""), "plan.json");
-  EXPECT_EQ(code("\"dtype\":\"F32\",\"origin\":\"checkpoint\"",
-                 "\"dtype\":\"I32\",\"origin\":\"checkpoint\""),
+  EXPECT_EQ(code("\"path\": \"a.safetensors\"", "\"path\": \"../m/a.safetensors\""), "plan.json");
+  EXPECT_EQ(code("\"path\": \"a.safetensors\"", "\"path\": \"/m/a.safetensors\""), "plan.json");
+  EXPECT_EQ(code("\"name\": \"e.0.w\"", "\"name\": \"e.9.w\""), "plan.json");
+  EXPECT_EQ(code("\"encoding\": \"BF16\"", "\"encoding\": \"F16\""), "plan.json");
+  EXPECT_EQ(code("\"name\": \"gone\"", "\"name\": \"left\""), "plan.json");
+  EXPECT_EQ(code("\"tie_of\": \"kept\"", "\"tie_of\": \"nobody\""), "plan.json");
+  EXPECT_EQ(code("\"tie_of\": \"kept\"", "\"tie_of\": \"tied\""), "plan.json");
+  EXPECT_EQ(code("\"tie_of\": \"kept\"", "\"tie_of\": \"half\""), "plan.json");
+  EXPECT_EQ(code("\"device\": \"disk\"", "\"device\": \"floppy\""), "plan.json");
+  EXPECT_EQ(code("\"delivery\": \"disk_write\"", "\"delivery\": \"disk_keep\""), "plan.json");
+  EXPECT_EQ(code("\"delivery\": \"disk_write\"", "\"delivery\": \"memory\""), "plan.json");
+  EXPECT_EQ(code("\"delivery\": \"memory\"", "\"delivery\": \"none\""), "plan.json");
+  EXPECT_EQ(code("\"delivery\": \"memory\"", "\"delivery\": \"file_view\""), "plan.json");
+  EXPECT_EQ(code("\"dtype\": \"F32\",\"origin\": \"checkpoint\"",
+                 "\"dtype\": \"I32\",\"origin\": \"checkpoint\""),
             "plan.box");
-  EXPECT_EQ(code("\"origin\":\"zeros\"", "\"origin\":\"tie\""), "plan.json");
-  EXPECT_EQ(code("\"origin\":\"zeros\"", "\"origin\":\"checkpoint\""), "plan.box");
-  EXPECT_EQ(code("\"origin\":\"exception\"", "\"origin\":\"zeros\""), "plan.json");
+  EXPECT_EQ(code("\"origin\": \"zeros\"", "\"origin\": \"tie\""), "plan.json");
+  EXPECT_EQ(code("\"origin\": \"zeros\"", "\"origin\": \"checkpoint\""), "plan.box");
+  EXPECT_EQ(code("\"origin\": \"exception\"", "\"origin\": \"zeros\""), "plan.json");
   EXPECT_EQ(code("\"offload_folder\": \"/tmp/offload\"", "\"offload_folder\": \"\""), "plan.json");
   EXPECT_EQ(code("\"findings\"", "\"finding\""), "plan.json");
   EXPECT_EQ(code("\"bytes_to_read\"", "\"x\": 1, \"bytes_to_read\""), "plan.json");
@@ -203,7 +203,7 @@ TEST_F(SavedPlans, OtherLiesAreRefused) {
 }
 
 TEST_F(SavedPlans, AnOffloadedNameThatIsAPathIsRefused) {
-  std::string text = changed("\"name\":\"half\",\"kind\"", "\"name\":\"../half\",\"kind\"");
+  std::string text = changed("\"name\": \"half\",\"kind\"", "\"name\": \"../half\",\"kind\"");
   EXPECT_EQ(code_of([&] { (void)read(text); }), "plan.json");
 }
 
@@ -213,16 +213,13 @@ TEST_F(SavedPlans, EveryNumberReplacedIsRefusedOrChangesNothing) {
   std::size_t refused = 0;
   std::size_t accepted = 0;
   const auto is_digit = [&](std::size_t at) { return text_[at] >= '0' && text_[at] <= '9'; };
+  bool in_string = false;
   for (std::size_t position = 1; position < text_.size(); ++position) {
-    if (!is_digit(position) || is_digit(position - 1)) continue;
+    if (text_[position] == '"' && text_[position - 1] != '\\') in_string = !in_string;
+    if (in_string || !is_digit(position) || is_digit(position - 1)) continue;
     std::size_t end = position;
     while (is_digit(end)) ++end;
     const std::string old = text_.substr(position, end - position);
-    // Only numbers by themselves, not those in names.
-    const char before = text_[position - 1];
-    const char after = text_[position + old.size()];
-    if (std::string_view(" :,[").find(before) == std::string_view::npos) continue;
-    if (std::string_view(",]}\n").find(after) == std::string_view::npos) continue;
     std::vector<std::string> hostile = {"0",
                                         "1",
                                         "2",
@@ -241,7 +238,7 @@ TEST_F(SavedPlans, EveryNumberReplacedIsRefusedOrChangesNothing) {
                                         "\"1\"",
                                         "[]",
                                         "true"};
-    if (old.size() < 19 && old[0] != '-') {
+    if (old.size() < 19) {
       hostile.push_back(std::to_string(std::stoull(old) + 1));
       hostile.push_back(std::to_string(std::stoull(old) - 1));
     }
@@ -257,6 +254,9 @@ TEST_F(SavedPlans, EveryNumberReplacedIsRefusedOrChangesNothing) {
         plan.staging_bytes_max = plan_.staging_bytes_max;
         // A dimension of one step may have any stride.
         for (std::size_t i = 0; i < plan.targets.size(); ++i) {
+          // Of what the load does not touch, nothing in the shards tells the shape.
+          if (plan.targets[i].delivery == Delivery::none)
+            plan.targets[i].shape = plan_.targets[i].shape;
           ASSERT_EQ(written(plan.targets[i].recipe.boxes, plan.targets[i].shape).ids,
                     written(plan_.targets[i].recipe.boxes, plan_.targets[i].shape).ids);
           plan.targets[i].recipe.boxes = plan_.targets[i].recipe.boxes;
