@@ -1,14 +1,14 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <regex>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "loadstone/error.h"
+#include "support/files.h"
 #include "support/hostile_cases.h"
 
 namespace loadstone {
@@ -33,19 +33,29 @@ TEST(Codes, ThoseOfTheManifestAreKnown) {
   }
 }
 
-// Whatever looks like a code in the sources.
+bool is_code(std::string_view text) {
+  constexpr std::array<std::string_view, 9> areas = {
+      "audit.", "format.", "gg.", "io.", "ix.", "memory.", "plan.", "skeleton.", "st."};
+  return std::ranges::any_of(areas, [&](std::string_view area) {
+    return text.starts_with(area) && text.size() > area.size() &&
+           text.find_first_not_of("abcdefghijklmnopqrstuvwxyz_0123456789", area.size()) ==
+               std::string_view::npos;
+  });
+}
+
+// Whatever stands between two quotes and looks like a code.
 std::set<std::string> codes_in_sources() {
   const std::filesystem::path root = std::filesystem::path(LOADSTONE_HOSTILE_DIR) / "../..";
-  const std::regex code(
-      R"re("((?:audit|format|gg|io|ix|memory|plan|skeleton|st)\.[a-z][a-z0-9_]*)")re");
   std::set<std::string> found;
   for (const char* folder : {"src", "cli"}) {
     for (const auto& entry : std::filesystem::recursive_directory_iterator(root / folder)) {
       if (entry.path().extension() != ".cpp" || entry.path().filename() == "codes.cpp") continue;
-      std::ifstream file(entry.path());
-      const std::string text{std::istreambuf_iterator<char>(file), {}};
-      for (std::sregex_iterator at(text.begin(), text.end(), code), end; at != end; ++at) {
-        found.insert((*at)[1]);
+      const std::string text = test::read_file(entry.path().string());
+      for (std::size_t begin = text.find('"'); begin != std::string::npos;) {
+        const std::size_t end = std::min(text.find('"', begin + 1), text.size());
+        const std::string word = text.substr(begin + 1, end - begin - 1);
+        if (is_code(word)) found.insert(word);
+        begin = end == text.size() ? std::string::npos : end;
       }
     }
   }
