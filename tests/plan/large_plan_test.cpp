@@ -30,8 +30,8 @@ TEST(LargePlan, StacksFortyFiveThousandSources) {
   }
   PlanOptions options;
   options.rules = rules_from_json(R"j([
-      {"op": "stack", "sources": ["(.*\\.experts)\\.(\\d+)\\.down\\.weight"], "targets": ["$1.down"],
-       "dim": 0}])j");
+      {"op": "stack", "sources": ["(.*\\.experts)\\.(\\d+)\\.down\\.weight"],
+       "targets": ["$1.down"], "dim": 0}])j");
   const Plan plan = make_plan(fake_catalog(sources), skeleton_of(targets), options);
   EXPECT_TRUE(plan.findings.empty());
   ASSERT_EQ(plan.targets.size(), layers);

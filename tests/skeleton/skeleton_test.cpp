@@ -34,7 +34,7 @@ TEST(Skeleton, ReadsWhatItWrites) {
   EXPECT_EQ(Skeleton::from_json(written).to_json(), written);
 }
 
-TEST(Skeleton, HalfABytIsNoSize) {
+TEST(Skeleton, HalfAByteIsNoSize) {
   const auto error = error_of([] { (void)Skeleton::from_json(good); });
   ASSERT_TRUE(error);
   EXPECT_THAT(error->where().field, HasSubstr("targets[4].shape"));
@@ -93,7 +93,8 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{R"([{"name": "a", "shape": [], "dtype": "F32"},
                 {"name": "b", "shape": [], "dtype": "F16", "tie_of": "a"}])",
             "targets[1].dtype"},
-        Bad{R"([{"name": "a", "shape": [], "dtype": "F32"}, {"name": "a", "shape": [], "dtype": "F32"}])",
+        Bad{R"([{"name": "a", "shape": [], "dtype": "F32"},
+                {"name": "a", "shape": [], "dtype": "F32"}])",
             "targets[1].name"}));
 
 TEST(Skeleton, TextThatIsNoDocument) {
