@@ -10,6 +10,7 @@
 #include <span>
 #include <system_error>
 
+#include "base/finding_json.h"
 #include "base/text.h"
 #include "cli/interrupt.h"
 #include "loadstone/storage.h"
@@ -123,23 +124,6 @@ void print_warnings(const std::vector<Finding>& findings) {
 bool has_warnings(const std::vector<Finding>& findings) noexcept {
   return std::ranges::any_of(
       findings, [](const Finding& finding) { return finding.severity == Severity::warning; });
-}
-
-void write_findings(JsonWriter& json, const std::vector<Finding>& findings) {
-  json.begin_array();
-  for (const Finding& finding : findings) {
-    json.begin_object();
-    json.member("severity", name(finding.severity));
-    json.member("code", finding.code);
-    json.member("target", finding.target);
-    json.member("sources", finding.sources);
-    json.member("message", finding.message);
-    json.member("suggestion", finding.suggestion);
-    json.member("found", finding.found);
-    json.member("expected", finding.expected);
-    json.end_object();
-  }
-  json.end_array();
 }
 
 void write_file(const std::string& path, std::string_view text) {

@@ -31,8 +31,6 @@ void print_warnings(const std::vector<Finding>& findings);
 
 [[nodiscard]] bool has_warnings(const std::vector<Finding>& findings) noexcept;
 
-void write_findings(JsonWriter& json, const std::vector<Finding>& findings);
-
 // The whole text into a new file. Throws Error "io.write", "io.no_space".
 void write_file(const std::string& path, std::string_view text);
 [[nodiscard]] std::string read_file(const std::string& path);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/finding_json.h"
 #include "base/json_writer.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"

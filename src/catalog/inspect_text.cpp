@@ -5,6 +5,7 @@
 #include <map>
 #include <string_view>
 
+#include "base/finding_json.h"
 #include "base/json_writer.h"
 #include "base/text.h"
 #include "loadstone/catalog.h"
@@ -31,19 +32,6 @@ void write(JsonWriter& json, const MetadataValue& item) {
         }
       },
       item.value);
-}
-
-void write(JsonWriter& json, const Finding& finding) {
-  json.begin_object();
-  json.member("severity", name(finding.severity));
-  json.member("code", finding.code);
-  json.member("target", finding.target);
-  json.member("sources", finding.sources);
-  json.member("message", finding.message);
-  json.member("suggestion", finding.suggestion);
-  json.member("found", finding.found);
-  json.member("expected", finding.expected);
-  json.end_object();
 }
 
 void write(JsonWriter& json, const Catalog& catalog, const TensorInfo& tensor) {
@@ -122,9 +110,7 @@ std::string to_json(const Catalog& catalog) {
   json.end_object();
   json.member("total_bytes", catalog.total_bytes());
   json.key("findings");
-  json.begin_array();
-  for (const Finding& finding : catalog.findings()) write(json, finding);
-  json.end_array();
+  write_findings(json, catalog.findings());
   json.member("root", catalog.root());
   json.key("shards");
   json.begin_array();

@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/finding_json.h"
 #include "base/json_writer.h"
 #include "execute/walk.h"
 
@@ -66,19 +67,6 @@ void write_provenance(JsonWriter& json, const Provenance& item) {
   json.end_object();
 }
 
-void write_finding(JsonWriter& json, const Finding& finding) {
-  json.begin_object();
-  json.member("severity", name(finding.severity));
-  json.member("code", finding.code);
-  json.member("target", finding.target);
-  json.member("sources", finding.sources);
-  json.member("message", finding.message);
-  json.member("suggestion", finding.suggestion);
-  json.member("found", finding.found);
-  json.member("expected", finding.expected);
-  json.end_object();
-}
-
 }  // namespace
 
 std::vector<Provenance> make_provenance(
@@ -118,9 +106,7 @@ std::string to_json(const Report& report) {
   }
   json.end_object();
   json.key("findings");
-  json.begin_array();
-  for (const Finding& finding : report.findings) write_finding(json, finding);
-  json.end_array();
+  write_findings(json, report.findings);
   json.member("seconds", report.seconds);
   json.member("bytes_read", report.bytes_read);
   json.member("bytes_written", report.bytes_written);
