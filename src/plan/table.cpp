@@ -35,10 +35,12 @@ void add_rows(std::string& text, const Plan& plan) {
       Cells{"target", "shape", "dtype", "device", "bytes", "kind", "origin"}};
   for (const PlanRow& row : fold_targets(plan)) rows.push_back(cells_of(row));
   std::array<std::size_t, 7> widths = {};
-  for (const Cells& cells : rows) {
-    for (std::size_t i = 0; i < cells.size(); ++i) {
-      widths[i] = std::max(widths[i], std::min(cells[i].size(), name_width_max));
+  for (std::size_t i = 0; i < widths.size(); ++i) {
+    for (auto cells = rows.begin() + 1; cells != rows.end(); ++cells) {
+      widths[i] = std::max(widths[i], std::min((*cells)[i].size(), name_width_max));
     }
+    // A column that says nothing has no heading either.
+    if (widths[i] > 0) widths[i] = std::max(widths[i], rows.front()[i].size());
   }
   for (const Cells& cells : rows) {
     std::string line;
