@@ -114,7 +114,7 @@ std::vector<std::size_t> NearestNames::nearest(std::string_view name, const Shap
     if (std::ranges::find(unique, index) == unique.end()) unique.push_back(index);
     if (unique.size() == 64) break;
   }
-  std::ranges::stable_partition(unique, has_shape);
+  std::stable_partition(unique.begin(), unique.end(), has_shape);
   if (unique.size() > count_max) unique.resize(count_max);
   return unique;
 }

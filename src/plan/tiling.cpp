@@ -146,7 +146,7 @@ class Tiler {
       bounds.push_back(part.end);
     }
     std::ranges::sort(bounds);
-    bounds.erase(std::ranges::unique(bounds).begin(), bounds.end());
+    bounds.erase(std::unique(bounds.begin(), bounds.end()), bounds.end());
     std::ranges::sort(parts, {}, &Rows::begin);
     std::vector<const Rows*> active;
     std::size_t next = 0;
