@@ -111,7 +111,9 @@ def transformers_float32(folder: Path) -> Work:
 
 def _transformers(folder: Path, dtype: str) -> Work:
     import torch
+    import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     model_class = _model_class(folder)
 
     def work() -> Any:

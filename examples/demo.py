@@ -139,6 +139,7 @@ if __name__ == "__main__":
     parser.add_argument("--measure", choices=["loadstone", "transformers"])
     arguments = parser.parse_args()
     if arguments.measure:
+        transformers.utils.logging.disable_progress_bar()
         measure.child(lambda: prepare(arguments.measure))
     else:
         sys.exit(main())

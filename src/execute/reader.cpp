@@ -73,6 +73,7 @@ void Reader::read_staged(const Job& job, const Piece& piece) {
   } else {
     skip_to(job, begin);
   }
+  context_.staging.count(piece.file_end - begin);
   append(job, slot_.data() + (begin - job.begin), piece.file_end - begin);
   ends_staged_ = true;
 }

@@ -1,6 +1,7 @@
 // Memory for bytes under way: bounded for all threads together, and counted.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -16,17 +17,23 @@ class StagingRing {
   // Throws Error "memory.host".
   [[nodiscard]] AnonymousMemory take_slot() {
     AnonymousMemory slot(slot_bytes_);
-    // Slots live until the readers end, so the sum is the peak.
-    bytes_peak_.fetch_add(slot_bytes_, std::memory_order_relaxed);
+    slots_.fetch_add(1, std::memory_order_relaxed);
     return slot;
   }
+  // A reader is about to bring so many bytes into its slot.
+  void count(std::uint64_t bytes) noexcept { bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+
+  // A slot is no memory until it is written to, and lives until its reader ends: what was used is
+  // all that was brought, or else whole slots.
   [[nodiscard]] std::uint64_t bytes_peak() const noexcept {
-    return bytes_peak_.load(std::memory_order_relaxed);
+    return std::min(bytes_.load(std::memory_order_relaxed),
+                    slots_.load(std::memory_order_relaxed) * slot_bytes_);
   }
 
  private:
   std::uint64_t slot_bytes_;
-  std::atomic<std::uint64_t> bytes_peak_ = 0;
+  std::atomic<std::uint64_t> slots_ = 0;
+  std::atomic<std::uint64_t> bytes_ = 0;
 };
 
 }  // namespace loadstone

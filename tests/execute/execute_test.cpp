@@ -106,6 +106,14 @@ TEST(ExecuteTest, StagingStaysWithinItsPromise) {
   }
 }
 
+// A slot is megabytes of addresses; memory is what was brought there.
+TEST(ExecuteTest, SmallCastsCountSmallStaging) {
+  PlanBuilder builder;
+  builder.add_plain("a", Dtype::bf16, Dtype::f32, {100}, pattern(200, 1));
+  const Plan plan = builder.build();
+  EXPECT_EQ(load_and_compare(builder, plan, {.threads = 4}).staging_bytes_peak, 200u);
+}
+
 TEST(ExecuteTest, PlainLoadsNeedNoStaging) {
   PlanBuilder builder;
   builder.add_plain("a", Dtype::bf16, Dtype::bf16, {1000}, pattern(2000, 1));
