@@ -12,8 +12,9 @@ using TargetRow = std::tuple<std::string, std::vector<std::uint64_t>, std::strin
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 using Capacities = std::vector<std::pair<std::string, std::uint64_t>>;
 
-Skeleton skeleton_from(const std::vector<TargetRow>& rows) {
+Skeleton skeleton_from(const std::vector<TargetRow>& rows, bool values_known) {
   Skeleton skeleton;
+  skeleton.values_known = values_known;
   skeleton.targets.reserve(rows.size());
   for (const auto& [name, extents, dtype, kind, tie_of, has_value] : rows) {
     const auto target_kind = target_kind_from_name(kind);
@@ -97,8 +98,8 @@ std::pair<std::uint32_t, std::uint64_t> view_of(const Plan& plan, std::size_t in
 }
 
 Plan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRow>& rows,
-              std::string_view rules, std::string_view dtype, std::string_view mode,
-              const Pairs& entries, const Capacities& max_memory,
+              bool values_known, std::string_view rules, std::string_view dtype,
+              std::string_view mode, const Pairs& entries, const Capacities& max_memory,
               const std::vector<std::string>& no_split_modules, const std::string& offload_folder,
               std::string_view missing, std::string_view unexpected,
               std::uint64_t staging_bytes_max, bool mmap) {
@@ -115,7 +116,7 @@ Plan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRo
   options.unexpected = unexpected_policy(unexpected);
   options.staging_bytes_max = staging_bytes_max;
   options.mmap = mmap;
-  const Skeleton skeleton = skeleton_from(rows);
+  const Skeleton skeleton = skeleton_from(rows, values_known);
   const nb::gil_scoped_release release;
   return make_plan(std::move(catalog), skeleton, options);
 }
@@ -143,11 +144,11 @@ void bind_plan(nb::module_& module) {
       .def("to_json", [](const Plan& self) { return to_json(self); })
       .def("to_table", [](const Plan& self) { return to_table(self); })
       .def("to_html", &to_html);
-  module.def("make_plan", &plan_for, nb::arg("catalog"), nb::arg("targets"), nb::arg("rules"),
-             nb::arg("dtype"), nb::arg("device_map_mode"), nb::arg("device_map"),
-             nb::arg("max_memory"), nb::arg("no_split_modules"), nb::arg("offload_folder"),
-             nb::arg("missing"), nb::arg("unexpected"), nb::arg("staging_bytes_max"),
-             nb::arg("mmap"));
+  module.def("make_plan", &plan_for, nb::arg("catalog"), nb::arg("targets"),
+             nb::arg("values_known"), nb::arg("rules"), nb::arg("dtype"),
+             nb::arg("device_map_mode"), nb::arg("device_map"), nb::arg("max_memory"),
+             nb::arg("no_split_modules"), nb::arg("offload_folder"), nb::arg("missing"),
+             nb::arg("unexpected"), nb::arg("staging_bytes_max"), nb::arg("mmap"));
   module.def(
       "plan_from_json",
       [](std::string_view text, bool allow_links, const std::string& root) {

@@ -91,8 +91,9 @@ def audit(model: Any, report: Report | None = None) -> Audit:
     result = Audit()
     for slot in walk(model):
         item = loaded.report.provenance.get(slot.name) if loaded else None
-        if item is not None and item.origin == "exception":
-            result.exceptions[slot.name] = item.reason
+        reason = _exception(loaded.report, item) if loaded and item else None
+        if item is not None and reason is not None:
+            result.exceptions[slot.name] = reason
             result.provenance[slot.name] = item
         elif slot.tensor.is_meta:
             result.on_meta.append(slot.name)
@@ -101,6 +102,13 @@ def audit(model: Any, report: Report | None = None) -> Audit:
         else:
             result.provenance[slot.name] = item
     return result
+
+
+def _exception(report: Report, item: Provenance) -> str | None:
+    """Why there is no value on purpose; a tie has what the tensor has that it is tied to."""
+    if item.origin == "tie":
+        item = report.provenance[item.tie_of]
+    return item.reason if item.origin == "exception" else None
 
 
 def _same_memory(loaded: _Loaded, slot: TensorSlot) -> bool:

@@ -86,6 +86,7 @@ def open_checkpoint(paths: Sequence[str], allow_links: bool = False) -> Catalog:
 def make_plan(
     catalog: Catalog,
     targets: list[tuple[Any, ...]],
+    values_known: bool,
     rules: str,
     dtype: str,
     device_map_mode: str,

@@ -229,6 +229,7 @@ def plan(
     core = _core.make_plan(
         inspect(checkpoint, allow_links=allow_links)._core,
         needs.rows,
+        values_known=needs.module is not None,
         rules=json.dumps([dict(rule) for rule in rules]) if rules else "",
         dtype="" if dtype is None else str(dtype),
         device_map_mode=mode,

@@ -192,6 +192,51 @@ def test_mmap_hands_out_views_that_never_write_to_the_file(reference, file):
     assert file.read_bytes() == before
 
 
+def test_a_saved_plan_is_carried_out_on_another_model(reference, file, tmp_path):
+    loadstone.plan(skeleton(), file).save(tmp_path / "plan.json")
+    model = skeleton()
+    plan = loadstone.Plan.load(tmp_path / "plan.json")
+    with pytest.raises(loadstone.Error, match="pass model="):
+        plan.execute()
+    plan.execute(model=model)
+    assert_same(model, reference)
+
+
+def test_a_skeleton_file_is_planned_without_a_model(file, tmp_path):
+    loadstone.save_skeleton(skeleton(), tmp_path / "skeleton.json")
+    plan = loadstone.plan(tmp_path / "skeleton.json", file)
+    assert plan.ok
+    reasons = {t.name: t.reason for t in plan.targets if t.origin == "exception"}
+    assert "not in a skeleton file" in reasons["blocks.0.angles"]
+
+
+def test_a_plan_edited_to_write_out_of_bounds_is_refused(file, tmp_path):
+    loadstone.plan(skeleton(), file).save(tmp_path / "plan.json")
+    document = json.loads((tmp_path / "plan.json").read_text())
+    boxes = next(t["recipe"]["boxes"] for t in document["targets"] if "boxes" in t["recipe"])
+    boxes[0]["target_offset"] += 1
+    (tmp_path / "edited.json").write_text(json.dumps(document))
+    with pytest.raises(loadstone.PlanError) as caught:
+        loadstone.Plan.load(tmp_path / "edited.json")
+    assert caught.value.code == "plan.box"
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_offloaded_tensors_are_exceptions_and_so_are_their_ties(file, tmp_path, dtype):
+    model = skeleton()
+    folder = tmp_path / "offload"
+    report = loadstone.load(
+        model, file, device_map={"": "disk"}, offload_folder=folder, dtype=dtype
+    )
+    result = loadstone.audit(model)
+    assert result.ok
+    assert result.exceptions["head.weight"] == result.exceptions["embed.weight"] == "offloaded"
+    assert model.embed.weight.is_meta
+    # what needs no change is not written again
+    assert (report.bytes_written == 0) == (dtype is None)
+    assert len(list(folder.glob("*.dat"))) == (0 if dtype is None else 10 + 1)
+
+
 def test_load_file(reference, file):
     tensors = loadstone.torch.load_file(file)
     for name, tensor in save(reference, file.with_name("again.safetensors")).items():
