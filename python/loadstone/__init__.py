@@ -20,6 +20,7 @@ from loadstone._catalog import Catalog, TensorInfo, inspect
 from loadstone._core import Finding
 from loadstone._errors import AuditError, Error, FormatError, LoadError, PlanError
 from loadstone._load import load
+from loadstone._patch import patch
 from loadstone._plan import Plan, PlannedTarget, plan
 from loadstone._report import Provenance, Report, Source
 from loadstone._skeleton import save_skeleton, skeleton
@@ -52,6 +53,7 @@ __all__ = [
     "diffusers",
     "inspect",
     "load",
+    "patch",
     "plan",
     "save_skeleton",
     "skeleton",

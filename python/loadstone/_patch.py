@@ -1,0 +1,363 @@
+"""Libraries' own entry points made to run on loadstone, and put back exactly as they were.
+
+Two things, kept apart: *installed* (a wrapper stands in the library, for everybody) and *active*
+(the wrapper does something, for those who asked). A wrapper that stands there while its caller is
+not concerned hands the call on to the library's own function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import importlib
+import importlib.util
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+from loadstone._errors import make
+
+LIBRARIES = ("transformers", "accelerate")
+_PLANNED = ("diffusers", "modelopt", "bitsandbytes")
+
+_ABSENT = object()
+_lock = threading.RLock()
+
+
+class Hook:
+    """A function, method or attribute of a library that is replaced while somebody asks for it.
+
+    Args:
+        owner: the module or class that holds it.
+        name: the attribute's name.
+        wrap: gets what stands there (for classes the raw descriptor, so that a ``classmethod``
+            object stays one) and returns what shall stand there instead. It may be called again
+            whenever another hook on the same attribute goes, and must have no effect of its own.
+            See :func:`gated`.
+
+    Thread safety: ``install`` and ``uninstall`` may be called from any thread; one lock guards all.
+    """
+
+    def __init__(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        self.owner = owner
+        self.name = name
+        self.wrap = wrap
+
+    def install(self) -> None:
+        """Puts the wrapper around whatever stands there."""
+        with _lock:
+            key = (id(self.owner), self.name)
+            site = _sites.get(key) or _Site(self.owner, self.name)
+            site.add(self)
+            _sites[key] = site
+
+    def uninstall(self) -> None:
+        """Takes the wrapper away; with the last one the library's own object is back."""
+        with _lock:
+            key = (id(self.owner), self.name)
+            site = _sites[key]
+            site.remove(self)
+            if not site.hooks:
+                del _sites[key]
+
+    def __repr__(self) -> str:
+        return f"Hook({getattr(self.owner, '__name__', self.owner)}.{self.name})"
+
+
+class _Site:
+    """One attribute of a library with the hooks that stand on it, innermost first."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner = owner
+        self.name = name
+        self.hooks: list[Hook] = []
+        getattr(owner, name)  # modules that import on demand have it in their dictionary now
+        self.own = vars(owner).get(name, _ABSENT)  # _ABSENT: inherited, there is nothing of its own
+        self.standing = self.own
+
+    def add(self, hook: Hook) -> None:
+        self._put(hook.wrap(self._or_inherited(vars(self.owner).get(self.name, _ABSENT))))
+        self.hooks.append(hook)
+
+    def remove(self, hook: Hook) -> None:
+        """Builds the pile anew without one; leaves alone what a third party put on top of it."""
+        self.hooks.remove(hook)
+        if vars(self.owner).get(self.name, _ABSENT) is not self.standing:
+            return
+        value = self.own
+        for each in self.hooks:
+            value = each.wrap(self._or_inherited(value))
+        self._put(value)
+
+    def _or_inherited(self, value: Any) -> Any:
+        if value is not _ABSENT:
+            return value
+        above = self.owner.__mro__[1:] if isinstance(self.owner, type) else (type(self.owner),)
+        return next(vars(each)[self.name] for each in above if self.name in vars(each))
+
+    def _put(self, value: Any) -> None:
+        if value is not _ABSENT:
+            setattr(self.owner, self.name, value)
+        elif self.name in vars(self.owner):
+            delattr(self.owner, self.name)
+        self.standing = value
+
+
+_sites: dict[tuple[int, str], _Site] = {}
+
+
+class Hooks(list[Hook]):
+    """Hooks that are installed together, while somebody holds them.
+
+    Args:
+        hooks: in the order in which they are installed.
+        library: what :func:`active` is asked for by their wrappers; "" where they have another
+            gate.
+
+    Thread safety: ``acquire`` and ``release`` count under a lock; any thread may call them.
+    """
+
+    def __init__(self, hooks: Iterable[Hook] = (), library: str = "") -> None:
+        super().__init__(hooks)
+        self.library = library
+        self._installed: list[Hook] = []
+        self._users = 0
+
+    def acquire(self) -> None:
+        """Installs them if nobody holds them yet; all or none."""
+        with _lock:
+            if self._users == 0:
+                try:
+                    for hook in self:
+                        hook.install()
+                        self._installed.append(hook)
+                except BaseException:
+                    self._uninstall()
+                    raise
+            self._users += 1
+
+    def release(self) -> None:
+        """Undoes one :meth:`acquire`; the last one puts everything back."""
+        with _lock:
+            if self._users == 0:
+                raise RuntimeError("hooks were released more often than acquired")
+            self._users -= 1
+            if self._users == 0:
+                self._uninstall()
+
+    def _uninstall(self) -> None:
+        while self._installed:
+            self._installed.pop().uninstall()
+
+
+class _Entry:
+    """Libraries switched on or off in a context, until it is ended."""
+
+    def __init__(self, libraries: Iterable[str], on: bool, owner: Any = None) -> None:
+        self.libraries = frozenset(libraries)
+        self.on = on
+        self.owner = owner
+        self.alive = True
+
+
+_entries: contextvars.ContextVar[tuple[_Entry, ...]] = contextvars.ContextVar(
+    "loadstone_patch", default=()
+)
+_everywhere: Counter[str] = Counter()  # library: how many start() are not stopped
+
+
+def active(library: str) -> bool:
+    """Whether the caller's context, or the whole process, has a library patched.
+
+    Thread safety: reads a context variable and one counter; any thread may call it.
+    """
+    for entry in reversed(_entries.get()):
+        if entry.alive and library in entry.libraries:
+            return entry.on
+    return _everywhere[library] > 0
+
+
+def _begin(entry: _Entry) -> None:
+    _entries.set((*(each for each in _entries.get() if each.alive), entry))
+
+
+def _end(entry: _Entry) -> None:
+    """Contexts that were copied meanwhile (tasks) still hold the entry: dead, it says nothing."""
+    entry.alive = False
+    _entries.set(tuple(each for each in _entries.get() if each.alive))
+
+
+@contextlib.contextmanager
+def hooked(hooks: Hooks) -> Iterator[None]:
+    """Hooks installed, and their library active in this context, for one call.
+
+    Thread safety: other threads' calls go to the library's own functions.
+    """
+    hooks.acquire()
+    entry = _Entry([hooks.library] if hooks.library else [], on=True)
+    _begin(entry)
+    try:
+        yield
+    finally:
+        _end(entry)
+        hooks.release()
+
+
+@contextlib.contextmanager
+def suspended(*libraries: str) -> Iterator[None]:
+    """The libraries' own functions in this context, whatever is patched; for handing a call on.
+
+    Thread safety: concerns this context alone.
+    """
+    entry = _Entry(libraries, on=False)
+    _begin(entry)
+    try:
+        yield
+    finally:
+        _end(entry)
+
+
+def gated(library: str, replacement: Callable[..., Any]) -> Callable[[Any], Any]:
+    """The ``wrap`` of a :class:`Hook` for a function, ``classmethod`` or ``staticmethod``.
+
+    Args:
+        replacement: called with the library's own function and then the call's arguments, where
+            ``library`` is active.
+    """
+
+    def wrap(original: Any) -> Any:
+        if isinstance(original, classmethod | staticmethod):
+            return type(original)(wrap(original.__func__))
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if not active(library):
+                return original(*args, **kwargs)
+            return replacement(original, *args, **kwargs)
+
+        return wrapper
+
+    return wrap
+
+
+class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
+    """Makes the libraries' own loaders run on loadstone.
+
+    >>> with loadstone.patch("transformers", "accelerate"):
+    ...     model = AutoModelForCausalLM.from_pretrained("folder")
+    >>> healing = loadstone.patch("accelerate").start()    # the whole process, until healing.stop()
+
+    As a context manager it concerns the context that entered it: this thread, under asyncio this
+    task and those that it starts meanwhile. Other threads get the libraries' own behaviour. May be
+    nested, entered again and shared by threads. When the last user is gone, every attribute of the
+    libraries is the very object that it was.
+
+    A name that was imported before from the library's module (``from accelerate import
+    load_checkpoint_in_model``) stays what it was, and nobody can change that.
+
+    Raises:
+        Error: a library that this version does not patch, or that is not installed
+            (``plan.options``).
+
+    Thread safety: any thread may enter, leave, start and stop, at the same time too.
+    """
+
+    def __init__(self, *libraries: str) -> None:
+        self.libraries = libraries
+        self._hooks = providers(libraries)
+        self._open: list[_Entry] = []
+        self._started = False
+
+    def __enter__(self) -> patch:
+        self._acquire()
+        entry = _Entry(self.libraries, on=True, owner=self)
+        with _lock:
+            self._open.append(entry)
+        _begin(entry)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with _lock:
+            here = [each for each in _entries.get() if each.alive and each.owner is self]
+            entry = (here or self._open)[-1]  # entered in one context and left in another
+            self._open.remove(entry)
+        _end(entry)
+        self._release()
+
+    def start(self) -> patch:
+        """Patches for the whole process until :meth:`stop`. Started already: nothing happens."""
+        with _lock:
+            if not self._started:
+                self._acquire()
+                _everywhere.update(self.libraries)
+                self._started = True
+        return self
+
+    def stop(self) -> None:
+        """Ends :meth:`start`. Not started, or stopped before: nothing happens."""
+        with _lock:
+            if self._started:
+                _everywhere.subtract(self.libraries)
+                self._started = False
+                self._release()
+
+    def _acquire(self) -> None:
+        held: list[Hooks] = []
+        try:
+            for hooks in self._hooks:
+                hooks.acquire()
+                held.append(hooks)
+        except BaseException:
+            for hooks in reversed(held):
+                hooks.release()
+            raise
+
+    def _release(self) -> None:
+        for hooks in reversed(self._hooks):
+            hooks.release()
+
+    def __repr__(self) -> str:
+        names = ", ".join(repr(name) for name in self.libraries)
+        return f"loadstone.patch({names})"
+
+
+def providers(libraries: Iterable[str]) -> list[Hooks]:
+    """The hooks of each library, from the adapter that has its name.
+
+    Raises:
+        Error: ``plan.options``, naming the libraries that can be patched.
+    """
+    wanted = list(dict.fromkeys(libraries))
+    if not wanted:
+        raise _refused("no library is named", "")
+    for name in wanted:
+        if name in _PLANNED:
+            raise _refused("this version does not patch it yet", name)
+        if name not in LIBRARIES:
+            raise _refused("no such library is known", name)
+        if importlib.util.find_spec(name) is None:
+            raise _refused("it is not installed", name)
+    with _lock:
+        return [_provider(name) for name in wanted]
+
+
+@functools.cache
+def _provider(name: str) -> Hooks:
+    adapter = importlib.import_module(f"loadstone.{name}")
+    if not hasattr(adapter, "patches"):
+        raise _refused("this version does not patch it yet", name)
+    hooks: Hooks = adapter.patches()
+    return hooks
+
+
+def _refused(message: str, name: str) -> Exception:
+    known = ", ".join(LIBRARIES)
+    return make("plan.options", message, field="patch", found=repr(name), expected=known)
