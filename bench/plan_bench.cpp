@@ -79,8 +79,9 @@ PlanOptions traced_boxes(std::size_t sources) {
       boxes.push_back({next, 0, b * 16, {{8, 16, 256 * 16}, {16, 1, 1}}});
       next = (next + 1) % static_cast<std::uint32_t>(sources);
     }
-    options.recipes.emplace_back(fmt::format("model.layers.{}.mlp.experts.down_proj", i),
-                                 std::move(boxes));
+    options.recipes.targets.push_back({fmt::format("model.layers.{}.mlp.experts.down_proj", i),
+                                       loadstone::Shape{256, 8, 16}, loadstone::Dtype::bf16,
+                                       std::move(boxes)});
   }
   return options;
 }

@@ -17,6 +17,7 @@
 #include "loadstone/catalog.h"
 #include "loadstone/skeleton.h"
 #include "loadstone/recipe.h"
+#include "loadstone/recipe_builder.h"
 #include "loadstone/plan.h"
 #include "loadstone/execute.h"
 #include "loadstone/audit.h"

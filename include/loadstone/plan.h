@@ -36,10 +36,12 @@ struct DeviceMap {
 struct PlanOptions {
   // ---- what changes the result
   Rules rules;
-  // Recipes that something else worked out (a trace of a library's own converter, say): a target's
-  // name and boxes that write each of its elements once. They go before rules, and the sources that
-  // they read are matched by no rule. Boxes that do not fit are findings "plan.box".
-  std::vector<std::pair<std::string, std::vector<Box>>> recipes;
+  // They go before rules, and the sources that they read are matched by no rule. Those that do not
+  // fit are findings "plan.box", "plan.shape" or "plan.recipe".
+  Recipes recipes;
+  // Sources that the caller answers for: matched by no rule and no equal name, never unexpected.
+  // Names that the checkpoint does not hold are passed over.
+  std::vector<std::string> known_sources;
   // Parameters and persistent floating buffers get this dtype; non-persistent buffers and
   // attributes never. None: the skeleton's dtype.
   std::optional<Dtype> dtype;

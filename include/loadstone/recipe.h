@@ -6,7 +6,12 @@
 #include <string_view>
 #include <vector>
 
+#include "loadstone/dtype.h"
+#include "loadstone/shape.h"
+
 namespace loadstone {
+
+class Catalog;
 
 // Where a value comes from. Every target has exactly one.
 enum class Origin : std::uint8_t {
@@ -52,6 +57,26 @@ struct Recipe {
   std::string tie_of;      // origin tie
   std::string reason;      // origin exception
 };
+
+// What something worked out that one target is made of: a trace of a library's own converter, say.
+struct TargetRecipe {
+  std::string target;
+  Shape shape;
+  Dtype dtype = Dtype::f32;  // what the sources become; a target may want another one
+  std::vector<Box> boxes;    // together they write each element once
+};
+
+// Plain data, made by a RecipeBuilder or recipes_from_json(). Boxes count on the catalog that it
+// was made for, and are checked when a plan is made of them. Thread-safe while nobody writes to it.
+struct Recipes {
+  std::vector<TargetRecipe> targets;
+};
+
+// Compact: what a cache of plans stores.
+[[nodiscard]] std::string to_json(const Recipes& recipes, const Catalog& catalog);
+// Trusts nothing: Error "plan.recipe" for text that is no such JSON, and for sources that the
+// catalog does not hold.
+[[nodiscard]] Recipes recipes_from_json(const Catalog& catalog, std::string_view text);
 
 // What one rule does with the tensors that it matches.
 enum class RuleOp : std::uint8_t {

@@ -23,6 +23,7 @@ namespace nb = nanobind;
 void bind_error(nb::module_& module);
 void bind_finding(nb::module_& module);
 void bind_catalog(nb::module_& module);
+void bind_recipe(nb::module_& module);
 void bind_plan(nb::module_& module);
 void bind_execute(nb::module_& module);
 void bind_audit(nb::module_& module);

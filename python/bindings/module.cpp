@@ -7,6 +7,7 @@ NB_MODULE(_core, module) {
   bind_error(module);
   bind_finding(module);
   bind_catalog(module);
+  bind_recipe(module);
   bind_plan(module);
   bind_execute(module);
   bind_audit(module);

@@ -102,7 +102,8 @@ Plan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRo
               std::string_view mode, const Pairs& entries, const Capacities& max_memory,
               const std::vector<std::string>& no_split_modules, const std::string& offload_folder,
               std::string_view missing, std::string_view unexpected,
-              std::uint64_t staging_bytes_max, bool mmap) {
+              std::uint64_t staging_bytes_max, bool mmap, const Recipes* recipes,
+              const std::vector<std::string>& known_sources) {
   PlanOptions options;
   if (!rules.empty()) options.rules = rules_from_json(rules);
   options.dtype_from_file = dtype == "auto";
@@ -116,6 +117,8 @@ Plan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRo
   options.unexpected = unexpected_policy(unexpected);
   options.staging_bytes_max = staging_bytes_max;
   options.mmap = mmap;
+  if (recipes != nullptr) options.recipes = *recipes;
+  options.known_sources = known_sources;
   const Skeleton skeleton = skeleton_from(rows, values_known);
   const nb::gil_scoped_release release;
   return make_plan(std::move(catalog), skeleton, options);
@@ -148,7 +151,9 @@ void bind_plan(nb::module_& module) {
              nb::arg("values_known"), nb::arg("rules"), nb::arg("dtype"),
              nb::arg("device_map_mode"), nb::arg("device_map"), nb::arg("max_memory"),
              nb::arg("no_split_modules"), nb::arg("offload_folder"), nb::arg("missing"),
-             nb::arg("unexpected"), nb::arg("staging_bytes_max"), nb::arg("mmap"));
+             nb::arg("unexpected"), nb::arg("staging_bytes_max"), nb::arg("mmap"),
+             nb::arg("recipes").none() = nb::none(),
+             nb::arg("known_sources") = std::vector<std::string>());
   module.def(
       "plan_from_json",
       [](std::string_view text, bool allow_links, const std::string& root) {

@@ -23,7 +23,47 @@ bool is_whole_number(DtypeKind kind) noexcept {
   return kind == DtypeKind::integer || kind == DtypeKind::boolean;
 }
 
+// Which powers of two a float has, and how many digits.
+struct FloatRange {
+  int digits = 0;  // 0: there are no casts of it
+  int largest = 0;
+  int smallest = 0;  // subnormal
+};
+
+FloatRange float_range(Dtype dtype) noexcept {
+  switch (dtype) {
+    case Dtype::f64:
+      return {53, 1023, -1074};
+    case Dtype::f32:
+      return {24, 127, -149};
+    case Dtype::bf16:
+      return {8, 127, -133};
+    case Dtype::f16:
+      return {11, 15, -24};
+    case Dtype::f8_e4m3:
+      return {4, 8, -9};
+    case Dtype::f8_e5m2:
+      return {3, 15, -16};
+    case Dtype::f8_e8m0:
+      return {1, 127, -127};
+    default:
+      return {};
+  }
+}
+
 }  // namespace
+
+bool is_exact(Dtype source, Dtype target) noexcept {
+  if (source == target) return true;
+  if (!can_cast(source, target)) return false;
+  if (is_whole_number(kind(source)) && is_whole_number(kind(target))) {
+    return fits_all(source, target);
+  }
+  const FloatRange from = float_range(source);
+  const FloatRange to = float_range(target);
+  return from.digits > 0 && to.digits >= from.digits && to.largest >= from.largest &&
+         to.smallest <= from.smallest;
+}
 
 Passage passage(Encoding source, Dtype target) noexcept {
   if (!source.is_dtype()) return Passage::no_cast;

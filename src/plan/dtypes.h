@@ -15,6 +15,10 @@ enum class Passage : std::uint8_t {
   no_cast,   // no kernel for the pair, or a block format
 };
 
+// Whether every value of `source` is one of `target`, so that a cast on the way through it changes
+// nothing (the bits of a NaN apart).
+[[nodiscard]] bool is_exact(Dtype source, Dtype target) noexcept;
+
 [[nodiscard]] Passage passage(Encoding source, Dtype target) noexcept;
 
 }  // namespace loadstone

@@ -41,6 +41,7 @@ class Planner {
   [[nodiscard]] Produced* choose_produced(std::size_t root);
   void take_produced(std::size_t root, Produced& produced);
   [[nodiscard]] bool find_boxes(std::size_t root, const Produced& produced);
+  [[nodiscard]] bool find_recipe_boxes(std::size_t root, const Produced& produced);
   [[nodiscard]] bool check_dtypes(std::size_t root, const Produced& produced);
   [[nodiscard]] Dtype final_dtype(const Target& target, const Produced* produced) const;
   void resolve_missing(std::size_t root);

@@ -15,7 +15,10 @@ Production::Production(const Catalog& catalog, const CompiledRules& rules,
   const auto& tensors = catalog.tensors();
   index_.reserve(tensors.size());
   std::vector<bool> taken(tensors.size(), false);
-  add_recipes(options, taken);
+  add_recipes(options.recipes, taken);
+  for (const std::string& name : options.known_sources) {
+    if (const auto known = catalog.find(name)) taken[*known] = true;
+  }
   RuleMatch match;
   for (std::uint32_t i = 0; i < tensors.size(); ++i) {
     if (taken[i]) continue;
@@ -28,14 +31,14 @@ Production::Production(const Catalog& catalog, const CompiledRules& rules,
   order_members();
 }
 
-void Production::add_recipes(const PlanOptions& options, std::vector<bool>& taken) {
-  for (std::uint32_t r = 0; r < options.recipes.size(); ++r) {
-    const auto& [name, boxes] = options.recipes[r];
+void Production::add_recipes(const Recipes& recipes, std::vector<bool>& taken) {
+  for (std::uint32_t r = 0; r < recipes.targets.size(); ++r) {
+    const TargetRecipe& recipe = recipes.targets[r];
     Produced item;
-    item.name = name;
+    item.name = recipe.target;
     item.recipe = r;
     std::uint32_t last = Produced::none;
-    for (const Box& box : boxes) {
+    for (const Box& box : recipe.boxes) {
       if (box.source == last || box.source >= taken.size()) continue;
       last = box.source;
       taken[last] = true;
@@ -44,7 +47,7 @@ void Production::add_recipes(const PlanOptions& options, std::vector<bool>& take
     items_.push_back(std::move(item));
     if (!index_.emplace(items_.back().name, items_.size() - 1).second) {
       throw Error("plan.options", "two recipes make one target",
-                  {.tensor = name, .field = "recipes"});
+                  {.tensor = recipe.target, .field = "recipes"});
     }
   }
 }

@@ -32,7 +32,7 @@ struct Produced {
   std::vector<Member> members;  // in the order in which the rule takes them
   std::uint32_t rule = none;
   std::uint32_t part = 0;       // which of the rule's targets
-  std::uint32_t recipe = none;  // index into PlanOptions::recipes
+  std::uint32_t recipe = none;  // index into Recipes::targets
   bool is_claimed = false;      // a target takes it
 };
 
@@ -62,7 +62,7 @@ class Production {
  private:
   struct Group;
 
-  void add_recipes(const PlanOptions& options, std::vector<bool>& taken);
+  void add_recipes(const Recipes& recipes, std::vector<bool>& taken);
   void add_match(std::uint32_t source, const RuleMatch& match);
   void add(std::string name, std::uint32_t rule, std::uint32_t part, Member member, bool joins);
   void order_members();

@@ -160,17 +160,7 @@ bool Planner::find_boxes(std::size_t root, const Produced& produced) {
   Recipe& recipe = plan_.targets[root].recipe;
   const auto sources = [&] { return production_.source_names(produced); };
   if (produced.recipe != Produced::none) {
-    recipe.boxes = options_.recipes[produced.recipe].second;
-    const auto defect =
-        check_boxes(recipe.boxes, target.shape.numel().value_or(0), plan_.catalog->tensors());
-    if (!defect) return true;
-    fail(root, {.code = "plan.box",
-                .sources = sources(),
-                .message = fmt::format("the recipe of '{}' does not fit: {}",
-                                       printable(target.name), defect->message),
-                .found = defect->found,
-                .expected = defect->expected});
-    return false;
+    return find_recipe_boxes(root, produced);
   }
   View view;
   const MaybeMisfit misfit = production_.view_of(produced, view);
@@ -194,6 +184,51 @@ bool Planner::find_boxes(std::size_t root, const Produced& produced) {
     return false;
   }
   recipe.boxes = boxes_of(view);
+  return true;
+}
+
+// False: the target has failed.
+bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced) {
+  const Target& target = skeleton_.targets[root];
+  const TargetRecipe& made = options_.recipes.targets[produced.recipe];
+  Recipe& recipe = plan_.targets[root].recipe;
+  if (made.shape != target.shape) {
+    fail(root,
+         {.code = "plan.shape",
+          .sources = production_.source_names(produced),
+          .message = fmt::format("the recipe of '{}' makes {}, the model wants {}",
+                                 printable(target.name), made.shape.text(), target.shape.text()),
+          .found = made.shape.text(),
+          .expected = target.shape.text()});
+    return false;
+  }
+  recipe.boxes = made.boxes;
+  const auto& tensors = plan_.catalog->tensors();
+  if (auto defect = check_boxes(recipe.boxes, target.shape.numel().value_or(0), tensors)) {
+    fail(root, {.code = "plan.box",
+                .sources = production_.source_names(produced),
+                .message = fmt::format("the recipe of '{}' does not fit: {}",
+                                       printable(target.name), defect->message),
+                .found = defect->found,
+                .expected = defect->expected});
+    return false;
+  }
+  // There is one cast, from the source to the target: what rounds before cannot be had.
+  const Dtype wanted = plan_.targets[root].dtype;
+  for (const Member& member : produced.members) {
+    const TensorInfo& source = tensors[member.source];
+    if (wanted == made.dtype || !source.encoding.is_dtype()) continue;
+    if (is_exact(source.encoding.dtype(), made.dtype)) continue;
+    fail(root, {.code = "plan.recipe",
+                .sources = {source.name},
+                .message = fmt::format(
+                    "the recipe of '{}' casts {} to {}, the model wants {}: that "
+                    "would round twice",
+                    printable(target.name), source.encoding.name(), name(made.dtype), name(wanted)),
+                .found = std::string(name(made.dtype)),
+                .expected = std::string(name(wanted))});
+    return false;
+  }
   return true;
 }
 
@@ -250,6 +285,10 @@ Dtype Planner::final_dtype(const Target& target, const Produced* produced) const
   if (options_.dtype) return *options_.dtype;
   if (!options_.dtype_from_file || produced == nullptr || produced->members.empty()) {
     return target.dtype;
+  }
+  if (produced->recipe != Produced::none) {
+    const Dtype made = options_.recipes.targets[produced->recipe].dtype;
+    return kind(made) == DtypeKind::floating ? made : target.dtype;
   }
   const auto& tensors = plan_.catalog->tensors();
   const Encoding first = tensors[produced->members.front().source].encoding;

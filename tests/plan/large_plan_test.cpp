@@ -58,13 +58,13 @@ TEST(LargePlan, ChecksAQuarterOfAMillionBoxes) {
       boxes.push_back({next, 0, b * 2, {{4, 2, 512}, {2, 1, 1}}});
       next = (next + 1) % 45000;
     }
-    options.recipes.emplace_back(target_name(layer), std::move(boxes));
+    options.recipes.targets.push_back({target_name(layer), {4, 512}, Dtype::f32, std::move(boxes)});
     targets.push_back(target_of(target_name(layer), {4, 512}));
   }
   const auto catalog = fake_catalog(sources);
   EXPECT_TRUE(make_plan(catalog, skeleton_of(targets), options).findings.empty());
   // One box of one target a column too far: an overlap and a hole of the same size.
-  options.recipes[777].second[13].target_offset += 2;
+  options.recipes.targets[777].boxes[13].target_offset += 2;
   const auto findings = found(make_plan(catalog, skeleton_of(targets), options), "plan.box");
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings[0].target, target_name(777));

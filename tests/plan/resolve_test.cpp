@@ -147,17 +147,18 @@ TEST(MakePlan, TwoSourcesOfOneTargetAreFound) {
 
 TEST(MakePlan, RecipesGoBeforeRules) {
   PlanOptions options;
-  options.recipes = {{"t", {{1, 0, 0, {{2, 1, 1}}}, {0, 0, 2, {{2, 1, 1}}}}}};
+  options.recipes.targets = {
+      {"t", {2, 2}, Dtype::f32, {{1, 0, 0, {{2, 1, 1}}}, {0, 0, 2, {{2, 1, 1}}}}}};
   const Plan plan = make_plan(fake_catalog({{"a", {2}}, {"b", {2}}, {"c", {1}}}),
                               skeleton_of({target_of("t", {2, 2}), target_of("c", {1})}), options);
   EXPECT_TRUE(plan.findings.empty());
-  EXPECT_EQ(plan.targets[0].recipe.boxes, options.recipes[0].second);
-  options.recipes[0].second[1].target_offset = 1;
+  EXPECT_EQ(plan.targets[0].recipe.boxes, options.recipes.targets[0].boxes);
+  options.recipes.targets[0].boxes[1].target_offset = 1;
   const Plan overlapping =
       make_plan(fake_catalog({{"a", {2}}, {"b", {2}}, {"c", {1}}}),
                 skeleton_of({target_of("t", {2, 2}), target_of("c", {1})}), options);
   ASSERT_EQ(found(overlapping, "plan.box").size(), 1u);
-  options.recipes[0].second[1].source = 9;
+  options.recipes.targets[0].boxes[1].source = 9;
   const Plan nowhere =
       make_plan(fake_catalog({{"a", {2}}, {"b", {2}}, {"c", {1}}}),
                 skeleton_of({target_of("t", {2, 2}), target_of("c", {1})}), options);

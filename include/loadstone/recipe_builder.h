@@ -1,0 +1,57 @@
+// Recipes made step by step, with the operations of a tensor library on tensors that are not read.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/recipe.h"
+
+namespace loadstone {
+
+// Values are numbers that stand for tensors made of sources. Operations leave their arguments as
+// they are. What does not fit is Error "plan.recipe" with what was found and what was expected.
+// Not thread-safe.
+class RecipeBuilder {
+ public:
+  using Value = std::uint32_t;
+
+  explicit RecipeBuilder(std::shared_ptr<const Catalog> catalog);
+  RecipeBuilder(RecipeBuilder&& other) noexcept;
+  RecipeBuilder& operator=(RecipeBuilder&& other) noexcept;
+  ~RecipeBuilder();
+
+  // A whole tensor of the checkpoint, in its dtype.
+  [[nodiscard]] Value source(std::string_view name);
+
+  // One cast is done on the way, from the source to what the target is; so a second one is refused
+  // unless the first loses nothing.
+  [[nodiscard]] Value cast(Value value, Dtype dtype);
+  // Dimensions may be negative, counted from the end.
+  [[nodiscard]] Value transpose(Value value, std::int64_t dim_a, std::int64_t dim_b);
+  [[nodiscard]] Value permute(Value value, const std::vector<std::int64_t>& order);
+  // `size` indices from `start` on, `step` apart.
+  [[nodiscard]] Value slice(Value value, std::int64_t dim, std::uint64_t start, std::uint64_t size,
+                            std::uint64_t step = 1);
+  [[nodiscard]] Value reshape(Value value, const Shape& shape);
+  // All values have one dtype.
+  [[nodiscard]] Value concat(const std::vector<Value>& values, std::int64_t dim);
+  [[nodiscard]] Value stack(const std::vector<Value>& values, std::int64_t dim);
+
+  [[nodiscard]] const Shape& shape(Value value) const;
+  [[nodiscard]] Dtype dtype(Value value) const;
+
+  // What the target is made of. A target is named once.
+  void add(std::string target, Value value);
+  // All that was added, in this order; the builder then has no targets.
+  [[nodiscard]] Recipes finish();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace loadstone

@@ -1,0 +1,59 @@
+#include "bindings.h"
+
+namespace loadstone::python {
+
+namespace {
+
+// name, shape, dtype: one row a target.
+nb::list target_rows(const Recipes& recipes) {
+  nb::list rows;
+  for (const TargetRecipe& recipe : recipes.targets) {
+    rows.append(nb::make_tuple(recipe.target, nb::tuple(nb::cast(recipe.shape.extents())),
+                               name(recipe.dtype)));
+  }
+  return rows;
+}
+
+}  // namespace
+
+void bind_recipe(nb::module_& module) {
+  nb::class_<Recipes>(module, "Recipes")
+      .def("targets", &target_rows)
+      .def("__len__", [](const Recipes& self) { return self.targets.size(); })
+      .def("to_json",
+           [](const Recipes& self, const Catalog& catalog) { return to_json(self, catalog); })
+      .def_static("from_json", [](const Catalog& catalog, std::string_view text) {
+        const nb::gil_scoped_release release;
+        return recipes_from_json(catalog, text);
+      });
+  using Value = RecipeBuilder::Value;
+  nb::class_<RecipeBuilder>(module, "RecipeBuilder")
+      .def(nb::init<std::shared_ptr<const Catalog>>(), nb::arg("catalog"))
+      .def("source", &RecipeBuilder::source, nb::arg("name"))
+      .def(
+          "cast",
+          [](RecipeBuilder& self, Value value, std::string_view dtype) {
+            return self.cast(value, dtype_argument(dtype));
+          },
+          nb::arg("value"), nb::arg("dtype"))
+      .def("transpose", &RecipeBuilder::transpose, nb::arg("value"), nb::arg("dim_a"),
+           nb::arg("dim_b"))
+      .def("permute", &RecipeBuilder::permute, nb::arg("value"), nb::arg("order"))
+      .def("slice", &RecipeBuilder::slice, nb::arg("value"), nb::arg("dim"), nb::arg("start"),
+           nb::arg("size"), nb::arg("step") = 1)
+      .def(
+          "reshape",
+          [](RecipeBuilder& self, Value value, std::vector<std::uint64_t> shape) {
+            return self.reshape(value, Shape(std::move(shape)));
+          },
+          nb::arg("value"), nb::arg("shape"))
+      .def("concat", &RecipeBuilder::concat, nb::arg("values"), nb::arg("dim"))
+      .def("stack", &RecipeBuilder::stack, nb::arg("values"), nb::arg("dim"))
+      .def("shape", [](const RecipeBuilder& self,
+                       Value value) { return nb::tuple(nb::cast(self.shape(value).extents())); })
+      .def("dtype", [](const RecipeBuilder& self, Value value) { return name(self.dtype(value)); })
+      .def("add", &RecipeBuilder::add, nb::arg("target"), nb::arg("value"))
+      .def("finish", &RecipeBuilder::finish);
+}
+
+}  // namespace loadstone::python

@@ -1,0 +1,226 @@
+#include "loadstone/recipe_builder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/text.h"
+#include "loadstone/error.h"
+#include "plan/dtypes.h"
+#include "plan/view.h"
+
+namespace loadstone {
+
+namespace {
+
+// `rounded`: the cast from some source to `dtype` is not exact, so there can be no other after it.
+struct Tensor {
+  View view;
+  Dtype dtype = Dtype::f32;
+  bool rounded = false;
+};
+
+[[noreturn]] void refuse(std::string_view operation, std::string message, std::string found = {},
+                         std::string expected = {}, std::string tensor = {}) {
+  throw Error(
+      "plan.recipe", fmt::format("{}: {}", operation, message),
+      {.tensor = std::move(tensor), .found = std::move(found), .expected = std::move(expected)});
+}
+
+void require(std::string_view operation, MaybeMisfit misfit) {
+  if (!misfit) return;
+  refuse(operation, std::move(misfit->message), std::move(misfit->found),
+         std::move(misfit->expected));
+}
+
+// Every step-th index of one dimension, by views that there are: the dimension becomes two, of
+// which the inner one is a step long.
+MaybeMisfit slice_steps(View& view, std::size_t dim, std::uint64_t start, std::uint64_t size,
+                        std::uint64_t step) {
+  const auto at = static_cast<std::int64_t>(dim);
+  const std::uint64_t extent = view.shape[dim];
+  const std::uint64_t rest = start + size * step - extent;  // of the last step, beyond the end
+  const bool reaches_out = start + size * step > extent;
+  if (reaches_out && rest > start) {  // no room for whole steps: the last index by itself
+    View last = view;
+    if (auto misfit = slice(last, at, start + (size - 1) * step, 1)) return misfit;
+    if (auto misfit = slice_steps(view, dim, start, size - 1, step)) return misfit;
+    std::vector<View> parts;
+    parts.push_back(std::move(view));
+    parts.push_back(std::move(last));
+    return concat(std::move(parts), at, view);
+  }
+  const std::uint64_t phase = reaches_out ? rest : 0;
+  if (auto misfit = slice(view, at, start - phase, size * step)) return misfit;
+  auto split = view.shape.extents();
+  split[dim] = size;
+  split.insert(split.begin() + at + 1, step);
+  if (auto misfit = reshape(view, Shape(split))) return misfit;
+  if (auto misfit = slice(view, at + 1, phase, 1)) return misfit;
+  split.erase(split.begin() + at + 1);
+  return reshape(view, Shape(std::move(split)));
+}
+
+}  // namespace
+
+struct RecipeBuilder::Impl {
+  std::shared_ptr<const Catalog> catalog;
+  std::vector<Tensor> values;
+  Recipes recipes;
+  std::unordered_set<std::string> names;  // of the targets
+
+  const Tensor& at(std::string_view operation, Value value) const {
+    if (value < values.size()) return values[value];
+    refuse(operation, "there is no such value", std::to_string(value),
+           fmt::format("one of {}", values.size()));
+  }
+
+  Value keep(Tensor tensor) {
+    if (values.size() >= UINT32_MAX) refuse("recipe", "too many values");
+    values.push_back(std::move(tensor));
+    return static_cast<Value>(values.size() - 1);
+  }
+
+  // A copy that `change` makes another view of.
+  template <typename Change>
+  Value changed(std::string_view operation, Value value, Change change) {
+    Tensor tensor = at(operation, value);
+    require(operation, change(tensor.view));
+    return keep(std::move(tensor));
+  }
+
+  template <typename Join>
+  Value joined(std::string_view operation, const std::vector<Value>& items, Join join) {
+    if (items.empty()) refuse(operation, "nothing to join");
+    Tensor result;
+    result.dtype = at(operation, items.front()).dtype;
+    std::vector<View> parts;
+    parts.reserve(items.size());
+    for (const Value item : items) {
+      const Tensor& part = at(operation, item);
+      if (part.dtype != result.dtype) {
+        refuse(operation, "the values to join have different dtypes",
+               fmt::format("{} and {}", name(result.dtype), name(part.dtype)),
+               std::string(name(result.dtype)));
+      }
+      result.rounded = result.rounded || part.rounded;
+      parts.push_back(part.view);
+    }
+    require(operation, join(std::move(parts), result.view));
+    return keep(std::move(result));
+  }
+};
+
+RecipeBuilder::RecipeBuilder(std::shared_ptr<const Catalog> catalog)
+    : impl_(std::make_unique<Impl>()) {
+  if (catalog == nullptr) refuse("recipe", "there is no catalog");
+  impl_->catalog = std::move(catalog);
+}
+
+RecipeBuilder::RecipeBuilder(RecipeBuilder&& other) noexcept = default;
+RecipeBuilder& RecipeBuilder::operator=(RecipeBuilder&& other) noexcept = default;
+RecipeBuilder::~RecipeBuilder() = default;
+
+RecipeBuilder::Value RecipeBuilder::source(std::string_view name) {
+  const auto index = impl_->catalog->find(name);
+  if (!index) {
+    refuse("source", "the checkpoint holds no such tensor", printable(name), {}, std::string(name));
+  }
+  const TensorInfo& source = impl_->catalog->tensors()[*index];
+  if (!source.encoding.is_dtype()) {
+    refuse("source", "tensors of block formats have no recipes",
+           std::string(source.encoding.name()), {}, source.name);
+  }
+  return impl_->keep({whole_view(*index, source.shape), source.encoding.dtype(), false});
+}
+
+RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype) {
+  Tensor tensor = impl_->at("cast", value);
+  if (tensor.dtype == dtype) return value;
+  if (tensor.rounded) {
+    refuse("cast", "a second cast after one that rounds",
+           fmt::format("{} to {}", name(tensor.dtype), name(dtype)),
+           "the values as they are in the file, or cast without loss");
+  }
+  const auto& tensors = impl_->catalog->tensors();
+  for (const Piece& piece : tensor.view.pieces) {
+    const Encoding source = tensors[piece.source].encoding;
+    const Passage way = passage(source, dtype);
+    if (way == Passage::mismatch || way == Passage::no_cast) {
+      refuse("cast", "there is no cast between these",
+             fmt::format("{} to {}", source.name(), name(dtype)), {}, tensors[piece.source].name);
+    }
+    tensor.rounded = tensor.rounded || !is_exact(source.dtype(), dtype);
+  }
+  tensor.dtype = dtype;
+  return impl_->keep(std::move(tensor));
+}
+
+RecipeBuilder::Value RecipeBuilder::transpose(Value value, std::int64_t dim_a, std::int64_t dim_b) {
+  return impl_->changed("transpose", value,
+                        [&](View& view) { return loadstone::transpose(view, dim_a, dim_b); });
+}
+
+RecipeBuilder::Value RecipeBuilder::permute(Value value, const std::vector<std::int64_t>& order) {
+  return impl_->changed("permute", value,
+                        [&](View& view) { return loadstone::permute(view, order); });
+}
+
+RecipeBuilder::Value RecipeBuilder::slice(Value value, std::int64_t dim, std::uint64_t start,
+                                          std::uint64_t size, std::uint64_t step) {
+  return impl_->changed("slice", value, [&](View& view) -> MaybeMisfit {
+    const auto index = dim_index(dim, view.shape.rank());
+    if (step == 1 || size < 2 || !index) return loadstone::slice(view, dim, start, size);
+    const auto last = checked_mul_add(size - 1, step, start);
+    if (step == 0 || !last || *last >= view.shape[*index]) {
+      return Misfit{fmt::format("{} indices from {} on, {} apart, leave dimension {}", size, start,
+                                step, dim),
+                    view.shape.text(),
+                    {}};
+    }
+    if (view.shape.numel() == 0u) return loadstone::slice(view, dim, start, size);
+    return slice_steps(view, *index, start, size, step);
+  });
+}
+
+RecipeBuilder::Value RecipeBuilder::reshape(Value value, const Shape& shape) {
+  return impl_->changed("reshape", value,
+                        [&](View& view) { return loadstone::reshape(view, shape); });
+}
+
+RecipeBuilder::Value RecipeBuilder::concat(const std::vector<Value>& values, std::int64_t dim) {
+  return impl_->joined("concat", values, [&](std::vector<View> parts, View& result) {
+    return loadstone::concat(std::move(parts), dim, result);
+  });
+}
+
+RecipeBuilder::Value RecipeBuilder::stack(const std::vector<Value>& values, std::int64_t dim) {
+  return impl_->joined("stack", values, [&](std::vector<View> parts, View& result) {
+    return loadstone::stack(std::move(parts), dim, result);
+  });
+}
+
+const Shape& RecipeBuilder::shape(Value value) const {
+  return impl_->at("shape", value).view.shape;
+}
+
+Dtype RecipeBuilder::dtype(Value value) const { return impl_->at("dtype", value).dtype; }
+
+void RecipeBuilder::add(std::string target, Value value) {
+  const Tensor& tensor = impl_->at("add", value);
+  if (!impl_->names.insert(target).second) {
+    refuse("add", "the target has a recipe already", printable(target), {}, target);
+  }
+  impl_->recipes.targets.push_back(
+      {std::move(target), tensor.view.shape, tensor.dtype, boxes_of(tensor.view)});
+}
+
+Recipes RecipeBuilder::finish() {
+  impl_->names.clear();
+  return std::exchange(impl_->recipes, {});
+}
+
+}  // namespace loadstone
