@@ -1,0 +1,149 @@
+"""Models of many types, bit-equal to the library's own ``from_pretrained`` and in the same state.
+
+``make test`` takes those that need each kind of conversion; the sweep (``make test-all``) all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_same_state, filled_memory, library_load, uninitialised_names
+from transformers_models import CASES, ModelCase, by_name, write_checkpoint
+
+import loadstone
+
+pytest.importorskip("transformers")
+
+# Together they need every kind of conversion that the library registers: a test below holds that.
+SAMPLE = (
+    "mixtral", "qwen3_vl_moe", "hrm_text", "molmo2_text", "ernie4_5_vl_moe", "kimi_k25",
+    "mistral_large4", "inkling_mm_model", "inkling2_text", "clip_text", "t5", "chinese_clip",
+    "wav2vec2",
+)  # fmt: skip
+LAYOUTS = ("public", "own")
+# Those with modules that stay in float32, and with fused experts, chunks and permutations.
+CAST = ("t5", "mixtral", "kimi_k25", "blip-2", "mamba2", "hrm_text", "jamba")
+SHARDED = ("mixtral", "molmo2_text", "t5", "qwen3_moe", "kimi_k25")
+
+
+def marked(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Rows whose first item is a case; all but the sample's belong to the sweep."""
+    return [
+        pytest.param(
+            *row,
+            id="-".join(str(item).removeprefix("torch.") for item in row),
+            marks=() if row[0].name in SAMPLE else pytest.mark.sweep,
+        )
+        for row in rows
+    ]
+
+
+def ours_load(cls: Any, folder: Path, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Unwritten memory of ours shows as well."""
+    with filled_memory():
+        model, info = loadstone.transformers.from_pretrained(
+            cls, folder, output_loading_info=True, **options
+        )
+    return model, info
+
+
+def check(case: ModelCase, folder: Path, **options: Any) -> None:
+    library = library_load(case.cls, folder, **options)
+    model, info = ours_load(case.cls, folder, **options)
+    assert uninitialised_names(model) == set()
+    assert_same_state(
+        model, library.model, info, library.info, library.random, library.uninitialised
+    )
+    audit = loadstone.audit(model)
+    assert audit.ok, str(audit)
+    for name in library.uninitialised:
+        assert name in audit.provenance, name
+
+
+@pytest.mark.parametrize(
+    ("case", "layout"), marked((case, layout) for case in CASES for layout in LAYOUTS)
+)
+def test_equal_to_the_library(case: ModelCase, layout: str, tmp_path: Path):
+    check(case, write_checkpoint(case, tmp_path, layout), dtype="auto")
+
+
+@pytest.mark.parametrize(
+    ("case", "layout", "dtype"),
+    marked(
+        (by_name(name), layout, dtype)
+        for name in CAST
+        for layout in LAYOUTS
+        for dtype in (torch.float32, torch.float16)
+    ),
+)
+def test_equal_in_another_dtype(case: ModelCase, layout: str, dtype: torch.dtype, tmp_path: Path):
+    check(case, write_checkpoint(case, tmp_path, layout), dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("case", "layout"), marked((by_name(name), layout) for name in SHARDED for layout in LAYOUTS)
+)
+def test_equal_from_shards(case: ModelCase, layout: str, tmp_path: Path):
+    write_checkpoint(case, tmp_path, layout, max_shard_size=40_000)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    check(case, tmp_path, dtype="auto")
+
+
+@pytest.mark.parametrize("case", marked((by_name(name),) for name in ("mixtral", "t5")))
+def test_equal_from_float32_to_bfloat16(case: ModelCase, tmp_path: Path):
+    write_checkpoint(case, tmp_path, "public", torch.float32)
+    check(case, tmp_path, dtype=torch.bfloat16)
+    check(case, tmp_path)
+
+
+def test_a_wrong_value_is_seen(tmp_path: Path):
+    """The control: one value of one expert in the file differs by its last bit."""
+    from safetensors.torch import load_file, save_file
+
+    case = by_name("mixtral")
+    write_checkpoint(case, tmp_path / "first", "public")
+    write_checkpoint(case, tmp_path / "second", "public")
+    file = tmp_path / "second" / "model.safetensors"
+    state = load_file(file)
+    name = next(name for name in state if ".experts.3.w1" in name or ".experts.3.gate" in name)
+    state[name].view(torch.int16)[1, 2] ^= 1
+    save_file(state, file, metadata={"format": "pt"})
+    library = library_load(case.cls, tmp_path / "first")
+    model, info = ours_load(case.cls, tmp_path / "second")
+    with pytest.raises(AssertionError, match=r"1 of \d+ values differ"):
+        assert_same_state(model, library.model, info, library.info)
+
+
+def kinds(conversions: Iterable[Any]) -> set[str]:
+    """The chains of operations, and the classes of what only renames."""
+    return {
+        " > ".join(type(operation).__name__ for operation in item.operations)
+        if hasattr(item, "operations")
+        else type(item).__name__
+        for item in conversions
+    }
+
+
+def test_the_sample_has_every_kind_of_conversion():
+    from transformers import conversion_mapping
+
+    registry = conversion_mapping._build_checkpoint_conversion_mapping()
+    registered = set().union(*map(kinds, registry.values()))
+    taken = set()
+    for name in SAMPLE:
+        case = by_name(name)
+        with torch.device("meta"):
+            model = case.cls(case.config())
+        taken |= kinds(conversion_mapping.get_model_conversion_mapping(model))
+    assert registered - taken == set()
+    assert len(registered) > 10
+
+
+def test_every_case_has_a_name_of_its_own():
+    names = [case.name for case in CASES]
+    assert len(names) == len(set(names)) >= 60
+    assert {item for item in SAMPLE if item not in names} == set()
