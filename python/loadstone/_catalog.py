@@ -47,6 +47,10 @@ class Catalog:
         """Every tensor by name, in file order."""
         return {row[0]: TensorInfo(*row) for row in self._core.tensors()}
 
+    def encodings(self) -> dict[str, str]:
+        """Name and encoding of every tensor, in file order, where nothing else is wanted."""
+        return {row[0]: row[1] for row in self._core.tensors()}
+
     @cached_property
     def metadata(self) -> dict[str, Any]:
         """safetensors' ``__metadata__``, or the key/value section of GGUF."""

@@ -7,11 +7,13 @@ would have made.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from loadstone._errors import Error
 from loadstone._skeleton import skeleton
 from loadstone._skeleton_walk import TensorSlot, walk
 
@@ -26,6 +28,28 @@ def constructor_values(model: Any, slots: Iterable[TensorSlot]) -> dict[str, Any
         twin = build()
     made = {slot.name: slot.tensor for slot in walk(twin)}
     return {slot.name: made[slot.name] for slot in lacking if _fits(slot, made.get(slot.name))}
+
+
+def parameter_values(build: Callable[[], Any], names: Iterable[str]) -> dict[str, Any]:
+    """What a constructor gives parameters, of which a skeleton keeps nothing.
+
+    Args:
+        build: makes a model; called under :func:`skeleton`, so only the parameters asked for take
+            memory.
+        names: of parameters; those whose value cannot be had are left out of the result.
+    """
+    from loadstone._skeleton_modes import current
+
+    values: dict[str, Any] = {}
+    with skeleton():
+        model = build()
+        inside = current()
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        for name in names:
+            with contextlib.suppress(Error):
+                if inside is not None and name in parameters:
+                    values[name] = inside.value_of(parameters[name])
+    return values
 
 
 def _fits(slot: TensorSlot, value: Any) -> bool:

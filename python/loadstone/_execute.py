@@ -30,15 +30,43 @@ def run(
     plan: Plan, model: Any, *, progress: bool | ProgressCallback = False, threads: int = 0
 ) -> Report:
     """See :meth:`loadstone.Plan.execute`."""
+    filled = fill(plan, model, progress=progress, threads=threads)
+    for index, value in _initialise.values(plan, model).items():
+        filled.values[index] = value
+    _install(plan, filled.slots, filled.values)
+    return account(plan, model, filled.core)
+
+
+@dataclasses.dataclass
+class Filled:
+    """What the core brought, before the model has it.
+
+    Attributes:
+        slots: the model's tensors, in the plan's order.
+        values: for each of them a finished tensor, or ``None`` where no bytes move.
+        core: the core's report.
+    """
+
+    slots: list[TensorSlot]
+    values: list[torch.Tensor | None]
+    core: _core.Report
+
+
+def fill(
+    plan: Plan, model: Any, *, progress: bool | ProgressCallback = False, threads: int = 0
+) -> Filled:
+    """Carries the plan out into fresh memory; the model is left as it is."""
     plan.require_ok()
     slots = _slots(plan, model)
     values: list[torch.Tensor | None] = [None] * len(slots)
     with _progress(progress) as callback:
         core = _fill(plan, slots, values, threads, callback)
     _core.require_delivered(plan._core, core)
-    for index, value in _initialise.values(plan, model).items():
-        values[index] = value
-    _install(plan, slots, values)
+    return Filled(slots, values, core)
+
+
+def account(plan: Plan, model: Any, core: _core.Report) -> Report:
+    """Computes what follows from parameters, and notes where every value came from."""
     provenance = {row["target"]: Provenance.from_row(row) for row in core.provenance()}
     for name in recompute(model):
         reason = "recomputed from the model's parameters"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import weakref
@@ -14,10 +15,15 @@ from typing import TYPE_CHECKING, Any
 from loadstone import _core, _machine
 from loadstone._catalog import Checkpoint, inspect
 from loadstone._errors import PlanError, make
+from loadstone._traced import Traced
 
 if TYPE_CHECKING:
+    from loadstone._catalog import Catalog
     from loadstone._report import Report
     from loadstone._skeleton_walk import TensorSlot
+
+# Libraries whose conversion code can be asked for recipes.
+TRACED = ("transformers",)
 
 MODES = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -186,7 +192,7 @@ def plan(
     model: Any,
     checkpoint: Checkpoint,
     *,
-    rules: Sequence[Mapping[str, Any]] | None = None,
+    rules: Sequence[Mapping[str, Any]] | str | None = None,
     dtype: Any = None,
     quantize: Any = None,
     device_map: Any = None,
@@ -204,7 +210,8 @@ def plan(
         model: an ``nn.Module`` (best built under :func:`loadstone.skeleton`), or the path of a
             skeleton file made by :func:`loadstone.save_skeleton`.
         checkpoint: see :func:`loadstone.inspect`.
-        rules: what becomes of the file's names, first match wins; see ``docs/rules.md``.
+        rules: what becomes of the file's names, first match wins; see ``docs/rules.md``. Or
+            ``"transformers"``: traced from that library's own conversion code for the model.
         dtype: ``None``: the model's own; a torch dtype or its name: for parameters and persistent
             floating buffers, never for others; ``"auto"``: the file's.
         device_map: ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, a device, or
@@ -224,10 +231,52 @@ def plan(
     """
     if quantize is not None:
         raise make("plan.options", "this version does not quantize", field="quantize")
+    catalog = inspect(checkpoint, allow_links=allow_links)
+    traced = _trace(rules, model, catalog, dtype) if isinstance(rules, str) else None
+    return make_plan(
+        model,
+        catalog,
+        traced,
+        rules=None if isinstance(rules, str) else rules,
+        dtype=None if traced is not None else dtype,
+        device_map=device_map,
+        max_memory=max_memory,
+        offload_folder=offload_folder,
+        missing=missing,
+        unexpected=unexpected,
+        staging_bytes_max=staging_bytes_max,
+        mmap=mmap,
+    )
+
+
+def make_plan(
+    model: Any,
+    catalog: Catalog,
+    traced: Traced | None,
+    *,
+    rules: Sequence[Mapping[str, Any]] | None = None,
+    dtype: Any = None,
+    device_map: Any = None,
+    max_memory: Mapping[Any, int | str] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    missing: str = "error",
+    unexpected: str = "warn",
+    staging_bytes_max: int = 64 << 20,
+    mmap: bool = False,
+    initialises: bool = False,
+) -> Plan:
+    """:func:`plan` for a checkpoint that is open, with recipes that an adapter worked out.
+
+    Args:
+        initialises: the caller has initialisers of its own for what is missing.
+    """
     needs = _needs(model)
+    if traced is not None:
+        needs.rows = [traced.row(row) for row in needs.rows]
+        needs.findings += traced.findings + traced.unexpected_findings(unexpected)
     mode, entries = _device_map(device_map)
     core = _core.make_plan(
-        inspect(checkpoint, allow_links=allow_links)._core,
+        catalog._core,
         needs.rows,
         values_known=needs.module is not None,
         rules=json.dumps([dict(rule) for rule in rules]) if rules else "",
@@ -241,13 +290,27 @@ def plan(
         unexpected=unexpected,
         staging_bytes_max=staging_bytes_max,
         mmap=mmap,
+        recipes=traced.recipes if traced is not None else None,
+        known_sources=traced.known_sources if traced is not None else [],
     )
-    if needs.module is not None and missing == "initialise":
+    if needs.module is not None and missing == "initialise" and not initialises:
         from loadstone import _initialise
 
         needs.findings += _initialise.findings(core, needs.module)
     core.add_findings(needs.findings)
     return Plan(core, needs.module, needs.constructor_values)
+
+
+def _trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> Traced:
+    """Asks the adapter named after a library."""
+    if library not in TRACED:
+        known = ", ".join(map(repr, TRACED))
+        raise make("plan.options", "no such rules", field="rules", found=library, expected=known)
+    if isinstance(model, str | os.PathLike):
+        raise make("plan.options", "tracing needs a model, not a skeleton file", field="rules")
+    adapter = importlib.import_module(f"loadstone.{library}")
+    traced: Traced = adapter.trace(model, catalog, dtype=dtype)
+    return traced
 
 
 @dataclass

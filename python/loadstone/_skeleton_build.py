@@ -373,6 +373,15 @@ class Build:
                     changed[place] = copy
             return tuple(changed)
 
+    def value_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of what the constructor has put into a tensor, a parameter too, until now."""
+        with self.quietly(), torch.no_grad():
+            home = self.log.home(tensor)
+            if home is None:
+                return tensor.detach().clone()
+            content, _ = self._content(home)
+            return Ref(tensor, home).bind(content).detach().clone()
+
     def settle_arguments(self, args: Any) -> None:
         """Tensors whose content is in memory by now lie on meta no longer."""
         with self.quietly():

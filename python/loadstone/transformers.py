@@ -1,6 +1,11 @@
-"""transformers: how a model of this library is built a second time.
+"""transformers: its own ``from_pretrained`` with loadstone in the middle.
 
-No weight is read or converted here.
+>>> from transformers import AutoModelForCausalLM
+>>> model = loadstone.transformers.from_pretrained(AutoModelForCausalLM, "folder", dtype="auto")
+
+Which key becomes what is traced from the library's conversion registry, so experts are fused,
+tensors split, renamed and transposed as the library does it, while their bytes are read. No weight
+is read or converted here.
 """
 
 from __future__ import annotations
@@ -8,10 +13,100 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from loadstone._catalog import Catalog
+    from loadstone._patch import Hooks
+    from loadstone._traced import Traced
+
+
+def from_pretrained(
+    cls: Any,
+    pretrained_model_name_or_path: str | os.PathLike[str],
+    *model_args: Any,
+    missing: str = "initialise",
+    progress: bool | Callable[[int, int], object] = False,
+    threads: int | None = None,
+    **kwargs: Any,
+) -> Any:
+    """The library's ``cls.from_pretrained``, planned, read and proved by loadstone.
+
+    Args:
+        cls: a ``PreTrainedModel`` or an ``AutoModel`` class.
+        pretrained_model_name_or_path: a folder, or a name that the library resolves through its
+            hub cache.
+        missing: ``"initialise"``: the library's initialiser runs for what the checkpoint lacks, and
+            what it leaves alone gets the constructor's value; ``"error"``, ``"zeros"``.
+        progress, threads: see :meth:`loadstone.Plan.execute`.
+        kwargs: what the library's function takes.
+
+    Returns:
+        What the library's function returns: the model, or model and loading info. Where every
+        tensor came from is in ``loadstone.audit(model)``.
+
+    Raises:
+        PlanError: something is missing, does not fit, or cannot be traced; nothing was read.
+        Error: ``plan.options``: a way of loading that is the library's own (``tp_plan``,
+            ``state_dict``, files that are not safetensors ...), named.
+        Everything that the library raises for its arguments.
+    """
+    from loadstone._patch import hooked
+    from loadstone._transformers import hooks
+    from loadstone._transformers.load import Options
+
+    chosen = Options(missing=missing, progress=progress, threads=threads, is_direct=True)
+    with hooked(hooks.hooks()), hooks.options(chosen):
+        return cls.from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
+
+
+def patches() -> Hooks:
+    """What :func:`loadstone.patch` installs for this library."""
+    from loadstone._transformers import hooks
+
+    return hooks.hooks()
+
+
+def trace(model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any = None) -> Traced:
+    """What each tensor of a ``PreTrainedModel`` is made of, by the library's conversion registry.
+
+    Args:
+        model: may lie on meta.
+        dtype: ``None`` and ``"auto"``: the model's own; a torch dtype or its name.
+        key_mapping: as ``from_pretrained`` takes it.
+
+    Raises:
+        Error: ``plan.options``: the model is not one of this library, or the library is not one
+            that is known.
+    """
+    from transformers import PreTrainedModel
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    from loadstone._errors import make
+    from loadstone._transformers import cache, load, versions
+    from loadstone._transformers.rules import Question
+
+    versions.require_known()
+    if not isinstance(model, PreTrainedModel):
+        found = f"{type(model).__module__}.{type(model).__qualname__}"
+        raise make("plan.options", "the model is not of transformers", field="rules", found=found)
+    quantizer = getattr(model, "hf_quantizer", None)
+    built = construction_dtype(model)
+    wanted = built if dtype in (None, "auto") else _dtype(dtype)
+    keeps = model._get_dtype_plan(wanted)
+    conversions = get_model_conversion_mapping(model, key_mapping, quantizer)
+    question = Question(model, wanted, keeps, conversions, quantizer, built)
+    derived = cache.derive(catalog, question)
+    return load.as_traced(model, catalog, derived, ignores_mismatches=False)
+
+
+def _dtype(dtype: Any) -> torch.dtype:
+    found: torch.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    return found
 
 
 @contextlib.contextmanager

@@ -1,0 +1,53 @@
+"""What an adapter worked out from its library's own conversion code, for a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from loadstone import _core
+
+
+@dataclass
+class Traced:
+    """Recipes, and what the library knows of the model beside them.
+
+    Attributes:
+        recipes: of the targets that the checkpoint gives.
+        dtypes: final dtype of each of these, by its safetensors name.
+        ties: target, and the target whose tensor it is; for models whose ties are not made yet.
+        known_sources: tensors of the checkpoint that the library has an answer for, also where the
+            answer is that nobody needs them.
+        unexpected: the library's name and the checkpoint's own of tensors that nobody needs.
+        findings: what there is to say before anything is read.
+    """
+
+    recipes: _core.Recipes
+    dtypes: dict[str, str] = field(default_factory=dict)
+    ties: dict[str, str] = field(default_factory=dict)
+    known_sources: list[str] = field(default_factory=list)
+    unexpected: list[tuple[str, str]] = field(default_factory=list)
+    findings: list[_core.Finding] = field(default_factory=list)
+
+    def row(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A row for the core (see ``_plan``) with what is known of its target put in."""
+        name, shape, dtype, kind, tie_of, has_value = row
+        root = tie_of or self.ties.get(name, "")
+        return name, shape, self.dtypes.get(root or name, dtype), kind, root, has_value
+
+    def unexpected_findings(self, policy: str) -> list[_core.Finding]:
+        """One finding for each tensor that nobody needs."""
+        if policy == "ignore":
+            return []
+        severity = "error" if policy == "error" else "warning"
+        return [
+            _core.Finding(
+                severity,
+                "plan.unexpected",
+                name,
+                [source],
+                f"nothing in the model is made of {source!r}"
+                + (f" ({name!r} in the model's names)" if name != source else ""),
+            )
+            for name, source in self.unexpected
+        ]

@@ -1,0 +1,187 @@
+"""Where loadstone enters the library: its own ``from_pretrained``, with another middle.
+
+What is replaced are the context in which the model is built (a skeleton: buffers stay real), the
+reading of the checkpoint, and the step that gives memory to what is missing (the library's own
+overwrites every non-persistent buffer with heap bytes). All else is the library's code: arguments,
+configs, quantizers, device maps, initialisers, ties, generation configs, hooks, adapters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from loadstone._errors import make
+from loadstone._patch import Hook, Hooks, gated, suspended
+from loadstone._skeleton import skeleton
+from loadstone._transformers import kernels
+from loadstone._transformers.load import Load, Options
+from loadstone._transformers.versions import require_known
+
+_options: ContextVar[Options | None] = ContextVar("loadstone_transformers_options", default=None)
+_current: ContextVar[Load | None] = ContextVar("loadstone_transformers_load", default=None)
+
+# Arguments that ask for another way of loading altogether.
+_OTHER_WAYS = ("tp_plan", "tp_size", "distributed_config", "device_mesh", "state_dict", "gguf_file")
+
+
+@functools.cache
+def hooks() -> Hooks:
+    """The places in ``PreTrainedModel`` that are replaced while a load runs on loadstone."""
+    require_known()
+    from transformers import PreTrainedModel
+
+    replacements = {
+        "from_pretrained": _from_pretrained,
+        "get_init_context": _get_init_context,
+        "init_weights": _init_weights,
+        "_load_pretrained_model": _load_pretrained_model,
+        "_move_missing_keys_from_meta_to_device": _move_missing_keys,
+        "_initialize_missing_keys": _initialize_missing_keys,
+    }
+    return Hooks(
+        [
+            Hook(PreTrainedModel, name, gated("transformers", replacement))
+            for name, replacement in replacements.items()
+        ],
+        "transformers",
+    )
+
+
+@contextlib.contextmanager
+def options(chosen: Options) -> Iterator[None]:
+    """What the loads in here are to do."""
+    token = _options.set(chosen)
+    try:
+        yield
+    finally:
+        _options.reset(token)
+
+
+def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    chosen = _options.get() or Options()
+    other = [name for name in _OTHER_WAYS if kwargs.get(name) is not None]
+    if _is_sharded_by_others():
+        other.append("DeepSpeed or FSDP")
+    if other and chosen.is_direct:
+        raise _refused(other[0])
+    if other:
+        with suspended("transformers"):
+            return original(cls, *args, **kwargs)
+    load = Load(chosen)
+    token = _current.set(load)
+    try:
+        result = original(cls, *args, **kwargs)
+        load.finish(result[0] if isinstance(result, tuple) else result)
+    finally:
+        _current.reset(token)
+    return result
+
+
+def _get_init_context(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    contexts = original(cls, *args, **kwargs)
+    load = _current.get()
+    if load is None or not any(isinstance(each, torch.device) for each in contexts):
+        return contexts
+    ours = [skeleton() if isinstance(each, torch.device) else each for each in contexts]
+    return [*ours, _constructing(load)]
+
+
+@contextlib.contextmanager
+def _constructing(load: Load) -> Iterator[None]:
+    load.is_constructing = True
+    try:
+        yield
+    finally:
+        load.is_constructing = False
+
+
+def _init_weights(original: Any, model: Any) -> Any:
+    """The library leaves it out for models on meta, which it asks torch's default device for."""
+    load = _current.get()
+    return None if load is not None and load.is_constructing else original(model)
+
+
+def _load_pretrained_model(
+    original: Any,
+    model: Any,
+    state_dict: Any,
+    checkpoint_files: list[str] | None,
+    load_config: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    load = _current.get()
+    if load is not None and load.model is None:  # else an adapter for a model that is loaded
+        reason = _reason_against(model, state_dict, checkpoint_files, load_config)
+        if reason is None and checkpoint_files is not None:
+            return load.read(model, checkpoint_files, load_config)
+        if load.options.is_direct:
+            raise _refused(reason or "no files")
+    return original(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
+
+
+def _move_missing_keys(
+    original: Any, model: Any, missing_keys: Any, device_map: Any, *args: Any, **kwargs: Any
+) -> Any:
+    load = _current.get()
+    if load is None or load.plan is None:
+        return original(model, missing_keys, device_map, *args, **kwargs)
+    return load.give_memory(model, set(missing_keys), device_map)
+
+
+def _initialize_missing_keys(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(model, *args, **kwargs)
+    load = _current.get()
+    if load is not None and load.plan is not None:
+        load.complete(model)
+    return result
+
+
+def _reason_against(
+    model: Any, state_dict: Any, files: list[str] | None, config: Any
+) -> str | None:
+    """Why this checkpoint is not for loadstone; ``None``: it is."""
+    if state_dict is not None:
+        return "state_dict"
+    if not files:
+        return "no checkpoint files"
+    other = next((file for file in files if not str(file).endswith(".safetensors")), None)
+    if other is not None:
+        return f"files that are not safetensors ({other})"
+    if config.device_mesh is not None or getattr(model, "_pp_stage", None) is not None:
+        return "distributed_config"
+    if any(name.endswith("_extra_state") for name in model.state_dict()):
+        return "extra state of modules"
+    return None if config.hf_quantizer is None else _reason_against_quantizer(config)
+
+
+def _reason_against_quantizer(config: Any) -> str | None:
+    quantizer = config.hf_quantizer
+    if not quantizer.pre_quantized:
+        return f"quantization_config ({type(quantizer).__name__} quantizes while it loads)"
+    for mapping in config.weight_mapping or ():
+        for operation in getattr(mapping, "operations", ()):
+            if hasattr(operation, "hf_quantizer") and not kernels.is_known(operation):
+                return f"quantization_config ({type(operation).__name__} has no kernel)"
+    return None
+
+
+def _is_sharded_by_others() -> bool:
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+    from transformers.modeling_utils import is_fsdp_enabled
+
+    return bool(is_deepspeed_zero3_enabled() or is_fsdp_enabled())
+
+
+def _refused(what: str) -> Exception:
+    return make(
+        "plan.options",
+        "this version does not load this way: call the model class's own from_pretrained",
+        field=what,
+    )

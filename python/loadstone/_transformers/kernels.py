@@ -1,0 +1,78 @@
+"""The library's arithmetic operations, matched by class to kernels of the core.
+
+The library's own code decides what belongs together and in which dtype the result is; only the
+function that does the arithmetic is another one: it writes down which kernel makes the value.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from loadstone.tracing import Symbol, Trace
+
+
+def substitute(mapping: Any, trace: Trace) -> None:
+    """Puts operations that can be traced in the place of those that compute."""
+    operations = getattr(mapping, "operations", None)
+    if operations:
+        mapping.operations = [_traceable(each, trace) for each in operations]
+
+
+def is_known(operation: Any) -> bool:
+    """Whether an operation of a quantizer has a kernel."""
+    return _name(operation) in _SUBSTITUTES
+
+
+def _name(operation: Any) -> str:
+    return f"{type(operation).__module__}.{type(operation).__name__}"
+
+
+def _traceable(operation: Any, trace: Trace) -> Any:
+    substitute = _SUBSTITUTES.get(_name(operation))
+    return operation if substitute is None else substitute(copy.copy(operation), trace)
+
+
+def _fp8_dequantize(operation: Any, trace: Trace) -> Any:
+    """Blocks of the weight multiplied by a scale each, in float32, then rounded once."""
+
+    def dequantize_one(
+        quantized: Symbol, scales: Symbol, output_dtype: torch.dtype | None = None
+    ) -> Symbol:
+        shape = list(quantized.shape)
+        packed = quantized.dtype == torch.int8  # two FP4 numbers in each byte
+        if packed:
+            shape[-1] *= 2
+        if output_dtype is None:
+            wide = scales.dtype.is_floating_point and scales.element_size() >= 2
+            output_dtype = scales.dtype if wide else torch.bfloat16
+        kernel = "fp4_block" if packed else "fp8_block"
+        return trace.decode(kernel, [quantized, scales], tuple(shape), output_dtype)
+
+    operation._dequantize_one = dequantize_one
+    return operation
+
+
+def _mxfp4_dequantize(operation: Any, trace: Trace) -> Any:
+    """FP4 numbers times a power of two for each 32; then rows and columns change places."""
+
+    def dequantize(blocks: Symbol, scales: Symbol, dtype: torch.dtype) -> torch.Tensor:
+        *leading, groups, width = blocks.shape
+        shape = (*leading, groups * width * 2)
+        return trace.decode("mxfp4", [blocks, scales], shape, dtype).transpose(1, 2).contiguous()
+
+    own = type(operation).convert
+    names = {**own.__globals__, "dequantize_convertops": dequantize}
+    convert = types.FunctionType(own.__code__, names, own.__name__, own.__defaults__)
+    operation.convert = types.MethodType(convert, operation)
+    return operation
+
+
+_SUBSTITUTES: dict[str, Callable[[Any, Trace], Any]] = {
+    "transformers.integrations.finegrained_fp8.Fp8Dequantize": _fp8_dequantize,
+    "transformers.integrations.mxfp4.Mxfp4Dequantize": _mxfp4_dequantize,
+}

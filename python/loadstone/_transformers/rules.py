@@ -1,0 +1,232 @@
+"""The library's own conversion code, run on symbols: one recipe for every target that it makes.
+
+Which key becomes what is decided by functions of ``transformers.core_model_loading``, in the order
+in which its own loader calls them; here is only what they are called with.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import core_model_loading as library
+
+from loadstone import _core
+from loadstone._catalog import Catalog
+from loadstone._dtypes import dtype_name
+from loadstone._errors import Error
+from loadstone._transformers import kernels
+from loadstone._transformers.absent import Groups, absent_findings
+from loadstone.tracing import Symbol, Trace
+
+
+@dataclass
+class Question:
+    """What the answer depends on, beside the checkpoint.
+
+    Attributes:
+        model: a ``PreTrainedModel`` whose parameters may lie on meta.
+        dtype: the load's; ``None``: each source's own.
+        dtype_plan: patterns of names with a dtype of their own (keep-in-fp32).
+        conversions: the library's transforms, those of a quantizer and of a key mapping too.
+        quantizer: the library's, or ``None``.
+        built_dtype: the dtype that the model was built under, where the load's is another one.
+    """
+
+    model: Any
+    dtype: torch.dtype | None
+    dtype_plan: dict[str, torch.dtype]
+    conversions: list[Any]
+    quantizer: Any = None
+    built_dtype: torch.dtype | None = None
+
+
+@dataclass
+class Derived:
+    """Recipes, and what the library would say of the rest.
+
+    Attributes:
+        recipes: of every target that the checkpoint gives, in the target's final dtype.
+        dtypes: these dtypes, by target, by their safetensors names.
+        unexpected: (the name that the library reports, the checkpoint's own).
+        mismatched: (target, shape found, shape expected).
+        used: positions in ``Question.conversions`` of the transforms that matched something.
+        findings: errors: groups that lack a source, conversions that fail or cannot be traced.
+    """
+
+    recipes: _core.Recipes
+    dtypes: dict[str, str] = field(default_factory=dict)
+    unexpected: list[tuple[str, str]] = field(default_factory=list)
+    mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+    used: list[int] = field(default_factory=list)
+    findings: list[_core.Finding] = field(default_factory=list)
+
+
+class Slice:
+    """What the library's loader asks a tensor in a file for."""
+
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding
+
+    def get_dtype(self) -> str:
+        """By its safetensors name."""
+        return self._encoding
+
+
+def derive(catalog: Catalog, question: Question) -> Derived:
+    """Works out where every target of the model comes from. Reads no data.
+
+    Thread safety: the question's conversions are written to (the library notes in them what
+    matched); nothing else is shared.
+    """
+    return _Derivation(catalog, question).run()
+
+
+class _Derivation:
+    def __init__(self, catalog: Catalog, question: Question) -> None:
+        self.catalog = catalog
+        self.question = question
+        self.model = question.model
+        self.state: dict[str, Any] = self.model.state_dict()
+        self.trace = Trace(catalog)
+        self.groups: Groups = {}
+        self.derived = Derived(recipes=None)
+        is_renaming = library.WeightRenaming
+        self.renamings = [each for each in question.conversions if isinstance(each, is_renaming)]
+        self.converters = [
+            each for each in question.conversions if isinstance(each, library.WeightConverter)
+        ]
+        self.by_pattern = {
+            pattern: each for each in self.converters for pattern in each.source_patterns
+        }
+        self.keeps = None
+        if question.dtype_plan:
+            self.keeps = library.build_glob_alternation(list(question.dtype_plan))
+
+    def run(self) -> Derived:
+        encodings = self.catalog.encodings()
+        for key in sorted(encodings, key=library.dot_natural_key):
+            self._collect(key, encodings[key])
+        for first, (mapping, _) in self.groups.items():
+            self._convert(first, mapping)
+        derived = self.derived
+        derived.recipes = self.trace.finish()
+        derived.used = [
+            index for index, each in enumerate(self.question.conversions) if each.was_used()
+        ]
+        return derived
+
+    # --- which key goes where --------------------------------------------------------------------
+
+    def rename(self, key: str) -> tuple[str, str | None]:
+        """The target that a key goes to first, and the pattern of the converter that takes it."""
+        prefix = self.model.base_model_prefix
+        renamed, pattern = library.rename_source_key(
+            key, self.renamings, self.converters, prefix, self.state
+        )
+        if renamed not in self.state and key in self.state:
+            renamed, pattern = library.rename_source_key(
+                key, [], [], base_model_prefix=prefix, meta_state_dict=self.state
+            )
+        return renamed, pattern
+
+    def _collect(self, key: str, encoding: str) -> None:
+        renamed, pattern = self.rename(key)
+        if renamed not in self.state:
+            for name in self._unexpected_names(renamed, pattern):
+                self.derived.unexpected.append((name, key))
+            return
+        if (
+            renamed not in self.groups
+        ):  # one converter a target; the library copies one for each key
+            mapping = (
+                copy.deepcopy(self.by_pattern[pattern])
+                if pattern is not None
+                else library.WeightRenaming(key, renamed)
+            )
+            if pattern is not None:
+                kernels.substitute(mapping, self.trace)
+            self.groups[renamed] = (mapping, {})
+        mapping, members = self.groups[renamed]
+        pattern = pattern if pattern is not None else key
+        members.setdefault(pattern, []).append(key)
+        symbol: torch.Tensor = self.trace.source(key)
+        dtype = self._dtype(renamed, mapping, encoding)
+        if dtype is not None and symbol.dtype != dtype:
+            symbol = symbol.to(dtype)
+        mapping.add_tensor(renamed, key, pattern, symbol)
+
+    def _unexpected_names(self, renamed: str, pattern: str | None) -> list[str]:
+        if pattern is None:
+            return [renamed]
+        targets = self.by_pattern[pattern].target_patterns
+        return [renamed.replace(targets[0], target) for target in targets]
+
+    def _dtype(self, target: str, mapping: Any, encoding: str) -> torch.dtype | None:
+        """The dtype in which the library reads a source."""
+        question = self.question
+        dtype = question.dtype
+        match = self.keeps[0].search(target) if self.keeps is not None else None
+        if match is not None:
+            dtype = question.dtype_plan[self.keeps[1][match.lastgroup]]  # type: ignore[index]
+        elif self.state[target].dtype not in (dtype, question.built_dtype):
+            dtype = self.state[target].dtype
+        if question.quantizer is not None and question.quantizer.pre_quantized:
+            dtype = question.quantizer.get_new_dtype(mapping, Slice(encoding), dtype)
+        return dtype
+
+    # --- what is done to it ----------------------------------------------------------------------
+
+    def _convert(self, first: str, mapping: Any) -> None:
+        try:
+            made = mapping.convert(
+                first,
+                model=self.model,
+                config=self.model.config,
+                hf_quantizer=self.question.quantizer,
+                loading_info=None,
+            )
+        except Exception as reason:
+            self._failed(first, mapping, reason)
+            return
+        for name, value in made.items():
+            value = value[0] if isinstance(value, list) else value
+            if name not in self.state:
+                self.derived.unexpected.append((name, self._sources(first)[0]))
+            elif tuple(value.shape) != tuple(self.state[name].shape):
+                self._mismatched(first, name, mapping, tuple(value.shape))
+            else:
+                self.trace.add(name, value)
+                self.derived.dtypes[name] = dtype_name(value.dtype)
+
+    def _sources(self, first: str) -> list[str]:
+        return [key for keys in self.groups[first][1].values() for key in keys]
+
+    def _mismatched(self, first: str, name: str, mapping: Any, shape: tuple[int, ...]) -> None:
+        lacking = absent_findings(self, first)
+        self.derived.findings += lacking
+        if not lacking:
+            self.derived.mismatched.append((name, shape, tuple(self.state[name].shape)))
+
+    def _failed(self, first: str, mapping: Any, reason: Exception) -> None:
+        lacking = absent_findings(self, first)
+        if lacking:
+            self.derived.findings += lacking
+            return
+        operations = [type(each).__name__ for each in getattr(mapping, "operations", ())]
+        if isinstance(reason, Error):
+            code, message = reason.code, reason.message
+        else:
+            code = "plan.conversion"
+            message = (
+                f"the library's conversion ({', '.join(operations)}) fails: "
+                f"{type(reason).__name__}: {reason}"
+            )
+        self.derived.findings.append(
+            _core.Finding("error", code, first, self._sources(first)[:8], message)
+        )
+
+
+__all__ = ["Derived", "Question", "Symbol", "derive"]

@@ -1,0 +1,311 @@
+"""What each of torch's operations does to the elements of a symbol.
+
+Shapes, strides and dtypes are torch's own answer (the operation runs on meta tensors as well); here
+is only which element goes where. Layout in memory does not matter: a recipe's value is a
+row of elements in row-major order, so a copy to another memory format is nothing at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from loadstone._dtypes import dtype_name
+from loadstone.tracing._symbol import Symbol, refusal
+from loadstone.tracing._trace import Trace, symbols_in
+
+aten = torch.ops.aten
+
+# What an operation gives: a value, or one for each tensor that it returns.
+Values = int | list[int]
+Handler = Callable[[Trace, Any, dict[str, Any], Any], Values]
+
+# One index of a gather becomes one piece: more of them are no layout, but data.
+GATHERED_MAX = 1 << 16
+
+
+def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Carries one operation out on meta tensors and writes down what it does to elements."""
+    symbols = symbols_in((args, kwargs))
+    packet = func.overloadpacket
+    if packet in _READS_VALUES:
+        raise refusal("plan.data_dependent", packet.__name__, symbols)
+    if func._schema.is_mutable:
+        raise refusal("plan.untraceable", func._schema.name, symbols, "writes into a tensor")
+    if packet in _FORM_ONLY:
+        return func(*_stand_ins(args), **_stand_ins(kwargs))
+    handler = _HANDLERS.get(packet)
+    if handler is None or (packet is aten.view and isinstance(args[1], torch.dtype)):
+        raise refusal("plan.untraceable", func._schema.name.partition("::")[2], symbols)
+    given = func(*_metas(args), **_metas(kwargs))
+    trace = symbols[0].trace
+    try:
+        values = handler(trace, args, kwargs, given)
+    except _Unsupported as reason:
+        name = func._schema.name.partition("::")[2]
+        raise refusal("plan.untraceable", name, symbols, str(reason)) from None
+    if isinstance(values, int):
+        return trace.made(values, given, symbols)
+    made = [trace.made(*pair, symbols) for pair in zip(values, given, strict=True)]
+    return type(given)(made)
+
+
+class _Unsupported(Exception):
+    """A form of a known operation that is not supported; says why."""
+
+
+def _metas(value: Any) -> Any:
+    if isinstance(value, Symbol):
+        return value.meta
+    if isinstance(value, torch.Tensor):
+        return value.to("meta")
+    if isinstance(value, list | tuple):
+        return type(value)(_metas(each) for each in value)
+    if isinstance(value, dict):
+        return {key: _metas(each) for key, each in value.items()}
+    return torch.device("meta") if isinstance(value, torch.device) else value
+
+
+def _stand_ins(value: Any) -> Any:
+    """For operations that only ask a tensor for its form: one element, seen many times."""
+    if isinstance(value, Symbol):
+        return torch.zeros((), dtype=value.dtype).expand(value.shape)
+    if isinstance(value, list | tuple):
+        return type(value)(_stand_ins(each) for each in value)
+    if isinstance(value, dict):
+        return {key: _stand_ins(each) for key, each in value.items()}
+    return value
+
+
+# --- one value in, one value out -----------------------------------------------------------------
+
+
+def _same(trace: Trace, args: Any, kwargs: dict[str, Any], given: Any) -> Values:
+    return int(args[0].value)
+
+
+def _cast(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
+    value: int = args[0].value
+    return (
+        value
+        if given.dtype == args[0].dtype
+        else trace.builder.cast(value, dtype_name(given.dtype))
+    )
+
+
+def _reshape(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
+    return trace.builder.reshape(args[0].value, list(given.shape))
+
+
+def _transpose(trace: Trace, args: Any, kwargs: dict[str, Any], given: Any) -> Values:
+    return trace.builder.transpose(args[0].value, args[1], args[2])
+
+
+def _matrix_transpose(trace: Trace, args: Any, kwargs: dict[str, Any], given: Any) -> Values:
+    value: int = args[0].value
+    return value if args[0].dim() < 2 else trace.builder.transpose(value, 0, 1)
+
+
+def _permute(trace: Trace, args: Any, kwargs: dict[str, Any], given: Any) -> Values:
+    return trace.builder.permute(args[0].value, list(args[1]))
+
+
+def _slice(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
+    given_args = dict(zip(("self", "dim", "start", "end", "step"), args, strict=False)) | kwargs
+    dim = given_args.get("dim", 0) % args[0].dim()
+    size = args[0].shape[dim]
+    start = given_args.get("start") or 0
+    start = max(0, start + size) if start < 0 else min(start, size)
+    step = given_args.get("step", 1)
+    return trace.builder.slice(args[0].value, dim, start, given.shape[dim], step)
+
+
+def _select(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
+    dim = args[1] % args[0].dim()
+    one = trace.builder.slice(args[0].value, dim, args[2] % args[0].shape[dim], 1)
+    return trace.builder.reshape(one, list(given.shape))
+
+
+def _expand(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
+    lead = given.dim() - args[0].dim()
+    shape = [1] * lead + list(args[0].shape)
+    value = trace.builder.reshape(args[0].value, shape)
+    for dim, (before, after) in enumerate(zip(shape, given.shape, strict=True)):
+        if before != after:
+            value = _repeat_along(trace, value, dim, after)
+    return value
+
+
+def _repeat(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
+    counts = args[1]
+    value = trace.builder.reshape(
+        args[0].value, [1] * (len(counts) - args[0].dim()) + list(args[0].shape)
+    )
+    for dim, count in enumerate(counts):
+        value = _repeat_along(trace, value, dim, count)
+    return value
+
+
+def _repeat_along(trace: Trace, value: int, dim: int, count: int) -> int:
+    if count == 1:
+        return value
+    if not 1 <= count <= GATHERED_MAX:
+        raise _Unsupported("repeats elements too often, or not at all")
+    return trace.builder.concat([value] * count, dim)
+
+
+def _flip(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
+    value: int = args[0].value
+    for dim in args[1]:
+        size = args[0].shape[dim]
+        value = _gather(trace, value, dim % args[0].dim(), list(range(size - 1, -1, -1)))
+    return value
+
+
+def _index_select(trace: Trace, args: Any, kwargs: dict[str, Any], given: Any) -> Values:
+    _, dim, index = args
+    if isinstance(index, Symbol):
+        raise _Unsupported("picks elements by the values of a tensor of the checkpoint")
+    return _gather(trace, args[0].value, dim % args[0].dim(), index.reshape(-1).tolist())
+
+
+def _index(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
+    places = [(dim, index) for dim, index in enumerate(args[1]) if index is not None]
+    if len(places) != 1 or isinstance(places[0][1], Symbol):
+        raise _Unsupported("picks elements by more than one index, or by values")
+    if not isinstance(args[0], Symbol):
+        raise _Unsupported("looks values up in a table")
+    dim, index = places[0]
+    if index.dtype == torch.bool:
+        if index.dim() != 1:
+            raise _Unsupported("picks elements by a mask of several dimensions")
+        index = index.nonzero()
+    size = args[0].shape[dim]
+    picked = [each % size for each in index.reshape(-1).tolist()]
+    return trace.builder.reshape(_gather(trace, args[0].value, dim, picked), list(given.shape))
+
+
+def _gather(trace: Trace, value: int, dim: int, indices: list[int]) -> int:
+    """The slices of one dimension in another order; runs of neighbours stay together."""
+    if not indices or len(indices) > GATHERED_MAX:
+        raise _Unsupported("picks too many elements one by one, or none")
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][0] + runs[-1][1]:
+            runs[-1][1] += 1
+        else:
+            runs.append([index, 1])
+    parts = [trace.builder.slice(value, dim, start, size) for start, size in runs]
+    return parts[0] if len(parts) == 1 else trace.builder.concat(parts, dim)
+
+
+# --- one value in, several out -------------------------------------------------------------------
+
+
+def _split(trace: Trace, args: Any, kwargs: dict[str, Any], given: Any) -> Values:
+    dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % args[0].dim()
+    values, start = [], 0
+    for part in given:
+        values.append(trace.builder.slice(args[0].value, dim, start, part.shape[dim]))
+        start += part.shape[dim]
+    return values
+
+
+def _unbind(trace: Trace, args: Any, kwargs: dict[str, Any], given: Any) -> Values:
+    dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % args[0].dim()
+    parts = (trace.builder.slice(args[0].value, dim, index, 1) for index in range(len(given)))
+    return [
+        trace.builder.reshape(part, list(one.shape)) for part, one in zip(parts, given, strict=True)
+    ]
+
+
+# --- several values in, one out ------------------------------------------------------------------
+
+
+def _cat(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    # torch joins tensors of shape [0] to anything, and promotes dtypes
+    parts = [part for part in args[0] if part.dim() == given.dim()]
+    return trace.builder.concat(_values(trace, parts, given.dtype), dim)
+
+
+def _stack(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    return trace.builder.stack(_values(trace, args[0], given.dtype), dim)
+
+
+def _values(trace: Trace, parts: Any, dtype: torch.dtype) -> list[int]:
+    values = []
+    for part in parts:
+        if not isinstance(part, Symbol):
+            raise _Unsupported("joins tensors of the checkpoint with values made by the code")
+        same = part.dtype == dtype
+        values.append(part.value if same else trace.builder.cast(part.value, dtype_name(dtype)))
+    return values
+
+
+_HANDLERS: dict[Any, Handler] = {
+    aten.alias: _same,
+    aten.clone: _same,
+    aten.contiguous: _same,
+    aten.detach: _same,
+    aten.lift_fresh: _same,
+    aten._to_copy: _cast,
+    aten._reshape_alias: _reshape,
+    aten._unsafe_view: _reshape,
+    aten.reshape: _reshape,
+    aten.squeeze: _reshape,
+    aten.unsqueeze: _reshape,
+    aten.view: _reshape,
+    aten.view_copy: _reshape,
+    aten.permute: _permute,
+    aten.t: _matrix_transpose,
+    aten.transpose: _transpose,
+    aten.select: _select,
+    aten.slice: _slice,
+    aten.expand: _expand,
+    aten.repeat: _repeat,
+    aten.flip: _flip,
+    aten.index: _index,
+    aten.index_select: _index_select,
+    aten.split: _split,
+    aten.split_with_sizes: _split,
+    aten.unbind: _unbind,
+    aten.cat: _cat,
+    aten.stack: _stack,
+}
+
+# They ask what a tensor holds.
+_READS_VALUES = frozenset(
+    {
+        aten._local_scalar_dense,
+        aten.item,
+        aten.equal,
+        aten.is_nonzero,
+        aten.nonzero,
+        aten._unique,
+        aten._unique2,
+        aten.unique_dim,
+        aten.allclose,
+        aten.isnan,
+        aten.any,
+        aten.all,
+        aten.max,
+        aten.min,
+        aten.masked_select,
+    }
+)
+
+# They ask for a tensor's form only, and give values of their own.
+_FORM_ONLY = frozenset(
+    {
+        aten.zeros_like,
+        aten.ones_like,
+        aten.full_like,
+        aten.new_zeros,
+        aten.new_ones,
+        aten.new_full,
+    }
+)

@@ -1,0 +1,87 @@
+"""One trace: sources go in as symbols, what they became comes out as recipes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from loadstone import _core
+from loadstone._catalog import Catalog
+from loadstone._dtypes import dtype_name, torch_dtype
+from loadstone._errors import make
+from loadstone.tracing._symbol import Symbol, refusal
+
+_BYTES = torch.uint8
+
+
+class Trace:
+    """Writes down what conversion code does to the tensors of a checkpoint. For one thread.
+
+    Args:
+        catalog: what the checkpoint holds.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.builder = _core.RecipeBuilder(catalog._core)
+        self._forms: dict[tuple[tuple[int, ...], torch.dtype], torch.Tensor] = {}
+
+    def source(self, name: str) -> Symbol:
+        """A tensor of the checkpoint.
+
+        Raises:
+            PlanError: there is none of this name (``plan.recipe``), or it is of a block format
+                that torch has no dtype for.
+        """
+        value = self.builder.source(name)
+        shape, dtype = tuple(self.builder.shape(value)), torch_dtype(self.builder.dtype(value))
+        return Symbol(self, value, self._form(shape, dtype), (), name)
+
+    def decode(
+        self, kernel: str, sources: list[Symbol], shape: tuple[int, ...], dtype: torch.dtype
+    ) -> Symbol:
+        """What a named kernel makes of whole tensors of the checkpoint: see ``docs/kernels.md``."""
+        if any(symbol.parents for symbol in sources):
+            raise refusal("plan.untraceable", kernel, sources, "needs tensors as they are stored")
+        value = self.builder.decode(
+            kernel, [symbol.value for symbol in sources], list(shape), dtype_name(dtype)
+        )
+        return Symbol(self, value, self._form(tuple(shape), dtype), tuple(sources))
+
+    def add(self, target: str, tensor: torch.Tensor) -> None:
+        """Says what a target is made of: a symbol, or a real tensor, which is a constant."""
+        if isinstance(tensor, Symbol):
+            if tensor.trace is not self:
+                raise make("plan.recipe", "the value belongs to another trace", tensor=target)
+            self.builder.add(target, tensor.value)
+            return
+        data = tensor.detach().to("cpu").contiguous()
+        raw = bytes(data.reshape(-1).view(_BYTES).numpy().tobytes()) if data.numel() else b""
+        value = self.builder.constant(raw, list(data.shape), dtype_name(data.dtype))
+        self.builder.add(target, value)
+
+    def finish(self) -> _core.Recipes:
+        """The recipes of all targets added. The trace is at its end."""
+        return self.builder.finish()
+
+    def made(self, value: int, meta: torch.Tensor, parents: list[Symbol]) -> Symbol:
+        """What an operation gave."""
+        return Symbol(self, value, meta, tuple(parents))
+
+    def _form(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        form = self._forms.get((shape, dtype))
+        if form is None:
+            form = torch.empty(shape, dtype=dtype, device="meta")
+            self._forms[shape, dtype] = form
+        return form
+
+
+def symbols_in(value: Any) -> list[Symbol]:
+    """The symbols among the arguments of an operation, in order."""
+    if isinstance(value, Symbol):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [symbol for each in value for symbol in symbols_in(each)]
+    if isinstance(value, dict):
+        return [symbol for each in value.values() for symbol in symbols_in(each)]
+    return []
