@@ -36,7 +36,7 @@ def hooks() -> Hooks:
     require_known()
     from transformers import PreTrainedModel
 
-    replacements = {
+    replacements: dict[str, Any] = {
         "from_pretrained": _from_pretrained,
         "get_init_context": _get_init_context,
         "init_weights": _init_weights,
@@ -173,10 +173,10 @@ def _reason_against_quantizer(config: Any) -> str | None:
 
 
 def _is_sharded_by_others() -> bool:
-    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
-    from transformers.modeling_utils import is_fsdp_enabled
+    from transformers.integrations import deepspeed
+    from transformers.integrations.fsdp import is_fsdp_enabled
 
-    return bool(is_deepspeed_zero3_enabled() or is_fsdp_enabled())
+    return bool(deepspeed.is_deepspeed_zero3_enabled() or is_fsdp_enabled())  # type: ignore[no-untyped-call]
 
 
 def _refused(what: str) -> Exception:

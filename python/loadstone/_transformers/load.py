@@ -241,7 +241,7 @@ def _loading_info(model: Any, derived: Derived) -> LoadStateDictInfo:
     )
     for name, found, expected in derived.mismatched:
         info.missing_keys.discard(name)
-        info.mismatched_keys.add((name, torch.Size(found), torch.Size(expected)))
+        info.mismatched_keys.add((name, torch.Size(found), torch.Size(expected)))  # type: ignore[arg-type]
     return info
 
 

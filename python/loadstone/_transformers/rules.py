@@ -56,7 +56,7 @@ class Derived:
         findings: errors: groups that lack a source, conversions that fail or cannot be traced.
     """
 
-    recipes: _core.Recipes
+    recipes: Any = None
     dtypes: dict[str, str] = field(default_factory=dict)
     unexpected: list[tuple[str, str]] = field(default_factory=list)
     mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
@@ -92,7 +92,7 @@ class _Derivation:
         self.state: dict[str, Any] = self.model.state_dict()
         self.trace = Trace(catalog)
         self.groups: Groups = {}
-        self.derived = Derived(recipes=None)
+        self.derived = Derived()
         is_renaming = library.WeightRenaming
         self.renamings = [each for each in question.conversions if isinstance(each, is_renaming)]
         self.converters = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from typing import Any
 
 from loadstone._errors import make
 
@@ -48,9 +49,9 @@ def require_known() -> None:
     missing = []
     for table, owner in ((_RELIED_UPON, modeling_utils), (_CONVERSION, core_model_loading)):
         for path, wanted in table.items():
-            function = functools.reduce(
-                lambda where, name: getattr(where, name, None), path.split("."), owner
-            )
+            function: Any = owner
+            for name in path.split("."):
+                function = getattr(function, name, None)
             known = inspect.signature(function).parameters if callable(function) else None
             missing += (
                 [path]

@@ -40,10 +40,10 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if handler is None or (packet is aten.view and isinstance(args[1], torch.dtype)):
         raise refusal("plan.untraceable", func._schema.name.partition("::")[2], symbols)
     given = func(*_metas(args), **_metas(kwargs))
-    trace = symbols[0].trace
+    trace = symbols[0].tracer
     try:
         values = handler(trace, args, kwargs, given)
-    except _Unsupported as reason:
+    except _UnsupportedError as reason:
         name = func._schema.name.partition("::")[2]
         raise refusal("plan.untraceable", name, symbols, str(reason)) from None
     if isinstance(values, int):
@@ -52,7 +52,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return type(given)(made)
 
 
-class _Unsupported(Exception):
+class _UnsupportedError(Exception):
     """A form of a known operation that is not supported; says why."""
 
 
@@ -152,7 +152,7 @@ def _repeat_along(trace: Trace, value: int, dim: int, count: int) -> int:
     if count == 1:
         return value
     if not 1 <= count <= GATHERED_MAX:
-        raise _Unsupported("repeats elements too often, or not at all")
+        raise _UnsupportedError("repeats elements too often, or not at all")
     return trace.builder.concat([value] * count, dim)
 
 
@@ -167,20 +167,20 @@ def _flip(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) 
 def _index_select(trace: Trace, args: Any, kwargs: dict[str, Any], given: Any) -> Values:
     _, dim, index = args
     if isinstance(index, Symbol):
-        raise _Unsupported("picks elements by the values of a tensor of the checkpoint")
+        raise _UnsupportedError("picks elements by the values of a tensor of the checkpoint")
     return _gather(trace, args[0].value, dim % args[0].dim(), index.reshape(-1).tolist())
 
 
 def _index(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor) -> Values:
     places = [(dim, index) for dim, index in enumerate(args[1]) if index is not None]
     if len(places) != 1 or isinstance(places[0][1], Symbol):
-        raise _Unsupported("picks elements by more than one index, or by values")
+        raise _UnsupportedError("picks elements by more than one index, or by values")
     if not isinstance(args[0], Symbol):
-        raise _Unsupported("looks values up in a table")
+        raise _UnsupportedError("looks values up in a table")
     dim, index = places[0]
     if index.dtype == torch.bool:
         if index.dim() != 1:
-            raise _Unsupported("picks elements by a mask of several dimensions")
+            raise _UnsupportedError("picks elements by a mask of several dimensions")
         index = index.nonzero()
     size = args[0].shape[dim]
     picked = [each % size for each in index.reshape(-1).tolist()]
@@ -190,7 +190,7 @@ def _index(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor)
 def _gather(trace: Trace, value: int, dim: int, indices: list[int]) -> int:
     """The slices of one dimension in another order; runs of neighbours stay together."""
     if not indices or len(indices) > GATHERED_MAX:
-        raise _Unsupported("picks too many elements one by one, or none")
+        raise _UnsupportedError("picks too many elements one by one, or none")
     runs: list[list[int]] = []
     for index in indices:
         if runs and index == runs[-1][0] + runs[-1][1]:
@@ -240,7 +240,7 @@ def _values(trace: Trace, parts: Any, dtype: torch.dtype) -> list[int]:
     values = []
     for part in parts:
         if not isinstance(part, Symbol):
-            raise _Unsupported("joins tensors of the checkpoint with values made by the code")
+            raise _UnsupportedError("joins tensors of the checkpoint with values made by the code")
         same = part.dtype == dtype
         values.append(part.value if same else trace.builder.cast(part.value, dtype_name(dtype)))
     return values

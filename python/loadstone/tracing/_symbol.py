@@ -15,25 +15,27 @@ if TYPE_CHECKING:
 # An operation that joins hundreds of experts is not told by the names of all of them.
 NAMES_MAX = 3
 
+_CPU = torch.device("cpu")
+
 
 class Symbol(torch.Tensor):
     """A value of a trace: it claims to lie on the CPU, and every operation on it is written down.
 
     Attributes:
-        trace: what it belongs to.
+        tracer: the trace that it belongs to.
         value: its number in the trace's recipe builder.
         meta: the tensor that torch works out shapes, strides and dtypes with.
         parents: the symbols that it was made of; none for a tensor of the checkpoint.
         source: the checkpoint's name for it, where it is one.
     """
 
-    trace: Trace
+    tracer: Trace
     value: int
     meta: torch.Tensor
     parents: tuple[Symbol, ...]
     source: str
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(
@@ -46,14 +48,14 @@ class Symbol(torch.Tensor):
     ) -> Symbol:
         """A symbol with the form of ``meta``."""
         symbol: Symbol = torch.Tensor._make_wrapper_subclass(
-            cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device="cpu"
+            cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=_CPU
         )
-        symbol.trace, symbol.value, symbol.meta = trace, value, meta
+        symbol.tracer, symbol.value, symbol.meta = trace, value, meta
         symbol.parents, symbol.source = parents, source
         return symbol
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Every operation on a symbol comes by here."""
@@ -69,7 +71,7 @@ class Symbol(torch.Tensor):
         """Refused: there are no values to hand over."""
         raise refusal("plan.data_dependent", "numpy", [self])
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         """Names the sources; a tensor's own form would ask for values."""
         return f"Symbol({list(self.shape)}, {self.dtype}, of {', '.join(names([self]))})"
 

@@ -51,7 +51,7 @@ class Trace:
     def add(self, target: str, tensor: torch.Tensor) -> None:
         """Says what a target is made of: a symbol, or a real tensor, which is a constant."""
         if isinstance(tensor, Symbol):
-            if tensor.trace is not self:
+            if tensor.tracer is not self:
                 raise make("plan.recipe", "the value belongs to another trace", tensor=target)
             self.builder.add(target, tensor.value)
             return
