@@ -1,12 +1,207 @@
-"""Recipes kept in the user's cache folder, under a digest of all that they follow from."""
+"""Recipes kept in the user's cache folder, under a digest of all that they follow from.
+
+A file is one line of JSON (what the library says beside the recipes, and a checksum), then the
+recipes as the core writes them. A file that is not as it should be is as good as none: it is
+written anew. Recipes are checked again when a plan is made of them, so a forged file
+cannot make a load reach outside its tensors.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import conversion_mapping, core_model_loading
+
+from loadstone import _core
 from loadstone._catalog import Catalog
+from loadstone._errors import Error
 from loadstone._transformers import rules
 from loadstone._transformers.rules import Derived, Question
+from loadstone._version import __version__
+
+# Older files are removed when there are more than these.
+FILES_MAX = 64
+
+_FORM = 1
+
+
+def folder() -> Path:
+    """Where recipes are kept: ``loadstone/recipes`` in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "loadstone" / "recipes"
 
 
 def derive(catalog: Catalog, question: Question) -> Derived:
-    """As :func:`rules.derive`, from the cache where it is there."""
-    return rules.derive(catalog, question)
+    """As :func:`rules.derive`, from the cache where it is there.
+
+    Thread safety: any number of threads and processes may share the folder; files appear whole.
+    """
+    key = digest(catalog, question)
+    path = folder() / f"{key}.json"
+    derived = _read(path, key, catalog)
+    if derived is not None:
+        for index in derived.used:
+            question.conversions[index]._was_used = True
+        return derived
+    derived = rules.derive(catalog, question)
+    if not derived.findings:
+        _write(path, key, derived, catalog)
+    return derived
+
+
+# --- the key -------------------------------------------------------------------------------------
+
+
+def digest(catalog: Catalog, question: Question) -> str:
+    """Of everything that the recipes follow from; 40 hexadecimal digits."""
+    model = question.model
+    cls = type(model)
+    facts = {
+        "form": _FORM,
+        "versions": [__version__, transformers.__version__, torch.__version__],
+        "class": f"{cls.__module__}.{cls.__qualname__}",
+        "prefix": model.base_model_prefix,
+        "config": model.config.to_dict(),
+        "dtypes": [question.dtype, question.built_dtype, question.dtype_plan],
+        "conversions": [_described(each) for each in question.conversions],
+        "quantizer": None if question.quantizer is None else _quantizer(question.quantizer),
+        "targets": [(name, list(t.shape), t.dtype) for name, t in model.state_dict().items()],
+        "code": _code(model, question.conversions),
+    }
+    text = json.dumps(facts, default=str, sort_keys=True)
+    sources = repr([row[:3] for row in catalog._core.tensors()])
+    return hashlib.blake2b(f"{text}\n{sources}".encode(), digest_size=20).hexdigest()
+
+
+def _described(conversion: Any) -> Any:
+    """A transform with its patterns and operations, as text that two equal ones share."""
+    return [
+        type(conversion).__qualname__,
+        conversion._original_source_patterns,
+        conversion._original_target_patterns,
+        conversion.scope_prefix,
+        conversion.base_model_prefix,
+        {name: str(getattr(conversion, name)) for name in _own_slots(type(conversion))},
+        [
+            [type(each).__qualname__, {k: str(v) for k, v in vars(each).items() if _is_plain(v)}]
+            for each in getattr(conversion, "operations", ())
+        ],
+    ]
+
+
+def _own_slots(cls: type) -> list[str]:
+    """Attributes that a subclass of the library's transform adds (an offset, say)."""
+    base = core_model_loading.WeightTransform.__slots__
+    names = [name for each in cls.__mro__ for name in getattr(each, "__slots__", ())]
+    return [name for name in names if name not in base and name != "operations"]
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool | list | tuple | dict | type(None))
+
+
+def _quantizer(quantizer: Any) -> Any:
+    return [type(quantizer).__qualname__, quantizer.quantization_config.to_dict()]
+
+
+def _code(model: Any, conversions: Iterable[Any]) -> list[str]:
+    """Digests of the files with the conversion code, the model's own (remote) code and ours."""
+    modules = {core_model_loading.__name__, conversion_mapping.__name__}
+    for conversion in conversions:
+        modules.add(type(conversion).__module__)
+        modules.update(type(each).__module__ for each in getattr(conversion, "operations", ()))
+    modules.update(
+        cls.__module__
+        for cls in {type(each) for each in model.modules()}
+        if not cls.__module__.startswith("torch.")
+    )
+    package = Path(rules.__file__).parent
+    own = sorted([*package.glob("*.py"), *(package.parent / "tracing").glob("*.py")])
+    return [_digest_of(name) for name in sorted(modules)] + [_digest_of_file(each) for each in own]
+
+
+def _digest_of(module: str) -> str:
+    with contextlib.suppress(TypeError, OSError, KeyError):
+        file = inspect.getsourcefile(sys.modules[module])
+        if file is not None:
+            return f"{module} {_digest_of_file(Path(file))}"
+    return module
+
+
+def _digest_of_file(file: Path) -> str:
+    status = file.stat()
+    return _file_digest(file, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=1024)
+def _file_digest(file: Path, mtime_ns: int, size: int) -> str:
+    return hashlib.blake2b(file.read_bytes(), digest_size=20).hexdigest()
+
+
+# --- the files -----------------------------------------------------------------------------------
+
+
+def _read(path: Path, key: str, catalog: Catalog) -> Derived | None:
+    """``None``: there is no such file, or none that can be believed."""
+    try:
+        if path.stat().st_uid != os.getuid():
+            return None
+        head, _, recipes = path.read_bytes().partition(b"\n")
+        answer = json.loads(head)
+        if answer.pop("key") != key or answer.pop("checksum") != _checksum(answer, recipes):
+            return None
+        derived = Derived(
+            recipes=_core.Recipes.from_json(catalog._core, recipes.decode()),
+            dtypes=answer["dtypes"],
+            unexpected=[(name, source) for name, source in answer["unexpected"]],
+            mismatched=[(name, tuple(a), tuple(b)) for name, a, b in answer["mismatched"]],
+            used=answer["used"],
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, Error):
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # the files used last are the ones that stay
+    return derived
+
+
+def _write(path: Path, key: str, derived: Derived, catalog: Catalog) -> None:
+    """A cache that cannot be written to is no reason to fail."""
+    answer = dataclasses.asdict(dataclasses.replace(derived, recipes=None))
+    del answer["recipes"], answer["findings"]
+    recipes = derived.recipes.to_json(catalog._core).encode()
+    answer |= {"checksum": _checksum(answer, recipes), "key": key}
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent)  # mode 0600
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(json.dumps(answer).encode() + b"\n" + recipes)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        _prune(path.parent)
+
+
+def _checksum(answer: dict[str, Any], recipes: bytes) -> str:
+    text = json.dumps(answer, sort_keys=True).encode()
+    return hashlib.blake2b(text + b"\n" + recipes, digest_size=20).hexdigest()
+
+
+def _prune(where: Path) -> None:
+    files = sorted(where.glob("*.json"), key=lambda each: each.stat().st_mtime)
+    for old in files[:-FILES_MAX]:
+        old.unlink(missing_ok=True)
