@@ -27,11 +27,12 @@ from loadstone._skeleton import save_skeleton, skeleton
 from loadstone._version import __version__
 
 if TYPE_CHECKING:
+    import loadstone.accelerate as accelerate
     import loadstone.diffusers as diffusers
     import loadstone.torch as torch
     import loadstone.transformers as transformers
 
-_ADAPTERS = ("torch", "transformers", "diffusers")
+_ADAPTERS = ("torch", "transformers", "diffusers", "accelerate")
 
 __all__ = [
     "Audit",
@@ -49,6 +50,7 @@ __all__ = [
     "Source",
     "TensorInfo",
     "__version__",
+    "accelerate",
     "audit",
     "diffusers",
     "inspect",

@@ -75,6 +75,12 @@ def remember(model: Any, report: Report, slots: list[TensorSlot]) -> None:
     _last_load[model] = _Loaded(report, storages)
 
 
+def last_report(model: Any) -> Report | None:
+    """That of the last load into a model."""
+    loaded = _last_load.get(model)
+    return loaded.report if loaded else None
+
+
 def audit(model: Any, report: Report | None = None) -> Audit:
     """Walks parameters, buffers and every tensor reachable through attributes.
 

@@ -16,8 +16,12 @@ import torch
 
 Kind = str
 
-# What nn.Module keeps about itself: walked by its own rules, or holding nothing but callbacks.
-_MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) | {"_forward_pre_hooks_with_kwargs"}
+# What nn.Module keeps about itself: walked by its own rules, or holding nothing but callbacks; and
+# accelerate's hook, whose tensors are copies of the module's own on their way to a device.
+_MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) | {
+    "_forward_pre_hooks_with_kwargs",
+    "_hf_hook",
+}
 # Objects of these packages hold no tensors of a model, or are views of others' insides.
 _FOREIGN = frozenset({"torch", "torchgen", "functorch", "numpy", "logging"})
 _LEAVES = (

@@ -1,0 +1,137 @@
+"""Tensors in an offload folder, complete enough for accelerate's hooks to find every one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import offload_weight
+
+from loadstone._accelerate.planning import device_of
+from loadstone._dtypes import torch_dtype
+from loadstone._errors import make
+from loadstone._plan import Plan, PlannedTarget
+from loadstone._skeleton_walk import TensorSlot, walk
+from loadstone.torch import like
+
+Index = dict[str, dict[str, Any]]
+
+
+def read_index(folder: str | os.PathLike[str] | None) -> Index:
+    """The folder's index; empty where there is none."""
+    path = Path(folder, "index.json") if folder is not None else None
+    if path is None or not path.is_file():
+        return {}
+    index: Index = json.loads(path.read_text(encoding="utf-8"))
+    return index
+
+
+def _write_index(folder: Path, index: Index) -> None:
+    temporary = folder / f".index-{os.getpid()}.part"
+    temporary.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(folder / "index.json")
+
+
+def offloaded_slots(
+    slots: Iterable[TensorSlot], device_map: Mapping[str, Any], offload_buffers: bool
+) -> list[TensorSlot]:
+    """The tensors that accelerate's hooks will look for in the folder."""
+    kinds = ("parameter", "persistent_buffer") if offload_buffers else ("parameter",)
+    return [
+        slot for slot in slots if slot.kind in kinds and device_of(slot.name, device_map) == "disk"
+    ]
+
+
+def settle(
+    model: torch.nn.Module,
+    plan: Plan,
+    device_map: Mapping[str, Any],
+    folder: str | os.PathLike[str],
+    offload_buffers: bool,
+) -> None:
+    """After a load: every tensor of a module on disk is in the folder, and on meta in the model.
+
+    The load itself puts there what the checkpoint gives. Here come names that are tied to these,
+    and tensors that the checkpoint does not have.
+    """
+    slots = walk(model)
+    targets = {target.name: target for target in plan.targets}
+    roots = {name: target.tie_of or name for name, target in targets.items()}
+    wanted = offloaded_slots(slots, device_map, offload_buffers)
+    known = read_index(folder)
+    index = dict(known)
+    for slot in wanted:
+        root = roots[slot.name]
+        if targets[root].delivery.startswith("disk"):
+            if slot.name != root:
+                _add_name(Path(folder), index, root, slot.name)
+        else:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            offload_weight(slot.tensor.detach(), slot.name, folder, index=index)
+    if index != known:
+        _write_index(Path(folder), index)
+    names = {slot.name for slot in wanted}
+    in_memory = {roots[slot.name] for slot in slots if slot.name not in names}
+    _put_on_meta([slot for slot in wanted if roots[slot.name] not in in_memory], targets, roots)
+
+
+def _add_name(folder: Path, index: Index, root: str, name: str) -> None:
+    """The same bytes under another name: another entry, or another link to the file."""
+    index[name] = dict(index[root])
+    if "safetensors_file" in index[root]:
+        return
+    link = folder / f"{name}.dat"
+    link.unlink(missing_ok=True)
+    os.link(folder / f"{root}.dat", link)
+
+
+def _put_on_meta(
+    slots: list[TensorSlot], targets: Mapping[str, PlannedTarget], roots: Mapping[str, str]
+) -> None:
+    """Tensors that are in the folder alone. Their dtype is what hooks cast to when they read."""
+    made: dict[str, torch.Tensor] = {}
+    for slot in slots:
+        root = roots[slot.name]
+        dtype = torch_dtype(targets[root].dtype)
+        if root not in made and slot.tensor.is_meta and slot.tensor.dtype == dtype:
+            made[root] = slot.tensor
+        elif root not in made:
+            empty = torch.empty_like(slot.tensor, device="meta", dtype=dtype, requires_grad=False)
+            made[root] = like(slot.tensor, empty)
+        if slot.tensor is not made[root]:
+            slot.replace(made[root])
+
+
+def require_values(
+    model: torch.nn.Module,
+    device_map: Mapping[str, Any],
+    index: Mapping[str, Any],
+    held: Mapping[str, Any],
+    offload_buffers: bool,
+) -> None:
+    """Refuses a model of which a tensor has neither memory nor a place where hooks find it.
+
+    Raises:
+        PlanError: ``plan.missing``, naming the first ones.
+    """
+    slots = walk(model)
+    findable = {slot.name for slot in offloaded_slots(slots, device_map, offload_buffers)}
+    lacking = [
+        slot.name
+        for slot in slots
+        if slot.tensor.is_meta
+        and slot.name not in held
+        and not (slot.name in index and slot.name in findable)
+        and str(device_of(slot.name, device_map)) != "meta"
+    ]
+    if lacking:
+        some = ", ".join(f"'{name}'" for name in lacking[:5]) + (", ..." if lacking[5:] else "")
+        raise make(
+            "plan.missing",
+            f"{len(lacking)} tensors are on meta, and no hook would find a value for them: {some}",
+            tensor=lacking[0],
+        )

@@ -1,0 +1,194 @@
+"""accelerate's arguments as a plan of loadstone's."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from loadstone._catalog import Catalog
+from loadstone._core import Finding
+from loadstone._dtypes import dtype_name, torch_dtype
+from loadstone._errors import make
+from loadstone._plan import TRACED, Plan, make_plan
+from loadstone._skeleton_walk import TensorSlot, walk
+from loadstone._traced import Traced
+
+_FLOATING = ("F64", "F32", "F16", "BF16")
+MISSING = ("keep", "error", "initialise", "zeros")
+
+
+@dataclass
+class Adjusted(Traced):
+    """Rows for the core with what accelerate's arguments say put in.
+
+    Attributes:
+        base: what was traced from the model's library; ``None``: names match as they are.
+        cast: the dtype that floating parameters and saved buffers get, by name.
+        kept: tensors that the checkpoint lacks and that stay as they are.
+    """
+
+    recipes: Any = None
+    base: Traced | None = None
+    cast: dict[str, str] = field(default_factory=dict)
+    kept: frozenset[str] = frozenset()
+
+    def row(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        name, shape, dtype, kind, tie_of, has_value = self.base.row(row) if self.base else row
+        if name in self.kept:
+            # Never read: for the core it is what no checkpoint has, with a value at hand.
+            return name, shape, row[2], "attribute", tie_of, has_value
+        return name, shape, self.cast.get(name, dtype), kind, tie_of, has_value
+
+
+def plan_load(
+    model: torch.nn.Module,
+    catalog: Catalog,
+    *,
+    device_map: Mapping[str, Any] | None,
+    offload_folder: str | os.PathLike[str] | None,
+    dtype: torch.dtype | None,
+    offload_buffers: bool,
+    keep_in_fp32_modules: list[str] | None,
+    strict: bool,
+    missing: str,
+) -> Plan:
+    """The plan; a warning names each tensor that it leaves as it is.
+
+    A second plan is made where the first one finds tensors missing that may stay.
+    """
+    if missing not in MISSING:
+        expected = ", ".join(MISSING)
+        raise make(
+            "plan.options", "no such policy", field="missing", found=missing, expected=expected
+        )
+    slots = walk(model)
+    keeps = keep_in_fp32_modules if dtype == torch.float16 and device_map is not None else None
+    follows_file = device_map is None and dtype is None and _any_on_meta(model)
+    wanted = _only_dtype(catalog) if follows_file else dtype
+    base = _traced(model, catalog, wanted)
+    if base is None:
+        adjusted = Adjusted(cast={} if follows_file else _casts(slots, dtype, keeps))
+    else:
+        _refuse_keeps(slots, keeps)
+        adjusted = Adjusted(base=base)
+        for each in dataclasses.fields(Traced):
+            setattr(adjusted, each.name, getattr(base, each.name))
+    places = placement(slots, device_map, offload_buffers)
+    options: dict[str, Any] = {
+        "dtype": "auto" if follows_file and base is None else None,
+        "device_map": places,
+        "offload_folder": offload_folder,
+        "missing": "error" if missing == "keep" else missing,
+        "unexpected": "error" if strict else "warn",
+    }
+    plan = make_plan(model, catalog, adjusted, **options)
+    stay = _may_stay(plan, slots) if missing == "keep" and not strict else []
+    if stay:
+        kept = frozenset(finding.target for finding in stay)
+        plan = make_plan(model, catalog, dataclasses.replace(adjusted, kept=kept), **options)
+        plan._core.add_findings(stay)
+    return plan
+
+
+def _traced(model: torch.nn.Module, catalog: Catalog, dtype: torch.dtype | None) -> Traced | None:
+    """What the model's own library does to a checkpoint, where loadstone can trace it."""
+    for base in type(model).__mro__:
+        if base.__name__ == "PreTrainedModel" and base.__module__.partition(".")[0] in TRACED:
+            from loadstone import transformers
+
+            return transformers.trace(model, catalog, dtype=dtype)
+    return None
+
+
+def _any_on_meta(model: torch.nn.Module) -> bool:
+    return any(
+        tensor.is_meta for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor)
+    )
+
+
+def _only_dtype(catalog: Catalog) -> torch.dtype | None:
+    """The dtype of all floating tensors of a checkpoint, where they have one."""
+    found = {encoding for encoding in catalog.encodings().values() if encoding in _FLOATING}
+    return torch_dtype(found.pop()) if len(found) == 1 else None
+
+
+def _casts(
+    slots: list[TensorSlot], dtype: torch.dtype | None, keep_in_fp32: list[str] | None
+) -> dict[str, str]:
+    """The dtype of each floating tensor that a checkpoint can hold."""
+    casts = {}
+    for slot in slots:
+        is_saved = slot.kind in ("parameter", "persistent_buffer")
+        if is_saved and slot.tensor.is_floating_point():
+            wanted = dtype if dtype is not None else slot.tensor.dtype
+            stays = _is_kept_in_fp32(slot.name, keep_in_fp32)
+            casts[slot.name] = dtype_name(torch.float32 if stays else wanted)
+    return casts
+
+
+def _is_kept_in_fp32(name: str, modules: list[str] | None) -> bool:
+    return any(f"{module}." in name or module == name for module in modules or ())
+
+
+def _refuse_keeps(slots: list[TensorSlot], modules: list[str] | None) -> None:
+    """A traced model's library decides itself what stays in fp32; a second opinion is refused."""
+    for slot in slots:
+        if _is_kept_in_fp32(slot.name, modules):
+            raise make(
+                "plan.options",
+                "not for models of transformers, which names these modules itself",
+                field="keep_in_fp32_modules",
+                found=slot.name,
+            )
+
+
+def device_of(name: str, device_map: Mapping[str, Any]) -> Any:
+    """The device of a tensor: that of the nearest module above it; ``None`` if there is none."""
+    path = name
+    while path and path not in device_map:
+        path = path.rpartition(".")[0]
+    return device_map.get(path)
+
+
+def placement(
+    slots: list[TensorSlot], device_map: Mapping[str, Any] | None, offload_buffers: bool
+) -> dict[str, Any]:
+    """The device map for the plan, with an entry for each tensor that does not go with its module.
+
+    Buffers of modules on disk are real unless ``offload_buffers``; what is tied is in memory where
+    one of its modules is; without a map everything stays on the device where it is.
+    """
+    if device_map is None:
+        real = [slot for slot in slots if slot.tensor.device.type not in ("meta", "cpu")]
+        return {"": "cpu"} | {slot.name: slot.tensor.device for slot in real}
+    places = dict(device_map)
+    for slot in slots:
+        device = device_of(slot.name, device_map)
+        if device == "disk" and slot.kind != "parameter" and not offload_buffers:
+            places[slot.name] = "cpu"
+        in_memory = device not in (None, "disk")
+        if slot.tie_of is not None and in_memory and device_of(slot.tie_of, places) == "disk":
+            places[slot.tie_of] = device
+    return places
+
+
+def _may_stay(plan: Plan, slots: list[TensorSlot]) -> list[Finding]:
+    """A warning for each tensor that the checkpoint lacks and that holds memory."""
+    real = {slot.name for slot in slots if not slot.tensor.is_meta}
+    return [
+        Finding(
+            "warning",
+            "plan.missing",
+            each.target,
+            each.sources,
+            f"{each.message}: the model's own value stays",
+            each.suggestion,
+        )
+        for each in plan.findings
+        if each.code == "plan.missing" and each.severity == "error" and each.target in real
+    ]

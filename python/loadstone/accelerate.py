@@ -1,0 +1,341 @@
+"""accelerate: its big-model loading, planned and carried out by loadstone.
+
+The functions take accelerate's arguments. Device maps are computed by accelerate, hooks are
+accelerate's own; what is read from files, converted and placed is loadstone's work. See
+``docs/accelerate.md`` for what differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import accelerate
+import accelerate.big_modeling
+import accelerate.utils
+import accelerate.utils.bnb
+import accelerate.utils.modeling
+import torch
+from accelerate.hooks import AlignDevicesHook
+
+from loadstone import _audit
+from loadstone._accelerate import checkpoint as files
+from loadstone._accelerate import offload, planning
+from loadstone._catalog import inspect
+from loadstone._errors import make
+from loadstone._patch import Hook, Hooks, gated, suspended
+from loadstone._plan import MODES, Plan
+from loadstone._report import Report
+from loadstone._skeleton_walk import walk
+
+_logger = logging.getLogger("loadstone.accelerate")
+
+DeviceMap = dict[str, int | str | torch.device]
+Progress = bool | Callable[[int, int], object]
+
+
+def load_checkpoint_in_model(
+    model: torch.nn.Module,
+    checkpoint: str | os.PathLike[str],
+    device_map: DeviceMap | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    dtype: str | torch.dtype | None = None,
+    offload_state_dict: bool = False,
+    offload_buffers: bool = False,
+    keep_in_fp32_modules: list[str] | None = None,
+    offload_8bit_bnb: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+    *,
+    missing: str = "keep",
+    progress: Progress = False,
+    threads: int | None = None,
+) -> None:
+    """As :func:`accelerate.load_checkpoint_in_model`, with these differences.
+
+    Everything is checked before a byte of data is read. A tensor that would stay on meta is an
+    error, a tensor that holds memory and that the checkpoint lacks stays as it is. Checkpoints of
+    transformers' models are converted as that library converts them.
+
+    Args:
+        offload_state_dict: has no effect: no more than the model itself is ever held.
+        strict: every tensor of the model must be in the checkpoint, and nothing else.
+        missing: what to do about tensors that the checkpoint lacks: ``"keep"`` (see above; an error
+            where ``strict``), ``"error"``, ``"initialise"`` or ``"zeros"``.
+        progress, threads: see :meth:`loadstone.Plan.execute`.
+
+    Raises:
+        PlanError: something is missing or does not fit; all findings are attached.
+        FormatError, LoadError: see :func:`loadstone.inspect` and :meth:`loadstone.Plan.execute`.
+    """
+    arguments = dict(locals())
+    for ours in ("model", "checkpoint", "missing", "progress", "threads"):
+        del arguments[ours]
+    opened = files.find(checkpoint)
+    reason = files.left_to_library(model, opened, arguments)
+    catalog = inspect(opened.files) if opened.files is not None and not reason else None
+    if catalog is not None and files.holds_bitsandbytes(catalog.tensors):
+        reason = "the checkpoint was quantized by bitsandbytes"
+    if reason or catalog is None:
+        _leave_to_library(model, checkpoint, reason, arguments)
+        return
+    if device_map is not None:
+        tied = accelerate.utils.find_tied_parameters(model)
+        accelerate.utils.modeling.check_tied_parameters_on_same_device(tied, device_map)
+    plan = planning.plan_load(
+        model,
+        catalog,
+        device_map=device_map,
+        offload_folder=offload_folder,
+        dtype=_torch_dtype(dtype),
+        offload_buffers=offload_buffers,
+        keep_in_fp32_modules=keep_in_fp32_modules,
+        strict=strict,
+        missing=missing,
+    )
+    report = plan.execute(progress=progress, threads=threads)
+    _name_kinds(model, plan, report)
+    _audit.audit(model, report).require_real()
+    if device_map is not None and offload_folder is not None:
+        offload.settle(model, plan, device_map, offload_folder, offload_buffers)
+        _note_moved(model, report)
+    _warn_unexpected(model, checkpoint, plan)
+
+
+def dispatch_model(
+    model: torch.nn.Module,
+    device_map: DeviceMap,
+    main_device: int | str | torch.device | None = None,
+    state_dict: dict[str, torch.Tensor] | None = None,
+    offload_dir: str | os.PathLike[str] | None = None,
+    offload_index: dict[str, Any] | None = None,
+    offload_buffers: bool = False,
+    skip_keys: str | list[str] | None = None,
+    preload_module_classes: list[str] | None = None,
+    force_hooks: bool = False,
+) -> torch.nn.Module:
+    """:func:`accelerate.dispatch_model`, once it is certain that every tensor has a value.
+
+    The hooks are accelerate's own. They find what lies on disk through ``offload_dir``, which may
+    be the offload folder of :func:`loadstone.load`.
+
+    Raises:
+        PlanError: a tensor is on meta and no hook would find a value for it (``plan.missing``).
+    """
+    index = offload_index if offload_index is not None else offload.read_index(offload_dir)
+    offload.require_values(model, device_map, index, state_dict or {}, offload_buffers)
+    accounted = _audit.audit(model)
+    dispatched: torch.nn.Module = accelerate.big_modeling.dispatch_model(
+        model,
+        device_map=device_map,
+        main_device=main_device,
+        state_dict=state_dict,
+        offload_dir=offload_dir,
+        offload_index=offload_index,
+        offload_buffers=offload_buffers,
+        skip_keys=skip_keys,
+        preload_module_classes=preload_module_classes,
+        force_hooks=force_hooks,
+    )
+    report = _audit.last_report(model)
+    if report is not None and accounted.ok:
+        _note_moved(model, report)
+    return dispatched
+
+
+def load_checkpoint_and_dispatch(
+    model: torch.nn.Module,
+    checkpoint: str | os.PathLike[str],
+    device_map: str | DeviceMap | None = None,
+    max_memory: dict[int | str, int | str] | None = None,
+    no_split_module_classes: list[str] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    offload_buffers: bool = False,
+    dtype: str | torch.dtype | None = None,
+    offload_state_dict: bool | None = None,
+    skip_keys: str | list[str] | None = None,
+    preload_module_classes: list[str] | None = None,
+    force_hooks: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+    *,
+    missing: str = "keep",
+    progress: Progress = False,
+    threads: int | None = None,
+) -> torch.nn.Module:
+    """As :func:`accelerate.load_checkpoint_and_dispatch`; see :func:`load_checkpoint_in_model`.
+
+    A device map that is named (``"auto"``, ``"balanced"``, ``"balanced_low_0"``,
+    ``"sequential"``) is the one that accelerate computes.
+    """
+    places = _device_map(
+        model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers
+    )
+    load_checkpoint_in_model(
+        model,
+        checkpoint,
+        device_map=places,
+        offload_folder=offload_folder,
+        dtype=dtype,
+        offload_state_dict=bool(offload_state_dict),
+        offload_buffers=offload_buffers,
+        strict=strict,
+        full_state_dict=full_state_dict,
+        broadcast_from_rank0=broadcast_from_rank0,
+        missing=missing,
+        progress=progress,
+        threads=threads,
+    )
+    if places is None:
+        return model
+    return dispatch_model(
+        model,
+        device_map=places,
+        offload_dir=offload_folder,
+        offload_buffers=offload_buffers,
+        skip_keys=skip_keys,
+        preload_module_classes=preload_module_classes,
+        force_hooks=force_hooks,
+    )
+
+
+def _device_map(
+    model: torch.nn.Module,
+    device_map: str | DeviceMap | None,
+    max_memory: dict[int | str, int | str] | None,
+    no_split_module_classes: list[str] | None,
+    dtype: str | torch.dtype | None,
+    offload_buffers: bool,
+) -> DeviceMap | None:
+    """The map that accelerate's own functions make of its arguments."""
+    if not isinstance(device_map, str):
+        return device_map
+    if device_map not in MODES:
+        expected = ", ".join(MODES)
+        raise make(
+            "plan.options", "no such map", field="device_map", found=device_map, expected=expected
+        )
+    common = {"no_split_module_classes": no_split_module_classes, "dtype": dtype}
+    if device_map != "sequential":
+        low_zero = device_map == "balanced_low_0"
+        max_memory = accelerate.utils.get_balanced_memory(
+            model, max_memory=max_memory, low_zero=low_zero, **common
+        )
+    places: DeviceMap = accelerate.utils.infer_auto_device_map(
+        model, max_memory=max_memory, offload_buffers=offload_buffers, **common
+    )
+    return places
+
+
+def _torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """``"float16"`` and ``"torch.float16"`` are accepted too."""
+    if not isinstance(dtype, str):
+        return dtype
+    found = getattr(torch, dtype.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise make("plan.options", "torch has no such dtype", field="dtype", found=dtype)
+    return found
+
+
+def _leave_to_library(
+    model: torch.nn.Module,
+    checkpoint: str | os.PathLike[str],
+    reason: str,
+    arguments: dict[str, Any],
+) -> None:
+    """The whole load by accelerate's own function; what it leaves on meta is an error here too."""
+    _logger.warning("%s is loaded by accelerate itself: %s", checkpoint, reason)
+    with suspended("accelerate"):
+        accelerate.utils.modeling.load_checkpoint_in_model(model, checkpoint, **arguments)
+    device_map = arguments["device_map"] or {"": "cpu"}
+    index = offload.read_index(arguments["offload_folder"])
+    offload.require_values(model, device_map, index, {}, arguments["offload_buffers"])
+
+
+def _name_kinds(model: torch.nn.Module, plan: Plan, report: Report) -> None:
+    """What stays as it is was planned as something that no checkpoint has: here is what it is."""
+    absent = {finding.target for finding in plan.findings if finding.code == "plan.missing"}
+    for slot in walk(model) if absent else ():
+        if slot.name in absent:
+            item = report.provenance[slot.name]
+            report.provenance[slot.name] = dataclasses.replace(item, kind=slot.kind)
+
+
+def _note_moved(model: torch.nn.Module, report: Report) -> None:
+    """Tells the audit where tensors are now that accelerate, or we for it, moved after the load."""
+    slots = walk(model)
+    hooked = _held_by_hooks(model)
+    for slot in slots:
+        item = report.provenance.get(slot.name)
+        if item is not None and (slot.name in hooked or slot.tensor.is_meta):
+            report.provenance[slot.name] = dataclasses.replace(
+                item, origin="exception", reason=item.reason or "offloaded"
+            )
+    _audit.remember(model, report, slots)
+
+
+def _held_by_hooks(model: torch.nn.Module) -> set[str]:
+    """Names of tensors that accelerate's hooks bring for a forward pass and take away again."""
+    names = set()
+    for path, module in model.named_modules():
+        hook = getattr(module, "_hf_hook", None)
+        for each in getattr(hook, "hooks", [hook]):
+            if not isinstance(each, AlignDevicesHook) or not each.offload:
+                continue
+            inside = accelerate.utils.named_module_tensors(
+                module,
+                include_buffers=each.offload_buffers,
+                recurse=each.place_submodules,
+                remove_non_persistent=True,
+            )
+            names.update(f"{path}.{name}" if path else name for name, _ in inside)
+    return names
+
+
+def _warn_unexpected(
+    model: torch.nn.Module, checkpoint: str | os.PathLike[str], plan: Plan
+) -> None:
+    """Through accelerate's own logger, so that what silences it does so here."""
+    found = (each.sources for each in plan.findings if each.code == "plan.unexpected")
+    names = sorted(name for sources in found for name in sources)
+    if names:
+        accelerate.utils.modeling.logger.warning(
+            f"Some weights of the model checkpoint at {checkpoint} were not used when "
+            f"initializing {type(model).__name__}: {names}"
+        )
+
+
+@functools.cache
+def patches() -> Hooks:
+    """The hooks of :func:`loadstone.patch` on accelerate: its two loaders, wherever they stand."""
+    ours: dict[str, Callable[..., Any]] = {
+        "load_checkpoint_in_model": load_checkpoint_in_model,
+        "load_checkpoint_and_dispatch": load_checkpoint_and_dispatch,
+    }
+    places: list[tuple[ModuleType, str]] = [
+        (accelerate.utils.modeling, "load_checkpoint_in_model"),
+        (accelerate.utils, "load_checkpoint_in_model"),
+        (accelerate.utils.bnb, "load_checkpoint_in_model"),
+        (accelerate, "load_checkpoint_in_model"),
+        (accelerate.big_modeling, "load_checkpoint_in_model"),
+        (accelerate.big_modeling, "load_checkpoint_and_dispatch"),
+        (accelerate, "load_checkpoint_and_dispatch"),
+    ]
+    return Hooks(
+        [Hook(module, name, gated("accelerate", _instead(ours[name]))) for module, name in places],
+        "accelerate",
+    )
+
+
+def _instead(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
