@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from loadstone._dtypes import dtype_name
+from loadstone._errors import Error
 from loadstone.tracing._symbol import Symbol, refusal
 from loadstone.tracing._trace import Trace, symbols_in
 
@@ -39,13 +40,16 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     handler = _HANDLERS.get(packet)
     if handler is None or (packet is aten.view and isinstance(args[1], torch.dtype)):
         raise refusal("plan.untraceable", func._schema.name.partition("::")[2], symbols)
+    if packet is aten.index:
+        args = (args[0], [_as_numbers(each) for each in args[1]])
     given = func(*_metas(args), **_metas(kwargs))
     trace = symbols[0].tracer
     try:
         values = handler(trace, args, kwargs, given)
-    except _UnsupportedError as reason:
+    except (_UnsupportedError, Error) as reason:
         name = func._schema.name.partition("::")[2]
-        raise refusal("plan.untraceable", name, symbols, str(reason)) from None
+        why = reason.message if isinstance(reason, Error) else str(reason)
+        raise refusal("plan.untraceable", name, symbols, why) from None
     if isinstance(values, int):
         return trace.made(values, given, symbols)
     made = [trace.made(*pair, symbols) for pair in zip(values, given, strict=True)]
@@ -66,6 +70,14 @@ def _metas(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _metas(each) for key, each in value.items()}
     return torch.device("meta") if isinstance(value, torch.device) else value
+
+
+def _as_numbers(index: Any) -> Any:
+    """A mask that the code made itself, as the positions that it picks."""
+    is_mask = isinstance(index, torch.Tensor) and not isinstance(index, Symbol)
+    if is_mask and index.dtype == torch.bool and index.dim() == 1:
+        return index.nonzero().reshape(-1)
+    return index
 
 
 def _stand_ins(value: Any) -> Any:
@@ -178,10 +190,6 @@ def _index(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor)
     if not isinstance(args[0], Symbol):
         raise _UnsupportedError("looks values up in a table")
     dim, index = places[0]
-    if index.dtype == torch.bool:
-        if index.dim() != 1:
-            raise _UnsupportedError("picks elements by a mask of several dimensions")
-        index = index.nonzero()
     size = args[0].shape[dim]
     picked = [each % size for each in index.reshape(-1).tolist()]
     return trace.builder.reshape(_gather(trace, args[0].value, dim, picked), list(given.shape))
