@@ -46,6 +46,7 @@ HEADER_ROOM = {
     "loadstone": "audit",
     "observer": "base",
     "recipe": "plan",
+    "recipe_builder": "plan",
     "shape": "tensor",
     "version": "base",
 }

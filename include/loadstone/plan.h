@@ -51,8 +51,9 @@ struct PlanOptions {
   // map limits that are checked (finding "plan.over_budget").
   std::vector<std::pair<std::string, std::uint64_t>> max_memory;
   std::vector<std::string>
-      no_split_modules;        // module paths that a computed map keeps on one device
-  std::string offload_folder;  // needed where something is placed on "disk"
+      no_split_modules;  // module paths that a computed map keeps on one device
+  // Needed where something placed on "disk" is not in the shard as its reader can take it.
+  std::string offload_folder;
   MissingPolicy missing = MissingPolicy::error;
   UnexpectedPolicy unexpected = UnexpectedPolicy::warn;
   // ---- what changes cost only
@@ -68,7 +69,7 @@ enum class Delivery : std::uint8_t {
   memory,      // written into the destination
   file_view,   // a view of the shard (options.mmap)
   disk_write,  // offloaded: written to the offload folder
-  disk_keep,   // offloaded: the shard already holds exactly these bytes
+  disk_keep,   // offloaded: the shard holds it, in this dtype or one that its reader casts
 };
 
 [[nodiscard]] std::string_view name(Delivery delivery) noexcept;

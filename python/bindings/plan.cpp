@@ -1,6 +1,7 @@
 #include <utility>
 
 #include "bindings.h"
+#include "execute/offload.h"
 
 namespace loadstone::python {
 
@@ -97,6 +98,22 @@ std::pair<std::uint32_t, std::uint64_t> view_of(const Plan& plan, std::size_t in
   return {source.shard, source.offset_begin};
 }
 
+// What accelerate's reader of offloaded tensors wants to know: by target, as in index.json.
+nb::dict offload_index(const Plan& plan) {
+  nb::dict index;
+  for (const OffloadEntry& entry : offload_entries(plan, local_storage())) {
+    nb::dict row;
+    if (!entry.safetensors_file.empty()) {
+      row["safetensors_file"] = entry.safetensors_file;
+      row["weight_name"] = entry.weight_name;
+    }
+    row["dtype"] = entry.dtype;
+    if (entry.safetensors_file.empty()) row["shape"] = nb::list(nb::cast(entry.shape.extents()));
+    index[nb::str(entry.target.data(), entry.target.size())] = row;
+  }
+  return index;
+}
+
 Plan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRow>& rows,
               bool values_known, std::string_view rules, std::string_view dtype,
               std::string_view mode, const Pairs& entries, const Capacities& max_memory,
@@ -143,6 +160,7 @@ void bind_plan(nb::module_& module) {
       .def_ro("peak_bytes", &Plan::peak_bytes)
       .def_ro("device_map", &Plan::device_map)
       .def("view_of", &view_of)
+      .def("offload_index", &offload_index)
       .def("require_ok", &require_ok)
       .def("to_json", [](const Plan& self) { return to_json(self); })
       .def("to_table", [](const Plan& self) { return to_table(self); })

@@ -65,8 +65,12 @@ def offload(state, tmp_path, **options):
     return plan, plan.execute(), tmp_path / "offload"
 
 
+TURN = [{"op": "transpose", "sources": ["weight"], "targets": ["weight"], "dims": [0, 1]}]
+
+
 def test_accelerate_reads_what_was_written(state, tmp_path):
-    _, report, folder = offload(state, tmp_path, dtype=torch.bfloat16)
+    stored = state | {"weight": state["weight"].T.contiguous()}
+    _, report, folder = offload(stored, tmp_path, dtype=torch.bfloat16, rules=TURN)
     loader = OffloadedWeightsLoader(save_folder=folder)
     for name, tensor in state.items():
         wanted = tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
@@ -80,6 +84,7 @@ def test_accelerate_reads_what_was_written(state, tmp_path):
     assert "weight" in loader and "scale" in loader
     assert (folder / "weight.dat").stat().st_size == 4 * 6 * 2
     assert report.provenance["weight"].reason == "offloaded"
+    assert [file.name for file in folder.glob("*.dat")] == ["weight.dat"]
 
 
 def test_what_needs_no_change_stays_in_its_shard(state, tmp_path):
@@ -93,7 +98,35 @@ def test_what_needs_no_change_stays_in_its_shard(state, tmp_path):
     assert report.bytes_written == 0 or not index
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_what_is_only_cast_stays_in_its_shard(state, tmp_path, dtype):
+    save_file(state, tmp_path / "model.safetensors")
+    with loadstone.skeleton():
+        model = Holder(DTYPES)
+    plan = loadstone.plan(
+        model, tmp_path / "model.safetensors", device_map={"": "disk"}, dtype=dtype
+    )
+    report = plan.execute()
+    assert report.bytes_written == report.bytes_read == 0
+    loader = OffloadedWeightsLoader(index=plan._core.offload_index())
+    assert set(loader) == set(state)
+    for name, tensor in state.items():
+        wanted = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        assert loader[name].dtype == wanted.dtype, name
+        assert torch.equal(bits(loader[name]), bits(wanted)), name
+    assert list(tmp_path.iterdir()) == [tmp_path / "model.safetensors"]
+
+
+def test_the_plans_index_is_the_folders(state, tmp_path):
+    stored = state | {"weight": state["weight"].T.contiguous()}
+    plan, _, folder = offload(stored, tmp_path, rules=TURN)
+    index = plan._core.offload_index()
+    assert index == json.loads((folder / "index.json").read_text())
+    assert index["weight"] == {"dtype": "float32", "shape": [4, 6]}
+
+
 def test_a_failed_load_leaves_no_folder(state, tmp_path):
+    state["weight"] = state["weight"].T.contiguous()
     save_file(state, tmp_path / "model.safetensors")
     with loadstone.skeleton():
         model = Holder(DTYPES)
@@ -102,7 +135,7 @@ def test_a_failed_load_leaves_no_folder(state, tmp_path):
         tmp_path / "model.safetensors",
         device_map={"": "disk"},
         offload_folder=tmp_path / "offload",
-        dtype=torch.float16,
+        rules=TURN,
     )
     (tmp_path / "model.safetensors").write_bytes(b"another file")
     with pytest.raises(loadstone.LoadError) as caught:

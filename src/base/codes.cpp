@@ -153,7 +153,7 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "Set missing to zeros, or give the tensor."},
     {"plan.no_value", "A target has no value that could be kept or made again.",
      "Build the model under loadstone.skeleton()."},
-    {"plan.offload_folder", "Tensors are placed on disk, and there is no folder for them.",
+    {"plan.offload_folder", "Tensors have to be written to disk, and there is no folder for them.",
      "Name an offload folder, or place less on disk."},
     {"plan.options", "Two options contradict each other, or one is not understood.",
      "The message names the option."},

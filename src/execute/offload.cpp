@@ -158,24 +158,42 @@ std::string_view offload_dtype_name(Dtype dtype) noexcept {
   return {};
 }
 
+std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage) {
+  std::vector<OffloadEntry> entries;
+  for (const PlannedTarget& target : plan.targets) {
+    const bool keeps = target.delivery == Delivery::disk_keep;
+    if (!keeps && target.delivery != Delivery::disk_write) continue;
+    OffloadEntry& entry = entries.emplace_back();
+    entry.target = target.name;
+    entry.shape = target.shape;
+    entry.dtype = offload_dtype_name(target.dtype);
+    if (entry.dtype.empty()) {
+      Where where;
+      where.tensor = target.name;
+      where.found = name(target.dtype);
+      throw Error("plan.dtype", "the offload folder's layout has no such dtype", std::move(where));
+    }
+    if (!keeps) continue;
+    const TensorInfo& source = plan.catalog->tensors().at(target.recipe.boxes.at(0).source);
+    entry.safetensors_file = storage.resolve(plan.catalog->shards()[source.shard].path);
+    entry.weight_name = source.name;
+  }
+  return entries;
+}
+
 OffloadFolder::OffloadFolder(const Plan& plan, Storage& storage)
     : folder_(plan.offload_folder), data_(plan.targets.size(), nullptr) {
-  std::size_t offloaded = 0;
+  const std::vector<OffloadEntry> entries = offload_entries(plan, storage);
+  bool writes = false;
   for (const PlannedTarget& target : plan.targets) {
-    const bool writes = target.delivery == Delivery::disk_write;
-    if (!writes && target.delivery != Delivery::disk_keep) continue;
-    ++offloaded;
+    if (target.delivery != Delivery::disk_write) continue;
+    writes = true;
     require_file_name(target.name);
-    if (!offload_dtype_name(target.dtype).empty()) continue;
-    Where where;
-    where.tensor = target.name;
-    where.found = name(target.dtype);
-    throw Error("plan.dtype", "the offload folder's layout has no such dtype", std::move(where));
   }
-  if (offloaded == 0) return;
+  if (entries.empty() || (!writes && folder_.empty())) return;
   try {
     make_folder();
-    index_ = index_text(plan, storage);
+    index_ = index_text(entries);
     for (std::size_t i = 0; i < plan.targets.size(); ++i) {
       const PlannedTarget& target = plan.targets[i];
       if (target.delivery != Delivery::disk_write) continue;
@@ -221,27 +239,22 @@ void OffloadFolder::map(File& file, int descriptor, std::uint64_t byte_count) {
 
 // {"name": {"dtype": ..., "shape": [...]}} for what is written, and for what stays where it is
 // {"name": {"safetensors_file": ..., "weight_name": ..., "dtype": ...}}.
-std::string OffloadFolder::index_text(const Plan& plan, Storage& storage) const {
+std::string OffloadFolder::index_text(const std::vector<OffloadEntry>& entries) const {
   std::unordered_set<std::string> names;
-  for (const PlannedTarget& target : plan.targets) {
-    const bool writes = target.delivery == Delivery::disk_write;
-    if (writes || target.delivery == Delivery::disk_keep) names.insert(target.name);
-  }
+  for (const OffloadEntry& entry : entries) names.insert(entry.target);
   JsonWriter json(2);
   json.begin_object();
   keep_other_names(json, folder_ + "/index.json", names);
-  for (const PlannedTarget& target : plan.targets) {
-    if (!names.contains(target.name)) continue;
-    json.key(target.name);
+  for (const OffloadEntry& entry : entries) {
+    const bool keeps = !entry.safetensors_file.empty();
+    json.key(entry.target);
     json.begin_object();
-    if (target.delivery == Delivery::disk_keep) {
-      const TensorInfo& source = plan.catalog->tensors().at(target.recipe.boxes.at(0).source);
-      const Shard& shard = plan.catalog->shards()[source.shard];
-      json.member("safetensors_file", storage.resolve(shard.path));
-      json.member("weight_name", source.name);
+    if (keeps) {
+      json.member("safetensors_file", entry.safetensors_file);
+      json.member("weight_name", entry.weight_name);
     }
-    json.member("dtype", offload_dtype_name(target.dtype));
-    if (target.delivery == Delivery::disk_write) json.member("shape", target.shape.extents());
+    json.member("dtype", entry.dtype);
+    if (!keeps) json.member("shape", entry.shape.extents());
     json.end_object();
   }
   json.end_object();

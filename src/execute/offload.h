@@ -14,13 +14,28 @@
 
 namespace loadstone {
 
+// A member of index.json. With a safetensors_file nothing is written: the reader takes weight_name
+// of it and casts that to dtype.
+struct OffloadEntry {
+  std::string target;
+  std::string safetensors_file;  // absolute
+  std::string weight_name;
+  std::string_view dtype;
+  Shape shape;
+};
+
+// One for each target that is offloaded, in the plan's order. Throws Error "plan.dtype" for a dtype
+// that the layout does not have.
+[[nodiscard]] std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage);
+
 // Files under temporary names, as large as they will be, mapped into memory: what is written there
 // costs no anonymous memory. commit() gives them their names; without it the folder ends as it was.
 // Not thread-safe; the mapped memory may be written to by any thread.
 class OffloadFolder {
  public:
-  // Makes the files of all targets with Delivery::disk_write. Throws Error: "offload.name",
-  // "offload.index", "plan.dtype", "io.no_space", "io.denied", "io.write".
+  // Makes the files of all targets with Delivery::disk_write. Where there are none, a plan without
+  // a folder needs none, and has no index either. Throws Error: "offload.name", "offload.index",
+  // "plan.dtype", "io.no_space", "io.denied", "io.write".
   OffloadFolder(const Plan& plan, Storage& storage);
   OffloadFolder(const OffloadFolder&) = delete;
   OffloadFolder& operator=(const OffloadFolder&) = delete;
@@ -45,7 +60,7 @@ class OffloadFolder {
   File& add_file(const std::string& name);
   void map(File& file, int descriptor, std::uint64_t byte_count);
   void write_index();
-  std::string index_text(const Plan& plan, Storage& storage) const;
+  [[nodiscard]] std::string index_text(const std::vector<OffloadEntry>& entries) const;
   void give_name(File& file);
   static void unmap(File& file) noexcept;
   void remove_all() noexcept;

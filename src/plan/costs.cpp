@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "plan/check_boxes.h"
+#include "plan/dtypes.h"
 
 namespace loadstone {
 
@@ -63,25 +64,32 @@ bool is_direct(const PlannedTarget& target, const Box& box, Dtype source) {
   return inside == 0 || bytes_of(run, source) >= direct_run_bytes_min;
 }
 
-}  // namespace
-
-bool is_whole_source(const Plan& plan, const PlannedTarget& target) noexcept {
+// Whether the target has the elements of one whole source in the same order, cast or not.
+bool has_whole_source(const Plan& plan, const PlannedTarget& target) noexcept {
   if (target.recipe.origin != Origin::checkpoint || target.recipe.boxes.size() != 1) return false;
   const Box& box = target.recipe.boxes.front();
   const TensorInfo& source = plan.catalog->tensors()[box.source];
-  if (source.encoding != Encoding(target.dtype) || source.shape.numel() != target.shape.numel()) {
-    return false;
-  }
+  if (source.shape.numel() != target.shape.numel()) return false;
   if (target.shape.numel() == 0u) return true;
   // Inside both, each element written once: one dimension without gaps is all of it, in order.
   if (box.source_offset != 0 || box.target_offset != 0 || box.dims.size() > 1) return false;
   return box.dims.empty() || (box.dims[0].source_stride == 1 && box.dims[0].target_stride == 1);
 }
 
-bool can_keep_on_disk(const Plan& plan, const PlannedTarget& target) noexcept {
-  if (!is_whole_source(plan, target)) return false;
+}  // namespace
+
+bool is_whole_source(const Plan& plan, const PlannedTarget& target) noexcept {
+  if (!has_whole_source(plan, target)) return false;
   const TensorInfo& source = plan.catalog->tensors()[target.recipe.boxes.front().source];
-  return source.shape == target.shape &&
+  return source.encoding == Encoding(target.dtype);
+}
+
+bool can_keep_on_disk(const Plan& plan, const PlannedTarget& target) noexcept {
+  if (!has_whole_source(plan, target)) return false;
+  const TensorInfo& source = plan.catalog->tensors()[target.recipe.boxes.front().source];
+  const Passage way = passage(source.encoding, target.dtype);
+  const bool is_float_cast = way == Passage::cast && kind(target.dtype) == DtypeKind::floating;
+  return (way == Passage::same || is_float_cast) && source.shape == target.shape &&
          plan.catalog->shards()[source.shard].format == FileFormat::safetensors;
 }
 

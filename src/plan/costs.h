@@ -11,11 +11,12 @@
 namespace loadstone {
 
 // Whether the target is one whole source, byte for byte: the same elements in the same order in the
-// same dtype, which is of whole bytes.
+// same dtype.
 [[nodiscard]] bool is_whole_source(const Plan& plan, const PlannedTarget& target) noexcept;
 
 // Whether the offload folder can point at the shard instead of holding a copy: a whole source of
-// the same shape in a safetensors shard.
+// the same shape in a safetensors shard, in the target's dtype or, between floats, another one that
+// the folder's reader casts.
 [[nodiscard]] bool can_keep_on_disk(const Plan& plan, const PlannedTarget& target) noexcept;
 
 // Whether a view of the file can be the value: a whole source at an offset that suits its elements.

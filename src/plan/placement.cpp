@@ -135,11 +135,11 @@ void Planner::settle(PlannedTarget& target, const std::string& device) {
 }
 
 void Planner::check_offload() {
-  std::size_t on_disk = 0;
+  std::size_t written = 0;
   Finding unaligned = {.severity = Severity::info, .code = "plan.mmap"};
   for (const PlannedTarget& target : plan_.targets) {
     const bool is_written = target.delivery == Delivery::disk_write;
-    if (is_written || target.delivery == Delivery::disk_keep) ++on_disk;
+    if (is_written) ++written;
     if (is_written && !is_offload_name(target.name)) {
       add({.severity = Severity::error,
            .code = "offload.name",
@@ -163,11 +163,13 @@ void Planner::check_offload() {
                         : fmt::format(" (and {} more)", unaligned.sources.size() - 1));
     add(std::move(unaligned));
   }
-  if (on_disk == 0 || !options_.offload_folder.empty()) return;
+  if (written == 0 || !options_.offload_folder.empty()) return;
   add({.severity = Severity::error,
        .code = "plan.offload_folder",
-       .message =
-           fmt::format("{} targets are placed on disk, but there is no offload folder", on_disk),
+       .message = fmt::format(
+           "{} targets placed on disk have to be written there, but there is no offload "
+           "folder",
+           written),
        .suggestion = "give an offload folder, or more memory to other devices"});
 }
 

@@ -212,6 +212,26 @@ TEST(OffloadTest, AnIndexThatIsNoneIsKept) {
   }
 }
 
+TEST(OffloadTest, WhatIsOnlyKeptNeedsNoFolder) {
+  PlanBuilder builder;
+  builder.add_plain("same", Dtype::bf16, Dtype::bf16, {5}, pattern(10, 3)).delivery =
+      Delivery::disk_keep;
+  builder.add_plain("../cast", Dtype::f32, Dtype::bf16, {2, 3}, pattern(24, 4)).delivery =
+      Delivery::disk_keep;
+  const Plan plan = builder.build();
+  const Report report = load(builder, plan);
+  EXPECT_EQ(report.bytes_written, 0u);
+  EXPECT_EQ(report.bytes_read, 0u);
+  EXPECT_EQ(report.provenance[1].reason, "offloaded");
+  EXPECT_EQ(report.provenance[1].sources.size(), 1u);
+  const auto entries = offload_entries(plan, builder.storage);
+  ASSERT_EQ(entries.size(), 2u);
+  EXPECT_EQ(entries[1].target, "../cast");
+  EXPECT_EQ(entries[1].weight_name, "../cast");
+  EXPECT_EQ(entries[1].dtype, "bfloat16");  // the target's, not the file's
+  EXPECT_FALSE(entries[1].safetensors_file.empty());
+}
+
 TEST(OffloadTest, AFolderMustBeNamed) {
   PlanBuilder builder;
   Plan plan = offload_plan(builder, "");

@@ -194,26 +194,59 @@ TEST(Placement, MetaIsAnExceptionWithAReason) {
 }
 
 TEST(Placement, DiskKeepsWhatItCanAndWritesTheRest) {
+  const auto catalog = fake_catalog({{"same", {4}},
+                                     {"wider", {4}, Dtype::bf16},
+                                     {"narrower", {4}, Dtype::f64},
+                                     {"number", {4}, Dtype::u8},
+                                     {"shape", {2, 2}},
+                                     {"turned", {2, 2}}});
+  const Skeleton skeleton =
+      skeleton_of({target_of("same", {4}), target_of("wider", {4}), target_of("narrower", {4}),
+                   target_of("number", {4}, Dtype::i64), target_of("shape", {4}),
+                   target_of("turned", {2, 2}), target_of("gone", {4})});
   PlanOptions options;
+  options.device_map.entries = {{"", "disk"}};
+  options.missing = MissingPolicy::zeros;
+  options.rules = rules_from_json(R"j([
+      {"op": "reshape", "sources": ["shape"], "targets": ["shape"], "sizes": [4]},
+      {"op": "transpose", "sources": ["turned"], "targets": ["turned"], "dims": [0, 1]}])j");
   options.offload_folder = "/tmp/offload";
-  const Plan plan = planned_on({{"", "disk"}}, options);
+  const Plan plan = make_plan(catalog, skeleton, options);
+  EXPECT_TRUE(plan.ok());
+  // A cast between floats is the reader's; its shapes and integers are those of the file.
+  for (const char* const kept : {"same", "wider", "narrower"}) {
+    EXPECT_EQ(planned(plan, kept).delivery, Delivery::disk_keep) << kept;
+  }
+  for (const char* const written : {"number", "shape", "turned", "gone"}) {
+    EXPECT_EQ(planned(plan, written).delivery, Delivery::disk_write) << written;
+  }
+  EXPECT_EQ(plan.bytes_to_write, 32u + 16 + 16 + 16);
+  EXPECT_EQ(plan.bytes_to_read, 4u + 16 + 16);
+  EXPECT_EQ(plan.peak_bytes.at("disk"), plan.bytes_to_write);
+  options.offload_folder.clear();
+  const Plan homeless = make_plan(catalog, skeleton, options);
+  ASSERT_EQ(found(homeless, "plan.offload_folder").size(), 1u);
+  EXPECT_THAT(found(homeless, "plan.offload_folder")[0].message, HasSubstr("4 targets"));
+  EXPECT_FALSE(homeless.ok());
+}
+
+TEST(Placement, WhereNothingIsWrittenNoFolderIsNeeded) {
+  const Plan plan = planned_on({{"", "disk"}});
   EXPECT_TRUE(plan.ok());
   EXPECT_EQ(plan.targets[0].delivery, Delivery::disk_keep);
-  EXPECT_EQ(plan.targets[1].delivery, Delivery::disk_write);
-  EXPECT_EQ(plan.bytes_to_write, 16u);
-  EXPECT_EQ(plan.bytes_to_read, 32u);
-  EXPECT_EQ(plan.peak_bytes.at("disk"), 16u);
-  const Plan homeless = planned_on({{"", "disk"}});
-  ASSERT_EQ(found(homeless, "plan.offload_folder").size(), 1u);
-  EXPECT_FALSE(homeless.ok());
+  EXPECT_EQ(plan.targets[1].delivery, Delivery::disk_keep);
+  EXPECT_EQ(plan.bytes_to_write, 0u);
+  EXPECT_EQ(plan.bytes_to_read, 0u);
 }
 
 TEST(Placement, NamesThatAreNoFilesStayOffTheDisk) {
   PlanOptions options;
   options.offload_folder = "/tmp/offload";
   options.device_map.entries = {{"", "disk"}};
-  const Plan plan = make_plan(fake_catalog({{"../x", {4}}}),
-                              skeleton_of({target_of("../x", {4}, Dtype::f16)}), options);
+  options.missing = MissingPolicy::zeros;
+  const Plan plan =
+      make_plan(fake_catalog({{"../kept", {4}}}),
+                skeleton_of({target_of("../x", {4}), target_of("../kept", {4})}), options);
   EXPECT_EQ(found(plan, "offload.name").size(), 1u);
   EXPECT_FALSE(plan.ok());
 }

@@ -48,6 +48,7 @@ class SavedPlans : public testing::Test {
     skeleton_.targets.push_back(buffer);
     plan_options_.rules = rules_from_json(R"j([
         {"op": "stack", "sources": ["e\\.(\\d+)\\.w"], "targets": ["experts"], "dim": 2},
+        {"op": "transpose", "sources": ["half"], "targets": ["half"], "dims": [0, 1]},
         {"op": "transpose", "sources": ["turned"], "targets": ["turned"], "dims": [0, 1]}])j");
     plan_options_.missing = MissingPolicy::zeros;
     plan_options_.device_map.entries = {
