@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -89,7 +90,12 @@ def _get_init_context(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any
     if load is None or not any(isinstance(each, torch.device) for each in contexts):
         return contexts
     ours = [skeleton() if isinstance(each, torch.device) else each for each in contexts]
-    return [*ours, _constructing(load)]
+    return [_construction, *ours, _constructing(load)]
+
+
+# The library sets torch's default dtype, and takes the tying of weights away, for the whole
+# process while it constructs: loads of ours take turns.
+_construction = threading.RLock()
 
 
 @contextlib.contextmanager
