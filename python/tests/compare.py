@@ -188,7 +188,10 @@ def _finite(tensor: torch.Tensor) -> bool:
 
 
 def _constant(tensor: torch.Tensor) -> bool:
-    return not tensor.numel() or bool((tensor == tensor.reshape(-1)[0]).all())
+    """Whether no random number was drawn for it. One value alone is a drawn one if it has digits."""
+    if tensor.numel() < 2:
+        return not tensor.numel() or float(tensor.reshape(-1)[0]).is_integer()
+    return bool((tensor == tensor.reshape(-1)[0]).all())
 
 
 def _first_difference(mine: torch.Tensor, theirs: torch.Tensor) -> str:

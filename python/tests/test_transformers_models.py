@@ -10,9 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from compare import assert_same_state, filled_memory, library_load, uninitialised_names
-from transformers_models import CASES, ModelCase, by_name, write_checkpoint
+from transformers_models import (
+    CASES,
+    ModelCase,
+    by_name,
+    own_state,
+    write_checkpoint,
+    write_state,
+)  # fmt: skip
 
 import loadstone
 
@@ -42,9 +50,24 @@ def marked(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
     ]
 
 
+def refuse(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a library's own reader or converter ran")
+
+
 def ours_load(cls: Any, folder: Path, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """Unwritten memory of ours shows as well."""
-    with filled_memory():
+    """Unwritten memory of ours shows as well, and nothing falls back to the library's loading."""
+    from transformers import core_model_loading, modeling_utils
+
+    with filled_memory(), pytest.MonkeyPatch.context() as patch:
+        for owner, name in (
+            (modeling_utils, "convert_and_load_state_dict_in_model"),
+            (modeling_utils, "load_state_dict"),
+            (core_model_loading, "spawn_materialize"),
+            (safetensors.torch, "load_file"),
+            (torch, "load"),
+            (torch.nn.Module, "load_state_dict"),
+        ):
+            patch.setattr(owner, name, refuse)
         model, info = loadstone.transformers.from_pretrained(
             cls, folder, output_loading_info=True, **options
         )
@@ -98,6 +121,16 @@ def test_equal_from_float32_to_bfloat16(case: ModelCase, tmp_path: Path):
     write_checkpoint(case, tmp_path, "public", torch.float32)
     check(case, tmp_path, dtype=torch.bfloat16)
     check(case, tmp_path)
+
+
+@pytest.mark.parametrize("case", marked((case,) for case in CASES))
+def test_equal_where_the_file_lacks_tensors(case: ModelCase, tmp_path: Path):
+    """Every fifth is missing, one is there that nobody needs."""
+    write_checkpoint(case, tmp_path, "own")
+    state = own_state(case.build(dtype=torch.bfloat16))
+    lacking = {name: tensor for at, (name, tensor) in enumerate(state.items()) if at % 5 != 2}
+    write_state({**lacking, "nobody.needs.this": torch.ones(2)}, tmp_path)
+    check(case, tmp_path, dtype="auto")
 
 
 def test_a_wrong_value_is_seen(tmp_path: Path):
