@@ -165,17 +165,14 @@ class _Scan:
         self.parameters: list[tuple[Any, str, torch.Tensor]] = []
         self.modules: list[Any] = []
         self.tensors: list[tuple[torch.Tensor, Home]] = []
-        kinds: dict[type, int] = {}
-        for thing in gc.get_objects():
-            cls = type(thing)
-            kind = kinds.get(cls)
-            if kind is None:
-                kind = kinds[cls] = 2 * issubclass(cls, torch.nn.Module) + issubclass(
-                    cls, torch.Tensor
-                )
-            if kind == 2:
+        things = gc.get_objects()
+        types = set(map(type, things))
+        modules = {cls for cls in types if issubclass(cls, torch.nn.Module)}
+        wanted = modules | {cls for cls in types if issubclass(cls, torch.Tensor)}
+        for thing in [each for each in things if type(each) in wanted]:  # few of very many
+            if type(thing) in modules:
                 self._module(build, thing)
-            elif kind == 1:
+            else:
                 self._tensor(build, thing)
 
     def _module(self, build: Build, module: Any) -> None:

@@ -35,7 +35,7 @@ class Trace:
         """
         value = self.builder.source(name)
         shape, dtype = tuple(self.builder.shape(value)), torch_dtype(self.builder.dtype(value))
-        return Symbol(self, value, self._form(shape, dtype), (), name)
+        return Symbol(self, value, self.form(shape, dtype), (), name)
 
     def decode(
         self, kernel: str, sources: list[Symbol], shape: tuple[int, ...], dtype: torch.dtype
@@ -46,7 +46,7 @@ class Trace:
         value = self.builder.decode(
             kernel, [symbol.value for symbol in sources], list(shape), dtype_name(dtype)
         )
-        return Symbol(self, value, self._form(tuple(shape), dtype), tuple(sources))
+        return Symbol(self, value, self.form(tuple(shape), dtype), tuple(sources))
 
     def add(self, target: str, tensor: torch.Tensor) -> None:
         """Says what a target is made of: a symbol, or a real tensor, which is a constant."""
@@ -68,7 +68,8 @@ class Trace:
         """What an operation gave."""
         return Symbol(self, value, meta, tuple(parents))
 
-    def _form(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def form(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A meta tensor of a shape and dtype; one for all that ask."""
         form = self._forms.get((shape, dtype))
         if form is None:
             form = torch.empty(shape, dtype=dtype, device="meta")
