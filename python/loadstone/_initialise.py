@@ -64,7 +64,8 @@ def _initialised(module: Any) -> dict[str, Any]:
         if old is not None:
             data = torch.full(old.shape, _sentinel(old.dtype), dtype=old.dtype, device="cpu")
             fresh[name] = torch.nn.Parameter(data, requires_grad=old.requires_grad)
-    stand_in.__dict__["_parameters"] = fresh
+    absent = dict.fromkeys(name for name in module._parameters if name not in fresh)
+    stand_in.__dict__["_parameters"] = fresh | absent
     stand_in.reset_parameters()
     return {name: parameter.detach() for name, parameter in fresh.items()}
 

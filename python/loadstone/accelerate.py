@@ -103,7 +103,8 @@ def load_checkpoint_in_model(
     _name_kinds(model, plan, report)
     _audit.audit(model, report).require_real()
     if device_map is not None and offload_folder is not None:
-        offload.settle(model, plan, device_map, offload_folder, offload_buffers)
+        write = accelerate.utils.offload_weight
+        offload.settle(model, plan, device_map, offload_folder, offload_buffers, write)
         _note_moved(model, report)
     _warn_unexpected(model, checkpoint, plan)
 
@@ -126,8 +127,10 @@ def dispatch_model(
     be the offload folder of :func:`loadstone.load`.
 
     Raises:
-        PlanError: a tensor is on meta and no hook would find a value for it (``plan.missing``).
+        PlanError: a tensor is on meta and no hook would find a value for it (``plan.missing``,
+            ``plan.device_map``).
     """
+    offload.require_modules(model, device_map)
     index = offload_index if offload_index is not None else offload.read_index(offload_dir)
     offload.require_values(model, device_map, index, state_dict or {}, offload_buffers)
     accounted = _audit.audit(model)
@@ -178,6 +181,8 @@ def load_checkpoint_and_dispatch(
     places = _device_map(
         model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers
     )
+    if places is not None:
+        offload.require_modules(model, places)
     load_checkpoint_in_model(
         model,
         checkpoint,
@@ -253,7 +258,8 @@ def _leave_to_library(
     """The whole load by accelerate's own function; what it leaves on meta is an error here too."""
     _logger.warning("%s is loaded by accelerate itself: %s", checkpoint, reason)
     with suspended("accelerate"):
-        accelerate.utils.modeling.load_checkpoint_in_model(model, checkpoint, **arguments)
+        path = os.fspath(checkpoint)  # it takes no other kind of path
+        accelerate.utils.modeling.load_checkpoint_in_model(model, path, **arguments)
     device_map = arguments["device_map"] or {"": "cpu"}
     index = offload.read_index(arguments["offload_folder"])
     offload.require_values(model, device_map, index, {}, arguments["offload_buffers"])
@@ -283,7 +289,7 @@ def _note_moved(model: torch.nn.Module, report: Report) -> None:
 
 def _held_by_hooks(model: torch.nn.Module) -> set[str]:
     """Names of tensors that accelerate's hooks bring for a forward pass and take away again."""
-    names = set()
+    names: set[str] = set()
     for path, module in model.named_modules():
         hook = getattr(module, "_hf_hook", None)
         for each in getattr(hook, "hooks", [hook]):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import offload_weight
 
 from loadstone._accelerate.planning import device_of
 from loadstone._dtypes import torch_dtype
@@ -52,11 +51,15 @@ def settle(
     device_map: Mapping[str, Any],
     folder: str | os.PathLike[str],
     offload_buffers: bool,
+    write: Callable[..., object],
 ) -> None:
     """After a load: every tensor of a module on disk is in the folder, and on meta in the model.
 
     The load itself puts there what the checkpoint gives. Here come names that are tied to these,
     and tensors that the checkpoint does not have.
+
+    Args:
+        write: the library's function that puts one tensor into a folder and its index.
     """
     slots = walk(model)
     targets = {target.name: target for target in plan.targets}
@@ -71,7 +74,7 @@ def settle(
                 _add_name(Path(folder), index, root, slot.name)
         else:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            offload_weight(slot.tensor.detach(), slot.name, folder, index=index)
+            write(slot.tensor.detach(), slot.name, folder, index=index)
     if index != known:
         _write_index(Path(folder), index)
     names = {slot.name for slot in wanted}
@@ -104,6 +107,27 @@ def _put_on_meta(
             made[root] = like(slot.tensor, empty)
         if slot.tensor is not made[root]:
             slot.replace(made[root])
+
+
+def require_modules(model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
+    """Refuses a map that places single tensors on disk: hooks are on modules, none would bring it.
+
+    Raises:
+        PlanError: ``plan.device_map``, naming them.
+    """
+    alone = [
+        slot.name
+        for slot in walk(model)
+        if slot.kind == "parameter" and device_map.get(slot.name) == "disk"
+    ]
+    if alone:
+        raise make(
+            "plan.device_map",
+            f"{len(alone)} parameters are placed on disk apart from their module, where no hook "
+            "brings them back; name the module's class, or that of the block around it, in "
+            "no_split_module_classes",
+            tensor=alone[0],
+        )
 
 
 def require_values(

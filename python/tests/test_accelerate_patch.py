@@ -1,0 +1,229 @@
+"""loadstone.patch on accelerate itself, and models whose checkpoints need converting."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import accelerate
+import accelerate.big_modeling
+import pytest
+import torch
+from accelerate import init_empty_weights
+from accelerate import load_checkpoint_and_dispatch as bound_before
+from accelerate_models import TOKENS, empty, saved
+from models import all_tensors, assert_same, randomise
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
+
+import loadstone
+from loadstone import accelerate as ours
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+}
+CONFIGS = [
+    MixtralConfig(**SMALL, num_local_experts=4),
+    Qwen3MoeConfig(**SMALL, num_experts=4, moe_intermediate_size=16, head_dim=8),
+]
+FUSED = "model.layers.1.mlp.experts.down_proj"
+LAST_ON_DISK = {
+    "model.embed_tokens": "cpu",
+    "model.layers.0": "cpu",
+    "model.layers.1": "disk",
+    "model.norm": "cpu",
+    "model.rotary_emb": "cpu",
+    "lm_head": "disk",
+}
+
+
+@pytest.fixture(params=CONFIGS, ids=lambda config: config.model_type)
+def mixture(request, tmp_path):
+    """A mixture of experts with one key for each of them in its file, and the model that it is."""
+    config = request.param
+    randomise(AutoModelForCausalLM.from_config(config)).save_pretrained(tmp_path / "model")
+    names = load_file(tmp_path / "model" / "model.safetensors")
+    assert any(".experts.3." in name for name in names)
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    return config, tmp_path / "model", reference
+
+
+def on_meta(config, **options):
+    with init_empty_weights(**options):
+        model = AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
+    return model.eval()
+
+
+@pytest.mark.parametrize("device_map", [None, {"": "cpu"}])
+@pytest.mark.parametrize("include_buffers", [False, True])
+def test_experts_are_fused(mixture, device_map, include_buffers):
+    config, folder, reference = mixture
+    model = on_meta(config, include_buffers=include_buffers)
+    ours.load_checkpoint_and_dispatch(model, folder, device_map=device_map)
+    assert_same(model, reference)
+    assert torch.equal(model(TOKENS).logits, reference(TOKENS).logits)
+    assert loadstone.audit(model).ok
+
+
+def test_accelerate_itself_leaves_them_on_meta(mixture):
+    config, folder, _ = mixture
+    model = on_meta(config)
+    accelerate.load_checkpoint_in_model(model, str(folder), device_map={"": "cpu"})
+    assert model.get_parameter(FUSED).is_meta
+    with pytest.raises(NotImplementedError, match="meta tensor"):
+        accelerate.dispatch_model(model, {"": "cpu"})
+
+
+@pytest.mark.parametrize("device_map", [{"": "disk"}, LAST_ON_DISK, "auto"])
+def test_fused_experts_on_disk(mixture, tmp_path, device_map):
+    config, folder, reference = mixture
+    model = ours.load_checkpoint_and_dispatch(
+        on_meta(config),
+        folder,
+        device_map=device_map,
+        max_memory={"cpu": reference.get_memory_footprint() // 2},
+        no_split_module_classes=reference._no_split_modules,
+        offload_folder=tmp_path / "offload",
+    )
+    assert "disk" in model.hf_device_map.values()
+    assert torch.equal(model(TOKENS).logits, reference(TOKENS).logits)
+    written = {file.name for file in (tmp_path / "offload").glob("*.dat")}
+    assert f"{FUSED}.dat" in written
+    assert not any("norm" in name or "self_attn" in name for name in written)
+
+
+def test_a_map_that_no_hook_can_serve_is_refused(mixture, tmp_path):
+    """accelerate's map may place single parameters, and its hooks are on modules."""
+    config, folder, reference = mixture
+    arguments = {"max_memory": {"cpu": reference.get_memory_footprint() // 2}}
+    with pytest.raises(loadstone.PlanError) as caught:
+        ours.load_checkpoint_and_dispatch(
+            on_meta(config), folder, "auto", offload_folder=tmp_path / "offload", **arguments
+        )
+    assert caught.value.code == "plan.device_map"
+    assert "mlp.experts" in str(caught.value) and "no_split_module_classes" in str(caught.value)
+    assert not (tmp_path / "offload").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, "float16"])
+def test_experts_are_cast(mixture, dtype):
+    config, folder, _ = mixture
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model = on_meta(config)
+    ours.load_checkpoint_and_dispatch(model, folder, device_map={"": "cpu"}, dtype=dtype)
+    mine, theirs = all_tensors(model), all_tensors(reference)
+    for name in mine:
+        assert mine[name].dtype == theirs[name].dtype, name
+        assert torch.equal(mine[name], theirs[name]), name
+
+
+def test_an_expert_that_is_missing_is_named(mixture):
+    config, folder, _ = mixture
+    state = load_file(folder / "model.safetensors")
+    gone = next(name for name in state if "layers.1" in name and ".experts.2." in name)
+    del state[gone]
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(loadstone.PlanError) as caught:
+        ours.load_checkpoint_in_model(on_meta(config), folder)
+    assert caught.value.code == "plan.missing"
+    assert gone in str(caught.value)
+
+
+def objects():
+    """Every attribute of every module of accelerate that is there now."""
+    return {
+        (name, attribute): value
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] == "accelerate"
+        for attribute, value in vars(module).items()
+    }
+
+
+def test_accelerate_is_untouched_afterwards(tmp_path):
+    _, path = saved(tmp_path)
+    before = objects()
+    with loadstone.patch("accelerate", "transformers"):
+        inside = objects()
+        changed = {key for key, value in inside.items() if before.get(key) is not value}
+        assert {name for _, name in changed} == {
+            "load_checkpoint_in_model",
+            "load_checkpoint_and_dispatch",
+        }
+        bound = {key for key, value in before.items() if key[1] in {name for _, name in changed}}
+        assert bound == changed  # wherever they are bound
+        with pytest.raises(loadstone.PlanError):
+            accelerate.load_checkpoint_in_model(torch.nn.Linear(2, 2), str(path), strict=True)
+    after = objects()
+    assert after.keys() == before.keys()
+    assert all(after[key] is before[key] for key in before)
+
+
+def test_accelerates_own_names_run_on_loadstone(mixture):
+    config, folder, reference = mixture
+    with loadstone.patch("accelerate"):
+        for load in (
+            accelerate.load_checkpoint_and_dispatch,
+            accelerate.big_modeling.load_checkpoint_and_dispatch,
+            bound_before,  # the library's own, and what it calls is ours
+        ):
+            model = load(on_meta(config), str(folder), device_map={"": "cpu"})
+            assert_same(model, reference)
+            assert loadstone.audit(model).ok
+        for load in (
+            accelerate.load_checkpoint_in_model,
+            accelerate.utils.load_checkpoint_in_model,
+            accelerate.utils.modeling.load_checkpoint_in_model,
+        ):
+            model = on_meta(config)
+            assert load(model, str(folder)) is None
+            assert_same(model, reference)
+    with pytest.raises(NotImplementedError, match="meta tensor"):
+        accelerate.load_checkpoint_and_dispatch(
+            on_meta(config), str(folder), device_map={"": "cpu"}
+        )
+
+
+def test_what_accelerate_leaves_in_silence_raises_inside(tmp_path):
+    _, path = saved(tmp_path)
+    state = load_file(path)
+    del state["head.weight"]
+    torch.save(state, tmp_path / "weights.bin")
+    save_file(state, path)
+    for where in (path, tmp_path / "weights.bin"):
+        model = empty()
+        accelerate.load_checkpoint_in_model(model, str(where))
+        assert model.head.weight.is_meta
+        with loadstone.patch("accelerate"), pytest.raises(loadstone.PlanError) as caught:
+            accelerate.load_checkpoint_in_model(empty(), str(where))
+        assert caught.value.code == "plan.missing"
+
+
+def test_threads_beside_a_patched_one_get_accelerates_own(mixture):
+    config, folder, reference = mixture
+    inside, outside = on_meta(config), on_meta(config)
+    entered, done = threading.Event(), threading.Event()
+
+    def unpatched():
+        entered.wait()
+        try:
+            accelerate.load_checkpoint_in_model(outside, str(folder), {"": "cpu"})
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=unpatched)
+    thread.start()
+    with loadstone.patch("accelerate"):
+        entered.set()
+        accelerate.load_checkpoint_in_model(inside, str(folder), {"": "cpu"})
+        done.wait()
+    thread.join()
+    assert outside.get_parameter(FUSED).is_meta
+    assert not outside.get_parameter("lm_head.weight").is_meta
+    assert_same(inside, reference)
