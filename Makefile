@@ -67,6 +67,7 @@ bench: package
 	cmake --build --preset bench --parallel $(JOBS)
 	for program in build/bench/bin/*_bench; do "$$program"; done
 	python -m bench.loaders
+	python -m bench.large_plan
 
 .PHONY: format format-check
 format: setup

@@ -6,6 +6,8 @@ views of a mapped file has not loaded yet, so its views are copied.
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,30 @@ def loadstone_as_is(folder: Path) -> Work:
     return lambda: loadstone.torch.load_file(folder)
 
 
+def loadstone_from_pretrained(folder: Path) -> Work:
+    """transformers' own function on loadstone, recipes traced in each run."""
+    return _from_pretrained(folder, "bfloat16")
+
+
+def loadstone_from_pretrained_float32(folder: Path) -> Work:
+    """The same with dtype=float32."""
+    return _from_pretrained(folder, "float32")
+
+
+def _from_pretrained(folder: Path, dtype: str) -> Work:
+    import torch
+    import transformers
+
+    import loadstone.transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    model_class = _model_class(folder)
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
+    return lambda: loadstone.transformers.from_pretrained(
+        model_class, folder, dtype=getattr(torch, dtype)
+    )
+
+
 def safetensors_clone(folder: Path) -> Work:
     """safetensors' load_file of each shard, its views copied."""
     from safetensors.torch import load_file
@@ -159,6 +185,8 @@ CASES: dict[str, Callable[[Path], Work]] = {
     "loadstone": loadstone_model,
     "loadstone, to f32": loadstone_float32,
     "loadstone, as it is": loadstone_as_is,
+    "loadstone.transformers": loadstone_from_pretrained,
+    "loadstone.transformers, to f32": loadstone_from_pretrained_float32,
     "safetensors load_file + clone": safetensors_clone,
     "transformers from_pretrained": transformers_private,
     "transformers, to f32": transformers_float32,

@@ -23,9 +23,11 @@ DENSE = [
     LIMIT,
     "loadstone",
     "safetensors load_file + clone",
+    "loadstone.transformers",
     "transformers from_pretrained",
     "accelerate load_checkpoint_in_model",
     "loadstone, to f32",
+    "loadstone.transformers, to f32",
     "transformers, to f32",
 ]
 EXPERTS = [
@@ -33,6 +35,7 @@ EXPERTS = [
     "loadstone, as it is",
     "loadstone",
     "safetensors load_file + clone",
+    "loadstone.transformers",
     "transformers from_pretrained",
 ]
 
@@ -66,7 +69,7 @@ def table(kind: str, results: dict[str, list[measure.Result]], size: int) -> Non
         seconds = sorted(result.seconds for result in runs)
         median = statistics.median(seconds)
         anonymous = max(result.grown_anonymous for result in runs) / 1e9
-        file = max(result.peak_file for result in runs) / 1e9
+        file = max(result.grown_file for result in runs) / 1e9
         print(
             f"{case:38s}{median:9.3f} ({seconds[0]:5.3f} .. {seconds[-1]:5.3f})"
             f"{size / median / 1e9:7.2f}{median / limit:7.2f}x{anonymous:6.2f} GB{file:6.2f} GB",

@@ -31,12 +31,14 @@ class Result:
     Attributes:
         seconds: as the child timed it.
         base_anonymous: bytes of anonymous memory before the work.
+        base_file: bytes of mapped files before the work.
         peak_anonymous, peak_file: the most that was seen during the work, in bytes.
         values: all that the child printed.
     """
 
     seconds: float
     base_anonymous: int
+    base_file: int
     peak_anonymous: int
     peak_file: int
     values: dict[str, Any]
@@ -45,6 +47,11 @@ class Result:
     def grown_anonymous(self) -> int:
         """Peak anonymous memory beside what the interpreter had."""
         return self.peak_anonymous - self.base_anonymous
+
+    @property
+    def grown_file(self) -> int:
+        """Peak memory of mapped files beside what the interpreter had."""
+        return self.peak_file - self.base_file
 
 
 def memory(pid: int | str = "self") -> dict[str, int]:
@@ -92,6 +99,7 @@ def run(command: Sequence[str | Path], settle_seconds: float = SETTLE_SECONDS) -
     return Result(
         values["seconds"],
         base.get("RssAnon", 0),
+        base.get("RssFile", 0),
         peak.get("RssAnon", 0),
         peak.get("RssFile", 0),
         values,

@@ -18,6 +18,8 @@ CASES = [
     ("dense", "loadstone, to f32"),
     ("experts", "loadstone"),
     ("experts", "loadstone, as it is"),
+    ("dense", "loadstone.transformers, to f32"),
+    ("experts", "loadstone.transformers"),
 ]
 LARGE = pytest.param(3.0, marks=pytest.mark.bench)
 
@@ -45,6 +47,20 @@ def test_peak_is_the_model_and_a_fixed_ring(folders, kind, case):
     # without this the measurement saw nothing
     assert result.grown_anonymous > 0.9 * model
     assert result.grown_anonymous <= model + ROOM
+
+
+def test_fused_experts_leave_no_mapped_file_behind(folders):
+    """transformers keeps the pages of the experts that it has stacked: 1.9 times the model."""
+    folder = folders["experts"]
+    model = finished_bytes(folder, "")
+    totals = {}
+    for case in ("loadstone.transformers", "transformers from_pretrained"):
+        command = [sys.executable, "-m", "bench.loaders", "--child", case, "--data", folder]
+        result = measure.run(command, settle_seconds=0)
+        totals[case] = result.grown_anonymous + result.grown_file
+        print(f"{case}: {totals[case] / model:.2f} times the model")
+    assert totals["loadstone.transformers"] <= 1.1 * model + ROOM
+    assert totals["transformers from_pretrained"] > 1.5 * model  # the control
 
 
 def test_a_second_copy_would_be_seen(folders):
