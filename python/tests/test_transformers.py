@@ -191,6 +191,17 @@ def test_all_lost_experts_are_found_at_once(mixtral: Path, tmp_path: Path):
     assert sorted(name for each in errors for name in each.sources) == lost
 
 
+def test_gaps_are_filled_where_the_library_reads_too(toy: Path):
+    """Under a patch, files that loadstone cannot read yet are the library's, the rest is not."""
+    torch.save(load_file(toy / "model.safetensors"), toy / "pytorch_model.bin")
+    (toy / "model.safetensors").unlink()
+    assert {"extra", "table"} <= library_load(Toy, toy).uninitialised  # the control
+    with loadstone.patch("transformers"), filled_memory():
+        model = Toy.from_pretrained(toy)
+    assert torch.equal(model.extra, torch.full((64,), 3.0))
+    assert torch.equal(model.table, torch.arange(4096.0) * 0.5)
+
+
 # --- the library's readers are not used ----------------------------------------------------------
 
 

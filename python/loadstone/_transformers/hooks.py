@@ -129,6 +129,7 @@ def _load_pretrained_model(
             return load.read(model, checkpoint_files, load_config)
         if load.options.is_direct:
             raise _refused(reason or "no files")
+        load.fills_gaps = load_config.hf_quantizer is None
     return original(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
 
@@ -136,7 +137,7 @@ def _move_missing_keys(
     original: Any, model: Any, missing_keys: Any, device_map: Any, *args: Any, **kwargs: Any
 ) -> Any:
     load = _current.get()
-    if load is None or load.plan is None:
+    if load is None or not load.fills_gaps:
         return original(model, missing_keys, device_map, *args, **kwargs)
     return load.give_memory(model, set(missing_keys), device_map)
 
@@ -144,7 +145,7 @@ def _move_missing_keys(
 def _initialize_missing_keys(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     result = original(model, *args, **kwargs)
     load = _current.get()
-    if load is not None and load.plan is not None:
+    if load is not None and load.fills_gaps:
         load.complete(model)
     return result
 

@@ -46,6 +46,7 @@ class Load:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.is_constructing = False
+        self.fills_gaps = False  # also where the library reads: what is missing gets a value
         self.model: Any = None
         self.plan: Plan | None = None
         self._core: _core.Report | None = None
@@ -61,6 +62,7 @@ class Load:
     ) -> tuple[LoadStateDictInfo, dict[str, Any] | None]:
         """Plans and loads; what ``_load_pretrained_model`` returns."""
         self.model = model
+        self.fills_gaps = True
         catalog = Catalog(_core.open_checkpoint([str(file) for file in files], True))
         question = Question(
             model, config.dtype, config.dtype_plan, config.weight_mapping, config.hf_quantizer
