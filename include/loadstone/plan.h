@@ -91,6 +91,7 @@ struct PlannedTarget {
 struct Plan {
   std::shared_ptr<const Catalog> catalog;
   std::vector<PlannedTarget> targets;  // in the skeleton's order
+  std::vector<Decoding> decodings;     // what boxes may copy from beside sources
   std::vector<Finding> findings;       // sorted, those of the catalog included
   std::string offload_folder;
   std::uint64_t staging_bytes_max = 0;

@@ -36,6 +36,20 @@ struct BoxDim {
   friend bool operator==(const BoxDim&, const BoxDim&) = default;
 };
 
+inline constexpr std::uint32_t no_decoding = UINT32_MAX;
+
+// A tensor that a kernel makes of some sources, of which boxes copy like of any other: quantized
+// weights and their scales, say. It is never there as a whole, only the chunks that are under way.
+// Kernels: docs/plan-json.md.
+struct Decoding {
+  std::string kernel;                  // "fp8_block", "fp4_block", "mxfp4"
+  std::vector<std::uint32_t> sources;  // index into Catalog::tensors(); the weights go first
+  Shape shape;
+  Dtype dtype = Dtype::f32;
+
+  friend bool operator==(const Decoding&, const Decoding&) = default;
+};
+
 // A strided N-d region copied from a source to a target, cast where the dtypes differ: the one
 // primitive of movement. Stack, concat, split, transpose, slice and interleave are all sets of
 // boxes. Offsets and strides count elements, from the first element of the tensor.
@@ -46,11 +60,13 @@ struct Box {
   // Outermost first by target stride; none: one element. A target without elements has one box with
   // one dimension of extent 0 for each source, so that its provenance is known.
   std::vector<BoxDim> dims;
+  // Index into the decodings beside the boxes: it copies from what that gives, and `source` is the
+  // first tensor that is decoded.
+  std::uint32_t decoding = no_decoding;
 
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-// Where movement is not enough there will be kernels beside boxes; a target has one or the other.
 struct Recipe {
   Origin origin = Origin::exception;
   std::vector<Box> boxes;  // origin checkpoint: together they write each element once
@@ -70,6 +86,7 @@ struct TargetRecipe {
 // was made for, and are checked when a plan is made of them. Thread-safe while nobody writes to it.
 struct Recipes {
   std::vector<TargetRecipe> targets;
+  std::vector<Decoding> decodings;
 };
 
 // Compact: what a cache of plans stores.

@@ -27,6 +27,10 @@ class RecipeBuilder {
   // A whole tensor of the checkpoint, in its dtype.
   [[nodiscard]] Value source(std::string_view name);
 
+  // What a kernel makes of whole sources, as they are in the file: see Decoding.
+  [[nodiscard]] Value decode(std::string_view kernel, const std::vector<Value>& sources,
+                             const Shape& shape, Dtype dtype);
+
   // One cast is done on the way, from the source to what the target is; so a second one is refused
   // unless the first loses nothing.
   [[nodiscard]] Value cast(Value value, Dtype dtype);

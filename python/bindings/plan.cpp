@@ -2,6 +2,7 @@
 
 #include "bindings.h"
 #include "execute/offload.h"
+#include "plan/decodings.h"
 
 namespace loadstone::python {
 
@@ -63,11 +64,8 @@ std::optional<DeviceMapMode> device_map_mode(std::string_view text) {
 
 nb::dict target_row(const Plan& plan, const PlannedTarget& target) {
   nb::list sources;
-  std::uint32_t last = UINT32_MAX;
-  for (const Box& box : target.recipe.boxes) {
-    if (box.source == last) continue;
-    last = box.source;
-    sources.append(plan.catalog->tensors()[box.source].name);
+  for (const std::uint32_t source : sources_of(target.recipe.boxes, plan.decodings)) {
+    sources.append(plan.catalog->tensors()[source].name);
   }
   nb::dict row;
   row["name"] = target.name;

@@ -31,6 +31,13 @@ void bind_recipe(nb::module_& module) {
       .def(nb::init<std::shared_ptr<const Catalog>>(), nb::arg("catalog"))
       .def("source", &RecipeBuilder::source, nb::arg("name"))
       .def(
+          "decode",
+          [](RecipeBuilder& self, std::string_view kernel, const std::vector<Value>& sources,
+             std::vector<std::uint64_t> shape, std::string_view dtype) {
+            return self.decode(kernel, sources, Shape(std::move(shape)), dtype_argument(dtype));
+          },
+          nb::arg("kernel"), nb::arg("sources"), nb::arg("shape"), nb::arg("dtype"))
+      .def(
           "cast",
           [](RecipeBuilder& self, Value value, std::string_view dtype) {
             return self.cast(value, dtype_argument(dtype));

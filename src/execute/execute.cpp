@@ -15,6 +15,7 @@
 #include "execute/staging.h"
 #include "execute/team.h"
 #include "loadstone/error.h"
+#include "plan/decodings.h"
 
 namespace loadstone {
 
@@ -104,8 +105,8 @@ Sources open_shards(const Plan& plan, std::span<const Destination> destinations,
     const bool skipped = target.delivery == Delivery::none ||
                          (target.delivery == Delivery::memory && destinations[i].data == nullptr);
     if (skipped) continue;
-    for (const Box& box : target.recipe.boxes) {
-      needed.at(plan.catalog->tensors().at(box.source).shard) = true;
+    for (const std::uint32_t source : sources_of(target.recipe.boxes, plan.decodings)) {
+      needed.at(plan.catalog->tensors().at(source).shard) = true;
     }
   }
   Sources sources(shards.size());
@@ -116,6 +117,18 @@ Sources open_shards(const Plan& plan, std::span<const Destination> destinations,
     check_header(shards[i], *sources[i]);
   }
   return sources;
+}
+
+// The last place before memory is written: see check_box().
+std::vector<DecodeForm> prepare_decodings(const Plan& plan) {
+  std::vector<DecodeForm> forms(plan.decodings.size());
+  for (std::size_t i = 0; i < forms.size(); ++i) {
+    const auto problem = check_decoding(plan.catalog->tensors(), plan.decodings[i], forms[i]);
+    if (!problem) continue;
+    throw Error("plan.box", problem->message,
+                {.field = "decodings", .found = problem->found, .expected = problem->expected});
+  }
+  return forms;
 }
 
 // How many readers, and how much each looks at in one go.
@@ -131,7 +144,9 @@ Sizes choose_sizes(const Plan& plan, const ExecuteOptions& options) {
   sizes.threads = options.threads != 0
                       ? options.threads
                       : std::clamp(std::thread::hardware_concurrency(), 1u, threads_default_max);
-  const std::uint64_t staging = std::max(plan.staging_bytes_max, element_bytes_max);
+  // A decoded element needs room for what it is made of too.
+  const std::uint64_t least = plan.decodings.empty() ? element_bytes_max : 2 * element_bytes_max;
+  const std::uint64_t staging = std::max(plan.staging_bytes_max, least);
   const std::uint64_t slots =
       std::clamp<std::uint64_t>(staging / slot_bytes_wanted, 1, sizes.threads);
   sizes.threads = static_cast<unsigned>(slots);
@@ -141,6 +156,7 @@ Sizes choose_sizes(const Plan& plan, const ExecuteOptions& options) {
   sizes.limits.direct_bytes = std::min(sizes.chunk_bytes, sizes.slot_bytes);
   sizes.limits.staged_bytes = std::min(sizes.limits.direct_bytes, staged_window_bytes);
   sizes.limits.turned_bytes = sizes.slot_bytes;
+  sizes.limits.decoded_bytes = sizes.slot_bytes / 2 / element_bytes_max * element_bytes_max;
   return sizes;
 }
 
@@ -180,6 +196,7 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   check_destinations(plan, destinations);
   Storage& storage = options.storage != nullptr ? *options.storage : local_storage();
   const Sizes sizes = choose_sizes(plan, options);
+  const std::vector<DecodeForm> forms = prepare_decodings(plan);
   const Sources sources = open_shards(plan, destinations, storage);
   OffloadFolder folder(plan, storage);
   const std::vector<std::byte*> memory = target_memory(plan, destinations, folder);
@@ -190,7 +207,9 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   ReadContext context = {.plan = plan,
                          .targets = memory,
                          .shards = sources,
+                         .forms = forms,
                          .chunk_bytes = sizes.chunk_bytes,
+                         .decoded_bytes = sizes.limits.decoded_bytes,
                          .staging = staging,
                          .stop = stop,
                          .written = std::vector<std::atomic<std::uint64_t>>(plan.targets.size())};

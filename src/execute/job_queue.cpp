@@ -28,12 +28,19 @@ JobQueue::JobQueue(const Plan& plan, std::span<std::byte* const> targets,
       bytes_total_ += walk.source_bytes();
       items_.push_back({.file_begin = walk.file_begin(),
                         .shard = plan.catalog->tensors()[box.source].shard,
+                        .decoding = box.decoding,
                         .target = t,
                         .box = b});
     }
   }
-  std::ranges::sort(items_, {}, [](const Item& item) {
-    return std::tie(item.shard, item.file_begin, item.target, item.box);
+  // A decoding's boxes stand together, where its first source is.
+  std::ranges::sort(items_, {}, [&](const Item& item) {
+    const bool decoded = item.decoding != no_decoding;
+    const std::uint64_t begin =
+        decoded ? plan.catalog->tensors()[plan.decodings[item.decoding].sources[0]].offset_begin
+                : item.file_begin;
+    return std::tuple(item.shard, begin, decoded, item.decoding, item.file_begin, item.target,
+                      item.box);
   });
 }
 
@@ -49,10 +56,11 @@ Walk JobQueue::pop() {
   return walk;
 }
 
-void JobQueue::open_items(std::uint32_t shard, std::uint64_t window_end) {
+void JobQueue::open_items(std::uint64_t window_end) {
   for (; next_item_ < items_.size(); ++next_item_) {
     const Item& item = items_[next_item_];
-    if (item.shard != shard || item.file_begin >= window_end) return;
+    if (item.shard != shard_ || item.decoding != decoding_) return;
+    if (item.file_begin >= window_end) return;
     push(Walk(plan_, item.target, plan_.targets[item.target].recipe.boxes[item.box]));
   }
 }
@@ -63,14 +71,16 @@ bool JobQueue::next(Job& job) {
   if (open_.empty()) {
     if (next_item_ == items_.size()) return false;
     shard_ = items_[next_item_].shard;
-    open_items(shard_, items_[next_item_].file_begin + 1);
+    decoding_ = items_[next_item_].decoding;
+    open_items(items_[next_item_].file_begin + 1);
   }
   // A box that begins before the open ones go on comes first.
-  open_items(shard_, open_.front().file_begin() + 1);
+  open_items(open_.front().file_begin() + 1);
   job.shard = shard_;
+  job.decoding = decoding_;
   job.begin = open_.front().file_begin();
   job.end = job.begin + open_.front().window_bytes(limits_);
-  open_items(shard_, job.end);
+  open_items(job.end);
   while (!open_.empty() && open_.front().file_begin() < job.end &&
          job.pieces.size() < job_pieces_max) {
     Walk walk = pop();

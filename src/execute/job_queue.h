@@ -29,11 +29,13 @@ class JobQueue {
   struct Item {
     std::uint64_t file_begin = 0;
     std::uint32_t shard = 0;
+    std::uint32_t decoding = no_decoding;
     std::uint32_t target = 0;
     std::uint32_t box = 0;
   };
 
-  void open_items(std::uint32_t shard, std::uint64_t window_end);
+  // Opens what begins before the window's end in the shard or decoding of the open boxes.
+  void open_items(std::uint64_t window_end);
   void push(Walk walk);
   Walk pop();
 
@@ -44,6 +46,7 @@ class JobQueue {
   std::mutex mutex_;
   std::size_t next_item_ = 0;  // guarded by mutex_, as all that follows
   std::uint32_t shard_ = 0;    // of the open boxes
+  std::uint32_t decoding_ = no_decoding;
   std::vector<Walk> open_;     // a heap: the one that goes on first in the file is at the front
   std::vector<Walk> waiting_;  // what does not fit the window that is being filled
 };

@@ -20,12 +20,16 @@ constexpr std::size_t parts_max = 256;
 
 void Reader::run(Job& job) {
   std::ranges::stable_sort(job.pieces, {}, &Piece::file_begin);
-  mark_overlaps(job);
-  read_pieces(job);
+  if (job.decoding != no_decoding) {
+    decode_pieces(job);
+  } else {
+    mark_overlaps(job);
+    read_pieces(job);
+  }
   if (context_.stop.load(std::memory_order_relaxed)) return;
   for (const Piece& piece : job.pieces) {
     if (!piece.direct) copy_staged(job, piece);
-    account(piece);
+    account(job, piece);
   }
 }
 
@@ -76,6 +80,61 @@ void Reader::read_staged(const Job& job, const Piece& piece) {
   context_.staging.count(piece.file_end - begin);
   append(job, slot_.data() + (begin - job.begin), piece.file_end - begin);
   ends_staged_ = true;
+}
+
+// A byte of the window has its fixed place in the slot, as in read_staged().
+void Reader::decode_pieces(const Job& job) {
+  if (slot_.data() == nullptr) slot_ = context_.staging.take_slot();
+  std::uint64_t done = job.begin;
+  for (const Piece& piece : job.pieces) {
+    const std::uint64_t begin = std::max(piece.file_begin, done);
+    if (begin >= piece.file_end) continue;
+    decode_range(job, begin, piece.file_end);
+    done = piece.file_end;
+  }
+}
+
+// As many elements in one go as the weights and scales of fit behind the window in the slot.
+void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end) {
+  const Decoding& decoding = context_.plan.decodings[job.decoding];
+  const DecodeForm& form = context_.forms[job.decoding];
+  const std::uint64_t size = element_bytes(form.dtype);
+  std::byte* const room = slot_.data() + context_.decoded_bytes;
+  const std::uint64_t room_bytes = slot_.size() - context_.decoded_bytes;
+  context_.staging.count(end - begin);
+  populate(slot_.data() + (begin - job.begin), end - begin);
+  for (std::uint64_t at = begin / size; at < end / size;) {
+    if (context_.stop.load(std::memory_order_relaxed)) return;
+    std::uint64_t count = end / size - at;
+    const auto needed = [&] {
+      return form.weight_bytes(at, at + count).size() + form.scale_bytes(at, at + count).size();
+    };
+    while (count > 1 && needed() > room_bytes) count /= 2;
+    const auto weights = form.weight_bytes(at, at + count);
+    const auto scales = form.scale_bytes(at, at + count);
+    read_part(decoding.sources[0], weights, room);
+    read_part(decoding.sources[1], scales, room + weights.size());
+    decode(form, at, at + count, room, room + weights.size(),
+           slot_.data() + (at * size - job.begin));
+    at += count;
+  }
+}
+
+void Reader::read_part(std::uint32_t source, DecodeForm::Range bytes, std::byte* to) {
+  const TensorInfo& tensor = context_.plan.catalog->tensors()[source];
+  const std::uint64_t begin = tensor.offset_begin + bytes.begin;
+  context_.staging.count(bytes.size());
+  populate(to, bytes.size());
+  try {
+    context_.shards[tensor.shard]->read(begin, {to, bytes.size()});
+  } catch (const Error& error) {
+    Where where = error.where();
+    if (where.path.empty()) where.path = context_.plan.catalog->shards()[tensor.shard].path;
+    if (where.tensor.empty()) where.tensor = tensor.name;
+    if (!where.byte_offset) where.byte_offset = begin;
+    throw Error(error.code(), error.message(), std::move(where));
+  }
+  context_.bytes_read.fetch_add(bytes.size(), std::memory_order_relaxed);
 }
 
 void Reader::skip_to(const Job& job, std::uint64_t offset) {
@@ -137,12 +196,12 @@ void Reader::rethrow_named(const Job& job, const Error& error) const {
 
 void Reader::copy_staged(const Job& job, const Piece& piece) {
   const Dtype target_dtype = context_.plan.targets[piece.target].dtype;
-  const Dtype source_dtype = context_.plan.catalog->tensors()[piece.source].encoding.dtype();
+  const Dtype from = source_dtype(job, piece);
   // Elements of less than a byte are copied as bytes: see check_box().
-  const bool whole_bytes = element_bytes(source_dtype) != 0;
+  const bool whole_bytes = element_bytes(from) != 0;
   const Cast cast =
-      whole_bytes ? cast_between(source_dtype, target_dtype) : cast_between(Dtype::u8, Dtype::u8);
-  const std::size_t source_bytes = whole_bytes ? element_bytes(source_dtype) : 1;
+      whole_bytes ? cast_between(from, target_dtype) : cast_between(Dtype::u8, Dtype::u8);
+  const std::size_t source_bytes = whole_bytes ? element_bytes(from) : 1;
   const std::size_t target_bytes = whole_bytes ? element_bytes(target_dtype) : 1;
   const std::span dims = std::span(job.dims).subspan(piece.dims_begin, piece.dims_count);
   std::byte* const target = context_.targets[piece.target] + piece.target_begin;
@@ -154,13 +213,17 @@ void Reader::copy_staged(const Job& job, const Piece& piece) {
            target_bytes);
 }
 
-void Reader::account(const Piece& piece) {
+Dtype Reader::source_dtype(const Job& job, const Piece& piece) const {
+  if (job.decoding != no_decoding) return context_.plan.decodings[job.decoding].dtype;
+  return context_.plan.catalog->tensors()[piece.source].encoding.dtype();
+}
+
+void Reader::account(const Job& job, const Piece& piece) {
   const Dtype target_dtype = context_.plan.targets[piece.target].dtype;
-  const Dtype source_dtype = context_.plan.catalog->tensors()[piece.source].encoding.dtype();
   const auto bytes = [&](Dtype dtype) {
     return piece.elements * std::max<std::uint64_t>(element_bytes(dtype), 1);
   };
-  context_.bytes_done.fetch_add(bytes(source_dtype), std::memory_order_relaxed);
+  context_.bytes_done.fetch_add(bytes(source_dtype(job, piece)), std::memory_order_relaxed);
   context_.written[piece.target].fetch_add(bytes(target_dtype), std::memory_order_relaxed);
 }
 

@@ -12,6 +12,7 @@
 #include "execute/anonymous_memory.h"
 #include "execute/staging.h"
 #include "execute/walk.h"
+#include "kernels/decode.h"
 #include "loadstone/error.h"
 #include "loadstone/plan.h"
 #include "loadstone/storage.h"
@@ -23,7 +24,9 @@ struct ReadContext {
   const Plan& plan;
   std::span<std::byte* const> targets;
   std::span<const std::shared_ptr<ByteSource>> shards;  // null where nothing is read from
+  std::span<const DecodeForm> forms;                    // of the plan's decodings
   std::uint64_t chunk_bytes;                            // of one read
+  std::uint64_t decoded_bytes;                          // of a slot, for what has been decoded
   StagingRing& staging;
   std::atomic<bool>& stop;
   std::atomic<std::uint64_t> bytes_done = 0;  // of the sources, in their places
@@ -44,11 +47,15 @@ class Reader {
   void read_pieces(const Job& job);
   void read_direct(const Job& job, const Piece& piece);
   void read_staged(const Job& job, const Piece& piece);
+  void decode_pieces(const Job& job);
+  void decode_range(const Job& job, std::uint64_t begin, std::uint64_t end);
+  void read_part(std::uint32_t source, DecodeForm::Range bytes, std::byte* to);
   void skip_to(const Job& job, std::uint64_t offset);
   void append(const Job& job, std::byte* to, std::uint64_t bytes);
   void flush(const Job& job);
   void copy_staged(const Job& job, const Piece& piece);
-  void account(const Piece& piece);
+  void account(const Job& job, const Piece& piece);
+  [[nodiscard]] Dtype source_dtype(const Job& job, const Piece& piece) const;
   [[noreturn]] void rethrow_named(const Job& job, const Error& error) const;
 
   // What is read over between two pieces that are read in one call.

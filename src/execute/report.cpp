@@ -7,38 +7,64 @@
 #include "base/finding_json.h"
 #include "base/json_writer.h"
 #include "execute/walk.h"
+#include "plan/decodings.h"
 
 namespace loadstone {
 
 namespace {
 
-// The bytes of each source that the target's value came from: one range a source, in the order of
-// the boxes.
+// One range a source, in the order in which they are met. Not thread-safe.
+class SourceRanges {
+ public:
+  explicit SourceRanges(const Catalog& catalog) : catalog_(catalog) {}
+
+  // Bytes from the tensor's first one on.
+  void add(std::uint32_t source, std::uint64_t begin, std::uint64_t end) {
+    const TensorInfo& tensor = catalog_.tensors()[source];
+    begin += tensor.offset_begin;
+    end += tensor.offset_begin;
+    const auto [place, is_new] = seen_.emplace(source, ranges_.size());
+    if (is_new) {
+      ranges_.push_back({.tensor = tensor.name,
+                         .shard = catalog_.shards()[tensor.shard].relative_path,
+                         .offset_begin = begin,
+                         .offset_end = end});
+      return;
+    }
+    SourceRange& range = ranges_[place->second];
+    range.offset_begin = std::min(range.offset_begin, begin);
+    range.offset_end = std::max(range.offset_end, end);
+  }
+
+  [[nodiscard]] std::vector<SourceRange> take() { return std::move(ranges_); }
+
+ private:
+  const Catalog& catalog_;
+  std::vector<SourceRange> ranges_;
+  std::unordered_map<std::uint32_t, std::size_t> seen_;
+};
+
+// The bytes of each source that the target's value came from.
 std::vector<SourceRange> source_ranges(const Plan& plan, const PlannedTarget& target) {
-  std::vector<SourceRange> ranges;
-  std::unordered_map<std::uint32_t, std::size_t> seen;
+  SourceRanges ranges(*plan.catalog);
   for (const Box& box : target.recipe.boxes) {
     if (is_empty(box)) continue;
-    const TensorInfo& tensor = plan.catalog->tensors()[box.source];
     const ByteBox bytes = check_box(plan, target, box);
-    const std::uint64_t begin = tensor.offset_begin + bytes.box.source_offset * bytes.source_bytes;
-    std::uint64_t end = begin + bytes.source_bytes;
-    for (const BoxDim& dim : bytes.box.dims) {
-      end += (dim.extent - 1) * dim.source_stride * bytes.source_bytes;
-    }
-    const auto [place, is_new] = seen.emplace(box.source, ranges.size());
-    if (is_new) {
-      ranges.push_back({.tensor = tensor.name,
-                        .shard = plan.catalog->shards()[tensor.shard].relative_path,
-                        .offset_begin = begin,
-                        .offset_end = end});
-    } else {
-      SourceRange& range = ranges[place->second];
-      range.offset_begin = std::min(range.offset_begin, begin);
-      range.offset_end = std::max(range.offset_end, end);
+    std::uint64_t last = bytes.box.source_offset;
+    for (const BoxDim& dim : bytes.box.dims) last += (dim.extent - 1) * dim.source_stride;
+    DecodeForm form;
+    if (box.decoding == no_decoding) {
+      ranges.add(box.source, bytes.box.source_offset * bytes.source_bytes,
+                 (last + 1) * bytes.source_bytes);
+    } else if (!check_decoding(plan.catalog->tensors(), plan.decodings[box.decoding], form)) {
+      const auto& sources = plan.decodings[box.decoding].sources;
+      const auto weights = form.weight_bytes(bytes.box.source_offset, last + 1);
+      const auto scales = form.scale_bytes(bytes.box.source_offset, last + 1);
+      ranges.add(sources[0], weights.begin, weights.end);
+      ranges.add(sources[1], scales.begin, scales.end);
     }
   }
-  return ranges;
+  return ranges.take();
 }
 
 void write_provenance(JsonWriter& json, const Provenance& item) {

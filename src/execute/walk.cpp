@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "execute/copy_box.h"
 #include "loadstone/error.h"
+#include "plan/decodings.h"
 
 namespace loadstone {
 
@@ -81,10 +82,21 @@ ByteBox check_box(const Plan& plan, const PlannedTarget& target, const Box& box)
   const auto& tensors = plan.catalog->tensors();
   if (box.source >= tensors.size()) refuse(plan, target, box, "the box's source does not exist");
   const TensorInfo& source = tensors[box.source];
-  if (!source.encoding.is_dtype()) {
+  const bool decoded = box.decoding != no_decoding;
+  if (decoded &&
+      (box.decoding >= plan.decodings.size() || plan.decodings[box.decoding].sources.empty() ||
+       plan.decodings[box.decoding].sources.front() != box.source)) {
+    refuse(plan, target, box, "the box's decoding does not exist, or is another source's");
+  }
+  const Encoding encoding = encoding_of(box, tensors, plan.decodings);
+  if (!encoding.is_dtype()) {
     refuse(plan, target, box, "blocks of numbers cannot be copied as numbers");
   }
-  const Dtype dtype = source.encoding.dtype();
+  const Dtype dtype = encoding.dtype();
+  const std::uint64_t source_size =
+      decoded
+          ? encoding.byte_count(plan.decodings[box.decoding].shape.numel().value_or(0)).value_or(0)
+          : source.byte_count();
   ByteBox bytes = {.box = box,
                    .source_bytes = element_bytes(dtype),
                    .target_bytes = element_bytes(target.dtype),
@@ -111,7 +123,7 @@ ByteBox check_box(const Plan& plan, const PlannedTarget& target, const Box& box)
     return end_bytes && *end_bytes <= byte_count;
   };
   if (!ends_within(bytes.box.source_offset, std::mem_fn(&BoxDim::source_stride), bytes.source_bytes,
-                   source.byte_count())) {
+                   source_size)) {
     refuse(plan, target, box, "the box leaves its source");
   }
   if (!ends_within(bytes.box.target_offset, std::mem_fn(&BoxDim::target_stride), bytes.target_bytes,
@@ -125,8 +137,9 @@ Walk::Walk(const Plan& plan, std::uint32_t target, const Box& box) : target_(tar
   const ByteBox bytes = check_box(plan, plan.targets[target], box);
   source_ = bytes.box.source;
   element_bytes_ = bytes.source_bytes;
-  file_at_ =
-      plan.catalog->tensors()[source_].offset_begin + bytes.box.source_offset * bytes.source_bytes;
+  decoded_ = box.decoding != no_decoding;
+  file_at_ = bytes.box.source_offset * bytes.source_bytes;
+  if (!decoded_) file_at_ += plan.catalog->tensors()[source_].offset_begin;
   target_at_ = bytes.box.target_offset * bytes.target_bytes;
   BoxDims sorted;
   for (const BoxDim& dim : bytes.box.dims) static_cast<void>(sorted.append(dim));
@@ -141,18 +154,18 @@ Walk::Walk(const Plan& plan, std::uint32_t target, const Box& box) : target_(tar
     dims_[level].step_bytes = span;
     span += (dims_[level].box.extent - 1) * dims_[level].source_step;
   }
-  classify(bytes.same_dtype);
+  classify(bytes.same_dtype && !decoded_);
 }
 
-void Walk::classify(bool same_dtype) noexcept {
+void Walk::classify(bool same_bytes) noexcept {
   if (dims_.empty()) {
-    direct_ = same_dtype;
+    direct_ = same_bytes;
     return;
   }
   const BoxDim& inner = dims_.back().box;
   const bool run = inner.source_stride == 1 && inner.target_stride == 1;
   const bool long_run = dims_.size() == 1 || inner.extent >= direct_run_bytes_min / element_bytes_;
-  direct_ = same_dtype && run && long_run;
+  direct_ = same_bytes && run && long_run;
   kept_from_ = dims_.size() - 1;
   if (direct_) return;
   turned_ = !run && dims_.size() > 1;
@@ -176,7 +189,8 @@ std::uint64_t Walk::source_bytes() const noexcept {
 
 std::uint64_t Walk::window_bytes(const WindowLimits& limits) const noexcept {
   if (direct_) return limits.direct_bytes;
-  return turned_ ? limits.turned_bytes : limits.staged_bytes;
+  const std::uint64_t bytes = turned_ ? limits.turned_bytes : limits.staged_bytes;
+  return decoded_ ? std::min(bytes, limits.decoded_bytes) : bytes;
 }
 
 bool Walk::take(std::uint64_t window_begin, std::uint64_t window_end, Job& job) {

@@ -10,7 +10,8 @@
 
 namespace loadstone {
 
-// A part of a box, of which the bytes [file_begin, file_end) of the shard hold all elements.
+// A part of a box, of which the bytes [file_begin, file_end) of the shard hold all elements. Where
+// the box copies from a decoding, these are bytes of what that gives, from its first one on.
 struct Piece {
   std::uint64_t file_begin = 0;
   std::uint64_t file_end = 0;
@@ -23,9 +24,11 @@ struct Piece {
   bool direct = false;  // the file's bytes are the target's bytes
 };
 
-// What one thread does in one go: read a window of one shard and bring its pieces to their places.
+// What one thread does in one go: read a window of one shard, or decode one of a decoding, and
+// bring its pieces to their places.
 struct Job {
   std::uint32_t shard = 0;
+  std::uint32_t decoding = no_decoding;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
   std::vector<Piece> pieces;
@@ -39,9 +42,10 @@ struct Job {
 
 // How much of a file is looked at in one go.
 struct WindowLimits {
-  std::uint64_t direct_bytes = 0;  // pieces that are read into their place
-  std::uint64_t staged_bytes = 0;  // pieces that are cast or scattered: what fits near caches
-  std::uint64_t turned_bytes = 0;  // transposed: more rows make longer runs in the target
+  std::uint64_t direct_bytes = 0;   // pieces that are read into their place
+  std::uint64_t staged_bytes = 0;   // pieces that are cast or scattered: what fits near caches
+  std::uint64_t turned_bytes = 0;   // transposed: more rows make longer runs in the target
+  std::uint64_t decoded_bytes = 0;  // of what is decoded, at most: what it is made of is there too
 };
 
 // Not thread-safe.
@@ -69,7 +73,7 @@ class Walk {
     std::uint64_t index = 0;
   };
 
-  void classify(bool same_dtype) noexcept;
+  void classify(bool same_bytes) noexcept;
   void emit(std::size_t level, std::uint64_t steps, std::uint64_t file_end, Job& job);
   void advance(std::size_t level, std::uint64_t steps) noexcept;
 
@@ -80,6 +84,7 @@ class Walk {
   std::uint32_t target_ = 0;
   std::uint32_t source_ = 0;
   std::size_t kept_from_ = 0;  // pieces hold steps of this dimension and those inside it
+  bool decoded_ = false;
   bool direct_ = false;
   bool turned_ = false;
   bool done_ = false;

@@ -9,6 +9,7 @@
 #include "loadstone/error.h"
 #include "plan/check_boxes.h"
 #include "plan/costs.h"
+#include "plan/decodings.h"
 #include "plan/devices.h"
 #include "plan/dtypes.h"
 #include "plan/plan_json.h"
@@ -60,6 +61,7 @@ class Binder {
 
   Plan run() && {
     bind_sources();
+    bind_decodings();
     for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
       if (!index_.emplace(plan_.targets[i].name, i).second) {
         refuse(i, "name", "the name stands here twice");
@@ -107,6 +109,30 @@ class Binder {
         fail("shape", "the tensor has another shape", source.shape.text(), saved.shape.text());
       }
       bound_.push_back(*found);
+    }
+  }
+
+  void bind_decodings() {
+    for (std::size_t i = 0; i < plan_.decodings.size(); ++i) {
+      Decoding& decoding = plan_.decodings[i];
+      const auto fail = [&](std::string message, std::string found, std::string expected) {
+        throw Error("plan.json", std::move(message),
+                    {.field = fmt::format("decodings[{}]", i),
+                     .found = printable(found),
+                     .expected = std::move(expected)});
+      };
+      for (std::uint32_t& source : decoding.sources) {
+        if (source >= bound_.size()) {
+          fail("the decoding's source does not exist", fmt::format("source {}", source),
+               fmt::format("one of {}", bound_.size()));
+        }
+        source = bound_[source];
+      }
+      DecodeForm form;
+      auto problem = check_decoding(plan_.catalog->tensors(), decoding, form);
+      if (problem) {
+        fail(std::move(problem->message), std::move(problem->found), std::move(problem->expected));
+      }
     }
   }
 
@@ -167,6 +193,14 @@ class Binder {
     };
     for (std::size_t b = 0; b < target.recipe.boxes.size(); ++b) {
       Box& box = target.recipe.boxes[b];
+      if (box.decoding != no_decoding) {
+        if (box.decoding >= plan_.decodings.size()) {
+          fail(b, "the box's decoding does not exist", fmt::format("decoding {}", box.decoding),
+               fmt::format("one of {}", plan_.decodings.size()));
+        }
+        box.source = plan_.decodings[box.decoding].sources.front();
+        continue;
+      }
       if (box.source >= bound_.size()) {
         fail(b, "the box's source does not exist", fmt::format("source {}", box.source),
              fmt::format("one of {}", bound_.size()));
@@ -174,14 +208,15 @@ class Binder {
       box.source = bound_[box.source];
     }
     const auto& tensors = plan_.catalog->tensors();
-    auto defect = check_boxes(target.recipe.boxes, target.shape.numel().value_or(0), tensors);
+    auto defect = check_boxes(target.recipe.boxes, target.shape.numel().value_or(0), tensors,
+                              plan_.decodings);
     if (defect) {
       fail(defect->box, std::move(defect->message), std::move(defect->found),
            std::move(defect->expected));
     }
     for (std::size_t b = 0; b < target.recipe.boxes.size(); ++b) {
       const Box& box = target.recipe.boxes[b];
-      const Encoding encoding = tensors[box.source].encoding;
+      const Encoding encoding = encoding_of(box, tensors, plan_.decodings);
       const Passage way = passage(encoding, target.dtype);
       if (way == Passage::mismatch || way == Passage::no_cast) {
         fail(b, "there is no cast from the source's encoding to the target's dtype",
@@ -233,6 +268,7 @@ class Binder {
   void check_totals() {
     const Plan claimed = {.catalog = nullptr,
                           .targets = {},
+                          .decodings = {},
                           .findings = {},
                           .offload_folder = {},
                           .staging_bytes_max = 0,

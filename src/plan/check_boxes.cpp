@@ -32,12 +32,22 @@ std::optional<BoxDefect> outside(const char* side, std::optional<std::uint64_t> 
 
 // Checks one box by itself and adds its volume to `total`.
 std::optional<BoxDefect> check_box(const Box& box, std::uint64_t elements,
-                                   const std::vector<TensorInfo>& sources, std::uint64_t& total) {
+                                   const std::vector<TensorInfo>& sources,
+                                   std::span<const Decoding> decodings, std::uint64_t& total) {
   if (box.source >= sources.size()) {
     return BoxDefect{"the box's source does not exist", fmt::format("source {}", box.source),
                      fmt::format("one of {}", sources.size()), std::nullopt};
   }
-  const std::uint64_t source_elements = sources[box.source].shape.numel().value_or(0);
+  const bool is_decoded = box.decoding != no_decoding;
+  if (is_decoded && (box.decoding >= decodings.size() || decodings[box.decoding].sources.empty() ||
+                     decodings[box.decoding].sources.front() != box.source)) {
+    return BoxDefect{"the box's decoding does not exist, or is another source's",
+                     fmt::format("decoding {} of source {}", box.decoding, box.source),
+                     fmt::format("one of {}", decodings.size()), std::nullopt};
+  }
+  const Shape& source_shape =
+      is_decoded ? decodings[box.decoding].shape : sources[box.source].shape;
+  const std::uint64_t source_elements = source_shape.numel().value_or(0);
   if (box.dims.size() > box_dims_max) {
     return BoxDefect{"the box has too many dimensions", fmt::format("{}", box.dims.size()),
                      fmt::format("at most {}", box_dims_max), std::nullopt};
@@ -88,10 +98,11 @@ Region target_region(const Box& box) {
 }  // namespace
 
 std::optional<BoxDefect> check_boxes(std::span<const Box> boxes, std::uint64_t elements,
-                                     const std::vector<TensorInfo>& sources) {
+                                     const std::vector<TensorInfo>& sources,
+                                     std::span<const Decoding> decodings) {
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < boxes.size(); ++i) {
-    auto defect = check_box(boxes[i], elements, sources, total);
+    auto defect = check_box(boxes[i], elements, sources, decodings, total);
     if (!defect) continue;
     defect->box = i;
     return defect;

@@ -23,11 +23,12 @@ struct BoxDefect {
 // More dimensions than a tensor can have whose elements can be counted in 64 bits.
 inline constexpr std::size_t box_dims_max = 64;
 
-// Checks everything but dtypes. Exact: an overlap with a hole of the same size is found. `elements`
-// is the target's number of elements.
+// Checks everything but dtypes and the decodings themselves, see check_decoding(). Exact: an
+// overlap with a hole of the same size is found. `elements` is the target's number of elements.
 [[nodiscard]] std::optional<BoxDefect> check_boxes(std::span<const Box> boxes,
                                                    std::uint64_t elements,
-                                                   const std::vector<TensorInfo>& sources);
+                                                   const std::vector<TensorInfo>& sources,
+                                                   std::span<const Decoding> decodings = {});
 
 // Whether a box can be moved in whole bytes between elements of `bits` bits on both sides.
 [[nodiscard]] bool moves_whole_bytes(const Box& box, unsigned bits) noexcept;

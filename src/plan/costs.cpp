@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "plan/check_boxes.h"
+#include "plan/decodings.h"
 #include "plan/dtypes.h"
 
 namespace loadstone {
@@ -68,12 +69,28 @@ bool is_direct(const PlannedTarget& target, const Box& box, Dtype source) {
 bool has_whole_source(const Plan& plan, const PlannedTarget& target) noexcept {
   if (target.recipe.origin != Origin::checkpoint || target.recipe.boxes.size() != 1) return false;
   const Box& box = target.recipe.boxes.front();
+  if (box.decoding != no_decoding) return false;
   const TensorInfo& source = plan.catalog->tensors()[box.source];
   if (source.shape.numel() != target.shape.numel()) return false;
   if (target.shape.numel() == 0u) return true;
   // Inside both, each element written once: one dimension without gaps is all of it, in order.
   if (box.source_offset != 0 || box.target_offset != 0 || box.dims.size() > 1) return false;
   return box.dims.empty() || (box.dims[0].source_stride == 1 && box.dims[0].target_stride == 1);
+}
+
+// What a box of a decoding reads, appended to `stretches`. Returns the staging that it may need:
+// for the result, and for what it is made of, of which scales may be read by several readers.
+std::uint64_t decoded_bytes(const Plan& plan, const Box& box, std::vector<Stretch>& stretches) {
+  const Decoding& decoding = plan.decodings[box.decoding];
+  DecodeForm form;
+  const ElementRange range = source_range(box);
+  if (check_decoding(plan.catalog->tensors(), decoding, form) || range.begin == range.end) return 0;
+  const auto weights = form.weight_bytes(range.begin, range.end);
+  const auto scales = form.scale_bytes(range.begin, range.end);
+  stretches.push_back({decoding.sources[0], weights.begin, weights.end});
+  stretches.push_back({decoding.sources[1], scales.begin, scales.end});
+  return sum(bytes_of(range.end - range.begin, decoding.dtype),
+             sum(weights.size(), sum(weights.size(), sum(scales.size(), scales.size()))));
 }
 
 }  // namespace
@@ -120,6 +137,10 @@ void count_costs(Plan& plan) {
     }
     if (!is_read(target)) continue;
     for (const Box& box : target.recipe.boxes) {
+      if (box.decoding != no_decoding) {
+        staged = sum(staged, decoded_bytes(plan, box, stretches));
+        continue;
+      }
       const Encoding encoding = tensors[box.source].encoding;
       if (!encoding.is_dtype()) continue;
       const ElementRange range = source_range(box);

@@ -97,10 +97,14 @@ struct Folded {
 };
 
 std::string dtype_text(const Plan& plan, const PlannedTarget& target) {
-  std::set<std::string_view> others;
+  std::set<std::string> others;
   for (const Box& box : target.recipe.boxes) {
     const Encoding encoding = plan.catalog->tensors()[box.source].encoding;
-    if (encoding != Encoding(target.dtype)) others.insert(encoding.name());
+    if (box.decoding != no_decoding) {
+      others.insert(fmt::format("{} by {}", encoding.name(), plan.decodings[box.decoding].kernel));
+    } else if (encoding != Encoding(target.dtype)) {
+      others.insert(std::string(encoding.name()));
+    }
   }
   if (others.empty()) return std::string(name(target.dtype));
   return fmt::format("{} -> {}", fmt::join(others, ", "), name(target.dtype));

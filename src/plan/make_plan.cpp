@@ -5,6 +5,7 @@
 #include "loadstone/error.h"
 #include "plan/check_boxes.h"
 #include "plan/costs.h"
+#include "plan/decodings.h"
 #include "plan/devices.h"
 #include "plan/planner.h"
 
@@ -64,10 +65,25 @@ void Planner::check_options() const {
   if (same != paths.end()) refuse("device_map", "a module has two devices", std::string(*same));
 }
 
+// Recipes are plain data, so whoever filled them in may be wrong.
+void Planner::check_decodings() const {
+  DecodeForm form;
+  for (std::size_t i = 0; i < plan_.decodings.size(); ++i) {
+    auto problem = check_decoding(plan_.catalog->tensors(), plan_.decodings[i], form);
+    if (!problem) continue;
+    throw Error("plan.recipe", std::move(problem->message),
+                {.field = fmt::format("decodings[{}]", i),
+                 .found = std::move(problem->found),
+                 .expected = std::move(problem->expected)});
+  }
+}
+
 Plan Planner::run() && {
   check_options();
   plan_.offload_folder = options_.offload_folder;
   plan_.staging_bytes_max = options_.staging_bytes_max;
+  plan_.decodings = options_.recipes.decodings;
+  check_decodings();
   plan_.findings = plan_.catalog->findings();
   plan_.targets.reserve(skeleton_.targets.size());
   for (const Target& target : skeleton_.targets) {
@@ -95,7 +111,7 @@ Plan Planner::run() && {
   for (const PlannedTarget& target : plan_.targets) {
     if (target.recipe.origin != Origin::checkpoint) continue;
     const auto defect = check_boxes(target.recipe.boxes, target.shape.numel().value_or(0),
-                                    plan_.catalog->tensors());
+                                    plan_.catalog->tensors(), plan_.decodings);
     if (defect)
       throw Error("internal", "a rule made boxes that do not fit: " + defect->message,
                   {.tensor = target.name, .found = defect->found, .expected = defect->expected});

@@ -5,6 +5,7 @@
 #include "base/finding_json.h"
 #include "base/json_writer.h"
 #include "base/text.h"
+#include "plan/decodings.h"
 
 namespace loadstone {
 
@@ -28,32 +29,61 @@ void write_shards(JsonWriter& json, const Catalog& catalog) {
   json.end_array();
 }
 
-using SourceNumbers = std::unordered_map<std::uint32_t, std::uint32_t>;
+struct Numbers {
+  std::unordered_map<std::uint32_t, std::uint32_t> sources;
+  std::unordered_map<std::uint32_t, std::uint32_t> decodings;
+};
 
-// The sources that boxes name, numbered in the order of their use.
-SourceNumbers write_sources(JsonWriter& json, const Plan& plan) {
-  SourceNumbers numbers;
+// What boxes name, numbered in the order of its use.
+Numbers write_sources(JsonWriter& json, const Plan& plan) {
+  Numbers numbers;
+  std::vector<const Decoding*> decodings;
   json.key("sources");
   json.begin_array();
   for (const PlannedTarget& target : plan.targets) {
-    for (const Box& box : target.recipe.boxes) {
-      const auto next = static_cast<std::uint32_t>(numbers.size());
-      if (!numbers.emplace(box.source, next).second) continue;
-      const TensorInfo& source = plan.catalog->tensors()[box.source];
+    for (const std::uint32_t index : sources_of(target.recipe.boxes, plan.decodings)) {
+      const auto next = static_cast<std::uint32_t>(numbers.sources.size());
+      if (!numbers.sources.emplace(index, next).second) continue;
+      const TensorInfo& source = plan.catalog->tensors()[index];
       json.begin_object();
       json.member("name", source.name);
       json.member("encoding", source.encoding.name());
       json.member("shape", source.shape.extents());
       json.end_object();
     }
+    for (const Box& box : target.recipe.boxes) {
+      if (box.decoding == no_decoding) continue;
+      const auto next = static_cast<std::uint32_t>(decodings.size());
+      if (!numbers.decodings.emplace(box.decoding, next).second) continue;
+      decodings.push_back(&plan.decodings[box.decoding]);
+    }
+  }
+  json.end_array();
+  if (decodings.empty()) return numbers;
+  json.key("decodings");
+  json.begin_array();
+  for (const Decoding* decoding : decodings) {
+    json.begin_object();
+    json.member("kernel", decoding->kernel);
+    json.key("sources");
+    json.begin_array();
+    for (const std::uint32_t source : decoding->sources) json.value(numbers.sources.at(source));
+    json.end_array();
+    json.member("shape", decoding->shape.extents());
+    json.member("dtype", name(decoding->dtype));
+    json.end_object();
   }
   json.end_array();
   return numbers;
 }
 
-void write_box(JsonWriter& json, const Box& box, std::uint32_t source) {
+void write_box(JsonWriter& json, const Box& box, const Numbers& numbers) {
   json.begin_object();
-  json.member("source", source);
+  if (box.decoding == no_decoding) {
+    json.member("source", numbers.sources.at(box.source));
+  } else {
+    json.member("decoding", numbers.decodings.at(box.decoding));
+  }
   json.member("source_offset", box.source_offset);
   json.member("target_offset", box.target_offset);
   json.key("dims");
@@ -69,7 +99,7 @@ void write_box(JsonWriter& json, const Box& box, std::uint32_t source) {
   json.end_object();
 }
 
-void write_target(JsonWriter& json, const PlannedTarget& target, const SourceNumbers& numbers) {
+void write_target(JsonWriter& json, const PlannedTarget& target, const Numbers& numbers) {
   const Recipe& recipe = target.recipe;
   json.begin_object();
   json.member("name", target.name);
@@ -84,7 +114,7 @@ void write_target(JsonWriter& json, const PlannedTarget& target, const SourceNum
   if (!recipe.boxes.empty()) {
     json.key("boxes");
     json.begin_array();
-    for (const Box& box : recipe.boxes) write_box(json, box, numbers.at(box.source));
+    for (const Box& box : recipe.boxes) write_box(json, box, numbers);
     json.end_array();
   }
   if (!recipe.tie_of.empty()) json.member("tie_of", recipe.tie_of);
@@ -131,16 +161,39 @@ SavedSource read_source(const JsonReader& reader, JsonReader::Element value,
   return source;
 }
 
+Decoding read_decoding(const JsonReader& reader, JsonReader::Element value,
+                       const JsonPlace& place) {
+  JsonObject fields(reader, value, place);
+  Decoding decoding;
+  decoding.kernel = reader.string(fields.required("kernel"), fields.at("kernel"));
+  const JsonPlace sources_place = fields.at("sources");
+  for (const auto item : reader.array(fields.required("sources"), sources_place)) {
+    const auto number = reader.unsigned_number(item, sources_place);
+    if (number > UINT32_MAX) reader.refuse(sources_place, "no such source", std::to_string(number));
+    decoding.sources.push_back(static_cast<std::uint32_t>(number));
+  }
+  decoding.shape = read_shape(reader, fields.required("shape"), fields.at("shape"));
+  const auto text = reader.string(fields.required("dtype"), fields.at("dtype"));
+  const auto dtype = dtype_from_name(text);
+  if (!dtype) reader.refuse(fields.at("dtype"), "unknown dtype", printable(text));
+  decoding.dtype = *dtype;
+  fields.done();
+  return decoding;
+}
+
 Box read_box(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place) {
   JsonObject fields(reader, value, place);
   const auto number = [&](std::string_view field) {
     return reader.unsigned_number(fields.required(field), fields.at(field));
   };
   Box box;
-  const std::uint64_t source = number("source");
-  if (source > UINT32_MAX)
-    reader.refuse(fields.at("source"), "no such source", std::to_string(source));
-  box.source = static_cast<std::uint32_t>(source);
+  const bool is_decoded = fields.optional("decoding").has_value();
+  const std::string_view from = is_decoded ? "decoding" : "source";
+  const std::uint64_t index = number(from);
+  if (index >= no_decoding) {
+    reader.refuse(fields.at(from), "there is no such one", std::to_string(index));
+  }
+  (is_decoded ? box.decoding : box.source) = static_cast<std::uint32_t>(index);
   box.source_offset = number("source_offset");
   box.target_offset = number("target_offset");
   const JsonPlace dims_place = fields.at("dims");
@@ -273,7 +326,7 @@ std::string to_json(const Plan& plan) {
   json.end_array();
   json.key("findings");
   write_findings(json, plan.findings);
-  const SourceNumbers numbers = write_sources(json, plan);
+  const Numbers numbers = write_sources(json, plan);
   json.key("targets");
   json.begin_array();
   for (const PlannedTarget& target : plan.targets) write_target(json, target, numbers);
@@ -296,6 +349,9 @@ SavedPlan read_plan(std::string_view text) {
   saved.root = reader.string(fields.required("root"), fields.at("root"));
   read_array(reader, fields, "shards", saved.shards, read_shard);
   read_array(reader, fields, "sources", saved.sources, read_source);
+  if (fields.optional("decodings")) {
+    read_array(reader, fields, "decodings", saved.plan.decodings, read_decoding);
+  }
   read_array(reader, fields, "targets", saved.plan.targets, read_target);
   read_array(reader, fields, "device_map", saved.plan.device_map, read_entry);
   read_totals(reader, fields, saved.plan);

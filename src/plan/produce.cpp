@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "loadstone/error.h"
+#include "plan/decodings.h"
 #include "plan/natural_order.h"
 
 namespace loadstone {
@@ -37,12 +38,10 @@ void Production::add_recipes(const Recipes& recipes, std::vector<bool>& taken) {
     Produced item;
     item.name = recipe.target;
     item.recipe = r;
-    std::uint32_t last = Produced::none;
-    for (const Box& box : recipe.boxes) {
-      if (box.source == last || box.source >= taken.size()) continue;
-      last = box.source;
-      taken[last] = true;
-      item.members.push_back({last, 0, {}});
+    for (const std::uint32_t source : sources_of(recipe.boxes, recipes.decodings)) {
+      if (source >= taken.size()) continue;
+      taken[source] = true;
+      item.members.push_back({source, 0, {}});
     }
     items_.push_back(std::move(item));
     if (!index_.emplace(items_.back().name, items_.size() - 1).second) {

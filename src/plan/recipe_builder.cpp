@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "loadstone/error.h"
+#include "plan/decodings.h"
 #include "plan/dtypes.h"
 #include "plan/view.h"
 
@@ -16,11 +17,13 @@ namespace loadstone {
 
 namespace {
 
-// `rounded`: the cast from some source to `dtype` is not exact, so there can be no other after it.
+// Pieces of views number the tensors of the catalog first, then the decodings. `rounded`: the cast
+// from some of them to `dtype` is not exact, so there can be no other after it.
 struct Tensor {
   View view;
   Dtype dtype = Dtype::f32;
   bool rounded = false;
+  bool is_source = false;  // a tensor of the catalog as it is
 };
 
 [[noreturn]] void refuse(std::string_view operation, std::string message, std::string found = {},
@@ -72,6 +75,24 @@ struct RecipeBuilder::Impl {
   Recipes recipes;
   std::unordered_set<std::string> names;  // of the targets
 
+  [[nodiscard]] Encoding encoding_of(const Piece& piece) const {
+    const auto& tensors = catalog->tensors();
+    if (piece.source < tensors.size()) return tensors[piece.source].encoding;
+    return recipes.decodings[piece.source - tensors.size()].dtype;
+  }
+
+  // Boxes that number sources and decodings apart.
+  [[nodiscard]] std::vector<Box> boxes_for(const View& view) const {
+    std::vector<Box> boxes = boxes_of(view);
+    const auto count = static_cast<std::uint32_t>(catalog->tensors().size());
+    for (Box& box : boxes) {
+      if (box.source < count) continue;
+      box.decoding = box.source - count;
+      box.source = recipes.decodings[box.decoding].sources.front();
+    }
+    return boxes;
+  }
+
   const Tensor& at(std::string_view operation, Value value) const {
     if (value < values.size()) return values[value];
     refuse(operation, "there is no such value", std::to_string(value),
@@ -88,6 +109,7 @@ struct RecipeBuilder::Impl {
   template <typename Change>
   Value changed(std::string_view operation, Value value, Change change) {
     Tensor tensor = at(operation, value);
+    tensor.is_source = false;
     require(operation, change(tensor.view));
     return keep(std::move(tensor));
   }
@@ -134,7 +156,33 @@ RecipeBuilder::Value RecipeBuilder::source(std::string_view name) {
     refuse("source", "tensors of block formats have no recipes",
            std::string(source.encoding.name()), {}, source.name);
   }
-  return impl_->keep({whole_view(*index, source.shape), source.encoding.dtype(), false});
+  return impl_->keep({whole_view(*index, source.shape), source.encoding.dtype(), false, true});
+}
+
+RecipeBuilder::Value RecipeBuilder::decode(std::string_view kernel,
+                                           const std::vector<Value>& sources, const Shape& shape,
+                                           Dtype dtype) {
+  const auto& tensors = impl_->catalog->tensors();
+  Decoding decoding = {std::string(kernel), {}, shape, dtype};
+  for (const Value value : sources) {
+    const Tensor& source = impl_->at("decode", value);
+    if (!source.is_source) {
+      refuse("decode", "only tensors of the checkpoint as they are can be decoded",
+             fmt::format("a value of shape {}", source.view.shape.text()), "a source");
+    }
+    decoding.sources.push_back(source.view.pieces.front().source);
+  }
+  DecodeForm form;
+  if (auto problem = check_decoding(tensors, decoding, form)) {
+    refuse("decode", fmt::format("{}: {}", printable(kernel), problem->message),
+           std::move(problem->found), std::move(problem->expected),
+           decoding.sources.empty() ? "" : tensors[decoding.sources.front()].name);
+  }
+  auto& decodings = impl_->recipes.decodings;
+  if (decodings.size() >= UINT32_MAX - tensors.size()) refuse("decode", "too many decodings");
+  const auto number = static_cast<std::uint32_t>(tensors.size() + decodings.size());
+  decodings.push_back(std::move(decoding));
+  return impl_->keep({whole_view(number, shape), dtype, false, false});
 }
 
 RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype) {
@@ -145,13 +193,13 @@ RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype) {
            fmt::format("{} to {}", name(tensor.dtype), name(dtype)),
            "the values as they are in the file, or cast without loss");
   }
-  const auto& tensors = impl_->catalog->tensors();
+  tensor.is_source = false;
   for (const Piece& piece : tensor.view.pieces) {
-    const Encoding source = tensors[piece.source].encoding;
+    const Encoding source = impl_->encoding_of(piece);
     const Passage way = passage(source, dtype);
     if (way == Passage::mismatch || way == Passage::no_cast) {
       refuse("cast", "there is no cast between these",
-             fmt::format("{} to {}", source.name(), name(dtype)), {}, tensors[piece.source].name);
+             fmt::format("{} to {}", source.name(), name(dtype)));
     }
     tensor.rounded = tensor.rounded || !is_exact(source.dtype(), dtype);
   }
@@ -215,12 +263,13 @@ void RecipeBuilder::add(std::string target, Value value) {
     refuse("add", "the target has a recipe already", printable(target), {}, target);
   }
   impl_->recipes.targets.push_back(
-      {std::move(target), tensor.view.shape, tensor.dtype, boxes_of(tensor.view)});
+      {std::move(target), tensor.view.shape, tensor.dtype, impl_->boxes_for(tensor.view)});
 }
 
 Recipes RecipeBuilder::finish() {
   impl_->names.clear();
-  return std::exchange(impl_->recipes, {});
+  // Decodings stay: values go on to name them.
+  return {std::exchange(impl_->recipes.targets, {}), impl_->recipes.decodings};
 }
 
 }  // namespace loadstone

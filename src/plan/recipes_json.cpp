@@ -1,6 +1,7 @@
 // Recipes as JSON: docs/plan-json.md. Arrays without field names, for there may be 45,000 boxes.
 #include <fmt/format.h>
 
+#include <span>
 #include <vector>
 
 #include "base/json_fields.h"
@@ -9,6 +10,7 @@
 #include "loadstone/catalog.h"
 #include "loadstone/error.h"
 #include "loadstone/recipe.h"
+#include "plan/decodings.h"
 
 namespace loadstone {
 
@@ -20,34 +22,71 @@ constexpr const char* code = "plan.recipe";
 
 // ---- writing
 
-using SourceNumbers = std::vector<std::uint32_t>;  // by index into the catalog
 constexpr std::uint32_t unnumbered = UINT32_MAX;
 
-// The sources that boxes name, numbered in the order of their use.
-SourceNumbers write_sources(JsonWriter& json, const Recipes& recipes, const Catalog& catalog) {
-  SourceNumbers numbers(catalog.tensors().size(), unnumbered);
-  std::uint32_t count = 0;
+// What boxes name, numbered in the order of its use.
+struct Numbers {
+  std::vector<std::uint32_t> sources;  // by index into the catalog
+  std::vector<std::uint32_t> decodings;
+  std::vector<std::uint32_t> used;  // decodings, by their number
+  std::uint32_t source_count = 0;
+};
+
+Numbers write_sources(JsonWriter& json, const Recipes& recipes, const Catalog& catalog) {
+  Numbers numbers;
+  numbers.sources.assign(catalog.tensors().size(), unnumbered);
+  numbers.decodings.assign(recipes.decodings.size(), unnumbered);
   json.key("sources");
   json.begin_array();
   for (const TargetRecipe& recipe : recipes.targets) {
-    for (const Box& box : recipe.boxes) {
-      if (box.source >= numbers.size()) {
+    for (const std::uint32_t source : sources_of(recipe.boxes, recipes.decodings)) {
+      if (source >= numbers.sources.size()) {
         throw Error(code, "the recipes are not made for this catalog", {.tensor = recipe.target});
       }
-      if (numbers[box.source] != unnumbered) continue;
-      numbers[box.source] = count++;
-      json.value(catalog.tensors()[box.source].name);
+      if (numbers.sources[source] != unnumbered) continue;
+      numbers.sources[source] = numbers.source_count++;
+      json.value(catalog.tensors()[source].name);
+    }
+    for (const Box& box : recipe.boxes) {
+      if (box.decoding == no_decoding) continue;
+      if (box.decoding >= numbers.decodings.size()) {
+        throw Error(code, "a box names a decoding that is not there", {.tensor = recipe.target});
+      }
+      std::uint32_t& number = numbers.decodings[box.decoding];
+      if (number != unnumbered) continue;
+      number = static_cast<std::uint32_t>(numbers.used.size());
+      numbers.used.push_back(box.decoding);
     }
   }
   json.end_array();
   return numbers;
 }
 
-void write_boxes(JsonWriter& json, const std::vector<Box>& boxes, const SourceNumbers& numbers) {
+void write_decodings(JsonWriter& json, const Recipes& recipes, const Numbers& numbers) {
+  if (numbers.used.empty()) return;
+  json.key("decodings");
+  json.begin_array();
+  for (const std::uint32_t used : numbers.used) {
+    const Decoding& decoding = recipes.decodings[used];
+    json.begin_array();
+    json.value(decoding.kernel);
+    json.begin_array();
+    for (const std::uint32_t source : decoding.sources) json.value(numbers.sources[source]);
+    json.end_array();
+    json.value(decoding.shape.extents());
+    json.value(name(decoding.dtype));
+    json.end_array();
+  }
+  json.end_array();
+}
+
+void write_boxes(JsonWriter& json, const std::vector<Box>& boxes, const Numbers& numbers) {
   json.begin_array();
   for (const Box& box : boxes) {
     json.begin_array();
-    json.value(numbers[box.source]);
+    json.value(box.decoding == no_decoding
+                   ? numbers.sources[box.source]
+                   : numbers.source_count + numbers.decodings[box.decoding]);
     json.value(box.source_offset);
     json.value(box.target_offset);
     for (const BoxDim& dim : box.dims) {
@@ -77,6 +116,10 @@ class Reading {
     }
     read_sources(fields.required("sources"), fields.at("sources"));
     Recipes recipes;
+    if (const auto decodings = fields.optional("decodings")) {
+      read_decodings(*decodings, fields.at("decodings"), recipes.decodings);
+    }
+    decodings_ = recipes.decodings;
     const JsonPlace targets_place = fields.at("targets");
     for (const auto item : reader_.array(fields.required("targets"), targets_place)) {
       const JsonPlace place = {&targets_place, {}, recipes.targets.size()};
@@ -101,6 +144,42 @@ class Reading {
     }
   }
 
+  void read_decodings(Element value, const JsonPlace& place, std::vector<Decoding>& decodings) {
+    DecodeForm form;
+    for (const auto item : reader_.array(value, place)) {
+      const JsonPlace item_place = {&place, {}, decodings.size()};
+      const auto parts = reader_.array(item, item_place);
+      if (parts.size() != 4) {
+        reader_.refuse(item_place, "a decoding has four parts", std::to_string(parts.size()),
+                       "[kernel, sources, shape, dtype]");
+      }
+      auto part = parts.begin();
+      Decoding& decoding = decodings.emplace_back();
+      decoding.kernel = reader_.string(*part, item_place);
+      for (const auto source : reader_.array(*++part, item_place)) {
+        const auto number = reader_.unsigned_number(source, item_place);
+        if (number >= sources_.size()) {
+          reader_.refuse(item_place, "the decoding's source does not exist",
+                         fmt::format("source {}", number),
+                         fmt::format("one of {}", sources_.size()));
+        }
+        decoding.sources.push_back(sources_[number]);
+      }
+      decoding.shape = read_shape(*++part, item_place);
+      decoding.dtype = read_dtype(*++part, item_place);
+      if (auto problem = check_decoding(catalog_.tensors(), decoding, form)) {
+        reader_.refuse(item_place, problem->message, printable(problem->found), problem->expected);
+      }
+    }
+  }
+
+  Dtype read_dtype(Element value, const JsonPlace& place) const {
+    const auto text = reader_.string(value, place);
+    const auto dtype = dtype_from_name(text);
+    if (!dtype) reader_.refuse(place, "unknown dtype", printable(text));
+    return *dtype;
+  }
+
   TargetRecipe read_target(Element value, const JsonPlace& place) {
     const auto parts = reader_.array(value, place);
     if (parts.size() != 4) {
@@ -111,10 +190,7 @@ class Reading {
     TargetRecipe recipe;
     recipe.target = reader_.string(*part, place);
     recipe.shape = read_shape(*++part, place);
-    const auto text = reader_.string(*++part, place);
-    const auto dtype = dtype_from_name(text);
-    if (!dtype) reader_.refuse(place, "unknown dtype", printable(text));
-    recipe.dtype = *dtype;
+    recipe.dtype = read_dtype(*++part, place);
     const auto boxes = reader_.array(*++part, place);
     recipe.boxes.reserve(boxes.size());
     for (const auto box : boxes) {
@@ -143,13 +219,17 @@ class Reading {
           place, "not a box's numbers", fmt::format("{} numbers", numbers_.size()),
           "source, source_offset, target_offset, then extent, source_stride, target_stride ...");
     }
-    if (numbers_[0] >= sources_.size()) {
+    Box box;
+    if (numbers_[0] < sources_.size()) {
+      box.source = sources_[numbers_[0]];
+    } else if (numbers_[0] - sources_.size() < decodings_.size()) {
+      box.decoding = static_cast<std::uint32_t>(numbers_[0] - sources_.size());
+      box.source = decodings_[box.decoding].sources.front();
+    } else {
       reader_.refuse(place, "the box's source does not exist",
                      fmt::format("source {}", numbers_[0]),
-                     fmt::format("one of {}", sources_.size()));
+                     fmt::format("one of {}", sources_.size() + decodings_.size()));
     }
-    Box box;
-    box.source = sources_[numbers_[0]];
     box.source_offset = numbers_[1];
     box.target_offset = numbers_[2];
     box.dims.reserve(numbers_.size() / 3 - 1);
@@ -161,6 +241,7 @@ class Reading {
 
   const Catalog& catalog_;
   const JsonReader reader_{code};
+  std::span<const Decoding> decodings_;
   std::vector<std::uint32_t> sources_;  // index into the catalog, by position in the text
   std::vector<std::uint64_t> numbers_;
 };
@@ -171,7 +252,8 @@ std::string to_json(const Recipes& recipes, const Catalog& catalog) {
   JsonWriter json;
   json.begin_object();
   json.member("version", version);
-  const SourceNumbers numbers = write_sources(json, recipes, catalog);
+  const Numbers numbers = write_sources(json, recipes, catalog);
+  write_decodings(json, recipes, numbers);
   json.key("targets");
   json.begin_array();
   for (const TargetRecipe& recipe : recipes.targets) {

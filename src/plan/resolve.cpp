@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "base/text.h"
 #include "plan/check_boxes.h"
+#include "plan/decodings.h"
 #include "plan/dtypes.h"
 #include "plan/planner.h"
 
@@ -151,7 +153,7 @@ void Planner::take_produced(std::size_t root, Produced& produced) {
     return;
   }
   plan_.targets[root].recipe.origin = Origin::checkpoint;
-  if (find_boxes(root, produced)) (void)check_dtypes(root, produced);
+  if (find_boxes(root, produced)) (void)check_dtypes(root);
 }
 
 // False: the target has failed.
@@ -204,7 +206,8 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced) {
   }
   recipe.boxes = made.boxes;
   const auto& tensors = plan_.catalog->tensors();
-  if (auto defect = check_boxes(recipe.boxes, target.shape.numel().value_or(0), tensors)) {
+  if (auto defect =
+          check_boxes(recipe.boxes, target.shape.numel().value_or(0), tensors, plan_.decodings)) {
     fail(root, {.code = "plan.box",
                 .sources = production_.source_names(produced),
                 .message = fmt::format("the recipe of '{}' does not fit: {}",
@@ -215,16 +218,16 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced) {
   }
   // There is one cast, from the source to the target: what rounds before cannot be had.
   const Dtype wanted = plan_.targets[root].dtype;
-  for (const Member& member : produced.members) {
-    const TensorInfo& source = tensors[member.source];
-    if (wanted == made.dtype || !source.encoding.is_dtype()) continue;
-    if (is_exact(source.encoding.dtype(), made.dtype)) continue;
+  for (const Box& box : recipe.boxes) {
+    const Encoding encoding = encoding_of(box, tensors, plan_.decodings);
+    if (wanted == made.dtype || !encoding.is_dtype()) continue;
+    if (is_exact(encoding.dtype(), made.dtype)) continue;
     fail(root, {.code = "plan.recipe",
-                .sources = {source.name},
+                .sources = {tensors[box.source].name},
                 .message = fmt::format(
                     "the recipe of '{}' casts {} to {}, the model wants {}: that "
                     "would round twice",
-                    printable(target.name), source.encoding.name(), name(made.dtype), name(wanted)),
+                    printable(target.name), encoding.name(), name(made.dtype), name(wanted)),
                 .found = std::string(name(made.dtype)),
                 .expected = std::string(name(wanted))});
     return false;
@@ -233,16 +236,19 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced) {
 }
 
 // False: the target has failed.
-bool Planner::check_dtypes(std::size_t root, const Produced& produced) {
+bool Planner::check_dtypes(std::size_t root) {
   const Target& target = skeleton_.targets[root];
   const PlannedTarget& planned = plan_.targets[root];
   const auto& tensors = plan_.catalog->tensors();
-  for (const Member& member : produced.members) {
-    const TensorInfo& source = tensors[member.source];
-    const Passage way = passage(source.encoding, planned.dtype);
+  std::unordered_set<std::uint64_t> seen;
+  for (const Box& box : planned.recipe.boxes) {
+    const TensorInfo& source = tensors[box.source];
+    const Encoding encoding = encoding_of(box, tensors, plan_.decodings);
+    const Passage way = passage(encoding, planned.dtype);
     if (way == Passage::same) continue;
+    if (!seen.insert(std::uint64_t{box.decoding} << 32 | box.source).second) continue;
     Finding finding = {.sources = {source.name},
-                       .found = std::string(source.encoding.name()),
+                       .found = std::string(encoding.name()),
                        .expected = std::string(name(planned.dtype))};
     if (way == Passage::mismatch) {
       finding.code = "plan.dtype";
@@ -255,7 +261,7 @@ bool Planner::check_dtypes(std::size_t root, const Produced& produced) {
     if (way == Passage::no_cast) {
       finding.code = "plan.encoding";
       finding.message =
-          source.encoding.is_dtype()
+          encoding.is_dtype()
               ? fmt::format("there is no cast from {} ('{}') to {} ('{}')", finding.found,
                             printable(source.name), finding.expected, printable(target.name))
               : fmt::format("unsupported encoding {}: '{}' cannot be decoded for '{}'",
@@ -263,7 +269,7 @@ bool Planner::check_dtypes(std::size_t root, const Produced& produced) {
       fail(root, std::move(finding));
       return false;
     }
-    Finding& cast = casts_[{source.encoding.dtype(), planned.dtype}];
+    Finding& cast = casts_[{encoding.dtype(), planned.dtype}];
     cast.severity = way == Passage::lossy ? Severity::warning : Severity::info;
     cast.sources.push_back(source.name);
   }

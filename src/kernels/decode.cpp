@@ -1,0 +1,269 @@
+#include "kernels/decode.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "kernels/cast.h"
+#include "kernels/number.h"
+
+namespace loadstone {
+
+namespace {
+
+// As F32, on their way: they stay in the first-level cache.
+constexpr std::uint64_t run_max = 1024;
+
+constexpr std::array<float, 16> e2m1_values = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,
+                                               4.0f,  6.0f,  -0.0f, -0.5f, -1.0f, -1.5f,
+                                               -2.0f, -3.0f, -4.0f, -6.0f};
+
+constexpr std::uint64_t mxfp4_block_bytes = 16;
+
+bool holds_nibbles(Dtype weight) noexcept { return weight == Dtype::u8; }
+
+float power_of_two(std::uint8_t byte) noexcept {
+  return std::bit_cast<float>(byte == 0 ? 0x00400000u : static_cast<std::uint32_t>(byte) << 23);
+}
+
+float scale_at(Dtype dtype, const std::byte* from, std::uint64_t index) noexcept {
+  switch (dtype) {
+    case Dtype::f32:
+      return number::load<Dtype::f32>(from + 4 * index);
+    case Dtype::bf16:
+      return number::load<Dtype::bf16>(from + 2 * index);
+    case Dtype::f16:
+      return number::load<Dtype::f16>(from + 2 * index);
+    case Dtype::f8_e8m0:
+      return number::load<Dtype::f8_e8m0>(from + index);
+    default:
+      return power_of_two(number::load_raw<std::uint8_t>(from + index));
+  }
+}
+
+void load_nibbles(const std::byte* weights, bool starts_high, float* values,
+                  std::uint64_t count) noexcept {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const std::uint64_t at = i + (starts_high ? 1 : 0);
+    const auto byte = std::to_integer<unsigned>(weights[at / 2]);
+    values[i] = e2m1_values[at % 2 == 0 ? byte & 0xfu : byte >> 4];
+  }
+}
+
+// A NaN of the weight goes before one of the scale, on every compiler and machine.
+void multiply(float* values, std::uint64_t count, float scale) noexcept {
+  if (scale != scale) {
+    const auto quiet = std::bit_cast<float>(std::bit_cast<std::uint32_t>(scale) | 0x00400000u);
+    for (std::uint64_t i = 0; i < count; ++i) {
+      if (values[i] == values[i]) values[i] = quiet;
+    }
+    return;
+  }
+  for (std::uint64_t i = 0; i < count; ++i) values[i] *= scale;
+}
+
+DecodeProblem problem(std::string message, std::string found = {}, std::string expected = {}) {
+  return {std::move(message), std::move(found), std::move(expected)};
+}
+
+bool is_one_of(Encoding encoding, std::initializer_list<Dtype> dtypes) noexcept {
+  return std::ranges::any_of(dtypes, [&](Dtype dtype) { return encoding == Encoding(dtype); });
+}
+
+// The last dimension with so many times its extent.
+std::optional<Shape> widened(const Shape& shape, std::uint64_t factor) {
+  auto extents = shape.extents();
+  if (extents.empty() || extents.back() > UINT64_MAX / factor) return std::nullopt;
+  extents.back() *= factor;
+  Shape wide(std::move(extents));
+  if (!wide.numel()) return std::nullopt;
+  return wide;
+}
+
+std::optional<DecodeProblem> prepare_blocks(const DecodePart& scales, const Shape& shape,
+                                            DecodeForm& form) {
+  if (!is_one_of(scales.encoding,
+                 {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::f8_e8m0, Dtype::u8})) {
+    return problem("scales of a dtype that the kernel does not know",
+                   std::string(scales.encoding.name()), "F32, BF16, F16, F8_E8M0 or U8");
+  }
+  form.scale = scales.encoding.dtype();
+  if (shape.rank() < 2) return problem("the weights are no matrices", shape.text());
+  const std::size_t rank = scales.shape.rank();
+  const std::uint64_t rows = shape[shape.rank() - 2];
+  form.columns = shape[shape.rank() - 1];
+  form.matrix_elements = rows * form.columns;  // part of a product that fits
+  const std::uint64_t scale_rows = rank < 2 ? 1 : scales.shape[rank - 2];
+  form.scale_columns = rank < 2 ? 1 : scales.shape[rank - 1];
+  form.scale_count = scales.shape.numel().value_or(0);
+  if (form.scale_count == 0 || rows % scale_rows != 0 || form.columns % form.scale_columns != 0) {
+    return problem("the weights do not fall into blocks of one scale each", scales.shape.text(),
+                   "scales that divide " + shape.text());
+  }
+  form.block_rows = rows / scale_rows;
+  form.block_columns = form.columns / form.scale_columns;
+  const std::uint64_t per_matrix = scale_rows * form.scale_columns;
+  const std::uint64_t matrices = form.elements / form.matrix_elements;
+  const std::uint64_t scale_matrices = form.scale_count / per_matrix;
+  if (scale_matrices != 1 && scale_matrices != matrices) {
+    return problem("another number of matrices has scales than weights", scales.shape.text(),
+                   "scales for " + shape.text());
+  }
+  form.matrix_scales = scale_matrices == 1 ? 0 : per_matrix;
+  return std::nullopt;
+}
+
+std::optional<DecodeProblem> prepare_mxfp4(const DecodePart& blocks, const DecodePart& scales,
+                                           DecodeForm& form) {
+  if (!is_one_of(scales.encoding, {Dtype::u8})) {
+    return problem("scales of a dtype that the kernel does not know",
+                   std::string(scales.encoding.name()), "U8");
+  }
+  auto groups = blocks.shape.extents();
+  if (groups.size() < 2 || groups.back() != mxfp4_block_bytes) {
+    return problem("no blocks of 16 bytes", blocks.shape.text(), "[..., groups, 16]");
+  }
+  groups.pop_back();
+  if (scales.shape.extents() != groups) {
+    return problem("blocks and scales differ in number", scales.shape.text(), Shape(groups).text());
+  }
+  form.scale = Dtype::u8;
+  form.by_exponent = true;
+  form.matrix_elements = form.elements;
+  form.block_columns = 2 * mxfp4_block_bytes;
+  form.columns = groups.back() * form.block_columns;
+  form.scale_columns = groups.back();
+  form.scale_count = form.elements / form.block_columns;
+  return std::nullopt;
+}
+
+// The shape of the numbers, and what they are.
+std::optional<DecodeProblem> prepare_weights(std::string_view kernel, const DecodePart& weights,
+                                             Shape& made, DecodeForm& form) {
+  const auto wrong_dtype = [&](const char* expected) {
+    return problem("weights of a dtype that the kernel does not know",
+                   std::string(weights.encoding.name()), expected);
+  };
+  std::optional<Shape> wide = weights.shape;
+  if (kernel == "fp8_block") {
+    if (!is_one_of(weights.encoding, {Dtype::f8_e4m3, Dtype::f8_e5m2})) {
+      return wrong_dtype("F8_E4M3 or F8_E5M2");
+    }
+    form.weight = weights.encoding.dtype();
+  } else if (kernel == "fp4_block") {
+    if (!is_one_of(weights.encoding, {Dtype::i8, Dtype::u8})) return wrong_dtype("I8 or U8");
+    form.weight = Dtype::u8;
+    wide = widened(weights.shape, 2);
+  } else if (kernel == "mxfp4") {
+    if (!is_one_of(weights.encoding, {Dtype::u8})) return wrong_dtype("U8");
+    form.weight = Dtype::u8;
+    wide = widened(weights.shape, 2);
+    if (wide && wide->rank() > 1) {
+      auto extents = wide->extents();
+      extents[extents.size() - 2] *= extents.back();  // of a product that fits
+      extents.pop_back();
+      wide = Shape(std::move(extents));
+    }
+  } else {
+    return problem("there is no such kernel", std::string(kernel), "fp8_block, fp4_block or mxfp4");
+  }
+  if (!wide) return problem("the size does not fit 64 bits", weights.shape.text());
+  made = *std::move(wide);
+  return std::nullopt;
+}
+
+}  // namespace
+
+DecodeForm::Range DecodeForm::weight_bytes(std::uint64_t begin, std::uint64_t end) const noexcept {
+  if (!holds_nibbles(weight)) return {begin, end};
+  return {begin / 2, end / 2 + end % 2};
+}
+
+DecodeForm::Range DecodeForm::scale_bytes(std::uint64_t begin, std::uint64_t end) const noexcept {
+  const std::uint64_t size = element_bytes(scale);
+  const std::uint64_t last = end - 1;
+  if (matrix_scales == 0 && begin / matrix_elements != last / matrix_elements) {
+    return {0, scale_count * size};
+  }
+  const auto block_row = [&](std::uint64_t element) {
+    return element / matrix_elements * matrix_scales +
+           element % matrix_elements / columns / block_rows * scale_columns;
+  };
+  std::uint64_t first_scale = block_row(begin);
+  std::uint64_t end_scale = block_row(last) + scale_columns;
+  if (begin / columns == last / columns) {
+    end_scale = first_scale + last % columns / block_columns + 1;
+    first_scale += begin % columns / block_columns;
+  }
+  return {first_scale * size, end_scale * size};
+}
+
+std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
+                                              std::span<const DecodePart> parts, const Shape& shape,
+                                              Dtype dtype, DecodeForm& form) {
+  form = {};
+  if (parts.size() != 2) {
+    return problem("the kernel takes weights and scales", std::to_string(parts.size()) + " tensors",
+                   "2 tensors");
+  }
+  Shape made;
+  if (auto wrong = prepare_weights(kernel, parts[0], made, form)) return wrong;
+  if (made != shape) {
+    return problem("the kernel gives another shape", shape.text(), made.text());
+  }
+  if (dtype != Dtype::f32 && dtype != Dtype::bf16 && dtype != Dtype::f16) {
+    return problem("the kernel does not give this dtype", std::string(name(dtype)),
+                   "F32, BF16 or F16");
+  }
+  form.dtype = dtype;
+  form.elements = shape.numel().value_or(0);
+  if (form.elements == 0 || form.elements > UINT64_MAX / 8) {
+    return problem("the kernel cannot decode as many elements", shape.text());
+  }
+  if (kernel == "mxfp4") return prepare_mxfp4(parts[0], parts[1], form);
+  return prepare_blocks(parts[1], shape, form);
+}
+
+void decode(const DecodeForm& form, std::uint64_t begin, std::uint64_t end,
+            const std::byte* weights, const std::byte* scales, std::byte* target) noexcept {
+  alignas(64) std::array<float, run_max> values;
+  const std::uint64_t first_weight = form.weight_bytes(begin, end).begin;
+  const std::uint64_t first_scale = form.scale_bytes(begin, end).begin / element_bytes(form.scale);
+  const Cast widen = cast_between(form.weight, Dtype::f32);
+  const Cast round = cast_between(Dtype::f32, form.dtype);
+  const std::size_t target_bytes = element_bytes(form.dtype);
+  for (std::uint64_t at = begin; at < end;) {
+    const std::uint64_t column = at % form.columns;
+    const std::uint64_t count = std::min({run_max, form.columns - column, end - at});
+    const std::byte* const from =
+        weights + (form.weight_bytes(at, at + count).begin - first_weight);
+    if (holds_nibbles(form.weight)) {
+      load_nibbles(from, at % 2 != 0, values.data(), count);
+    } else {
+      widen.run(from, reinterpret_cast<std::byte*>(values.data()), count);
+    }
+    const std::uint64_t in_matrix = at % form.matrix_elements;
+    const std::uint64_t row_scale = at / form.matrix_elements * form.matrix_scales +
+                                    in_matrix / form.columns / form.block_rows * form.scale_columns;
+    for (std::uint64_t i = 0; i < count;) {
+      const std::uint64_t block = (column + i) / form.block_columns;
+      const std::uint64_t run = std::min((block + 1) * form.block_columns - column - i, count - i);
+      const float scale = scale_at(form.scale, scales, row_scale + block - first_scale);
+      if (form.by_exponent && std::isinf(scale)) {
+        multiply(values.data() + i, run, 0x1p127f);
+        multiply(values.data() + i, run, 2.0f);
+      } else {
+        multiply(values.data() + i, run, scale);
+      }
+      i += run;
+    }
+    round.run(reinterpret_cast<const std::byte*>(values.data()),
+              target + (at - begin) * target_bytes, count);
+    at += count;
+  }
+}
+
+}  // namespace loadstone

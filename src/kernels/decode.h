@@ -1,0 +1,70 @@
+// Quantized weights and their scales to plain numbers, with the bits that torch and transformers
+// give: each number and its scale as F32, their product, one rounding to the wanted dtype.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "loadstone/dtype.h"
+#include "loadstone/shape.h"
+
+namespace loadstone {
+
+// What a kernel is given: first the weights, then the scales.
+struct DecodePart {
+  Encoding encoding = Dtype::u8;
+  Shape shape;
+};
+
+// Why a kernel cannot be used.
+struct DecodeProblem {
+  std::string message;
+  std::string found;
+  std::string expected;
+};
+
+// How the elements of the result are made, all of them numbered row by row. A matrix of the result
+// is cut into blocks, each with one scale. Value type.
+struct DecodeForm {
+  Dtype weight = Dtype::f8_e4m3;  // u8: two numbers of 4 bits a byte, the low one first
+  Dtype scale = Dtype::f32;       // u8: the byte's power of two
+  Dtype dtype = Dtype::f32;       // of the result
+  bool by_exponent = false;       // a scale is added to the exponent: 2^128 too, which no F32 is
+  std::uint64_t elements = 0;
+  std::uint64_t matrix_elements = 1;
+  std::uint64_t columns = 1;
+  std::uint64_t block_rows = 1;
+  std::uint64_t block_columns = 1;
+  std::uint64_t scale_columns = 1;
+  std::uint64_t scale_count = 1;    // of all scales
+  std::uint64_t matrix_scales = 0;  // scales of one matrix; 0: all matrices share them
+
+  struct Range {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+    [[nodiscard]] std::uint64_t size() const noexcept { return end - begin; }
+  };
+  // Bytes of the weights, and of the scales, that the elements [begin, end) need; at least one.
+  [[nodiscard]] Range weight_bytes(std::uint64_t begin, std::uint64_t end) const noexcept;
+  [[nodiscard]] Range scale_bytes(std::uint64_t begin, std::uint64_t end) const noexcept;
+};
+
+// Kernels: "fp8_block" (weights F8_E4M3 or F8_E5M2 [..., rows, columns], scales F32, BF16, F16,
+// F8_E8M0 or U8 [..., rows / n, columns / m], or one of them), "fp4_block" (the same with I8 or U8
+// of two numbers each), "mxfp4" (U8 [..., groups, 16], U8 [..., groups]; the result has
+// [..., groups * 32]). Fills in `form` and returns nothing, or says what does not fit.
+[[nodiscard]] std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
+                                                            std::span<const DecodePart> parts,
+                                                            const Shape& shape, Dtype dtype,
+                                                            DecodeForm& form);
+
+// Writes the elements [begin, end) to `target`. `weights` and `scales` hold the bytes that
+// weight_bytes() and scale_bytes() name. Thread-safe; the same bytes however the elements are cut.
+void decode(const DecodeForm& form, std::uint64_t begin, std::uint64_t end,
+            const std::byte* weights, const std::byte* scales, std::byte* target) noexcept;
+
+}  // namespace loadstone
