@@ -188,7 +188,7 @@ def _finite(tensor: torch.Tensor) -> bool:
 
 
 def _constant(tensor: torch.Tensor) -> bool:
-    """Whether no random number was drawn for it. One value alone is a drawn one if it has digits."""
+    """Whether no number was drawn for it; one value alone is a drawn one if it has digits."""
     if tensor.numel() < 2:
         return not tensor.numel() or float(tensor.reshape(-1)[0]).is_integer()
     return bool((tensor == tensor.reshape(-1)[0]).all())

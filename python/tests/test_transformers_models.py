@@ -50,6 +50,12 @@ def marked(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
     ]
 
 
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recipes of other tests are not found."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 def refuse(*_: Any, **__: Any) -> Any:
     raise AssertionError("a library's own reader or converter ran")
 
@@ -114,6 +120,7 @@ def test_equal_from_shards(case: ModelCase, layout: str, tmp_path: Path):
     write_checkpoint(case, tmp_path, layout, max_shard_size=40_000)
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     check(case, tmp_path, dtype="auto")
+    check(case, tmp_path, dtype="auto")  # this time by recipes from the cache
 
 
 @pytest.mark.parametrize("case", marked((by_name(name),) for name in ("mixtral", "t5")))
@@ -121,6 +128,33 @@ def test_equal_from_float32_to_bfloat16(case: ModelCase, tmp_path: Path):
     write_checkpoint(case, tmp_path, "public", torch.float32)
     check(case, tmp_path, dtype=torch.bfloat16)
     check(case, tmp_path)
+
+
+# The whole model, as the library places it, and with parts that stay in the file.
+MAPS = {
+    "cpu": "cpu",
+    "auto": "auto",
+    "root": {"": "cpu"},
+    "layers": {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "cpu",
+               "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"},
+    "disk": {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk",
+             "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("case", "layout", "where"),
+    marked(
+        (by_name(name), layout, where)
+        for name in ("mixtral", "qwen2", "glm4_moe")
+        for layout in LAYOUTS
+        for where in MAPS
+    ),
+)
+def test_equal_with_a_device_map(case: ModelCase, layout: str, where: str, tmp_path: Path):
+    folder = write_checkpoint(case, tmp_path / "model", layout)
+    options = {"dtype": "auto", "device_map": MAPS[where], "offload_folder": tmp_path / "off"}
+    check(case, folder, **options)
 
 
 @pytest.mark.parametrize("case", marked((case,) for case in CASES))

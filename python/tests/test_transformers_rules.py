@@ -1,0 +1,217 @@
+"""What the library's loader promises, rule by rule, judged on the library and on loadstone.
+
+Each case is a small model of shapes, a file, and conversions registered for the model; both load
+it, and both must give the same model in the same state, or fail. Where they differ on purpose, a
+test of its own says how, and docs/transformers.md says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import loadstone
+
+pytest.importorskip("transformers")
+
+from transformers import conversion_mapping
+from transformers import core_model_loading as library
+from transformers_nets import (
+    CASES,
+    FUSED,
+    A,
+    B,
+    Case,
+    Converter,
+    Net,
+    both,
+    experts,
+    fuse,
+    judge,
+    rand,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def registry_as_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    conversion_mapping.get_checkpoint_conversion_mapping("legacy")  # so that the cache is there
+    kept = dict(conversion_mapping._checkpoint_conversion_mapping_cache)
+    users = set(conversion_mapping.USER_REGISTERED_MAPPINGS)
+    yield
+    cache = conversion_mapping._checkpoint_conversion_mapping_cache
+    cache.clear()
+    cache.update(kept)
+    conversion_mapping.USER_REGISTERED_MAPPINGS.clear()
+    conversion_mapping.USER_REGISTERED_MAPPINGS.update(users)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_the_library(name: str, tmp_path: Path):
+    judge(CASES[name], tmp_path)
+
+
+def derived(**attributes: Any) -> Any:
+    """A class of its own with such attributes."""
+    return type("Net", (Net,), attributes)
+
+
+KEPT = {"a.w": A, "kept.w": B, "b.kept": rand(4), "n": rand(3)}
+KEPT_SHAPES = {"a.w": [4, 4], "kept.w": [4, 4], "b.kept": [4], "n#": [3]}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, "auto"])
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+def test_modules_kept_in_float32(strict: bool, dtype: Any, stored: torch.dtype, tmp_path: Path):
+    attribute = "_keep_in_fp32_modules" + ("_strict" if strict else "")
+    cls = derived(**{attribute: ["kept"]})
+    state = {name: value.to(stored) for name, value in KEPT.items()}
+    made = judge(Case(KEPT_SHAPES, state, cls=cls, options={"dtype": dtype}), tmp_path)
+    if dtype == torch.float16:  # the control: the attribute does something
+        assert made.loaded is not None
+        assert made.loaded.model.kept.w.dtype == torch.float32
+
+
+def test_a_converted_module_is_kept_in_float32(tmp_path: Path):
+    cls = derived(_keep_in_fp32_modules_strict=["q"])
+    conversions: Any = lambda: [Converter("qk", ["q", "k"], [library.Chunk(dim=0)])]  # noqa: E731
+    case = Case(
+        {"q": [2, 4], "k": [2, 4]},
+        {"qk": A.bfloat16()},
+        conversions,
+        {"dtype": torch.bfloat16},
+        cls,
+    )
+    judge(case, tmp_path)
+
+
+INTEGERS = {"i": torch.int64, "f": torch.float64, "h": torch.int32, "t": torch.bool,
+            "u": torch.uint8}  # fmt: skip
+
+
+def integer_state() -> dict[str, torch.Tensor]:
+    return {
+        "i": torch.tensor([1, 2**40, -3]),
+        "f": rand(3).double(),
+        "h": torch.tensor([1, -(2**30), 7], dtype=torch.int32),
+        "t": torch.tensor([True, False, True]),
+        "u": torch.tensor([1, 254, 7], dtype=torch.uint8),
+        "w": rand(3),
+    }
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, "auto"])
+@pytest.mark.parametrize("kind", ["", "#"])
+def test_numbers_that_are_no_floats(kind: str, dtype: Any, tmp_path: Path):
+    shapes = {name + kind: [3] for name in INTEGERS} | {"w": [3]}
+    cls = derived(dtypes={name + kind: dtype for name, dtype in INTEGERS.items()})
+    judge(Case(shapes, integer_state(), cls=cls, options={"dtype": dtype}), tmp_path)
+
+
+CASTS = [
+    (torch.int32, torch.int64), (torch.int64, torch.int32), (torch.uint8, torch.int64),
+    (torch.float64, torch.float16), (torch.float16, torch.float64),
+]  # fmt: skip
+BETWEEN_KINDS = [
+    (torch.float32, torch.int64), (torch.int64, torch.float32), (torch.bool, torch.float32),
+    (torch.float32, torch.bool), (torch.uint8, torch.bfloat16), (torch.float64, torch.int32),
+]  # fmt: skip
+
+
+def with_a_buffer(stored: torch.dtype, wanted: torch.dtype) -> Case:
+    cls = derived(dtypes={"n#": wanted})
+    value = torch.tensor([0, 1, 2, 100]).to(stored)
+    return Case({"n#": [4], "w": [3]}, {"n": value, "w": rand(3)}, cls=cls)
+
+
+@pytest.mark.parametrize(("stored", "wanted"), CASTS)
+def test_numbers_in_another_width(stored: torch.dtype, wanted: torch.dtype, tmp_path: Path):
+    judge(with_a_buffer(stored, wanted), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"_keys_to_ignore_on_load_missing": [r"^b\."]},
+        {"_keys_to_ignore_on_load_unexpected": [r"z\.w"]},
+        {"_keys_to_ignore_on_load_unexpected": [r"^z", r"y\.\d"]},
+        {"_keys_to_ignore_on_load_missing": ["b"], "_keys_to_ignore_on_load_unexpected": ["z"]},
+    ],
+)
+def test_names_that_nobody_wants_to_hear_of(attributes: dict[str, Any], tmp_path: Path):
+    state = {"a.w": A, "z.w": B, "y.1.w": B}
+    shapes = {"a.w": [4, 4], "b.w": [4, 4]}
+    silent = frozenset({"b.w"})  # or it is named as missing: then it is no news
+    made = judge(Case(shapes, state, cls=derived(**attributes), silent=silent), tmp_path)
+    assert made.loaded is not None
+    named = made.loaded.info["missing_keys"] | made.loaded.info["unexpected_keys"]
+    assert len(named) < 3  # the control: without them there are three
+
+
+# --- differences, each with its reason in docs/transformers.md -----------------------------------
+
+
+def test_an_expert_that_is_missing_fails_before_anything_is_read(tmp_path: Path):
+    state = experts()
+    del state["layers.0.experts.7.w3.weight"]
+    ours, theirs = both(Case(FUSED, state, fuse), tmp_path)
+    assert theirs.error is not None and "7" not in str(theirs.error)
+    assert "layers.0.experts.7.w3.weight" in str(ours.error)
+
+
+def test_a_lost_expert_is_an_error_also_when_mismatches_are_ignored(tmp_path: Path):
+    state = {name: value for name, value in experts().items() if ".11." not in name}
+    ours, theirs = both(Case(FUSED, state, fuse, {"ignore_mismatched_sizes": True}), tmp_path)
+    assert theirs.loaded is not None and theirs.loaded.random == FUSED.keys()
+    assert isinstance(ours.error, loadstone.PlanError)
+    assert "layers.0.experts.11.w2.weight" in str(ours.error)
+
+
+def test_a_kind_of_expert_that_is_missing_fails_before_anything_is_read(tmp_path: Path):
+    state = {name: value for name, value in experts().items() if ".w3." not in name}
+    ours, theirs = both(Case(FUSED, state, fuse), tmp_path)
+    assert isinstance(theirs.error, RuntimeError)
+    assert isinstance(ours.error, loadstone.PlanError)
+    assert "layers.0.experts.gate_up" in str(ours.error)
+
+
+@pytest.mark.parametrize(("stored", "wanted"), BETWEEN_KINDS)
+def test_casts_between_kinds_of_numbers_are_refused(
+    stored: torch.dtype, wanted: torch.dtype, tmp_path: Path
+):
+    ours, theirs = both(with_a_buffer(stored, wanted), tmp_path)
+    assert theirs.loaded is not None
+    assert isinstance(ours.error, loadstone.PlanError)
+    assert "'n'" in str(ours.error) and "no cast" in str(ours.error)
+
+
+def test_a_part_that_the_model_lacks_is_unexpected(tmp_path: Path):
+    """The second of three parts has no place in the model: the library stops in its own code."""
+    case = Case(
+        {"q.w": [2, 4], "v.w": [2, 4]},
+        {"qkv.w": rand(6, 4)},
+        lambda: [Converter("qkv.w", ["q.w", "k.w", "v.w"], [library.Chunk(dim=0)])],
+    )
+    ours, theirs = both(case, tmp_path)
+    assert isinstance(theirs.error, AttributeError)
+    assert ours.loaded is not None
+    assert ours.loaded.info["unexpected_keys"] == {"k.w"}
+    assert torch.equal(ours.loaded.model.v.w, rand(6, 4)[4:])
+
+
+def test_what_is_left_unwritten_by_the_library_has_the_constructors_value(tmp_path: Path):
+    """Integers and buffers that no initialiser knows: here the constructor's twos."""
+    cls = derived(dtypes={"n#": torch.int64, "m": torch.int64})
+    shapes = {"n#": [3], "x#": [3], "m": [3], "w": [4]}
+    ours, theirs = both(Case(shapes, {"w": rand(4)}, cls=cls), tmp_path)
+    assert theirs.loaded is not None and ours.loaded is not None
+    assert theirs.loaded.uninitialised == {"n", "x", "m"}
+    for name in ("n", "x", "m"):
+        assert getattr(ours.loaded.model, name).tolist() == [2, 2, 2], name
