@@ -34,7 +34,7 @@ class Shift(torch.nn.Module):
         self.gain = torch.nn.Parameter(torch.ones(width), requires_grad=False)
         self.register_buffer("offset", torch.zeros(width))
         self.register_buffer("count", torch.tensor(3))
-        self.register_buffer("ramp", torch.linspace(0, 1, width), persistent=False)
+        self.register_buffer("ramp", torch.arange(width) / width, persistent=False)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         ramp = self.ramp.to(states.dtype)
