@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import logging
 import os
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from accelerate.hooks import AlignDevicesHook
 from loadstone import _audit
 from loadstone._accelerate import checkpoint as files
 from loadstone._accelerate import offload, planning
-from loadstone._catalog import inspect
+from loadstone._catalog import inspect as open_catalog
 from loadstone._errors import make
 from loadstone._patch import Hook, Hooks, gated, suspended
 from loadstone._plan import MODES, Plan
@@ -79,13 +80,15 @@ def load_checkpoint_in_model(
         del arguments[ours]
     opened = files.find(checkpoint)
     reason = files.left_to_library(model, opened, arguments)
-    catalog = inspect(opened.files) if opened.files is not None and not reason else None
+    catalog = open_catalog(opened.files) if opened.files is not None and not reason else None
     if catalog is not None and files.holds_bitsandbytes(catalog.tensors):
         reason = "the checkpoint was quantized by bitsandbytes"
     if reason or catalog is None:
         _leave_to_library(model, checkpoint, reason, arguments)
         return
     if device_map is not None:
+        if offload_folder is None and "disk" in device_map.values():
+            raise make("plan.offload_folder", "tensors are placed on disk", field="offload_folder")
         tied = accelerate.utils.find_tied_parameters(model)
         accelerate.utils.modeling.check_tied_parameters_on_same_device(tied, device_map)
     plan = planning.plan_load(
@@ -100,7 +103,7 @@ def load_checkpoint_in_model(
         missing=missing,
     )
     report = plan.execute(progress=progress, threads=threads)
-    _name_kinds(model, plan, report)
+    _name_kept(model, plan, report)
     _audit.audit(model, report).require_real()
     if device_map is not None and offload_folder is not None:
         write = accelerate.utils.offload_weight
@@ -265,13 +268,18 @@ def _leave_to_library(
     offload.require_values(model, device_map, index, {}, arguments["offload_buffers"])
 
 
-def _name_kinds(model: torch.nn.Module, plan: Plan, report: Report) -> None:
+def _name_kept(model: torch.nn.Module, plan: Plan, report: Report) -> None:
     """What stays as it is was planned as something that no checkpoint has: here is what it is."""
     absent = {finding.target for finding in plan.findings if finding.code == "plan.missing"}
+    stayed = []
     for slot in walk(model) if absent else ():
-        if slot.name in absent:
-            item = report.provenance[slot.name]
+        item = report.provenance[slot.name]
+        if slot.name in absent and item.origin == "constructor":
             report.provenance[slot.name] = dataclasses.replace(item, kind=slot.kind)
+            stayed.append(slot.name)
+    if stayed:
+        some = ", ".join(stayed[:5]) + (", ..." if len(stayed) > 5 else "")
+        _logger.warning("%d tensors are not in the checkpoint and stay: %s", len(stayed), some)
 
 
 def _note_moved(model: torch.nn.Module, report: Report) -> None:
@@ -335,13 +343,26 @@ def patches() -> Hooks:
         (accelerate, "load_checkpoint_and_dispatch"),
     ]
     return Hooks(
-        [Hook(module, name, gated("accelerate", _instead(ours[name]))) for module, name in places],
+        [
+            Hook(module, name, gated("accelerate", _instead(ours[name])))
+            for module, name in places
+            if name in vars(module)
+        ],
         "accelerate",
     )
 
 
 def _instead(function: Callable[..., Any]) -> Callable[..., Any]:
+    known = inspect.signature(function).parameters
+
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        for argument in kwargs:
+            if argument not in known:
+                raise make(
+                    "plan.options",
+                    f"this argument of accelerate {accelerate.__version__} is not known here",
+                    field=argument,
+                )
         return function(*args, **kwargs)
 
     return call

@@ -262,7 +262,7 @@ def test_missing_on_meta_is_found_before_anything_is_read(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("device_map", [None, {"": "cpu"}, MIXED])
-def test_missing_in_a_real_model_stays_as_it_is(tmp_path, device_map):
+def test_missing_in_a_real_model_stays_as_it_is(tmp_path, caplog, device_map):
     reference, path = saved(tmp_path)
     names = ("layers.0.linear.weight", "layers.0.shift.offset", "layers.1.linear.bias")
     without(path, *names)
@@ -275,6 +275,7 @@ def test_missing_in_a_real_model_stays_as_it_is(tmp_path, device_map):
     )
     result = loadstone.audit(model)
     assert result.ok
+    assert "3 tensors are not in the checkpoint and stay" in caplog.text
     for name in names:
         assert torch.equal(tensors(model)[name], expected.state_dict()[name])
         assert result.provenance[name].origin in ("constructor", "exception")
@@ -375,6 +376,25 @@ def test_torchs_own_files_are_left_to_accelerate_and_checked(tmp_path, caplog):
     with pytest.raises(loadstone.PlanError) as caught:
         ours.load_checkpoint_in_model(empty(), tmp_path)
     assert caught.value.code == "plan.missing" and "head.weight" in str(caught.value)
+
+
+@pytest.mark.parametrize("wrap", ["compiled", "inside"])
+def test_wrapped_modules_are_left_to_accelerate(tmp_path, caplog, wrap):
+    """torch leaves their names out."""
+    reference, path = saved(tmp_path)
+    model = randomise(Net(), 1)
+    if wrap == "inside":
+        model.layers[1] = torch.compile(model.layers[1])
+    ours.load_checkpoint_in_model(torch.compile(model) if wrap == "compiled" else model, path)
+    assert "OptimizedModule" in caplog.text
+    assert torch.equal(model.layers[1].linear.weight, reference.layers[1].linear.weight)
+
+
+def test_disk_needs_a_folder(tmp_path):
+    _, path = saved(tmp_path)
+    with pytest.raises(loadstone.PlanError) as caught:
+        ours.load_checkpoint_and_dispatch(empty(), path, device_map=MIXED)
+    assert caught.value.code == "plan.offload_folder"
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,23 @@ def test_a_map_that_no_hook_can_serve_is_refused(mixture, tmp_path):
     assert not (tmp_path / "offload").exists()
 
 
+@pytest.mark.parametrize("places", [("disk", "cpu"), ("cpu", "disk"), ("disk", "disk")])
+def test_ties_that_are_not_made_yet(tmp_path, places):
+    config = MixtralConfig(**SMALL, num_local_experts=4, tie_word_embeddings=True)
+    randomise(AutoModelForCausalLM.from_config(config)).save_pretrained(tmp_path / "model")
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(config).eval()
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach())
+    device_map = LAST_ON_DISK | dict(zip(("model.embed_tokens", "lm_head"), places, strict=True))
+    ours.load_checkpoint_and_dispatch(
+        model, tmp_path / "model", device_map, offload_folder=tmp_path / "offload"
+    )
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert torch.equal(model(TOKENS).logits, reference(TOKENS).logits)
+    assert loadstone.audit(model).ok
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, "float16"])
 def test_experts_are_cast(mixture, dtype):
     config, folder, _ = mixture
@@ -130,10 +147,11 @@ def test_an_expert_that_is_missing_is_named(mixture):
     gone = next(name for name in state if "layers.1" in name and ".experts.2." in name)
     del state[gone]
     save_file(state, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(loadstone.PlanError) as caught:
-        ours.load_checkpoint_in_model(on_meta(config), folder)
-    assert caught.value.code == "plan.missing"
-    assert gone in str(caught.value)
+    for model in (on_meta(config), AutoModelForCausalLM.from_config(config)):
+        with pytest.raises(loadstone.PlanError) as caught:
+            ours.load_checkpoint_in_model(model, folder)
+        assert caught.value.code == "plan.missing"
+        assert gone in str(caught.value)
 
 
 def objects():
@@ -203,6 +221,12 @@ def test_what_accelerate_leaves_in_silence_raises_inside(tmp_path):
         with loadstone.patch("accelerate"), pytest.raises(loadstone.PlanError) as caught:
             accelerate.load_checkpoint_in_model(empty(), str(where))
         assert caught.value.code == "plan.missing"
+
+
+def test_an_argument_of_another_version_is_refused_by_name(tmp_path):
+    with loadstone.patch("accelerate"), pytest.raises(loadstone.Error) as caught:
+        accelerate.load_checkpoint_in_model(empty(), str(tmp_path), one_of_next_year=True)
+    assert caught.value.code == "plan.options" and "one_of_next_year" in str(caught.value)
 
 
 def test_threads_beside_a_patched_one_get_accelerates_own(mixture):

@@ -14,6 +14,8 @@ from loadstone._errors import make
 # Parameters whose value is not what lies in a file: their classes pack, scale or shard it.
 _OTHER_PARAMETERS = ("Int8Params", "FP4Params", "Params4bit", "QTensor", "QBitsTensor", "DTensor")
 _OTHER_PACKAGES = ("torchao", "torch.distributed")
+# Modules around others, whose names torch's own loading knows to leave out.
+_WRAPPERS = ("torch.nn.parallel", "torch._dynamo", "torch.distributed")
 
 
 class Opened:
@@ -99,6 +101,9 @@ def left_to_library(model: Any, opened: Opened, arguments: dict[str, Any]) -> st
             return "broadcast_from_rank0 sends tensors to other processes"
         if not arguments["full_state_dict"]:
             return "full_state_dict=False loads this process's part of a distributed model"
+        for module in model.modules():
+            if type(module).__module__.startswith(_WRAPPERS):
+                return f"{type(module).__name__} is a module around another"
     for name, parameter in model.named_parameters():
         cls = type(parameter.data if type(parameter) is torch.nn.Parameter else parameter)
         if cls.__name__ in _OTHER_PARAMETERS or cls.__module__.startswith(_OTHER_PACKAGES):

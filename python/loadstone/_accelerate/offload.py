@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,10 @@ def _add_name(folder: Path, index: Index, root: str, name: str) -> None:
         return
     link = folder / f"{name}.dat"
     link.unlink(missing_ok=True)
-    os.link(folder / f"{root}.dat", link)
+    try:
+        os.link(folder / f"{root}.dat", link)
+    except OSError:  # a file system without links
+        shutil.copyfile(folder / f"{root}.dat", link)
 
 
 def _put_on_meta(

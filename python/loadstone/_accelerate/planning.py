@@ -78,7 +78,8 @@ def plan_load(
         adjusted = Adjusted(base=base)
         for each in dataclasses.fields(Traced):
             setattr(adjusted, each.name, getattr(base, each.name))
-    places = placement(slots, device_map, offload_buffers)
+    ties = base.ties if base is not None else {}
+    places = placement(slots, ties, device_map, offload_buffers)
     options: dict[str, Any] = {
         "dtype": "auto" if follows_file and base is None else None,
         "device_map": places,
@@ -87,7 +88,7 @@ def plan_load(
         "unexpected": "error" if strict else "warn",
     }
     plan = make_plan(model, catalog, adjusted, **options)
-    stay = _may_stay(plan, slots) if missing == "keep" and not strict else []
+    stay = _may_stay(plan, slots, adjusted) if missing == "keep" and not strict else []
     if stay:
         kept = frozenset(finding.target for finding in stay)
         plan = make_plan(model, catalog, dataclasses.replace(adjusted, kept=kept), **options)
@@ -156,12 +157,18 @@ def device_of(name: str, device_map: Mapping[str, Any]) -> Any:
 
 
 def placement(
-    slots: list[TensorSlot], device_map: Mapping[str, Any] | None, offload_buffers: bool
+    slots: list[TensorSlot],
+    ties: Mapping[str, str],
+    device_map: Mapping[str, Any] | None,
+    offload_buffers: bool,
 ) -> dict[str, Any]:
     """The device map for the plan, with an entry for each tensor that does not go with its module.
 
     Buffers of modules on disk are real unless ``offload_buffers``; what is tied is in memory where
     one of its modules is; without a map everything stays on the device where it is.
+
+    Args:
+        ties: those that are not made yet.
     """
     if device_map is None:
         real = [slot for slot in slots if slot.tensor.device.type not in ("meta", "cpu")]
@@ -171,15 +178,19 @@ def placement(
         device = device_of(slot.name, device_map)
         if device == "disk" and slot.kind != "parameter" and not offload_buffers:
             places[slot.name] = "cpu"
-        in_memory = device not in (None, "disk")
-        if slot.tie_of is not None and in_memory and device_of(slot.tie_of, places) == "disk":
-            places[slot.tie_of] = device
+        root = slot.tie_of or ties.get(slot.name)
+        if root and device not in (None, "disk") and device_of(root, places) == "disk":
+            places[root] = device
     return places
 
 
-def _may_stay(plan: Plan, slots: list[TensorSlot]) -> list[Finding]:
-    """A warning for each tensor that the checkpoint lacks and that holds memory."""
-    real = {slot.name for slot in slots if not slot.tensor.is_meta}
+def _may_stay(plan: Plan, slots: list[TensorSlot], adjusted: Adjusted) -> list[Finding]:
+    """A warning for each tensor that the checkpoint lacks and that holds memory.
+
+    Not for those of which it has a part (some of the experts): that is a broken checkpoint.
+    """
+    broken = {each.target for each in adjusted.findings if each.severity == "error"}
+    real = {slot.name for slot in slots if not slot.tensor.is_meta} - broken
     return [
         Finding(
             "warning",
