@@ -8,6 +8,7 @@
 
 #include "base/digest.h"
 #include "kernels/cast.h"
+#include "kernels/decode.h"
 
 namespace loadstone::testing {
 
@@ -166,6 +167,7 @@ Plan PlanBuilder::build() {
       "", shards_, tensors_, std::map<std::string, MetadataValue>(), std::vector<Finding>());
   plan.targets = std::move(targets_);
   plan.staging_bytes_max = staging_bytes_max;
+  plan.decodings = decodings;
   return plan;
 }
 
@@ -180,11 +182,33 @@ Box whole(std::uint32_t source, const Shape& shape) {
   return box;
 }
 
+namespace {
+
+// All of it in one go.
+Bytes decoded_value(const PlanBuilder& builder, const Decoding& decoding) {
+  std::vector<DecodePart> parts;
+  for (const std::uint32_t source : decoding.sources) {
+    parts.push_back({builder.tensor(source).encoding, builder.tensor(source).shape});
+  }
+  DecodeForm form;
+  EXPECT_FALSE(prepare_decoding(decoding.kernel, parts, decoding.shape, decoding.dtype, form));
+  Bytes value(form.elements * element_bytes(decoding.dtype));
+  decode(form, 0, form.elements, builder.bytes_of(decoding.sources[0]).data(),
+         builder.bytes_of(decoding.sources[1]).data(), value.data());
+  return value;
+}
+
+}  // namespace
+
 Bytes expected_value(const PlanBuilder& builder, const PlannedTarget& target) {
   Bytes value(target.byte_count());
   const std::size_t target_bytes = element_bytes(target.dtype);
   for (const Box& box : target.recipe.boxes) {
-    const Dtype dtype = builder.tensor(box.source).encoding.dtype();
+    const bool decoded = box.decoding != no_decoding;
+    const Dtype dtype = decoded ? builder.decodings[box.decoding].dtype
+                                : builder.tensor(box.source).encoding.dtype();
+    const Bytes source = decoded ? decoded_value(builder, builder.decodings[box.decoding])
+                                 : builder.bytes_of(box.source);
     const Cast cast = cast_between(dtype, target.dtype);
     std::vector<std::uint64_t> index(box.dims.size(), 0);
     bool more = std::ranges::all_of(box.dims, [](const BoxDim& dim) { return dim.extent > 0; });
@@ -195,8 +219,7 @@ Bytes expected_value(const PlanBuilder& builder, const PlannedTarget& target) {
         from += index[d] * box.dims[d].source_stride;
         to += index[d] * box.dims[d].target_stride;
       }
-      cast.run(builder.bytes_of(box.source).data() + from * element_bytes(dtype),
-               value.data() + to * target_bytes, 1);
+      cast.run(source.data() + from * element_bytes(dtype), value.data() + to * target_bytes, 1);
       std::size_t d = index.size();
       while (d > 0 && ++index[d - 1] == box.dims[d - 1].extent) index[--d] = 0;
       more = d > 0;

@@ -83,6 +83,7 @@ class PlanBuilder {
 
   MemoryStorage storage;
   std::uint64_t staging_bytes_max = 1 << 20;
+  std::vector<Decoding> decodings;
 
  private:
   std::vector<Shard> shards_;
