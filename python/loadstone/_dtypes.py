@@ -46,6 +46,11 @@ def _by_dtype() -> dict[torch.dtype, str]:
     return {dtype: name for name, dtype in _by_name().items()}
 
 
+def is_dtype(name: str) -> bool:
+    """Whether torch has a dtype of this safetensors name; block formats are none."""
+    return name in _TORCH_NAMES
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype for ``"BF16"``, ``"F8_E4M3"`` ...
 

@@ -31,9 +31,7 @@ def run(
 ) -> Report:
     """See :meth:`loadstone.Plan.execute`."""
     filled = fill(plan, model, progress=progress, threads=threads)
-    for index, value in _initialise.values(plan, model).items():
-        filled.values[index] = value
-    _install(plan, filled.slots, filled.values)
+    complete(plan, model, filled)
     return account(plan, model, filled.core)
 
 
@@ -63,6 +61,13 @@ def fill(
         core = _fill(plan, slots, values, threads, callback)
     _core.require_delivered(plan._core, core)
     return Filled(slots, values, core)
+
+
+def complete(plan: Plan, model: Any, filled: Filled) -> None:
+    """Runs the initialisers that the plan names, then gives the model all its tensors."""
+    for index, value in _initialise.values(plan, model).items():
+        filled.values[index] = value
+    _install(plan, filled.slots, filled.values)
 
 
 def account(plan: Plan, model: Any, core: _core.Report) -> Report:

@@ -22,7 +22,7 @@ class Traced:
         findings: what there is to say before anything is read.
     """
 
-    recipes: _core.Recipes
+    recipes: Any  # _core.Recipes, once they are there
     dtypes: dict[str, str] = field(default_factory=dict)
     ties: dict[str, str] = field(default_factory=dict)
     known_sources: list[str] = field(default_factory=list)

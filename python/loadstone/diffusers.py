@@ -1,16 +1,101 @@
-"""diffusers: how a model of this library is built a second time.
+"""diffusers: its own loaders of single files and folders with loadstone in the middle.
 
-No weight is read or converted here.
+>>> from diffusers import WanTransformer3DModel
+>>> model = loadstone.diffusers.from_single_file(WanTransformer3DModel, "wan.gguf", config="folder")
+
+Which key of a file becomes what is asked of the library's own converter of the class. No weight is
+read or converted here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loadstone.transformers import construction_dtype, default_dtype
+
+if TYPE_CHECKING:
+    from loadstone._patch import Hooks
+
+
+def from_single_file(
+    cls: Any,
+    pretrained_model_link_or_path: str | os.PathLike[str],
+    *,
+    missing: str = "error",
+    max_memory: Mapping[Any, int | str] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    progress: bool | Callable[[int, int], object] = False,
+    threads: int | None = None,
+    **kwargs: Any,
+) -> Any:
+    """The library's ``cls.from_single_file``, planned, read and proved by loadstone.
+
+    Args:
+        cls: a model or a pipeline class.
+        pretrained_model_link_or_path: a file in the original or in diffusers' own key names,
+            safetensors or GGUF; with several components, too.
+        missing: ``"error"``, ``"initialise"`` (the module's own initialiser) or ``"zeros"``.
+        max_memory, offload_folder: for a ``device_map``, which the library's function forgets.
+        progress, threads: see :meth:`loadstone.Plan.execute`.
+        kwargs: what the library's function takes (``config``, ``torch_dtype``,
+            ``quantization_config``, ``device_map`` ...).
+
+    Returns:
+        What the library's function returns. Buffers and plain tensors hold the constructor's
+        values, in its dtype; modules that the class keeps in float32 stay so.
+
+    Raises:
+        PlanError: something is missing, does not fit, or cannot be traced; nothing was read.
+        Error: ``plan.options``: a kind of file that this version does not open.
+    """
+    chosen = _options(missing, progress, threads, max_memory, offload_folder)
+    return _run(chosen, cls, "from_single_file", str(pretrained_model_link_or_path), kwargs)
+
+
+def from_pretrained(
+    cls: Any,
+    pretrained_model_name_or_path: str | os.PathLike[str],
+    *,
+    missing: str = "error",
+    progress: bool | Callable[[int, int], object] = False,
+    threads: int | None = None,
+    **kwargs: Any,
+) -> Any:
+    """The library's ``cls.from_pretrained`` for a model, planned, read and proved by loadstone.
+
+    Args:
+        missing, progress, threads: as for :func:`from_single_file`.
+        kwargs: what the library's function takes.
+    """
+    folder = kwargs.get("offload_folder")
+    chosen = _options(missing, progress, threads, kwargs.get("max_memory"), folder)
+    return _run(chosen, cls, "from_pretrained", pretrained_model_name_or_path, kwargs)
+
+
+def patches() -> Hooks:
+    """What :func:`loadstone.patch` installs for this library."""
+    from loadstone._diffusers import hooks
+
+    return hooks.hooks()
+
+
+def _options(missing: str, progress: Any, threads: Any, max_memory: Any, folder: Any) -> Any:
+    from loadstone._diffusers.load import Options
+
+    where = os.fspath(folder) if folder is not None else None
+    return Options(missing, progress, threads, max_memory, where, is_direct=True)
+
+
+def _run(chosen: Any, cls: Any, function: str, source: Any, kwargs: dict[str, Any]) -> Any:
+    from loadstone._diffusers import hooks
+    from loadstone._patch import hooked
+
+    with hooked(hooks.hooks()), hooks.options(chosen):
+        return getattr(cls, function)(source, **kwargs)  # looked up when the hooks stand
 
 
 def skeleton_builder(

@@ -52,9 +52,10 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         name = func._schema.name.partition("::")[2]
         why = reason.message if isinstance(reason, Error) else str(reason)
         raise refusal("plan.untraceable", name, symbols, why) from None
+    name = packet.__name__
     if isinstance(values, int):
-        return trace.made(values, given, symbols)
-    made = [trace.made(*pair, symbols) for pair in zip(values, given, strict=True)]
+        return trace.made(values, given, symbols, name)
+    made = [trace.made(*pair, symbols, name) for pair in zip(values, given, strict=True)]
     return type(given)(made)
 
 

@@ -63,6 +63,9 @@ class Symbol(torch.Tensor):
 
         return run(func, args, kwargs or {})
 
+    def inherit(self, parents: list[Symbol], operation: str) -> None:
+        """Takes over what a subclass keeps beside the elements; may refuse the operation."""
+
     def tolist(self) -> NoReturn:
         """Refused: there are no values to list."""
         raise refusal("plan.data_dependent", "tolist", [self])

@@ -20,9 +20,13 @@ class Trace:
 
     Args:
         catalog: what the checkpoint holds.
+
+    Attributes:
+        owner: whatever an adapter wants to find again from a symbol.
     """
 
     def __init__(self, catalog: Catalog) -> None:
+        self.owner: Any = None
         self.builder = _core.RecipeBuilder(catalog._core)
         self._forms: dict[tuple[tuple[int, ...], torch.dtype], torch.Tensor] = {}
 
@@ -64,9 +68,11 @@ class Trace:
         """The recipes of all targets added. The trace is at its end."""
         return self.builder.finish()
 
-    def made(self, value: int, meta: torch.Tensor, parents: list[Symbol]) -> Symbol:
-        """What an operation gave."""
-        return Symbol(self, value, meta, tuple(parents))
+    def made(self, value: int, meta: torch.Tensor, parents: list[Symbol], operation: str) -> Symbol:
+        """What an operation gave: of the class of the first symbol that it was given."""
+        symbol = type(parents[0])(self, value, meta, tuple(parents))
+        symbol.inherit(parents, operation)
+        return symbol
 
     def form(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A meta tensor of a shape and dtype; one for all that ask."""

@@ -1,0 +1,7 @@
+"""What stands behind :mod:`loadstone.diffusers`; no public names.
+
+* ``checkpoint``: a file as diffusers' converters see it: names and tensors without data.
+* ``load``: the middle of ``from_single_file`` and ``from_pretrained``, done by loadstone.
+* ``hooks``: where that stands in the library.
+* ``versions``: what is looked at before it is relied upon.
+"""

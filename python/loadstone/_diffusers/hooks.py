@@ -1,0 +1,224 @@
+"""Where loadstone enters diffusers: its own loaders, with another middle.
+
+What is replaced are the reading of a file (its tensors become symbols, on which the library's own
+converters run), the context in which a model is built (a skeleton: buffers stay real), the step
+that puts tensors into the model, and what the library does afterwards that loses values: the cast
+of the whole model, and the device map that it forgets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from loadstone._diffusers.checkpoint import Checkpoint, is_readable
+from loadstone._diffusers.load import Load, Options, Request
+from loadstone._errors import make
+from loadstone._patch import Hook, Hooks, gated
+from loadstone._skeleton import skeleton
+
+_options: ContextVar[Options | None] = ContextVar("loadstone_diffusers_options", default=None)
+_current: ContextVar[Load | None] = ContextVar("loadstone_diffusers_load", default=None)
+
+
+@functools.cache
+def hooks() -> Hooks:
+    """The places in diffusers that are replaced while a load runs on loadstone."""
+    import accelerate
+    from diffusers.loaders import single_file, single_file_model, single_file_utils
+    from diffusers.models import modeling_utils
+
+    places: list[tuple[Any, str, Any]] = [
+        (single_file_model.FromOriginalModelMixin, "from_single_file", _model_from_single_file),
+        (single_file_model, "init_empty_weights", _init_empty_weights),
+        (single_file_model, "load_model_dict_into_meta", _load_dict),
+        (single_file_model, "_determine_device_map", _determine_device_map),
+        (single_file_model, "dispatch_model", _dispatch_model),
+        (single_file_utils, "load_state_dict", _load_state_dict),
+        (single_file_utils, "init_empty_weights", _init_empty_weights),
+        (single_file_utils, "load_model_dict_into_meta", _load_dict),
+        (single_file, "load_single_file_sub_model", _load_sub_model),
+        (modeling_utils.ModelMixin, "to", _to),
+        (modeling_utils.ModelMixin, "from_pretrained", _model_from_pretrained),
+        (modeling_utils.ModelMixin, "_load_pretrained_model", _load_pretrained_model),
+        (modeling_utils, "load_state_dict", _load_state_dict),
+        (accelerate, "init_empty_weights", _init_empty_weights),
+    ]
+    return Hooks(
+        [Hook(owner, name, gated("diffusers", wrapper)) for owner, name, wrapper in places],
+        "diffusers",
+    )
+
+
+@contextlib.contextmanager
+def options(chosen: Options) -> Iterator[None]:
+    """What the loads in here are to do."""
+    token = _options.set(chosen)
+    try:
+        yield
+    finally:
+        _options.reset(token)
+
+
+@contextlib.contextmanager
+def _load() -> Iterator[Load]:
+    load = Load(_options.get() or Options())
+    token = _current.set(load)
+    try:
+        yield load
+    finally:
+        _current.reset(token)
+
+
+# --- single files --------------------------------------------------------------------------------
+
+
+def _model_from_single_file(original: Any, cls: Any, source: Any = None, **kwargs: Any) -> Any:
+    if isinstance(source, Checkpoint):
+        source = source.fresh()
+    with _load() as load:
+        model = original(cls, source, **kwargs)
+        load.finish(model)
+    return model
+
+
+def _load_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Each component of a combined file sees all of its tensors."""
+    checkpoint = kwargs.get("checkpoint")
+    if isinstance(checkpoint, Checkpoint):
+        kwargs["checkpoint"] = checkpoint.fresh()
+    return original(*args, **kwargs)
+
+
+def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(checkpoint_file, dict) or not is_readable([str(checkpoint_file)]):
+        chosen = _options.get()
+        if chosen is not None and chosen.is_direct and not isinstance(checkpoint_file, dict):
+            raise make(
+                "plan.options",
+                "this version does not open such files: call the class's own function",
+                path=str(checkpoint_file),
+                field="file",
+            )
+        return original(checkpoint_file, *args, **kwargs)
+    return Checkpoint.open([str(checkpoint_file)])
+
+
+def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(*args, **kwargs) if _current.get() is None else skeleton()
+
+
+def _determine_device_map(original: Any, model: Any, device_map: Any, *rest: Any) -> Any:
+    """Notes the map that the library is about to forget."""
+    load = _current.get()
+    if load is None:
+        return original(model, device_map, *rest)
+    if load.options.max_memory is not None:
+        rest = (load.options.max_memory, *rest[1:])
+    load.device_map = original(model, device_map, *rest)
+    return load.device_map
+
+
+def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+    checkpoint = _checkpoint_of(state_dict)
+    if checkpoint is None:
+        return original(model, state_dict, *args, **kwargs)
+    load = _current.get() or Load(_options.get() or Options())
+    dtype = args[0] if args else kwargs.get("dtype")
+    load.read(
+        Request(
+            model,
+            state_dict,
+            checkpoint,
+            dtype=dtype,
+            keeps=_kept_in_float32(model, dtype, kwargs.get("hf_quantizer")),
+            quantizer=kwargs.get("hf_quantizer"),
+            device_map=load.device_map or kwargs.get("device_map"),
+        )
+    )
+    return None, None
+
+
+def _dispatch_model(original: Any, model: Any, **kwargs: Any) -> Any:
+    load = _current.get()
+    if load is None or load.plan is None or load.device_map is None:
+        return original(model, **kwargs)
+    index = dict(load.plan._core.offload_index())
+    folder = load.options.offload_folder
+    return original(model, device_map=load.device_map, offload_dir=folder, offload_index=index)
+
+
+def _to(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """The cast of a whole model after its load would round what has to stay as it is."""
+    load = _current.get()
+    is_cast = any(isinstance(each, torch.dtype) for each in (*args, *kwargs.values()))
+    if load is not None and load.plan is not None and load.model is model and is_cast:
+        return model
+    return original(model, *args, **kwargs)
+
+
+# --- folders -------------------------------------------------------------------------------------
+
+
+def _model_from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    with _load() as load:
+        result = original(cls, *args, **kwargs)
+        load.finish(result[0] if isinstance(result, tuple) else result)
+    return result
+
+
+def _load_pretrained_model(
+    original: Any,
+    cls: Any,
+    model: Any,
+    state_dict: Any,
+    resolved_model_file: list[str],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    load = _current.get()
+    checkpoint = state_dict if isinstance(state_dict, Checkpoint) else None
+    if checkpoint is None and load is not None and is_readable(resolved_model_file):
+        checkpoint = Checkpoint.open(resolved_model_file)
+        model._fix_state_dict_keys_on_load(checkpoint)
+    if load is None or checkpoint is None or kwargs.get("hf_quantizer") is not None:
+        return original(cls, model, state_dict, resolved_model_file, *args, **kwargs)
+    names = set(model.state_dict())
+    load.read(
+        Request(
+            model,
+            checkpoint,
+            checkpoint,
+            dtype=kwargs.get("dtype"),
+            keeps=tuple(kwargs.get("keep_in_fp32_modules") or ()),
+            device_map=kwargs.get("device_map"),
+        )
+    )
+    missing = sorted(names - set(checkpoint))
+    unexpected = sorted(set(checkpoint) - names)
+    return model, missing, unexpected, [], None, []
+
+
+def _checkpoint_of(state_dict: Any) -> Checkpoint | None:
+    """The checkpoint that the symbols of a converted dictionary come from."""
+    if isinstance(state_dict, Checkpoint):
+        return state_dict
+    from loadstone.tracing import Symbol
+
+    first = next((each for each in state_dict.values() if isinstance(each, Symbol)), None)
+    checkpoint: Checkpoint | None = None if first is None else first.tracer.owner
+    return checkpoint
+
+
+def _kept_in_float32(model: Any, dtype: Any, quantizer: Any) -> tuple[str, ...]:
+    """As the library's ``from_pretrained`` keeps them; its single files lose them in bfloat16."""
+    del quantizer
+    kept = getattr(type(model), "_keep_in_fp32_modules", None)
+    if kept is None or dtype not in (torch.float16, torch.bfloat16):
+        return ()
+    return tuple(kept) if isinstance(kept, list | tuple | set) else (kept,)

@@ -1,0 +1,185 @@
+"""The middle of diffusers' loaders, done by loadstone: one object for each call under way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from loadstone import _core, _execute
+from loadstone._audit import audit
+from loadstone._diffusers.checkpoint import Checkpoint, PackedSymbol
+from loadstone._dtypes import dtype_name
+from loadstone._errors import make
+from loadstone._plan import Plan, make_plan
+from loadstone._report import Report
+from loadstone._traced import Traced
+from loadstone.tracing import Symbol
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What loadstone's own functions take beside the library's arguments.
+
+    Attributes:
+        is_direct: loadstone was called by name: what it cannot do is refused. Else (under a patch)
+            it is left to the library.
+    """
+
+    missing: str = "error"
+    progress: bool | Callable[[int, int], object] = False
+    threads: int | None = None
+    max_memory: Mapping[Any, int | str] | None = None
+    offload_folder: str | None = None
+    is_direct: bool = False
+
+
+@dataclasses.dataclass
+class Request:
+    """What the library asks to be loaded.
+
+    Attributes:
+        converted: the checkpoint's tensors by the model's names.
+        dtype: of floating tensors; ``None``: the model's own.
+        keeps: parts of names that stay in float32.
+        quantizer: the library's, for block formats that stay packed.
+        device_map: module path to device; ``None``: all on the cpu.
+    """
+
+    model: Any
+    converted: Mapping[str, Any]
+    checkpoint: Checkpoint
+    dtype: torch.dtype | None = None
+    keeps: tuple[str, ...] = ()
+    quantizer: Any = None
+    device_map: Mapping[str, Any] | None = None
+
+
+class Load:
+    """One call of a loader. For one thread."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.model: Any = None
+        self.device_map: Any = None  # as asked for, once the library has worked it out
+        self.plan: Plan | None = None
+        self._core: _core.Report | None = None
+        self._mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
+
+    def read(self, request: Request) -> Plan:
+        """Plans and loads, and gives the model its tensors."""
+        self.model = model = request.model
+        traced = self._traced(request)
+        self.plan = make_plan(
+            model,
+            request.checkpoint.catalog,
+            traced,
+            device_map=_devices(model, request.device_map),
+            offload_folder=self.options.offload_folder,
+            missing=self.options.missing,
+        )
+        progress, threads = self.options.progress, self.options.threads or 0
+        filled = _execute.fill(self.plan, model, progress=progress, threads=threads)
+        _execute.complete(self.plan, model, filled)
+        self._core = filled.core
+        return self.plan
+
+    def finish(self, model: Any) -> Report | None:
+        """Notes where every value came from, and proves that there is none without an origin."""
+        if self.plan is None or self._core is None:
+            return None
+        report = _execute.account(self.plan, model, self._core)
+        audit(model).require_real()
+        return report
+
+    def _traced(self, request: Request) -> Traced:
+        state = request.model.state_dict()
+        trace = request.checkpoint.trace
+        traced = Traced(recipes=None, known_sources=list(request.checkpoint.catalog.encodings()))
+        for name, value in request.converted.items():
+            if name not in state:
+                traced.unexpected.append((name, _source(value)))
+                continue
+            symbol = _as_wanted(request, name, value, state[name])
+            if symbol.shape != state[name].shape and not isinstance(symbol, PackedSymbol):
+                self._mismatched.append((name, tuple(symbol.shape), tuple(state[name].shape)))
+                continue
+            if isinstance(symbol, PackedSymbol):
+                _make_room(request.model, name, symbol)
+            trace.add(name, symbol)
+            traced.dtypes[name] = dtype_name(symbol.dtype)
+        traced.findings += [
+            _core.Finding(
+                "error",
+                "plan.shape",
+                name,
+                [_source(request.converted[name])],
+                f"'{name}' is {list(found)} in the checkpoint, the model wants {list(expected)}",
+            )
+            for name, found, expected in self._mismatched
+        ]
+        traced.recipes = trace.finish()
+        return traced
+
+
+def _as_wanted(request: Request, name: str, value: Any, target: torch.Tensor) -> Any:
+    """The value in the dtype that the library would give it."""
+    parts = name.split(".")
+    keeps_float32 = any(each in parts for each in request.keeps)
+    if isinstance(value, PackedSymbol):
+        excluded = getattr(request.quantizer, "modules_to_not_convert", None) or ()
+        if not any(each in parts for each in excluded):
+            return value
+        wanted = torch.float32 if keeps_float32 else request.quantizer.compute_dtype
+        shape = tuple(value.quant_shape)
+        return value.tracer.decode("gguf_diffusers", [value], shape, wanted)
+    if not value.is_floating_point():
+        return value if request.dtype is not None else value.to(target.dtype)
+    if request.dtype is None:
+        return value.to(target.dtype)
+    return value.to(torch.float32 if keeps_float32 else request.dtype)
+
+
+def _make_room(model: Any, name: str, symbol: PackedSymbol) -> None:
+    """A packed parameter in the place of the plain one, still without memory."""
+    from diffusers.quantizers.gguf.utils import GGUFParameter
+
+    path, _, leaf = name.rpartition(".")
+    if tuple(symbol.quant_shape) != tuple(model.get_parameter(name).shape):
+        raise make(
+            "plan.shape",
+            "the blocks decode to another shape",
+            tensor=name,
+            found=str(list(symbol.quant_shape)),
+            expected=str(list(model.get_parameter(name).shape)),
+        )
+    blank = torch.empty(symbol.shape, dtype=torch.uint8, device="meta")
+    module = model.get_submodule(path)
+    module._parameters[leaf] = GGUFParameter(  # type: ignore[no-untyped-call]
+        blank, quant_type=symbol.quant_type
+    )
+
+
+def _devices(model: Any, device_map: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The device of every tensor; buffers of modules on disk stay in memory, as accelerate's do."""
+    if not device_map or {str(device) for device in device_map.values()} == {"cpu"}:
+        return None
+    devices: dict[str, Any] = {"": "cpu", **device_map}
+    for name, _ in model.named_buffers():
+        path = max((each for each in device_map if _is_of(each, name)), key=len, default="")
+        device = device_map.get(path, "cpu")
+        devices[name] = "cpu" if device == "disk" else device
+    return devices
+
+
+def _is_of(path: str, name: str) -> bool:
+    return not path or name == path or name.startswith(f"{path}.")
+
+
+def _source(value: Any) -> str:
+    """The first tensor of the checkpoint that a value is made of."""
+    while isinstance(value, Symbol) and not value.source and value.parents:
+        value = value.parents[0]
+    return value.source if isinstance(value, Symbol) else ""
