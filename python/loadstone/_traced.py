@@ -19,6 +19,7 @@ class Traced:
         known_sources: tensors of the checkpoint that the library has an answer for, also where the
             answer is that nobody needs them.
         unexpected: the library's name and the checkpoint's own of tensors that nobody needs.
+        expected: missing target, and the name that it should have in the checkpoint.
         findings: what there is to say before anything is read.
     """
 
@@ -27,6 +28,7 @@ class Traced:
     ties: dict[str, str] = field(default_factory=dict)
     known_sources: list[str] = field(default_factory=list)
     unexpected: list[tuple[str, str]] = field(default_factory=list)
+    expected: dict[str, str] = field(default_factory=dict)
     findings: list[_core.Finding] = field(default_factory=list)
 
     def row(self, row: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -26,6 +26,7 @@ def from_single_file(
     pretrained_model_link_or_path: str | os.PathLike[str],
     *,
     missing: str = "error",
+    infer_config: bool = False,
     max_memory: Mapping[Any, int | str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
     progress: bool | Callable[[int, int], object] = False,
@@ -39,6 +40,9 @@ def from_single_file(
         pretrained_model_link_or_path: a file in the original or in diffusers' own key names,
             safetensors or GGUF; with several components, too.
         missing: ``"error"``, ``"initialise"`` (the module's own initialiser) or ``"zeros"``.
+        infer_config: where the config (given, or guessed by the library) does not fit the file and
+            a small change of its fields does, that is made; ``config="infer"`` is the same, with
+            the library's guess to begin with.
         max_memory, offload_folder: for a ``device_map``, which the library's function forgets.
         progress, threads: see :meth:`loadstone.Plan.execute`.
         kwargs: what the library's function takes (``config``, ``torch_dtype``,
@@ -52,7 +56,10 @@ def from_single_file(
         PlanError: something is missing, does not fit, or cannot be traced; nothing was read.
         Error: ``plan.options``: a kind of file that this version does not open.
     """
-    chosen = _options(missing, progress, threads, max_memory, offload_folder)
+    if kwargs.get("config") == "infer":
+        del kwargs["config"]
+        infer_config = True
+    chosen = _options(missing, progress, threads, max_memory, offload_folder, infer_config)
     return _run(chosen, cls, "from_single_file", str(pretrained_model_link_or_path), kwargs)
 
 
@@ -83,11 +90,13 @@ def patches() -> Hooks:
     return hooks.hooks()
 
 
-def _options(missing: str, progress: Any, threads: Any, max_memory: Any, folder: Any) -> Any:
+def _options(
+    missing: str, progress: Any, threads: Any, max_memory: Any, folder: Any, infers: bool = False
+) -> Any:
     from loadstone._diffusers.load import Options
 
     where = os.fspath(folder) if folder is not None else None
-    return Options(missing, progress, threads, max_memory, where, is_direct=True)
+    return Options(missing, progress, threads, max_memory, where, infers, is_direct=True)
 
 
 def _run(chosen: Any, cls: Any, function: str, source: Any, kwargs: dict[str, Any]) -> Any:

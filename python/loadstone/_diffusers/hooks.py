@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import tempfile
 from collections.abc import Iterator
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from loadstone._diffusers.checkpoint import Checkpoint, is_readable
-from loadstone._diffusers.load import Load, Options, Request
+from loadstone._diffusers.load import Load, Options, Request, WrongConfigError
 from loadstone._errors import make
 from loadstone._patch import Hook, Hooks, gated
 from loadstone._skeleton import skeleton
@@ -81,8 +84,24 @@ def _load() -> Iterator[Load]:
 def _model_from_single_file(original: Any, cls: Any, source: Any = None, **kwargs: Any) -> Any:
     if isinstance(source, Checkpoint):
         source = source.fresh()
-    with _load() as load:
-        model = original(cls, source, **kwargs)
+    try:
+        with _load() as load:
+            model = original(cls, source, **kwargs)
+            load.finish(model)
+    except WrongConfigError as wrong:
+        return _again(original, cls, source, kwargs, wrong.config)
+    return model
+
+
+def _again(
+    original: Any, cls: Any, source: Any, kwargs: dict[str, Any], config: dict[str, Any]
+) -> Any:
+    """The same with the config that fits."""
+    fresh = source.fresh() if isinstance(source, Checkpoint) else source
+    with tempfile.TemporaryDirectory() as folder, _load() as load:
+        (Path(folder) / "config.json").write_text(json.dumps(config, default=str))
+        kwargs = {**kwargs, "config": folder, "subfolder": None}
+        model = original(cls, fresh, **kwargs)
         load.finish(model)
     return model
 

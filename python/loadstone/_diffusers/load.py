@@ -11,6 +11,9 @@ import torch
 from loadstone import _core, _execute
 from loadstone._audit import audit
 from loadstone._diffusers.checkpoint import Checkpoint, PackedSymbol
+from loadstone._diffusers.diagnosis import Diagnosis, diagnose
+from loadstone._diffusers.expected import expected_key
+from loadstone._diffusers.supplements import supplement
 from loadstone._dtypes import dtype_name
 from loadstone._errors import make
 from loadstone._plan import Plan, make_plan
@@ -18,12 +21,16 @@ from loadstone._report import Report
 from loadstone._traced import Traced
 from loadstone.tracing import Symbol
 
+# Fewer disagreements are told one by one, not blamed on the config.
+DISAGREEMENTS_MIN = 4
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """What loadstone's own functions take beside the library's arguments.
 
     Attributes:
+        infers_config: a config that does not fit the file is corrected.
         is_direct: loadstone was called by name: what it cannot do is refused. Else (under a patch)
             it is left to the library.
     """
@@ -33,6 +40,7 @@ class Options:
     threads: int | None = None
     max_memory: Mapping[Any, int | str] | None = None
     offload_folder: str | None = None
+    infers_config: bool = False
     is_direct: bool = False
 
 
@@ -94,11 +102,36 @@ class Load:
         audit(model).require_real()
         return report
 
+    def _diagnose(self, request: Request, converted: Mapping[str, Any]) -> Diagnosis | None:
+        """A wrong config, where that is what disagrees; looked for where there is much of it."""
+        state = request.model.state_dict()
+        found = {name: _shape(value) for name, value in converted.items()}
+        missing = state.keys() - found.keys()
+        clashes = sum(
+            found[name] != tuple(tensor.shape) for name, tensor in state.items() if name in found
+        )
+        config = getattr(request.model, "config", None)
+        if len(missing) + clashes < DISAGREEMENTS_MIN or not isinstance(config, Mapping):
+            return None
+        return diagnose(type(request.model), dict(config), found)
+
     def _traced(self, request: Request) -> Traced:
         state = request.model.state_dict()
+        converted = dict(request.converted)
+        supplement(converted, state)
+        diagnosis = self._diagnose(request, converted)
+        if diagnosis is not None and diagnosis.is_complete:
+            if self.options.infers_config:
+                raise WrongConfigError(diagnosis.config(dict(request.model.config)))
+            return Traced(
+                recipes=request.checkpoint.trace.finish(),
+                known_sources=list(request.checkpoint.catalog.encodings()),
+                findings=[_mismatch(diagnosis)],
+            )
         trace = request.checkpoint.trace
+        keys: dict[str, str] = {}
         traced = Traced(recipes=None, known_sources=list(request.checkpoint.catalog.encodings()))
-        for name, value in request.converted.items():
+        for name, value in converted.items():
             if name not in state:
                 traced.unexpected.append((name, _source(value)))
                 continue
@@ -109,19 +142,52 @@ class Load:
             if isinstance(symbol, PackedSymbol):
                 _make_room(request.model, name, symbol)
             trace.add(name, symbol)
+            keys[name] = _source(value)
             traced.dtypes[name] = dtype_name(symbol.dtype)
+        for name in state.keys() - converted.keys():
+            key = expected_key(name, keys)
+            if key is not None:
+                traced.expected[name] = key
+        if diagnosis is not None:
+            traced.findings.append(_mismatch(diagnosis))
         traced.findings += [
             _core.Finding(
                 "error",
                 "plan.shape",
                 name,
-                [_source(request.converted[name])],
+                [_source(converted[name])],
                 f"'{name}' is {list(found)} in the checkpoint, the model wants {list(expected)}",
             )
             for name, found, expected in self._mismatched
         ]
         traced.recipes = trace.finish()
         return traced
+
+
+class WrongConfigError(Exception):
+    """The config that fits the file is another one; for whoever builds the model again."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.config = config
+
+
+def _mismatch(diagnosis: Diagnosis) -> _core.Finding:
+    before, after = diagnosis.disagreements
+    message = f"{before} tensors of file and model disagree: the config is another model's. "
+    message += f"With {diagnosis} " + ("all fit" if not after else f"{after} disagree")
+    return _core.Finding(
+        "error" if diagnosis.is_complete else "info",
+        "plan.config_mismatch",
+        "",
+        [],
+        message,
+        "correct these fields of the config, or pass infer_config=True",
+    )
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(value.quant_shape if isinstance(value, PackedSymbol) else value.shape)
 
 
 def _as_wanted(request: Request, name: str, value: Any, target: torch.Tensor) -> Any:

@@ -1,0 +1,19 @@
+"""What the library's single-file converters leave out, though its own scripts know it.
+
+Each entry is a key that a converter passes on under the file's name, and the target that it is. An
+entry goes when the library maps the key: it acts only where the target would be missing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Wan first-last-frame: scripts/convert_wan_to_diffusers.py maps it, the single-file converter not.
+_RENAMED = {"img_emb.emb_pos": "condition_embedder.image_embedder.pos_embed"}
+
+
+def supplement(converted: dict[str, Any], targets: Any) -> None:
+    """Gives keys that nobody took the name of the target that lacks them."""
+    for key, target in _RENAMED.items():
+        if key in converted and key not in targets and target in targets:
+            converted.setdefault(target, converted.pop(key))
