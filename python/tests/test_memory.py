@@ -59,7 +59,7 @@ def test_fused_experts_leave_no_mapped_file_behind(folders):
         result = measure.run(command, settle_seconds=0)
         totals[case] = result.grown_anonymous + result.grown_file
         print(f"{case}: {totals[case] / model:.2f} times the model")
-    assert totals["loadstone.transformers"] <= 1.1 * model + ROOM
+    assert totals["loadstone.transformers"] <= 1.1 * model
     assert totals["transformers from_pretrained"] > 1.5 * model  # the control
 
 

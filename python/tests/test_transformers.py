@@ -454,6 +454,29 @@ def assert_same_bytes(found: torch.nn.Module, wanted: torch.nn.Module) -> None:
         assert torch.equal(found.state_dict()[name], tensor), name
 
 
+def test_a_plan_of_forty_five_thousand_tensors(tmp_path: Path, cache_folder: Path):
+    """DeepSeek-V3's names and shapes, with holes where the data would be."""
+    from bench import large_plan
+
+    config = transformers.DeepseekV3Config(num_hidden_layers=61, n_routed_experts=256)
+    with loadstone.skeleton():
+        model = transformers.DeepseekV3ForCausalLM(config)
+    listed = large_plan.tensors(model.state_dict())
+    assert len(listed) == 45_395
+    large_plan.write(tmp_path, listed)
+    texts = []
+    for _ in ("cold", "cached"):
+        plan = loadstone.plan(model, tmp_path, rules="transformers", dtype="bfloat16")
+        assert plan.ok
+        texts.append(plan.to_json())
+    assert texts[0] == texts[1]
+    assert len(list(cache_folder.iterdir())) == 1
+    assert sum(len(target.sources) for target in plan.targets) == 45_395
+    files = list(tmp_path.glob("*.safetensors"))
+    headers = sum(8 + int.from_bytes(file.open("rb").read(8), "little") for file in files)
+    assert plan.bytes_to_read == sum(file.stat().st_size for file in files) - headers
+
+
 # --- the cache -----------------------------------------------------------------------------------
 
 
