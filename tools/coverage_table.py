@@ -67,36 +67,56 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-def keys_used(model: Any) -> set[str]:
-    """The keys of the registry that the library looks up for a model and finds."""
-    from transformers import conversion_mapping as library
+def keys_used(model: Any) -> dict[str, set[int]]:
+    """The keys of the registry that the library looks up for a model and finds.
 
-    original, used = library.get_checkpoint_conversion_mapping, set()
+    Returns:
+        By key the positions of those of its transforms that match something when the model is
+        loaded from what ``save_pretrained`` writes, or from names as older files have them.
+    """
+    from transformers import conversion_mapping, core_model_loading
+
+    original, found = conversion_mapping.get_checkpoint_conversion_mapping, []
 
     def look_up(key: str) -> Any:
-        found = original(key)
-        if found is not None:
-            used.add(key)
-        return found
+        transforms = original(key)
+        if transforms is not None:
+            found.append((key, transforms))
+        return transforms
 
-    library.get_checkpoint_conversion_mapping = look_up
+    conversion_mapping.get_checkpoint_conversion_mapping = look_up
     try:
-        library.get_model_conversion_mapping(model)
+        mapping = conversion_mapping.get_model_conversion_mapping(model)
     finally:
-        library.get_checkpoint_conversion_mapping = original
+        conversion_mapping.get_checkpoint_conversion_mapping = original
+    state = model.state_dict()
+    renamings = [item for item in mapping if not hasattr(item, "operations")]
+    public = core_model_loading.revert_weight_conversion(model, state)
+    model._weight_conversions = mapping
+    for saved in (public, core_model_loading.revert_weight_conversion(model, state)):
+        for name in sorted(saved, key=core_model_loading.dot_natural_key):
+            core_model_loading.rename_source_key(
+                name, renamings, converters(mapping), model.base_model_prefix, state
+            )
+    used: dict[str, set[int]] = {}
+    for key, transforms in found:
+        matched = {at for at, item in enumerate(transforms) if item.was_used()}
+        used.setdefault(key, set()).update(matched)
     return used
 
 
-def covered() -> dict[str, list[str]]:
-    """Key, and the tiny models of the tests that use it."""
-    found = collections.defaultdict(list)
+def covered() -> dict[str, tuple[list[str], set[int]]]:
+    """Key, the tiny models of the tests that use it, and which of its transforms match there."""
+    found: dict[str, tuple[list[str], set[int]]] = {}
     with quiet():
         for case in CASES:
             with torch.device("meta"):
                 model = case.cls(case.config())
-            for key in keys_used(model):
-                found[key].append(case.name)
-    return dict(found)
+            for key, matched in keys_used(model).items():
+                names, all_matched = found.setdefault(key, ([], set()))
+                names.append(case.name)
+                all_matched |= matched
+    return found
 
 
 # --- converters run on tensors, and traced -------------------------------------------------------
@@ -240,14 +260,16 @@ def make_rows(folder: Path) -> list[Row]:
     return rows
 
 
-def _checked(key: str, entries: dict[str, list[Any]], models: dict[str, list[str]]) -> str:
+def _checked(
+    key: str, entries: dict[str, list[Any]], models: dict[str, tuple[list[str], set[int]]]
+) -> str:
     traced = "; converters traced" if converters(entries[key]) else ""
-    names = models.get(key, [])
-    if names:
+    if key in models:
+        names, matched = models[key]
         # A model of its own first, then the one that stands first in the tests.
         best = key if key in names else names[0]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        return f"loaded: {best}{more}{traced}"
+        return f"loaded: {best}{more}, {len(matched)} of {len(entries[key])} match{traced}"
     why = next((f" (its class needs {name})" for name, keys in NO_MODEL.items() if key in keys), "")
     same = _same_as(key, entries, models)
     if same:
@@ -257,7 +279,7 @@ def _checked(key: str, entries: dict[str, list[Any]], models: dict[str, list[str
     return f"by the library's own renaming only{why}"
 
 
-def _same_as(key: str, entries: dict[str, list[Any]], models: dict[str, list[str]]) -> str:
+def _same_as(key: str, entries: dict[str, list[Any]], models: dict[str, Any]) -> str:
     """A key with a model and the same transforms: the library copies lists of them."""
     own = list(map(id, entries[key]))
     return next((name for name in models if list(map(id, entries[name])) == own), "")

@@ -23,6 +23,7 @@ from transformers_models import (
 )  # fmt: skip
 
 import loadstone
+from loadstone._skeleton_walk import walk
 
 pytest.importorskip("transformers")
 
@@ -32,7 +33,8 @@ SAMPLE = (
     "mistral_large4", "inkling_mm_model", "inkling2_text", "clip_text", "t5", "chinese_clip",
     "wav2vec2",
 )  # fmt: skip
-LAYOUTS = ("public", "own")
+LAYOUTS = ("public", "older", "own")
+SIZE_MAX = 40_000_000  # parameters of a model that is small enough for a sweep
 # Those with modules that stay in float32, and with fused experts, chunks and permutations.
 CAST = ("t5", "mixtral", "kimi_k25", "blip-2", "mamba2", "hrm_text", "jamba")
 SHARDED = ("mixtral", "molmo2_text", "t5", "qwen3_moe", "kimi_k25")
@@ -165,6 +167,48 @@ def test_equal_where_the_file_lacks_tensors(case: ModelCase, tmp_path: Path):
     lacking = {name: tensor for at, (name, tensor) in enumerate(state.items()) if at % 5 != 2}
     write_state({**lacking, "nobody.needs.this": torch.ones(2)}, tmp_path)
     check(case, tmp_path, dtype="auto")
+
+
+def other_types() -> list[ModelCase]:
+    """The library's model types that no case is of, as its own tables name their classes."""
+    from transformers.models.auto import modeling_auto
+
+    classes: dict[str, str] = {}
+    for table in ("MODEL_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"):
+        for name, found in getattr(modeling_auto, table).items():
+            classes[name] = found if isinstance(found, str) else found[0]
+    taken = {case.name for case in CASES} | {case.class_name for case in CASES}
+    return [
+        ModelCase(name, class_name, {})
+        for name, class_name in sorted(classes.items())
+        if name not in taken and class_name not in taken
+    ]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", other_types(), ids=str)
+def test_equal_for_every_other_type_that_is_small(case: ModelCase, tmp_path: Path):
+    """What does not construct with the small values alone, or is large all the same, is skipped."""
+    try:
+        with torch.device("meta"):
+            model = case.cls(case.config())
+    except Exception as reason:
+        pytest.skip(f"{type(reason).__name__}: {reason}"[:200])
+    size = sum(parameter.numel() for parameter in model.parameters())
+    if size > SIZE_MAX:
+        pytest.skip(f"{size} parameters")
+    try:
+        folder = write_checkpoint(case, tmp_path, "public")
+        library = library_load(case.cls, folder, dtype="auto")
+    except Exception as reason:
+        pytest.skip(f"the library cannot: {type(reason).__name__}: {reason}"[:200])
+    on_meta = {slot.name for slot in walk(library.model) if slot.tensor.is_meta}
+    if on_meta:  # modules in a plain list, of which no state dict knows
+        with pytest.raises(loadstone.AuditError) as refused:
+            ours_load(case.cls, folder, dtype="auto")
+        assert refused.value.tensor in on_meta
+        return
+    check(case, folder, dtype="auto")
 
 
 def test_a_wrong_value_is_seen(tmp_path: Path):

@@ -132,16 +132,20 @@ def write_checkpoint(
 
     Args:
         layout: "public": what ``save_pretrained`` writes (it undoes the library's conversions, so
-            experts lie one by one), with its ``generation_config.json``; "own": names and layout of
-            the live model, each tie once, and only ``config.json`` beside it.
+            experts lie one by one), with its ``generation_config.json``; "older": every conversion
+            undone, those of names that are no longer written too; "own": names and layout of the
+            live model, each tie once, and only ``config.json`` beside it.
         max_shard_size: in bytes; None: one file.
     """
     model = case.build(dtype=dtype)
-    if layout == "public":
+    if layout == "older":
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
+        model._weight_conversions = get_model_conversion_mapping(model)
+    if layout != "own":
         size = max_shard_size if max_shard_size is not None else "50GB"
         model.save_pretrained(folder, max_shard_size=size)
         return folder
-    assert layout == "own", layout
     folder.mkdir(parents=True, exist_ok=True)
     config = model.config
     config.dtype = dtype

@@ -51,10 +51,10 @@ EXPERTS = [
     case("axk1", "AXK1ForCausalLM"),
     case("axk2", "AXK2ForCausalLM"),
     case("afmoe", "AfmoeForCausalLM"),
-    case("beam", "BeamForCausalLM"),
+    case("beam", "BeamForCausalLM", mlp_layer_types=["dense", "sparse"]),
     case("cohere2_moe", "Cohere2MoeForCausalLM"),
     case("exaone_moe", "ExaoneMoeForCausalLM"),
-    case("flint", "FlintForCausalLM"),
+    case("flint", "FlintForCausalLM", mlp_only_layers=[]),
     case("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM"),
     case("hy_v3", "HYV3ForCausalLM"),
     case("kimi_linear", "KimiLinearForCausalLM", linear_num_heads=4, linear_head_dim=16),
@@ -69,6 +69,11 @@ EXPERTS = [
     case("mistral_large4_text", "MistralLarge4TextModel"),
 ]  # fmt: skip
 
+QWEN3_OMNI = {
+    "audio_config": {"downsample_hidden_size": 16, "output_dim": 64, "d_model": 32},
+    "vision_config": {"patch_size": 4, "deepstack_visual_indexes": [0]},
+}
+
 # Images, sound and text together.
 MULTIMODAL = [
     case("llama4", "Llama4ForConditionalGeneration",
@@ -78,12 +83,15 @@ MULTIMODAL = [
     case("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration",
          text_config={"rope_parameters": MROPE},
          vision_config={"patch_size": 4, "deepstack_visual_indexes": [0]}),
-    case("qwen3_omni_moe_thinker", "Qwen3OmniMoeThinkerForConditionalGeneration",
-         audio_config={"downsample_hidden_size": 16, "output_dim": 64, "d_model": 32},
-         vision_config={"patch_size": 4, "deepstack_visual_indexes": [0]}),
+    case("qwen3_omni_moe_thinker", "Qwen3OmniMoeThinkerForConditionalGeneration", **QWEN3_OMNI),
+    case("qwen3_omni_moe_thinker_base", "Qwen3OmniMoeThinkerModel", **QWEN3_OMNI),
     case("qwen2_vl", "Qwen2VLForConditionalGeneration", text_config={"rope_parameters": MROPE},
          vision_config={"embed_dim": 32, "hidden_size": 64, "patch_size": 4}),
     case("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration",
+         text_config={"rope_parameters": MROPE}, vision_config={"patch_size": 4}),
+    case("qwen2_vl_base", "Qwen2VLModel", text_config={"rope_parameters": MROPE},
+         vision_config={"embed_dim": 32, "hidden_size": 64, "patch_size": 4}),
+    case("qwen2_5_vl_base", "Qwen2_5_VLModel",
          text_config={"rope_parameters": MROPE}, vision_config={"patch_size": 4}),
     case("ernie4_5_vl_moe", "Ernie4_5_VLMoeForConditionalGeneration",
          text_config={"moe_num_experts": 4, "moe_intermediate_size": [32, 16],
@@ -245,7 +253,8 @@ REGISTERED = [
          vocab_size_per_layer_input=128, hidden_size_per_layer_input=16),
     case("gemma4", "Gemma4ForConditionalGeneration",
          text_config={"vocab_size_per_layer_input": 128, "hidden_size_per_layer_input": 16}),
-    case("gemma4_unified", "Gemma4UnifiedForConditionalGeneration"),
+    case("gemma4_unified", "Gemma4UnifiedForConditionalGeneration",
+         vision_config={"mm_embed_dim": 32, "mm_posemb_size": 32, "output_proj_dims": 64}),
     case("inkling2", "Inkling2ForConditionalGeneration", text_config=WINDOWED,
          vision_config={"text_hidden_size": 64}),
     case("molmo2", "Molmo2ForConditionalGeneration",
