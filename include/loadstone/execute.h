@@ -80,8 +80,8 @@ struct Report {
 
 // Checks first (errors among the findings: Error of the first, before a data byte is read; shards
 // still the planned ones: else "io.changed"; destinations of the right size and dtype), then loads
-// into `destinations` (one per target of the plan). Origins zeros are filled; constructor,
-// initialiser and constant values are the caller's. On the first failure the rest is cancelled,
+// into `destinations` (one per target of the plan). Origins zeros and constant are written too;
+// constructor and initialiser values are the caller's. On the first failure the rest is cancelled,
 // files written to the offload folder are removed, and the Error names file, tensor and offset.
 Report execute(const Plan& plan, std::span<const Destination> destinations,
                const ExecuteOptions& options = {});

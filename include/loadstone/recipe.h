@@ -1,7 +1,9 @@
 // How a target gets its value: boxes copied from sources, or an origin that needs no bytes.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -67,9 +69,17 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 };
 
+// Values that are known before anything is read: little-endian bytes of whole elements. Shared by
+// whoever holds it, and never changed.
+using Constant = std::shared_ptr<const std::vector<std::byte>>;
+
+// More of them together would be a checkpoint of their own.
+inline constexpr std::uint64_t constant_bytes_max = 16u << 20;
+
 struct Recipe {
   Origin origin = Origin::exception;
   std::vector<Box> boxes;  // origin checkpoint: together they write each element once
+  Constant constant;       // origin constant: as many bytes as the target has
   std::string tie_of;      // origin tie
   std::string reason;      // origin exception
 };
@@ -80,6 +90,7 @@ struct TargetRecipe {
   Shape shape;
   Dtype dtype = Dtype::f32;  // what the sources become; a target may want another one
   std::vector<Box> boxes;    // together they write each element once
+  Constant constant;         // in place of boxes
 };
 
 // Plain data, made by a RecipeBuilder or recipes_from_json(). Boxes count on the catalog that it

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +27,10 @@ class RecipeBuilder {
 
   // A whole tensor of the checkpoint, in its dtype.
   [[nodiscard]] Value source(std::string_view name);
+
+  // Little-endian bytes. It can be added as it is and nothing else; all of them together have at
+  // most constant_bytes_max.
+  [[nodiscard]] Value constant(std::span<const std::byte> bytes, const Shape& shape, Dtype dtype);
 
   // What a kernel makes of whole sources, as they are in the file: see Decoding.
   [[nodiscard]] Value decode(std::string_view kernel, const std::vector<Value>& sources,

@@ -31,6 +31,15 @@ void bind_recipe(nb::module_& module) {
       .def(nb::init<std::shared_ptr<const Catalog>>(), nb::arg("catalog"))
       .def("source", &RecipeBuilder::source, nb::arg("name"))
       .def(
+          "constant",
+          [](RecipeBuilder& self, const nb::bytes& bytes, std::vector<std::uint64_t> shape,
+             std::string_view dtype) {
+            const auto* data = static_cast<const std::byte*>(bytes.data());
+            return self.constant({data, bytes.size()}, Shape(std::move(shape)),
+                                 dtype_argument(dtype));
+          },
+          nb::arg("bytes"), nb::arg("shape"), nb::arg("dtype"))
+      .def(
           "decode",
           [](RecipeBuilder& self, std::string_view kernel, const std::vector<Value>& sources,
              std::vector<std::uint64_t> shape, std::string_view dtype) {

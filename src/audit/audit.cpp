@@ -40,12 +40,12 @@ Verdict judge(const PlannedTarget& target, const Provenance& item) {
       }
       return complete ? Verdict::real : Verdict::unaccounted;
     case Origin::zeros:
+    case Origin::constant:
       return complete ? Verdict::real : Verdict::unaccounted;
     case Origin::exception:
       return item.reason.empty() ? Verdict::on_meta : Verdict::exception;
     case Origin::constructor:
     case Origin::initialiser:
-    case Origin::constant:
     case Origin::tie:
       break;
   }

@@ -27,7 +27,7 @@ constexpr std::uint64_t element_bytes_max = 8;
 constexpr std::uint64_t staged_window_bytes = 1 << 20;
 // More readers are not worth slots smaller than this.
 constexpr std::uint64_t slot_bytes_wanted = 64 << 10;
-constexpr std::uint64_t zero_bytes_at_once = 4 << 20;
+constexpr std::uint64_t known_bytes_at_once = 4 << 20;
 
 [[noreturn]] void refuse_destination(const PlannedTarget* target, std::string message,
                                      std::string found = {}, std::string expected = {}) {
@@ -56,6 +56,17 @@ void check_destinations(const Plan& plan, std::span<const Destination> destinati
       refuse_destination(&target, "the destination has another dtype than the target",
                          std::string(name(destination.dtype)), std::string(name(target.dtype)));
     }
+  }
+}
+
+void check_constants(const Plan& plan) {
+  for (const PlannedTarget& target : plan.targets) {
+    const bool has_constant = target.recipe.constant != nullptr;
+    if (has_constant == (target.recipe.origin == Origin::constant) &&
+        (!has_constant || target.recipe.constant->size() == target.byte_count())) {
+      continue;
+    }
+    throw Error("plan.box", "the constant does not fit its target", {.tensor = target.name});
   }
 }
 
@@ -161,16 +172,21 @@ Sizes choose_sizes(const Plan& plan, const ExecuteOptions& options) {
 }
 
 // The values that need no file.
-void write_zeros(ReadContext& context, std::atomic<std::size_t>& next_target) {
+void write_known_values(ReadContext& context, std::atomic<std::size_t>& next_target) {
   const auto& targets = context.plan.targets;
   for (std::size_t i = next_target++; i < targets.size(); i = next_target++) {
     const PlannedTarget& target = targets[i];
     std::byte* const data = context.targets[i];
-    if (target.recipe.origin != Origin::zeros || data == nullptr) continue;
+    const Constant& constant = target.recipe.constant;
+    if (data == nullptr || (target.recipe.origin != Origin::zeros && constant == nullptr)) continue;
     const std::uint64_t total = target.byte_count();
-    for (std::uint64_t done = 0; done < total && !context.stop; done += zero_bytes_at_once) {
-      const std::uint64_t count = std::min(zero_bytes_at_once, total - done);
-      std::memset(data + done, 0, count);
+    for (std::uint64_t done = 0; done < total && !context.stop; done += known_bytes_at_once) {
+      const std::uint64_t count = std::min(known_bytes_at_once, total - done);
+      if (constant != nullptr) {
+        std::memcpy(data + done, constant->data() + done, count);
+      } else {
+        std::memset(data + done, 0, count);
+      }
       context.written[i] += count;
     }
   }
@@ -193,6 +209,7 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
                const ExecuteOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   require_ok(plan);
+  check_constants(plan);
   check_destinations(plan, destinations);
   Storage& storage = options.storage != nullptr ? *options.storage : local_storage();
   const Sizes sizes = choose_sizes(plan, options);
@@ -219,7 +236,7 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
     Reader reader(context);
     Job job;
     while (!stop && queue.next(job)) reader.run(job);
-    write_zeros(context, next_target);
+    write_known_values(context, next_target);
   });
   const bool wanted = team.wait([&] {
     return options.observer == nullptr ||

@@ -159,11 +159,32 @@ class Binder {
       refuse(i, "recipe.boxes", "only origin checkpoint has boxes",
              std::string(name(target.recipe.origin)));
     }
+    check_constant(i);
     if ((target.recipe.origin == Origin::tie) == target.recipe.tie_of.empty()) {
       refuse(i, "recipe.tie_of", "a tie names its target, and nothing else does");
     }
     if (target.recipe.origin == Origin::tie) check_tie(i);
     if (target.recipe.origin == Origin::checkpoint) check_target_boxes(i);
+  }
+
+  void check_constant(std::size_t i) {
+    const PlannedTarget& target = plan_.targets[i];
+    const Constant& constant = target.recipe.constant;
+    if ((target.recipe.origin == Origin::constant) != (constant != nullptr)) {
+      refuse(i, "recipe.constant", "origin constant has a constant, and nothing else has one",
+             std::string(name(target.recipe.origin)));
+    }
+    if (constant == nullptr) return;
+    if (constant->size() != target.byte_count()) {
+      refuse(i, "recipe.constant", "a constant has the bytes of its target",
+             fmt::format("{} bytes", constant->size()),
+             fmt::format("{} bytes", target.byte_count()));
+    }
+    constant_bytes_ += constant->size();
+    if (constant_bytes_ > constant_bytes_max) {
+      refuse(i, "recipe.constant", "the constants together are too large",
+             human_bytes(constant_bytes_), human_bytes(constant_bytes_max));
+    }
   }
 
   void check_tie(std::size_t i) const {
@@ -231,7 +252,7 @@ class Binder {
   void check_delivery(std::size_t i) const {
     const PlannedTarget& target = plan_.targets[i];
     const Origin origin = target.recipe.origin;
-    const bool has_bytes = origin == Origin::checkpoint || origin == Origin::zeros;
+    const bool has_bytes = is_delivered(origin);
     const bool is_disk = target.device == "disk";
     bool fits = false;
     switch (target.delivery) {
@@ -301,6 +322,7 @@ class Binder {
 
   Plan plan_;
   std::vector<SavedSource> sources_;
+  std::uint64_t constant_bytes_ = 0;
   std::vector<std::uint32_t> bound_;  // index into the catalog, by position in sources_
   std::unordered_map<std::string_view, std::size_t> index_;
 };

@@ -66,7 +66,15 @@ void Planner::check_options() const {
 }
 
 // Recipes are plain data, so whoever filled them in may be wrong.
-void Planner::check_decodings() const {
+void Planner::check_recipes() const {
+  std::uint64_t constant_bytes = 0;
+  for (const TargetRecipe& recipe : options_.recipes.targets) {
+    if (recipe.constant == nullptr) continue;
+    constant_bytes += recipe.constant->size();
+    if (constant_bytes <= constant_bytes_max && recipe.boxes.empty()) continue;
+    throw Error("plan.recipe", "constants have no boxes, and are small",
+                {.tensor = recipe.target, .field = "recipes"});
+  }
   DecodeForm form;
   for (std::size_t i = 0; i < plan_.decodings.size(); ++i) {
     auto problem = check_decoding(plan_.catalog->tensors(), plan_.decodings[i], form);
@@ -83,7 +91,7 @@ Plan Planner::run() && {
   plan_.offload_folder = options_.offload_folder;
   plan_.staging_bytes_max = options_.staging_bytes_max;
   plan_.decodings = options_.recipes.decodings;
-  check_decodings();
+  check_recipes();
   plan_.findings = plan_.catalog->findings();
   plan_.targets.reserve(skeleton_.targets.size());
   for (const Target& target : skeleton_.targets) {

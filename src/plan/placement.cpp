@@ -114,11 +114,12 @@ void Planner::report_uncovered(const std::vector<std::size_t>& uncovered) {
 void Planner::settle(PlannedTarget& target, const std::string& device) {
   target.device = device;
   Recipe& recipe = target.recipe;
-  const bool has_bytes = recipe.origin == Origin::checkpoint || recipe.origin == Origin::zeros;
+  const bool has_bytes = is_delivered(recipe.origin);
   if (device == "meta") {
     if (recipe.origin != Origin::exception) recipe.reason = "placed on meta by the device map";
     recipe.origin = Origin::exception;
     recipe.boxes.clear();
+    recipe.constant.reset();
     return;
   }
   if (!has_bytes) {

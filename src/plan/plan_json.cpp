@@ -2,6 +2,7 @@
 
 #include <unordered_map>
 
+#include "base/base64.h"
 #include "base/finding_json.h"
 #include "base/json_writer.h"
 #include "base/text.h"
@@ -117,6 +118,7 @@ void write_target(JsonWriter& json, const PlannedTarget& target, const Numbers& 
     for (const Box& box : recipe.boxes) write_box(json, box, numbers);
     json.end_array();
   }
+  if (recipe.constant != nullptr) json.member("constant", base64_from(*recipe.constant));
   if (!recipe.tie_of.empty()) json.member("tie_of", recipe.tie_of);
   if (!recipe.reason.empty()) json.member("reason", recipe.reason);
   json.end_object();
@@ -220,6 +222,11 @@ Recipe read_recipe(const JsonReader& reader, JsonReader::Element value, const Js
     for (const auto item : reader.array(*boxes, boxes_place)) {
       recipe.boxes.push_back(read_box(reader, item, {&boxes_place, {}, recipe.boxes.size()}));
     }
+  }
+  if (const auto constant = fields.optional("constant")) {
+    auto bytes = bytes_from_base64(reader.string(*constant, fields.at("constant")));
+    if (!bytes) reader.refuse(fields.at("constant"), "no base64");
+    recipe.constant = std::make_shared<const std::vector<std::byte>>(*std::move(bytes));
   }
   if (const auto tie_of = fields.optional("tie_of")) {
     recipe.tie_of = reader.string(*tie_of, fields.at("tie_of"));

@@ -33,7 +33,7 @@ class Planner {
   };
 
   void check_options() const;
-  void check_decodings() const;
+  void check_recipes() const;
 
   // resolve.cpp: recipes
   void find_groups();
@@ -43,6 +43,7 @@ class Planner {
   void take_produced(std::size_t root, Produced& produced);
   [[nodiscard]] bool find_boxes(std::size_t root, const Produced& produced);
   [[nodiscard]] bool find_recipe_boxes(std::size_t root, const Produced& produced);
+  [[nodiscard]] bool take_constant(std::size_t root, const TargetRecipe& made);
   [[nodiscard]] bool check_dtypes(std::size_t root);
   [[nodiscard]] Dtype final_dtype(const Target& target, const Produced* produced) const;
   void resolve_missing(std::size_t root);

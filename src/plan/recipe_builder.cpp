@@ -24,6 +24,7 @@ struct Tensor {
   Dtype dtype = Dtype::f32;
   bool rounded = false;
   bool is_source = false;  // a tensor of the catalog as it is
+  Constant constant;       // the view then has a shape only
 };
 
 [[noreturn]] void refuse(std::string_view operation, std::string message, std::string found = {},
@@ -73,6 +74,7 @@ struct RecipeBuilder::Impl {
   std::shared_ptr<const Catalog> catalog;
   std::vector<Tensor> values;
   Recipes recipes;
+  std::uint64_t constant_bytes = 0;
   std::unordered_set<std::string> names;  // of the targets
 
   [[nodiscard]] Encoding encoding_of(const Piece& piece) const {
@@ -99,6 +101,14 @@ struct RecipeBuilder::Impl {
            fmt::format("one of {}", values.size()));
   }
 
+  // For all but add(): constants are no views.
+  const Tensor& view_at(std::string_view operation, Value value) const {
+    const Tensor& tensor = at(operation, value);
+    if (tensor.constant == nullptr) return tensor;
+    refuse(operation, "a constant can only be a target as it is, without any operation",
+           fmt::format("a constant of shape {}", tensor.view.shape.text()));
+  }
+
   Value keep(Tensor tensor) {
     if (values.size() >= UINT32_MAX) refuse("recipe", "too many values");
     values.push_back(std::move(tensor));
@@ -108,7 +118,7 @@ struct RecipeBuilder::Impl {
   // A copy that `change` makes another view of.
   template <typename Change>
   Value changed(std::string_view operation, Value value, Change change) {
-    Tensor tensor = at(operation, value);
+    Tensor tensor = view_at(operation, value);
     tensor.is_source = false;
     require(operation, change(tensor.view));
     return keep(std::move(tensor));
@@ -118,11 +128,11 @@ struct RecipeBuilder::Impl {
   Value joined(std::string_view operation, const std::vector<Value>& items, Join join) {
     if (items.empty()) refuse(operation, "nothing to join");
     Tensor result;
-    result.dtype = at(operation, items.front()).dtype;
+    result.dtype = view_at(operation, items.front()).dtype;
     std::vector<View> parts;
     parts.reserve(items.size());
     for (const Value item : items) {
-      const Tensor& part = at(operation, item);
+      const Tensor& part = view_at(operation, item);
       if (part.dtype != result.dtype) {
         refuse(operation, "the values to join have different dtypes",
                fmt::format("{} and {}", name(result.dtype), name(part.dtype)),
@@ -156,7 +166,27 @@ RecipeBuilder::Value RecipeBuilder::source(std::string_view name) {
     refuse("source", "tensors of block formats have no recipes",
            std::string(source.encoding.name()), {}, source.name);
   }
-  return impl_->keep({whole_view(*index, source.shape), source.encoding.dtype(), false, true});
+  return impl_->keep({whole_view(*index, source.shape), source.encoding.dtype(), false, true, {}});
+}
+
+RecipeBuilder::Value RecipeBuilder::constant(std::span<const std::byte> bytes, const Shape& shape,
+                                             Dtype dtype) {
+  const auto elements = shape.numel();
+  const auto expected = elements ? Encoding(dtype).byte_count(*elements) : std::nullopt;
+  if (expected != bytes.size()) {
+    refuse("constant", "the bytes are not those of the shape",
+           fmt::format("{} bytes", bytes.size()), fmt::format("{} {}", name(dtype), shape.text()));
+  }
+  if (bytes.size() > constant_bytes_max - impl_->constant_bytes) {
+    refuse("constant", "the constants together are too large",
+           human_bytes(impl_->constant_bytes + bytes.size()), human_bytes(constant_bytes_max));
+  }
+  impl_->constant_bytes += bytes.size();
+  return impl_->keep({{shape, {}},
+                      dtype,
+                      false,
+                      false,
+                      std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end())});
 }
 
 RecipeBuilder::Value RecipeBuilder::decode(std::string_view kernel,
@@ -182,12 +212,13 @@ RecipeBuilder::Value RecipeBuilder::decode(std::string_view kernel,
   if (decodings.size() >= UINT32_MAX - tensors.size()) refuse("decode", "too many decodings");
   const auto number = static_cast<std::uint32_t>(tensors.size() + decodings.size());
   decodings.push_back(std::move(decoding));
-  return impl_->keep({whole_view(number, shape), dtype, false, false});
+  return impl_->keep({whole_view(number, shape), dtype, false, false, {}});
 }
 
 RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype) {
   Tensor tensor = impl_->at("cast", value);
   if (tensor.dtype == dtype) return value;
+  tensor = impl_->view_at("cast", value);
   if (tensor.rounded) {
     refuse("cast", "a second cast after one that rounds",
            fmt::format("{} to {}", name(tensor.dtype), name(dtype)),
@@ -262,8 +293,8 @@ void RecipeBuilder::add(std::string target, Value value) {
   if (!impl_->names.insert(target).second) {
     refuse("add", "the target has a recipe already", printable(target), {}, target);
   }
-  impl_->recipes.targets.push_back(
-      {std::move(target), tensor.view.shape, tensor.dtype, impl_->boxes_for(tensor.view)});
+  impl_->recipes.targets.push_back({std::move(target), tensor.view.shape, tensor.dtype,
+                                    impl_->boxes_for(tensor.view), tensor.constant});
 }
 
 Recipes RecipeBuilder::finish() {

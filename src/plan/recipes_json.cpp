@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "base/base64.h"
 #include "base/json_fields.h"
 #include "base/json_writer.h"
 #include "base/text.h"
@@ -184,19 +185,40 @@ class Reading {
     const auto parts = reader_.array(value, place);
     if (parts.size() != 4) {
       reader_.refuse(place, "a target has four parts", std::to_string(parts.size()),
-                     "[name, shape, dtype, boxes]");
+                     "[name, shape, dtype, boxes or constant]");
     }
     auto part = parts.begin();
     TargetRecipe recipe;
     recipe.target = reader_.string(*part, place);
     recipe.shape = read_shape(*++part, place);
     recipe.dtype = read_dtype(*++part, place);
-    const auto boxes = reader_.array(*++part, place);
+    if ((*++part).is_string()) {
+      read_constant(*part, place, recipe);
+      return recipe;
+    }
+    const auto boxes = reader_.array(*part, place);
     recipe.boxes.reserve(boxes.size());
     for (const auto box : boxes) {
       recipe.boxes.push_back(read_box(box, {&place, {}, recipe.boxes.size()}));
     }
     return recipe;
+  }
+
+  void read_constant(Element value, const JsonPlace& place, TargetRecipe& recipe) {
+    const auto bytes = bytes_from_base64(reader_.string(value, place));
+    if (!bytes) reader_.refuse(place, "a constant is no base64");
+    const auto elements = recipe.shape.numel().value_or(0);
+    if (Encoding(recipe.dtype).byte_count(elements) != bytes->size()) {
+      reader_.refuse(place, "a constant's bytes are not those of its shape",
+                     fmt::format("{} bytes", bytes->size()),
+                     fmt::format("{} {}", name(recipe.dtype), recipe.shape.text()));
+    }
+    constant_bytes_ += bytes->size();
+    if (constant_bytes_ > constant_bytes_max) {
+      reader_.refuse(place, "the constants together are too large", human_bytes(constant_bytes_),
+                     human_bytes(constant_bytes_max));
+    }
+    recipe.constant = std::make_shared<const std::vector<std::byte>>(*bytes);
   }
 
   Shape read_shape(Element value, const JsonPlace& place) const {
@@ -244,6 +266,7 @@ class Reading {
   std::span<const Decoding> decodings_;
   std::vector<std::uint32_t> sources_;  // index into the catalog, by position in the text
   std::vector<std::uint64_t> numbers_;
+  std::uint64_t constant_bytes_ = 0;
 };
 
 }  // namespace
@@ -261,7 +284,11 @@ std::string to_json(const Recipes& recipes, const Catalog& catalog) {
     json.value(recipe.target);
     json.value(recipe.shape.extents());
     json.value(name(recipe.dtype));
-    write_boxes(json, recipe.boxes, numbers);
+    if (recipe.constant != nullptr) {
+      json.value(base64_from(*recipe.constant));
+    } else {
+      write_boxes(json, recipe.boxes, numbers);
+    }
     json.end_array();
   }
   json.end_array();

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "base/text.h"
+#include "kernels/cast.h"
 #include "plan/check_boxes.h"
 #include "plan/decodings.h"
 #include "plan/dtypes.h"
@@ -134,6 +135,7 @@ void Planner::fail(std::size_t target, Finding finding) {
   Recipe& recipe = plan_.targets[target].recipe;
   recipe.origin = Origin::exception;
   recipe.boxes.clear();
+  recipe.constant.reset();
   recipe.reason = finding.code;
   finding.severity = Severity::error;
   finding.target = skeleton_.targets[target].name;
@@ -204,6 +206,7 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced) {
           .expected = target.shape.text()});
     return false;
   }
+  if (made.constant != nullptr) return take_constant(root, made);
   recipe.boxes = made.boxes;
   const auto& tensors = plan_.catalog->tensors();
   if (auto defect =
@@ -232,6 +235,32 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced) {
                 .expected = std::string(name(wanted))});
     return false;
   }
+  return true;
+}
+
+// False: the target has failed.
+bool Planner::take_constant(std::size_t root, const TargetRecipe& made) {
+  const Target& target = skeleton_.targets[root];
+  PlannedTarget& planned = plan_.targets[root];
+  const std::uint64_t elements = target.shape.numel().value_or(0);
+  const bool fits = Encoding(made.dtype).byte_count(elements) == made.constant->size();
+  const Passage way = passage(made.dtype, planned.dtype);
+  if (!fits || way == Passage::mismatch || way == Passage::no_cast) {
+    fail(root,
+         {.code = fits ? "plan.dtype" : "plan.recipe",
+          .message = fmt::format("the constant of '{}' is {} bytes of {}, the model wants {} {}",
+                                 printable(target.name), made.constant->size(), name(made.dtype),
+                                 name(planned.dtype), target.shape.text()),
+          .found = std::string(name(made.dtype)),
+          .expected = std::string(name(planned.dtype))});
+    return false;
+  }
+  planned.recipe.origin = Origin::constant;
+  planned.recipe.constant = made.constant;
+  if (way == Passage::same) return true;
+  std::vector<std::byte> bytes(planned.byte_count());
+  cast_between(made.dtype, planned.dtype).run(made.constant->data(), bytes.data(), elements);
+  planned.recipe.constant = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
   return true;
 }
 
@@ -289,13 +318,12 @@ bool Planner::check_dtypes(std::size_t root) {
 Dtype Planner::final_dtype(const Target& target, const Produced* produced) const {
   if (kind(target.dtype) != DtypeKind::floating) return target.dtype;
   if (options_.dtype) return *options_.dtype;
-  if (!options_.dtype_from_file || produced == nullptr || produced->members.empty()) {
-    return target.dtype;
-  }
+  if (!options_.dtype_from_file || produced == nullptr) return target.dtype;
   if (produced->recipe != Produced::none) {
     const Dtype made = options_.recipes.targets[produced->recipe].dtype;
     return kind(made) == DtypeKind::floating ? made : target.dtype;
   }
+  if (produced->members.empty()) return target.dtype;
   const auto& tensors = plan_.catalog->tensors();
   const Encoding first = tensors[produced->members.front().source].encoding;
   const bool is_one = std::ranges::all_of(produced->members, [&](const Member& member) {

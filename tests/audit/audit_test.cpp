@@ -71,11 +71,12 @@ TEST(AuditTest, FewerBytesThanTheTargetHasAreUnaccounted) {
   Load load;
   load.add("half", Origin::checkpoint, Delivery::memory).bytes_written = 4;
   load.add("no_zeros", Origin::zeros, Delivery::memory).bytes_written = 0;
+  load.add("no_constant", Origin::constant, Delivery::memory).bytes_written = 0;
   load.add("half_a_file", Origin::checkpoint, Delivery::disk_write).bytes_written = 7;
   const Audit result = audit(load.plan, load.report);
-  EXPECT_THAT(result.unaccounted, ElementsAre("half", "no_zeros", "half_a_file"));
+  EXPECT_THAT(result.unaccounted, ElementsAre("half", "no_zeros", "no_constant", "half_a_file"));
   EXPECT_EQ(code_of(result), "audit.unaccounted");
-  EXPECT_THAT(result.text(), StartsWith("NOT accounted for: 3 of 3 tensors"));
+  EXPECT_THAT(result.text(), StartsWith("NOT accounted for: 4 of 4 tensors"));
 }
 
 TEST(AuditTest, WhatWasNeverDeliveredIsOnMeta) {

@@ -154,6 +154,35 @@ TEST(ExecuteTest, ZerosAreWrittenAndTheRestIsLeftToTheCaller) {
   EXPECT_EQ(report.provenance[1].bytes_written, 0u);
 }
 
+TEST(ExecuteTest, ConstantsAreWritten) {
+  PlanBuilder builder;
+  const Bytes large = pattern(5000000, 3);
+  const auto add = [&](const std::string& name, const Bytes& bytes) -> Recipe& {
+    Recipe& recipe = builder.add_target(name, Dtype::u8, {bytes.size()}, {}).recipe;
+    recipe.origin = Origin::constant;
+    recipe.constant = std::make_shared<const Bytes>(bytes);
+    return recipe;
+  };
+  add("small", pattern(3, 1));
+  add("large", large);
+  add("none", {});
+  const Plan plan = builder.build();
+  const HostMemory memory(plan);
+  const Report report = execute(plan, memory.destinations(), {.storage = &builder.storage});
+  EXPECT_EQ(value_of(memory.destinations()[0]), pattern(3, 1));
+  EXPECT_TRUE(value_of(memory.destinations()[1]) == large);
+  EXPECT_EQ(report.provenance[1].bytes_written, large.size());
+  EXPECT_EQ(report.provenance[1].origin, Origin::constant);
+  EXPECT_EQ(report.bytes_read, 0u);
+  Plan longer = plan;
+  longer.targets[0].shape = {4};
+  EXPECT_EQ(error_of([&] {
+              const HostMemory more(longer);
+              execute(longer, more.destinations(), {.storage = &builder.storage});
+            }).code(),
+            "plan.box");
+}
+
 TEST(ExecuteTest, SubByteElementsAreCopiedAsBytes) {
   PlanBuilder builder;
   const auto source = builder.add_tensor("f4", Dtype::f4, {4, 6}, pattern(12, 1));
