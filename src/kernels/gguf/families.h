@@ -1,0 +1,20 @@
+// The decoders by family, each in a file of its own. Null where the family has no such decoder.
+#pragma once
+
+#include "kernels/gguf.h"
+
+namespace loadstone::simd {
+
+// Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
+[[nodiscard]] DecodeBlocks legacy_decoder(BlockFormat format, Dtype target, GgufMode mode) noexcept;
+// Q2_K to Q6_K.
+[[nodiscard]] DecodeBlocks k_decoder(BlockFormat format, Dtype target, GgufMode mode) noexcept;
+// IQ4_NL, IQ4_XS, MXFP4, NVFP4: codes of four bits that count the values of a table.
+[[nodiscard]] DecodeBlocks table_decoder(BlockFormat format, Dtype target, GgufMode mode) noexcept;
+// IQ1, IQ2 and IQ3: codes that count the points of a grid.
+[[nodiscard]] DecodeBlocks grid_decoder(BlockFormat format, Dtype target, GgufMode mode) noexcept;
+// TQ1_0, TQ2_0, Q1_0, Q2_0.
+[[nodiscard]] DecodeBlocks low_bit_decoder(BlockFormat format, Dtype target,
+                                           GgufMode mode) noexcept;
+
+}  // namespace loadstone::simd

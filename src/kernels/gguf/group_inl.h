@@ -1,0 +1,271 @@
+// Groups of 256 numbers: what a format makes of its blocks, and what becomes of that. A format is a
+// struct with
+//   block_bytes, block_elements   of one block
+//   run                           numbers that share a scale
+//   has_offset                    number = code * scale, or code * scale + offset
+//   half                          what GgufMode::half means for it
+//   unpack(block, Unpacked)       codes, scales and offsets of one block
+// For files that Highway compiles once for each instruction set.
+
+#include <algorithm>
+#include <array>
+#include <bit>
+
+#include "kernels/gguf.h"
+#include "kernels/number.h"
+
+#ifndef LOADSTONE_KERNELS_GGUF_GROUP_INL_ONCE
+#define LOADSTONE_KERNELS_GGUF_GROUP_INL_ONCE
+
+namespace loadstone::simd {
+
+// products_only: scale and offset are rounded to F16, and all that follows is F32.
+enum class HalfArithmetic : std::uint8_t { none, full, products_only };
+
+// Where unpack() writes.
+struct Unpacked {
+  std::int8_t* codes;
+  float* scales;
+  float* offsets;
+};
+
+}  // namespace loadstone::simd
+#endif
+
+#if defined(LOADSTONE_KERNELS_GGUF_GROUP_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LOADSTONE_KERNELS_GGUF_GROUP_INL_H
+#undef LOADSTONE_KERNELS_GGUF_GROUP_INL_H
+#else
+#define LOADSTONE_KERNELS_GGUF_GROUP_INL_H
+#endif
+
+#include <hwy/highway.h>
+
+#include "kernels/vector_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace loadstone::simd::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+inline constexpr std::size_t group_elements = 256;
+inline constexpr std::size_t run_min = 16;
+
+struct Group {
+  alignas(64) std::array<std::int8_t, group_elements> codes;
+  alignas(64) std::array<float, group_elements / run_min> scales;
+  alignas(64) std::array<float, group_elements / run_min> offsets;
+};
+
+// ---- numbers one by one, with the same NaN everywhere
+
+HWY_INLINE bool is_finite(float value) {
+  return (std::bit_cast<std::uint32_t>(value) & 0x7f800000u) != 0x7f800000u;
+}
+
+// `factor` is finite.
+HWY_INLINE float product(float value, float factor) {
+  if (value != value) return value;
+  if (!is_finite(value) && factor == 0.0f) return std::bit_cast<float>(0xffc00000u);
+  return value * factor;
+}
+
+HWY_INLINE float sum(float a, float b) {
+  if (a != a) return a;
+  if (b != b) return b;
+  if (!is_finite(a) && a == -b) return std::bit_cast<float>(0xffc00000u);
+  return a + b;
+}
+
+HWY_INLINE float rounded_to_f16(float value) {
+  const std::uint16_t half = number::f16_from_f32(std::bit_cast<std::uint32_t>(value));
+  return std::bit_cast<float>(number::f32_from_f16(half));
+}
+
+HWY_INLINE float load_f16(const std::byte* from) { return number::load<Dtype::f16>(from); }
+
+// The sign of a NaN stays, as if it had been subtracted.
+HWY_INLINE float negative(float value) { return value != value ? value : -value; }
+
+// scale * factor for each factor, an integer.
+template <std::size_t count, typename Integer>
+HWY_INLINE void scale_by(float scale, const Integer* factors, float* to) {
+  if (HWY_LIKELY(is_finite(scale))) {
+    for (std::size_t i = 0; i < count; ++i) to[i] = scale * static_cast<float>(factors[i]);
+  } else {
+    for (std::size_t i = 0; i < count; ++i) to[i] = product(scale, static_cast<float>(factors[i]));
+  }
+}
+
+template <std::size_t count>
+HWY_INLINE void negate(float* values) {
+  for (std::size_t i = 0; i < count; ++i) values[i] = negative(values[i]);
+}
+
+// ---- bytes to codes
+
+using Bytes = hn::CappedTag<std::uint8_t, 32>;
+using HalfBytes = hn::CappedTag<std::uint8_t, 16>;
+
+HWY_INLINE const std::uint8_t* octets(const std::byte* from) {
+  return reinterpret_cast<const std::uint8_t*>(from);
+}
+HWY_INLINE const std::uint8_t* octets(const std::int8_t* codes) {
+  return reinterpret_cast<const std::uint8_t*>(codes);
+}
+HWY_INLINE std::uint8_t* octets(std::int8_t* codes) {
+  return reinterpret_cast<std::uint8_t*>(codes);
+}
+
+// The bits of each byte from `shift` upwards.
+template <int shift, class D>
+HWY_INLINE hn::Vec<D> field(D d, hn::Vec<D> bytes, std::uint8_t mask) {
+  if constexpr (shift == 0) {
+    return hn::And(bytes, hn::Set(d, mask));
+  } else {
+    return hn::And(hn::ShiftRight<shift>(bytes), hn::Set(d, mask));
+  }
+}
+
+// Eight bits of a byte as eight bytes of 0 or 1, the low one first.
+HWY_INLINE std::uint64_t spread_bits(std::uint8_t byte) {
+  const std::uint64_t each = (byte * 0x0101010101010101u) & 0x8040201008040201u;
+  return ((each + 0x7f7f7f7f7f7f7f7fu) >> 7) & 0x0101010101010101u;
+}
+
+// Bytes less `amount`, all of them below 128 before.
+HWY_INLINE std::uint64_t subtract_from_each(std::uint64_t bytes, std::uint8_t amount) {
+  constexpr std::uint64_t tops = 0x8080808080808080u;
+  return ((bytes | tops) - amount * 0x0101010101010101u) ^ tops;
+}
+
+HWY_INLINE void store_codes(std::uint64_t codes, std::int8_t* to) {
+  number::store_raw(reinterpret_cast<std::byte*>(to), codes);
+}
+
+// ---- codes and scales to numbers
+
+template <Dtype target, std::uint16_t nan>
+struct WriterOf;
+template <std::uint16_t nan>
+struct WriterOf<Dtype::f32, nan> {
+  using Type = WriteF32;
+};
+template <std::uint16_t nan>
+struct WriterOf<Dtype::f16, nan> {
+  using Type = WriteF16;
+};
+template <std::uint16_t nan>
+struct WriterOf<Dtype::bf16, nan> {
+  using Type = WriteBf16<nan>;
+};
+
+// Where infinities and NaNs meet. Of two NaNs the product's wins, and with `half` the offset's, as
+// in the references; the one of `half` has no rule where its vectors do not fill.
+template <std::size_t run, bool has_offset, bool half, Dtype target, std::uint16_t nan>
+HWY_NOINLINE void write_special_run(const std::int8_t* codes, float scale, float offset,
+                                    std::byte* to) {
+  for (std::size_t i = 0; i < run; ++i) {
+    float value = product(scale, static_cast<float>(codes[i]));
+    if constexpr (half) value = rounded_to_f16(value);
+    if constexpr (has_offset && !half) value = sum(value, offset);
+    if constexpr (has_offset && half) value = rounded_to_f16(sum(offset, value));
+    number::store<target>(to + i * number::bytes_of<target>, value, nan);
+  }
+}
+
+HWY_INLINE hn::Vec<F32> round_to_f16(hn::Vec<F32> values) {
+  return hn::BitCast(F32(), bits_of_f16<false>(f16_of_bits<false>(hn::BitCast(U32(), values))));
+}
+
+template <std::size_t run, bool has_offset, bool half, Dtype target>
+HWY_NOINLINE void write_runs(const Group& group, std::size_t runs, std::byte* to) {
+  constexpr std::uint16_t nan = half ? number::bf16_nan_scalar : number::bf16_nan_vector;
+  using Write = typename WriterOf<target, nan>::Type;
+  const F32 d;
+  const hn::Rebind<std::int8_t, F32> d8;
+  const std::size_t lanes = hn::Lanes(d);
+  const std::int8_t* codes = group.codes.data();
+  for (std::size_t r = 0; r < runs; ++r, codes += run, to += run * Write::bytes) {
+    const float scale = group.scales[r];
+    const float offset = has_offset ? group.offsets[r] : 0.0f;
+    if (HWY_UNLIKELY(!is_finite(scale) || !is_finite(offset))) {
+      write_special_run<run, has_offset, half, target, nan>(codes, scale, offset, to);
+      continue;
+    }
+    const auto scales = hn::Set(d, scale);
+    [[maybe_unused]] const auto offsets = hn::Set(d, offset);
+    for (std::size_t i = 0; i < run; i += lanes) {
+      const auto integers = hn::PromoteTo(I32(), hn::LoadU(d8, codes + i));
+      auto values = hn::Mul(scales, hn::ConvertTo(d, integers));
+      if constexpr (half) values = round_to_f16(values);
+      if constexpr (has_offset) values = hn::Add(values, offsets);
+      if constexpr (has_offset && half) values = round_to_f16(values);
+      Write::write_number(hn::BitCast(U32(), values), to + i * Write::bytes);
+    }
+  }
+}
+
+HWY_INLINE void round_all_to_f16(float* values, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) values[i] = rounded_to_f16(values[i]);
+}
+
+template <class Format>
+HWY_NOINLINE void unpack_blocks(const std::byte* blocks, std::size_t count, Group& group) {
+  for (std::size_t i = 0; i < count; ++i) {
+    constexpr std::size_t runs = Format::block_elements / Format::run;
+    Format::unpack(blocks + i * Format::block_bytes,
+                   Unpacked{group.codes.data() + i * Format::block_elements,
+                            group.scales.data() + i * runs, group.offsets.data() + i * runs});
+  }
+}
+
+template <class Format, Dtype target, GgufMode mode>
+void decode_blocks(const std::byte* blocks, std::uint64_t block_count, std::byte* to) noexcept {
+  constexpr std::size_t blocks_in_group = group_elements / Format::block_elements;
+  constexpr std::size_t runs_in_block = Format::block_elements / Format::run;
+  constexpr bool full = mode == GgufMode::half && Format::half == HalfArithmetic::full;
+  Group group;
+  while (block_count > 0) {
+    const auto count = std::min<std::uint64_t>(block_count, blocks_in_group);
+    const std::size_t runs = count * runs_in_block;
+    unpack_blocks<Format>(blocks, count, group);
+    if constexpr (mode == GgufMode::half) {
+      round_all_to_f16(group.scales.data(), runs);
+      if constexpr (Format::has_offset) round_all_to_f16(group.offsets.data(), runs);
+    }
+    write_runs<Format::run, Format::has_offset, full, target>(group, runs, to);
+    blocks += count * Format::block_bytes;
+    to += count * Format::block_elements * number::bytes_of<target>;
+    block_count -= count;
+  }
+}
+
+template <class Format, GgufMode mode>
+HWY_INLINE DecodeBlocks decoder_to(Dtype target) {
+  switch (target) {
+    case Dtype::f32:
+      return decode_blocks<Format, Dtype::f32, mode>;
+    case Dtype::f16:
+      return decode_blocks<Format, Dtype::f16, mode>;
+    case Dtype::bf16:
+      return decode_blocks<Format, Dtype::bf16, mode>;
+    default:
+      return nullptr;
+  }
+}
+
+template <class Format>
+HWY_INLINE DecodeBlocks decoder_of(Dtype target, GgufMode mode) {
+  if (mode == GgufMode::exact) return decoder_to<Format, GgufMode::exact>(target);
+  if constexpr (Format::half == HalfArithmetic::none) {
+    return nullptr;
+  } else {
+    return decoder_to<Format, GgufMode::half>(target);
+  }
+}
+
+}  // namespace loadstone::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

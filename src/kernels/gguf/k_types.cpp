@@ -1,0 +1,217 @@
+// Q2_K to Q6_K: blocks of 256 whose runs of 16 or 32 have small integer scales of their own.
+#include "kernels/gguf/families.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/gguf/k_types.cpp"
+#include <hwy/foreach_target.h>
+// After foreach_target.h, as Highway demands.
+#include <hwy/highway.h>
+
+#include "kernels/gguf/group_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace loadstone::simd::HWY_NAMESPACE {
+
+struct Block256 {
+  static constexpr std::size_t block_elements = 256;
+  static constexpr HalfArithmetic half = HalfArithmetic::full;
+};
+
+struct Q2_K : Block256 {
+  static constexpr std::size_t block_bytes = 84;
+  static constexpr std::size_t run = 16;
+  static constexpr bool has_offset = true;
+
+  static HWY_INLINE void unpack(const std::byte* block, Unpacked to) {
+    std::array<std::uint8_t, 16> scales;
+    std::array<std::uint8_t, 16> minima;
+    for (std::size_t i = 0; i < 16; ++i) {
+      scales[i] = octets(block)[i] & 15;
+      minima[i] = octets(block)[i] >> 4;
+    }
+    scale_by<16>(load_f16(block + 80), scales.data(), to.scales);
+    scale_by<16>(load_f16(block + 82), minima.data(), to.offsets);
+    negate<16>(to.offsets);
+    const Bytes d;
+    for (std::size_t half_block = 0; half_block < 2; ++half_block) {
+      std::uint8_t* const codes = octets(to.codes) + 128 * half_block;
+      for (std::size_t i = 0; i < 32; i += hn::Lanes(d)) {
+        const auto bytes = hn::LoadU(d, octets(block) + 16 + 32 * half_block + i);
+        hn::StoreU(field<0>(d, bytes, 3), d, codes + i);
+        hn::StoreU(field<2>(d, bytes, 3), d, codes + 32 + i);
+        hn::StoreU(field<4>(d, bytes, 3), d, codes + 64 + i);
+        hn::StoreU(field<6>(d, bytes, 3), d, codes + 96 + i);
+      }
+    }
+  }
+};
+
+struct Q3_K : Block256 {
+  static constexpr std::size_t block_bytes = 110;
+  static constexpr std::size_t run = 16;
+  static constexpr bool has_offset = false;
+
+  // Bits `low` and up of `bytes`, and bit `high` of `tops` above them; less 4.
+  template <int low, int high, class D>
+  static HWY_INLINE hn::Vec<D> code(D d, hn::Vec<D> bytes, hn::Vec<D> tops) {
+    const auto top = field<high>(d, tops, 1);
+    const auto four = hn::Add(hn::Add(top, top), hn::Add(top, top));
+    return hn::Sub(hn::Or(field<low>(d, bytes, 3), four), hn::Set(d, 4));
+  }
+
+  template <int first_top>
+  static HWY_INLINE void unpack_half(const std::byte* bytes_at, const std::byte* tops_at,
+                                     std::uint8_t* codes) {
+    const Bytes d;
+    for (std::size_t i = 0; i < 32; i += hn::Lanes(d)) {
+      const auto bytes = hn::LoadU(d, octets(bytes_at) + i);
+      const auto tops = hn::LoadU(d, octets(tops_at) + i);
+      hn::StoreU(code<0, first_top>(d, bytes, tops), d, codes + i);
+      hn::StoreU(code<2, first_top + 1>(d, bytes, tops), d, codes + 32 + i);
+      hn::StoreU(code<4, first_top + 2>(d, bytes, tops), d, codes + 64 + i);
+      hn::StoreU(code<6, first_top + 3>(d, bytes, tops), d, codes + 96 + i);
+    }
+  }
+
+  static HWY_INLINE void unpack(const std::byte* block, Unpacked to) {
+    const std::uint8_t* const packed = octets(block) + 96;
+    std::array<std::int8_t, 16> scales;
+    for (std::size_t i = 0; i < 16; ++i) {
+      const unsigned low = i < 8 ? packed[i] & 15u : packed[i - 8] >> 4;
+      const unsigned high = (packed[8 + i % 4] >> (2 * (i / 4))) & 3u;
+      scales[i] = static_cast<std::int8_t>(static_cast<int>(low | high << 4) - 32);
+    }
+    scale_by<16>(load_f16(block + 108), scales.data(), to.scales);
+    unpack_half<0>(block + 32, block, octets(to.codes));
+    unpack_half<4>(block + 64, block, octets(to.codes) + 128);
+  }
+};
+
+// The scales of Q4_K and Q5_K: d, dmin, and 8 pairs of 6 bits in 12 bytes.
+HWY_INLINE void unpack_scales_and_minima(const std::byte* block, Unpacked to) {
+  const std::uint8_t* const packed = octets(block) + 4;
+  std::array<std::uint8_t, 8> scales;
+  std::array<std::uint8_t, 8> minima;
+  for (std::size_t i = 0; i < 4; ++i) {
+    const std::uint8_t scale = packed[i];
+    const std::uint8_t minimum = packed[4 + i];
+    const std::uint8_t both = packed[8 + i];
+    scales[i] = scale & 63;
+    minima[i] = minimum & 63;
+    scales[4 + i] = static_cast<std::uint8_t>((both & 15) | ((scale >> 2) & 48));
+    minima[4 + i] = static_cast<std::uint8_t>((both >> 4) | ((minimum >> 2) & 48));
+  }
+  scale_by<8>(load_f16(block), scales.data(), to.scales);
+  scale_by<8>(load_f16(block + 2), minima.data(), to.offsets);
+  negate<8>(to.offsets);
+}
+
+struct Q4_K : Block256 {
+  static constexpr std::size_t block_bytes = 144;
+  static constexpr std::size_t run = 32;
+  static constexpr bool has_offset = true;
+
+  static HWY_INLINE void unpack(const std::byte* block, Unpacked to) {
+    unpack_scales_and_minima(block, to);
+    const Bytes d;
+    for (std::size_t quarter = 0; quarter < 4; ++quarter) {
+      std::uint8_t* const codes = octets(to.codes) + 64 * quarter;
+      for (std::size_t i = 0; i < 32; i += hn::Lanes(d)) {
+        const auto bytes = hn::LoadU(d, octets(block) + 16 + 32 * quarter + i);
+        hn::StoreU(field<0>(d, bytes, 15), d, codes + i);
+        hn::StoreU(field<4>(d, bytes, 15), d, codes + 32 + i);
+      }
+    }
+  }
+};
+
+struct Q5_K : Block256 {
+  static constexpr std::size_t block_bytes = 176;
+  static constexpr std::size_t run = 32;
+  static constexpr bool has_offset = true;
+
+  template <int quarter>
+  static HWY_INLINE void unpack_quarter(const std::byte* block, std::uint8_t* codes) {
+    const Bytes d;
+    for (std::size_t i = 0; i < 32; i += hn::Lanes(d)) {
+      const auto bytes = hn::LoadU(d, octets(block) + 48 + 32 * quarter + i);
+      const auto tops = hn::LoadU(d, octets(block) + 16 + i);
+      const auto low_top = hn::ShiftLeft<4>(field<2 * quarter>(d, tops, 1));
+      const auto high_top = hn::ShiftLeft<4>(field<2 * quarter + 1>(d, tops, 1));
+      hn::StoreU(hn::Or(field<0>(d, bytes, 15), low_top), d, codes + 64 * quarter + i);
+      hn::StoreU(hn::Or(field<4>(d, bytes, 15), high_top), d, codes + 64 * quarter + 32 + i);
+    }
+  }
+
+  static HWY_INLINE void unpack(const std::byte* block, Unpacked to) {
+    unpack_scales_and_minima(block, to);
+    unpack_quarter<0>(block, octets(to.codes));
+    unpack_quarter<1>(block, octets(to.codes));
+    unpack_quarter<2>(block, octets(to.codes));
+    unpack_quarter<3>(block, octets(to.codes));
+  }
+};
+
+struct Q6_K : Block256 {
+  static constexpr std::size_t block_bytes = 210;
+  static constexpr std::size_t run = 16;
+  static constexpr bool has_offset = false;
+
+  // Four bits from `shift` of `bytes`, two from `high` of `tops` above them; less 32.
+  template <int shift, int high, class D>
+  static HWY_INLINE hn::Vec<D> code(D d, hn::Vec<D> bytes, hn::Vec<D> tops) {
+    const auto top = hn::ShiftLeft<4>(field<high>(d, tops, 3));
+    return hn::Sub(hn::Or(field<shift>(d, bytes, 15), top), hn::Set(d, 32));
+  }
+
+  static HWY_INLINE void unpack(const std::byte* block, Unpacked to) {
+    scale_by<16>(load_f16(block + 208), reinterpret_cast<const std::int8_t*>(block + 192),
+                 to.scales);
+    const Bytes d;
+    for (std::size_t half_block = 0; half_block < 2; ++half_block) {
+      const std::uint8_t* const low = octets(block) + 64 * half_block;
+      std::uint8_t* const codes = octets(to.codes) + 128 * half_block;
+      for (std::size_t i = 0; i < 32; i += hn::Lanes(d)) {
+        const auto first = hn::LoadU(d, low + i);
+        const auto second = hn::LoadU(d, low + 32 + i);
+        const auto tops = hn::LoadU(d, octets(block) + 128 + 32 * half_block + i);
+        hn::StoreU(code<0, 0>(d, first, tops), d, codes + i);
+        hn::StoreU(code<0, 2>(d, second, tops), d, codes + 32 + i);
+        hn::StoreU(code<4, 4>(d, first, tops), d, codes + 64 + i);
+        hn::StoreU(code<4, 6>(d, second, tops), d, codes + 96 + i);
+      }
+    }
+  }
+};
+
+DecodeBlocks FindK(BlockFormat format, Dtype target, GgufMode mode) {
+  switch (format) {
+    case BlockFormat::q2_k:
+      return decoder_of<Q2_K>(target, mode);
+    case BlockFormat::q3_k:
+      return decoder_of<Q3_K>(target, mode);
+    case BlockFormat::q4_k:
+      return decoder_of<Q4_K>(target, mode);
+    case BlockFormat::q5_k:
+      return decoder_of<Q5_K>(target, mode);
+    case BlockFormat::q6_k:
+      return decoder_of<Q6_K>(target, mode);
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace loadstone::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace loadstone::simd {
+
+HWY_EXPORT(FindK);
+
+DecodeBlocks k_decoder(BlockFormat format, Dtype target, GgufMode mode) noexcept {
+  return HWY_DYNAMIC_DISPATCH(FindK)(format, target, mode);
+}
+
+}  // namespace loadstone::simd
+#endif

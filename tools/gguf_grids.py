@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+"""Writes src/kernels/gguf/grid_data.h: the points of the grids of the IQ formats.
+
+The points are part of the formats: no rule gives them. They are read from gguf-py, which holds them
+as the indices of each point's coordinates, packed into bits; they are kept packed here as well.
+
+Usage: gguf_grids.py > src/kernels/gguf/grid_data.h        (needs gguf)
+"""
+
+from gguf import quants
+
+GRIDS = (
+    ("iq2_xxs", quants.IQ2_XXS),
+    ("iq2_xs", quants.IQ2_XS),
+    ("iq2_s", quants.IQ2_S),
+    ("iq3_xxs", quants.IQ3_XXS),
+    ("iq3_s", quants.IQ3_S),
+    ("iq1", quants.IQ1_S),
+)
+
+HEADER = """\
+// Written by tools/gguf_grids.py: the points of the grids of the IQ formats.
+//
+// Each coordinate is an index into the values of its grid: of 2 bits where a point has 8 of them,
+// of 4 bits where it has 4. So each point takes 16 bits, the first coordinate lowest.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace loadstone::simd {
+
+// clang-format off"""
+
+FOOTER = """\
+// clang-format on
+
+}  // namespace loadstone::simd"""
+
+
+def points(quant: type) -> list[int]:
+    """The points of a grid, 16 bits each."""
+    packed = bytes.fromhex(quant.grid_hex.decode())
+    count = quant.grid_shape[0]
+    assert len(packed) == 2 * count, quant.__name__
+    return [packed[2 * i] | packed[2 * i + 1] << 8 for i in range(count)]
+
+
+def main() -> None:
+    """Prints the header."""
+    print(HEADER)
+    for name, quant in GRIDS:
+        grid = points(quant)
+        values = ", ".join(str(value) for value in quant.grid_map)
+        print(f"\n// {values}")
+        print(f"inline constexpr std::array<std::uint16_t, {len(grid)}> {name}_points = {{")
+        for i in range(0, len(grid), 12):
+            print("  " + " ".join(f"0x{point:04x}," for point in grid[i : i + 12]))
+        print("};")
+    print()
+    print(FOOTER)
+
+
+if __name__ == "__main__":
+    main()
