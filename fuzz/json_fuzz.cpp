@@ -1,7 +1,8 @@
-// Any text as a skeleton, as rules and as a plan: refused with an Error, or read.
+// Any text as a skeleton, as rules, as recipes and as a plan: refused with an Error, or read.
 #include <string_view>
 
 #include "fuzz/memory_file.h"
+#include "loadstone/catalog.h"
 #include "loadstone/error.h"
 #include "loadstone/plan.h"
 #include "loadstone/recipe.h"
@@ -24,6 +25,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   try_to([&] { (void)loadstone::Skeleton::from_json(text); });
   try_to([&] { (void)loadstone::rules_from_json(text); });
+  static const loadstone::Catalog catalog("/", {}, {}, {}, {});
+  try_to([&] { (void)loadstone::recipes_from_json(catalog, text); });
   loadstone::fuzz::MemoryStorage storage("/model.safetensors", {});
   try_to([&] { (void)loadstone::plan_from_json(text, {.storage = &storage}, "/"); });
   return 0;
