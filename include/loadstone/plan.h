@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -42,6 +43,13 @@ struct PlanOptions {
   // Sources that the caller answers for: matched by no rule and no equal name, never unexpected.
   // Names that the checkpoint does not hold are passed over.
   std::vector<std::string> known_sources;
+  bool knows_all_sources = false;  // the caller answers for every one that no recipe reads
+  // What the caller knows of targets that the checkpoint lacks, by target: the name that the source
+  // should have, and the policy where it is another than `missing`. Those `explained` are told by a
+  // finding of the caller's and have none of their own.
+  std::map<std::string, std::string, std::less<>> expected_sources;
+  std::map<std::string, MissingPolicy, std::less<>> missing_of;
+  std::set<std::string, std::less<>> explained;
   // Parameters and persistent floating buffers get this dtype; non-persistent buffers and
   // attributes never. None: the skeleton's dtype.
   std::optional<Dtype> dtype;

@@ -1,3 +1,6 @@
+#include <span>
+
+#include "base/digest.h"
 #include "bindings.h"
 
 namespace loadstone::python {
@@ -40,6 +43,31 @@ nb::list tensors(const Catalog& catalog) {
   return rows;
 }
 
+// A fingerprint of names, encodings and shapes, in file order.
+std::string digest(const Catalog& catalog) {
+  Digest digest;
+  const auto add = [&](std::string_view text) {
+    const auto size = static_cast<std::uint64_t>(text.size());
+    digest.update(std::as_bytes(std::span(&size, 1)));
+    digest.update(std::as_bytes(std::span(text)));
+  };
+  for (const TensorInfo& tensor : catalog.tensors()) {
+    add(tensor.name);
+    add(tensor.encoding.name());
+    add(tensor.shape.text());
+  }
+  return digest.hex();
+}
+
+// name and encoding, where nothing else is wanted.
+nb::dict encodings(const Catalog& catalog) {
+  nb::dict rows;
+  for (const TensorInfo& tensor : catalog.tensors()) {
+    rows[nb::str(tensor.name.data(), tensor.name.size())] = tensor.encoding.name();
+  }
+  return rows;
+}
+
 }  // namespace
 
 void bind_catalog(nb::module_& module) {
@@ -54,6 +82,8 @@ void bind_catalog(nb::module_& module) {
                      return paths;
                    })
       .def("tensors", &tensors)
+      .def("encodings", &encodings)
+      .def("digest", &digest)
       .def("metadata", &metadata)
       .def("to_json", [](const Catalog& self) { return to_json(self); });
   module.def(

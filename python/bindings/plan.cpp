@@ -118,7 +118,9 @@ Plan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRo
               const std::vector<std::string>& no_split_modules, const std::string& offload_folder,
               std::string_view missing, std::string_view unexpected,
               std::uint64_t staging_bytes_max, bool mmap, const Recipes* recipes,
-              const std::vector<std::string>& known_sources) {
+              const std::vector<std::string>& known_sources, bool knows_all_sources,
+              const Pairs& expected_sources, const Pairs& missing_of,
+              const std::vector<std::string>& explained) {
   PlanOptions options;
   if (!rules.empty()) options.rules = rules_from_json(rules);
   options.dtype_from_file = dtype == "auto";
@@ -134,6 +136,12 @@ Plan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRo
   options.mmap = mmap;
   if (recipes != nullptr) options.recipes = *recipes;
   options.known_sources = known_sources;
+  options.knows_all_sources = knows_all_sources;
+  options.expected_sources = {expected_sources.begin(), expected_sources.end()};
+  for (const auto& [target, policy] : missing_of) {
+    options.missing_of.emplace(target, missing_policy(policy));
+  }
+  options.explained = {explained.begin(), explained.end()};
   const Skeleton skeleton = skeleton_from(rows, values_known);
   const nb::gil_scoped_release release;
   return make_plan(std::move(catalog), skeleton, options);
@@ -169,7 +177,9 @@ void bind_plan(nb::module_& module) {
              nb::arg("no_split_modules"), nb::arg("offload_folder"), nb::arg("missing"),
              nb::arg("unexpected"), nb::arg("staging_bytes_max"), nb::arg("mmap"),
              nb::arg("recipes").none() = nb::none(),
-             nb::arg("known_sources") = std::vector<std::string>());
+             nb::arg("known_sources") = std::vector<std::string>(),
+             nb::arg("knows_all_sources") = false, nb::arg("expected_sources") = Pairs(),
+             nb::arg("missing_of") = Pairs(), nb::arg("explained") = std::vector<std::string>());
   module.def(
       "plan_from_json",
       [](std::string_view text, bool allow_links, const std::string& root) {

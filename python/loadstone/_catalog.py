@@ -49,7 +49,11 @@ class Catalog:
 
     def encodings(self) -> dict[str, str]:
         """Name and encoding of every tensor, in file order, where nothing else is wanted."""
-        return {row[0]: row[1] for row in self._core.tensors()}
+        return self._core.encodings()
+
+    def digest(self) -> str:
+        """A fingerprint of names, encodings and shapes, in file order."""
+        return self._core.digest()
 
     @cached_property
     def metadata(self) -> dict[str, Any]:

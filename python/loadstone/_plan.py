@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -198,7 +199,7 @@ def plan(
     device_map: Any = None,
     max_memory: Mapping[Any, int | str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
-    missing: str = "error",
+    missing: str | Mapping[str, str] = "error",
     unexpected: str = "warn",
     staging_bytes_max: int = 64 << 20,
     mmap: bool = False,
@@ -218,7 +219,8 @@ def plan(
             a dictionary from module path to device (``"disk"`` and ``"meta"`` too).
         max_memory: bytes per device (``int`` or ``"8GiB"``).
         offload_folder: where tensors placed on ``"disk"`` go.
-        missing: ``"error"``, ``"initialise"`` (the module's own initialiser) or ``"zeros"``.
+        missing: ``"error"``, ``"initialise"`` (the module's own initialiser) or ``"zeros"``; or
+            regular expressions of whole names with one of these each, where all else is an error.
         unexpected: ``"warn"``, ``"error"`` or ``"ignore"``.
         staging_bytes_max: memory for bytes under way, beside the model's own.
         mmap: hand out views of the file where nothing changes; the file must then stay as it is.
@@ -259,7 +261,7 @@ def make_plan(
     device_map: Any = None,
     max_memory: Mapping[Any, int | str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
-    missing: str = "error",
+    missing: str | Mapping[str, str] = "error",
     unexpected: str = "warn",
     staging_bytes_max: int = 64 << 20,
     mmap: bool = False,
@@ -275,6 +277,7 @@ def make_plan(
         needs.rows = [traced.row(row) for row in needs.rows]
         needs.findings += traced.findings + traced.unexpected_findings(unexpected)
     mode, entries = _device_map(device_map)
+    default, policies = _missing_policies(missing, [row[0] for row in needs.rows])
     core = _core.make_plan(
         catalog._core,
         needs.rows,
@@ -286,19 +289,37 @@ def make_plan(
         max_memory=_machine.capacities(max_memory, computed=bool(mode)),
         no_split_modules=_no_split_paths(needs.module) if mode else [],
         offload_folder=os.fspath(offload_folder) if offload_folder is not None else "",
-        missing=missing,
+        missing=default,
         unexpected=unexpected,
         staging_bytes_max=staging_bytes_max,
         mmap=mmap,
         recipes=traced.recipes if traced is not None else None,
-        known_sources=traced.known_sources if traced is not None else [],
+        knows_all_sources=traced is not None,
+        expected_sources=list(traced.expected.items()) if traced is not None else [],
+        missing_of=policies,
+        explained=traced.explained if traced is not None else [],
     )
-    if needs.module is not None and missing == "initialise" and not initialises:
+    if needs.module is not None and not initialises and _initialises(default, policies):
         from loadstone import _initialise
 
         needs.findings += _initialise.findings(core, needs.module)
     core.add_findings(needs.findings)
     return Plan(core, needs.module, needs.constructor_values)
+
+
+def _missing_policies(
+    missing: str | Mapping[str, str], names: list[str]
+) -> tuple[str, list[tuple[str, str]]]:
+    """The policy for all, and those for single targets. The first pattern that matches wins."""
+    if isinstance(missing, str):
+        return missing, []
+    patterns = [(re.compile(pattern), policy) for pattern, policy in missing.items()]
+    matched = ((name, next((p for r, p in patterns if r.fullmatch(name)), None)) for name in names)
+    return "error", [(name, policy) for name, policy in matched if policy is not None]
+
+
+def _initialises(default: str, policies: list[tuple[str, str]]) -> bool:
+    return "initialise" in (default, *(policy for _, policy in policies))
 
 
 def _trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> Traced:

@@ -16,9 +16,8 @@ class Traced:
         recipes: of the targets that the checkpoint gives.
         dtypes: final dtype of each of these, by its safetensors name.
         ties: target, and the target whose tensor it is; for models whose ties are not made yet.
-        known_sources: tensors of the checkpoint that the library has an answer for, also where the
-            answer is that nobody needs them.
         unexpected: the library's name and the checkpoint's own of tensors that nobody needs.
+        explained: missing targets that one of the findings tells of.
         expected: missing target, and the name that it should have in the checkpoint.
         findings: what there is to say before anything is read.
     """
@@ -26,8 +25,8 @@ class Traced:
     recipes: Any  # _core.Recipes, once they are there
     dtypes: dict[str, str] = field(default_factory=dict)
     ties: dict[str, str] = field(default_factory=dict)
-    known_sources: list[str] = field(default_factory=list)
     unexpected: list[tuple[str, str]] = field(default_factory=list)
+    explained: list[str] = field(default_factory=list)
     expected: dict[str, str] = field(default_factory=dict)
     findings: list[_core.Finding] = field(default_factory=list)
 

@@ -25,7 +25,7 @@ def from_single_file(
     cls: Any,
     pretrained_model_link_or_path: str | os.PathLike[str],
     *,
-    missing: str = "error",
+    missing: str | Mapping[str, str] = "error",
     infer_config: bool = False,
     max_memory: Mapping[Any, int | str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
@@ -67,7 +67,7 @@ def from_pretrained(
     cls: Any,
     pretrained_model_name_or_path: str | os.PathLike[str],
     *,
-    missing: str = "error",
+    missing: str | Mapping[str, str] = "error",
     progress: bool | Callable[[int, int], object] = False,
     threads: int | None = None,
     **kwargs: Any,
@@ -91,7 +91,12 @@ def patches() -> Hooks:
 
 
 def _options(
-    missing: str, progress: Any, threads: Any, max_memory: Any, folder: Any, infers: bool = False
+    missing: str | Mapping[str, str],
+    progress: Any,
+    threads: Any,
+    max_memory: Any,
+    folder: Any,
+    infers: bool = False,
 ) -> Any:
     from loadstone._diffusers.load import Options
 

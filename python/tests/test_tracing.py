@@ -49,7 +49,7 @@ def load_traced(code: Code, folder: Path) -> dict[str, torch.Tensor]:
     from loadstone._plan import make_plan
     from loadstone._traced import Traced
 
-    traced = Traced(trace.finish(), known_sources=list(catalog.encodings()))
+    traced = Traced(trace.finish())
     model = Bare(made)
     make_plan(model, catalog, traced).execute()
     return dict(model.named_parameters())
@@ -107,7 +107,11 @@ def test_a_wrong_recipe_is_seen(state, tmp_path: Path):
 
 REFUSED: dict[str, tuple[Code, str, str]] = {
     "item": (lambda t: t["a"][0, 0].item(), "plan.data_dependent", "_local_scalar_dense"),
-    "branch": (lambda t: t["a"] if t["a"][0, 0] else t["b"], "plan.data_dependent", "_local_scalar_dense"),
+    "branch": (
+        lambda t: t["a"] if t["a"][0, 0] else t["b"],
+        "plan.data_dependent",
+        "_local_scalar_dense",
+    ),
     "tolist": (lambda t: t["d"].tolist(), "plan.data_dependent", "tolist"),
     "numpy": (lambda t: t["d"].numpy(), "plan.data_dependent", "numpy"),
     "equal": (lambda t: torch.equal(t["a"], t["b"]), "plan.data_dependent", "equal"),

@@ -113,7 +113,7 @@ void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end
     const auto weights = form.weight_bytes(at, at + count);
     const auto scales = form.scale_bytes(at, at + count);
     read_part(decoding.sources[0], weights, room);
-    read_part(decoding.sources[1], scales, room + weights.size());
+    if (scales.size() > 0) read_part(decoding.sources[1], scales, room + weights.size());
     decode(form, at, at + count, room, room + weights.size(),
            slot_.data() + (at * size - job.begin));
     at += count;

@@ -61,7 +61,7 @@ std::vector<SourceRange> source_ranges(const Plan& plan, const PlannedTarget& ta
       const auto weights = form.weight_bytes(bytes.box.source_offset, last + 1);
       const auto scales = form.scale_bytes(bytes.box.source_offset, last + 1);
       ranges.add(sources[0], weights.begin, weights.end);
-      ranges.add(sources[1], scales.begin, scales.end);
+      if (scales.size() > 0) ranges.add(sources[1], scales.begin, scales.end);
     }
   }
   return ranges.take();

@@ -168,7 +168,7 @@ std::optional<DecodeProblem> prepare_weights(std::string_view kernel, const Deco
       wide = Shape(std::move(extents));
     }
   } else {
-    return problem("there is no such kernel", std::string(kernel), "fp8_block, fp4_block or mxfp4");
+    return problem("there is no such kernel", std::string(kernel), "fp8_block, fp4_block, mxfp4, gguf, gguf_half or bytes");
   }
   if (!wide) return problem("the size does not fit 64 bits", weights.shape.text());
   made = *std::move(wide);
@@ -178,11 +178,16 @@ std::optional<DecodeProblem> prepare_weights(std::string_view kernel, const Deco
 }  // namespace
 
 DecodeForm::Range DecodeForm::weight_bytes(std::uint64_t begin, std::uint64_t end) const noexcept {
+  if (block.bytes > 0) {
+    const std::uint64_t blocks_end = (end - 1) / block.elements + 1;
+    return {begin / block.elements * block.bytes, blocks_end * block.bytes};
+  }
   if (!holds_nibbles(weight)) return {begin, end};
   return {begin / 2, end / 2 + end % 2};
 }
 
 DecodeForm::Range DecodeForm::scale_bytes(std::uint64_t begin, std::uint64_t end) const noexcept {
+  if (block.bytes > 0) return {};
   const std::uint64_t size = element_bytes(scale);
   const std::uint64_t last = end - 1;
   if (matrix_scales == 0 && begin / matrix_elements != last / matrix_elements) {
@@ -205,6 +210,11 @@ std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
                                               std::span<const DecodePart> parts, const Shape& shape,
                                               Dtype dtype, DecodeForm& form) {
   form = {};
+  if (decodes_blocks(kernel)) {
+    if (parts.size() == 1) return prepare_block_format(kernel, parts[0], shape, dtype, form);
+    return problem("the kernel takes blocks", std::to_string(parts.size()) + " tensors",
+                   "1 tensor");
+  }
   if (parts.size() != 2) {
     return problem("the kernel takes weights and scales", std::to_string(parts.size()) + " tensors",
                    "2 tensors");
@@ -229,6 +239,10 @@ std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
 
 void decode(const DecodeForm& form, std::uint64_t begin, std::uint64_t end,
             const std::byte* weights, const std::byte* scales, std::byte* target) noexcept {
+  if (form.block.bytes > 0) {
+    decode_block_format(form, begin, end, weights, target);
+    return;
+  }
   alignas(64) std::array<float, run_max> values;
   const std::uint64_t first_weight = form.weight_bytes(begin, end).begin;
   const std::uint64_t first_scale = form.scale_bytes(begin, end).begin / element_bytes(form.scale);

@@ -1,5 +1,6 @@
 // Quantized weights and their scales to plain numbers, with the bits that torch and transformers
-// give: each number and its scale as F32, their product, one rounding to the wanted dtype.
+// give: each number and its scale as F32, their product, one rounding to the wanted dtype; and the
+// blocks of GGUF, which hold their scales.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "kernels/gguf.h"
 #include "loadstone/dtype.h"
 #include "loadstone/shape.h"
 
@@ -42,6 +44,10 @@ struct DecodeForm {
   std::uint64_t scale_columns = 1;
   std::uint64_t scale_count = 1;    // of all scales
   std::uint64_t matrix_scales = 0;  // scales of one matrix; 0: all matrices share them
+  // Blocks that hold their scales: `scale_bytes()` is empty, and of the above only `dtype` and
+  // `elements` mean anything. Null with `block_bytes` > 0: the bytes are the result.
+  DecodeBlocks blocks = nullptr;
+  BlockLayout block = {.elements = 0, .bytes = 0};
 
   struct Range {
     std::uint64_t begin = 0;
@@ -53,10 +59,20 @@ struct DecodeForm {
   [[nodiscard]] Range scale_bytes(std::uint64_t begin, std::uint64_t end) const noexcept;
 };
 
+// The part of `decode()` and its kin for blocks that hold their scales.
+[[nodiscard]] bool decodes_blocks(std::string_view kernel) noexcept;
+[[nodiscard]] std::optional<DecodeProblem> prepare_block_format(std::string_view kernel,
+                                                                const DecodePart& part,
+                                                                const Shape& shape, Dtype dtype,
+                                                                DecodeForm& form);
+void decode_block_format(const DecodeForm& form, std::uint64_t begin, std::uint64_t end,
+                         const std::byte* blocks, std::byte* target) noexcept;
+
 // Kernels: "fp8_block" (weights F8_E4M3 or F8_E5M2 [..., rows, columns], scales F32, BF16, F16,
 // F8_E8M0 or U8 [..., rows / n, columns / m], or one of them), "fp4_block" (the same with I8 or U8
 // of two numbers each), "mxfp4" (U8 [..., groups, 16], U8 [..., groups]; the result has
-// [..., groups * 32]). Fills in `form` and returns nothing, or says what does not fit.
+// [..., groups * 32]); with one part "gguf" (exact) and "gguf_half" (F16 arithmetic) for block
+// formats, and "bytes" (their rows as U8 [..., bytes]). Fills in `form` and returns nothing, or says what does not fit.
 [[nodiscard]] std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
                                                             std::span<const DecodePart> parts,
                                                             const Shape& shape, Dtype dtype,

@@ -88,7 +88,7 @@ std::uint64_t decoded_bytes(const Plan& plan, const Box& box, std::vector<Stretc
   const auto weights = form.weight_bytes(range.begin, range.end);
   const auto scales = form.scale_bytes(range.begin, range.end);
   stretches.push_back({decoding.sources[0], weights.begin, weights.end});
-  stretches.push_back({decoding.sources[1], scales.begin, scales.end});
+  if (scales.size() > 0) stretches.push_back({decoding.sources[1], scales.begin, scales.end});
   return sum(bytes_of(range.end - range.begin, decoding.dtype),
              sum(weights.size(), sum(weights.size(), sum(scales.size(), scales.size()))));
 }

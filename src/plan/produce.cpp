@@ -22,7 +22,7 @@ Production::Production(const Catalog& catalog, const CompiledRules& rules,
   }
   RuleMatch match;
   for (std::uint32_t i = 0; i < tensors.size(); ++i) {
-    if (taken[i]) continue;
+    if (taken[i] || options.knows_all_sources) continue;
     if (rules_.match(tensors[i].name, match)) {
       add_match(i, match);
     } else {

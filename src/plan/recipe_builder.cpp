@@ -25,6 +25,7 @@ struct Tensor {
   bool rounded = false;
   bool is_source = false;  // a tensor of the catalog as it is
   Constant constant;       // the view then has a shape only
+  bool is_packed = false;  // of a block format: a source that can only be decoded
 };
 
 [[noreturn]] void refuse(std::string_view operation, std::string message, std::string found = {},
@@ -104,6 +105,10 @@ struct RecipeBuilder::Impl {
   // For all but add(): constants are no views.
   const Tensor& view_at(std::string_view operation, Value value) const {
     const Tensor& tensor = at(operation, value);
+    if (tensor.is_packed) {
+      refuse(operation, "a tensor of a block format can only be decoded",
+             fmt::format("blocks of shape {}", tensor.view.shape.text()), "decode()");
+    }
     if (tensor.constant == nullptr) return tensor;
     refuse(operation, "a constant can only be a target as it is, without any operation",
            fmt::format("a constant of shape {}", tensor.view.shape.text()));
@@ -162,11 +167,12 @@ RecipeBuilder::Value RecipeBuilder::source(std::string_view name) {
     refuse("source", "the checkpoint holds no such tensor", printable(name), {}, std::string(name));
   }
   const TensorInfo& source = impl_->catalog->tensors()[*index];
-  if (!source.encoding.is_dtype()) {
-    refuse("source", "tensors of block formats have no recipes",
-           std::string(source.encoding.name()), {}, source.name);
-  }
-  return impl_->keep({whole_view(*index, source.shape), source.encoding.dtype(), false, true, {}});
+  const bool is_plain = source.encoding.is_dtype();
+  return impl_->keep({.view = whole_view(*index, source.shape),
+                      .dtype = is_plain ? source.encoding.dtype() : Dtype::u8,
+                      .is_source = true,
+                      .constant = {},
+                      .is_packed = !is_plain});
 }
 
 RecipeBuilder::Value RecipeBuilder::constant(std::span<const std::byte> bytes, const Shape& shape,
@@ -290,6 +296,7 @@ Dtype RecipeBuilder::dtype(Value value) const { return impl_->at("dtype", value)
 
 void RecipeBuilder::add(std::string target, Value value) {
   const Tensor& tensor = impl_->at("add", value);
+  if (tensor.is_packed) (void)impl_->view_at("add", value);  // refuses
   if (!impl_->names.insert(target).second) {
     refuse("add", "the target has a recipe already", printable(target), {}, target);
   }

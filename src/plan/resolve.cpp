@@ -336,6 +336,13 @@ Dtype Planner::final_dtype(const Target& target, const Produced* produced) const
 void Planner::resolve_missing(std::size_t root) {
   const Target& target = skeleton_.targets[root];
   PlannedTarget& planned = plan_.targets[root];
+  const auto own_policy = options_.missing_of.find(target.name);
+  const MissingPolicy policy =
+      own_policy == options_.missing_of.end() ? options_.missing : own_policy->second;
+  if (policy == MissingPolicy::error && options_.explained.contains(target.name)) {
+    planned.recipe.reason = "plan.missing";
+    return;
+  }
   Finding finding = {.code = "plan.missing", .target = target.name, .sources = {target.name}};
   for (const std::size_t tie : members(root)) {
     if (tie != root) finding.sources.push_back(skeleton_.targets[tie].name);
@@ -346,12 +353,17 @@ void Planner::resolve_missing(std::size_t root) {
   if (finding.sources.size() > 1) {
     finding.message += ", under none of its names " + quoted(finding.sources);
   }
+  if (const auto known = options_.expected_sources.find(target.name);
+      known != options_.expected_sources.end()) {
+    finding.sources = {known->second};
+    finding.message += fmt::format(": expected {}", quoted(finding.sources));
+  }
   gaps_.push_back({root, plan_.findings.size()});
   const auto has_value = [&](std::size_t i) {
     return skeleton_.targets[i].has_value &&
            skeleton_.targets[i].kind == TargetKind::persistent_buffer;
   };
-  switch (options_.missing) {
+  switch (policy) {
     case MissingPolicy::error:
       fail(root, std::move(finding));
       return;

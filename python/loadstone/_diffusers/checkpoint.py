@@ -12,6 +12,7 @@ from diffusers.quantizers.gguf.utils import GGUFParameter
 from loadstone import _core
 from loadstone._catalog import Catalog
 from loadstone._dtypes import is_dtype
+from loadstone._errors import make
 from loadstone.tracing import Symbol, Trace
 from loadstone.tracing._symbol import refusal
 
@@ -47,6 +48,18 @@ class Checkpoint(dict[str, torch.Tensor]):
     def fresh(self) -> Checkpoint:
         """The same files, before any converter."""
         return Checkpoint(self.catalog)
+
+    def __missing__(self, key: str) -> torch.Tensor:
+        """What a converter asks for by name and the file lacks: its own word for it, no target."""
+        raise make(
+            "plan.missing",
+            "the checkpoint lacks it, and the library's converter of this class needs it",
+            tensor=key,
+        )
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """As ``dict.pop``; a missing name without a default is told as one."""
+        return super().pop(key, *default) if default or key in self else self.__missing__(key)
 
     def decode(self, dtype: torch.dtype | None) -> None:
         """Block formats as the numbers that they stand for; ``None``: float32."""

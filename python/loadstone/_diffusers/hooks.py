@@ -81,7 +81,8 @@ def _load() -> Iterator[Load]:
 # --- single files --------------------------------------------------------------------------------
 
 
-def _model_from_single_file(original: Any, cls: Any, source: Any = None, **kwargs: Any) -> Any:
+def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    source = args[0] if args else kwargs.pop("pretrained_model_link_or_path_or_dict", None)
     if isinstance(source, Checkpoint):
         source = source.fresh()
     try:
@@ -152,7 +153,8 @@ def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs:
     load.read(
         Request(
             model,
-            state_dict,
+            # Converters that ask with a default write None for what the file lacks.
+            {name: value for name, value in state_dict.items() if value is not None},
             checkpoint,
             dtype=dtype,
             keeps=_kept_in_float32(model, dtype, kwargs.get("hf_quantizer")),

@@ -35,7 +35,7 @@ class Options:
             it is left to the library.
     """
 
-    missing: str = "error"
+    missing: str | Mapping[str, str] = "error"
     progress: bool | Callable[[int, int], object] = False
     threads: int | None = None
     max_memory: Mapping[Any, int | str] | None = None
@@ -125,12 +125,12 @@ class Load:
                 raise WrongConfigError(diagnosis.config(dict(request.model.config)))
             return Traced(
                 recipes=request.checkpoint.trace.finish(),
-                known_sources=list(request.checkpoint.catalog.encodings()),
+                explained=list(state),
                 findings=[_mismatch(diagnosis)],
             )
         trace = request.checkpoint.trace
         keys: dict[str, str] = {}
-        traced = Traced(recipes=None, known_sources=list(request.checkpoint.catalog.encodings()))
+        traced = Traced(recipes=None)
         for name, value in converted.items():
             if name not in state:
                 traced.unexpected.append((name, _source(value)))
@@ -200,7 +200,7 @@ def _as_wanted(request: Request, name: str, value: Any, target: torch.Tensor) ->
             return value
         wanted = torch.float32 if keeps_float32 else request.quantizer.compute_dtype
         shape = tuple(value.quant_shape)
-        return value.tracer.decode("gguf_diffusers", [value], shape, wanted)
+        return value.tracer.decode("gguf_half", [value], shape, wanted)
     if not value.is_floating_point():
         return value if request.dtype is not None else value.to(target.dtype)
     if request.dtype is None:

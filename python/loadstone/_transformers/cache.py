@@ -82,8 +82,7 @@ def digest(catalog: Catalog, question: Question) -> str:
         "code": _code(model, question.conversions),
     }
     text = json.dumps(facts, default=str, sort_keys=True)
-    sources = repr([row[:3] for row in catalog._core.tensors()])
-    return hashlib.blake2b(f"{text}\n{sources}".encode(), digest_size=20).hexdigest()
+    return hashlib.blake2b(f"{text}\n{catalog.digest()}".encode(), digest_size=20).hexdigest()
 
 
 def _described(conversion: Any) -> Any:

@@ -197,7 +197,6 @@ def as_traced(model: Any, catalog: Catalog, derived: Derived, ignores_mismatches
         recipes=derived.recipes,
         dtypes=derived.dtypes,
         ties=_ties(model, derived.dtypes.keys(), failed),
-        known_sources=list(catalog.encodings()),
         unexpected=reportable(model, derived.unexpected),
         findings=findings,
     )

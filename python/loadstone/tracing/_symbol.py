@@ -74,7 +74,7 @@ class Symbol(torch.Tensor):
         """Refused: there are no values to hand over."""
         raise refusal("plan.data_dependent", "numpy", [self])
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Names the sources; a tensor's own form would ask for values."""
         return f"Symbol({list(self.shape)}, {self.dtype}, of {', '.join(names([self]))})"
 
