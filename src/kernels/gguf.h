@@ -16,8 +16,8 @@ enum class GgufMode : std::uint8_t { exact, half };
 // Decodes `block_count` blocks that stand one after the other. Pointers need no alignment; source
 // and target must not overlap. Thread-safe; the same bytes on every instruction set.
 //
-// A NaN has the bits that the references give on x86-64: the payload of the scale or the offset that
-// was one, quiet, and without one 0xffc00000.
+// A NaN has the bits that the references give on x86-64: the payload of the scale or the offset
+// that was one, quiet, and without one 0xffc00000.
 using DecodeBlocks = void (*)(const std::byte* blocks, std::uint64_t block_count,
                               std::byte* target) noexcept;
 

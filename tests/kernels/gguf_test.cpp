@@ -4,6 +4,8 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -13,6 +15,7 @@
 
 #include "kernels/cast.h"
 #include "kernels/gguf_reference.h"
+#include "kernels/number.h"
 
 namespace loadstone {
 namespace {
@@ -147,6 +150,153 @@ TEST(GgufTest, TheFingerprintSeesOneCode) {
   const auto before = fingerprint(decode(decoder, BlockFormat::q4_k, Dtype::bf16, blocks));
   blocks[144 * 0x3c00 + 77] ^= std::byte{8};  // a block whose scale is 1
   EXPECT_NE(fingerprint(decode(decoder, BlockFormat::q4_k, Dtype::bf16, blocks)), before);
+}
+
+// ---- beside a plain loop, one number at a time
+
+float rounded(float value, bool to_f16) {
+  if (!to_f16) return value;
+  const std::uint16_t half = number::f16_from_f32(std::bit_cast<std::uint32_t>(value));
+  return std::bit_cast<float>(number::f32_from_f16(half));
+}
+
+// All NaN are one: the fingerprints above say which it is.
+float plain_value(BlockFormat format, const std::byte* block, std::size_t i, GgufMode mode) {
+  const auto term = reference::term_of(format, block, i);
+  const bool is_half = mode == GgufMode::half;
+  const bool sums_in_f32 = format == BlockFormat::iq4_nl || format == BlockFormat::iq4_xs;
+  const float scale = rounded(term->scale * static_cast<float>(term->factor), is_half);
+  const float product = rounded(scale * static_cast<float>(term->code), is_half && !sums_in_f32);
+  if (term->minimum_factor == 0 && term->minimum == 0.0f) return product;
+  const float minimum = rounded(term->minimum * static_cast<float>(term->minimum_factor), is_half);
+  return rounded(product - minimum, is_half);
+}
+
+template <Dtype target>
+void expect_plain_values(BlockFormat format, GgufMode mode, const Bytes& blocks) {
+  const DecodeBlocks decoder = gguf_decoder(format, target, mode);
+  if (decoder == nullptr) return;
+  const Bytes result = decode(decoder, format, target, blocks);
+  const BlockLayout block = layout(format);
+  for (std::size_t i = 0; i < result.size() / element_bytes(target); ++i) {
+    const std::byte* from = blocks.data() + i / block.elements * block.bytes;
+    const float value = plain_value(format, from, i % block.elements, mode);
+    std::array<std::byte, number::bytes_of<target>> expected{};
+    number::store<target>(expected.data(), value, number::bf16_nan_vector);
+    const std::byte* const found = result.data() + i * element_bytes(target);
+    if (value != value) {
+      const auto number = static_cast<float>(number::load<target>(found));
+      ASSERT_NE(number, number) << text(format) << " at " << i;
+    } else {
+      ASSERT_EQ(std::memcmp(found, expected.data(), expected.size()), 0)
+          << text(format) << " at " << i << ": " << value;
+    }
+  }
+}
+
+TEST(GgufTest, EveryNumberIsThatOfAPlainLoop) {
+  std::size_t formats = 0;
+  for (const BlockFormat format : all_formats()) {
+    if (gguf_decoder(format, Dtype::f32, GgufMode::exact) == nullptr) continue;
+    const Bytes blocks = blocks_of(format);
+    const std::size_t kept = 4 * layout(format).bytes;  // of 512 blocks, infinities among them
+    Bytes some;
+    for (std::size_t at = 0; at + kept <= blocks.size(); at += 512 * layout(format).bytes) {
+      const auto first = blocks.begin() + static_cast<std::ptrdiff_t>(at);
+      some.insert(some.end(), first, first + static_cast<std::ptrdiff_t>(kept));
+    }
+    for (const GgufMode mode : modes) {
+      expect_plain_values<Dtype::f32>(format, mode, some);
+      expect_plain_values<Dtype::bf16>(format, mode, some);
+      expect_plain_values<Dtype::f16>(format, mode, some);
+    }
+    ++formats;
+  }
+  EXPECT_EQ(formats, 25u);
+}
+
+// ---- lengths, addresses, instruction sets
+
+TEST(GgufTest, EveryLengthAndAddressStaysInside) {
+  for (const BlockFormat format : all_formats()) {
+    for (const Dtype target : targets) {
+      const DecodeBlocks decoder = gguf_decoder(format, target, GgufMode::exact);
+      if (decoder == nullptr) continue;
+      const BlockLayout block = layout(format);
+      Bytes blocks = blocks_of(format);
+      blocks.resize(20 * block.bytes);
+      const Bytes expected = decode(decoder, format, target, blocks);
+      for (std::size_t count = 0; count <= 20; ++count) {
+        const std::size_t bytes = count * block.elements * element_bytes(target);
+        for (std::size_t shift = 0; shift < 3; ++shift) {
+          Bytes from(shift + count * block.bytes);
+          std::copy_n(blocks.begin(), count * block.bytes,
+                      from.begin() + static_cast<std::ptrdiff_t>(shift));
+          Bytes to(shift + bytes + 9, std::byte{0x5a});
+          decoder(from.data() + shift, count, to.data() + shift);
+          ASSERT_EQ(std::memcmp(to.data() + shift, expected.data(), bytes), 0) << text(format);
+          ASSERT_TRUE(std::all_of(to.end() - 9, to.end(),
+                                  [](std::byte byte) { return byte == std::byte{0x5a}; }));
+        }
+      }
+    }
+  }
+}
+
+// Puts all instruction sets back.
+class ForcedTarget {
+ public:
+  explicit ForcedTarget(std::int64_t target) { force(target); }
+  ~ForcedTarget() { force(0); }
+  ForcedTarget(const ForcedTarget&) = delete;
+  ForcedTarget& operator=(const ForcedTarget&) = delete;
+
+ private:
+  static void force(std::int64_t sets) {
+    hwy::SetSupportedTargetsForTest(sets);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+};
+
+TEST(GgufTest, EveryInstructionSetGivesTheSameBytes) {
+  std::size_t compared = 0;
+  std::vector<DecodeBlocks> seen;
+  for (const BlockFormat format : all_formats()) {
+    Bytes blocks = blocks_of(format);
+    const std::size_t size = layout(format).bytes;
+    // Scales from the largest numbers over infinities to NaNs, then small negative ones.
+    blocks.erase(blocks.begin(), blocks.begin() + static_cast<std::ptrdiff_t>(0x7b00 * size));
+    blocks.resize(0x600 * size);
+    for (const Dtype target : targets) {
+      for (const GgufMode mode : modes) {
+        const DecodeBlocks best = gguf_decoder(format, target, mode);
+        if (best == nullptr) continue;
+        const Bytes expected = decode(best, format, target, blocks);
+        for (const std::int64_t isa : hwy::SupportedAndGeneratedTargets()) {
+          const ForcedTarget forced(isa);
+          const DecodeBlocks decoder = gguf_decoder(format, target, mode);
+          seen.push_back(decoder);
+          EXPECT_TRUE(decode(decoder, format, target, blocks) == expected)
+              << text(format) << " to " << name(target) << " on " << hwy::TargetName(isa);
+          ++compared;
+        }
+      }
+    }
+  }
+  // 25 formats exact and 12 in half, to 3 dtypes; the control: each has its own code everywhere.
+  EXPECT_EQ(compared, 37 * 3 * hwy::SupportedAndGeneratedTargets().size());
+  std::ranges::sort(seen);
+  EXPECT_EQ(std::ranges::unique(seen).size(), 0u);
+}
+
+TEST(GgufTest, TheTableSaysWhatThereIs) {
+  for (const GgufMode mode : modes) {
+    EXPECT_EQ(gguf_decoder(BlockFormat::q8_1, Dtype::f32, mode), nullptr);
+    EXPECT_EQ(gguf_decoder(BlockFormat::q8_k, Dtype::f32, mode), nullptr);
+    EXPECT_EQ(gguf_decoder(BlockFormat::q4_0, Dtype::f64, mode), nullptr);
+    EXPECT_NE(gguf_decoder(BlockFormat::q4_0, Dtype::f32, mode), nullptr);
+  }
+  EXPECT_EQ(gguf_decoder(BlockFormat::iq1_s, Dtype::f32, GgufMode::half), nullptr);
 }
 
 }  // namespace
