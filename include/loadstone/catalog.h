@@ -149,6 +149,9 @@ class Catalog {
 struct OpenOptions {
   // Follow links that leave the checkpoint's folder (default: only into the blobs/ of a hub cache).
   bool allow_links = false;
+  // ggml knows tensors of at most 4 dims. Files of video models hold patch embeddings of 5, which
+  // the programs that read them accept: a caller that serves these allows more.
+  std::uint32_t gguf_rank_max = 4;
   // Where to read from; null means the machine's own file system.
   Storage* storage = nullptr;
 };

@@ -88,13 +88,14 @@ void bind_catalog(nb::module_& module) {
       .def("to_json", [](const Catalog& self) { return to_json(self); });
   module.def(
       "open_checkpoint",
-      [](const std::vector<std::string>& paths, bool allow_links) {
-        const OpenOptions options{.allow_links = allow_links, .storage = nullptr};
+      [](const std::vector<std::string>& paths, bool allow_links, std::uint32_t gguf_rank_max) {
+        const OpenOptions options{
+            .allow_links = allow_links, .gguf_rank_max = gguf_rank_max, .storage = nullptr};
         const nb::gil_scoped_release release;
         return paths.size() == 1 ? open_checkpoint(paths.front(), options)
                                  : open_checkpoint(paths, options);
       },
-      nb::arg("paths"), nb::arg("allow_links") = false);
+      nb::arg("paths"), nb::arg("allow_links") = false, nb::arg("gguf_rank_max") = 4);
 }
 
 }  // namespace loadstone::python

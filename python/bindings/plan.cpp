@@ -171,20 +171,19 @@ void bind_plan(nb::module_& module) {
       .def("to_json", [](const Plan& self) { return to_json(self); })
       .def("to_table", [](const Plan& self) { return to_table(self); })
       .def("to_html", &to_html);
-  module.def("make_plan", &plan_for, nb::arg("catalog"), nb::arg("targets"),
-             nb::arg("values_known"), nb::arg("rules"), nb::arg("dtype"),
-             nb::arg("device_map_mode"), nb::arg("device_map"), nb::arg("max_memory"),
-             nb::arg("no_split_modules"), nb::arg("offload_folder"), nb::arg("missing"),
-             nb::arg("unexpected"), nb::arg("staging_bytes_max"), nb::arg("mmap"),
-             nb::arg("recipes").none() = nb::none(),
-             nb::arg("known_sources") = std::vector<std::string>(),
-             nb::arg("knows_all_sources") = false, nb::arg("expected_sources") = Pairs(),
-             nb::arg("missing_of") = Pairs(), nb::arg("explained") = std::vector<std::string>());
+  module.def(
+      "make_plan", &plan_for, nb::arg("catalog"), nb::arg("targets"), nb::arg("values_known"),
+      nb::arg("rules"), nb::arg("dtype"), nb::arg("device_map_mode"), nb::arg("device_map"),
+      nb::arg("max_memory"), nb::arg("no_split_modules"), nb::arg("offload_folder"),
+      nb::arg("missing"), nb::arg("unexpected"), nb::arg("staging_bytes_max"), nb::arg("mmap"),
+      nb::arg("recipes").none() = nb::none(), nb::arg("known_sources") = std::vector<std::string>(),
+      nb::arg("knows_all_sources") = false, nb::arg("expected_sources") = Pairs(),
+      nb::arg("missing_of") = Pairs(), nb::arg("explained") = std::vector<std::string>());
   module.def(
       "plan_from_json",
       [](std::string_view text, bool allow_links, const std::string& root) {
         const nb::gil_scoped_release release;
-        return plan_from_json(text, {.allow_links = allow_links, .storage = nullptr}, root);
+        return plan_from_json(text, {.allow_links = allow_links}, root);
       },
       nb::arg("text"), nb::arg("allow_links") = false, nb::arg("root") = "");
   module.def("identity_plan", [](const std::shared_ptr<const Catalog>& catalog) {

@@ -40,7 +40,8 @@ namespace {
 // Not thread-safe; used once.
 class CheckpointReader {
  public:
-  CheckpointReader(Storage& storage, bool allow_links) : opener_{storage, allow_links} {}
+  CheckpointReader(Storage& storage, const OpenOptions& options)
+      : opener_{storage, options.allow_links}, gguf_rank_max_(options.gguf_rank_max) {}
 
   std::shared_ptr<const Catalog> read(CheckpointFiles files) {
     root_ = std::move(files.root);
@@ -62,7 +63,7 @@ class CheckpointReader {
   FileHeader read_file(const std::string& relative) {
     const std::string path = join_path(root_, relative);
     const auto source = opener_.open(path, parent_path(path));
-    FileHeader header = read_header(*source);
+    FileHeader header = read_header(*source, gguf_rank_max_);
     header.shard.relative_path = relative;
     return header;
   }
@@ -248,6 +249,7 @@ class CheckpointReader {
   }
 
   FileOpener opener_;
+  std::uint32_t gguf_rank_max_;
   std::string root_;
   std::vector<FileHeader> headers_;
   std::vector<Shard> shards_;
@@ -265,15 +267,14 @@ Storage& storage_of(const OpenOptions& options) {
 std::shared_ptr<const Catalog> open_checkpoint(const std::string& path,
                                                const OpenOptions& options) {
   Storage& storage = storage_of(options);
-  return CheckpointReader(storage, options.allow_links).read(locate_checkpoint(storage, path));
+  return CheckpointReader(storage, options).read(locate_checkpoint(storage, path));
 }
 
 std::shared_ptr<const Catalog> open_checkpoint(const std::vector<std::string>& paths,
                                                const OpenOptions& options) {
   if (paths.empty()) throw Error("format.no_checkpoint", "an empty list of files is no checkpoint");
   if (paths.size() == 1) return open_checkpoint(paths.front(), options);
-  return CheckpointReader(storage_of(options), options.allow_links)
-      .read(as_checkpoint_files(paths));
+  return CheckpointReader(storage_of(options), options).read(as_checkpoint_files(paths));
 }
 
 }  // namespace loadstone

@@ -58,13 +58,14 @@ std::shared_ptr<ByteSource> FileOpener::open(const std::string& path,
   }
 }
 
-FileHeader read_header(ByteSource& source) {
+FileHeader read_header(ByteSource& source, std::uint32_t gguf_rank_max) {
   const std::string_view name = source.path();
   if (name.ends_with(".safetensors")) return read_safetensors(source);
-  if (name.ends_with(".gguf")) return read_gguf(source);
+  if (name.ends_with(".gguf")) return read_gguf(source, gguf_rank_max);
   const FileKind kind = sniff(source);
   if (kind == FileKind::safetensors) return read_safetensors(source);
-  if (kind == FileKind::gguf || kind == FileKind::legacy_ggml) return read_gguf(source);
+  if (kind == FileKind::gguf || kind == FileKind::legacy_ggml)
+    return read_gguf(source, gguf_rank_max);
   refuse_format(source, kind);
 }
 

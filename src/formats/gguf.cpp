@@ -22,7 +22,6 @@ namespace {
 constexpr std::uint64_t info_bytes_min = 8 + 4 + 4 + 8;  // empty name, rank 0, type, offset
 constexpr std::uint64_t name_bytes_max = 63;             // the same: ggml keeps 64 with a NUL
 constexpr std::uint64_t alignment_max = std::uint64_t{1} << 20;
-constexpr std::uint64_t rank_max = 4;
 constexpr std::uint64_t signed_max = std::numeric_limits<std::int64_t>::max();
 
 std::optional<std::uint64_t> align_up(std::uint64_t number, std::uint64_t alignment) noexcept {
@@ -33,7 +32,7 @@ std::optional<std::uint64_t> align_up(std::uint64_t number, std::uint64_t alignm
 // Not thread-safe.
 class GgufReader {
  public:
-  explicit GgufReader(ByteSource& source) : cursor_(source) {}
+  GgufReader(ByteSource& source, std::uint32_t rank_max) : cursor_(source), rank_max_(rank_max) {}
 
   FileHeader read() {
     header_.shard.path = cursor_.source.path();
@@ -182,9 +181,9 @@ class GgufReader {
   TensorInfo read_info(std::uint64_t ahead) {
     reader_.set_ahead(ahead + info_bytes_min - 8 - 4);
     const auto rank = cursor_.number<std::uint32_t>();
-    if (rank > rank_max) {
+    if (rank > rank_max_) {
       cursor_.refuse({"gg.n_dims", "too many dims", "n_dims", std::to_string(rank),
-                      fmt::format("at most {}", rank_max)});
+                      fmt::format("at most {}", rank_max_)});
     }
     if (rank == 0)
       cursor_.warnings.add("gg.n_dims", cursor_.culprit, "n_dims", "no dims: a single number");
@@ -339,6 +338,7 @@ class GgufReader {
   }
 
   GgufCursor cursor_;
+  std::uint32_t rank_max_;
   HeaderReader& reader_ = cursor_.reader;
   FileHeader header_;
   std::uint64_t tensor_count_ = 0;
@@ -364,7 +364,9 @@ std::optional<std::uint64_t> split_number(const FileHeader& header, const char* 
 
 }  // namespace
 
-FileHeader read_gguf(ByteSource& source) { return GgufReader(source).read(); }
+FileHeader read_gguf(ByteSource& source, std::uint32_t rank_max) {
+  return GgufReader(source, rank_max).read();
+}
 
 std::optional<GgufSplit> gguf_split(const FileHeader& header) {
   const auto number = split_number(header, "split.no");

@@ -26,7 +26,8 @@ struct GgufType {
 
 // Reads everything before the data, not a byte of data, and checks every rule of one file. Throws
 // Error "gg.*", "io.*". Whether a split is complete is for the caller, who knows the other files.
-[[nodiscard]] FileHeader read_gguf(ByteSource& source);
+// `rank_max`: more dims than these are refused.
+[[nodiscard]] FileHeader read_gguf(ByteSource& source, std::uint32_t rank_max = 4);
 
 // What a part of a split says about itself; nothing for a file that is whole. Throws "gg.kv_type",
 // "gg.split".

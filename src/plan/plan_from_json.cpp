@@ -1,6 +1,8 @@
 // The one place of this room that opens files: a saved plan's shards.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/text.h"
 #include "loadstone/error.h"
 #include "loadstone/storage.h"
@@ -9,6 +11,9 @@
 namespace loadstone {
 
 namespace {
+
+// What a caller may have allowed when the plan was made.
+constexpr std::uint32_t saved_rank_max = 8;
 
 // Shards stand in the root or below it; the plan's word for where is not trusted.
 bool is_inside(std::string_view path) {
@@ -50,8 +55,10 @@ Plan plan_from_json(std::string_view text, const OpenOptions& options, const std
     }
     paths.push_back(folder.ends_with('/') ? folder + path : folder + '/' + path);
   }
+  OpenOptions opening = options;
+  opening.gguf_rank_max = std::max(opening.gguf_rank_max, saved_rank_max);  // as it was planned
   auto catalog =
-      paths.size() == 1 ? open_checkpoint(paths.front(), options) : open_checkpoint(paths, options);
+      paths.size() == 1 ? open_checkpoint(paths.front(), opening) : open_checkpoint(paths, opening);
   return bind_plan(std::move(saved), std::move(catalog));
 }
 

@@ -11,13 +11,16 @@ from diffusers.quantizers.gguf.utils import GGUFParameter
 
 from loadstone import _core
 from loadstone._catalog import Catalog
-from loadstone._dtypes import is_dtype
+from loadstone._dtypes import dtype_name, is_dtype
 from loadstone._errors import make
 from loadstone.tracing import Symbol, Trace
 from loadstone.tracing._symbol import refusal
 
 # Suffixes of the files that loadstone opens; others are the library's.
 READABLE = (".safetensors", ".gguf")
+
+# GGUF files of video models hold patch embeddings of five dims, one more than ggml knows.
+RANK_MAX = 8
 
 
 class Checkpoint(dict[str, torch.Tensor]):
@@ -43,7 +46,7 @@ class Checkpoint(dict[str, torch.Tensor]):
     @classmethod
     def open(cls, files: list[str]) -> Checkpoint:
         """Reads headers only."""
-        return cls(Catalog(_core.open_checkpoint([str(file) for file in files], True)))
+        return cls(Catalog(_core.open_checkpoint([str(file) for file in files], True, RANK_MAX)))
 
     def fresh(self) -> Checkpoint:
         """The same files, before any converter."""
@@ -61,16 +64,11 @@ class Checkpoint(dict[str, torch.Tensor]):
         """As ``dict.pop``; a missing name without a default is told as one."""
         return super().pop(key, *default) if default or key in self else self.__missing__(key)
 
-    def decode(self, dtype: torch.dtype | None) -> None:
-        """Block formats as the numbers that they stand for; ``None``: float32."""
+    def decode(self) -> None:
+        """Block formats as the numbers that they stand for, in float32; casts come after."""
         for name, symbol in self.items():
             if isinstance(symbol, PackedSymbol):
-                shape = self.catalog.tensors[name].shape
-                wanted = dtype if dtype in _DECODED else torch.float32
-                self[name] = self.trace.decode("gguf", [symbol], shape, wanted or torch.float32)
-
-
-_DECODED = (torch.float32, torch.bfloat16, torch.float16)
+                self[name] = symbol.decoded("gguf", torch.float32)
 
 
 def is_readable(files: list[str]) -> bool:
@@ -89,6 +87,10 @@ class PackedSymbol(Symbol, GGUFParameter):  # type: ignore[misc]
     quant_type: Any
     quant_shape: torch.Size
 
+    def stored(self) -> int:
+        """The blocks themselves; of a tensor that is whole."""
+        return self.tracer.builder.source(self.source)
+
     def _set_type(self, quant_type: Any) -> PackedSymbol:
         elements, size = gguf.GGML_QUANT_SIZES[quant_type]
         if self.shape and self.shape[-1] % size:
@@ -96,6 +98,15 @@ class PackedSymbol(Symbol, GGUFParameter):  # type: ignore[misc]
         self.quant_type = quant_type
         self.quant_shape = torch.Size((*self.shape[:-1], self.shape[-1] // size * elements))
         return self
+
+    def decoded(self, kernel: str, dtype: torch.dtype) -> Symbol:
+        """The numbers that the blocks stand for, by a kernel; of a whole tensor only."""
+        if not self.source:
+            raise refusal("plan.untraceable", kernel, [self], "needs tensors as they are stored")
+        trace, shape = self.tracer, tuple(self.quant_shape)
+        source = trace.builder.source(self.source)
+        value = trace.builder.decode(kernel, [source], list(shape), dtype_name(dtype))
+        return Symbol(trace, value, trace.form(shape, dtype), (self,))
 
     def inherit(self, parents: list[Symbol], operation: str) -> None:
         """Blocks of one format, in rows as they were; all else tears blocks apart."""
