@@ -83,26 +83,34 @@ def _load() -> Iterator[Load]:
 
 def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     source = args[0] if args else kwargs.pop("pretrained_model_link_or_path_or_dict", None)
-    if isinstance(source, Checkpoint):
-        source = source.fresh()
     try:
         with _load() as load:
-            model = original(cls, source, **kwargs)
+            model = original(cls, _prepared(load, source, kwargs), **kwargs)
             load.finish(model)
     except WrongConfigError as wrong:
         return _again(original, cls, source, kwargs, wrong.config)
     return model
 
 
+def _prepared(load: Load, source: Any, kwargs: dict[str, Any]) -> Any:
+    """The source as a converter is to see it; a file's, when the library has it opened."""
+    load.keeps_blocks = kwargs.get("quantization_config") is not None
+    if not isinstance(source, Checkpoint):
+        return source
+    fresh = source.fresh()
+    if not load.keeps_blocks:
+        fresh.decode()
+    return fresh
+
+
 def _again(
     original: Any, cls: Any, source: Any, kwargs: dict[str, Any], config: dict[str, Any]
 ) -> Any:
     """The same with the config that fits."""
-    fresh = source.fresh() if isinstance(source, Checkpoint) else source
     with tempfile.TemporaryDirectory() as folder, _load() as load:
         (Path(folder) / "config.json").write_text(json.dumps(config, default=str))
         kwargs = {**kwargs, "config": folder, "subfolder": None}
-        model = original(cls, fresh, **kwargs)
+        model = original(cls, _prepared(load, source, kwargs), **kwargs)
         load.finish(model)
     return model
 
@@ -126,7 +134,11 @@ def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: 
                 field="file",
             )
         return original(checkpoint_file, *args, **kwargs)
-    return Checkpoint.open([str(checkpoint_file)])
+    checkpoint = Checkpoint.open([str(checkpoint_file)])
+    load = _current.get()
+    if load is not None and not load.keeps_blocks:
+        checkpoint.decode()
+    return checkpoint
 
 
 def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:

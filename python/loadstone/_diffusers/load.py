@@ -73,13 +73,14 @@ class Load:
         self.model: Any = None
         self.device_map: Any = None  # as asked for, once the library has worked it out
         self.plan: Plan | None = None
+        self.keeps_blocks = False  # as blocks, where they are; else as the numbers they stand for
         self._core: _core.Report | None = None
         self._mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
 
     def read(self, request: Request) -> Plan:
         """Plans and loads, and gives the model its tensors."""
         self.model = model = request.model
-        traced = self._traced(request)
+        traced = self.trace(request)
         self.plan = make_plan(
             model,
             request.checkpoint.catalog,
@@ -115,7 +116,8 @@ class Load:
             return None
         return diagnose(type(request.model), dict(config), found)
 
-    def _traced(self, request: Request) -> Traced:
+    def trace(self, request: Request) -> Traced:
+        """Recipes for what the checkpoint gives, and what there is to say of the rest."""
         state = request.model.state_dict()
         converted = dict(request.converted)
         supplement(converted, state)
@@ -184,6 +186,19 @@ def _mismatch(diagnosis: Diagnosis) -> _core.Finding:
         message,
         "correct these fields of the config, or pass infer_config=True",
     )
+
+
+def convert(model: Any, checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """The checkpoint by the model's names: through the library's converter, where it needs one."""
+    from diffusers.loaders import single_file_model as library
+
+    names = set(model.state_dict())
+    kind = library._get_single_file_loadable_mapping_class(type(model))
+    if names == checkpoint.keys() or kind is None:
+        return checkpoint
+    convert_all = library.SINGLE_FILE_LOADABLE_CLASSES[kind]["checkpoint_mapping_fn"]
+    made: Mapping[str, Any] = convert_all(config=dict(model.config), checkpoint=checkpoint)
+    return {name: value for name, value in made.items() if value is not None}
 
 
 def _shape(value: Any) -> tuple[int, ...]:
