@@ -20,8 +20,8 @@ from typing import Any
 
 from loadstone._errors import make
 
-LIBRARIES = ("transformers", "accelerate")
-_PLANNED = ("diffusers", "modelopt", "bitsandbytes")
+LIBRARIES = ("transformers", "diffusers", "accelerate")
+_PLANNED = ("modelopt", "bitsandbytes")
 
 _ABSENT = object()
 _lock = threading.RLock()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from loadstone._skeleton_walk import TensorSlot
 
 # Libraries whose conversion code can be asked for recipes.
-TRACED = ("transformers",)
+TRACED = ("transformers", "diffusers")
 
 MODES = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -212,7 +212,8 @@ def plan(
             skeleton file made by :func:`loadstone.save_skeleton`.
         checkpoint: see :func:`loadstone.inspect`.
         rules: what becomes of the file's names, first match wins; see ``docs/rules.md``. Or
-            ``"transformers"``: traced from that library's own conversion code for the model.
+            ``"transformers"``, ``"diffusers"``: traced from that library's own conversion code for
+            the model.
         dtype: ``None``: the model's own; a torch dtype or its name: for parameters and persistent
             floating buffers, never for others; ``"auto"``: the file's.
         device_map: ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, a device, or

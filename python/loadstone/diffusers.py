@@ -18,7 +18,9 @@ import torch
 from loadstone.transformers import construction_dtype, default_dtype
 
 if TYPE_CHECKING:
+    from loadstone._catalog import Catalog
     from loadstone._patch import Hooks
+    from loadstone._traced import Traced
 
 
 def from_single_file(
@@ -88,6 +90,35 @@ def patches() -> Hooks:
     from loadstone._diffusers import hooks
 
     return hooks.hooks()
+
+
+def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> Traced:
+    """What each tensor of a ``ModelMixin`` is made of, by the library's single-file converter.
+
+    Args:
+        model: may lie on meta.
+        dtype: ``None``: the model's own; a torch dtype or its name. Block formats are decoded.
+
+    Raises:
+        Error: ``plan.options``: the model is not one of this library.
+    """
+    from diffusers import ModelMixin
+
+    from loadstone._diffusers.checkpoint import Checkpoint
+    from loadstone._diffusers.load import Load, Options, Request, convert
+    from loadstone._errors import make
+
+    if not isinstance(model, ModelMixin):
+        found = f"{type(model).__module__}.{type(model).__qualname__}"
+        raise make("plan.options", "the model is not of diffusers", field="rules", found=found)
+    checkpoint = Checkpoint(catalog)
+    checkpoint.decode(None)
+    wanted = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
+    converted = convert(model, checkpoint)
+    kept = getattr(type(model), "_keep_in_fp32_modules", None) or ()
+    keeps = tuple(kept) if wanted in (torch.float16, torch.bfloat16) else ()
+    request = Request(model, converted, checkpoint, None if wanted == "auto" else wanted, keeps)
+    return Load(Options()).trace(request)
 
 
 def _options(

@@ -190,7 +190,9 @@ def _mismatch(diagnosis: Diagnosis) -> _core.Finding:
 
 def convert(model: Any, checkpoint: Checkpoint) -> Mapping[str, Any]:
     """The checkpoint by the model's names: through the library's converter, where it needs one."""
-    from diffusers.loaders import single_file_model as library
+    from diffusers.loaders import single_file_model
+
+    library: Any = single_file_model
 
     names = set(model.state_dict())
     kind = library._get_single_file_loadable_mapping_class(type(model))
