@@ -68,6 +68,7 @@ bench: package
 	for program in build/bench/bin/*_bench; do "$$program"; done
 	python -m bench.loaders
 	python -m bench.large_plan
+	python -m bench.gguf_bench
 
 .PHONY: format format-check
 format: setup

@@ -1,8 +1,14 @@
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <cctype>
 #include <cstring>
 
 #include "bindings.h"
+#include "formats/gguf.h"
 #include "kernels/cast.h"
 #include "kernels/decode.h"
+#include "kernels/gguf.h"
 
 namespace loadstone::python {
 
@@ -47,6 +53,76 @@ nb::bytes decode_bytes(std::string_view kernel, const std::vector<PartRow>& rows
   return nb::bytes(target.data(), target.size());
 }
 
+// "Q4_K", in any case.
+BlockFormat block_format_argument(std::string_view text) {
+  std::string wanted(text);
+  std::ranges::transform(wanted, wanted.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  std::string known;
+  for (std::uint32_t id = 0; const auto type = gguf_type(id); ++id) {
+    const bool is_wanted = type->name == wanted;
+    if (!type->encoding) {
+      if (is_wanted) {
+        throw Error("gg.type", "a type that was removed from the format", {.found = wanted});
+      }
+    } else if (!type->encoding->is_dtype()) {
+      const BlockFormat format = type->encoding->block_format();
+      const bool has_values = gguf_decoder(format, Dtype::f32, GgufMode::exact) != nullptr;
+      if (is_wanted && has_values) return format;
+      if (is_wanted) {
+        throw Error("gg.no_dequant", "a type for activations, which no one can dequantize",
+                    {.found = wanted});
+      }
+      if (has_values) known += (known.empty() ? "" : " ") + std::string(type->name);
+    }
+  }
+  throw Error("plan.encoding", "this version has no values for the encoding",
+              {.found = std::string(text), .expected = known});
+}
+
+GgufMode mode_argument(std::string_view text) {
+  if (text == "exact") return GgufMode::exact;
+  if (text == "diffusers-compatible") return GgufMode::half;
+  throw Error("usage", "unknown dialect",
+              {.field = "dialect",
+               .found = std::string(text),
+               .expected = "exact or diffusers-compatible"});
+}
+
+using SourceBytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using TargetBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// Whole blocks to as many numbers as they hold; both sides as bytes of the caller's.
+void decode_gguf(std::string_view format_name, const SourceBytes& blocks, const TargetBytes& target,
+                 std::string_view dtype_name, std::string_view mode_name) {
+  const BlockFormat format = block_format_argument(format_name);
+  const Dtype dtype = dtype_argument(dtype_name);
+  const DecodeBlocks decoder = gguf_decoder(format, dtype, mode_argument(mode_name));
+  if (decoder == nullptr) {
+    throw Error("plan.encoding", "the block format has no such values in this dialect",
+                {.found = std::string(Encoding(format).name()) + " to " + std::string(dtype_name) +
+                          ", " + std::string(mode_name),
+                 .expected = "to F32, BF16 or F16; diffusers-compatible: Q4_0 to Q8_0, Q2_K to "
+                             "Q6_K, IQ4_NL, IQ4_XS"});
+  }
+  const BlockLayout block = layout(format);
+  const std::uint64_t count = blocks.size() / block.bytes;
+  const std::size_t element = element_bytes(dtype);
+  if (blocks.size() % block.bytes != 0 || target.size() % (block.elements * element) != 0 ||
+      target.size() / (block.elements * element) != count) {
+    throw Error("usage", "the bytes are not those of as many whole blocks",
+                {.found = std::to_string(blocks.size()) + " for " + std::to_string(target.size())});
+  }
+  const nb::gil_scoped_release release;
+  decoder(reinterpret_cast<const std::byte*>(blocks.data()), count,
+          reinterpret_cast<std::byte*>(target.data()));
+}
+
+std::pair<std::uint32_t, std::uint32_t> gguf_layout(std::string_view format_name) {
+  const BlockLayout block = layout(block_format_argument(format_name));
+  return {block.elements, block.bytes};
+}
+
 }  // namespace
 
 void bind_kernels(nb::module_& module) {
@@ -54,6 +130,9 @@ void bind_kernels(nb::module_& module) {
              nb::arg("target_dtype"));
   module.def("decode", &decode_bytes, nb::arg("kernel"), nb::arg("sources"), nb::arg("shape"),
              nb::arg("dtype"));
+  module.def("decode_gguf", &decode_gguf, nb::arg("format"), nb::arg("blocks"), nb::arg("target"),
+             nb::arg("dtype"), nb::arg("mode") = "exact");
+  module.def("gguf_layout", &gguf_layout, nb::arg("format"));
   module.def("can_cast", [](std::string_view source, std::string_view target) {
     return can_cast(dtype_argument(source), dtype_argument(target));
   });

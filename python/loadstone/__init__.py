@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import loadstone.diffusers as diffusers
     import loadstone.torch as torch
     import loadstone.transformers as transformers
+    from loadstone._convert import dequantize
 
 _ADAPTERS = ("torch", "transformers", "diffusers", "accelerate")
 
@@ -52,6 +53,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "audit",
+    "dequantize",
     "diffusers",
     "inspect",
     "load",
@@ -67,6 +69,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _ADAPTERS:
         return importlib.import_module(f"loadstone.{name}")
+    if name == "dequantize":
+        return importlib.import_module("loadstone._convert").dequantize
     raise AttributeError(f"module 'loadstone' has no attribute {name!r}")
 
 
