@@ -22,6 +22,8 @@ from transformers_models import own_state, randomise_all
 
 from loadstone._skeleton_walk import walk
 
+CONSTRUCTED = ("non_persistent_buffer", "attribute")  # what no file holds
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -170,6 +172,17 @@ OWN_CASES: list[Case] = [Case(*row) for row in OWN_ROWS]
 
 def by_name(name: str) -> Case:
     return next(item for item in [*CASES, *OWN_CASES] if item.name == name)
+
+
+def cast_copy(case: Case, model: Any, dtype: torch.dtype) -> Any:
+    """What a load in ``dtype`` is to give: weights rounded but for declared modules."""
+    expected = copy.deepcopy(model)
+    keeps = set(case.cls._keep_in_fp32_modules or ())
+    for slot in walk(expected):
+        is_cast = slot.kind not in CONSTRUCTED and slot.tensor.is_floating_point()
+        if is_cast and not keeps & set(slot.name.split(".")):
+            slot.replace(slot.tensor.detach().to(dtype))
+    return expected
 
 
 @contextlib.contextmanager

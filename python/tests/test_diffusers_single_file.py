@@ -12,9 +12,11 @@ import pytest
 import torch
 from diffusers_models import (
     CASES,
+    CONSTRUCTED,
     OWN_CASES,
     Case,
     by_name,
+    cast_copy,
     differences,
     library_converted,
     state_of,
@@ -36,7 +38,6 @@ SMALL = [case for case in CASES if not case.is_wide]
 WIDE = [case for case in CASES if case.is_wide]
 # The library's converter leaves one of its names as it is.
 INCOMPLETE_CONVERTERS = {"wan_flf2v": {"condition_embedder.image_embedder.pos_embed"}}
-CONSTRUCTED = ("non_persistent_buffer", "attribute")
 NORM = "model.diffusion_model.blocks.0.norm3.weight"  # by the file's name
 NORM_TARGET = "blocks.0.norm2.weight"
 WAN_MAP = dict.fromkeys(
@@ -148,17 +149,6 @@ def test_folder_of_shards(tmp_path: Path, no_readers: None, case: Case) -> None:
 
 DTYPES = (torch.bfloat16, torch.float16)
 DTYPE_CASES = ("wan_i2v", "wan_animate", "cosmos", "qwen_image", "sd35", "ltx_vae", "mochi")
-
-
-def cast_copy(case: Case, model: Any, dtype: torch.dtype) -> Any:
-    """What a load in ``dtype`` is to give: weights rounded but for declared modules."""
-    expected = copy.deepcopy(model)
-    keeps = set(case.cls._keep_in_fp32_modules or ())
-    for slot in walk(expected):
-        is_cast = slot.kind not in CONSTRUCTED and slot.tensor.is_floating_point()
-        if is_cast and not keeps & set(slot.name.split(".")):
-            slot.replace(slot.tensor.detach().to(dtype))
-    return expected
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,0 +1,108 @@
+"""GGUF files of the models of ``diffusers_models``, in the original names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy
+import torch
+from diffusers_layouts import State
+from diffusers_models import Case, by_name
+
+Kind = gguf.GGMLQuantizationType
+PLAIN = (Kind.F16, Kind.Q8_0, Kind.Q4_0)
+# Where the F16 scales of a block lie: gguf-py does not quantize to these types.
+SCALES = {Kind.Q4_K: (0, 2), Kind.Q2_K: (80, 82), Kind.Q6_K: (208,)}
+
+
+@dataclasses.dataclass
+class Tensors:
+    """What a file holds.
+
+    Attributes:
+        data: arrays as gguf-py takes them: packed rows, or numbers.
+        kinds: of each tensor.
+    """
+
+    data: dict[str, Any]
+    kinds: dict[str, Kind]
+
+    def dequantized(self) -> State:
+        """The numbers that the file stands for, by gguf-py in float32."""
+        return {
+            name: torch.from_numpy(gguf.quants.dequantize(data, self.kinds[name]).copy())
+            for name, data in self.data.items()
+        }
+
+    def write(self, file: Path) -> str:
+        writer = gguf.GGUFWriter(file, "test")
+        for name, data in self.data.items():
+            writer.add_tensor(name, data, raw_dtype=self.kinds[name])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return str(file)
+
+
+def packed(state: State, choose: Callable[[int], Kind], seed: int = 0) -> Tensors:
+    """Matrices whose rows are whole blocks as ``choose(running number)`` says, the rest F32.
+
+    Matrices that do not fit become F16, as in files that people publish.
+    """
+    made = Tensors({}, {})
+    generator = numpy.random.default_rng(seed)
+    for index, (name, tensor) in enumerate(state.items()):
+        array = tensor.detach().float().numpy()
+        kind = choose(index) if array.ndim == 2 else Kind.F32
+        if array.ndim > 2 or array.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+            kind = Kind.F16
+        if kind in SCALES:
+            made.data[name] = random_blocks(array.shape, kind, generator)
+        else:
+            made.data[name] = gguf.quants.quantize(numpy.ascontiguousarray(array), kind)
+        made.kinds[name] = kind
+    return made
+
+
+def random_blocks(shape: tuple[int, ...], kind: Kind, generator: Any) -> Any:
+    """Valid blocks: any bytes, and scales that are small finite numbers."""
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = shape[0] * shape[1] // elements
+    made = generator.integers(0, 256, (blocks, size), dtype=numpy.uint8)
+    for offset in SCALES[kind]:
+        scales = generator.uniform(-0.02, 0.02, (blocks, 1)).astype(numpy.float16)
+        made[:, offset : offset + 2] = scales.view(numpy.uint8)
+    return made.reshape(shape[0], shape[1] // elements * size)
+
+
+def mixed(index: int) -> Kind:
+    """As files named K_M are."""
+    return (Kind.Q4_K, Kind.Q6_K, Kind.F16, Kind.Q4_K, Kind.F32)[index % 5]
+
+
+def _wider(name: str, changes: dict[str, Any]) -> Case:
+    case = by_name(name)
+    return dataclasses.replace(case, name=f"{name}_256", changes=case.changes | changes)
+
+
+# Rows of 256 numbers, which is a block of the K types.
+BLOCK_CASES = [
+    _wider("wan_t2v", {"attention_head_dim": 64, "ffn_dim": 256, "text_dim": 256, "freq_dim": 256}),
+    _wider(
+        "sd35",
+        {
+            "attention_head_dim": 64, "joint_attention_dim": 256, "caption_projection_dim": 256,
+            "pooled_projection_dim": 256,
+        },
+    ),
+    _wider("z_image", {"dim": 256, "cap_feat_dim": 256, "axes_dims": [16, 24, 24]}),
+    _wider(
+        "qwen_image",
+        {"attention_head_dim": 64, "joint_attention_dim": 256, "axes_dims_rope": [16, 24, 24]},
+    ),
+]  # fmt: skip

@@ -1,0 +1,230 @@
+"""GGUF files for diffusers: packed as they are, or as the numbers that gguf-py gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from diffusers_gguf import BLOCK_CASES, PLAIN, SCALES, Kind, Tensors, mixed, packed
+from diffusers_models import CASES, Case, by_name, cast_copy, library_converted, write_config
+
+import loadstone
+import loadstone.diffusers
+from loadstone._skeleton_walk import walk
+
+diffusers = pytest.importorskip("diffusers")
+
+# Those whose converter only renames, and those whose converter splits, joins and swaps rows.
+SAMPLE = ("wan_i2v", "wan_vace", "ltx", "sana", "auraflow", "cosmos", "hidream")
+WAN = BLOCK_CASES[0]
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a library reads weights itself")
+
+
+def rows(kinds: Any, cases: Any) -> list[Any]:
+    """Cases with each type; all but the sample's and the K types' belong to the sweep."""
+    return [
+        pytest.param(
+            case,
+            kind,
+            id=f"{case}-{kind.name}",
+            marks=()
+            if case in BLOCK_CASES or (case.name in SAMPLE and kind != Kind.F16)
+            else pytest.mark.sweep,
+        )
+        for case in cases
+        for kind in kinds
+    ]
+
+
+SMALL = [case for case in CASES if not case.is_wide and case.name != "wan_flf2v"]
+ALL = [*rows(PLAIN, SMALL), *rows(SCALES, BLOCK_CASES)]
+
+
+class File:
+    """A GGUF file of a case, its configuration, and what it holds."""
+
+    def __init__(self, folder: Path, case: Case, choose: Any) -> None:
+        self.case = case
+        self.model = case.build()
+        self.tensors: Tensors = packed(case.original(self.model), choose)
+        self.path = self.tensors.write(folder / "model.gguf")
+        self.config = write_config(self.model, folder / "config")
+
+    def load(self, **options: Any) -> Any:
+        return loadstone.diffusers.from_single_file(
+            self.case.cls, self.path, config=self.config, **options
+        )
+
+    def library_load(self, **options: Any) -> Any:
+        return self.case.cls.from_single_file(self.path, config=self.config, **options)
+
+    def reference(self) -> Any:
+        """A model with the numbers of gguf-py, through the library's converter in float32."""
+        values = library_converted(self.case, self.tensors.dequantized(), self.model)
+        expected = self.case.build()
+        names = expected.state_dict()
+        expected.load_state_dict({name: values[name] for name in names})
+        return expected
+
+
+def quantization(dtype: torch.dtype = torch.bfloat16, *excluded: str) -> Any:
+    config = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
+    if excluded:
+        config.modules_to_not_convert = list(excluded)
+    return config
+
+
+def differences(found: Any, expected: Any) -> list[str]:
+    """As those of ``diffusers_models``, with the block format of parameters.
+
+    What the library dequantizes it leaves as tensors that are no parameters; ours are.
+    """
+    from diffusers_models import differences as of_values
+
+    lines = of_values(found, expected)
+    theirs = {slot.name: slot.tensor for slot in walk(expected)}
+    for slot in walk(found):
+        if slot.kind == "parameter" and not isinstance(slot.tensor, torch.nn.Parameter):
+            lines.append(f"{slot.name}: not a parameter")
+        if block_format(slot.tensor) != block_format(theirs.get(slot.name)):
+            lines.append(f"{slot.name}: another block format")
+    return lines
+
+
+def block_format(tensor: Any) -> Any:
+    is_packed = isinstance(tensor, diffusers.quantizers.gguf.utils.GGUFParameter)
+    return tensor.quant_type if is_packed else None
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    lines = differences(found, expected)
+    assert not lines, "\n".join(lines[:20])
+    assert loadstone.audit(found).ok
+
+
+# --- as numbers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case, kind", ALL)
+def test_dequantized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, kind: Kind
+) -> None:
+    """Without a quantization config: gguf-py's float32, rounded once to what is asked for."""
+    file = File(tmp_path, case, lambda _: kind)
+    reference = file.reference()
+    monkeypatch.setattr(gguf, "GGUFReader", refuse)
+    assert_same(file.load(), reference)
+    for dtype in (torch.bfloat16, torch.float16):
+        assert_same(file.load(torch_dtype=dtype), cast_copy(case, reference, dtype))
+
+
+def test_the_library_refuses_without_a_config(tmp_path: Path) -> None:
+    """Why the test above has no library to compare with."""
+    file = File(tmp_path, WAN, lambda _: Kind.Q8_0)
+    with pytest.raises(ValueError, match="shape"):
+        file.library_load()
+
+
+# --- as they are ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case, kind", ALL)
+def test_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, kind: Kind) -> None:
+    """With one: the library's own load, parameter for parameter."""
+    file = File(tmp_path, case, lambda _: kind)
+    expected = file.library_load(quantization_config=quantization())
+    monkeypatch.setattr(gguf, "GGUFReader", refuse)
+    assert_same(file.load(quantization_config=quantization()), expected)
+
+
+@pytest.mark.parametrize("case", BLOCK_CASES, ids=repr)
+def test_mixed_types(tmp_path: Path, case: Case) -> None:
+    file = File(tmp_path, case, mixed)
+    assert len(set(file.tensors.kinds.values())) == 4
+    expected = file.library_load(quantization_config=quantization(torch.float16))
+    assert_same(file.load(quantization_config=quantization(torch.float16)), expected)
+    assert_same(file.load(torch_dtype=torch.bfloat16), cast_copy(
+        case, file.reference(), torch.bfloat16))  # fmt: skip
+
+
+def test_bytes_of_the_file_are_the_parameters(tmp_path: Path) -> None:
+    file = File(tmp_path, WAN, mixed)
+    found = file.load(quantization_config=quantization())
+    held = file.tensors.data["model.diffusion_model.blocks.0.ffn.0.weight"]
+    kind = file.tensors.kinds["model.diffusion_model.blocks.0.ffn.0.weight"]
+    parameter = found.blocks[0].ffn.net[0].proj.weight
+    assert kind in SCALES
+    assert isinstance(parameter, diffusers.quantizers.gguf.utils.GGUFParameter)
+    assert parameter.quant_type == kind
+    assert parameter.dtype == torch.uint8
+    assert torch.equal(parameter.as_tensor(), torch.from_numpy(held))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("kind", [*SCALES, Kind.Q8_0, Kind.Q4_0], ids=lambda kind: kind.name)
+def test_modules_that_are_not_to_be_packed(tmp_path: Path, kind: Kind, dtype: torch.dtype) -> None:
+    """Dequantized as the library does it, in F16 arithmetic; declared modules in float32."""
+    file = File(tmp_path, WAN, lambda _: kind)
+    expected = file.library_load(quantization_config=quantization(dtype, "attn1"))
+    found = file.load(quantization_config=quantization(dtype, "attn1"))
+    assert found.blocks[0].attn1.to_q.weight.dtype == dtype
+    assert found.blocks[0].attn2.to_q.weight.dtype == torch.uint8
+    assert_same(found, expected)
+
+
+def test_outputs_of_a_packed_model(tmp_path: Path) -> None:
+    file = File(tmp_path, WAN, mixed)
+    generator = torch.Generator().manual_seed(3)
+    inputs = {
+        "hidden_states": torch.randn(1, 16, 1, 4, 4, generator=generator).bfloat16(),
+        "timestep": torch.tensor([3]),
+        "encoder_hidden_states": torch.randn(1, 4, 256, generator=generator).bfloat16(),
+    }
+    with torch.no_grad():
+        made = [
+            load(quantization_config=quantization())(**inputs).sample
+            for load in (file.load, file.library_load)
+        ]
+    assert torch.equal(*made)
+    assert made[0].isfinite().all()
+
+
+def test_differences_of_packed_models_are_found(tmp_path: Path) -> None:
+    file = File(tmp_path, WAN, mixed)
+    first, second = (file.load(quantization_config=quantization()) for _ in range(2))
+    assert differences(first, second) == []
+    weight = second.blocks[1].ffn.net[2].weight
+    with torch.no_grad():
+        weight.as_tensor()[0, 0] ^= 1
+    assert differences(first, second) == ["blocks.1.ffn.net.2.weight: other values"]
+    other = file.load(torch_dtype=torch.bfloat16)
+    assert any(line.endswith("another block format") for line in differences(first, other))
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_missing_tensor_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = by_name("wan_t2v")
+    file = File(tmp_path, case, lambda _: Kind.Q8_0)
+    for name in (
+        "model.diffusion_model.blocks.0.ffn.0.weight",
+        "model.diffusion_model.blocks.0.norm3.weight",
+    ):
+        del file.tensors.data[name]
+    file.tensors.write(tmp_path / "less.gguf")
+    file.path = str(tmp_path / "less.gguf")
+    monkeypatch.setattr(gguf, "GGUFReader", refuse)
+    for options in ({}, {"quantization_config": quantization()}):
+        with pytest.raises(loadstone.PlanError) as raised:
+            file.load(**options)
+        errors = [item for item in raised.value.findings if item.severity == "error"]
+        assert {item.target for item in errors} == {
+            "blocks.0.ffn.net.0.proj.weight", "blocks.0.norm2.weight",
+        }  # fmt: skip
