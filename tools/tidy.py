@@ -209,6 +209,12 @@ def banned_words(path: str, text: str) -> Iterator[Breach]:
     yield from grep(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b", text, "finish it or say why not: {}")
 
 
+def adapted(path: str) -> set[str]:
+    """The libraries that a file is for: by its name, or by the folder behind the adapter."""
+    names = {Path(path).stem, Path(path).parent.name.removeprefix("_")}
+    return names | {"accelerate"} if "diffusers" in names else names  # diffusers stands on it
+
+
 def frameworks_stay_in_adapters(path: str, text: str) -> Iterator[Breach]:
     if path.startswith(("src/", "include/")) and path != "include/loadstone/torch.h":
         # safetensors and torch also name file formats.
@@ -222,7 +228,7 @@ def frameworks_stay_in_adapters(path: str, text: str) -> Iterator[Breach]:
                 modules = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 modules = [node.module or ""]
-            for name in {m.split(".")[0] for m in modules} & FRAMEWORKS - {Path(path).stem}:
+            for name in {m.split(".")[0] for m in modules} & FRAMEWORKS - adapted(path):
                 yield getattr(node, "lineno", 1), f"only its adapter imports {name}"
 
 

@@ -183,7 +183,8 @@ def _is_sharded_by_others() -> bool:
     from transformers.integrations import deepspeed
     from transformers.integrations.fsdp import is_fsdp_enabled
 
-    return bool(deepspeed.is_deepspeed_zero3_enabled() or is_fsdp_enabled())  # type: ignore[no-untyped-call]
+    zero3: Any = deepspeed.is_deepspeed_zero3_enabled
+    return bool(zero3() or is_fsdp_enabled())
 
 
 def _refused(what: str) -> Exception:

@@ -240,9 +240,10 @@ def _loading_info(model: Any, derived: Derived) -> LoadStateDictInfo:
         error_msgs=[],
         skipped_pp_keys=set(),
     )
+    mismatched: set[Any] = info.mismatched_keys
     for name, found, expected in derived.mismatched:
         info.missing_keys.discard(name)
-        info.mismatched_keys.add((name, torch.Size(found), torch.Size(expected)))  # type: ignore[arg-type]
+        mismatched.add((name, torch.Size(found), torch.Size(expected)))
     return info
 
 
