@@ -97,23 +97,27 @@ HWY_INLINE V f16_of_bits(V bits) {
   return hn::Or(result, sign);
 }
 
-HWY_INLINE V bf16_of_bits(V bits) {  // no NaN
+// A bf16 in the upper half of each lane, and remains below it. Not for a NaN.
+HWY_INLINE V upper_bf16_of_bits(V bits) {
   const V odd = hn::And(hn::ShiftRight<16>(bits), all(1));
-  return hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, all(0x7fff))));
+  return hn::Add(bits, hn::Add(odd, all(0x7fff)));
 }
 
 HWY_INLINE V bf16_of_bits(V bits, V nan) {
   const V magnitude = hn::And(bits, all(0x7fffffff));
-  const V rounded = bf16_of_bits(bits);
+  const V rounded = hn::ShiftRight<16>(upper_bf16_of_bits(bits));
   return where_greater(magnitude, all(0x7f800000), nan, rounded);
 }
 
-// ---- one vector's worth of bits as bytes; write_number(): where none is a NaN
+// ---- one vector's worth of bits as bytes; write_two(): of two, where none is a NaN
 
 struct WriteF32 {
   static constexpr std::size_t bytes = 4;
   static HWY_INLINE void write(V bits, std::byte* to) { store_bits(U32(), bits, to); }
-  static HWY_INLINE void write_number(V bits, std::byte* to) { write(bits, to); }
+  static HWY_INLINE void write_two(V first, V second, std::byte* to) {
+    write(first, to);
+    write(second, to + hn::Lanes(U32()) * bytes);
+  }
 };
 HWY_INLINE void write_u16(V values, std::byte* to) {
   store_bits(U16(), hn::DemoteTo(U16(), hn::BitCast(I32(), values)), to);
@@ -121,8 +125,9 @@ HWY_INLINE void write_u16(V values, std::byte* to) {
 struct WriteF16 {
   static constexpr std::size_t bytes = 2;
   static HWY_INLINE void write(V bits, std::byte* to) { write_u16(f16_of_bits(bits), to); }
-  static HWY_INLINE void write_number(V bits, std::byte* to) {
-    write_u16(f16_of_bits<false>(bits), to);
+  static HWY_INLINE void write_two(V first, V second, std::byte* to) {
+    write_u16(f16_of_bits<false>(first), to);
+    write_u16(f16_of_bits<false>(second), to + hn::Lanes(U32()) * bytes);
   }
 };
 template <std::uint16_t nan>
@@ -131,7 +136,22 @@ struct WriteBf16 {
   static HWY_INLINE void write(V bits, std::byte* to) {
     write_u16(bf16_of_bits(bits, all(nan)), to);
   }
-  static HWY_INLINE void write_number(V bits, std::byte* to) { write_u16(bf16_of_bits(bits), to); }
+  static HWY_INLINE void write_two(V first, V second, std::byte* to) {
+#if HWY_TARGET == HWY_SCALAR
+    store_bits(U16(), hn::Set(U16(), upper_half(first)), to);
+    store_bits(U16(), hn::Set(U16(), upper_half(second)), to + bytes);
+#else
+    const hn::Repartition<std::uint16_t, U32> halves;
+    const auto low = hn::BitCast(halves, upper_bf16_of_bits(first));
+    const auto high = hn::BitCast(halves, upper_bf16_of_bits(second));
+    store_bits(halves, hn::ConcatOdd(halves, high, low), to);
+#endif
+  }
+
+ private:
+  static HWY_INLINE std::uint16_t upper_half(V bits) {
+    return static_cast<std::uint16_t>(hn::GetLane(upper_bf16_of_bits(bits)) >> 16);
+  }
 };
 
 }  // namespace loadstone::simd::HWY_NAMESPACE

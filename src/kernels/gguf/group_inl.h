@@ -178,30 +178,46 @@ HWY_INLINE hn::Vec<F32> round_to_f16(hn::Vec<F32> values) {
   return hn::BitCast(F32(), bits_of_f16<false>(f16_of_bits<false>(hn::BitCast(U32(), values))));
 }
 
+HWY_INLINE bool all_finite(const float* values, std::size_t count) {
+  std::uint32_t special = 0;
+  for (std::size_t i = 0; i < count; ++i) special |= is_finite(values[i]) ? 0u : 1u;
+  return special == 0;
+}
+
+// One vector of numbers from place `at` of the group on.
+template <std::size_t run, bool has_offset, bool half>
+HWY_INLINE V bits_at(const Group& group, std::size_t at) {
+  const F32 d;
+  const hn::Rebind<std::int8_t, F32> d8;
+  const auto codes = hn::PromoteTo(I32(), hn::LoadU(d8, group.codes.data() + at));
+  auto values = hn::Mul(hn::Set(d, group.scales[at / run]), hn::ConvertTo(d, codes));
+  if constexpr (half) values = round_to_f16(values);
+  if constexpr (has_offset) values = hn::Add(values, hn::Set(d, group.offsets[at / run]));
+  if constexpr (has_offset && half) values = round_to_f16(values);
+  return hn::BitCast(U32(), values);
+}
+
+// Blocks are of 32 numbers at least, so that two vectors of 16 always fit.
 template <std::size_t run, bool has_offset, bool half, Dtype target>
 HWY_NOINLINE void write_runs(const Group& group, std::size_t runs, std::byte* to) {
   constexpr std::uint16_t nan = half ? number::bf16_nan_scalar : number::bf16_nan_vector;
   using Write = typename WriterOf<target, nan>::Type;
-  const F32 d;
-  const hn::Rebind<std::int8_t, F32> d8;
-  const std::size_t lanes = hn::Lanes(d);
-  const std::int8_t* codes = group.codes.data();
-  for (std::size_t r = 0; r < runs; ++r, codes += run, to += run * Write::bytes) {
-    const float scale = group.scales[r];
-    const float offset = has_offset ? group.offsets[r] : 0.0f;
-    if (HWY_UNLIKELY(!is_finite(scale) || !is_finite(offset))) {
-      write_special_run<run, has_offset, half, target, nan>(codes, scale, offset, to);
-      continue;
+  const std::size_t count = runs * run;
+  if (HWY_UNLIKELY(!all_finite(group.scales.data(), runs) ||
+                   (has_offset && !all_finite(group.offsets.data(), runs)))) {
+    for (std::size_t r = 0; r < runs; ++r) {
+      write_special_run<run, has_offset, half, target, nan>(
+          group.codes.data() + r * run, group.scales[r], has_offset ? group.offsets[r] : 0.0f,
+          to + r * run * Write::bytes);
     }
-    const auto scales = hn::Set(d, scale);
-    [[maybe_unused]] const auto offsets = hn::Set(d, offset);
-    for (std::size_t i = 0; i < run; i += lanes) {
-      const auto integers = hn::PromoteTo(I32(), hn::LoadU(d8, codes + i));
-      auto values = hn::Mul(scales, hn::ConvertTo(d, integers));
-      if constexpr (half) values = round_to_f16(values);
-      if constexpr (has_offset) values = hn::Add(values, offsets);
-      if constexpr (has_offset && half) values = round_to_f16(values);
-      Write::write_number(hn::BitCast(U32(), values), to + i * Write::bytes);
+    return;
+  }
+  const std::size_t lanes = hn::Lanes(F32());
+  for (std::size_t at = 0; at < count; at += 32) {
+    for (std::size_t i = at; i < at + 32; i += 2 * lanes) {
+      const V first = bits_at<run, has_offset, half>(group, i);
+      const V second = bits_at<run, has_offset, half>(group, i + lanes);
+      Write::write_two(first, second, to + i * Write::bytes);
     }
   }
 }

@@ -89,20 +89,16 @@ struct Q3_K : Block256 {
 
 // The scales of Q4_K and Q5_K: d, dmin, and 8 pairs of 6 bits in 12 bytes.
 HWY_INLINE void unpack_scales_and_minima(const std::byte* block, Unpacked to) {
-  const std::uint8_t* const packed = octets(block) + 4;
-  std::array<std::uint8_t, 8> scales;
-  std::array<std::uint8_t, 8> minima;
-  for (std::size_t i = 0; i < 4; ++i) {
-    const std::uint8_t scale = packed[i];
-    const std::uint8_t minimum = packed[4 + i];
-    const std::uint8_t both = packed[8 + i];
-    scales[i] = scale & 63;
-    minima[i] = minimum & 63;
-    scales[4 + i] = static_cast<std::uint8_t>((both & 15) | ((scale >> 2) & 48));
-    minima[4 + i] = static_cast<std::uint8_t>((both >> 4) | ((minimum >> 2) & 48));
-  }
-  scale_by<8>(load_f16(block), scales.data(), to.scales);
-  scale_by<8>(load_f16(block + 2), minima.data(), to.offsets);
+  const auto scale = number::load_raw<std::uint32_t>(block + 4);
+  const auto minimum = number::load_raw<std::uint32_t>(block + 8);
+  const auto both = number::load_raw<std::uint32_t>(block + 12);
+  const std::array<std::uint32_t, 2> scales = {scale & 0x3f3f3f3fu,
+                                               (both & 0x0f0f0f0fu) | (scale >> 2 & 0x30303030u)};
+  const std::array<std::uint32_t, 2> minima = {
+      minimum & 0x3f3f3f3fu, (both >> 4 & 0x0f0f0f0fu) | (minimum >> 2 & 0x30303030u)};
+  scale_by<8>(load_f16(block), reinterpret_cast<const std::uint8_t*>(scales.data()), to.scales);
+  scale_by<8>(load_f16(block + 2), reinterpret_cast<const std::uint8_t*>(minima.data()),
+              to.offsets);
   negate<8>(to.offsets);
 }
 
