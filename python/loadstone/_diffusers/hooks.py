@@ -21,6 +21,7 @@ import torch
 
 from loadstone._diffusers.checkpoint import Checkpoint, is_readable
 from loadstone._diffusers.load import Load, Options, Request, WrongConfigError
+from loadstone._diffusers.supplements import supplement
 from loadstone._errors import make
 from loadstone._patch import Hook, Hooks, gated
 from loadstone._skeleton import skeleton
@@ -162,11 +163,15 @@ def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs:
         return original(model, state_dict, *args, **kwargs)
     load = _current.get() or Load(_options.get() or Options())
     dtype = args[0] if args else kwargs.get("dtype")
+    # Converters that ask with a default write None for what the file lacks.
+    converted = {name: value for name, value in state_dict.items() if value is not None}
+    supplement(converted, model.state_dict())
+    unexpected = kwargs.get("unexpected_keys") or []  # the library warns of what is in it later
+    unexpected[:] = [name for name in unexpected if name in converted]
     load.read(
         Request(
             model,
-            # Converters that ask with a default write None for what the file lacks.
-            {name: value for name, value in state_dict.items() if value is not None},
+            converted,
             checkpoint,
             dtype=dtype,
             keeps=_kept_in_float32(model, dtype, kwargs.get("hf_quantizer")),
