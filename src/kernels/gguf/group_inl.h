@@ -51,10 +51,12 @@ namespace hn = hwy::HWY_NAMESPACE;
 inline constexpr std::size_t group_elements = 256;
 inline constexpr std::size_t run_min = 16;
 
+using Scales = std::array<float, group_elements / run_min>;
+
 struct Group {
   alignas(64) std::array<std::int8_t, group_elements> codes;
-  alignas(64) std::array<float, group_elements / run_min> scales;
-  alignas(64) std::array<float, group_elements / run_min> offsets;
+  alignas(64) Scales scales{};
+  alignas(64) Scales offsets{};
 };
 
 // ---- numbers one by one, with the same NaN everywhere
@@ -82,7 +84,12 @@ HWY_INLINE float rounded_to_f16(float value) {
   return std::bit_cast<float>(number::f32_from_f16(half));
 }
 
-HWY_INLINE float load_f16(const std::byte* from) { return number::load<Dtype::f16>(from); }
+HWY_INLINE float load_f16(const std::byte* from) {
+  const std::uint32_t half = number::load_raw<std::uint16_t>(from);
+  const std::uint32_t magnitude = half & 0x7fffu;
+  if (HWY_UNLIKELY(magnitude - 0x400u >= 0x7800u)) return number::load<Dtype::f16>(from);
+  return std::bit_cast<float>((half & 0x8000u) << 16 | ((magnitude << 13) + (112u << 23)));
+}
 
 // The sign of a NaN stays, as if it had been subtracted.
 HWY_INLINE float negative(float value) { return value != value ? value : -value; }
@@ -222,8 +229,14 @@ HWY_NOINLINE void write_runs(const Group& group, std::size_t runs, std::byte* to
   }
 }
 
-HWY_INLINE void round_all_to_f16(float* values, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) values[i] = rounded_to_f16(values[i]);
+// All places of a group, used or not: one vector holds them.
+
+HWY_INLINE void round_all_to_f16(Scales& values) {
+  auto* const bytes = reinterpret_cast<std::byte*>(values.data());
+  for (std::size_t i = 0; i < values.size(); i += hn::Lanes(U32())) {
+    const V rounded = bits_of_f16(f16_of_bits(load_bits(U32(), bytes + 4 * i)));
+    store_bits(U32(), rounded, bytes + 4 * i);
+  }
 }
 
 template <class Format>
@@ -247,8 +260,8 @@ void decode_blocks(const std::byte* blocks, std::uint64_t block_count, std::byte
     const std::size_t runs = count * runs_in_block;
     unpack_blocks<Format>(blocks, count, group);
     if constexpr (mode == GgufMode::half) {
-      round_all_to_f16(group.scales.data(), runs);
-      if constexpr (Format::has_offset) round_all_to_f16(group.offsets.data(), runs);
+      round_all_to_f16(group.scales);
+      if constexpr (Format::has_offset) round_all_to_f16(group.offsets);
     }
     write_runs<Format::run, Format::has_offset, full, target>(group, runs, to);
     blocks += count * Format::block_bytes;
