@@ -74,7 +74,9 @@ def from_pretrained(
     threads: int | None = None,
     **kwargs: Any,
 ) -> Any:
-    """The library's ``cls.from_pretrained`` for a model, planned, read and proved by loadstone.
+    """The library's ``cls.from_pretrained``, planned, read and proved by loadstone.
+
+    Of a pipeline every component goes through loadstone, those of transformers too.
 
     Args:
         missing, progress, threads: as for :func:`from_single_file`.
@@ -112,7 +114,7 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> Traced:
         found = f"{type(model).__module__}.{type(model).__qualname__}"
         raise make("plan.options", "the model is not of diffusers", field="rules", found=found)
     checkpoint = Checkpoint(catalog)
-    checkpoint.decode(None)
+    checkpoint.decode()
     wanted = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
     converted = convert(model, checkpoint)
     kept = getattr(type(model), "_keep_in_fp32_modules", None) or ()
@@ -136,10 +138,11 @@ def _options(
 
 
 def _run(chosen: Any, cls: Any, function: str, source: Any, kwargs: dict[str, Any]) -> Any:
+    from loadstone import transformers
     from loadstone._diffusers import hooks
     from loadstone._patch import hooked
 
-    with hooked(hooks.hooks()), hooks.options(chosen):
+    with hooked(transformers.patches()), hooked(hooks.hooks()), hooks.options(chosen):
         return getattr(cls, function)(source, **kwargs)  # looked up when the hooks stand
 
 
