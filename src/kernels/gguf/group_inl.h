@@ -94,19 +94,21 @@ HWY_INLINE float load_f16(const std::byte* from) {
 // The sign of a NaN stays, as if it had been subtracted.
 HWY_INLINE float negative(float value) { return value != value ? value : -value; }
 
-// scale * factor for each factor, an integer.
+// scale * factor for each factor, an integer of 8 bits. In vectors, because what is read next would
+// wait for numbers that were stored one by one.
 template <std::size_t count, typename Integer>
 HWY_INLINE void scale_by(float scale, const Integer* factors, float* to) {
-  if (HWY_LIKELY(is_finite(scale))) {
-    for (std::size_t i = 0; i < count; ++i) to[i] = scale * static_cast<float>(factors[i]);
-  } else {
+  if (HWY_UNLIKELY(!is_finite(scale))) {
     for (std::size_t i = 0; i < count; ++i) to[i] = product(scale, static_cast<float>(factors[i]));
+    return;
   }
-}
-
-template <std::size_t count>
-HWY_INLINE void negate(float* values) {
-  for (std::size_t i = 0; i < count; ++i) values[i] = negative(values[i]);
+  const hn::CappedTag<float, count> d;
+  const hn::Rebind<std::int32_t, decltype(d)> d32;
+  const hn::Rebind<Integer, decltype(d)> d8;
+  for (std::size_t i = 0; i < count; i += hn::Lanes(d)) {
+    const auto integers = hn::PromoteTo(d32, hn::LoadU(d8, factors + i));
+    hn::StoreU(hn::Mul(hn::Set(d, scale), hn::ConvertTo(d, integers)), d, to + i);
+  }
 }
 
 // ---- bytes to codes

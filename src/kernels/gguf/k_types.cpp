@@ -30,8 +30,7 @@ struct Q2_K : Block256 {
       minima[i] = octets(block)[i] >> 4;
     }
     scale_by<16>(load_f16(block + 80), scales.data(), to.scales);
-    scale_by<16>(load_f16(block + 82), minima.data(), to.offsets);
-    negate<16>(to.offsets);
+    scale_by<16>(negative(load_f16(block + 82)), minima.data(), to.offsets);
     const Bytes d;
     for (std::size_t half_block = 0; half_block < 2; ++half_block) {
       std::uint8_t* const codes = octets(to.codes) + 128 * half_block;
@@ -74,14 +73,20 @@ struct Q3_K : Block256 {
   }
 
   static HWY_INLINE void unpack(const std::byte* block, Unpacked to) {
-    const std::uint8_t* const packed = octets(block) + 96;
-    std::array<std::int8_t, 16> scales;
-    for (std::size_t i = 0; i < 16; ++i) {
-      const unsigned low = i < 8 ? packed[i] & 15u : packed[i - 8] >> 4;
-      const unsigned high = (packed[8 + i % 4] >> (2 * (i / 4))) & 3u;
-      scales[i] = static_cast<std::int8_t>(static_cast<int>(low | high << 4) - 32);
+    const auto low = number::load_raw<std::uint64_t>(block + 96);
+    const std::uint64_t high = number::load_raw<std::uint32_t>(block + 104);
+    const std::uint64_t tops =
+        high | high >> 2 << 32;  // those of 8 scales, and 4 bits up of 8 more
+    constexpr std::uint64_t nibbles = 0x0f0f0f0f0f0f0f0fu;
+    constexpr std::uint64_t pairs = 0x0303030303030303u;
+    const std::array<std::uint64_t, 2> scales = {
+        subtract_from_each((low & nibbles) | (tops & pairs) << 4, 32),
+        subtract_from_each((low >> 4 & nibbles) | (tops >> 4 & pairs) << 4, 32)};
+    const float d = load_f16(block + 108);
+    for (std::size_t i = 0; i < 2; ++i) {
+      const auto factors = std::bit_cast<std::array<std::int8_t, 8>>(scales[i]);
+      scale_by<8>(d, factors.data(), to.scales + 8 * i);
     }
-    scale_by<16>(load_f16(block + 108), scales.data(), to.scales);
     unpack_half<0>(block + 32, block, octets(to.codes));
     unpack_half<4>(block + 64, block, octets(to.codes) + 128);
   }
@@ -92,14 +97,15 @@ HWY_INLINE void unpack_scales_and_minima(const std::byte* block, Unpacked to) {
   const auto scale = number::load_raw<std::uint32_t>(block + 4);
   const auto minimum = number::load_raw<std::uint32_t>(block + 8);
   const auto both = number::load_raw<std::uint32_t>(block + 12);
-  const std::array<std::uint32_t, 2> scales = {scale & 0x3f3f3f3fu,
-                                               (both & 0x0f0f0f0fu) | (scale >> 2 & 0x30303030u)};
-  const std::array<std::uint32_t, 2> minima = {
-      minimum & 0x3f3f3f3fu, (both >> 4 & 0x0f0f0f0fu) | (minimum >> 2 & 0x30303030u)};
-  scale_by<8>(load_f16(block), reinterpret_cast<const std::uint8_t*>(scales.data()), to.scales);
-  scale_by<8>(load_f16(block + 2), reinterpret_cast<const std::uint8_t*>(minima.data()),
-              to.offsets);
-  negate<8>(to.offsets);
+  const std::uint32_t high_scales = (both & 0x0f0f0f0fu) | (scale >> 2 & 0x30303030u);
+  const std::uint32_t high_minima = (both >> 4 & 0x0f0f0f0fu) | (minimum >> 2 & 0x30303030u);
+  // In one piece each, so that they need not pass through memory.
+  const auto scales = std::bit_cast<std::array<std::uint8_t, 8>>((scale & 0x3f3f3f3fu) |
+                                                                 std::uint64_t{high_scales} << 32);
+  const auto minima = std::bit_cast<std::array<std::uint8_t, 8>>((minimum & 0x3f3f3f3fu) |
+                                                                 std::uint64_t{high_minima} << 32);
+  scale_by<8>(load_f16(block), scales.data(), to.scales);
+  scale_by<8>(negative(load_f16(block + 2)), minima.data(), to.offsets);
 }
 
 struct Q4_K : Block256 {
