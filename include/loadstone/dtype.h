@@ -34,6 +34,7 @@ enum class Dtype : std::uint8_t {
   f6_e2m3,
   f6_e3m2,
   f4,
+  c128,  // of constructors: no checkpoint format has it
 };
 
 enum class DtypeKind : std::uint8_t { boolean, integer, floating, complex };

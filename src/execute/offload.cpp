@@ -140,6 +140,8 @@ std::string_view offload_dtype_name(Dtype dtype) noexcept {
       return "float64";
     case Dtype::c64:
       return "complex64";
+    case Dtype::c128:
+      return "complex128";
     case Dtype::f8_e4m3:
       return "float8_e4m3fn";
     case Dtype::f8_e5m2:

@@ -16,7 +16,7 @@ constexpr std::array numbers = {Dtype::boolean, Dtype::u8,      Dtype::i8,      
                                 Dtype::i16,     Dtype::u32,     Dtype::i32,     Dtype::u64,
                                 Dtype::i64,     Dtype::f16,     Dtype::bf16,    Dtype::f32,
                                 Dtype::f64,     Dtype::f8_e4m3, Dtype::f8_e5m2, Dtype::f8_e8m0};
-constexpr std::size_t dtype_count = static_cast<std::size_t>(Dtype::f4) + 1;
+constexpr std::size_t dtype_count = static_cast<std::size_t>(Dtype::c128) + 1;
 
 template <Dtype source, Dtype target>
 void strided(const std::byte* from, std::uint64_t source_stride, std::byte* to,
@@ -91,6 +91,8 @@ constexpr std::size_t whole_bytes(Dtype dtype) {
     case Dtype::f64:
     case Dtype::c64:
       return 8;
+    case Dtype::c128:
+      return 16;
     case Dtype::f6_e2m3:
     case Dtype::f6_e3m2:
     case Dtype::f4:
@@ -104,6 +106,7 @@ constexpr Cast copy_of(std::size_t size) {
   if (size == 2) return {.run = copy_run<2>, .strided = copy_strided<2>};
   if (size == 4) return {.run = copy_run<4>, .strided = copy_strided<4>};
   if (size == 8) return {.run = copy_run<8>, .strided = copy_strided<8>};
+  if (size == 16) return {.run = copy_run<16>, .strided = copy_strided<16>};
   return {};
 }
 

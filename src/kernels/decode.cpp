@@ -168,7 +168,8 @@ std::optional<DecodeProblem> prepare_weights(std::string_view kernel, const Deco
       wide = Shape(std::move(extents));
     }
   } else {
-    return problem("there is no such kernel", std::string(kernel), "fp8_block, fp4_block, mxfp4, gguf, gguf_half or bytes");
+    return problem("there is no such kernel", std::string(kernel),
+                   "fp8_block, fp4_block, mxfp4, gguf, gguf_half or bytes");
   }
   if (!wide) return problem("the size does not fit 64 bits", weights.shape.text());
   made = *std::move(wide);

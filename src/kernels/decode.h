@@ -72,7 +72,8 @@ void decode_block_format(const DecodeForm& form, std::uint64_t begin, std::uint6
 // F8_E8M0 or U8 [..., rows / n, columns / m], or one of them), "fp4_block" (the same with I8 or U8
 // of two numbers each), "mxfp4" (U8 [..., groups, 16], U8 [..., groups]; the result has
 // [..., groups * 32]); with one part "gguf" (exact) and "gguf_half" (F16 arithmetic) for block
-// formats, and "bytes" (their rows as U8 [..., bytes]). Fills in `form` and returns nothing, or says what does not fit.
+// formats, and "bytes" (their rows as U8 [..., bytes]). Fills in `form` and returns nothing, or
+// says what does not fit.
 [[nodiscard]] std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
                                                             std::span<const DecodePart> parts,
                                                             const Shape& shape, Dtype dtype,

@@ -30,8 +30,9 @@ constexpr auto dtype_rows = std::to_array<DtypeRow>({
     {"F8_E8M0", 8, DtypeKind::floating},     {"F8_E4M3FNUZ", 8, DtypeKind::floating},
     {"F8_E5M2FNUZ", 8, DtypeKind::floating}, {"F6_E2M3", 6, DtypeKind::floating},
     {"F6_E3M2", 6, DtypeKind::floating},     {"F4", 4, DtypeKind::floating},
+    {"C128", 128, DtypeKind::complex},
 });
-static_assert(dtype_rows.size() == static_cast<std::size_t>(Dtype::f4) + 1);
+static_assert(dtype_rows.size() == static_cast<std::size_t>(Dtype::c128) + 1);
 
 struct BlockRow {
   std::string_view name;
@@ -61,6 +62,7 @@ constexpr auto user_names = std::to_array<UserName>({
     {"byte", Dtype::u8},
     {"cfloat", Dtype::c64},
     {"char", Dtype::i8},
+    {"complex128", Dtype::c128},
     {"complex64", Dtype::c64},
     {"double", Dtype::f64},
     {"float", Dtype::f32},

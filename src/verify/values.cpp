@@ -87,6 +87,7 @@ ValueCounts count_dtype(Dtype dtype, std::span<const std::byte> bytes) noexcept 
       counts.bad_bools = bytes.size() - count_bytes(bytes, 0xfe, 0);
       return counts;
     case Dtype::f64:
+    case Dtype::c128:
       return count_ieee<std::uint64_t>(bytes, 0x7ff0'0000'0000'0000, 0x000f'ffff'ffff'ffff);
     case Dtype::f32:
     case Dtype::c64:

@@ -284,7 +284,7 @@ TEST(CastTest, TheTableSaysWhatThereIs) {
   EXPECT_FALSE(can_cast(Dtype::f8_e4m3fnuz, Dtype::f32));
   EXPECT_FALSE(can_cast(Dtype::f4, Dtype::f4));
   EXPECT_EQ(cast_between(Dtype::c64, Dtype::f32).strided, nullptr);
-  for (unsigned i = 0; i <= static_cast<unsigned>(Dtype::f4); ++i) {
+  for (unsigned i = 0; i <= static_cast<unsigned>(Dtype::c128); ++i) {
     const auto dtype = static_cast<Dtype>(i);
     EXPECT_EQ(element_bytes(dtype) * 8, bits(dtype) % 8 == 0 ? bits(dtype) : 0) << name(dtype);
     EXPECT_EQ(can_cast(dtype, dtype), bits(dtype) % 8 == 0) << name(dtype);

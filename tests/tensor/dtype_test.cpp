@@ -8,7 +8,7 @@ namespace loadstone {
 
 namespace {
 
-constexpr int dtype_count = static_cast<int>(Dtype::f4) + 1;
+constexpr int dtype_count = static_cast<int>(Dtype::c128) + 1;
 constexpr int block_format_count = static_cast<int>(BlockFormat::q2_0) + 1;
 
 TEST(DtypeNames, RoundTripExactlyAndInAnyCase) {
