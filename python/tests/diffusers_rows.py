@@ -43,6 +43,8 @@ ROWS: list[tuple[Any, ...]] = [
         },
         video.wan,
     ),
+    ("skyreels_v2", "SkyReelsV2Transformer3DModel", _WAN, video.wan),
+    ("chrono_edit", "ChronoEditTransformer3DModel", _WAN_I2V, video.wan),
     ("wan_vae", "AutoencoderKLWan", {"base_dim": 16, "z_dim": 4}, video.wan_vae),
     (
         "flux", "FluxTransformer2DModel",

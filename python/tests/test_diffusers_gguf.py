@@ -167,7 +167,11 @@ def test_bytes_of_the_file_are_the_parameters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("kind", [*SCALES, Kind.Q8_0, Kind.Q4_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind",
+    [*SCALES, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1],
+    ids=lambda kind: kind.name,
+)
 def test_modules_that_are_not_to_be_packed(tmp_path: Path, kind: Kind, dtype: torch.dtype) -> None:
     """Dequantized as the library does it, in F16 arithmetic; declared modules in float32."""
     file = File(tmp_path, WAN, lambda _: kind)
@@ -178,8 +182,10 @@ def test_modules_that_are_not_to_be_packed(tmp_path: Path, kind: Kind, dtype: to
     assert_same(found, expected)
 
 
-def test_outputs_of_a_packed_model(tmp_path: Path) -> None:
-    file = File(tmp_path, WAN, mixed)
+@pytest.mark.parametrize("choose", [mixed, lambda _: Kind.BF16], ids=["mixed", "BF16"])
+def test_outputs_of_a_packed_model(tmp_path: Path, choose: Any) -> None:
+    """The library keeps BF16 as bytes; loadstone gives tensors of the dtype. Both compute alike."""
+    file = File(tmp_path, WAN, choose)
     generator = torch.Generator().manual_seed(3)
     inputs = {
         "hidden_states": torch.randn(1, 16, 1, 4, 4, generator=generator).bfloat16(),
@@ -228,3 +234,11 @@ def test_missing_tensor_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.Monke
         assert {item.target for item in errors} == {
             "blocks.0.ffn.net.0.proj.weight", "blocks.0.norm2.weight",
         }  # fmt: skip
+
+
+def test_modules_that_are_not_to_be_packed_of_cut_blocks(tmp_path: Path) -> None:
+    """Half of the query, key and value projections that one tensor holds: not decoded by itself."""
+    file = File(tmp_path, BLOCK_CASES[1], lambda _: Kind.Q4_K)
+    with pytest.raises(loadstone.PlanError, match=r"joint_blocks\.0\.x_block\.attn\.qkv") as raised:
+        file.load(quantization_config=quantization(torch.bfloat16, "attn"))
+    assert raised.value.code == "plan.untraceable"
