@@ -23,7 +23,6 @@ from transformers_models import own_state, randomise_all
 from loadstone._skeleton_walk import walk
 
 CONSTRUCTED = ("non_persistent_buffer", "attribute")  # what no file holds
-COMPLEX_REASON = "the core has no dtype for complex128, in which Lumina2 keeps its tables"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from diffusers_models import (
     CASES,
-    COMPLEX_REASON,
     CONSTRUCTED,
     OWN_CASES,
     Case,
@@ -129,16 +128,7 @@ def test_original_file(tmp_path: Path, no_readers: None, case: Case) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=pytest.mark.xfail(strict=True, reason=COMPLEX_REASON))
-        if case.name == "lumina2"
-        else case
-        for case in WIDE
-    ],
-    ids=repr,
-)
+@pytest.mark.parametrize("case", WIDE, ids=repr)
 def test_original_file_of_a_wide_model(tmp_path: Path, no_readers: None, case: Case) -> None:
     model = case.build(dtype=torch.bfloat16)
     file, config = write_single_file(case, model, tmp_path / "model.safetensors")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers_models import COMPLEX_REASON, CONSTRUCTED, Case, by_name, differences, with_meta
+from diffusers_models import CONSTRUCTED, Case, by_name, differences, with_meta
 
 import loadstone
 import loadstone.diffusers
@@ -46,15 +46,7 @@ def table_case(name: str) -> Case:
     return NARROW if name == "lumina2_narrow" else by_name(name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=COMPLEX_REASON))
-        if name.startswith("lumina2")
-        else name
-        for name in TABLES
-    ],
-)
+@pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("includes_buffers", ["0", "1"])
 def test_tables_are_the_constructors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, includes_buffers: str
