@@ -29,6 +29,7 @@ from transformers_models import own_state
 
 import loadstone
 import loadstone.diffusers
+from loadstone._audit import last_report
 from loadstone._skeleton_walk import walk
 
 pytest.importorskip("diffusers")
@@ -330,7 +331,26 @@ def test_missing_weight_is_filled_on_request(tmp_path: Path, no_readers: None, p
     origins = loadstone.audit(found).provenance
     filled = [name for name, item in origins.items() if item.origin in ("initialiser", "zeros")]
     assert filled == [NORM_TARGET]
+    told = [item for item in last_report(found).findings if item.severity == "warning"]
+    assert [(item.code, item.target) for item in told] == [("plan.missing", NORM_TARGET)]
+    assert "256 B" in told[0].message
     assert not torch.equal(outputs(found), outputs(model))  # it is a fill, and not harmless
+
+
+def test_missing_weights_are_filled_by_name(tmp_path: Path, no_readers: None) -> None:
+    case = by_name("wan_t2v")
+    model = case.build()
+    other, third = NORM.replace("blocks.0", "blocks.1"), NORM.replace("weight", "bias")
+    file, config = without(case, model, tmp_path / "two.safetensors", NORM, other)
+    policies = {r"blocks\.0\..*": "zeros", r".*norm2\.weight": "initialise"}
+    found = from_file(case, file, config, missing=policies)
+    assert torch.equal(found.blocks[0].norm2.weight, torch.zeros(64))
+    assert torch.equal(found.blocks[1].norm2.weight, torch.ones(64))
+    file, config = without(case, model, tmp_path / "three.safetensors", NORM, other, third)
+    with pytest.raises(loadstone.PlanError, match="norm2") as raised:
+        from_file(case, file, config, missing={r".*\.weight": "zeros"})
+    errors = [item.target for item in raised.value.findings if item.severity == "error"]
+    assert errors == ["blocks.0.norm2.bias"]
 
 
 def test_unexpected_key_is_warned_about(tmp_path: Path, no_readers: None) -> None:
