@@ -314,7 +314,12 @@ def _missing_policies(
     """The policy for all, and those for single targets. The first pattern that matches wins."""
     if isinstance(missing, str):
         return missing, []
-    patterns = [(re.compile(pattern), policy) for pattern, policy in missing.items()]
+    try:
+        patterns = [(re.compile(pattern), policy) for pattern, policy in missing.items()]
+    except re.error as reason:
+        raise make(
+            "plan.options", str(reason), field="missing", found=str(reason.pattern)
+        ) from None
     matched = ((name, next((p for r, p in patterns if r.fullmatch(name)), None)) for name in names)
     return "error", [(name, policy) for name, policy in matched if policy is not None]
 

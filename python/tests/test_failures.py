@@ -202,3 +202,27 @@ def test_signal_handlers_are_those_of_the_caller(state, tmp_path):
     before = signal.getsignal(signal.SIGINT)
     loadstone.load(skeleton(), tmp_path / "good.safetensors")
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_policies_for_what_is_missing_go_by_name(tmp_path):
+    """The first pattern of a whole name decides; what no pattern names is an error."""
+    model = randomise(Tiny())
+    state = save(model, tmp_path / "model.safetensors")
+    for name in ("blocks.0.norm.bias", "blocks.1.norm.weight", "blocks.1.linear.bias"):
+        del state[name]
+    save_file(state, tmp_path / "model.safetensors")
+    with loadstone.skeleton():
+        bare = Tiny()
+    policies = {r".*\.norm\.bias": "zeros", r".*\.norm\..*": "initialise"}
+    plan = loadstone.plan(bare, tmp_path / "model.safetensors", missing=policies)
+    errors = [finding for finding in plan.findings if finding.severity == "error"]
+    assert [finding.target for finding in errors] == ["blocks.1.linear.bias"]
+    policies[r"blocks\.1\.linear\.bias"] = "zeros"
+    report = loadstone.load(bare, tmp_path / "model.safetensors", missing=policies)
+    assert torch.equal(bare.blocks[0].norm.bias, torch.zeros(8))
+    assert torch.equal(bare.blocks[1].norm.weight, torch.ones(8))
+    assert report.provenance["blocks.0.norm.bias"].origin == "zeros"
+    assert report.provenance["blocks.1.norm.weight"].origin == "initialiser"
+    with pytest.raises(loadstone.Error, match="missing") as caught:
+        loadstone.plan(bare, tmp_path / "model.safetensors", missing={"*": "zeros"})
+    assert caught.value.code == "plan.options"
