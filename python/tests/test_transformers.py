@@ -177,6 +177,19 @@ def test_a_whole_projection_that_is_lost_is_named(mixtral: Path, tmp_path: Path)
     assert sorted(finding.sources) == lost
 
 
+def test_a_projection_that_no_layer_has_is_named(mixtral: Path, tmp_path: Path):
+    folder = copied(mixtral, tmp_path / "broken")
+    edit(folder, lambda state: [state.pop(name) for name in list(state) if ".w3." in name])
+    with pytest.raises(loadstone.PlanError) as caught:
+        ours(by_name("mixtral").cls, folder)
+    lost = sorted(name for each in caught.value.findings for name in each.sources if ".w3." in name)
+    assert lost == sorted(
+        f"model.layers.{layer}.block_sparse_moe.experts.{expert}.w3.weight"
+        for layer in range(2)
+        for expert in range(4)
+    )
+
+
 def test_all_lost_experts_are_found_at_once(mixtral: Path, tmp_path: Path):
     folder = copied(mixtral, tmp_path / "broken")
     lost = [

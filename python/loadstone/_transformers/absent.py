@@ -107,6 +107,8 @@ def _expected(
             None,
         )
         if like is None:
+            like = _beside(derivation, first, pattern, present)
+        if like is None:
             return None
         layer = re.search(r"\.layers?\.(\d+)\.", first)
         if layer is not None:
@@ -115,3 +117,17 @@ def _expected(
     if position is None:
         return None
     return like[: position[0]] + str(index) + like[position[1] :]
+
+
+def _beside(
+    derivation: Any, first: str, pattern: str, present: dict[str, dict[int, str]]
+) -> str | None:
+    """A key of a projection that the file has nowhere, from one that stands beside it."""
+    tail = pattern.rpartition("*.")[2]
+    for other, keys in present.items():
+        other_tail = other.rpartition("*.")[2]
+        for key in list(keys.values())[:1]:
+            candidate = key.removesuffix(other_tail) + tail
+            if key.endswith(other_tail) and derivation.rename(candidate) == (first, pattern):
+                return candidate
+    return None

@@ -19,7 +19,7 @@ from loadstone._dtypes import dtype_name
 from loadstone._errors import Error
 from loadstone._transformers import kernels
 from loadstone._transformers.absent import Groups, absent_findings
-from loadstone.tracing import Symbol, Trace
+from loadstone.tracing import Trace
 
 
 @dataclass
@@ -227,6 +227,3 @@ class _Derivation:
         self.derived.findings.append(
             _core.Finding("error", code, first, self._sources(first)[:8], message)
         )
-
-
-__all__ = ["Derived", "Question", "Symbol", "derive"]
