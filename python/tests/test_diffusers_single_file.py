@@ -71,7 +71,6 @@ def no_readers(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(safetensors.torch, "load_file", refuse)
     monkeypatch.setattr(safetensors.torch, "load", refuse)
-    monkeypatch.setattr(safetensors, "safe_open", refuse)
     monkeypatch.setattr(torch, "load", refuse)
     monkeypatch.setattr(gguf, "GGUFReader", refuse)
 
@@ -233,6 +232,35 @@ def test_device_map_with_disk(tmp_path: Path, no_readers: None) -> None:
     assert loadstone.audit(found).ok
     assert torch.equal(outputs(found), outputs(model))
     torch.testing.assert_close(found.rope.freqs_cos, model.rope.freqs_cos, rtol=0, atol=0)
+
+
+def test_device_map_with_disk_in_another_dtype(tmp_path: Path) -> None:
+    """What a hook brings from disk is computed with in the dtype that was asked for."""
+    case = by_name("wan_t2v")
+    file, config = write_single_file(case, case.build(), tmp_path / "model.safetensors")
+    options = {"device_map": dict(WAN_MAP), "offload_folder": tmp_path / "offload"}
+    found = from_file(case, file, config, torch_dtype=torch.bfloat16, **options)
+    whole = from_file(case, file, config, torch_dtype=torch.bfloat16)
+    dtypes = {name: value.dtype for name, value in whole.named_parameters()}
+    assert {name: value.dtype for name, value in found.named_parameters()} == dtypes
+    assert set(dtypes.values()) == {torch.bfloat16, torch.float32}
+    inputs = wan_inputs()
+    for name in ("hidden_states", "encoder_hidden_states"):
+        inputs[name] = inputs[name].bfloat16()
+    with torch.no_grad():
+        assert torch.equal(found(**inputs).sample, whole(**inputs).sample)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"low_cpu_mem_usage": False}, {"disable_mmap": True}, {"device": "cpu"}],
+    ids=str,
+)
+def test_options_of_the_library(tmp_path: Path, no_readers: None, options: Any) -> None:
+    case = by_name("wan_t2v")
+    model = case.build()
+    file, config = write_single_file(case, model, tmp_path / "model.safetensors")
+    assert_same(from_file(case, file, config, **options), model)
 
 
 @pytest.mark.parametrize("device_map", ["cpu", {"": "cpu"}, "auto"], ids=str)

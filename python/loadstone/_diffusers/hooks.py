@@ -84,6 +84,8 @@ def _load() -> Iterator[Load]:
 
 def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     source = args[0] if args else kwargs.pop("pretrained_model_link_or_path_or_dict", None)
+    if isinstance(source, Checkpoint) or is_readable([str(source)]):
+        kwargs["low_cpu_mem_usage"] = True  # the other way copies from tensors that have no data
     try:
         with _load() as load:
             model = original(cls, _prepared(load, source, kwargs), **kwargs)

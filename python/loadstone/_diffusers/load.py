@@ -14,10 +14,11 @@ from loadstone._diffusers.checkpoint import Checkpoint, PackedSymbol
 from loadstone._diffusers.diagnosis import Diagnosis, diagnose
 from loadstone._diffusers.expected import expected_key
 from loadstone._diffusers.supplements import supplement
-from loadstone._dtypes import dtype_name
+from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import make
 from loadstone._plan import Plan, make_plan
 from loadstone._report import Report
+from loadstone._skeleton_walk import walk
 from loadstone._traced import Traced
 from loadstone.tracing import Symbol
 
@@ -89,9 +90,11 @@ class Load:
             offload_folder=self.options.offload_folder,
             missing=self.options.missing,
         )
+        _refuse_blocks_on_disk(self.plan, request.converted)
         progress, threads = self.options.progress, self.options.threads or 0
         filled = _execute.fill(self.plan, model, progress=progress, threads=threads)
         _execute.complete(self.plan, model, filled)
+        _as_planned_on_disk(self.plan, model)
         self._core = filled.core
         return self.plan
 
@@ -243,6 +246,29 @@ def _make_room(model: Any, name: str, symbol: PackedSymbol) -> None:
     module._parameters[leaf] = GGUFParameter(  # type: ignore[no-untyped-call]
         blank, quant_type=symbol.quant_type
     )
+
+
+def _refuse_blocks_on_disk(plan: Plan, converted: Mapping[str, Any]) -> None:
+    """The hooks that bring tensors from disk know nothing of block formats."""
+    for target in plan.targets:
+        is_packed = isinstance(converted.get(target.name), PackedSymbol) and target.dtype == "U8"
+        if is_packed and target.device == "disk":
+            raise make(
+                "plan.device_map",
+                "quantization blocks cannot stay on disk; without a quantization_config they can, "
+                "as numbers",
+                tensor=target.name,
+            )
+
+
+def _as_planned_on_disk(plan: Plan, model: torch.nn.Module) -> None:
+    """What is on disk has the planned dtype on meta too: hooks cast what they bring to it."""
+    planned = {target.name: target.dtype for target in plan.targets if target.device == "disk"}
+    for slot in walk(model):
+        if slot.tensor.is_meta and slot.name in planned and slot.tie_of is None:
+            dtype = torch_dtype(planned[slot.name])
+            if slot.tensor.dtype != dtype:
+                slot.replace(slot.tensor.detach().to(dtype))
 
 
 def _devices(model: Any, device_map: Mapping[str, Any] | None) -> dict[str, Any] | None:
