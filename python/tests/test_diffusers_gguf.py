@@ -27,14 +27,16 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 
 def rows(kinds: Any, cases: Any) -> list[Any]:
-    """Cases with each type; all but the sample's and the K types' belong to the sweep."""
+    """Cases with each type; all but the sample's and some of the K types belong to the sweep."""
     return [
         pytest.param(
             case,
             kind,
             id=f"{case}-{kind.name}",
             marks=()
-            if case in BLOCK_CASES or (case.name in SAMPLE and kind != Kind.F16)
+            if case is WAN
+            or (case in BLOCK_CASES and kind == Kind.Q4_K)
+            or (case.name in SAMPLE and kind != Kind.F16)
             else pytest.mark.sweep,
         )
         for case in cases
