@@ -295,7 +295,7 @@ def make_plan(
         staging_bytes_max=staging_bytes_max,
         mmap=mmap,
         recipes=traced.recipes if traced is not None else None,
-        knows_all_sources=traced is not None,
+        knows_all_sources=traced is not None and traced.recipes is not None,
         expected_sources=list(traced.expected.items()) if traced is not None else [],
         missing_of=policies,
         explained=traced.explained if traced is not None else [],

@@ -13,7 +13,8 @@ class Traced:
     """Recipes, and what the library knows of the model beside them.
 
     Attributes:
-        recipes: of the targets that the checkpoint gives.
+        recipes: of the targets that the checkpoint gives; then the library has an answer for all
+            its tensors. ``None``: names match as they are.
         dtypes: final dtype of each of these, by its safetensors name.
         ties: target, and the target whose tensor it is; for models whose ties are not made yet.
         unexpected: the library's name and the checkpoint's own of tensors that nobody needs.
