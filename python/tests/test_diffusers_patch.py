@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -297,3 +299,17 @@ def test_the_whole_process(tmp_path: Path) -> None:
         healing.stop()
     assert results == [True]
     assert not is_healed(case, file, config)
+
+
+def test_files_of_plain_tensors_need_no_gguf_package():
+    """diffusers is often installed without it."""
+    code = (
+        "import sys; sys.modules['gguf'] = None\n"
+        "import loadstone._diffusers.hooks, loadstone._diffusers.load\n"
+        "try:\n"
+        "    import loadstone._diffusers.packed\n"
+        "except ImportError:\n"
+        "    print('only blocks')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "only blocks"

@@ -10,7 +10,7 @@ import torch
 
 from loadstone import _core, _execute
 from loadstone._audit import audit
-from loadstone._diffusers.checkpoint import Checkpoint, PackedSymbol
+from loadstone._diffusers.checkpoint import Checkpoint, is_packed
 from loadstone._diffusers.diagnosis import Diagnosis, diagnose
 from loadstone._diffusers.expected import expected_key
 from loadstone._diffusers.supplements import supplement
@@ -141,10 +141,10 @@ class Load:
                 traced.unexpected.append((name, _source(value)))
                 continue
             symbol = _as_wanted(request, name, value, state[name])
-            if symbol.shape != state[name].shape and not isinstance(symbol, PackedSymbol):
+            if symbol.shape != state[name].shape and not is_packed(symbol):
                 self._mismatched.append((name, tuple(symbol.shape), tuple(state[name].shape)))
                 continue
-            if isinstance(symbol, PackedSymbol):
+            if is_packed(symbol):
                 _make_room(request.model, name, symbol)
             trace.add(name, symbol)
             keys[name] = _source(value)
@@ -207,20 +207,20 @@ def convert(model: Any, checkpoint: Checkpoint) -> Mapping[str, Any]:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    return tuple(value.quant_shape if isinstance(value, PackedSymbol) else value.shape)
+    return tuple(value.quant_shape if is_packed(value) else value.shape)
 
 
 def _as_wanted(request: Request, name: str, value: Any, target: torch.Tensor) -> Any:
     """The value in the dtype that the library would give it."""
     parts = name.split(".")
     keeps_float32 = any(each in parts for each in request.keeps)
-    if isinstance(value, PackedSymbol):
+    if is_packed(value):
         excluded = getattr(request.quantizer, "modules_to_not_convert", None) or ()
         if not any(each in parts for each in excluded):
             return value
         wanted = torch.float32 if keeps_float32 else request.quantizer.compute_dtype
-        shape = tuple(value.quant_shape)
-        return value.tracer.decode("gguf_half", [value], shape, wanted)
+        packed: Any = value
+        return packed.decoded("gguf_half", wanted)
     if not value.is_floating_point():
         return value if request.dtype is not None else value.to(target.dtype)
     if request.dtype is None:
@@ -228,7 +228,7 @@ def _as_wanted(request: Request, name: str, value: Any, target: torch.Tensor) ->
     return value.to(torch.float32 if keeps_float32 else request.dtype)
 
 
-def _make_room(model: Any, name: str, symbol: PackedSymbol) -> None:
+def _make_room(model: Any, name: str, symbol: Any) -> None:
     """A packed parameter in the place of the plain one, still without memory."""
     from diffusers.quantizers.gguf.utils import GGUFParameter
 
@@ -251,8 +251,8 @@ def _make_room(model: Any, name: str, symbol: PackedSymbol) -> None:
 def _refuse_blocks_on_disk(plan: Plan, converted: Mapping[str, Any]) -> None:
     """The hooks that bring tensors from disk know nothing of block formats."""
     for target in plan.targets:
-        is_packed = isinstance(converted.get(target.name), PackedSymbol) and target.dtype == "U8"
-        if is_packed and target.device == "disk":
+        stays_packed = is_packed(converted.get(target.name)) and target.dtype == "U8"
+        if stays_packed and target.device == "disk":
             raise make(
                 "plan.device_map",
                 "quantization blocks cannot stay on disk; without a quantization_config they can, "

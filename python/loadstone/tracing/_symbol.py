@@ -63,10 +63,6 @@ class Symbol(torch.Tensor):
 
         return run(func, args, kwargs or {})
 
-    def stored(self) -> int:
-        """The value of the tensor as it is stored, for kernels."""
-        return self.value
-
     def inherit(self, parents: list[Symbol], operation: str) -> None:
         """Takes over what a subclass keeps beside the elements; may refuse the operation."""
 

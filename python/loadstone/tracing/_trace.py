@@ -48,7 +48,7 @@ class Trace:
         if any(symbol.parents for symbol in sources):
             raise refusal("plan.untraceable", kernel, sources, "needs tensors as they are stored")
         value = self.builder.decode(
-            kernel, [symbol.stored() for symbol in sources], list(shape), dtype_name(dtype)
+            kernel, [symbol.value for symbol in sources], list(shape), dtype_name(dtype)
         )
         return Symbol(self, value, self.form(tuple(shape), dtype), tuple(sources))
 
