@@ -106,10 +106,16 @@ def _from_pretrained(folder: Path, dtype: str) -> Work:
 
     transformers.utils.logging.disable_progress_bar()
     model_class = _model_class(folder)
-    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
-    return lambda: loadstone.transformers.from_pretrained(
-        model_class, folder, dtype=getattr(torch, dtype)
-    )
+    cache = tempfile.TemporaryDirectory()
+    os.environ["XDG_CACHE_HOME"] = cache.name
+
+    def work() -> Any:
+        model = loadstone.transformers.from_pretrained(
+            model_class, folder, dtype=getattr(torch, dtype)
+        )
+        return model, cache  # which goes with the process
+
+    return work
 
 
 def safetensors_clone(folder: Path) -> Work:

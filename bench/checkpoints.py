@@ -31,7 +31,23 @@ MIXTRAL: dict[str, Any] = {
     "tie_word_embeddings": False,
     "dtype": "bfloat16",
 }
-CONFIGS = {"dense": LLAMA, "experts": MIXTRAL}
+# 0.9 GB at 8 layers.
+QWEN3_MOE: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 1024,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "vocab_size": 16000,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
+CONFIGS = {"dense": LLAMA, "experts": MIXTRAL, "mixture": QWEN3_MOE}
 
 Shape = tuple[int, ...]
 
@@ -44,6 +60,15 @@ def _layer(config: dict[str, Any], index: int) -> Iterator[tuple[str, Shape]]:
         yield f"{prefix}{name}.weight", (hidden,)
     for name, rows in (("q", hidden), ("k", key_value), ("v", key_value), ("o", hidden)):
         yield f"{prefix}self_attn.{name}_proj.weight", (rows, hidden)
+    if "num_experts" in config:
+        for name in ("q", "k"):
+            yield f"{prefix}self_attn.{name}_norm.weight", (config["head_dim"],)
+        yield f"{prefix}mlp.gate.weight", (config["num_experts"], hidden)
+        for expert in range(config["num_experts"]):
+            for name in ("gate", "up"):
+                yield f"{prefix}mlp.experts.{expert}.{name}_proj.weight", (inner, hidden)
+            yield f"{prefix}mlp.experts.{expert}.down_proj.weight", (hidden, inner)
+        return
     if "num_local_experts" not in config:
         for name, shape in (("gate", (inner, hidden)), ("up", (inner, hidden))):
             yield f"{prefix}mlp.{name}_proj.weight", shape

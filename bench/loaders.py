@@ -38,6 +38,7 @@ EXPERTS = [
     "loadstone.transformers",
     "transformers from_pretrained",
 ]
+MIXTURE = [LIMIT, "loadstone.transformers", "transformers from_pretrained"]
 
 
 def warm(folder: Path) -> int:
@@ -90,14 +91,15 @@ def main() -> None:
     if arguments.child:
         measure.child(lambda: CASES[arguments.child](arguments.data))
         return
-    for kind, cases in (("dense", DENSE), ("experts", EXPERTS)):
+    sizes = {"dense": arguments.gigabytes, "experts": arguments.gigabytes, "mixture": 0.91}
+    for kind, cases in (("dense", DENSE), ("experts", EXPERTS), ("mixture", MIXTURE)):
         maker = (
             "import sys, pathlib; from bench import checkpoints; "
             "checkpoints.make(pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))"
         )
-        words = [str(arguments.data), kind, str(arguments.gigabytes)]
+        words = [str(arguments.data), kind, str(sizes[kind])]
         subprocess.run([sys.executable, "-c", maker, *words], check=True)  # its memory is not ours
-        folder = checkpoints.make(arguments.data, kind, arguments.gigabytes)
+        folder = checkpoints.make(arguments.data, kind, sizes[kind])
         size = warm(folder)
         results: dict[str, list[measure.Result]] = {case: [] for case in cases}
         for _ in range(arguments.repetitions):

@@ -118,8 +118,7 @@ Plan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRo
               const std::vector<std::string>& no_split_modules, const std::string& offload_folder,
               std::string_view missing, std::string_view unexpected,
               std::uint64_t staging_bytes_max, bool mmap, const Recipes* recipes,
-              const std::vector<std::string>& known_sources, bool knows_all_sources,
-              const Pairs& expected_sources, const Pairs& missing_of,
+              bool knows_all_sources, const Pairs& expected_sources, const Pairs& missing_of,
               const std::vector<std::string>& explained) {
   PlanOptions options;
   if (!rules.empty()) options.rules = rules_from_json(rules);
@@ -135,7 +134,6 @@ Plan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRo
   options.staging_bytes_max = staging_bytes_max;
   options.mmap = mmap;
   if (recipes != nullptr) options.recipes = *recipes;
-  options.known_sources = known_sources;
   options.knows_all_sources = knows_all_sources;
   options.expected_sources = {expected_sources.begin(), expected_sources.end()};
   for (const auto& [target, policy] : missing_of) {
@@ -171,14 +169,14 @@ void bind_plan(nb::module_& module) {
       .def("to_json", [](const Plan& self) { return to_json(self); })
       .def("to_table", [](const Plan& self) { return to_table(self); })
       .def("to_html", &to_html);
-  module.def(
-      "make_plan", &plan_for, nb::arg("catalog"), nb::arg("targets"), nb::arg("values_known"),
-      nb::arg("rules"), nb::arg("dtype"), nb::arg("device_map_mode"), nb::arg("device_map"),
-      nb::arg("max_memory"), nb::arg("no_split_modules"), nb::arg("offload_folder"),
-      nb::arg("missing"), nb::arg("unexpected"), nb::arg("staging_bytes_max"), nb::arg("mmap"),
-      nb::arg("recipes").none() = nb::none(), nb::arg("known_sources") = std::vector<std::string>(),
-      nb::arg("knows_all_sources") = false, nb::arg("expected_sources") = Pairs(),
-      nb::arg("missing_of") = Pairs(), nb::arg("explained") = std::vector<std::string>());
+  module.def("make_plan", &plan_for, nb::arg("catalog"), nb::arg("targets"),
+             nb::arg("values_known"), nb::arg("rules"), nb::arg("dtype"),
+             nb::arg("device_map_mode"), nb::arg("device_map"), nb::arg("max_memory"),
+             nb::arg("no_split_modules"), nb::arg("offload_folder"), nb::arg("missing"),
+             nb::arg("unexpected"), nb::arg("staging_bytes_max"), nb::arg("mmap"),
+             nb::arg("recipes").none() = nb::none(), nb::arg("knows_all_sources") = false,
+             nb::arg("expected_sources") = Pairs(), nb::arg("missing_of") = Pairs(),
+             nb::arg("explained") = std::vector<std::string>());
   module.def(
       "plan_from_json",
       [](std::string_view text, bool allow_links, const std::string& root) {

@@ -130,7 +130,6 @@ def make_plan(
     staging_bytes_max: int,
     mmap: bool,
     recipes: Recipes | None = None,
-    known_sources: Sequence[str] = (),
     knows_all_sources: bool = False,
     expected_sources: Sequence[tuple[str, str]] = (),
     missing_of: Sequence[tuple[str, str]] = (),

@@ -191,6 +191,16 @@ def _end(entry: _Entry) -> None:
 
 
 @contextlib.contextmanager
+def held(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[Any]:
+    """A context variable that has a value inside, and the one it had before outside."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
+
+
+@contextlib.contextmanager
 def hooked(hooks: Hooks) -> Iterator[None]:
     """Hooks installed, and their library active in this context, for one call.
 

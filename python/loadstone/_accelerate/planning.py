@@ -75,9 +75,7 @@ def plan_load(
         adjusted = Adjusted(cast={} if follows_file else _casts(slots, dtype, keeps))
     else:
         _refuse_keeps(slots, keeps)
-        adjusted = Adjusted(base=base)
-        for each in dataclasses.fields(Traced):
-            setattr(adjusted, each.name, getattr(base, each.name))
+        adjusted = Adjusted(base=base, **vars(base))
     ties = base.ties if base is not None else {}
     places = placement(slots, ties, device_map, offload_buffers)
     options: dict[str, Any] = {

@@ -8,11 +8,10 @@ of the whole model, and the device map that it forgets.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import tempfile
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from loadstone._diffusers.checkpoint import Checkpoint, is_readable
 from loadstone._diffusers.load import Load, Options, Request, WrongConfigError
 from loadstone._diffusers.supplements import supplement
 from loadstone._errors import make
-from loadstone._patch import Hook, Hooks, gated
+from loadstone._patch import Hook, Hooks, gated, held
 from loadstone._skeleton import skeleton
 
 _options: ContextVar[Options | None] = ContextVar("loadstone_diffusers_options", default=None)
@@ -59,24 +58,13 @@ def hooks() -> Hooks:
     )
 
 
-@contextlib.contextmanager
-def options(chosen: Options) -> Iterator[None]:
+def options(chosen: Options) -> AbstractContextManager[Any]:
     """What the loads in here are to do."""
-    token = _options.set(chosen)
-    try:
-        yield
-    finally:
-        _options.reset(token)
+    return held(_options, chosen)
 
 
-@contextlib.contextmanager
-def _load() -> Iterator[Load]:
-    load = Load(_options.get() or Options())
-    token = _current.set(load)
-    try:
-        yield load
-    finally:
-        _current.reset(token)
+def _load() -> AbstractContextManager[Load]:
+    return held(_current, Load(_options.get() or Options()))
 
 
 # --- single files --------------------------------------------------------------------------------

@@ -76,7 +76,6 @@ class Load:
         self.plan: Plan | None = None
         self.keeps_blocks = False  # as blocks, where they are; else as the numbers they stand for
         self._core: _core.Report | None = None
-        self._mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
 
     def read(self, request: Request) -> Plan:
         """Plans and loads, and gives the model its tensors."""
@@ -142,7 +141,7 @@ class Load:
                 continue
             symbol = _as_wanted(request, name, value, state[name])
             if symbol.shape != state[name].shape and not is_packed(symbol):
-                self._mismatched.append((name, tuple(symbol.shape), tuple(state[name].shape)))
+                traced.findings.append(_clash(name, symbol, state[name]))
                 continue
             if is_packed(symbol):
                 _make_room(request.model, name, symbol)
@@ -155,16 +154,6 @@ class Load:
                 traced.expected[name] = key
         if diagnosis is not None:
             traced.findings.append(_mismatch(diagnosis))
-        traced.findings += [
-            _core.Finding(
-                "error",
-                "plan.shape",
-                name,
-                [_source(converted[name])],
-                f"'{name}' is {list(found)} in the checkpoint, the model wants {list(expected)}",
-            )
-            for name, found, expected in self._mismatched
-        ]
         traced.recipes = trace.finish()
         return traced
 
@@ -175,6 +164,13 @@ class WrongConfigError(Exception):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         self.config = config
+
+
+def _clash(name: str, found: torch.Tensor, wanted: torch.Tensor) -> _core.Finding:
+    message = (
+        f"'{name}' is {list(found.shape)} in the checkpoint, the model wants {list(wanted.shape)}"
+    )
+    return _core.Finding("error", "plan.shape", name, [_source(found)], message)
 
 
 def _mismatch(diagnosis: Diagnosis) -> _core.Finding:

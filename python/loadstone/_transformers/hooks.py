@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from loadstone._errors import make
-from loadstone._patch import Hook, Hooks, gated, suspended
+from loadstone._patch import Hook, Hooks, gated, held, suspended
 from loadstone._skeleton import skeleton
 from loadstone._transformers import kernels
 from loadstone._transformers.load import Load, Options
@@ -54,14 +54,9 @@ def hooks() -> Hooks:
     )
 
 
-@contextlib.contextmanager
-def options(chosen: Options) -> Iterator[None]:
+def options(chosen: Options) -> contextlib.AbstractContextManager[Any]:
     """What the loads in here are to do."""
-    token = _options.set(chosen)
-    try:
-        yield
-    finally:
-        _options.reset(token)
+    return held(_options, chosen)
 
 
 def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -74,13 +69,9 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     if other:
         with suspended("transformers"):
             return original(cls, *args, **kwargs)
-    load = Load(chosen)
-    token = _current.set(load)
-    try:
+    with held(_current, Load(chosen)) as load:
         result = original(cls, *args, **kwargs)
         load.finish(result[0] if isinstance(result, tuple) else result)
-    finally:
-        _current.reset(token)
     return result
 
 
