@@ -105,9 +105,9 @@ struct Plan {
   std::uint64_t staging_bytes_max = 0;
   std::uint64_t bytes_to_read = 0;
   std::uint64_t bytes_to_write = 0;  // to the offload folder
-  // What the load takes per device: values delivered there, for the caller's initialisers too. Not
-  // counted is what exists before (constructor values, unless they have to move to another device).
-  // "cpu" includes the staging that is really needed; "disk" is bytes written.
+  // What the loaded model takes per device, with the values that its constructor and initialisers
+  // give (constructor values may exist before the load, but tables of a hundred megabytes are made
+  // by it). "cpu" includes the staging that is really needed; "disk" is bytes written.
   std::map<std::string, std::uint64_t> peak_bytes;
   // What decides the devices: the entries given, or those computed. Empty: everything on "cpu".
   std::vector<std::pair<std::string, std::string>> device_map;

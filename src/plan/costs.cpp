@@ -127,8 +127,8 @@ void count_costs(Plan& plan) {
   for (const PlannedTarget& target : plan.targets) {
     const std::uint64_t bytes = target.byte_count();
     const Origin origin = target.recipe.origin;
-    const bool moves = origin == Origin::constructor && target.device != "cpu";
-    if (target.delivery == Delivery::memory || origin == Origin::initialiser || moves) {
+    const bool is_the_callers = origin == Origin::constructor || origin == Origin::initialiser;
+    if (target.delivery == Delivery::memory || is_the_callers) {
       std::uint64_t& peak = plan.peak_bytes[target.device];
       peak = sum(peak, bytes);
     }

@@ -276,7 +276,7 @@ TEST(MakePlan, ConstructorValuesStay) {
   EXPECT_TRUE(plan.findings.empty());
   EXPECT_EQ(plan.targets[0].recipe.origin, Origin::constructor);
   EXPECT_EQ(plan.targets[1].recipe.origin, Origin::constructor);
-  EXPECT_EQ(plan.peak_bytes.at("cpu"), 0u);
+  EXPECT_EQ(plan.peak_bytes.at("cpu"), 8u + 24u);  // tables can be larger than the weights
 }
 
 TEST(MakePlan, BuffersWithoutAValueAreErrorsForAModelAndExceptionsForAFile) {
