@@ -7,11 +7,11 @@
 #include <thread>
 #include <utility>
 
-#include "base/digest.h"
 #include "execute/job_queue.h"
 #include "execute/offload.h"
 #include "execute/reader.h"
 #include "execute/report.h"
+#include "execute/shard_files.h"
 #include "execute/staging.h"
 #include "execute/team.h"
 #include "loadstone/error.h"
@@ -22,9 +22,6 @@ namespace loadstone {
 namespace {
 
 constexpr unsigned threads_default_max = 4;
-constexpr std::uint64_t element_bytes_max = 8;
-// What is cast goes through memory twice: once more from the second-level cache.
-constexpr std::uint64_t staged_window_bytes = 1 << 20;
 // More readers are not worth slots smaller than this.
 constexpr std::uint64_t slot_bytes_wanted = 64 << 10;
 constexpr std::uint64_t known_bytes_at_once = 4 << 20;
@@ -70,47 +67,11 @@ void check_constants(const Plan& plan) {
   }
 }
 
-[[noreturn]] void refuse_changed(const Shard& shard, std::string found, std::string expected) {
-  Where where;
-  where.path = shard.path;
-  where.found = std::move(found);
-  where.expected = std::move(expected);
-  throw Error("io.changed", "the file is not the one that the plan was made for", std::move(where));
-}
-
-std::string text_of(const FileIdentity& identity) {
-  return std::to_string(identity.bytes) + " bytes modified at " +
-         std::to_string(identity.modified_ns) + " ns";
-}
-
-void check_identity(const Shard& shard, const ByteSource& source) {
-  const FileIdentity now = source.identity();
-  if (now != shard.identity) refuse_changed(shard, text_of(now), text_of(shard.identity));
-}
-
-// A header of 16 MB costs milliseconds, and a file of the same size and time is caught too.
-void check_header(const Shard& shard, ByteSource& source) {
-  if (shard.header_digest.empty()) return;
-  Digest digest;
-  std::vector<std::byte> buffer(std::min<std::uint64_t>(shard.data_begin, 64 << 10));
-  for (std::uint64_t at = 0; at < shard.data_begin; at += buffer.size()) {
-    const auto count = std::min<std::uint64_t>(buffer.size(), shard.data_begin - at);
-    const std::span<std::byte> piece = std::span(buffer).first(count);
-    source.read(at, piece);
-    digest.update(piece);
-  }
-  const std::string found = digest.hex();
-  if (found != shard.header_digest) {
-    refuse_changed(shard, "header digest " + found, shard.header_digest);
-  }
-}
-
 using Sources = std::vector<std::shared_ptr<ByteSource>>;
 
 // Opens and checks the shards whose bytes the plan reads or points at, and no others.
-Sources open_shards(const Plan& plan, std::span<const Destination> destinations, Storage& storage) {
-  const auto& shards = plan.catalog->shards();
-  std::vector<bool> needed(shards.size(), false);
+Sources open_needed(const Plan& plan, std::span<const Destination> destinations, Storage& storage) {
+  std::vector<bool> needed(plan.catalog->shards().size(), false);
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
     const PlannedTarget& target = plan.targets[i];
     const bool skipped = target.delivery == Delivery::none ||
@@ -120,14 +81,7 @@ Sources open_shards(const Plan& plan, std::span<const Destination> destinations,
       needed.at(plan.catalog->tensors().at(source).shard) = true;
     }
   }
-  Sources sources(shards.size());
-  for (std::size_t i = 0; i < shards.size(); ++i) {
-    if (!needed[i]) continue;
-    sources[i] = storage.open(shards[i].path);
-    check_identity(shards[i], *sources[i]);
-    check_header(shards[i], *sources[i]);
-  }
-  return sources;
+  return open_shards(*plan.catalog, needed, storage);
 }
 
 // The last place before memory is written: see check_box().
@@ -164,10 +118,7 @@ Sizes choose_sizes(const Plan& plan, const ExecuteOptions& options) {
   sizes.chunk_bytes = std::max(options.chunk_bytes, element_bytes_max);
   // A transposed box may fill two chunks, to have longer runs in the target.
   sizes.slot_bytes = std::min(staging / slots, 2 * std::min(sizes.chunk_bytes, staging));
-  sizes.limits.direct_bytes = std::min(sizes.chunk_bytes, sizes.slot_bytes);
-  sizes.limits.staged_bytes = std::min(sizes.limits.direct_bytes, staged_window_bytes);
-  sizes.limits.turned_bytes = sizes.slot_bytes;
-  sizes.limits.decoded_bytes = sizes.slot_bytes / 2 / element_bytes_max * element_bytes_max;
+  sizes.limits = window_limits(sizes.slot_bytes, sizes.chunk_bytes);
   return sizes;
 }
 
@@ -214,7 +165,7 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   Storage& storage = options.storage != nullptr ? *options.storage : local_storage();
   const Sizes sizes = choose_sizes(plan, options);
   const std::vector<DecodeForm> forms = prepare_decodings(plan);
-  const Sources sources = open_shards(plan, destinations, storage);
+  const Sources sources = open_needed(plan, destinations, storage);
   OffloadFolder folder(plan, storage);
   const std::vector<std::byte*> memory = target_memory(plan, destinations, folder);
   JobQueue queue(plan, memory, sizes.limits);

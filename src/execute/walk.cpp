@@ -18,6 +18,8 @@ namespace {
 constexpr std::uint64_t direct_run_bytes_min = 4096;
 // Reading over a hole of this size is cheaper than a second call.
 constexpr std::uint64_t hole_bytes_max = 64 << 10;
+// What is cast goes through memory twice: once more from the second-level cache.
+constexpr std::uint64_t staged_window_bytes = 1 << 20;
 
 [[noreturn]] void refuse(const Plan& plan, const PlannedTarget& target, const Box& box,
                          const char* problem) {
@@ -73,6 +75,15 @@ std::optional<Box> as_bytes(const Box& box, unsigned bit_count) {
 }
 
 }  // namespace
+
+WindowLimits window_limits(std::uint64_t slot_bytes, std::uint64_t chunk_bytes) noexcept {
+  WindowLimits limits;
+  limits.direct_bytes = std::min(chunk_bytes, slot_bytes);
+  limits.staged_bytes = std::min(limits.direct_bytes, staged_window_bytes);
+  limits.turned_bytes = slot_bytes;
+  limits.decoded_bytes = slot_bytes / 2 / element_bytes_max * element_bytes_max;
+  return limits;
+}
 
 bool is_empty(const Box& box) noexcept {
   return std::ranges::any_of(box.dims, [](const BoxDim& dim) { return dim.extent == 0; });

@@ -1,0 +1,68 @@
+#include "execute/shard_files.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "base/digest.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+[[noreturn]] void refuse_changed(const Shard& shard, std::string found, std::string expected) {
+  Where where;
+  where.path = shard.path;
+  where.found = std::move(found);
+  where.expected = std::move(expected);
+  throw Error("io.changed", "the file is not the one that the plan was made for", std::move(where));
+}
+
+std::string text_of(const FileIdentity& identity) {
+  return std::to_string(identity.bytes) + " bytes modified at " +
+         std::to_string(identity.modified_ns) + " ns";
+}
+
+// A header of 16 MB costs milliseconds, and a file of the same size and time is caught too.
+void check_header(const Shard& shard, ByteSource& source) {
+  if (shard.header_digest.empty()) return;
+  Digest digest;
+  std::vector<std::byte> buffer(std::min<std::uint64_t>(shard.data_begin, 64 << 10));
+  for (std::uint64_t at = 0; at < shard.data_begin; at += buffer.size()) {
+    const auto count = std::min<std::uint64_t>(buffer.size(), shard.data_begin - at);
+    const std::span<std::byte> piece = std::span(buffer).first(count);
+    source.read(at, piece);
+    digest.update(piece);
+  }
+  const std::string found = digest.hex();
+  if (found != shard.header_digest) {
+    refuse_changed(shard, "header digest " + found, shard.header_digest);
+  }
+}
+
+}  // namespace
+
+void check_identity(const Shard& shard, const ByteSource& source) {
+  const FileIdentity now = source.identity();
+  if (now != shard.identity) refuse_changed(shard, text_of(now), text_of(shard.identity));
+}
+
+std::vector<std::shared_ptr<ByteSource>> open_shards(const Catalog& catalog,
+                                                     const std::vector<bool>& needed,
+                                                     Storage& storage) {
+  const auto& shards = catalog.shards();
+  std::vector<std::shared_ptr<ByteSource>> sources(shards.size());
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    if (!needed[i]) continue;
+    sources[i] = storage.open(shards[i].path);
+    check_identity(shards[i], *sources[i]);
+    check_header(shards[i], *sources[i]);
+  }
+  return sources;
+}
+
+}  // namespace loadstone

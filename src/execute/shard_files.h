@@ -1,0 +1,21 @@
+// The files that are read from, and whether they still are what the headers said.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+// Throws Error "io.changed" where size or time are others than when the catalog was made.
+void check_identity(const Shard& shard, const ByteSource& source);
+
+// Those of the catalog's shards that are needed, opened and with their header's digest compared;
+// null in the place of the others. Throws Error "io.changed", and what opening throws.
+[[nodiscard]] std::vector<std::shared_ptr<ByteSource>> open_shards(const Catalog& catalog,
+                                                                   const std::vector<bool>& needed,
+                                                                   Storage& storage);
+
+}  // namespace loadstone

@@ -1,0 +1,13 @@
+// Plans of random boxes, cut, turned, spread and cast.
+#pragma once
+
+#include <random>
+
+#include "execute/plan_builder.h"
+
+namespace loadstone::testing {
+
+// Targets over one or more shards. The same for the same state of `random`.
+[[nodiscard]] Plan random_plan(std::mt19937_64& random, PlanBuilder& builder);
+
+}  // namespace loadstone::testing
