@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from bench import checkpoints, measure
+from bench import checkpoints, measure, single_files
 
 ROOM = 64 << 20
 CASES = [
@@ -71,3 +71,17 @@ def test_a_second_copy_would_be_seen(folders):
     result = measure.run(command, settle_seconds=0)
     total = result.peak_anonymous - result.base_anonymous + result.peak_file
     assert total > finished_bytes(folder, "f32") + ROOM
+
+
+@pytest.mark.parametrize("mebibytes", [90, pytest.param(420, marks=pytest.mark.bench)])
+def test_gguf_blocks_become_numbers_in_the_memory_of_the_numbers(mebibytes, tmp_path):
+    folder = single_files.make(tmp_path, mebibytes)
+    model = single_files.bf16_bytes(folder)
+    totals = {}
+    for case in ("loadstone.diffusers, to bf16", "diffusers from_single_file, dequantize"):
+        result = measure.run(single_files.command(case, folder), settle_seconds=0)
+        totals[case] = result.grown_anonymous + result.grown_file
+        print(f"{case}: {totals[case] / 1e6:.1f} MB for a model of {model / 1e6:.1f} MB")
+    ours, theirs = totals.values()
+    assert 0.9 * model < ours <= model + ROOM
+    assert theirs > model + ROOM  # the control: blocks, numbers and the file together
