@@ -49,10 +49,15 @@ class Tensors:
         return str(file)
 
 
-def packed(state: State, choose: Callable[[int], Kind], seed: int = 0) -> Tensors:
+def packed(
+    state: State, choose: Callable[[int], Kind], seed: int = 0, scale: float = 0.02
+) -> Tensors:
     """Matrices whose rows are whole blocks as ``choose(running number)`` says, the rest F32.
 
     Matrices that do not fit become F16, as in files that people publish.
+
+    Args:
+        scale: the largest of random blocks.
     """
     made = Tensors({}, {})
     generator = numpy.random.default_rng(seed)
@@ -62,20 +67,20 @@ def packed(state: State, choose: Callable[[int], Kind], seed: int = 0) -> Tensor
         if array.ndim > 2 or array.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
             kind = Kind.F16
         if kind in SCALES:
-            made.data[name] = random_blocks(array.shape, kind, generator)
+            made.data[name] = random_blocks(array.shape, kind, generator, scale)
         else:
             made.data[name] = gguf.quants.quantize(numpy.ascontiguousarray(array), kind)
         made.kinds[name] = kind
     return made
 
 
-def random_blocks(shape: tuple[int, ...], kind: Kind, generator: Any) -> Any:
+def random_blocks(shape: tuple[int, ...], kind: Kind, generator: Any, scale: float = 0.02) -> Any:
     """Valid blocks: any bytes, and scales that are small finite numbers."""
     elements, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = shape[0] * shape[1] // elements
     made = generator.integers(0, 256, (blocks, size), dtype=numpy.uint8)
     for offset in SCALES[kind]:
-        scales = generator.uniform(-0.02, 0.02, (blocks, 1)).astype(numpy.float16)
+        scales = generator.uniform(-scale, scale, (blocks, 1)).astype(numpy.float16)
         made[:, offset : offset + 2] = scales.view(numpy.uint8)
     return made.reshape(shape[0], shape[1] // elements * size)
 
