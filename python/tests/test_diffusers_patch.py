@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers_gguf import BLOCK_CASES, mixed, packed
+from diffusers_gguf import BLOCK_CASES, Kind, mixed, packed
 from diffusers_models import (
     Case,
     by_name,
@@ -313,3 +313,96 @@ def test_files_of_plain_tensors_need_no_gguf_package():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "only blocks"
+
+
+# --- a program that knows nothing of loadstone ---------------------------------------------------
+
+# As nodes of graphical tools are: a class that calls the library, in a thread that works a queue.
+NODE = """
+import torch
+from diffusers import GGUFQuantizationConfig, WanTransformer3DModel
+
+
+class LoadWan:
+    RETURN_TYPES = ("MODEL",)
+    FUNCTION = "load"
+
+    def load(self, path, config, precision):
+        dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+        options = {"config": config, "torch_dtype": dtype}
+        if path.endswith(".gguf"):
+            options["quantization_config"] = GGUFQuantizationConfig(compute_dtype=dtype)
+        return (WanTransformer3DModel.from_single_file(path, **options),)
+
+
+NODE_CLASS_MAPPINGS = {"LoadWan": LoadWan}
+"""
+
+
+def run_node(path: str, config: str, precision: str = "fp32") -> Any:
+    """What the node gives, or the exception that it ends with."""
+    names: dict[str, Any] = {}
+    exec(compile(NODE, "node.py", "exec"), names)
+    results: list[Any] = []
+
+    def work() -> None:
+        cls = names["NODE_CLASS_MAPPINGS"]["LoadWan"]
+        try:
+            results.extend(getattr(cls(), cls.FUNCTION)(path, config, precision))
+        except Exception as reason:
+            results.append(reason)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    worker.join()
+    return results[0]
+
+
+@pytest.fixture
+def healed() -> Iterator[None]:
+    """The whole process, as a line at its start does it."""
+    healing = loadstone.patch("diffusers").start()
+    yield
+    healing.stop()
+
+
+def test_node_loads_first_last_frame(tmp_path: Path, healed: None, no_readers: None) -> None:
+    model, file, config = file_of(FLF2V, tmp_path)
+    assert_same(run_node(file, config), model)
+    assert_same(run_node(file, config, "bf16"), cast_copy(FLF2V, model, torch.bfloat16))
+
+
+def test_node_loads_blocks(tmp_path: Path, healed: None, no_readers: None) -> None:
+    """First-last-frame as GGUF: what the library cannot load, in formats that it can."""
+    model = FLF2V.build()
+    tensors = packed(FLF2V.original(model), lambda _: Kind.Q8_0)
+    file = tensors.write(tmp_path / "model.gguf")
+    config = write_config(model, tmp_path / "config")
+    found = run_node(file, config)
+    assert loadstone.audit(found).ok
+    position = "model.diffusion_model.img_emb.emb_pos"
+    numbers = tensors.dequantized()[position]
+    assert torch.equal(found.condition_embedder.image_embedder.pos_embed, numbers)
+    held = tensors.data["model.diffusion_model.blocks.0.ffn.0.weight"]
+    packed_weight = found.blocks[0].ffn.net[0].proj.weight
+    assert torch.equal(packed_weight.as_tensor(), torch.from_numpy(held).view(torch.uint8))
+
+
+def test_node_is_told_of_the_wrong_config(tmp_path: Path, healed: None, no_readers: None) -> None:
+    _, file, config = file_of(by_name("wan_i2v"), tmp_path, *IMAGE_KEYS)
+    reason = run_node(file, config)
+    assert isinstance(reason, loadstone.PlanError)
+    assert reason.code == "plan.config_mismatch"
+    assert "image_dim" in str(reason)
+    assert "added_kv_proj_dim" in str(reason)
+
+
+def test_node_without_the_patch(tmp_path: Path) -> None:
+    """The control of the three tests above: the library's own error, which names nothing."""
+    for folder, dropped in (("wrong", IMAGE_KEYS), ("whole", ())):
+        (tmp_path / folder).mkdir()
+        case = by_name("wan_i2v") if dropped else FLF2V
+        _, file, config = file_of(case, tmp_path / folder, *dropped)
+        reason = run_node(file, config)
+        assert isinstance(reason, NotImplementedError)
+        assert "meta tensor" in str(reason)
