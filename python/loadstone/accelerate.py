@@ -30,6 +30,7 @@ from loadstone._accelerate import offload, planning
 from loadstone._catalog import inspect as open_catalog
 from loadstone._errors import make
 from loadstone._patch import Hook, Hooks, gated, suspended
+from loadstone._placement import expanded
 from loadstone._plan import MODES, Plan
 from loadstone._report import Report
 from loadstone._skeleton_walk import walk
@@ -87,6 +88,7 @@ def load_checkpoint_in_model(
         _leave_to_library(model, checkpoint, reason, arguments)
         return
     if device_map is not None:
+        device_map = expanded(model, device_map)
         if offload_folder is None and "disk" in device_map.values():
             raise make("plan.offload_folder", "tensors are placed on disk", field="offload_folder")
         tied = accelerate.utils.find_tied_parameters(model)
@@ -133,6 +135,7 @@ def dispatch_model(
         PlanError: a tensor is on meta and no hook would find a value for it (``plan.missing``,
             ``plan.device_map``).
     """
+    device_map = expanded(model, device_map)
     offload.require_modules(model, device_map)
     index = offload_index if offload_index is not None else offload.read_index(offload_dir)
     offload.require_values(model, device_map, index, state_dict or {}, offload_buffers)
@@ -224,7 +227,7 @@ def _device_map(
 ) -> DeviceMap | None:
     """The map that accelerate's own functions make of its arguments."""
     if not isinstance(device_map, str):
-        return device_map
+        return expanded(model, device_map) if device_map is not None else None
     if device_map not in MODES:
         expected = ", ".join(MODES)
         raise make(

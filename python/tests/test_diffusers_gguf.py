@@ -244,14 +244,3 @@ def test_modules_that_are_not_to_be_packed_of_cut_blocks(tmp_path: Path) -> None
     with pytest.raises(loadstone.PlanError, match=r"joint_blocks\.0\.x_block\.attn\.qkv") as raised:
         file.load(quantization_config=quantization(torch.bfloat16, "attn"))
     assert raised.value.code == "plan.untraceable"
-
-
-def test_blocks_are_not_put_on_disk(tmp_path: Path) -> None:
-    file = File(tmp_path, WAN, mixed)
-    parts = ("rope", "patch_embedding", "condition_embedder", "blocks.0", "norm_out", "proj_out")
-    places = dict.fromkeys((*parts, "scale_shift_table"), "cpu") | {"blocks.1": "disk"}
-    options = {"device_map": places, "offload_folder": tmp_path / "offload"}
-    with pytest.raises(loadstone.PlanError) as raised:
-        file.load(quantization_config=quantization(), **options)
-    assert raised.value.code == "plan.device_map"
-    assert loadstone.audit(file.load(torch_dtype=torch.bfloat16, **options)).ok

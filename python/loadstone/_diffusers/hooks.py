@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
@@ -23,6 +24,8 @@ from loadstone._diffusers.load import Load, Options, Request, WrongConfigError
 from loadstone._diffusers.supplements import supplement
 from loadstone._errors import make
 from loadstone._patch import Hook, Hooks, gated, held
+from loadstone._placement import expanded, gathered, require_paths
+from loadstone._plan import MODES
 from loadstone._skeleton import skeleton
 
 _options: ContextVar[Options | None] = ContextVar("loadstone_diffusers_options", default=None)
@@ -46,6 +49,7 @@ def hooks() -> Hooks:
         (single_file_utils, "init_empty_weights", _init_empty_weights),
         (single_file_utils, "load_model_dict_into_meta", _load_dict),
         (single_file, "load_single_file_sub_model", _load_sub_model),
+        (modeling_utils, "_determine_device_map", _determine_device_map),
         (modeling_utils.ModelMixin, "to", _to),
         (modeling_utils.ModelMixin, "from_pretrained", _model_from_pretrained),
         (modeling_utils.ModelMixin, "_load_pretrained_model", _load_pretrained_model),
@@ -136,14 +140,23 @@ def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
     return original(*args, **kwargs) if _current.get() is None else skeleton()
 
 
-def _determine_device_map(original: Any, model: Any, device_map: Any, *rest: Any) -> Any:
-    """Notes the map that the library is about to forget."""
+def _determine_device_map(
+    original: Any, model: Any, device_map: Any, max_memory: Any = None, *rest: Any
+) -> Any:
+    """Notes the map, which the library is about to forget, in a form that hooks can carry out."""
     load = _current.get()
-    if load is None:
-        return original(model, device_map, *rest)
+    if load is None or device_map is None:
+        return original(model, device_map, max_memory, *rest)
     if load.options.max_memory is not None:
-        rest = (load.options.max_memory, *rest[1:])
-    load.device_map = original(model, device_map, *rest)
+        max_memory = load.options.max_memory
+    if isinstance(device_map, str) and device_map in MODES:
+        found = original(model, device_map, max_memory, *rest)
+        load.device_map = gathered(model, found)
+        return load.device_map
+    places = device_map if isinstance(device_map, Mapping) else {"": device_map}
+    if load.options.is_direct:
+        require_paths(model, places)
+    load.device_map = expanded(model, places)
     return load.device_map
 
 
@@ -194,6 +207,8 @@ def _to(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _model_from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("device_map") == "disk":
+        kwargs["device_map"] = {"": "disk"}
     with _load() as load:
         result = original(cls, *args, **kwargs)
         load.finish(result[0] if isinstance(result, tuple) else result)
@@ -229,7 +244,8 @@ def _load_pretrained_model(
     )
     missing = sorted(names - set(checkpoint))
     unexpected = sorted(set(checkpoint) - names)
-    return model, missing, unexpected, [], None, []
+    index = dict(load.plan._core.offload_index()) if load.plan is not None else None
+    return model, missing, unexpected, [], index or None, []
 
 
 def _checkpoint_of(state_dict: Any) -> Checkpoint | None:

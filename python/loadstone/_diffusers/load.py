@@ -16,6 +16,7 @@ from loadstone._diffusers.expected import expected_key
 from loadstone._diffusers.supplements import supplement
 from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import make
+from loadstone._placement import align_what_hooks_bring
 from loadstone._plan import Plan, make_plan
 from loadstone._report import Report
 from loadstone._skeleton_walk import walk
@@ -76,25 +77,43 @@ class Load:
         self.plan: Plan | None = None
         self.keeps_blocks = False  # as blocks, where they are; else as the numbers they stand for
         self._core: _core.Report | None = None
+        self._request: Request | None = None
+        self._traced: Traced | None = None
 
     def read(self, request: Request) -> Plan:
         """Plans and loads, and gives the model its tensors."""
-        self.model = model = request.model
-        traced = self.trace(request)
+        self.prepare(request)
+        self.make_plan(request.device_map)
+        return self.carry_out()
+
+    def prepare(self, request: Request) -> None:
+        """Traces; nothing is planned yet."""
+        self.model = request.model
+        self._request = request
+        self._traced = self.trace(request)
+
+    def make_plan(self, device_map: Mapping[str, Any] | None) -> Plan:
+        """Plans what was traced; reads nothing."""
+        assert self._request is not None
         self.plan = make_plan(
-            model,
-            request.checkpoint.catalog,
-            traced,
-            device_map=_devices(model, request.device_map),
+            self.model,
+            self._request.checkpoint.catalog,
+            self._traced,
+            device_map=_devices(self.model, device_map),
             offload_folder=self.options.offload_folder,
             missing=self.options.missing,
         )
-        _refuse_blocks_on_disk(self.plan, request.converted)
+        return self.plan
+
+    def carry_out(self) -> Plan:
+        """Reads what was planned, and gives the model its tensors."""
+        assert self.plan is not None
         progress, threads = self.options.progress, self.options.threads or 0
-        filled = _execute.fill(self.plan, model, progress=progress, threads=threads)
-        _execute.complete(self.plan, model, filled)
-        _as_planned_on_disk(self.plan, model)
+        filled = _execute.fill(self.plan, self.model, progress=progress, threads=threads)
+        _execute.complete(self.plan, self.model, filled)
+        _as_planned_on_disk(self.plan, self.model)
         self._core = filled.core
+        self._request = self._traced = None
         return self.plan
 
     def finish(self, model: Any) -> Report | None:
@@ -102,6 +121,7 @@ class Load:
         if self.plan is None or self._core is None:
             return None
         report = _execute.account(self.plan, model, self._core)
+        align_what_hooks_bring(model)
         audit(model).require_real()
         return report
 
@@ -244,26 +264,17 @@ def _make_room(model: Any, name: str, symbol: Any) -> None:
     )
 
 
-def _refuse_blocks_on_disk(plan: Plan, converted: Mapping[str, Any]) -> None:
-    """The hooks that bring tensors from disk know nothing of block formats."""
-    for target in plan.targets:
-        stays_packed = is_packed(converted.get(target.name)) and target.dtype == "U8"
-        if stays_packed and target.device == "disk":
-            raise make(
-                "plan.device_map",
-                "quantization blocks cannot stay on disk; without a quantization_config they can, "
-                "as numbers",
-                tensor=target.name,
-            )
-
-
 def _as_planned_on_disk(plan: Plan, model: torch.nn.Module) -> None:
     """What is on disk has the planned dtype on meta too: hooks cast what they bring to it."""
     planned = {target.name: target.dtype for target in plan.targets if target.device == "disk"}
     for slot in walk(model):
         if slot.tensor.is_meta and slot.name in planned and slot.tie_of is None:
             dtype = torch_dtype(planned[slot.name])
-            if slot.tensor.dtype != dtype:
+            if hasattr(slot.tensor, "quant_type"):
+                from loadstone._diffusers.offloaded import offloaded
+
+                slot.replace(offloaded(slot.tensor))
+            elif slot.tensor.dtype != dtype:
                 slot.replace(slot.tensor.detach().to(dtype))
 
 

@@ -19,6 +19,7 @@ import torch
 
 from loadstone._errors import make
 from loadstone._patch import Hook, Hooks, gated, held, suspended
+from loadstone._placement import expanded
 from loadstone._skeleton import skeleton
 from loadstone._transformers import kernels
 from loadstone._transformers.load import Load, Options
@@ -35,7 +36,7 @@ _OTHER_WAYS = ("tp_plan", "tp_size", "distributed_config", "device_mesh", "state
 def hooks() -> Hooks:
     """The places in ``PreTrainedModel`` that are replaced while a load runs on loadstone."""
     require_known()
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, modeling_utils
 
     replacements: dict[str, Any] = {
         "from_pretrained": _from_pretrained,
@@ -45,11 +46,12 @@ def hooks() -> Hooks:
         "_move_missing_keys_from_meta_to_device": _move_missing_keys,
         "_initialize_missing_keys": _initialize_missing_keys,
     }
+    places: list[tuple[Any, str, Any]] = [
+        (PreTrainedModel, name, each) for name, each in replacements.items()
+    ]
+    places.append((modeling_utils, "_get_device_map", _get_device_map))
     return Hooks(
-        [
-            Hook(PreTrainedModel, name, gated("transformers", replacement))
-            for name, replacement in replacements.items()
-        ],
+        [Hook(owner, name, gated("transformers", each)) for owner, name, each in places],
         "transformers",
     )
 
@@ -82,6 +84,13 @@ def _get_init_context(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any
         return contexts
     ours = [skeleton() if isinstance(each, torch.device) else each for each in contexts]
     return [_construction, *ours, _constructing(load)]
+
+
+def _get_device_map(original: Any, model: Any, device_map: Any, *args: Any, **kwargs: Any) -> Any:
+    """Maps with paths inside one another, as accelerate can dispatch them."""
+    found = original(model, device_map, *args, **kwargs)
+    is_ours = _current.get() is not None and not isinstance(device_map, str)
+    return expanded(model, found) if is_ours and found is not None else found
 
 
 # The library sets torch's default dtype, and takes the tying of weights away, for the whole

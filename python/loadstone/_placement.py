@@ -1,0 +1,178 @@
+"""Device maps, put in a form that hooks can carry out.
+
+accelerate's hooks are attached to modules: one that a map names brings and takes all that is below
+it. So a map whose paths lie inside one another has to be told by paths that do not, and a tensor
+without its module cannot be brought from disk at all.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from loadstone._errors import make
+
+DeviceMap = dict[str, Any]
+
+# What torch's allocator gives; a product of a matrix and one row depends on it in its last bit.
+ALIGNMENT = 64
+
+_OFFLOADED = ("cpu", "disk")
+
+
+def is_below(path: str, above: str) -> bool:
+    """Whether a path is, or lies inside, another; everything lies inside ``""``."""
+    return not above or path == above or path.startswith(f"{above}.")
+
+
+def main_device(device_map: Mapping[str, Any]) -> Any:
+    """Where what is offloaded is computed with: the first accelerator, else the cpu."""
+    devices = device_map.values()
+    return next((device for device in devices if str(device) not in _OFFLOADED), "cpu")
+
+
+def expanded(model: torch.nn.Module, device_map: Mapping[str, Any]) -> DeviceMap:
+    """The same places by paths of which none lies inside another.
+
+    ``{"": "cpu", "blocks.1": "disk"}`` names the children that are left beside ``blocks.1``. What
+    stands directly in a module that is taken apart, and would be on disk, is in memory: no hook
+    could bring it without the modules beside it.
+    """
+    paths = list(device_map)
+    if not any(path != other and is_below(path, other) for path in paths for other in paths):
+        return dict(device_map)
+    return _Expansion(device_map).of(model)
+
+
+class _Expansion:
+    def __init__(self, device_map: Mapping[str, Any]) -> None:
+        self.places = device_map
+        self.memory = main_device(device_map)
+        self.result: DeviceMap = {}
+
+    def of(self, model: torch.nn.Module) -> DeviceMap:
+        self._visit("", model, None)
+        return self.result
+
+    def _visit(self, path: str, module: torch.nn.Module, device: Any) -> None:
+        device = self.places.get(path, device)
+        if not any(other != path and is_below(other, path) for other in self.places):
+            if device is not None:
+                self.result[path] = device
+            return
+        for name in own_tensors(path, module):
+            place = self.places.get(name, self.memory if str(device) == "disk" else device)
+            if place is not None:
+                self.result[name] = place
+        for name, child in module.named_children():
+            if any(True for _ in child.parameters()) or any(True for _ in child.buffers()):
+                self._visit(f"{path}.{name}" if path else name, child, device)
+
+
+def own_tensors(path: str, module: torch.nn.Module) -> list[str]:
+    """The full names of what stands directly in a module."""
+    names = [*module._parameters, *module._buffers]
+    held = [name for name in names if getattr(module, name, None) is not None]
+    return [f"{path}.{name}" if path else name for name in held]
+
+
+def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> DeviceMap:
+    """A computed map without tensors that are on disk apart from their module.
+
+    Such maps come from counting bytes: a module that has nothing inside it goes to disk as a whole,
+    of others the tensor stays in memory.
+    """
+    result = dict(device_map)
+    memory = main_device(device_map)
+    for path, module in model.named_modules():
+        own = [name for name in own_tensors(path, module) if name in result]
+        if not any(str(result[name]) == "disk" for name in own):
+            continue
+        if path and not any(True for _ in module.children()):
+            for name in own:
+                del result[name]
+            result[path] = "disk"
+        else:
+            result.update((name, memory) for name in own if str(result[name]) == "disk")
+    return result
+
+
+def require_paths(
+    model: torch.nn.Module, device_map: Mapping[str, Any], component: str = ""
+) -> None:
+    """Refuses a map that names what is not there.
+
+    Args:
+        component: how the model is called in a pipeline's map.
+
+    Raises:
+        PlanError: ``plan.device_map``, with the nearest path that there is.
+    """
+    known = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    known.update(name for name, _ in model.named_parameters(remove_duplicate=False))
+    known.update(name for name, _ in model.named_buffers(remove_duplicate=False))
+    for path in device_map:
+        if path not in known:
+            near = difflib.get_close_matches(path, known, 1, 0)
+            full = f"{component}.{path}" if component else path
+            raise make(
+                "plan.device_map",
+                f"{type(model).__name__} has nothing of this path",
+                field="device_map",
+                found=repr(full),
+                expected=f"a module such as '{near[0]}'" if near else "",
+            )
+
+
+def require_device(device: Any, path: str) -> None:
+    """Refuses what is no device of torch's, and not disk.
+
+    Raises:
+        PlanError: ``plan.device_map``.
+    """
+    is_number = isinstance(device, int) and not isinstance(device, bool) and device >= 0
+    if is_number or device == "disk" or isinstance(device, torch.device):
+        return
+    try:
+        torch.device(device if isinstance(device, str) else "none")
+    except RuntimeError:
+        raise make(
+            "plan.device_map",
+            "no such device",
+            field="device_map",
+            found=f"{device!r} for '{path}'",
+            expected="cpu, disk, cuda:0 ...",
+        ) from None
+
+
+class AlignedWeights(Mapping[str, torch.Tensor]):
+    """What a hook brings, in memory as a model's own tensors have it.
+
+    A tensor that a hook reads out of a safetensors file lies where the file has it.
+    """
+
+    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self.weights = weights
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        value = self.weights[name]
+        return value.clone() if value.data_ptr() % ALIGNMENT else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.weights)
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+
+def align_what_hooks_bring(model: torch.nn.Module) -> None:
+    """Makes a model that is partly on disk compute, bit for bit, what it does in memory."""
+    for module in model.modules():
+        hook: Any = getattr(module, "_hf_hook", None)
+        for each in getattr(hook, "hooks", [hook]):
+            weights = getattr(each, "weights_map", None)
+            if weights is not None and not isinstance(weights, AlignedWeights):
+                each.weights_map = AlignedWeights(weights)
