@@ -33,7 +33,7 @@ ROOMS = (
     ("catalog", "skeleton"),
     ("plan",),
     ("execute", "device"),
-    ("audit", "verify"),
+    ("audit", "convert", "verify"),
     ("cli", "bindings"),
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}

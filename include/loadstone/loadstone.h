@@ -22,5 +22,6 @@
 #include "loadstone/execute.h"
 #include "loadstone/audit.h"
 #include "loadstone/verify.h"
+#include "loadstone/convert.h"
 #include "loadstone/observer.h"
 // clang-format on

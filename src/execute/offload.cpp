@@ -3,15 +3,12 @@
 #include <fcntl.h>
 #include <simdjson.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
-#include <limits>
 #include <optional>
 #include <system_error>
 #include <unordered_set>
@@ -19,37 +16,11 @@
 
 #include "base/json_writer.h"
 #include "loadstone/error.h"
+#include "storage/new_file.h"
 
 namespace loadstone {
 
 namespace {
-
-[[noreturn]] void fail(int problem, std::string message, std::string path,
-                       std::string tensor = {}) {
-  Where where;
-  where.path = std::move(path);
-  where.tensor = std::move(tensor);
-  where.system_error = problem;
-  const char* code = "io.write";
-  if (problem == ENOSPC || problem == EDQUOT || problem == EFBIG) code = "io.no_space";
-  if (problem == EACCES || problem == EPERM || problem == EROFS) code = "io.denied";
-  throw Error(code, std::move(message), std::move(where));
-}
-
-// Closes what it holds. Not thread-safe.
-class Descriptor {
- public:
-  explicit Descriptor(int descriptor) : descriptor_(descriptor) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
-  [[nodiscard]] int get() const noexcept { return descriptor_; }
-
- private:
-  int descriptor_;
-};
 
 // A name becomes one file in the folder and nothing else.
 void require_file_name(const std::string& name) {
@@ -61,29 +32,6 @@ void require_file_name(const std::string& name) {
   where.tensor = name;
   where.expected = "a name without '/', '..' and NUL";
   throw Error("offload.name", "this name cannot be the name of a file", std::move(where));
-}
-
-// All blocks now: a write into mapped memory that finds the disk full would end the process.
-void reserve(int descriptor, std::uint64_t byte_count, const std::string& path) {
-  rlimit limit = {};
-  // Passing this limit would raise a signal instead of an error.
-  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-      byte_count > limit.rlim_cur) {
-    fail(EFBIG, "the process may not write files of this size", path);
-  }
-  if (byte_count > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) {
-    fail(EFBIG, "the file would be too large", path);
-  }
-  int problem = EINTR;
-  while (problem == EINTR) {
-    problem = ::posix_fallocate(descriptor, 0, static_cast<off_t>(byte_count));
-  }
-  if (problem != 0) fail(problem, "cannot reserve space for the file", path);
-}
-
-std::string unique_name() {
-  static std::atomic<std::uint64_t> count = 0;
-  return ".loadstone-" + std::to_string(::getpid()) + "-" + std::to_string(count++) + ".part";
 }
 
 // Members of an index that is there already, but for the names that are written anew.
@@ -202,7 +150,7 @@ OffloadFolder::OffloadFolder(const Plan& plan, Storage& storage)
       File& file = add_file(target.name + ".dat");
       const Descriptor descriptor(
           ::open(file.temporary_path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-      if (descriptor.get() < 0) fail(errno, "cannot make the file", file.path, target.name);
+      if (descriptor.get() < 0) fail_write(errno, "cannot make the file", file.path, target.name);
       map(file, descriptor.get(), target.byte_count());
       data_[i] = file.data;
     }
@@ -219,13 +167,13 @@ void OffloadFolder::make_folder() {
   if (folder_.empty()) throw Error("plan.options", "tensors are offloaded and no folder is named");
   std::error_code problem;
   made_folder_ = std::filesystem::create_directories(folder_, problem);
-  if (problem) fail(problem.value(), "cannot make the offload folder", folder_);
+  if (problem) fail_write(problem.value(), "cannot make the offload folder", folder_);
 }
 
 OffloadFolder::File& OffloadFolder::add_file(const std::string& name) {
   File& file = files_.emplace_back();
   file.path = folder_ + "/" + name;
-  file.temporary_path = folder_ + "/" + unique_name();
+  file.temporary_path = folder_ + "/" + unique_part_name();
   return file;
 }
 
@@ -234,7 +182,7 @@ void OffloadFolder::map(File& file, int descriptor, std::uint64_t byte_count) {
   reserve(descriptor, byte_count, file.path);
   void* pages = ::mmap(nullptr, static_cast<std::size_t>(byte_count), PROT_READ | PROT_WRITE,
                        MAP_SHARED, descriptor, 0);
-  if (pages == MAP_FAILED) fail(errno, "cannot map the file", file.path);
+  if (pages == MAP_FAILED) fail_write(errno, "cannot map the file", file.path);
   file.data = static_cast<std::byte*>(pages);
   file.byte_count = byte_count;
 }
@@ -267,11 +215,11 @@ void OffloadFolder::write_index() {
   File& file = add_file("index.json");
   const Descriptor descriptor(
       ::open(file.temporary_path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  if (descriptor.get() < 0) fail(errno, "cannot make the file", file.path);
+  if (descriptor.get() < 0) fail_write(errno, "cannot make the file", file.path);
   reserve(descriptor.get(), index_.size(), file.path);
   for (std::size_t done = 0; done < index_.size();) {
     const ssize_t count = ::write(descriptor.get(), index_.data() + done, index_.size() - done);
-    if (count < 0 && errno != EINTR) fail(errno, "cannot write the file", file.path);
+    if (count < 0 && errno != EINTR) fail_write(errno, "cannot write the file", file.path);
     if (count > 0) done += static_cast<std::size_t>(count);
   }
 }
@@ -294,7 +242,7 @@ void OffloadFolder::give_name(File& file) {
   if (::renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_EXCHANGE) == 0) {
     file.exchanged = true;
   } else if (::rename(from, to) != 0) {  // nothing stands there, or exchanging is not supported
-    fail(errno, "cannot give the file its name", file.path);
+    fail_write(errno, "cannot give the file its name", file.path);
   }
   file.named = true;
 }

@@ -1,0 +1,240 @@
+// loadstone convert: one checkpoint made into another, file to file, in bounded memory.
+#include "loadstone/convert.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/text.h"
+#include "cli/commands.h"
+#include "cli/interrupt.h"
+#include "cli/machine.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "cli/progress.h"
+#include "loadstone/error.h"
+
+namespace loadstone::cli {
+
+namespace {
+
+struct Args {
+  OpenArgs open;
+  std::string target;
+  std::string to = "safetensors";
+  std::string rules_path;
+  std::string dtype;
+  std::string block_dtype;
+  std::string shard_size;
+  std::string name;
+  std::string max_memory;
+  std::string unexpected = "warn";
+  unsigned threads = 0;
+  bool dry_run = false;
+  bool tensors = false;
+};
+
+// More dims than ggml knows: files of video models hold patch embeddings of five.
+constexpr std::uint32_t gguf_rank_max = 8;
+
+Dtype dtype_option(const char* option, const std::string& text) {
+  const auto dtype = dtype_from_user(text);
+  if (dtype) return *dtype;
+  throw Error("usage",
+              fmt::format("{}: '{}' is no dtype such as bf16 or float32", option, printable(text)));
+}
+
+std::uint64_t size_option(const char* option, const std::string& text) {
+  std::uint64_t bytes = 0;
+  if (parse_bytes(text, bytes) && bytes > 0) return bytes;
+  throw Error("usage", fmt::format("{}: '{}' is no size such as 8GiB, 500MB or 4096", option,
+                                   printable(text)));
+}
+
+// A list of rules is an array, recipes are an object.
+void read_rules(const Args& args, const Catalog& catalog, ConvertOptions& options) {
+  if (args.rules_path.empty()) return;
+  const std::string path = args.rules_path;
+  const auto read = [&](const std::string& text) {
+    const auto begin = text.find_first_not_of(" \t\r\n");
+    if (begin != std::string::npos && text[begin] == '{') {
+      options.recipes = recipes_from_json(catalog, text);
+    } else {
+      options.rules = rules_from_json(text);
+    }
+    return true;
+  };
+  static_cast<void>(parse_file(path, read));
+}
+
+ConvertOptions convert_options(const Args& args, const Catalog& catalog) {
+  ConvertOptions options;
+  read_rules(args, catalog, options);
+  options.one_file = args.target.ends_with(".safetensors");
+  if (options.one_file && !args.shard_size.empty()) {
+    throw Error("usage", "--shard-size needs a folder as TARGET, and this is a file's name");
+  }
+  if (options.one_file && !args.name.empty()) {
+    throw Error("usage", "--name is for a folder as TARGET, and this is a file's name");
+  }
+  if (!args.name.empty()) options.stem = args.name;
+  if (!args.dtype.empty() && args.dtype != "auto") {
+    options.dtype = dtype_option("--dtype", args.dtype);
+  }
+  if (!args.block_dtype.empty()) {
+    options.block_dtype = dtype_option("--block-dtype", args.block_dtype);
+  }
+  if (!args.shard_size.empty()) {
+    options.shard_bytes_max = size_option("--shard-size", args.shard_size);
+  }
+  if (!args.max_memory.empty()) {
+    options.memory_bytes_max = size_option("--max-memory", args.max_memory);
+  }
+  options.unexpected = args.unexpected == "error"    ? UnexpectedPolicy::error
+                       : args.unexpected == "ignore" ? UnexpectedPolicy::ignore
+                                                     : UnexpectedPolicy::warn;
+  options.threads = args.threads;
+  return options;
+}
+
+// The finding that keeps the conversion from being done; null where none does.
+const Finding* obstacle(const std::vector<Finding>& findings, bool strict) {
+  if (findings.empty()) return nullptr;
+  const Finding& first = findings.front();  // findings come most severe first
+  if (first.severity == Severity::error) return &first;
+  return strict && first.severity == Severity::warning ? &first : nullptr;
+}
+
+int refuse(const Conversion& conversion, const Finding& first, bool json) {
+  const auto& findings = conversion.plan.findings;
+  const auto count = std::ranges::count(findings, first.severity, &Finding::severity);
+  std::string message = first.message;
+  if (count > 1) {
+    message += fmt::format(" ({} more; --dry-run shows all)", count - 1);
+  } else if (!first.suggestion.empty()) {
+    message += " (" + first.suggestion + ")";
+  }
+  Where where;
+  if (json) where = {.tensor = first.target, .found = first.found, .expected = first.expected};
+  report_error(Error(first.code, message, where), json, findings);
+  return first.severity == Severity::error ? exit_status(first.code) : 3;
+}
+
+std::string text_of(const ConvertReport& report) {
+  std::string text = fmt::format("wrote     {}", printable(report.outputs.front(), 400));
+  if (report.outputs.size() > 1)
+    text += fmt::format(" and {} more files", report.outputs.size() - 1);
+  text += fmt::format("\nbytes     {} read, {} written in {:.3f} s", human_bytes(report.bytes_read),
+                      human_bytes(report.bytes_written), report.seconds);
+  if (report.seconds > 0) {
+    text += fmt::format(", {:.2f} GB/s",
+                        static_cast<double>(report.bytes_written) / 1e9 / report.seconds);
+  }
+  const ProcessMemory memory = process_memory();
+  return text + fmt::format("\nmemory    peak {} of the process; the plan said {}",
+                            human_bytes(memory.peak_bytes), human_bytes(report.peak_bytes));
+}
+
+int dry_run(const Args& args, const Conversion& conversion, bool json) {
+  print_line(json ? to_json(conversion) : to_table(conversion, args.tensors));
+  const Finding* const first = obstacle(conversion.plan.findings, args.open.strict);
+  if (first == nullptr) {
+    check_target(conversion, args.target);
+    return 0;
+  }
+  return first->severity == Severity::error ? exit_status(first->code) : 3;
+}
+
+int convert(const Args& args, bool json) {
+  if (args.to != "safetensors") {
+    throw Error("usage",
+                fmt::format("--to {}: this version writes safetensors only", printable(args.to)));
+  }
+  OpenOptions open = args.open.options();
+  open.gguf_rank_max = gguf_rank_max;
+  const auto catalog = open_checkpoint(args.open.paths.front(), open);
+  const Conversion conversion = make_conversion(catalog, convert_options(args, *catalog));
+  if (args.dry_run) return dry_run(args, conversion, json);
+  if (const Finding* const first = obstacle(conversion.plan.findings, args.open.strict)) {
+    return refuse(conversion, *first, json);
+  }
+  if (!json) print_warnings(conversion.plan.findings);
+  const InterruptibleWork work;
+  WorkWatch watch;
+  const ConvertReport report = loadstone::convert(conversion, args.target, &watch);
+  watch.clear();
+  print_line(json ? to_json(report) : text_of(report));
+  return 0;
+}
+
+// What is to come: known, so that the answer is no riddle.
+void add_later(CLI::App& command) {
+  for (const char* option : {"--quantize", "--part"}) {
+    command
+        .add_option_function<std::string>(
+            option,
+            [option](const std::string&) {
+              throw CLI::ValidationError(
+                  option, "this version does not do that; it converts, casts and cuts into shards");
+            })
+        ->group("");
+  }
+  for (const char* flag : {"--resume", "--finish"}) {
+    command
+        .add_flag_function(
+            flag,
+            [flag](std::int64_t) {
+              throw CLI::ValidationError(
+                  flag, "this version does not do that; a conversion starts from the beginning");
+            })
+        ->group("");
+  }
+}
+
+}  // namespace
+
+void add_convert(CLI::App& app, Chosen& chosen) {
+  auto* command = app.add_subcommand("convert", "Write a checkpoint anew, in bounded memory");
+  const auto args = std::make_shared<Args>();
+  args->open.paths.resize(1);
+  command
+      ->add_option("SOURCE", args->open.paths.front(), "A file, a folder, an index, or a pattern")
+      ->type_name("")
+      ->required();
+  command
+      ->add_option("TARGET", args->target,
+                   "NAME.safetensors: one file; else a folder for shards and index")
+      ->type_name("")
+      ->required();
+  const auto add = [&](const char* names, std::string& value, const char* type, const char* help) {
+    return command->add_option(names, value, help)->type_name(type);
+  };
+  add("--to", args->to, "FORMAT", "Format to write (default: safetensors)");
+  add("--rules", args->rules_path, "FILE",
+      "How names and layouts map, as JSON: rules, or recipes that Python wrote");
+  add("--dtype", args->dtype, "T",
+      "Cast floats of 16 bits and more, and decode blocks, to this dtype\n"
+      "(default: floats stay as they are)");
+  add("--block-dtype", args->block_dtype, "T",
+      "What blocks of GGUF become without --dtype: bf16 (default), f16 or f32");
+  add("--shard-size", args->shard_size, "SIZE", "Bytes of tensors in a shard (default: 5GB)");
+  add("--name", args->name, "STEM", "What files in the folder are called (default: model)");
+  add("--max-memory", args->max_memory, "SIZE", "Never take more, or refuse to start");
+  add("--unexpected", args->unexpected, "P", "Tensors that recipes leave over")
+      ->check(CLI::IsMember({"warn", "error", "ignore"}));
+  add_threads_option(*command, args->threads, "Threads (default: one per core, at most 4)");
+  command->add_flag("--dry-run", args->dry_run, "Say what would be written, and stop");
+  command->add_flag("--tensors", args->tensors, "With --dry-run: list every tensor");
+  add_later(*command);
+  add_open_options(*command, args->open);
+  add_json_flag(*command, chosen.json);
+  command->callback(
+      [args, &chosen] { chosen.action = [args, &chosen] { return convert(*args, chosen.json); }; });
+}
+
+}  // namespace loadstone::cli

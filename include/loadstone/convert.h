@@ -1,0 +1,113 @@
+// One checkpoint made into another, file to file, in memory that is bounded whatever the size of
+// tensors and files.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/finding.h"
+#include "loadstone/observer.h"
+#include "loadstone/plan.h"
+#include "loadstone/recipe.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+struct ConvertOptions {
+  // ---- what changes the result
+  // What becomes of names and layouts; tensors that no rule matches keep their names.
+  Rules rules;
+  // Made for this catalog. They alone decide what the output holds, unless there are rules too:
+  // those get what no recipe reads.
+  Recipes recipes;
+  // Floating tensors of 16 bits and more get this dtype, and so do blocks. None: tensors keep
+  // theirs. Narrower floats keep theirs always: without their scales they are no numbers.
+  std::optional<Dtype> dtype;
+  // What blocks of numbers become where `dtype` says nothing: F32, BF16 or F16.
+  Dtype block_dtype = Dtype::bf16;
+  // Sources that recipes leave over.
+  UnexpectedPolicy unexpected = UnexpectedPolicy::warn;
+  // One file; else a folder: one file there where that is enough, or shards and their index.
+  bool one_file = true;
+  // What files in a folder are called: STEM.safetensors, STEM-00001-of-00002.safetensors ...
+  std::string stem = "model";
+  std::uint64_t shard_bytes_max = 5'000'000'000;  // of tensors; a larger tensor has its own shard
+  // ---- what changes cost only
+  std::uint64_t staging_bytes_max = 32u << 20;  // all threads together: bytes on their way
+  // All that the conversion takes, lists of tensors included. Where that is not enough the plan is
+  // refused: finding "plan.over_budget" with the least that would be.
+  std::optional<std::uint64_t> memory_bytes_max;
+  unsigned threads = 0;  // 0: one per core, at most 4
+};
+
+// A tensor's place in an output file.
+struct OutputTensor {
+  std::uint32_t target = 0;  // index into Plan::targets
+  std::uint64_t begin = 0;   // bytes from the first one after the header
+  std::uint64_t end = 0;
+};
+
+struct OutputFile {
+  std::string name;  // in the target's folder; empty: the target itself
+  std::vector<OutputTensor> tensors;
+  std::uint64_t header_bytes = 0;  // with the 8 bytes of its length
+  std::uint64_t data_bytes = 0;
+
+  [[nodiscard]] std::uint64_t byte_count() const noexcept { return header_bytes + data_bytes; }
+};
+
+// Plain data, made by make_conversion(). Thread-safe while nobody writes to it.
+struct Conversion {
+  Plan plan;  // its targets are the output's tensors; its peak is the conversion's
+  std::vector<OutputFile> files;
+  std::string index_name;  // in the target's folder; empty where there is no index
+  std::vector<std::pair<std::string, std::string>> metadata;  // of every file's header
+  bool one_file = true;
+  unsigned threads = 1;
+  std::uint64_t window_bytes = 0;   // of output that each thread has in hand
+  std::uint64_t staging_bytes = 0;  // of what each thread makes it of
+  std::uint64_t bytes_to_read = 0;  // each byte once; what is turned may be read again
+  std::uint64_t bytes_to_write = 0;
+  std::uint64_t peak_bytes = 0;  // beside what the process has before it opens the checkpoint
+
+  [[nodiscard]] bool ok() const noexcept { return plan.ok(); }
+};
+
+// What will happen. Pure. Throws Error "plan.rules" and "plan.options" as make_plan() does.
+[[nodiscard]] Conversion make_conversion(std::shared_ptr<const Catalog> catalog,
+                                         const ConvertOptions& options = {});
+
+struct ConvertReport {
+  std::vector<std::string> outputs;  // paths of the files
+  std::vector<Finding> findings;
+  double seconds = 0;
+  std::uint64_t bytes_read = 0;
+  std::uint64_t bytes_written = 0;
+  std::uint64_t peak_bytes = 0;  // as planned, with the staging that was really used
+};
+
+// Whether the target may be written: Error "convert.target" where it is a source, lies among the
+// shards of the source, or is a folder that holds another model; "io.no_space" where the disk has
+// no room. convert() asks first; a dry run may want to know too.
+void check_target(const Conversion& conversion, const std::string& target);
+
+// Writes the target: a file that is replaced, or a folder. Under its name nothing appears but what
+// is whole; where it fails or is stopped, nothing at all (a process that is killed leaves files
+// called .loadstone-*.part). Errors among the findings, and sources that have changed, are thrown
+// before anything is written. `storage` is what the sources are read from; null: the machine's own.
+ConvertReport convert(const Conversion& conversion, const std::string& target,
+                      Observer* observer = nullptr, Storage* storage = nullptr);
+
+// {"outputs", "seconds", "bytes_read", "bytes_written", "peak_bytes", "findings"}
+[[nodiscard]] std::string to_json(const ConvertReport& report);
+// What would be done: {"files", "tensors", "metadata", "threads", "bytes_to_read" ...}
+[[nodiscard]] std::string to_json(const Conversion& conversion);
+// For people: files, dtypes before and after, totals; with a row a tensor on request.
+[[nodiscard]] std::string to_table(const Conversion& conversion, bool with_tensors);
+
+}  // namespace loadstone

@@ -1,0 +1,190 @@
+#include "convert/outputs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/text.h"
+#include "plan/decodings.h"
+#include "plan/produce.h"
+#include "plan/rules.h"
+
+namespace loadstone {
+
+namespace {
+
+bool is_wide_float(Dtype dtype) noexcept {
+  return dtype == Dtype::f64 || dtype == Dtype::f32 || dtype == Dtype::f16 || dtype == Dtype::bf16;
+}
+
+// Makes recipes of what rules make of names. Not thread-safe.
+class Maker {
+ public:
+  Maker(const Catalog& catalog, const ConvertOptions& options, std::vector<Finding>& findings)
+      : catalog_(catalog),
+        options_(options),
+        rules_(options.rules),
+        production_(catalog, rules_, plan_options(options)),
+        findings_(findings) {}
+
+  Recipes run() && {
+    recipes_ = options_.recipes;
+    for (TargetRecipe& recipe : recipes_.targets) recipe.dtype = wanted(recipe.dtype);
+    round_in_kernels();
+    report_contests();
+    const bool all_is_known = !options_.recipes.targets.empty() && options_.rules.empty();
+    for (const Produced& item : production_.items()) {
+      if (item.recipe != Produced::none) continue;
+      if (!all_is_known || item.rule != Produced::none) add(item);
+    }
+    return std::move(recipes_);
+  }
+
+ private:
+  static PlanOptions plan_options(const ConvertOptions& options) {
+    PlanOptions plan;
+    plan.recipes = options.recipes;
+    return plan;
+  }
+
+  // What a tensor of this dtype becomes.
+  [[nodiscard]] Dtype wanted(Dtype dtype) const {
+    return options_.dtype && is_wide_float(dtype) ? *options_.dtype : dtype;
+  }
+
+  [[nodiscard]] Dtype dtype_of(const TensorInfo& tensor) const {
+    if (tensor.encoding.is_dtype()) return wanted(tensor.encoding.dtype());
+    return options_.dtype.value_or(options_.block_dtype);
+  }
+
+  // Joined sources have one dtype; floats that differ become F32, which holds them all.
+  [[nodiscard]] std::optional<Dtype> common_dtype(const Produced& item) const {
+    const auto& tensors = catalog_.tensors();
+    Dtype common = dtype_of(tensors[item.members.front().source]);
+    for (const Member& member : item.members) {
+      const Dtype dtype = dtype_of(tensors[member.source]);
+      if (dtype == common) continue;
+      if (!is_wide_float(dtype) || !is_wide_float(common)) return std::nullopt;
+      common = dtype == Dtype::f64 || common == Dtype::f64 ? Dtype::f64 : Dtype::f32;
+    }
+    return common;
+  }
+
+  void fail(const Produced& item, std::string code, std::string message, std::string found = {},
+            std::string expected = {}) {
+    findings_.push_back({.severity = Severity::error,
+                         .code = std::move(code),
+                         .target = item.name,
+                         .sources = production_.source_names(item),
+                         .message = fmt::format("'{}' {}", printable(item.name), message),
+                         .found = std::move(found),
+                         .expected = std::move(expected)});
+  }
+
+  void report_contests() {
+    for (const Contest& contest : production_.contests()) {
+      const Produced& winner = production_.items()[contest.winner];
+      const std::string& loser = catalog_.tensors()[contest.losers.front()].name;
+      fail(winner, "plan.duplicate", fmt::format("would come from '{}' too", printable(loser)));
+    }
+  }
+
+  void add(const Produced& item) {
+    View view;
+    if (auto misfit = production_.view_of(item, view)) {
+      fail(item, "plan.shape", "cannot be made: " + misfit->message, misfit->found,
+           misfit->expected);
+      return;
+    }
+    const auto absent = production_.absent_sources(item, view.shape);
+    if (!absent.empty()) {
+      fail(item, "plan.missing",
+           fmt::format("is made of {} sources that are there and {} missing: '{}' ...",
+                       item.members.size(), absent.size(), printable(absent.front())));
+      return;
+    }
+    const auto dtype = common_dtype(item);
+    if (!dtype) {
+      fail(item, "plan.dtype", "is made of sources that have no dtype in common");
+      return;
+    }
+    TargetRecipe recipe = {.target = item.name, .shape = view.shape, .dtype = *dtype};
+    if (view.shape.numel() == 0u && has_blocks(item)) {
+      recipe.constant = std::make_shared<const std::vector<std::byte>>();  // nothing to decode
+    } else {
+      recipe.boxes = boxes_of(view);
+      for (Box& box : recipe.boxes) {
+        if (!decode(item, *dtype, box)) return;
+      }
+    }
+    recipes_.targets.push_back(std::move(recipe));
+  }
+
+  [[nodiscard]] bool has_blocks(const Produced& item) const {
+    return std::ranges::any_of(item.members, [&](const Member& member) {
+      return !catalog_.tensors()[member.source].encoding.is_dtype();
+    });
+  }
+
+  // Blocks are copied from as the numbers that they stand for. False: there are none.
+  bool decode(const Produced& item, Dtype dtype, Box& box) {
+    const TensorInfo& tensor = catalog_.tensors()[box.source];
+    if (tensor.encoding.is_dtype()) return true;
+    const bool is_direct = dtype == Dtype::f32 || dtype == Dtype::bf16 || dtype == Dtype::f16;
+    const auto [known, is_new] =
+        decodings_.try_emplace({box.source, is_direct ? dtype : Dtype::f32},
+                               static_cast<std::uint32_t>(recipes_.decodings.size()));
+    if (is_new) {
+      Decoding decoding = {"gguf", {box.source}, tensor.shape, known->first.second};
+      DecodeForm form;
+      if (auto problem = check_decoding(catalog_.tensors(), decoding, form)) {
+        fail(item, "plan.encoding", "cannot be decoded: " + problem->message,
+             std::string(tensor.encoding.name()));
+        decodings_.erase(known);
+        return false;
+      }
+      recipes_.decodings.push_back(std::move(decoding));
+    }
+    box.decoding = known->second;
+    return true;
+  }
+
+  // Kernels round the F32 that they compute, so a decoding of which one narrower dtype is wanted
+  // may give that itself: the same bits without a cast.
+  void round_in_kernels() {
+    std::map<std::uint32_t, std::optional<Dtype>> wanted_of;
+    for (const TargetRecipe& recipe : recipes_.targets) {
+      for (const Box& box : recipe.boxes) {
+        if (box.decoding >= recipes_.decodings.size()) continue;
+        const auto [known, is_new] = wanted_of.try_emplace(box.decoding, recipe.dtype);
+        if (known->second != recipe.dtype) known->second.reset();
+      }
+    }
+    for (const auto& [index, dtype] : wanted_of) {
+      Decoding& decoding = recipes_.decodings[index];
+      const bool narrows = dtype == Dtype::bf16 || dtype == Dtype::f16;
+      if (narrows && decoding.dtype == Dtype::f32) decoding.dtype = *dtype;
+    }
+  }
+
+  const Catalog& catalog_;
+  const ConvertOptions& options_;
+  CompiledRules rules_;
+  Production production_;
+  std::vector<Finding>& findings_;
+  Recipes recipes_;
+  std::map<std::pair<std::uint32_t, Dtype>, std::uint32_t> decodings_;
+};
+
+}  // namespace
+
+Recipes output_recipes(const Catalog& catalog, const ConvertOptions& options,
+                       std::vector<Finding>& findings) {
+  return Maker(catalog, options, findings).run();
+}
+
+}  // namespace loadstone

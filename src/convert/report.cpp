@@ -1,0 +1,135 @@
+// Conversions and their reports as text.
+#include <fmt/format.h>
+
+#include <map>
+#include <string_view>
+#include <utility>
+
+#include "base/finding_json.h"
+#include "base/json_writer.h"
+#include "base/text.h"
+#include "loadstone/convert.h"
+#include "plan/decodings.h"
+
+namespace loadstone {
+
+namespace {
+
+struct Total {
+  std::size_t tensors = 0;
+  std::uint64_t bytes = 0;
+};
+
+// What the target is made of: "Q4_K", "BF16, F32".
+std::string sources_text(const Plan& plan, const PlannedTarget& target) {
+  if (target.recipe.constant) return "constant";
+  std::map<std::string_view, bool> names;
+  for (const std::uint32_t source : sources_of(target.recipe.boxes, plan.decodings)) {
+    names.emplace(plan.catalog->tensors()[source].encoding.name(), true);
+  }
+  std::string text;
+  for (const auto& [name, unused] : names) {
+    text += text.empty() ? "" : ", ";
+    text += name;
+  }
+  return text.empty() ? std::string(name(target.dtype)) : text;
+}
+
+std::string file_label(const OutputFile& file) {
+  return file.name.empty() ? "one file" : file.name;
+}
+
+}  // namespace
+
+std::string to_json(const ConvertReport& report) {
+  JsonWriter json(2);
+  json.begin_object();
+  json.member("outputs", report.outputs);
+  json.member("seconds", report.seconds);
+  json.member("bytes_read", report.bytes_read);
+  json.member("bytes_written", report.bytes_written);
+  json.member("peak_bytes", report.peak_bytes);
+  json.key("findings");
+  write_findings(json, report.findings);
+  json.end_object();
+  return json.take();
+}
+
+std::string to_json(const Conversion& conversion) {
+  JsonWriter json(2);
+  json.begin_object();
+  json.key("files");
+  json.begin_array();
+  for (const OutputFile& file : conversion.files) {
+    json.begin_object();
+    json.member("name", file.name);
+    json.member("tensors", file.tensors.size());
+    json.member("bytes", file.byte_count());
+    json.end_object();
+  }
+  json.end_array();
+  json.key("tensors");
+  json.begin_object();
+  for (const PlannedTarget& target : conversion.plan.targets) {
+    json.key(target.name);
+    json.begin_object();
+    json.member("dtype", name(target.dtype));
+    json.member("shape", target.shape.extents());
+    json.member("bytes", target.byte_count());
+    json.member("made_of", sources_text(conversion.plan, target));
+    json.end_object();
+  }
+  json.end_object();
+  json.key("metadata");
+  json.begin_object();
+  for (const auto& [key, text] : conversion.metadata) json.member(key, text);
+  json.end_object();
+  json.member("threads", conversion.threads);
+  json.member("bytes_to_read", conversion.bytes_to_read);
+  json.member("bytes_to_write", conversion.bytes_to_write);
+  json.member("peak_bytes", conversion.peak_bytes);
+  json.key("findings");
+  write_findings(json, conversion.plan.findings);
+  json.end_object();
+  return json.take();
+}
+
+std::string to_table(const Conversion& conversion, bool with_tensors) {
+  const Plan& plan = conversion.plan;
+  std::string text =
+      fmt::format("{} tensors, {} to read, {} to write, {} of memory at most\n",
+                  plan.targets.size(), human_bytes(conversion.bytes_to_read),
+                  human_bytes(conversion.bytes_to_write), human_bytes(conversion.peak_bytes));
+  text += "files\n";
+  for (const OutputFile& file : conversion.files) {
+    text += fmt::format("  {:<48} {:>7} tensors {:>10}\n", file_label(file), file.tensors.size(),
+                        human_bytes(file.byte_count()));
+  }
+  std::map<std::pair<std::string, std::string_view>, Total> totals;
+  for (const PlannedTarget& target : plan.targets) {
+    Total& total = totals[{sources_text(plan, target), name(target.dtype)}];
+    ++total.tensors;
+    total.bytes += target.byte_count();
+  }
+  text += "encodings\n";
+  for (const auto& [change, total] : totals) {
+    text += fmt::format("  {:<32} {:>7} tensors {:>10}\n",
+                        fmt::format("{} to {}", change.first, change.second), total.tensors,
+                        human_bytes(total.bytes));
+  }
+  if (with_tensors) text += "tensors\n";
+  for (const PlannedTarget& target : plan.targets) {
+    if (!with_tensors) break;
+    text += fmt::format("  {:<56} {:<8} {:<24} {:>10}  {}\n", printable(target.name),
+                        name(target.dtype), printable(target.shape.text(), 80),
+                        human_bytes(target.byte_count()), sources_text(plan, target));
+  }
+  if (!plan.findings.empty()) text += "findings\n";
+  for (const Finding& finding : plan.findings) {
+    text += fmt::format("  {}: {} [{}]\n", name(finding.severity), printable(finding.message, 2000),
+                        finding.code);
+  }
+  return text;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,151 @@
+// What stands where a target is to be written.
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "base/text.h"
+#include "convert/output.h"
+#include "loadstone/convert.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void refuse(const std::string& path, std::string message, std::string found = {}) {
+  Where where;
+  where.path = path;
+  where.found = std::move(found);
+  throw Error("convert.target", std::move(message), std::move(where));
+}
+
+// Nothing where nothing stands there.
+std::optional<struct stat> status_of(const std::string& path, bool follows) {
+  struct stat status {};
+  const int result = follows ? ::stat(path.c_str(), &status) : ::lstat(path.c_str(), &status);
+  if (result == 0) return status;
+  if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
+  Where where;
+  where.path = path;
+  where.system_error = errno;
+  throw Error(errno == EACCES ? "io.denied" : "io.open", "cannot look at the target", where);
+}
+
+bool same_file(const struct stat& a, const struct stat& b) noexcept {
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+// Without links, of what is there.
+fs::path real_path(const std::string& path) {
+  std::error_code problem;
+  fs::path real = fs::weakly_canonical(fs::absolute(path, problem), problem);
+  return problem ? fs::path(path) : real;
+}
+
+bool is_inside(const fs::path& path, const fs::path& folder) {
+  const fs::path relative = path.lexically_relative(folder);
+  return !relative.empty() && *relative.begin() != ".." && relative != ".";
+}
+
+// Neither a source itself, nor a place from where the source would be another one afterwards.
+void check_sources(const Conversion& conversion, const TargetPlace& place) {
+  const Catalog& catalog = *conversion.plan.catalog;
+  const fs::path target = real_path(place.path);
+  const auto status = status_of(place.path, true);
+  bool in_source_folder = false;
+  for (const Shard& shard : catalog.shards()) {
+    const auto source = status_of(shard.path, true);
+    if (status && source && same_file(*status, *source)) {
+      refuse(place.path, "the target is a file of the source", printable(shard.relative_path));
+    }
+    const fs::path folder = real_path(shard.path).parent_path();
+    if (target == folder) refuse(place.path, "the target is the folder of the source");
+    in_source_folder = in_source_folder || is_inside(target, folder);
+  }
+  // A single file says nothing of its neighbours; shards are what is in their folder.
+  if (catalog.shards().size() > 1 && in_source_folder) {
+    refuse(place.path, "the target lies in the folder of the source");
+  }
+}
+
+bool is_model_file(const fs::path& path) {
+  const std::string name = path.filename().string();
+  return name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
+}
+
+void check_folder(TargetPlace& place) {
+  std::error_code problem;
+  for (fs::directory_iterator entry(place.path, problem), end; !problem && entry != end;
+       entry.increment(problem)) {
+    place.has_files = true;
+    if (is_model_file(entry->path())) {
+      refuse(place.path, "the folder holds a model already",
+             printable(entry->path().filename().string()));
+    }
+  }
+  if (problem) fail_write(problem.value(), "cannot look into the folder", place.path);
+}
+
+}  // namespace
+
+TargetPlace look_at_target(const Conversion& conversion, const std::string& target) {
+  TargetPlace place;
+  place.path = target;
+  while (place.path.size() > 1 && place.path.ends_with('/')) place.path.pop_back();
+  if (place.path.empty() || place.path.find('\0') != std::string::npos) {
+    refuse(place.path, "the target has no name");
+  }
+  place.parent = fs::path(place.path).parent_path().string();
+  if (place.parent.empty()) place.parent = ".";
+  const auto parent = status_of(place.parent, true);
+  if (!parent || !S_ISDIR(parent->st_mode)) {
+    throw Error("io.not_found", "there is no folder to put the target into",
+                {.path = place.parent});
+  }
+  check_sources(conversion, place);
+  const auto status = status_of(place.path, false);
+  place.exists = status.has_value();
+  if (!status) return place;
+  const bool is_folder = S_ISDIR(status_of(place.path, true).value_or(*status).st_mode);
+  if (conversion.one_file && !S_ISREG(status->st_mode)) {
+    refuse(place.path, "there is something else than a file under this name");
+  }
+  if (!conversion.one_file && !is_folder) {
+    refuse(place.path, "there is something else than a folder under this name");
+  }
+  if (!conversion.one_file) {
+    // A link to a folder stays one: files are put beside each other in there.
+    place.has_files = S_ISLNK(status->st_mode);
+    check_folder(place);
+  }
+  return place;
+}
+
+void check_space(const TargetPlace& place, std::uint64_t byte_count) {
+  struct statvfs status {};
+  const std::string& folder = place.has_files ? place.path : place.parent;
+  if (::statvfs(folder.c_str(), &status) != 0) return;  // what cannot be told is found when writing
+  const std::uint64_t room =
+      static_cast<std::uint64_t>(status.f_bavail) * static_cast<std::uint64_t>(status.f_frsize);
+  if (byte_count <= room) return;
+  Where where;
+  where.path = place.path;
+  where.found = human_bytes(room);
+  where.expected = human_bytes(byte_count);
+  throw Error("io.no_space", "the disk has no room for the target", where);
+}
+
+void check_target(const Conversion& conversion, const std::string& target) {
+  const TargetPlace place = look_at_target(conversion, target);
+  check_space(place, conversion.bytes_to_write);
+  for (const OutputFile& file : conversion.files) check_file_limit(file.byte_count(), place.path);
+}
+
+}  // namespace loadstone
