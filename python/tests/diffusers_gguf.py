@@ -1,4 +1,4 @@
-"""GGUF files of the models of ``diffusers_models``, in the original names."""
+"""GGUF files of the models of ``diffusers_models``, in the original names, and their loads."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import gguf
 import numpy
 import torch
 from diffusers_layouts import State
-from diffusers_models import Case, by_name
+from diffusers_models import Case, by_name, library_converted, write_config
+from diffusers_models import differences as differences_of_values
+
+import loadstone
+import loadstone.diffusers
+from loadstone._skeleton_walk import walk
 
 Kind = gguf.GGMLQuantizationType
 PLAIN = (Kind.F16, Kind.Q8_0, Kind.Q4_0)
@@ -111,3 +117,63 @@ BLOCK_CASES = [
         {"attention_head_dim": 64, "joint_attention_dim": 256, "axes_dims_rope": [16, 24, 24]},
     ),
 ]  # fmt: skip
+
+
+class File:
+    """A GGUF file of a case, its configuration, and what it holds."""
+
+    def __init__(self, folder: Path, case: Case, choose: Any) -> None:
+        self.case = case
+        self.model = case.build()
+        self.tensors: Tensors = packed(case.original(self.model), choose)
+        self.path = self.tensors.write(folder / "model.gguf")
+        self.config = write_config(self.model, folder / "config")
+
+    def load(self, **options: Any) -> Any:
+        return loadstone.diffusers.from_single_file(
+            self.case.cls, self.path, config=self.config, **options
+        )
+
+    def library_load(self, **options: Any) -> Any:
+        return self.case.cls.from_single_file(self.path, config=self.config, **options)
+
+    def reference(self) -> Any:
+        """A model with the numbers of gguf-py, through the library's converter in float32."""
+        values = library_converted(self.case, self.tensors.dequantized(), self.model)
+        expected = self.case.build()
+        names = expected.state_dict()
+        expected.load_state_dict({name: values[name] for name in names})
+        return expected
+
+
+def quantization(dtype: torch.dtype = torch.bfloat16, *excluded: str) -> Any:
+    config = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
+    if excluded:
+        config.modules_to_not_convert = list(excluded)
+    return config
+
+
+def differences(found: Any, expected: Any) -> list[str]:
+    """As those of ``diffusers_models``, with the block format of parameters.
+
+    What the library dequantizes it leaves as tensors that are no parameters; ours are.
+    """
+    lines = differences_of_values(found, expected)
+    theirs = {slot.name: slot.tensor for slot in walk(expected)}
+    for slot in walk(found):
+        if slot.kind == "parameter" and not isinstance(slot.tensor, torch.nn.Parameter):
+            lines.append(f"{slot.name}: not a parameter")
+        if block_format(slot.tensor) != block_format(theirs.get(slot.name)):
+            lines.append(f"{slot.name}: another block format")
+    return lines
+
+
+def block_format(tensor: Any) -> Any:
+    is_packed = isinstance(tensor, diffusers.quantizers.gguf.utils.GGUFParameter)
+    return tensor.quant_type if is_packed else None
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    lines = differences(found, expected)
+    assert not lines, "\n".join(lines[:20])
+    assert loadstone.audit(found).ok

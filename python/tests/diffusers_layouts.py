@@ -92,10 +92,10 @@ _UNET_RESNET = Rules(
 
 
 def ldm_unet(state: State, config: Mapping[str, Any]) -> State:
-    return {COMFY + _unet_name(name, config): tensor for name, tensor in state.items()}
+    return {COMFY + unet_name(name, config): tensor for name, tensor in state.items()}
 
 
-def _unet_name(name: str, config: Mapping[str, Any]) -> str:
+def unet_name(name: str, config: Mapping[str, Any]) -> str:
     stem, leaf = name.rsplit(".", 1)
     if stem in _UNET_TOP:
         return f"{_UNET_TOP[stem]}.{leaf}"

@@ -1,6 +1,7 @@
 """Tiny random models of diffusers' classes, and files of them in the original key names.
 
-``CASES`` have a single-file converter in the library, ``OWN_CASES`` only the library's own names.
+``CASES`` and ``FURTHER_CASES`` have a single-file converter in the library, ``OWN_CASES`` only the
+library's own names.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers_further_rows import FURTHER_ROWS
 from diffusers_layouts import Layout, State
 from diffusers_rows import OWN_ROWS, ROWS, WIDE
 from safetensors.torch import save_file
@@ -167,11 +169,12 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 CASES: list[Case] = [Case(*row) for row in ROWS]
+FURTHER_CASES: list[Case] = [Case(*row) for row in FURTHER_ROWS]
 OWN_CASES: list[Case] = [Case(*row) for row in OWN_ROWS]
 
 
 def by_name(name: str) -> Case:
-    return next(item for item in [*CASES, *OWN_CASES] if item.name == name)
+    return next(item for item in [*CASES, *FURTHER_CASES, *OWN_CASES] if item.name == name)
 
 
 def cast_copy(case: Case, model: Any, dtype: torch.dtype) -> Any:
