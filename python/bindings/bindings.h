@@ -27,6 +27,7 @@ void bind_recipe(nb::module_& module);
 void bind_plan(nb::module_& module);
 void bind_execute(nb::module_& module);
 void bind_audit(nb::module_& module);
+void bind_convert(nb::module_& module);
 void bind_kernels(nb::module_& module);
 
 // Python hands over names ("BF16"); an unknown one is a mistake of the caller.
@@ -36,6 +37,15 @@ void bind_kernels(nb::module_& module);
     throw Error("usage", "unknown dtype", {.field = "dtype", .found = std::string(text)});
   }
   return *dtype;
+}
+
+[[nodiscard]] inline UnexpectedPolicy unexpected_argument(std::string_view text) {
+  if (text == "warn") return UnexpectedPolicy::warn;
+  if (text == "error") return UnexpectedPolicy::error;
+  if (text == "ignore") return UnexpectedPolicy::ignore;
+  throw Error(
+      "usage", "no such policy",
+      {.field = "unexpected", .found = std::string(text), .expected = "warn, error or ignore"});
 }
 
 }  // namespace loadstone::python

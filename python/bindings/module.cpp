@@ -11,5 +11,6 @@ NB_MODULE(_core, module) {
   bind_plan(module);
   bind_execute(module);
   bind_audit(module);
+  bind_convert(module);
   bind_kernels(module);
 }

@@ -41,15 +41,6 @@ MissingPolicy missing_policy(std::string_view text) {
       {.field = "missing", .found = std::string(text), .expected = "error, initialise or zeros"});
 }
 
-UnexpectedPolicy unexpected_policy(std::string_view text) {
-  if (text == "warn") return UnexpectedPolicy::warn;
-  if (text == "error") return UnexpectedPolicy::error;
-  if (text == "ignore") return UnexpectedPolicy::ignore;
-  throw Error(
-      "usage", "no such policy",
-      {.field = "unexpected", .found = std::string(text), .expected = "warn, error or ignore"});
-}
-
 std::optional<DeviceMapMode> device_map_mode(std::string_view text) {
   if (text.empty()) return std::nullopt;
   if (text == "auto") return DeviceMapMode::automatic;
@@ -130,7 +121,7 @@ Plan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRo
   options.no_split_modules = no_split_modules;
   options.offload_folder = offload_folder;
   options.missing = missing_policy(missing);
-  options.unexpected = unexpected_policy(unexpected);
+  options.unexpected = unexpected_argument(unexpected);
   options.staging_bytes_max = staging_bytes_max;
   options.mmap = mmap;
   if (recipes != nullptr) options.recipes = *recipes;

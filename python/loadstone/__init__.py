@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadstone._audit import Audit, audit
 from loadstone._catalog import Catalog, TensorInfo, inspect
+from loadstone._conversion import ConvertReport, convert, save_recipes
 from loadstone._core import Finding
 from loadstone._errors import AuditError, Error, FormatError, LoadError, PlanError
 from loadstone._load import load
@@ -39,6 +40,7 @@ __all__ = [
     "Audit",
     "AuditError",
     "Catalog",
+    "ConvertReport",
     "Error",
     "Finding",
     "FormatError",
@@ -53,12 +55,14 @@ __all__ = [
     "__version__",
     "accelerate",
     "audit",
+    "convert",
     "dequantize",
     "diffusers",
     "inspect",
     "load",
     "patch",
     "plan",
+    "save_recipes",
     "save_skeleton",
     "skeleton",
     "torch",

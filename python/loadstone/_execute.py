@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from loadstone import _core, _initialise
@@ -13,6 +12,7 @@ from loadstone._audit import remember
 from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import make
 from loadstone._plan import Plan, PlannedTarget
+from loadstone._progress import ProgressCallback, shown
 from loadstone._report import Provenance, Report
 from loadstone._skeleton import recompute
 from loadstone._skeleton_walk import TensorSlot, walk
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 # Tensors for another device pass through host memory in groups of at most about this size.
 WAVE_BYTES = 256 << 20
-
-ProgressCallback = Callable[[int, int], object]
 
 
 def run(
@@ -57,7 +55,7 @@ def fill(
     plan.require_ok()
     slots = _slots(plan, model)
     values: list[torch.Tensor | None] = [None] * len(slots)
-    with _progress(progress) as callback:
+    with shown(progress, "loading") as callback:
         core = _fill(plan, slots, values, threads, callback)
     _core.require_delivered(plan._core, core)
     return Filled(slots, values, core)
@@ -201,21 +199,3 @@ def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> tor
         return None  # follows from parameters, and is computed when they have their values
     moved = value.to(device=target.device, dtype=torch_dtype(target.dtype))
     return None if moved is slot.tensor else moved
-
-
-@contextlib.contextmanager
-def _progress(progress: bool | ProgressCallback) -> Iterator[ProgressCallback | None]:
-    if progress is False:
-        yield None
-    elif progress is not True:
-        yield progress
-    else:
-        from tqdm.auto import tqdm
-
-        with tqdm(total=0, unit="B", unit_scale=True, unit_divisor=1000, desc="loading") as bar:
-
-            def show(done: int, total: int) -> None:
-                bar.total = total
-                bar.update(done - bar.n)
-
-            yield show

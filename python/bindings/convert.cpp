@@ -1,0 +1,76 @@
+#include "loadstone/convert.h"
+
+#include "bindings.h"
+#include "observer.h"
+
+namespace loadstone::python {
+
+namespace {
+
+Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_view rules,
+                          const Recipes* recipes, std::string_view dtype,
+                          std::string_view block_dtype, std::string_view unexpected, bool one_file,
+                          const std::string& stem, std::uint64_t shard_bytes_max,
+                          std::uint64_t staging_bytes_max,
+                          std::optional<std::uint64_t> memory_bytes_max, unsigned threads) {
+  ConvertOptions options;
+  if (!rules.empty()) options.rules = rules_from_json(rules);
+  if (recipes != nullptr) options.recipes = *recipes;
+  if (!dtype.empty()) options.dtype = dtype_argument(dtype);
+  options.block_dtype = dtype_argument(block_dtype);
+  options.unexpected = unexpected_argument(unexpected);
+  options.one_file = one_file;
+  options.stem = stem;
+  options.shard_bytes_max = shard_bytes_max;
+  options.staging_bytes_max = staging_bytes_max;
+  options.memory_bytes_max = memory_bytes_max;
+  options.threads = threads;
+  const nb::gil_scoped_release release;
+  return make_conversion(std::move(catalog), options);
+}
+
+ConvertReport run(const Conversion& conversion, const std::string& target, nb::object callback) {
+  PythonObserver observer(std::move(callback));
+  try {
+    const nb::gil_scoped_release release;
+    return convert(conversion, target, &observer);
+  } catch (const Error&) {
+    observer.rethrow();
+    throw;
+  }
+}
+
+}  // namespace
+
+void bind_convert(nb::module_& module) {
+  nb::class_<Conversion>(module, "Conversion")
+      .def_prop_ro("findings", [](const Conversion& self) { return self.plan.findings; })
+      .def_prop_ro("ok", &Conversion::ok)
+      .def_ro("threads", &Conversion::threads)
+      .def_ro("bytes_to_read", &Conversion::bytes_to_read)
+      .def_ro("bytes_to_write", &Conversion::bytes_to_write)
+      .def_ro("peak_bytes", &Conversion::peak_bytes)
+      .def("require_ok", [](const Conversion& self) { require_ok(self.plan); })
+      .def("check_target", &check_target, nb::arg("target"))
+      .def("to_json", [](const Conversion& self) { return to_json(self); })
+      .def(
+          "to_table", [](const Conversion& self, bool tensors) { return to_table(self, tensors); },
+          nb::arg("tensors") = false);
+  nb::class_<ConvertReport>(module, "ConvertReport")
+      .def_ro("outputs", &ConvertReport::outputs)
+      .def_ro("findings", &ConvertReport::findings)
+      .def_ro("seconds", &ConvertReport::seconds)
+      .def_ro("bytes_read", &ConvertReport::bytes_read)
+      .def_ro("bytes_written", &ConvertReport::bytes_written)
+      .def_ro("peak_bytes", &ConvertReport::peak_bytes)
+      .def("to_json", [](const ConvertReport& self) { return to_json(self); });
+  module.def("make_conversion", &conversion_for, nb::arg("catalog"), nb::arg("rules"),
+             nb::arg("recipes").none(), nb::arg("dtype"), nb::arg("block_dtype"),
+             nb::arg("unexpected"), nb::arg("one_file"), nb::arg("stem"),
+             nb::arg("shard_bytes_max"), nb::arg("staging_bytes_max"),
+             nb::arg("memory_bytes_max").none(), nb::arg("threads"));
+  module.def("convert", &run, nb::arg("conversion"), nb::arg("target"),
+             nb::arg("progress").none() = nb::none());
+}
+
+}  // namespace loadstone::python

@@ -1,0 +1,219 @@
+"""One checkpoint made into another, file to file; no tensor is ever whole in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loadstone import _core, _machine
+from loadstone._catalog import Catalog, Checkpoint
+from loadstone._errors import PlanError, make
+from loadstone._progress import shown
+from loadstone._traced import Traced
+
+# Files of video models hold patch embeddings of five dims, one more than ggml knows.
+_RANK_MAX = 8
+_SHARD_BYTES = 5_000_000_000
+_STAGING_BYTES = 32 << 20
+
+Rules = Sequence[Mapping[str, Any]] | str | os.PathLike[str] | Traced
+
+
+@dataclass
+class ConvertReport:
+    """What :func:`convert` did, or with ``dry_run`` would do.
+
+    Attributes:
+        outputs: the files that were written, the index last; none after a dry run.
+        seconds: wall time.
+        bytes_read, bytes_written: what is turned may be read more than once.
+        peak_bytes: of memory, beside what the process had before.
+        findings: what there is to say, most severe first.
+        table: what becomes of what, for people.
+    """
+
+    outputs: list[Path]
+    seconds: float
+    bytes_read: int
+    bytes_written: int
+    peak_bytes: int
+    findings: list[_core.Finding] = field(default_factory=list)
+    table: str = ""
+
+    def __str__(self) -> str:
+        return self.table
+
+    def __repr__(self) -> str:
+        return (
+            f"ConvertReport({len(self.outputs)} files, {self.bytes_written} bytes written "
+            f"in {self.seconds:.3f} s)"
+        )
+
+
+def convert(
+    source: Checkpoint | Catalog,
+    target: str | os.PathLike[str],
+    *,
+    rules: Rules | None = None,
+    dtype: Any = None,
+    block_dtype: Any = "bfloat16",
+    quantize: Any = None,
+    shard_size: int | str | None = None,
+    name: str = "model",
+    max_memory: int | str | None = None,
+    unexpected: str = "warn",
+    threads: int | None = None,
+    progress: bool | Callable[[int, int], object] = False,
+    dry_run: bool = False,
+    allow_links: bool = False,
+) -> ConvertReport:
+    """Writes a checkpoint anew as safetensors, in memory that does not grow with its size.
+
+    The target appears under its name only when it is whole; a failure leaves nothing, and a file
+    that stood there as it was. The source is never written.
+
+    Args:
+        source: see :func:`loadstone.inspect`; or what that returned.
+        target: ``"name.safetensors"`` for one file; else a folder for shards and index, which may
+            hold other files but no model.
+        rules: what becomes of names and layouts: a list as in ``docs/rules.md``, a JSON file of one
+            or of recipes (:func:`save_recipes`), or what an adapter traced for this very catalog.
+            Without them every tensor keeps its name.
+        dtype: floating tensors of 16 bits and more become this, block formats too. ``None``: they
+            stay as they are.
+        block_dtype: what block formats become without ``dtype``: bfloat16, float16 or float32.
+        shard_size: bytes of tensors in a shard of a folder (``int`` or ``"5GB"``, the default).
+        name: what files in a folder are called; diffusers looks for ``diffusion_pytorch_model``.
+        max_memory: never take more than this, or refuse to start and say what is needed.
+        unexpected: ``"warn"``, ``"error"`` or ``"ignore"``: sources that recipes leave over.
+        threads: ``None``: one per core, at most four.
+        progress: ``True`` for a bar, or a callable that gets bytes done and bytes in all.
+        dry_run: say what would be done, and do nothing.
+
+    Raises:
+        PlanError: something cannot be made (all ``findings`` attached), or not in ``max_memory``.
+        FormatError: the source breaks a rule of its format.
+        LoadError: input or output failed, the disk is full, the source changed meanwhile.
+        Error: ``convert.target``: the target is the source, or stands in its folder, or is a folder
+            with another model.
+    """
+    if quantize is not None:
+        raise make("plan.options", "this version does not quantize", field="quantize")
+    catalog = source._core if isinstance(source, Catalog) else _open(source, allow_links)._core
+    where = os.fspath(target)
+    one_file = where.endswith(".safetensors")
+    if one_file and shard_size is not None:
+        raise make("plan.options", "one file has no shards: name a folder", field="shard_size")
+    listed, recipes = _chosen(rules, source, catalog)
+    conversion = _core.make_conversion(
+        catalog,
+        rules=listed,
+        recipes=recipes,
+        dtype="" if dtype is None or dtype == "auto" else str(dtype),
+        block_dtype=str(block_dtype),
+        unexpected=unexpected,
+        one_file=one_file,
+        stem=name,
+        shard_bytes_max=_SHARD_BYTES if shard_size is None else _machine.byte_count(shard_size),
+        staging_bytes_max=_STAGING_BYTES,
+        memory_bytes_max=None if max_memory is None else _machine.byte_count(max_memory),
+        threads=threads or 0,
+    )
+    if dry_run:
+        return _planned(conversion)
+    try:
+        conversion.require_ok()
+    except PlanError as error:
+        error.findings = conversion.findings
+        raise
+    with shown(progress, "converting") as callback:
+        report = _core.convert(conversion, where, callback)
+    return ConvertReport(
+        outputs=[Path(each) for each in report.outputs],
+        seconds=report.seconds,
+        bytes_read=report.bytes_read,
+        bytes_written=report.bytes_written,
+        peak_bytes=report.peak_bytes,
+        findings=report.findings,
+        table=conversion.to_table(),
+    )
+
+
+def save_recipes(
+    model: Any,
+    checkpoint: Checkpoint | Catalog,
+    path: str | os.PathLike[str],
+    *,
+    rules: str = "diffusers",
+    dtype: Any = None,
+    allow_links: bool = False,
+) -> None:
+    """Writes what a library's own conversion makes of a checkpoint, for ``loadstone convert``.
+
+    Args:
+        model: of that library; may lie on meta.
+        checkpoint: the one to be converted, or one with the same names, encodings and shapes.
+        path: a JSON file; it names tensors, and holds no values but small constants.
+        rules: whose conversion: ``"diffusers"`` or ``"transformers"``.
+        dtype: ``None``: the model's own. Modules that the class keeps in float32 stay so.
+
+    Raises:
+        PlanError: the checkpoint does not make the whole model; ``findings`` say what is missing.
+    """
+    from loadstone._plan import _trace, make_plan
+
+    catalog = checkpoint if isinstance(checkpoint, Catalog) else _open(checkpoint, allow_links)
+    traced = _trace(rules, model, catalog, dtype)
+    make_plan(model, catalog, traced).require_ok()
+    if traced.recipes is None:
+        raise make(
+            "plan.options", "names match as they are, and nothing is to be saved", field="rules"
+        )
+    Path(path).write_text(traced.recipes.to_json(catalog._core), encoding="utf-8")
+
+
+def _open(path: Checkpoint, allow_links: bool) -> Catalog:
+    paths = [path] if isinstance(path, str | os.PathLike) else path
+    return Catalog(
+        _core.open_checkpoint([os.fspath(each) for each in paths], allow_links, _RANK_MAX)
+    )
+
+
+def _chosen(
+    rules: Rules | None, source: Any, catalog: _core.Catalog
+) -> tuple[str, _core.Recipes | None]:
+    """Rules as JSON, and recipes; at most one of them is there."""
+    if rules is None:
+        return "", None
+    if isinstance(rules, Traced):
+        if not isinstance(source, Catalog):
+            message = "traced recipes count on the catalog that they were traced with: pass that"
+            raise make("plan.options", message, field="source")
+        errors = [finding for finding in rules.findings if finding.severity == "error"]
+        if errors:
+            error = make(errors[0].code, errors[0].message)
+            error.findings = rules.findings
+            raise error
+        return "", rules.recipes
+    if not isinstance(rules, str | os.PathLike):
+        return json.dumps([dict(rule) for rule in rules]), None
+    text = Path(rules).read_text(encoding="utf-8")
+    if text.lstrip().startswith("{"):
+        return "", _core.Recipes.from_json(catalog, text)
+    return text, None
+
+
+def _planned(conversion: _core.Conversion) -> ConvertReport:
+    return ConvertReport(
+        outputs=[],
+        seconds=0.0,
+        bytes_read=conversion.bytes_to_read,
+        bytes_written=conversion.bytes_to_write,
+        peak_bytes=conversion.peak_bytes,
+        findings=conversion.findings,
+        table=conversion.to_table(),
+    )

@@ -1,0 +1,27 @@
+"""What long work shows while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+ProgressCallback = Callable[[int, int], object]
+
+
+@contextlib.contextmanager
+def shown(progress: bool | ProgressCallback, title: str) -> Iterator[ProgressCallback | None]:
+    """A bar for ``True``, or the caller's own function of bytes done and bytes in all."""
+    if progress is False:
+        yield None
+    elif progress is not True:
+        yield progress
+    else:
+        from tqdm.auto import tqdm
+
+        with tqdm(total=0, unit="B", unit_scale=True, unit_divisor=1000, desc=title) as bar:
+
+            def show(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            yield show
