@@ -278,7 +278,7 @@ def make_plan(
         needs.rows = [traced.row(row) for row in needs.rows]
         needs.findings += traced.findings + traced.unexpected_findings(unexpected)
     mode, entries = _device_map(device_map)
-    default, policies = _missing_policies(missing, [row[0] for row in needs.rows])
+    default, policies = missing_policies(missing, [row[0] for row in needs.rows])
     core = _core.make_plan(
         catalog._core,
         needs.rows,
@@ -308,7 +308,7 @@ def make_plan(
     return Plan(core, needs.module, needs.constructor_values)
 
 
-def _missing_policies(
+def missing_policies(
     missing: str | Mapping[str, str], names: list[str]
 ) -> tuple[str, list[tuple[str, str]]]:
     """The policy for all, and those for single targets. The first pattern that matches wins."""

@@ -95,3 +95,15 @@ class Report:
             f"Report({len(self.provenance)} tensors, {self.bytes_read} bytes read "
             f"in {self.seconds:.3f} s, {rate:.2f} GB/s)"
         )
+
+
+def human_bytes(count: int) -> str:
+    """A size as the core words it."""
+    if count < 1000:
+        return f"{count} B"
+    size = count / 1000
+    for unit in ("kB", "MB", "GB", "TB"):
+        if size < 999.95 or unit == "TB":
+            break
+        size /= 1000
+    return f"{size:.1f} {unit}"

@@ -20,6 +20,8 @@ class Traced:
         unexpected: the library's name and the checkpoint's own of tensors that nobody needs.
         explained: missing targets that one of the findings tells of.
         expected: missing target, and the name that it should have in the checkpoint.
+        pairs: the library's name of a tensor that nobody needs, and the missing target that it may
+            be.
         findings: what there is to say before anything is read.
     """
 
@@ -29,6 +31,7 @@ class Traced:
     unexpected: list[tuple[str, str]] = field(default_factory=list)
     explained: list[str] = field(default_factory=list)
     expected: dict[str, str] = field(default_factory=dict)
+    pairs: dict[str, str] = field(default_factory=dict)
     findings: list[_core.Finding] = field(default_factory=list)
 
     def row(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -50,6 +53,9 @@ class Traced:
                 [source],
                 f"nothing in the model is made of {source!r}"
                 + (f" ({name!r} in the model's names)" if name != source else ""),
+                f"the model misses {self.pairs[name]!r}, of the same shape"
+                if name in self.pairs
+                else "",
             )
             for name, source in self.unexpected
         ]

@@ -107,6 +107,7 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> Traced:
     from diffusers import ModelMixin
 
     from loadstone._diffusers.checkpoint import Checkpoint
+    from loadstone._diffusers.expected import OverlookedError
     from loadstone._diffusers.load import Load, Options, Request, convert
     from loadstone._errors import make
 
@@ -116,11 +117,18 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> Traced:
     checkpoint = Checkpoint(catalog)
     checkpoint.decode()
     wanted = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
-    converted = convert(model, checkpoint)
     kept = getattr(type(model), "_keep_in_fp32_modules", None) or ()
     keeps = tuple(kept) if wanted in (torch.float16, torch.bfloat16) else ()
-    request = Request(model, converted, checkpoint, None if wanted == "auto" else wanted, keeps)
-    return Load(Options()).trace(request)
+    given = None if wanted == "auto" else wanted
+    lacks = None
+    for _ in range(2):
+        made, used, conversion = convert(model, checkpoint, lacks)
+        request = Request(model, made, used, given, keeps, conversion=conversion)
+        try:
+            return Load(Options()).trace(request)
+        except OverlookedError as overlooked:
+            lacks = overlooked.lacks
+    raise AssertionError("a converter passes over tensors again and again")
 
 
 def _options(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import torch
 
 from loadstone import _core
 from loadstone._catalog import Catalog
+from loadstone._diffusers.absent import Lacks, Shape, file_key
 from loadstone._dtypes import is_dtype
 from loadstone._errors import make
 from loadstone.tracing import Symbol, Trace
+from loadstone.tracing._absent import AbsentSymbol
 
 # Suffixes of the files that loadstone opens; others are the library's.
 READABLE = (".safetensors", ".gguf")
@@ -29,37 +32,63 @@ class Checkpoint(dict[str, torch.Tensor]):
     Attributes:
         catalog: what the files hold.
         trace: the one that the symbols belong to.
+        lacks: what converters ask for and the files lack, where that is known.
+        guess: in a rehearsal, what to ask for the shape of a name that is not known to be lacking.
+        prefix: of the files' names, that a converter has taken away.
     """
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, lacks: Lacks | None = None) -> None:
         super().__init__()
         self.catalog = catalog
+        self.lacks = Lacks() if lacks is None else lacks
+        self.guess: Callable[[str], Shape] | None = None
+        self.prefix = ""
         self.trace = Trace(catalog)
         self.trace.owner = self
         for name, encoding in catalog.encodings().items():
             is_plain = is_dtype(encoding)
             self[name] = self.trace.source(name) if is_plain else _packed(self.trace, catalog, name)
+        for name in self.lacks.held:
+            self[name] = self._absent(name)
 
     @classmethod
     def open(cls, files: list[str]) -> Checkpoint:
         """Reads headers only."""
         return cls(Catalog(_core.open_checkpoint([str(file) for file in files], True, RANK_MAX)))
 
-    def fresh(self) -> Checkpoint:
+    def fresh(self, lacks: Lacks | None = None) -> Checkpoint:
         """The same files, before any converter."""
-        return Checkpoint(self.catalog)
+        return Checkpoint(self.catalog, lacks)
+
+    def __setitem__(self, key: str, value: torch.Tensor) -> None:
+        """As of a ``dict``; a name that has lost its prefix is noted."""
+        if isinstance(value, Symbol) and value.source.endswith(key) and value.source != key:
+            self.prefix = value.source[: -len(key)]
+        super().__setitem__(key, value)
 
     def __missing__(self, key: str) -> torch.Tensor:
         """What a converter asks for by name and the file lacks: its own word for it, no target."""
+        if key not in self.lacks.asked and self.guess is not None:
+            self.guess(key)
+        if key in self.lacks.asked:
+            return self._absent(key)
         raise make(
             "plan.missing",
-            "the checkpoint lacks it, and the library's converter of this class needs it",
+            "the checkpoint lacks it, and the library's converter of this class asks for it by "
+            "name",
             tensor=key,
         )
 
     def pop(self, key: str, *default: Any) -> Any:
         """As ``dict.pop``; a missing name without a default is told as one."""
         return super().pop(key, *default) if default or key in self else self.__missing__(key)
+
+    def file_key(self, key: str) -> str:
+        """The name that the file should have for what a converter asks for."""
+        return file_key(key, self.lacks.held, self.prefix)
+
+    def _absent(self, key: str) -> AbsentSymbol:
+        return AbsentSymbol.make(self.trace, key, self.lacks.shape(key), key in self.lacks.guesses)
 
     def decode(self) -> None:
         """Block formats as the numbers that they stand for, in float32; casts come after."""

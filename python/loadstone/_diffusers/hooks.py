@@ -8,6 +8,7 @@ of the whole model, and the device map that it forgets.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import tempfile
@@ -19,14 +20,27 @@ from typing import Any
 
 import torch
 
+from loadstone._diffusers.absent import Conversion, Lacks, rehearse
 from loadstone._diffusers.checkpoint import Checkpoint, is_readable
-from loadstone._diffusers.load import Load, Options, Request, WrongConfigError
+from loadstone._diffusers.expected import OverlookedError
+from loadstone._diffusers.load import (
+    Load,
+    Options,
+    Request,
+    WrongConfigError,
+    conversion_of,
+    has_own_names,
+)
 from loadstone._diffusers.supplements import supplement
-from loadstone._errors import make
+from loadstone._errors import PlanError, make
 from loadstone._patch import Hook, Hooks, gated, held
 from loadstone._placement import expanded, gathered, require_paths
 from loadstone._plan import MODES
 from loadstone._skeleton import skeleton
+
+# The config may turn out to be another, and the converter to ask for what is not there or to pass
+# over what is: the latter twice, as another config makes another converter.
+ATTEMPTS_MAX = 6
 
 _options: ContextVar[Options | None] = ContextVar("loadstone_diffusers_options", default=None)
 _current: ContextVar[Load | None] = ContextVar("loadstone_diffusers_load", default=None)
@@ -44,6 +58,8 @@ def hooks() -> Hooks:
         (single_file_model, "init_empty_weights", _init_empty_weights),
         (single_file_model, "load_model_dict_into_meta", _load_dict),
         (single_file_model, "_determine_device_map", _determine_device_map),
+        (single_file_model, "_get_mapping_function_kwargs", _mapping_arguments),
+        (single_file_model, "_should_convert_state_dict_to_diffusers", _should_convert),
         (single_file_model, "dispatch_model", _dispatch_model),
         (single_file_utils, "load_state_dict", _load_state_dict),
         (single_file_utils, "init_empty_weights", _init_empty_weights),
@@ -78,12 +94,44 @@ def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) 
     source = args[0] if args else kwargs.pop("pretrained_model_link_or_path_or_dict", None)
     if isinstance(source, Checkpoint) or is_readable([str(source)]):
         kwargs["low_cpu_mem_usage"] = True  # the other way copies from tensors that have no data
-    try:
-        with _load() as load:
+    with contextlib.ExitStack() as stack:
+        lacks = Lacks()
+        for _ in range(ATTEMPTS_MAX - 1):
+            try:
+                return _attempt(original, cls, source, kwargs, lacks)
+            except WrongConfigError as wrong:
+                folder = stack.enter_context(tempfile.TemporaryDirectory())
+                text = json.dumps(wrong.config, default=str)
+                (Path(folder) / "config.json").write_text(text)
+                kwargs |= {"config": folder, "subfolder": None}
+                lacks = Lacks()  # another config, another converter
+            except OverlookedError as overlooked:
+                lacks = overlooked.lacks
+            except _StumbledError as stumbled:
+                lacks = rehearse(stumbled.conversion)
+                if not lacks:
+                    raise stumbled.reason from None
+        return _attempt(original, cls, source, kwargs, lacks)
+
+
+class _StumbledError(Exception):
+    """A converter found that the file lacks something."""
+
+    def __init__(self, conversion: Conversion, reason: Exception) -> None:
+        super().__init__()
+        self.conversion, self.reason = conversion, reason
+
+
+def _attempt(original: Any, cls: Any, source: Any, kwargs: dict[str, Any], lacks: Lacks) -> Any:
+    with _load() as load:
+        load.lacks = lacks
+        try:
             model = original(cls, _prepared(load, source, kwargs), **kwargs)
-            load.finish(model)
-    except WrongConfigError as wrong:
-        return _again(original, cls, source, kwargs, wrong.config)
+        except (PlanError, KeyError) as reason:
+            if load.conversion is None or lacks:
+                raise
+            raise _StumbledError(load.conversion, reason) from None
+        load.finish(model)
     return model
 
 
@@ -92,22 +140,31 @@ def _prepared(load: Load, source: Any, kwargs: dict[str, Any]) -> Any:
     load.keeps_blocks = kwargs.get("quantization_config") is not None
     if not isinstance(source, Checkpoint):
         return source
-    fresh = source.fresh()
+    fresh = source.fresh(load.lacks)
     if not load.keeps_blocks:
         fresh.decode()
     return fresh
 
 
-def _again(
-    original: Any, cls: Any, source: Any, kwargs: dict[str, Any], config: dict[str, Any]
-) -> Any:
-    """The same with the config that fits."""
-    with tempfile.TemporaryDirectory() as folder, _load() as load:
-        (Path(folder) / "config.json").write_text(json.dumps(config, default=str))
-        kwargs = {**kwargs, "config": folder, "subfolder": None}
-        model = original(cls, _prepared(load, source, kwargs), **kwargs)
-        load.finish(model)
-    return model
+def _mapping_arguments(original: Any, function: Any, **kwargs: Any) -> Any:
+    """Notes what the converter is given beside the checkpoint."""
+    arguments: dict[str, Any] = original(function, **kwargs)
+    load = _current.get()
+    if load is not None:
+        load.mapping = function, arguments
+    return arguments
+
+
+def _should_convert(original: Any, state: Any, checkpoint: Any) -> Any:
+    """Notes what the converter is about to do, should it stumble."""
+    load = _current.get()
+    if load is None or not isinstance(checkpoint, Checkpoint):
+        return original(state, checkpoint)
+    if has_own_names(state, checkpoint):
+        return False
+    if load.mapping is not None and load.model is not None:
+        load.conversion = conversion_of(load.model, checkpoint, *load.mapping)
+    return True
 
 
 def _load_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,6 +188,8 @@ def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: 
         return original(checkpoint_file, *args, **kwargs)
     checkpoint = Checkpoint.open([str(checkpoint_file)])
     load = _current.get()
+    if load is not None and load.lacks:
+        checkpoint = checkpoint.fresh(load.lacks)
     if load is not None and not load.keeps_blocks:
         checkpoint.decode()
     return checkpoint
@@ -145,6 +204,8 @@ def _determine_device_map(
 ) -> Any:
     """Notes the map, which the library is about to forget, in a form that hooks can carry out."""
     load = _current.get()
+    if load is not None:
+        load.model = model
     if load is None or device_map is None:
         return original(model, device_map, max_memory, *rest)
     if load.options.max_memory is not None:
@@ -165,6 +226,7 @@ def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs:
     if checkpoint is None:
         return original(model, state_dict, *args, **kwargs)
     load = _current.get() or Load(_options.get() or Options())
+    conversion, load.conversion = load.conversion, None  # that is done
     dtype = args[0] if args else kwargs.get("dtype")
     # Converters that ask with a default write None for what the file lacks.
     converted = {name: value for name, value in state_dict.items() if value is not None}
@@ -180,6 +242,7 @@ def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs:
             keeps=_kept_in_float32(model, dtype, kwargs.get("hf_quantizer")),
             quantizer=kwargs.get("hf_quantizer"),
             device_map=load.device_map or kwargs.get("device_map"),
+            conversion=conversion,
         )
     )
     return None, None

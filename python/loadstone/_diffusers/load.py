@@ -10,18 +10,20 @@ import torch
 
 from loadstone import _core, _execute
 from loadstone._audit import audit
+from loadstone._diffusers.absent import Conversion, Lacks, rehearse
 from loadstone._diffusers.checkpoint import Checkpoint, is_packed
 from loadstone._diffusers.diagnosis import Diagnosis, diagnose
-from loadstone._diffusers.expected import expected_key
+from loadstone._diffusers.gaps import Gaps
 from loadstone._diffusers.supplements import supplement
 from loadstone._dtypes import dtype_name, torch_dtype
-from loadstone._errors import make
+from loadstone._errors import PlanError, make
 from loadstone._placement import align_what_hooks_bring
 from loadstone._plan import Plan, make_plan
 from loadstone._report import Report
 from loadstone._skeleton_walk import walk
 from loadstone._traced import Traced
 from loadstone.tracing import Symbol
+from loadstone.tracing._absent import AbsentSymbol
 
 # Fewer disagreements are told one by one, not blamed on the config.
 DISAGREEMENTS_MIN = 4
@@ -56,6 +58,7 @@ class Request:
         keeps: parts of names that stay in float32.
         quantizer: the library's, for block formats that stay packed.
         device_map: module path to device; ``None``: all on the cpu.
+        conversion: how the checkpoint was converted; ``None``: its names were the model's.
     """
 
     model: Any
@@ -65,6 +68,7 @@ class Request:
     keeps: tuple[str, ...] = ()
     quantizer: Any = None
     device_map: Mapping[str, Any] | None = None
+    conversion: Conversion | None = None
 
 
 class Load:
@@ -76,6 +80,9 @@ class Load:
         self.device_map: Any = None  # as asked for, once the library has worked it out
         self.plan: Plan | None = None
         self.keeps_blocks = False  # as blocks, where they are; else as the numbers they stand for
+        self.lacks = Lacks()  # what the converter asks for in vain, where that is known
+        self.conversion: Conversion | None = None  # while the converter runs
+        self.mapping: tuple[Any, dict[str, Any]] | None = None  # the converter, and its arguments
         self._core: _core.Report | None = None
         self._request: Request | None = None
         self._traced: Traced | None = None
@@ -128,7 +135,11 @@ class Load:
     def _diagnose(self, request: Request, converted: Mapping[str, Any]) -> Diagnosis | None:
         """A wrong config, where that is what disagrees; looked for where there is much of it."""
         state = request.model.state_dict()
-        found = {name: _shape(value) for name, value in converted.items()}
+        found = {
+            name: _shape(value)
+            for name, value in converted.items()
+            if not isinstance(value, AbsentSymbol)
+        }
         missing = state.keys() - found.keys()
         clashes = sum(
             found[name] != tuple(tensor.shape) for name, tensor in state.items() if name in found
@@ -153,25 +164,30 @@ class Load:
                 findings=[_mismatch(diagnosis)],
             )
         trace = request.checkpoint.trace
+        gaps = Gaps(request.model, converted, self.options.missing)
         keys: dict[str, str] = {}
         traced = Traced(recipes=None)
         for name, value in converted.items():
+            if isinstance(value, AbsentSymbol):
+                continue
             if name not in state:
                 traced.unexpected.append((name, _source(value)))
                 continue
             symbol = _as_wanted(request, name, value, state[name])
             if symbol.shape != state[name].shape and not is_packed(symbol):
                 traced.findings.append(_clash(name, symbol, state[name]))
+                traced.explained.append(name)
                 continue
             if is_packed(symbol):
                 _make_room(request.model, name, symbol)
             trace.add(name, symbol)
             keys[name] = _source(value)
             traced.dtypes[name] = dtype_name(symbol.dtype)
-        for name in state.keys() - converted.keys():
-            key = expected_key(name, keys)
-            if key is not None:
-                traced.expected[name] = key
+        traced.dtypes |= {
+            name: dtype_name(_dtype(request, name, state[name].dtype)) for name in gaps.names
+        }
+        gaps.tell(traced, request.checkpoint, keys, request.conversion)
+        gaps.pair(traced, {name: _shape(converted[name]) for name, _ in traced.unexpected})
         if diagnosis is not None:
             traced.findings.append(_mismatch(diagnosis))
         traced.recipes = trace.finish()
@@ -207,19 +223,62 @@ def _mismatch(diagnosis: Diagnosis) -> _core.Finding:
     )
 
 
-def convert(model: Any, checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """The checkpoint by the model's names: through the library's converter, where it needs one."""
+def convert(
+    model: Any, checkpoint: Checkpoint, lacks: Lacks | None = None
+) -> tuple[Mapping[str, Any], Checkpoint, Conversion | None]:
+    """The checkpoint by the model's names: through the library's converter, where it needs one.
+
+    Args:
+        checkpoint: before any converter; block formats decoded.
+        lacks: what the converter is known to ask for in vain.
+
+    Returns:
+        The tensors by the model's names, the checkpoint that they belong to, and the conversion.
+    """
     from diffusers.loaders import single_file_model
 
     library: Any = single_file_model
 
-    names = set(model.state_dict())
     kind = library._get_single_file_loadable_mapping_class(type(model))
-    if names == checkpoint.keys() or kind is None:
-        return checkpoint
-    convert_all = library.SINGLE_FILE_LOADABLE_CLASSES[kind]["checkpoint_mapping_fn"]
-    made: Mapping[str, Any] = convert_all(config=dict(model.config), checkpoint=checkpoint)
-    return {name: value for name, value in made.items() if value is not None}
+    if has_own_names(model.state_dict(), checkpoint) or kind is None:
+        return checkpoint, checkpoint, None
+    function = library.SINGLE_FILE_LOADABLE_CLASSES[kind]["checkpoint_mapping_fn"]
+    conversion = conversion_of(model, checkpoint, function, {})
+    try:
+        if lacks is not None:
+            checkpoint = conversion.open(lacks)
+        made = function(checkpoint=checkpoint, **conversion.arguments)
+    except (PlanError, KeyError):
+        found = rehearse(conversion, lacks)
+        if not found:
+            raise
+        checkpoint = conversion.open(found)
+        made = function(checkpoint=checkpoint, **conversion.arguments)
+    converted = {name: value for name, value in made.items() if value is not None}
+    return converted, checkpoint, conversion
+
+
+def has_own_names(state: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> bool:
+    """Whether a file is in the library's names already, whole or not, so that nothing converts it.
+
+    The library says so of whole files only, and runs its converters on all others.
+    """
+    return checkpoint.keys() <= state.keys() or state.keys() <= checkpoint.keys()
+
+
+def conversion_of(
+    model: Any, checkpoint: Checkpoint, function: Any, arguments: Mapping[str, Any]
+) -> Conversion:
+    """What a converter is about to do."""
+
+    def opened(lacks: Lacks) -> Checkpoint:
+        fresh = checkpoint.fresh(lacks)
+        fresh.decode()
+        return fresh
+
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    given = {"config": dict(model.config), **arguments}
+    return Conversion(checkpoint.catalog, function, given, wanted, opened)
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -228,20 +287,27 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 def _as_wanted(request: Request, name: str, value: Any, target: torch.Tensor) -> Any:
     """The value in the dtype that the library would give it."""
-    parts = name.split(".")
-    keeps_float32 = any(each in parts for each in request.keeps)
     if is_packed(value):
         excluded = getattr(request.quantizer, "modules_to_not_convert", None) or ()
+        parts = name.split(".")
         if not any(each in parts for each in excluded):
             return value
+        keeps_float32 = any(each in parts for each in request.keeps)
         wanted = torch.float32 if keeps_float32 else request.quantizer.compute_dtype
         packed: Any = value
         return packed.decoded("gguf_half", wanted)
     if not value.is_floating_point():
         return value if request.dtype is not None else value.to(target.dtype)
-    if request.dtype is None:
-        return value.to(target.dtype)
-    return value.to(torch.float32 if keeps_float32 else request.dtype)
+    own = target.dtype if request.dtype is None else value.dtype
+    return value.to(_dtype(request, name, own))
+
+
+def _dtype(request: Request, name: str, own: torch.dtype) -> torch.dtype:
+    """Of a target whose own dtype is this one."""
+    if request.dtype is None or not own.is_floating_point:
+        return own
+    keeps_float32 = any(each in name.split(".") for each in request.keeps)
+    return torch.float32 if keeps_float32 else request.dtype
 
 
 def _make_room(model: Any, name: str, symbol: Any) -> None:

@@ -42,6 +42,11 @@ class PackedSymbol(Symbol, GGUFParameter):  # type: ignore[misc]
         value = trace.builder.decode(kernel, [source], list(shape), dtype_name(dtype))
         return Symbol(trace, value, trace.form(shape, dtype), (self,))
 
+    @property
+    def numbers(self) -> torch.Tensor:
+        """The form of the numbers that the blocks stand for."""
+        return self.tracer.form(tuple(self.quant_shape), torch.float32)
+
     def inherit(self, parents: list[Symbol], operation: str) -> None:
         """Blocks of one format, in rows as they were; all else tears blocks apart."""
         packed_parents = [each for each in parents if isinstance(each, PackedSymbol)]

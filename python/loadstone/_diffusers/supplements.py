@@ -12,6 +12,11 @@ from typing import Any
 _RENAMED = {"img_emb.emb_pos": "condition_embedder.image_embedder.pos_embed"}
 
 
+def supplements() -> dict[str, str]:
+    """Key of a file, and the target that it is."""
+    return dict(_RENAMED)
+
+
 def supplement(converted: dict[str, Any], targets: Any) -> None:
     """Gives keys that nobody took the name of the target that lacks them."""
     for key, target in _RENAMED.items():

@@ -14,6 +14,8 @@ import torch
 
 from loadstone._dtypes import dtype_name
 from loadstone._errors import Error
+from loadstone.tracing import _absent
+from loadstone.tracing._absent import AbsentSymbol
 from loadstone.tracing._symbol import Symbol, refusal
 from loadstone.tracing._trace import Trace, symbols_in
 
@@ -40,6 +42,8 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     handler = _HANDLERS.get(packet)
     if handler is None or (packet is aten.view and isinstance(args[1], torch.dtype)):
         raise refusal("plan.untraceable", func._schema.name.partition("::")[2], symbols)
+    if any(isinstance(symbol, AbsentSymbol) for symbol in symbols):
+        return _absent.run(func, args, kwargs, symbols)
     if packet is aten.index:
         args = (args[0], [_as_numbers(each) for each in args[1]])
     trace = symbols[0].tracer

@@ -63,6 +63,11 @@ class Symbol(torch.Tensor):
 
         return run(func, args, kwargs or {})
 
+    @property
+    def numbers(self) -> torch.Tensor:
+        """The form of the numbers that it stands for."""
+        return self.meta
+
     def inherit(self, parents: list[Symbol], operation: str) -> None:
         """Takes over what a subclass keeps beside the elements; may refuse the operation."""
 

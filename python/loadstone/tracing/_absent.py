@@ -1,0 +1,124 @@
+"""Tensors that a checkpoint lacks, for code that asks for them by name.
+
+The code goes on as though they were there, and what it makes of them is known to be lacking, with
+its shape and with the names of what it would be made of.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loadstone.tracing._symbol import Symbol
+
+if TYPE_CHECKING:
+    from loadstone.tracing._trace import Trace
+
+aten = torch.ops.aten
+
+# In the place of a number in a recipe builder: there is none.
+_NO_VALUE = -1
+
+
+class AbsentSymbol(Symbol):
+    """A tensor that is not there, or one that is made of at least one such.
+
+    Attributes:
+        key: what the code calls it; "" for what was made of others.
+        is_guess: nobody knows the shape yet; operations that need one in particular take it for
+            granted.
+    """
+
+    key: str
+    is_guess: bool
+
+    @classmethod
+    def make(
+        cls, trace: Trace, key: str, shape: tuple[int, ...], is_guess: bool = False
+    ) -> AbsentSymbol:
+        """A tensor of the checkpoint that is not there."""
+        symbol = cls(trace, _NO_VALUE, trace.form(shape, torch.float32))
+        symbol.key, symbol.is_guess = key, is_guess
+        return symbol
+
+
+class ShapeGuess(Exception):  # noqa: N818  (it says what to try next)
+    """An absent tensor has to be of this shape, for the code to go on."""
+
+    def __init__(self, key: str, shape: tuple[int, ...]) -> None:
+        super().__init__(key, shape)
+        self.key, self.shape = key, shape
+
+
+def run(func: Any, args: Any, kwargs: dict[str, Any], symbols: list[Symbol]) -> Any:
+    """Carries an operation out of which nothing can come: shapes only."""
+    guesses = [each for each in symbols if isinstance(each, AbsentSymbol) and each.is_guess]
+    packet = func.overloadpacket
+    if guesses and packet is aten.split_with_sizes:
+        given: Any = _split(guesses[0], args, kwargs)
+    else:
+        if guesses and packet in (aten.cat, aten.stack):
+            _guess_like_others(symbols)
+        given = func(*_forms(args), **_forms(kwargs))
+    parts = [given] if isinstance(given, torch.Tensor) else list(given)
+    made = [_made(part, symbols, bool(guesses)) for part in parts]
+    return made[0] if isinstance(given, torch.Tensor) else type(given)(made)
+
+
+def leaves(symbol: Symbol) -> tuple[list[str], list[str]]:
+    """What a value is made of: names in the checkpoint, and keys that it lacks."""
+    present: dict[str, None] = {}
+    absent: dict[str, None] = {}
+    waiting: list[Symbol] = [symbol]
+    seen: set[int] = set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, AbsentSymbol) and each.key:
+            absent[each.key] = None
+        elif each.source:
+            present[each.source] = None
+        waiting.extend(each.parents)
+    return list(present), list(absent)
+
+
+def _made(part: torch.Tensor, symbols: list[Symbol], is_guess: bool) -> AbsentSymbol:
+    symbol = AbsentSymbol(symbols[0].tracer, _NO_VALUE, part, tuple(symbols))
+    symbol.key, symbol.is_guess = "", is_guess
+    return symbol
+
+
+def _forms(value: Any) -> Any:
+    if isinstance(value, Symbol):
+        return value.numbers
+    if isinstance(value, torch.Tensor):
+        return value.to("meta")
+    if isinstance(value, list | tuple):
+        return type(value)(_forms(each) for each in value)
+    if isinstance(value, dict):
+        return {key: _forms(each) for key, each in value.items()}
+    return torch.device("meta") if isinstance(value, torch.device) else value
+
+
+def _split(symbol: AbsentSymbol, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Parts of the sizes that the code asks for, whatever the guess is."""
+    dim = (args[2] if len(args) > 2 else kwargs.get("dim", 0)) % symbol.dim()
+    shape = list(symbol.shape)
+    parts = []
+    for size in args[1]:
+        shape[dim] = size
+        parts.append(torch.empty(shape, dtype=symbol.dtype, device="meta"))
+    return parts
+
+
+def _guess_like_others(symbols: list[Symbol]) -> None:
+    """What is joined to a tensor that is there looks like it."""
+    known = next((each for each in symbols if not isinstance(each, AbsentSymbol)), None)
+    if known is None:
+        return
+    for each in symbols:
+        if isinstance(each, AbsentSymbol) and each.is_guess and each.key:
+            raise ShapeGuess(each.key, tuple(known.numbers.shape))
