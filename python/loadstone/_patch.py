@@ -20,8 +20,8 @@ from typing import Any
 
 from loadstone._errors import make
 
-LIBRARIES = ("transformers", "diffusers", "accelerate")
-_PLANNED = ("modelopt", "bitsandbytes")
+LIBRARIES = ("transformers", "diffusers", "accelerate", "bitsandbytes")
+_PLANNED = ("modelopt",)
 
 _ABSENT = object()
 _lock = threading.RLock()

@@ -1,0 +1,32 @@
+"""Where functions of accelerate stand: in its modules, and where others imported them by name."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import accelerate
+import accelerate.big_modeling
+import accelerate.hooks
+import accelerate.utils
+import accelerate.utils.modeling
+
+_USERS = ("diffusers", "transformers")
+
+
+def places(name: str) -> list[ModuleType]:
+    """The modules, loaded so far, in which a function has this name of accelerate's."""
+    own: list[ModuleType] = [
+        accelerate.hooks,
+        accelerate.utils.modeling,
+        accelerate.utils,
+        accelerate.big_modeling,
+        accelerate,
+    ]
+    function = vars(accelerate.hooks)[name]
+    users = [
+        module
+        for path, module in list(sys.modules.items())
+        if path.partition(".")[0] in _USERS and isinstance(module, ModuleType)
+    ]
+    return [module for module in own + users if vars(module).get(name) is function]

@@ -1,0 +1,138 @@
+"""How the codes of a 4-bit weight lie in memory, and what they decode to.
+
+A checkpoint has them row by row. For its forward pass on a CPU with AVX512-BF16 bitsandbytes
+rearranges them *in the weight itself*, and rounds or drops the scales that the checkpoint had. Here
+the scales of the checkpoint are kept beside the rearranged ones, so that every byte comes back.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import bitsandbytes.functional as library
+import torch
+
+_CHUNK = 1 << 20  # blocks of weights that are decoded at a time are not larger than this
+_ROW_STEP = 16  # bitsandbytes' vectorised decode takes rows that are a multiple of this
+_PANEL = 32  # rows that are rearranged together
+
+
+def is_rearranged(state: Any) -> bool:
+    """Whether the codes lie as the forward pass on a CPU with AVX512-BF16 wants them."""
+    return state is not None and bool(getattr(state, "packing_format_for_cpu", False))
+
+
+def can_rearrange(state: Any) -> bool:
+    """Whether bitsandbytes' rearrangement is defined for a shape; it fails for others."""
+    shape = state.shape
+    return len(shape) == 2 and shape[0] % _PANEL == 0 and shape[1] % state.blocksize == 0
+
+
+def rearranged(data: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+    """Codes and scales for the forward pass; those given stay as they are."""
+    packed, changed = library._convert_weight_packed_for_cpu(data, copy.copy(state))
+    changed.rowwise = state
+    return packed, changed
+
+
+def rowwise(weight: Any) -> tuple[torch.Tensor, Any]:
+    """Codes and scales as a checkpoint has them; the weight stays as it is."""
+    data, state = weight.data, weight.quant_state
+    if not is_rearranged(state):
+        return data, state
+    working = copy.copy(state)
+    working.original_nested = False  # its scales are not needed, and were rounded
+    data, _ = library._convert_weight_packed_for_cpu_inverse(data, working)
+    kept = state.__dict__.get("rowwise")
+    return data, kept if kept is not None else _rounded(state)
+
+
+def is_rounded(weight: Any) -> bool:
+    """Whether bitsandbytes rearranged a weight itself, so that its exact scales are lost."""
+    state = weight.quant_state
+    return is_rearranged(state) and "rowwise" not in state.__dict__
+
+
+def _rounded(state: Any) -> Any:
+    """What is left of the scales after bitsandbytes rearranged them: rounded to bfloat16."""
+    left = library.QuantState(
+        absmax=state.absmax.T.contiguous().reshape(-1).float(),
+        shape=state.shape,
+        code=state.code,
+        blocksize=state.blocksize,
+        quant_type=state.quant_type,
+        dtype=state.original_dtype,
+    )
+    return left
+
+
+def is_misread(state: Any) -> bool:
+    """Whether bitsandbytes' vectorised decode on the CPU takes the wrong scales for a weight.
+
+    It counts blocks from the start of each row, but they run over the flat weight: in a row that is
+    no multiple of the block, all but the first rows get others' scales.
+    """
+    row = int(state.shape[-1])
+    return row % _ROW_STEP == 0 and row % int(state.blocksize) != 0
+
+
+def scales(state: Any) -> torch.Tensor:
+    """One float32 scale for each block."""
+    absmax: torch.Tensor = state.absmax
+    if state.nested:
+        absmax = library.dequantize_blockwise(absmax, state.state2) + state.offset
+    return absmax.float()
+
+
+def decode(data: torch.Tensor, state: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The weight that packed codes stand for, whatever the length of its rows.
+
+    Args:
+        dtype: of the result; ``None``: that of the weight that was quantized. Values are rounded to
+            it once, from float32.
+    """
+    table = library.get_4bit_type(state.quant_type, device=data.device)
+    pairs = torch.stack([table.repeat_interleave(16), table.repeat(16)], dim=1)  # a byte: 2 values
+    codes = data.contiguous().view(-1).view(torch.uint8)
+    each = scales(state).to(data.device)
+    size, count = int(state.blocksize), math.prod(state.shape)
+    result = torch.empty(count, dtype=dtype or state.dtype, device=data.device)
+    step = max(1, _CHUNK // size)
+    for first in range(0, len(each), step):
+        start, end = first * size, min((first + step) * size, count)
+        values = pairs[codes[start // 2 : (end + 1) // 2].int()].view(-1)[: end - start]
+        wide = each[first : first + step].repeat_interleave(size)[: end - start]
+        result[start:end] = values * wide
+    return result.view(*state.shape)
+
+
+class _Linear(torch.autograd.Function):
+    """A product with a decoded weight that is decoded again, not kept, for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, data: torch.Tensor, state: Any, bias: Any) -> Any:
+        ctx.data, ctx.state, ctx.inputs = data, state, x.shape[-1]
+        return torch.nn.functional.linear(x, _by_rows(data, state, x.dtype, ctx.inputs), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (gradient,) = gradients
+        to_x = to_bias = None
+        if ctx.needs_input_grad[0]:
+            to_x = gradient @ _by_rows(ctx.data, ctx.state, gradient.dtype, ctx.inputs)
+        if ctx.needs_input_grad[3]:
+            to_bias = gradient.reshape(-1, gradient.shape[-1]).sum(0)
+        return to_x, None, None, to_bias
+
+
+def _by_rows(data: torch.Tensor, state: Any, dtype: torch.dtype, inputs: int) -> torch.Tensor:
+    """The weight as ``[outputs, inputs]``; some were quantized the other way round."""
+    weight = decode(data, state, dtype)
+    return weight.T if weight.shape[0] == inputs != weight.shape[1] else weight
+
+
+def linear(x: torch.Tensor, data: torch.Tensor, state: Any, bias: Any) -> torch.Tensor:
+    """``x @ weight.T + bias`` with a weight in 4 bits, right for rows of every length."""
+    return _Linear.apply(x, data, state, bias)  # type: ignore[no-untyped-call, no-any-return]

@@ -1,0 +1,285 @@
+"""Quantized weights in a plan, in what it fills, in the model, and in the report.
+
+For a plan a weight that a checkpoint holds quantized is several tensors, under bitsandbytes' names;
+a weight that is quantized on its way is one, with parts. In the model either is one parameter of
+bitsandbytes', made when all of it is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loadstone import _core
+from loadstone._bitsandbytes.form import full
+from loadstone._bitsandbytes.stored import StoredUnit, require_finite
+from loadstone._catalog import Catalog
+from loadstone._dtypes import torch_dtype
+from loadstone._skeleton_walk import TensorSlot, walk
+
+if TYPE_CHECKING:
+    from loadstone._bitsandbytes.unit import Unit
+    from loadstone._plan import Plan, PlannedTarget, Quantization
+    from loadstone._report import Provenance
+
+# Where the tensors of a weight lie in the model, by their names inside the module in a checkpoint.
+_PLACES = {
+    "quant_state.absmax": "weight.absmax",
+    "quant_state.code": "weight.quant_map",
+    "quant_state.state2.absmax": "weight.nested_absmax",
+    "quant_state.state2.code": "weight.nested_quant_map",
+    "quant_state.offset": "",  # told by the state blob
+    "SCB": "SCB",
+    "CB": "weight",
+}
+_NESTED_BLOCK = 256
+_CONSTANTS = ("quant_state.code", "quant_state.state2.code")
+
+Row = tuple[Any, ...]
+
+
+@dataclass
+class Units:
+    """The quantized weights of a model that is to be loaded.
+
+    Attributes:
+        catalog: of the checkpoint.
+        stored: those that the checkpoint holds quantized, by the path of their module.
+        quantize: those that are quantized on their way, by the name of the weight.
+    """
+
+    catalog: Catalog
+    stored: dict[str, StoredUnit] = field(default_factory=dict)
+    quantize: dict[str, Quantization] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._by_weight = {unit.name: unit for unit in self.stored.values()}
+
+    # --- the plan --------------------------------------------------------------------------------
+
+    def rows(self, rows: Iterable[Row]) -> list[Row]:
+        """The core's rows, with all tensors of a stored weight in the place of one."""
+        result = []
+        for row in rows:
+            unit = self._by_weight.get(row[4] or row[0])
+            if unit is None:
+                result.append(row)
+                continue
+            (dtype, shape), *_ = unit.targets().values()
+            result.append((row[0], list(shape), dtype, *row[3:5], False))
+            if not row[4]:
+                result += [
+                    (name, list(shape), dtype, "persistent_buffer", "", False)
+                    for name, (dtype, shape) in list(unit.targets().items())[1:]
+                ]
+        return result
+
+    def slots(self, slots: Iterable[TensorSlot]) -> list[TensorSlot]:
+        """The model's tensors as :meth:`rows` has them; nothing can be put into those added."""
+        result = []
+        for slot in slots:
+            unit = self._by_weight.get(slot.tie_of or slot.name)
+            if unit is None:
+                result.append(slot)
+                continue
+            for name, (dtype, shape) in unit.targets().items():
+                blank = torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
+                if name == unit.name:
+                    made = dataclasses.replace(slot, tensor=blank)
+                    result.append(made)
+                elif slot.tie_of is None:
+                    result.append(
+                        TensorSlot(name, "persistent_buffer", blank, None, None, lambda _: None)
+                    )
+        return result
+
+    def devices(self, devices: Mapping[str, Any]) -> dict[str, Any]:
+        """A map with a device for each tensor of a stored weight, which goes with its module.
+
+        What only says how to read the others stays on the host, but for what is on disk.
+        """
+        result = dict(devices)
+        for unit in self.stored.values():
+            device = devices.get(unit.name, devices.get("", "cpu"))
+            for name in unit.targets():
+                small = name.endswith((unit.state or "?", "weight_format"))
+                result[name] = device if not small or device == "disk" else "cpu"
+        return result
+
+    def names(self) -> set[str]:
+        """All tensors of the plan that are, or are part of, a quantized weight."""
+        parts = {name for unit in self.stored.values() for name in unit.targets()}
+        return parts | self.quantize.keys()
+
+    def misfits(self, model: torch.nn.Module) -> list[_core.Finding]:
+        """An error for each stored weight that is none for its module."""
+        findings = []
+        for unit in self.stored.values():
+            module: Any = model.get_submodule(unit.path)
+            expected = (module.out_features, module.in_features)
+            if unit.shape != expected:
+                message = (
+                    f"'{unit.name}' stands for {list(unit.shape)} in the checkpoint, the model "
+                    f"wants {list(expected)}"
+                )
+                sources = sorted(unit.sources.values())
+                findings.append(_core.Finding("error", "plan.shape", unit.name, sources, message))
+        return findings
+
+    # --- the load --------------------------------------------------------------------------------
+
+    def require_values(self) -> None:
+        """Refuses scales that are not numbers, before memory for a weight is taken.
+
+        Raises:
+            FormatError: ``q.nan``.
+        """
+        require_finite(self.catalog, self.stored.values())
+
+    def parameters(
+        self, model: torch.nn.Module, plan: Plan, values: Sequence[Any]
+    ) -> dict[str, Any]:
+        """bitsandbytes' parameters by name, of what was filled; on meta where it is on disk."""
+        filled = {
+            target.name: value for target, value in zip(plan.targets, values, strict=True)
+        }
+        from loadstone._bitsandbytes.unit import Unit
+
+        made = {}
+        for stored in self.stored.values():
+            tensors = {name: filled[name] for name in stored.targets()}
+            is_there = tensors[stored.name] is not None
+            unit = Unit.from_names(tensors, stored.path) if is_there else on_meta(stored)
+            made[stored.name] = unit.to_parameter(model.get_submodule(stored.path))
+        for target in plan.targets:
+            if getattr(target, "encoding", ""):
+                module = model.get_submodule(target.name.rpartition(".")[0])
+                unit = self._quantized(target, filled[target.name], module)
+                made[target.name] = unit.to_parameter(module)
+        return made
+
+    def _quantized(self, target: PlannedTarget, parts: Mapping[str, Any] | None, module: Any) -> Unit:
+        """The unit of what was quantized on its way."""
+        from bitsandbytes import functional
+
+        from loadstone._bitsandbytes.unit import Unit
+
+        how = self.quantize[target.name]
+        if parts is None:
+            parts = {
+                name: torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
+                for name, shape, dtype in target.parts
+            }
+        data = parts["data"]
+        unit = Unit(data, parts["absmax"], how.encoding, target.shape)
+        if how.encoding == "int8":
+            return unit
+        unit.dtype, unit.blocksize = torch_dtype(target.dtype), how.block_size
+        unit.data = data.view(-1).view(storage_of(module)).view(-1, 1)
+        unit.code = functional.get_4bit_type(how.encoding, device=data.device)
+        if how.nested:
+            unit.nested_absmax, unit.offset = parts["nested_absmax"], parts["nested_offset"]
+            unit.nested_blocksize = _NESTED_BLOCK
+            unit.nested_code = functional.create_dynamic_map().to(data.device)
+        return unit
+
+    # --- the report ------------------------------------------------------------------------------
+
+    def account(self, model: torch.nn.Module, known: dict[str, Provenance]) -> None:
+        """Puts the model's own tensors in the place of those that only the plan has."""
+        for slot in walk(model):
+            for place, inside in _PLACES.items():
+                weight = slot.name.removesuffix(f".{place}")
+                if weight == slot.name:
+                    continue
+                if weight in self._by_weight:
+                    unit = self._by_weight[weight]
+                    known[slot.name] = _placed(known[full(unit.path, inside or unit.state)], slot)
+                elif weight in self.quantize:
+                    known[slot.name] = _placed(known[weight], slot)
+                    if place in _CONSTANTS:
+                        known[slot.name] = dataclasses.replace(
+                            known[slot.name], origin="constant", sources=(), bytes_written=0
+                        )
+        for unit in self.stored.values():
+            for name in list(unit.targets())[1:]:
+                known.pop(name, None)
+
+
+def _placed(entry: Provenance, slot: TensorSlot) -> Provenance:
+    from loadstone._dtypes import dtype_name
+
+    return dataclasses.replace(
+        entry,
+        target=slot.name,
+        kind=slot.kind,
+        dtype=dtype_name(slot.tensor.dtype),
+        shape=tuple(slot.tensor.shape),
+    )
+
+
+def on_meta(stored: StoredUnit) -> Unit:
+    """The unit of a stored weight without memory."""
+    from loadstone._bitsandbytes.form import NESTED
+    from loadstone._bitsandbytes.unit import Unit
+
+    def blank(inside: str) -> torch.Tensor:
+        dtype, shape = stored.entries[inside]
+        return torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
+
+    form = stored.form
+    if form is None:
+        return Unit(blank("weight"), blank("SCB"), "int8", stored.shape)
+    unit = Unit(blank("weight"), blank("weight.absmax"), form.quant_type, form.shape)
+    unit.dtype, unit.blocksize = getattr(torch, form.dtype), form.blocksize
+    unit.code = blank("weight.quant_map")
+    if form.nested_blocksize is not None:
+        unit.nested_absmax, unit.nested_code = (blank(name) for name in NESTED)
+        unit.nested_blocksize = form.nested_blocksize
+        unit.offset = torch.empty((), dtype=torch.float32, device="meta")
+    return unit
+
+
+def storage_of(module: Any) -> torch.dtype:
+    """The dtype that a ``Linear4bit`` keeps its packed bytes in."""
+    found: torch.dtype = getattr(module, "quant_storage", None) or torch.uint8
+    return found
+
+
+def quantizations(
+    model: torch.nn.Module,
+    names: Iterable[str],
+    nested_offset: Mapping[str, float] | None = None,
+) -> dict[str, Quantization]:
+    """How each of these weights is to be quantized, as bitsandbytes' module around it says.
+
+    Args:
+        names: of weights; those of other modules are passed over.
+        nested_offset: offsets of scales that are quantized too, by the weight's name.
+    """
+    wanted = [name for name in names if name.rpartition(".")[2] == "weight"]
+    if not wanted:
+        return {}
+    import bitsandbytes as bnb
+
+    from loadstone._plan import Quantization
+
+    offsets = nested_offset or {}
+    found = {}
+    for name in wanted:
+        module = model.get_submodule(name.rpartition(".")[0])
+        weight: Any = module._parameters.get("weight")
+        if isinstance(module, bnb.nn.Linear4bit) and weight.quant_state is None:
+            found[name] = Quantization(
+                weight.quant_type,
+                block_size=weight.blocksize,
+                nested=weight.compress_statistics,
+                nested_offset=offsets.get(name) if weight.compress_statistics else None,
+            )
+        elif isinstance(module, bnb.nn.Linear8bitLt) and not weight.has_fp16_weights:
+            found[name] = Quantization("int8")
+    return found

@@ -1,0 +1,225 @@
+"""Weights that a checkpoint holds quantized: their tensors found, read where small, and checked.
+
+All is decided from names, dtypes, shapes and the small state blobs: what is broken becomes findings
+of the plan, before memory for a weight is taken. Nothing of bitsandbytes is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from loadstone import _core
+from loadstone import torch as memory
+from loadstone._bitsandbytes.form import NESTED, STATE, Entries, Form, Shape, check_group, full
+from loadstone._catalog import Catalog
+from loadstone._errors import Error, make
+
+# A state blob has less than 200 bytes; what is much larger is something else.
+SMALL_BYTES_MAX = 4096
+# Scales are looked through in groups of at most about this size.
+GROUP_BYTES = 16 << 20
+
+_ORDER = "weight_format"
+
+
+@dataclass(frozen=True)
+class StoredUnit:
+    """The tensors of one quantized weight in a checkpoint.
+
+    Attributes:
+        path: of the module in the model.
+        sources: names in the checkpoint, by the names inside the module (``"weight.absmax"``).
+        entries: dtype and shape of each, by the names inside the module.
+        form: what the state blob says; ``None`` for an 8-bit weight.
+    """
+
+    path: str
+    sources: dict[str, str]
+    entries: dict[str, tuple[str, Shape]]
+    form: Form | None
+
+    @property
+    def name(self) -> str:
+        """Of the weight, in the model."""
+        return full(self.path, "weight")
+
+    @property
+    def shape(self) -> Shape:
+        """Of the numbers."""
+        return self.form.shape if self.form is not None else self.entries["weight"][1]
+
+    @property
+    def state(self) -> str:
+        """The name inside the module of the state blob."""
+        return STATE + self.form.quant_type if self.form is not None else ""
+
+    @property
+    def scales(self) -> str:
+        """The name inside the module of the scales that are no codes themselves."""
+        if self.form is None:
+            return "SCB"
+        return NESTED[0] if self.form.nested else "weight.absmax"
+
+    def targets(self) -> dict[str, tuple[str, Shape]]:
+        """Dtype and shape of each tensor, by its full name in the model; the weight first."""
+        inside = {"weight": self.entries["weight"]} | self.entries
+        return {full(self.path, name): entry for name, entry in inside.items()}
+
+
+def read(
+    catalog: Catalog, groups: Mapping[str, Mapping[str, str]]
+) -> tuple[dict[str, StoredUnit], list[_core.Finding]]:
+    """Checks the tensors of quantized weights against each other.
+
+    Args:
+        groups: for the path of each module the names of its tensors in the checkpoint, by their
+            names inside the module.
+
+    Returns:
+        the weights that are sound, by path; and an error for each that is not.
+    """
+    shapes = {name: (info.encoding, info.shape) for name, info in catalog.tensors.items()}
+    small = [
+        source
+        for members in groups.values()
+        for inside, source in members.items()
+        if (inside.startswith(STATE) or inside == _ORDER)
+        and catalog.tensors[source].nbytes <= SMALL_BYTES_MAX
+    ]
+    values = read_tensors(catalog, small)
+    beside = _by_prefix(shapes)
+    units: dict[str, StoredUnit] = {}
+    findings: list[_core.Finding] = []
+    for path, members in groups.items():
+        prefix = _prefix(members)
+        inside = {name: shapes[source] for name, source in members.items()}
+        others = {name: shapes[full(prefix, name)] for name in beside.get(prefix, ())}
+        try:
+            form = _checked(prefix, others | inside, members, values)
+        except Error as error:
+            name = full(path, "weight")
+            findings.append(_finding(error, name, sorted(members.values())))
+            continue
+        kept = {name: entry for name, entry in inside.items() if name in _parts(form)}
+        units[path] = StoredUnit(path, {name: members[name] for name in kept}, kept, form)
+    return units, findings
+
+
+def _checked(
+    prefix: str,
+    entries: Entries,
+    members: Mapping[str, str],
+    values: Mapping[str, torch.Tensor],
+) -> Form | None:
+    state = next((name for name in members if name.startswith(STATE)), None)
+    blob = values.get(members[state]) if state is not None else None
+    if state is not None and blob is None:
+        raise make(
+            "q.state",
+            "the state is too large to be one",
+            tensor=full(prefix, state),
+            found=str(list(entries[state][1])),
+            expected=f"at most {SMALL_BYTES_MAX} bytes",
+        )
+    order = values.get(members.get(_ORDER, ""))
+    return check_group(
+        prefix,
+        entries,
+        blob=None if blob is None else blob.view(torch.uint8).numpy().tobytes(),
+        weight_format=None if order is None or order.numel() != 1 else int(order.reshape(())),
+    )
+
+
+def _parts(form: Form | None) -> set[str]:
+    if form is None:
+        return {"weight", "SCB", _ORDER}
+    parts = {"weight", "weight.absmax", "weight.quant_map", STATE + form.quant_type}
+    return parts | set(NESTED) if form.nested else parts
+
+
+def _prefix(members: Mapping[str, str]) -> str:
+    """The module's path in the names of the checkpoint."""
+    inside, source = next(iter(members.items()))
+    return source.removesuffix(inside).removesuffix(".")
+
+
+def _by_prefix(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names such as ``weight.something``, by the path of the module that they are in."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        prefix, dot, rest = name.rpartition(".weight.")
+        if not dot and name.startswith("weight."):
+            prefix, rest = "", name.removeprefix("weight.")
+        elif not dot:
+            continue
+        found.setdefault(prefix, []).append(f"weight.{rest}")
+    return found
+
+
+def _finding(error: Error, target: str, sources: list[str]) -> _core.Finding:
+    message = str(error).removesuffix(f" [{error.code}]")
+    return _core.Finding("error", error.code, target, sources, message)
+
+
+def groups_by_path(catalog: Catalog, paths: Iterable[str]) -> dict[str, dict[str, str]]:
+    """The tensors that belong to modules which the checkpoint calls as the model does.
+
+    Only modules of which the checkpoint has more than a plain weight are in the result.
+    """
+    names = catalog.encodings()
+    beside = _by_prefix(names)
+    groups = {}
+    for path in paths:
+        inside = [*beside.get(path, ()), "SCB", _ORDER]
+        members = {name: full(path, name) for name in inside if full(path, name) in names}
+        weight = full(path, "weight")
+        if members or names.get(weight) in ("U8", "I8"):
+            groups[path] = ({"weight": weight} if weight in names else {}) | members
+    return groups
+
+
+def read_tensors(catalog: Catalog, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """Some tensors of a checkpoint as they are, in memory of their own."""
+    wanted = set(names)
+    if not wanted:
+        return {}
+    plan = _core.identity_plan(catalog._core)
+    tensors = {
+        row["name"]: memory.empty(row["shape"], row["dtype"])
+        for row in plan.targets()
+        if row["name"] in wanted
+    }
+    rows = [memory.destination(tensors.get(row["name"])) for row in plan.targets()]
+    _core.execute(plan, rows, threads=1, partial=True)
+    return tensors
+
+
+def require_finite(catalog: Catalog, units: Iterable[StoredUnit]) -> None:
+    """Refuses scales that are not numbers: all weights of their blocks would be none.
+
+    Raises:
+        FormatError: ``q.nan``, naming the first such tensor. No packed byte was read.
+    """
+    for group in _in_groups(catalog, [unit.sources[unit.scales] for unit in units]):
+        for name, scales in read_tensors(catalog, group).items():
+            bad = int((~torch.isfinite(scales)).sum())
+            if bad:
+                message = "scales are not finite"
+                raise make("q.nan", message, tensor=name, found=f"{bad} of {scales.numel()}")
+
+
+def _in_groups(catalog: Catalog, names: list[str]) -> Iterator[list[str]]:
+    group: list[str] = []
+    size = 0
+    for name in names:
+        nbytes = catalog.tensors[name].nbytes
+        if group and size + nbytes > GROUP_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(name)
+        size += nbytes
+    if group:
+        yield group
