@@ -19,7 +19,14 @@ from loadstone._audit import Audit, audit
 from loadstone._catalog import Catalog, TensorInfo, inspect
 from loadstone._conversion import ConvertReport, convert, save_recipes
 from loadstone._core import Finding
-from loadstone._errors import AuditError, Error, FormatError, LoadError, PlanError
+from loadstone._errors import (
+    AuditError,
+    Error,
+    FilledWarning,
+    FormatError,
+    LoadError,
+    PlanError,
+)
 from loadstone._load import load
 from loadstone._patch import patch
 from loadstone._plan import Plan, PlannedTarget, plan
@@ -42,6 +49,7 @@ __all__ = [
     "Catalog",
     "ConvertReport",
     "Error",
+    "FilledWarning",
     "Finding",
     "FormatError",
     "LoadError",

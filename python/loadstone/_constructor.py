@@ -21,7 +21,7 @@ from loadstone._skeleton_walk import TensorSlot, walk
 def constructor_values(model: Any, slots: Iterable[TensorSlot]) -> dict[str, Any]:
     """Name and value of each buffer and plain tensor that lies on meta, where it can be had."""
     lacking = [slot for slot in slots if slot.kind != "parameter" and slot.tensor.is_meta]
-    build = _builder(model) if lacking else None
+    build = model_builder(model) if lacking else None
     if build is None:
         return {}
     with skeleton():
@@ -61,7 +61,7 @@ def _fits(slot: TensorSlot, value: Any) -> bool:
     )
 
 
-def _builder(model: Any) -> Callable[[], Any] | None:
+def model_builder(model: Any) -> Callable[[], Any] | None:
     """From the adapter named after the library that the model's class, or a base of it, is from."""
     for base in type(model).__mro__:
         name = f"loadstone.{base.__module__.partition('.')[0]}"

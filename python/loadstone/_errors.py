@@ -61,6 +61,10 @@ class AuditError(Error):
     """A tensor without a value, or with a value whose origin is not known."""
 
 
+class FilledWarning(UserWarning):
+    """Tensors that the checkpoint lacks have been given values, because the caller asked for it."""
+
+
 _AREAS: dict[str, type[Error]] = {
     "st": FormatError,
     "ix": FormatError,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import warnings
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,15 +13,24 @@ from loadstone import _core, _initialise
 from loadstone import torch as memory
 from loadstone._audit import remember
 from loadstone._dtypes import dtype_name, torch_dtype
-from loadstone._errors import make
+from loadstone._errors import FilledWarning, make
 from loadstone._plan import Plan, PlannedTarget
 from loadstone._progress import ProgressCallback, shown
-from loadstone._report import Provenance, Report
+from loadstone._report import Provenance, Report, filled_findings, human_bytes
 from loadstone._skeleton import recompute
 from loadstone._skeleton_walk import TensorSlot, walk
 
 if TYPE_CHECKING:
     import torch
+
+# A warning names this many of the tensors that were filled, and counts the others.
+FILLS_LISTED_MAX = 8
+
+_HOW = {
+    "zeros": "with zeros",
+    "initialiser": "by the model's initialisers",
+    "constructor": "with the constructor's values",
+}
 
 # Tensors for another device pass through host memory in groups of at most about this size.
 WAVE_BYTES = 256 << 20
@@ -66,6 +78,41 @@ def complete(plan: Plan, model: Any, filled: Filled) -> None:
     for index, value in _initialise.values(plan, model).items():
         filled.values[index] = value
     _install(plan, filled.slots, filled.values)
+    _warn_of_fills(plan)
+
+
+def _warn_of_fills(plan: Plan) -> None:
+    """One warning for everything that the checkpoint lacks and that has a value all the same."""
+    names = {finding.target for finding in filled_findings(plan.findings)}
+    targets = [target for target in plan.targets if target.name in names]
+    if not targets:
+        return
+    counts = Counter(_HOW.get(target.origin, target.origin) for target in targets)
+    ways = " and ".join(f"{count} {way}" for way, count in counts.items())
+    listed = ", ".join(
+        f"{target.name} ({human_bytes(target.nbytes)})" for target in targets[:FILLS_LISTED_MAX]
+    )
+    more = len(targets) - FILLS_LISTED_MAX
+    size = human_bytes(sum(target.nbytes for target in targets))
+    what = "tensor of the model is" if len(targets) == 1 else "tensors of the model are"
+    warnings.warn(
+        f"{len(targets)} {what} not in the checkpoint and got values of another origin ({ways}; "
+        f"{size}): {listed}{f' and {more} more' if more > 0 else ''}. loadstone.audit(model) and "
+        "the report name all",
+        FilledWarning,
+        stacklevel=_users_level(),
+    )
+
+
+def _users_level() -> int:
+    """How far up the first caller is that is no loading code, for a warning's place."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "").partition(".")[0]
+        if module not in ("loadstone", "diffusers", "huggingface_hub", "contextlib"):
+            break
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def account(plan: Plan, model: Any, core: _core.Report) -> Report:

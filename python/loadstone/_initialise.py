@@ -1,13 +1,14 @@
 """Values for missing parameters from the model's own initialisers, never from a guess.
 
 A module's ``reset_parameters`` runs on a stand-in of the module with fresh memory, so that nothing
-that the load put into the real module is touched. A parameter whose module has none is refused by
-the plan.
+that the load put into the real module is touched. A parameter that none writes to gets what the
+constructor makes of it, where an adapter can build such a model again; else the plan refuses it.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 from loadstone import _core
@@ -17,19 +18,23 @@ from loadstone._plan import Plan
 
 def findings(core: _core.Plan, model: Any) -> list[_core.Finding]:
     """One error for each missing tensor that no initialiser of the model can make."""
+    bare = [
+        row["name"]
+        for row in core.targets()
+        if row["origin"] == "initialiser" and not _has_initialiser(model, row["name"])
+    ]
+    known = _constructed(model, bare)
     problems = []
-    for row in core.targets():
-        if row["origin"] != "initialiser":
-            continue
-        owner, _, leaf = row["name"].rpartition(".")
-        if not callable(getattr(model.get_submodule(owner), "reset_parameters", None)):
+    for name in bare:
+        if name not in known:
+            owner, _, leaf = name.rpartition(".")
             problems.append(
                 _core.Finding(
                     "error",
                     "plan.no_initialiser",
-                    row["name"],
+                    name,
                     [],
-                    f"'{row['name']}' is missing and its module "
+                    f"'{name}' is missing and its module "
                     f"({type(model.get_submodule(owner)).__name__}) has no reset_parameters()",
                     f"put {leaf} into the checkpoint, or choose missing='zeros'",
                 )
@@ -46,11 +51,37 @@ def values(plan: Plan, model: Any) -> dict[int, Any]:
             wanted.setdefault(owner, {})[leaf] = index
     made: dict[int, Any] = {}
     for owner, leaves in wanted.items():
-        fresh = _initialised(model.get_submodule(owner))
-        for leaf, index in leaves.items():
-            target = plan.targets[index]
-            made[index] = _checked(fresh, owner, leaf).to(target.device, _dtype(target.dtype))
-    return made
+        if _has_initialiser(model, f"{owner}." if owner else ""):
+            fresh = _initialised(model.get_submodule(owner))
+            made |= {i: fresh[leaf] for leaf, i in leaves.items() if not _is_unwritten(fresh[leaf])}
+    rest = [i for leaves in wanted.values() for i in leaves.values() if i not in made]
+    known = _constructed(model, (plan.targets[index].name for index in rest))
+    for index in rest:
+        name = plan.targets[index].name
+        if name not in known:
+            raise make(
+                "plan.no_initialiser", "reset_parameters() left it without a value", tensor=name
+            )
+        made[index] = known[name]
+    targets = plan.targets
+    return {
+        index: value.to(targets[index].device, _dtype(targets[index].dtype))
+        for index, value in made.items()
+    }
+
+
+def _has_initialiser(model: Any, name: str) -> bool:
+    owner = name.rpartition(".")[0]
+    return callable(getattr(model.get_submodule(owner), "reset_parameters", None))
+
+
+def _constructed(model: Any, names: Iterable[str]) -> dict[str, Any]:
+    """What a second construction makes of parameters, where one can be had."""
+    from loadstone._constructor import model_builder, parameter_values
+
+    wanted = list(names)
+    build = model_builder(model) if wanted else None
+    return {} if build is None else parameter_values(build, wanted)
 
 
 def _initialised(module: Any) -> dict[str, Any]:
@@ -74,16 +105,9 @@ def _sentinel(dtype: Any) -> float | int:
     return float("nan") if dtype.is_floating_point or dtype.is_complex else 0
 
 
-def _checked(fresh: dict[str, Any], owner: str, leaf: str) -> Any:
-    """A floating parameter that still holds the sentinel was not written by the initialiser."""
-    value = fresh[leaf]
-    if value.is_floating_point() and bool(value.isnan().any()):
-        raise make(
-            "plan.no_initialiser",
-            "reset_parameters() left it without a value",
-            tensor=f"{owner}.{leaf}" if owner else leaf,
-        )
-    return value
+def _is_unwritten(value: Any) -> bool:
+    """Whether a floating parameter holds the sentinel still."""
+    return bool(value.is_floating_point() and value.isnan().any())
 
 
 def _dtype(name: str) -> Any:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 # Libraries whose conversion code can be asked for recipes.
 TRACED = ("transformers", "diffusers")
+
+# An error that a plan is refused with tells this many of its errors, and of their suggestions.
+ERRORS_LISTED_MAX = 20
+HINTS_LISTED_MAX = 3
 
 MODES = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -122,6 +127,7 @@ class Plan:
             self._core.require_ok()
         except PlanError as error:
             error.findings = self.findings
+            error.args = (f"{error}{_listed(self.findings)}",)
             raise
 
     def execute(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +68,12 @@ class Report:
     peak_bytes: dict[str, int]
     findings: list[_core.Finding] = field(default_factory=list)
 
+    @property
+    def filled(self) -> list[Provenance]:
+        """Those that the checkpoint lacks, and that were filled because the caller asked for it."""
+        names = {finding.target for finding in filled_findings(self.findings)}
+        return [item for name, item in self.provenance.items() if name in names]
+
     def to_json(self) -> str:
         """``{provenance, seconds, bytes_read, peak_bytes, findings}``, as the command prints."""
         names = ("severity", "code", "target", "sources", "message", "suggestion")
@@ -95,6 +102,15 @@ class Report:
             f"Report({len(self.provenance)} tensors, {self.bytes_read} bytes read "
             f"in {self.seconds:.3f} s, {rate:.2f} GB/s)"
         )
+
+
+def filled_findings(findings: Iterable[_core.Finding]) -> list[_core.Finding]:
+    """Those that name a missing tensor which gets a value nevertheless."""
+    return [
+        finding
+        for finding in findings
+        if finding.code == "plan.missing" and finding.severity == "warning" and finding.target
+    ]
 
 
 def human_bytes(count: int) -> str:
