@@ -314,6 +314,23 @@ def make_plan(
     return Plan(core, needs.module, needs.constructor_values)
 
 
+def _listed(findings: Sequence[_core.Finding]) -> str:
+    """The errors of a plan below its first, and what each kind of them counts."""
+    errors = [finding for finding in findings if finding.severity == "error"]
+    lines = []
+    if len(errors) > 1:
+        counts = Counter(finding.code for finding in errors)
+        kinds = ", ".join(f"{count} {code}" for code, count in counts.items())
+        lines.append(f"{len(errors)} errors: {kinds}")
+        lines += [f"  {finding.message}" for finding in errors[:ERRORS_LISTED_MAX]]
+        if len(errors) > ERRORS_LISTED_MAX:
+            more = len(errors) - ERRORS_LISTED_MAX
+            lines.append(f"  and {more} more, in the findings of this error")
+    hints = [finding.suggestion for finding in errors if finding.suggestion]
+    lines += [f"  {hint}" for hint in dict.fromkeys(hints[:HINTS_LISTED_MAX])]
+    return "".join(f"\n{line}" for line in lines)
+
+
 def missing_policies(
     missing: str | Mapping[str, str], names: list[str]
 ) -> tuple[str, list[tuple[str, str]]]:
