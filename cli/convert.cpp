@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/json_writer.h"
 #include "base/text.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
@@ -125,7 +126,21 @@ int refuse(const Conversion& conversion, const Finding& first, bool json) {
   return first.severity == Severity::error ? exit_status(first.code) : 3;
 }
 
-std::string text_of(const ConvertReport& report) {
+// The report's own members, and what only this process knows.
+std::string json_of(const ConvertReport& report, const ProcessMemory& memory,
+                    std::uint64_t anonymous_bytes_peak) {
+  JsonWriter json(2);
+  json.begin_object();
+  json.key("process");  // what this process took, measured
+  json.begin_object();
+  json.member("resident_bytes_peak", memory.peak_bytes);
+  json.member("anonymous_bytes_peak", anonymous_bytes_peak);
+  json.end_object();
+  // Both are objects: the closing brace of ours and the opening one of the report's become a comma.
+  return json.take() + "," + to_json(report).substr(1);
+}
+
+std::string text_of(const ConvertReport& report, const ProcessMemory& memory) {
   std::string text = fmt::format("wrote     {}", printable(report.outputs.front(), 400));
   if (report.outputs.size() > 1)
     text += fmt::format(" and {} more files", report.outputs.size() - 1);
@@ -135,18 +150,15 @@ std::string text_of(const ConvertReport& report) {
     text += fmt::format(", {:.2f} GB/s",
                         static_cast<double>(report.bytes_written) / 1e9 / report.seconds);
   }
-  const ProcessMemory memory = process_memory();
   return text + fmt::format("\nmemory    peak {} of the process; the plan said {}",
                             human_bytes(memory.peak_bytes), human_bytes(report.peak_bytes));
 }
 
 int dry_run(const Args& args, const Conversion& conversion, bool json) {
-  print_line(json ? to_json(conversion) : to_table(conversion, args.tensors));
   const Finding* const first = obstacle(conversion.plan.findings, args.open.strict);
-  if (first == nullptr) {
-    check_target(conversion, args.target);
-    return 0;
-  }
+  if (first == nullptr) check_target(conversion, args.target);
+  print_line(json ? to_json(conversion) : to_table(conversion, args.tensors));
+  if (first == nullptr) return 0;
   return first->severity == Severity::error ? exit_status(first->code) : 3;
 }
 
@@ -155,9 +167,7 @@ int convert(const Args& args, bool json) {
     throw Error("usage",
                 fmt::format("--to {}: this version writes safetensors only", printable(args.to)));
   }
-  OpenOptions open = args.open.options();
-  open.gguf_rank_max = gguf_rank_max;
-  const auto catalog = open_checkpoint(args.open.paths.front(), open);
+  const auto catalog = open_paths(args.open);
   const Conversion conversion = make_conversion(catalog, convert_options(args, *catalog));
   if (args.dry_run) return dry_run(args, conversion, json);
   if (const Finding* const first = obstacle(conversion.plan.findings, args.open.strict)) {
@@ -168,7 +178,9 @@ int convert(const Args& args, bool json) {
   WorkWatch watch;
   const ConvertReport report = loadstone::convert(conversion, args.target, &watch);
   watch.clear();
-  print_line(json ? to_json(report) : text_of(report));
+  const ProcessMemory memory = process_memory();
+  const std::uint64_t anonymous = std::max(watch.anonymous_bytes_peak(), memory.anonymous_bytes);
+  print_line(json ? json_of(report, memory, anonymous) : text_of(report, memory));
   return 0;
 }
 
@@ -202,6 +214,7 @@ void add_convert(CLI::App& app, Chosen& chosen) {
   auto* command = app.add_subcommand("convert", "Write a checkpoint anew, in bounded memory");
   const auto args = std::make_shared<Args>();
   args->open.paths.resize(1);
+  args->open.gguf_rank_max = gguf_rank_max;
   command
       ->add_option("SOURCE", args->open.paths.front(), "A file, a folder, an index, or a pattern")
       ->type_name("")

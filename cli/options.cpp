@@ -124,6 +124,7 @@ PlanOptions plan_options(const PlanArgs& args) {
 OpenOptions OpenArgs::options() const {
   OpenOptions options;
   options.allow_links = allow_links;
+  options.gguf_rank_max = gguf_rank_max;
   return options;
 }
 
@@ -137,6 +138,12 @@ CLI::Option* add_checkpoint(CLI::App& command, OpenArgs& args) {
 void add_open_options(CLI::App& command, OpenArgs& args) {
   command.add_flag("--allow-links", args.allow_links,
                    "Follow links that leave the checkpoint's folder");
+  command
+      .add_option("--gguf-rank-max", args.gguf_rank_max,
+                  "Most dims of a GGUF tensor; video models may have 5 (default: " +
+                      std::to_string(args.gguf_rank_max) + ")")
+      ->type_name("N")
+      ->check(CLI::Range(1u, 8u, "1-8"));
   command.add_flag("--strict", args.strict, "Take warnings for errors (exit status 3)");
 }
 

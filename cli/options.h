@@ -16,6 +16,7 @@ struct OpenArgs {
   std::vector<std::string> paths;
   bool allow_links = false;
   bool strict = false;
+  std::uint32_t gguf_rank_max = OpenOptions{}.gguf_rank_max;
 
   [[nodiscard]] OpenOptions options() const;
 };

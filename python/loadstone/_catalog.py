@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,15 @@ class TensorInfo:
     def nbytes(self) -> int:
         """Bytes in the file."""
         return self.offset_end - self.offset_begin
+
+
+@dataclass(frozen=True)
+class EncodingTotal:
+    """All tensors of one encoding together."""
+
+    tensors: int = 0
+    elements: int = 0
+    bytes: int = 0
 
 
 class Catalog:
@@ -71,6 +81,19 @@ class Catalog:
         return self._core.total_bytes
 
     @property
+    def totals(self) -> dict[str, EncodingTotal]:
+        """How many tensors, elements and bytes each encoding has."""
+        totals: dict[str, EncodingTotal] = {}
+        for info in self.tensors.values():
+            total = totals.get(info.encoding, EncodingTotal())
+            totals[info.encoding] = EncodingTotal(
+                total.tensors + 1,
+                total.elements + math.prod(info.shape),
+                total.bytes + info.nbytes,
+            )
+        return totals
+
+    @property
     def findings(self) -> list[_core.Finding]:
         """Warnings met while opening."""
         return self._core.findings
@@ -85,7 +108,7 @@ class Catalog:
         )
 
 
-def inspect(path: Checkpoint, *, allow_links: bool = False) -> Catalog:
+def inspect(path: Checkpoint, *, allow_links: bool = False, gguf_rank_max: int = 4) -> Catalog:
     """Opens a checkpoint and reads its headers, no data.
 
     Args:
@@ -93,6 +116,8 @@ def inspect(path: Checkpoint, *, allow_links: bool = False) -> Catalog:
             of a split GGUF, or a list of files that together are one checkpoint.
         allow_links: follow links that leave the folder (those into the ``blobs`` of a hub cache are
             followed always).
+        gguf_rank_max: most dims of a GGUF tensor. ggml knows 4; files of video models have tensors
+            of 5, which are refused unless this allows them.
 
     Raises:
         FormatError: a rule of the format is broken; the error names file, tensor, offset, found and
@@ -100,4 +125,5 @@ def inspect(path: Checkpoint, *, allow_links: bool = False) -> Catalog:
         LoadError: the path does not exist or cannot be read.
     """
     paths = [path] if isinstance(path, str | os.PathLike) else path
-    return Catalog(_core.open_checkpoint([os.fspath(each) for each in paths], allow_links))
+    names = [os.fspath(each) for each in paths]
+    return Catalog(_core.open_checkpoint(names, allow_links, gguf_rank_max))

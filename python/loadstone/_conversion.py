@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loadstone import _core, _machine
-from loadstone._catalog import Catalog, Checkpoint
+from loadstone._catalog import Catalog, Checkpoint, inspect
 from loadstone._errors import PlanError, make
 from loadstone._progress import shown
 from loadstone._traced import Traced
@@ -177,10 +177,7 @@ def save_recipes(
 
 
 def _open(path: Checkpoint, allow_links: bool) -> Catalog:
-    paths = [path] if isinstance(path, str | os.PathLike) else path
-    return Catalog(
-        _core.open_checkpoint([os.fspath(each) for each in paths], allow_links, _RANK_MAX)
-    )
+    return inspect(path, allow_links=allow_links, gguf_rank_max=_RANK_MAX)
 
 
 def _chosen(

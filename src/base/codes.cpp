@@ -55,7 +55,7 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "Run git lfs pull, or fetch the file itself."},
     {"gg.magic", "The file does not begin with GGUF.", "The message says what it looks like."},
     {"gg.n_dims", "A tensor has more than 4 dims, or none.",
-     "More than 4 are refused; a single number is loaded."},
+     "More than 4 are refused unless allowed (--gguf-rank-max); a single number is loaded."},
     {"gg.name", "A tensor's name holds a NUL, is empty, or longer than ggml can keep.",
      "Write the file again."},
     {"gg.nested_array", "Metadata holds an array of arrays.",

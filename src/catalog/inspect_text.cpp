@@ -45,6 +45,11 @@ void write(JsonWriter& json, const Catalog& catalog, const TensorInfo& tensor) {
   json.end_object();
 }
 
+// Of an array the text says what it is made of.
+std::string_view short_type(const MetadataValue& item) {
+  return std::holds_alternative<MetadataArray>(item.value) ? "array" : std::string_view(item.type);
+}
+
 std::string short_text(const MetadataValue& item) {
   constexpr std::size_t length_max = 60;
   if (const auto* text = std::get_if<std::string>(&item.value)) return printable(*text, length_max);
@@ -58,8 +63,21 @@ std::string short_text(const MetadataValue& item) {
 
 struct Total {
   std::size_t tensors = 0;
+  std::uint64_t elements = 0;
   std::uint64_t bytes = 0;
 };
+
+std::map<std::string_view, Total> encoding_totals(const Catalog& catalog) {
+  std::map<std::string_view, Total> totals;
+  for (const TensorInfo& tensor : catalog.tensors()) {
+    Total& total = totals[tensor.encoding.name()];
+    ++total.tensors;
+    // Elements have at least a bit of a file each, so their sum fits.
+    total.elements += tensor.shape.numel().value_or(0);
+    total.bytes += tensor.byte_count();
+  }
+  return totals;
+}
 
 std::string shard_lines(const Catalog& catalog) {
   std::vector<Total> totals(catalog.shards().size());
@@ -78,16 +96,10 @@ std::string shard_lines(const Catalog& catalog) {
 }
 
 std::string encoding_lines(const Catalog& catalog) {
-  std::map<std::string_view, Total> totals;
-  for (const TensorInfo& tensor : catalog.tensors()) {
-    Total& total = totals[tensor.encoding.name()];
-    ++total.tensors;
-    total.bytes += tensor.byte_count();
-  }
   std::string text;
-  for (const auto& [encoding, total] : totals) {
-    text += fmt::format("  {:<12} {:>7} tensors {:>10}\n", encoding, total.tensors,
-                        human_bytes(total.bytes));
+  for (const auto& [encoding, total] : encoding_totals(catalog)) {
+    text += fmt::format("  {:<12} {:>7} tensors {:>10} {:>16} elements\n", encoding, total.tensors,
+                        human_bytes(total.bytes), total.elements);
   }
   return text;
 }
@@ -109,6 +121,21 @@ std::string to_json(const Catalog& catalog) {
   }
   json.end_object();
   json.member("total_bytes", catalog.total_bytes());
+  json.key("encodings");
+  json.begin_object();
+  for (const auto& [encoding, total] : encoding_totals(catalog)) {
+    json.key(encoding);
+    json.begin_object();
+    json.member("tensors", total.tensors);
+    json.member("elements", total.elements);
+    json.member("bytes", total.bytes);
+    json.end_object();
+  }
+  json.end_object();
+  json.key("metadata_types");
+  json.begin_object();
+  for (const auto& [key, item] : catalog.metadata()) json.member(key, item.type);
+  json.end_object();
   json.key("findings");
   write_findings(json, catalog.findings());
   json.member("root", catalog.root());
@@ -134,7 +161,8 @@ std::string to_table(const Catalog& catalog, bool with_tensors) {
   text += "shards\n" + shard_lines(catalog) + "encodings\n" + encoding_lines(catalog);
   if (!catalog.metadata().empty()) text += "metadata\n";
   for (const auto& [key, item] : catalog.metadata()) {
-    text += fmt::format("  {:<40} {}\n", printable(key, 100), short_text(item));
+    text +=
+        fmt::format("  {:<40} {:<8} {}\n", printable(key, 100), short_type(item), short_text(item));
   }
   if (with_tensors) text += "tensors\n";
   for (const TensorInfo& tensor : catalog.tensors()) {

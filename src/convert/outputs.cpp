@@ -90,6 +90,7 @@ class Maker {
       const Produced& winner = production_.items()[contest.winner];
       const std::string& loser = catalog_.tensors()[contest.losers.front()].name;
       fail(winner, "plan.duplicate", fmt::format("would come from '{}' too", printable(loser)));
+      findings_.back().sources.push_back(loser);
     }
   }
 

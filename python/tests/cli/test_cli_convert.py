@@ -1,0 +1,188 @@
+"""`loadstone convert`, and what `inspect` says of encodings."""
+
+import json
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HOSTILE = Path(__file__).resolve().parents[3] / "tests/hostile"
+
+
+def error_of(done: subprocess.CompletedProcess[str]) -> dict:
+    assert done.stderr == ""
+    return json.loads(done.stdout)["error"]
+
+
+def assert_said_on_stderr(done: subprocess.CompletedProcess[str], code: str) -> None:
+    assert done.stdout == ""
+    assert f"[{code}]" in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+
+
+def header_of(path: Path) -> dict:
+    raw = path.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    assert length % 8 == 0
+    return json.loads(raw[8 : 8 + length])
+
+
+def test_one_file(run, small, tmp_path):
+    target = tmp_path / "out.safetensors"
+    done = run("convert", small, target, status=0)
+    assert str(target) in done.stdout
+    assert done.stderr == ""
+    header = header_of(target)
+    assert header.pop("__metadata__") == {"format": "pt", "made by": "a test"}
+    assert header["embed.weight"]["shape"] == [4, 2]
+    assert list(header) == ["embed.weight", "norm.weight"]  # the wider elements first
+    run("verify", small, target, status=0)
+
+
+def test_json(run, small, tmp_path):
+    document = json.loads(run("convert", small, tmp_path / "out", "--json", status=0).stdout)
+    members = {"outputs", "seconds", "bytes_read", "bytes_written", "peak_bytes", "findings"}
+    assert document.keys() >= members
+    assert document["outputs"] == [str(tmp_path / "out/model.safetensors")]
+    assert document["bytes_read"] == 36
+    assert document["bytes_written"] == Path(document["outputs"][0]).stat().st_size
+
+
+def test_dry_run(run, small, tmp_path):
+    target = tmp_path / "out.safetensors"
+    said = run("convert", small, target, "--dry-run", "--dtype", "f16", "--tensors", status=0)
+    assert "F32 to F16" in said.stdout
+    assert "embed.weight" in said.stdout
+    document = json.loads(run("convert", small, target, "--dry-run", "--json", status=0).stdout)
+    assert document["tensors"]["embed.weight"]["dtype"] == "F32"
+    assert document["bytes_to_read"] == 36
+    assert not target.exists()
+
+
+def test_help(run):
+    said = run("convert", "--help", status=0).stdout
+    assert "--max-memory" in said
+    assert "bf16 (default)" in said
+
+
+def rules(folder: Path, text: str) -> Path:
+    path = folder / "rules.json"
+    path.write_text(text)
+    return path
+
+
+def test_rules(run, small, tmp_path):
+    renames = rules(tmp_path, '[{"op": "rename", "sources": ["(.*)"], "targets": ["model.$1"]}]')
+    run("convert", small, tmp_path / "out.safetensors", "--rules", renames, status=0)
+    assert "model.norm.weight" in header_of(tmp_path / "out.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "code"),
+    [
+        ("[1]", 1, "plan.rules"),
+        ("{}", 1, "plan.recipe"),
+        ('{"version": 1, "sources": ["gone"], "targets": []}', 1, "plan.recipe"),
+        ('[{"op": "rename", "sources": [".*"], "targets": ["a"]}]', 1, "plan.duplicate"),
+    ],
+)
+def test_rules_that_do_not_fit(run, small, tmp_path, text, status, code):
+    wrong = rules(tmp_path, text)
+    done = run("convert", small, tmp_path / "out.safetensors", "--rules", wrong, status=status)
+    assert_said_on_stderr(done, code)
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["out.safetensors", "--shard-size", "1MB"],
+        ["out.safetensors", "--name", "x"],
+        ["out", "--shard-size", "many"],
+        ["out", "--max-memory", "0"],
+        ["out", "--dtype", "float31"],
+        ["out", "--block-dtype", "q4_0"],
+        ["out", "--to", "gguf"],
+        ["out", "--quantize", "nf4"],
+        ["out", "--resume"],
+        ["out", "--part", "1/2"],
+        ["out", "--finish"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(run, small, tmp_path, options):
+    target, *rest = options
+    done = run("convert", small, tmp_path / target, *rest, status=2)
+    assert_said_on_stderr(done, "usage")
+    error = error_of(run("convert", small, tmp_path / target, *rest, "--json", status=2))
+    assert error["code"] == "usage"
+    assert not (tmp_path / target).exists()
+
+
+def test_the_source_is_no_target(run, small):
+    before = small.read_bytes()
+    assert_said_on_stderr(run("convert", small, small, status=2), "convert.target")
+    assert_said_on_stderr(run("convert", small, small, "--dry-run", status=2), "convert.target")
+    assert small.read_bytes() == before
+
+
+def test_a_budget_that_is_too_small(run, small, tmp_path):
+    target = tmp_path / "out.safetensors"
+    done = run("convert", small, target, "--max-memory", "1000", "--json", status=5)
+    error = error_of(done)
+    assert error["code"] == "plan.over_budget"
+    least = error["expected"].split()[0]
+    run("convert", small, target, "--max-memory", least, status=0)
+    run("convert", small, target, "--max-memory", int(least) - 1, status=5)
+
+
+def test_no_folder_and_no_source(run, small, tmp_path):
+    done = run("convert", small, tmp_path / "none/out.safetensors", status=4)
+    assert_said_on_stderr(done, "io.not_found")
+    done = run("convert", tmp_path / "none.gguf", tmp_path / "out.safetensors", status=4)
+    assert_said_on_stderr(done, "io.not_found")
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        ("safetensors/st_off_hole.safetensors", "st.hole"),
+        ("gguf/gg_magic.gguf", "gg.magic"),
+        ("gguf/gg_dims_u32max.gguf", "gg.n_dims"),
+        ("sharded/ix_missing_shard", "ix.missing_shard"),
+    ],
+)
+def test_malformed(run, tmp_path, file, code):
+    done = run("convert", HOSTILE / file, tmp_path / "out.safetensors", status=3)
+    assert_said_on_stderr(done, code)
+    assert not list(tmp_path.iterdir())
+
+
+def test_five_dims(run, tmp_path):
+    """Video models have them; `convert` takes them, others where they are told to."""
+    file = HOSTILE / "gguf/gg_dims_five.gguf"
+    run("convert", file, tmp_path / "out.safetensors", status=0)
+    run("inspect", file, status=3)
+    run("inspect", file, "--gguf-rank-max", "5", status=0)
+
+
+def test_strict(run, tmp_path):
+    folder = HOSTILE / "sharded/ix_total_size_lies"
+    done = run("convert", folder, tmp_path / "out.safetensors", "--strict", status=3)
+    assert "[ix." in done.stderr
+    assert not list(tmp_path.iterdir())
+    assert "[ix." in run("convert", folder, tmp_path / "out.safetensors", status=0).stderr
+
+
+def test_inspect_tells_encodings(run, small):
+    document = json.loads(run("inspect", small, "--json", status=0).stdout)
+    assert document["encodings"] == {
+        "F32": {"tensors": 1, "elements": 8, "bytes": 32},
+        "BF16": {"tensors": 1, "elements": 2, "bytes": 4},
+    }
+    said = run("inspect", small, status=0).stdout
+    assert "8 elements" in said
+    gguf = json.loads(run("inspect", HOSTILE / "gguf/gg_ok.gguf", "--json", status=0).stdout)
+    assert gguf["metadata_types"]["general.architecture"] == "string"
+    assert gguf["encodings"]["F32"]["elements"] == 32
