@@ -1,7 +1,7 @@
 """Tiny random models of diffusers' classes, and files of them in the original key names.
 
 ``CASES`` and ``FURTHER_CASES`` have a single-file converter in the library, ``OWN_CASES`` only the
-library's own names.
+library's own names; those of ``TABLE_CASES`` are there for their tables.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from diffusers_further_rows import FURTHER_ROWS
 from diffusers_layouts import Layout, State
 from diffusers_rows import OWN_ROWS, ROWS, WIDE
+from diffusers_table_rows import TABLE_ROWS, WEIGHT_NORM_ROWS
 from safetensors.torch import save_file
 from transformers_models import own_state, randomise_all
 
@@ -171,10 +172,13 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 CASES: list[Case] = [Case(*row) for row in ROWS]
 FURTHER_CASES: list[Case] = [Case(*row) for row in FURTHER_ROWS]
 OWN_CASES: list[Case] = [Case(*row) for row in OWN_ROWS]
+TABLE_CASES: list[Case] = [Case(*row) for row in TABLE_ROWS]
+WEIGHT_NORM_CASES: list[Case] = [Case(*row) for row in WEIGHT_NORM_ROWS]
 
 
 def by_name(name: str) -> Case:
-    return next(item for item in [*CASES, *FURTHER_CASES, *OWN_CASES] if item.name == name)
+    every = [*CASES, *FURTHER_CASES, *OWN_CASES, *TABLE_CASES, *WEIGHT_NORM_CASES]
+    return next(item for item in every if item.name == name)
 
 
 def cast_copy(case: Case, model: Any, dtype: torch.dtype) -> Any:

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from diffusers_models import CONSTRUCTED, Case, by_name, differences, with_meta
+from diffusers_models import (
+    CONSTRUCTED,
+    TABLE_CASES,
+    WEIGHT_NORM_CASES,
+    Case,
+    by_name,
+    cast_copy,
+    differences,
+    with_meta,
+)
+from torch.nn.utils.weight_norm import WeightNorm
 
 import loadstone
 import loadstone.diffusers
 from loadstone._skeleton_walk import walk
 
-pytest.importorskip("diffusers")
+diffusers = pytest.importorskip("diffusers")
 
-
-def assert_same(found: Any, expected: Any) -> None:
-    lines = differences(found, expected)
-    assert not lines, "\n".join(lines[:20])
-    assert loadstone.audit(found).ok
-
-
-TABLES = {
+# Every class of the library that has such tensors: `test_no_class_is_left_out`.
+OF_FILES = (
+    "wan_t2v", "wan_vace", "wan_animate", "skyreels_v2", "chrono_edit", "qwen_image",
+    "qwen_image21", "minimax_h3", "dit", "pixart", "cogvideox", "kandinsky5",
+)  # fmt: skip
+ALL = [*map(by_name, OF_FILES), *TABLE_CASES]
+SAMPLE = ("wan_animate", "qwen_image", "lumina2_narrow", "dit", "kandinsky5")
+# Tables that the acceptance cases name.
+NAMED = {
     "qwen_image": {"pos_embed.pos_freqs", "pos_embed.neg_freqs"},
     "lumina2_narrow": {f"rope_embedder.freqs_cis[{index}]" for index in range(3)},
     "dit": {"pos_embed.pos_embed"},
@@ -31,58 +43,123 @@ TABLES = {
     "kandinsky5": {"time_embeddings.freqs", "text_rope_embeddings.args"},
     "wan_t2v": {"rope.freqs_cos", "rope.freqs_sin"},
 }
-NARROW = Case(
-    "lumina2_narrow",
-    "Lumina2Transformer2DModel",
-    {
-        "hidden_size": 96, "num_layers": 1, "num_refiner_layers": 1, "num_attention_heads": 4,
-        "num_kv_heads": 2, "multiple_of": 32, "in_channels": 4, "cap_feat_dim": 16,
-        "axes_dim_rope": [8, 8, 8], "axes_lens": [16, 16, 16], "sample_size": 8,
-    },
-)  # fmt: skip
+# Made in torch's default dtype, which the library sets to ``torch_dtype`` while it constructs.
+IN_DEFAULT_DTYPE = {
+    "consistency_decoder": ("means", "stds"),
+    "prior": ("causal_attention_mask",),
+    "wan_animate": (".blur_kernel",),
+}
+# Made when the library is imported, so that no skeleton has it on meta.
+REAL_ANYWAY = {"cosmos_vae": (".wavelets",)}
 
 
-def table_case(name: str) -> Case:
-    return NARROW if name == "lumina2_narrow" else by_name(name)
+def sampled(cases: list[Case]) -> list[Any]:
+    return [
+        pytest.param(case, id=case.name, marks=() if case.name in SAMPLE else pytest.mark.sweep)
+        for case in cases
+    ]
 
 
-@pytest.mark.parametrize("name", TABLES)
+def tables(model: Any) -> dict[str, torch.Tensor]:
+    return {slot.name: slot.tensor for slot in walk(model) if slot.kind in CONSTRUCTED}
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    lines = differences(found, expected)
+    assert not lines, "\n".join(lines[:20])
+    assert loadstone.audit(found).ok
+
+
+def folder_of(model: Any, folder: Path) -> str:
+    model.save_pretrained(folder / "model")
+    return str(folder / "model")
+
+
+# --- as constructed ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", sampled(ALL))
 @pytest.mark.parametrize("includes_buffers", ["0", "1"])
 def test_tables_are_the_constructors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, includes_buffers: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, includes_buffers: str
 ) -> None:
     """Whatever accelerate is told to leave on meta."""
-    case = table_case(name)
     model = case.build()
-    tables = {slot.name for slot in walk(model) if slot.kind in CONSTRUCTED}
-    assert TABLES[name] <= tables
-    model.save_pretrained(tmp_path / "model")
+    names = tables(model).keys()
+    assert names
+    assert NAMED.get(case.name, set()) <= names
+    folder = folder_of(model, tmp_path)
     monkeypatch.setenv("ACCELERATE_INIT_INCLUDE_BUFFERS", includes_buffers)
-    for dtype in (None, torch.float16):
-        found = loadstone.diffusers.from_pretrained(
-            case.cls, str(tmp_path / "model"), torch_dtype=dtype
-        )
-        values = {slot.name: slot.tensor for slot in walk(found)}
-        right = {slot.name: slot.tensor for slot in walk(model)}
-        for table in tables:
-            assert torch.equal(values[table], right[table]), table
-            assert values[table].dtype == right[table].dtype
+    for dtype in (None, torch.bfloat16, torch.float16):
+        found = loadstone.diffusers.from_pretrained(case.cls, folder, torch_dtype=dtype)
+        expected = model if dtype is None else cast_copy(case, model, dtype)
+        made = tables(case.construct(dtype))
+        for slot in walk(expected):
+            if slot.name.endswith(IN_DEFAULT_DTYPE.get(case.name, ())):
+                assert made[slot.name].dtype == (dtype or torch.float32)
+                slot.replace(made[slot.name])
+        assert_same(found, expected)
 
 
-POISONED = (
-    "wan_animate",
-    "qwen_image",
-    "kandinsky5",
-    "pixart",
-    "cogvideox",
-    "dit",
+@pytest.mark.sweep
+def test_no_class_is_left_out() -> None:
+    """Every model class of the library is built without memory; who has tables is in a test."""
+    from diffusers.models.modeling_utils import no_init_weights
+
+    tested = {case.class_name for case in [*ALL, *WEIGHT_NORM_CASES]}
+    found = set()
+    built = 0
+    for name in sorted(dir(diffusers)):
+        cls = getattr(diffusers, name)
+        if not inspect.isclass(cls) or not issubclass(cls, diffusers.ModelMixin):
+            continue
+        try:
+            with no_init_weights(), torch.device("meta"):
+                model = cls()
+        except (TypeError, ValueError, AssertionError):  # there are arguments without a default
+            continue
+        built += 1
+        if tables(model):
+            found.add(name)
+    assert built > 130
+    assert len(found) > 34
+    assert found - tested == set()
+
+
+# --- products of parameters ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=() if case.name == "oobleck" else pytest.mark.sweep)
+        for case in WEIGHT_NORM_CASES
+    ],
 )
+def test_weights_of_a_weight_norm_are_the_product(tmp_path: Path, case: Case) -> None:
+    """Of what the file holds; the library leaves them on meta until the first forward."""
+    model = case.build()
+    folder = folder_of(model, tmp_path)
+    found = loadstone.diffusers.from_pretrained(case.cls, folder)
+    products = 0
+    for module in model.modules():
+        for hook in list(module._forward_pre_hooks.values()):
+            if isinstance(hook, WeightNorm):
+                setattr(module, hook.name, hook.compute_weight(module).detach())
+                products += 1
+    assert products
+    assert_same(found, model)
+    library = case.cls.from_pretrained(folder)
+    assert sum(tensor.is_meta for tensor in tables(library).values()) >= products
+
+
+# --- memory that nobody wrote --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recovers", [True, False], ids=["loadstone", "control"])
-@pytest.mark.parametrize("name", POISONED)
+@pytest.mark.parametrize("case", sampled(ALL))
 def test_memory_that_nobody_wrote_never_gets_into_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, recovers: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, recovers: bool
 ) -> None:
     """Tables that a skeleton left on meta are given poisoned memory before the load.
 
@@ -91,26 +168,29 @@ def test_memory_that_nobody_wrote_never_gets_into_a_table(
     """
     from loadstone._diffusers import hooks, load
 
-    case = by_name(name)
     model = case.build()
-    model.save_pretrained(tmp_path / "model")
+    folder = folder_of(model, tmp_path)
     if not recovers:
         monkeypatch.setattr(hooks, "skeleton", with_meta)
     original = load.Load.read
+    poisoned: set[str] = set()
 
     def read(self: Any, request: Any) -> Any:
         for slot in walk(request.model):
             if slot.kind in CONSTRUCTED and slot.tensor.is_meta:
                 memory = torch.full((slot.tensor.nbytes,), 0x5A, dtype=torch.uint8)
                 slot.replace(memory.view(slot.tensor.dtype).reshape(slot.tensor.shape))
+                poisoned.add(slot.name)
         return original(self, request)
 
     monkeypatch.setattr(load.Load, "read", read)
-    found = loadstone.diffusers.from_pretrained(case.cls, str(tmp_path / "model"))
+    found = loadstone.diffusers.from_pretrained(case.cls, folder)
     lines = differences(found, model)
     if recovers:
+        assert not poisoned
         assert_same(found, model)
     else:
-        tables = {slot.name for slot in walk(model) if slot.kind in CONSTRUCTED}
-        assert {line.split(":")[0] for line in lines} == tables
+        real = REAL_ANYWAY.get(case.name, ())
+        assert poisoned == {name for name in tables(model) if not name.endswith(real)}
+        assert {line.split(":")[0] for line in lines} == poisoned
         assert all(line.endswith("other values") for line in lines)
