@@ -67,8 +67,14 @@ def copied(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def same_bytes(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    """Whether two state dicts hold the same names, in order, dtypes and bytes."""
+    """Whether two state dicts hold the same names, in order, dtypes, shapes and bytes."""
     return list(left) == list(right) and all(
-        left[name].dtype == right[name].dtype and torch.equal(left[name].cpu(), right[name].cpu())
+        left[name].dtype == right[name].dtype
+        and left[name].shape == right[name].shape
+        and torch.equal(_bytes(left[name]), _bytes(right[name]))
         for name in left
     )
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
