@@ -184,9 +184,21 @@ def test_missing_tensor_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.Monke
         }  # fmt: skip
 
 
-def test_modules_that_are_not_to_be_packed_of_cut_blocks(tmp_path: Path) -> None:
-    """Half of the query, key and value projections that one tensor holds: not decoded by itself."""
-    file = File(tmp_path, BLOCK_CASES[1], lambda _: Kind.Q4_K)
-    with pytest.raises(loadstone.PlanError, match=r"joint_blocks\.0\.x_block\.attn\.qkv") as raised:
-        file.load(quantization_config=quantization(torch.bfloat16, "attn"))
-    assert raised.value.code == "plan.untraceable"
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("kind", [*SCALES, Kind.Q8_0], ids=lambda kind: kind.name)
+def test_modules_that_are_not_to_be_packed_of_cut_blocks(
+    tmp_path: Path, kind: Kind, dtype: torch.dtype
+) -> None:
+    """Parts of the query, key and value projections that one tensor holds; halves in other order.
+
+    As in the library's own load, which decodes what it has cut.
+    """
+    file = File(tmp_path, BLOCK_CASES[1], lambda _: kind)
+    options = {"quantization_config": quantization(dtype, "attn", "norm_out")}
+    expected = file.library_load(**options)
+    options = {"quantization_config": quantization(dtype, "attn", "norm_out")}
+    found = file.load(**options)
+    assert found.transformer_blocks[0].attn.to_k.weight.dtype == dtype
+    assert found.norm_out.linear.weight.dtype == dtype
+    assert found.transformer_blocks[0].attn2.to_k.weight.dtype == torch.uint8
+    assert_same(found, expected)

@@ -37,14 +37,17 @@ class Checkpoint(dict[str, torch.Tensor]):
         prefix: of the files' names, that a converter has taken away.
     """
 
-    def __init__(self, catalog: Catalog, lacks: Lacks | None = None) -> None:
+    def __init__(
+        self, catalog: Catalog, lacks: Lacks | None = None, trace: Trace | None = None
+    ) -> None:
         super().__init__()
         self.catalog = catalog
         self.lacks = Lacks() if lacks is None else lacks
         self.guess: Callable[[str], Shape] | None = None
         self.prefix = ""
-        self.trace = Trace(catalog)
-        self.trace.owner = self
+        self.trace = Trace(catalog) if trace is None else trace
+        if trace is None:
+            self.trace.owner = self
         for name, encoding in catalog.encodings().items():
             is_plain = is_dtype(encoding)
             self[name] = self.trace.source(name) if is_plain else _packed(self.trace, catalog, name)
@@ -90,12 +93,18 @@ class Checkpoint(dict[str, torch.Tensor]):
     def _absent(self, key: str) -> AbsentSymbol:
         return AbsentSymbol.make(self.trace, key, self.lacks.shape(key), key in self.lacks.guesses)
 
-    def decode(self) -> None:
+    def as_numbers(self) -> Checkpoint:
+        """The same once more, in the same trace, with blocks as the library dequantizes them."""
+        same = Checkpoint(self.catalog, self.lacks, self.trace)
+        same.decode("gguf_half")
+        return same
+
+    def decode(self, kernel: str = "gguf") -> None:
         """Block formats as the numbers that they stand for, in float32; casts come after."""
         for name, symbol in self.items():
             if is_packed(symbol):
                 packed: Any = symbol
-                self[name] = packed.decoded("gguf", torch.float32)
+                self[name] = packed.decoded(kernel, torch.float32)
 
 
 def is_readable(files: list[str]) -> bool:

@@ -164,6 +164,7 @@ class Load:
                 findings=[_mismatch(diagnosis)],
             )
         trace = request.checkpoint.trace
+        numbers = Numbers(request)
         gaps = Gaps(request.model, converted, self.options.missing)
         keys: dict[str, str] = {}
         traced = Traced(recipes=None)
@@ -173,7 +174,7 @@ class Load:
             if name not in state:
                 traced.unexpected.append((name, _source(value)))
                 continue
-            symbol = _as_wanted(request, name, value, state[name])
+            symbol = _as_wanted(request, numbers, name, value, state[name])
             if symbol.shape != state[name].shape and not is_packed(symbol):
                 traced.findings.append(_clash(name, symbol, state[name]))
                 traced.explained.append(name)
@@ -285,7 +286,31 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(value.quant_shape if is_packed(value) else value.shape)
 
 
-def _as_wanted(request: Request, name: str, value: Any, target: torch.Tensor) -> Any:
+class Numbers:
+    """What the library dequantizes in a model that stays quantized. For one trace.
+
+    Blocks that a converter has cut or joined are no tensors of the file any more, which alone can
+    be decoded: the converter runs once more, on the numbers.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._converted: Mapping[str, Any] | None = None
+
+    def of(self, name: str, value: Any, dtype: torch.dtype) -> Any:
+        """The numbers that the blocks of a target stand for."""
+        conversion = self._request.conversion
+        if value.source or conversion is None:
+            return value.decoded("gguf_half", dtype)
+        if self._converted is None:
+            numbers = self._request.checkpoint.as_numbers()
+            self._converted = conversion.function(checkpoint=numbers, **conversion.arguments)
+        return self._converted[name].to(dtype)
+
+
+def _as_wanted(
+    request: Request, numbers: Numbers, name: str, value: Any, target: torch.Tensor
+) -> Any:
     """The value in the dtype that the library would give it."""
     if is_packed(value):
         excluded = getattr(request.quantizer, "modules_to_not_convert", None) or ()
@@ -294,8 +319,7 @@ def _as_wanted(request: Request, name: str, value: Any, target: torch.Tensor) ->
             return value
         keeps_float32 = any(each in parts for each in request.keeps)
         wanted = torch.float32 if keeps_float32 else request.quantizer.compute_dtype
-        packed: Any = value
-        return packed.decoded("gguf_half", wanted)
+        return numbers.of(name, value, wanted)
     if not value.is_floating_point():
         return value if request.dtype is not None else value.to(target.dtype)
     own = target.dtype if request.dtype is None else value.dtype
