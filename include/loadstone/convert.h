@@ -68,6 +68,7 @@ struct Conversion {
   std::string index_name;  // in the target's folder; empty where there is no index
   std::vector<std::pair<std::string, std::string>> metadata;  // of every file's header
   bool one_file = true;
+  std::string stem;
   unsigned threads = 1;
   std::uint64_t window_bytes = 0;   // of output that each thread has in hand
   std::uint64_t staging_bytes = 0;  // of what each thread makes it of
@@ -92,8 +93,8 @@ struct ConvertReport {
 };
 
 // Whether the target may be written: Error "convert.target" where it is a source, lies among the
-// shards of the source, or is a folder that holds another model; "io.no_space" where the disk has
-// no room. convert() asks first; a dry run may want to know too.
+// shards of the source, or is a folder that holds a model that is no older output of this name;
+// "io.no_space" where the disk has no room. convert() asks first; a dry run may want to know too.
 void check_target(const Conversion& conversion, const std::string& target);
 
 // Writes the target: a file that is replaced, or a folder. Under its name nothing appears but what

@@ -182,6 +182,7 @@ Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const Convert
   std::vector<Finding> findings;
   Conversion conversion;
   conversion.one_file = options.one_file;
+  conversion.stem = options.stem;
   conversion.metadata = header_metadata(*catalog, findings);
   PlanOptions plan_options;
   plan_options.unexpected = options.unexpected;

@@ -58,7 +58,7 @@ Output::Output(const Conversion& conversion, TargetPlace place)
   folder_ = place_.parent;
   if (!conversion.one_file) {
     folder_ = place_.path;
-    if (!place_.has_files) {
+    if (!place_.has_files || place_.is_exchangeable) {
       part_folder_ = place_.parent + "/" + unique_part_name();
       if (::mkdir(part_folder_.c_str(), 0777) != 0) {
         fail_write(errno, "cannot make the folder", place_.path);
@@ -130,7 +130,11 @@ std::vector<std::string> Output::commit() {
   std::vector<std::string> paths;
   if (!part_folder_.empty()) {
     sync_folder(part_folder_);
-    give_name(part_folder_, place_.path);  // the one moment: an empty folder is replaced
+    if (place_.is_exchangeable) {
+      exchange_folders();
+    } else {
+      give_name(part_folder_, place_.path);  // the one moment: an empty folder is replaced
+    }
     committed_ = true;
     sync_folder(place_.parent);
   } else {
@@ -142,6 +146,28 @@ std::vector<std::string> Output::commit() {
     paths.push_back(conversion_.one_file ? place_.path : place_.path + "/" + file.name);
   }
   return paths;
+}
+
+// What stays stands in both folders for a moment; the old one goes with what it alone holds.
+void Output::exchange_folders() {
+  for (const std::string& name : place_.others) {
+    const std::string from = place_.path + "/" + name;
+    const std::string to = part_folder_ + "/" + name;
+    if (::link(from.c_str(), to.c_str()) != 0) fail_write(errno, "cannot keep the file", from);
+    links_.push_back(to);
+  }
+  sync_folder(part_folder_);
+  struct stat status {};
+  if (::stat(place_.path.c_str(), &status) == 0) {
+    static_cast<void>(::chmod(part_folder_.c_str(), status.st_mode & 07777));
+  }
+  if (::renameat2(AT_FDCWD, part_folder_.c_str(), AT_FDCWD, place_.path.c_str(), RENAME_EXCHANGE) !=
+      0) {
+    fail_write(errno, "cannot put the new folder in the place of the old one", place_.path);
+  }
+  committed_ = true;
+  std::error_code ignored;  // the target is whole: what is left over is no failure
+  std::filesystem::remove_all(part_folder_, ignored);
 }
 
 // Beside files that stay. The index comes last, so that until then no shard is one of a whole.
@@ -161,6 +187,7 @@ void Output::remove_all() noexcept {
     // One file that has its name is whole, and has replaced what was there.
     if (file.is_made && !(file.is_named && conversion_.one_file)) ::unlink(path.c_str());
   }
+  for (const std::string& path : links_) ::unlink(path.c_str());
   if (!part_folder_.empty()) ::rmdir(part_folder_.c_str());
 }
 

@@ -18,8 +18,16 @@ struct TargetPlace {
   std::string path;    // without a slash at its end
   std::string parent;  // the folder that it is in
   bool exists = false;
+  bool is_fixed = false;   // a folder whose name cannot be given to another one
   bool has_files = false;  // a folder that is not empty
+  // That holds files and nothing else: those beside the model can be linked into a new one, and the
+  // two be exchanged in one step.
+  bool is_exchangeable = false;
+  std::vector<std::string> others;  // its files that stay, when it is
 };
+
+// Whether a file is one that a conversion with this stem writes: the file, a shard or the index.
+[[nodiscard]] bool is_output_name(const std::string& name, const std::string& stem);
 
 // Looks at what stands there. Throws Error "convert.target" where it may not be written, and
 // "io.not_found" where there is no folder to put it into.
@@ -60,6 +68,7 @@ class Output {
   void make(File& file, std::uint64_t byte_count);
   void write_index();
   void name_in_folder();
+  void exchange_folders();
   void remove_all() noexcept;
 
   const Conversion& conversion_;
@@ -67,6 +76,7 @@ class Output {
   std::string folder_;       // that files are made in
   std::string part_folder_;  // one that was made for them, and becomes the target; else empty
   std::mutex mutex_;
+  std::vector<std::string> links_;   // in the part folder
   std::vector<File> files_;          // guarded by mutex_ until all are finished
   std::uint64_t bytes_written_ = 0;  // guarded by mutex_
   bool committed_ = false;

@@ -75,25 +75,50 @@ void check_sources(const Conversion& conversion, const TargetPlace& place) {
   }
 }
 
-bool is_model_file(const fs::path& path) {
-  const std::string name = path.filename().string();
+bool is_model_file(const std::string& name) {
   return name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
 }
 
-void check_folder(TargetPlace& place) {
+// An older output goes when the new one is whole; a model of somebody else's stays.
+void check_folder(TargetPlace& place, const std::string& stem) {
   std::error_code problem;
+  std::string older;
+  bool only_files = true;
   for (fs::directory_iterator entry(place.path, problem), end; !problem && entry != end;
        entry.increment(problem)) {
+    const std::string name = entry->path().filename().string();
     place.has_files = true;
-    if (is_model_file(entry->path())) {
-      refuse(place.path, "the folder holds a model already",
-             printable(entry->path().filename().string()));
+    only_files = only_files && fs::is_regular_file(entry->symlink_status(problem));
+    if (is_output_name(name, stem)) {
+      older = name;
+      continue;
     }
+    if (is_model_file(name)) {
+      refuse(place.path, "the folder holds another model already", printable(name));
+    }
+    place.others.push_back(name);
+  }
+  place.is_exchangeable = place.has_files && only_files && !place.is_fixed;
+  if (!older.empty() && !place.is_exchangeable && !problem) {
+    refuse(place.path,
+           "the folder holds a model that cannot be replaced in one step: it is a "
+           "link, another disk, or holds more than files",
+           printable(older));
   }
   if (problem) fail_write(problem.value(), "cannot look into the folder", place.path);
 }
 
 }  // namespace
+
+bool is_output_name(const std::string& name, const std::string& stem) {
+  if (!name.starts_with(stem)) return false;
+  std::string rest = name.substr(stem.size());
+  if (rest == ".safetensors" || rest == ".safetensors.index.json") return true;
+  for (char& character : rest) {
+    if (character >= '0' && character <= '9') character = '0';
+  }
+  return rest == "-00000-of-00000.safetensors";
+}
 
 TargetPlace look_at_target(const Conversion& conversion, const std::string& target) {
   TargetPlace place;
@@ -121,9 +146,10 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
     refuse(place.path, "there is something else than a folder under this name");
   }
   if (!conversion.one_file) {
-    // A link to a folder stays one: files are put beside each other in there.
-    place.has_files = S_ISLNK(status->st_mode);
-    check_folder(place);
+    // A link to a folder and the root of a file system stay what they are: files are put in there.
+    place.is_fixed = S_ISLNK(status->st_mode) || status->st_dev != parent->st_dev;
+    place.has_files = place.is_fixed;
+    check_folder(place, conversion.stem);
   }
   return place;
 }

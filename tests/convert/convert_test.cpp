@@ -367,7 +367,6 @@ TEST_F(Target, AFolderOfShardsStaysAsItIs) {
   EXPECT_EQ(code(folder / "many/deeper", folder / "many"), "convert.target");
   fs::create_symlink(folder / "many", folder / "alias");
   EXPECT_EQ(code(folder / "alias/out.safetensors", folder / "many"), "convert.target");
-  EXPECT_EQ(code(folder / "many"), "convert.target");  // another model
   EXPECT_EQ(names_in(folder / "many"), before);
 }
 
@@ -383,6 +382,43 @@ TEST_F(Target, AFileIsReplacedWholeAndAFolderIsJoined) {
   EXPECT_THAT(names_in(folder / "empty"), ElementsAre("model.safetensors"));
   converted(source, folder / "named", {.one_file = false, .stem = "diffusion_pytorch_model"});
   EXPECT_THAT(names_in(folder / "named"), ElementsAre("diffusion_pytorch_model.safetensors"));
+}
+
+// The older output goes in the moment in which the new one is there; what is beside it stays.
+TEST_F(Target, AnOlderOutputIsReplacedWhole) {
+  converted(source, folder / "out", {.one_file = false, .shard_bytes_max = 150000});
+  folder.write("out/config.json", "{}");
+  folder.write("out/model.md", "text");
+  fs::permissions(folder / "out", fs::perms::owner_all);
+  FaultyStorage faulty(local_storage(),
+                       {.path_end = "source.safetensors", .offset_begin = 300'000});
+  const auto before = names_in(folder / "out");
+  const Conversion conversion = make_conversion(open_checkpoint(source), {.one_file = false});
+  EXPECT_EQ(code_of([&] { convert(conversion, folder / "out", nullptr, &faulty); }), "io.read");
+  EXPECT_EQ(names_in(folder / "out"), before);
+  EXPECT_EQ(code(folder / "out"), "");
+  EXPECT_THAT(names_in(folder / "out"),
+              ElementsAre("config.json", "model.md", "model.safetensors"));
+  EXPECT_EQ(read_file(folder / "out/config.json"), "{}");
+  EXPECT_EQ(fs::status(folder / "out").permissions(), fs::perms::owner_all);
+  EXPECT_TRUE(compare(*open_checkpoint(source), *open_checkpoint(folder / "out")).ok());
+  EXPECT_THAT(names_in(folder.path()), SizeIs(2 + 1 + 3));
+}
+
+TEST_F(Target, AModelOfSomebodyElseStays) {
+  folder.write("out/other.safetensors", "x");
+  EXPECT_EQ(code(folder / "out"), "convert.target");
+  folder.write("deep/model.safetensors", "x");
+  folder.write("deep/sub/file", "x");
+  EXPECT_EQ(code(folder / "deep"), "convert.target");
+  folder.write("plain/model.safetensors", "x");
+  fs::create_symlink(folder / "plain", folder / "alias");
+  EXPECT_EQ(code(folder / "alias"), "convert.target");
+  EXPECT_EQ(read_file(folder / "plain/model.safetensors"), "x");
+  fs::create_directory(folder / "empty");
+  fs::create_symlink(folder / "empty", folder / "link");
+  EXPECT_EQ(code(folder / "link"), "");
+  EXPECT_THAT(names_in(folder / "empty"), ElementsAre("model.safetensors"));
 }
 
 TEST_F(Target, WhatIsNoFileAndNoFolderIsLeftAlone) {
