@@ -131,6 +131,7 @@ class WholeFourBit(Whole):
 
     dtype: Any
     bias: Any
+    out_features: int
     compute_dtype: Any
     compute_type_is_set: bool
     set_compute_type: Callable[[Any], None]
@@ -162,6 +163,8 @@ class WholeLinear4bit(WholeFourBit):
         fix_4bit_weight_quant_state_from_module(self)
         self._require_whole()
         weight: Any = adopt(self.weight)
+        if x.device.type == "cpu" and x.numel() == 0:  # bitsandbytes' kernel would divide by zero
+            return x.new_empty((*x.shape[:-1], self.out_features))
         if self._rearranges(x):
             if not layout.is_rearranged(weight.quant_state):
                 weight.data, weight.quant_state = layout.rearranged(weight.data, weight.quant_state)
