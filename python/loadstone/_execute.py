@@ -66,6 +66,8 @@ def fill(
     """Carries the plan out into fresh memory; the model is left as it is."""
     plan.require_ok()
     slots = _slots(plan, model)
+    if plan._units is not None:
+        plan._units.require_values()
     values: list[torch.Tensor | None] = [None] * len(slots)
     with shown(progress, "loading") as callback:
         core = _fill(plan, slots, values, threads, callback)
@@ -121,6 +123,8 @@ def account(plan: Plan, model: Any, core: _core.Report) -> Report:
     for name in recompute(model):
         reason = "recomputed from the model's parameters"
         provenance[name] = dataclasses.replace(provenance[name], reason=reason)
+    if plan._units is not None:
+        plan._units.account(model, provenance)
     report = Report(
         provenance=provenance,
         seconds=core.seconds,
@@ -137,6 +141,8 @@ def account(plan: Plan, model: Any, core: _core.Report) -> Report:
 def _slots(plan: Plan, model: Any) -> list[TensorSlot]:
     """The model's tensors in the plan's order; the model must still be the planned one."""
     slots: list[TensorSlot] = walk(model)
+    if plan._units is not None:
+        slots = plan._units.slots(slots)
     found = [(slot.name, tuple(slot.tensor.shape)) for slot in slots]
     planned = [(target.name, target.shape) for target in plan.targets]
     if found != planned:

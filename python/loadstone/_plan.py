@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from loadstone import _core, _machine
 from loadstone._catalog import Checkpoint, inspect
-from loadstone._errors import PlanError, make
+from loadstone._errors import Error, make
 from loadstone._traced import Traced
 
 if TYPE_CHECKING:
+    from loadstone._bitsandbytes.loading import Units
     from loadstone._catalog import Catalog
     from loadstone._report import Report
     from loadstone._skeleton_walk import TensorSlot
@@ -80,8 +81,10 @@ class Plan:
         core: _core.Plan,
         model: Any = None,
         constructor_values: Mapping[str, Any] | None = None,
+        units: Units | None = None,
     ) -> None:
         self._core = core
+        self._units = units
         self._model = weakref.ref(model) if model is not None else None
         self._constructor_values = dict(constructor_values or {})
 
@@ -122,10 +125,13 @@ class Plan:
         return dict(self._core.device_map)
 
     def require_ok(self) -> None:
-        """Raises :class:`PlanError` with all findings attached if one of them is an error."""
+        """Raises :class:`PlanError` with all findings attached if one of them is an error.
+
+        A weight that is stored quantized and broken is a :class:`FormatError`.
+        """
         try:
             self._core.require_ok()
-        except PlanError as error:
+        except Error as error:
             error.findings = self.findings
             error.args = (f"{error}{_listed(self.findings)}",)
             raise
@@ -282,6 +288,8 @@ def make_plan(
     needs = _needs(model)
     if traced is not None:
         needs.rows = [traced.row(row) for row in needs.rows]
+        if traced.units is not None:
+            needs.rows = traced.units.rows(needs.rows)
         needs.findings += traced.findings + traced.unexpected_findings(unexpected)
     mode, entries = _device_map(device_map)
     default, policies = missing_policies(missing, [row[0] for row in needs.rows])
@@ -311,7 +319,8 @@ def make_plan(
 
         needs.findings += _initialise.findings(core, needs.module)
     core.add_findings(needs.findings)
-    return Plan(core, needs.module, needs.constructor_values)
+    units = traced.units if traced is not None else None
+    return Plan(core, needs.module, needs.constructor_values, units)
 
 
 def _listed(findings: Sequence[_core.Finding]) -> str:

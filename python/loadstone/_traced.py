@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loadstone import _core
+
+if TYPE_CHECKING:
+    from loadstone._bitsandbytes.loading import Units
 
 
 @dataclass
@@ -23,6 +26,7 @@ class Traced:
         pairs: the library's name of a tensor that nobody needs, and the missing target that it may
             be.
         findings: what there is to say before anything is read.
+        units: weights that bitsandbytes quantized, or that are to be.
     """
 
     recipes: Any  # _core.Recipes, once they are there
@@ -33,6 +37,7 @@ class Traced:
     expected: dict[str, str] = field(default_factory=dict)
     pairs: dict[str, str] = field(default_factory=dict)
     findings: list[_core.Finding] = field(default_factory=list)
+    units: Units | None = None
 
     def row(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
         """A row for the core (see ``_plan``) with what is known of its target put in."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loadstone import _core
-from loadstone._bitsandbytes.form import full
+from loadstone._bitsandbytes.form import Shape, full
 from loadstone._bitsandbytes.stored import StoredUnit, require_finite
 from loadstone._catalog import Catalog
 from loadstone._dtypes import torch_dtype
@@ -50,11 +50,13 @@ class Units:
         catalog: of the checkpoint.
         stored: those that the checkpoint holds quantized, by the path of their module.
         quantize: those that are quantized on their way, by the name of the weight.
+        broken: dtype and shape in the checkpoint of those that cannot be loaded.
     """
 
     catalog: Catalog
     stored: dict[str, StoredUnit] = field(default_factory=dict)
     quantize: dict[str, Quantization] = field(default_factory=dict)
+    broken: dict[str, tuple[str, Shape] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._by_weight = {unit.name: unit for unit in self.stored.values()}
@@ -67,10 +69,11 @@ class Units:
         for row in rows:
             unit = self._by_weight.get(row[4] or row[0])
             if unit is None:
-                result.append(row)
+                entry = self.broken.get(row[4] or row[0])
+                result.append(row if entry is None else _as_stored(row, *entry))
                 continue
             (dtype, shape), *_ = unit.targets().values()
-            result.append((row[0], list(shape), dtype, *row[3:5], False))
+            result.append(_as_stored(row, dtype, shape))
             if not row[4]:
                 result += [
                     (name, list(shape), dtype, "persistent_buffer", "", False)
@@ -144,9 +147,7 @@ class Units:
         self, model: torch.nn.Module, plan: Plan, values: Sequence[Any]
     ) -> dict[str, Any]:
         """bitsandbytes' parameters by name, of what was filled; on meta where it is on disk."""
-        filled = {
-            target.name: value for target, value in zip(plan.targets, values, strict=True)
-        }
+        filled = {target.name: value for target, value in zip(plan.targets, values, strict=True)}
         from loadstone._bitsandbytes.unit import Unit
 
         made = {}
@@ -162,7 +163,9 @@ class Units:
                 made[target.name] = unit.to_parameter(module)
         return made
 
-    def _quantized(self, target: PlannedTarget, parts: Mapping[str, Any] | None, module: Any) -> Unit:
+    def _quantized(
+        self, target: PlannedTarget, parts: Mapping[str, Any] | None, module: Any
+    ) -> Unit:
         """The unit of what was quantized on its way."""
         from bitsandbytes import functional
 
@@ -208,6 +211,10 @@ class Units:
         for unit in self.stored.values():
             for name in list(unit.targets())[1:]:
                 known.pop(name, None)
+
+
+def _as_stored(row: Row, dtype: str, shape: Shape) -> Row:
+    return (row[0], list(shape), dtype, *row[3:5], False)
 
 
 def _placed(entry: Provenance, slot: TensorSlot) -> Provenance:

@@ -7,7 +7,7 @@ of the plan, before memory for a weight is taken. Nothing of bitsandbytes is nee
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -69,18 +69,30 @@ class StoredUnit:
         return {full(self.path, name): entry for name, entry in inside.items()}
 
 
-def read(
-    catalog: Catalog, groups: Mapping[str, Mapping[str, str]]
-) -> tuple[dict[str, StoredUnit], list[_core.Finding]]:
+@dataclass
+class Found:
+    """What of the quantized weights of a checkpoint is sound, and what not.
+
+    Attributes:
+        units: the weights that are sound, by path.
+        broken: dtype and shape that the others have in the checkpoint, by the weight's name;
+            ``None`` where it has none.
+        findings: an error for each of these.
+    """
+
+    units: dict[str, StoredUnit] = field(default_factory=dict)
+    broken: dict[str, tuple[str, Shape] | None] = field(default_factory=dict)
+    findings: list[_core.Finding] = field(default_factory=list)
+
+
+def read(catalog: Catalog, groups: Mapping[str, Mapping[str, str]]) -> Found:
     """Checks the tensors of quantized weights against each other.
 
     Args:
         groups: for the path of each module the names of its tensors in the checkpoint, by their
             names inside the module.
-
-    Returns:
-        the weights that are sound, by path; and an error for each that is not.
     """
+    result = Found()
     shapes = {name: (info.encoding, info.shape) for name, info in catalog.tensors.items()}
     small = [
         source
@@ -91,8 +103,6 @@ def read(
     ]
     values = read_tensors(catalog, small)
     beside = _by_prefix(shapes)
-    units: dict[str, StoredUnit] = {}
-    findings: list[_core.Finding] = []
     for path, members in groups.items():
         prefix = _prefix(members)
         inside = {name: shapes[source] for name, source in members.items()}
@@ -101,11 +111,13 @@ def read(
             form = _checked(prefix, others | inside, members, values)
         except Error as error:
             name = full(path, "weight")
-            findings.append(_finding(error, name, sorted(members.values())))
+            result.findings.append(_finding(error, name, sorted(members.values())))
+            result.broken[name] = inside.get("weight")
             continue
         kept = {name: entry for name, entry in inside.items() if name in _parts(form)}
-        units[path] = StoredUnit(path, {name: members[name] for name in kept}, kept, form)
-    return units, findings
+        sources = {name: members[name] for name in kept}
+        result.units[path] = StoredUnit(path, sources, kept, form)
+    return result
 
 
 def _checked(

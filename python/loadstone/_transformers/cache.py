@@ -35,7 +35,7 @@ from loadstone._version import __version__
 # Older files are removed when there are more than these.
 FILES_MAX = 64
 
-_FORM = 1
+_FORM = 2
 
 
 def folder() -> Path:
@@ -113,7 +113,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _quantizer(quantizer: Any) -> Any:
-    return [type(quantizer).__qualname__, quantizer.quantization_config.to_dict()]
+    config = quantizer.quantization_config.to_dict()
+    return [type(quantizer).__qualname__, quantizer.pre_quantized, config]
 
 
 def _code(model: Any, conversions: Iterable[Any]) -> list[str]:
@@ -168,6 +169,8 @@ def _read(path: Path, key: str, catalog: Catalog) -> Derived | None:
             unexpected=[(name, source) for name, source in answer["unexpected"]],
             mismatched=[(name, tuple(a), tuple(b)) for name, a, b in answer["mismatched"]],
             used=answer["used"],
+            units=answer["units"],
+            quantized=answer["quantized"],
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, Error):
         return None

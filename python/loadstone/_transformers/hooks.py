@@ -170,13 +170,21 @@ def _reason_against(
 
 def _reason_against_quantizer(config: Any) -> str | None:
     quantizer = config.hf_quantizer
-    if not quantizer.pre_quantized:
+    if not quantizer.pre_quantized and not kernels.is_known(_operation(quantizer)):
         return f"quantization_config ({type(quantizer).__name__} quantizes while it loads)"
     for mapping in config.weight_mapping or ():
         for operation in getattr(mapping, "operations", ()):
             if hasattr(operation, "hf_quantizer") and not kernels.is_known(operation):
                 return f"quantization_config ({type(operation).__name__} has no kernel)"
     return None
+
+
+def _operation(quantizer: Any) -> Any:
+    """What a quantizer does to a weight while the library loads."""
+    try:
+        return quantizer.get_quantize_ops()
+    except NotImplementedError:
+        return None
 
 
 def _is_sharded_by_others() -> bool:

@@ -23,6 +23,11 @@ def substitute(mapping: Any, trace: Trace) -> None:
         mapping.operations = [_traceable(each, trace) for each in operations]
 
 
+def quantizing(quantizer: Any, trace: Trace) -> Any:
+    """What the library does to a weight before it is quantized."""
+    return _traceable(quantizer.get_quantize_ops(), trace)
+
+
 def is_known(operation: Any) -> bool:
     """Whether an operation of a quantizer has a kernel."""
     return _name(operation) in _SUBSTITUTES
@@ -72,7 +77,40 @@ def _mxfp4_dequantize(operation: Any, trace: Trace) -> Any:
     return operation
 
 
+def _bnb_quantize(operation: Any, trace: Trace) -> Any:
+    """The library's, which turns the weights of some modules; the core quantizes afterwards."""
+
+    def kept(value: Any, **_: Any) -> Any:
+        return value
+
+    own = type(operation).convert
+    parameters = types.SimpleNamespace(Params4bit=kept, Int8Params=kept)
+    names = {**own.__globals__, "bnb": types.SimpleNamespace(nn=parameters)}
+    convert = types.FunctionType(own.__code__, names, own.__name__, own.__defaults__)
+    operation.convert = types.MethodType(convert, operation)
+    return operation
+
+
+def _bnb_deserialize(operation: Any, trace: Trace) -> Any:
+    """The tensors of a quantized weight stay as they are; what belongs together is noted."""
+
+    def convert(input_dict: dict[str, Any], full_layer_name: str = "", **_: Any) -> dict[str, Any]:
+        members = {
+            name: value[0] if isinstance(value, list) else value
+            for name, value in input_dict.items()
+        }
+        trace.owner[full_layer_name] = members
+        return {name: members[name] for name in members if name == "weight"}
+
+    operation.convert = convert
+    return operation
+
+
 _SUBSTITUTES: dict[str, Callable[[Any, Trace], Any]] = {
     "transformers.integrations.finegrained_fp8.Fp8Dequantize": _fp8_dequantize,
     "transformers.integrations.mxfp4.Mxfp4Dequantize": _mxfp4_dequantize,
+    "transformers.integrations.bitsandbytes.Bnb4bitQuantize": _bnb_quantize,
+    "transformers.integrations.bitsandbytes.Bnb8bitQuantize": _bnb_quantize,
+    "transformers.integrations.bitsandbytes.Bnb4bitDeserialize": _bnb_deserialize,
+    "transformers.integrations.bitsandbytes.Bnb8bitDeserialize": _bnb_deserialize,
 }

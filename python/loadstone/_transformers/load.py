@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.core_model_loading import set_param_for_module
@@ -24,6 +24,9 @@ from loadstone._traced import Traced
 from loadstone._transformers import cache
 from loadstone._transformers.rules import Derived, Question
 
+if TYPE_CHECKING:
+    from loadstone._bitsandbytes.loading import Units
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -35,6 +38,7 @@ class Options:
     """
 
     missing: str = "initialise"
+    nested_offset: Mapping[str, float] | None = None
     progress: bool | Callable[[int, int], object] = False
     threads: int | None = None
     is_direct: bool = False
@@ -70,11 +74,16 @@ class Load:
         derived = cache.derive(catalog, question)
         model._weight_conversions = [config.weight_mapping[index] for index in derived.used]
         info = _loading_info(model, derived)
+        traced = as_traced(
+            model, catalog, derived, config.ignore_mismatched_sizes, self.options.nested_offset
+        )
         devices = _devices(model, config)
+        if devices is not None and traced.units is not None:
+            devices = traced.units.devices(devices)
         self.plan = make_plan(
             model,
             catalog,
-            as_traced(model, catalog, derived, config.ignore_mismatched_sizes),
+            traced,
             device_map=devices,
             offload_folder=config.disk_offload_folder,
             missing=self.options.missing,
@@ -84,8 +93,9 @@ class Load:
             self.plan, model, progress=self.options.progress, threads=self.options.threads or 0
         )
         self._core = filled.core
+        quantized = {} if traced.units is None else self._install_units(traced.units, filled, info)
         for target, value in zip(self.plan.targets, filled.values, strict=True):
-            if target.kind not in ("parameter", "persistent_buffer"):
+            if target.kind not in ("parameter", "persistent_buffer") or target.name in quantized:
                 continue
             if value is not None:
                 set_param_for_module(model, target.name, value, info, config.hf_quantizer)
@@ -95,6 +105,25 @@ class Load:
         if config.device_map is not None and "disk" in config.device_map.values():
             index = _offload_index(self.plan, model)
         return info, index
+
+    def _install_units(
+        self, units: Units, filled: _execute.Filled, info: LoadStateDictInfo
+    ) -> set[str]:
+        """Gives the model bitsandbytes' parameters; the names of all tensors that went into them.
+
+        What the library sets beside them is set here too.
+        """
+        assert self.plan is not None
+        made = units.parameters(self.model, self.plan, filled.values)
+        for name, parameter in made.items():
+            module: Any = self.model.get_submodule(name.rpartition(".")[0])
+            if hasattr(parameter, "quant_state"):
+                module.quant_state = parameter.quant_state
+            module._is_hf_initialized = True
+            parameter._is_hf_initialized = True
+            module.weight = parameter
+            info.missing_keys.discard(name)
+        return made.keys() | units.names()
 
     # --- what the checkpoint does not hold -------------------------------------------------------
 
@@ -178,9 +207,16 @@ class Load:
         return report
 
 
-def as_traced(model: Any, catalog: Catalog, derived: Derived, ignores_mismatches: bool) -> Traced:
+def as_traced(
+    model: Any,
+    catalog: Catalog,
+    derived: Derived,
+    ignores_mismatches: bool,
+    nested_offset: Mapping[str, float] | None = None,
+) -> Traced:
     """What was derived, as a plan takes it."""
     findings = list(derived.findings)
+    units = _units(model, catalog, derived, nested_offset, findings)
     for name, found, expected in derived.mismatched:
         findings.append(
             _core.Finding(
@@ -198,8 +234,30 @@ def as_traced(model: Any, catalog: Catalog, derived: Derived, ignores_mismatches
         dtypes=derived.dtypes,
         ties=_ties(model, derived.dtypes.keys(), failed),
         unexpected=reportable(model, derived.unexpected),
+        explained=[] if units is None else list(units.broken),
         findings=findings,
+        units=units,
     )
+
+
+def _units(
+    model: Any,
+    catalog: Catalog,
+    derived: Derived,
+    nested_offset: Mapping[str, float] | None,
+    findings: list[_core.Finding],
+) -> Units | None:
+    """Weights that bitsandbytes quantized, or is to; errors where one cannot be."""
+    if not derived.units and not derived.quantized:
+        return None
+    from loadstone._bitsandbytes import loading, stored
+
+    found = stored.read(catalog, derived.units)
+    findings += found.findings
+    quantize = loading.quantizations(model, derived.quantized, nested_offset)
+    units = loading.Units(catalog, found.units, quantize, found.broken)
+    findings += units.misfits(model)
+    return units
 
 
 def reportable(model: Any, unexpected: list[tuple[str, str]]) -> list[tuple[str, str]]:

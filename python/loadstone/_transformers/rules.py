@@ -53,6 +53,9 @@ class Derived:
         unexpected: (the name that the library reports, the checkpoint's own).
         mismatched: (target, shape found, shape expected).
         used: positions in ``Question.conversions`` of the transforms that matched something.
+        units: for the path of each module whose weight is stored quantized, the tensors of the
+            checkpoint that belong to it, by their names inside the module.
+        quantized: targets that the load is to quantize.
         findings: errors: groups that lack a source, conversions that fail or cannot be traced.
     """
 
@@ -61,6 +64,8 @@ class Derived:
     unexpected: list[tuple[str, str]] = field(default_factory=list)
     mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
+    units: dict[str, dict[str, str]] = field(default_factory=dict)
+    quantized: list[str] = field(default_factory=list)
     findings: list[_core.Finding] = field(default_factory=list)
 
 
@@ -91,6 +96,8 @@ class _Derivation:
         self.model = question.model
         self.state: dict[str, Any] = self.model.state_dict()
         self.trace = Trace(catalog)
+        self.stored: dict[str, dict[str, Any]] = {}  # groups of a quantized weight, by its name
+        self.trace.owner = self.stored
         self.groups: Groups = {}
         self.derived = Derived()
         is_renaming = library.WeightRenaming
@@ -150,6 +157,8 @@ class _Derivation:
                 kernels.substitute(mapping, self.trace)
             self.groups[renamed] = (mapping, {})
         mapping, members = self.groups[renamed]
+        if self.is_quantized_now(renamed) and mapping.quantization_operation is None:
+            mapping.quantization_operation = kernels.quantizing(self.question.quantizer, self.trace)
         pattern = pattern if pattern is not None else key
         members.setdefault(pattern, []).append(key)
         symbol: torch.Tensor = self.trace.source(key)
@@ -171,11 +180,21 @@ class _Derivation:
         match = self.keeps[0].search(target) if self.keeps is not None else None
         if match is not None:
             dtype = question.dtype_plan[self.keeps[1][match.lastgroup]]  # type: ignore[index]
-        elif self.state[target].dtype not in (dtype, question.built_dtype):
+        elif self.state[target].dtype not in (
+            dtype,
+            question.built_dtype,
+        ) and not self.is_quantized_now(target):
             dtype = self.state[target].dtype
         if question.quantizer is not None and question.quantizer.pre_quantized:
             dtype = question.quantizer.get_new_dtype(mapping, Slice(encoding), dtype)
         return dtype
+
+    def is_quantized_now(self, target: str) -> bool:
+        """Whether a target is quantized by the load, in the library's words."""
+        quantizer = self.question.quantizer
+        if quantizer is None or quantizer.pre_quantized:
+            return False
+        return bool(quantizer.param_needs_quantization(self.model, target))
 
     # --- what is done to it ----------------------------------------------------------------------
 
@@ -191,6 +210,9 @@ class _Derivation:
         except Exception as reason:
             self._failed(first, mapping, reason)
             return
+        if first in self.stored and self._is_unit(first):
+            self._add_unit(first)
+            return
         for name, value in made.items():
             value = value[0] if isinstance(value, list) else value
             if name not in self.state:
@@ -200,6 +222,23 @@ class _Derivation:
             else:
                 self.trace.add(name, value)
                 self.derived.dtypes[name] = dtype_name(value.dtype)
+                if self.is_quantized_now(name):
+                    self.derived.quantized.append(name)
+
+    def _is_unit(self, first: str) -> bool:
+        """Whether a weight is stored quantized: one that is not comes alone, to another module."""
+        if set(self.stored[first]) != {"weight"}:
+            return True
+        return bool(self.question.quantizer.param_needs_quantization(self.model, first))
+
+    def _add_unit(self, first: str) -> None:
+        """The tensors of a quantized weight, as they are."""
+        members, path = self.stored[first], first.rpartition(".")[0]
+        for inside, symbol in members.items():
+            name = f"{path}.{inside}" if path else inside
+            self.trace.add(name, symbol)
+            self.derived.dtypes[name] = dtype_name(symbol.dtype)
+        self.derived.units[path] = {inside: each.source for inside, each in members.items()}
 
     def _sources(self, first: str) -> list[str]:
         return [key for keys in self.groups[first][1].values() for key in keys]
