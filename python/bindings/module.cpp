@@ -13,4 +13,5 @@ NB_MODULE(_core, module) {
   bind_audit(module);
   bind_convert(module);
   bind_kernels(module);
+  bind_bnb(module);
 }

@@ -219,3 +219,48 @@ def decode_gguf(
 def gguf_layout(format: str) -> tuple[int, int]: ...
 def can_cast(source_dtype: str, target_dtype: str) -> bool: ...
 def codes() -> list[tuple[str, str, str]]: ...
+
+class bnb:  # a submodule
+    @staticmethod
+    def encode_4bit(
+        encoding: str,
+        dialect: str,
+        block_size: int,
+        numbers: Any,
+        dtype: str,
+        data: Any,
+        absmax: Any,
+    ) -> int: ...
+    @staticmethod
+    def decode_4bit(
+        encoding: str, block_size: int, data: Any, absmax: Any, numbers: Any, dtype: str
+    ) -> None: ...
+    @staticmethod
+    def nested_offset(absmax: Any) -> float: ...
+    @staticmethod
+    def encode_nested(
+        dialect: str, absmax: Any, offset: float, data: Any, nested_absmax: Any
+    ) -> None: ...
+    @staticmethod
+    def decode_nested(
+        data: Any, nested_absmax: Any, nested_code: Any, offset: float, absmax: Any
+    ) -> None: ...
+    @staticmethod
+    def encode_int8(
+        dialect: str, columns: int, numbers: Any, dtype: str, data: Any, absmax: Any
+    ) -> int: ...
+    @staticmethod
+    def decode_int8(columns: int, data: Any, absmax: Any, numbers: Any, dtype: str) -> None: ...
+    @staticmethod
+    def check_parts(
+        encoding: str,
+        shape: Sequence[int],
+        block_size: int,
+        parts: Sequence[tuple[str, str, Sequence[int]]],
+    ) -> None: ...
+    @staticmethod
+    def check_scales(part: str, scales: Any) -> None: ...
+    @staticmethod
+    def check_code(encoding: str, values: Any) -> None: ...
+    @staticmethod
+    def table(name: str) -> bytes: ...

@@ -1,0 +1,107 @@
+// What the formats of bitsandbytes share: the largest magnitude of a run, and numbers written where
+// some may be NaN. For files that Highway compiles once for each instruction set.
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <type_traits>
+
+#include "kernels/number.h"
+
+#ifndef LOADSTONE_KERNELS_BNB_COMMON_INL_ONCE
+#define LOADSTONE_KERNELS_BNB_COMMON_INL_ONCE
+
+namespace loadstone::simd {
+
+inline constexpr std::uint32_t infinity_bits = 0x7f800000u;
+inline constexpr std::uint32_t quiet_nan_bits = 0x7fc00000u;
+
+inline bool is_finite_number(float value) noexcept {
+  return (std::bit_cast<std::uint32_t>(value) & infinity_bits) != infinity_bits;
+}
+
+// As the target, with the plain quiet NaN for each NaN.
+template <Dtype target>
+inline void store_number(std::byte* to, float value) noexcept {
+  if (value != value) value = std::bit_cast<float>(quiet_nan_bits);
+  number::store<target>(to, value, number::bf16_nan_scalar);
+}
+
+// A magnitude's bits as F32.
+template <Dtype source>
+inline std::uint32_t f32_of_magnitude(std::uint32_t magnitude) noexcept {
+  if constexpr (source == Dtype::f16) {
+    return number::f32_from_f16(static_cast<std::uint16_t>(magnitude));
+  } else {
+    return source == Dtype::bf16 ? magnitude << 16 : magnitude;
+  }
+}
+
+// The place of the first of `count` numbers of which `is_wrong`.
+template <Dtype source, class IsWrong>
+inline std::uint64_t find_number(const std::byte* from, std::uint64_t count, IsWrong is_wrong) {
+  std::uint64_t place = 0;
+  while (place < count &&
+         !is_wrong(number::load<source>(from + place * number::bytes_of<source>))) {
+    ++place;
+  }
+  return place;
+}
+
+}  // namespace loadstone::simd
+#endif
+
+#if defined(LOADSTONE_KERNELS_BNB_COMMON_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LOADSTONE_KERNELS_BNB_COMMON_INL_H
+#undef LOADSTONE_KERNELS_BNB_COMMON_INL_H
+#else
+#define LOADSTONE_KERNELS_BNB_COMMON_INL_H
+#endif
+
+#include <hwy/highway.h>
+
+#include "kernels/vector_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace loadstone::simd::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// The largest of the magnitudes as F32. They are compared as integers, whose order is theirs, and a
+// NaN's is above infinity's.
+template <Dtype source>
+HWY_INLINE float largest_magnitude(const std::byte* from, std::uint64_t count) {
+  using Unsigned = std::conditional_t<source == Dtype::f32, std::uint32_t, std::uint16_t>;
+  using Signed = std::make_signed_t<Unsigned>;
+  constexpr std::size_t bytes = sizeof(Signed);
+  const hn::CappedTag<Signed, 64 / bytes> d;
+  const hn::RebindToUnsigned<decltype(d)> d_unsigned;
+  const auto sign_off = hn::Set(d, std::numeric_limits<Signed>::max());
+  const std::size_t lanes = hn::Lanes(d);
+  auto most = hn::Zero(d);
+  std::uint64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto bits = hn::BitCast(d, load_bits(d_unsigned, from + i * bytes));
+    most = hn::Max(most, hn::And(bits, sign_off));
+  }
+  auto magnitude = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(d, most)));
+  for (; i < count; ++i) {
+    const auto bits = number::load_raw<Unsigned>(from + i * bytes);
+    magnitude = std::max(magnitude, static_cast<std::uint32_t>(bits & Unsigned(-1) >> 1));
+  }
+  return std::bit_cast<float>(f32_of_magnitude<source>(magnitude));
+}
+
+template <Dtype target>
+struct FiniteWriter;
+template <>
+struct FiniteWriter<Dtype::f32> : WriteF32 {};
+template <>
+struct FiniteWriter<Dtype::f16> : WriteF16 {};
+template <>
+struct FiniteWriter<Dtype::bf16> : WriteBf16<number::bf16_nan_scalar> {};
+
+}  // namespace loadstone::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

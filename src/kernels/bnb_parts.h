@@ -1,0 +1,63 @@
+// What a weight of bitsandbytes is made of, checked before anything is allocated: the same rules
+// for files, plans and tensors at hand.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kernels/bnb.h"
+#include "loadstone/shape.h"
+
+namespace loadstone {
+
+enum class BnbEncoding : std::uint8_t { nf4, fp4, int8 };
+
+// "nf4", "fp4", "int8".
+[[nodiscard]] std::optional<BnbEncoding> bnb_encoding(std::string_view name) noexcept;
+
+// Sizes of the parts, in elements of each.
+struct BnbSizes {
+  std::uint64_t elements = 0;  // of the weight
+  std::uint64_t data = 0;
+  std::uint64_t absmax = 0;
+  std::uint64_t nested_absmax = 0;
+};
+
+// By its name: "data", "absmax", "code", "nested_absmax", "nested_code", "nested_offset".
+struct BnbPart {
+  std::string name;
+  Dtype dtype = Dtype::u8;
+  Shape shape;
+};
+
+// A rule that is broken; `code` is an error's.
+struct BnbProblem {
+  std::string code;
+  std::string part;
+  std::string message;
+  std::string found;
+  std::string expected;
+};
+
+// Nothing where the sizes do not fit 64 bits, and for int8 without rows.
+[[nodiscard]] std::optional<BnbSizes> bnb_sizes(BnbEncoding encoding, const Shape& shape,
+                                                std::uint64_t block_size) noexcept;
+
+// Parts are nested where one of them is called so. The tables ("code", "nested_code") may be left
+// out. The packed data of nf4 and fp4 may be of any dtype, as long as the bytes are as many.
+[[nodiscard]] std::optional<BnbProblem> check_bnb_parts(BnbEncoding encoding, const Shape& shape,
+                                                        std::uint64_t block_size,
+                                                        std::span<const BnbPart> parts);
+
+// F32 that must be finite.
+[[nodiscard]] std::optional<BnbProblem> check_bnb_scales(std::string_view part,
+                                                         const std::byte* scales,
+                                                         std::uint64_t count);
+// 16 F32 that must be the encoding's own: decoders of bitsandbytes look at no others.
+[[nodiscard]] std::optional<BnbProblem> check_bnb_code(Bnb4Code code, const std::byte* values);
+
+}  // namespace loadstone

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""Writes src/kernels/bnb/map_data.h: what the 256 codes of nested scales stand for.
+
+The rule: for i = 0 ... 6 the 2^i + 1 points from 0.1 to 1 at equal distances; the middle between
+each two neighbours, times 10^(i - 6), with both signs; 0 and 1; all in ascending order. What counts
+is how it is rounded: F32 throughout, the points from the nearer end with one rounding for product
+and sum (a fused multiply-add), which is what torch's linspace does with vectors.
+
+Usage: bnb_map.py > src/kernels/bnb/map_data.h        (needs numpy)
+"""
+
+import numpy as np
+
+HEADER = """\
+// Written by tools/bnb_map.py: what the 256 codes of nested scales stand for, ascending.
+#pragma once
+
+#include <array>
+
+namespace loadstone::simd {
+
+// clang-format off
+inline constexpr std::array<float, 256> bnb_map = {
+"""
+
+FOOTER = """\
+};
+// clang-format on
+
+}  // namespace loadstone::simd
+"""
+
+
+def points(count: int) -> np.ndarray:
+    """From 0.1 to 1. In F64 the product is exact, so that the only rounding is to F32."""
+    first, last = np.float32(0.1), np.float32(1)
+    step = np.float64((last - first) / np.float32(count - 1))
+    place = np.arange(count)
+    from_first = np.float64(first) + step * place
+    from_last = np.float64(last) - step * (count - 1 - place)
+    return np.where(place < count // 2, from_first, from_last).astype(np.float32)
+
+
+def dynamic_map() -> np.ndarray:
+    """The 256 numbers."""
+    numbers = [np.float32(0), np.float32(1)]
+    for i in range(7):
+        ends = points(2**i + 1)
+        middles = (ends[:-1] + ends[1:]) / np.float32(2) * np.float32(10.0 ** (i - 6))
+        numbers += [*middles, *-middles]
+    return np.sort(np.array(numbers, np.float32))
+
+
+def main() -> None:
+    """Prints the header."""
+    texts = [float(number).hex().replace("0000000p", "p") + "f" for number in dynamic_map()]
+    lines = ["  " + ", ".join(texts[at : at + 4]) + "," for at in range(0, len(texts), 4)]
+    print(HEADER + "\n".join(lines) + "\n" + FOOTER, end="")
+
+
+if __name__ == "__main__":
+    main()
