@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import loadstone.torch as torch
     import loadstone.transformers as transformers
     from loadstone._convert import dequantize
+    from loadstone._quantize import Quantized, quantize
 
 _ADAPTERS = ("torch", "transformers", "diffusers", "accelerate")
 
@@ -57,6 +58,7 @@ __all__ = [
     "PlanError",
     "PlannedTarget",
     "Provenance",
+    "Quantized",
     "Report",
     "Source",
     "TensorInfo",
@@ -70,6 +72,7 @@ __all__ = [
     "load",
     "patch",
     "plan",
+    "quantize",
     "save_recipes",
     "save_skeleton",
     "skeleton",
@@ -83,6 +86,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"loadstone.{name}")
     if name == "dequantize":
         return importlib.import_module("loadstone._convert").dequantize
+    if name in ("Quantized", "quantize"):
+        return getattr(importlib.import_module("loadstone._quantize"), name)
     raise AttributeError(f"module 'loadstone' has no attribute {name!r}")
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from loadstone import _core
+from loadstone import _core, _quantize
 from loadstone._dtypes import dtype_name
 from loadstone._errors import make
 
@@ -22,18 +22,24 @@ def dequantize(
     shape: Sequence[int],
     dtype: torch.dtype,
     dialect: str | None = None,
+    block_size: int = 64,
+    allow_non_finite: bool = False,
 ) -> torch.Tensor:
     """The numbers that an encoded tensor stands for.
 
     Args:
         parts: the tensors that the encoding is made of. For the block formats of GGUF:
-            ``{"data": uint8}``, the rows' blocks one after the other, in any shape.
-        encoding: its name, in any case: ``"q4_k"``, ``"IQ3_XXS"`` ...
-        shape: of the result; its last dimension is made of whole blocks.
+            ``{"data": uint8}``, the rows' blocks one after the other, in any shape. For those of
+            bitsandbytes: as in :func:`loadstone.quantize`; tables of codes may be left out.
+        encoding: its name, in any case: ``"q4_k"``, ``"IQ3_XXS"`` ... ``"nf4"``, ``"fp4"``,
+            ``"int8"``.
+        shape: of the result; of GGUF its last dimension is made of whole blocks.
         dtype: ``torch.float32``, ``torch.bfloat16`` or ``torch.float16``.
         dialect: ``"exact"`` (the default): each number with the bits of gguf-py's F32, then rounded
             to nearest even. ``"diffusers-compatible"``: the F16 arithmetic of diffusers, for the
-            formats that it knows.
+            formats that it knows. ``"bnb-cpu"`` and ``"bnb-cuda"`` are decoded alike.
+        block_size: of nf4 and fp4.
+        allow_non_finite: decode bitsandbytes' encodings also where a scale is NaN or infinite.
 
     Returns:
         A new tensor on the CPU.
@@ -41,10 +47,16 @@ def dequantize(
     Raises:
         Error: this version knows no such encoding (``plan.encoding``), the format was removed
             (``gg.type``) or has no values (``gg.no_dequant``), parts, dialect or dtype do not fit
-            (``usage``), the bytes do not fit the shape (``plan.shape``).
+            (``usage``), the bytes do not fit the shape (``plan.shape``). Of bitsandbytes a part is
+            missing, not known, or does not fit (``q.scale_missing``, ``q.scale_unused``,
+            ``q.shape``, ``q.scale_shape``, ``q.dtype``, ``q.group_size``, ``q.code``, ``q.nan``),
+            or has no memory (``audit.on_meta``).
     """
     import torch
 
+    if encoding.lower() in _quantize.ENCODINGS:
+        name = encoding.lower()
+        return _quantize.decode(parts, name, shape, dtype, dialect, block_size, allow_non_finite)
     dialect = _GGUF_DIALECTS[0] if dialect is None else dialect
     elements, size = _core.gguf_layout(encoding)
     if set(parts) != {"data"}:

@@ -159,7 +159,7 @@ def test_formats_that_gguf_py_cannot_decode(name: str) -> None:
         ("IQ4_NL_8_8", "gg.type"),
         ("Q8_1", "gg.no_dequant"),
         ("Q8_K", "gg.no_dequant"),
-        ("nf4", "plan.encoding"),
+        ("nf3", "plan.encoding"),
         ("F16", "plan.encoding"),
     ],
 )

@@ -1,0 +1,277 @@
+"""Tensors at hand into bitsandbytes' encodings and back: nf4, fp4, LLM.int8."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from loadstone import _core
+from loadstone._dtypes import dtype_name
+from loadstone._errors import make
+
+if TYPE_CHECKING:
+    import torch
+
+ENCODINGS = ("nf4", "fp4", "int8")
+DIALECTS = ("bnb-cpu", "bnb-cuda")
+BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+_NESTED_BLOCK = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Quantized:
+    """A weight as one unit: the packed numbers and all that is needed to read them.
+
+    Attributes:
+        encoding: ``"nf4"``, ``"fp4"`` or ``"int8"``.
+        shape: of the weight.
+        dtype: that it had.
+        parts: ``"data"``, ``"absmax"`` and, of nf4 and fp4, ``"code"``; with nested statistics
+            ``"nested_absmax"``, ``"nested_code"`` and ``"nested_offset"``.
+        block_size: how many numbers share a scale; 0 for int8, whose rows do.
+        dialect: ``"bnb-cpu"`` or ``"bnb-cuda"``: whose bytes they are.
+        allow_non_finite: whether scales may be NaN or infinite.
+    """
+
+    encoding: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    parts: Mapping[str, torch.Tensor]
+    block_size: int
+    dialect: str
+    allow_non_finite: bool = False
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The numbers, as ``dtype`` or as the dtype that the weight had: a new tensor."""
+        return decode(
+            self.parts,
+            self.encoding,
+            self.shape,
+            self.dtype if dtype is None else dtype,
+            self.dialect,
+            self.block_size or 64,
+            self.allow_non_finite,
+        )
+
+
+def quantize(
+    tensor: torch.Tensor,
+    encoding: str,
+    block_size: int = 64,
+    nested: bool = False,
+    nested_offset: float | torch.Tensor | None = None,
+    dialect: str = "bnb-cpu",
+    allow_non_finite: bool = False,
+) -> Quantized:
+    """A weight in one of bitsandbytes' encodings, with the bytes that bitsandbytes gives.
+
+    Args:
+        tensor: on the CPU, of float32, bfloat16 or float16, with any strides.
+        encoding: ``"nf4"``, ``"fp4"`` or ``"int8"``, in any case.
+        block_size: of nf4 and fp4: 32, 64, 128 ... 4096.
+        nested: whether the scales of nf4 and fp4 are quantized as well (double quantization).
+        nested_offset: what is taken off the scales before that. Without it their mean, summed in
+            float64 and rounded once: bitsandbytes' own mean changes with the number of threads.
+        dialect: ``"bnb-cpu"`` or ``"bnb-cuda"``; they differ in ties, in signs of zero and in
+            blocks of zeros.
+        allow_non_finite: encode NaNs and infinities as bitsandbytes does, which spoils their whole
+            block or row.
+
+    Raises:
+        Error: ``q.nan`` for a number that is not finite, ``q.group_size`` for another block size,
+            ``plan.dtype`` for another dtype, ``plan.encoding`` for another encoding, ``q.shape``
+            for int8 without rows, ``usage`` for the rest.
+    """
+    name = encoding.lower()
+    _check_options(name, block_size, nested, nested_offset, dialect)
+    _check_tensor(tensor)
+    numbers = tensor.detach().resolve_neg().contiguous()
+    if name == "int8":
+        parts, first_wrong = _encode_rows(numbers, dialect)
+    else:
+        parts, first_wrong = _encode_blocks(numbers, name, block_size, dialect)
+    if first_wrong < numbers.numel() and (nested or not allow_non_finite):
+        _refuse(numbers, first_wrong, name)
+    if nested:
+        parts |= _nest(parts["absmax"], nested_offset, dialect)
+    size = 0 if name == "int8" else block_size
+    shape = tuple(tensor.shape)
+    return Quantized(name, shape, tensor.dtype, parts, size, dialect, allow_non_finite)
+
+
+def decode(
+    parts: Mapping[str, torch.Tensor],
+    encoding: str,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    dialect: str | None,
+    block_size: int,
+    allow_non_finite: bool,
+) -> torch.Tensor:
+    """The part of :func:`loadstone.dequantize` for these encodings."""
+    import torch
+
+    if dialect is not None and dialect not in DIALECTS:
+        raise make("usage", "unknown dialect", found=dialect, expected=" or ".join(DIALECTS))
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        expected = "float32, bfloat16 or float16"
+        raise make("plan.dtype", "not decoded to this dtype", found=str(dtype), expected=expected)
+    extents = tuple(int(extent) for extent in shape)
+    if min(extents, default=0) < 0:
+        raise make("q.shape", "an extent is negative", found=str(list(extents)))
+    for name, part in parts.items():
+        if part.device.type == "meta":
+            raise make("audit.on_meta", "a part of the weight has no memory", field=name)
+    rows = [(name, dtype_name(part.dtype), tuple(part.shape)) for name, part in parts.items()]
+    _core.bnb.check_parts(encoding, extents, block_size, rows)
+    given = {name: part.detach().cpu().contiguous() for name, part in parts.items()}
+    if not allow_non_finite:
+        for name, part in given.items():
+            if part.dtype is torch.float32 and name != "data":
+                _core.bnb.check_scales(name, _bytes(part))
+    if "code" in given:
+        _core.bnb.check_code(encoding, _bytes(given["code"]))
+    absmax = _unnest(given) if "nested_offset" in given else given["absmax"]
+    result = torch.empty(extents, dtype=dtype)
+    target, name = _bytes(result), dtype_name(dtype)
+    data = _bytes(given["data"])
+    if encoding == "int8":
+        _core.bnb.decode_int8(extents[-1], data, _bytes(absmax), target, name)
+    else:
+        _core.bnb.decode_4bit(encoding, block_size, data, _bytes(absmax), target, name)
+    return result
+
+
+def _encode_rows(numbers: torch.Tensor, dialect: str) -> tuple[dict[str, torch.Tensor], int]:
+    """The parts, and the place of the first number that is not finite."""
+    import torch
+
+    if numbers.dim() < 2:
+        raise make("q.shape", "int8 has a scale for each row", found=str(list(numbers.shape)))
+    parts = {
+        "data": torch.empty(numbers.shape, dtype=torch.int8),
+        "absmax": torch.empty(math.prod(numbers.shape[:-1]), dtype=torch.float32),
+    }
+    data, absmax = _bytes(parts["data"]), _bytes(parts["absmax"])
+    columns, source = numbers.shape[-1], dtype_name(numbers.dtype)
+    place = _core.bnb.encode_int8(dialect, columns, _bytes(numbers), source, data, absmax)
+    return parts, place
+
+
+def _encode_blocks(
+    numbers: torch.Tensor, encoding: str, block_size: int, dialect: str
+) -> tuple[dict[str, torch.Tensor], int]:
+    """The parts, and the place of the first number that is not finite."""
+    import torch
+
+    count = numbers.numel()
+    parts = {
+        "data": torch.empty((count + 1) // 2, 1, dtype=torch.uint8),
+        "absmax": torch.empty(-(-count // block_size), dtype=torch.float32),
+        "code": _table(encoding),
+    }
+    data, absmax = _bytes(parts["data"]), _bytes(parts["absmax"])
+    source = dtype_name(numbers.dtype)
+    place = _core.bnb.encode_4bit(
+        encoding, dialect, block_size, _bytes(numbers), source, data, absmax
+    )
+    return parts, place
+
+
+def _check_options(
+    encoding: str,
+    block_size: int,
+    nested: bool,
+    nested_offset: float | torch.Tensor | None,
+    dialect: str,
+) -> None:
+    if encoding not in ENCODINGS:
+        expected = ", ".join(ENCODINGS)
+        raise make("plan.encoding", "no such encoding to write", found=encoding, expected=expected)
+    if dialect not in DIALECTS:
+        raise make("usage", "unknown dialect", found=dialect, expected=" or ".join(DIALECTS))
+    if encoding != "int8" and block_size not in BLOCK_SIZES:
+        expected = ", ".join(map(str, BLOCK_SIZES))
+        raise make("q.group_size", "no such block size", found=str(block_size), expected=expected)
+    if nested and encoding == "int8":
+        raise make("usage", "int8 has no nested statistics")
+    if nested_offset is not None and not nested:
+        raise make("usage", "an offset is for nested statistics", expected="nested=True")
+    if nested_offset is not None and not math.isfinite(nested_offset):
+        raise make("q.nan", "the offset is not finite", found=str(float(nested_offset)))
+
+
+def _check_tensor(tensor: torch.Tensor) -> None:
+    import torch
+
+    if tensor.device.type != "cpu":
+        raise make("usage", "not a tensor on the CPU", found=str(tensor.device))
+    if tensor.layout is not torch.strided:
+        raise make("usage", "not a dense tensor", found=str(tensor.layout))
+    if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        expected = "float32, bfloat16 or float16"
+        raise make("plan.dtype", "no weight", found=str(tensor.dtype), expected=expected)
+
+
+def _refuse(numbers: torch.Tensor, place: int, encoding: str) -> None:
+    value = numbers.view(-1)[place].item()
+    index, rest = [], place
+    for extent in reversed(numbers.shape):
+        index.append(rest % extent)
+        rest //= extent
+    where = "infinite in F16, which int8 goes through" if math.isfinite(value) else "not finite"
+    raise make(
+        "q.nan",
+        f"a number is {where}: {encoding} would spoil all that share its scale",
+        found=f"{value} at {index[::-1]}",
+    )
+
+
+def _nest(
+    absmax: torch.Tensor, offset: float | torch.Tensor | None, dialect: str
+) -> dict[str, torch.Tensor]:
+    """The parts of nested statistics, ``absmax`` among them."""
+    import torch
+
+    scales = _bytes(absmax)
+    value = _core.bnb.nested_offset(scales) if offset is None else float(offset)
+    parts = {
+        "absmax": torch.empty(absmax.numel(), dtype=torch.uint8),
+        "nested_absmax": torch.empty(-(-absmax.numel() // _NESTED_BLOCK), dtype=torch.float32),
+        "nested_code": _table("map"),
+        "nested_offset": torch.tensor(value, dtype=torch.float32),
+    }
+    rounded = parts["nested_offset"].item()
+    target, nested_absmax = parts["absmax"], _bytes(parts["nested_absmax"])
+    _core.bnb.encode_nested(dialect, scales, rounded, target, nested_absmax)
+    return parts
+
+
+def _unnest(parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    import torch
+
+    code = parts["nested_code"] if "nested_code" in parts else _table("map")
+    absmax = torch.empty(parts["absmax"].numel(), dtype=torch.float32)
+    _core.bnb.decode_nested(
+        _bytes(parts["absmax"]),
+        _bytes(parts["nested_absmax"]),
+        _bytes(code),
+        parts["nested_offset"].item(),
+        _bytes(absmax),
+    )
+    return absmax
+
+
+def _table(name: str) -> torch.Tensor:
+    import torch
+
+    return torch.frombuffer(bytearray(_core.bnb.table(name)), dtype=torch.float32)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor."""
+    import torch
+
+    return tensor.reshape(-1).view(torch.uint8)
