@@ -21,7 +21,7 @@ from loadstone import _core
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(1, 1), (7, 33), (5, 63), (129, 65), (2, 96), (3, 64, 32), (131,), (4097,)]
-KINDS = ["normal", "wide", "ties", "zeros", "subnormal", "special"]
+KINDS = ["normal", "wide", "small", "ties", "zeros", "subnormal", "special"]
 BLOCK_SIZES = [32, 64, 128, 4096]
 BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
@@ -33,6 +33,8 @@ def numbers(kind: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0
     values = generator.standard_normal(count).astype(np.float32)
     if kind == "wide":
         values = np.ldexp(values, generator.integers(-125, 125, count)).astype(np.float32)
+    if kind == "small":  # about the smallest numbers of F16
+        values = np.ldexp(values, -generator.integers(0, 24, count)).astype(np.float32)
     if kind == "ties":
         known = [*oracle.MIDDLES.values(), *oracle.VALUES.values(), np.arange(-127, 127) / 254]
         values = generator.choice(np.concatenate(known).astype(np.float32), count)

@@ -204,6 +204,7 @@ std::vector<float> numbers_of(Kind kind, std::size_t count, unsigned seed) {
   for (std::size_t i = 0; i < count; ++i) {
     float value = normal(random);
     if (kind == Kind::wide) value = std::ldexp(value, static_cast<int>(random() % 250) - 125);
+    if (kind == Kind::small) value = std::ldexp(value, -static_cast<int>(random() % 24));
     if (kind == Kind::ties) value = i % 13 == 0 ? 1.0f : tie(random);
     if (kind == Kind::zeros && (i / 64) % 3 != 1) value = i % 2 == 0 ? 0.0f : -0.0f;
     if (kind == Kind::subnormal) value = std::ldexp(value, -135);

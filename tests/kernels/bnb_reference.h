@@ -29,8 +29,8 @@ std::vector<float> decode_nested(const Encoded& encoded, float offset);
 std::vector<float> ramp(std::size_t count);
 
 // ties: numbers whose scaled values are thresholds and codes, and their neighbours. special: with
-// infinities and NaNs.
-enum class Kind { normal, wide, ties, zeros, subnormal, special };
+// infinities and NaNs. small: where F16 has less precision than BF16, and about its smallest.
+enum class Kind { normal, wide, small, ties, zeros, subnormal, special };
 std::vector<float> numbers_of(Kind kind, std::size_t count, unsigned seed);
 
 }  // namespace loadstone::reference

@@ -32,7 +32,7 @@ using reference::ramp;
 
 constexpr std::array dtypes = {Dtype::f32, Dtype::bf16, Dtype::f16};
 constexpr std::array dialects = {BnbDialect::cpu, BnbDialect::cuda};
-constexpr std::array kinds = {Kind::normal, Kind::wide,      Kind::ties,
+constexpr std::array kinds = {Kind::normal, Kind::wide,      Kind::small,  Kind::ties,
                               Kind::zeros,  Kind::subnormal, Kind::special};
 constexpr std::array codes = {Bnb4Code::nf4, Bnb4Code::fp4};
 
@@ -272,6 +272,22 @@ TEST(BnbTest, RowsOfInt8AreThoseOfAPlainLoop) {
         }
       }
     }
+  }
+}
+
+// All small numbers of BF16, many of which F16 does not hold, in rows of the scales where it shows.
+TEST(BnbTest, Int8RoundsToF16First) {
+  std::vector<std::uint16_t> row;
+  for (std::uint16_t bits = 0; bits <= 0x3900; ++bits) row.push_back(bits);  // up to 2^-13
+  for (std::uint16_t most = 0x3900; most < 0x3e00; most = static_cast<std::uint16_t>(most + 7)) {
+    row.back() = most;
+    const Bytes source = bytes_of(row);
+    Floats numbers(row.size());
+    const Bytes wide = cast(source, Dtype::bf16, Dtype::f32);
+    std::memcpy(numbers.data(), wide.data(), wide.size());
+    const Made made = encode8(BnbDialect::cpu, Dtype::bf16, source, row.size());
+    ASSERT_EQ(made.data, reference::encode_int8(BnbDialect::cpu, numbers, row.size()).data) << most;
+    ASSERT_EQ(made, encode8(BnbDialect::cpu, Dtype::f32, wide, row.size())) << most;
   }
 }
 

@@ -22,6 +22,9 @@ namespace loadstone::simd {
 
 // A number that is this large is infinite in F16.
 inline constexpr float f16_overflow = 65520.0f;
+// From this scale on, a row of BF16 need not be rounded to F16: the eight bits of a number fit from
+// 2^-17 on, and what is smaller has the code 0 with or without rounding.
+inline constexpr float bf16_is_exact = 127.0f * 0x1p-15f;
 inline constexpr float one_127th = 7.874015718698502e-3f;
 
 inline float rounded_to_half(float value) noexcept {
@@ -62,15 +65,15 @@ HWY_INLINE VF round_to_half(VF values) {
   return hn::Sub(hn::Add(values, large), large);
 }
 
-template <Dtype source>
+template <Dtype source, bool rounds>
 HWY_INLINE void encode_vector(VF factors, const std::byte* from, std::byte* to) {
   VF values = load_numbers<source>(from);
-  if constexpr (source != Dtype::f16) values = round_to_half(values);
+  if constexpr (rounds) values = round_to_half(values);
   const auto codes = hn::DemoteTo(I8(), hn::NearestInt(hn::Mul(values, factors)));
   store_bits(hn::RebindToUnsigned<I8>(), hn::BitCast(hn::RebindToUnsigned<I8>(), codes), to);
 }
 
-template <Dtype source>
+template <Dtype source, bool rounds>
 HWY_INLINE void encode_row(float factor, const std::byte* from, std::uint64_t count,
                            std::byte* to) {
   constexpr std::size_t bytes = number::bytes_of<source>;
@@ -78,13 +81,13 @@ HWY_INLINE void encode_row(float factor, const std::byte* from, std::uint64_t co
   const VF factors = hn::Set(F32(), factor);
   std::uint64_t i = 0;
   for (; i + lanes <= count; i += lanes) {
-    encode_vector<source>(factors, from + i * bytes, to + i);
+    encode_vector<source, rounds>(factors, from + i * bytes, to + i);
   }
   if (i == count) return;
   std::array<std::byte, 16 * bytes> last{};
   std::array<std::byte, 16> codes;
   std::memcpy(last.data(), from + i * bytes, (count - i) * bytes);
-  encode_vector<source>(factors, last.data(), codes.data());
+  encode_vector<source, rounds>(factors, last.data(), codes.data());
   std::memcpy(to + i, codes.data(), count - i);
 }
 
@@ -104,10 +107,13 @@ std::uint64_t encode_rows(BnbDialect dialect, const std::byte* from, std::uint64
                     });
     }
     const float factor = int8_factor(rounded_to_half(most), dialect);
+    std::byte* const codes = to + row * columns;
     if (is_wrong || !is_finite_number(factor)) {
-      std::fill_n(to + row * columns, columns, std::byte{0});
+      std::fill_n(codes, columns, std::byte{0});
+    } else if (source == Dtype::f32 || (source == Dtype::bf16 && most < bf16_is_exact)) {
+      encode_row<source, true>(factor, numbers, columns, codes);
     } else {
-      encode_row<source>(factor, numbers, columns, to + row * columns);
+      encode_row<source, false>(factor, numbers, columns, codes);
     }
   }
   return first_wrong;
