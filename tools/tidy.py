@@ -45,6 +45,7 @@ HEADER_ROOM = {
     "finding": "base",
     "loadstone": "audit",
     "observer": "base",
+    "quantization": "tensor",
     "recipe": "plan",
     "recipe_builder": "plan",
     "shape": "tensor",

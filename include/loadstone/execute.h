@@ -18,6 +18,9 @@ struct Destination {
   std::byte* data = nullptr;  // null: this target is not loaded in this call
   std::uint64_t byte_count = 0;
   Dtype dtype = Dtype::u8;
+  // Of a quantized target, in the order of quantized_parts(); `data` is null then. None: this
+  // target is not loaded in this call.
+  std::vector<std::span<std::byte>> parts;
 };
 
 // One destination for each target of the plan with Delivery::memory, fresh memory of this process
@@ -64,6 +67,7 @@ struct Provenance {
   std::string device;
   Dtype dtype = Dtype::f32;
   Shape shape;
+  std::string encoding;  // of a quantized value; dtype and shape are those of its numbers
   std::string tie_of;
   std::string reason;
   std::uint64_t bytes_written = 0;

@@ -16,6 +16,7 @@
 #include "loadstone/storage.h"
 #include "loadstone/catalog.h"
 #include "loadstone/skeleton.h"
+#include "loadstone/quantization.h"
 #include "loadstone/recipe.h"
 #include "loadstone/recipe_builder.h"
 #include "loadstone/plan.h"

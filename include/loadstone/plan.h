@@ -14,6 +14,7 @@
 
 #include "loadstone/catalog.h"
 #include "loadstone/finding.h"
+#include "loadstone/quantization.h"
 #include "loadstone/recipe.h"
 #include "loadstone/skeleton.h"
 
@@ -54,7 +55,10 @@ struct PlanOptions {
   // attributes never. None: the skeleton's dtype.
   std::optional<Dtype> dtype;
   bool dtype_from_file = false;  // "auto": each of them keeps the file's dtype
-  DeviceMap device_map;          // empty: all on "cpu"
+  // Targets that are quantized on their way, after the cast to their dtype. A name that is no
+  // target's is Error "plan.options".
+  std::map<std::string, Quantization, std::less<>> quantize;
+  DeviceMap device_map;  // empty: all on "cpu"
   // Bytes per device. For a computed map the capacities, in order of preference; for an explicit
   // map limits that are checked (finding "plan.over_budget").
   std::vector<std::pair<std::string, std::uint64_t>> max_memory;
@@ -86,11 +90,13 @@ struct PlannedTarget {
   std::string name;
   TargetKind kind = TargetKind::parameter;
   Shape shape;
-  Dtype dtype = Dtype::f32;  // the final one
+  Dtype dtype = Dtype::f32;  // the final one, or of the numbers that are quantized
   std::string device;        // "cpu", "disk", "cuda:0", "meta"
   Delivery delivery = Delivery::none;
-  Recipe recipe;
+  Recipe recipe;                             // of the numbers
+  std::optional<Quantization> quantization;  // then its parts are delivered, not the numbers
 
+  // Of what is delivered.
   [[nodiscard]] std::uint64_t byte_count() const noexcept;
 };
 

@@ -13,6 +13,8 @@ namespace {
 
 // address, bytes, dtype; address 0: not loaded in this call.
 using DestinationRow = std::tuple<std::uintptr_t, std::uint64_t, std::string_view>;
+// Target, and address and bytes of each of its parts.
+using PartsRow = std::pair<std::size_t, std::vector<std::pair<std::uintptr_t, std::uint64_t>>>;
 
 // The plan less what another call has done already: the files of the offload folder.
 Plan without_offload(const Plan& plan) {
@@ -24,13 +26,19 @@ Plan without_offload(const Plan& plan) {
 }
 
 Report execute_plan(const Plan& plan, const std::vector<DestinationRow>& rows, unsigned threads,
-                    nb::object callback, bool partial) {
+                    nb::object callback, bool partial, const std::vector<PartsRow>& parts) {
   std::vector<Destination> destinations;
   destinations.reserve(rows.size());
   for (const auto& [address, byte_count, dtype] : rows) {
     destinations.push_back({.data = reinterpret_cast<std::byte*>(address),  // NOLINT
                             .byte_count = byte_count,
                             .dtype = dtype_argument(dtype)});
+  }
+  for (const auto& [target, memory] : parts) {
+    for (const auto& [address, byte_count] : memory) {
+      destinations.at(target).parts.emplace_back(reinterpret_cast<std::byte*>(address),  // NOLINT
+                                                 byte_count);
+    }
   }
   PythonObserver observer(std::move(callback));
   ExecuteOptions options;
@@ -89,6 +97,7 @@ nb::dict provenance_row(const Provenance& item) {
   row["device"] = item.device;
   row["dtype"] = name(item.dtype);
   row["shape"] = nb::tuple(nb::cast(item.shape.extents()));
+  row["encoding"] = item.encoding;
   row["tie_of"] = item.tie_of;
   row["reason"] = item.reason;
   row["bytes_written"] = item.bytes_written;
@@ -113,7 +122,7 @@ void bind_execute(nb::module_& module) {
       .def("to_json", [](const Report& self) { return to_json(self); });
   module.def("execute", &execute_plan, nb::arg("plan"), nb::arg("destinations"),
              nb::arg("threads") = 0, nb::arg("progress").none() = nb::none(),
-             nb::arg("partial") = false);
+             nb::arg("partial") = false, nb::arg("parts") = std::vector<PartsRow>());
   module.def("merge_reports", &merge_reports);
   module.def("map_shard", &map_shard);
 }

@@ -11,6 +11,9 @@ namespace {
 // name, shape, dtype, kind, tie_of, has_value: one row a tensor of the walked model.
 using TargetRow = std::tuple<std::string, std::vector<std::uint64_t>, std::string_view,
                              std::string_view, std::string, bool>;
+// target, encoding, dialect, block_size, nested, nested_offset
+using QuantizeRow =
+    std::tuple<std::string, std::string, std::string, std::uint32_t, bool, std::optional<float>>;
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 using Capacities = std::vector<std::pair<std::string, std::uint64_t>>;
 
@@ -53,6 +56,17 @@ std::optional<DeviceMapMode> device_map_mode(std::string_view text) {
                .expected = "auto, balanced, balanced_low_0, sequential or a dictionary"});
 }
 
+// name, shape, dtype of each.
+nb::list part_rows(const PlannedTarget& target) {
+  nb::list rows;
+  if (!target.quantization) return rows;
+  for (const auto& part : quantized_parts(*target.quantization, target.shape, target.dtype)) {
+    rows.append(
+        nb::make_tuple(part.name, nb::tuple(nb::cast(part.shape.extents())), name(part.dtype)));
+  }
+  return rows;
+}
+
 nb::dict target_row(const Plan& plan, const PlannedTarget& target) {
   nb::list sources;
   for (const std::uint32_t source : sources_of(target.recipe.boxes, plan.decodings)) {
@@ -71,6 +85,8 @@ nb::dict target_row(const Plan& plan, const PlannedTarget& target) {
   row["tie_of"] = target.recipe.tie_of;
   row["reason"] = target.recipe.reason;
   row["bytes"] = target.byte_count();
+  row["encoding"] = target.quantization ? target.quantization->encoding : std::string();
+  row["parts"] = part_rows(target);
   return row;
 }
 
@@ -110,7 +126,7 @@ Plan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRo
               std::string_view missing, std::string_view unexpected,
               std::uint64_t staging_bytes_max, bool mmap, const Recipes* recipes,
               bool knows_all_sources, const Pairs& expected_sources, const Pairs& missing_of,
-              const std::vector<std::string>& explained) {
+              const std::vector<std::string>& explained, const std::vector<QuantizeRow>& quantize) {
   PlanOptions options;
   if (!rules.empty()) options.rules = rules_from_json(rules);
   options.dtype_from_file = dtype == "auto";
@@ -131,6 +147,13 @@ Plan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRo
     options.missing_of.emplace(target, missing_policy(policy));
   }
   options.explained = {explained.begin(), explained.end()};
+  for (const auto& [target, encoding, dialect, block_size, nested, nested_offset] : quantize) {
+    options.quantize[target] = {.encoding = encoding,
+                                .dialect = dialect,
+                                .block_size = block_size,
+                                .nested = nested,
+                                .nested_offset = nested_offset};
+  }
   const Skeleton skeleton = skeleton_from(rows, values_known);
   const nb::gil_scoped_release release;
   return make_plan(std::move(catalog), skeleton, options);
@@ -167,7 +190,8 @@ void bind_plan(nb::module_& module) {
              nb::arg("unexpected"), nb::arg("staging_bytes_max"), nb::arg("mmap"),
              nb::arg("recipes").none() = nb::none(), nb::arg("knows_all_sources") = false,
              nb::arg("expected_sources") = Pairs(), nb::arg("missing_of") = Pairs(),
-             nb::arg("explained") = std::vector<std::string>());
+             nb::arg("explained") = std::vector<std::string>(),
+             nb::arg("quantize") = std::vector<QuantizeRow>());
   module.def(
       "plan_from_json",
       [](std::string_view text, bool allow_links, const std::string& root) {

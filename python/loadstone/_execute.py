@@ -45,18 +45,27 @@ def run(
     return account(plan, model, filled.core)
 
 
+class Parts(dict[str, Any]):
+    """The tensors that a quantized value consists of, by name: ``"data"``, ``"absmax"`` ..."""
+
+    def to(self, device: str) -> Parts:
+        """All of them on another device."""
+        return Parts({name: tensor.to(device) for name, tensor in self.items()})
+
+
 @dataclasses.dataclass
 class Filled:
     """What the core brought, before the model has it.
 
     Attributes:
         slots: the model's tensors, in the plan's order.
-        values: for each of them a finished tensor, or ``None`` where no bytes move.
+        values: for each of them a finished tensor, the parts of a quantized one, or ``None`` where
+            no bytes move.
         core: the core's report.
     """
 
     slots: list[TensorSlot]
-    values: list[torch.Tensor | None]
+    values: list[torch.Tensor | Parts | None]
     core: _core.Report
 
 
@@ -68,7 +77,7 @@ def fill(
     slots = _slots(plan, model)
     if plan._units is not None:
         plan._units.require_values()
-    values: list[torch.Tensor | None] = [None] * len(slots)
+    values: list[torch.Tensor | Parts | None] = [None] * len(slots)
     with shown(progress, "loading") as callback:
         core = _fill(plan, slots, values, threads, callback)
     _core.require_delivered(plan._core, core)
@@ -160,7 +169,7 @@ def _slots(plan: Plan, model: Any) -> list[TensorSlot]:
 def _fill(
     plan: Plan,
     slots: list[TensorSlot],
-    values: list[torch.Tensor | None],
+    values: list[torch.Tensor | Parts | None],
     threads: int,
     callback: ProgressCallback | None,
 ) -> _core.Report:
@@ -175,19 +184,30 @@ def _fill(
             (on_host if target.device == "cpu" else elsewhere).append(index)
     for index in on_host:
         values[index] = _host_memory(plan.targets[index], slots[index])
-    reports = [_core.execute(plan._core, _destinations(values, on_host), threads, callback)]
+    destinations, parts = _destinations(values, on_host)
+    reports = [_core.execute(plan._core, destinations, threads, callback, parts=parts)]
     for wave in _waves(plan, elsewhere):
         for index in wave:
-            values[index] = memory.empty(plan.targets[index].shape, plan.targets[index].dtype)
-        destinations = _destinations(values, wave)
-        reports.append(_core.execute(plan._core, destinations, threads, callback, partial=True))
+            values[index] = _fresh(plan.targets[index])
+        destinations, parts = _destinations(values, wave)
+        reports.append(
+            _core.execute(plan._core, destinations, threads, callback, partial=True, parts=parts)
+        )
         for index in wave:
             values[index] = values[index].to(plan.targets[index].device)  # type: ignore[union-attr]
     return _core.merge_reports(reports)
 
 
-def _host_memory(target: PlannedTarget, slot: TensorSlot) -> torch.Tensor:
+def _fresh(target: PlannedTarget) -> torch.Tensor | Parts:
+    if not target.encoding:
+        return memory.empty(target.shape, target.dtype)
+    return Parts({name: memory.empty(shape, dtype) for name, shape, dtype in target.parts})
+
+
+def _host_memory(target: PlannedTarget, slot: TensorSlot) -> torch.Tensor | Parts:
     """Fresh memory, or a parameter's own where it holds some that fits."""
+    if target.encoding:
+        return _fresh(target)
     tensor: torch.Tensor = slot.tensor
     in_place = slot.kind == "parameter" and not tensor.is_meta and tensor.device.type == "cpu"
     fits = dtype_name(tensor.dtype) == target.dtype and tensor.is_contiguous()
@@ -195,12 +215,19 @@ def _host_memory(target: PlannedTarget, slot: TensorSlot) -> torch.Tensor:
 
 
 def _destinations(
-    values: list[torch.Tensor | None], wanted: list[int]
-) -> list[tuple[int, int, str]]:
-    chosen = set(wanted)
-    return [
-        memory.destination(value if index in chosen else None) for index, value in enumerate(values)
-    ]
+    values: list[torch.Tensor | Parts | None], wanted: list[int]
+) -> tuple[list[tuple[int, int, str]], list[tuple[int, list[tuple[int, int]]]]]:
+    """Where the chosen values go: one row a target, and the memory of those that have parts."""
+    rows = [memory.destination(None)] * len(values)
+    parts = []
+    for index in wanted:
+        value = values[index]
+        if isinstance(value, Parts):
+            pieces = [memory.destination(tensor) for tensor in value.values()]
+            parts.append((index, [(address, size) for address, size, _ in pieces]))
+        else:
+            rows[index] = memory.destination(value)
+    return rows, parts
 
 
 def _view(plan: Plan, index: int, target: PlannedTarget, mappings: dict[int, Any]) -> torch.Tensor:
@@ -223,7 +250,9 @@ def _waves(plan: Plan, indices: list[int]) -> Iterator[list[int]]:
         yield wave
 
 
-def _install(plan: Plan, slots: list[TensorSlot], values: list[torch.Tensor | None]) -> None:
+def _install(
+    plan: Plan, slots: list[TensorSlot], values: list[torch.Tensor | Parts | None]
+) -> None:
     """The moment in which the model changes: nothing in here reads, computes or should fail."""
     import torch
 

@@ -9,7 +9,7 @@ import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,25 @@ MODES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 @dataclass(frozen=True)
+class Quantization:
+    """How a tensor is quantized; see ``docs/formats/bitsandbytes.md``.
+
+    Attributes:
+        encoding: ``"nf4"``, ``"fp4"`` or ``"int8"``.
+        dialect: ``""``: the encoding's first, ``"bnb-cpu"``.
+        block_size: elements with one scale (nf4, fp4).
+        nested: whether the scales are quantized too (nf4, fp4).
+        nested_offset: ``None``: the mean of the scales.
+    """
+
+    encoding: str
+    dialect: str = ""
+    block_size: int = 64
+    nested: bool = False
+    nested_offset: float | None = None
+
+
+@dataclass(frozen=True)
 class PlannedTarget:
     """What will happen to one tensor of the model.
 
@@ -45,7 +64,9 @@ class PlannedTarget:
         device: ``"cpu"``, ``"disk"``, ``"meta"``, ``"cuda:0"`` ...
         sources: names in the checkpoint, in the order in which their bytes are used.
         boxes: how many strided regions are copied; 0 where no bytes move.
-        nbytes: of the finished tensor.
+        nbytes: of the finished tensor, or of all parts of a quantized one.
+        encoding: of a quantized tensor (``"nf4"``); shape and dtype are those of its numbers.
+        parts: name, shape and dtype of each part of it, the data first.
     """
 
     name: str
@@ -60,6 +81,8 @@ class PlannedTarget:
     tie_of: str
     reason: str
     nbytes: int
+    encoding: str = ""
+    parts: tuple[tuple[str, tuple[int, ...], str], ...] = ()
 
     @property
     def recipe(self) -> str:
@@ -91,7 +114,8 @@ class Plan:
     @cached_property
     def targets(self) -> list[PlannedTarget]:
         """Every tensor that the model needs, in its order."""
-        rows = ({**row, "sources": tuple(row["sources"])} for row in self._core.targets())
+        tuples = ("sources", "parts")
+        rows = ({**row, **{k: tuple(row[k]) for k in tuples}} for row in self._core.targets())
         return [PlannedTarget(nbytes=row.pop("bytes"), **row) for row in rows]
 
     @property
@@ -279,10 +303,13 @@ def make_plan(
     staging_bytes_max: int = 64 << 20,
     mmap: bool = False,
     initialises: bool = False,
+    quantize: Mapping[str, Quantization] | None = None,
 ) -> Plan:
     """:func:`plan` for a checkpoint that is open, with recipes that an adapter worked out.
 
     Args:
+        quantize: targets that the core quantizes on their way; who carries the plan out then gets
+            :class:`loadstone._execute.Parts`, and makes of them what the model needs.
         initialises: the caller has initialisers of its own for what is missing.
     """
     needs = _needs(model)
@@ -313,6 +340,7 @@ def make_plan(
         expected_sources=list(traced.expected.items()) if traced is not None else [],
         missing_of=policies,
         explained=traced.explained if traced is not None else [],
+        quantize=[(name, *astuple(how)) for name, how in (quantize or {}).items()],
     )
     if needs.module is not None and not initialises and _initialises(default, policies):
         from loadstone import _initialise

@@ -28,6 +28,7 @@ class Provenance:
         origin: ``checkpoint | constructor | initialiser | zeros | constant | tie | exception``.
         delivery: ``none | memory | file_view | disk_write | disk_keep``.
         reason: for ``exception``, why there is no value here.
+        encoding: of a quantized value (``"nf4"``); dtype and shape are those of its numbers.
     """
 
     target: str
@@ -41,6 +42,7 @@ class Provenance:
     tie_of: str = ""
     reason: str = ""
     bytes_written: int = 0
+    encoding: str = ""
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Provenance:

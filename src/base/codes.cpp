@@ -165,6 +165,8 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "The message names the option."},
     {"plan.over_budget", "A device map puts more on a device than max_memory allows.",
      "Raise max_memory or move modules elsewhere."},
+    {"plan.quantize", "A tensor cannot be quantized as it was asked for.",
+     "The message names tensor and encoding; leave it out, or choose another encoding."},
     {"plan.recipe", "A recipe for a target is none: operations that do not fit, or broken text.",
      "The message names the operation; a stored recipe is made again."},
     {"plan.rules", "The rules are not rules: a bad pattern, operation or size.",

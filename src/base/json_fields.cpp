@@ -70,6 +70,14 @@ std::uint64_t JsonReader::unsigned_number(Element value, const JsonPlace& place)
   return number;
 }
 
+bool JsonReader::boolean(Element value, const JsonPlace& place) const {
+  bool truth = false;
+  if (value.get(truth) != simdjson::SUCCESS) {
+    refuse(place, "wrong type", type_name(value), "true or false");
+  }
+  return truth;
+}
+
 std::int64_t JsonReader::signed_number(Element value, const JsonPlace& place) const {
   std::int64_t number = 0;
   if (value.get(number) != simdjson::SUCCESS) {

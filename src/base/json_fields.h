@@ -53,6 +53,7 @@ class JsonReader {
   [[nodiscard]] simdjson::dom::array array(Element value, const JsonPlace& place) const;
   [[nodiscard]] std::uint64_t unsigned_number(Element value, const JsonPlace& place) const;
   [[nodiscard]] std::int64_t signed_number(Element value, const JsonPlace& place) const;
+  [[nodiscard]] bool boolean(Element value, const JsonPlace& place) const;
   [[nodiscard]] std::string_view string(Element value, const JsonPlace& place) const;
 
  private:

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <thread>
 #include <utility>
 
 #include "execute/job_queue.h"
 #include "execute/offload.h"
+#include "execute/quantizer.h"
 #include "execute/reader.h"
 #include "execute/report.h"
 #include "execute/shard_files.h"
@@ -35,6 +37,26 @@ constexpr std::uint64_t known_bytes_at_once = 4 << 20;
   throw Error("plan.destination", std::move(message), std::move(where));
 }
 
+void check_parts(const PlannedTarget& target, const Destination& destination) {
+  if (destination.data != nullptr) {
+    refuse_destination(&target, "the parts of a quantized target have memory of their own");
+  }
+  if (target.delivery != Delivery::memory || destination.parts.empty()) return;
+  const auto parts = quantized_parts(*target.quantization, target.shape, target.dtype);
+  if (parts.size() != destination.parts.size()) {
+    refuse_destination(&target, "one destination for each part is needed",
+                       std::to_string(destination.parts.size()), std::to_string(parts.size()));
+  }
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const std::span<std::byte> memory = destination.parts[i];
+    const bool is_there = memory.data() != nullptr || memory.empty();
+    if (is_there && memory.size() == parts[i].byte_count()) continue;
+    refuse_destination(&target, "the destination is not as large as the part " + parts[i].name,
+                       std::to_string(memory.size()) + " bytes",
+                       std::to_string(parts[i].byte_count()) + " bytes");
+  }
+}
+
 void check_destinations(const Plan& plan, std::span<const Destination> destinations) {
   if (destinations.size() != plan.targets.size()) {
     refuse_destination(nullptr, "one destination for each target of the plan is needed",
@@ -43,6 +65,7 @@ void check_destinations(const Plan& plan, std::span<const Destination> destinati
   for (std::size_t i = 0; i < destinations.size(); ++i) {
     const PlannedTarget& target = plan.targets[i];
     const Destination& destination = destinations[i];
+    if (target.quantization) check_parts(target, destination);
     if (target.delivery != Delivery::memory || destination.data == nullptr) continue;
     if (destination.byte_count != target.byte_count()) {
       refuse_destination(&target, "the destination is not as large as the target",
@@ -74,8 +97,9 @@ Sources open_needed(const Plan& plan, std::span<const Destination> destinations,
   std::vector<bool> needed(plan.catalog->shards().size(), false);
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
     const PlannedTarget& target = plan.targets[i];
-    const bool skipped = target.delivery == Delivery::none ||
-                         (target.delivery == Delivery::memory && destinations[i].data == nullptr);
+    const bool has_memory = destinations[i].data != nullptr || !destinations[i].parts.empty();
+    const bool skipped =
+        target.delivery == Delivery::none || (target.delivery == Delivery::memory && !has_memory);
     if (skipped) continue;
     for (const std::uint32_t source : sources_of(target.recipe.boxes, plan.decodings)) {
       needed.at(plan.catalog->tensors().at(source).shard) = true;
@@ -143,13 +167,36 @@ void write_known_values(ReadContext& context, std::atomic<std::size_t>& next_tar
   }
 }
 
+// Ends with the reader's slot given back.
+void run_jobs(ReadContext& context, JobQueue& queue) {
+  Reader reader(context);
+  Job job;
+  while (!context.stop && queue.next(job)) reader.run(job);
+}
+
 // Where each target's value is written to; null where nothing is written.
 std::vector<std::byte*> target_memory(const Plan& plan, std::span<const Destination> destinations,
                                       const OffloadFolder& folder) {
   std::vector<std::byte*> memory(plan.targets.size(), nullptr);
   for (std::size_t i = 0; i < memory.size(); ++i) {
+    if (plan.targets[i].quantization) continue;
     if (plan.targets[i].delivery == Delivery::memory) memory[i] = destinations[i].data;
     if (plan.targets[i].delivery == Delivery::disk_write) memory[i] = folder.data(i);
+  }
+  return memory;
+}
+
+// The same for the parts of quantized targets; empty where nothing is written.
+std::vector<Quantizer::Parts> part_memory(const Plan& plan,
+                                          std::span<const Destination> destinations,
+                                          const OffloadFolder& folder) {
+  std::vector<Quantizer::Parts> memory(plan.targets.size());
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    const PlannedTarget& target = plan.targets[i];
+    if (!target.quantization) continue;
+    if (target.delivery == Delivery::disk_write) memory[i] = folder.parts(i);
+    if (target.delivery != Delivery::memory) continue;
+    for (const auto& part : destinations[i].parts) memory[i].push_back(part.data());
   }
   return memory;
 }
@@ -169,6 +216,8 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   OffloadFolder folder(plan, storage);
   const std::vector<std::byte*> memory = target_memory(plan, destinations, folder);
   JobQueue queue(plan, memory, sizes.limits);
+  const std::vector<Quantizer::Parts> parts = part_memory(plan, destinations, folder);
+  Quantizer quantizer(plan, parts, sizes.slot_bytes);
 
   StagingRing staging(sizes.slot_bytes);
   std::atomic<bool> stop = false;
@@ -184,15 +233,15 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   std::atomic<std::size_t> next_target = 0;
   Team team(stop);  // last, so that it is the first to go
   team.start(sizes.threads, [&] {
-    Reader reader(context);
-    Job job;
-    while (!stop && queue.next(job)) reader.run(job);
+    run_jobs(context, queue);
     write_known_values(context, next_target);
+    quantizer.run(sources, stop);
   });
   const bool wanted = team.wait([&] {
     return options.observer == nullptr ||
            options.observer->on_progress(
-               {.bytes_done = context.bytes_done, .bytes_total = queue.bytes_total()});
+               {.bytes_done = context.bytes_done + quantizer.bytes_done(),
+                .bytes_total = queue.bytes_total() + quantizer.bytes_total()});
   });
   if (!wanted) throw Error("cancelled", "the load was stopped by its caller");
   // A file that changed meanwhile is not handed out as good.
@@ -201,13 +250,18 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   }
   folder.commit();
 
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (!parts[i].empty()) context.written[i] = plan.targets[i].byte_count();
+  }
   Report report;
   report.provenance =
       make_provenance(plan, [&](std::size_t i) { return context.written[i].load(); });
   report.findings = plan.findings;
-  report.bytes_read = context.bytes_read;
+  std::ranges::move(quantizer.findings(), std::back_inserter(report.findings));
+  sort_findings(report.findings);
+  report.bytes_read = context.bytes_read + quantizer.bytes_read();
   for (const auto& bytes : context.written) report.bytes_written += bytes;
-  report.staging_bytes_peak = staging.bytes_peak();
+  report.staging_bytes_peak = std::max(staging.bytes_peak(), quantizer.staging_bytes_peak());
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
 }

@@ -25,6 +25,11 @@ std::uint64_t align_up(std::uint64_t offset, std::uint64_t alignment) {
   return *sum / alignment * alignment;
 }
 
+struct Stretch {
+  std::uint64_t begin = 0;
+  std::uint64_t bytes = 0;
+};
+
 }  // namespace
 
 struct HostMemory::Impl {
@@ -33,16 +38,25 @@ struct HostMemory::Impl {
 };
 
 HostMemory::HostMemory(const Plan& plan) : impl_(std::make_unique<Impl>()) {
-  std::vector<std::uint64_t> offsets(plan.targets.size(), 0);
   std::uint64_t end = 0;
+  const auto reserve = [&](std::uint64_t bytes) {
+    const std::uint64_t begin = align_up(end, bytes >= page_bytes ? page_bytes : small_alignment);
+    const auto sum = checked_add(begin, bytes);
+    if (!sum) too_large();
+    end = *sum;
+    return begin;
+  };
+  std::vector<std::vector<Stretch>> places(plan.targets.size());
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
     const PlannedTarget& target = plan.targets[i];
     if (target.delivery != Delivery::memory) continue;
-    const std::uint64_t bytes = target.byte_count();
-    offsets[i] = align_up(end, bytes >= page_bytes ? page_bytes : small_alignment);
-    const auto sum = checked_add(offsets[i], bytes);
-    if (!sum) too_large();
-    end = *sum;
+    if (!target.quantization) {
+      places[i].push_back({reserve(target.byte_count()), target.byte_count()});
+      continue;
+    }
+    for (const auto& part : quantized_parts(*target.quantization, target.shape, target.dtype)) {
+      places[i].push_back({reserve(part.byte_count()), part.byte_count()});
+    }
   }
   // Not nothing, so that a value of no bytes has an address too.
   impl_->memory = AnonymousMemory(end + 1);
@@ -52,8 +66,14 @@ HostMemory::HostMemory(const Plan& plan) : impl_(std::make_unique<Impl>()) {
     const PlannedTarget& target = plan.targets[i];
     index.emplace(target.name, i);
     Destination& destination = impl_->destinations[i];
-    destination = {.data = nullptr, .byte_count = target.byte_count(), .dtype = target.dtype};
-    if (target.delivery == Delivery::memory) destination.data = impl_->memory.data() + offsets[i];
+    destination.byte_count = target.byte_count();
+    destination.dtype = target.dtype;
+    if (target.delivery != Delivery::memory) continue;
+    std::byte* const memory = impl_->memory.data();
+    if (!target.quantization) destination.data = memory + places[i].front().begin;
+    for (const auto& [begin, bytes] : places[i]) {
+      if (target.quantization) destination.parts.emplace_back(memory + begin, bytes);
+    }
   }
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
     const Recipe& recipe = plan.targets[i].recipe;

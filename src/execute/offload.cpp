@@ -34,6 +34,15 @@ void require_file_name(const std::string& name) {
   throw Error("offload.name", "this name cannot be the name of a file", std::move(where));
 }
 
+// Parts as tensors of their own.
+std::vector<QuantizedPart> named_parts(const PlannedTarget& target) {
+  auto parts = quantized_parts(*target.quantization, target.shape, target.dtype);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    parts[i].name = i == 0 ? target.name : target.name + "." + parts[i].name;
+  }
+  return parts;
+}
+
 // Members of an index that is there already, but for the names that are written anew.
 void keep_other_names(JsonWriter& json, const std::string& path,
                       const std::unordered_set<std::string>& names) {
@@ -113,6 +122,16 @@ std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage) {
   for (const PlannedTarget& target : plan.targets) {
     const bool keeps = target.delivery == Delivery::disk_keep;
     if (!keeps && target.delivery != Delivery::disk_write) continue;
+    if (target.quantization) {
+      for (const QuantizedPart& part : named_parts(target)) {
+        entries.push_back({.target = part.name,
+                           .safetensors_file = {},
+                           .weight_name = {},
+                           .dtype = offload_dtype_name(part.dtype),
+                           .shape = part.shape});
+      }
+      continue;
+    }
     OffloadEntry& entry = entries.emplace_back();
     entry.target = target.name;
     entry.shape = target.shape;
@@ -132,7 +151,9 @@ std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage) {
 }
 
 OffloadFolder::OffloadFolder(const Plan& plan, Storage& storage)
-    : folder_(plan.offload_folder), data_(plan.targets.size(), nullptr) {
+    : folder_(plan.offload_folder),
+      data_(plan.targets.size(), nullptr),
+      parts_(plan.targets.size()) {
   const std::vector<OffloadEntry> entries = offload_entries(plan, storage);
   bool writes = false;
   for (const PlannedTarget& target : plan.targets) {
@@ -147,12 +168,13 @@ OffloadFolder::OffloadFolder(const Plan& plan, Storage& storage)
     for (std::size_t i = 0; i < plan.targets.size(); ++i) {
       const PlannedTarget& target = plan.targets[i];
       if (target.delivery != Delivery::disk_write) continue;
-      File& file = add_file(target.name + ".dat");
-      const Descriptor descriptor(
-          ::open(file.temporary_path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-      if (descriptor.get() < 0) fail_write(errno, "cannot make the file", file.path, target.name);
-      map(file, descriptor.get(), target.byte_count());
-      data_[i] = file.data;
+      if (!target.quantization) {
+        data_[i] = add_value(target.name, target.byte_count());
+        continue;
+      }
+      for (const QuantizedPart& part : named_parts(target)) {
+        parts_[i].push_back(add_value(part.name, part.byte_count()));
+      }
     }
     write_index();
   } catch (...) {
@@ -175,6 +197,15 @@ OffloadFolder::File& OffloadFolder::add_file(const std::string& name) {
   file.path = folder_ + "/" + name;
   file.temporary_path = folder_ + "/" + unique_part_name();
   return file;
+}
+
+std::byte* OffloadFolder::add_value(const std::string& name, std::uint64_t byte_count) {
+  File& file = add_file(name + ".dat");
+  const Descriptor descriptor(
+      ::open(file.temporary_path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (descriptor.get() < 0) fail_write(errno, "cannot make the file", file.path, name);
+  map(file, descriptor.get(), byte_count);
+  return file.data;
 }
 
 void OffloadFolder::map(File& file, int descriptor, std::uint64_t byte_count) {

@@ -24,8 +24,9 @@ struct OffloadEntry {
   Shape shape;
 };
 
-// One for each target that is offloaded, in the plan's order. Throws Error "plan.dtype" for a dtype
-// that the layout does not have.
+// One for each target that is offloaded, in the plan's order; for each part of a quantized one: the
+// data has the target's name, the others that, a dot and theirs. Throws Error "plan.dtype" for a
+// dtype that the layout does not have.
 [[nodiscard]] std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage);
 
 // Files under temporary names, as large as they will be, mapped into memory: what is written there
@@ -41,8 +42,12 @@ class OffloadFolder {
   OffloadFolder& operator=(const OffloadFolder&) = delete;
   ~OffloadFolder();
 
-  // Where the target's value goes; null for targets that are not written.
+  // Where the target's value goes; null for targets that are not written, and for quantized ones.
   [[nodiscard]] std::byte* data(std::size_t target) const noexcept { return data_[target]; }
+  // Where a quantized target's parts go; none for targets that are not written.
+  [[nodiscard]] const std::vector<std::byte*>& parts(std::size_t target) const noexcept {
+    return parts_[target];
+  }
   // After the last write. All files get their names, or none.
   void commit();
 
@@ -58,6 +63,7 @@ class OffloadFolder {
 
   void make_folder();
   File& add_file(const std::string& name);
+  [[nodiscard]] std::byte* add_value(const std::string& name, std::uint64_t byte_count);
   void map(File& file, int descriptor, std::uint64_t byte_count);
   void write_index();
   [[nodiscard]] std::string index_text(const std::vector<OffloadEntry>& entries) const;
@@ -71,6 +77,7 @@ class OffloadFolder {
   std::string index_;  // the text of the new index.json
   std::vector<File> files_;
   std::vector<std::byte*> data_;
+  std::vector<std::vector<std::byte*>> parts_;
 };
 
 // The name of a dtype in that layout (numpy's, and torch's for what numpy does not have); empty:

@@ -87,6 +87,7 @@ void write_provenance(JsonWriter& json, const Provenance& item) {
   json.member("device", item.device);
   json.member("dtype", name(item.dtype));
   json.member("shape", item.shape.extents());
+  if (!item.encoding.empty()) json.member("encoding", item.encoding);
   if (!item.tie_of.empty()) json.member("tie_of", item.tie_of);
   if (!item.reason.empty()) json.member("reason", item.reason);
   json.member("bytes_written", item.bytes_written);
@@ -110,6 +111,7 @@ std::vector<Provenance> make_provenance(
     item.device = target.device;
     item.dtype = target.dtype;
     item.shape = target.shape;
+    if (target.quantization) item.encoding = target.quantization->encoding;
     item.tie_of = target.recipe.tie_of;
     item.reason = target.recipe.reason;
     item.bytes_written = bytes_written(i);

@@ -74,6 +74,11 @@ std::optional<Box> as_bytes(const Box& box, unsigned bit_count) {
              .dims = {{.extent = *extent, .source_stride = 1, .target_stride = 1}}};
 }
 
+// Of the numbers that boxes write, also where they are quantized after that.
+std::uint64_t number_bytes(const PlannedTarget& target) {
+  return Encoding(target.dtype).byte_count(target.shape.numel().value_or(0)).value_or(0);
+}
+
 }  // namespace
 
 WindowLimits window_limits(std::uint64_t slot_bytes, std::uint64_t chunk_bytes) noexcept {
@@ -138,7 +143,7 @@ ByteBox check_box(const Plan& plan, const PlannedTarget& target, const Box& box)
     refuse(plan, target, box, "the box leaves its source");
   }
   if (!ends_within(bytes.box.target_offset, std::mem_fn(&BoxDim::target_stride), bytes.target_bytes,
-                   target.byte_count())) {
+                   number_bytes(target))) {
     refuse(plan, target, box, "the box leaves its target");
   }
   return bytes;

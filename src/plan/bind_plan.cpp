@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "base/text.h"
+#include "kernels/quantize.h"
 #include "loadstone/error.h"
 #include "plan/check_boxes.h"
 #include "plan/costs.h"
@@ -136,6 +137,21 @@ class Binder {
     }
   }
 
+  void check_quantization(std::size_t i) const {
+    const PlannedTarget& target = plan_.targets[i];
+    QuantizeForm form;
+    auto problem = prepare_quantization(*target.quantization, target.shape, target.dtype, form);
+    if (!problem && target.recipe.origin != Origin::checkpoint) {
+      problem = DecodeProblem{"only what the checkpoint gives is quantized",
+                              std::string(name(target.recipe.origin)),
+                              {}};
+    }
+    if (problem) {
+      refuse(i, "quantization", std::move(problem->message), printable(problem->found),
+             std::move(problem->expected));
+    }
+  }
+
   void check_target(std::size_t i) const {
     const PlannedTarget& target = plan_.targets[i];
     if (!Encoding(target.dtype).byte_count(target.shape.numel().value_or(0))) {
@@ -144,6 +160,7 @@ class Binder {
     if (!is_device_name(target.device)) {
       refuse(i, "device", "not a device", printable(target.device), "cpu, disk, meta, cuda:0 ...");
     }
+    if (target.quantization) check_quantization(i);
     const bool is_exception = target.recipe.origin == Origin::exception;
     if (target.device == "meta" && !is_exception && target.recipe.origin != Origin::tie) {
       refuse(i, "device", "only an exception is left on meta");
@@ -193,6 +210,7 @@ class Binder {
     if (found == index_.end()) refuse(i, "recipe.tie_of", "no such target", target.recipe.tie_of);
     const PlannedTarget& root = plan_.targets[found->second];
     if (root.recipe.origin == Origin::tie) refuse(i, "recipe.tie_of", "a tie of a tie", root.name);
+    if (root.quantization) refuse(i, "recipe.tie_of", "a tie of a quantized target", root.name);
     if (root.shape != target.shape || root.dtype != target.dtype || root.device != target.device) {
       refuse(i, "recipe.tie_of", "tied targets have one shape, dtype and device",
              fmt::format("{} {} {}", target.shape.text(), name(target.dtype), target.device),

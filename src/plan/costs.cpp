@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/quantize.h"
 #include "plan/check_boxes.h"
 #include "plan/decodings.h"
 #include "plan/dtypes.h"
@@ -13,6 +14,9 @@ namespace {
 
 // Shorter runs of bytes are not read into their place one by one.
 constexpr std::uint64_t direct_run_bytes_min = 4096;
+// Each has scales that wait for the last one, if they are nested: one a thread, and these are the
+// threads that a load has by default.
+constexpr unsigned values_at_once = 4;
 
 std::uint64_t sum(std::uint64_t a, std::uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
@@ -27,6 +31,11 @@ std::uint64_t bytes_of(std::uint64_t elements, Dtype dtype) {
 bool is_read(const PlannedTarget& target) {
   return target.recipe.origin == Origin::checkpoint &&
          (target.delivery == Delivery::memory || target.delivery == Delivery::disk_write);
+}
+
+bool is_quantized(const PlannedTarget& target, QuantizeForm& form) {
+  return target.quantization &&
+         !prepare_quantization(*target.quantization, target.shape, target.dtype, form);
 }
 
 // A stretch of bytes of one source.
@@ -54,7 +63,7 @@ std::uint64_t union_bytes(std::vector<Stretch>& stretches) {
 
 // Whether the file's bytes go straight to their place, without staging: one run, or long ones.
 bool is_direct(const PlannedTarget& target, const Box& box, Dtype source) {
-  if (source != target.dtype) return false;
+  if (source != target.dtype || target.quantization) return false;
   std::uint64_t run = 1;
   std::size_t inside = box.dims.size();
   for (; inside > 0; --inside) {
@@ -68,6 +77,7 @@ bool is_direct(const PlannedTarget& target, const Box& box, Dtype source) {
 // Whether the target has the elements of one whole source in the same order, cast or not.
 bool has_whole_source(const Plan& plan, const PlannedTarget& target) noexcept {
   if (target.recipe.origin != Origin::checkpoint || target.recipe.boxes.size() != 1) return false;
+  if (target.quantization) return false;
   const Box& box = target.recipe.boxes.front();
   if (box.decoding != no_decoding) return false;
   const TensorInfo& source = plan.catalog->tensors()[box.source];
@@ -120,6 +130,7 @@ bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept {
 void count_costs(Plan& plan) {
   std::vector<Stretch> stretches;
   std::uint64_t staged = 0;
+  std::uint64_t scratch = 0;
   plan.bytes_to_write = 0;
   plan.peak_bytes.clear();
   std::uint64_t& cpu = plan.peak_bytes["cpu"];
@@ -136,6 +147,10 @@ void count_costs(Plan& plan) {
       plan.bytes_to_write = sum(plan.bytes_to_write, bytes);
     }
     if (!is_read(target)) continue;
+    if (QuantizeForm form; is_quantized(target, form)) {
+      staged = sum(staged, bytes_of(form.elements, form.dtype));
+      scratch = std::max(scratch, form.scratch_bytes);
+    }
     for (const Box& box : target.recipe.boxes) {
       if (box.decoding != no_decoding) {
         staged = sum(staged, decoded_bytes(plan, box, stretches));
@@ -154,6 +169,7 @@ void count_costs(Plan& plan) {
   }
   plan.bytes_to_read = union_bytes(stretches);
   cpu = sum(cpu, std::min(staged, plan.staging_bytes_max));
+  for (unsigned i = 0; i < values_at_once; ++i) cpu = sum(cpu, scratch);
   if (plan.bytes_to_write > 0) plan.peak_bytes["disk"] = plan.bytes_to_write;
 }
 

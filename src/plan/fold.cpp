@@ -106,8 +106,10 @@ std::string dtype_text(const Plan& plan, const PlannedTarget& target) {
       others.insert(std::string(encoding.name()));
     }
   }
-  if (others.empty()) return std::string(name(target.dtype));
-  return fmt::format("{} -> {}", fmt::join(others, ", "), name(target.dtype));
+  std::string text(name(target.dtype));
+  if (!others.empty()) text = fmt::format("{} -> {}", fmt::join(others, ", "), text);
+  if (target.quantization) text += " -> " + printable(target.quantization->encoding);
+  return text;
 }
 
 std::string origin_text(const PlannedTarget& target) {

@@ -102,6 +102,9 @@ Plan Planner::run() && {
     planned.dtype = target.dtype;
   }
   find_groups();
+  for (const auto& [target, quantization] : options_.quantize) {
+    if (!index_.contains(target)) refuse("quantize", "no such target", target);
+  }
   for (std::size_t i = 0; i < roots_.size(); ++i) {
     if (roots_[i] == i) resolve(i);
   }

@@ -120,6 +120,7 @@ void Planner::settle(PlannedTarget& target, const std::string& device) {
     recipe.origin = Origin::exception;
     recipe.boxes.clear();
     recipe.constant.reset();
+    target.quantization.reset();
     return;
   }
   if (!has_bytes) {

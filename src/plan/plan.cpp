@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "kernels/quantize.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -34,6 +35,12 @@ bool origin_from_name(std::string_view name, Origin& origin) noexcept {
 }
 
 std::uint64_t PlannedTarget::byte_count() const noexcept {
+  QuantizeForm form;
+  if (quantization && !prepare_quantization(*quantization, shape, dtype, form)) {
+    std::uint64_t bytes = 0;
+    for (const QuantizedPart& part : form.parts) bytes += part.byte_count();
+    return bytes;
+  }
   return Encoding(dtype).byte_count(shape.numel().value_or(0)).value_or(0);
 }
 

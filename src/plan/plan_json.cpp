@@ -1,5 +1,6 @@
 #include "plan/plan_json.h"
 
+#include <bit>
 #include <unordered_map>
 
 #include "base/base64.h"
@@ -100,6 +101,19 @@ void write_box(JsonWriter& json, const Box& box, const Numbers& numbers) {
   json.end_object();
 }
 
+void write_quantization(JsonWriter& json, const Quantization& quantization) {
+  json.key("quantization");
+  json.begin_object();
+  json.member("encoding", quantization.encoding);
+  json.member("dialect", quantization.dialect);
+  json.member("block_size", std::uint64_t{quantization.block_size});
+  json.member("nested", quantization.nested);
+  if (quantization.nested_offset) {
+    json.member("nested_offset_bits", std::bit_cast<std::uint32_t>(*quantization.nested_offset));
+  }
+  json.end_object();
+}
+
 void write_target(JsonWriter& json, const PlannedTarget& target, const Numbers& numbers) {
   const Recipe& recipe = target.recipe;
   json.begin_object();
@@ -110,6 +124,7 @@ void write_target(JsonWriter& json, const PlannedTarget& target, const Numbers& 
   json.member("origin", name(recipe.origin));
   json.member("device", target.device);
   json.member("delivery", name(target.delivery));
+  if (target.quantization) write_quantization(json, *target.quantization);
   json.key("recipe");
   json.begin_object();
   if (!recipe.boxes.empty()) {
@@ -238,6 +253,26 @@ Recipe read_recipe(const JsonReader& reader, JsonReader::Element value, const Js
   return recipe;
 }
 
+Quantization read_quantization(const JsonReader& reader, JsonReader::Element value,
+                               const JsonPlace& place) {
+  JsonObject fields(reader, value, place);
+  const auto small = [&](std::string_view field, JsonReader::Element number) {
+    const auto found = reader.unsigned_number(number, fields.at(field));
+    if (found > UINT32_MAX) reader.refuse(fields.at(field), "too large", std::to_string(found));
+    return static_cast<std::uint32_t>(found);
+  };
+  Quantization quantization;
+  quantization.encoding = reader.string(fields.required("encoding"), fields.at("encoding"));
+  quantization.dialect = reader.string(fields.required("dialect"), fields.at("dialect"));
+  quantization.block_size = small("block_size", fields.required("block_size"));
+  quantization.nested = reader.boolean(fields.required("nested"), fields.at("nested"));
+  if (const auto bits = fields.optional("nested_offset_bits")) {
+    quantization.nested_offset = std::bit_cast<float>(small("nested_offset_bits", *bits));
+  }
+  fields.done();
+  return quantization;
+}
+
 PlannedTarget read_target(const JsonReader& reader, JsonReader::Element value,
                           const JsonPlace& place) {
   JsonObject fields(reader, value, place);
@@ -265,6 +300,9 @@ PlannedTarget read_target(const JsonReader& reader, JsonReader::Element value,
     is_known = true;
   }
   if (!is_known) unknown("delivery", text("delivery"));
+  if (const auto quantization = fields.optional("quantization")) {
+    target.quantization = read_quantization(reader, *quantization, fields.at("quantization"));
+  }
   target.recipe = read_recipe(reader, fields.required("recipe"), fields.at("recipe"));
   if (!origin_from_name(text("origin"), target.recipe.origin)) unknown("origin", text("origin"));
   fields.done();

@@ -45,6 +45,7 @@ class Planner {
   [[nodiscard]] bool find_recipe_boxes(std::size_t root, const Produced& produced);
   [[nodiscard]] bool take_constant(std::size_t root, const TargetRecipe& made);
   [[nodiscard]] bool check_dtypes(std::size_t root);
+  void quantize(std::size_t root);
   [[nodiscard]] Dtype final_dtype(const Target& target, const Produced* produced) const;
   void resolve_missing(std::size_t root);
   void resolve_tie(std::size_t tie);

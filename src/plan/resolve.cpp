@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "kernels/cast.h"
+#include "kernels/quantize.h"
 #include "plan/check_boxes.h"
 #include "plan/decodings.h"
 #include "plan/dtypes.h"
@@ -79,6 +80,7 @@ void Planner::resolve(std::size_t root) {
   }
   if (produced == nullptr) {
     resolve_missing(root);
+    if (planned.recipe.origin != Origin::exception) quantize(root);
   } else {
     take_produced(root, *produced);
   }
@@ -155,7 +157,40 @@ void Planner::take_produced(std::size_t root, Produced& produced) {
     return;
   }
   plan_.targets[root].recipe.origin = Origin::checkpoint;
-  if (find_boxes(root, produced)) (void)check_dtypes(root);
+  if (find_boxes(root, produced) && check_dtypes(root)) quantize(root);
+}
+
+void Planner::quantize(std::size_t root) {
+  const Target& target = skeleton_.targets[root];
+  const auto asked = options_.quantize.find(target.name);
+  if (asked == options_.quantize.end()) return;
+  PlannedTarget& planned = plan_.targets[root];
+  QuantizeForm form;
+  auto problem = prepare_quantization(asked->second, target.shape, planned.dtype, form);
+  if (!problem && !members(root).empty()) {
+    problem = DecodeProblem{"a tied tensor would be quantized in one place only",
+                            skeleton_.targets[members(root).back()].name,
+                            {}};
+  }
+  if (!problem && planned.recipe.origin != Origin::checkpoint) {
+    problem = DecodeProblem{"only what the checkpoint gives is quantized",
+                            std::string(name(planned.recipe.origin)),
+                            {}};
+  }
+  for (std::size_t i = 1; i < form.parts.size() && !problem; ++i) {
+    const std::string part = target.name + "." + form.parts[i].name;
+    if (index_.contains(part)) problem = DecodeProblem{"a part has the name of a target", part, {}};
+  }
+  if (!problem) {
+    planned.quantization = asked->second;
+    return;
+  }
+  fail(root, {.code = "plan.quantize",
+              .sources = {target.name},
+              .message = fmt::format("'{}' cannot be quantized as {}: {}", printable(target.name),
+                                     printable(asked->second.encoding), problem->message),
+              .found = std::move(problem->found),
+              .expected = std::move(problem->expected)});
 }
 
 // False: the target has failed.

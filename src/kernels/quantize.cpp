@@ -1,0 +1,122 @@
+#include "kernels/quantize.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <utility>
+
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::uint64_t ceil_div(std::uint64_t a, std::uint64_t b) {
+  return a / b + static_cast<std::uint64_t>(a % b != 0);
+}
+
+std::optional<DecodeProblem> prepare_rows(const Shape& shape, QuantizeForm& form) {
+  if (shape.rank() != 2) {
+    return DecodeProblem{"int8 takes matrices", shape.text(), "[rows, columns]"};
+  }
+  form.by_rows = true;
+  form.columns = shape[1];
+  form.window_elements = std::max<std::uint64_t>(shape[1], 1);
+  form.parts = {{"data", shape, Dtype::i8}, {"absmax", {shape[0]}, Dtype::f32}};
+  return std::nullopt;
+}
+
+std::optional<DecodeProblem> prepare_blocks(const Quantization& quantization, QuantizeForm& form) {
+  if (!is_bnb_block_size(quantization.block_size)) {
+    return DecodeProblem{"no such block size", fmt::format("{}", quantization.block_size),
+                         "32, 64, 128 ... 4096"};
+  }
+  form.bnb4.code = quantization.encoding == "nf4" ? Bnb4Code::nf4 : Bnb4Code::fp4;
+  form.bnb4.block_size = quantization.block_size;
+  form.window_elements = quantization.block_size;
+  form.nested = quantization.nested;
+  form.nested_offset = quantization.nested_offset;
+  const std::uint64_t blocks = ceil_div(form.elements, quantization.block_size);
+  form.parts.push_back({"data", {ceil_div(form.elements, 2), 1}, Dtype::u8});
+  if (!form.nested) {
+    form.parts.push_back({"absmax", {blocks}, Dtype::f32});
+    return std::nullopt;
+  }
+  form.parts.push_back({"absmax", {blocks}, Dtype::u8});
+  form.parts.push_back({"nested_absmax", {ceil_div(blocks, bnb_nested_block_size)}, Dtype::f32});
+  form.parts.push_back({"nested_offset", Shape(), Dtype::f32});
+  form.scratch_bytes = blocks * sizeof(float);
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<DecodeProblem> prepare_quantization(const Quantization& quantization,
+                                                  const Shape& shape, Dtype dtype,
+                                                  QuantizeForm& form) {
+  form = {};
+  if (dtype != Dtype::f32 && dtype != Dtype::f16 && dtype != Dtype::bf16) {
+    return DecodeProblem{"only F32, F16 and BF16 are quantized", std::string(name(dtype)), {}};
+  }
+  const auto elements = shape.numel();
+  if (!elements || !Encoding(dtype).byte_count(*elements)) {
+    return DecodeProblem{"the size does not fit 64 bits", shape.text(), {}};
+  }
+  form.dtype = dtype;
+  form.elements = *elements;
+  if (quantization.dialect == "bnb-cuda") {
+    form.bnb4.dialect = BnbDialect::cuda;
+  } else if (!quantization.dialect.empty() && quantization.dialect != "bnb-cpu") {
+    return DecodeProblem{"no such dialect", quantization.dialect, "bnb-cpu or bnb-cuda"};
+  }
+  if (quantization.nested_offset && !quantization.nested) {
+    return DecodeProblem{"an offset of nested scales, and the scales are not nested", {}, {}};
+  }
+  if (quantization.encoding == "int8") {
+    if (quantization.nested) return DecodeProblem{"int8 has no nested scales", {}, {}};
+    return prepare_rows(shape, form);
+  }
+  if (quantization.encoding != "nf4" && quantization.encoding != "fp4") {
+    return DecodeProblem{"no such encoding", quantization.encoding, "nf4, fp4 or int8"};
+  }
+  return prepare_blocks(quantization, form);
+}
+
+std::uint64_t quantize_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+                              const std::byte* numbers, std::span<std::byte* const> parts,
+                              std::byte* scratch) noexcept {
+  if (begin == end) return end;
+  if (form.by_rows) {
+    const std::uint64_t row = begin / form.columns;
+    return begin + encode_bnb_int8(form.bnb4.dialect, form.dtype, numbers,
+                                   (end - begin) / form.columns, form.columns, parts[0] + begin,
+                                   parts[1] + row * sizeof(float));
+  }
+  std::byte* const absmax = form.nested ? scratch : parts[1];
+  return begin + encode_bnb4(form.bnb4, form.dtype, numbers, end - begin, parts[0] + begin / 2,
+                             absmax + begin / form.bnb4.block_size * sizeof(float));
+}
+
+void finish_quantized(const QuantizeForm& form, std::span<std::byte* const> parts,
+                      const std::byte* scratch) noexcept {
+  if (!form.nested) return;
+  const std::uint64_t blocks = form.scratch_bytes / sizeof(float);
+  const float offset =
+      form.nested_offset ? *form.nested_offset : bnb_nested_offset(scratch, blocks);
+  encode_bnb_nested(form.bnb4.dialect, scratch, blocks, offset, parts[1], parts[2]);
+  std::memcpy(parts[3], &offset, sizeof(offset));
+}
+
+std::vector<QuantizedPart> quantized_parts(const Quantization& quantization, const Shape& shape,
+                                           Dtype dtype) {
+  QuantizeForm form;
+  if (auto problem = prepare_quantization(quantization, shape, dtype, form)) {
+    throw Error("plan.quantize", std::move(problem->message),
+                {.field = "quantize",
+                 .found = std::move(problem->found),
+                 .expected = std::move(problem->expected)});
+  }
+  return std::move(form.parts);
+}
+
+}  // namespace loadstone
