@@ -57,7 +57,8 @@ const std::vector<Quantization>& quantizations() {
   return all;
 }
 
-void quantize_random_plan(unsigned seed) {
+// Returns how many of its targets were quantized.
+std::size_t quantize_random_plan(unsigned seed) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
   PlanBuilder builder;
@@ -65,7 +66,6 @@ void quantize_random_plan(unsigned seed) {
   const HostMemory plain(plan);
   execute(plan, plain.destinations(), {.storage = &builder.storage});
   std::size_t count = 0;
-  std::vector<bool> is_tied(plan.targets.size(), false);
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
     const Quantization& chosen = quantizations()[random() % quantizations().size()];
     const bool has_tie = std::ranges::any_of(plan.targets, [&](const PlannedTarget& other) {
@@ -90,19 +90,21 @@ void quantize_random_plan(unsigned seed) {
       continue;
     }
     const auto expected = encoded(*target.quantization, target, value_of(plain.destinations()[i]));
-    ASSERT_THAT(found.parts, SizeIs(expected.size()));
-    for (std::size_t p = 0; p < expected.size(); ++p) {
+    EXPECT_THAT(found.parts, SizeIs(expected.size()));
+    for (std::size_t p = 0; p < std::min(expected.size(), found.parts.size()); ++p) {
       EXPECT_TRUE(std::ranges::equal(found.parts[p], expected[p]))
           << target.name << " part " << p << " as " << target.quantization->encoding;
     }
     EXPECT_EQ(report.provenance[i].encoding, target.quantization->encoding);
     EXPECT_EQ(report.provenance[i].bytes_written, target.byte_count());
   }
-  EXPECT_GT(count, 0u);
+  return count;
 }
 
 TEST(Quantizer, WindowsDoNotMatter) {
-  for (unsigned seed = 0; seed < 60; ++seed) quantize_random_plan(seed);
+  std::size_t count = 0;
+  for (unsigned seed = 0; seed < 60; ++seed) count += quantize_random_plan(seed);
+  EXPECT_GT(count, 60u);
 }
 
 // A BF16 matrix of normal numbers, of several windows.

@@ -1,0 +1,157 @@
+// Targets that are quantized on their way: what the plan says of them, and what it refuses.
+#include <gmock/gmock.h>
+
+#include <utility>
+
+#include "loadstone/plan.h"
+#include "plan/plan_json.h"
+#include "plan/plans.h"
+#include "support/errors.h"
+
+namespace loadstone::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+Target tie_of(const std::string& name, Target target) {
+  target.tie_of = std::exchange(target.name, name);
+  return target;
+}
+
+const Quantization nf4 = {.encoding = "nf4", .dialect = {}, .nested_offset = {}};
+const Quantization nested = {.encoding = "nf4", .dialect = {}, .nested = true, .nested_offset = {}};
+
+Plan plan_of_one(const Quantization& quantization, Shape shape = {10, 13},
+                 Dtype dtype = Dtype::bf16, PlanOptions options = {}) {
+  options.quantize = {{"w", quantization}};
+  return make_plan(fake_catalog({{"w", shape, Dtype::bf16}}),
+                   skeleton_of({target_of("w", shape, dtype)}), options);
+}
+
+std::vector<std::string> parts_of(const PlannedTarget& target) {
+  std::vector<std::string> text;
+  for (const auto& part : quantized_parts(*target.quantization, target.shape, target.dtype)) {
+    text.push_back(part.name + " " + std::string(name(part.dtype)) + " " + part.shape.text());
+  }
+  return text;
+}
+
+TEST(Quantize, PartsHaveTheShapesOfTheirEncoding) {
+  EXPECT_THAT(parts_of(plan_of_one(nf4).targets[0]),
+              ElementsAre("data U8 [65, 1]", "absmax F32 [3]"));
+  EXPECT_THAT(parts_of(plan_of_one(nested).targets[0]),
+              ElementsAre("data U8 [65, 1]", "absmax U8 [3]", "nested_absmax F32 [1]",
+                          "nested_offset F32 []"));
+  EXPECT_THAT(
+      parts_of(plan_of_one({.encoding = "int8", .dialect = {}, .nested_offset = {}}).targets[0]),
+      ElementsAre("data I8 [10, 13]", "absmax F32 [10]"));
+}
+
+TEST(Quantize, SizesAreThoseOfTheParts) {
+  const Plan plan = plan_of_one(nf4, {10, 13}, Dtype::f32);
+  EXPECT_TRUE(plan.ok());
+  EXPECT_EQ(plan.targets[0].byte_count(), 65u + 12u);
+  EXPECT_EQ(plan.bytes_to_read, 260u);
+  EXPECT_EQ(plan.peak_bytes.at("cpu"), 65u + 12u + 2u * 260u + 260u);  // numbers and their source
+  PlanOptions balanced;
+  balanced.device_map.mode = DeviceMapMode::sequential;
+  balanced.max_memory = {{"cuda:0", 100}, {"cpu", 1000}};
+  EXPECT_EQ(plan_of_one(nf4, {10, 13}, Dtype::f32, balanced).targets[0].device, "cuda:0");
+}
+
+TEST(Quantize, OnDiskTheNumbersAreNotKept) {
+  PlanOptions options;
+  options.device_map.entries = {{"", "disk"}};
+  options.offload_folder = "folder";
+  const Plan plan = plan_of_one(nf4, {10, 13}, Dtype::bf16, options);
+  EXPECT_EQ(plan.targets[0].delivery, Delivery::disk_write);
+  EXPECT_EQ(plan.bytes_to_write, 65u + 12u);
+  options.quantize.clear();
+  const Plan plain = make_plan(fake_catalog({{"w", {10, 13}, Dtype::bf16}}),
+                               skeleton_of({target_of("w", {10, 13}, Dtype::bf16)}), options);
+  EXPECT_EQ(plain.targets[0].delivery, Delivery::disk_keep);  // the control
+}
+
+struct Refused {
+  Quantization quantization;
+  Shape shape;
+  Dtype dtype;
+  std::string message;
+};
+
+TEST(Quantize, WhatDoesNotFitIsAFinding) {
+  const std::vector<Refused> cases = {
+      {{.encoding = "nf5", .dialect = {}, .nested_offset = {}}, {4, 4}, Dtype::f32, "no such enc"},
+      {{.encoding = "nf4", .dialect = "x", .nested_offset = {}}, {4, 4}, Dtype::f32, "dialect"},
+      {{.encoding = "nf4", .dialect = {}, .block_size = 48, .nested_offset = {}},
+       {4, 4},
+       Dtype::f32,
+       "block size"},
+      {{.encoding = "int8", .dialect = {}, .nested_offset = {}}, {4, 4, 4}, Dtype::f32, "matrices"},
+      {{.encoding = "int8", .dialect = {}, .nested = true, .nested_offset = {}},
+       {4, 4},
+       Dtype::f32,
+       "nested"},
+      {{.encoding = "nf4", .dialect = {}, .nested_offset = 1.0f}, {4, 4}, Dtype::f32, "offset"},
+      {nf4, {4, 4}, Dtype::f64, "F32, F16 and BF16"},
+  };
+  for (const Refused& refused : cases) {
+    const Plan plan = plan_of_one(refused.quantization, refused.shape, refused.dtype);
+    const auto findings = found(plan, "plan.quantize");
+    ASSERT_EQ(findings.size(), 1u) << refused.message;
+    EXPECT_THAT(findings[0].message, HasSubstr(refused.message));
+    EXPECT_THAT(findings[0].message, HasSubstr("'w'"));
+    EXPECT_FALSE(plan.targets[0].quantization);
+  }
+}
+
+TEST(Quantize, TiesFillsAndNamesOfPartsAreRefused) {
+  PlanOptions options;
+  options.quantize = {{"w", nf4}};
+  const auto findings_of = [&](const std::vector<Target>& targets) {
+    return found(make_plan(fake_catalog({{"w", {4}}, {"w.absmax", {4}}}), skeleton_of(targets),
+                           options),
+                 "plan.quantize")
+        .size();
+  };
+  EXPECT_EQ(findings_of({target_of("w", {4})}), 0u);  // the control
+  EXPECT_EQ(findings_of({target_of("w", {4}), tie_of("t", target_of("w", {4}))}), 1u);
+  EXPECT_EQ(findings_of({target_of("w", {4}), target_of("w.absmax", {4})}), 1u);
+  options.quantize = {{"x", nf4}};
+  options.missing = MissingPolicy::zeros;
+  EXPECT_EQ(findings_of({target_of("x", {4})}), 1u);
+  EXPECT_EQ(code_of([&] { (void)findings_of({target_of("w", {4})}); }),
+            "plan.options");  // no such target
+}
+
+TEST(Quantize, APlanFromTextIsTheSame) {
+  for (const Quantization& quantization : {nf4, nested,
+                                           Quantization{.encoding = "fp4",
+                                           .dialect = "bnb-cuda",
+                                           .block_size = 128,
+                                           .nested = true,
+                                           .nested_offset = 0.1f}}) {
+    const Plan plan = plan_of_one(quantization);
+    const Plan back = bind_plan(read_plan(to_json(plan)), plan.catalog);
+    EXPECT_EQ(back.targets[0].quantization, quantization);
+    EXPECT_EQ(to_json(back), to_json(plan));
+  }
+}
+
+TEST(Quantize, APlanFromTextIsNotBelieved) {
+  const Plan plan = plan_of_one(nested);
+  const auto code_with = [&](const std::string& from, const std::string& to) {
+    std::string text = to_json(plan);
+    const auto at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    text.replace(at, from.size(), to);
+    return code_of([&] { (void)bind_plan(read_plan(text), plan.catalog); });
+  };
+  EXPECT_EQ(code_with("\"nf4\"", "\"q99\""), "plan.json");
+  EXPECT_EQ(code_with("64", "65"), "plan.json");
+  EXPECT_EQ(code_with("\"nested\": true", "\"nested\": false"), "plan.json");  // another size
+}
+
+}  // namespace
+}  // namespace loadstone::test
