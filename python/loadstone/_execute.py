@@ -65,7 +65,7 @@ class Filled:
     """
 
     slots: list[TensorSlot]
-    values: list[torch.Tensor | Parts | None]
+    values: list[Any]
     core: _core.Report
 
 
@@ -77,7 +77,7 @@ def fill(
     slots = _slots(plan, model)
     if plan._units is not None:
         plan._units.require_values()
-    values: list[torch.Tensor | Parts | None] = [None] * len(slots)
+    values: list[Any] = [None] * len(slots)
     with shown(progress, "loading") as callback:
         core = _fill(plan, slots, values, threads, callback)
     _core.require_delivered(plan._core, core)
@@ -169,7 +169,7 @@ def _slots(plan: Plan, model: Any) -> list[TensorSlot]:
 def _fill(
     plan: Plan,
     slots: list[TensorSlot],
-    values: list[torch.Tensor | Parts | None],
+    values: list[Any],
     threads: int,
     callback: ProgressCallback | None,
 ) -> _core.Report:
@@ -194,7 +194,7 @@ def _fill(
             _core.execute(plan._core, destinations, threads, callback, partial=True, parts=parts)
         )
         for index in wave:
-            values[index] = values[index].to(plan.targets[index].device)  # type: ignore[union-attr]
+            values[index] = values[index].to(plan.targets[index].device)
     return _core.merge_reports(reports)
 
 
@@ -215,7 +215,7 @@ def _host_memory(target: PlannedTarget, slot: TensorSlot) -> torch.Tensor | Part
 
 
 def _destinations(
-    values: list[torch.Tensor | Parts | None], wanted: list[int]
+    values: list[Any], wanted: list[int]
 ) -> tuple[list[tuple[int, int, str]], list[tuple[int, list[tuple[int, int]]]]]:
     """Where the chosen values go: one row a target, and the memory of those that have parts."""
     rows = [memory.destination(None)] * len(values)
@@ -250,9 +250,7 @@ def _waves(plan: Plan, indices: list[int]) -> Iterator[list[int]]:
         yield wave
 
 
-def _install(
-    plan: Plan, slots: list[TensorSlot], values: list[torch.Tensor | Parts | None]
-) -> None:
+def _install(plan: Plan, slots: list[TensorSlot], values: list[Any]) -> None:
     """The moment in which the model changes: nothing in here reads, computes or should fail."""
     import torch
 
