@@ -387,7 +387,9 @@ def test_killed_at_any_moment(large: Path, tmp_path: Path, name: str, count: int
     options = () if "." in name else ("--shard-size", "40MB")
     random_source = random.Random(1)
     killed = 0
-    for _ in range(count):
+    for _ in range(10 * count):
+        if killed == count:
+            break
         folder = tmp_path / "run"
         folder.mkdir()
         process = begin(large, folder / name, *options)
@@ -395,11 +397,12 @@ def test_killed_at_any_moment(large: Path, tmp_path: Path, name: str, count: int
         left = sorted(path.name for path in folder.iterdir())
         if name in left:
             run("verify", tmp_path / "whole.safetensors", folder / name)
+            duration *= 0.9  # the machine is quicker now
         else:
             assert left == parts(folder)
             killed += began
         shutil.rmtree(folder)
-    assert killed >= count // 3
+    assert killed == count
 
 
 def test_interrupted(large: Path, tmp_path: Path) -> None:

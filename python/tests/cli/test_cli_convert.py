@@ -186,3 +186,27 @@ def test_inspect_tells_encodings(run, small):
     gguf = json.loads(run("inspect", HOSTILE / "gguf/gg_ok.gguf", "--json", status=0).stdout)
     assert gguf["metadata_types"]["general.architecture"] == "string"
     assert gguf["encodings"]["F32"]["elements"] == 32
+
+
+def test_every_hostile_file(run, tmp_path):
+    """What opens becomes the same tensors; what does not leaves nothing."""
+    cases = json.loads((HOSTILE / "manifest.json").read_text())["cases"]
+    target = tmp_path / "out.safetensors"
+    made = 0
+    for case in cases:
+        if case["format"] not in ("safetensors", "sharded", "gguf"):
+            continue
+        source = HOSTILE / case["file"]
+        opens = run("inspect", source, "--gguf-rank-max", 8).returncode == 0
+        done = run("convert", source, target, status=0 if opens else 3)
+        assert [path.name for path in tmp_path.iterdir()] == [target.name] * opens, case
+        if not opens:
+            assert done.stdout == ""
+            continue
+        made += 1
+        status = 1 if case["expect"] == "st.bool_value" else 0
+        run("verify", target, status=status)
+        if case["format"] != "gguf":
+            run("verify", source, target, status=0)
+        target.unlink()
+    assert made > 30
