@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -95,12 +96,16 @@ def audit(model: Any, report: Report | None = None) -> Audit:
     if report is not None and (loaded is None or loaded.report is not report):
         loaded = None  # not the report of this model's last load: it proves nothing
     result = Audit()
-    for slot in walk(model):
+    slots = walk(model)
+    elsewhere = _elsewhere(model, slots)
+    for slot in slots:
         item = loaded.report.provenance.get(slot.name) if loaded else None
         reason = _exception(loaded.report, item) if loaded and item else None
-        if item is not None and reason is not None:
+        reason = reason or elsewhere.get(slot.name)
+        if reason is not None:
             result.exceptions[slot.name] = reason
-            result.provenance[slot.name] = item
+            if item is not None:
+                result.provenance[slot.name] = item
         elif slot.tensor.is_meta:
             result.on_meta.append(slot.name)
         elif loaded is None or item is None or not _same_memory(loaded, slot):
@@ -108,6 +113,15 @@ def audit(model: Any, report: Report | None = None) -> Audit:
         else:
             result.provenance[slot.name] = item
     return result
+
+
+def _elsewhere(model: Any, slots: list[TensorSlot]) -> dict[str, str]:
+    """Tensors that hooks bring up whole, with the reason for their having no value here."""
+    if "loadstone._bitsandbytes.modules" not in sys.modules:
+        return {}  # nothing can have been healed
+    from loadstone._bitsandbytes.accounts import reasons
+
+    return reasons(model, slots)
 
 
 def _exception(report: Report, item: Provenance) -> str | None:

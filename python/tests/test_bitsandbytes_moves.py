@@ -164,6 +164,15 @@ def test_a_deep_copy_shares_nothing(kind):
 
 
 @kinds
+def test_a_state_dict_holds_plain_tensors(kind):
+    for state in (healed(kind).state_dict(), net(kind).state_dict()):
+        assert {type(tensor) for tensor in state.values()} == {torch.Tensor}
+    assert any(
+        type(t) is not torch.Tensor for t in healed(kind).state_dict(keep_vars=True).values()
+    )
+
+
+@kinds
 def test_torch_may_make_a_parameter_of_it(kind):
     weight = healed(kind).body[0].weight
     again = torch.nn.Parameter(weight, requires_grad=False)

@@ -67,6 +67,8 @@ class Whole(torch.nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         with self._present():
             super()._save_to_state_dict(destination, prefix, keep_vars)
+            if not keep_vars and is_unit(self.weight):  # as bitsandbytes': bytes and nothing else
+                destination[f"{prefix}weight"] = self.weight.data
 
     @contextlib.contextmanager
     def _present(self) -> Iterator[None]:

@@ -1,0 +1,76 @@
+"""For the audit: tensors of a healed model that are elsewhere, or look otherwise, on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from loadstone._bitsandbytes import layout
+from loadstone._bitsandbytes.modules import WholeLinear4bit, is_whole
+from loadstone._bitsandbytes.offloaded import Units, map_of
+from loadstone._bitsandbytes.parameters import is_unit
+from loadstone._skeleton_walk import TensorSlot
+
+OFFLOADED = "offloaded"
+REARRANGED = "rearranged for this CPU"
+
+
+def reasons(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> dict[str, str]:
+    """Why tensors have no value here, or not the loaded one, by their names.
+
+    Empty for a model that has no healed module: of that nothing is known to come back whole.
+    """
+    modules = dict(model.named_modules())
+    if not any(is_whole(module) for module in modules.values()):
+        return {}
+    keys = _Keys()
+    return {
+        slot.name: reason
+        for slot in slots
+        if (reason := _reason(slot, *_place(slot.name, modules), keys))
+    }
+
+
+def _reason(slot: TensorSlot, module: Any, inside: str, keys: _Keys) -> str:
+    parameter = inside.partition(".")[0]
+    if slot.tensor.is_meta:
+        held = map_of(module.__dict__.get("_hf_hook"))
+        whole = is_whole(module) and parameter == "weight"
+        known = held is not None and (whole or parameter == inside)
+        return OFFLOADED if known and keys.has(held, parameter, whole) else ""
+    if not isinstance(module, WholeLinear4bit) or parameter != "weight":
+        return ""
+    state = getattr(module.weight, "quant_state", None)
+    return REARRANGED if layout.is_rearranged(state) else ""
+
+
+def _place(name: str, modules: Mapping[str, Any]) -> tuple[Any, str]:
+    """The module that a tensor is in, and the tensor's name inside."""
+    path = name
+    while path and path not in modules:
+        path = path.rpartition(".")[0]
+    return modules[path], name[len(path) :].lstrip(".")
+
+
+class _Keys:
+    """The names in maps of weights, without reading a weight from a disk."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, frozenset[str]] = {}
+
+    def has(self, held: Any, name: str, whole: bool) -> bool:
+        """Whether a parameter would be found; where it is a quantized one, with its scales."""
+        if isinstance(held, Units):
+            return self.has(held.inner, name, whole)
+        inner, prefix = getattr(held, "dataset", None), getattr(held, "prefix", None)
+        if isinstance(inner, Mapping) and isinstance(prefix, str):  # a part of another map
+            return self.has(inner, prefix + name, whole)
+        if id(held) not in self._known:
+            self._known[id(held)] = frozenset(held)
+        known = self._known[id(held)]
+        if not whole or (isinstance(held, dict) and is_unit(held.get(name))):
+            return name in known
+        scales = (f"{name}.absmax", f"{name.removesuffix('weight')}SCB")
+        return name in known and any(each in known for each in scales)
