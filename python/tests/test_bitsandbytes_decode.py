@@ -67,14 +67,6 @@ def test_every_number_is_its_code_times_the_scale_of_its_block(kind, shape, dtyp
         assert torch.equal(bytes_of(found), bytes_of(by_definition(packed, state, dtype)))
 
 
-def test_a_weight_larger_than_a_chunk_is_decoded_whole(monkeypatch):
-    _, packed, state = quantized("nf4+double", (61, 67))
-    whole = layout.decode(packed, state)
-    for chunk in (64, 640, 1 << 12):
-        monkeypatch.setattr(layout, "_CHUNK", chunk)
-        assert torch.equal(layout.decode(packed, state), whole)
-
-
 @pytest.mark.parametrize("storage", [torch.bfloat16, torch.float32])
 def test_bytes_stored_as_floats_are_decoded(storage):
     _, packed, state = quantized("nf4", (64, 64))

@@ -8,13 +8,13 @@ the scales of the checkpoint are kept beside the rearranged ones, so that every 
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import bitsandbytes.functional as library
 import torch
 
-_CHUNK = 1 << 20  # blocks of weights that are decoded at a time are not larger than this
+from loadstone._convert import dequantize
+
 _ROW_STEP = 16  # bitsandbytes' vectorised decode takes rows that are a multiple of this
 _PANEL = 32  # rows that are rearranged together
 
@@ -78,34 +78,26 @@ def is_misread(state: Any) -> bool:
     return row % _ROW_STEP == 0 and row % int(state.blocksize) != 0
 
 
-def scales(state: Any) -> torch.Tensor:
-    """One float32 scale for each block."""
-    absmax: torch.Tensor = state.absmax
-    if state.nested:
-        absmax = library.dequantize_blockwise(absmax, state.state2) + state.offset
-    return absmax.float()
-
-
 def decode(data: torch.Tensor, state: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The weight that packed codes stand for, whatever the length of its rows.
+    """The weight on the CPU that packed codes stand for, whatever the length of its rows.
 
     Args:
         dtype: of the result; ``None``: that of the weight that was quantized. Values are rounded to
             it once, from float32.
     """
-    table = library.get_4bit_type(state.quant_type, device=data.device)
-    pairs = torch.stack([table.repeat_interleave(16), table.repeat(16)], dim=1)  # a byte: 2 values
-    codes = data.contiguous().view(-1).view(torch.uint8)
-    each = scales(state).to(data.device)
-    size, count = int(state.blocksize), math.prod(state.shape)
-    result = torch.empty(count, dtype=dtype or state.dtype, device=data.device)
-    step = max(1, _CHUNK // size)
-    for first in range(0, len(each), step):
-        start, end = first * size, min((first + step) * size, count)
-        values = pairs[codes[start // 2 : (end + 1) // 2].int()].view(-1)[: end - start]
-        wide = each[first : first + step].repeat_interleave(size)[: end - start]
-        result[start:end] = values * wide
-    return result.view(*state.shape)
+    parts = {"data": data.contiguous().view(-1).view(torch.uint8), "absmax": state.absmax}
+    if state.nested:
+        inner = state.state2
+        parts |= {"nested_absmax": inner.absmax, "nested_code": inner.code}
+        parts |= {"nested_offset": state.offset.reshape(())}
+    return dequantize(
+        parts,
+        state.quant_type,
+        state.shape,
+        dtype or state.dtype,
+        block_size=state.blocksize,
+        allow_non_finite=True,  # as bitsandbytes: a weight with them was accepted before
+    )
 
 
 class _Linear(torch.autograd.Function):
