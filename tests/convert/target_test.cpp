@@ -1,0 +1,187 @@
+// Where a conversion may write, and what is there when it ends early.
+#include <gmock/gmock.h>
+#include <sys/mount.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+
+#include "convert/samples.h"
+#include "loadstone/convert.h"
+#include "loadstone/verify.h"
+#include "support/errors.h"
+#include "support/files.h"
+#include "support/watched_storage.h"
+
+namespace loadstone::test {
+
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class Target : public ::testing::Test {
+ protected:
+  std::string code(const std::string& target, const std::string& from = {}) {
+    const std::string start = from.empty() ? source : from;
+    const ConvertOptions options = {.one_file = target.ends_with(".safetensors")};
+    const auto conversion = make_conversion(open_checkpoint(start), options);
+    return code_of([&] { convert(conversion, target); });
+  }
+
+  TemporaryFolder folder;
+  std::string bytes = mixed_file();
+  std::string source = folder.write("in/source.safetensors", bytes);
+};
+
+TEST_F(Target, TheSourceIsNeverWritten) {
+  EXPECT_EQ(code(source), "convert.target");
+  fs::create_hard_link(source, folder / "hard.safetensors");
+  EXPECT_EQ(code(folder / "hard.safetensors"), "convert.target");
+  fs::create_symlink(source, folder / "link.safetensors");
+  EXPECT_EQ(code(folder / "link.safetensors"), "convert.target");
+  EXPECT_EQ(code(folder / "in"), "convert.target");
+  EXPECT_EQ(code((folder / "in") + "/../in/."), "convert.target");
+  EXPECT_TRUE(read_file(source) == bytes);
+  // A neighbour of a single file is something else.
+  EXPECT_EQ(code(folder / "in/other.safetensors"), "");
+}
+
+TEST_F(Target, AFolderOfShardsStaysAsItIs) {
+  converted(source, folder / "many", {.one_file = false, .shard_bytes_max = 150000});
+  const auto before = names_in(folder / "many");
+  EXPECT_EQ(code(folder / "many/out.safetensors", folder / "many"), "convert.target");
+  EXPECT_EQ(code(folder / "many/deeper", folder / "many"), "convert.target");
+  fs::create_symlink(folder / "many", folder / "alias");
+  EXPECT_EQ(code(folder / "alias/out.safetensors", folder / "many"), "convert.target");
+  EXPECT_EQ(names_in(folder / "many"), before);
+}
+
+TEST_F(Target, AFileIsReplacedWholeAndAFolderIsJoined) {
+  folder.write("old.safetensors", "something else");
+  EXPECT_EQ(code(folder / "old.safetensors"), "");
+  EXPECT_EQ(open_checkpoint(folder / "old.safetensors")->tensors().size(), 11u);
+  folder.write("joined/config.json", "{}");
+  EXPECT_EQ(code(folder / "joined"), "");
+  EXPECT_THAT(names_in(folder / "joined"), ElementsAre("config.json", "model.safetensors"));
+  fs::create_directory(folder / "empty");
+  EXPECT_EQ(code(folder / "empty"), "");
+  EXPECT_THAT(names_in(folder / "empty"), ElementsAre("model.safetensors"));
+  converted(source, folder / "named", {.one_file = false, .stem = "diffusion_pytorch_model"});
+  EXPECT_THAT(names_in(folder / "named"), ElementsAre("diffusion_pytorch_model.safetensors"));
+}
+
+// The older output goes in the moment in which the new one is there; what is beside it stays.
+TEST_F(Target, AnOlderOutputIsReplacedWhole) {
+  converted(source, folder / "out", {.one_file = false, .shard_bytes_max = 150000});
+  folder.write("out/config.json", "{}");
+  folder.write("out/model.md", "text");
+  fs::permissions(folder / "out", fs::perms::owner_all);
+  FaultyStorage faulty(local_storage(),
+                       {.path_end = "source.safetensors", .offset_begin = 300'000});
+  const auto before = names_in(folder / "out");
+  const Conversion conversion = make_conversion(open_checkpoint(source), {.one_file = false});
+  EXPECT_EQ(code_of([&] { convert(conversion, folder / "out", nullptr, &faulty); }), "io.read");
+  EXPECT_EQ(names_in(folder / "out"), before);
+  EXPECT_EQ(code(folder / "out"), "");
+  EXPECT_THAT(names_in(folder / "out"),
+              ElementsAre("config.json", "model.md", "model.safetensors"));
+  EXPECT_EQ(read_file(folder / "out/config.json"), "{}");
+  EXPECT_EQ(fs::status(folder / "out").permissions(), fs::perms::owner_all);
+  EXPECT_TRUE(compare(*open_checkpoint(source), *open_checkpoint(folder / "out")).ok());
+  EXPECT_THAT(names_in(folder.path()), SizeIs(2 + 1 + 3));
+}
+
+TEST_F(Target, AModelOfSomebodyElseStays) {
+  folder.write("out/other.safetensors", "x");
+  EXPECT_EQ(code(folder / "out"), "convert.target");
+  folder.write("deep/model.safetensors", "x");
+  folder.write("deep/sub/file", "x");
+  EXPECT_EQ(code(folder / "deep"), "convert.target");
+  folder.write("plain/model.safetensors", "x");
+  fs::create_symlink(folder / "plain", folder / "alias");
+  EXPECT_EQ(code(folder / "alias"), "convert.target");
+  EXPECT_EQ(read_file(folder / "plain/model.safetensors"), "x");
+  fs::create_directory(folder / "empty");
+  fs::create_symlink(folder / "empty", folder / "link");
+  EXPECT_EQ(code(folder / "link"), "");
+  EXPECT_THAT(names_in(folder / "empty"), ElementsAre("model.safetensors"));
+}
+
+TEST_F(Target, WhatIsNoFileAndNoFolderIsLeftAlone) {
+  fs::create_directory(folder / "folder.safetensors");
+  EXPECT_EQ(code(folder / "folder.safetensors"), "convert.target");
+  folder.write("file", "x");
+  EXPECT_EQ(code(folder / "file"), "convert.target");
+  EXPECT_EQ(code(folder / "none/out.safetensors"), "io.not_found");
+  EXPECT_EQ(code(folder / "file/out.safetensors"), "io.not_found");
+}
+
+class Stopper final : public Observer {
+ public:
+  bool on_progress(const Progress& /*progress*/) override { return false; }
+};
+
+// Whatever ends it early: no file under any name, and an old target as it was.
+TEST_F(Target, AFailureLeavesNothing) {
+  folder.write("old.safetensors", "old");
+  folder.write("joined/config.json", "{}");
+  const auto before = names_in(folder.path());
+  FaultyStorage faulty(
+      local_storage(),
+      {.path_end = "source.safetensors", .offset_begin = 300'000, .skip = 0, .code = "io.read"});
+  Stopper stopper;
+  for (const char* name : {"old.safetensors", "new.safetensors", "joined", "new"}) {
+    const std::string target = folder / name;
+    for (const std::uint64_t shard : {100'000u, 5'000'000u}) {
+      const Conversion conversion =
+          make_conversion(open_checkpoint(source),
+                          {.one_file = target.ends_with(".safetensors"), .shard_bytes_max = shard});
+      const auto error = error_of([&] { convert(conversion, target, nullptr, &faulty); });
+      ASSERT_TRUE(error.has_value());
+      EXPECT_EQ(error->code(), "io.read");
+      EXPECT_FALSE(error->where().tensor.empty());
+      EXPECT_EQ(code_of([&] { convert(conversion, target, &stopper); }), "cancelled");
+    }
+  }
+  EXPECT_EQ(names_in(folder.path()), before);
+  EXPECT_EQ(read_file(folder / "old.safetensors"), "old");
+}
+
+TEST_F(Target, AChangedSourceIsFound) {
+  const Conversion conversion = make_conversion(open_checkpoint(source));
+  fs::last_write_time(source, fs::file_time_type::clock::now() + std::chrono::hours(1));
+  EXPECT_EQ(code_of([&] { convert(conversion, folder / "out.safetensors"); }), "io.changed");
+  // While it is read.
+  const Conversion again = make_conversion(open_checkpoint(source));
+  LoggingStorage watched(local_storage());
+  std::atomic<int> reads = 0;
+  watched.watch().before_read = [&](const Access& access) {
+    if (access.offset < 10'000 || reads++ > 0) return;
+    fs::last_write_time(source, fs::file_time_type::clock::now() + std::chrono::hours(2));
+  };
+  EXPECT_EQ(code_of([&] { convert(again, folder / "out.safetensors", nullptr, &watched); }),
+            "io.changed");
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("in", "in/source.safetensors"));
+}
+
+TEST_F(Target, AFullDiskIsFoundBeforeAnythingIsWritten) {
+  fs::create_directory(folder / "disk");
+  if (::mount("tmpfs", (folder / "disk").c_str(), "tmpfs", 0, "size=512k") != 0) {
+    GTEST_SKIP() << "no permission to mount a small disk";
+  }
+  EXPECT_EQ(code(folder / "disk/out.safetensors"), "io.no_space");
+  EXPECT_EQ(code(folder / "disk/out"), "io.no_space");
+  EXPECT_THAT(names_in(folder / "disk"), IsEmpty());
+  // The control: a smaller one fits.
+  const std::string small =
+      folder.write("small.safetensors", safetensors_bytes({{"a", "U8", {9}, some_bytes(9)}}));
+  EXPECT_EQ(code(folder / "disk/out.safetensors", small), "");
+  ::umount((folder / "disk").c_str());
+}
+
+}  // namespace
+
+}  // namespace loadstone::test
