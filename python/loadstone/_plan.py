@@ -32,6 +32,9 @@ TRACED = ("transformers", "diffusers")
 ERRORS_LISTED_MAX = 20
 HINTS_LISTED_MAX = 3
 
+# For what the checkpoint lacks.
+POLICIES = ("error", "initialise", "zeros")
+
 MODES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
@@ -359,7 +362,7 @@ def _listed(findings: Sequence[_core.Finding]) -> str:
         counts = Counter(finding.code for finding in errors)
         kinds = ", ".join(f"{count} {code}" for code, count in counts.items())
         lines.append(f"{len(errors)} errors: {kinds}")
-        lines += [f"  {finding.message}" for finding in errors[:ERRORS_LISTED_MAX]]
+        lines += [f"  {finding.message}" for finding in errors[1:ERRORS_LISTED_MAX]]
         if len(errors) > ERRORS_LISTED_MAX:
             more = len(errors) - ERRORS_LISTED_MAX
             lines.append(f"  and {more} more, in the findings of this error")
@@ -372,14 +375,17 @@ def missing_policies(
     missing: str | Mapping[str, str], names: list[str]
 ) -> tuple[str, list[tuple[str, str]]]:
     """The policy for all, and those for single targets. The first pattern that matches wins."""
+    chosen = {missing} if isinstance(missing, str) else set(map(str, missing.values()))
+    for policy in chosen - set(POLICIES):
+        known = ", ".join(POLICIES)
+        raise make("plan.options", "no such policy", field="missing", found=policy, expected=known)
     if isinstance(missing, str):
         return missing, []
     try:
         patterns = [(re.compile(pattern), policy) for pattern, policy in missing.items()]
-    except re.error as reason:
-        raise make(
-            "plan.options", str(reason), field="missing", found=str(reason.pattern)
-        ) from None
+    except (re.error, TypeError) as reason:
+        found = str(getattr(reason, "pattern", None) or list(missing))
+        raise make("plan.options", f"no pattern: {reason}", field="missing", found=found) from None
     matched = ((name, next((p for r, p in patterns if r.fullmatch(name)), None)) for name in names)
     return "error", [(name, policy) for name, policy in matched if policy is not None]
 

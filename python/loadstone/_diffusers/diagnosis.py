@@ -4,7 +4,7 @@ A file that lacks 208 tensors of a model has no 208 holes: the config speaks of 
 file's model does not have, or of another width. Candidates are small changes of the config: a field
 back to its default (the feature is not there), or to the number that a shape or a count of blocks
 in the file calls for. A change stays if fewer tensors disagree; the class itself says which these
-are: it is built without memory for each candidate.
+are: it is built without memory for each candidate. Configs at hand are tried in the same way.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,8 +23,34 @@ Shapes = Mapping[str, tuple[int, ...]]
 # Candidates are built one by one: a class that has many fields is not worth all of them.
 BUILDS_MAX = 48
 
+# A model of so many blocks tells of its other fields what a whole one does.
+FEW = 2
+BLOCKS_MIN = 6
+
 # Numbers of a shape that are a field's value times something else: at most this much.
 FACTOR_MAX = 64
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many tensors of a model and a file disagree, and in which way."""
+
+    missing: int
+    unexpected: int
+    clashes: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.missing + self.unexpected + self.clashes
+
+    def __str__(self) -> str:
+        ways = {
+            "missing": self.missing,
+            "unexpected": self.unexpected,
+            "of another shape": self.clashes,
+        }
+        return ", ".join(f"{count} {way}" for way, count in ways.items() if count) or "none"
 
 
 @dataclass
@@ -33,21 +59,22 @@ class Diagnosis:
 
     Attributes:
         changes: field, value in the config, value that fits.
-        disagreements: tensors that are missing, unknown or of another shape under the config as it
-            is, and under the changed one.
+        before, after: what disagrees under the config as it is, and under the changed one.
     """
 
-    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    disagreements: tuple[int, int] = (0, 0)
+    changes: dict[str, tuple[Any, Any]]
+    before: Counts
+    after: Counts
 
     @property
     def is_complete(self) -> bool:
         """Whether the changed config fits wholly."""
-        return self.disagreements[1] == 0
+        return self.after.total == 0
 
     def config(self, old: Mapping[str, Any]) -> dict[str, Any]:
         """The changed config."""
-        return {**old, **{name: new for name, (_, new) in self.changes.items()}}
+        changed = {name: new for name, (_, new) in self.changes.items()}
+        return {**without_defaults(old), **changed}
 
     def __str__(self) -> str:
         return ", ".join(
@@ -55,51 +82,117 @@ class Diagnosis:
         )
 
 
+def without_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config without the library's list of fields that it then takes from the class."""
+    return {name: value for name, value in config.items() if name != "_use_default_values"}
+
+
+def trial(cls: Any, config: Mapping[str, Any], found: Shapes) -> Counts | None:
+    """What disagrees between a file and the model of a config; ``None``: it makes none."""
+    shapes = _Search(cls, dict(config)).shapes({})
+    return None if shapes is None else compare(shapes, found)
+
+
+def compare(expected: Shapes, found: Shapes) -> Counts:
+    """What disagrees between a model's tensors and those of a file, by the model's names."""
+    common = expected.keys() & found.keys()
+    clashes = sum(expected[name] != found[name] for name in common)
+    return Counts(len(expected) - len(common), len(found) - len(common), clashes)
+
+
 def diagnose(cls: Any, config: Mapping[str, Any], found: Shapes) -> Diagnosis | None:
     """The changes that make a config fit a file better; ``None``: none does.
+
+    The search goes through models of few blocks, which cost a tenth; what it finds is then tried
+    on the whole model, and where that does not fit, the search goes on there.
 
     Args:
         cls: the model's class.
         config: of the model that the file does not fit.
         found: name and shape of the file's tensors, by the model's names.
     """
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(cls.__init__).parameters.items()
-        if parameter.default is not inspect.Parameter.empty
-    }
-    plain = {name: value for name, value in config.items() if name in defaults}
-    search = _Search(cls, dict(config), found)
+    search = _Search(cls, dict(config))
     expected = search.shapes({})
     if expected is None:
         return None
-    before = best = _disagreements(expected, found)
-    changes: dict[str, Any] = {}
-    improved = True
-    while best and improved:
-        improved = False
-        for change in _candidates({**plain, **changes}, defaults, expected, found):
-            trial = {**changes, **change}
-            shapes = search.shapes(trial)
-            count = None if shapes is None else _disagreements(shapes, found)
-            if shapes is not None and count is not None and count < best:
-                best, changes, expected, improved = count, trial, shapes, True
-                break
-    if not changes:
+    before = compare(expected, found)
+    changes = search.few(expected, found)
+    changes = search.improve(changes, found)
+    shapes = search.shapes(changes)
+    if not changes or shapes is None:
         return None
     told = {name: (config.get(name), value) for name, value in changes.items()}
-    return Diagnosis(told, (before, best))
+    return Diagnosis(told, before, compare(shapes, found))
 
 
 class _Search:
-    def __init__(self, cls: Any, config: dict[str, Any], found: Shapes) -> None:
+    def __init__(self, cls: Any, config: dict[str, Any]) -> None:
         self.cls = cls
-        self.base = config
-        self.found = found
+        self.base = without_defaults(config)
         self.builds = 0
+        self.defaults = {
+            name: parameter.default
+            for name, parameter in inspect.signature(cls.__init__).parameters.items()
+            if parameter.default is not inspect.Parameter.empty
+        }
+        self._known: dict[str, dict[str, tuple[int, ...]] | None] = {}
 
     def shapes(self, changes: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
         """Names and shapes of the model that a changed config makes; ``None``: it makes none."""
+        key = repr(sorted(changes.items()))
+        if key not in self._known:
+            self._known[key] = self._build(changes)
+        return self._known[key]
+
+    def improve(self, changes: dict[str, Any], found: Shapes) -> dict[str, Any]:
+        """More changes, one after the other, as long as less disagrees with each."""
+        expected = self.shapes(changes)
+        if expected is None:
+            changes, expected = {}, self.shapes({}) or {}
+        best = compare(expected, found).total
+        plain = {name: value for name, value in self.base.items() if name in self.defaults}
+        improved = True
+        while best and improved:
+            improved = False
+            for change in _candidates({**plain, **changes}, self.defaults, expected, found):
+                changed = {**changes, **change}
+                shapes = self.shapes(changed)
+                total = None if shapes is None else compare(shapes, found).total
+                if shapes is not None and total is not None and total < best:
+                    best, changes, expected, improved = total, changed, shapes, True
+                    break
+        return {name: value for name, value in changes.items() if value != self.base.get(name)}
+
+    def few(self, expected: Shapes, found: Shapes) -> dict[str, Any]:
+        """The changes that a model of few blocks calls for, and the file's number of blocks."""
+        there = _blocks(found)
+        small: dict[str, Any] = {}
+        counts: dict[str, Any] = {}
+        prefixes = []
+        for prefix, count in _blocks(expected).items():
+            if count < BLOCKS_MIN or there.get(prefix, 0) < FEW:
+                continue
+            for name in self._counting(count):
+                shapes = self.shapes({**small, name: FEW})
+                if shapes is not None and _blocks(shapes).get(prefix) == FEW:
+                    small[name], counts[name] = FEW, there[prefix]
+                    prefixes.append(prefix)
+                    break
+        if not small:
+            return {}
+        search = _Search(self.cls, {**self.base, **small})
+        return search.improve({}, _first_blocks(found, prefixes)) | counts
+
+    def _counting(self, count: int) -> list[str]:
+        """Fields that may say how many blocks there are, the likeliest first."""
+        names = [
+            name
+            for name, value in self.base.items()
+            if name in self.defaults and type(value) is int and value == count
+        ]
+        return sorted(names, key=lambda name: not re.search("layer|block|depth", name))
+
+    def _build(self, changes: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
         self.builds += 1
         if self.builds > BUILDS_MAX:
             return None
@@ -111,10 +204,16 @@ class _Search:
         return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def _disagreements(expected: Shapes, found: Shapes) -> int:
-    common = expected.keys() & found.keys()
-    clashes = sum(expected[name] != found[name] for name in common)
-    return len(expected) + len(found) - 2 * len(common) + clashes
+def _first_blocks(shapes: Shapes, prefixes: list[str]) -> Shapes:
+    """Without the blocks that a model of few has not."""
+    kept = {}
+    for name, shape in shapes.items():
+        numbers = [
+            name[len(each) :].partition(".")[0] for each in prefixes if name.startswith(each)
+        ]
+        if all(not number.isdecimal() or int(number) < FEW for number in numbers):
+            kept[name] = shape
+    return kept
 
 
 def _candidates(

@@ -31,6 +31,7 @@ from loadstone._diffusers.load import (
     conversion_of,
     has_own_names,
 )
+from loadstone._diffusers.mismatch import Places
 from loadstone._diffusers.supplements import supplement
 from loadstone._errors import PlanError, make
 from loadstone._patch import Hook, Hooks, gated, held
@@ -125,6 +126,7 @@ class _StumbledError(Exception):
 def _attempt(original: Any, cls: Any, source: Any, kwargs: dict[str, Any], lacks: Lacks) -> Any:
     with _load() as load:
         load.lacks = lacks
+        load.places = Places(kwargs.get("config"), kwargs.get("cache_dir"))
         try:
             model = original(cls, _prepared(load, source, kwargs), **kwargs)
         except (PlanError, KeyError) as reason:

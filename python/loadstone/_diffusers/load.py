@@ -12,8 +12,8 @@ from loadstone import _core, _execute
 from loadstone._audit import audit
 from loadstone._diffusers.absent import Conversion, Lacks, rehearse
 from loadstone._diffusers.checkpoint import Checkpoint, is_packed
-from loadstone._diffusers.diagnosis import Diagnosis, diagnose
 from loadstone._diffusers.gaps import Gaps
+from loadstone._diffusers.mismatch import Mismatch, Places, examine
 from loadstone._diffusers.supplements import supplement
 from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import PlanError, make
@@ -24,9 +24,6 @@ from loadstone._skeleton_walk import walk
 from loadstone._traced import Traced
 from loadstone.tracing import Symbol
 from loadstone.tracing._absent import AbsentSymbol
-
-# Fewer disagreements are told one by one, not blamed on the config.
-DISAGREEMENTS_MIN = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +77,7 @@ class Load:
         self.device_map: Any = None  # as asked for, once the library has worked it out
         self.plan: Plan | None = None
         self.keeps_blocks = False  # as blocks, where they are; else as the numbers they stand for
+        self.places = Places()  # where configs may be
         self.lacks = Lacks()  # what the converter asks for in vain, where that is known
         self.conversion: Conversion | None = None  # while the converter runs
         self.mapping: tuple[Any, dict[str, Any]] | None = None  # the converter, and its arguments
@@ -132,36 +130,34 @@ class Load:
         audit(model).require_real()
         return report
 
-    def _diagnose(self, request: Request, converted: Mapping[str, Any]) -> Diagnosis | None:
-        """A wrong config, where that is what disagrees; looked for where there is much of it."""
-        state = request.model.state_dict()
+    def _examine(self, request: Request, converted: Mapping[str, Any]) -> Mismatch | None:
+        """A wrong config, where that is what disagrees."""
+        config = getattr(request.model, "config", None)
+        if not isinstance(config, Mapping):
+            return None
+        state = {name: tuple(each.shape) for name, each in request.model.state_dict().items()}
         found = {
             name: _shape(value)
             for name, value in converted.items()
             if not isinstance(value, AbsentSymbol)
         }
-        missing = state.keys() - found.keys()
-        clashes = sum(
-            found[name] != tuple(tensor.shape) for name, tensor in state.items() if name in found
-        )
-        config = getattr(request.model, "config", None)
-        if len(missing) + clashes < DISAGREEMENTS_MIN or not isinstance(config, Mapping):
-            return None
-        return diagnose(type(request.model), dict(config), found)
+        checkpoint = request.checkpoint
+        return examine(type(request.model), dict(config), state, found, checkpoint, self.places)
 
     def trace(self, request: Request) -> Traced:
         """Recipes for what the checkpoint gives, and what there is to say of the rest."""
         state = request.model.state_dict()
         converted = dict(request.converted)
         supplement(converted, state)
-        diagnosis = self._diagnose(request, converted)
-        if diagnosis is not None and diagnosis.is_complete:
+        mismatch = self._examine(request, converted)
+        fitting = None if mismatch is None else mismatch.fitting(dict(request.model.config))
+        if mismatch is not None and fitting is not None:
             if self.options.infers_config:
-                raise WrongConfigError(diagnosis.config(dict(request.model.config)))
+                raise WrongConfigError(fitting)
             return Traced(
                 recipes=request.checkpoint.trace.finish(),
                 explained=list(state),
-                findings=[_mismatch(diagnosis)],
+                findings=[mismatch.finding()],
             )
         trace = request.checkpoint.trace
         numbers = Numbers(request)
@@ -189,8 +185,8 @@ class Load:
         }
         gaps.tell(traced, request.checkpoint, keys, request.conversion)
         gaps.pair(traced, {name: _shape(converted[name]) for name, _ in traced.unexpected})
-        if diagnosis is not None:
-            traced.findings.append(_mismatch(diagnosis))
+        if mismatch is not None:
+            traced.findings.append(mismatch.finding())
         traced.recipes = trace.finish()
         return traced
 
@@ -208,20 +204,6 @@ def _clash(name: str, found: torch.Tensor, wanted: torch.Tensor) -> _core.Findin
         f"'{name}' is {list(found.shape)} in the checkpoint, the model wants {list(wanted.shape)}"
     )
     return _core.Finding("error", "plan.shape", name, [_source(found)], message)
-
-
-def _mismatch(diagnosis: Diagnosis) -> _core.Finding:
-    before, after = diagnosis.disagreements
-    message = f"{before} tensors of file and model disagree: the config is another model's. "
-    message += f"With {diagnosis} " + ("all fit" if not after else f"{after} disagree")
-    return _core.Finding(
-        "error" if diagnosis.is_complete else "info",
-        "plan.config_mismatch",
-        "",
-        [],
-        message,
-        "correct these fields of the config, or pass infer_config=True",
-    )
 
 
 def convert(

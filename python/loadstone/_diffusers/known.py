@@ -1,0 +1,107 @@
+"""Configs that a file may be of: those at hand, and those that diffusers knows by name only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# A cache may hold hundreds of models; each config is a small file to read.
+FILES_MAX = 2_000
+
+# Folders beside a file may hold anything.
+BESIDE_MAX = 200
+
+
+@dataclass(frozen=True)
+class Known:
+    """A config that is at hand.
+
+    Attributes:
+        name: what a caller gives as ``config``.
+        subfolder: and as ``subfolder``.
+    """
+
+    name: str
+    subfolder: str
+    config: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        rest = f", subfolder={self.subfolder!r}" if self.subfolder else ""
+        return f"config={self.name!r}{rest}"
+
+
+def at_hand(cls: Any, files: list[str], given: str | None, cache: str | None) -> list[Known]:
+    """Configs of a class: of the folder that was given, beside the files, in the hub's cache.
+
+    Args:
+        given: what the caller named as the config, where that is a folder.
+        cache: the hub's cache folder, where it is not the usual one.
+    """
+    found: dict[str, Known] = {}
+    for known in (*_near(given, files), *_cached(cache)):
+        made_by = str(known.config.get("_class_name", ""))
+        text = json.dumps(known.config, sort_keys=True, default=str)
+        if made_by == cls.__name__ and text not in found:
+            found[text] = known
+    return list(found.values())
+
+
+def by_name(checkpoint: Any, cache: str | None) -> list[str]:
+    """Repositories, not cached, of the family of models that diffusers takes a file for.
+
+    The family is all that stands before the first dash of the names in the library's own table.
+    """
+    from diffusers.loaders import single_file_utils
+
+    library: Any = single_file_utils
+    table: Mapping[str, Any] = library.DIFFUSERS_DEFAULT_PIPELINE_PATHS
+    try:
+        guess = library.infer_diffusers_model_type(checkpoint)
+    except Exception:  # it looks at tensors that this file lacks
+        return []
+    family = guess.partition("-")[0]
+    names = [
+        str(row["pretrained_model_name_or_path"])
+        for kind, row in table.items()
+        if kind.partition("-")[0] == family
+    ]
+    cached = {known.name for known in _cached(cache)}
+    return [name for name in dict.fromkeys(names) if name not in cached]
+
+
+def _near(given: str | None, files: list[str]) -> Iterator[Known]:
+    roots = [Path(given)] if given is not None and Path(given).is_dir() else []
+    roots += [Path(file).absolute().parent for file in files]
+    for root in dict.fromkeys(roots):
+        found = [*root.glob("config.json"), *root.glob("*/config.json")]
+        found += root.glob("*/*/config.json")
+        for path in sorted(found)[:BESIDE_MAX]:
+            config = _read(path)
+            if config is not None:
+                parts = path.parent.relative_to(root).parts
+                yield Known(str(root.joinpath(*parts[:1])), "/".join(parts[1:]), config)
+
+
+def _cached(cache: str | None) -> Iterator[Known]:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    root = Path(cache or HF_HUB_CACHE)
+    found = [*root.glob("models--*/snapshots/*/config.json")]
+    found += root.glob("models--*/snapshots/*/*/config.json")
+    for path in sorted(found)[:FILES_MAX]:
+        config = _read(path)
+        if config is not None:
+            repository, _, _, *parts = path.parent.relative_to(root).parts
+            name = repository.removeprefix("models--").replace("--", "/")
+            yield Known(name, "/".join(parts), config)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None

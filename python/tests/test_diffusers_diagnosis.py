@@ -1,0 +1,271 @@
+"""Files of another model than the config speaks of: one finding, before a byte of data is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers_models import (
+    Case,
+    by_name,
+    differences,
+    write_config,
+    write_header_only,
+    write_single_file,
+)
+from safetensors.torch import save_file
+
+import loadstone
+import loadstone.diffusers
+
+pytest.importorskip("diffusers")
+
+WAN21, WAN22 = "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers", "Wan-AI/Wan2.2-I2V-A14B-Diffusers"
+IMAGE = re.compile(r"img_emb|k_img|v_img")
+T2V, I2V, TI2V = by_name("wan_t2v"), by_name("wan_i2v"), by_name("wan_ti2v")
+
+# As published: the library's defaults are those of the 14B text model.
+I2V_14B = {"in_channels": 36, "image_dim": 1280, "added_kv_proj_dim": 5120}
+TI2V_5B = {
+    "in_channels": 48, "out_channels": 48, "num_layers": 30, "num_attention_heads": 24,
+    "ffn_dim": 14336,
+}  # fmt: skip
+
+
+def full_size(changes: dict[str, Any]) -> tuple[Case, Any]:
+    case = dataclasses.replace(T2V, changes=changes)
+    with torch.device("meta"):
+        return case, case.construct()
+
+
+class Cache:
+    """The hub's cache, with configs under the names of real repositories."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(self, name: str, config: dict[str, Any]) -> None:
+        repository = self.folder / f"models--{name.replace('/', '--')}"
+        path = repository / "snapshots" / "0123" / "transformer"
+        path.mkdir(parents=True)
+        (path / "config.json").write_text(json.dumps(config, default=str))
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("0123")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    from huggingface_hub import constants
+
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    return Cache(folder)
+
+
+def config_of(model: Any) -> dict[str, Any]:
+    return {"_class_name": type(model).__name__, **dict(model.config)}
+
+
+def guessed(file: str) -> Any:
+    """With the config that the library guesses for a file."""
+    return loadstone.diffusers.from_single_file(
+        T2V.cls, file, subfolder="transformer", local_files_only=True, torch_dtype=torch.bfloat16
+    )
+
+
+def bytes_read() -> int:
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["rchar"])
+
+
+def only_error(error: loadstone.PlanError) -> loadstone.Finding:
+    errors = [item for item in error.findings if item.severity == "error"]
+    assert len(errors) == 1
+    assert error.code == errors[0].code
+    return errors[0]
+
+
+# --- as published --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes, fields, counts, tensors",
+    [
+        (
+            {"in_channels": 36},
+            {"image_dim": "None", "added_kv_proj_dim": "None"},
+            "208 tensors of file and model disagree (208 missing)",
+            1095,
+        ),
+        (
+            TI2V_5B,
+            {name: str(value) for name, value in TI2V_5B.items()}
+            | {"image_dim": "None", "added_kv_proj_dim": "None"},
+            "1303 tensors of file and model disagree (478 missing, 825 of another shape)",
+            825,
+        ),
+    ],
+    ids=["wan2.2-i2v-a14b", "wan2.2-ti2v-5b"],
+)
+def test_full_size_under_the_guessed_config(
+    tmp_path: Path,
+    cache: Cache,
+    changes: dict[str, Any],
+    fields: dict[str, str],
+    counts: str,
+    tensors: int,
+) -> None:
+    """The library takes both for Wan2.1 I2V 14B. The files' data, gigabytes, is a hole."""
+    _, guess = full_size(I2V_14B)
+    cache.add(WAN21, config_of(guess))
+    case, model = full_size(changes)
+    state = case.original(model)
+    assert len(state) == tensors
+    file = write_header_only(state, tmp_path / "wan.safetensors")
+    assert Path(file).stat().st_size > 9_000_000_000
+    before = bytes_read()
+    with pytest.raises(loadstone.PlanError) as raised:
+        guessed(file)
+    assert bytes_read() - before < 50_000_000
+    found = only_error(raised.value)
+    assert found.code == "plan.config_mismatch"
+    assert found.message.startswith(counts)
+    told = dict(re.findall(r"(\w+)=(\w+) \(not", found.message))
+    assert told == fields
+    assert "all fit" in found.message
+    untried = found.message.partition("could not be tried: ")[2]
+    assert "'Wan-AI/Wan2.1-T2V-14B-Diffusers'" in untried
+    assert WAN21 not in untried  # it is at hand, and was
+
+
+# --- configs at hand -----------------------------------------------------------------------------
+
+
+def wan22(folder: Path) -> tuple[Any, str]:
+    """A tiny Wan2.2 I2V, and its file."""
+    case = dataclasses.replace(T2V, changes=T2V.changes | {"in_channels": 36, "eps": 1e-5})
+    model = case.build()
+    save_file(case.original(model), folder / "wan22.safetensors")
+    return model, str(folder / "wan22.safetensors")
+
+
+def test_known_config_in_the_cache(tmp_path: Path, cache: Cache) -> None:
+    model, file = wan22(tmp_path)
+    cache.add(WAN21, config_of(I2V.construct()))
+    cache.add(WAN22, config_of(model))
+    cache.add("Wan-AI/Wan2.1-T2V-14B-Diffusers", config_of(TI2V.construct()))
+    with pytest.raises(loadstone.PlanError) as raised:
+        guessed(file)
+    found = only_error(raised.value)
+    assert found.code == "plan.config_mismatch"
+    assert f"config='{WAN22}', subfolder='transformer' fits" in found.message
+    assert f"pass config='{WAN22}', subfolder='transformer'" in found.suggestion
+    assert "T2V" not in found.message
+    assert found.suggestion in str(raised.value)
+
+
+def test_known_config_is_taken_on_request(tmp_path: Path, cache: Cache) -> None:
+    """With what no shape tells, too: an epsilon."""
+    model, file = wan22(tmp_path)
+    cache.add(WAN21, config_of(I2V.construct()))
+    cache.add(WAN22, config_of(model))
+    made = loadstone.diffusers.from_single_file(
+        T2V.cls, file, subfolder="transformer", local_files_only=True, config="infer"
+    )
+    assert differences(made, model) == []
+    assert made.config.eps == 1e-5
+
+
+def test_without_it_the_fields_are_corrected(tmp_path: Path, cache: Cache) -> None:
+    """The control of both: the epsilon stays that of the guessed model."""
+    model, file = wan22(tmp_path)
+    cache.add(WAN21, config_of(I2V.construct()))
+    with pytest.raises(loadstone.PlanError) as raised:
+        guessed(file)
+    found = only_error(raised.value)
+    assert " fits" not in found.message
+    assert "image_dim=None (not 32)" in found.message
+    made = loadstone.diffusers.from_single_file(
+        T2V.cls, file, subfolder="transformer", local_files_only=True, config="infer"
+    )
+    assert differences(made, model) == []
+    assert made.config.eps == 1e-6
+
+
+@pytest.mark.parametrize("place", ["beside", "given"])
+def test_known_config_in_a_folder(tmp_path: Path, cache: Cache, place: str) -> None:
+    model, file = wan22(tmp_path)
+    wrong = write_config(I2V.construct(), tmp_path / "wrong" / "transformer")
+    folder = tmp_path / ("models" if place == "beside" else "wrong/transformer/other")
+    right = write_config(model, folder)
+    if place == "given":  # nothing is beside it
+        (tmp_path / "alone" / "deep" / "deeper").mkdir(parents=True)
+        file = str(Path(file).rename(tmp_path / "alone/deep/deeper/wan.safetensors"))
+    with pytest.raises(loadstone.PlanError) as raised:
+        loadstone.diffusers.from_single_file(T2V.cls, file, config=wrong)
+    found = only_error(raised.value)
+    assert f"config={right!r} fits" in found.message
+
+
+def test_configs_of_other_classes_are_not_tried(tmp_path: Path, cache: Cache) -> None:
+    model, file = wan22(tmp_path)
+    cache.add(WAN21, config_of(I2V.construct()))
+    cache.add(WAN22, config_of(model) | {"_class_name": "SkyReelsV2Transformer3DModel"})
+    with pytest.raises(loadstone.PlanError) as raised:
+        guessed(file)
+    assert WAN22 not in str(raised.value)
+
+
+# --- what no config explains ---------------------------------------------------------------------
+
+
+def test_another_skeleton_is_one_finding(tmp_path: Path, cache: Cache) -> None:
+    """More than two hundred clashes of shape, four fields of the config."""
+    other = {"num_attention_heads": 6, "ffn_dim": 80, "text_dim": 24, "freq_dim": 16}
+    many = dataclasses.replace(T2V, changes=T2V.changes | {"num_layers": 12})
+    model = many.construct()
+    file, _ = write_single_file(many, many.build(), tmp_path / "model.safetensors")
+    wrong = dataclasses.replace(many, changes=many.changes | other).construct()
+    theirs, ours = wrong.state_dict(), model.state_dict()
+    clashes = sum(theirs[name].shape != ours[name].shape for name in ours)
+    assert clashes > 200
+    (tmp_path / "config" / "config.json").unlink()  # that of the file itself, which would fit
+    config = write_config(wrong, tmp_path / "wrong")
+    with pytest.raises(loadstone.PlanError) as raised:
+        loadstone.diffusers.from_single_file(T2V.cls, file, config=config)
+    found = only_error(raised.value)
+    assert found.code == "plan.config_mismatch"
+    assert found.message.startswith(f"{clashes} tensors of file and model disagree")
+    told = dict(re.findall(r"(\w+)=(\w+) \(not", found.message))
+    assert told == {name: str(many.changes[name]) for name in other}
+
+
+def test_clashes_that_no_config_explains_are_one_error(tmp_path: Path, cache: Cache) -> None:
+    case = dataclasses.replace(T2V, changes=T2V.changes | {"num_layers": 16})
+    model = case.build()
+    state = case.original(model)
+    turned = [name for name in state if re.search(r"ffn\.\d\.weight", name)]
+    assert len(turned) == 32
+    for name in turned:
+        state[name] = state[name].t().contiguous()
+    save_file(state, tmp_path / "model.safetensors")
+    config = write_config(model, tmp_path / "config")
+    with pytest.raises(loadstone.PlanError) as raised:
+        loadstone.diffusers.from_single_file(
+            T2V.cls, str(tmp_path / "model.safetensors"), config=config
+        )
+    errors = [item for item in raised.value.findings if item.severity == "error"]
+    assert {item.code for item in errors} == {"plan.shape"}
+    assert {item.target for item in errors} == {
+        name for name in model.state_dict() if re.search(r"ffn\.net.*weight", name)
+    }
+    text = str(raised.value)
+    assert "32 errors: 32 plan.shape" in text
+    assert "and 12 more" in text
+    assert "'blocks.0.ffn.net.0.proj.weight' is [64, 96] in the checkpoint" in text
