@@ -64,6 +64,12 @@ Output::Output(const Conversion& conversion, TargetPlace place)
         fail_write(errno, "cannot make the folder", place_.path);
       }
       folder_ = part_folder_;
+      try {
+        link_others();
+      } catch (...) {
+        remove_all();
+        throw;
+      }
     }
   }
   for (std::size_t i = 0; i < files_.size(); ++i) {
@@ -148,26 +154,43 @@ std::vector<std::string> Output::commit() {
   return paths;
 }
 
-// What stays stands in both folders for a moment; the old one goes with what it alone holds.
-void Output::exchange_folders() {
+// What stays stands in both folders from now on. First of all, so that a file system that cannot do
+// it says so before the work is done.
+void Output::link_others() {
   for (const std::string& name : place_.others) {
     const std::string from = place_.path + "/" + name;
     const std::string to = part_folder_ + "/" + name;
     if (::link(from.c_str(), to.c_str()) != 0) fail_write(errno, "cannot keep the file", from);
     links_.push_back(to);
   }
-  sync_folder(part_folder_);
   struct stat status {};
   if (::stat(place_.path.c_str(), &status) == 0) {
     static_cast<void>(::chmod(part_folder_.c_str(), status.st_mode & 07777));
   }
-  if (::renameat2(AT_FDCWD, part_folder_.c_str(), AT_FDCWD, place_.path.c_str(), RENAME_EXCHANGE) !=
-      0) {
-    fail_write(errno, "cannot put the new folder in the place of the old one", place_.path);
+}
+
+void Output::exchange_folders() {
+  const char* const path = place_.path.c_str();
+  std::string old = part_folder_;
+  if (::renameat2(AT_FDCWD, old.c_str(), AT_FDCWD, path, RENAME_EXCHANGE) != 0) {
+    if (errno != EINVAL && errno != ENOSYS) {
+      fail_write(errno, "cannot put the new folder in the place of the old one", place_.path);
+    }
+    // A file system without that: for a moment nothing has the name.
+    old = place_.parent + "/" + unique_part_name();
+    give_name(place_.path, old);
+    if (::rename(part_folder_.c_str(), path) != 0) {
+      const int problem = errno;
+      give_name(old, place_.path);
+      fail_write(problem, "cannot give the folder its name", place_.path);
+    }
   }
   committed_ = true;
-  std::error_code ignored;  // the target is whole: what is left over is no failure
-  std::filesystem::remove_all(part_folder_, ignored);
+  // The target is whole: what cannot be removed is no failure. What nobody knew of stays.
+  std::error_code ignored;
+  for (const std::string& name : place_.others) std::filesystem::remove(old + "/" + name, ignored);
+  for (const std::string& name : place_.older) std::filesystem::remove(old + "/" + name, ignored);
+  std::filesystem::remove(old, ignored);
 }
 
 // Beside files that stay. The index comes last, so that until then no shard is one of a whole.

@@ -24,6 +24,7 @@ struct TargetPlace {
   // two be exchanged in one step.
   bool is_exchangeable = false;
   std::vector<std::string> others;  // its files that stay, when it is
+  std::vector<std::string> older;   // an older output, that goes
 };
 
 // Whether a file is one that a conversion with this stem writes: the file, a shard or the index.
@@ -68,6 +69,7 @@ class Output {
   void make(File& file, std::uint64_t byte_count);
   void write_index();
   void name_in_folder();
+  void link_others();
   void exchange_folders();
   void remove_all() noexcept;
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "kernels/cast.h"
 #include "plan/decodings.h"
 #include "plan/produce.h"
 #include "plan/rules.h"
@@ -33,7 +34,7 @@ class Maker {
 
   Recipes run() && {
     recipes_ = options_.recipes;
-    for (TargetRecipe& recipe : recipes_.targets) recipe.dtype = wanted(recipe.dtype);
+    for (TargetRecipe& recipe : recipes_.targets) cast_to_wanted(recipe);
     round_in_kernels();
     report_contests();
     const bool all_is_known = !options_.recipes.targets.empty() && options_.rules.empty();
@@ -54,6 +55,15 @@ class Maker {
   // What a tensor of this dtype becomes.
   [[nodiscard]] Dtype wanted(Dtype dtype) const {
     return options_.dtype && is_wide_float(dtype) ? *options_.dtype : dtype;
+  }
+
+  void cast_to_wanted(TargetRecipe& recipe) const {
+    const Dtype before = std::exchange(recipe.dtype, wanted(recipe.dtype));
+    if (recipe.constant == nullptr || recipe.dtype == before) return;
+    const std::uint64_t elements = recipe.constant->size() / element_bytes(before);
+    std::vector<std::byte> bytes(elements * element_bytes(recipe.dtype));
+    cast_between(before, recipe.dtype).run(recipe.constant->data(), bytes.data(), elements);
+    recipe.constant = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
   }
 
   [[nodiscard]] Dtype dtype_of(const TensorInfo& tensor) const {

@@ -82,7 +82,6 @@ bool is_model_file(const std::string& name) {
 // An older output goes when the new one is whole; a model of somebody else's stays.
 void check_folder(TargetPlace& place, const std::string& stem) {
   std::error_code problem;
-  std::string older;
   bool only_files = true;
   for (fs::directory_iterator entry(place.path, problem), end; !problem && entry != end;
        entry.increment(problem)) {
@@ -90,7 +89,7 @@ void check_folder(TargetPlace& place, const std::string& stem) {
     place.has_files = true;
     only_files = only_files && fs::is_regular_file(entry->symlink_status(problem));
     if (is_output_name(name, stem)) {
-      older = name;
+      place.older.push_back(name);
       continue;
     }
     if (is_model_file(name)) {
@@ -99,11 +98,11 @@ void check_folder(TargetPlace& place, const std::string& stem) {
     place.others.push_back(name);
   }
   place.is_exchangeable = place.has_files && only_files && !place.is_fixed;
-  if (!older.empty() && !place.is_exchangeable && !problem) {
+  if (!place.older.empty() && !place.is_exchangeable && !problem) {
     refuse(place.path,
            "the folder holds a model that cannot be replaced in one step: it is a "
            "link, another disk, or holds more than files",
-           printable(older));
+           printable(place.older.front()));
   }
   if (problem) fail_write(problem.value(), "cannot look into the folder", place.path);
 }

@@ -287,6 +287,9 @@ TEST(Convert, RecipesAloneDecideWhatThereIs) {
   EXPECT_EQ(open_checkpoint(target)->tensors().size(), 3u);
   EXPECT_FALSE(
       make_conversion(catalog, {.recipes = recipes, .unexpected = UnexpectedPolicy::error}).ok());
+  converted(source, target, {.recipes = recipes, .dtype = Dtype::f64});
+  EXPECT_EQ(value_in(target, "table").size(), 24u);
+  EXPECT_EQ(value_in(target, "top").size(), 150u * 256 * 8);
   // With rules, too, what recipes leave over is there.
   const Rules rules = {{.sources = {"blocks\\.norm"}, .targets = {"norm"}}};
   EXPECT_EQ(make_conversion(catalog, {.rules = rules, .recipes = recipes}).plan.targets.size(), 4u);

@@ -85,6 +85,18 @@ TEST_F(Target, AnOlderOutputIsReplacedWhole) {
   const Conversion conversion = make_conversion(open_checkpoint(source), {.one_file = false});
   EXPECT_EQ(code_of([&] { convert(conversion, folder / "out", nullptr, &faulty); }), "io.read");
   EXPECT_EQ(names_in(folder / "out"), before);
+  // What comes into the folder meanwhile is not lost.
+  LoggingStorage watched(local_storage());
+  watched.watch().before_read = [&](const Access& access) {
+    if (access.offset > 10'000) folder.write("out/late.txt", "late");
+  };
+  convert(conversion, folder / "out", nullptr, &watched);
+  std::size_t late = 0;
+  for (const std::string& name : names_in(folder.path())) late += name.ends_with("late.txt");
+  EXPECT_EQ(late, 1u);
+  for (const auto& entry : fs::directory_iterator(folder.path())) {
+    if (entry.path().extension() == ".part") fs::remove_all(entry.path());
+  }
   EXPECT_EQ(code(folder / "out"), "");
   EXPECT_THAT(names_in(folder / "out"),
               ElementsAre("config.json", "model.md", "model.safetensors"));
