@@ -311,7 +311,7 @@ def test_missing_weight_is_named_before_data_is_read(tmp_path: Path, no_readers:
 
 @pytest.mark.parametrize("case", sampled(SMALL), ids=repr)
 def test_missing_weight_of_every_layout(tmp_path: Path, no_readers: None, case: Case) -> None:
-    """The target is named; or the file's name, where the converter itself stumbles over it."""
+    """The target is named, also where the converter itself stumbles over it."""
     model = case.build()
     state = case.original(model)
     names = set(model.state_dict())
@@ -322,8 +322,9 @@ def test_missing_weight_of_every_layout(tmp_path: Path, no_readers: None, case: 
     with pytest.raises(loadstone.PlanError) as raised:
         from_file(case, str(tmp_path / "model.safetensors"), config)
     assert raised.value.code == "plan.missing"
-    bare = gone.removeprefix("model.diffusion_model.")
-    assert raised.value.tensor == bare or raised.value.findings[0].target in names
+    errors = [item for item in raised.value.findings if item.severity == "error"]
+    assert errors
+    assert names.issuperset(item.target for item in errors)
 
 
 def test_bytes_read_are_counted(tmp_path: Path) -> None:
@@ -397,30 +398,6 @@ def test_unexpected_key_is_warned_about(tmp_path: Path, no_readers: None) -> Non
     finally:
         logger.removeHandler(handler)
     assert any("surplus.weight" in line for line in lines)
-
-
-def test_shape_clashes_are_one_error(tmp_path: Path, no_readers: None) -> None:
-    """Another model's skeleton, no single field of which is to blame."""
-    case = by_name("wan_t2v")
-    changes = case.changes | {
-        "num_attention_heads": 6,
-        "ffn_dim": 80,
-        "text_dim": 24,
-        "freq_dim": 16,
-    }
-    other = dataclasses.replace(case, changes=changes | {"num_layers": 12})
-    many = dataclasses.replace(case, changes=case.changes | {"num_layers": 12})
-    file, _ = write_single_file(many, many.build(), tmp_path / "model.safetensors")
-    skeleton = other.construct()
-    config = write_config(skeleton, tmp_path / "other")
-    theirs, ours = many.construct().state_dict(), skeleton.state_dict()
-    clashing = {name for name in ours if ours[name].shape != theirs[name].shape}
-    assert len(clashing) > 200
-    with pytest.raises(loadstone.PlanError) as raised:
-        from_file(case, file, config)
-    named = {item.target for item in raised.value.findings if item.code == "plan.shape"}
-    is_explained = raised.value.findings[0].code == "plan.config_mismatch"
-    assert is_explained or named == clashing
 
 
 # --- several components in one file --------------------------------------------------------------

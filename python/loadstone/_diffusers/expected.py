@@ -66,7 +66,7 @@ def expected_keys(
         words = _words(conversion.function)
         leaves_of = {target.rpartition(".")[2] for target in left}
         words |= {f"{word.strip('.')}.{leaf}" for word in words for leaf in leaves_of}
-        trials.run_parts(sorted({f"{head}{word}" for word in words} - known))
+        trials.run_parts(sorted({f"{head}{word}" for word in words - left} - known))
     kept = sum(key == f"{head}{target}" for target, key in keys.items())
     if 2 * kept > len(keys):  # most names are the model's
         trials.run({f"{head}{target}" for target in trials.targets - trials.found.keys()})
