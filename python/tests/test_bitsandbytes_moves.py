@@ -256,7 +256,7 @@ def test_a_healed_model_can_be_pickled(kind):
 
 @four_bit
 def test_training_after_a_forward_pass_has_a_gradient(kind):
-    """bitsandbytes goes on with the rearranged weight, whose product has none."""
+    """bitsandbytes goes on with the rearranged weight, for which it has none."""
     model = healed(kind)
     model(inputs())
     model.train()
