@@ -11,8 +11,8 @@ import diffusers
 import gguf
 import numpy
 import torch
-from diffusers_layouts import State
-from diffusers_models import Case, by_name, library_converted, write_config
+from diffusers_layouts import State, unchanged
+from diffusers_models import CASES, Case, by_name, library_converted, with_meta, write_config
 from diffusers_models import differences as differences_of_values
 
 import loadstone
@@ -102,8 +102,10 @@ def _wider(name: str, changes: dict[str, Any]) -> Case:
 
 
 # Rows of 256 numbers, which is a block of the K types.
+_WIDE_WAN = {"attention_head_dim": 64, "ffn_dim": 256, "text_dim": 256, "freq_dim": 256}
+_WIDE_IMAGE = _WIDE_WAN | {"image_dim": 256, "added_kv_proj_dim": 256}
 BLOCK_CASES = [
-    _wider("wan_t2v", {"attention_head_dim": 64, "ffn_dim": 256, "text_dim": 256, "freq_dim": 256}),
+    _wider("wan_t2v", _WIDE_WAN),
     _wider(
         "sd35",
         {
@@ -117,6 +119,50 @@ BLOCK_CASES = [
         {"attention_head_dim": 64, "joint_attention_dim": 256, "axes_dims_rope": [16, 24, 24]},
     ),
 ]  # fmt: skip
+# The other classes of ``CASES``, for the sweep.
+MORE_BLOCK_CASES = [
+    *(_wider(name, _WIDE_IMAGE) for name in ("wan_i2v", "wan_animate", "chrono_edit")),
+    *(_wider(name, _WIDE_WAN) for name in ("wan_ti2v", "wan_vace", "skyreels_v2")),
+    _wider("ltx", {"attention_head_dim": 64, "cross_attention_dim": 256, "caption_channels": 256}),
+    _wider(
+        "sana",
+        {
+            "attention_head_dim": 64, "cross_attention_head_dim": 64, "cross_attention_dim": 256,
+            "caption_channels": 256,
+        },
+    ),
+    _wider(
+        "auraflow",
+        {"attention_head_dim": 64, "joint_attention_dim": 256, "caption_projection_dim": 256},
+    ),
+    _wider(
+        "cosmos", {"attention_head_dim": 64, "text_embed_dim": 256, "adaln_lora_dim": 256},
+    ),
+    _wider(
+        "hidream",
+        {
+            "attention_head_dim": 64, "caption_channels": [256, 256], "text_emb_dim": 256,
+            "axes_dims_rope": [32, 32],
+        },
+    ),
+    _wider(
+        "mochi",
+        {
+            "num_attention_heads": 4, "attention_head_dim": 64, "pooled_projection_dim": 256,
+            "text_embed_dim": 256, "time_embed_dim": 256,
+        },
+    ),
+    _wider("sd15_unet", {"cross_attention_dim": 256}),
+    _wider(
+        "sdxl_unet", {"cross_attention_dim": 256, "projection_class_embeddings_input_dim": 256},
+    ),
+]  # fmt: skip
+# A VAE in the library's names: in the original ones all its matrices are convolutions.
+VAE_CASE = dataclasses.replace(
+    _wider("autoencoder_kl", {"block_out_channels": [16, 32, 256]}), layout=unchanged
+)
+# Those whose converter knows one width only; one file has all types.
+WIDE_CASES = [case for case in CASES if case.is_wide]
 
 
 class File:
@@ -124,10 +170,10 @@ class File:
 
     def __init__(self, folder: Path, case: Case, choose: Any) -> None:
         self.case = case
-        self.model = case.build()
-        self.tensors: Tensors = packed(case.original(self.model), choose)
+        model = case.build()
+        self.tensors: Tensors = packed(case.original(model), choose)
         self.path = self.tensors.write(folder / "model.gguf")
-        self.config = write_config(self.model, folder / "config")
+        self.config = write_config(model, folder / "config")
 
     def load(self, **options: Any) -> Any:
         return loadstone.diffusers.from_single_file(
@@ -139,8 +185,10 @@ class File:
 
     def reference(self) -> Any:
         """A model with the numbers of gguf-py, through the library's converter in float32."""
-        values = library_converted(self.case, self.tensors.dequantized(), self.model)
-        expected = self.case.build()
+        with with_meta():
+            empty = self.case.construct()
+        values = library_converted(self.case, self.tensors.dequantized(), empty)
+        expected = self.case.construct()
         names = expected.state_dict()
         expected.load_state_dict({name: values[name] for name in names})
         return expected

@@ -10,6 +10,7 @@ import pytest
 import torch
 from diffusers_gguf import PLAIN, File, Kind, assert_same, quantization
 from diffusers_models import (
+    CASES,
     FURTHER_CASES,
     Case,
     by_name,
@@ -54,6 +55,14 @@ def no_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(safetensors.torch, "load", refuse)
     monkeypatch.setattr(torch, "load", refuse)
     monkeypatch.setattr(gguf, "GGUFReader", refuse)
+
+
+def test_every_class_with_a_converter_has_a_case() -> None:
+    from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
+
+    assert {case.class_name for case in [*CASES, *FURTHER_CASES]} == set(
+        SINGLE_FILE_LOADABLE_CLASSES
+    )
 
 
 @pytest.mark.parametrize("case", sampled())

@@ -1,0 +1,80 @@
+"""GGUF files of the K types for the other classes, of VAEs, and of the wide ones: for the sweep.
+
+``test_diffusers_gguf`` has the types that small rows take, and four classes with all.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from diffusers_gguf import (
+    MORE_BLOCK_CASES,
+    SCALES,
+    VAE_CASE,
+    WIDE_CASES,
+    File,
+    Kind,
+    assert_same,
+    mixed,
+    quantization,
+)
+from diffusers_models import Case, cast_copy
+
+pytest.importorskip("diffusers")
+pytestmark = pytest.mark.sweep
+
+ALL_KINDS = (Kind.Q8_0, Kind.Q4_0, *SCALES, Kind.F16)
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise AssertionError("a library reads weights itself")
+
+
+def check(file: File, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """As blocks like the library's own load, and as numbers like gguf-py's."""
+    expected = file.library_load(quantization_config=quantization())
+    with monkeypatch.context() as patched:
+        patched.setattr(gguf, "GGUFReader", refuse)
+        assert_same(file.load(quantization_config=quantization()), expected)
+        del expected
+        reference = file.reference()
+        assert_same(file.load(), reference)
+        found = file.load(torch_dtype=dtype)
+        assert_same(found, cast_copy(file.case, reference, dtype))
+
+
+@pytest.mark.parametrize("kind", SCALES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("case", MORE_BLOCK_CASES, ids=repr)
+def test_k_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, kind: Kind) -> None:
+    file = File(tmp_path, case, lambda _: kind)
+    assert list(file.tensors.kinds.values()).count(kind) > 2
+    check(file, monkeypatch, torch.bfloat16)
+
+
+@pytest.mark.parametrize("case", MORE_BLOCK_CASES, ids=repr)
+def test_mixed_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    file = File(tmp_path, case, mixed)
+    assert len(set(file.tensors.kinds.values())) > 2
+    check(file, monkeypatch, torch.float16)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS, ids=lambda kind: kind.name)
+def test_matrices_of_a_vae(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
+    file = File(tmp_path, VAE_CASE, lambda _: kind)
+    assert list(file.tensors.kinds.values()).count(kind) > 2
+    check(file, monkeypatch, torch.bfloat16)
+
+
+@pytest.mark.parametrize("case", WIDE_CASES, ids=repr)
+def test_wide_models_in_all_types(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    """One file, whose matrices have the types in turn."""
+    kinds = itertools.cycle(ALL_KINDS)
+    file = File(tmp_path, case, lambda _: next(kinds))
+    assert set(ALL_KINDS) <= set(file.tensors.kinds.values())
+    check(file, monkeypatch, torch.bfloat16)
