@@ -157,6 +157,7 @@ MORE_BLOCK_CASES = [
         "sdxl_unet", {"cross_attention_dim": 256, "projection_class_embeddings_input_dim": 256},
     ),
 ]  # fmt: skip
+FIRST_LAST_CASE = _wider("wan_flf2v", _WIDE_IMAGE)
 # A VAE in the library's names: in the original ones all its matrices are convolutions.
 VAE_CASE = dataclasses.replace(
     _wider("autoencoder_kl", {"block_out_channels": [16, 32, 256]}), layout=unchanged
@@ -170,6 +171,7 @@ class File:
 
     def __init__(self, folder: Path, case: Case, choose: Any) -> None:
         self.case = case
+        folder.mkdir(exist_ok=True)
         model = case.build()
         self.tensors: Tensors = packed(case.original(model), choose)
         self.path = self.tensors.write(folder / "model.gguf")

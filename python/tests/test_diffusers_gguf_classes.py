@@ -12,6 +12,7 @@ import gguf
 import pytest
 import torch
 from diffusers_gguf import (
+    FIRST_LAST_CASE,
     MORE_BLOCK_CASES,
     SCALES,
     VAE_CASE,
@@ -27,6 +28,8 @@ from diffusers_models import Case, cast_copy
 pytest.importorskip("diffusers")
 pytestmark = pytest.mark.sweep
 
+POSITIONS = "model.diffusion_model.img_emb.emb_pos"
+POSITIONS_TARGET = "condition_embedder.image_embedder.pos_embed"
 ALL_KINDS = (Kind.Q8_0, Kind.Q4_0, *SCALES, Kind.F16)
 
 
@@ -53,6 +56,20 @@ def test_k_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, ki
     file = File(tmp_path, case, lambda _: kind)
     assert list(file.tensors.kinds.values()).count(kind) > 2
     check(file, monkeypatch, torch.bfloat16)
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS, ids=lambda kind: kind.name)
+def test_first_last_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
+    """The library leaves one key out: it is given a file that has the target's name for it."""
+    file = File(tmp_path, FIRST_LAST_CASE, lambda _: kind)
+    theirs = File(tmp_path / "theirs", FIRST_LAST_CASE, lambda _: kind)
+    for part in (theirs.tensors.data, theirs.tensors.kinds):
+        part[POSITIONS_TARGET] = part.pop(POSITIONS)
+    theirs.tensors.write(Path(theirs.path))
+    expected = theirs.library_load(quantization_config=quantization())
+    monkeypatch.setattr(gguf, "GGUFReader", refuse)
+    assert_same(file.load(quantization_config=quantization()), expected)
+    assert_same(file.load(), theirs.reference())
 
 
 @pytest.mark.parametrize("case", MORE_BLOCK_CASES, ids=repr)
