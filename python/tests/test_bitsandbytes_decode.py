@@ -213,6 +213,18 @@ def test_inside_patch_the_librarys_decode_is_right(kind):
     assert bnb.functional.dequantize_4bit is original
 
 
+@four_bit
+def test_inside_patch_a_weight_that_has_run_is_decoded(kind):
+    """As adapters are merged: what bitsandbytes has rearranged, its own decode cannot read."""
+    layer = ours.heal(linear(kind, 128, 64).to("cpu").eval().requires_grad_(False))
+    unit = ours.Unit.from_parameter(layer.weight)
+    expected = by_definition(unit.data, unit.state(), torch.float32)
+    layer(inputs())
+    with loadstone.patch("bitsandbytes"):
+        found = bnb.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+    assert torch.equal(bytes_of(found), bytes_of(expected))
+
+
 @pytest.mark.parametrize("width", [96, 48])
 def test_embeddings_with_such_rows_are_right(width):
     torch.manual_seed(0)

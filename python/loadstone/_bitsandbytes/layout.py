@@ -37,9 +37,8 @@ def rearranged(data: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
     return packed, changed
 
 
-def rowwise(weight: Any) -> tuple[torch.Tensor, Any]:
-    """Codes and scales as a checkpoint has them; the weight stays as it is."""
-    data, state = weight.data, weight.quant_state
+def rowwise(data: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+    """Codes and scales as a checkpoint has them; those given stay as they are."""
     if not is_rearranged(state):
         return data, state
     working = copy.copy(state)
@@ -49,9 +48,8 @@ def rowwise(weight: Any) -> tuple[torch.Tensor, Any]:
     return data, kept if kept is not None else _rounded(state)
 
 
-def is_rounded(weight: Any) -> bool:
+def is_rounded(state: Any) -> bool:
     """Whether bitsandbytes rearranged a weight itself, so that its exact scales are lost."""
-    state = weight.quant_state
     return is_rearranged(state) and "rowwise" not in state.__dict__
 
 

@@ -87,6 +87,8 @@ class Whole(torch.nn.Module):
             self._parameters.update(before)
 
     def _require_whole(self) -> None:
+        if torch.compiler.is_compiling():
+            return
         if is_unit(self.weight) and is_broken(self.weight):
             raise lost(self.weight.shape)
 
@@ -226,7 +228,8 @@ class WholeInt8(Whole):
     """With an ``Int8Params``."""
 
     def _require_whole(self) -> None:
-        if is_unit(self.weight) and (self.weight.SCB is None or is_broken(self.weight)):
+        super()._require_whole()
+        if is_unit(self.weight) and self.weight.SCB is None:
             raise lost(self.weight.shape)
 
 
@@ -265,7 +268,7 @@ _MIXINS: tuple[tuple[type, type], ...] = (
 
 def _lay_rowwise(weight: Any) -> None:
     if is_unit(weight) and layout.is_rearranged(weight.quant_state):
-        weight.data, weight.quant_state = layout.rowwise(weight)
+        weight.data, weight.quant_state = layout.rowwise(weight.data, weight.quant_state)
 
 
 @functools.cache
@@ -327,14 +330,14 @@ def make_whole(module: Any) -> None:
     elif isinstance(weight, bnb.nn.Params4bit) and weight.quant_state is not None:
         if state is not None:
             del module.__dict__["quant_state"]
-        if layout.is_rounded(weight):
+        if layout.is_rounded(weight.quant_state):
             _logger.warning(
                 "a forward pass of bitsandbytes before it was healed has rounded the scales of a "
                 "%s of shape %s; heal a model before it runs",
                 type(module).__name__,
                 list(weight.quant_state.shape),
             )
-            weight.data, weight.quant_state = layout.rowwise(weight)
+            weight.data, weight.quant_state = layout.rowwise(weight.data, weight.quant_state)
             weight.compress_statistics = False
 
 

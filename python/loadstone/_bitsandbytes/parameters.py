@@ -38,7 +38,8 @@ def lost(shape: Any) -> Exception:
     return make(
         "q.scale_missing",
         "the scales of a quantized weight are gone: its bytes were moved without them, or come "
-        "from where they are not; heal the model before it is moved or offloaded",
+        "from where they are not; heal the model before it is moved or offloaded, and where hooks "
+        "are on modules around it (preload_module_classes) use loadstone.patch",
         tensor="weight",
         found=f"packed bytes {list(shape)} with scales on meta",
     )
@@ -88,7 +89,7 @@ class Params4bit(bnb.nn.Params4bit):  # type: ignore[misc]
         device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
         if device is None or _exact(device) == self.device:
             return self
-        data, state = layout.rowwise(self)
+        data, state = layout.rowwise(self.data, self.quant_state)
         return self._with(
             data.to(device, non_blocking=non_blocking), moved(state, device, non_blocking)
         )

@@ -75,8 +75,11 @@ def _dequantize(
     **kwargs: Any,
 ) -> Any:
     given = args or any(value is not None for name, value in kwargs.items() if name != "blocksize")
-    wrong = quant_state is not None and A.device.type == "cpu" and layout.is_misread(quant_state)
-    if not wrong or given or A.shape[0] == 1 or layout.is_rearranged(quant_state):
+    if quant_state is None or given or A.device.type != "cpu" or A.shape[0] == 1:
+        return original(A, quant_state, *args, **kwargs)
+    if layout.is_rearranged(quant_state):
+        A, quant_state = layout.rowwise(A, quant_state)  # noqa: N806
+    elif not layout.is_misread(quant_state):
         return original(A, quant_state, *args, **kwargs)
     return layout.decode(A, quant_state)
 

@@ -84,7 +84,7 @@ class Unit:
             return cls(weight.data, scales, "int8", tuple(weight.data.shape))
         from loadstone._bitsandbytes.layout import rowwise
 
-        data, state = rowwise(weight)
+        data, state = rowwise(weight.data, weight.quant_state)
         if state is None:
             raise missing("", "weight.absmax")
         return cls.from_state(data, state)
