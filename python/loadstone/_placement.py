@@ -103,7 +103,7 @@ def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> DeviceMap
 def require_paths(
     model: torch.nn.Module, device_map: Mapping[str, Any], component: str = ""
 ) -> None:
-    """Refuses a map that names what is not there.
+    """Refuses a map that names what is not there, or a tensor to be on disk without its module.
 
     Args:
         component: how the model is called in a pipeline's map.
@@ -111,13 +111,21 @@ def require_paths(
     Raises:
         PlanError: ``plan.device_map``, with the nearest path that there is.
     """
-    known = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    known = set(modules)
     known.update(name for name, _ in model.named_parameters(remove_duplicate=False))
     known.update(name for name, _ in model.named_buffers(remove_duplicate=False))
-    for path in device_map:
+    for path, device in device_map.items():
+        full = f"{component}.{path}" if component and path else component or path
+        if path in known and path not in modules and str(device) == "disk":
+            raise make(
+                "plan.device_map",
+                "no hook brings a tensor apart from its module: name the module",
+                field="device_map",
+                found=repr(full),
+            )
         if path not in known:
             near = difflib.get_close_matches(path, known, 1, 0)
-            full = f"{component}.{path}" if component else path
             raise make(
                 "plan.device_map",
                 f"{type(model).__name__} has nothing of this path",

@@ -80,7 +80,8 @@ def from_pretrained(
 
     Args:
         missing, progress, threads: as for :func:`from_single_file`.
-        kwargs: what the library's function takes.
+        kwargs: what the library's function takes. A pipeline's ``device_map`` may be a map too,
+            over components and inside them, and disk and the CPU alone are heeded.
     """
     folder = kwargs.get("offload_folder")
     chosen = _options(missing, progress, threads, kwargs.get("max_memory"), folder)
@@ -149,8 +150,16 @@ def _run(chosen: Any, cls: Any, function: str, source: Any, kwargs: dict[str, An
     from loadstone import transformers
     from loadstone._diffusers import hooks
     from loadstone._patch import hooked
+    from loadstone._transformers import hooks as encoders
+    from loadstone._transformers.load import Options
 
-    with hooked(transformers.patches()), hooked(hooks.hooks()), hooks.options(chosen):
+    theirs = Options(missing=chosen.missing, progress=chosen.progress, threads=chosen.threads)
+    with (
+        hooked(transformers.patches()),
+        hooked(hooks.hooks()),
+        encoders.options(theirs),
+        hooks.options(chosen),
+    ):
         return getattr(cls, function)(source, **kwargs)  # looked up when the hooks stand
 
 

@@ -13,6 +13,10 @@ import loadstone.diffusers
 
 diffusers = pytest.importorskip("diffusers")
 
+import test_diffusers_end_use as end_use  # noqa: E402
+
+parts, text_is_clean = end_use.parts, end_use.text_is_clean  # fixtures
+
 
 def randomised(model: Any, seed: int) -> Any:
     generator = torch.Generator().manual_seed(seed)
@@ -53,3 +57,34 @@ def test_a_folder_of_components(tmp_path: Path):
         assert loadstone.audit(found).ok, name
         for key, tensor in part.state_dict().items():
             assert torch.equal(found.state_dict()[key], tensor), (name, key)
+
+
+@pytest.mark.parametrize("parts", ["t2v"], indirect=True)
+def test_two_steps_with_blocks_on_disk(parts: Any, tmp_path: Path) -> None:
+    """Blocks of the denoiser, and a text encoder, are on disk between their forward passes."""
+    dtype = torch.bfloat16
+    options: dict[str, Any] = {"config": parts.config, "torch_dtype": dtype}
+    options["quantization_config"] = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
+    model, whole = (
+        loadstone.diffusers.from_single_file(
+            parts.case.cls, parts.file, **options, device_map=device_map, offload_folder=tmp_path
+        )
+        for device_map in ({"": "cpu", "blocks.1": "disk"}, None)
+    )
+    pipeline = loadstone.diffusers.from_pretrained(
+        parts.pipeline, parts.folder / "pipeline", transformer=model,
+        device_map={"text_encoder": "disk", "vae": {"": "cpu", "decoder": "disk"}},
+        offload_folder=tmp_path / "others",
+    )  # fmt: skip
+    for name in ("transformer", "text_encoder", "vae"):
+        assert loadstone.audit(getattr(pipeline, name)).ok, name
+    on_disk = {name for name, each in model.named_parameters() if each.is_meta}
+    assert on_disk == {name for name, _ in whole.named_parameters() if name.startswith("blocks.1.")}
+    assert all(each.is_meta for each in pipeline.text_encoder.parameters())
+    wanted = parts.video(parts.pipeline(**parts.others, transformer=whole))
+    assert wanted.isfinite().all()
+    assert torch.equal(parts.video(pipeline), wanted)
+    assert {name for name, each in model.named_parameters() if each.is_meta} == on_disk
+    with torch.no_grad():  # the control
+        model.blocks[0].norm2.weight[0] += 1
+    assert not torch.equal(parts.video(pipeline), wanted)

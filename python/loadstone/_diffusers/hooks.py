@@ -30,8 +30,15 @@ from loadstone._diffusers.load import (
     WrongConfigError,
     conversion_of,
     has_own_names,
+    skip_keys,
 )
 from loadstone._diffusers.mismatch import Places
+from loadstone._diffusers.pipelines import (
+    ConvertedError,
+    PipelineHooks,
+    deferred,
+    is_converting,
+)
 from loadstone._diffusers.supplements import supplement
 from loadstone._errors import PlanError, make
 from loadstone._patch import Hook, Hooks, gated, held
@@ -67,11 +74,13 @@ def hooks() -> Hooks:
         (single_file_utils, "load_model_dict_into_meta", _load_dict),
         (single_file, "load_single_file_sub_model", _load_sub_model),
         (modeling_utils, "_determine_device_map", _determine_device_map),
+        (modeling_utils, "dispatch_model", _dispatch_model_of_folder),
         (modeling_utils.ModelMixin, "to", _to),
         (modeling_utils.ModelMixin, "from_pretrained", _model_from_pretrained),
         (modeling_utils.ModelMixin, "_load_pretrained_model", _load_pretrained_model),
         (modeling_utils, "load_state_dict", _load_state_dict),
         (accelerate, "init_empty_weights", _init_empty_weights),
+        *PipelineHooks(_options.get, _load).places(),
     ]
     return Hooks(
         [Hook(owner, name, gated("diffusers", wrapper)) for owner, name, wrapper in places],
@@ -171,7 +180,9 @@ def _should_convert(original: Any, state: Any, checkpoint: Any) -> Any:
 
 def _load_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Each component of a combined file sees all of its tensors."""
-    checkpoint = kwargs.get("checkpoint")
+    checkpoint, components = kwargs.get("checkpoint"), deferred()
+    if components is not None:
+        components.name = kwargs["name"]
     if isinstance(checkpoint, Checkpoint):
         kwargs["checkpoint"] = checkpoint.fresh()
     return original(*args, **kwargs)
@@ -224,18 +235,23 @@ def _determine_device_map(
 
 
 def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+    if is_converting():
+        raise ConvertedError(state_dict)
     checkpoint = _checkpoint_of(state_dict)
     if checkpoint is None:
         return original(model, state_dict, *args, **kwargs)
     load = _current.get() or Load(_options.get() or Options())
     conversion, load.conversion = load.conversion, None  # that is done
+    if load.conversion_of is not None:
+        conversion = load.conversion_of(model)
     dtype = args[0] if args else kwargs.get("dtype")
     # Converters that ask with a default write None for what the file lacks.
     converted = {name: value for name, value in state_dict.items() if value is not None}
     supplement(converted, model.state_dict())
     unexpected = kwargs.get("unexpected_keys") or []  # the library warns of what is in it later
     unexpected[:] = [name for name in unexpected if name in converted]
-    load.read(
+    _read(
+        load,
         Request(
             model,
             converted,
@@ -245,25 +261,35 @@ def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs:
             quantizer=kwargs.get("hf_quantizer"),
             device_map=load.device_map or kwargs.get("device_map"),
             conversion=conversion,
-        )
+        ),
     )
     return None, None
 
 
+def _read(load: Load, request: Request) -> None:
+    """Now, or when all components of the file are known."""
+    components = deferred()
+    if components is None:
+        load.read(request)
+    else:
+        load.prepare(request)
+        components.add(load)
+
+
 def _dispatch_model(original: Any, model: Any, **kwargs: Any) -> Any:
     load = _current.get()
-    if load is None or load.plan is None or load.device_map is None:
+    if load is None or load.model is not model or (load.plan and load.device_map is None):
         return original(model, **kwargs)
-    index = dict(load.plan._core.offload_index())
-    folder = load.options.offload_folder
-    return original(model, device_map=load.device_map, offload_dir=folder, offload_index=index)
+    load.device_map = load.device_map or kwargs["device_map"]
+    load.dispatch()
+    return model
 
 
 def _to(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """The cast of a whole model after its load would round what has to stay as it is."""
     load = _current.get()
     is_cast = any(isinstance(each, torch.dtype) for each in (*args, *kwargs.values()))
-    if load is not None and load.plan is not None and load.model is model and is_cast:
+    if load is not None and load.is_traced and load.model is model and is_cast:
         return model
     return original(model, *args, **kwargs)
 
@@ -278,6 +304,13 @@ def _model_from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -
         result = original(cls, *args, **kwargs)
         load.finish(result[0] if isinstance(result, tuple) else result)
     return result
+
+
+def _dispatch_model_of_folder(original: Any, model: Any, **kwargs: Any) -> Any:
+    """The library's pipelines know what hooks have to leave alone, its models forget it."""
+    if _current.get() is not None:
+        kwargs.setdefault("skip_keys", skip_keys(model))
+    return original(model, **kwargs)
 
 
 def _load_pretrained_model(
@@ -297,7 +330,8 @@ def _load_pretrained_model(
     if load is None or checkpoint is None or kwargs.get("hf_quantizer") is not None:
         return original(cls, model, state_dict, resolved_model_file, *args, **kwargs)
     names = set(model.state_dict())
-    load.read(
+    _read(
+        load,
         Request(
             model,
             checkpoint,
@@ -305,12 +339,11 @@ def _load_pretrained_model(
             dtype=kwargs.get("dtype"),
             keeps=tuple(kwargs.get("keep_in_fp32_modules") or ()),
             device_map=kwargs.get("device_map"),
-        )
+        ),
     )
     missing = sorted(names - set(checkpoint))
     unexpected = sorted(set(checkpoint) - names)
-    index = dict(load.plan._core.offload_index()) if load.plan is not None else None
-    return model, missing, unexpected, [], index or None, []
+    return model, missing, unexpected, [], load.offload_index, []
 
 
 def _checkpoint_of(state_dict: Any) -> Checkpoint | None:
@@ -325,9 +358,13 @@ def _checkpoint_of(state_dict: Any) -> Checkpoint | None:
 
 
 def _kept_in_float32(model: Any, dtype: Any, quantizer: Any) -> tuple[str, ...]:
-    """As the library's ``from_pretrained`` keeps them; its single files lose them in bfloat16."""
+    """As the library's ``from_pretrained`` keeps them; its single files lose them in bfloat16.
+
+    Models of transformers keep them in float16 alone.
+    """
     del quantizer
     kept = getattr(type(model), "_keep_in_fp32_modules", None)
-    if kept is None or dtype not in (torch.float16, torch.bfloat16):
+    is_own = hasattr(type(model), "_fix_state_dict_keys_on_load")
+    if kept is None or dtype not in (torch.float16, torch.bfloat16 if is_own else None):
         return ()
     return tuple(kept) if isinstance(kept, list | tuple | set) else (kept,)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import big_modeling
 
 from loadstone import _core, _execute
+from loadstone._accelerate import offload
 from loadstone._audit import audit
 from loadstone._diffusers.absent import Conversion, Lacks, rehearse
 from loadstone._diffusers.checkpoint import Checkpoint, is_packed
@@ -80,6 +83,8 @@ class Load:
         self.places = Places()  # where configs may be
         self.lacks = Lacks()  # what the converter asks for in vain, where that is known
         self.conversion: Conversion | None = None  # while the converter runs
+        # For models of another library: what the library does to the file for one.
+        self.conversion_of: Callable[[Any], Conversion] | None = None
         self.mapping: tuple[Any, dict[str, Any]] | None = None  # the converter, and its arguments
         self._core: _core.Report | None = None
         self._request: Request | None = None
@@ -96,6 +101,15 @@ class Load:
         self.model = request.model
         self._request = request
         self._traced = self.trace(request)
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the model's tensors are this load's to give, now or later."""
+        return self.plan is not None or self._traced is not None
+
+    def dtypes(self) -> Mapping[str, str]:
+        """The dtype of each tensor that the checkpoint gives, once it is traced."""
+        return self._traced.dtypes if self._traced is not None else {}
 
     def make_plan(self, device_map: Mapping[str, Any] | None) -> Plan:
         """Plans what was traced; reads nothing."""
@@ -120,6 +134,32 @@ class Load:
         self._core = filled.core
         self._request = self._traced = None
         return self.plan
+
+    def dispatch(self) -> None:
+        """Hooks for what is not in memory; nothing to do before it has been read."""
+        if self._core is None or self.plan is None or self.device_map is None:
+            return
+        devices = {str(device) for device in self.device_map.values()}
+        folder = self.options.offload_folder if "disk" in devices else None
+        dispatch: Any = big_modeling.dispatch_model
+        dispatch(
+            self.model,
+            self.device_map,
+            offload_dir=folder,
+            offload_index=self.offload_index,
+            skip_keys=skip_keys(self.model),
+        )
+
+    @property
+    def offload_index(self) -> dict[str, Any] | None:
+        """Where hooks find what is on disk, tied tensors under each of their names."""
+        index: dict[str, Any] = dict(self.plan._core.offload_index()) if self.plan else {}
+        for target in self.plan.targets if self.plan else ():
+            if target.tie_of in index:
+                offload._add_name(
+                    Path(self.options.offload_folder or ""), index, target.tie_of, target.name
+                )
+        return index or None
 
     def finish(self, model: Any) -> Report | None:
         """Notes where every value came from, and proves that there is none without an origin."""
@@ -189,6 +229,11 @@ class Load:
             traced.findings.append(mismatch.finding())
         traced.recipes = trace.finish()
         return traced
+
+
+def skip_keys(model: Any) -> Any:
+    """Arguments that hooks must hand on as they are: the model writes into them."""
+    return getattr(model, "_skip_keys", None)
 
 
 class WrongConfigError(Exception):

@@ -37,7 +37,7 @@ class Options:
             it is left to the library.
     """
 
-    missing: str = "initialise"
+    missing: str | Mapping[str, str] = "initialise"
     nested_offset: Mapping[str, float] | None = None
     progress: bool | Callable[[int, int], object] = False
     threads: int | None = None
