@@ -98,20 +98,40 @@ def loadstone_from_pretrained_float32(folder: Path) -> Work:
     return _from_pretrained(folder, "float32")
 
 
-def _from_pretrained(folder: Path, dtype: str) -> Work:
+def _quantized(kind: str) -> dict[str, Any]:
+    """Arguments for weights that bitsandbytes' formats hold: none for none."""
+    if not kind:
+        return {}
+    import bitsandbytes  # noqa: F401  (its import is not what is timed)
+    import transformers
+
+    options: dict[str, Any] = {"load_in_8bit": True}
+    if kind != "int8":
+        encoding, _, nested = kind.partition(", ")
+        options = {"load_in_4bit": True, "bnb_4bit_quant_type": encoding}
+        options["bnb_4bit_use_double_quant"] = bool(nested)
+    return {"quantization_config": transformers.BitsAndBytesConfig(**options)}
+
+
+def quantized(load: Callable[[Path, str, str], Work], kind: str) -> Callable[[Path], Work]:
+    """A case of its own for one of bitsandbytes' formats."""
+    return lambda folder: load(folder, "bfloat16", kind)
+
+
+def _from_pretrained(folder: Path, dtype: str, kind: str = "") -> Work:
     import torch
     import transformers
 
     import loadstone.transformers
 
     transformers.utils.logging.disable_progress_bar()
-    model_class = _model_class(folder)
+    model_class, options = _model_class(folder), _quantized(kind)
     cache = tempfile.TemporaryDirectory()
     os.environ["XDG_CACHE_HOME"] = cache.name
 
     def work() -> Any:
         model = loadstone.transformers.from_pretrained(
-            model_class, folder, dtype=getattr(torch, dtype)
+            model_class, folder, dtype=getattr(torch, dtype), **options
         )
         return model, cache  # which goes with the process
 
@@ -141,15 +161,15 @@ def transformers_float32(folder: Path) -> Work:
     return _transformers(folder, "float32")
 
 
-def _transformers(folder: Path, dtype: str) -> Work:
+def _transformers(folder: Path, dtype: str, kind: str = "") -> Work:
     import torch
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    model_class = _model_class(folder)
+    model_class, options = _model_class(folder), _quantized(kind)
 
     def work() -> Any:
-        model = model_class.from_pretrained(folder, dtype=getattr(torch, dtype))
+        model = model_class.from_pretrained(folder, dtype=getattr(torch, dtype), **options)
         return _made_private(model)
 
     return work
@@ -198,3 +218,7 @@ CASES: dict[str, Callable[[Path], Work]] = {
     "transformers, to f32": transformers_float32,
     "accelerate load_checkpoint_in_model": accelerate_private,
 }
+QUANTIZED = ("nf4", "nf4, nested", "fp4", "int8")
+for _kind in QUANTIZED:
+    CASES[f"loadstone.transformers, to {_kind}"] = quantized(_from_pretrained, _kind)
+    CASES[f"transformers, to {_kind}"] = quantized(_transformers, _kind)

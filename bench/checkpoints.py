@@ -47,7 +47,20 @@ QWEN3_MOE: dict[str, Any] = {
     "tie_word_embeddings": False,
     "dtype": "bfloat16",
 }
-CONFIGS = {"dense": LLAMA, "experts": MIXTRAL, "mixture": QWEN3_MOE}
+# 0.94 GB at 9 layers.
+LLAMA_GROUPED: dict[str, Any] = LLAMA | {
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 16000,
+}
+CONFIGS = {
+    "dense": LLAMA,
+    "experts": MIXTRAL,
+    "mixture": QWEN3_MOE,
+    "quantized": LLAMA_GROUPED,
+}
 
 Shape = tuple[int, ...]
 

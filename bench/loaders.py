@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench import checkpoints, measure
 from bench.cases import CASES
+from bench.cases import QUANTIZED as KINDS
 
 LIMIT = "limit: pread, 2 threads, fresh memory"
 DENSE = [
@@ -37,6 +38,10 @@ EXPERTS = [
     "safetensors load_file + clone",
     "loadstone.transformers",
     "transformers from_pretrained",
+]
+QUANTIZED = [
+    LIMIT,
+    *(f"{who}, to {kind}" for kind in KINDS for who in ("loadstone.transformers", "transformers")),
 ]
 MIXTURE = [LIMIT, "loadstone.transformers", "transformers from_pretrained"]
 
@@ -91,8 +96,14 @@ def main() -> None:
     if arguments.child:
         measure.child(lambda: CASES[arguments.child](arguments.data))
         return
-    sizes = {"dense": arguments.gigabytes, "experts": arguments.gigabytes, "mixture": 0.91}
-    for kind, cases in (("dense", DENSE), ("experts", EXPERTS), ("mixture", MIXTURE)):
+    sizes = {"dense": arguments.gigabytes, "experts": arguments.gigabytes}
+    sizes |= {"mixture": 0.91, "quantized": 0.943}
+    for kind, cases in {
+        "dense": DENSE,
+        "experts": EXPERTS,
+        "mixture": MIXTURE,
+        "quantized": QUANTIZED,
+    }.items():
         maker = (
             "import sys, pathlib; from bench import checkpoints; "
             "checkpoints.make(pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))"

@@ -29,20 +29,21 @@ from loadstone._errors import (
 )
 from loadstone._load import load
 from loadstone._patch import patch
-from loadstone._plan import Plan, PlannedTarget, plan
+from loadstone._plan import Plan, PlannedTarget, Quantization, plan
 from loadstone._report import Provenance, Report, Source
 from loadstone._skeleton import save_skeleton, skeleton
 from loadstone._version import __version__
 
 if TYPE_CHECKING:
     import loadstone.accelerate as accelerate
+    import loadstone.bitsandbytes as bitsandbytes
     import loadstone.diffusers as diffusers
     import loadstone.torch as torch
     import loadstone.transformers as transformers
     from loadstone._convert import dequantize
     from loadstone._quantize import Quantized, quantize
 
-_ADAPTERS = ("torch", "transformers", "diffusers", "accelerate")
+_ADAPTERS = ("torch", "transformers", "diffusers", "accelerate", "bitsandbytes")
 
 __all__ = [
     "Audit",
@@ -58,6 +59,7 @@ __all__ = [
     "PlanError",
     "PlannedTarget",
     "Provenance",
+    "Quantization",
     "Quantized",
     "Report",
     "Source",
@@ -65,6 +67,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "audit",
+    "bitsandbytes",
     "convert",
     "dequantize",
     "diffusers",

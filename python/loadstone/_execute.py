@@ -88,7 +88,7 @@ def complete(plan: Plan, model: Any, filled: Filled) -> None:
     """Runs the initialisers that the plan names, then gives the model all its tensors."""
     for index, value in _initialise.values(plan, model).items():
         filled.values[index] = value
-    _install(plan, filled.slots, filled.values)
+    _install(plan, model, filled.slots, filled.values)
     _warn_of_fills(plan)
 
 
@@ -250,13 +250,15 @@ def _waves(plan: Plan, indices: list[int]) -> Iterator[list[int]]:
         yield wave
 
 
-def _install(plan: Plan, slots: list[TensorSlot], values: list[Any]) -> None:
+def _install(plan: Plan, model: Any, slots: list[TensorSlot], values: list[Any]) -> None:
     """The moment in which the model changes: nothing in here reads, computes or should fail."""
     import torch
 
+    units = plan._units.installation(model, plan, values) if plan._units is not None else None
+    quantized = plan._units.names() if plan._units is not None else ()
     installed: dict[str, Any] = {}
     for target, slot, value in zip(plan.targets, slots, values, strict=True):
-        if target.origin == "tie":
+        if target.origin == "tie" or target.name in quantized:
             continue
         new = value
         if new is None and target.origin == "constructor":
@@ -269,8 +271,12 @@ def _install(plan: Plan, slots: list[TensorSlot], values: list[Any]) -> None:
         installed[target.name] = memory.like(slot.tensor, new)
         slot.replace(installed[target.name])
     for target, slot in zip(plan.targets, slots, strict=True):
-        if target.origin == "tie" and slot.tensor is not installed[target.tie_of]:
+        if target.origin != "tie" or target.tie_of in quantized:
+            continue
+        if slot.tensor is not installed[target.tie_of]:
             slot.replace(installed[target.tie_of])
+    if units is not None:
+        units.install()
 
 
 def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> torch.Tensor | None:

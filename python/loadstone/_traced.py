@@ -45,6 +45,10 @@ class Traced:
         root = tie_of or self.ties.get(name, "")
         return name, shape, self.dtypes.get(root or name, dtype), kind, root, has_value
 
+    def broken(self) -> list[str]:
+        """Weights of which a finding tells why they cannot be loaded."""
+        return list(self.units.broken) if self.units is not None else []
+
     def unexpected_findings(self, policy: str) -> list[_core.Finding]:
         """One finding for each tensor that nobody needs."""
         if policy == "ignore":

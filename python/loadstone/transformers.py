@@ -14,7 +14,7 @@ import collections
 import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +30,8 @@ def from_pretrained(
     pretrained_model_name_or_path: str | os.PathLike[str],
     *model_args: Any,
     missing: str = "initialise",
+    nested_offset: Mapping[str, float] | None = None,
+    quantize_experts: bool = False,
     progress: bool | Callable[[int, int], object] = False,
     threads: int | None = None,
     **kwargs: Any,
@@ -42,6 +44,11 @@ def from_pretrained(
             hub cache.
         missing: ``"initialise"``: the library's initialiser runs for what the checkpoint lacks, and
             what it leaves alone gets the constructor's value; ``"error"``, ``"zeros"``.
+        nested_offset: with ``bnb_4bit_use_double_quant``: what is taken off the scales of a weight
+            before these are quantized, by the weight's name; else their mean. bitsandbytes' own
+            mean depends on the number of threads.
+        quantize_experts: with a 4-bit ``BitsAndBytesConfig``: experts that the model keeps in one
+            tensor are quantized too, which the library leaves as they are.
         progress, threads: see :meth:`loadstone.Plan.execute`.
         kwargs: what the library's function takes.
 
@@ -59,7 +66,7 @@ def from_pretrained(
     from loadstone._transformers import hooks
     from loadstone._transformers.load import Options
 
-    chosen = Options(missing=missing, progress=progress, threads=threads, is_direct=True)
+    chosen = Options(missing, nested_offset, quantize_experts, progress, threads, is_direct=True)
     with hooked(hooks.hooks()), hooks.options(chosen):
         return cls.from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
 

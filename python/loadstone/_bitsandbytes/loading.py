@@ -10,18 +10,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loadstone import _core
-from loadstone._bitsandbytes.form import Shape, full
+from loadstone._bitsandbytes.folder import complete_on_disk, write_index
+from loadstone._bitsandbytes.form import FOUR_BIT, Shape, full
 from loadstone._bitsandbytes.stored import StoredUnit, require_finite
 from loadstone._catalog import Catalog
-from loadstone._dtypes import torch_dtype
+from loadstone._dtypes import dtype_name, torch_dtype
+from loadstone._errors import make
 from loadstone._skeleton_walk import TensorSlot, walk
 
 if TYPE_CHECKING:
+    from loadstone._bitsandbytes.installing import Installation
     from loadstone._bitsandbytes.unit import Unit
     from loadstone._plan import Plan, PlannedTarget, Quantization
     from loadstone._report import Provenance
@@ -51,14 +55,21 @@ class Units:
         stored: those that the checkpoint holds quantized, by the path of their module.
         quantize: those that are quantized on their way, by the name of the weight.
         broken: dtype and shape in the checkpoint of those that cannot be loaded.
+        aliases: other names of these weights, whose module has several paths.
+        findings: what there is to say of them.
+        dtype: that the other floating tensors are to have, where somebody asked for one.
     """
 
     catalog: Catalog
     stored: dict[str, StoredUnit] = field(default_factory=dict)
     quantize: dict[str, Quantization] = field(default_factory=dict)
     broken: dict[str, tuple[str, Shape] | None] = field(default_factory=dict)
+    aliases: frozenset[str] = frozenset()
+    findings: list[_core.Finding] = field(default_factory=list)
+    dtype: Any = None
 
     def __post_init__(self) -> None:
+        self.offsets: dict[str, torch.Tensor] = {}  # of scales of weights on disk
         self._by_weight = {unit.name: unit for unit in self.stored.values()}
 
     # --- the plan --------------------------------------------------------------------------------
@@ -66,10 +77,14 @@ class Units:
     def rows(self, rows: Iterable[Row]) -> list[Row]:
         """The core's rows, with all tensors of a stored weight in the place of one."""
         result = []
+        cast = "" if self.dtype_left(self.dtype) else _name_of(self.dtype)
         for row in rows:
+            if row[0] in self.aliases:
+                continue
             unit = self._by_weight.get(row[4] or row[0])
             if unit is None:
                 entry = self.broken.get(row[4] or row[0])
+                row = _cast(row, cast) if cast else row
                 result.append(row if entry is None else _as_stored(row, *entry))
                 continue
             (dtype, shape), *_ = unit.targets().values()
@@ -81,10 +96,16 @@ class Units:
                 ]
         return result
 
+    def dtype_left(self, dtype: Any) -> Any:
+        """The dtype that the core is to be asked for: it would cast scales too."""
+        return dtype if dtype in (None, "auto") or not self.stored else None
+
     def slots(self, slots: Iterable[TensorSlot]) -> list[TensorSlot]:
         """The model's tensors as :meth:`rows` has them; nothing can be put into those added."""
         result = []
         for slot in slots:
+            if slot.name in self.aliases:
+                continue
             unit = self._by_weight.get(slot.tie_of or slot.name)
             if unit is None:
                 result.append(slot)
@@ -113,10 +134,48 @@ class Units:
                 result[name] = device if not small or device == "disk" else "cpu"
         return result
 
+    def weights(self) -> set[str]:
+        """The names of all weights that are loaded quantized."""
+        return self._by_weight.keys() | self.quantize.keys()
+
+    def misplaced(self, targets: Iterable[Mapping[str, Any]]) -> list[_core.Finding]:
+        """An error for each stack of experts on disk: there is no hook that brings one whole."""
+        return [
+            _core.Finding(
+                "error",
+                "plan.device_map",
+                target["name"],
+                [],
+                f"'{target['name']}' is a quantized stack of experts, which cannot be on disk",
+                "place its module in memory, or leave experts as they are",
+            )
+            for target in targets
+            if target["encoding"]
+            and target["device"] == "disk"
+            and target["name"].rpartition(".")[2] != "weight"
+        ]
+
     def names(self) -> set[str]:
         """All tensors of the plan that are, or are part of, a quantized weight."""
         parts = {name for unit in self.stored.values() for name in unit.targets()}
         return parts | self.quantize.keys()
+
+    def unfilled(self, model: torch.nn.Module) -> list[_core.Finding]:
+        """An error for each layer of bitsandbytes' whose weight is not among these.
+
+        It would have numbers that nobody quantizes, and fail when it runs.
+        """
+        import bitsandbytes as bnb
+
+        findings = []
+        known = self.names() | self.broken.keys()
+        for path, module in model.named_modules():
+            name = full(path, "weight")
+            layers = bnb.nn.Linear4bit | bnb.nn.Linear8bitLt
+            if isinstance(module, layers) and module.weight.is_meta and name not in known:
+                message = f"'{name}' is missing: only what the checkpoint gives is quantized"
+                findings.append(_core.Finding("error", "plan.missing", name, [], message))
+        return findings
 
     def misfits(self, model: torch.nn.Module) -> list[_core.Finding]:
         """An error for each stored weight that is none for its module."""
@@ -157,10 +216,11 @@ class Units:
             unit = Unit.from_names(tensors, stored.path) if is_there else on_meta(stored)
             made[stored.name] = unit.to_parameter(model.get_submodule(stored.path))
         for target in plan.targets:
-            if getattr(target, "encoding", ""):
+            if target.encoding:
                 module = model.get_submodule(target.name.rpartition(".")[0])
                 unit = self._quantized(target, filled[target.name], module)
-                made[target.name] = unit.to_parameter(module)
+                is_layer = target.name.rpartition(".")[2] == "weight"
+                made[target.name] = unit.to_parameter(module if is_layer else None)
         return made
 
     def _quantized(
@@ -190,11 +250,52 @@ class Units:
             unit.nested_code = functional.create_dynamic_map().to(data.device)
         return unit
 
+    def installation(
+        self, model: torch.nn.Module, plan: Plan, values: Sequence[Any]
+    ) -> Installation:
+        """The layers that get these weights, where the model has plain ones.
+
+        What the core does not write of a weight on disk is written.
+        """
+        from loadstone._bitsandbytes.installing import Installation
+
+        self.complete_folder(model, plan, plan._core.offload_index())
+        return Installation(model, self.parameters(model, plan, values), self.offsets)
+
+    def complete_folder(
+        self, model: torch.nn.Module, plan: Plan, index: dict[str, Any] | None
+    ) -> None:
+        """Gives an offload folder what hooks need of weights that were quantized into it.
+
+        Args:
+            index: of the folder; it is brought up to date.
+        """
+        on_disk = [each for each in plan.targets if each.device == "disk" and each.encoding]
+        self.offsets = {
+            unit.name: torch.tensor(unit.form.offset, dtype=torch.float32)
+            for unit in self.stored.values()
+            if unit.form is not None and unit.form.nested
+        }
+        if index is None or not on_disk:
+            return
+        folder = Path(plan._core.offload_folder)
+        for target in on_disk:
+            unit = self._quantized(
+                target, None, model.get_submodule(target.name.rpartition(".")[0])
+            )
+            complete_on_disk(unit, target.name, folder, index)
+            if unit.offset is not None:
+                self.offsets[target.name] = unit.offset
+        write_index(folder, [target.name for target in on_disk], index)
+
     # --- the report ------------------------------------------------------------------------------
 
     def account(self, model: torch.nn.Module, known: dict[str, Provenance]) -> None:
         """Puts the model's own tensors in the place of those that only the plan has."""
         for slot in walk(model):
+            if slot.name in self.aliases and slot.tie_of in known:
+                entry = dataclasses.replace(known[slot.tie_of], origin="tie", sources=())
+                known[slot.name] = dataclasses.replace(entry, target=slot.name, tie_of=slot.tie_of)
             for place, inside in _PLACES.items():
                 weight = slot.name.removesuffix(f".{place}")
                 if weight == slot.name:
@@ -213,13 +314,26 @@ class Units:
                 known.pop(name, None)
 
 
+def _name_of(dtype: Any) -> str:
+    """A dtype, or its name in torch, by its safetensors name; ``None`` is no name."""
+    if dtype is None:
+        return ""
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    return dtype_name(found) if isinstance(found, torch.dtype) else str(dtype)
+
+
+def _cast(row: Row, dtype: str) -> Row:
+    """The row of a floating parameter or saved buffer with the dtype that was asked for."""
+    name, shape, own, kind, *rest = row
+    is_cast = kind in ("parameter", "persistent_buffer") and own in ("F64", "F32", "F16", "BF16")
+    return (name, shape, dtype if is_cast else own, kind, *rest)
+
+
 def _as_stored(row: Row, dtype: str, shape: Shape) -> Row:
     return (row[0], list(shape), dtype, *row[3:5], False)
 
 
 def _placed(entry: Provenance, slot: TensorSlot) -> Provenance:
-    from loadstone._dtypes import dtype_name
-
     return dataclasses.replace(
         entry,
         target=slot.name,
@@ -249,6 +363,22 @@ def on_meta(stored: StoredUnit) -> Unit:
         unit.nested_blocksize = form.nested_blocksize
         unit.offset = torch.empty((), dtype=torch.float32, device="meta")
     return unit
+
+
+def quantized_bytes(model: torch.nn.Module, name: str) -> int:
+    """What a weight takes that is, or will be, quantized as bitsandbytes' module around it says."""
+    import bitsandbytes as bnb
+
+    module: Any = model.get_submodule(name.rpartition(".")[0])
+    count = module.out_features * module.in_features
+    if not isinstance(module, bnb.nn.Linear4bit):
+        return int(count + 4 * module.out_features)
+    weight: Any = module.weight
+    blocks = -(-count // weight.blocksize)
+    size = -(-count // 2) + 4 * 16
+    if not weight.compress_statistics:
+        return int(size + 4 * blocks)
+    return int(size + blocks + 4 * -(-blocks // _NESTED_BLOCK) + 4 * 256 + 4)
 
 
 def storage_of(module: Any) -> torch.dtype:
@@ -290,3 +420,32 @@ def quantizations(
         elif isinstance(module, bnb.nn.Linear8bitLt) and not weight.has_fp16_weights:
             found[name] = Quantization("int8")
     return found
+
+
+def of_experts(
+    model: torch.nn.Module,
+    names: Iterable[str],
+    quantize: Mapping[str, Quantization],
+    nested_offset: Mapping[str, float] | None = None,
+) -> dict[str, Quantization]:
+    """The stacks of experts among these tensors, to be quantized as the model's layers are.
+
+    Raises:
+        Error: ``plan.options``: the layers are not, or their encoding is none for a stack.
+    """
+    from loadstone._bitsandbytes.experts import stacks
+
+    how = next(iter(quantize.values()), None)
+    if how is None or how.encoding not in FOUR_BIT:
+        raise make(
+            "plan.options",
+            "experts are quantized as the linear layers are",
+            field="quantize_experts",
+            found="not at all" if how is None else how.encoding,
+            expected=", ".join(FOUR_BIT),
+        )
+    offsets = nested_offset or {}
+    return {
+        name: dataclasses.replace(how, nested_offset=offsets.get(name) if how.nested else None)
+        for name in stacks(model, names)
+    }

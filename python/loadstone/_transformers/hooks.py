@@ -37,6 +37,8 @@ def hooks() -> Hooks:
     """The places in ``PreTrainedModel`` that are replaced while a load runs on loadstone."""
     require_known()
     from transformers import PreTrainedModel, modeling_utils
+    from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
+    from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
 
     replacements: dict[str, Any] = {
         "from_pretrained": _from_pretrained,
@@ -50,6 +52,11 @@ def hooks() -> Hooks:
         (PreTrainedModel, name, each) for name, each in replacements.items()
     ]
     places.append((modeling_utils, "_get_device_map", _get_device_map))
+    places += [
+        (quantizer, name, each)
+        for quantizer in (Bnb4BitHfQuantizer, Bnb8BitHfQuantizer)
+        for name, each in _OF_QUANTIZERS.items()
+    ]
     return Hooks(
         [Hook(owner, name, gated("transformers", each)) for owner, name, each in places],
         "transformers",
@@ -91,6 +98,37 @@ def _get_device_map(original: Any, model: Any, device_map: Any, *args: Any, **kw
     found = original(model, device_map, *args, **kwargs)
     is_ours = _current.get() is not None and not isinstance(device_map, str)
     return expanded(model, found) if is_ours and found is not None else found
+
+
+def _validate_environment(original: Any, quantizer: Any, *args: Any, **kwargs: Any) -> None:
+    """The library refuses maps with cpu or disk, where weights stay quantized with us."""
+    if _current.get() is not None:
+        kwargs.pop("device_map", None)
+    original(quantizer, *args, **kwargs)
+
+
+def _adjust_max_memory(original: Any, quantizer: Any, max_memory: Any) -> Any:
+    """The library leaves room for what is quantized on a device."""
+    return max_memory if _current.get() is not None else original(quantizer, max_memory)
+
+
+def _param_element_size(
+    original: Any, quantizer: Any, model: Any, name: str, parameter: torch.Tensor
+) -> float:
+    """The library does not count the scales."""
+    size: float = original(quantizer, model, name, parameter)
+    if _current.get() is None or not quantizer.param_needs_quantization(model, name):
+        return size
+    from loadstone._bitsandbytes.loading import quantized_bytes
+
+    return quantized_bytes(model, name) / max(int(parameter.numel()), 1)
+
+
+_OF_QUANTIZERS = {
+    "validate_environment": _validate_environment,
+    "adjust_max_memory": _adjust_max_memory,
+    "param_element_size": _param_element_size,
+}
 
 
 # The library sets torch's default dtype, and takes the tying of weights away, for the whole
@@ -172,6 +210,8 @@ def _reason_against_quantizer(config: Any) -> str | None:
     quantizer = config.hf_quantizer
     if not quantizer.pre_quantized and not kernels.is_known(_operation(quantizer)):
         return f"quantization_config ({type(quantizer).__name__} quantizes while it loads)"
+    if getattr(quantizer.quantization_config, "llm_int8_has_fp16_weight", False):
+        return "quantization_config (llm_int8_has_fp16_weight leaves weights as they are)"
     for mapping in config.weight_mapping or ():
         for operation in getattr(mapping, "operations", ()):
             if hasattr(operation, "hf_quantizer") and not kernels.is_known(operation):

@@ -39,6 +39,7 @@ class Options:
 
     missing: str | Mapping[str, str] = "initialise"
     nested_offset: Mapping[str, float] | None = None
+    quantize_experts: bool = False
     progress: bool | Callable[[int, int], object] = False
     threads: int | None = None
     is_direct: bool = False
@@ -74,9 +75,7 @@ class Load:
         derived = cache.derive(catalog, question)
         model._weight_conversions = [config.weight_mapping[index] for index in derived.used]
         info = _loading_info(model, derived)
-        traced = as_traced(
-            model, catalog, derived, config.ignore_mismatched_sizes, self.options.nested_offset
-        )
+        traced = as_traced(model, catalog, derived, config.ignore_mismatched_sizes, self.options)
         devices = _devices(model, config)
         if devices is not None and traced.units is not None:
             devices = traced.units.devices(devices)
@@ -104,6 +103,11 @@ class Load:
         index = None
         if config.device_map is not None and "disk" in config.device_map.values():
             index = _offload_index(self.plan, model)
+        if traced.units is not None and devices is not None:
+            from loadstone._bitsandbytes.installing import prepare_hooks
+
+            traced.units.complete_folder(model, self.plan, index)
+            prepare_hooks(model, traced.units.offsets)
         return info, index
 
     def _install_units(
@@ -115,13 +119,14 @@ class Load:
         """
         assert self.plan is not None
         made = units.parameters(self.model, self.plan, filled.values)
+        from loadstone._bitsandbytes.installing import put
+
         for name, parameter in made.items():
-            module: Any = self.model.get_submodule(name.rpartition(".")[0])
-            if hasattr(parameter, "quant_state"):
-                module.quant_state = parameter.quant_state
+            path, _, leaf = name.rpartition(".")
+            module: Any = self.model.get_submodule(path)
+            put(module, leaf, parameter)
             module._is_hf_initialized = True
             parameter._is_hf_initialized = True
-            module.weight = parameter
             info.missing_keys.discard(name)
         return made.keys() | units.names()
 
@@ -212,11 +217,11 @@ def as_traced(
     catalog: Catalog,
     derived: Derived,
     ignores_mismatches: bool,
-    nested_offset: Mapping[str, float] | None = None,
+    options: Options | None = None,
 ) -> Traced:
     """What was derived, as a plan takes it."""
     findings = list(derived.findings)
-    units = _units(model, catalog, derived, nested_offset, findings)
+    units = _units(model, catalog, derived, options or Options())
     for name, found, expected in derived.mismatched:
         findings.append(
             _core.Finding(
@@ -234,29 +239,25 @@ def as_traced(
         dtypes=derived.dtypes,
         ties=_ties(model, derived.dtypes.keys(), failed),
         unexpected=reportable(model, derived.unexpected),
-        explained=[] if units is None else list(units.broken),
         findings=findings,
         units=units,
     )
 
 
-def _units(
-    model: Any,
-    catalog: Catalog,
-    derived: Derived,
-    nested_offset: Mapping[str, float] | None,
-    findings: list[_core.Finding],
-) -> Units | None:
-    """Weights that bitsandbytes quantized, or is to; errors where one cannot be."""
-    if not derived.units and not derived.quantized:
+def _units(model: Any, catalog: Catalog, derived: Derived, options: Options) -> Units | None:
+    """Weights that bitsandbytes quantized, or that are to be quantized as it does."""
+    if not derived.units and not derived.quantized and not options.quantize_experts:
         return None
     from loadstone._bitsandbytes import loading, stored
 
     found = stored.read(catalog, derived.units)
-    findings += found.findings
-    quantize = loading.quantizations(model, derived.quantized, nested_offset)
+    quantize = loading.quantizations(model, derived.quantized, options.nested_offset)
+    if options.quantize_experts:
+        quantize |= loading.of_experts(model, derived.dtypes, quantize, options.nested_offset)
     units = loading.Units(catalog, found.units, quantize, found.broken)
-    findings += units.misfits(model)
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    unfilled = [each for each in units.unfilled(model) if each.target not in tied]
+    units.findings = [*found.findings, *units.misfits(model), *unfilled]
     return units
 
 

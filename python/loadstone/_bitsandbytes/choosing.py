@@ -1,0 +1,184 @@
+"""Which weights of a model are quantized, and how: what ``quantize=`` says."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from loadstone import _core
+from loadstone._bitsandbytes.experts import stacks
+from loadstone._bitsandbytes.form import FOUR_BIT, full
+from loadstone._bitsandbytes.loading import Units, quantizations
+from loadstone._bitsandbytes.stored import groups_by_path, read
+from loadstone._catalog import Catalog
+from loadstone._errors import make
+from loadstone._plan import Quantization
+
+ENCODINGS = (*FOUR_BIT, "int8")
+
+# What libraries call the layer that makes words of numbers, where they do not tell it.
+_OUTPUT = "lm_head"
+
+
+def chosen(
+    model: Any, catalog: Catalog, quantize: Any, traced: Units | None = None
+) -> Units | None:
+    """The quantized weights of a model for a plan whose names match as they are.
+
+    Args:
+        quantize: see :func:`loadstone.plan`.
+        traced: those that the model's library knows of already.
+
+    Returns:
+        ``None``: there are none.
+
+    Raises:
+        Error: ``plan.options``: an encoding or a pattern that means nothing.
+    """
+    if not isinstance(model, torch.nn.Module):
+        if quantize is None:
+            return traced
+        raise _refused("quantizing needs a model, not a skeleton file")
+    wanted = _wanted(model, quantize)
+    known = {path: module for path, module in model.named_modules() if _is_quantizing(module)}
+    if not wanted and not known:
+        return traced
+    if traced is not None:
+        traced.quantize |= {name: how for name, how in wanted.items() if name not in traced.names()}
+        return traced
+    paths = {name.rpartition(".")[0] for name in wanted} | known.keys()
+    found = read(catalog, groups_by_path(catalog, sorted(paths)))
+    stored = {unit.name for unit in found.units.values()} | found.broken.keys()
+    free = {full(path, "weight") for path, module in known.items() if _is_free(module)}
+    own = quantizations(model, sorted(free - stored))
+    _require_agreement(wanted, own)
+    quantized = {name: how for name, how in (wanted | own).items() if name not in stored}
+    units = Units(catalog, found.units, quantized, found.broken)
+    units.aliases = _aliases(model, units.weights())
+    units.findings = [*found.findings, *units.misfits(model), *_disagreements(units, wanted)]
+    return units
+
+
+def _is_quantizing(module: torch.nn.Module) -> bool:
+    """Whether a module is one of bitsandbytes', which is not imported to find out."""
+    return any(
+        base.__module__.startswith("bitsandbytes.") and base.__name__ in _CLASSES
+        for base in type(module).__mro__
+    )
+
+
+_CLASSES = ("Linear4bit", "Linear8bitLt")
+
+
+def _is_free(module: Any) -> bool:
+    """Whether the weight of a module of bitsandbytes' has no numbers yet."""
+    return bool(module.weight.is_meta)
+
+
+def _wanted(model: torch.nn.Module, quantize: Any) -> dict[str, Quantization]:
+    if quantize is None:
+        return {}
+    if not isinstance(quantize, Mapping):
+        how = _how(quantize)
+        return dict.fromkeys(_usual(model), how)
+    patterns = [(_pattern(text), _how(value)) for text, value in quantize.items()]
+    found: dict[str, Quantization] = {}
+    unused = {pattern.pattern for pattern, _ in patterns}
+    linears = [full(path, "weight") for path, _ in _linears(model)]
+    parameters = (name for name, _ in model.named_parameters(remove_duplicate=False))
+    for weight in [*linears, *stacks(model, parameters)]:
+        path = weight.removesuffix(".weight")
+        for pattern, how in patterns:
+            if pattern.fullmatch(weight) or pattern.fullmatch(path):
+                unused.discard(pattern.pattern)
+                found.setdefault(weight, how)
+    if unused:
+        raise _refused("no weight of a linear layer has such a name", sorted(unused)[0])
+    return found
+
+
+def _how(value: Any) -> Quantization:
+    if isinstance(value, Quantization):
+        return value
+    if value not in ENCODINGS:
+        raise _refused("no such encoding", repr(value), ", ".join(ENCODINGS))
+    return Quantization(value)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as reason:
+        raise _refused(str(reason), text) from None
+
+
+def _refused(message: str, found: str = "", expected: str = "") -> Exception:
+    return make("plan.options", message, field="quantize", found=found, expected=expected)
+
+
+def _linears(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Linear layers that can be replaced: those of a class of their own may compute otherwise."""
+    for path, module in model.named_modules():
+        if path and (type(module) is torch.nn.Linear or _is_quantizing(module)):
+            yield path, module
+
+
+def _usual(model: torch.nn.Module) -> list[str]:
+    """All weights of linear layers but the output embedding and what is tied to others."""
+    asked = getattr(model, "get_output_embeddings", None)
+    output = asked() if callable(asked) else None
+    owners = Counter(
+        id(parameter) for module in model.modules() for parameter in module._parameters.values()
+    )
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    untied = {*tied, *tied.values()}
+    return [
+        full(path, "weight")
+        for path, module in _linears(model)
+        if module is not output
+        and path.rpartition(".")[2] != _OUTPUT
+        and full(path, "weight") not in untied
+        and owners[id(module.weight)] == 1
+    ]
+
+
+def _aliases(model: torch.nn.Module, names: set[str]) -> frozenset[str]:
+    """Other names of these weights; a module that has several paths is replaced at all of them."""
+    modules = {id(model.get_submodule(name.rpartition(".")[0])) for name in names}
+    found = {
+        full(path, leaf)
+        for path, module in model.named_modules(remove_duplicate=False)
+        if id(module) in modules
+        for leaf in module._parameters
+        if leaf == "weight"
+    }
+    return frozenset(found - names)
+
+
+def _require_agreement(wanted: Mapping[str, Quantization], own: Mapping[str, Quantization]) -> None:
+    for name, how in own.items():
+        if name in wanted and wanted[name].encoding != how.encoding:
+            raise _refused(
+                f"the module around '{name}' is made for another encoding",
+                wanted[name].encoding,
+                how.encoding,
+            )
+
+
+def _disagreements(units: Units, wanted: Mapping[str, Quantization]) -> list[_core.Finding]:
+    """An error for each weight that is stored in another encoding than was asked for."""
+    findings = []
+    for unit in units.stored.values():
+        encoding = unit.form.quant_type if unit.form is not None else "int8"
+        if unit.name in wanted and wanted[unit.name].encoding != encoding:
+            message = (
+                f"'{unit.name}' is stored as {encoding}, and {wanted[unit.name].encoding} was "
+                "asked for: what is quantized already is not quantized again"
+            )
+            sources = sorted(unit.sources.values())
+            findings.append(_core.Finding("error", "plan.quantize", unit.name, sources, message))
+    return findings
