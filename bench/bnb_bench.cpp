@@ -33,7 +33,7 @@ Bytes weights(Dtype dtype) {
 }
 
 void count_bytes(benchmark::State& state, const Bytes& numbers) {
-  state.SetBytesProcessed(static_cast<std::int64_t>(state.iterations() * numbers.size()));
+  state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(numbers.size()));
 }
 
 void encode4(benchmark::State& state, const Bnb4& form, Dtype dtype) {
@@ -97,7 +97,7 @@ void encode_nested(benchmark::State& state) {
                                  absmax.data());
     benchmark::ClobberMemory();
   }
-  state.SetBytesProcessed(static_cast<std::int64_t>(state.iterations() * 2 * count));
+  state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(2 * count));
 }
 
 int register_all() {

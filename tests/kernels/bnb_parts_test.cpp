@@ -90,7 +90,7 @@ TEST(BnbPartsTest, SizesThatLieAreRefused) {
   EXPECT_EQ(broken(BnbEncoding::nf4, plain(), {UINT64_MAX / 4}), "q.shape data");
   EXPECT_EQ(broken(BnbEncoding::int8, rows(), {35}), "q.shape data");
   EXPECT_EQ(broken(BnbEncoding::int8, rows(), {UINT64_MAX, 2, 0}), "q.shape data");
-  for (const std::uint64_t size : {0, 1, 31, 48, 8192}) {
+  for (const std::uint64_t size : std::vector<std::uint64_t>{0, 1, 31, 48, 8192}) {
     EXPECT_EQ(broken(BnbEncoding::nf4, plain(), shape, size), "q.group_size data");
   }
 }

@@ -221,7 +221,8 @@ TEST(BnbTest, DialectsDifferInSignsOfZeroAndInEmptyBlocks) {
 // ---- beside a plain loop
 
 TEST(BnbTest, FourBitsAreThoseOfAPlainLoop) {
-  for (const std::size_t count : {1, 2, 31, 32, 63, 64, 65, 127, 131, 1000, 4096, 4099, 9001}) {
+  for (const std::size_t count :
+       std::vector<std::size_t>{1, 2, 31, 32, 63, 64, 65, 127, 131, 1000, 4096, 4099, 9001}) {
     for (const Kind kind : kinds) {
       for (const Dtype dtype : dtypes) {
         const Floats numbers =
@@ -251,7 +252,8 @@ TEST(BnbTest, FourBitsAreThoseOfAPlainLoop) {
 }
 
 TEST(BnbTest, RowsOfInt8AreThoseOfAPlainLoop) {
-  for (const std::size_t columns : {1, 2, 7, 15, 16, 17, 31, 32, 33, 64, 100, 257}) {
+  for (const std::size_t columns :
+       std::vector<std::size_t>{1, 2, 7, 15, 16, 17, 31, 32, 33, 64, 100, 257}) {
     for (const Kind kind : kinds) {
       for (const Dtype dtype : dtypes) {
         const Floats numbers =
@@ -292,7 +294,7 @@ TEST(BnbTest, Int8RoundsToF16First) {
 }
 
 TEST(BnbTest, NestedStatisticsAreThoseOfAPlainLoop) {
-  for (const std::size_t count : {1, 2, 255, 256, 257, 600, 5000}) {
+  for (const std::size_t count : std::vector<std::size_t>{1, 2, 255, 256, 257, 600, 5000}) {
     for (unsigned seed = 0; seed < 6; ++seed) {
       Floats scales = numbers_of(Kind::normal, count, seed);
       for (float& scale : scales) scale = seed == 0 ? 0.25f : std::abs(scale);
