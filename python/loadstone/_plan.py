@@ -1,0 +1,501 @@
+"""Deciding, before a data byte is read, where every tensor of a model will come from."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import re
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loadstone import _core, _machine
+from loadstone._catalog import Checkpoint, inspect
+from loadstone._errors import Error, make
+from loadstone._traced import Traced
+
+if TYPE_CHECKING:
+    from loadstone._bitsandbytes.loading import Units
+    from loadstone._catalog import Catalog
+    from loadstone._report import Report
+    from loadstone._skeleton_walk import TensorSlot
+
+# Libraries whose conversion code can be asked for recipes.
+TRACED = ("transformers", "diffusers")
+
+# An error that a plan is refused with tells this many of its errors, and of their suggestions.
+ERRORS_LISTED_MAX = 20
+HINTS_LISTED_MAX = 3
+
+# For what the checkpoint lacks.
+POLICIES = ("error", "initialise", "zeros")
+
+MODES = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How a tensor is quantized; see ``docs/formats/bitsandbytes.md``.
+
+    Attributes:
+        encoding: ``"nf4"``, ``"fp4"`` or ``"int8"``.
+        dialect: ``""``: the encoding's first, ``"bnb-cpu"``.
+        block_size: elements with one scale (nf4, fp4).
+        nested: whether the scales are quantized too (nf4, fp4).
+        nested_offset: ``None``: the mean of the scales.
+    """
+
+    encoding: str
+    dialect: str = ""
+    block_size: int = 64
+    nested: bool = False
+    nested_offset: float | None = None
+
+
+@dataclass(frozen=True)
+class PlannedTarget:
+    """What will happen to one tensor of the model.
+
+    Attributes:
+        origin: where the value comes from (see :class:`loadstone.Provenance`).
+        dtype: the final one, by its safetensors name.
+        device: ``"cpu"``, ``"disk"``, ``"meta"``, ``"cuda:0"`` ...
+        sources: names in the checkpoint, in the order in which their bytes are used.
+        boxes: how many strided regions are copied; 0 where no bytes move.
+        nbytes: of the finished tensor, or of all parts of a quantized one.
+        encoding: of a quantized tensor (``"nf4"``); shape and dtype are those of its numbers.
+        parts: name, shape and dtype of each part of it, the data first.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    delivery: str
+    origin: str
+    sources: tuple[str, ...]
+    boxes: int
+    tie_of: str
+    reason: str
+    nbytes: int
+    encoding: str = ""
+    parts: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+
+    @property
+    def recipe(self) -> str:
+        """How the value is made, in a few words."""
+        if self.origin != "checkpoint":
+            return self.tie_of or self.reason or self.origin
+        sources = f"{len(self.sources)} sources" if len(self.sources) > 1 else self.sources[0]
+        return f"{self.boxes} boxes of {sources}" if self.boxes > 1 else sources
+
+
+class Plan:
+    """One recipe, one placement and one origin for every tensor; findings; predicted memory.
+
+    Made by :func:`loadstone.plan` or :meth:`Plan.load`. Holds the model weakly.
+    """
+
+    def __init__(
+        self,
+        core: _core.Plan,
+        model: Any = None,
+        constructor_values: Mapping[str, Any] | None = None,
+        units: Units | None = None,
+    ) -> None:
+        self._core = core
+        self._units = units
+        self._model = weakref.ref(model) if model is not None else None
+        self._constructor_values = dict(constructor_values or {})
+
+    @cached_property
+    def targets(self) -> list[PlannedTarget]:
+        """Every tensor that the model needs, in its order."""
+        tuples = ("sources", "parts")
+        rows = ({**row, **{k: tuple(row[k]) for k in tuples}} for row in self._core.targets())
+        return [PlannedTarget(nbytes=row.pop("bytes"), **row) for row in rows]
+
+    @property
+    def findings(self) -> list[_core.Finding]:
+        """Everything the plan has to say, most severe first."""
+        return self._core.findings
+
+    @property
+    def ok(self) -> bool:
+        """Whether no finding is an error, so that :meth:`execute` will start."""
+        return self._core.ok
+
+    @property
+    def bytes_to_read(self) -> int:
+        """From the shards."""
+        return self._core.bytes_to_read
+
+    @property
+    def bytes_to_write(self) -> int:
+        """To the offload folder."""
+        return self._core.bytes_to_write
+
+    @property
+    def peak_bytes(self) -> dict[str, int]:
+        """Bytes that the load will need at most, per device; ``"cpu"`` includes staging."""
+        return self._core.peak_bytes
+
+    @property
+    def device_map(self) -> dict[str, str]:
+        """Module path to device, as given or computed; empty where all goes to the cpu."""
+        return dict(self._core.device_map)
+
+    def require_ok(self) -> None:
+        """Raises :class:`PlanError` with all findings attached if one of them is an error.
+
+        A weight that is stored quantized and broken is a :class:`FormatError`.
+        """
+        try:
+            self._core.require_ok()
+        except Error as error:
+            error.findings = self.findings
+            error.args = (f"{error}{_listed(self.findings)}",)
+            raise
+
+    def execute(
+        self,
+        *,
+        model: Any = None,
+        progress: bool | Callable[[int, int], object] = False,
+        threads: int | None = None,
+    ) -> Report:
+        """Loads, exactly as planned. Until the last byte is there the model is as it was.
+
+        (A model whose parameters already hold memory is the exception: they are written in place,
+        and the plan says so.)
+
+        Args:
+            model: needed for a plan that was read from a file.
+            progress: ``True`` for a bar, or a callable that gets bytes done and bytes in all.
+            threads: readers; ``None``: one per core, at most four.
+
+        Raises:
+            PlanError: the plan holds errors; no data byte was read.
+            LoadError: input or output failed, a shard changed, or memory ran out; names file,
+                tensor and offset.
+        """
+        from loadstone import _execute
+
+        subject = model if model is not None else self._model and self._model()
+        if subject is None:
+            raise make("plan.options", "this plan has no model: pass model=", field="model")
+        return _execute.run(self, subject, progress=progress, threads=threads or 0)
+
+    def to_json(self) -> str:
+        """The plan as text that the command line and C++ programs carry out too."""
+        return self._core.to_json()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes :meth:`to_json` to a file."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], *, allow_links: bool = False, root: str = ""
+    ) -> Plan:
+        """Reads a plan back and checks it against the shards, trusting nothing.
+
+        Args:
+            root: the checkpoint's folder, where it has moved.
+
+        Raises:
+            PlanError: the text is no plan, or a box does not fit its tensors.
+            LoadError: a shard is not the planned one (``io.changed``).
+        """
+        text = Path(path).read_text(encoding="utf-8")
+        return cls(_core.plan_from_json(text, allow_links=allow_links, root=root))
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as one self-contained page."""
+        Path(path).write_text(self._core.to_html(), encoding="utf-8")
+
+    def __str__(self) -> str:
+        return self._core.to_table()
+
+    def __repr__(self) -> str:
+        errors = sum(finding.severity == "error" for finding in self.findings)
+        return f"Plan({len(self.targets)} targets, {self.bytes_to_read} bytes, {errors} errors)"
+
+
+def plan(
+    model: Any,
+    checkpoint: Checkpoint,
+    *,
+    rules: Sequence[Mapping[str, Any]] | str | None = None,
+    dtype: Any = None,
+    quantize: Any = None,
+    device_map: Any = None,
+    max_memory: Mapping[Any, int | str] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    missing: str | Mapping[str, str] = "error",
+    unexpected: str = "warn",
+    staging_bytes_max: int = 64 << 20,
+    mmap: bool = False,
+    allow_links: bool = False,
+) -> Plan:
+    """Plans a load: reads headers, no data, and changes nothing.
+
+    Args:
+        model: an ``nn.Module`` (best built under :func:`loadstone.skeleton`), or the path of a
+            skeleton file made by :func:`loadstone.save_skeleton`.
+        checkpoint: see :func:`loadstone.inspect`.
+        rules: what becomes of the file's names, first match wins; see ``docs/rules.md``. Or
+            ``"transformers"``, ``"diffusers"``: traced from that library's own conversion code for
+            the model.
+        quantize: ``"nf4"``, ``"fp4"`` or ``"int8"``: for the weights of all linear layers but the
+            output embedding and tied ones; or regular expressions of whole names with one of these,
+            or a :class:`Quantization`, each: for exactly these. See ``docs/bitsandbytes.md``.
+        dtype: ``None``: the model's own; a torch dtype or its name: for parameters and persistent
+            floating buffers, never for others; ``"auto"``: the file's.
+        device_map: ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, a device, or
+            a dictionary from module path to device (``"disk"`` and ``"meta"`` too).
+        max_memory: bytes per device (``int`` or ``"8GiB"``).
+        offload_folder: where tensors placed on ``"disk"`` go.
+        missing: ``"error"``, ``"initialise"`` (the module's own initialiser) or ``"zeros"``; or
+            regular expressions of whole names with one of these each, where all else is an error.
+        unexpected: ``"warn"``, ``"error"`` or ``"ignore"``.
+        staging_bytes_max: memory for bytes under way, beside the model's own.
+        mmap: hand out views of the file where nothing changes; the file must then stay as it is.
+
+    Raises:
+        FormatError: the checkpoint breaks a rule of its format.
+        LoadError: it does not exist or cannot be read.
+        Error: arguments that mean nothing (``plan.options``, ``plan.rules``). What is wrong between
+            model and checkpoint is never raised here: it is in ``findings``.
+    """
+    catalog = inspect(checkpoint, allow_links=allow_links)
+    is_traced = isinstance(rules, str)
+    traced = _trace(rules, model, catalog, dtype) if isinstance(rules, str) else None
+    if quantize is not None or "bitsandbytes" in sys.modules:
+        traced = _with_units(traced, model, catalog, dtype, quantize)
+    return make_plan(
+        model,
+        catalog,
+        traced,
+        rules=None if isinstance(rules, str) else rules,
+        dtype=None if is_traced else dtype,
+        device_map=device_map,
+        max_memory=max_memory,
+        offload_folder=offload_folder,
+        missing=missing,
+        unexpected=unexpected,
+        staging_bytes_max=staging_bytes_max,
+        mmap=mmap,
+    )
+
+
+def _with_units(
+    traced: Traced | None, model: Any, catalog: Catalog, dtype: Any, quantize: Any
+) -> Traced | None:
+    """What was traced, with the weights that are quantized; the model may hold modules for them."""
+    from loadstone._bitsandbytes.choosing import chosen
+
+    units = chosen(model, catalog, quantize, traced.units if traced is not None else None)
+    if units is None:
+        return traced
+    if traced is None:
+        units.dtype = dtype
+    return dataclasses.replace(traced or Traced(None), units=units)
+
+
+def make_plan(
+    model: Any,
+    catalog: Catalog,
+    traced: Traced | None,
+    *,
+    rules: Sequence[Mapping[str, Any]] | None = None,
+    dtype: Any = None,
+    device_map: Any = None,
+    max_memory: Mapping[Any, int | str] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    missing: str | Mapping[str, str] = "error",
+    unexpected: str = "warn",
+    staging_bytes_max: int = 64 << 20,
+    mmap: bool = False,
+    initialises: bool = False,
+    quantize: Mapping[str, Quantization] | None = None,
+) -> Plan:
+    """:func:`plan` for a checkpoint that is open, with recipes that an adapter worked out.
+
+    Args:
+        quantize: targets that the core quantizes on their way; who carries the plan out then gets
+            :class:`loadstone._execute.Parts`, and makes of them what the model needs.
+        initialises: the caller has initialisers of its own for what is missing.
+    """
+    needs = _needs(model)
+    if traced is not None:
+        needs.rows = [traced.row(row) for row in needs.rows]
+        if traced.units is not None:
+            needs.rows, dtype = traced.units.rows(needs.rows), traced.units.dtype_left(dtype)
+            needs.findings += traced.units.findings
+            quantize = {**(quantize or {}), **traced.units.quantize}
+        needs.findings += traced.findings + traced.unexpected_findings(unexpected)
+    mode, entries = _device_map(device_map)
+    default, policies = missing_policies(missing, [row[0] for row in needs.rows])
+    core = _core.make_plan(
+        catalog._core,
+        needs.rows,
+        values_known=needs.module is not None,
+        rules=json.dumps([dict(rule) for rule in rules]) if rules else "",
+        dtype="" if dtype is None else str(dtype),
+        device_map_mode=mode,
+        device_map=entries,
+        max_memory=_machine.capacities(max_memory, computed=bool(mode)),
+        no_split_modules=_no_split_paths(needs.module) if mode else [],
+        offload_folder=os.fspath(offload_folder) if offload_folder is not None else "",
+        missing=default,
+        unexpected=unexpected,
+        staging_bytes_max=staging_bytes_max,
+        mmap=mmap,
+        recipes=traced.recipes if traced is not None else None,
+        knows_all_sources=traced is not None and traced.recipes is not None,
+        expected_sources=list(traced.expected.items()) if traced is not None else [],
+        missing_of=policies,
+        explained=[*traced.explained, *traced.broken()] if traced is not None else [],
+        quantize=[(name, *astuple(how)) for name, how in (quantize or {}).items()],
+    )
+    if traced is not None and traced.units is not None:
+        needs.findings += traced.units.misplaced(core.targets())
+    if needs.module is not None and not initialises and _initialises(default, policies):
+        from loadstone import _initialise
+
+        needs.findings += _initialise.findings(core, needs.module)
+    core.add_findings(needs.findings)
+    units = traced.units if traced is not None else None
+    return Plan(core, needs.module, needs.constructor_values, units)
+
+
+def _listed(findings: Sequence[_core.Finding]) -> str:
+    """The errors of a plan below its first, and what each kind of them counts."""
+    errors = [finding for finding in findings if finding.severity == "error"]
+    lines = []
+    if len(errors) > 1:
+        counts = Counter(finding.code for finding in errors)
+        kinds = ", ".join(f"{count} {code}" for code, count in counts.items())
+        lines.append(f"{len(errors)} errors: {kinds}")
+        lines += [f"  {finding.message}" for finding in errors[1:ERRORS_LISTED_MAX]]
+        if len(errors) > ERRORS_LISTED_MAX:
+            more = len(errors) - ERRORS_LISTED_MAX
+            lines.append(f"  and {more} more, in the findings of this error")
+    hints = [finding.suggestion for finding in errors if finding.suggestion]
+    lines += [f"  {hint}" for hint in dict.fromkeys(hints[:HINTS_LISTED_MAX])]
+    return "".join(f"\n{line}" for line in lines)
+
+
+def missing_policies(
+    missing: str | Mapping[str, str], names: list[str]
+) -> tuple[str, list[tuple[str, str]]]:
+    """The policy for all, and those for single targets. The first pattern that matches wins."""
+    chosen = {missing} if isinstance(missing, str) else set(map(str, missing.values()))
+    for policy in chosen - set(POLICIES):
+        known = ", ".join(POLICIES)
+        raise make("plan.options", "no such policy", field="missing", found=policy, expected=known)
+    if isinstance(missing, str):
+        return missing, []
+    try:
+        patterns = [(re.compile(pattern), policy) for pattern, policy in missing.items()]
+    except (re.error, TypeError) as reason:
+        found = str(getattr(reason, "pattern", None) or list(missing))
+        raise make("plan.options", f"no pattern: {reason}", field="missing", found=found) from None
+    matched = ((name, next((p for r, p in patterns if r.fullmatch(name)), None)) for name in names)
+    return "error", [(name, policy) for name, policy in matched if policy is not None]
+
+
+def _initialises(default: str, policies: list[tuple[str, str]]) -> bool:
+    return "initialise" in (default, *(policy for _, policy in policies))
+
+
+def _trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> Traced:
+    """Asks the adapter named after a library."""
+    if library not in TRACED:
+        known = ", ".join(map(repr, TRACED))
+        raise make("plan.options", "no such rules", field="rules", found=library, expected=known)
+    if isinstance(model, str | os.PathLike):
+        raise make("plan.options", "tracing needs a model, not a skeleton file", field="rules")
+    adapter = importlib.import_module(f"loadstone.{library}")
+    traced: Traced = adapter.trace(model, catalog, dtype=dtype)
+    return traced
+
+
+@dataclass
+class _Needs:
+    """What a model needs: the core's rows; for a module at hand what is known of its values."""
+
+    rows: list[tuple[Any, ...]]
+    module: Any = None
+    findings: list[_core.Finding] = field(default_factory=list)
+    constructor_values: dict[str, Any] = field(default_factory=dict)
+
+
+def _needs(model: Any) -> _Needs:
+    if isinstance(model, str | os.PathLike):
+        return _Needs(_core.skeleton_rows(Path(model).read_text(encoding="utf-8")))
+    from loadstone._constructor import constructor_values
+    from loadstone._skeleton import skeleton_record
+    from loadstone._skeleton_walk import walk
+
+    slots = walk(model)
+    record = skeleton_record(model)
+    values = constructor_values(model, (slot for slot in slots if slot.name not in record.derived))
+    had = values.keys() | record.derived.keys()
+    findings = [
+        _core.Finding(f["severity"], f["code"], f["target"], [], f["message"])
+        for f in record.findings
+        if f["target"] not in values
+    ]
+    rows = [_row(slot, not slot.tensor.is_meta or slot.name in had) for slot in slots]
+    return _Needs(rows, model, findings + _in_place(slots), values)
+
+
+def _row(slot: TensorSlot, has_value: bool) -> tuple[Any, ...]:
+    """name, shape, dtype, kind, tie_of, has_value: what the core wants to know of a tensor."""
+    from loadstone._dtypes import dtype_name
+
+    tensor = slot.tensor
+    dtype = dtype_name(tensor.dtype)
+    return slot.name, list(tensor.shape), dtype, slot.kind, slot.tie_of or "", has_value
+
+
+def _in_place(slots: Iterable[TensorSlot]) -> list[_core.Finding]:
+    """Parameters that hold memory are written in place: a failure half-way leaves them half-way."""
+    real = [slot for slot in slots if slot.kind == "parameter" and not slot.tensor.is_meta]
+    if not real:
+        return []
+    message = (
+        f"{len(real)} parameters hold memory already and will be written in place; "
+        "if the load fails they are left half-written"
+    )
+    return [_core.Finding("info", "plan.in_place", real[0].name, [], message)]
+
+
+def _device_map(device_map: Any) -> tuple[str, list[tuple[str, str]]]:
+    if device_map is None:
+        return "", []
+    if isinstance(device_map, str) and device_map in MODES:
+        return device_map, []
+    if isinstance(device_map, Mapping):
+        return "", [(path, _machine.device_name(device)) for path, device in device_map.items()]
+    return "", [("", _machine.device_name(device_map))]
+
+
+def _no_split_paths(module: Any) -> list[str]:
+    """Paths of the modules that their authors want whole: ``_no_split_modules`` names classes."""
+    if module is None:
+        return []
+    classes: set[str] = set()
+    for each in module.modules():
+        classes.update(getattr(each, "_no_split_modules", None) or ())
+    return [path for path, each in module.named_modules() if type(each).__name__ in classes]
