@@ -13,6 +13,7 @@ from accelerate.hooks import remove_hook_from_submodules
 from bitsandbytes_models import FOUR_BIT, KINDS, copied, inputs, net, on_meta, same_bytes
 from diffusers import DiffusionPipeline, ModelMixin
 from diffusers.configuration_utils import ConfigMixin, register_to_config
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     BitsAndBytesConfig,
@@ -166,6 +167,23 @@ def test_a_model_of_transformers_is_offloaded_whole(kind, way, checkpoint, tmp_p
     remove_hook_from_submodules(model)
     assert not on_meta(model)
     assert torch.equal(model(TOKENS).logits, expected)
+
+
+@kinds
+def test_an_offloaded_model_is_saved_as_the_one_in_memory(kind, checkpoint, tmp_path, untouched):
+    llama(checkpoint, kind).save_pretrained(tmp_path / "expected")
+    model = ours.heal(llama(checkpoint, kind))
+    expected = model(TOKENS).logits
+    places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk"}
+    places |= {"model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk"}
+    model = accelerate.dispatch_model(model, places, offload_dir=tmp_path / "offload")
+    model.save_pretrained(tmp_path / "saved")
+    found, known = (
+        load_file(tmp_path / each / "model.safetensors") for each in ("saved", "expected")
+    )
+    assert same_bytes(dict(sorted(found.items())), dict(sorted(known.items())))
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", device_map={"": "cpu"}).eval()
+    assert torch.equal(ours.heal(again)(TOKENS).logits, expected)
 
 
 class Mixer(ModelMixin, ConfigMixin):
