@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from loadstone import _core, _machine
 from loadstone._catalog import Checkpoint, inspect
 from loadstone._errors import Error, make
+from loadstone._report import listed_errors
 from loadstone._traced import Traced
 
 if TYPE_CHECKING:
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 
 # Libraries whose conversion code can be asked for recipes.
 TRACED = ("transformers", "diffusers")
-
-# An error that a plan is refused with tells this many of its errors, and of their suggestions.
-ERRORS_LISTED_MAX = 20
-HINTS_LISTED_MAX = 3
 
 # For what the checkpoint lacks.
 POLICIES = ("error", "initialise", "zeros")
@@ -162,7 +158,7 @@ class Plan:
             self._core.require_ok()
         except Error as error:
             error.findings = self.findings
-            error.args = (f"{error}{_listed(self.findings)}",)
+            error.args = (f"{error}{listed_errors(self.findings)}",)
             raise
 
     def execute(
@@ -376,23 +372,6 @@ def make_plan(
     core.add_findings(needs.findings)
     units = traced.units if traced is not None else None
     return Plan(core, needs.module, needs.constructor_values, units)
-
-
-def _listed(findings: Sequence[_core.Finding]) -> str:
-    """The errors of a plan below its first, and what each kind of them counts."""
-    errors = [finding for finding in findings if finding.severity == "error"]
-    lines = []
-    if len(errors) > 1:
-        counts = Counter(finding.code for finding in errors)
-        kinds = ", ".join(f"{count} {code}" for code, count in counts.items())
-        lines.append(f"{len(errors)} errors: {kinds}")
-        lines += [f"  {finding.message}" for finding in errors[1:ERRORS_LISTED_MAX]]
-        if len(errors) > ERRORS_LISTED_MAX:
-            more = len(errors) - ERRORS_LISTED_MAX
-            lines.append(f"  and {more} more, in the findings of this error")
-    hints = [finding.suggestion for finding in errors if finding.suggestion]
-    lines += [f"  {hint}" for hint in dict.fromkeys(hints[:HINTS_LISTED_MAX])]
-    return "".join(f"\n{line}" for line in lines)
 
 
 def missing_policies(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from loadstone import _core
+
+# An error that a plan is refused with tells this many of its errors, and of their suggestions.
+ERRORS_LISTED_MAX = 20
+HINTS_LISTED_MAX = 3
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,23 @@ def filled_findings(findings: Iterable[_core.Finding]) -> list[_core.Finding]:
         for finding in findings
         if finding.code == "plan.missing" and finding.severity == "warning" and finding.target
     ]
+
+
+def listed_errors(findings: Iterable[_core.Finding]) -> str:
+    """The errors of a plan below its first, and what each kind of them counts."""
+    errors = [finding for finding in findings if finding.severity == "error"]
+    lines = []
+    if len(errors) > 1:
+        counts = Counter(finding.code for finding in errors)
+        kinds = ", ".join(f"{count} {code}" for code, count in counts.items())
+        lines.append(f"{len(errors)} errors: {kinds}")
+        lines += [f"  {finding.message}" for finding in errors[1:ERRORS_LISTED_MAX]]
+        if len(errors) > ERRORS_LISTED_MAX:
+            more = len(errors) - ERRORS_LISTED_MAX
+            lines.append(f"  and {more} more, in the findings of this error")
+    hints = [finding.suggestion for finding in errors if finding.suggestion]
+    lines += [f"  {hint}" for hint in dict.fromkeys(hints[:HINTS_LISTED_MAX])]
+    return "".join(f"\n{line}" for line in lines)
 
 
 def human_bytes(count: int) -> str:

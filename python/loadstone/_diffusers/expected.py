@@ -59,7 +59,7 @@ def expected_keys(
         names = {next(waiting[target], "") for target in waiting if target not in trials.found}
         if not any(names):
             break
-        trials.run(names - {""})
+        trials.run_parts(sorted(names - {""}))
     head = prefix(keys)
     left = trials.targets - trials.found.keys()
     if left:  # names that stand in the converter's own code
@@ -116,7 +116,10 @@ def _like_other_blocks(target: str, keys: Mapping[str, str]) -> Iterator[str]:
         )
         others = [(int(hit[1]), key) for name, key in keys.items() if (hit := like.match(name))]
         number = int(match[0])
-        for other, key in sorted(others, key=lambda each: abs(each[0] - number))[:2]:
+        others = sorted(others, key=lambda each: abs(each[0] - number))[:2]
+        if len(others) == 2:
+            yield from _continued(number, *others)
+        for other, key in others:
             places = list(_NUMBER.finditer(key))
             places.sort(key=lambda place: int(place[0]) != other)  # the same number first
             for step in _STEPS:
@@ -124,6 +127,21 @@ def _like_other_blocks(target: str, keys: Mapping[str, str]) -> Iterator[str]:
                     value = int(place[0]) + step * (number - other)
                     if value >= 0:
                         yield f"{key[: place.start()]}{value}{key[place.end() :]}"
+
+
+def _continued(number: int, first: tuple[int, str], second: tuple[int, str]) -> Iterator[str]:
+    """The name that goes on as two others do, which differ in one number."""
+    (one, key), (two, other) = first, second
+    places, others = list(_NUMBER.finditer(key)), list(_NUMBER.finditer(other))
+    if len(places) != len(others):
+        return
+    changed = [pair for pair in zip(places, others, strict=True) if pair[0][0] != pair[1][0]]
+    if len(changed) == 1:
+        place, like = changed[0]
+        step, rest = divmod(int(like[0]) - int(place[0]), two - one)
+        value = int(place[0]) + step * (number - one)
+        if rest == 0 and value >= 0:
+            yield f"{key[: place.start()]}{value}{key[place.end() :]}"
 
 
 def _unlike(there: Set[str], names: Iterator[str]) -> Iterator[str]:
