@@ -100,11 +100,10 @@ def test_computed_maps_count_quantized_bytes(kind: str, stored: bool, tmp_path: 
         for name, tensor in whole.state_dict().items()
         if not any(word in name for word in small)
     }
-    layer = sum(size for name, size in sizes.items() if name.startswith(LAYER))
     need = sum(sizes.values()) + sum(each.nbytes for each in whole.buffers())
-    need += layer  # the library keeps room to bring one in
+    need += 4 * sum(name.endswith("nested_absmax") for name in sizes)  # offsets, told by the blobs
     expected = logits(whole)
-    for room, on_disk in ((need + 100, False), (need - 3000, True)):
+    for room, on_disk in ((need, False), (need - 1, True)):
         model = ours(
             cls,
             folder,
@@ -114,7 +113,7 @@ def test_computed_maps_count_quantized_bytes(kind: str, stored: bool, tmp_path: 
             **options,
         )
         assert ("disk" in getattr(model, "hf_device_map", {}).values()) == on_disk
-        assert torch.equal(logits(model), expected)
+        assert torch.equal(logits(loadstone.bitsandbytes.heal(model)), expected)
 
 
 @pytest.mark.parametrize("mode", ["auto", "balanced", "sequential"])
