@@ -130,3 +130,25 @@ def test_tables_that_the_converter_leaves_in_the_file(
     for target in tables:
         assert loadstone.audit(found).provenance[target].origin == "constructor"
         assert torch.equal(found.state_dict()[target], plain[target])
+
+
+@pytest.mark.parametrize("name", MOTION)
+def test_a_patched_library_leaves_tables_to_the_constructor(
+    tmp_path: Path, no_readers: None, name: str
+) -> None:
+    """What the library loads, it loads under a patch too, and then says what it has left."""
+    case = by_name(name)
+    model = case.build()
+    file, config = write_single_file(case, model, tmp_path / "model.safetensors")
+    with pytest.raises(loadstone.PlanError) as caught:
+        loadstone.diffusers.from_single_file(case.cls, file, config=config)
+    assert (
+        caught.value.code == "plan.missing"
+    )  # asked by name it takes no value that it was not told
+    with loadstone.patch("diffusers"), pytest.warns(UserWarning, match=TABLE):
+        found = case.cls.from_single_file(file, config=config)
+    plain = case.construct().state_dict()
+    for target, tensor in found.state_dict().items():
+        assert torch.equal(
+            tensor, plain[target] if target.endswith(TABLE) else model.state_dict()[target]
+        )

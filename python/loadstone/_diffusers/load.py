@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -120,9 +121,17 @@ class Load:
             self._traced,
             device_map=_devices(self.model, device_map),
             offload_folder=self.options.offload_folder,
-            missing=self.options.missing,
+            missing=self._policies(),
         )
         return self.plan
+
+    def _policies(self) -> str | Mapping[str, str]:
+        """Under a patch, buffers that the library leaves to the constructor are left to it too."""
+        if self.options.is_direct or self.options.missing != "error":
+            return self.options.missing
+        saved = self.model.state_dict().keys()
+        buffers = [name for name, tensor in self.model.named_buffers() if not tensor.is_meta]
+        return {re.escape(name): "initialise" for name in buffers if name in saved}
 
     def carry_out(self) -> Plan:
         """Reads what was planned, and gives the model its tensors."""
@@ -201,7 +210,7 @@ class Load:
             )
         trace = request.checkpoint.trace
         numbers = Numbers(request)
-        gaps = Gaps(request.model, converted, self.options.missing)
+        gaps = Gaps(request.model, converted, self._policies())
         keys: dict[str, str] = {}
         traced = Traced(recipes=None)
         for name, value in converted.items():
