@@ -40,9 +40,24 @@ def run(
     plan: Plan, model: Any, *, progress: bool | ProgressCallback = False, threads: int = 0
 ) -> Report:
     """See :meth:`loadstone.Plan.execute`."""
+    if plan._units is None:
+        _require_numbers(plan)
     filled = fill(plan, model, progress=progress, threads=threads)
     complete(plan, model, filled)
     return account(plan, model, filled.core)
+
+
+def _require_numbers(plan: Plan) -> None:
+    """Refuses a plan that quantizes and does not know into which modules."""
+    quantized = next((target for target in plan.targets if target.encoding), None)
+    if quantized is not None:
+        raise make(
+            "plan.options",
+            "this plan quantizes, and was read from a file, which the command line carries out; "
+            "for a model plan anew with quantize=",
+            tensor=quantized.name,
+            found=quantized.encoding,
+        )
 
 
 class Parts(dict[str, Any]):

@@ -340,6 +340,35 @@ def test_another_encoding_than_the_stored_one_is_refused(file: Path, tmp_path: P
     assert "stored as nf4" in found[0].message
 
 
+@pytest.mark.parametrize("encoding", ["nf4", "int8"])
+def test_layers_on_disk_are_brought_whole(encoding: str, file: Path, tmp_path: Path) -> None:
+    import accelerate
+
+    whole = skeleton().eval()
+    loadstone.load(whole, file, quantize=encoding)
+    x = torch.randn(3, 64, dtype=torch.bfloat16)
+    with torch.no_grad():
+        expected = loadstone.bitsandbytes.heal(whole)(x)
+    model, offload = skeleton().eval(), tmp_path / "offload"
+    model.twice = whole.twice = None  # accelerate's maps know one path of a module
+    places = {"body": "disk", "norm": "cpu", "lm_head": "cpu"}
+    loadstone.load(model, file, quantize=encoding, device_map=places, offload_folder=offload)
+    assert model.body[0].weight.is_meta
+    accelerate.dispatch_model(model, places, offload_dir=offload)
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(model(x), expected)
+
+
+def test_a_plan_from_a_file_does_not_quantize_into_a_model(file: Path, tmp_path: Path) -> None:
+    model = skeleton()
+    loadstone.plan(model, file, quantize="nf4").save(tmp_path / "plan.json")
+    plan = loadstone.Plan.load(tmp_path / "plan.json")
+    with pytest.raises(loadstone.Error, match="plan anew with quantize="):
+        plan.execute(model=model)
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
 # --- experts in one tensor -----------------------------------------------------------------------
 
 

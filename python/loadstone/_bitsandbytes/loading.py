@@ -305,7 +305,7 @@ class Units:
                     known[slot.name] = _placed(known[full(unit.path, inside or unit.state)], slot)
                 elif weight in self.quantize:
                     known[slot.name] = _placed(known[weight], slot)
-                    if place in _CONSTANTS:
+                    if place in _CONSTANTS and not slot.tensor.is_meta:
                         known[slot.name] = dataclasses.replace(
                             known[slot.name], origin="constant", sources=(), bytes_written=0
                         )
