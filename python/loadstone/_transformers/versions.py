@@ -34,6 +34,16 @@ _CONVERSION = {
     "build_glob_alternation": (),
     "set_param_for_module": ("model", "target_name", "param_value", "loading_info"),
 }
+_QUANTIZERS = {
+    f"Bnb4BitHfQuantizer.{name}": parameters
+    for name, parameters in {
+        "validate_environment": ("kwargs",),
+        "adjust_max_memory": ("max_memory",),
+        "param_element_size": ("model", "param_name", "param"),
+        "param_needs_quantization": ("model", "param_name"),
+        "get_quantize_ops": (),
+    }.items()
+}
 
 
 @functools.cache
@@ -45,9 +55,14 @@ def require_known() -> None:
     """
     import transformers
     from transformers import core_model_loading, modeling_utils
+    from transformers.quantizers import quantizer_bnb_4bit
 
     missing = []
-    for table, owner in ((_RELIED_UPON, modeling_utils), (_CONVERSION, core_model_loading)):
+    for table, owner in (
+        (_RELIED_UPON, modeling_utils),
+        (_CONVERSION, core_model_loading),
+        (_QUANTIZERS, quantizer_bnb_4bit),
+    ):
         for path, wanted in table.items():
             function: Any = owner
             for name in path.split("."):
