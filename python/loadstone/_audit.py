@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import weakref
 from dataclasses import dataclass, field
@@ -98,6 +99,7 @@ def audit(model: Any, report: Report | None = None) -> Audit:
     result = Audit()
     slots = walk(model)
     elsewhere = _elsewhere(model, slots)
+    lent = _by_storage(loaded) if loaded else {}
     for slot in slots:
         item = loaded.report.provenance.get(slot.name) if loaded else None
         reason = _exception(loaded.report, item) if loaded and item else None
@@ -109,10 +111,32 @@ def audit(model: Any, report: Report | None = None) -> Audit:
         elif slot.tensor.is_meta:
             result.on_meta.append(slot.name)
         elif loaded is None or item is None or not _same_memory(loaded, slot):
-            result.unaccounted.append(slot.name)
+            borrowed = _borrowed(loaded, slot, lent) if loaded and item is None else None
+            if borrowed is None:
+                result.unaccounted.append(slot.name)
+            else:
+                result.provenance[slot.name] = borrowed
         else:
             result.provenance[slot.name] = item
     return result
+
+
+def _by_storage(loaded: _Loaded) -> dict[int, str]:
+    """Whose values lie in which memory that the load filled, as far as it still is there."""
+    return {
+        int(noted.cdata): name for name, noted in loaded.storages.items() if not noted.expired()
+    }
+
+
+def _borrowed(loaded: _Loaded, slot: TensorSlot, lent: dict[int, str]) -> Provenance | None:
+    """An attribute that a forward pass set to a loaded tensor's memory: bitsandbytes' state."""
+    owner = lent.get(int(_storage(slot.tensor).cdata)) if slot.kind == "attribute" else None
+    known = loaded.report.provenance.get(owner) if owner is not None else None
+    if owner is None or known is None:
+        return None
+    return dataclasses.replace(
+        known, target=slot.name, kind=slot.kind, origin="tie", tie_of=owner, sources=()
+    )
 
 
 def _elsewhere(model: Any, slots: list[TensorSlot]) -> dict[str, str]:

@@ -453,3 +453,20 @@ def test_patterns_choose_stacks_of_experts_too(tmp_path: Path) -> None:
     assert isinstance(experts._parameters["down_proj"], bnb.nn.Params4bit)
     assert experts.down_proj[1].shape == (64, 96)
     assert experts.gate_up_proj.dtype == torch.bfloat16
+
+
+def test_the_audit_knows_what_a_forward_pass_lends(tmp_path: Path) -> None:
+    """bitsandbytes moves codes and scales of 8-bit weights into the state of their module."""
+    cls, folder = by_name("llama").cls, plain("llama", tmp_path)
+    chosen = config("int8", llm_int8_threshold=0.0)
+    model = ours(cls, folder, quantization_config=chosen)
+    with torch.no_grad():
+        model(torch.arange(5)[None])
+    layer = model.model.layers[0].mlp.up_proj
+    assert layer.state.SCB is not None and layer.weight.SCB is None
+    audit = loadstone.audit(model)
+    audit.require_real()
+    path = WEIGHT.removesuffix(".weight")
+    assert audit.provenance[f"{path}.state.SCB"].tie_of == f"{WEIGHT}.SCB"
+    layer.state.SCB = layer.state.SCB.clone()  # the control: memory that no load has filled
+    assert loadstone.audit(model).unaccounted == [f"{path}.state.SCB"]
