@@ -181,6 +181,10 @@ def align_what_hooks_bring(model: torch.nn.Module) -> None:
     for module in model.modules():
         hook: Any = getattr(module, "_hf_hook", None)
         for each in getattr(hook, "hooks", [hook]):
-            weights = getattr(each, "weights_map", None)
-            if weights is not None and not isinstance(weights, AlignedWeights):
+            weights: Any = getattr(each, "weights_map", None)
+            inner = getattr(weights, "inner", None)  # of a map that brings quantized weights whole
+            if isinstance(inner, Mapping):
+                if not isinstance(inner, AlignedWeights):
+                    weights.inner = AlignedWeights(inner)
+            elif weights is not None and not isinstance(weights, AlignedWeights):
                 each.weights_map = AlignedWeights(weights)

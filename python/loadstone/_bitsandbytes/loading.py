@@ -70,6 +70,7 @@ class Units:
 
     def __post_init__(self) -> None:
         self.offsets: dict[str, torch.Tensor] = {}  # of scales of weights on disk
+        self.index: dict[str, Any] = {}  # of the offload folder, once the weights are in it
         self._by_weight = {unit.name: unit for unit in self.stored.values()}
 
     # --- the plan --------------------------------------------------------------------------------
@@ -259,7 +260,8 @@ class Units:
         """
         from loadstone._bitsandbytes.installing import Installation
 
-        self.complete_folder(model, plan, plan._core.offload_index())
+        self.index = plan._core.offload_index()
+        self.complete_folder(model, plan, self.index)
         return Installation(model, self.parameters(model, plan, values), self.offsets)
 
     def complete_folder(

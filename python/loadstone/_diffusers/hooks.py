@@ -9,8 +9,10 @@ of the whole model, and the device map that it forgets.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
+import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -38,6 +40,13 @@ from loadstone._diffusers.pipelines import (
     PipelineHooks,
     deferred,
     is_converting,
+)
+from loadstone._diffusers.quantized import (
+    QuantizerHooks,
+    hand_on,
+    is_bitsandbytes,
+    is_known,
+    sized,
 )
 from loadstone._diffusers.supplements import supplement
 from loadstone._errors import PlanError, make
@@ -81,6 +90,7 @@ def hooks() -> Hooks:
         (modeling_utils, "load_state_dict", _load_state_dict),
         (accelerate, "init_empty_weights", _init_empty_weights),
         *PipelineHooks(_options.get, _load).places(),
+        *QuantizerHooks(lambda: _current.get() is not None).places(),
     ]
     return Hooks(
         [Hook(owner, name, gated("diffusers", wrapper)) for owner, name, wrapper in places],
@@ -148,7 +158,8 @@ def _attempt(original: Any, cls: Any, source: Any, kwargs: dict[str, Any], lacks
 
 def _prepared(load: Load, source: Any, kwargs: dict[str, Any]) -> Any:
     """The source as a converter is to see it; a file's, when the library has it opened."""
-    load.keeps_blocks = kwargs.get("quantization_config") is not None
+    config = kwargs.get("quantization_config")
+    load.keeps_blocks = config is not None and not is_bitsandbytes(config)
     if not isinstance(source, Checkpoint):
         return source
     fresh = source.fresh(load.lacks)
@@ -224,7 +235,8 @@ def _determine_device_map(
     if load.options.max_memory is not None:
         max_memory = load.options.max_memory
     if isinstance(device_map, str) and device_map in MODES:
-        found = original(model, device_map, max_memory, *rest)
+        with sized(model):
+            found = original(model, device_map, max_memory, *rest)
         load.device_map = gathered(model, found)
         return load.device_map
     places = device_map if isinstance(device_map, Mapping) else {"": device_map}
@@ -327,8 +339,15 @@ def _load_pretrained_model(
     if checkpoint is None and load is not None and is_readable(resolved_model_file):
         checkpoint = Checkpoint.open(resolved_model_file)
         model._fix_state_dict_keys_on_load(checkpoint)
-    if load is None or checkpoint is None or kwargs.get("hf_quantizer") is not None:
+    quantizer = kwargs.get("hf_quantizer")
+    is_ours = quantizer is None or is_known(quantizer)
+    if load is None or checkpoint is None or not is_ours:
+        if load is not None and quantizer is not None:
+            hand_on(quantizer, kwargs.get("device_map"), load.options.is_direct)
         return original(cls, model, state_dict, resolved_model_file, *args, **kwargs)
+    folder = kwargs.get("offload_folder")
+    if folder is not None:  # of this component, where the load is a pipeline's
+        load.options = dataclasses.replace(load.options, offload_folder=os.fspath(folder))
     names = set(model.state_dict())
     _read(
         load,
@@ -338,6 +357,7 @@ def _load_pretrained_model(
             checkpoint,
             dtype=kwargs.get("dtype"),
             keeps=tuple(kwargs.get("keep_in_fp32_modules") or ()),
+            quantizer=quantizer,
             device_map=kwargs.get("device_map"),
         ),
     )

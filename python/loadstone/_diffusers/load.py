@@ -18,6 +18,7 @@ from loadstone._diffusers.absent import Conversion, Lacks, rehearse
 from loadstone._diffusers.checkpoint import Checkpoint, is_packed
 from loadstone._diffusers.gaps import Gaps
 from loadstone._diffusers.mismatch import Mismatch, Places, examine
+from loadstone._diffusers.quantized import parts_of, units_of
 from loadstone._diffusers.supplements import supplement
 from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import PlanError, make
@@ -87,6 +88,7 @@ class Load:
         # For models of another library: what the library does to the file for one.
         self.conversion_of: Callable[[Any], Conversion] | None = None
         self.mapping: tuple[Any, dict[str, Any]] | None = None  # the converter, and its arguments
+        self._is_spread = False  # on several devices, so that there will be hooks
         self._core: _core.Report | None = None
         self._request: Request | None = None
         self._traced: Traced | None = None
@@ -115,11 +117,18 @@ class Load:
     def make_plan(self, device_map: Mapping[str, Any] | None) -> Plan:
         """Plans what was traced; reads nothing."""
         assert self._request is not None
+        devices = _devices(self.model, device_map)
+        units = self._traced.units if self._traced is not None else None
+        if devices is not None and units is not None:
+            for unit in units.stored.values():
+                devices[unit.name] = _device_of(unit.name, devices)
+            devices = units.devices(devices)
+        self._is_spread = len(set(map(str, (device_map or {}).values()))) > 1
         self.plan = make_plan(
             self.model,
             self._request.checkpoint.catalog,
             self._traced,
-            device_map=_devices(self.model, device_map),
+            device_map=devices,
             offload_folder=self.options.offload_folder,
             missing=self._policies(),
         )
@@ -140,6 +149,10 @@ class Load:
         filled = _execute.fill(self.plan, self.model, progress=progress, threads=threads)
         _execute.complete(self.plan, self.model, filled)
         _as_planned_on_disk(self.plan, self.model)
+        if self.plan._units is not None and self._is_spread:
+            from loadstone._bitsandbytes.installing import prepare_hooks
+
+            prepare_hooks(self.model, self.plan._units.offsets)
         self._core = filled.core
         self._request = self._traced = None
         return self.plan
@@ -163,6 +176,8 @@ class Load:
     def offload_index(self) -> dict[str, Any] | None:
         """Where hooks find what is on disk, tied tensors under each of their names."""
         index: dict[str, Any] = dict(self.plan._core.offload_index()) if self.plan else {}
+        if self.plan and self.plan._units is not None and index:
+            index = self.plan._units.index
         for target in self.plan.targets if self.plan else ():
             if target.tie_of in index:
                 offload._add_name(
@@ -195,8 +210,10 @@ class Load:
 
     def trace(self, request: Request) -> Traced:
         """Recipes for what the checkpoint gives, and what there is to say of the rest."""
+        units = units_of(request.model, request.checkpoint.catalog, request.converted)
+        parts = parts_of(units, request.converted)
         state = request.model.state_dict()
-        converted = dict(request.converted)
+        converted = {name: value for name, value in request.converted.items() if name not in parts}
         supplement(converted, state)
         mismatch = self._examine(request, converted)
         fitting = None if mismatch is None else mismatch.fitting(dict(request.model.config))
@@ -210,9 +227,14 @@ class Load:
             )
         trace = request.checkpoint.trace
         numbers = Numbers(request)
-        gaps = Gaps(request.model, converted, self._policies())
+        known = converted | {name: request.converted[name] for name in parts}
+        gaps = Gaps(request.model, known, self._policies())
         keys: dict[str, str] = {}
-        traced = Traced(recipes=None)
+        traced = Traced(recipes=None, units=units)
+        for unit in units.stored.values() if units is not None else ():
+            for name, (dtype, _) in unit.targets().items():
+                trace.add(name, request.converted[name])
+                traced.dtypes[name] = dtype
         for name, value in converted.items():
             if isinstance(value, AbsentSymbol):
                 continue
@@ -392,7 +414,12 @@ def _make_room(model: Any, name: str, symbol: Any) -> None:
 
 def _as_planned_on_disk(plan: Plan, model: torch.nn.Module) -> None:
     """What is on disk has the planned dtype on meta too: hooks cast what they bring to it."""
-    planned = {target.name: target.dtype for target in plan.targets if target.device == "disk"}
+    quantized = plan._units.names() if plan._units is not None else ()
+    planned = {
+        target.name: target.dtype
+        for target in plan.targets
+        if target.device == "disk" and target.name not in quantized
+    }
     for slot in walk(model):
         if slot.tensor.is_meta and slot.name in planned and slot.tie_of is None:
             dtype = torch_dtype(planned[slot.name])
@@ -410,10 +437,14 @@ def _devices(model: Any, device_map: Mapping[str, Any] | None) -> dict[str, Any]
         return None
     devices: dict[str, Any] = {"": "cpu", **device_map}
     for name, _ in model.named_buffers():
-        path = max((each for each in device_map if _is_of(each, name)), key=len, default="")
-        device = device_map.get(path, "cpu")
+        device = _device_of(name, device_map)
         devices[name] = "cpu" if device == "disk" else device
     return devices
+
+
+def _device_of(name: str, device_map: Mapping[str, Any]) -> Any:
+    path = max((each for each in device_map if _is_of(each, name)), key=len, default="")
+    return device_map.get(path, "cpu")
 
 
 def _is_of(path: str, name: str) -> bool:

@@ -1,0 +1,196 @@
+"""Weights that bitsandbytes quantizes in models of the library: what its quantizers forget or bar.
+
+The library's own code builds the layers; it refuses machines without a GPU and places on cpu and
+disk, where loadstone can quantize and keep what is quantized.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loadstone._catalog import Catalog
+from loadstone._errors import make
+from loadstone._patch import suspended
+
+if TYPE_CHECKING:
+    from loadstone._bitsandbytes.loading import Units
+
+_METHOD = "bitsandbytes"
+
+
+class QuantizerHooks:
+    """What stands in the library's quantizers of bitsandbytes.
+
+    Args:
+        is_ours: whether a load of loadstone's is under way.
+    """
+
+    def __init__(self, is_ours: Callable[[], bool]) -> None:
+        self.is_ours = is_ours
+
+    def places(self) -> list[tuple[Any, str, Any]]:
+        """Owner, name and replacement."""
+        from diffusers.quantizers.bitsandbytes import bnb_quantizer
+
+        replacements: dict[str, Any] = {
+            "validate_environment": self._validate_environment,
+            "update_device_map": self._update_device_map,
+            "adjust_target_dtype": self._adjust_target_dtype,
+            "adjust_max_memory": self._adjust_max_memory,
+            "_process_model_before_weight_loading": self._replace_layers,
+        }
+        owners = (
+            bnb_quantizer.BnB4BitDiffusersQuantizer,
+            bnb_quantizer.BnB8BitDiffusersQuantizer,
+        )
+        return [(owner, name, each) for owner in owners for name, each in replacements.items()]
+
+    def _validate_environment(
+        self, original: Any, quantizer: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        """The library wants a GPU, and neither cpu nor disk in a map."""
+        if not self.is_ours():
+            original(quantizer, *args, **kwargs)
+        elif _has_accelerator():
+            kwargs.pop("device_map", None)
+            original(quantizer, *args, **kwargs)
+        else:
+            importlib.import_module(_METHOD)  # what else is asked for there
+
+    def _update_device_map(self, original: Any, quantizer: Any, device_map: Any) -> Any:
+        """Without a map the library asks CUDA for the device, whether it is there or not."""
+        if device_map is None and self.is_ours() and not _has_accelerator():
+            return None
+        return original(quantizer, device_map)
+
+    def _adjust_target_dtype(self, original: Any, quantizer: Any, dtype: Any) -> Any:
+        """The library would count all tensors as quantized; see :func:`sized`."""
+        return dtype if self.is_ours() else original(quantizer, dtype)
+
+    def _adjust_max_memory(self, original: Any, quantizer: Any, max_memory: Any) -> Any:
+        """The library leaves room for what is quantized on a device."""
+        return max_memory if self.is_ours() else original(quantizer, max_memory)
+
+    def _replace_layers(
+        self, original: Any, quantizer: Any, model: Any, device_map: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """The library refuses places on cpu and disk, unless modules are to stay numbers there."""
+        stays = quantizer.quantization_config.llm_int8_enable_fp32_cpu_offload
+        places = None if self.is_ours() and not stays else device_map
+        return original(quantizer, model, places, *args, **kwargs)
+
+
+def _has_accelerator() -> bool:
+    return any(each.is_available() for each in (torch.cuda, torch.xpu, torch.mps))
+
+
+def is_bitsandbytes(quantizer: Any) -> bool:
+    """Whether the library quantizes by bitsandbytes; also asked of a quantization config."""
+    config = getattr(quantizer, "quantization_config", quantizer)
+    return str(getattr(getattr(config, "quant_method", None), "value", "")) == _METHOD
+
+
+def is_known(quantizer: Any) -> bool:
+    """Whether loadstone makes what a quantizer of the library asks for."""
+    if not is_bitsandbytes(quantizer):
+        return False
+    return not getattr(quantizer.quantization_config, "llm_int8_has_fp16_weight", False)
+
+
+def hand_on(quantizer: Any, device_map: Any, is_direct: bool) -> None:
+    """Before the library quantizes itself: what it was kept from refusing is refused now.
+
+    Raises:
+        Error: ``plan.options``: loadstone was called by name.
+    """
+    if not is_bitsandbytes(quantizer):
+        return
+    if is_direct:
+        kept = getattr(quantizer.quantization_config, "llm_int8_has_fp16_weight", False)
+        raise make(
+            "plan.options",
+            "this version does not load this way: call the class's own from_pretrained",
+            field="quantization_config",
+            found="llm_int8_has_fp16_weight" if kept else "files that are not safetensors",
+        )
+    with suspended("diffusers"):
+        quantizer.validate_environment(device_map=device_map)
+
+
+def units_of(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> Units | None:
+    """The weights of those layers of a model that the library's quantizer has put in.
+
+    Args:
+        converted: the checkpoint's tensors by the model's names.
+
+    Returns:
+        ``None``: there are none.
+    """
+    from loadstone._bitsandbytes.choosing import _is_quantizing
+
+    paths = [path for path, module in model.named_modules() if _is_quantizing(module)]
+    if not paths:
+        return None
+    from loadstone._bitsandbytes.form import full
+    from loadstone._bitsandbytes.loading import Units, quantizations
+    from loadstone._bitsandbytes.stored import groups_by_path, read
+
+    found = read(catalog, groups_by_path(catalog, paths))
+    taken = {unit.name for unit in found.units.values()} | found.broken.keys()
+    names = [full(path, "weight") for path in paths]
+    free = [name for name in names if name in converted and name not in taken]
+    units = Units(catalog, found.units, quantizations(model, free), found.broken)
+    units.findings = [*found.findings, *units.misfits(model), *units.unfilled(model)]
+    return units
+
+
+def parts_of(units: Units | None, names: Mapping[str, Any]) -> set[str]:
+    """Those of a checkpoint's tensors that belong to weights which it holds quantized."""
+    if units is None:
+        return set()
+    weights = {unit.name for unit in units.stored.values()} | units.broken.keys()
+    found = set()
+    for name in names:
+        path, _, leaf = name.rpartition(".")
+        weight = f"{path}.weight" if path else "weight"
+        is_beside = leaf in ("SCB", "weight_format") and weight in weights
+        if name in weights or is_beside or _above(name) in weights:
+            found.add(name)
+    return found
+
+
+def _above(name: str) -> str:
+    """The weight that something is an attribute of."""
+    path, dot, _ = name.rpartition(".weight.")
+    return f"{path}.weight" if dot else "weight" if name.startswith("weight.") else ""
+
+
+@contextlib.contextmanager
+def sized(model: torch.nn.Module) -> Iterator[None]:
+    """Weights that will be quantized take as many bytes inside, on meta, as they will then."""
+    from loadstone._bitsandbytes.choosing import _is_quantizing
+
+    layers: dict[str, Any] = {
+        path: module for path, module in model.named_modules() if _is_quantizing(module)
+    }
+    held = {path: layer._parameters["weight"] for path, layer in layers.items()}
+    sizes = {path: _size(model, f"{path}.weight" if path else "weight") for path in layers}
+    try:
+        for path, layer in layers.items():
+            blank = torch.empty(sizes[path], dtype=torch.uint8, device="meta")
+            layer._parameters["weight"] = torch.nn.Parameter(blank, requires_grad=False)
+        yield
+    finally:
+        for path, layer in layers.items():
+            layer._parameters["weight"] = held[path]
+
+
+def _size(model: torch.nn.Module, name: str) -> int:
+    from loadstone._bitsandbytes.loading import quantized_bytes
+
+    return quantized_bytes(model, name)
