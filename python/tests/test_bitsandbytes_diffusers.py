@@ -18,8 +18,10 @@ diffusers = pytest.importorskip("diffusers")
 import bitsandbytes as bnb  # noqa: E402
 from bitsandbytes_checkpoints import raw  # noqa: E402
 from diffusers.quantizers.bitsandbytes import bnb_quantizer  # noqa: E402
-from diffusers_models import by_name  # noqa: E402
+from diffusers_models import by_name, write_single_file  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
+from transformers_models import by_name as encoder_by_name  # noqa: E402
+from transformers_models import randomise_all  # noqa: E402
 
 import loadstone  # noqa: E402
 import loadstone.diffusers  # noqa: E402
@@ -119,9 +121,9 @@ def assert_equal(found: Any, expected: Any, *, is_nested: bool = False) -> None:
         assert getattr(found, flag, None) == getattr(expected, flag, None), flag
 
 
-def quantized_layers(model: Any) -> int:
-    layers = (bnb.nn.Linear4bit, bnb.nn.Linear8bitLt)
-    return sum(isinstance(module, layers) for module in model.modules())
+def layers_of(model: torch.nn.Module) -> list[Any]:
+    kinds = (bnb.nn.Linear4bit, bnb.nn.Linear8bitLt)
+    return [module for module in model.modules() if isinstance(module, kinds)]
 
 
 def run(model: Any) -> torch.Tensor:
@@ -152,7 +154,7 @@ def test_a_model_is_as_bitsandbytes_quantizes_it(name: str, kind: str, tmp_path:
     folder = plain(name, tmp_path)
     model = ours(name, folder, quantization_config=config(kind))
     expected = library(name, folder, quantization_config=config(kind))
-    assert quantized_layers(model) == quantized_layers(expected) > 5
+    assert len(layers_of(model)) == len(layers_of(expected)) > 5
     assert_equal(model, expected, is_nested=kind == "nf4 nested")
     loadstone.audit(model).require_real()
 
@@ -178,7 +180,7 @@ def test_a_quantized_checkpoint_is_loaded_as_it_is(kind: str, shard: str, tmp_pa
     assert len(list(folder.glob("*.safetensors"))) > (1 if shard == "40KB" else 0)
     model = ours("wan_t2v", folder)
     assert_equal(model, library("wan_t2v", folder))
-    assert quantized_layers(model) > 5
+    assert len(layers_of(model)) > 5
     loadstone.audit(model).require_real()
     model.save_pretrained(tmp_path / "again")
     held = load_file(next((tmp_path / "again").glob("*.safetensors")))
@@ -286,3 +288,172 @@ def test_damage_is_refused_by_name(kind: str, change: str, code: str, tmp_path: 
     with pytest.raises(loadstone.Error, match=rf"{path}\.") as caught:
         ours("wan_t2v", folder)
     assert caught.value.code == code
+
+
+def test_a_single_file_is_quantized_on_its_way(tmp_path: Path) -> None:
+    case = by_name("wan_t2v")
+    model = case.build(dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "folder")
+    file, folder = write_single_file(case, model, tmp_path / "model.safetensors")
+    found = loadstone.diffusers.from_single_file(
+        case.cls, file, config=folder, quantization_config=config("nf4"), torch_dtype=torch.bfloat16
+    )
+    expected = ours("wan_t2v", tmp_path / "folder", quantization_config=config("nf4"))
+    assert_equal(found, expected)
+    assert loadstone.audit(found).ok
+
+
+# --- pipelines -----------------------------------------------------------------------------------
+
+
+def wan_pipeline(folder: Path) -> Path:
+    """With a T5 encoder of transformers."""
+    import transformers
+
+    small = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2}
+    encoder = transformers.T5EncoderModel(transformers.T5Config(**small, num_heads=4)).eval()
+    vae = diffusers.AutoencoderKLWan(base_dim=16, z_dim=16)
+    pipe = diffusers.WanPipeline(
+        tokenizer=None,
+        text_encoder=randomise_all(encoder, 1).bfloat16(),
+        vae=randomise_all(vae, 2).eval().bfloat16(),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+        transformer=by_name("wan_t2v").build(dtype=torch.bfloat16),
+    )
+    pipe.save_pretrained(folder)
+    return folder
+
+
+def qwen_pipeline(folder: Path) -> Path:
+    """With a Qwen2.5-VL encoder of transformers."""
+    changes = {"joint_attention_dim": 64}
+    case = by_name("qwen_image")
+    case = dataclasses.replace(case, changes=case.changes | changes)
+    vae = diffusers.AutoencoderKLQwenImage(
+        base_dim=16, z_dim=4, latents_mean=[0.0] * 4, latents_std=[1.0] * 4
+    )
+    pipe = diffusers.QwenImagePipeline(
+        tokenizer=None,
+        text_encoder=encoder_by_name("qwen2_5_vl").build(dtype=torch.bfloat16),
+        vae=randomise_all(vae, 2).eval().bfloat16(),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+        transformer=case.build(dtype=torch.bfloat16),
+    )
+    pipe.save_pretrained(folder)
+    return folder
+
+
+PIPELINES = {
+    "wan": (diffusers.WanPipeline, wan_pipeline),
+    "qwen": (diffusers.QwenImagePipeline, qwen_pipeline),
+}
+PARTS = ["transformer", "text_encoder"]
+
+
+def by_backend(kind: str) -> Any:
+    backend = "bitsandbytes_8bit" if kind == "int8" else "bitsandbytes_4bit"
+    return diffusers.PipelineQuantizationConfig(
+        quant_backend=backend, quant_kwargs=dict(KINDS[kind]), components_to_quantize=PARTS
+    )
+
+
+def by_mapping(kind: str) -> Any:
+    import transformers
+
+    return diffusers.PipelineQuantizationConfig(
+        quant_mapping={
+            "transformer": config(kind),
+            "text_encoder": transformers.BitsAndBytesConfig(**KINDS[kind]),
+        }
+    )
+
+
+def pipeline(name: str, folder: Path, **options: Any) -> Any:
+    options = {"torch_dtype": torch.bfloat16, "tokenizer": None} | options
+    return loadstone.diffusers.from_pretrained(PIPELINES[name][0], folder, **options)
+
+
+def module_at(pipe: Any, path: str) -> Any:
+    name, _, inner = path.partition(".")
+    return getattr(pipe, name).get_submodule(inner)
+
+
+def made_by(pipe: Any) -> torch.Tensor:
+    """Two steps, from ids of words to pixels."""
+    pipe.set_progress_bar_config(disable=True)
+    ids = torch.arange(8, 14)[None]
+    with torch.no_grad():
+        words = pipe.text_encoder(input_ids=ids, output_hidden_states=True)
+    embeds = words.hidden_states[-1]
+    options: dict[str, Any] = {"prompt_embeds": embeds, "num_inference_steps": 2}
+    if isinstance(pipe, diffusers.WanPipeline):
+        options |= {"guidance_scale": 1.0, "num_frames": 1}
+    else:
+        options |= {"prompt_embeds_mask": torch.ones_like(ids)}
+    pixels = pipe(
+        **options, height=16, width=16, output_type="pt",
+        generator=torch.Generator().manual_seed(4), return_dict=False,
+    )[0]  # fmt: skip
+    found: torch.Tensor = pixels
+    assert torch.isfinite(found.float()).all()
+    return found
+
+
+INSIDE = {"wan": "transformer.blocks.1", "qwen": "transformer.transformer_blocks.1"}
+FORMS = [
+    *((name, kind, by_backend) for name in PIPELINES for kind in KINDS),
+    ("wan", "int8", by_mapping),
+    ("qwen", "nf4 nested", by_mapping),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "form"), FORMS)
+def test_a_pipeline_partly_on_disk_makes_the_same(
+    name: str, kind: str, form: Any, tmp_path: Path
+) -> None:
+    folder = PIPELINES[name][1](tmp_path / "whole")
+    whole = pipeline(name, folder, quantization_config=form(kind))
+    for part in PARTS:
+        assert len(layers_of(getattr(whole, part))) > 5
+        loadstone.audit(getattr(whole, part)).require_real()
+    assert not layers_of(whole.vae)
+    expected = made_by(loadstone.bitsandbytes.heal(whole))
+    for place in ("transformer", INSIDE[name]):
+        pipe = pipeline(
+            name,
+            folder,
+            quantization_config=form(kind),
+            device_map={"text_encoder": "disk", place: "disk", "": "cpu"},
+            offload_folder=tmp_path / place,
+        )
+        brought = layers_of(pipe.text_encoder) + layers_of(module_at(pipe, place))
+        assert len(brought) > 10
+        assert all(each.weight.is_meta for each in brought)
+        assert all(loadstone.audit(getattr(pipe, part)).ok for part in PARTS)
+        for _ in range(2):
+            assert torch.equal(made_by(pipe), expected)
+        assert all(each.weight.is_meta for each in brought)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_pipeline_under_a_patch(name: str, tmp_path: Path) -> None:
+    cls, make = PIPELINES[name]
+    folder = make(tmp_path / "whole")
+    expected = made_by(
+        loadstone.bitsandbytes.heal(pipeline(name, folder, quantization_config=by_backend("nf4")))
+    )
+    options = {"torch_dtype": torch.bfloat16, "tokenizer": None}
+    places = {"device_map": {"text_encoder": "disk", INSIDE[name]: "disk", "": "cpu"}}
+    if not torch.cuda.is_available():  # the control: the library alone
+        with pytest.raises(RuntimeError, match="No GPU found"):
+            cls.from_pretrained(folder, quantization_config=by_backend("nf4"), **options)
+    with loadstone.patch("diffusers", "transformers", "bitsandbytes", "accelerate"):
+        pipe = cls.from_pretrained(
+            folder,
+            quantization_config=by_backend("nf4"),
+            offload_folder=tmp_path / "offload",
+            **places,
+            **options,
+        )
+    assert all(each.weight.is_meta for each in layers_of(pipe.text_encoder))
+    assert torch.equal(made_by(pipe), expected)

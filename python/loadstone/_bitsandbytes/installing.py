@@ -9,6 +9,8 @@ import bitsandbytes as bnb
 import torch
 
 from loadstone._bitsandbytes import experts
+from loadstone._bitsandbytes.modules import is_whole
+from loadstone._bitsandbytes.parameters import adopt
 
 # Of activations, as in LLM.int8 and in transformers.
 THRESHOLD = 6.0
@@ -58,6 +60,9 @@ def put(module: Any, leaf: str, parameter: Any) -> None:
     module._parameters["weight"] = parameter
     if isinstance(parameter, bnb.nn.Params4bit):
         parameter.module = module
+    if is_whole(module):  # inside loadstone.patch an empty layer may have been healed
+        adopt(parameter)
+    elif isinstance(parameter, bnb.nn.Params4bit):
         module.quant_state = parameter.quant_state
 
 
