@@ -130,16 +130,16 @@ class Load:
             self._traced,
             device_map=devices,
             offload_folder=self.options.offload_folder,
-            missing=self._policies(),
+            missing=self._policies(self.model),
         )
         return self.plan
 
-    def _policies(self) -> str | Mapping[str, str]:
+    def _policies(self, model: Any) -> str | Mapping[str, str]:
         """Under a patch, buffers that the library leaves to the constructor are left to it too."""
         if self.options.is_direct or self.options.missing != "error":
             return self.options.missing
-        saved = self.model.state_dict().keys()
-        buffers = [name for name, tensor in self.model.named_buffers() if not tensor.is_meta]
+        saved = model.state_dict().keys()
+        buffers = [name for name, tensor in model.named_buffers() if not tensor.is_meta]
         return {re.escape(name): "initialise" for name in buffers if name in saved}
 
     def carry_out(self) -> Plan:
@@ -228,7 +228,7 @@ class Load:
         trace = request.checkpoint.trace
         numbers = Numbers(request)
         known = converted | {name: request.converted[name] for name in parts}
-        gaps = Gaps(request.model, known, self._policies())
+        gaps = Gaps(request.model, known, self._policies(request.model))
         keys: dict[str, str] = {}
         traced = Traced(recipes=None, units=units)
         for unit in units.stored.values() if units is not None else ():
