@@ -97,7 +97,7 @@ struct PlannedTarget {
   std::optional<Quantization> quantization;  // then its parts are delivered, not the numbers
 
   // Of what is delivered.
-  [[nodiscard]] std::uint64_t byte_count() const noexcept;
+  [[nodiscard]] std::uint64_t byte_count() const;
 };
 
 // Plain data, made by make_plan() or plan_from_json(), which check every box against catalog and

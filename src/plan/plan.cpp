@@ -34,7 +34,7 @@ bool origin_from_name(std::string_view name, Origin& origin) noexcept {
   return true;
 }
 
-std::uint64_t PlannedTarget::byte_count() const noexcept {
+std::uint64_t PlannedTarget::byte_count() const {
   QuantizeForm form;
   if (quantization && !prepare_quantization(*quantization, shape, dtype, form)) {
     std::uint64_t bytes = 0;

@@ -45,7 +45,25 @@ def lost(shape: Any) -> Exception:
     )
 
 
-class Params4bit(bnb.nn.Params4bit):  # type: ignore[misc]
+class _MovesByTo:
+    """Moves of other names, by the one that keeps a weight whole."""
+
+    to: Any
+
+    def cpu(self) -> Any:
+        """As :meth:`to`."""
+        return self.to("cpu")
+
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> Any:
+        """As :meth:`to`."""
+        return self.to("cuda" if device is None else device, non_blocking=non_blocking)
+
+    def xpu(self, device: Any = None, non_blocking: bool = False) -> Any:
+        """As :meth:`to`."""
+        return self.to("xpu" if device is None else device, non_blocking=non_blocking)
+
+
+class Params4bit(_MovesByTo, bnb.nn.Params4bit):  # type: ignore[misc]
     """bitsandbytes' own, moved and copied whole: a move makes a new state, the source keeps its."""
 
     def __new__(
@@ -94,18 +112,6 @@ class Params4bit(bnb.nn.Params4bit):  # type: ignore[misc]
             data.to(device, non_blocking=non_blocking), moved(state, device, non_blocking)
         )
 
-    def cpu(self) -> Any:
-        """As :meth:`to`."""
-        return self.to("cpu")
-
-    def cuda(self, device: Any = None, non_blocking: bool = False) -> Any:
-        """As :meth:`to`."""
-        return self.to("cuda" if device is None else device, non_blocking=non_blocking)
-
-    def xpu(self, device: Any = None, non_blocking: bool = False) -> Any:
-        """As :meth:`to`."""
-        return self.to("xpu" if device is None else device, non_blocking=non_blocking)
-
     def detach(self) -> Any:
         """The same weight, sharing its memory; torch needs the type to stay."""
         return self._with(self.data, self.quant_state)
@@ -120,7 +126,7 @@ class Params4bit(bnb.nn.Params4bit):  # type: ignore[misc]
         return made
 
 
-class Int8Params(bnb.nn.Int8Params):  # type: ignore[misc]
+class Int8Params(_MovesByTo, bnb.nn.Int8Params):  # type: ignore[misc]
     """bitsandbytes' own, moved and copied whole: codes and scales stay together."""
 
     def __new__(
@@ -165,18 +171,6 @@ class Int8Params(bnb.nn.Int8Params):  # type: ignore[misc]
             self.data.to(device, non_blocking=non_blocking),
             None if scales is None else scales.to(device, non_blocking=non_blocking),
         )
-
-    def cpu(self) -> Any:
-        """As :meth:`to`."""
-        return self.to("cpu")
-
-    def cuda(self, device: Any = None, non_blocking: bool = False) -> Any:
-        """As :meth:`to`."""
-        return self.to("cuda" if device is None else device, non_blocking=non_blocking)
-
-    def xpu(self, device: Any = None, non_blocking: bool = False) -> Any:
-        """As :meth:`to`."""
-        return self.to("xpu" if device is None else device, non_blocking=non_blocking)
 
     def detach(self) -> Any:
         """The same weight, sharing its memory; torch needs the type to stay."""

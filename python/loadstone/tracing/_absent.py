@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loadstone.tracing._symbol import Symbol
+from loadstone.tracing._symbol import Symbol, on_meta
 
 if TYPE_CHECKING:
     from loadstone.tracing._trace import Trace
@@ -92,15 +92,7 @@ def _made(part: torch.Tensor, symbols: list[Symbol], is_guess: bool) -> AbsentSy
 
 
 def _forms(value: Any) -> Any:
-    if isinstance(value, Symbol):
-        return value.numbers
-    if isinstance(value, torch.Tensor):
-        return value.to("meta")
-    if isinstance(value, list | tuple):
-        return type(value)(_forms(each) for each in value)
-    if isinstance(value, dict):
-        return {key: _forms(each) for key, each in value.items()}
-    return torch.device("meta") if isinstance(value, torch.device) else value
+    return on_meta(value, lambda symbol: symbol.numbers)
 
 
 def _split(symbol: AbsentSymbol, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:

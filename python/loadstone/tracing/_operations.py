@@ -16,7 +16,7 @@ from loadstone._dtypes import dtype_name
 from loadstone._errors import Error
 from loadstone.tracing import _absent
 from loadstone.tracing._absent import AbsentSymbol
-from loadstone.tracing._symbol import Symbol, refusal
+from loadstone.tracing._symbol import Symbol, on_meta, refusal
 from loadstone.tracing._trace import Trace, symbols_in
 
 aten = torch.ops.aten
@@ -68,15 +68,7 @@ class _UnsupportedError(Exception):
 
 
 def _metas(value: Any) -> Any:
-    if isinstance(value, Symbol):
-        return value.meta
-    if isinstance(value, torch.Tensor):
-        return value.to("meta")
-    if isinstance(value, list | tuple):
-        return type(value)(_metas(each) for each in value)
-    if isinstance(value, dict):
-        return {key: _metas(each) for key, each in value.items()}
-    return torch.device("meta") if isinstance(value, torch.device) else value
+    return on_meta(value, lambda symbol: symbol.meta)
 
 
 def _as_numbers(index: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -122,3 +123,16 @@ def caller() -> str:
             break
         frame = frame.f_back
     return "the conversion"
+
+
+def on_meta(value: Any, form: Callable[[Symbol], torch.Tensor]) -> Any:
+    """Arguments of an operation without data: ``form`` says what stands for a symbol."""
+    if isinstance(value, Symbol):
+        return form(value)
+    if isinstance(value, torch.Tensor):
+        return value.to("meta")
+    if isinstance(value, list | tuple):
+        return type(value)(on_meta(each, form) for each in value)
+    if isinstance(value, dict):
+        return {key: on_meta(each, form) for key, each in value.items()}
+    return torch.device("meta") if isinstance(value, torch.device) else value
