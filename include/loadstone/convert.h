@@ -61,12 +61,20 @@ struct OutputFile {
   [[nodiscard]] std::uint64_t byte_count() const noexcept { return header_bytes + data_bytes; }
 };
 
+// A small file that stands beside the model's: a config, a tokenizer.
+struct ExtraFile {
+  std::string name{};     // in the target's folder; no path
+  std::string text{};     // what it holds, where copy_of is empty
+  std::string copy_of{};  // path of a regular file (no link) that it is a copy of
+};
+
 // Plain data, made by make_conversion(). Thread-safe while nobody writes to it.
 struct Conversion {
   Plan plan;  // its targets are the output's tensors; its peak is the conversion's
   std::vector<OutputFile> files;
   std::string index_name;  // in the target's folder; empty where there is no index
   std::vector<std::pair<std::string, std::string>> metadata;  // of every file's header
+  std::vector<ExtraFile> extras;                              // of a folder; written with the index
   bool one_file = true;
   std::string stem;
   unsigned threads = 1;
