@@ -1,5 +1,4 @@
-// Doing what a conversion says: threads pull windows of the output's tensors and write them to
-// their places.
+// Doing what a conversion says: a team of pullers, and what comes before and after them.
 #include "loadstone/convert.h"
 
 #include <algorithm>
@@ -9,10 +8,10 @@
 #include <utility>
 
 #include "convert/output.h"
+#include "convert/puller.h"
 #include "convert/windows.h"
 #include "execute/shard_files.h"
 #include "execute/team.h"
-#include "execute/value_reader.h"
 #include "loadstone/error.h"
 #include "plan/decodings.h"
 
@@ -31,73 +30,6 @@ Sources open_needed(const Plan& plan, Storage& storage) {
   }
   return open_shards(*plan.catalog, needed, storage);
 }
-
-// What all threads share.
-struct Work {
-  const Conversion& conversion;
-  const Sources& sources;
-  Output& output;
-  WindowQueue& queue;
-  std::atomic<bool>& stop;
-  std::atomic<std::uint64_t> bytes_done = 0;
-  std::atomic<std::uint64_t> bytes_read = 0;
-  std::atomic<std::uint64_t> staging_bytes = 0;
-};
-
-// One thread's part: window after window. Not thread-safe.
-class Puller {
- public:
-  explicit Puller(Work& work)
-      : work_(work),
-        reader_(work.conversion.plan.catalog, work.sources, work.conversion.staging_bytes,
-                work.stop),
-        buffer_(work.conversion.window_bytes) {}
-
-  void run() {
-    Window window;
-    while (!work_.stop && work_.queue.next(window)) {
-      write(window);
-      if (work_.stop) break;
-      work_.bytes_done += window.byte_count;
-      if (work_.queue.finish(window)) work_.output.finish(window.file);
-    }
-    work_.bytes_read += reader_.bytes_read();
-    work_.staging_bytes += reader_.staging_bytes_peak() + window_bytes_peak_;
-  }
-
- private:
-  void write(const Window& window) {
-    if (window.byte_count == 0) return;
-    const PlannedTarget& target = work_.conversion.plan.targets[window.target];
-    std::span<const std::byte> bytes;
-    if (const Constant& constant = target.recipe.constant) {
-      const std::uint64_t begin = Encoding(target.dtype).byte_count(window.begin).value_or(0);
-      bytes = std::span(*constant).subspan(begin, window.byte_count);
-    } else {
-      if (open_ != window.target) {
-        reader_.open({.name = target.name,
-                      .boxes = target.recipe.boxes,
-                      .decodings = work_.conversion.plan.decodings,
-                      .shape = target.shape,
-                      .dtype = target.dtype});
-        open_ = window.target;
-      }
-      const std::span<std::byte> piece = {buffer_.data(), window.byte_count};
-      reader_.read(window.begin, window.end, piece);
-      window_bytes_peak_ = std::max(window_bytes_peak_, window.byte_count);
-      bytes = piece;
-    }
-    if (!work_.stop) work_.output.write(window.file, window.file_offset, bytes);
-  }
-
-  static constexpr std::uint32_t none = UINT32_MAX;
-
-  Work& work_;
-  ValueReader reader_;
-  AnonymousMemory buffer_;
-  std::uint32_t open_ = none;
-  std::uint64_t window_bytes_peak_ = 0;
-};
 
 }  // namespace
 
