@@ -91,28 +91,57 @@ struct Conversion {
 [[nodiscard]] Conversion make_conversion(std::shared_ptr<const Catalog> catalog,
                                          const ConvertOptions& options = {});
 
+// One of so many shares of the output's shards; different processes may do them at once.
+struct ConvertPart {
+  std::uint32_t index = 1;  // from 1 to count
+  std::uint32_t count = 1;
+};
+
+// What one call does of a conversion. As it stands: all of it, from the beginning.
+struct ConvertRun {
+  // Shards that an earlier run of the same conversion finished are kept, and so are those of this
+  // one however it ends. One file has no shards, and is begun again.
+  bool resume = false;
+  // This share only: its shards wait beside the target until a run with `finish`.
+  std::optional<ConvertPart> part;
+  // Checks that all shards are there, and gives them their names.
+  bool finish = false;
+};
+
 struct ConvertReport {
   std::vector<std::string> outputs;  // paths of the files
   std::vector<Finding> findings;
   double seconds = 0;
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
+  std::uint64_t bytes_kept = 0;  // of files that earlier runs finished
   std::uint64_t peak_bytes = 0;  // as planned, with the staging that was really used
 };
 
 // Whether the target may be written: Error "convert.target" where it is a source, lies among the
 // shards of the source, or is a folder that holds a model that is no older output of this name;
-// "io.no_space" where the disk has no room. convert() asks first; a dry run may want to know too.
-void check_target(const Conversion& conversion, const std::string& target);
+// "convert.extra" where a file that is to stand beside the model cannot be copied; "io.no_space"
+// where the disk has no room. convert() asks first; a dry run may want to know too.
+void check_target(const Conversion& conversion, const std::string& target,
+                  const ConvertRun& run = {});
+
+// Which files a share has: balanced by bytes, the same in every process.
+[[nodiscard]] std::vector<std::uint32_t> files_of_part(const Conversion& conversion,
+                                                       const ConvertPart& part);
 
 // Writes the target: a file that is replaced, or a folder. Under its name nothing appears but what
-// is whole; where it fails or is stopped, nothing at all (a process that is killed leaves files
-// called .loadstone-*.part). Errors among the findings, and sources that have changed, are thrown
-// before anything is written. `storage` is what the sources are read from; null: the machine's own.
+// is whole; until then files are in a folder beside it called .loadstone-NAME.part, each shard
+// under its own name when it is whole. Where a run that begins anew fails or is stopped nothing is
+// left; a process that is killed leaves that folder, which the next run takes over or removes.
+// Errors among the findings, and sources that have changed, are thrown before anything is written;
+// "convert.locked" where another process is at the same work, "convert.state" where what is there
+// belongs to another conversion, "convert.incomplete" where there is nothing whole to finish.
+// `storage` is what the sources are read from; null: the machine's own.
 ConvertReport convert(const Conversion& conversion, const std::string& target,
-                      Observer* observer = nullptr, Storage* storage = nullptr);
+                      Observer* observer = nullptr, Storage* storage = nullptr,
+                      const ConvertRun& run = {});
 
-// {"outputs", "seconds", "bytes_read", "bytes_written", "peak_bytes", "findings"}
+// {"outputs", "seconds", "bytes_read", "bytes_written", "bytes_kept", "peak_bytes", "findings"}
 [[nodiscard]] std::string to_json(const ConvertReport& report);
 // What would be done: {"files", "tensors", "metadata", "threads", "bytes_to_read" ...}
 [[nodiscard]] std::string to_json(const Conversion& conversion);

@@ -9,7 +9,9 @@
 
 #include "convert/output.h"
 #include "convert/puller.h"
+#include "convert/source_watch.h"
 #include "convert/windows.h"
+#include "convert/work_folder.h"
 #include "execute/shard_files.h"
 #include "execute/team.h"
 #include "loadstone/error.h"
@@ -21,54 +23,117 @@ namespace {
 
 using Sources = std::vector<std::shared_ptr<ByteSource>>;
 
-Sources open_needed(const Plan& plan, Storage& storage) {
+// What the wanted files are made of. What is quantized may share scales with tensors of other
+// files.
+Sources open_needed(const Conversion& conversion, const std::vector<bool>& wanted,
+                    Storage& storage) {
+  const Plan& plan = conversion.plan;
   std::vector<bool> needed(plan.catalog->shards().size(), false);
-  for (const PlannedTarget& target : plan.targets) {
-    for (const std::uint32_t source : sources_of(target.recipe.boxes, plan.decodings)) {
-      needed.at(plan.catalog->tensors().at(source).shard) = true;
+  const bool shares = std::ranges::count(wanted, true) > 0 &&
+                      std::ranges::any_of(plan.targets, [](const PlannedTarget& target) {
+                        return target.quantization.has_value();
+                      });
+  for (std::size_t i = 0; i < conversion.files.size(); ++i) {
+    if (!wanted[i] && !shares) continue;
+    for (const OutputTensor& tensor : conversion.files[i].tensors) {
+      const PlannedTarget& target = plan.targets[tensor.target];
+      for (const std::uint32_t source : sources_of(target.recipe.boxes, plan.decodings)) {
+        needed.at(plan.catalog->tensors().at(source).shard) = true;
+      }
     }
   }
   return open_shards(*plan.catalog, needed, storage);
 }
 
-}  // namespace
+void check_run(const Conversion& conversion, const ConvertRun& run) {
+  const auto refuse = [](const char* field, const char* message) {
+    throw Error("plan.options", message, {.field = field});
+  };
+  if (run.part && run.finish) refuse("finish", "parts are finished when all of them are done");
+  if (conversion.one_file && run.part) refuse("part", "one file has no parts: name a folder");
+  if (conversion.one_file && run.finish) {
+    refuse("finish", "one file has no parts: name a folder");
+  }
+}
 
-ConvertReport convert(const Conversion& conversion, const std::string& target, Observer* observer,
-                      Storage* storage) {
-  const auto begin = std::chrono::steady_clock::now();
-  require_ok(conversion.plan);
-  check_target(conversion, target);
-  const Sources sources =
-      open_needed(conversion.plan, storage != nullptr ? *storage : local_storage());
-  Output output(conversion, look_at_target(conversion, target));
-  WindowQueue queue(conversion);
+// Those of the run that no earlier one has finished; the others count as kept.
+std::vector<bool> files_to_write(const Conversion& conversion, const WorkFolder& work,
+                                 const ConvertRun& run, ConvertReport& report) {
+  std::vector<bool> wanted(conversion.files.size(), !run.part && !run.finish);
+  if (run.part) {
+    for (const std::uint32_t file : files_of_part(conversion, *run.part)) wanted[file] = true;
+  }
+  for (std::uint32_t i = 0; i < wanted.size(); ++i) {
+    if (!wanted[i] || conversion.one_file || !work.has_finished(i)) continue;
+    wanted[i] = false;
+    report.bytes_kept += conversion.files[i].byte_count();
+  }
+  return wanted;
+}
+
+void write_files(const Conversion& conversion, const Sources& sources, Output& output,
+                 const std::vector<bool>& wanted, Observer* observer, ConvertReport& report) {
+  WindowQueue queue(conversion, wanted);
   std::atomic<bool> stop = false;
   Work work = {
       .conversion = conversion, .sources = sources, .output = output, .queue = queue, .stop = stop};
   std::uint64_t bytes_total = 0;
-  for (const OutputFile& file : conversion.files) bytes_total += file.data_bytes;
-  {
-    Team team(stop);  // last, so that it is the first to go
-    team.start(conversion.threads, [&] { Puller(work).run(); });
-    const bool wanted = team.wait([&] {
-      return observer == nullptr ||
-             observer->on_progress({.bytes_done = work.bytes_done, .bytes_total = bytes_total});
-    });
-    if (!wanted) throw Error("cancelled", "the conversion was stopped by its caller");
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    if (wanted[i]) bytes_total += conversion.files[i].data_bytes;
   }
-  // What was made of a file that changed meanwhile is not handed out as good.
-  for (std::size_t i = 0; i < sources.size(); ++i) {
-    if (sources[i]) check_identity(conversion.plan.catalog->shards()[i], *sources[i]);
-  }
-  ConvertReport report;
-  report.outputs = output.commit();
-  report.findings = conversion.plan.findings;
+  Team team(stop);  // last, so that it is the first to go
+  team.start(conversion.threads, [&] { Puller(work).run(); });
+  const bool goes_on = team.wait([&] {
+    return observer == nullptr ||
+           observer->on_progress({.bytes_done = work.bytes_done, .bytes_total = bytes_total});
+  });
+  if (!goes_on) throw Error("cancelled", "the conversion was stopped by its caller");
   report.bytes_read = work.bytes_read;
-  report.bytes_written = output.bytes_written();
   const std::uint64_t planned =
       conversion.threads * (conversion.window_bytes + conversion.staging_bytes);
   report.peak_bytes =
       conversion.peak_bytes - planned + std::min(planned, work.staging_bytes.load());
+}
+
+}  // namespace
+
+ConvertReport convert(const Conversion& conversion, const std::string& target, Observer* observer,
+                      Storage* storage, const ConvertRun& run) {
+  const auto begin = std::chrono::steady_clock::now();
+  require_ok(conversion.plan);
+  check_run(conversion, run);
+  check_target(conversion, target, run);
+  const TargetPlace place = look_at_target(conversion, target);
+  WorkFolder work(conversion, place, run);
+  ConvertReport report;
+  report.findings = conversion.plan.findings;
+  report.peak_bytes = conversion.peak_bytes;
+  if (work.was_committed()) {
+    report.outputs = output_paths(conversion, place.path);
+    for (const OutputFile& file : conversion.files) report.bytes_kept += file.byte_count();
+    work.remove();
+    return report;
+  }
+  const std::vector<bool> wanted = files_to_write(conversion, work, run, report);
+  const Sources sources =
+      open_needed(conversion, wanted, storage != nullptr ? *storage : local_storage());
+  const SourceWatch watch(*conversion.plan.catalog, sources);
+  Output output(conversion, work, [&watch] { watch.check(); });
+  if (run.finish) {
+    work.require_finished();
+  } else {
+    output.check_links(place);
+    if (std::ranges::count(wanted, true) > 0) {
+      write_files(conversion, sources, output, wanted, observer, report);
+    }
+    watch.check();
+  }
+  if (run.part) {
+    report.outputs = work.finished_paths(*run.part);
+  } else {
+    report.outputs = output.commit(target);
+  }
+  report.bytes_written = output.bytes_written();
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
 }

@@ -2,106 +2,71 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <filesystem>
-#include <system_error>
+#include <utility>
 
-#include "base/text.h"
+#include "convert/extras.h"
+#include "convert/files.h"
 #include "convert/header.h"
+#include "convert/work_folder.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
 
 namespace {
 
-void sync(int descriptor, const std::string& path) {
-  if (::fsync(descriptor) != 0) fail_write(errno, "cannot bring the file to the disk", path);
-}
-
-// So that the names in it are on the disk too.
-void sync_folder(const std::string& path) {
-  const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder.get() < 0) fail_write(errno, "cannot open the folder", path);
-  // Some file systems cannot do that to a folder; what is renamed there is safe all the same.
-  if (::fsync(folder.get()) != 0 && errno != EINVAL) {
-    fail_write(errno, "cannot bring the folder to the disk", path);
+// Beside what is there; without a step in which a shard has two names where links are not known.
+void name_shard(const std::string& from, const std::string& to) {
+  if (::link(from.c_str(), to.c_str()) == 0) return;
+  if (errno == EEXIST) {
+    if (same_file(from, to)) return;  // an ended run did that
+    fail_write(EEXIST, "cannot give the file its name", to);
   }
-}
-
-void write_all(int descriptor, std::uint64_t offset, std::span<const std::byte> bytes,
-               const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t count =
-        ::pwrite(descriptor, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) fail_write(count < 0 ? errno : ENOSPC, "cannot write the file", path);
-    bytes = bytes.subspan(static_cast<std::size_t>(count));
-    offset += static_cast<std::uint64_t>(count);
-  }
-}
-
-void give_name(const std::string& from, const std::string& to) {
-  if (::rename(from.c_str(), to.c_str()) != 0) {
-    fail_write(errno, "cannot give the file its name", to);
-  }
+  give_name(from, to);
 }
 
 }  // namespace
 
-Output::Output(const Conversion& conversion, TargetPlace place)
-    : conversion_(conversion), place_(std::move(place)), files_(conversion.files.size()) {
-  folder_ = place_.parent;
-  if (!conversion.one_file) {
-    folder_ = place_.path;
-    if (!place_.has_files || place_.is_exchangeable) {
-      part_folder_ = place_.parent + "/" + unique_part_name();
-      if (::mkdir(part_folder_.c_str(), 0777) != 0) {
-        fail_write(errno, "cannot make the folder", place_.path);
-      }
-      folder_ = part_folder_;
-      try {
-        link_others();
-      } catch (...) {
-        remove_all();
-        throw;
-      }
-    }
-  }
-  for (std::size_t i = 0; i < files_.size(); ++i) {
-    File& file = files_[i];
-    file.name = conversion.one_file ? std::filesystem::path(place_.path).filename().string()
-                                    : conversion.files[i].name;
-    file.part_path = folder_ + "/" + (part_folder_.empty() ? unique_part_name() : file.name);
-  }
+std::vector<std::string> output_paths(const Conversion& conversion, const std::string& target) {
+  if (conversion.one_file) return {target};
+  std::vector<std::string> paths;
+  for (const OutputFile& file : conversion.files) paths.push_back(target + "/" + file.name);
+  for (const ExtraFile& extra : conversion.extras) paths.push_back(target + "/" + extra.name);
+  if (!conversion.index_name.empty()) paths.push_back(target + "/" + conversion.index_name);
+  return paths;
 }
+
+Output::Output(const Conversion& conversion, WorkFolder& work, std::function<void()> check_sources)
+    : conversion_(conversion),
+      work_(work),
+      check_sources_(std::move(check_sources)),
+      files_(conversion.files.size()) {}
 
 Output::~Output() {
-  if (!committed_) remove_all();
+  for (const File& file : files_) {
+    if (file.is_made && !file.is_whole) ::unlink(file.part_path.c_str());
+  }
 }
 
-void Output::make(File& file, std::uint64_t byte_count) {
-  file.descriptor =
-      Descriptor(::open(file.part_path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-  if (file.descriptor.get() < 0) fail_write(errno, "cannot make the file", file.part_path);
+void Output::make(std::uint32_t number) {
+  File& file = files_[number];
+  const OutputFile& planned = conversion_.files[number];
+  file.part_path = work_.unfinished(conversion_.one_file ? "file" : planned.name);
+  file.descriptor = new_file(file.part_path);
   file.is_made = true;
-  reserve_if_cheap(file.descriptor.get(), byte_count, file.part_path);
+  reserve_if_cheap(file.descriptor.get(), planned.byte_count(), file.part_path);
+  const std::string header = header_text(conversion_, planned);
+  write_all(file.descriptor.get(), 0, std::as_bytes(std::span(header)), file.part_path);
+  bytes_written_ += header.size();
 }
 
 int Output::descriptor_of(std::uint32_t number) {
   const std::lock_guard lock(mutex_);
   File& file = files_[number];
-  if (!file.is_made) {
-    const OutputFile& planned = conversion_.files[number];
-    make(file, planned.byte_count());
-    const std::string header = header_text(conversion_, planned);
-    write_all(file.descriptor.get(), 0, std::as_bytes(std::span(header)), file.part_path);
-    bytes_written_ += header.size();
-  }
+  if (!file.is_made) make(number);
   return file.descriptor.get();
 }
 
@@ -111,107 +76,119 @@ void Output::write(std::uint32_t file, std::uint64_t offset, std::span<const std
   bytes_written_ += bytes.size();
 }
 
-void Output::finish(std::uint32_t file) {
-  sync(descriptor_of(file), files_[file].part_path);
+void Output::finish(std::uint32_t number) {
+  File& file = files_[number];
+  sync_file(descriptor_of(number), file.part_path);
+  check_sources_();  // what was made of others is not handed out as good
   const std::lock_guard lock(mutex_);
-  files_[file].descriptor = Descriptor();
+  file.descriptor = Descriptor();
+  if (conversion_.one_file) return;
+  give_name(file.part_path, work_.files() + "/" + conversion_.files[number].name);
+  file.is_whole = true;
 }
 
 std::uint64_t Output::bytes_written() const noexcept { return bytes_written_; }
 
-void Output::write_index() {
+// What is not worth being kept: an ended run may have left some.
+void Output::write_beside() {
+  const auto place = [&](const std::string& name) {
+    const std::string path = work_.files() + "/" + name;
+    ::unlink(path.c_str());
+    return path;
+  };
+  for (const ExtraFile& extra : conversion_.extras) {
+    bytes_written_ += write_extra(extra, place(extra.name));
+  }
+  if (conversion_.index_name.empty()) return;
   const std::string text = index_text(conversion_);
-  File& file = files_.emplace_back();
-  file.name = conversion_.index_name;
-  file.part_path = folder_ + "/" + (part_folder_.empty() ? unique_part_name() : file.name);
-  make(file, text.size());
-  write_all(file.descriptor.get(), 0, std::as_bytes(std::span(text)), file.part_path);
-  sync(file.descriptor.get(), file.part_path);
-  file.descriptor = Descriptor();
+  write_whole(place(conversion_.index_name), work_.unfinished(conversion_.index_name), text);
   bytes_written_ += text.size();
 }
 
-std::vector<std::string> Output::commit() {
-  if (!conversion_.index_name.empty()) write_index();
-  std::vector<std::string> paths;
-  if (!part_folder_.empty()) {
-    sync_folder(part_folder_);
-    if (place_.is_exchangeable) {
-      exchange_folders();
-    } else {
-      give_name(part_folder_, place_.path);  // the one moment: an empty folder is replaced
-    }
-    committed_ = true;
-    sync_folder(place_.parent);
+std::vector<std::string> Output::commit(const std::string& target) {
+  const TargetPlace place = look_at_target(conversion_, target);  // it may be another one by now
+  if (conversion_.one_file) {
+    give_name(files_.front().part_path, place.path);
+    files_.front().is_whole = true;
+    sync_folder(place.parent);
+    work_.remove();
+    return {place.path};
+  }
+  write_beside();
+  sync_folder(work_.files());
+  if (!place.has_files) {
+    give_name(work_.files(), place.path);  // the one moment: an empty folder is replaced
+    sync_folder(place.parent);
+  } else if (place.is_exchangeable) {
+    exchange_folders(place);
+    sync_folder(place.parent);
   } else {
-    name_in_folder();
-    committed_ = true;
-    sync_folder(folder_);
+    name_in_folder(place);
+    sync_folder(place.path);
   }
-  for (const File& file : files_) {
-    paths.push_back(conversion_.one_file ? place_.path : place_.path + "/" + file.name);
-  }
-  return paths;
+  work_.remove();
+  return output_paths(conversion_, place.path);
 }
 
-// What stays stands in both folders from now on. First of all, so that a file system that cannot do
-// it says so before the work is done.
-void Output::link_others() {
-  for (const std::string& name : place_.others) {
-    const std::string from = place_.path + "/" + name;
-    const std::string to = part_folder_ + "/" + name;
+// First of all, so that a file system that cannot do it says so before the work is done.
+void Output::check_links(const TargetPlace& place) const {
+  if (!place.is_exchangeable) return;
+  for (const std::string& name : place.others) {
+    const std::string from = place.path + "/" + name;
+    const std::string to = work_.unfinished("link");
     if (::link(from.c_str(), to.c_str()) != 0) fail_write(errno, "cannot keep the file", from);
-    links_.push_back(to);
-  }
-  struct stat status {};
-  if (::stat(place_.path.c_str(), &status) == 0) {
-    static_cast<void>(::chmod(part_folder_.c_str(), status.st_mode & 07777));
+    ::unlink(to.c_str());
   }
 }
 
-void Output::exchange_folders() {
-  const char* const path = place_.path.c_str();
-  std::string old = part_folder_;
-  if (::renameat2(AT_FDCWD, old.c_str(), AT_FDCWD, path, RENAME_EXCHANGE) != 0) {
-    if (errno != EINVAL && errno != ENOSYS) {
-      fail_write(errno, "cannot put the new folder in the place of the old one", place_.path);
-    }
-    // A file system without that: for a moment nothing has the name.
-    old = place_.parent + "/" + unique_part_name();
-    give_name(place_.path, old);
-    if (::rename(part_folder_.c_str(), path) != 0) {
-      const int problem = errno;
-      give_name(old, place_.path);
-      fail_write(problem, "cannot give the folder its name", place_.path);
-    }
+// What stays stands in both folders from now on.
+void Output::link_others(const TargetPlace& place) {
+  for (const std::string& name : place.others) {
+    if (is_extra_name(conversion_, name)) continue;
+    const std::string from = place.path + "/" + name;
+    const std::string to = work_.files() + "/" + name;
+    if (same_file(from, to)) continue;  // an ended run did that
+    ::unlink(to.c_str());
+    if (::link(from.c_str(), to.c_str()) != 0) fail_write(errno, "cannot keep the file", from);
   }
-  committed_ = true;
-  // The target is whole: what cannot be removed is no failure. What nobody knew of stays.
-  std::error_code ignored;
-  for (const std::string& name : place_.others) std::filesystem::remove(old + "/" + name, ignored);
-  for (const std::string& name : place_.older) std::filesystem::remove(old + "/" + name, ignored);
-  std::filesystem::remove(old, ignored);
+  const auto status = status_of(place.path, false);
+  if (status) static_cast<void>(::chmod(work_.files().c_str(), status->st_mode & 07777));
+}
+
+void Output::exchange_folders(const TargetPlace& place) {
+  link_others(place);
+  sync_folder(work_.files());
+  work_.note_exchange(place.path);
+  const char* const path = place.path.c_str();
+  const std::string& files = work_.files();
+  if (::renameat2(AT_FDCWD, files.c_str(), AT_FDCWD, path, RENAME_EXCHANGE) == 0) return;
+  if (errno != EINVAL && errno != ENOSYS) {
+    const int problem = errno;
+    work_.forget_exchange();
+    fail_write(problem, "cannot put the new folder in the place of the old one", place.path);
+  }
+  // A file system without that: for a moment nothing has the name.
+  const std::string old = place.parent + "/" + unique_part_name();
+  give_name(place.path, old);
+  if (::rename(files.c_str(), path) != 0) {
+    const int problem = errno;
+    give_name(old, place.path);
+    work_.forget_exchange();
+    fail_write(problem, "cannot give the folder its name", place.path);
+  }
+  give_name(old, files);  // where the work folder removes what is known
 }
 
 // Beside files that stay. The index comes last, so that until then no shard is one of a whole.
-void Output::name_in_folder() {
-  for (File& file : files_) {
-    give_name(file.part_path, conversion_.one_file ? place_.path : folder_ + "/" + file.name);
-    file.is_named = true;
+void Output::name_in_folder(const TargetPlace& place) {
+  for (const ExtraFile& extra : conversion_.extras) {
+    give_name(work_.files() + "/" + extra.name, place.path + "/" + extra.name);
   }
-}
-
-void Output::remove_all() noexcept {
-  for (File& file : files_) {
-    file.descriptor = Descriptor();
-    const std::string& path = file.is_named
-                                  ? (conversion_.one_file ? place_.path : folder_ + "/" + file.name)
-                                  : file.part_path;
-    // One file that has its name is whole, and has replaced what was there.
-    if (file.is_made && !(file.is_named && conversion_.one_file)) ::unlink(path.c_str());
+  for (const OutputFile& file : conversion_.files) {
+    name_shard(work_.files() + "/" + file.name, place.path + "/" + file.name);
   }
-  for (const std::string& path : links_) ::unlink(path.c_str());
-  if (!part_folder_.empty()) ::rmdir(part_folder_.c_str());
+  const std::string& index = conversion_.index_name;
+  if (!index.empty()) name_shard(work_.files() + "/" + index, place.path + "/" + index);
 }
 
 }  // namespace loadstone

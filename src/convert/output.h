@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <span>
 #include <string>
@@ -13,10 +14,13 @@
 
 namespace loadstone {
 
+class WorkFolder;
+
 // Where a target will stand.
 struct TargetPlace {
   std::string path;    // without a slash at its end
   std::string parent;  // the folder that it is in
+  std::string work;    // the folder for what is not whole yet
   bool exists = false;
   bool is_fixed = false;   // a folder whose name cannot be given to another one
   bool has_files = false;  // a folder that is not empty
@@ -25,8 +29,12 @@ struct TargetPlace {
   bool is_exchangeable = false;
   std::vector<std::string> others;  // its files that stay, when it is
   std::vector<std::string> older;   // an older output, that goes
+  // Files of the work folder that an ended run has given their names already.
+  std::vector<std::string> named;
 };
 
+// Whether a file's name is that of a model's shard or index.
+[[nodiscard]] bool is_model_name(const std::string& name);
 // Whether a file is one that a conversion with this stem writes: the file, a shard or the index.
 [[nodiscard]] bool is_output_name(const std::string& name, const std::string& stem);
 
@@ -37,51 +45,56 @@ struct TargetPlace {
 // Throws Error "io.no_space" where the file system has not so many bytes left.
 void check_space(const TargetPlace& place, std::uint64_t byte_count);
 
-// write() and finish() are thread-safe; commit() comes after them. Without it the destructor
-// removes all that was made.
+// Of the whole target, the index last.
+[[nodiscard]] std::vector<std::string> output_paths(const Conversion& conversion,
+                                                    const std::string& target);
+
+// write() and finish() are thread-safe; commit() comes after them. The destructor removes what was
+// begun and is not finished.
 class Output {
  public:
-  Output(const Conversion& conversion, TargetPlace place);
+  // `check_sources` throws where what the files are made of has changed; thread-safe.
+  Output(const Conversion& conversion, WorkFolder& work, std::function<void()> check_sources);
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
   ~Output();
 
+  // Throws where files that are to stay in the target could not be kept at the end.
+  void check_links(const TargetPlace& place) const;
+
   // The file is made, with its header, when its first bytes come.
   void write(std::uint32_t file, std::uint64_t offset, std::span<const std::byte> bytes);
-  // Nothing more will be written to this one: it goes to the disk.
+  // Nothing more will be written to this one: it goes to the disk, and a shard gets its name in the
+  // work folder.
   void finish(std::uint32_t file);
 
-  // All files are finished: gives them their names, the index last. Returns their paths.
-  std::vector<std::string> commit();
+  // All files are finished: gives them their names in the target, the index last. Returns their
+  // paths.
+  std::vector<std::string> commit(const std::string& target);
 
   [[nodiscard]] std::uint64_t bytes_written() const noexcept;
 
  private:
   struct File {
-    std::string name;       // in the folder; that of the target where there is one file
-    std::string part_path;  // as it is called until commit()
+    std::string part_path;  // as it is called until it is whole
     Descriptor descriptor;
     bool is_made = false;
-    bool is_named = false;
+    bool is_whole = false;
   };
 
   [[nodiscard]] int descriptor_of(std::uint32_t file);
-  void make(File& file, std::uint64_t byte_count);
-  void write_index();
-  void name_in_folder();
-  void link_others();
-  void exchange_folders();
-  void remove_all() noexcept;
+  void make(std::uint32_t file);
+  void write_beside();
+  void name_in_folder(const TargetPlace& place);
+  void link_others(const TargetPlace& place);
+  void exchange_folders(const TargetPlace& place);
 
   const Conversion& conversion_;
-  TargetPlace place_;
-  std::string folder_;       // that files are made in
-  std::string part_folder_;  // one that was made for them, and becomes the target; else empty
+  WorkFolder& work_;
+  const std::function<void()> check_sources_;
   std::mutex mutex_;
-  std::vector<std::string> links_;   // in the part folder
   std::vector<File> files_;          // guarded by mutex_ until all are finished
   std::uint64_t bytes_written_ = 0;  // guarded by mutex_
-  bool committed_ = false;
 };
 
 }  // namespace loadstone

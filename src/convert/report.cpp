@@ -48,6 +48,7 @@ std::string to_json(const ConvertReport& report) {
   json.member("seconds", report.seconds);
   json.member("bytes_read", report.bytes_read);
   json.member("bytes_written", report.bytes_written);
+  json.member("bytes_kept", report.bytes_kept);
   json.member("peak_bytes", report.peak_bytes);
   json.key("findings");
   write_findings(json, report.findings);

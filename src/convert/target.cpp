@@ -2,14 +2,20 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <optional>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
+#include "base/digest.h"
 #include "base/text.h"
+#include "convert/extras.h"
+#include "convert/files.h"
 #include "convert/output.h"
+#include "convert/work_folder.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 
@@ -24,22 +30,6 @@ namespace fs = std::filesystem;
   where.path = path;
   where.found = std::move(found);
   throw Error("convert.target", std::move(message), std::move(where));
-}
-
-// Nothing where nothing stands there.
-std::optional<struct stat> status_of(const std::string& path, bool follows) {
-  struct stat status {};
-  const int result = follows ? ::stat(path.c_str(), &status) : ::lstat(path.c_str(), &status);
-  if (result == 0) return status;
-  if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
-  Where where;
-  where.path = path;
-  where.system_error = errno;
-  throw Error(errno == EACCES ? "io.denied" : "io.open", "cannot look at the target", where);
-}
-
-bool same_file(const struct stat& a, const struct stat& b) noexcept {
-  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
 // Without links, of what is there.
@@ -75,12 +65,22 @@ void check_sources(const Conversion& conversion, const TargetPlace& place) {
   }
 }
 
-bool is_model_file(const std::string& name) {
-  return name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
+// Follows from the target's name, so that every run finds it.
+std::string work_name(const std::string& path) {
+  constexpr std::size_t name_bytes_max = 255 - 16;
+  std::string name = fs::path(path).filename().string();
+  if (name.empty() || name == "." || name == "..") name = "folder";
+  if (name.size() > name_bytes_max) {
+    Digest digest;
+    digest.update(std::as_bytes(std::span(name)));
+    name = digest.hex();
+  }
+  return ".loadstone-" + name + ".part";
 }
 
 // An older output goes when the new one is whole; a model of somebody else's stays.
 void check_folder(TargetPlace& place, const std::string& stem) {
+  const std::string finished = place.path + "/" + work_name(place.path) + "/files/";
   std::error_code problem;
   bool only_files = true;
   for (fs::directory_iterator entry(place.path, problem), end; !problem && entry != end;
@@ -88,11 +88,15 @@ void check_folder(TargetPlace& place, const std::string& stem) {
     const std::string name = entry->path().filename().string();
     place.has_files = true;
     only_files = only_files && fs::is_regular_file(entry->symlink_status(problem));
+    if (is_model_name(name) && same_file(place.path + "/" + name, finished + name)) {
+      place.named.push_back(name);
+      continue;
+    }
     if (is_output_name(name, stem)) {
       place.older.push_back(name);
       continue;
     }
-    if (is_model_file(name)) {
+    if (is_model_name(name)) {
       refuse(place.path, "the folder holds another model already", printable(name));
     }
     place.others.push_back(name);
@@ -108,6 +112,10 @@ void check_folder(TargetPlace& place, const std::string& stem) {
 }
 
 }  // namespace
+
+bool is_model_name(const std::string& name) {
+  return name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
+}
 
 bool is_output_name(const std::string& name, const std::string& stem) {
   if (!name.starts_with(stem)) return false;
@@ -134,6 +142,7 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
                 {.path = place.parent});
   }
   check_sources(conversion, place);
+  place.work = place.parent + "/" + work_name(place.path);
   const auto status = status_of(place.path, false);
   place.exists = status.has_value();
   if (!status) return place;
@@ -149,6 +158,10 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
     place.is_fixed = S_ISLNK(status->st_mode) || status->st_dev != parent->st_dev;
     place.has_files = place.is_fixed;
     check_folder(place, conversion.stem);
+    // What is put in there piece by piece waits there, where names can be given to it.
+    if (place.has_files && !place.is_exchangeable) {
+      place.work = place.path + "/" + work_name(place.path);
+    }
   }
   return place;
 }
@@ -167,10 +180,23 @@ void check_space(const TargetPlace& place, std::uint64_t byte_count) {
   throw Error("io.no_space", "the disk has no room for the target", where);
 }
 
-void check_target(const Conversion& conversion, const std::string& target) {
+void check_target(const Conversion& conversion, const std::string& target, const ConvertRun& run) {
   const TargetPlace place = look_at_target(conversion, target);
-  check_space(place, conversion.bytes_to_write);
+  check_extras(conversion);
   for (const OutputFile& file : conversion.files) check_file_limit(file.byte_count(), place.path);
+  std::vector<bool> wanted;
+  std::uint64_t bytes = 0;
+  if (run.part) {
+    wanted.resize(conversion.files.size(), false);
+    for (const std::uint32_t file : files_of_part(conversion, *run.part)) {
+      wanted[file] = true;
+      bytes += conversion.files[file].byte_count();
+    }
+  } else {
+    bytes = conversion.bytes_to_write + extra_bytes(conversion);
+  }
+  const std::uint64_t waiting = bytes_waiting(conversion, place.work, wanted);
+  check_space(place, bytes - std::min(bytes, waiting));
 }
 
 }  // namespace loadstone

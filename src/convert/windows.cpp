@@ -39,7 +39,8 @@ bool is_turned(const PlannedTarget& target) noexcept {
   });
 }
 
-WindowQueue::WindowQueue(const Conversion& conversion) : conversion_(conversion) {
+WindowQueue::WindowQueue(const Conversion& conversion, std::vector<bool> wanted)
+    : conversion_(conversion), wanted_(std::move(wanted)) {
   for (const OutputFile& file : conversion.files) bytes_left_.push_back(file.data_bytes);
   open_file();
 }
@@ -49,6 +50,7 @@ void WindowQueue::open_file() {
   tensor_ = 0;
   element_ = 0;
   is_first_ = true;
+  while (file_ < wanted_.size() && !wanted_[file_]) ++file_;
   if (file_ == conversion_.files.size()) return;
   const auto& tensors = conversion_.files[file_].tensors;
   for (std::uint32_t i = 0; i < tensors.size(); ++i) {

@@ -22,7 +22,8 @@ struct Window {
 // Hands out windows, file by file, and within a file in the order of the sources. Thread-safe.
 class WindowQueue {
  public:
-  explicit WindowQueue(const Conversion& conversion);
+  // Of the files that are wanted only; empty: of all.
+  explicit WindowQueue(const Conversion& conversion, std::vector<bool> wanted = {});
 
   // The next one; false when there is none left. A file without data has one window of no bytes.
   [[nodiscard]] bool next(Window& window);
@@ -33,6 +34,7 @@ class WindowQueue {
   void open_file();
 
   const Conversion& conversion_;
+  const std::vector<bool> wanted_;
   std::mutex mutex_;
   std::size_t file_ = 0;              // guarded by mutex_, as all that follows
   std::vector<std::uint32_t> order_;  // of the file's tensors that have elements

@@ -1,0 +1,158 @@
+#include "convert/extras.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "base/text.h"
+#include "convert/files.h"
+#include "convert/output.h"
+#include "convert/state.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+// The largest tokenizers have some hundred megabytes; what is larger holds weights.
+constexpr std::uint64_t extra_bytes_max = 1u << 30;
+constexpr std::size_t copy_bytes = 1 << 20;
+constexpr std::size_t name_bytes_max = 255;
+
+[[noreturn]] void refuse(std::string path, std::string message, std::string found = {}) {
+  throw Error("convert.extra", std::move(message),
+              {.path = std::move(path), .found = std::move(found)});
+}
+
+// The file itself: never what a link leads to, and never waiting for a pipe.
+Descriptor open_extra(const std::string& path, struct stat& status) {
+  Descriptor file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (file.get() < 0) {
+    if (errno == ELOOP) refuse(path, "a link is not copied");
+    if (errno == ENXIO) refuse(path, "only regular files are copied");
+    Where where;
+    where.path = path;
+    where.system_error = errno;
+    const char* const code = errno == ENOENT   ? "io.not_found"
+                             : errno == EACCES ? "io.denied"
+                                               : "io.open";
+    throw Error(code, "cannot open the file that is to be copied", where);
+  }
+  if (::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) {
+    refuse(path, "only regular files are copied");
+  }
+  if (static_cast<std::uint64_t>(status.st_size) > extra_bytes_max) {
+    refuse(path, "too large for a file beside a model",
+           human_bytes(static_cast<std::uint64_t>(status.st_size)));
+  }
+  return file;
+}
+
+bool is_file_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." && name.size() <= name_bytes_max &&
+         name.find_first_of(std::string_view("/\0", 2)) == std::string::npos &&
+         !name.starts_with(".loadstone-");
+}
+
+std::uint64_t bytes_of(const ExtraFile& extra) {
+  if (extra.copy_of.empty()) return extra.text.size();
+  struct stat status {};
+  const Descriptor file = open_extra(extra.copy_of, status);
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+void copy(const ExtraFile& extra, int target, const std::string& path) {
+  struct stat before {};
+  const Descriptor source = open_extra(extra.copy_of, before);
+  std::vector<std::byte> buffer(copy_bytes);
+  std::uint64_t done = 0;
+  while (true) {
+    const ssize_t count =
+        ::pread(source.get(), buffer.data(), buffer.size(), static_cast<off_t>(done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      Where where;
+      where.path = extra.copy_of;
+      where.system_error = errno;
+      throw Error("io.read", "cannot read the file that is to be copied", where);
+    }
+    if (count == 0) break;
+    write_all(target, done, std::span(buffer).first(static_cast<std::size_t>(count)), path);
+    done += static_cast<std::uint64_t>(count);
+    if (done > extra_bytes_max) break;
+  }
+  struct stat after {};
+  const bool is_same = ::fstat(source.get(), &after) == 0 && after.st_size == before.st_size &&
+                       after.st_mtim.tv_sec == before.st_mtim.tv_sec &&
+                       after.st_mtim.tv_nsec == before.st_mtim.tv_nsec;
+  if (!is_same || done != static_cast<std::uint64_t>(before.st_size)) {
+    throw Error("io.changed", "the file changed while it was copied", {.path = extra.copy_of});
+  }
+}
+
+}  // namespace
+
+void check_extras(const Conversion& conversion) {
+  std::set<std::string_view> names;
+  if (conversion.one_file && !conversion.extras.empty()) {
+    refuse({}, "one file has none beside it: name a folder");
+  }
+  for (const ExtraFile& extra : conversion.extras) {
+    if (!is_file_name(extra.name)) {
+      refuse({}, "not a name for a file in the target", printable(extra.name));
+    }
+    if (is_model_name(extra.name)) {
+      refuse({}, "a file beside the model has a name of the model's", printable(extra.name));
+    }
+    if (!names.insert(extra.name).second) {
+      refuse({}, "two files beside the model have one name", printable(extra.name));
+    }
+    static_cast<void>(bytes_of(extra));
+  }
+}
+
+std::uint64_t extra_bytes(const Conversion& conversion) {
+  std::uint64_t bytes = 0;
+  for (const ExtraFile& extra : conversion.extras) bytes += bytes_of(extra);
+  return bytes;
+}
+
+bool is_extra_name(const Conversion& conversion, const std::string& name) noexcept {
+  return std::ranges::find(conversion.extras, name, &ExtraFile::name) != conversion.extras.end();
+}
+
+void add_extras(const Conversion& conversion, Digest& digest) {
+  for (const ExtraFile& extra : conversion.extras) {
+    add_text(digest, extra.name);
+    add_text(digest, extra.text);
+    if (extra.copy_of.empty()) continue;
+    struct stat status {};
+    const Descriptor file = open_extra(extra.copy_of, status);
+    add_number(digest, static_cast<std::uint64_t>(status.st_size));
+    add_number(digest, static_cast<std::uint64_t>(status.st_mtim.tv_sec));
+    add_number(digest, static_cast<std::uint64_t>(status.st_mtim.tv_nsec));
+    add_number(digest, status.st_ino);
+  }
+}
+
+std::uint64_t write_extra(const ExtraFile& extra, const std::string& path) {
+  const Descriptor file = new_file(path);
+  if (extra.copy_of.empty()) {
+    write_all(file.get(), 0, std::as_bytes(std::span(extra.text)), path);
+  } else {
+    copy(extra, file.get(), path);
+  }
+  sync_file(file.get(), path);
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) fail_write(errno, "cannot look at the file", path);
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+}  // namespace loadstone

@@ -1,0 +1,265 @@
+#include "convert/state.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <span>
+
+#include "base/json_fields.h"
+#include "base/json_writer.h"
+#include "base/text.h"
+#include "convert/extras.h"
+#include "convert/header.h"
+#include "loadstone/error.h"
+#include "loadstone/version.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::uint64_t state_version = 1;
+constexpr std::size_t state_bytes_max = 64u << 20;
+constexpr const char* state_code = "convert.state";
+
+void add_numbers(Digest& digest, std::span<const std::uint64_t> numbers) noexcept {
+  add_number(digest, numbers.size());
+  for (const std::uint64_t number : numbers) add_number(digest, number);
+}
+
+void add_source(Digest& digest, const Catalog& catalog, std::uint32_t source) {
+  const TensorInfo& tensor = catalog.tensors().at(source);
+  add_text(digest, tensor.name);
+  add_text(digest, tensor.encoding.name());
+  add_numbers(digest, tensor.shape.extents());
+}
+
+void add_tensor(Digest& digest, const PlannedTarget& target) {
+  add_text(digest, target.name);
+  add_text(digest, name(target.dtype));
+  add_numbers(digest, target.shape.extents());
+  add_number(digest, target.quantization ? 1 : 0);
+  if (!target.quantization) return;
+  const Quantization& quantization = *target.quantization;
+  add_text(digest, quantization.encoding);
+  add_text(digest, quantization.dialect);
+  add_number(digest, quantization.block_size);
+  add_number(digest, quantization.nested ? 1 : 0);
+  add_number(digest, quantization.nested_offset ? 1 : 0);
+  add_number(digest, std::bit_cast<std::uint32_t>(quantization.nested_offset.value_or(0)));
+}
+
+void add_recipe(Digest& digest, const Catalog& catalog, const Recipe& recipe) {
+  add_number(digest, recipe.boxes.size());
+  for (const Box& box : recipe.boxes) {
+    add_source(digest, catalog, box.source);
+    add_number(digest, box.source_offset);
+    add_number(digest, box.target_offset);
+    add_number(digest, box.decoding);
+    add_number(digest, box.dims.size());
+    for (const BoxDim& dim : box.dims) {
+      add_numbers(digest, std::array{dim.extent, dim.source_stride, dim.target_stride});
+    }
+  }
+  add_number(digest, recipe.constant ? recipe.constant->size() + 1 : 0);
+  if (recipe.constant) digest.update(*recipe.constant);
+}
+
+void add_decoding(Digest& digest, const Catalog& catalog, const Decoding& decoding) {
+  add_text(digest, decoding.kernel);
+  add_text(digest, name(decoding.dtype));
+  add_numbers(digest, decoding.shape.extents());
+  add_number(digest, decoding.sources.size());
+  for (const std::uint32_t source : decoding.sources) add_source(digest, catalog, source);
+}
+
+SourceState source_state(const Shard& shard) {
+  SourceState state = {.path = printable(shard.relative_path, 4096),
+                       .bytes = shard.identity.bytes,
+                       .modified_ns = shard.identity.modified_ns,
+                       .header_digest = shard.header_digest};
+  struct stat status {};
+  if (::stat(shard.path.c_str(), &status) == 0) state.inode = status.st_ino;
+  return state;
+}
+
+SourceState read_source(const JsonReader& reader, JsonReader::Element value,
+                        const JsonPlace& place) {
+  JsonObject fields(reader, value, place);
+  SourceState state;
+  state.path = reader.string(fields.required("path"), fields.at("path"));
+  state.bytes = reader.unsigned_number(fields.required("bytes"), fields.at("bytes"));
+  state.modified_ns =
+      reader.signed_number(fields.required("modified_ns"), fields.at("modified_ns"));
+  state.inode = reader.unsigned_number(fields.required("inode"), fields.at("inode"));
+  state.header_digest = reader.string(fields.required("header_digest"), fields.at("header_digest"));
+  fields.done();
+  return state;
+}
+
+[[noreturn]] void refuse(const std::string& folder, std::string message, std::string found = {},
+                         std::string expected = {}) {
+  message += "; finish it as it was begun, or remove the folder";
+  throw Error(state_code, std::move(message),
+              {.path = folder, .found = std::move(found), .expected = std::move(expected)});
+}
+
+void require_same_sources(const WorkState& found, const WorkState& expected,
+                          const std::string& folder) {
+  for (std::size_t i = 0; i < std::min(found.sources.size(), expected.sources.size()); ++i) {
+    const SourceState& then = found.sources[i];
+    const SourceState& now = expected.sources[i];
+    if (then == now) continue;
+    const std::string_view what = then.path != now.path                     ? "name"
+                                  : then.bytes != now.bytes                 ? "size"
+                                  : then.modified_ns != now.modified_ns     ? "time"
+                                  : then.header_digest != now.header_digest ? "header"
+                                                                            : "inode";
+    refuse(folder, fmt::format("the work was begun with another source: '{}' has another {}",
+                               printable(now.path), what));
+  }
+  if (found.sources.size() != expected.sources.size()) {
+    refuse(folder, "the work was begun with another source",
+           fmt::format("{} files then", found.sources.size()),
+           fmt::format("{} files now", expected.sources.size()));
+  }
+}
+
+}  // namespace
+
+void add_text(Digest& digest, std::string_view text) noexcept {
+  add_number(digest, text.size());
+  digest.update(std::as_bytes(std::span(text)));
+}
+
+void add_number(Digest& digest, std::uint64_t number) noexcept {
+  std::array<std::byte, 8> bytes;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<std::byte>(number >> (8 * i) & 0xff);
+  }
+  digest.update(bytes);
+}
+
+WorkState state_of(const Conversion& conversion) {
+  const Plan& plan = conversion.plan;
+  WorkState state;
+  state.program = LOADSTONE_VERSION;
+  state.stem = conversion.stem;
+  for (const Shard& shard : plan.catalog->shards()) state.sources.push_back(source_state(shard));
+  Digest metadata;
+  for (const auto& [key, text] : conversion.metadata) {
+    add_text(metadata, key);
+    add_text(metadata, text);
+  }
+  Digest tensors;
+  Digest values;
+  for (const PlannedTarget& target : plan.targets) {
+    add_tensor(tensors, target);
+    add_recipe(values, *plan.catalog, target.recipe);
+  }
+  for (const Decoding& decoding : plan.decodings) add_decoding(values, *plan.catalog, decoding);
+  Digest files;
+  add_text(files, conversion.index_name);
+  for (const OutputFile& file : conversion.files) {
+    add_text(files, file.name);
+    add_number(files, file.data_bytes);
+    add_text(files, header_text(conversion, file));
+  }
+  Digest extras;
+  add_extras(conversion, extras);
+  state.metadata = metadata.hex();
+  state.tensors = tensors.hex();
+  state.values = values.hex();
+  state.files = files.hex();
+  state.extras = extras.hex();
+  for (const ExtraFile& extra : conversion.extras) state.extra_names.push_back(extra.name);
+  return state;
+}
+
+std::string to_json(const WorkState& state) {
+  JsonWriter json(2);
+  json.begin_object();
+  json.member("version", state_version);
+  json.member("program", state.program);
+  json.member("parts", state.parts);
+  json.member("stem", state.stem);
+  json.key("sources");
+  json.begin_array();
+  for (const SourceState& source : state.sources) {
+    json.begin_object();
+    json.member("path", source.path);
+    json.member("bytes", source.bytes);
+    json.member("modified_ns", source.modified_ns);
+    json.member("inode", source.inode);
+    json.member("header_digest", source.header_digest);
+    json.end_object();
+  }
+  json.end_array();
+  json.member("metadata", state.metadata);
+  json.member("tensors", state.tensors);
+  json.member("values", state.values);
+  json.member("files", state.files);
+  json.member("extras", state.extras);
+  json.member("extra_names", state.extra_names);
+  json.end_object();
+  return json.take() + "\n";
+}
+
+WorkState work_state_from_json(std::string_view text) {
+  const JsonDocument document(text, state_code, state_bytes_max);
+  const JsonReader reader(state_code);
+  JsonObject fields(reader, document.root(), {});
+  const auto text_of = [&](std::string_view field) {
+    return std::string(reader.string(fields.required(field), fields.at(field)));
+  };
+  if (reader.unsigned_number(fields.required("version"), fields.at("version")) != state_version) {
+    reader.refuse(fields.at("version"), "the work was begun by another version of loadstone");
+  }
+  WorkState state;
+  state.program = text_of("program");
+  const std::uint64_t parts = reader.unsigned_number(fields.required("parts"), fields.at("parts"));
+  if (parts > UINT32_MAX) reader.refuse(fields.at("parts"), "too many");
+  state.parts = static_cast<std::uint32_t>(parts);
+  state.stem = text_of("stem");
+  const JsonPlace sources = fields.at("sources");
+  std::size_t index = 0;
+  for (const auto source : reader.array(fields.required("sources"), sources)) {
+    state.sources.push_back(read_source(reader, source, {&sources, {}, index++}));
+  }
+  state.metadata = text_of("metadata");
+  state.tensors = text_of("tensors");
+  state.values = text_of("values");
+  state.files = text_of("files");
+  state.extras = text_of("extras");
+  const JsonPlace names = fields.at("extra_names");
+  index = 0;
+  for (const auto item : reader.array(fields.required("extra_names"), names)) {
+    state.extra_names.emplace_back(reader.string(item, {&names, {}, index++}));
+  }
+  fields.done();
+  return state;
+}
+
+void require_same(const WorkState& found, const WorkState& expected, const std::string& folder) {
+  if (found.program != expected.program) {
+    refuse(folder, "the work was begun by another version of loadstone", found.program,
+           expected.program);
+  }
+  require_same_sources(found, expected, folder);
+  const auto require = [&](const std::string& then, const std::string& now, const char* message) {
+    if (then != now) refuse(folder, message);
+  };
+  require(found.metadata, expected.metadata, "the work was begun with other metadata");
+  require(found.tensors, expected.tensors,
+          "the work was begun with other options: names, shapes, dtypes or encodings of tensors "
+          "differ");
+  require(found.values, expected.values,
+          "the work was begun with other rules: tensors are made of others, or in another way");
+  require(found.files, expected.files,
+          "the work was begun with other shards: their size or names differ");
+  require(found.extras, expected.extras, "the work was begun with other files beside the model");
+}
+
+}  // namespace loadstone

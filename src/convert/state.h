@@ -1,0 +1,52 @@
+// What a conversion will write and of what, as something that can be kept in a file and compared:
+// so that no shard of another conversion is taken for one of this.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/digest.h"
+#include "loadstone/convert.h"
+
+namespace loadstone {
+
+// With its length, so that no two lists of texts give the same bytes.
+void add_text(Digest& digest, std::string_view text) noexcept;
+void add_number(Digest& digest, std::uint64_t number) noexcept;
+
+struct SourceState {
+  std::string path;  // relative to the checkpoint's root
+  std::uint64_t bytes = 0;
+  std::int64_t modified_ns = 0;
+  std::uint64_t inode = 0;  // 0 where the file system has none to tell
+  std::string header_digest;
+
+  friend bool operator==(const SourceState&, const SourceState&) = default;
+};
+
+struct WorkState {
+  std::string program;
+  std::uint32_t parts = 0;  // that the work is divided into; 0: it is not
+  std::string stem;
+  std::vector<SourceState> sources;
+  // Digests.
+  std::string metadata;
+  std::string tensors;  // names, shapes, dtypes and encodings
+  std::string values;   // what they are made of, and how
+  std::string files;    // which of them stand in which file, and the headers
+  std::string extras;
+  std::vector<std::string> extra_names;
+};
+
+[[nodiscard]] WorkState state_of(const Conversion& conversion);
+
+[[nodiscard]] std::string to_json(const WorkState& state);
+// Throws Error "convert.state" for text that is none.
+[[nodiscard]] WorkState work_state_from_json(std::string_view text);
+
+// Throws Error "convert.state" that says what is another thing than it was, `parts` left aside.
+void require_same(const WorkState& found, const WorkState& expected, const std::string& folder);
+
+}  // namespace loadstone

@@ -1,0 +1,90 @@
+// Where a target's files wait until all of them are whole, so that a run that was ended can be
+// taken up again and several processes can share the work.
+//
+//   .loadstone-NAME.part/lock              held by whoever works here: a part shares it
+//                        part-00002.lock   held by the process that does this part
+//                        state.json        what is being written, of what
+//                        SHARD.unfinished-*
+//                        files/            shards under their own names, whole and on the disk;
+//                                          the folder that becomes the target
+//                        exchange          there while `files` and the target change places
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "convert/output.h"
+#include "convert/state.h"
+#include "loadstone/convert.h"
+#include "storage/new_file.h"
+
+namespace loadstone {
+
+// Used from one thread, but for what is const.
+class WorkFolder {
+ public:
+  // Makes the folder, or takes over what is in it, and holds its lock as long as it lives. Throws
+  // Error "convert.locked", "convert.state", "convert.incomplete".
+  WorkFolder(const Conversion& conversion, const TargetPlace& place, const ConvertRun& run);
+  WorkFolder(const WorkFolder&) = delete;
+  WorkFolder& operator=(const WorkFolder&) = delete;
+  // What was begun anew and did not come to its end is removed.
+  ~WorkFolder();
+
+  [[nodiscard]] const std::string& path() const noexcept { return path_; }
+  [[nodiscard]] const std::string& files() const noexcept { return files_; }
+  // A path that nobody else has, for a file that is not whole yet.
+  [[nodiscard]] std::string unfinished(const std::string& name) const;
+  // Whether the shard is here: a plain file with the size and the header that it should have.
+  [[nodiscard]] bool has_finished(std::uint32_t file) const;
+  // Of the shards of this part.
+  [[nodiscard]] std::vector<std::string> finished_paths(const ConvertPart& part) const;
+  // An earlier run was ended when the target had its name and only this folder was to be removed.
+  [[nodiscard]] bool was_committed() const noexcept { return was_committed_; }
+  // Throws Error "convert.incomplete" that names what is missing: shards, or the parts they are of.
+  void require_finished() const;
+
+  // Around the moment in which `files` and the target change places.
+  void note_exchange(const std::string& target);
+  void forget_exchange();
+  // The target is whole: nothing of this is needed any more. What nobody knew of is set aside.
+  void remove() noexcept;
+
+ private:
+  void lock(const ConvertRun& run);
+  void lock_part(const ConvertPart& part);
+  void open_whole(const ConvertRun& run);
+  void open_part(const ConvertPart& part);
+  void begin();
+  void take_over(bool finishes);
+  void check_named();
+  [[nodiscard]] bool exchange_is_done();
+  [[nodiscard]] bool target_is_whole() const;
+  [[nodiscard]] bool is_whole(const std::string& path, std::uint32_t file) const;
+  [[nodiscard]] bool has_state() const;
+  [[nodiscard]] WorkState read_state() const;
+  void write_state();
+  void remove_unfinished(const std::vector<bool>& wanted);
+  void empty_files(const WorkState& known);
+  void clear();
+
+  const Conversion& conversion_;
+  const TargetPlace place_;
+  const std::string path_;
+  const std::string files_;
+  const bool keeps_;       // what is finished stays, however the run ends
+  bool is_begun_ = false;  // what is here was made by this run
+  bool is_removed_ = false;
+  bool was_committed_ = false;
+  WorkState state_;
+  Descriptor lock_;
+  Descriptor part_lock_;
+};
+
+// What stands in the folder that a run of these files would keep or remove.
+[[nodiscard]] std::uint64_t bytes_waiting(const Conversion& conversion, const std::string& folder,
+                                          const std::vector<bool>& wanted);
+
+}  // namespace loadstone
