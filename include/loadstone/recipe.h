@@ -44,10 +44,11 @@ inline constexpr std::uint32_t no_decoding = UINT32_MAX;
 // weights and their scales, say. It is never there as a whole, only the chunks that are under way.
 // Kernels: docs/plan-json.md.
 struct Decoding {
-  std::string kernel;                  // "fp8_block", "fp4_block", "mxfp4"
+  std::string kernel;                  // "fp8_block", "fp4_block", "mxfp4", "nvfp4" ...
   std::vector<std::uint32_t> sources;  // index into Catalog::tensors(); the weights go first
   Shape shape;
   Dtype dtype = Dtype::f32;
+  float offset = 0;  // added to nested scales (bitsandbytes); elsewhere 0
 
   friend bool operator==(const Decoding&, const Decoding&) = default;
 };

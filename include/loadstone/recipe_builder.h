@@ -34,7 +34,7 @@ class RecipeBuilder {
 
   // What a kernel makes of whole sources, as they are in the file: see Decoding.
   [[nodiscard]] Value decode(std::string_view kernel, const std::vector<Value>& sources,
-                             const Shape& shape, Dtype dtype);
+                             const Shape& shape, Dtype dtype, float offset = 0);
 
   // One cast is done on the way, from the source to what the target is; so a second one is refused
   // unless the first loses nothing.

@@ -34,22 +34,24 @@ using PartRow = std::tuple<nb::bytes, std::string_view, std::vector<std::uint64_
 
 // For the tests, which compare with what transformers makes of the same bytes.
 nb::bytes decode_bytes(std::string_view kernel, const std::vector<PartRow>& rows,
-                       const std::vector<std::uint64_t>& extents, std::string_view dtype_name) {
+                       const std::vector<std::uint64_t>& extents, std::string_view dtype_name,
+                       float offset) {
   std::vector<DecodePart> parts;
+  std::vector<const std::byte*> bytes_of_parts;
   for (const auto& [bytes, dtype, shape] : rows) {
     parts.push_back({dtype_argument(dtype), Shape(shape)});
     const auto expected = parts.back().encoding.byte_count(parts.back().shape.numel().value_or(0));
     if (expected != bytes.size()) throw Error("usage", "the bytes are not those of the shape");
+    bytes_of_parts.push_back(static_cast<const std::byte*>(bytes.data()));
   }
   const Dtype dtype = dtype_argument(dtype_name);
   DecodeForm form;
-  if (auto problem = prepare_decoding(kernel, parts, Shape(extents), dtype, form)) {
+  if (auto problem = prepare_decoding(kernel, parts, Shape(extents), dtype, offset, form)) {
     throw Error("plan.recipe", problem->message,
                 {.found = problem->found, .expected = problem->expected});
   }
   std::vector<std::byte> target(form.elements * element_bytes(dtype));
-  decode(form, 0, form.elements, static_cast<const std::byte*>(std::get<0>(rows[0]).data()),
-         static_cast<const std::byte*>(std::get<0>(rows[1]).data()), target.data());
+  decode(form, 0, form.elements, bytes_of_parts, target.data());
   return nb::bytes(target.data(), target.size());
 }
 
@@ -129,7 +131,7 @@ void bind_kernels(nb::module_& module) {
   module.def("cast", &cast_bytes, nb::arg("source"), nb::arg("source_dtype"),
              nb::arg("target_dtype"));
   module.def("decode", &decode_bytes, nb::arg("kernel"), nb::arg("sources"), nb::arg("shape"),
-             nb::arg("dtype"));
+             nb::arg("dtype"), nb::arg("offset") = 0.0f);
   module.def("decode_gguf", &decode_gguf, nb::arg("format"), nb::arg("blocks"), nb::arg("target"),
              nb::arg("dtype"), nb::arg("mode") = "exact");
   module.def("gguf_layout", &gguf_layout, nb::arg("format"));

@@ -94,7 +94,7 @@ void Reader::decode_pieces(const Job& job) {
   }
 }
 
-// As many elements in one go as the weights and scales of fit behind the window in the slot.
+// As many elements in one go as the parts of fit behind the window in the slot.
 void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end) {
   const Decoding& decoding = context_.plan.decodings[job.decoding];
   const DecodeForm& form = context_.forms[job.decoding];
@@ -107,15 +107,23 @@ void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end
     if (context_.stop.load(std::memory_order_relaxed)) return;
     std::uint64_t count = end / size - at;
     const auto needed = [&] {
-      return form.weight_bytes(at, at + count).size() + form.scale_bytes(at, at + count).size();
+      std::uint64_t bytes = 0;
+      for (std::size_t i = 0; i < decoding.sources.size(); ++i) {
+        bytes += form.part_bytes(i, at, at + count).size();
+      }
+      return bytes;
     };
     while (count > 1 && needed() > room_bytes) count /= 2;
-    const auto weights = form.weight_bytes(at, at + count);
-    const auto scales = form.scale_bytes(at, at + count);
-    read_part(decoding.sources[0], weights, room);
-    if (scales.size() > 0) read_part(decoding.sources[1], scales, room + weights.size());
-    decode(form, at, at + count, room, room + weights.size(),
-           slot_.data() + (at * size - job.begin));
+    if (needed() > room_bytes) throw Error("internal", "a slot of the staging ring is too small");
+    std::array<const std::byte*, DecodeForm::parts_max> parts = {};
+    std::byte* to = room;
+    for (std::size_t i = 0; i < decoding.sources.size(); ++i) {
+      const auto bytes = form.part_bytes(i, at, at + count);
+      if (bytes.size() > 0) read_part(decoding.sources[i], bytes, to);
+      parts[i] = to;
+      to += bytes.size();
+    }
+    decode(form, at, at + count, parts, slot_.data() + (at * size - job.begin));
     at += count;
   }
 }

@@ -58,10 +58,10 @@ std::vector<SourceRange> source_ranges(const Plan& plan, const PlannedTarget& ta
                  (last + 1) * bytes.source_bytes);
     } else if (!check_decoding(plan.catalog->tensors(), plan.decodings[box.decoding], form)) {
       const auto& sources = plan.decodings[box.decoding].sources;
-      const auto weights = form.weight_bytes(bytes.box.source_offset, last + 1);
-      const auto scales = form.scale_bytes(bytes.box.source_offset, last + 1);
-      ranges.add(sources[0], weights.begin, weights.end);
-      if (scales.size() > 0) ranges.add(sources[1], scales.begin, scales.end);
+      for (std::size_t i = 0; i < sources.size(); ++i) {
+        const auto part = form.part_bytes(i, bytes.box.source_offset, last + 1);
+        if (part.size() > 0) ranges.add(sources[i], part.begin, part.end);
+      }
     }
   }
   return ranges.take();

@@ -39,6 +39,8 @@ float scale_at(Dtype dtype, const std::byte* from, std::uint64_t index) noexcept
       return number::load<Dtype::f16>(from + 2 * index);
     case Dtype::f8_e8m0:
       return number::load<Dtype::f8_e8m0>(from + index);
+    case Dtype::f8_e4m3:
+      return number::load<Dtype::f8_e4m3>(from + index);
     default:
       return power_of_two(number::load_raw<std::uint8_t>(from + index));
   }
@@ -83,14 +85,25 @@ std::optional<Shape> widened(const Shape& shape, std::uint64_t factor) {
   return wide;
 }
 
-std::optional<DecodeProblem> prepare_blocks(const DecodePart& scales, const Shape& shape,
-                                            DecodeForm& form) {
-  if (!is_one_of(scales.encoding,
-                 {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::f8_e8m0, Dtype::u8})) {
+std::optional<DecodeProblem> check_scale_dtype(const DecodePart& scales,
+                                               std::initializer_list<Dtype> dtypes,
+                                               const char* expected, DecodeForm& form) {
+  if (!is_one_of(scales.encoding, dtypes)) {
     return problem("scales of a dtype that the kernel does not know",
-                   std::string(scales.encoding.name()), "F32, BF16, F16, F8_E8M0 or U8");
+                   std::string(scales.encoding.name()), expected);
   }
   form.scale = scales.encoding.dtype();
+  return std::nullopt;
+}
+
+std::optional<DecodeProblem> check_block_scales(const DecodePart& scales, DecodeForm& form) {
+  return check_scale_dtype(scales, {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::f8_e8m0, Dtype::u8},
+                           "F32, BF16, F16, F8_E8M0 or U8", form);
+}
+
+std::optional<DecodeProblem> prepare_blocks(const DecodePart& scales, const Shape& shape,
+                                            DecodeForm& form) {
+  if (auto wrong = check_block_scales(scales, form)) return wrong;
   if (shape.rank() < 2) return problem("the weights are no matrices", shape.text());
   const std::size_t rank = scales.shape.rank();
   const std::uint64_t rows = shape[shape.rank() - 2];
@@ -116,12 +129,53 @@ std::optional<DecodeProblem> prepare_blocks(const DecodePart& scales, const Shap
   return std::nullopt;
 }
 
+constexpr std::uint64_t ceil_div(std::uint64_t a, std::uint64_t b) noexcept {
+  return a / b + (a % b != 0 ? 1u : 0u);
+}
+
+// Scales of blocks whose size the kernel knows, the last of which may be cut: one a block of each
+// matrix, or (a vector of them) one a row.
+std::optional<DecodeProblem> prepare_known_blocks(const DecodePart& scales, const Shape& shape,
+                                                  std::uint64_t block_rows,
+                                                  std::uint64_t block_columns, DecodeForm& form) {
+  if (shape.rank() < 2) return problem("the weights are no matrices", shape.text());
+  const std::uint64_t rows = shape[shape.rank() - 2];
+  form.columns = shape[shape.rank() - 1];
+  form.matrix_elements = rows * form.columns;  // part of a product that fits
+  form.block_rows = block_rows;
+  form.block_columns = block_columns == 0 ? form.columns : block_columns;
+  form.scale_columns = ceil_div(form.columns, form.block_columns);
+  form.matrix_scales = ceil_div(rows, block_rows) * form.scale_columns;
+  form.scale_count = form.elements / form.matrix_elements * form.matrix_scales;
+  auto expected = shape.extents();
+  expected[expected.size() - 2] = ceil_div(rows, block_rows);
+  expected.back() = form.scale_columns;
+  const Shape whole(expected);
+  expected.pop_back();
+  const bool is_vector = form.scale_columns == 1 && scales.shape == Shape(std::move(expected));
+  if (is_vector || scales.shape == whole) return std::nullopt;
+  return problem("blocks and scales differ in number", scales.shape.text(), whole.text());
+}
+
+std::optional<DecodeProblem> prepare_nvfp4(std::span<const DecodePart> parts, const Shape& shape,
+                                           DecodeForm& form) {
+  constexpr std::uint64_t block = 16;
+  if (auto wrong = prepare_known_blocks(parts[1], shape, 1, block, form)) return wrong;
+  form.global_count = parts[2].shape.numel().value_or(0);
+  const std::uint64_t matrices = form.elements / form.matrix_elements;
+  if (!is_one_of(parts[2].encoding, {Dtype::f32})) {
+    return problem("a global scale of another dtype", std::string(parts[2].encoding.name()), "F32");
+  }
+  if (form.global_count != 1 && form.global_count != matrices) {
+    return problem("another number of global scales than matrices", parts[2].shape.text(),
+                   std::to_string(matrices));
+  }
+  return std::nullopt;
+}
+
 std::optional<DecodeProblem> prepare_mxfp4(const DecodePart& blocks, const DecodePart& scales,
                                            DecodeForm& form) {
-  if (!is_one_of(scales.encoding, {Dtype::u8})) {
-    return problem("scales of a dtype that the kernel does not know",
-                   std::string(scales.encoding.name()), "U8");
-  }
+  if (auto wrong = check_scale_dtype(scales, {Dtype::u8}, "U8", form)) return wrong;
   auto groups = blocks.shape.extents();
   if (groups.size() < 2 || groups.back() != mxfp4_block_bytes) {
     return problem("no blocks of 16 bytes", blocks.shape.text(), "[..., groups, 16]");
@@ -130,7 +184,6 @@ std::optional<DecodeProblem> prepare_mxfp4(const DecodePart& blocks, const Decod
   if (scales.shape.extents() != groups) {
     return problem("blocks and scales differ in number", scales.shape.text(), Shape(groups).text());
   }
-  form.scale = Dtype::u8;
   form.by_exponent = true;
   form.matrix_elements = form.elements;
   form.block_columns = 2 * mxfp4_block_bytes;
@@ -148,12 +201,15 @@ std::optional<DecodeProblem> prepare_weights(std::string_view kernel, const Deco
                    std::string(weights.encoding.name()), expected);
   };
   std::optional<Shape> wide = weights.shape;
-  if (kernel == "fp8_block") {
+  if (kernel.starts_with("fp8_")) {
     if (!is_one_of(weights.encoding, {Dtype::f8_e4m3, Dtype::f8_e5m2})) {
       return wrong_dtype("F8_E4M3 or F8_E5M2");
     }
     form.weight = weights.encoding.dtype();
-  } else if (kernel == "fp4_block") {
+  } else if (kernel == "int8_rows") {
+    if (!is_one_of(weights.encoding, {Dtype::i8})) return wrong_dtype("I8");
+    form.weight = Dtype::i8;
+  } else if (kernel == "fp4_block" || kernel.starts_with("nvfp4")) {
     if (!is_one_of(weights.encoding, {Dtype::i8, Dtype::u8})) return wrong_dtype("I8 or U8");
     form.weight = Dtype::u8;
     wide = widened(weights.shape, 2);
@@ -167,9 +223,6 @@ std::optional<DecodeProblem> prepare_weights(std::string_view kernel, const Deco
       extents.pop_back();
       wide = Shape(std::move(extents));
     }
-  } else {
-    return problem("there is no such kernel", std::string(kernel),
-                   "fp8_block, fp4_block, mxfp4, gguf, gguf_half or bytes");
   }
   if (!wide) return problem("the size does not fit 64 bits", weights.shape.text());
   made = *std::move(wide);
@@ -183,12 +236,13 @@ DecodeForm::Range DecodeForm::weight_bytes(std::uint64_t begin, std::uint64_t en
     const std::uint64_t blocks_end = (end - 1) / block.elements + 1;
     return {begin / block.elements * block.bytes, blocks_end * block.bytes};
   }
-  if (!holds_nibbles(weight)) return {begin, end};
+  if (bnb == Bnb::rows || !holds_nibbles(weight)) return {begin, end};
   return {begin / 2, end / 2 + end % 2};
 }
 
 DecodeForm::Range DecodeForm::scale_bytes(std::uint64_t begin, std::uint64_t end) const noexcept {
   if (block.bytes > 0) return {};
+  if (bnb != Bnb::none) return bnb_part_bytes(*this, 1, begin, end);
   const std::uint64_t size = element_bytes(scale);
   const std::uint64_t last = end - 1;
   if (matrix_scales == 0 && begin / matrix_elements != last / matrix_elements) {
@@ -207,18 +261,40 @@ DecodeForm::Range DecodeForm::scale_bytes(std::uint64_t begin, std::uint64_t end
   return {first_scale * size, end_scale * size};
 }
 
+DecodeForm::Range DecodeForm::part_bytes(std::size_t part, std::uint64_t begin,
+                                         std::uint64_t end) const noexcept {
+  if (part == 0) return weight_bytes(begin, end);
+  if (part == 1) return scale_bytes(begin, end);
+  if (bnb != Bnb::none) return bnb_part_bytes(*this, part, begin, end);
+  if (part > 2 || global == Global::none) return {};
+  if (global_count == 1) return {0, sizeof(float)};
+  return {begin / matrix_elements * sizeof(float),
+          ((end - 1) / matrix_elements + 1) * sizeof(float)};
+}
+
 std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
                                               std::span<const DecodePart> parts, const Shape& shape,
-                                              Dtype dtype, DecodeForm& form) {
+                                              Dtype dtype, float offset, DecodeForm& form) {
   form = {};
+  if (decodes_bnb(kernel)) return prepare_bnb(kernel, parts, shape, dtype, offset, form);
+  if (offset != 0) return problem("the kernel adds nothing to scales", std::to_string(offset), "0");
   if (decodes_blocks(kernel)) {
     if (parts.size() == 1) return prepare_block_format(kernel, parts[0], shape, dtype, form);
     return problem("the kernel takes blocks", std::to_string(parts.size()) + " tensors",
                    "1 tensor");
   }
-  if (parts.size() != 2) {
-    return problem("the kernel takes weights and scales", std::to_string(parts.size()) + " tensors",
-                   "2 tensors");
+  constexpr std::array kernels = {"fp8_block", "fp8_block_128", "fp8_rows",      "int8_rows",
+                                  "fp4_block", "nvfp4",         "nvfp4_divided", "mxfp4"};
+  if (std::ranges::find(kernels, kernel) == kernels.end()) {
+    return problem("there is no such kernel", std::string(kernel),
+                   "fp8_block, nvfp4, mxfp4, bnb_nf4, gguf ...");
+  }
+  const bool has_global = kernel.starts_with("nvfp4");
+  if (parts.size() != (has_global ? 3u : 2u)) {
+    return problem(has_global ? "the kernel takes weights, scales and a global scale"
+                              : "the kernel takes weights and scales",
+                   std::to_string(parts.size()) + " tensors",
+                   has_global ? "3 tensors" : "2 tensors");
   }
   Shape made;
   if (auto wrong = prepare_weights(kernel, parts[0], made, form)) return wrong;
@@ -235,15 +311,29 @@ std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
     return problem("the kernel cannot decode as many elements", shape.text());
   }
   if (kernel == "mxfp4") return prepare_mxfp4(parts[0], parts[1], form);
-  return prepare_blocks(parts[1], shape, form);
+  if (has_global) {
+    form.global = kernel == "nvfp4" ? DecodeForm::Global::factor : DecodeForm::Global::divisor;
+    if (auto wrong = check_scale_dtype(parts[1], {Dtype::f8_e4m3}, "F8_E4M3", form)) return wrong;
+    return prepare_nvfp4(parts, shape, form);
+  }
+  if (kernel == "fp8_block" || kernel == "fp4_block") return prepare_blocks(parts[1], shape, form);
+  if (auto wrong = check_block_scales(parts[1], form)) return wrong;
+  if (kernel == "fp8_block_128") return prepare_known_blocks(parts[1], shape, 128, 128, form);
+  return prepare_known_blocks(parts[1], shape, 1, 0, form);
 }
 
 void decode(const DecodeForm& form, std::uint64_t begin, std::uint64_t end,
-            const std::byte* weights, const std::byte* scales, std::byte* target) noexcept {
+            std::span<const std::byte* const> parts, std::byte* target) noexcept {
+  const std::byte* const weights = parts[0];
   if (form.block.bytes > 0) {
     decode_block_format(form, begin, end, weights, target);
     return;
   }
+  if (form.bnb != DecodeForm::Bnb::none) {
+    decode_bnb(form, begin, end, parts, target);
+    return;
+  }
+  const std::byte* const scales = parts[1];
   alignas(64) std::array<float, run_max> values;
   const std::uint64_t first_weight = form.weight_bytes(begin, end).begin;
   const std::uint64_t first_scale = form.scale_bytes(begin, end).begin / element_bytes(form.scale);
@@ -266,7 +356,13 @@ void decode(const DecodeForm& form, std::uint64_t begin, std::uint64_t end,
     for (std::uint64_t i = 0; i < count;) {
       const std::uint64_t block = (column + i) / form.block_columns;
       const std::uint64_t run = std::min((block + 1) * form.block_columns - column - i, count - i);
-      const float scale = scale_at(form.scale, scales, row_scale + block - first_scale);
+      float scale = scale_at(form.scale, scales, row_scale + block - first_scale);
+      if (form.global != DecodeForm::Global::none) {
+        const std::uint64_t matrix =
+            form.global_count == 1 ? 0 : at / form.matrix_elements - begin / form.matrix_elements;
+        const float global = number::load<Dtype::f32>(parts[2] + matrix * sizeof(float));
+        scale = form.global == DecodeForm::Global::factor ? scale * global : scale / global;
+      }
       if (form.by_exponent && std::isinf(scale)) {
         multiply(values.data() + i, run, 0x1p127f);
         multiply(values.data() + i, run, 2.0f);

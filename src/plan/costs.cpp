@@ -95,12 +95,13 @@ std::uint64_t decoded_bytes(const Plan& plan, const Box& box, std::vector<Stretc
   DecodeForm form;
   const ElementRange range = source_range(box);
   if (check_decoding(plan.catalog->tensors(), decoding, form) || range.begin == range.end) return 0;
-  const auto weights = form.weight_bytes(range.begin, range.end);
-  const auto scales = form.scale_bytes(range.begin, range.end);
-  stretches.push_back({decoding.sources[0], weights.begin, weights.end});
-  if (scales.size() > 0) stretches.push_back({decoding.sources[1], scales.begin, scales.end});
-  return sum(bytes_of(range.end - range.begin, decoding.dtype),
-             sum(weights.size(), sum(weights.size(), sum(scales.size(), scales.size()))));
+  std::uint64_t read = 0;
+  for (std::size_t i = 0; i < decoding.sources.size(); ++i) {
+    const auto part = form.part_bytes(i, range.begin, range.end);
+    if (part.size() > 0) stretches.push_back({decoding.sources[i], part.begin, part.end});
+    read = sum(read, part.size());
+  }
+  return sum(bytes_of(range.end - range.begin, decoding.dtype), sum(read, read));
 }
 
 }  // namespace

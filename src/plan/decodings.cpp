@@ -17,7 +17,8 @@ std::optional<DecodeProblem> check_decoding(const std::vector<TensorInfo>& tenso
     }
     parts.push_back({tensors[source].encoding, tensors[source].shape});
   }
-  return prepare_decoding(decoding.kernel, parts, decoding.shape, decoding.dtype, form);
+  return prepare_decoding(decoding.kernel, parts, decoding.shape, decoding.dtype, decoding.offset,
+                          form);
 }
 
 Encoding encoding_of(const Box& box, const std::vector<TensorInfo>& tensors,

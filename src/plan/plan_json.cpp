@@ -73,6 +73,9 @@ Numbers write_sources(JsonWriter& json, const Plan& plan) {
     json.end_array();
     json.member("shape", decoding->shape.extents());
     json.member("dtype", name(decoding->dtype));
+    if (decoding->offset != 0) {
+      json.member("offset_bits", std::uint64_t{std::bit_cast<std::uint32_t>(decoding->offset)});
+    }
     json.end_object();
   }
   json.end_array();
@@ -194,6 +197,14 @@ Decoding read_decoding(const JsonReader& reader, JsonReader::Element value,
   const auto dtype = dtype_from_name(text);
   if (!dtype) reader.refuse(fields.at("dtype"), "unknown dtype", printable(text));
   decoding.dtype = *dtype;
+  if (const auto bits = fields.optional("offset_bits")) {
+    const auto number = reader.unsigned_number(*bits, fields.at("offset_bits"));
+    if (number > UINT32_MAX) {
+      reader.refuse(fields.at("offset_bits"), "more than the 32 bits of an F32",
+                    std::to_string(number));
+    }
+    decoding.offset = std::bit_cast<float>(static_cast<std::uint32_t>(number));
+  }
   fields.done();
   return decoding;
 }

@@ -218,9 +218,9 @@ RecipeBuilder::Value RecipeBuilder::constant(std::span<const std::byte> bytes, c
 
 RecipeBuilder::Value RecipeBuilder::decode(std::string_view kernel,
                                            const std::vector<Value>& sources, const Shape& shape,
-                                           Dtype dtype) {
+                                           Dtype dtype, float offset) {
   const auto& tensors = impl_->catalog->tensors();
-  Decoding decoding = {std::string(kernel), {}, shape, dtype};
+  Decoding decoding = {std::string(kernel), {}, shape, dtype, offset};
   for (const Value value : sources) {
     const Tensor& source = impl_->at("decode", value);
     if (!source.is_source) {

@@ -1,6 +1,7 @@
 // Recipes as JSON: docs/plan-json.md. Arrays without field names, for there may be 45,000 boxes.
 #include <fmt/format.h>
 
+#include <bit>
 #include <span>
 #include <vector>
 
@@ -76,6 +77,8 @@ void write_decodings(JsonWriter& json, const Recipes& recipes, const Numbers& nu
     json.end_array();
     json.value(decoding.shape.extents());
     json.value(name(decoding.dtype));
+    if (decoding.offset != 0)
+      json.value(std::uint64_t{std::bit_cast<std::uint32_t>(decoding.offset)});
     json.end_array();
   }
   json.end_array();
@@ -150,9 +153,10 @@ class Reading {
     for (const auto item : reader_.array(value, place)) {
       const JsonPlace item_place = {&place, {}, decodings.size()};
       const auto parts = reader_.array(item, item_place);
-      if (parts.size() != 4) {
-        reader_.refuse(item_place, "a decoding has four parts", std::to_string(parts.size()),
-                       "[kernel, sources, shape, dtype]");
+      if (parts.size() != 4 && parts.size() != 5) {
+        reader_.refuse(item_place, "a decoding has four parts, or five",
+                       std::to_string(parts.size()),
+                       "[kernel, sources, shape, dtype, bits of the offset]");
       }
       auto part = parts.begin();
       Decoding& decoding = decodings.emplace_back();
@@ -168,10 +172,18 @@ class Reading {
       }
       decoding.shape = read_shape(*++part, item_place);
       decoding.dtype = read_dtype(*++part, item_place);
+      if (parts.size() == 5) decoding.offset = read_float_bits(*++part, item_place);
       if (auto problem = check_decoding(catalog_.tensors(), decoding, form)) {
         reader_.refuse(item_place, problem->message, printable(problem->found), problem->expected);
       }
     }
+  }
+
+  float read_float_bits(Element value, const JsonPlace& place) const {
+    const auto bits = reader_.unsigned_number(value, place);
+    if (bits > UINT32_MAX)
+      reader_.refuse(place, "more than the 32 bits of an F32", std::to_string(bits), {});
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits));
   }
 
   Dtype read_dtype(Element value, const JsonPlace& place) const {

@@ -191,10 +191,13 @@ Bytes decoded_value(const PlanBuilder& builder, const Decoding& decoding) {
     parts.push_back({builder.tensor(source).encoding, builder.tensor(source).shape});
   }
   DecodeForm form;
-  EXPECT_FALSE(prepare_decoding(decoding.kernel, parts, decoding.shape, decoding.dtype, form));
+  EXPECT_FALSE(prepare_decoding(decoding.kernel, parts, decoding.shape, decoding.dtype,
+                                decoding.offset, form));
   Bytes value(form.elements * element_bytes(decoding.dtype));
-  decode(form, 0, form.elements, builder.bytes_of(decoding.sources[0]).data(),
-         builder.bytes_of(decoding.sources[1]).data(), value.data());
+  std::vector<const std::byte*> bytes;
+  for (const std::uint32_t source : decoding.sources)
+    bytes.push_back(builder.bytes_of(source).data());
+  decode(form, 0, form.elements, bytes, value.data());
   return value;
 }
 

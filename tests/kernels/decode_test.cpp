@@ -67,7 +67,7 @@ Made made_of(const Case& c, Dtype dtype, unsigned seed) {
   made.weights = random_bytes(*Encoding(c.weight).byte_count(*c.weights.numel()), seed);
   made.scales = random_bytes(*Encoding(c.scale).byte_count(*c.scales.numel()), seed + 1);
   const std::array parts = {DecodePart{c.weight, c.weights}, DecodePart{c.scale, c.scales}};
-  const auto problem = prepare_decoding(c.kernel, parts, c.shape, dtype, made.form);
+  const auto problem = prepare_decoding(c.kernel, parts, c.shape, dtype, 0, made.form);
   EXPECT_FALSE(problem.has_value()) << c.kernel << ": " << problem->message;
   return made;
 }
@@ -119,8 +119,9 @@ TEST(Decode, IsTheDefinitionElementByElement) {
         const Made made = made_of(c, dtype, seed);
         const std::size_t size = element_bytes(dtype);
         Bytes found(made.form.elements * size);
-        decode(made.form, 0, made.form.elements, made.weights.data(), made.scales.data(),
-               found.data());
+        const std::array parts = {std::as_const(made.weights).data(),
+                                  std::as_const(made.scales).data()};
+        decode(made.form, 0, made.form.elements, parts, found.data());
         for (std::uint64_t i = 0; i < made.form.elements; ++i) {
           const float value = element_of(c, made, i);
           Bytes expected(size);
@@ -141,7 +142,8 @@ TEST(Decode, PartsAreThoseOfTheWhole) {
     const Made made = made_of(c, Dtype::bf16, 9);
     const DecodeForm& form = made.form;
     Bytes whole(form.elements * 2);
-    decode(form, 0, form.elements, made.weights.data(), made.scales.data(), whole.data());
+    const std::array parts = {made.weights.data(), made.scales.data()};
+    decode(form, 0, form.elements, parts, whole.data());
     EXPECT_EQ(form.weight_bytes(0, form.elements).size(), made.weights.size());
     EXPECT_EQ(form.scale_bytes(0, form.elements).size(), made.scales.size());
     for (int round = 0; round < 300; ++round) {
@@ -157,7 +159,8 @@ TEST(Decode, PartsAreThoseOfTheWhole) {
       const Bytes some_scales(made.scales.begin() + static_cast<std::ptrdiff_t>(scales.begin),
                               made.scales.begin() + static_cast<std::ptrdiff_t>(scales.end));
       Bytes part((end - begin) * 2);
-      decode(form, begin, end, some_weights.data(), some_scales.data(), part.data());
+      const std::array some_parts = {some_weights.data(), some_scales.data()};
+      decode(form, begin, end, some_parts, part.data());
       ASSERT_EQ(std::memcmp(part.data(), whole.data() + begin * 2, part.size()), 0)
           << c.kernel << " " << c.shape.text() << " [" << begin << ", " << end << ")";
     }
@@ -168,7 +171,7 @@ TEST(Decode, WhatDoesNotFitIsSaid) {
   DecodeForm form;
   const auto message = [&](const char* kernel, std::vector<DecodePart> parts, const Shape& shape,
                            Dtype dtype = Dtype::f32) {
-    const auto problem = prepare_decoding(kernel, parts, shape, dtype, form);
+    const auto problem = prepare_decoding(kernel, parts, shape, dtype, 0, form);
     return problem ? problem->message : "";
   };
   const DecodePart weights = {Dtype::f8_e4m3, {4, 6}};
