@@ -11,13 +11,17 @@
 
 namespace loadstone {
 
-// What to make of a value. Encodings and their parts: docs/formats/bitsandbytes.md.
+// What to make of a value. Encodings and their parts: docs/formats/bitsandbytes.md,
+// docs/formats/modelopt.md.
 struct Quantization {
-  std::string encoding;                // "nf4", "fp4", "int8"
-  std::string dialect;                 // whose bytes; empty: the encoding's first, "bnb-cpu"
+  std::string encoding;                // "nf4", "fp8", "nvfp4" ...
+  std::string dialect;                 // whose bytes; empty: the encoding's first
   std::uint32_t block_size = 64;       // nf4, fp4: 32, 64 ... 4096 elements with one scale
   bool nested = false;                 // nf4, fp4: the scales in 8 bits
   std::optional<float> nested_offset;  // none: the mean of the scales
+  // Targets of one plan with the same one, if it is not empty, share what would be the scale of
+  // each (fp8, nvfp4): that of the largest magnitude in any of them, matrix by matrix of a stack.
+  std::string group;
 
   friend bool operator==(const Quantization&, const Quantization&) = default;
 };

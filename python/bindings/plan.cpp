@@ -11,9 +11,9 @@ namespace {
 // name, shape, dtype, kind, tie_of, has_value: one row a tensor of the walked model.
 using TargetRow = std::tuple<std::string, std::vector<std::uint64_t>, std::string_view,
                              std::string_view, std::string, bool>;
-// target, encoding, dialect, block_size, nested, nested_offset
-using QuantizeRow =
-    std::tuple<std::string, std::string, std::string, std::uint32_t, bool, std::optional<float>>;
+// target, encoding, dialect, block_size, nested, nested_offset, group
+using QuantizeRow = std::tuple<std::string, std::string, std::string, std::uint32_t, bool,
+                               std::optional<float>, std::string>;
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 using Capacities = std::vector<std::pair<std::string, std::uint64_t>>;
 
@@ -147,12 +147,14 @@ Plan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRo
     options.missing_of.emplace(target, missing_policy(policy));
   }
   options.explained = {explained.begin(), explained.end()};
-  for (const auto& [target, encoding, dialect, block_size, nested, nested_offset] : quantize) {
+  for (const auto& [target, encoding, dialect, block_size, nested, nested_offset, group] :
+       quantize) {
     options.quantize[target] = {.encoding = encoding,
                                 .dialect = dialect,
                                 .block_size = block_size,
                                 .nested = nested,
-                                .nested_offset = nested_offset};
+                                .nested_offset = nested_offset,
+                                .group = group};
   }
   const Skeleton skeleton = skeleton_from(rows, values_known);
   const nb::gil_scoped_release release;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/modelopt.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -20,7 +21,8 @@ std::optional<DecodeProblem> prepare_rows(const Shape& shape, QuantizeForm& form
   if (shape.rank() != 2) {
     return DecodeProblem{"int8 takes matrices", shape.text(), "[rows, columns]"};
   }
-  form.by_rows = true;
+  form.kind = QuantizeKind::bnb_int8;
+  form.rows = shape[0];
   form.columns = shape[1];
   form.window_elements = std::max<std::uint64_t>(shape[1], 1);
   form.parts = {{"data", shape, Dtype::i8}, {"absmax", {shape[0]}, Dtype::f32}};
@@ -50,6 +52,10 @@ std::optional<DecodeProblem> prepare_blocks(const Quantization& quantization, Qu
   return std::nullopt;
 }
 
+bool is_scaled(const QuantizeForm& form) {
+  return form.kind != QuantizeKind::bnb4 && form.kind != QuantizeKind::bnb_int8;
+}
+
 }  // namespace
 
 std::optional<DecodeProblem> prepare_quantization(const Quantization& quantization,
@@ -65,41 +71,62 @@ std::optional<DecodeProblem> prepare_quantization(const Quantization& quantizati
   }
   form.dtype = dtype;
   form.elements = *elements;
+  if (quantization.nested_offset && !quantization.nested) {
+    return DecodeProblem{"an offset of nested scales, and the scales are not nested", {}, {}};
+  }
+  if (const auto kind = scaled_kind(quantization.encoding)) {
+    form.kind = *kind;
+    return prepare_scaled(quantization, shape, form);
+  }
   if (quantization.dialect == "bnb-cuda") {
     form.bnb4.dialect = BnbDialect::cuda;
   } else if (!quantization.dialect.empty() && quantization.dialect != "bnb-cpu") {
     return DecodeProblem{"no such dialect", quantization.dialect, "bnb-cpu or bnb-cuda"};
-  }
-  if (quantization.nested_offset && !quantization.nested) {
-    return DecodeProblem{"an offset of nested scales, and the scales are not nested", {}, {}};
   }
   if (quantization.encoding == "int8") {
     if (quantization.nested) return DecodeProblem{"int8 has no nested scales", {}, {}};
     return prepare_rows(shape, form);
   }
   if (quantization.encoding != "nf4" && quantization.encoding != "fp4") {
-    return DecodeProblem{"no such encoding", quantization.encoding, "nf4, fp4 or int8"};
+    return DecodeProblem{"no such encoding", quantization.encoding, "nf4, fp4, int8, fp8 or nvfp4"};
   }
   return prepare_blocks(quantization, form);
 }
 
+void part_ranges(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+                 std::span<PartRange> ranges) noexcept {
+  std::ranges::fill(ranges, PartRange{});
+  if (begin == end) return;
+  if (is_scaled(form)) return scaled_part_ranges(form, begin, end, ranges);
+  constexpr std::uint64_t scale = sizeof(float);
+  if (form.kind == QuantizeKind::bnb_int8) {
+    ranges[0] = {begin, end};
+    ranges[1] = {begin / form.columns * scale, end / form.columns * scale};
+    return;
+  }
+  ranges[0] = {begin / 2, ceil_div(end, 2)};
+  if (form.nested) return;
+  const std::uint64_t block = form.bnb4.block_size;
+  ranges[1] = {begin / block * scale, ceil_div(end, block) * scale};
+}
+
 std::uint64_t quantize_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
                               const std::byte* numbers, std::span<std::byte* const> parts,
-                              std::byte* scratch) noexcept {
+                              std::span<const float> amax, std::byte* scratch) noexcept {
   if (begin == end) return end;
-  if (form.by_rows) {
-    const std::uint64_t row = begin / form.columns;
+  if (is_scaled(form)) return encode_scaled_window(form, begin, end, numbers, parts, amax);
+  if (form.kind == QuantizeKind::bnb_int8) {
     return begin + encode_bnb_int8(form.bnb4.dialect, form.dtype, numbers,
-                                   (end - begin) / form.columns, form.columns, parts[0] + begin,
-                                   parts[1] + row * sizeof(float));
+                                   (end - begin) / form.columns, form.columns, parts[0], parts[1]);
   }
-  std::byte* const absmax = form.nested ? scratch : parts[1];
-  return begin + encode_bnb4(form.bnb4, form.dtype, numbers, end - begin, parts[0] + begin / 2,
-                             absmax + begin / form.bnb4.block_size * sizeof(float));
+  std::byte* const absmax =
+      form.nested ? scratch + begin / form.bnb4.block_size * sizeof(float) : parts[1];
+  return begin + encode_bnb4(form.bnb4, form.dtype, numbers, end - begin, parts[0], absmax);
 }
 
 void finish_quantized(const QuantizeForm& form, std::span<std::byte* const> parts,
-                      const std::byte* scratch) noexcept {
+                      std::span<const float> amax, const std::byte* scratch) noexcept {
+  if (is_scaled(form)) return finish_scaled(form, parts, amax);
   if (!form.nested) return;
   const std::uint64_t blocks = form.scratch_bytes / sizeof(float);
   const float offset =

@@ -1,4 +1,8 @@
 // Numbers to the parts of an encoding, window by window: what an engine needs to know of encoders.
+//
+// A value is a stack of matrices, all of its dimensions but the last two, each encoded by itself:
+// the experts of a fused weight. Windows are runs of its numbers. They may come in any order and
+// from several threads; the bytes are the same.
 #pragma once
 
 #include <cstddef>
@@ -13,18 +17,50 @@
 
 namespace loadstone {
 
+enum class QuantizeKind : std::uint8_t {
+  bnb4,
+  bnb_int8,
+  fp8,
+  fp8_channel,
+  fp8_block,
+  int8_channel,
+  int4,
+  int4_awq,
+  nvfp4,
+  mxfp4,
+  mxfp8
+};
+
+// Whose bytes ModelOpt's family has: one rounding, those in a compressed model, those of its
+// export.
+enum class QuantizeDialect : std::uint8_t { exact, compressed, exported };
+
 // How a value is quantized. Value type.
 struct QuantizeForm {
+  QuantizeKind kind = QuantizeKind::bnb4;
+  QuantizeDialect dialect = QuantizeDialect::exact;
   Dtype dtype = Dtype::f32;  // of the numbers
   std::uint64_t elements = 0;
   std::uint64_t window_elements = 1;  // windows are multiples of it, but for the last one
   std::uint64_t columns = 1;          // of a row
+  std::uint64_t rows = 1;             // of a matrix
+  std::uint64_t stack = 1;            // matrices
   std::uint64_t scratch_bytes = 0;    // kept from the first window to finish_quantized()
+  // The largest magnitude of each matrix must be known before its first window: measure_window().
+  bool needs_amax = false;
   std::vector<QuantizedPart> parts;
-  bool by_rows = false;  // int8
   bool nested = false;
   std::optional<float> nested_offset;
   Bnb4 bnb4;
+
+  [[nodiscard]] std::uint64_t matrix_elements() const noexcept { return rows * columns; }
+};
+
+// Bytes of a part.
+struct PartRange {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  [[nodiscard]] std::uint64_t size() const noexcept { return end - begin; }
 };
 
 // Fills in `form` and returns nothing, or says what does not fit.
@@ -32,15 +68,27 @@ struct QuantizeForm {
                                                                 const Shape& shape, Dtype dtype,
                                                                 QuantizeForm& form);
 
-// Writes what the numbers [begin, end) become to their places in `parts`, which begin with the
-// value's first bytes. Returns the place of the first number that is not finite, or `end`. Windows
-// may come in any order and from several threads; the bytes are the same.
+// Joins the largest magnitudes of the numbers [begin, end), any run, to `amax`: one for each matrix
+// of the stack, 0 before the first window. Numbers that are not finite do not count. Returns the
+// place of the first of those, or `end`. Values that share their scale share the largest of theirs.
+std::uint64_t measure_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+                             const std::byte* numbers, std::span<float> amax) noexcept;
+
+// Which bytes of each part the window [begin, end) writes; none of those that finish_quantized()
+// writes whole. As many `ranges` as parts.
+void part_ranges(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+                 std::span<PartRange> ranges) noexcept;
+
+// Writes what the numbers [begin, end) become. `parts`: where the first byte of each of
+// part_ranges() goes. `amax`: of each matrix, where the form needs it. Returns the place of the
+// first number that is not finite, or `end`.
 std::uint64_t quantize_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
                               const std::byte* numbers, std::span<std::byte* const> parts,
-                              std::byte* scratch) noexcept;
+                              std::span<const float> amax, std::byte* scratch) noexcept;
 
-// What takes all windows: nested statistics.
+// What takes all windows: nested statistics, scales of whole matrices. `parts` are whole; those
+// that windows have written are left alone and may be null.
 void finish_quantized(const QuantizeForm& form, std::span<std::byte* const> parts,
-                      const std::byte* scratch) noexcept;
+                      std::span<const float> amax, const std::byte* scratch) noexcept;
 
 }  // namespace loadstone

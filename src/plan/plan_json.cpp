@@ -114,6 +114,7 @@ void write_quantization(JsonWriter& json, const Quantization& quantization) {
   if (quantization.nested_offset) {
     json.member("nested_offset_bits", std::bit_cast<std::uint32_t>(*quantization.nested_offset));
   }
+  if (!quantization.group.empty()) json.member("group", quantization.group);
   json.end_object();
 }
 
@@ -279,6 +280,9 @@ Quantization read_quantization(const JsonReader& reader, JsonReader::Element val
   quantization.nested = reader.boolean(fields.required("nested"), fields.at("nested"));
   if (const auto bits = fields.optional("nested_offset_bits")) {
     quantization.nested_offset = std::bit_cast<float>(small("nested_offset_bits", *bits));
+  }
+  if (const auto group = fields.optional("group")) {
+    quantization.group = reader.string(*group, fields.at("group"));
   }
   fields.done();
   return quantization;

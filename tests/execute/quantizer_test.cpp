@@ -41,8 +41,10 @@ std::vector<Bytes> encoded(const Quantization& quantization, const PlannedTarget
   for (const QuantizedPart& part : form.parts) parts.emplace_back(part.byte_count());
   for (Bytes& part : parts) memory.push_back(part.data());
   Bytes scratch(form.scratch_bytes);
-  (void)quantize_window(form, 0, form.elements, numbers.data(), memory, scratch.data());
-  finish_quantized(form, memory, scratch.data());
+  std::vector<float> amax(form.needs_amax ? form.stack : 0);
+  if (form.needs_amax) (void)measure_window(form, 0, form.elements, numbers.data(), amax);
+  (void)quantize_window(form, 0, form.elements, numbers.data(), memory, amax, scratch.data());
+  finish_quantized(form, memory, amax, scratch.data());
   return parts;
 }
 
@@ -53,6 +55,9 @@ const std::vector<Quantization>& quantizations() {
       {.encoding = "nf4", .dialect = {}, .block_size = 128, .nested = true, .nested_offset = {}},
       {.encoding = "fp4", .dialect = {}, .nested = true, .nested_offset = 0.5f},
       {.encoding = "int8", .dialect = {}, .nested_offset = {}},
+      {.encoding = "fp8", .dialect = {}, .nested_offset = {}},
+      {.encoding = "fp8", .dialect = "modelopt-compat", .nested_offset = {}},
+      {.encoding = "nvfp4", .dialect = {}, .nested_offset = {}},
   };
   return all;
 }

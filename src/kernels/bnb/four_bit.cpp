@@ -13,7 +13,7 @@
 // After foreach_target.h, as Highway demands.
 #include <hwy/highway.h>
 
-#include "kernels/bnb/common_inl.h"
+#include "kernels/numbers_inl.h"
 
 #ifndef LOADSTONE_KERNELS_BNB_FOUR_BIT_ONCE
 #define LOADSTONE_KERNELS_BNB_FOUR_BIT_ONCE
@@ -67,32 +67,9 @@ void encode_plainly(const Ranks& ranks, BnbDialect dialect, const BlockScale& sc
 HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 
-using VF = hn::Vec<F32>;
 using VI = hn::Vec<I32>;
 
 // ---- encoding
-
-// Two vectors of numbers, those at even places and those at odd ones.
-template <Dtype source>
-HWY_INLINE void load_pairs(const std::byte* from, VF& even, VF& odd) {
-  const V first = load_bits(U32(), from);
-  if constexpr (source == Dtype::f32) {
-    const V second = load_bits(U32(), from + 4 * hn::Lanes(U32()));
-#if HWY_TARGET == HWY_SCALAR
-    even = hn::BitCast(F32(), first);
-    odd = hn::BitCast(F32(), second);
-#else
-    even = hn::BitCast(F32(), hn::ConcatEven(U32(), second, first));
-    odd = hn::BitCast(F32(), hn::ConcatOdd(U32(), second, first));
-#endif
-  } else if constexpr (source == Dtype::f16) {
-    even = hn::BitCast(F32(), bits_of_f16<false>(hn::And(first, all(0xffff))));
-    odd = hn::BitCast(F32(), bits_of_f16<false>(hn::ShiftRight<16>(first)));
-  } else {
-    even = hn::BitCast(F32(), hn::ShiftLeft<16>(first));
-    odd = hn::BitCast(F32(), hn::And(first, all(0xffff0000u)));
-  }
-}
 
 // Whether a vector holds a table of 8 numbers: of all vector widths those that are known here.
 constexpr bool holds_tables = HWY_MAX_BYTES == 32 || HWY_MAX_BYTES == 64;

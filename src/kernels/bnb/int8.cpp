@@ -13,7 +13,7 @@
 // After foreach_target.h, as Highway demands.
 #include <hwy/highway.h>
 
-#include "kernels/bnb/common_inl.h"
+#include "kernels/numbers_inl.h"
 
 #ifndef LOADSTONE_KERNELS_BNB_INT8_ONCE
 #define LOADSTONE_KERNELS_BNB_INT8_ONCE
@@ -44,26 +44,6 @@ namespace loadstone::simd::HWY_NAMESPACE {
 
 using VF = hn::Vec<F32>;
 using I8 = hn::Rebind<std::int8_t, F32>;
-
-template <Dtype source>
-HWY_INLINE VF load_numbers(const std::byte* from) {
-  if constexpr (source == Dtype::f32) {
-    return hn::BitCast(F32(), load_bits(U32(), from));
-  } else {
-    const V halves = hn::PromoteTo(U32(), load_bits(U16(), from));
-    if constexpr (source == Dtype::f16) return hn::BitCast(F32(), bits_of_f16<false>(halves));
-    return hn::BitCast(F32(), hn::ShiftLeft<16>(halves));
-  }
-}
-
-// To the nearest number of F16, ties to even, below f16_overflow: the sum with a number so large
-// that its last place is the one of F16, and that number off again.
-HWY_INLINE VF round_to_half(VF values) {
-  const V exponent = hn::And(hn::BitCast(U32(), values), all(infinity_bits));
-  const V least = hn::Max(exponent, all(113u << 23));  // 2^-14
-  const VF large = hn::BitCast(F32(), hn::Add(least, all((13u << 23) | 0x400000u)));
-  return hn::Sub(hn::Add(values, large), large);
-}
 
 template <Dtype source, bool rounds>
 HWY_INLINE void encode_vector(VF factors, const std::byte* from, std::byte* to) {

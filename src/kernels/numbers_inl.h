@@ -1,5 +1,5 @@
-// What the formats of bitsandbytes share: the largest magnitude of a run, and numbers written where
-// some may be NaN. For files that Highway compiles once for each instruction set.
+// What encoders share: numbers read into vectors, the largest magnitude of a run, and numbers
+// written where some may be NaN. For files that Highway compiles once for each instruction set.
 
 #include <algorithm>
 #include <bit>
@@ -8,8 +8,8 @@
 
 #include "kernels/number.h"
 
-#ifndef LOADSTONE_KERNELS_BNB_COMMON_INL_ONCE
-#define LOADSTONE_KERNELS_BNB_COMMON_INL_ONCE
+#ifndef LOADSTONE_KERNELS_NUMBERS_INL_ONCE
+#define LOADSTONE_KERNELS_NUMBERS_INL_ONCE
 
 namespace loadstone::simd {
 
@@ -51,11 +51,11 @@ inline std::uint64_t find_number(const std::byte* from, std::uint64_t count, IsW
 }  // namespace loadstone::simd
 #endif
 
-#if defined(LOADSTONE_KERNELS_BNB_COMMON_INL_H) == defined(HWY_TARGET_TOGGLE)
-#ifdef LOADSTONE_KERNELS_BNB_COMMON_INL_H
-#undef LOADSTONE_KERNELS_BNB_COMMON_INL_H
+#if defined(LOADSTONE_KERNELS_NUMBERS_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LOADSTONE_KERNELS_NUMBERS_INL_H
+#undef LOADSTONE_KERNELS_NUMBERS_INL_H
 #else
-#define LOADSTONE_KERNELS_BNB_COMMON_INL_H
+#define LOADSTONE_KERNELS_NUMBERS_INL_H
 #endif
 
 #include <hwy/highway.h>
@@ -66,6 +66,50 @@ HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
+
+using VF = hn::Vec<F32>;
+
+template <Dtype source>
+HWY_INLINE VF load_numbers(const std::byte* from) {
+  if constexpr (source == Dtype::f32) {
+    return hn::BitCast(F32(), load_bits(U32(), from));
+  } else {
+    const V halves = hn::PromoteTo(U32(), load_bits(U16(), from));
+    if constexpr (source == Dtype::f16) return hn::BitCast(F32(), bits_of_f16<false>(halves));
+    return hn::BitCast(F32(), hn::ShiftLeft<16>(halves));
+  }
+}
+
+// To the nearest number of F16, ties to even, below 65520: the sum with a number so large
+// that its last place is the one of F16, and that number off again.
+HWY_INLINE VF round_to_half(VF values) {
+  const V exponent = hn::And(hn::BitCast(U32(), values), all(infinity_bits));
+  const V least = hn::Max(exponent, all(113u << 23));  // 2^-14
+  const VF large = hn::BitCast(F32(), hn::Add(least, all((13u << 23) | 0x400000u)));
+  return hn::Sub(hn::Add(values, large), large);
+}
+
+// Two vectors of numbers, those at even places and those at odd ones.
+template <Dtype source>
+HWY_INLINE void load_pairs(const std::byte* from, VF& even, VF& odd) {
+  const V first = load_bits(U32(), from);
+  if constexpr (source == Dtype::f32) {
+    const V second = load_bits(U32(), from + 4 * hn::Lanes(U32()));
+#if HWY_TARGET == HWY_SCALAR
+    even = hn::BitCast(F32(), first);
+    odd = hn::BitCast(F32(), second);
+#else
+    even = hn::BitCast(F32(), hn::ConcatEven(U32(), second, first));
+    odd = hn::BitCast(F32(), hn::ConcatOdd(U32(), second, first));
+#endif
+  } else if constexpr (source == Dtype::f16) {
+    even = hn::BitCast(F32(), bits_of_f16<false>(hn::And(first, all(0xffff))));
+    odd = hn::BitCast(F32(), bits_of_f16<false>(hn::ShiftRight<16>(first)));
+  } else {
+    even = hn::BitCast(F32(), hn::ShiftLeft<16>(first));
+    odd = hn::BitCast(F32(), hn::And(first, all(0xffff0000u)));
+  }
+}
 
 // The largest of the magnitudes as F32. They are compared as integers, whose order is theirs, and a
 // NaN's is above infinity's.
@@ -89,6 +133,23 @@ HWY_INLINE float largest_magnitude(const std::byte* from, std::uint64_t count) {
     const auto bits = number::load_raw<Unsigned>(from + i * bytes);
     magnitude = std::max(magnitude, static_cast<std::uint32_t>(bits & Unsigned(-1) >> 1));
   }
+  return std::bit_cast<float>(f32_of_magnitude<source>(magnitude));
+}
+
+// The same of 16 numbers.
+template <Dtype source>
+HWY_INLINE float block_magnitude(const std::byte* from) {
+  using Unsigned = std::conditional_t<source == Dtype::f32, std::uint32_t, std::uint16_t>;
+  using Signed = std::make_signed_t<Unsigned>;
+  const hn::CappedTag<Signed, 16> d;
+  const hn::RebindToUnsigned<decltype(d)> d_unsigned;
+  const auto sign_off = hn::Set(d, std::numeric_limits<Signed>::max());
+  auto most = hn::Zero(d);
+  for (std::size_t i = 0; i < 16; i += hn::Lanes(d)) {
+    const auto bits = hn::BitCast(d, load_bits(d_unsigned, from + i * sizeof(Signed)));
+    most = hn::Max(most, hn::And(bits, sign_off));
+  }
+  const auto magnitude = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(d, most)));
   return std::bit_cast<float>(f32_of_magnitude<source>(magnitude));
 }
 
