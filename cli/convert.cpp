@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,6 +37,9 @@ struct Args {
   std::string max_memory;
   std::string unexpected = "warn";
   unsigned threads = 0;
+  std::string part;
+  bool resume = false;
+  bool finish = false;
   bool dry_run = false;
   bool tensors = false;
 };
@@ -103,6 +107,37 @@ ConvertOptions convert_options(const Args& args, const Catalog& catalog) {
   return options;
 }
 
+// "2/8"
+ConvertPart part_option(const std::string& text) {
+  ConvertPart part;
+  const char* const end = text.data() + text.size();
+  const auto index = std::from_chars(text.data(), end, part.index);
+  const bool has_count = index.ec == std::errc() && index.ptr != end && *index.ptr == '/';
+  const auto count = has_count ? std::from_chars(index.ptr + 1, end, part.count) : index;
+  if (!has_count || count.ec != std::errc() || count.ptr != end || part.index == 0 ||
+      part.index > part.count) {
+    throw Error("usage",
+                fmt::format("--part: '{}' is no part such as 1/4 or 4/4", printable(text)));
+  }
+  return part;
+}
+
+ConvertRun run_options(const Args& args) {
+  ConvertRun run = {.resume = args.resume, .part = {}, .finish = args.finish};
+  if (!args.part.empty()) run.part = part_option(args.part);
+  if (run.part && run.finish) {
+    throw Error("usage", "--finish comes when all parts are done, not with --part");
+  }
+  if (run.resume && run.finish) {
+    throw Error("usage", "--finish does none of the work: leave out --resume");
+  }
+  if ((run.part || run.finish) && args.target.ends_with(".safetensors")) {
+    throw Error("usage", fmt::format("{} needs a folder as TARGET, and this is a file's name",
+                                     run.part ? "--part" : "--finish"));
+  }
+  return run;
+}
+
 // The finding that keeps the conversion from being done; null where none does.
 const Finding* obstacle(const std::vector<Finding>& findings, bool strict) {
   if (findings.empty()) return nullptr;
@@ -140,10 +175,18 @@ std::string json_of(const ConvertReport& report, const ProcessMemory& memory,
   return json.take() + "," + to_json(report).substr(1);
 }
 
-std::string text_of(const ConvertReport& report, const ProcessMemory& memory) {
-  std::string text = fmt::format("wrote     {}", printable(report.outputs.front(), 400));
+std::string text_of(const ConvertReport& report, const ConvertRun& run,
+                    const ProcessMemory& memory) {
+  std::string text = run.part
+                         ? fmt::format("part      {} of {}: ", run.part->index, run.part->count)
+                         : std::string("wrote     ");
+  text += report.outputs.empty() ? "nothing to do" : printable(report.outputs.front(), 400);
   if (report.outputs.size() > 1)
     text += fmt::format(" and {} more files", report.outputs.size() - 1);
+  if (report.bytes_kept > 0) {
+    text += fmt::format("\nkept      {} of files that were finished before",
+                        human_bytes(report.bytes_kept));
+  }
   text += fmt::format("\nbytes     {} read, {} written in {:.3f} s", human_bytes(report.bytes_read),
                       human_bytes(report.bytes_written), report.seconds);
   if (report.seconds > 0) {
@@ -154,9 +197,9 @@ std::string text_of(const ConvertReport& report, const ProcessMemory& memory) {
                             human_bytes(memory.peak_bytes), human_bytes(report.peak_bytes));
 }
 
-int dry_run(const Args& args, const Conversion& conversion, bool json) {
+int dry_run(const Args& args, const Conversion& conversion, const ConvertRun& run, bool json) {
   const Finding* const first = obstacle(conversion.plan.findings, args.open.strict);
-  if (first == nullptr) check_target(conversion, args.target);
+  if (first == nullptr) check_target(conversion, args.target, run);
   print_line(json ? to_json(conversion) : to_table(conversion, args.tensors));
   if (first == nullptr) return 0;
   return first->severity == Severity::error ? exit_status(first->code) : 3;
@@ -167,42 +210,33 @@ int convert(const Args& args, bool json) {
     throw Error("usage",
                 fmt::format("--to {}: this version writes safetensors only", printable(args.to)));
   }
+  const ConvertRun run = run_options(args);
   const auto catalog = open_paths(args.open);
   const Conversion conversion = make_conversion(catalog, convert_options(args, *catalog));
-  if (args.dry_run) return dry_run(args, conversion, json);
+  if (args.dry_run) return dry_run(args, conversion, run, json);
   if (const Finding* const first = obstacle(conversion.plan.findings, args.open.strict)) {
     return refuse(conversion, *first, json);
   }
   if (!json) print_warnings(conversion.plan.findings);
   const InterruptibleWork work;
   WorkWatch watch;
-  const ConvertReport report = loadstone::convert(conversion, args.target, &watch);
+  const ConvertReport report = loadstone::convert(conversion, args.target, &watch, nullptr, run);
   watch.clear();
   const ProcessMemory memory = process_memory();
   const std::uint64_t anonymous = std::max(watch.anonymous_bytes_peak(), memory.anonymous_bytes);
-  print_line(json ? json_of(report, memory, anonymous) : text_of(report, memory));
+  print_line(json ? json_of(report, memory, anonymous) : text_of(report, run, memory));
   return 0;
 }
 
 // What is to come: known, so that the answer is no riddle.
 void add_later(CLI::App& command) {
-  for (const char* option : {"--quantize", "--part"}) {
+  for (const char* option : {"--quantize"}) {
     command
         .add_option_function<std::string>(
             option,
             [option](const std::string&) {
               throw CLI::ValidationError(
                   option, "this version does not do that; it converts, casts and cuts into shards");
-            })
-        ->group("");
-  }
-  for (const char* flag : {"--resume", "--finish"}) {
-    command
-        .add_flag_function(
-            flag,
-            [flag](std::int64_t) {
-              throw CLI::ValidationError(
-                  flag, "this version does not do that; a conversion starts from the beginning");
             })
         ->group("");
   }
@@ -241,6 +275,11 @@ void add_convert(CLI::App& app, Chosen& chosen) {
   add("--unexpected", args->unexpected, "P", "Tensors that recipes leave over")
       ->check(CLI::IsMember({"warn", "error", "ignore"}));
   add_threads_option(*command, args->threads, "Threads (default: one per core, at most 4)");
+  command->add_flag("--resume", args->resume,
+                    "Keep the shards that an ended run of the same conversion finished");
+  add("--part", args->part, "I/N",
+      "Do this share of the shards only; they wait beside TARGET for --finish");
+  command->add_flag("--finish", args->finish, "Check the shards of all parts and make TARGET");
   command->add_flag("--dry-run", args->dry_run, "Say what would be written, and stop");
   command->add_flag("--tensors", args->tensors, "With --dry-run: list every tensor");
   add_later(*command);

@@ -29,11 +29,20 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
   return make_conversion(std::move(catalog), options);
 }
 
-ConvertReport run(const Conversion& conversion, const std::string& target, nb::object callback) {
+ConvertRun run_for(bool resume, std::optional<std::pair<std::uint32_t, std::uint32_t>> part,
+                   bool finish) {
+  ConvertRun run = {.resume = resume, .part = {}, .finish = finish};
+  if (part) run.part = ConvertPart{.index = part->first, .count = part->second};
+  return run;
+}
+
+ConvertReport run(const Conversion& conversion, const std::string& target, nb::object callback,
+                  bool resume, std::optional<std::pair<std::uint32_t, std::uint32_t>> part,
+                  bool finish) {
   PythonObserver observer(std::move(callback));
   try {
     const nb::gil_scoped_release release;
-    return convert(conversion, target, &observer);
+    return convert(conversion, target, &observer, nullptr, run_for(resume, part, finish));
   } catch (const Error&) {
     observer.rethrow();
     throw;
@@ -51,7 +60,11 @@ void bind_convert(nb::module_& module) {
       .def_ro("bytes_to_write", &Conversion::bytes_to_write)
       .def_ro("peak_bytes", &Conversion::peak_bytes)
       .def("require_ok", [](const Conversion& self) { require_ok(self.plan); })
-      .def("check_target", &check_target, nb::arg("target"))
+      .def_prop_ro("file_count", [](const Conversion& self) { return self.files.size(); })
+      .def(
+          "check_target",
+          [](const Conversion& self, const std::string& target) { check_target(self, target); },
+          nb::arg("target"))
       .def("to_json", [](const Conversion& self) { return to_json(self); })
       .def(
           "to_table", [](const Conversion& self, bool tensors) { return to_table(self, tensors); },
@@ -62,6 +75,7 @@ void bind_convert(nb::module_& module) {
       .def_ro("seconds", &ConvertReport::seconds)
       .def_ro("bytes_read", &ConvertReport::bytes_read)
       .def_ro("bytes_written", &ConvertReport::bytes_written)
+      .def_ro("bytes_kept", &ConvertReport::bytes_kept)
       .def_ro("peak_bytes", &ConvertReport::peak_bytes)
       .def("to_json", [](const ConvertReport& self) { return to_json(self); });
   module.def("make_conversion", &conversion_for, nb::arg("catalog"), nb::arg("rules"),
@@ -70,7 +84,8 @@ void bind_convert(nb::module_& module) {
              nb::arg("shard_bytes_max"), nb::arg("staging_bytes_max"),
              nb::arg("memory_bytes_max").none(), nb::arg("threads"));
   module.def("convert", &run, nb::arg("conversion"), nb::arg("target"),
-             nb::arg("progress").none() = nb::none());
+             nb::arg("progress").none() = nb::none(), nb::arg("resume") = false,
+             nb::arg("part").none() = nb::none(), nb::arg("finish") = false);
 }
 
 }  // namespace loadstone::python

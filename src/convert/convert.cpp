@@ -71,6 +71,10 @@ std::vector<bool> files_to_write(const Conversion& conversion, const WorkFolder&
   return wanted;
 }
 
+std::uint64_t staging_planned(const Conversion& conversion) {
+  return conversion.threads * (conversion.window_bytes + conversion.staging_bytes);
+}
+
 void write_files(const Conversion& conversion, const Sources& sources, Output& output,
                  const std::vector<bool>& wanted, Observer* observer, ConvertReport& report) {
   WindowQueue queue(conversion, wanted);
@@ -89,10 +93,7 @@ void write_files(const Conversion& conversion, const Sources& sources, Output& o
   });
   if (!goes_on) throw Error("cancelled", "the conversion was stopped by its caller");
   report.bytes_read = work.bytes_read;
-  const std::uint64_t planned =
-      conversion.threads * (conversion.window_bytes + conversion.staging_bytes);
-  report.peak_bytes =
-      conversion.peak_bytes - planned + std::min(planned, work.staging_bytes.load());
+  report.peak_bytes += std::min(staging_planned(conversion), work.staging_bytes.load());
 }
 
 }  // namespace
@@ -107,7 +108,7 @@ ConvertReport convert(const Conversion& conversion, const std::string& target, O
   WorkFolder work(conversion, place, run);
   ConvertReport report;
   report.findings = conversion.plan.findings;
-  report.peak_bytes = conversion.peak_bytes;
+  report.peak_bytes = conversion.peak_bytes - staging_planned(conversion);
   if (work.was_committed()) {
     report.outputs = output_paths(conversion, place.path);
     for (const OutputFile& file : conversion.files) report.bytes_kept += file.byte_count();

@@ -155,9 +155,13 @@ WorkState state_of(const Conversion& conversion) {
   }
   Digest tensors;
   Digest values;
-  for (const PlannedTarget& target : plan.targets) {
-    add_tensor(tensors, target);
-    add_recipe(values, *plan.catalog, target.recipe);
+  std::vector<const PlannedTarget*> targets;  // by name: their order is that of the files
+  for (const PlannedTarget& target : plan.targets) targets.push_back(&target);
+  std::ranges::sort(targets, {},
+                    [](const PlannedTarget* target) -> std::string_view { return target->name; });
+  for (const PlannedTarget* target : targets) {
+    add_tensor(tensors, *target);
+    add_recipe(values, *plan.catalog, target->recipe);
   }
   for (const Decoding& decoding : plan.decodings) add_decoding(values, *plan.catalog, decoding);
   Digest files;

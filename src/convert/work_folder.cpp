@@ -345,8 +345,8 @@ void WorkFolder::require_finished() const {
       fmt::format("{} of {} shards are not there or not whole: {}{}", count,
                   conversion_.files.size(), printable(first), count > 1 ? " ..." : "");
   if (state_.parts > 0) {
-    message += fmt::format("; run {} of {} again: {}", missing.size() == 1 ? "part" : "parts",
-                           state_.parts, fmt::join(missing, ", "));
+    message += fmt::format("; do {} {} of {} again", missing.size() == 1 ? "part" : "parts",
+                           fmt::join(missing, ", "), state_.parts);
   }
   throw Error("convert.incomplete", std::move(message), {.path = path_});
 }

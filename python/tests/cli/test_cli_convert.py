@@ -105,9 +105,14 @@ def test_rules_that_do_not_fit(run, small, tmp_path, text, status, code):
         ["out", "--block-dtype", "q4_0"],
         ["out", "--to", "gguf"],
         ["out", "--quantize", "nf4"],
-        ["out", "--resume"],
-        ["out", "--part", "1/2"],
-        ["out", "--finish"],
+        ["out", "--part", "0/2"],
+        ["out", "--part", "3/2"],
+        ["out", "--part", "1"],
+        ["out", "--part", "1/2x"],
+        ["out", "--part", "1/2", "--finish"],
+        ["out", "--resume", "--finish"],
+        ["out.safetensors", "--part", "1/2"],
+        ["out.safetensors", "--finish"],
     ],
     ids=" ".join,
 )
@@ -118,6 +123,28 @@ def test_wrong_usage(run, small, tmp_path, options):
     error = error_of(run("convert", small, tmp_path / target, *rest, "--json", status=2))
     assert error["code"] == "usage"
     assert not (tmp_path / target).exists()
+
+
+def test_parts_and_a_finish(run, small, tmp_path):
+    target = tmp_path / "out"
+    options = [small, target, "--shard-size", "16"]
+    run("convert", small, tmp_path / "whole", "--shard-size", "16", status=0)
+    assert_said_on_stderr(run("convert", *options, "--finish", status=1), "convert.incomplete")
+    said = run("convert", *options, "--part", "2/3", status=0).stdout
+    assert said.startswith("part      2 of 3: ")
+    done = run("convert", *options, "--finish", status=1)
+    assert_said_on_stderr(done, "convert.incomplete")
+    assert "part 1 of 3" in done.stderr
+    assert_said_on_stderr(run("convert", *options, status=1), "convert.state")
+    run("convert", *options, "--part", "1/3", "--resume", status=0)
+    assert "nothing to do" in run("convert", *options, "--part", "3/3", status=0).stdout
+    assert not target.exists()
+    document = json.loads(run("convert", *options, "--finish", "--json", status=0).stdout)
+    assert document["outputs"][-1] == str(target / "model.safetensors.index.json")
+    for path in (tmp_path / "whole").iterdir():
+        assert (target / path.name).read_bytes() == path.read_bytes()
+    again = json.loads(run("convert", *options, "--resume", "--json", status=0).stdout)
+    assert again["bytes_kept"] == 0
 
 
 def test_the_source_is_no_target(run, small):

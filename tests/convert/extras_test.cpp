@@ -1,0 +1,126 @@
+// Small files that stand beside the model's.
+#include <gmock/gmock.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+
+#include "convert/samples.h"
+#include "loadstone/convert.h"
+#include "support/errors.h"
+#include "support/files.h"
+
+namespace loadstone::test {
+
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::SizeIs;
+
+class Extras : public ::testing::Test {
+ protected:
+  [[nodiscard]] Conversion plan(std::vector<ExtraFile> extras) const {
+    Conversion conversion = make_conversion(open_checkpoint(source), {.one_file = false});
+    conversion.extras = std::move(extras);
+    return conversion;
+  }
+  [[nodiscard]] std::string code(const ExtraFile& extra) const {
+    const Conversion conversion = plan({extra});
+    const std::string dry = code_of([&] { check_target(conversion, target); });
+    const std::string real = code_of([&] { convert(conversion, target); });
+    EXPECT_EQ(dry, real);
+    return real;
+  }
+
+  TemporaryFolder folder;
+  std::string source = folder.write("in/source.safetensors", mixed_file());
+  std::string tokenizer = folder.write("in/tokenizer.json", some_bytes(3'000'000));
+  std::string target = folder / "out";
+  std::vector<ExtraFile> both = {{.name = "config.json", .text = "{\"new\": 1}"},
+                                 {.name = "tokenizer.json", .copy_of = tokenizer}};
+};
+
+TEST_F(Extras, StandBesideTheModel) {
+  const auto report = convert(plan(both), target);
+  EXPECT_THAT(report.outputs, SizeIs(3));
+  EXPECT_THAT(names_in(target), ElementsAre("config.json", "model.safetensors", "tokenizer.json"));
+  EXPECT_EQ(read_file(target + "/config.json"), "{\"new\": 1}");
+  EXPECT_TRUE(read_file(target + "/tokenizer.json") == read_file(tokenizer));
+  EXPECT_EQ(report.bytes_written, fs::file_size(target + "/model.safetensors") + 3'000'010);
+}
+
+TEST_F(Extras, ReplaceOlderOnesAndNothingElse) {
+  folder.write("out/config.json", "{\"old\": 1}");
+  folder.write("out/notes.md", "text");
+  for (const bool with_folder : {false, true}) {
+    if (with_folder) {
+      fs::remove(target + "/model.safetensors");
+      folder.write("out/sub/file", "x");
+    }
+    folder.write("out/config.json", "{\"old\": 1}");
+    convert(plan(both), target);
+    EXPECT_EQ(read_file(target + "/config.json"), "{\"new\": 1}");
+    EXPECT_EQ(read_file(target + "/notes.md"), "text");
+    EXPECT_EQ(fs::exists(target + "/sub/file"), with_folder);
+  }
+  EXPECT_THAT(names_in(folder.path()), SizeIs(3 + 1 + 6));
+}
+
+TEST_F(Extras, AreRegularFilesAndNoLinks) {
+  const auto copy = [&](const std::string& path) {
+    return code({.name = "tokenizer.json", .copy_of = path});
+  };
+  fs::create_symlink(tokenizer, folder / "link");
+  EXPECT_EQ(copy(folder / "link"), "convert.extra");
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0666), 0);
+  EXPECT_EQ(copy(folder / "pipe"), "convert.extra");
+  EXPECT_EQ(copy("/dev/zero"), "convert.extra");
+  EXPECT_EQ(copy("/dev/null"), "convert.extra");
+  EXPECT_EQ(copy(folder / "in"), "convert.extra");
+  EXPECT_EQ(copy(folder / "none"), "io.not_found");
+  folder.write("large", "");
+  fs::resize_file(folder / "large", (1u << 30) + 1);
+  EXPECT_EQ(copy(folder / "large"), "convert.extra");
+  EXPECT_FALSE(fs::exists(target));
+  EXPECT_EQ(copy(tokenizer), "");  // the control
+}
+
+TEST_F(Extras, HaveNamesOfTheirOwn) {
+  for (const std::string& name :
+       {std::string(), std::string("."), std::string(".."), std::string("../up"),
+        std::string("sub/file"), std::string("a\0b", 3), std::string(256, 'x'),
+        std::string(".loadstone-out.part"), std::string("model.safetensors"),
+        std::string("other.safetensors"), std::string("model.safetensors.index.json")}) {
+    EXPECT_EQ(code({.name = name, .text = "x"}), "convert.extra") << name;
+  }
+  EXPECT_EQ(code_of([&] { convert(plan({both[0], both[0]}), target); }), "convert.extra");
+  Conversion one = make_conversion(open_checkpoint(source));
+  one.extras = both;
+  EXPECT_EQ(code_of([&] { convert(one, folder / "one.safetensors"); }), "convert.extra");
+  EXPECT_FALSE(fs::exists(target));
+}
+
+TEST_F(Extras, ComeWithTheLastStep) {
+  const ConvertRun part = {.part = ConvertPart{.index = 1, .count = 1}};
+  convert(plan(both), target, nullptr, nullptr, part);
+  for (const std::string& name : names_in(folder / ".loadstone-out.part/files")) {
+    EXPECT_EQ(name, "model.safetensors");
+  }
+  const ConvertRun finish = {.finish = true};
+  const auto finished = [&](const std::vector<ExtraFile>& extras) {
+    return code_of([&] { convert(plan(extras), target, nullptr, nullptr, finish); });
+  };
+  auto other = both;
+  other[0].text = "{}";
+  EXPECT_EQ(finished(other), "convert.state");
+  const auto time = fs::last_write_time(tokenizer);
+  fs::last_write_time(tokenizer, time + std::chrono::seconds(1));
+  EXPECT_EQ(finished(both), "convert.state");
+  fs::last_write_time(tokenizer, time);
+  EXPECT_EQ(finished(both), "");
+  EXPECT_THAT(names_in(target), ElementsAre("config.json", "model.safetensors", "tokenizer.json"));
+}
+
+}  // namespace
+
+}  // namespace loadstone::test
