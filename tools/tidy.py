@@ -59,6 +59,8 @@ INCLUDES_UP = {
 }
 
 FRAMEWORKS = {"accelerate", "bitsandbytes", "diffusers", "modelopt", "safetensors", "transformers"}
+# Libraries whose adapters use what is below them too.
+STANDS_ON = {"diffusers": {"accelerate"}, "modelopt": {"accelerate", "transformers"}}
 
 CPP = (".h", ".cpp")
 PYTHON = (".py", ".pyi")
@@ -213,7 +215,9 @@ def banned_words(path: str, text: str) -> Iterator[Breach]:
 def adapted(path: str) -> set[str]:
     """The libraries that a file is for: by its name, or by the folder behind the adapter."""
     names = {Path(path).stem, Path(path).parent.name.removeprefix("_")}
-    return names | {"accelerate"} if "diffusers" in names else names  # diffusers stands on it
+    for library, others in STANDS_ON.items():
+        names |= others if library in names else set()
+    return names
 
 
 def frameworks_stay_in_adapters(path: str, text: str) -> Iterator[Breach]:
