@@ -32,7 +32,7 @@ ROOMS = (
     ("formats",),
     ("catalog", "skeleton"),
     ("plan",),
-    ("execute", "device"),
+    ("execute", "device", "stored"),
     ("audit", "convert", "verify"),
     ("cli", "bindings"),
 )

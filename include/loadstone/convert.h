@@ -15,8 +15,13 @@
 #include "loadstone/plan.h"
 #include "loadstone/recipe.h"
 #include "loadstone/storage.h"
+#include "loadstone/stored.h"
 
 namespace loadstone {
+
+// How experts are stored: each by itself ("mlp.experts.3.up_proj.weight"), or all of a layer in one
+// tensor ("mlp.experts.gate_up_proj" [experts, 2 * inner, hidden], "mlp.experts.down_proj").
+enum class ExpertLayout : std::uint8_t { keep, fused, separate };
 
 struct ConvertOptions {
   // ---- what changes the result
@@ -30,6 +35,11 @@ struct ConvertOptions {
   std::optional<Dtype> dtype;
   // What blocks of numbers become where `dtype` says nothing: F32, BF16 or F16.
   Dtype block_dtype = Dtype::bf16;
+  // What find_stored_values() found is decoded, to `dtype` or else `block_dtype`. Names then stay
+  // as they are, and so where experts change their layout: no rules and recipes beside these.
+  bool dequantize = false;
+  StoredValues stored;
+  ExpertLayout experts = ExpertLayout::keep;
   // Sources that recipes leave over.
   UnexpectedPolicy unexpected = UnexpectedPolicy::warn;
   // One file; else a folder: one file there where that is enough, or shards and their index.

@@ -47,6 +47,11 @@ void check_options(const ConvertOptions& options) {
       options.stem.starts_with('.')) {
     refuse("stem", "not the beginning of a file's name", printable(options.stem));
   }
+  const bool makes_values = options.dequantize || options.experts != ExpertLayout::keep;
+  if (makes_values && !(options.rules.empty() && options.recipes.targets.empty())) {
+    refuse(options.dequantize ? "dequantize" : "experts",
+           "rules and recipes name what is in the file: convert twice");
+  }
   if (options.shard_bytes_max == 0) refuse("shard_bytes_max", "a shard holds something");
   if (options.staging_bytes_max == 0) refuse("staging_bytes_max", "nothing moves without staging");
 }
@@ -186,7 +191,9 @@ Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const Convert
   conversion.metadata = header_metadata(*catalog, findings);
   PlanOptions plan_options;
   plan_options.unexpected = options.unexpected;
-  plan_options.recipes = output_recipes(*catalog, options, findings);
+  Outputs outputs = output_recipes(catalog, options, findings);
+  plan_options.recipes = std::move(outputs.recipes);
+  plan_options.known_sources = std::move(outputs.known_sources);
   // What has stood in the way once is not told again as left over.
   for (const Finding& finding : findings) {
     if (finding.severity != Severity::error) continue;

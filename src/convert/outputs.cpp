@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "convert/values.h"
 #include "kernels/cast.h"
 #include "plan/decodings.h"
 #include "plan/produce.h"
@@ -25,15 +26,17 @@ bool is_wide_float(Dtype dtype) noexcept {
 // Makes recipes of what rules make of names. Not thread-safe.
 class Maker {
  public:
-  Maker(const Catalog& catalog, const ConvertOptions& options, std::vector<Finding>& findings)
+  // `values` come in the place of the caller's recipes.
+  Maker(const Catalog& catalog, const ConvertOptions& options, Recipes values,
+        const std::vector<std::string>& known_sources, std::vector<Finding>& findings)
       : catalog_(catalog),
         options_(options),
         rules_(options.rules),
-        production_(catalog, rules_, plan_options(options)),
+        recipes_(values.targets.empty() ? options.recipes : std::move(values)),
+        production_(catalog, rules_, plan_options(recipes_, known_sources)),
         findings_(findings) {}
 
   Recipes run() && {
-    recipes_ = options_.recipes;
     for (TargetRecipe& recipe : recipes_.targets) cast_to_wanted(recipe);
     round_in_kernels();
     report_contests();
@@ -46,9 +49,11 @@ class Maker {
   }
 
  private:
-  static PlanOptions plan_options(const ConvertOptions& options) {
+  static PlanOptions plan_options(const Recipes& recipes,
+                                  const std::vector<std::string>& known_sources) {
     PlanOptions plan;
-    plan.recipes = options.recipes;
+    plan.recipes = recipes;
+    plan.known_sources = known_sources;
     return plan;
   }
 
@@ -185,17 +190,35 @@ class Maker {
   const Catalog& catalog_;
   const ConvertOptions& options_;
   CompiledRules rules_;
+  Recipes recipes_;
   Production production_;
   std::vector<Finding>& findings_;
-  Recipes recipes_;
   std::map<std::pair<std::uint32_t, Dtype>, std::uint32_t> decodings_;
 };
 
+// So that a shard of the output is made of neighbours in the source.
+void sort_by_source(const Catalog& catalog, Recipes& recipes) {
+  const auto place = [&](const TargetRecipe& recipe) {
+    const std::uint32_t source = recipe.boxes.empty() ? 0 : recipe.boxes.front().source;
+    return std::pair(catalog.tensors()[source].shard, catalog.tensors()[source].offset_begin);
+  };
+  std::ranges::stable_sort(recipes.targets, {}, place);
+}
+
 }  // namespace
 
-Recipes output_recipes(const Catalog& catalog, const ConvertOptions& options,
+Outputs output_recipes(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
                        std::vector<Finding>& findings) {
-  return Maker(catalog, options, findings).run();
+  Values values = values_of(catalog, options, findings);
+  const bool has_values = !values.recipes.targets.empty();
+  Outputs outputs;
+  for (const std::uint32_t source : values.dropped) {
+    outputs.known_sources.push_back(catalog->tensors()[source].name);
+  }
+  outputs.recipes =
+      Maker(*catalog, options, std::move(values.recipes), outputs.known_sources, findings).run();
+  if (has_values) sort_by_source(*catalog, outputs.recipes);
+  return outputs;
 }
 
 }  // namespace loadstone

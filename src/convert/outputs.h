@@ -1,6 +1,8 @@
 // Which tensors an output has, without any model: what rules and recipes make of the sources.
 #pragma once
 
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "loadstone/catalog.h"
@@ -10,9 +12,13 @@
 
 namespace loadstone {
 
-// One recipe for each tensor of the output, in the order of the file. What stands in the way is
-// added to `findings`.
-[[nodiscard]] Recipes output_recipes(const Catalog& catalog, const ConvertOptions& options,
-                                     std::vector<Finding>& findings);
+struct Outputs {
+  Recipes recipes;                         // one for each tensor of the output, in the file's order
+  std::vector<std::string> known_sources;  // that are left out on purpose
+};
+
+// What stands in the way is added to `findings`.
+[[nodiscard]] Outputs output_recipes(const std::shared_ptr<const Catalog>& catalog,
+                                     const ConvertOptions& options, std::vector<Finding>& findings);
 
 }  // namespace loadstone

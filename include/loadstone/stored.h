@@ -1,0 +1,38 @@
+// Values that a checkpoint holds quantized: tensors of it that only together mean numbers. Told by
+// names, dtypes and shapes, and by the small states that bitsandbytes writes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/finding.h"
+#include "loadstone/recipe.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+struct StoredValue {
+  std::string name;      // of the numbers: "model.layers.0.mlp.up_proj.weight"
+  std::string encoding;  // "fp8", "fp8-channel", "fp8-block", "int8-channel", "nvfp4", "mxfp4",
+                         // "mxfp8", "nf4", "fp4", "int8"
+  Decoding decoding;     // what gives the numbers; its sources are the parts, the data first
+  // What belongs to it and is needed no more once it is decoded: tables, states, scales of
+  // activations.
+  std::vector<std::uint32_t> beside;
+};
+
+struct StoredValues {
+  std::vector<StoredValue> values;  // in the catalog's order
+  // Errors "q.scale_missing", "q.scale_shape", "q.state" ... for values that cannot be read, and
+  // warnings "q.scale_unused" for scales of nothing.
+  std::vector<Finding> findings;
+};
+
+// The layouts of DeepSeek (weight_scale_inv), ModelOpt and compressed-tensors (weight_scale,
+// weight_scale_2; weight_packed, weight_global_scale), GPT-OSS (_blocks, _scales) and bitsandbytes.
+// Reads the states of bitsandbytes, some 200 bytes each; null: from the machine's own files.
+[[nodiscard]] StoredValues find_stored_values(const Catalog& catalog, Storage* storage = nullptr);
+
+}  // namespace loadstone

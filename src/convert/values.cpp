@@ -1,0 +1,308 @@
+#include "convert/values.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/text.h"
+#include "loadstone/error.h"
+#include "loadstone/recipe_builder.h"
+
+namespace loadstone {
+
+namespace {
+
+using Value = RecipeBuilder::Value;
+
+constexpr std::array<std::string_view, 3> roles = {"gate_proj", "up_proj", "down_proj"};
+// What Mixtral calls them, in the same order.
+constexpr std::array<std::string_view, 3> short_roles = {"w1", "w3", "w2"};
+constexpr std::string_view mixtral_block = ".block_sparse_moe.";
+constexpr std::uint64_t experts_max = 100'000;
+
+// "model.layers.0.mlp.experts.3.up_proj.weight"
+struct ExpertName {
+  std::string prefix;  // "model.layers.0.mlp.experts"
+  std::uint64_t expert = 0;
+  std::size_t role = 0;
+  bool is_short = false;
+};
+
+std::optional<ExpertName> expert_name(std::string_view name) {
+  constexpr std::string_view infix = ".experts.";
+  constexpr std::string_view suffix = ".weight";
+  const auto at = name.rfind(infix);
+  if (at == std::string_view::npos || !name.ends_with(suffix)) return std::nullopt;
+  const std::string_view rest =
+      name.substr(at + infix.size(), name.size() - at - infix.size() - suffix.size());
+  ExpertName found;
+  found.prefix = name.substr(0, at + infix.size() - 1);
+  const char* const end = rest.data() + rest.size();
+  const auto [after, problem] = std::from_chars(rest.data(), end, found.expert);
+  if (problem != std::errc() || after == end || *after != '.' || found.expert >= experts_max) {
+    return std::nullopt;
+  }
+  const std::string_view role(after + 1, static_cast<std::size_t>(end - after - 1));
+  for (const bool is_short : {false, true}) {
+    const auto& names = is_short ? short_roles : roles;
+    const auto known = std::ranges::find(names, role);
+    if (known == names.end()) continue;
+    found.role = static_cast<std::size_t>(known - names.begin());
+    found.is_short = is_short;
+    return found;
+  }
+  return std::nullopt;
+}
+
+// Mixtral's block has another name in models whose experts are one tensor.
+std::string fused_name(std::string name) {
+  if (const auto at = name.find(mixtral_block); at != std::string::npos) {
+    name.replace(at, mixtral_block.size(), ".mlp.");
+  }
+  return name;
+}
+
+// Not thread-safe.
+class Maker {
+ public:
+  Maker(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
+        std::vector<Finding>& findings)
+      : catalog_(*catalog),
+        options_(options),
+        findings_(findings),
+        builder_(catalog),
+        is_read_(catalog_.tensors().size(), false) {}
+
+  Values run() {
+    if (options_.dequantize) take_stored();
+    for (std::uint32_t i = 0; i < catalog_.tensors().size(); ++i) {
+      const TensorInfo& tensor = catalog_.tensors()[i];
+      if (is_read_[i] || !tensor.encoding.is_dtype()) continue;
+      plain_.emplace(tensor.name, i);
+    }
+    if (options_.experts == ExpertLayout::fused) fuse();
+    if (options_.experts == ExpertLayout::separate) separate();
+    for (const auto& [name, value] : decoded_) {
+      if (!used_.contains(name)) add(name, value);
+    }
+    Values values;
+    values.recipes = builder_.finish();
+    values.dropped = std::move(dropped_);
+    return values;
+  }
+
+ private:
+  void take_stored() {
+    findings_.insert(findings_.end(), options_.stored.findings.begin(),
+                     options_.stored.findings.end());
+    for (const StoredValue& stored : options_.stored.values) {
+      std::vector<Value> sources;
+      for (const std::uint32_t source : stored.decoding.sources) {
+        is_read_.at(source) = true;
+        sources.push_back(builder_.source(catalog_.tensors()[source].name));
+      }
+      for (const std::uint32_t source : stored.beside) is_read_.at(source) = true;
+      dropped_.insert(dropped_.end(), stored.beside.begin(), stored.beside.end());
+      const Decoding& decoding = stored.decoding;
+      // The kernel rounds F32 once, to what is wanted.
+      decoded_.emplace(stored.name, builder_.decode(decoding.kernel, sources, decoding.shape,
+                                                    options_.dtype.value_or(options_.block_dtype),
+                                                    decoding.offset));
+    }
+  }
+
+  // A value by its name, decoded or as it stands there.
+  [[nodiscard]] std::optional<Value> value(const std::string& name) {
+    if (const auto known = decoded_.find(name); known != decoded_.end()) return known->second;
+    if (plain_.contains(name)) return builder_.source(name);
+    return std::nullopt;
+  }
+
+  [[nodiscard]] std::set<std::string> names() const {
+    std::set<std::string> all;
+    for (const auto& [name, index] : plain_) all.insert(name);
+    for (const auto& [name, made] : decoded_) all.insert(name);
+    return all;
+  }
+
+  // What the kernels cannot give in one step is F64, which nobody asks for here.
+  void add(const std::string& name, Value value) {
+    try {
+      builder_.add(name, value);
+    } catch (const Error& error) {
+      fail(name, "plan.duplicate", error.message(), {});
+    }
+  }
+
+  void fail(const std::string& target, std::string code, const std::string& what,
+            std::vector<std::string> sources) {
+    findings_.push_back({.severity = Severity::error,
+                         .code = std::move(code),
+                         .target = target,
+                         .sources = std::move(sources),
+                         .message = fmt::format("'{}': {}", printable(target), what)});
+  }
+
+  // ---- experts one by one to one tensor: gate and up [experts, 2 * inner, hidden], down
+  // [experts, hidden, inner]
+
+  struct Experts {
+    std::map<std::uint64_t, std::array<std::string, 3>> names;
+    bool is_short = false;
+  };
+
+  void fuse() {
+    std::map<std::string, Experts> blocks;
+    for (const std::string& name : names()) {
+      if (auto found = expert_name(name)) {
+        Experts& experts = blocks[found->prefix];
+        experts.names[found->expert][found->role] = name;
+        experts.is_short = found->is_short;
+      }
+    }
+    for (const auto& [prefix, experts] : blocks) {
+      try {
+        fuse_block(prefix, experts);
+      } catch (const Error& error) {
+        fail(fused_name(prefix), "plan.shape", "experts cannot be joined: " + error.message(), {});
+      }
+    }
+    for (const std::string& name : names()) {
+      if (name.find(mixtral_block) == std::string::npos || used_.contains(name)) continue;
+      add(fused_name(name), *value(name));
+      used_.insert(name);
+    }
+  }
+
+  void fuse_block(const std::string& prefix, const Experts& experts) {
+    const std::uint64_t count = experts.names.rbegin()->first + 1;
+    std::vector<std::string> missing;
+    const auto& role_names = experts.is_short ? short_roles : roles;
+    for (std::uint64_t e = 0; e < count; ++e) {
+      const auto known = experts.names.find(e);
+      for (std::size_t role = 0; role < roles.size(); ++role) {
+        if (known != experts.names.end() && !known->second[role].empty()) continue;
+        missing.push_back(fmt::format("{}.{}.{}.weight", prefix, e, role_names[role]));
+      }
+    }
+    if (!missing.empty()) {
+      fail(fused_name(prefix), "plan.missing",
+           fmt::format("of {} experts {} tensors are missing: '{}' ...", count, missing.size(),
+                       printable(missing.front())),
+           missing);
+      return;
+    }
+    std::vector<Value> gate_up;
+    std::vector<Value> down;
+    for (const auto& [expert, names] : experts.names) {
+      gate_up.push_back(builder_.concat({*value(names[0]), *value(names[1])}, 0));
+      down.push_back(*value(names[2]));
+    }
+    const Value joined = builder_.stack(gate_up, 0);
+    const Value joined_down = builder_.stack(down, 0);
+    add(fused_name(prefix) + ".gate_up_proj", joined);
+    add(fused_name(prefix) + ".down_proj", joined_down);
+    for (const auto& [expert, names] : experts.names) used_.insert(names.begin(), names.end());
+  }
+
+  // ---- one tensor to experts one by one
+
+  void separate() {
+    constexpr std::string_view suffix = ".experts.gate_up_proj";
+    for (const std::string& name : names()) {
+      if (!name.ends_with(suffix)) continue;
+      const std::string prefix = name.substr(0, name.size() - suffix.size()) + ".experts";
+      try {
+        separate_block(prefix);
+      } catch (const Error& error) {
+        fail(prefix, "plan.shape", "experts cannot be taken apart: " + error.message(), {name});
+      }
+    }
+  }
+
+  void separate_block(const std::string& prefix) {
+    const std::string gate_up_name = prefix + ".gate_up_proj";
+    const std::string down_name = prefix + ".down_proj";
+    const auto maybe_down = value(down_name);
+    if (!maybe_down) {
+      fail(prefix, "plan.missing", fmt::format("'{}' is missing", printable(down_name)),
+           {down_name});
+      return;
+    }
+    Value gate_up = *value(gate_up_name);
+    Value down = *maybe_down;
+    if (builder_.shape(gate_up).rank() != 3 || builder_.shape(down).rank() != 3) {
+      throw Error("plan.shape", "tensors of three dimensions are expected");
+    }
+    // Only one of the two layouts can have these sizes.
+    if (builder_.shape(gate_up)[2] == 2 * builder_.shape(down)[1]) {
+      gate_up = builder_.transpose(gate_up, 1, 2);
+      down = builder_.transpose(down, 1, 2);
+    }
+    const Shape& wide = builder_.shape(gate_up);
+    const Shape& narrow = builder_.shape(down);
+    if (wide[0] != narrow[0] || wide[1] != 2 * narrow[2] || wide[2] != narrow[1]) {
+      throw Error("plan.shape", "the sizes of its two tensors do not fit each other: " +
+                                    wide.text() + " and " + narrow.text());
+    }
+    // Experts with biases (GPT-OSS) have gate and up in turn.
+    const auto bias = value(prefix + ".gate_up_proj_bias");
+    const std::uint64_t inner = narrow[2];
+    const auto part = [&](Value of, std::size_t role) {
+      return bias ? builder_.slice(of, 0, role, inner, 2)
+                  : builder_.slice(of, 0, role * inner, inner);
+    };
+    const std::uint64_t count = wide[0];
+    for (std::uint64_t e = 0; e < count; ++e) {
+      const auto name = [&](std::size_t role, const char* what) {
+        return fmt::format("{}.{}.{}.{}", prefix, e, roles[role], what);
+      };
+      const Value both = one(gate_up, e);
+      for (const std::size_t role : {std::size_t{0}, std::size_t{1}}) {
+        add(name(role, "weight"), part(both, role));
+        if (bias) add(name(role, "bias"), part(one(*bias, e), role));
+      }
+      add(name(2, "weight"), one(down, e));
+      const auto down_bias = value(prefix + ".down_proj_bias");
+      if (down_bias) add(name(2, "bias"), one(*down_bias, e));
+    }
+    for (const char* suffix :
+         {".gate_up_proj", ".down_proj", ".gate_up_proj_bias", ".down_proj_bias"}) {
+      used_.insert(prefix + suffix);
+    }
+  }
+
+  [[nodiscard]] Value one(Value all, std::uint64_t expert) {
+    auto extents = builder_.shape(all).extents();
+    extents.erase(extents.begin());
+    return builder_.reshape(builder_.slice(all, 0, expert, 1), Shape(std::move(extents)));
+  }
+
+  const Catalog& catalog_;
+  const ConvertOptions& options_;
+  std::vector<Finding>& findings_;
+  RecipeBuilder builder_;
+  std::vector<bool> is_read_;
+  std::map<std::string, Value> decoded_;
+  std::map<std::string, std::uint32_t, std::less<>> plain_;
+  std::set<std::string> used_;  // values that became something else
+  std::vector<std::uint32_t> dropped_;
+};
+
+}  // namespace
+
+Values values_of(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
+                 std::vector<Finding>& findings) {
+  if (!options.dequantize && options.experts == ExpertLayout::keep) return {};
+  return Maker(catalog, options, findings).run();
+}
+
+}  // namespace loadstone

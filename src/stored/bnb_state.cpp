@@ -1,0 +1,80 @@
+#include "stored/bnb_state.h"
+
+#include <vector>
+
+#include "base/json_fields.h"
+#include "base/text.h"
+#include "kernels/bnb.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::string_view code = "q.state";
+
+[[noreturn]] void refuse(const std::string& name, const char* why, const char* field,
+                         std::string found) {
+  throw Error(std::string(code), why, {.tensor = name, .field = field, .found = std::move(found)});
+}
+
+BnbState parse(std::string_view text, const std::string& name) {
+  const JsonDocument document(text, code, bnb_state_bytes_max);
+  const JsonReader reader(code);
+  const JsonPlace top;
+  JsonObject fields(reader, document.root(), top);
+  BnbState state;
+  const std::string type(reader.string(fields.required("quant_type"), fields.at("quant_type")));
+  if (!name.ends_with("bitsandbytes__" + type)) {
+    refuse(name, "another quant type than the name says", "quant_type", printable(type));
+  }
+  std::vector<std::uint64_t> extents;
+  const JsonPlace shape_place = fields.at("shape");
+  for (const auto extent : reader.array(fields.required("shape"), shape_place)) {
+    extents.push_back(reader.unsigned_number(extent, shape_place));
+  }
+  state.shape = Shape(std::move(extents));
+  const std::string dtype(reader.string(fields.required("dtype"), fields.at("dtype")));
+  const auto known = dtype_from_user(dtype);
+  if (!known || (*known != Dtype::bf16 && *known != Dtype::f16 && *known != Dtype::f32)) {
+    refuse(name, "not a dtype to decode to", "dtype", printable(dtype));
+  }
+  state.dtype = *known;
+  state.block_size = reader.unsigned_number(fields.required("blocksize"), fields.at("blocksize"));
+  if (!is_bnb_block_size(state.block_size)) {
+    throw Error("q.group_size", "not a block size of bitsandbytes",
+                {.tensor = name,
+                 .field = "blocksize",
+                 .found = std::to_string(state.block_size),
+                 .expected = "32, 64, 128 ... 4096"});
+  }
+  const auto nested = fields.optional("nested_offset");
+  if (!nested) return state;
+  double offset = 0;
+  if (nested->get_double().get(offset) != simdjson::SUCCESS) {
+    refuse(name, "the offset of nested scales is no number", "nested_offset", {});
+  }
+  state.nested_offset = static_cast<float>(offset);
+  const auto size =
+      reader.unsigned_number(fields.required("nested_blocksize"), fields.at("nested_blocksize"));
+  if (size != bnb_nested_block_size) {
+    refuse(name, "nested scales in blocks that are not read", "nested_blocksize",
+           std::to_string(size));
+  }
+  return state;
+}
+
+}  // namespace
+
+BnbState parse_bnb_state(std::string_view text, const std::string& name) {
+  try {
+    return parse(text, name);
+  } catch (const Error& error) {
+    if (!error.where().tensor.empty()) throw;
+    Where where = error.where();
+    where.tensor = name;
+    throw Error(error.code(), error.message(), std::move(where));
+  }
+}
+
+}  // namespace loadstone

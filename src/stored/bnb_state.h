@@ -1,0 +1,26 @@
+// The small JSON in which bitsandbytes says what a packed weight is.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "loadstone/dtype.h"
+#include "loadstone/shape.h"
+
+namespace loadstone {
+
+// A state has some 200 bytes; what is much larger is something else.
+inline constexpr std::uint64_t bnb_state_bytes_max = 4096;
+
+struct BnbState {
+  Shape shape;  // of the numbers
+  Dtype dtype = Dtype::bf16;
+  std::uint64_t block_size = 64;
+  std::optional<float> nested_offset;
+};
+
+// Throws Error "q.state" or "q.group_size" that names the tensor `name`.
+[[nodiscard]] BnbState parse_bnb_state(std::string_view text, const std::string& name);
+
+}  // namespace loadstone

@@ -1,0 +1,295 @@
+#include <fmt/format.h>
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "base/text.h"
+#include "loadstone/error.h"
+#include "loadstone/stored.h"
+#include "plan/decodings.h"
+#include "stored/bnb_state.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::string_view bnb_state_infix = ".quant_state.bitsandbytes__";
+
+constexpr std::uint64_t ceil_div(std::uint64_t a, std::uint64_t b) noexcept {
+  return a / b + (a % b != 0 ? 1u : 0u);
+}
+
+bool is_dtype(const TensorInfo& tensor, std::initializer_list<Dtype> dtypes) {
+  for (const Dtype dtype : dtypes) {
+    if (tensor.encoding == Encoding(dtype)) return true;
+  }
+  return false;
+}
+
+// Numbers that mean nothing without their scales. A lone U8 tensor may be a mask, and scales can be
+// FP8 too.
+bool needs_scales(const TensorInfo& tensor) {
+  if (tensor.name.ends_with("_scale") || tensor.name.ends_with("_scale_inv")) return false;
+  return is_dtype(tensor, {Dtype::f8_e4m3, Dtype::f8_e5m2}) && tensor.shape.rank() >= 2;
+}
+
+Shape doubled(const Shape& shape) {
+  auto extents = shape.extents();
+  if (!extents.empty()) extents.back() *= 2;  // overflow: the kernel then gives another shape
+  return Shape(std::move(extents));
+}
+
+// Groups of numbers with a scale each, flat: [..., groups, 16] bytes are [..., groups * 32].
+Shape ungrouped(const Shape& shape) {
+  auto extents = shape.extents();
+  if (extents.size() < 2) return shape;
+  const std::uint64_t bytes = extents.back();
+  extents.pop_back();
+  extents.back() *= 2 * bytes;
+  return Shape(std::move(extents));
+}
+
+// Goes through a catalog once. Not thread-safe.
+class Finder {
+ public:
+  Finder(const Catalog& catalog, Storage* storage)
+      : catalog_(catalog),
+        storage_(storage != nullptr ? *storage : local_storage()),
+        used_(catalog.tensors().size(), false),
+        sources_(catalog.shards().size()) {}
+
+  StoredValues run() {
+    for (std::uint32_t i = 0; i < catalog_.tensors().size(); ++i) look_at(i);
+    for (std::uint32_t i = 0; i < catalog_.tensors().size(); ++i) report_unused(i);
+    return std::move(found_);
+  }
+
+ private:
+  // Sources beside `name`, if all are there.
+  [[nodiscard]] std::optional<std::uint32_t> find(const std::string& name) const {
+    return catalog_.find(name);
+  }
+
+  void look_at(std::uint32_t index) {
+    const TensorInfo& tensor = catalog_.tensors()[index];
+    if (!tensor.encoding.is_dtype()) return;
+    const std::string& name = tensor.name;
+    if (const auto at = name.find(bnb_state_infix); at != std::string::npos) {
+      add_bnb4(name.substr(0, at), index, name.substr(at + bnb_state_infix.size()));
+    } else if (name.ends_with("_blocks") && is_dtype(tensor, {Dtype::u8})) {
+      add_mxfp4_blocks(index, name.substr(0, name.size() - std::string_view("_blocks").size()));
+    } else if (name.ends_with("_packed") && is_dtype(tensor, {Dtype::u8})) {
+      const std::string value = name.substr(0, name.size() - std::string_view("_packed").size());
+      add_nibbles(index, value, "_global_scale", "nvfp4_divided");
+    } else if (is_dtype(tensor, {Dtype::u8}) && find(name + "_scale")) {
+      add_nibbles(index, name, "_scale_2", "nvfp4");
+    } else if (is_dtype(tensor, {Dtype::i8})) {
+      add_int8(index);
+    } else if (needs_scales(tensor)) {
+      add_fp8(index);
+    }
+  }
+
+  void add_fp8(std::uint32_t index) {
+    const TensorInfo& weight = catalog_.tensors()[index];
+    auto scale = find(weight.name + "_scale_inv");
+    if (!scale) scale = find(weight.name + "_scale");
+    if (!scale) {
+      fail(weight.name, "q.scale_missing", "has no scales, and its numbers mean nothing without",
+           {weight.name + "_scale", weight.name + "_scale_inv"});
+      return;
+    }
+    const TensorInfo& scales = catalog_.tensors()[*scale];
+    const std::uint64_t rows = weight.shape[weight.shape.rank() - 2];
+    const std::uint64_t columns = weight.shape[weight.shape.rank() - 1];
+    const std::uint64_t count = scales.shape.numel().value_or(0);
+    const std::size_t rank = scales.shape.rank();
+    const bool is_grid = rank == weight.shape.rank();
+    const bool is_vector = rank + 1 == weight.shape.rank() && rank > 0 && count != 1;
+    const char* kernel = "fp8_block";
+    const char* encoding = "fp8-block";
+    if (is_dtype(scales, {Dtype::u8, Dtype::f8_e8m0})) {
+      encoding = "mxfp8";
+    } else if (is_vector || (is_grid && scales.shape[rank - 1] == 1 && columns > 128)) {
+      kernel = "fp8_rows";
+      encoding = "fp8-channel";
+    } else if (count == 1) {
+      encoding = "fp8";
+    } else if (is_grid && scales.shape[rank - 2] == ceil_div(rows, 128) &&
+               scales.shape[rank - 1] == ceil_div(columns, 128)) {
+      kernel = "fp8_block_128";
+    }
+    add(weight.name, encoding, {kernel, {index, *scale}, weight.shape, Dtype::bf16});
+  }
+
+  void add_int8(std::uint32_t index) {
+    const TensorInfo& weight = catalog_.tensors()[index];
+    if (weight.name.ends_with("weight")) {
+      const std::string prefix = weight.name.substr(0, weight.name.size() - 6);
+      if (const auto scales = find(prefix + "SCB")) {
+        add(weight.name, "int8", {"bnb_int8", {index, *scales}, weight.shape, Dtype::f16});
+        if (const auto format = find(prefix + "weight_format")) beside(*format);
+        return;
+      }
+    }
+    if (const auto scales = find(weight.name + "_scale")) {
+      add(weight.name, "int8-channel", {"int8_rows", {index, *scales}, weight.shape, Dtype::bf16});
+    }
+  }
+
+  // NVFP4 where there is a scale of scales, MXFP4 where the scales are powers of two.
+  void add_nibbles(std::uint32_t index, const std::string& value, const char* global_suffix,
+                   const char* kernel) {
+    const TensorInfo& weight = catalog_.tensors()[index];
+    const auto scales = find(value + "_scale");
+    if (!scales) {
+      // Packed integers of 4 bits are called so too, and have a shape of their own.
+      if (find(value + "_shape")) return;
+      fail(value, "q.scale_missing", "has no scales", {value + "_scale"});
+      return;
+    }
+    const Shape shape = doubled(weight.shape);
+    const TensorInfo& scale = catalog_.tensors()[*scales];
+    if (is_dtype(scale, {Dtype::u8, Dtype::f8_e8m0})) {
+      add(value, "mxfp4", {"fp4_block", {index, *scales}, shape, Dtype::bf16});
+      return;
+    }
+    if (!is_dtype(scale, {Dtype::f8_e4m3})) return;
+    const auto global = find(value + global_suffix);
+    if (!global) {
+      fail(value, "q.scale_missing", "has no global scale", {value + global_suffix});
+      return;
+    }
+    add(value, "nvfp4", {kernel, {index, *scales, *global}, shape, Dtype::bf16});
+  }
+
+  void add_mxfp4_blocks(std::uint32_t index, const std::string& value) {
+    const TensorInfo& blocks = catalog_.tensors()[index];
+    const auto scales = find(value + "_scales");
+    if (!scales) {
+      fail(value, "q.scale_missing", "has blocks and no scales", {value + "_scales"});
+      return;
+    }
+    add(value, "mxfp4", {"mxfp4", {index, *scales}, ungrouped(blocks.shape), Dtype::bf16});
+  }
+
+  void add_bnb4(const std::string& value, std::uint32_t state_index, const std::string& type) {
+    const TensorInfo& tensor = catalog_.tensors()[state_index];
+    std::vector<std::string> missing;
+    const auto part = [&](const std::string& suffix) {
+      const auto index = find(value + suffix);
+      if (!index) missing.push_back(value + suffix);
+      return index.value_or(0);
+    };
+    try {
+      const BnbState state = parse_bnb_state(text_of(tensor), tensor.name);
+      Decoding decoding = {"bnb_" + type, {part(""), part(".absmax")}, state.shape, state.dtype};
+      std::vector<std::uint32_t> others = {state_index};
+      if (state.nested_offset) {
+        decoding.sources.push_back(part(".nested_absmax"));
+        decoding.sources.push_back(part(".nested_quant_map"));
+        decoding.offset = *state.nested_offset;
+      }
+      if (const auto map = find(value + ".quant_map")) others.push_back(*map);
+      if (!missing.empty()) {
+        fail(value, "q.scale_missing", "lacks parts", std::move(missing));
+        return;
+      }
+      add(value, type, std::move(decoding));
+      for (const std::uint32_t other : others) beside(other);
+    } catch (const Error& error) {
+      fail(value, error.code(), error.message(), {tensor.name});
+    }
+  }
+
+  [[nodiscard]] std::string text_of(const TensorInfo& tensor) {
+    if (tensor.byte_count() > bnb_state_bytes_max) {
+      throw Error("q.state", "the state is too large to be one",
+                  {.tensor = tensor.name,
+                   .found = human_bytes(tensor.byte_count()),
+                   .expected = human_bytes(bnb_state_bytes_max)});
+    }
+    auto& source = sources_[tensor.shard];
+    if (!source) source = storage_.open(catalog_.shards()[tensor.shard].path);
+    std::string text(tensor.byte_count(), '\0');
+    source->read(tensor.offset_begin, std::as_writable_bytes(std::span(text)));
+    return text;
+  }
+
+  void add(const std::string& name, std::string_view encoding, Decoding decoding) {
+    DecodeForm form;
+    if (const auto problem = check_decoding(catalog_.tensors(), decoding, form)) {
+      std::vector<std::string> sources;
+      for (const std::uint32_t source : decoding.sources) {
+        sources.push_back(catalog_.tensors()[source].name);
+        used_[source] = true;
+      }
+      fail(name, "q.scale_shape", "cannot be decoded: " + problem->message, std::move(sources),
+           problem->found, problem->expected);
+      return;
+    }
+    for (const std::uint32_t source : decoding.sources) used_[source] = true;
+    found_.values.push_back({name, std::string(encoding), std::move(decoding), {}});
+    for (const char* suffix : {"input_scale", "input_global_scale"}) {
+      const auto at = name.rfind("weight");
+      if (at == std::string::npos || at + 6 != name.size()) break;
+      if (const auto other = find(name.substr(0, at) + suffix)) beside(*other);
+    }
+  }
+
+  // Of the value that was added last.
+  void beside(std::uint32_t index) {
+    if (found_.values.empty() || used_[index]) return;
+    used_[index] = true;
+    found_.values.back().beside.push_back(index);
+  }
+
+  void report_unused(std::uint32_t index) {
+    const std::string& name = catalog_.tensors()[index].name;
+    if (used_[index] || !(name.ends_with("weight_scale_inv") || name.ends_with("weight_scale"))) {
+      return;
+    }
+    found_.findings.push_back(
+        {.severity = Severity::warning,
+         .code = "q.scale_unused",
+         .sources = {name},
+         .message = fmt::format("'{}' is a scale, and nothing that it belongs to is quantized",
+                                printable(name))});
+  }
+
+  void fail(const std::string& value, std::string code, const std::string& what,
+            std::vector<std::string> sources, std::string found = {}, std::string expected = {}) {
+    found_.findings.push_back({.severity = Severity::error,
+                               .code = std::move(code),
+                               .target = value,
+                               .sources = std::move(sources),
+                               .message = fmt::format("'{}' {}", printable(value), what),
+                               .found = std::move(found),
+                               .expected = std::move(expected)});
+    // One finding is enough: its scales are not told to be scales of nothing.
+    for (const char* suffix : {"_scale", "_scale_inv"}) {
+      if (const auto index = find(value + suffix)) used_[*index] = true;
+    }
+    const auto& named = found_.findings.back().sources;
+    if (!named.empty()) {
+      found_.findings.back().message += fmt::format(" ('{}')", printable(named.front()));
+    }
+  }
+
+  const Catalog& catalog_;
+  Storage& storage_;
+  std::vector<bool> used_;
+  std::vector<std::shared_ptr<ByteSource>> sources_;
+  StoredValues found_;
+};
+
+}  // namespace
+
+StoredValues find_stored_values(const Catalog& catalog, Storage* storage) {
+  return Finder(catalog, storage).run();
+}
+
+}  // namespace loadstone

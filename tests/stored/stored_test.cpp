@@ -1,0 +1,159 @@
+#include "loadstone/stored.h"
+
+#include <gmock/gmock.h>
+
+#include <string>
+#include <vector>
+
+#include "support/files.h"
+
+namespace loadstone::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::Field;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+FileTensor tensor(const std::string& name, const std::string& dtype,
+                  const std::vector<std::uint64_t>& shape, std::uint64_t bytes_each) {
+  std::uint64_t bytes = bytes_each;
+  for (const std::uint64_t extent : shape) bytes *= extent;
+  return {name, dtype, shape, some_bytes(bytes)};
+}
+
+FileTensor text_tensor(const std::string& name, const std::string& text) {
+  return {name, "U8", {text.size()}, text};
+}
+
+class Stored : public ::testing::Test {
+ protected:
+  StoredValues find(const std::vector<FileTensor>& tensors) {
+    catalog_ = open_checkpoint(folder_.write("file.safetensors", safetensors_bytes(tensors)));
+    return find_stored_values(*catalog_);
+  }
+  // "name: encoding, kernel"
+  static std::vector<std::string> lines(const StoredValues& found) {
+    std::vector<std::string> lines;
+    for (const StoredValue& value : found.values) {
+      lines.push_back(value.name + ": " + value.encoding + ", " + value.decoding.kernel);
+    }
+    return lines;
+  }
+
+  TemporaryFolder folder_;
+  std::shared_ptr<const Catalog> catalog_;
+};
+
+std::string state(const std::string& more = "") {
+  return R"({"quant_type": "nf4", "blocksize": 64, "dtype": "float16", "shape": [8, 32])" + more +
+         "}";
+}
+
+const std::string nested = R"(, "nested_blocksize": 256, "nested_dtype": "float32",)"
+                           R"( "nested_offset": 0.25)";
+
+TEST_F(Stored, EveryLayoutIsKnownByItsNamesAndShapes) {
+  const StoredValues found = find({
+      tensor("a.weight", "F8_E4M3", {200, 300}, 1),
+      tensor("a.weight_scale_inv", "F32", {2, 3}, 4),
+      tensor("b.weight", "F8_E4M3", {8, 16}, 1),
+      tensor("b.weight_scale", "F32", {}, 4),
+      tensor("b.input_scale", "F32", {}, 4),
+      tensor("c.weight", "F8_E4M3", {8, 8}, 1),
+      tensor("c.weight_scale", "BF16", {8}, 2),
+      tensor("d.weight", "U8", {8, 16}, 1),
+      tensor("d.weight_scale", "F8_E4M3", {8, 2}, 1),
+      tensor("d.weight_scale_2", "F32", {}, 4),
+      tensor("e.weight_packed", "U8", {8, 16}, 1),
+      tensor("e.weight_scale", "F8_E4M3", {8, 2}, 1),
+      tensor("e.weight_global_scale", "F32", {1}, 4),
+      tensor("f.weight", "U8", {8, 16}, 1),
+      tensor("f.weight_scale", "U8", {8, 1}, 1),
+      tensor("g.weight", "F8_E4M3", {8, 64}, 1),
+      tensor("g.weight_scale", "U8", {8, 2}, 1),
+      tensor("h_blocks", "U8", {2, 4, 2, 16}, 1),
+      tensor("h_scales", "U8", {2, 4, 2}, 1),
+      tensor("i.weight", "I8", {8, 16}, 1),
+      tensor("i.SCB", "F32", {8}, 4),
+      tensor("i.weight_format", "U8", {}, 1),
+      tensor("j.weight", "I8", {8, 16}, 1),
+      tensor("j.weight_scale", "BF16", {8, 1}, 2),
+      tensor("k.weight", "U8", {128, 1}, 1),
+      tensor("k.weight.absmax", "F32", {4}, 4),
+      tensor("k.weight.quant_map", "F32", {16}, 4),
+      text_tensor("k.weight.quant_state.bitsandbytes__nf4", state()),
+      tensor("l.weight", "U8", {128, 1}, 1),
+      tensor("l.weight.absmax", "U8", {4}, 1),
+      tensor("l.weight.nested_absmax", "F32", {1}, 4),
+      tensor("l.weight.nested_quant_map", "F32", {256}, 4),
+      text_tensor("l.weight.quant_state.bitsandbytes__nf4", state(nested)),
+      tensor("plain.weight", "BF16", {8, 16}, 2),
+      tensor("mask", "U8", {8, 16}, 1),
+  });
+  EXPECT_THAT(found.findings, IsEmpty());
+  EXPECT_THAT(lines(found),
+              ElementsAre("a.weight: fp8-block, fp8_block_128", "b.weight: fp8, fp8_block",
+                          "c.weight: fp8-channel, fp8_rows", "d.weight: nvfp4, nvfp4",
+                          "e.weight: nvfp4, nvfp4_divided", "f.weight: mxfp4, fp4_block",
+                          "g.weight: mxfp8, fp8_block", "h: mxfp4, mxfp4",
+                          "i.weight: int8, bnb_int8", "j.weight: int8-channel, int8_rows",
+                          "k.weight: nf4, bnb_nf4", "l.weight: nf4, bnb_nf4"));
+  EXPECT_EQ(found.values[7].decoding.shape, Shape({2, 4, 64}));
+  EXPECT_EQ(found.values[10].decoding.dtype, Dtype::f16);
+  EXPECT_EQ(found.values[11].decoding.offset, 0.25f);
+  EXPECT_THAT(found.values[1].beside, ElementsAre(*catalog_->find("b.input_scale")));
+  EXPECT_THAT(found.values[8].beside, ElementsAre(*catalog_->find("i.weight_format")));
+  EXPECT_THAT(found.values[10].beside, SizeIs(2));
+}
+
+TEST_F(Stored, WhatIsBrokenIsNamed) {
+  const auto expect = [&](const std::vector<FileTensor>& tensors, const std::string& code,
+                          const std::string& culprit) {
+    const StoredValues found = find(tensors);
+    EXPECT_THAT(found.values, IsEmpty()) << culprit;
+    EXPECT_THAT(found.findings, ElementsAre(AllOf(Field(&Finding::severity, Severity::error),
+                                                  Field(&Finding::code, code),
+                                                  Field(&Finding::message, HasSubstr(culprit)))))
+        << culprit;
+  };
+  const FileTensor fp8 = tensor("a.weight", "F8_E4M3", {200, 300}, 1);
+  expect({fp8}, "q.scale_missing", "a.weight_scale");
+  expect({fp8, tensor("a.weight_scale_inv", "F32", {7, 11}, 4)}, "q.scale_shape", "a.weight");
+  const FileTensor nibbles = tensor("d.weight", "U8", {8, 16}, 1);
+  const FileTensor scales = tensor("d.weight_scale", "F8_E4M3", {8, 2}, 1);
+  expect({nibbles, scales}, "q.scale_missing", "d.weight_scale_2");
+  expect({nibbles, tensor("d.weight_scale", "F8_E4M3", {8, 3}, 1),
+          tensor("d.weight_scale_2", "F32", {}, 4)},
+         "q.scale_shape", "d.weight");
+  expect({tensor("e.weight_packed", "U8", {8, 16}, 1)}, "q.scale_missing", "e.weight_scale");
+  expect({tensor("h_blocks", "U8", {4, 2, 16}, 1)}, "q.scale_missing", "h_scales");
+  expect({tensor("h_blocks", "U8", {4, 2, 15}, 1), tensor("h_scales", "U8", {4, 2}, 1)},
+         "q.scale_shape", "16 bytes");
+  const FileTensor packed = tensor("k.weight", "U8", {128, 1}, 1);
+  const std::string name = "k.weight.quant_state.bitsandbytes__nf4";
+  expect({packed, text_tensor(name, state())}, "q.scale_missing", "k.weight.absmax");
+  const FileTensor absmax = tensor("k.weight.absmax", "F32", {4}, 4);
+  expect({packed, absmax, text_tensor(name, "{no")}, "q.state", name);
+  expect({packed, absmax, text_tensor(name, std::string(5000, ' '))}, "q.state", name);
+  expect({packed, absmax, text_tensor("k.weight.quant_state.bitsandbytes__fp4", state())},
+         "q.state", "bitsandbytes__fp4");
+  std::string other = state();
+  other.replace(other.find("64"), 2, "65");
+  expect({packed, absmax, text_tensor(name, other)}, "q.group_size", name);
+  other = state();
+  other.replace(other.find("[8"), 2, "[9");
+  expect({packed, absmax, text_tensor(name, other)}, "q.scale_shape", "k.weight");
+}
+
+TEST_F(Stored, AScaleOfNothingIsAWarning) {
+  const StoredValues found =
+      find({tensor("a.weight", "BF16", {8, 8}, 2), tensor("a.weight_scale_inv", "F32", {1, 1}, 4)});
+  EXPECT_THAT(found.findings, ElementsAre(Field(&Finding::code, "q.scale_unused")));
+  EXPECT_EQ(found.findings[0].severity, Severity::warning);
+}
+
+}  // namespace
+}  // namespace loadstone::test
