@@ -53,6 +53,7 @@ int verify(const Args& args, bool json) {
   if (!json) print_warnings(warnings);
   const VerifyReport report = read_all(*first, second.get(), args.threads);
   print_line(json ? json_of(report, warnings) : to_table(report));
+  if (has_errors(report.findings)) return 3;
   if (!report.ok()) return 1;
   return args.open.strict && has_warnings(warnings) ? 3 : 0;
 }

@@ -23,7 +23,7 @@ struct NotFinite {
   friend bool operator==(const NotFinite&, const NotFinite&) = default;
 };
 
-enum class DifferenceKind : std::uint8_t { missing, unexpected, encoding, shape, bytes };
+enum class DifferenceKind : std::uint8_t { missing, unexpected, encoding, shape, bytes, values };
 
 [[nodiscard]] std::string_view name(DifferenceKind kind) noexcept;
 
@@ -36,9 +36,23 @@ struct Difference {
   friend bool operator==(const Difference&, const Difference&) = default;
 };
 
+// A value that is quantized in one of two checkpoints, or in both but differently: how far the
+// numbers are from each other, by samples. The root of the mean square of their difference, over
+// that of the first one's numbers.
+struct QuantizationError {
+  std::string name;
+  std::string encoding;  // "nvfp4"
+  double relative = 0;
+
+  friend bool operator==(const QuantizationError&, const QuantizationError&) = default;
+};
+
 struct VerifyReport {
   std::vector<NotFinite> not_finite;  // floating tensors that hold such values, in file order
-  std::vector<Finding> findings;      // "st.bool_value", "gg.scale_nan": values that are wrong
+  // Values that are wrong: "st.bool_value", "gg.scale_nan", "q.nan" and "q.scale_value" of scales;
+  // and errors "q.scale_missing" ... of weights that cannot be read.
+  std::vector<Finding> findings;
+  std::vector<QuantizationError> quantized;  // of two checkpoints, in the order of names
   std::vector<Difference>
       differences;  // in the first checkpoint's order, then those without a match
   std::uint64_t bytes_read = 0;
@@ -56,11 +70,13 @@ struct VerifyOptions {
 [[nodiscard]] VerifyReport verify_values(const Catalog& catalog, const VerifyOptions& options = {});
 
 // The same names with the same encodings, shapes and bytes, whatever the files look like: a sharded
-// checkpoint equals its single file. Reads both once, up to the first difference of a tensor.
+// checkpoint equals its single file. Reads both once, up to the first difference of a tensor. What
+// is quantized in one of them only is compared as numbers: an error that its encoding does not
+// explain is a difference.
 [[nodiscard]] VerifyReport compare(const Catalog& first, const Catalog& second,
                                    const VerifyOptions& options = {});
 
-// {"ok", "differences", "not_finite", "findings", "bytes_read"}
+// {"ok", "differences", "not_finite", "findings", "quantized", "bytes_read"}
 [[nodiscard]] std::string to_json(const VerifyReport& report);
 [[nodiscard]] std::string to_table(const VerifyReport& report);
 

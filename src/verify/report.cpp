@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <map>
+
 #include "base/json_writer.h"
 #include "base/text.h"
 #include "loadstone/verify.h"
@@ -18,6 +20,8 @@ std::string_view name(DifferenceKind kind) noexcept {
       return "shape";
     case DifferenceKind::bytes:
       return "bytes";
+    case DifferenceKind::values:
+      return "values";
   }
   return "bytes";
 }
@@ -60,10 +64,48 @@ std::string to_json(const VerifyReport& report) {
     json.end_object();
   }
   json.end_array();
+  json.key("quantized");
+  json.begin_array();
+  for (const QuantizationError& each : report.quantized) {
+    json.begin_object();
+    json.member("name", each.name);
+    json.member("encoding", each.encoding);
+    json.member("relative_error", each.relative);
+    json.end_object();
+  }
+  json.end_array();
   json.member("bytes_read", report.bytes_read);
   json.end_object();
   return json.take();
 }
+
+namespace {
+
+// One line for each encoding.
+std::string quantized_text(const VerifyReport& report) {
+  struct Row {
+    std::uint64_t count = 0;
+    double sum = 0;
+    const QuantizationError* worst = nullptr;
+  };
+  std::map<std::string_view, Row> rows;
+  for (const QuantizationError& each : report.quantized) {
+    Row& row = rows[each.encoding];
+    ++row.count;
+    row.sum += each.relative;
+    if (row.worst == nullptr || !(each.relative <= row.worst->relative)) row.worst = &each;
+  }
+  std::string text;
+  for (const auto& [encoding, row] : rows) {
+    text +=
+        fmt::format("  info: {} of {}: relative error {:.3g} in the mean, at most {:.3g} ('{}')\n",
+                    row.count, encoding, row.sum / static_cast<double>(row.count),
+                    row.worst->relative, printable(row.worst->name));
+  }
+  return text;
+}
+
+}  // namespace
 
 std::string to_table(const VerifyReport& report) {
   std::string text;
@@ -78,6 +120,7 @@ std::string to_table(const VerifyReport& report) {
     text += fmt::format("  info: '{}': {} NaN, {} infinite\n", printable(each.name), each.nan,
                         each.infinite);
   }
+  text += quantized_text(report);
   text +=
       fmt::format("{}; {} read\n", report.ok() ? "ok" : "not ok", human_bytes(report.bytes_read));
   return text;

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <exception>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -16,6 +17,7 @@
 
 #include "base/text.h"
 #include "loadstone/error.h"
+#include "verify/quantized.h"
 #include "verify/values.h"
 
 namespace loadstone {
@@ -213,6 +215,8 @@ VerifyReport verify_values(const Catalog& catalog, const VerifyOptions& options)
       report.findings.push_back(bad_values(catalog, tensors[i], counts[i]));
     }
   }
+  auto findings = check_scales(catalog, find_stored_values(catalog, options.storage), options);
+  std::ranges::move(findings, std::back_inserter(report.findings));
   return report;
 }
 
@@ -220,9 +224,11 @@ VerifyReport compare(const Catalog& first, const Catalog& second, const VerifyOp
   const OpenShards first_shards(first, options.storage);
   const OpenShards second_shards(second, options.storage);
   const auto& tensors = first.tensors();
+  const QuantizedPairs pairs(first, second, options);
   std::vector<std::optional<Difference>> found(tensors.size());
   Jobs jobs(options, first.total_bytes() + second.total_bytes());
   jobs.run(tensors.size(), [&](std::size_t i, std::vector<std::byte>& scratch) {
+    if (pairs.covers_first(static_cast<std::uint32_t>(i))) return;
     const TensorInfo& a = tensors[i];
     const TensorInfo* b = partner(second, a.name);
     found[i] = header_difference(a, b);
@@ -238,12 +244,14 @@ VerifyReport compare(const Catalog& first, const Catalog& second, const VerifyOp
   for (auto& each : found) {
     if (each) report.differences.push_back(*std::move(each));
   }
-  for (const TensorInfo& tensor : second.tensors()) {
-    if (first.find(tensor.name)) continue;
+  for (std::uint32_t i = 0; i < second.tensors().size(); ++i) {
+    const TensorInfo& tensor = second.tensors()[i];
+    if (pairs.covers_second(i) || first.find(tensor.name)) continue;
     report.differences.push_back({tensor.name, DifferenceKind::unexpected,
                                   fmt::format("{} {}", tensor.encoding.name(), tensor.shape.text()),
                                   "nothing"});
   }
+  pairs.measure(report);
   return report;
 }
 

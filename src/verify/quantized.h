@@ -1,0 +1,58 @@
+// What verify looks at in weights that are stored quantized: their scales, and how far what they
+// mean is from the numbers that they were made of.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/stored.h"
+#include "loadstone/verify.h"
+
+namespace loadstone {
+
+// Scales that are not finite ("q.nan"), or not above zero where they divide ("q.scale_value").
+[[nodiscard]] std::vector<Finding> check_scales(const Catalog& catalog, const StoredValues& stored,
+                                                const VerifyOptions& options);
+
+// Values that are quantized in one of two checkpoints, or in both but differently.
+class QuantizedPairs {
+ public:
+  QuantizedPairs(const Catalog& first, const Catalog& second, const VerifyOptions& options);
+
+  // Whether the tensor is part of a pair, so that it has no partner of its own name.
+  [[nodiscard]] bool covers_first(std::uint32_t tensor) const { return in_first_[tensor]; }
+  [[nodiscard]] bool covers_second(std::uint32_t tensor) const { return in_second_[tensor]; }
+
+  // Reads samples of both. Adds to `report` each pair's error, and a difference where that is more
+  // than the encoding explains.
+  void measure(VerifyReport& report) const;
+
+ private:
+  struct Side {
+    const Catalog* catalog = nullptr;
+    const StoredValue* stored = nullptr;  // null: a tensor of its own
+    std::uint32_t tensor = 0;
+    [[nodiscard]] Shape shape() const;
+  };
+  struct Pair {
+    std::string name;
+    Side first;
+    Side second;
+  };
+
+  void add(const std::string& name, const StoredValue* first, const StoredValue* second);
+  static void cover(const Side& side, std::vector<bool>& covered);
+
+  const Catalog& first_;
+  const Catalog& second_;
+  const VerifyOptions& options_;
+  StoredValues first_stored_;
+  StoredValues second_stored_;
+  std::vector<bool> in_first_;
+  std::vector<bool> in_second_;
+  std::vector<Pair> pairs_;
+};
+
+}  // namespace loadstone
