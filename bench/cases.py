@@ -207,6 +207,32 @@ def _made_private(model: Any) -> Any:
     return model
 
 
+def _packed(folder: Path, kind: str, resident: bool) -> Work:
+    """A model of ModelOpt's: packed while it is read, or as the library does it in memory."""
+    import modelopt.torch.quantization as mtq
+    import transformers
+
+    import loadstone.modelopt
+
+    transformers.utils.logging.disable_progress_bar()
+    auto, config = transformers.AutoModelForCausalLM, getattr(mtq, f"{kind.upper()}_DEFAULT_CFG")
+    if not resident:
+        return lambda: loadstone.modelopt.load(auto, folder, config)
+
+    def work() -> Any:
+        model = auto.from_pretrained(folder)
+        mtq.quantize(model, config)
+        mtq.compress(model)  # all but the experts
+        return model
+
+    return work
+
+
+def packed(kind: str, *, resident: bool) -> Callable[[Path], Work]:
+    """A case of its own for one of ModelOpt's formats."""
+    return lambda folder: _packed(folder, kind, resident)
+
+
 CASES: dict[str, Callable[[Path], Work]] = {
     "loadstone": loadstone_model,
     "loadstone, to f32": loadstone_float32,
@@ -222,3 +248,7 @@ QUANTIZED = ("nf4", "nf4, nested", "fp4", "int8")
 for _kind in QUANTIZED:
     CASES[f"loadstone.transformers, to {_kind}"] = quantized(_from_pretrained, _kind)
     CASES[f"transformers, to {_kind}"] = quantized(_transformers, _kind)
+PACKED = ("fp8", "nvfp4")
+for _kind in PACKED:
+    CASES[f"loadstone.modelopt, to {_kind}"] = packed(_kind, resident=False)
+    CASES[f"ModelOpt in memory, to {_kind}"] = packed(_kind, resident=True)

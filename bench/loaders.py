@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from bench import checkpoints, measure
-from bench.cases import CASES
+from bench.cases import CASES, PACKED
 from bench.cases import QUANTIZED as KINDS
 
 LIMIT = "limit: pread, 2 threads, fresh memory"
@@ -43,7 +43,16 @@ QUANTIZED = [
     LIMIT,
     *(f"{who}, to {kind}" for kind in KINDS for who in ("loadstone.transformers", "transformers")),
 ]
-MIXTURE = [LIMIT, "loadstone.transformers", "transformers from_pretrained"]
+MIXTURE = [
+    LIMIT,
+    "loadstone.transformers",
+    "transformers from_pretrained",
+    *(
+        f"{who}, to {kind}"
+        for kind in PACKED
+        for who in ("loadstone.modelopt", "ModelOpt in memory")
+    ),
+]
 
 
 def warm(folder: Path) -> int:

@@ -38,12 +38,13 @@ if TYPE_CHECKING:
     import loadstone.accelerate as accelerate
     import loadstone.bitsandbytes as bitsandbytes
     import loadstone.diffusers as diffusers
+    import loadstone.modelopt as modelopt
     import loadstone.torch as torch
     import loadstone.transformers as transformers
     from loadstone._convert import dequantize
     from loadstone._quantize import Quantized, quantize
 
-_ADAPTERS = ("torch", "transformers", "diffusers", "accelerate", "bitsandbytes")
+_ADAPTERS = ("torch", "transformers", "diffusers", "accelerate", "bitsandbytes", "modelopt")
 
 __all__ = [
     "Audit",
@@ -73,6 +74,7 @@ __all__ = [
     "diffusers",
     "inspect",
     "load",
+    "modelopt",
     "patch",
     "plan",
     "quantize",

@@ -20,8 +20,7 @@ from typing import Any
 
 from loadstone._errors import make
 
-LIBRARIES = ("transformers", "diffusers", "accelerate", "bitsandbytes")
-_PLANNED = ("modelopt",)
+LIBRARIES = ("transformers", "diffusers", "accelerate", "bitsandbytes", "modelopt")
 
 _ABSENT = object()
 _lock = threading.RLock()
@@ -349,8 +348,6 @@ def providers(libraries: Iterable[str]) -> list[Hooks]:
     if not wanted:
         raise _refused("no library is named", "")
     for name in wanted:
-        if name in _PLANNED:
-            raise _refused("this version does not patch it yet", name)
         if name not in LIBRARIES:
             raise _refused("no such library is known", name)
         if importlib.util.find_spec(name) is None:

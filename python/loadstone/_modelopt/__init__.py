@@ -1,0 +1,1 @@
+"""NVIDIA ModelOpt's models, loaded packed."""

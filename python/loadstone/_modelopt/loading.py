@@ -1,0 +1,222 @@
+"""A skeleton with ModelOpt's quantizers gets its weights: renamed, fused and packed on their way.
+
+Until the last byte is there the model is as it was. Then parameters and the quantizers' state are
+put in together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from modelopt.torch.quantization.qtensor.base_qtensor import QTensorWrapper
+
+from loadstone import _execute
+from loadstone._audit import audit
+from loadstone._catalog import Catalog, inspect
+from loadstone._dtypes import torch_dtype
+from loadstone._errors import make
+from loadstone._modelopt import export, formats, targets
+from loadstone._modelopt.experts import PackedExperts
+from loadstone._modelopt.targets import Weight
+from loadstone._plan import Plan, PlannedTarget, make_plan
+from loadstone._report import Report
+from loadstone._traced import Traced
+
+
+@dataclass(frozen=True)
+class Options:
+    """What loadstone's own functions take beside the library's arguments.
+
+    Attributes:
+        mode: ``"modelopt-compat"``, ``"modelopt-export"`` or ``"exact"``.
+        missing: policy for what the checkpoint lacks.
+        device_map, max_memory: as :func:`loadstone.plan` takes them.
+        attn_implementation: of transformers.
+        progress, threads: see :meth:`loadstone.Plan.execute`.
+    """
+
+    mode: str = "modelopt-compat"
+    missing: str | Mapping[str, str] = "error"
+    device_map: Any = None
+    max_memory: Mapping[Any, int | str] | None = None
+    attn_implementation: Any = None
+    progress: bool | Callable[[int, int], object] = False
+    threads: int | None = None
+
+
+def resolved(name: str | os.PathLike[str], revision: str | None = None) -> Path:
+    """The folder of a checkpoint; a name that is no folder is one of the hub's."""
+    if Path(name).exists():
+        return Path(name)
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.model", "*.txt"]
+    return Path(snapshot_download(str(name), revision=revision, allow_patterns=patterns))
+
+
+def check(model: torch.nn.Module, catalog: Catalog, options: Options) -> None:
+    """Raises for what a checkpoint lacks, before quantizers are placed in the model."""
+    _planned(model, catalog, options, {}).require_ok()
+
+
+def load_into(model: Any, checkpoint: str | os.PathLike[str], options: Options) -> Report:
+    """Fills a model that ModelOpt has quantized and compressed on meta.
+
+    Raises:
+        PlanError: something is missing or does not fit; nothing was read, and the model is as it
+            was.
+        Error: ``plan.quantize``: a quantizer that packs something that we cannot, named.
+    """
+    if options.attn_implementation is not None:
+        model.set_attn_implementation(options.attn_implementation)
+    weights = targets.find(model, options.mode)
+    catalog = inspect(checkpoint)
+    with _Blank(model) as blank:
+        quantize = {each.name: each.quantization(options.mode) for each in weights}
+        plan = _planned(model, catalog, options, quantize)
+        filled = _execute.fill(plan, model, progress=options.progress, threads=options.threads or 0)
+        packing = _Packing(plan, filled, weights, options.mode)
+        _execute.complete(plan, model, filled)
+        packing.install()
+        blank.keep()
+    export.register()
+    report = _execute.account(plan, model, filled.core)
+    packing.account(report)
+    _dispatch(model, plan)
+    audit(model, report).require_real()
+    return report
+
+
+def _planned(model: Any, catalog: Catalog, options: Options, quantize: Mapping[str, Any]) -> Plan:
+    plan = make_plan(
+        model,
+        catalog,
+        _trace(model, catalog),
+        device_map=options.device_map,
+        max_memory=options.max_memory,
+        missing=options.missing,
+        quantize=quantize,
+    )
+    for target in plan.targets:
+        if target.device in ("disk", "meta"):
+            raise make(
+                "plan.device_map",
+                "packed weights are loaded into memory: ModelOpt has no hook that brings them "
+                "with their scales",
+                tensor=target.name,
+                found=target.device,
+                expected="cpu or an accelerator",
+            )
+    return plan
+
+
+def _trace(model: Any, catalog: Catalog) -> Traced | None:
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        return None
+    from loadstone.transformers import trace
+
+    return trace(model, catalog)
+
+
+class _Blank:
+    """Quantizers without what they measured on meta; it comes back where the load fails."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.taken: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+
+    def __enter__(self) -> _Blank:
+        for _, quantizer in targets.quantizers_of(self.model):
+            calibrator = getattr(quantizer, "_calibrator", None)
+            measured = {} if calibrator is None else vars(calibrator)
+            for holder, is_kept in ((quantizer._buffers, False), (measured, True)):
+                for name, value in list(holder.items()):
+                    if isinstance(value, torch.Tensor) and value.is_meta:
+                        self.taken.append((holder, name, value))
+                        if is_kept:
+                            holder[name] = None
+                        else:
+                            del holder[name]
+        return self
+
+    def keep(self) -> None:
+        """The load is done: what was taken away is gone."""
+        self.taken = []
+
+    def __exit__(self, *_: object) -> None:
+        for holder, name, value in self.taken:
+            holder[name] = value
+
+
+class _Packing:
+    """Parameters and quantizer states made of what the core wrote, while the model is as it was."""
+
+    def __init__(
+        self, plan: Plan, filled: _execute.Filled, weights: list[Weight], mode: str
+    ) -> None:
+        self.mode = mode
+        self.parameters: list[tuple[Weight, Any]] = []
+        self.states: list[tuple[Weight, str, dict[str, torch.Tensor]]] = []
+        indices = {target.name: index for index, target in enumerate(plan.targets)}
+        for weight in weights:
+            index = indices[weight.name]
+            parts, filled.values[index] = filled.values[index], None
+            self._prepare(weight, plan.targets[index], parts)
+
+    def _prepare(self, weight: Weight, target: PlannedTarget, parts: dict[str, Any]) -> None:
+        dtype = torch_dtype(target.dtype)
+        metadata = {
+            "shape": torch.Size(target.shape),
+            "dtype": dtype,
+            "qtensor_class": weight.form.holder_class(),
+        }
+        kind = PackedExperts if weight.is_stack else QTensorWrapper
+        self.parameters.append((weight, kind(parts["data"], metadata=metadata)))
+        scales = {name: part for name, part in parts.items() if name != "data"}
+        for index, inside in enumerate(weight.quantizers):
+            own = scales
+            if weight.is_stack:
+                own = {name: part[index] for name, part in scales.items()}
+            made = formats.state(weight.form, own, dtype, self.mode != "modelopt-compat")
+            self.states.append((weight, inside, made))
+
+    def install(self) -> None:
+        """Nothing in here reads, computes or should fail."""
+        for weight, parameter in self.parameters:
+            weight.module._parameters[weight.leaf] = parameter
+        for weight, inside, made in self.states:
+            quantizer = weight.quantizers[inside]
+            for name, value in made.items():
+                quantizer._buffers[name] = value
+                quantizer._non_persistent_buffers_set.discard(name)
+            quantizer._dequantize = True
+
+    def account(self, report: Report) -> None:
+        """The origin of the quantizers' state is that of the weight."""
+        for weight, inside, made in self.states:
+            known = report.provenance[weight.name]
+            for name, value in made.items():
+                full = f"{weight.path}.{inside}.{name}".lstrip(".")
+                report.provenance[full] = dataclasses.replace(
+                    known,
+                    target=full,
+                    kind="persistent_buffer",
+                    bytes_written=value.numel() * value.element_size(),
+                )
+
+
+def _dispatch(model: torch.nn.Module, plan: Plan) -> None:
+    """Hooks that bring activations to where the weights are, for more devices than one."""
+    if len({target.device for target in plan.targets if target.origin != "tie"}) < 2:
+        return
+    from accelerate import dispatch_model
+
+    dispatch_model(model, dict(plan.device_map))

@@ -1,0 +1,137 @@
+"""NVIDIA ModelOpt: models that are packed while they are read.
+
+>>> with loadstone.modelopt.init_quantized_weights(mtq.NVFP4_DEFAULT_CFG):
+...     model = AutoModelForCausalLM.from_pretrained("folder")
+
+ModelOpt's own ``low_memory_mode`` reads a checkpoint by verbatim keys, so that it fails for every
+model of transformers 5 whose experts are one tensor. Here its quantizers are placed by the library
+itself, and weights are renamed, fused and packed on their way, experts too. See
+``docs/modelopt.md``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from loadstone._patch import Hooks
+
+__all__ = ["init_quantized_weights", "load", "patches"]
+
+
+@contextlib.contextmanager
+def init_quantized_weights(
+    quant_cfg: Mapping[str, Any],
+    gpu_mem_percentage: float = 0.8,
+    quant_gemm: bool = False,
+    *,
+    mode: str = "modelopt-compat",
+    missing: str | Mapping[str, str] = "error",
+    progress: bool | Callable[[int, int], object] = False,
+    threads: int | None = None,
+) -> Iterator[None]:
+    """The library's context manager, planned, read, packed and proved by loadstone.
+
+    In it ``AutoModelForCausalLM.from_pretrained`` gives a quantized and compressed model.
+    ``device_map``, ``max_memory`` and ``attn_implementation`` are taken there.
+
+    Args:
+        quant_cfg, gpu_mem_percentage, quant_gemm: as the library takes them.
+        mode: ``"modelopt-compat"``: bytes and scales equal those of the resident model that the
+            library compresses; ``"modelopt-export"``: those that the library's export of a
+            resident model has; ``"exact"``: scales in f32, one rounding, and layers that servers
+            fuse (q/k/v, gate/up) share one scale.
+        missing: policy for what the checkpoint lacks, see :func:`loadstone.plan`.
+        progress, threads: see :meth:`loadstone.Plan.execute`.
+
+    Raises:
+        PlanError: in ``from_pretrained``: something is missing or does not fit; nothing was read.
+        Error: ``plan.quantize``: the config packs something that this version cannot, named.
+
+    Thread safety: none; the library replaces ``from_pretrained`` for the whole process.
+    """
+    from modelopt.torch.quantization.plugins import accelerate as plugin
+
+    from loadstone._modelopt import hooks
+    from loadstone._modelopt.loading import Options
+    from loadstone._patch import hooked
+
+    chosen = Options(mode=mode, missing=missing, progress=progress, threads=threads)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(hooked(hooks.hooks()))
+        stack.enter_context(hooks.options(chosen))
+        entered = plugin.init_quantized_weights(quant_cfg, gpu_mem_percentage, quant_gemm)
+        stack.enter_context(entered)
+        yield
+
+
+def load(
+    model: Any,
+    checkpoint: str | os.PathLike[str],
+    quant_cfg: Mapping[str, Any],
+    *,
+    config: Any = None,
+    dtype: Any = None,
+    quant_gemm: bool = False,
+    mode: str = "modelopt-compat",
+    missing: str | Mapping[str, str] = "error",
+    device_map: Any = None,
+    max_memory: Mapping[Any, int | str] | None = None,
+    attn_implementation: Any = None,
+    trust_remote_code: bool = False,
+    progress: bool | Callable[[int, int], object] = False,
+    threads: int | None = None,
+) -> Any:
+    """Loads a model that is quantized and compressed by a config of ModelOpt's.
+
+    >>> model = loadstone.modelopt.load(AutoModelForCausalLM, "folder", mtq.FP8_DEFAULT_CFG)
+
+    Args:
+        model: a class of transformers (``AutoModelForCausalLM``, ``Qwen3MoeForCausalLM``), or a
+            module without memory (see :func:`loadstone.skeleton`), which is changed in place.
+        checkpoint: a folder, or a name that is looked up in the hub.
+        quant_cfg: as ``mtq.quantize`` takes it.
+        config, dtype, attn_implementation, trust_remote_code: of a model that is built here.
+        device_map, max_memory: see :func:`loadstone.plan`; not with ``"disk"``.
+        quant_gemm, mode, missing, progress, threads: see :func:`init_quantized_weights`.
+
+    Returns:
+        the model. Where every tensor came from is in ``loadstone.audit(model)``.
+
+    Raises:
+        PlanError: something is missing or does not fit; nothing was read, and the model is as it
+            was.
+        Error: ``plan.quantize``: the config packs something that this version cannot, named;
+            ``plan.options``: the model holds memory already.
+    """
+    import modelopt.torch.quantization as mtq
+
+    from loadstone._catalog import inspect
+    from loadstone._modelopt import building, loading
+    from loadstone._modelopt.versions import require_known
+
+    require_known()
+    options = loading.Options(
+        mode, missing, device_map, max_memory, attn_implementation, progress, threads
+    )
+    folder = loading.resolved(checkpoint)
+    if isinstance(model, type):
+        model = building.skeleton_of(model, folder, config, dtype, trust_remote_code)
+    building.require_blank(model)
+    loading.check(model, inspect(folder), options)
+    mtq.quantize(model, quant_cfg)
+    mtq.compress(model, config=mtq.CompressConfig(quant_gemm=quant_gemm))
+    loading.load_into(model, folder, options)
+    return model.eval()
+
+
+@functools.cache
+def patches() -> Hooks:
+    """What :func:`loadstone.patch` installs for this library."""
+    from loadstone._modelopt import hooks
+
+    return hooks.hooks()

@@ -1,0 +1,56 @@
+"""Peak anonymous memory of loads that pack, each in a fresh process."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("modelopt")
+from bench import checkpoints, measure
+
+ROOM = 64 << 20
+LARGE = pytest.param(0.91, marks=pytest.mark.bench)
+BITS = {"fp8": 8.0, "nvfp4": 4 + 8 / 16}
+
+
+@pytest.fixture(scope="module", params=[0.3, LARGE])
+def checkpoint(request, tmp_path_factory) -> tuple[Path, float]:
+    where = tmp_path_factory.mktemp("checkpoints")
+    return checkpoints.make(where, "mixture", request.param), request.param
+
+
+def finished_bytes(gigabytes: float, kind: str) -> int:
+    """Embeddings, the output layer, routers and norms in bfloat16, all other weights packed."""
+    size = 0.0
+    for name, shape in checkpoints.shapes("mixture", gigabytes)[1]:
+        bits = BITS[kind] if name.endswith("_proj.weight") else 16
+        size += math.prod(shape) * bits / 8
+    return int(size)
+
+
+def run(case: str, folder: Path) -> measure.Result:
+    command = [sys.executable, "-m", "bench.loaders", "--child", case, "--data", folder]
+    return measure.run(command, settle_seconds=0)
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_peak_is_the_packed_model_and_a_fixed_ring(
+    checkpoint: tuple[Path, float], kind: str
+) -> None:
+    folder, gigabytes = checkpoint
+    model = finished_bytes(gigabytes, kind)
+    result = run(f"loadstone.modelopt, to {kind}", folder)
+    print(f"{kind}: {result.grown_anonymous / 1e6:.1f} MB for a model of {model / 1e6:.1f} MB")
+    assert result.grown_anonymous > 0.9 * model  # without this the measurement saw nothing
+    assert result.grown_anonymous <= model + ROOM
+
+
+def test_the_library_takes_more(checkpoint: tuple[Path, float]) -> None:
+    """The control: ModelOpt packs a model that is in memory, and not its experts."""
+    folder, gigabytes = checkpoint
+    theirs = run("ModelOpt in memory, to fp8", folder)
+    print(f"ModelOpt: {theirs.grown_anonymous / 1e6:.1f} MB")
+    assert theirs.grown_anonymous + theirs.grown_file > finished_bytes(gigabytes, "fp8") + ROOM
