@@ -19,6 +19,7 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "cli/quantize.h"
 #include "loadstone/error.h"
 
 namespace loadstone::cli {
@@ -42,6 +43,7 @@ struct Args {
   bool finish = false;
   bool dry_run = false;
   bool tensors = false;
+  QuantizeArgs quantize;
 };
 
 // More dims than ggml knows: files of video models hold patch embeddings of five.
@@ -104,6 +106,15 @@ ConvertOptions convert_options(const Args& args, const Catalog& catalog) {
                        : args.unexpected == "ignore" ? UnexpectedPolicy::ignore
                                                      : UnexpectedPolicy::warn;
   options.threads = args.threads;
+  options.quantize = quantize_options(args.quantize);
+  if (!options.quantize.formats.empty() && args.rules_path.empty()) {
+    // What is quantized already becomes numbers first.
+    options.stored = find_stored_values(catalog);
+    options.dequantize = !options.stored.values.empty();
+  }
+  if (!options.one_file) {
+    options.folder = read_model_folder(args.open.paths.front(), args.quantize.copy_code);
+  }
   return options;
 }
 
@@ -228,20 +239,6 @@ int convert(const Args& args, bool json) {
   return 0;
 }
 
-// What is to come: known, so that the answer is no riddle.
-void add_later(CLI::App& command) {
-  for (const char* option : {"--quantize"}) {
-    command
-        .add_option_function<std::string>(
-            option,
-            [option](const std::string&) {
-              throw CLI::ValidationError(
-                  option, "this version does not do that; it converts, casts and cuts into shards");
-            })
-        ->group("");
-  }
-}
-
 }  // namespace
 
 void add_convert(CLI::App& app, Chosen& chosen) {
@@ -282,7 +279,9 @@ void add_convert(CLI::App& app, Chosen& chosen) {
   command->add_flag("--finish", args->finish, "Check the shards of all parts and make TARGET");
   command->add_flag("--dry-run", args->dry_run, "Say what would be written, and stop");
   command->add_flag("--tensors", args->tensors, "With --dry-run: list every tensor");
-  add_later(*command);
+  command->add_flag("--copy-code", args->quantize.copy_code,
+                    "Copy Python files beside the model too");
+  add_quantize_options(*command, args->quantize);
   add_open_options(*command, args->open);
   add_json_flag(*command, chosen.json);
   command->callback(

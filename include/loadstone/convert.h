@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "loadstone/finding.h"
 #include "loadstone/observer.h"
 #include "loadstone/plan.h"
+#include "loadstone/quantization.h"
 #include "loadstone/recipe.h"
 #include "loadstone/storage.h"
 #include "loadstone/stored.h"
@@ -22,6 +24,51 @@ namespace loadstone {
 // How experts are stored: each by itself ("mlp.experts.3.up_proj.weight"), or all of a layer in one
 // tensor ("mlp.experts.gate_up_proj" [experts, 2 * inner, hidden], "mlp.experts.down_proj").
 enum class ExpertLayout : std::uint8_t { keep, fused, separate };
+
+// Whose names, shapes and configs the parts of quantized tensors get: `unified` is what ModelOpt
+// calls its exports. Those of bitsandbytes' encodings are always its own.
+enum class QuantizeStyle : std::uint8_t { unified, compressed_tensors };
+
+[[nodiscard]] std::string_view name(QuantizeStyle style) noexcept;
+
+// What tensors become whose name the pattern finds.
+struct QuantizeFormat {
+  std::string pattern{};        // RE2 syntax, anywhere in the name; empty: all that are chosen
+  Quantization quantization{};  // encoding "none": they stay as they are
+};
+
+// An encoding as users write it: "nf4", "NVFP4", "nf4:128" with a block size, "none". `mode` is
+// "exact" or "modelopt-compat", whose bytes are ModelOpt's own. Throws Error "plan.options".
+[[nodiscard]] Quantization quantization_from_user(std::string_view text,
+                                                  std::string_view mode = "exact");
+
+// Which tensors are quantized: weights of linear layers inside decoder layers, less what servers
+// want plain (src/convert/quantize_rules.cpp says which), plus `include`, less `exclude`.
+struct QuantizeOptions {
+  std::vector<QuantizeFormat> formats;  // the first that fits; none at all: nothing is quantized
+  std::vector<std::string> include;     // RE2 syntax, anywhere in the name
+  std::vector<std::string> exclude;
+  QuantizeStyle style = QuantizeStyle::unified;
+  bool allow_non_finite = false;  // NaN and infinities become findings instead of Error "q.nan"
+};
+
+// A small file that stands beside the model's: a config, a tokenizer.
+struct ExtraFile {
+  std::string name{};     // in the target's folder; no path
+  std::string text{};     // what it holds, where copy_of is empty
+  std::string copy_of{};  // path of a regular file (no link) that it is a copy of
+};
+
+// What stands beside a checkpoint in its folder.
+struct ModelFolder {
+  std::string config{};              // text of config.json; empty: there is none
+  std::vector<ExtraFile> files{};    // the others that libraries look for, as copies
+  std::vector<std::string> links{};  // names of those that are links, and are passed over
+};
+
+// Looks into a folder; what is no folder holds nothing. `with_code`: Python files too. Throws Error
+// "io.read".
+[[nodiscard]] ModelFolder read_model_folder(const std::string& path, bool with_code = false);
 
 struct ConvertOptions {
   // ---- what changes the result
@@ -40,6 +87,9 @@ struct ConvertOptions {
   bool dequantize = false;
   StoredValues stored;
   ExpertLayout experts = ExpertLayout::keep;
+  QuantizeOptions quantize;
+  // What the target's folder gets beside the model; its config says what was quantized.
+  ModelFolder folder;
   // Sources that recipes leave over.
   UnexpectedPolicy unexpected = UnexpectedPolicy::warn;
   // One file; else a folder: one file there where that is enough, or shards and their index.
@@ -55,11 +105,21 @@ struct ConvertOptions {
   unsigned threads = 0;  // 0: one per core, at most 4
 };
 
-// A tensor's place in an output file.
+// A tensor of an output file: a target, or one part of a target that is quantized.
 struct OutputTensor {
-  std::uint32_t target = 0;  // index into Plan::targets
+  static constexpr std::uint32_t no_part = UINT32_MAX;
+
+  std::uint32_t target = 0;      // index into Plan::targets
+  std::uint32_t part = no_part;  // of quantized_parts(); none: the target, or a constant beside it
+  std::string name{};
+  Shape shape{};
+  Dtype dtype = Dtype::u8;
+  Constant constant{};       // known before anything is read
+  bool is_inverted = false;  // F32: one divided by what the part holds
   std::uint64_t begin = 0;   // bytes from the first one after the header
   std::uint64_t end = 0;
+
+  [[nodiscard]] std::uint64_t byte_count() const noexcept { return end - begin; }
 };
 
 struct OutputFile {
@@ -71,11 +131,16 @@ struct OutputFile {
   [[nodiscard]] std::uint64_t byte_count() const noexcept { return header_bytes + data_bytes; }
 };
 
-// A small file that stands beside the model's: a config, a tokenizer.
-struct ExtraFile {
-  std::string name{};     // in the target's folder; no path
-  std::string text{};     // what it holds, where copy_of is empty
-  std::string copy_of{};  // path of a regular file (no link) that it is a copy of
+// Like tensors, and what becomes of them.
+struct QuantizeRow {
+  std::string names;  // with * in place of numbers
+  std::string shape;
+  std::string before;    // "BF16"
+  std::string after;     // "nvfp4"; what it was where it is left alone
+  std::string reason{};  // why it is left alone; else empty
+  std::size_t tensors = 0;
+  std::uint64_t bytes_before = 0;
+  std::uint64_t bytes_after = 0;
 };
 
 // Plain data, made by make_conversion(). Thread-safe while nobody writes to it.
@@ -85,11 +150,16 @@ struct Conversion {
   std::string index_name;  // in the target's folder; empty where there is no index
   std::vector<std::pair<std::string, std::string>> metadata;  // of every file's header
   std::vector<ExtraFile> extras;                              // of a folder; written with the index
+  std::vector<QuantizeRow> quantize_rows;  // where something is quantized: what becomes of what
+  bool allow_non_finite = false;
   bool one_file = true;
   std::string stem;
   unsigned threads = 1;
-  std::uint64_t window_bytes = 0;   // of output that each thread has in hand
+  std::uint64_t window_bytes = 0;   // of output, or of numbers to be quantized, in each hand
+  std::uint64_t piece_bytes = 0;    // of numbers that are quantized in one go
+  std::uint64_t encoded_bytes = 0;  // of what numbers were quantized to, in each hand
   std::uint64_t staging_bytes = 0;  // of what each thread makes it of
+  std::uint64_t held_bytes = 0;     // of parts that wait for all of a tensor, all threads together
   std::uint64_t bytes_to_read = 0;  // each byte once; what is turned may be read again
   std::uint64_t bytes_to_write = 0;
   std::uint64_t peak_bytes = 0;  // beside what the process has before it opens the checkpoint

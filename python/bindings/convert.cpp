@@ -12,8 +12,22 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
                           std::string_view block_dtype, std::string_view unexpected, bool one_file,
                           const std::string& stem, std::uint64_t shard_bytes_max,
                           std::uint64_t staging_bytes_max,
-                          std::optional<std::uint64_t> memory_bytes_max, unsigned threads) {
+                          std::optional<std::uint64_t> memory_bytes_max, unsigned threads,
+                          const std::vector<std::pair<std::string, std::string>>& formats,
+                          std::string_view mode, const std::vector<std::string>& include,
+                          const std::vector<std::string>& exclude, std::string_view style,
+                          bool allow_non_finite, const std::string& folder, bool copy_code) {
   ConvertOptions options;
+  for (const auto& [pattern, encoding] : formats) {
+    options.quantize.formats.push_back(
+        {.pattern = pattern, .quantization = quantization_from_user(encoding, mode)});
+  }
+  options.quantize.include = include;
+  options.quantize.exclude = exclude;
+  options.quantize.style =
+      style == "compressed-tensors" ? QuantizeStyle::compressed_tensors : QuantizeStyle::unified;
+  options.quantize.allow_non_finite = allow_non_finite;
+  if (!folder.empty()) options.folder = read_model_folder(folder, copy_code);
   if (!rules.empty()) options.rules = rules_from_json(rules);
   if (recipes != nullptr) options.recipes = *recipes;
   if (!dtype.empty()) options.dtype = dtype_argument(dtype);
@@ -25,6 +39,11 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
   options.staging_bytes_max = staging_bytes_max;
   options.memory_bytes_max = memory_bytes_max;
   options.threads = threads;
+  if (!formats.empty() && rules.empty() && recipes == nullptr) {
+    // What is quantized already becomes numbers first.
+    options.stored = find_stored_values(*catalog);
+    options.dequantize = !options.stored.values.empty();
+  }
   const nb::gil_scoped_release release;
   return make_conversion(std::move(catalog), options);
 }
@@ -82,7 +101,9 @@ void bind_convert(nb::module_& module) {
              nb::arg("recipes").none(), nb::arg("dtype"), nb::arg("block_dtype"),
              nb::arg("unexpected"), nb::arg("one_file"), nb::arg("stem"),
              nb::arg("shard_bytes_max"), nb::arg("staging_bytes_max"),
-             nb::arg("memory_bytes_max").none(), nb::arg("threads"));
+             nb::arg("memory_bytes_max").none(), nb::arg("threads"), nb::arg("formats"),
+             nb::arg("mode"), nb::arg("include"), nb::arg("exclude"), nb::arg("style"),
+             nb::arg("allow_non_finite"), nb::arg("folder"), nb::arg("copy_code"));
   module.def("convert", &run, nb::arg("conversion"), nb::arg("target"),
              nb::arg("progress").none() = nb::none(), nb::arg("resume") = false,
              nb::arg("part").none() = nb::none(), nb::arg("finish") = false);

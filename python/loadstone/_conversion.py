@@ -21,6 +21,7 @@ _SHARD_BYTES = 5_000_000_000
 _STAGING_BYTES = 32 << 20
 
 Rules = Sequence[Mapping[str, Any]] | str | os.PathLike[str] | Traced
+Quantize = str | Mapping[str, str]
 
 
 @dataclass
@@ -61,7 +62,13 @@ def convert(
     rules: Rules | None = None,
     dtype: Any = None,
     block_dtype: Any = "bfloat16",
-    quantize: Any = None,
+    quantize: Quantize | None = None,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    style: str = "modelopt",
+    mode: str = "exact",
+    allow_non_finite: bool = False,
+    copy_code: bool = False,
     shard_size: int | str | None = None,
     name: str = "model",
     max_memory: int | str | None = None,
@@ -86,6 +93,15 @@ def convert(
         dtype: floating tensors of 16 bits and more become this, block formats too. ``None``: they
             stay as they are.
         block_dtype: what block formats become without ``dtype``: bfloat16, float16 or float32.
+        quantize: an encoding for the weights inside decoder layers (``"nvfp4"``, ``"nf4:128"``
+            with a block size ...), or ``{pattern: encoding}``: regular expressions looked for in
+            names, of which the first that fits wins; ``""`` fits all, ``"none"`` leaves alone.
+        include, exclude: regular expressions of names that are quantized too, or not.
+        style: whose names, shapes and configs: ``"modelopt"`` or ``"compressed-tensors"``. The
+            encodings of bitsandbytes have its own.
+        mode: ``"exact"``, or ``"modelopt-compat"`` for the bytes that ModelOpt makes.
+        allow_non_finite: go on where what is quantized holds NaN or infinities, and say so.
+        copy_code: copy Python files beside the model too.
         shard_size: bytes of tensors in a shard of a folder (``int`` or ``"5GB"``, the default).
         name: what files in a folder are called; diffusers looks for ``diffusion_pytorch_model``.
         max_memory: never take more than this, or refuse to start and say what is needed.
@@ -98,11 +114,9 @@ def convert(
         PlanError: something cannot be made (all ``findings`` attached), or not in ``max_memory``.
         FormatError: the source breaks a rule of its format.
         LoadError: input or output failed, the disk is full, the source changed meanwhile.
-        Error: ``convert.target``: the target is the source, or stands in its folder, or is a folder
-            with another model.
+        Error: ``q.nan``: what is to be quantized is not finite. ``convert.target``: the target is
+            the source, or stands in its folder, or is a folder with another model.
     """
-    if quantize is not None:
-        raise make("plan.options", "this version does not quantize", field="quantize")
     catalog = source._core if isinstance(source, Catalog) else _open(source, allow_links)._core
     where = os.fspath(target)
     one_file = where.endswith(".safetensors")
@@ -122,6 +136,14 @@ def convert(
         staging_bytes_max=_STAGING_BYTES,
         memory_bytes_max=None if max_memory is None else _machine.byte_count(max_memory),
         threads=threads or 0,
+        formats=_formats(quantize),
+        mode=mode,
+        include=_listed(include),
+        exclude=_listed(exclude),
+        style=_style(style),
+        allow_non_finite=allow_non_finite,
+        folder="" if one_file else _folder(source),
+        copy_code=copy_code,
     )
     if dry_run:
         return _planned(conversion)
@@ -174,6 +196,32 @@ def save_recipes(
             "plan.options", "names match as they are, and nothing is to be saved", field="rules"
         )
     Path(path).write_text(traced.recipes.to_json(catalog._core), encoding="utf-8")
+
+
+def _formats(quantize: Quantize | None) -> list[tuple[str, str]]:
+    """Patterns and their encodings, in order; an empty pattern is for all."""
+    if quantize is None:
+        return []
+    if isinstance(quantize, str):
+        return [("", quantize)]
+    return [(pattern, encoding) for pattern, encoding in quantize.items()]
+
+
+def _style(style: str) -> str:
+    if style in ("modelopt", "compressed-tensors"):
+        return style
+    raise make("plan.options", "no such style", field="style", found=str(style))
+
+
+def _listed(patterns: str | Sequence[str]) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def _folder(source: Any) -> str:
+    """The folder that the source is; empty where it is something else."""
+    if isinstance(source, str | os.PathLike) and Path(source).is_dir():
+        return os.fspath(source)
+    return ""
 
 
 def _open(path: Checkpoint, allow_links: bool) -> Catalog:

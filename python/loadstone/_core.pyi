@@ -202,6 +202,14 @@ def make_conversion(
     staging_bytes_max: int,
     memory_bytes_max: int | None,
     threads: int,
+    formats: Sequence[tuple[str, str]],
+    mode: str,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    style: str,
+    allow_non_finite: bool,
+    folder: str,
+    copy_code: bool,
 ) -> Conversion: ...
 def convert(
     conversion: Conversion,

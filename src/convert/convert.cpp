@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -72,7 +73,8 @@ std::vector<bool> files_to_write(const Conversion& conversion, const WorkFolder&
 }
 
 std::uint64_t staging_planned(const Conversion& conversion) {
-  return conversion.threads * (conversion.window_bytes + conversion.staging_bytes);
+  return conversion.threads *
+         (conversion.window_bytes + conversion.encoded_bytes + conversion.staging_bytes);
 }
 
 void write_files(const Conversion& conversion, const Sources& sources, Output& output,
@@ -93,6 +95,8 @@ void write_files(const Conversion& conversion, const Sources& sources, Output& o
   });
   if (!goes_on) throw Error("cancelled", "the conversion was stopped by its caller");
   report.bytes_read = work.bytes_read;
+  std::ranges::move(work.findings, std::back_inserter(report.findings));
+  sort_findings(report.findings);
   report.peak_bytes += std::min(staging_planned(conversion), work.staging_bytes.load());
 }
 

@@ -79,11 +79,10 @@ std::string header_text(const Conversion& conversion, const OutputFile& file) {
   for (const auto& [key, text] : conversion.metadata) json.member(key, text);
   json.end_object();
   for (const OutputTensor& tensor : file.tensors) {
-    const PlannedTarget& target = conversion.plan.targets[tensor.target];
-    json.key(target.name);
+    json.key(tensor.name);
     json.begin_object();
-    json.member("dtype", name(target.dtype));
-    json.member("shape", target.shape.extents());
+    json.member("dtype", name(tensor.dtype));
+    json.member("shape", tensor.shape.extents());
     json.member("data_offsets", std::vector<std::uint64_t>{tensor.begin, tensor.end});
     json.end_object();
   }
@@ -103,7 +102,7 @@ std::string index_text(const Conversion& conversion) {
   for (const OutputFile& file : conversion.files) {
     total += file.data_bytes;
     for (const OutputTensor& tensor : file.tensors) {
-      files.emplace_back(conversion.plan.targets[tensor.target].name, file.name);
+      files.emplace_back(tensor.name, file.name);
     }
   }
   std::ranges::sort(files);

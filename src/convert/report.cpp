@@ -39,6 +39,49 @@ std::string file_label(const OutputFile& file) {
   return file.name.empty() ? "one file" : file.name;
 }
 
+void write_rows(JsonWriter& json, const Conversion& conversion) {
+  json.key("quantize");
+  json.begin_array();
+  for (const QuantizeRow& row : conversion.quantize_rows) {
+    json.begin_object();
+    json.member("names", row.names);
+    json.member("shape", row.shape);
+    json.member("before", row.before);
+    json.member("after", row.after);
+    if (!row.reason.empty()) json.member("left_alone", row.reason);
+    json.member("tensors", row.tensors);
+    json.member("bytes_before", row.bytes_before);
+    json.member("bytes_after", row.bytes_after);
+    json.end_object();
+  }
+  json.end_array();
+}
+
+// What becomes of what, and what is left alone and why.
+std::string rows_text(const Conversion& conversion) {
+  Total before;
+  Total after;
+  std::string quantized;
+  std::string plain;
+  for (const QuantizeRow& row : conversion.quantize_rows) {
+    std::string& text = row.reason.empty() ? quantized : plain;
+    const std::string sizes =
+        row.reason.empty()
+            ? fmt::format("{} -> {}, {} -> {}", row.before, row.after,
+                          human_bytes(row.bytes_before), human_bytes(row.bytes_after))
+            : fmt::format("{}, {}: {}", row.before, human_bytes(row.bytes_before), row.reason);
+    text += fmt::format("  {:<52} {:<18} {:>6} x  {}\n", printable(row.names),
+                        printable(row.shape, 80), row.tensors, sizes);
+    before.bytes += row.bytes_before;
+    after.bytes += row.bytes_after;
+  }
+  std::string text = fmt::format("quantized ({} -> {} with what is left alone)\n",
+                                 human_bytes(before.bytes), human_bytes(after.bytes));
+  text += quantized;
+  if (!plain.empty()) text += "left alone\n" + plain;
+  return text;
+}
+
 }  // namespace
 
 std::string to_json(const ConvertReport& report) {
@@ -76,6 +119,7 @@ std::string to_json(const Conversion& conversion) {
     json.begin_object();
     json.member("dtype", name(target.dtype));
     json.member("shape", target.shape.extents());
+    if (target.quantization) json.member("encoding", target.quantization->encoding);
     json.member("bytes", target.byte_count());
     json.member("made_of", sources_text(conversion.plan, target));
     json.end_object();
@@ -85,6 +129,7 @@ std::string to_json(const Conversion& conversion) {
   json.begin_object();
   for (const auto& [key, text] : conversion.metadata) json.member(key, text);
   json.end_object();
+  if (!conversion.quantize_rows.empty()) write_rows(json, conversion);
   json.member("threads", conversion.threads);
   json.member("bytes_to_read", conversion.bytes_to_read);
   json.member("bytes_to_write", conversion.bytes_to_write);
@@ -108,7 +153,9 @@ std::string to_table(const Conversion& conversion, bool with_tensors) {
   }
   std::map<std::pair<std::string, std::string_view>, Total> totals;
   for (const PlannedTarget& target : plan.targets) {
-    Total& total = totals[{sources_text(plan, target), name(target.dtype)}];
+    const std::string_view after =
+        target.quantization ? std::string_view(target.quantization->encoding) : name(target.dtype);
+    Total& total = totals[{sources_text(plan, target), after}];
     ++total.tensors;
     total.bytes += target.byte_count();
   }
@@ -117,6 +164,12 @@ std::string to_table(const Conversion& conversion, bool with_tensors) {
     text += fmt::format("  {:<32} {:>7} tensors {:>10}\n",
                         fmt::format("{} to {}", change.first, change.second), total.tensors,
                         human_bytes(total.bytes));
+  }
+  if (!conversion.quantize_rows.empty()) text += rows_text(conversion);
+  if (!conversion.extras.empty()) {
+    text += "beside them\n ";
+    for (const ExtraFile& file : conversion.extras) text += " " + printable(file.name);
+    text += "\n";
   }
   if (with_tensors) text += "tensors\n";
   for (const PlannedTarget& target : plan.targets) {

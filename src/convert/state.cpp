@@ -45,6 +45,7 @@ void add_tensor(Digest& digest, const PlannedTarget& target) {
   const Quantization& quantization = *target.quantization;
   add_text(digest, quantization.encoding);
   add_text(digest, quantization.dialect);
+  add_text(digest, quantization.group);
   add_number(digest, quantization.block_size);
   add_number(digest, quantization.nested ? 1 : 0);
   add_number(digest, quantization.nested_offset ? 1 : 0);

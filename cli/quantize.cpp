@@ -1,0 +1,68 @@
+#include "cli/quantize.h"
+
+#include <algorithm>
+
+#include "loadstone/error.h"
+
+namespace loadstone::cli {
+
+void add_quantize_options(CLI::App& command, QuantizeArgs& args) {
+  const char* const group = "Quantizing";
+  // One word each time: a list would swallow TARGET.
+  const auto add_words = [&](const char* names, std::vector<std::string>& words, const char* type,
+                             const char* help) {
+    command.add_option(names, words, help)
+        ->type_name(type)
+        ->allow_extra_args(false)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+        ->group(group);
+  };
+  add_words("--quantize", args.formats, "[REGEX=]E",
+            "Encoding of weights inside decoder layers: fp8, fp8-channel, fp8-block,\n"
+            "int8-channel, int4, int4-awq, nvfp4, mxfp4, mxfp8, nf4, fp4, int8, none;\n"
+            "with a pattern of names: of these only. Repeatable, the first that fits wins");
+  add_words("--include", args.include, "REGEX", "Quantize these too. Repeatable");
+  add_words("--exclude", args.exclude, "REGEX", "Leave these as they are. Repeatable");
+  command.add_option("--style", args.style, "Whose names and configs (default: modelopt)")
+      ->type_name("STYLE")
+      ->check(CLI::IsMember({"modelopt", "compressed-tensors"}))
+      ->group(group);
+  command.add_option("--mode", args.mode, "exact (default), or the bytes of ModelOpt itself")
+      ->type_name("MODE")
+      ->check(CLI::IsMember({"exact", "modelopt-compat"}))
+      ->group(group);
+  command
+      .add_flag("--allow-non-finite", args.allow_non_finite,
+                "Go on where a source holds NaN or inf")
+      ->group(group);
+}
+
+QuantizeOptions quantize_options(const QuantizeArgs& args) {
+  QuantizeOptions options;
+  if (args.formats.empty()) {
+    if (!args.include.empty() || !args.exclude.empty()) {
+      throw Error("usage",
+                  "--include and --exclude choose what --quantize is for; it is not there");
+    }
+    return options;
+  }
+  for (const std::string& text : args.formats) {
+    // Patterns may hold the sign too; encodings do not.
+    const auto sign = text.rfind('=');
+    QuantizeFormat& format = options.formats.emplace_back();
+    if (sign != std::string::npos) format.pattern = text.substr(0, sign);
+    format.quantization =
+        quantization_from_user(sign == std::string::npos ? text : text.substr(sign + 1), args.mode);
+  }
+  // What is for all tensors goes last, wherever it was typed.
+  std::ranges::stable_partition(
+      options.formats, [](const QuantizeFormat& format) { return !format.pattern.empty(); });
+  options.include = args.include;
+  options.exclude = args.exclude;
+  options.style =
+      args.style == "modelopt" ? QuantizeStyle::unified : QuantizeStyle::compressed_tensors;
+  options.allow_non_finite = args.allow_non_finite;
+  return options;
+}
+
+}  // namespace loadstone::cli

@@ -1,0 +1,28 @@
+// What of convert is about quantizing.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "loadstone/convert.h"
+
+namespace loadstone::cli {
+
+// As typed.
+struct QuantizeArgs {
+  std::vector<std::string> formats;
+  std::vector<std::string> include;
+  std::vector<std::string> exclude;
+  std::string style = "modelopt";
+  std::string mode = "exact";
+  bool allow_non_finite = false;
+  bool copy_code = false;
+};
+
+void add_quantize_options(CLI::App& command, QuantizeArgs& args);
+
+// Throws Error "usage" for options that mean nothing without --quantize.
+[[nodiscard]] QuantizeOptions quantize_options(const QuantizeArgs& args);
+
+}  // namespace loadstone::cli

@@ -1,0 +1,31 @@
+// What of an output is quantized: rules and options applied to its tensors.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "loadstone/convert.h"
+#include "loadstone/finding.h"
+#include "loadstone/quantization.h"
+#include "loadstone/recipe.h"
+
+namespace loadstone {
+
+struct Choices {
+  std::map<std::string, Quantization, std::less<>> quantize;
+  // Why the others stay as they are: those that are weights of more than one dim.
+  std::map<std::string, std::string_view, std::less<>> plain;
+};
+
+// Cuts stacks of experts that are to be quantized into the weights of single experts, which is how
+// servers' formats hold them, and chooses. Throws Error "plan.options" for a pattern that is no
+// regular expression and for formats that do not go together.
+[[nodiscard]] Choices choose_quantized(const QuantizeOptions& options, std::string_view config,
+                                       Recipes& recipes, std::vector<Finding>& findings);
+
+// Names with * for numbers: what is alike has one.
+[[nodiscard]] std::string folded_name(std::string_view name);
+
+}  // namespace loadstone

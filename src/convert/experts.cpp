@@ -1,0 +1,78 @@
+#include "convert/experts.h"
+
+#include <fmt/format.h>
+#include <re2/re2.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "convert/quantize_rules.h"
+#include "execute/value_reader.h"
+
+namespace loadstone {
+
+namespace {
+
+re2::StringPiece piece(std::string_view text) { return {text.data(), text.size()}; }
+
+// As cut_box() wants it. False: it writes nothing.
+bool put_in_order(Box& box) {
+  for (const BoxDim& dim : box.dims) {
+    if (dim.extent == 0) return false;
+  }
+  std::erase_if(box.dims, [](const BoxDim& dim) { return dim.extent == 1; });
+  std::ranges::stable_sort(box.dims, std::greater<>(), &BoxDim::target_stride);
+  return std::ranges::all_of(box.dims, [](const BoxDim& dim) { return dim.target_stride > 0; });
+}
+
+// The elements [begin, end) of the stack, as a matrix.
+TargetRecipe rows_of(const TargetRecipe& stack, std::string name, std::uint64_t begin,
+                     std::uint64_t rows) {
+  const std::uint64_t columns = stack.shape[2];
+  TargetRecipe recipe = {.target = std::move(name), .shape = {rows, columns}, .dtype = stack.dtype};
+  for (Box box : stack.boxes) {
+    if (put_in_order(box)) cut_box(box, begin, begin + rows * columns, recipe.boxes);
+  }
+  return recipe;
+}
+
+}  // namespace
+
+void split_stacks(Recipes& recipes, std::string_view model_type,
+                  const std::function<bool(const TargetRecipe&)>& wanted) {
+  if (re2::RE2::FullMatch(piece(model_type), re2::RE2(piece(turned_stack_types())))) return;
+  std::vector<TargetRecipe> targets;
+  const auto rule_of = [&](const TargetRecipe& recipe, std::string& module) -> const StackRule* {
+    if (recipe.shape.rank() != 3 || recipe.constant != nullptr || !wanted(recipe)) return nullptr;
+    for (const StackRule& rule : stack_rules()) {
+      const bool fits = re2::RE2::FullMatch(recipe.target, re2::RE2(piece(rule.pattern)), &module);
+      if (fits && (rule.second.empty() || recipe.shape[1] % 2 == 0)) return &rule;
+    }
+    return nullptr;
+  };
+  targets.reserve(recipes.targets.size());
+  for (TargetRecipe& recipe : recipes.targets) {
+    std::string module;
+    const StackRule* const rule = rule_of(recipe, module);
+    if (rule == nullptr) {
+      targets.push_back(std::move(recipe));
+      continue;
+    }
+    const std::uint64_t rows = recipe.shape[1] / (rule->second.empty() ? 1 : 2);
+    std::uint64_t begin = 0;
+    for (std::uint64_t expert = 0; expert < recipe.shape[0]; ++expert) {
+      for (const std::string_view projection : {rule->first, rule->second}) {
+        if (projection.empty()) continue;
+        targets.push_back(rows_of(
+            recipe, fmt::format("{}.{}.{}.weight", module, expert, projection), begin, rows));
+        begin += rows * recipe.shape[2];
+      }
+    }
+  }
+  recipes.targets = std::move(targets);
+}
+
+}  // namespace loadstone

@@ -1,0 +1,127 @@
+// What stands beside a checkpoint in its folder.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include "loadstone/convert.h"
+#include "loadstone/error.h"
+#include "storage/new_file.h"
+
+namespace loadstone {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// A tokenizer's vocabulary has some tens of megabytes; more than this is no companion.
+constexpr std::uint64_t file_bytes_max = 1u << 30;
+constexpr std::uint64_t config_bytes_max = 64u << 20;
+
+// What libraries and servers look for beside a model's tensors.
+constexpr std::string_view known_names[] = {
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.json",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "image_processor_config.json",
+    "video_preprocessor_config.json",
+    "feature_extractor_config.json",
+    "audio_tokenizer_config.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "scheduler_config.json",
+    "dtypes.json",
+};
+// Endings of names that belong to tokenizers.
+constexpr std::string_view known_endings[] = {".model", ".tiktoken", ".jinja", ".spm", ".vocab"};
+// Beginnings of names for people: README.md, LICENSE.txt ...
+constexpr std::string_view known_beginnings[] = {"README", "LICENSE",    "LICENCE",
+                                                 "NOTICE", "USE_POLICY", "MODEL_CARD"};
+// For people, not code, whatever they are called.
+constexpr std::string_view text_endings[] = {"", ".md", ".txt", ".rst"};
+
+bool is_text_for_people(std::string_view name) {
+  return std::ranges::any_of(known_beginnings, [&](std::string_view beginning) {
+    if (!name.starts_with(beginning)) return false;
+    const auto dot = name.find_last_of('.');
+    const std::string_view ending = dot == std::string_view::npos ? "" : name.substr(dot);
+    return std::ranges::find(text_endings, ending) != std::end(text_endings);
+  });
+}
+
+bool is_known(std::string_view name, bool with_code) {
+  if (name.starts_with('.')) return false;
+  if (std::ranges::find(known_names, name) != std::end(known_names)) return true;
+  if (with_code && name.ends_with(".py")) return true;
+  const auto ends = [&](std::string_view ending) { return name.ends_with(ending); };
+  return std::ranges::any_of(known_endings, ends) || is_text_for_people(name);
+}
+
+[[noreturn]] void fail(const std::string& path, int problem) {
+  Where where;
+  where.path = path;
+  where.system_error = problem;
+  throw Error("io.read", "cannot read the file", std::move(where));
+}
+
+std::string text_of(const std::string& path) {
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (file.get() < 0) fail(path, errno);
+  std::string text;
+  char buffer[65536];
+  for (;;) {
+    const ssize_t count = ::read(file.get(), buffer, sizeof(buffer));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail(path, errno);
+    if (count == 0) return text;
+    text.append(buffer, static_cast<std::size_t>(count));
+    if (text.size() > config_bytes_max) fail(path, EFBIG);
+  }
+}
+
+}  // namespace
+
+ModelFolder read_model_folder(const std::string& path, bool with_code) {
+  ModelFolder folder;
+  std::error_code problem;
+  const fs::path root = path;
+  if (!fs::is_directory(root, problem)) return folder;
+  fs::directory_iterator entries(root, problem);
+  if (problem) fail(root.string(), problem.value());
+  for (const fs::directory_entry& entry : entries) {
+    const std::string name = entry.path().filename().string();
+    const bool is_config = name == "config.json";
+    if (!is_config && !is_known(name, with_code)) continue;
+    struct stat status {};
+    if (::lstat(entry.path().c_str(), &status) != 0) continue;
+    if (!S_ISREG(status.st_mode)) {
+      if (S_ISLNK(status.st_mode)) folder.links.push_back(name);
+    } else if (is_config) {
+      folder.config = text_of(entry.path().string());
+    } else if (static_cast<std::uint64_t>(status.st_size) <= file_bytes_max) {
+      folder.files.push_back({.name = name, .copy_of = entry.path().string()});
+    }
+  }
+  std::ranges::sort(folder.files, {}, &ExtraFile::name);
+  std::ranges::sort(folder.links);
+  return folder;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,417 @@
+#include "convert/quantize_config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+#include "base/json_writer.h"
+#include "base/text.h"
+#include "convert/json_text.h"
+#include "convert/quantize_style.h"
+
+namespace loadstone {
+
+namespace {
+
+// The version of ModelOpt whose layout this is. Servers ask for the producer's name.
+constexpr std::string_view unified_version = "0.47.0";
+constexpr std::string_view compressed_version = "0.20.0";
+
+struct Algorithm {
+  std::string_view encoding;
+  std::string_view name;
+  unsigned group_size = 0;
+  bool is_awq = false;
+  // Members of "weights" in ModelOpt's section, and whether it says something of activations too.
+  unsigned bits = 0;
+  std::string_view type{};
+  bool has_activations = false;
+  std::string_view strategy{};
+};
+
+// Without calibration nothing is known of activations: FP8 is what ModelOpt calls weights of FP8
+// with or without them.
+constexpr Algorithm algorithms[] = {
+    {"fp8", "FP8", 0, false, 8, "float", true, {}},
+    {"fp8-channel", "FP8_PER_CHANNEL_PER_TOKEN", 0, false, 8, "float", true, "channel"},
+    {"fp8-block", "fp8_pb_wo"},
+    {"int8-channel", "W8A16", 0, false, 8, "int", false, {}},
+    {"int4", "int4", 128},
+    {"int4-awq", "W4A16_AWQ", 128, true, 4, "int", false, {}},
+    {"nvfp4", "W4A16_NVFP4", 16, false, 4, "float", false, {}},
+    {"mxfp4", "mxfp4"},
+    {"mxfp8", "MXFP8", 32, false, 8, "float", true, {}},
+};
+
+const Algorithm& algorithm_of(std::string_view encoding) {
+  const auto* const found = std::ranges::find(algorithms, encoding, &Algorithm::encoding);
+  static constexpr Algorithm unknown = {};
+  return found != std::end(algorithms) ? *found : unknown;
+}
+
+std::vector<std::string_view> encodings_of(const QuantizedModules& modules) {
+  std::vector<std::string_view> encodings;
+  for (const auto& [name, quantization] : modules.quantized) {
+    if (std::ranges::find(encodings, quantization->encoding) == encodings.end()) {
+      encodings.push_back(quantization->encoding);
+    }
+  }
+  return encodings;
+}
+
+void write_algorithm(JsonWriter& json, const Algorithm& algorithm, bool with_kv_cache) {
+  json.member("quant_algo", algorithm.name);
+  if (with_kv_cache) {
+    json.key("kv_cache_quant_algo");
+    json.null();
+  }
+  if (algorithm.group_size != 0) json.member("group_size", algorithm.group_size);
+  if (algorithm.is_awq) {
+    json.member("has_zero_point", false);
+    json.member("pre_quant_scale", false);  // that is found by calibration only
+  }
+}
+
+void write_numbers(JsonWriter& json, std::string_view key, const Algorithm& algorithm) {
+  json.key(key);
+  json.begin_object();
+  json.member("dynamic", false);
+  json.member("num_bits", algorithm.bits);
+  json.member("type", algorithm.type);
+  if (algorithm.group_size != 0) json.member("group_size", algorithm.group_size);
+  if (key == "weights" && !algorithm.strategy.empty()) {
+    json.member("strategy", algorithm.strategy);
+  }
+  json.end_object();
+}
+
+void write_producer(JsonWriter& json) {
+  json.key("producer");
+  json.begin_object();
+  json.member("name", "modelopt");
+  json.member("version", unified_version);
+  json.end_object();
+}
+
+void write_layers(JsonWriter& json, const QuantizedModules& modules) {
+  json.key("quantized_layers");
+  json.begin_object();
+  for (const auto& [name, quantization] : modules.quantized) {
+    json.key(name);
+    json.begin_object();
+    write_algorithm(json, algorithm_of(quantization->encoding), false);
+    json.end_object();
+  }
+  json.end_object();
+}
+
+// One group of modules for each encoding.
+void write_groups(JsonWriter& json, const QuantizedModules& modules) {
+  const auto encodings = encodings_of(modules);
+  const bool is_mixed = encodings.size() > 1;
+  // ModelOpt writes groups for these alone.
+  const std::string_view only = encodings.front();
+  if (!is_mixed && only != "fp8" && only != "nvfp4") return;
+  json.key("config_groups");
+  json.begin_object();
+  for (std::size_t i = 0; i < encodings.size(); ++i) {
+    const Algorithm& algorithm = algorithm_of(encodings[i]);
+    json.key("group_" + std::to_string(i));
+    json.begin_object();
+    if (algorithm.has_activations) write_numbers(json, "input_activations", algorithm);
+    if (algorithm.bits != 0) {
+      write_numbers(json, "weights", algorithm);
+    } else {
+      json.member("quant_algo", algorithm.name);
+    }
+    std::vector<std::string> targets = {"Linear"};
+    if (is_mixed) {
+      targets.clear();
+      for (const auto& [name, quantization] : modules.quantized) {
+        if (quantization->encoding == encodings[i]) targets.push_back(name);
+      }
+      std::ranges::sort(targets);
+    }
+    json.member("targets", targets);
+    json.end_object();
+  }
+  json.end_object();
+}
+
+struct CompressedScheme {
+  std::string_view encoding;
+  std::string_view format;
+  unsigned bits;
+  std::string_view type;
+  std::string_view strategy;
+  unsigned group_size;
+  std::string_view scale_dtype;
+  // Of activations, that servers quantize as they come; empty: they stay as they are.
+  std::string_view activations;
+};
+
+constexpr CompressedScheme schemes[] = {
+    {"fp8", "float-quantized", 8, "float", "tensor", 0, {}, "token"},
+    {"fp8-channel", "float-quantized", 8, "float", "channel", 0, {}, "token"},
+    {"fp8-block", "float-quantized", 8, "float", "block", 0, {}, "group"},
+    {"int8-channel", "int-quantized", 8, "int", "channel", 0, {}, "token"},
+    {"nvfp4", "nvfp4-pack-quantized", 4, "float", "tensor_group", 16, "torch.float8_e4m3fn", {}},
+    {"mxfp4", "mxfp4-pack-quantized", 4, "float", "group", 32, "torch.uint8", {}},
+    {"mxfp8", "mxfp8-quantized", 8, "float", "group", 32, "torch.uint8", {}},
+};
+
+const CompressedScheme& scheme_of(std::string_view encoding) {
+  return *std::ranges::find(schemes, encoding, &CompressedScheme::encoding);
+}
+
+void write_null(JsonWriter& json, std::string_view key) {
+  json.key(key);
+  json.null();
+}
+
+void write_scheme(JsonWriter& json, std::string_view key, const CompressedScheme& scheme,
+                  bool is_weight) {
+  json.key(key);
+  json.begin_object();
+  write_null(json, "actorder");
+  json.key("block_structure");
+  if (is_weight && scheme.strategy == "block") {
+    json.value(std::vector<unsigned>{128, 128});
+  } else {
+    json.null();
+  }
+  json.member("dynamic", !is_weight);
+  const unsigned group = is_weight ? scheme.group_size : (scheme.activations == "group" ? 128 : 0);
+  json.key("group_size");
+  if (group != 0) {
+    json.value(group);
+  } else {
+    json.null();
+  }
+  json.member("num_bits", scheme.bits);
+  json.key("observer");
+  if (is_weight) {
+    json.value("memoryless_minmax");
+  } else {
+    json.null();
+  }
+  json.key("observer_kwargs");
+  json.begin_object();
+  json.end_object();
+  for (const std::string_view dtype : {"scale_dtype", "zp_dtype"}) {
+    json.key(dtype);
+    if (is_weight && !scheme.scale_dtype.empty()) {
+      json.value(scheme.scale_dtype);
+    } else {
+      json.null();
+    }
+  }
+  json.member("strategy", is_weight ? scheme.strategy : scheme.activations);
+  json.member("symmetric", true);
+  json.member("type", scheme.type);
+  json.end_object();
+}
+
+bool has_prefix(const std::set<std::string>& prefixes, const std::string& prefix) {
+  const auto found = prefixes.lower_bound(prefix);
+  return found != prefixes.end() && found->starts_with(prefix);
+}
+
+}  // namespace
+
+QuantizedModules quantized_modules(const Plan& plan) {
+  QuantizedModules modules;
+  for (const PlannedTarget& target : plan.targets) {
+    std::string module(module_of(target.name));
+    if (target.quantization) {
+      modules.quantized.emplace_back(std::move(module), &*target.quantization);
+    } else if (target.shape.rank() >= 2 && target.name.ends_with(".weight")) {
+      modules.plain.push_back(std::move(module));
+    }
+  }
+  return modules;
+}
+
+std::vector<std::string> summed_up(const QuantizedModules& modules) {
+  std::set<std::string> taken;
+  for (const auto& [name, quantization] : modules.quantized) taken.insert(name);
+  std::set<std::string> sums;
+  for (const std::string& name : modules.plain) {
+    // The shortest beginning, up to a dot, that no quantized module has.
+    std::string sum = name;
+    for (std::size_t dot = name.find('.'); dot != std::string::npos;
+         dot = name.find('.', dot + 1)) {
+      const std::string prefix = name.substr(0, dot);
+      if (!has_prefix(taken, prefix)) {
+        sum = prefix + "*";
+        break;
+      }
+      if (!taken.contains(prefix) && !has_prefix(taken, prefix + ".")) {
+        sum = prefix + ".*";
+        break;
+      }
+    }
+    sums.insert(std::move(sum));
+  }
+  return {sums.begin(), sums.end()};
+}
+
+std::string unified_config(const QuantizedModules& modules) {
+  const auto encodings = encodings_of(modules);
+  JsonWriter json(4, 8);
+  json.begin_object();
+  write_producer(json);
+  json.key("quantization");
+  json.begin_object();
+  if (encodings.size() > 1) {
+    json.member("quant_algo", "MIXED_PRECISION");
+    write_null(json, "kv_cache_quant_algo");
+    write_layers(json, modules);
+  } else {
+    write_algorithm(json, algorithm_of(encodings.front()), true);
+    json.member("exclude_modules", summed_up(modules));
+  }
+  json.end_object();
+  json.end_object();
+  return json.take() + "\n";
+}
+
+std::string unified_section(const QuantizedModules& modules) {
+  const bool is_mixed = encodings_of(modules).size() > 1;
+  JsonWriter json(2, 8);
+  json.begin_object();
+  write_groups(json, modules);
+  if (is_mixed) write_layers(json, modules);
+  json.member("ignore", summed_up(modules));
+  json.member("quant_algo",
+              is_mixed ? "MIXED_PRECISION" : algorithm_of(encodings_of(modules).front()).name);
+  write_producer(json);
+  json.member("quant_method", "modelopt");
+  json.end_object();
+  return json.take();
+}
+
+std::string compressed_section(const QuantizedModules& modules) {
+  const auto encodings = encodings_of(modules);
+  const bool is_mixed = encodings.size() > 1;
+  JsonWriter json(2, 8);
+  json.begin_object();
+  json.key("config_groups");
+  json.begin_object();
+  for (std::size_t i = 0; i < encodings.size(); ++i) {
+    const CompressedScheme& scheme = scheme_of(encodings[i]);
+    json.key("group_" + std::to_string(i));
+    json.begin_object();
+    json.member("format", scheme.format);
+    if (scheme.activations.empty()) {
+      write_null(json, "input_activations");
+    } else {
+      write_scheme(json, "input_activations", scheme, false);
+    }
+    write_null(json, "output_activations");
+    std::vector<std::string> targets = {"Linear"};
+    if (is_mixed) {
+      targets.clear();
+      for (const auto& [name, quantization] : modules.quantized) {
+        if (quantization->encoding == encodings[i]) targets.push_back(name);
+      }
+    }
+    json.member("targets", targets);
+    write_scheme(json, "weights", scheme, true);
+    json.end_object();
+  }
+  json.end_object();
+  json.member("format", is_mixed ? "mixed-precision" : scheme_of(encodings.front()).format);
+  write_null(json, "global_compression_ratio");
+  json.member("ignore", modules.plain);
+  write_null(json, "kv_cache_scheme");
+  json.member("quant_method", "compressed-tensors");
+  json.member("quantization_status", "compressed");
+  json.key("transform_config");
+  json.begin_object();
+  json.end_object();
+  json.member("version", compressed_version);
+  json.end_object();
+  return json.take();
+}
+
+std::string section_of_bitsandbytes(const QuantizedModules& modules, Dtype dtype) {
+  const std::string_view encoding = modules.quantized.front().second->encoding;
+  const bool is_eight = encoding == "int8";
+  JsonWriter json(2, 8);
+  json.begin_object();
+  json.member("_load_in_4bit", !is_eight);
+  json.member("_load_in_8bit", is_eight);
+  json.member("bnb_4bit_compute_dtype", dtype == Dtype::bf16  ? "bfloat16"
+                                        : dtype == Dtype::f16 ? "float16"
+                                                              : "float32");
+  json.member("bnb_4bit_quant_storage", "uint8");
+  json.member("bnb_4bit_quant_type", is_eight ? std::string_view("fp4") : encoding);
+  json.member("bnb_4bit_use_double_quant", false);
+  json.member("llm_int8_enable_fp32_cpu_offload", false);
+  json.member("llm_int8_has_fp16_weight", false);
+  json.member("llm_int8_skip_modules", modules.plain);
+  json.member("llm_int8_threshold", 6.0);
+  json.member("load_in_4bit", !is_eight);
+  json.member("load_in_8bit", is_eight);
+  json.member("quant_method", "bitsandbytes");
+  json.end_object();
+  return json.take();
+}
+
+std::vector<ExtraFile> extra_files(const Plan& plan, const ConvertOptions& options, bool is_decoded,
+                                   std::vector<Finding>& findings) {
+  if (options.one_file) return {};
+  std::vector<ExtraFile> files = options.folder.files;
+  const QuantizedModules modules = quantized_modules(plan);
+  std::string section;
+  if (!modules.quantized.empty()) {
+    if (is_bitsandbytes(modules.quantized.front().second->encoding)) {
+      const auto first = std::ranges::find_if(plan.targets, [](const PlannedTarget& target) {
+        return target.quantization.has_value();
+      });
+      section = section_of_bitsandbytes(modules, first->dtype);
+    } else if (options.quantize.style == QuantizeStyle::unified) {
+      section = unified_section(modules);
+      files.push_back({.name = "hf_quant_config.json", .text = unified_config(modules)});
+    } else {
+      section = compressed_section(modules);
+    }
+  }
+  if (!options.folder.links.empty()) {
+    const auto& links = options.folder.links;
+    findings.push_back({.severity = Severity::warning,
+                        .code = "convert.not_copied",
+                        .sources = links,
+                        .message = fmt::format("{} files beside the model are links and are not "
+                                               "copied: '{}'{}",
+                                               links.size(), printable(links.front()),
+                                               links.size() > 1 ? " ..." : ""),
+                        .suggestion = "name the folder that holds the files themselves"});
+  }
+  std::string config = options.folder.config;
+  if (!config.empty() && !is_json_object(config)) {
+    findings.push_back({.severity = Severity::warning,
+                        .code = "convert.not_copied",
+                        .message = "config.json is no JSON object; it is copied unchanged"});
+  } else if (!config.empty() || !section.empty()) {
+    if (config.empty()) config = "{}\n";
+    if (!section.empty() || is_decoded) {
+      config = without_member(config, "compression_config");
+      if (section.empty()) config = without_member(config, "quantization_config");
+    }
+    if (!section.empty()) config = with_member(config, "quantization_config", section);
+  }
+  if (!config.empty()) files.push_back({.name = "config.json", .text = std::move(config)});
+  std::ranges::sort(files, {}, &ExtraFile::name);
+  return files;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,36 @@
+// The configs that stand beside quantized tensors, and the other files of a model's folder.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "loadstone/convert.h"
+#include "loadstone/plan.h"
+
+namespace loadstone {
+
+// What a config says of an output: names of modules, in the plan's order.
+struct QuantizedModules {
+  std::vector<std::string> plain;  // weights of two dims and more that stay as they are
+  // Those that are quantized, and how.
+  std::vector<std::pair<std::string, const Quantization*>> quantized;
+};
+
+[[nodiscard]] QuantizedModules quantized_modules(const Plan& plan);
+
+// Prefixes with * that cover the plain modules and no quantized one, as ModelOpt sums them up.
+[[nodiscard]] std::vector<std::string> summed_up(const QuantizedModules& modules);
+
+// hf_quant_config.json as ModelOpt writes it.
+[[nodiscard]] std::string unified_config(const QuantizedModules& modules);
+// "quantization_config" of config.json.
+[[nodiscard]] std::string unified_section(const QuantizedModules& modules);
+[[nodiscard]] std::string compressed_section(const QuantizedModules& modules);
+[[nodiscard]] std::string section_of_bitsandbytes(const QuantizedModules& modules, Dtype dtype);
+
+// The files of the folder, config.json edited. `is_decoded`: what the source had quantized is
+// numbers now. Findings say what could not be written.
+[[nodiscard]] std::vector<ExtraFile> extra_files(const Plan& plan, const ConvertOptions& options,
+                                                 bool is_decoded, std::vector<Finding>& findings);
+
+}  // namespace loadstone

@@ -1,0 +1,64 @@
+#include "convert/quantize_rules.h"
+
+namespace loadstone {
+
+namespace {
+
+// The first that fits is the reason that is shown.
+constexpr PlainRule plain[] = {
+    {R"((^|\.)(embed_tokens|word_embeddings|wte|wpe|embed_in|tok_embeddings|embeddings?|)"
+     R"(embed_positions|patch_embed\w*|pos_embed\w*)\.)",
+     "embedding",
+     {}},
+    {R"((^|\.)(lm_head|output|embed_out|output_layer|proj_out|score|classifier)\.weight$)",
+     "output head",
+     {}},
+    {R"(norm\w*\.weight$|(^|\.)ln_\w+\.weight$)", "norm", {}},
+    {R"(\.(mlp|feed_forward|ffn|block_sparse_moe|moe|mixer)\.(gate|router\w*)\.|\.router\.|)"
+     R"(\.gate\.(wg\.)?weight$|\.shared_expert_gate\.)",
+     "router",
+     {}},
+    {R"((^|\.)(visual|vision\w*|image_\w+|img_\w+|vit|audio\w*|speech\w*|multi_modal_projector|)"
+     R"(mm_projector|connector|aligner|resampler|merger|patch_merger)\.)",
+     "vision or audio tower",
+     {}},
+    {R"(conv\w*\.)", "convolution", {}},
+    {R"(\.linear_attn\.in_proj_(a|b|ba)\.|\.(dt_proj|x_proj|A_log|dt_bias)\b)",
+     "small projection of a state-space layer",
+     {}},
+    {R"((^|\.)(mtp|mtp_\w+|nextn\w*)\.|\.(eh_proj|enorm|hnorm|shared_head)\.)",
+     "layer of the multi-token prediction",
+     {}},
+    {R"(\.kv_b_proj\.)", "absorbed into the attention by servers, which read it as plain numbers",
+     "deepseek_v2|deepseek_v3|deepseek_v32|kimi_k2|glm_moe_dsa|glm4_moe_lite|longcat_flash"},
+    {R"(\.indexer\.)", "indexer of the sparse attention", "deepseek_v32|glm_moe_dsa"},
+    {R"(lora_[AB]\.|\.lora_\w+\.)", "adapter", {}},
+    {R"(\.(per_layer_\w+|altup|laurel)\b)", "small projection of this model",
+     "gemma3n\\w*|gemma4\\w*"},
+};
+
+constexpr PartnerRule partners[] = {
+    {R"(^(.*)\.(?:q|k|v)_proj\.weight$)"},
+    {R"(^(.*)\.(?:wq|wk|wv)\.weight$)"},
+    {R"(^(.*)\.(?:to_q|to_k|to_v)\.weight$)"},
+    {R"(^(.*)\.(?:q_a_proj|kv_a_proj_with_mqa)\.weight$)"},
+    {R"(^(.*\.linear_attn)\.in_proj_(?:qkv|z)\.weight$)"},
+    {R"(^(.*)\.(?:gate|up)_proj(?:\.weight)?$)"},
+    {R"(^(.*)\.(?:w1|w3)\.weight$)"},
+};
+
+constexpr StackRule stacks[] = {
+    {R"(^(.*\.experts)\.gate_up_proj(?:\.weight)?$)", "gate_proj", "up_proj"},
+    {R"(^(.*\.experts)\.(?:down_proj)(?:\.weight)?$)", "down_proj", {}},
+    {R"(^(.*\.experts)\.(?:gate_proj)(?:\.weight)?$)", "gate_proj", {}},
+    {R"(^(.*\.experts)\.(?:up_proj)(?:\.weight)?$)", "up_proj", {}},
+};
+
+}  // namespace
+
+std::span<const PlainRule> plain_rules() noexcept { return plain; }
+std::span<const PartnerRule> partner_rules() noexcept { return partners; }
+std::span<const StackRule> stack_rules() noexcept { return stacks; }
+std::string_view turned_stack_types() noexcept { return "gpt_oss|llama4|llama4_text"; }
+
+}  // namespace loadstone

@@ -1,0 +1,44 @@
+// Which tensors are quantized, which of them share a scale, and which stay as they are: as data,
+// to be read and extended.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace loadstone {
+
+// Patterns are RE2 syntax and are looked for anywhere in a name.
+
+// A name that says: do not quantize.
+struct PlainRule {
+  std::string_view pattern;
+  std::string_view reason;
+  std::string_view model_types;  // pattern of config.json's "model_type"; empty: any
+};
+
+// Weights whose names agree in what the first group finds, and in nothing but the rest of the
+// pattern, are loaded as one matrix by servers, and so have one scale.
+struct PartnerRule {
+  std::string_view pattern;
+};
+
+// A tensor [experts, rows, columns] as the weights of single experts.
+struct StackRule {
+  std::string_view pattern;  // group 1: the module of the experts
+  std::string_view first;    // names of what the rows of an expert are, in equal shares
+  std::string_view second;   // empty: all rows are one weight
+};
+
+// What may be quantized at all.
+inline constexpr std::string_view layer_pattern =
+    R"((^|\.)(layers|h|blocks|block|transformer_blocks|single_transformer_blocks)\.\d+\.)";
+inline constexpr std::string_view weight_pattern =
+    R"(\.weight$|\.experts\.(gate|up|gate_up|down)_proj$)";
+
+[[nodiscard]] std::span<const PlainRule> plain_rules() noexcept;
+[[nodiscard]] std::span<const PartnerRule> partner_rules() noexcept;
+[[nodiscard]] std::span<const StackRule> stack_rules() noexcept;
+// Model types whose stacks of experts are kept [experts, columns, rows], or with rows interleaved.
+[[nodiscard]] std::string_view turned_stack_types() noexcept;
+
+}  // namespace loadstone
