@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,26 @@ def test_a_slice_of_a_stack_is_a_view_that_tells_its_expert(folders: dict[str, P
         assert same_bytes(one.data, stack.data[index])
     with pytest.raises(TypeError, match="one at a time"):
         stack[torch.tensor([0, 1])]
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_without_a_config_experts_are_fused_as_the_library_does_it(
+    name: str, folders: dict[str, Path]
+) -> None:
+    plan = loadstone.plan(skeleton(folders[name]), folders[name], rules="transformers")
+    assert plan.ok
+    assert not plan.findings
+    model = skeleton(folders[name])
+    loadstone.load(model, folders[name], rules="transformers")
+    assert loadstone.audit(model).ok
+    expected = AutoModelForCausalLM.from_pretrained(folders[name]).state_dict()
+    for each, tensor in model.state_dict().items():
+        assert same_bytes(tensor, expected[each]), each
+
+
+def skeleton(folder: Path) -> Any:
+    with loadstone.skeleton():
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
 
 
 # --- exact ---------------------------------------------------------------------------------------
@@ -250,8 +271,7 @@ def test_a_missing_expert_is_named_and_the_model_stays_as_it_was(
     state = load_file(folders["qwen3_moe"] / "model.safetensors")
     del state[lost]
     folder = save(state, folders["qwen3_moe"], tmp_path / "lost")
-    with loadstone.skeleton():
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    model = skeleton(folder)
     modules = [type(each) for each in model.modules()]
 
     with pytest.raises(loadstone.PlanError) as caught:
@@ -271,8 +291,7 @@ def test_a_missing_expert_is_named_and_the_model_stays_as_it_was(
 
 def test_a_skeleton_is_filled_in_place(folders: dict[str, Path]) -> None:
     folder = folders["mixtral"]
-    with loadstone.skeleton():
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    model = skeleton(folder)
     assert loadstone.modelopt.load(model, folder, config("fp8")) is model
     assert loadstone.audit(model).ok
     expected = load(folder, "fp8").state_dict()
@@ -322,6 +341,19 @@ def test_a_map_with_disk_is_refused(folders: dict[str, Path]) -> None:
             config("fp8"),
             device_map={"": "cpu", "model.layers.1": "disk"},
         )
+
+
+def test_what_a_config_sets_in_quantizers_stays(folders: dict[str, Path]) -> None:
+    chosen = mtq.utils.update_quant_cfg_with_kv_cache_quant(
+        config("fp8"), copy.deepcopy(mtq.FP8_KV_CFG["quant_cfg"])
+    )
+    chosen["quant_cfg"][-1]["cfg"]["constant_amax"] = 240.0
+    model = loadstone.modelopt.load(AutoModelForCausalLM, folders["llama"], chosen)
+    assert model.model.layers[1].self_attn.k_bmm_quantizer._amax.item() == 240.0
+    audit = loadstone.audit(model)
+    assert audit.ok, audit
+    name = "model.layers.1.self_attn.k_bmm_quantizer._amax"
+    assert audit.provenance[name].origin == "constructor"
 
 
 def test_the_model_goes_on_to_be_calibrated(folders: dict[str, Path]) -> None:

@@ -19,13 +19,13 @@ from modelopt.torch.quantization.qtensor.base_qtensor import QTensorWrapper
 from loadstone import _execute
 from loadstone._audit import audit
 from loadstone._catalog import Catalog, inspect
-from loadstone._dtypes import torch_dtype
+from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import make
 from loadstone._modelopt import export, formats, targets
 from loadstone._modelopt.experts import PackedExperts
 from loadstone._modelopt.targets import Weight
 from loadstone._plan import Plan, PlannedTarget, make_plan
-from loadstone._report import Report
+from loadstone._report import Provenance, Report
 from loadstone._traced import Traced
 
 
@@ -87,7 +87,7 @@ def load_into(model: Any, checkpoint: str | os.PathLike[str], options: Options) 
         blank.keep()
     export.register()
     report = _execute.account(plan, model, filled.core)
-    packing.account(report)
+    packing.account(report, blank.said)
     _dispatch(model, plan)
     audit(model, report).require_real()
     return report
@@ -127,33 +127,41 @@ def _trace(model: Any, catalog: Catalog) -> Traced | None:
 
 
 class _Blank:
-    """Quantizers without what they measured on meta; it comes back where the load fails."""
+    """Quantizers without buffers, which no checkpoint has, while a model is planned and filled.
+
+    Those that a config sets come back in any case; those that were measured on meta, and what
+    calibrators hold of them, where the load fails.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
-        self.taken: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+        self.said: dict[str, torch.Tensor] = {}  # real ones, by their names in the model
+        self._taken: list[tuple[dict[str, Any], str, torch.Tensor]] = []
 
     def __enter__(self) -> _Blank:
-        for _, quantizer in targets.quantizers_of(self.model):
+        for path, quantizer in targets.quantizers_of(self.model):
             calibrator = getattr(quantizer, "_calibrator", None)
             measured = {} if calibrator is None else vars(calibrator)
-            for holder, is_kept in ((quantizer._buffers, False), (measured, True)):
-                for name, value in list(holder.items()):
-                    if isinstance(value, torch.Tensor) and value.is_meta:
-                        self.taken.append((holder, name, value))
-                        if is_kept:
-                            holder[name] = None
-                        else:
-                            del holder[name]
+            for name, value in measured.items():
+                if isinstance(value, torch.Tensor) and value.is_meta:
+                    self._taken.append((measured, name, value))
+                    measured[name] = None
+            buffers = quantizer._buffers
+            for name, value in list(buffers.items()):
+                if value is not None:
+                    self._taken.append((buffers, name, buffers.pop(name)))
+                    if not value.is_meta:
+                        self.said[f"{path}.{name}"] = value
         return self
 
     def keep(self) -> None:
-        """The load is done: what was taken away is gone."""
-        self.taken = []
+        """The load is done: what was measured on meta is gone."""
+        self._taken = [each for each in self._taken if not each[2].is_meta]
 
     def __exit__(self, *_: object) -> None:
-        for holder, name, value in self.taken:
-            holder[name] = value
+        for holder, name, value in self._taken:
+            if holder.get(name) is None:
+                holder[name] = value
 
 
 class _Packing:
@@ -199,18 +207,35 @@ class _Packing:
                 quantizer._non_persistent_buffers_set.discard(name)
             quantizer._dequantize = True
 
-    def account(self, report: Report) -> None:
-        """The origin of the quantizers' state is that of the weight."""
-        for weight, inside, made in self.states:
-            known = report.provenance[weight.name]
-            for name, value in made.items():
-                full = f"{weight.path}.{inside}.{name}".lstrip(".")
-                report.provenance[full] = dataclasses.replace(
-                    known,
-                    target=full,
-                    kind="persistent_buffer",
-                    bytes_written=value.numel() * value.element_size(),
-                )
+    def account(self, report: Report, said: Mapping[str, torch.Tensor]) -> None:
+        """The origin of the quantizers' state: the weight, or the config that set it."""
+        made = {
+            f"{weight.path}.{inside}.{name}".lstrip("."): (weight.name, value)
+            for weight, inside, state in self.states
+            for name, value in state.items()
+        }
+        for name, (weight, value) in made.items():
+            report.provenance[name] = dataclasses.replace(
+                report.provenance[weight],
+                target=name,
+                kind="persistent_buffer",
+                bytes_written=value.numel() * value.element_size(),
+            )
+        for name, value in said.items():
+            report.provenance.setdefault(
+                name,
+                Provenance(
+                    name,
+                    "constructor",
+                    "persistent_buffer",
+                    "none",
+                    (),
+                    str(value.device),
+                    dtype_name(value.dtype),
+                    tuple(value.shape),
+                    reason="set by the config of ModelOpt",
+                ),
+            )
 
 
 def _dispatch(model: torch.nn.Module, plan: Plan) -> None:
