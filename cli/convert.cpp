@@ -43,6 +43,8 @@ struct Args {
   bool finish = false;
   bool dry_run = false;
   bool tensors = false;
+  bool dequantize = false;
+  std::string experts = "keep";
   QuantizeArgs quantize;
 };
 
@@ -107,10 +109,12 @@ ConvertOptions convert_options(const Args& args, const Catalog& catalog) {
                                                      : UnexpectedPolicy::warn;
   options.threads = args.threads;
   options.quantize = quantize_options(args.quantize);
-  if (!options.quantize.formats.empty() && args.rules_path.empty()) {
-    // What is quantized already becomes numbers first.
+  options.experts = expert_layout(args.experts).value_or(ExpertLayout::keep);
+  // What is quantized already becomes numbers first.
+  const bool quantizes = !options.quantize.formats.empty() && args.rules_path.empty();
+  if (args.dequantize || quantizes) {
     options.stored = find_stored_values(catalog);
-    options.dequantize = !options.stored.values.empty();
+    options.dequantize = args.dequantize || !options.stored.values.empty();
   }
   if (!options.one_file) {
     options.folder = read_model_folder(args.open.paths.front(), args.quantize.copy_code);
@@ -282,6 +286,11 @@ void add_convert(CLI::App& app, Chosen& chosen) {
   command->add_flag("--copy-code", args->quantize.copy_code,
                     "Copy Python files beside the model too");
   add_quantize_options(*command, args->quantize);
+  command->add_flag("--dequantize", args->dequantize,
+                    "Make numbers (--dtype, or bf16) of what is quantized in SOURCE");
+  add("--experts", args->experts, "LAYOUT",
+      "fused: all experts of a layer in one tensor; separate: each by itself")
+      ->check(CLI::IsMember({"keep", "fused", "separate"}));
   add_open_options(*command, args->open);
   add_json_flag(*command, chosen.json);
   command->callback(

@@ -25,6 +25,9 @@ namespace loadstone {
 // tensor ("mlp.experts.gate_up_proj" [experts, 2 * inner, hidden], "mlp.experts.down_proj").
 enum class ExpertLayout : std::uint8_t { keep, fused, separate };
 
+[[nodiscard]] std::string_view name(ExpertLayout layout) noexcept;
+[[nodiscard]] std::optional<ExpertLayout> expert_layout(std::string_view name) noexcept;
+
 // Whose names, shapes and configs the parts of quantized tensors get: `unified` is what ModelOpt
 // calls its exports. Those of bitsandbytes' encodings are always its own.
 enum class QuantizeStyle : std::uint8_t { unified, compressed_tensors };

@@ -16,7 +16,8 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
                           const std::vector<std::pair<std::string, std::string>>& formats,
                           std::string_view mode, const std::vector<std::string>& include,
                           const std::vector<std::string>& exclude, std::string_view style,
-                          bool allow_non_finite, const std::string& folder, bool copy_code) {
+                          bool allow_non_finite, const std::string& folder, bool copy_code,
+                          bool dequantize, std::string_view experts) {
   ConvertOptions options;
   for (const auto& [pattern, encoding] : formats) {
     options.quantize.formats.push_back(
@@ -39,10 +40,17 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
   options.staging_bytes_max = staging_bytes_max;
   options.memory_bytes_max = memory_bytes_max;
   options.threads = threads;
-  if (!formats.empty() && rules.empty() && recipes == nullptr) {
-    // What is quantized already becomes numbers first.
+  const auto layout = expert_layout(experts);
+  if (!layout) {
+    throw Error(
+        "plan.options", "no such layout of experts",
+        {.field = "experts", .found = std::string(experts), .expected = "keep, fused or separate"});
+  }
+  options.experts = *layout;
+  // What is quantized already becomes numbers first.
+  if (dequantize || (!formats.empty() && rules.empty() && recipes == nullptr)) {
     options.stored = find_stored_values(*catalog);
-    options.dequantize = !options.stored.values.empty();
+    options.dequantize = dequantize || !options.stored.values.empty();
   }
   const nb::gil_scoped_release release;
   return make_conversion(std::move(catalog), options);
@@ -103,7 +111,8 @@ void bind_convert(nb::module_& module) {
              nb::arg("shard_bytes_max"), nb::arg("staging_bytes_max"),
              nb::arg("memory_bytes_max").none(), nb::arg("threads"), nb::arg("formats"),
              nb::arg("mode"), nb::arg("include"), nb::arg("exclude"), nb::arg("style"),
-             nb::arg("allow_non_finite"), nb::arg("folder"), nb::arg("copy_code"));
+             nb::arg("allow_non_finite"), nb::arg("folder"), nb::arg("copy_code"),
+             nb::arg("dequantize"), nb::arg("experts"));
   module.def("convert", &run, nb::arg("conversion"), nb::arg("target"),
              nb::arg("progress").none() = nb::none(), nb::arg("resume") = false,
              nb::arg("part").none() = nb::none(), nb::arg("finish") = false);

@@ -69,6 +69,8 @@ def convert(
     mode: str = "exact",
     allow_non_finite: bool = False,
     copy_code: bool = False,
+    dequantize: bool = False,
+    experts: str = "keep",
     shard_size: int | str | None = None,
     name: str = "model",
     max_memory: int | str | None = None,
@@ -102,6 +104,11 @@ def convert(
         mode: ``"exact"``, or ``"modelopt-compat"`` for the bytes that ModelOpt makes.
         allow_non_finite: go on where what is quantized holds NaN or infinities, and say so.
         copy_code: copy Python files beside the model too.
+        dequantize: make numbers (``dtype``, or bfloat16) of what the source holds quantized: FP8 of
+            any granularity, NVFP4, MXFP4, MXFP8 and int8 in the names of DeepSeek, ModelOpt,
+            compressed-tensors and GPT-OSS, and bitsandbytes. ``quantize`` does that by itself.
+        experts: ``"fused"``: all experts of a layer in one tensor, as transformers 5 has them;
+            ``"separate"``: each by itself, as checkpoints are published; ``"keep"``.
         shard_size: bytes of tensors in a shard of a folder (``int`` or ``"5GB"``, the default).
         name: what files in a folder are called; diffusers looks for ``diffusion_pytorch_model``.
         max_memory: never take more than this, or refuse to start and say what is needed.
@@ -144,6 +151,8 @@ def convert(
         allow_non_finite=allow_non_finite,
         folder="" if one_file else _folder(source),
         copy_code=copy_code,
+        dequantize=dequantize,
+        experts=experts,
     )
     if dry_run:
         return _planned(conversion)
@@ -153,7 +162,10 @@ def convert(
         error.findings = conversion.findings
         raise
     with shown(progress, "converting") as callback:
-        report = _core.convert(conversion, where, callback)
+        return _done(conversion, _core.convert(conversion, where, callback))
+
+
+def _done(conversion: _core.Conversion, report: _core.ConvertReport) -> ConvertReport:
     return ConvertReport(
         outputs=[Path(each) for each in report.outputs],
         seconds=report.seconds,

@@ -210,6 +210,8 @@ def make_conversion(
     allow_non_finite: bool,
     folder: str,
     copy_code: bool,
+    dequantize: bool,
+    experts: str,
 ) -> Conversion: ...
 def convert(
     conversion: Conversion,

@@ -299,6 +299,25 @@ class Maker {
 
 }  // namespace
 
+std::string_view name(ExpertLayout layout) noexcept {
+  switch (layout) {
+    case ExpertLayout::fused:
+      return "fused";
+    case ExpertLayout::separate:
+      return "separate";
+    case ExpertLayout::keep:
+      break;
+  }
+  return "keep";
+}
+
+std::optional<ExpertLayout> expert_layout(std::string_view text) noexcept {
+  for (const auto layout : {ExpertLayout::keep, ExpertLayout::fused, ExpertLayout::separate}) {
+    if (text == name(layout)) return layout;
+  }
+  return std::nullopt;
+}
+
 Values values_of(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
                  std::vector<Finding>& findings) {
   if (!options.dequantize && options.experts == ExpertLayout::keep) return {};
