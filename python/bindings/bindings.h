@@ -30,6 +30,7 @@ void bind_audit(nb::module_& module);
 void bind_convert(nb::module_& module);
 void bind_kernels(nb::module_& module);
 void bind_bnb(nb::module_& module);
+void bind_scaled(nb::module_& module);
 
 // Python hands over names ("BF16"); an unknown one is a mistake of the caller.
 [[nodiscard]] inline Dtype dtype_argument(std::string_view text) {

@@ -14,4 +14,5 @@ NB_MODULE(_core, module) {
   bind_convert(module);
   bind_kernels(module);
   bind_bnb(module);
+  bind_scaled(module);
 }

@@ -30,14 +30,15 @@ def dequantize(
     Args:
         parts: the tensors that the encoding is made of. For the block formats of GGUF:
             ``{"data": uint8}``, the rows' blocks one after the other, in any shape. For those of
-            bitsandbytes: as in :func:`loadstone.quantize`; tables of codes may be left out.
+            bitsandbytes and ModelOpt: as in :func:`loadstone.quantize`; tables of codes may be left
+            out, and scales of ModelOpt's be F32, or F16 or BF16 of numbers that were.
         encoding: its name, in any case: ``"q4_k"``, ``"IQ3_XXS"`` ... ``"nf4"``, ``"fp4"``,
-            ``"int8"``.
+            ``"int8"``, ``"fp8"``, ``"nvfp4"`` and the others of :func:`loadstone.quantize`.
         shape: of the result; of GGUF its last dimension is made of whole blocks.
         dtype: ``torch.float32``, ``torch.bfloat16`` or ``torch.float16``.
         dialect: ``"exact"`` (the default): each number with the bits of gguf-py's F32, then rounded
             to nearest even. ``"diffusers-compatible"``: the F16 arithmetic of diffusers, for the
-            formats that it knows. ``"bnb-cpu"`` and ``"bnb-cuda"`` are decoded alike.
+            formats that it knows. Other encodings' dialects are decoded alike.
         block_size: of nf4 and fp4.
         allow_non_finite: decode bitsandbytes' encodings also where a scale is NaN or infinite.
 

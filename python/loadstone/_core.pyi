@@ -239,6 +239,36 @@ def gguf_layout(format: str) -> tuple[int, int]: ...
 def can_cast(source_dtype: str, target_dtype: str) -> bool: ...
 def codes() -> list[tuple[str, str, str]]: ...
 
+class scaled:  # a submodule  # noqa: N801
+    @staticmethod
+    def parts_of(
+        encoding: str, dialect: str, shape: Sequence[int], dtype: str
+    ) -> list[tuple[str, list[int], str]]: ...
+    @staticmethod
+    def measure(
+        encoding: str, dialect: str, shape: Sequence[int], numbers: Any, dtype: str
+    ) -> list[float]: ...
+    @staticmethod
+    def encode(
+        encoding: str,
+        dialect: str,
+        shape: Sequence[int],
+        numbers: Any,
+        dtype: str,
+        amax: Sequence[float],
+        parts: Sequence[Any],
+    ) -> int: ...
+    @staticmethod
+    def decode(
+        encoding: str,
+        dialect: str,
+        shape: Sequence[int],
+        dtype: str,
+        parts: Sequence[Any],
+        numbers: Any,
+        target: str,
+    ) -> None: ...
+
 class bnb:  # a submodule  # noqa: N801
     @staticmethod
     def encode_4bit(

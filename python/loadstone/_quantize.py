@@ -1,4 +1,5 @@
-"""Tensors at hand into bitsandbytes' encodings and back: nf4, fp4, LLM.int8."""
+"""Tensors at hand into encodings and back: nf4, fp4 and LLM.int8 of bitsandbytes; others' are in
+``_quantize_scaled.py``."""
 
 from __future__ import annotations
 
@@ -7,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loadstone import _core
+from loadstone import _core, _quantize_scaled
 from loadstone._dtypes import dtype_name
 from loadstone._errors import make
 
 if TYPE_CHECKING:
     import torch
 
-ENCODINGS = ("nf4", "fp4", "int8")
+BNB_ENCODINGS = ("nf4", "fp4", "int8")
+ENCODINGS = (*BNB_ENCODINGS, *_quantize_scaled.ENCODINGS)
 DIALECTS = ("bnb-cpu", "bnb-cuda")
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 _NESTED_BLOCK = 256
@@ -25,13 +27,15 @@ class Quantized:
     """A weight as one unit: the packed numbers and all that is needed to read them.
 
     Attributes:
-        encoding: ``"nf4"``, ``"fp4"`` or ``"int8"``.
+        encoding: ``"nf4"``, ``"fp8"``, ``"nvfp4"`` ...
         shape: of the weight.
         dtype: that it had.
         parts: ``"data"``, ``"absmax"`` and, of nf4 and fp4, ``"code"``; with nested statistics
-            ``"nested_absmax"``, ``"nested_code"`` and ``"nested_offset"``.
-        block_size: how many numbers share a scale; 0 for int8, whose rows do.
-        dialect: ``"bnb-cpu"`` or ``"bnb-cuda"``: whose bytes they are.
+            ``"nested_absmax"``, ``"nested_code"`` and ``"nested_offset"``. Of ModelOpt's and the MX
+            formats ``"data"``, ``"scale"`` and, of nvfp4, ``"scale_2"``.
+        block_size: how many numbers share a scale, of nf4 and fp4; 0 for the others, which leave
+            no choice.
+        dialect: ``"bnb-cpu"``, ``"exact"`` ...: whose bytes they are.
         allow_non_finite: whether scales may be NaN or infinite.
     """
 
@@ -62,33 +66,45 @@ def quantize(
     block_size: int = 64,
     nested: bool = False,
     nested_offset: float | torch.Tensor | None = None,
-    dialect: str = "bnb-cpu",
+    dialect: str | None = None,
     allow_non_finite: bool = False,
+    amax: float | Sequence[float] | torch.Tensor | None = None,
 ) -> Quantized:
-    """A weight in one of bitsandbytes' encodings, with the bytes that bitsandbytes gives.
+    """A weight in one of bitsandbytes' or ModelOpt's encodings, or the OCP's MX formats.
 
     Args:
         tensor: on the CPU, of float32, bfloat16 or float16, with any strides.
-        encoding: ``"nf4"``, ``"fp4"`` or ``"int8"``, in any case.
+        encoding: in any case: ``"nf4"``, ``"fp4"``, ``"int8"``; ``"fp8"``, ``"fp8-channel"``,
+            ``"fp8-block"``, ``"int8-channel"``, ``"int4"``, ``"int4-awq"``, ``"nvfp4"``,
+            ``"mxfp4"``, ``"mxfp8"``. All dimensions but the last two are a stack of matrices.
         block_size: of nf4 and fp4: 32, 64, 128 ... 4096.
         nested: whether the scales of nf4 and fp4 are quantized as well (double quantization).
         nested_offset: what is taken off the scales before that. Without it their mean, summed in
             float64 and rounded once: bitsandbytes' own mean changes with the number of threads.
-        dialect: ``"bnb-cpu"`` or ``"bnb-cuda"``; they differ in ties, in signs of zero and in
-            blocks of zeros.
-        allow_non_finite: encode NaNs and infinities as bitsandbytes does, which spoils their whole
-            block or row.
+        dialect: of nf4, fp4 and int8 ``"bnb-cpu"`` (the default) or ``"bnb-cuda"``; they differ in
+            ties, in signs of zero and in blocks of zeros. Of the others ``"exact"`` (the default:
+            scales in F32, one rounding), ``"modelopt-compat"`` (the bytes of a model that ModelOpt
+            compressed) and, of fp8, ``"modelopt-export"``.
+        allow_non_finite: encode NaNs and infinities: as bitsandbytes does, which spoils their whole
+            block or row; in the other encodings no scale counts them.
+        amax: of fp8 and nvfp4: the largest magnitude that the scale is made of, or one for each
+            matrix of a stack, where several weights share it. ``None``: the weight's own.
 
     Raises:
         Error: ``q.nan`` for a number that is not finite, ``q.group_size`` for another block size,
             ``plan.dtype`` for another dtype, ``plan.encoding`` for another encoding, ``q.shape``
-            for int8 without rows, ``usage`` for the rest.
+            for int8 without rows, ``plan.quantize`` for a shape that the encoding does not take,
+            ``usage`` for the rest.
     """
     name = encoding.lower()
-    _check_options(name, block_size, nested, nested_offset, dialect)
+    dialect = _check_options(name, block_size, nested, nested_offset, dialect)
     _check_tensor(tensor)
     numbers = tensor.detach().resolve_neg().contiguous()
-    if name == "int8":
+    if name in _quantize_scaled.ENCODINGS:
+        parts, first_wrong = _quantize_scaled.encode(numbers, name, dialect, amax)
+    elif amax is not None:
+        raise make("usage", "it has no scale for all numbers", found=name, expected="fp8 or nvfp4")
+    elif name == "int8":
         parts, first_wrong = _encode_rows(numbers, dialect)
     else:
         parts, first_wrong = _encode_blocks(numbers, name, block_size, dialect)
@@ -96,7 +112,7 @@ def quantize(
         _refuse(numbers, first_wrong, name)
     if nested:
         parts |= _nest(parts["absmax"], nested_offset, dialect)
-    size = 0 if name == "int8" else block_size
+    size = block_size if name in ("nf4", "fp4") else 0
     shape = tuple(tensor.shape)
     return Quantized(name, shape, tensor.dtype, parts, size, dialect, allow_non_finite)
 
@@ -113,14 +129,16 @@ def decode(
     """The part of :func:`loadstone.dequantize` for these encodings."""
     import torch
 
-    if dialect is not None and dialect not in DIALECTS:
-        raise make("usage", "unknown dialect", found=dialect, expected=" or ".join(DIALECTS))
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         expected = "float32, bfloat16 or float16"
         raise make("plan.dtype", "not decoded to this dtype", found=str(dtype), expected=expected)
     extents = tuple(int(extent) for extent in shape)
     if min(extents, default=0) < 0:
         raise make("q.shape", "an extent is negative", found=str(list(extents)))
+    if encoding in _quantize_scaled.ENCODINGS:
+        return _quantize_scaled.decode(parts, encoding, extents, dtype, dialect, allow_non_finite)
+    if dialect is not None and dialect not in DIALECTS:
+        raise make("usage", "unknown dialect", found=dialect, expected=" or ".join(DIALECTS))
     for name, part in parts.items():
         if part.device.type == "meta":
             raise make("audit.on_meta", "a part of the weight has no memory", field=name)
@@ -185,22 +203,27 @@ def _check_options(
     block_size: int,
     nested: bool,
     nested_offset: float | torch.Tensor | None,
-    dialect: str,
-) -> None:
+    dialect: str | None,
+) -> str:
+    """The dialect; the first of the encoding for ``None``."""
     if encoding not in ENCODINGS:
         expected = ", ".join(ENCODINGS)
         raise make("plan.encoding", "no such encoding to write", found=encoding, expected=expected)
-    if dialect not in DIALECTS:
-        raise make("usage", "unknown dialect", found=dialect, expected=" or ".join(DIALECTS))
-    if encoding != "int8" and block_size not in BLOCK_SIZES:
+    is_bnb = encoding in BNB_ENCODINGS
+    known = DIALECTS if is_bnb else _quantize_scaled.dialects(encoding)
+    dialect = known[0] if dialect is None else dialect
+    if dialect not in known:
+        raise make("usage", "unknown dialect", found=dialect, expected=" or ".join(known))
+    if encoding in ("nf4", "fp4") and block_size not in BLOCK_SIZES:
         expected = ", ".join(map(str, BLOCK_SIZES))
         raise make("q.group_size", "no such block size", found=str(block_size), expected=expected)
-    if nested and encoding == "int8":
-        raise make("usage", "int8 has no nested statistics")
+    if nested and encoding not in ("nf4", "fp4"):
+        raise make("usage", f"{encoding} has no nested statistics")
     if nested_offset is not None and not nested:
         raise make("usage", "an offset is for nested statistics", expected="nested=True")
     if nested_offset is not None and not math.isfinite(nested_offset):
         raise make("q.nan", "the offset is not finite", found=str(float(nested_offset)))
+    return dialect
 
 
 def _check_tensor(tensor: torch.Tensor) -> None:
@@ -222,9 +245,11 @@ def _refuse(numbers: torch.Tensor, place: int, encoding: str) -> None:
         index.append(rest % extent)
         rest //= extent
     where = "infinite in F16, which int8 goes through" if math.isfinite(value) else "not finite"
+    spoils = f"{encoding} would spoil all that share its scale"
+    has_none = f"{encoding} has no code for it"
     raise make(
         "q.nan",
-        f"a number is {where}: {encoding} would spoil all that share its scale",
+        f"a number is {where}: {spoils if encoding in BNB_ENCODINGS else has_none}",
         found=f"{value} at {index[::-1]}",
     )
 

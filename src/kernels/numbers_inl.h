@@ -136,16 +136,16 @@ HWY_INLINE float largest_magnitude(const std::byte* from, std::uint64_t count) {
   return std::bit_cast<float>(f32_of_magnitude<source>(magnitude));
 }
 
-// The same of 16 numbers.
-template <Dtype source>
-HWY_INLINE float block_magnitude(const std::byte* from) {
+// The same of `count` numbers, which vectors fill.
+template <Dtype source, std::size_t count>
+HWY_INLINE float largest_of(const std::byte* from) {
   using Unsigned = std::conditional_t<source == Dtype::f32, std::uint32_t, std::uint16_t>;
   using Signed = std::make_signed_t<Unsigned>;
-  const hn::CappedTag<Signed, 16> d;
+  const hn::CappedTag<Signed, count> d;
   const hn::RebindToUnsigned<decltype(d)> d_unsigned;
   const auto sign_off = hn::Set(d, std::numeric_limits<Signed>::max());
   auto most = hn::Zero(d);
-  for (std::size_t i = 0; i < 16; i += hn::Lanes(d)) {
+  for (std::size_t i = 0; i < count; i += hn::Lanes(d)) {
     const auto bits = hn::BitCast(d, load_bits(d_unsigned, from + i * sizeof(Signed)));
     most = hn::Max(most, hn::And(bits, sign_off));
   }

@@ -88,7 +88,8 @@ std::optional<DecodeProblem> prepare_quantization(const Quantization& quantizati
     return prepare_rows(shape, form);
   }
   if (quantization.encoding != "nf4" && quantization.encoding != "fp4") {
-    return DecodeProblem{"no such encoding", quantization.encoding, "nf4, fp4, int8, fp8 or nvfp4"};
+    return DecodeProblem{"no such encoding", quantization.encoding,
+                         "nf4, fp4, int8, " + scaled_names()};
   }
   return prepare_blocks(quantization, form);
 }
@@ -133,6 +134,13 @@ void finish_quantized(const QuantizeForm& form, std::span<std::byte* const> part
       form.nested_offset ? *form.nested_offset : bnb_nested_offset(scratch, blocks);
   encode_bnb_nested(form.bnb4.dialect, scratch, blocks, offset, parts[1], parts[2]);
   std::memcpy(parts[3], &offset, sizeof(offset));
+}
+
+void dequantize_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+                       std::span<const std::byte* const> parts, Dtype target,
+                       std::byte* numbers) noexcept {
+  if (begin < end && is_scaled(form))
+    decode_scaled_window(form, begin, end, parts, target, numbers);
 }
 
 std::vector<QuantizedPart> quantized_parts(const Quantization& quantization, const Shape& shape,

@@ -91,4 +91,11 @@ std::uint64_t quantize_window(const QuantizeForm& form, std::uint64_t begin, std
 void finish_quantized(const QuantizeForm& form, std::span<std::byte* const> parts,
                       std::span<const float> amax, const std::byte* scratch) noexcept;
 
+// The numbers [begin, end), a window, as F32, F16 or BF16: not of bnb4 and bnb_int8. `parts`: where
+// the first byte of each of part_ranges() stands, and the whole of those that finish_quantized()
+// wrote.
+void dequantize_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+                       std::span<const std::byte* const> parts, Dtype target,
+                       std::byte* numbers) noexcept;
+
 }  // namespace loadstone

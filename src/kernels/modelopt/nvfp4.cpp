@@ -26,22 +26,6 @@ inline constexpr std::size_t block = 16;
 inline constexpr std::size_t pairs = block / 2;
 inline constexpr std::size_t blocks_at_once = 64;
 
-// The largest finite magnitude of a block that holds others too, and the first of those.
-template <Dtype source>
-float finite_magnitude(const std::byte* from, std::uint64_t& first_wrong) noexcept {
-  float most = 0;
-  first_wrong = block;
-  for (std::size_t i = 0; i < block; ++i) {
-    const float value = number::load<source>(from + i * number::bytes_of<source>);
-    if (is_finite_number(value)) {
-      most = std::max(most, std::abs(value));
-    } else if (first_wrong == block) {
-      first_wrong = i;
-    }
-  }
-  return most;
-}
-
 // One number divided by its block's scale, whatever it is.
 inline unsigned e2m1_of(float value) noexcept {
   constexpr std::array<float, 7> bounds = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
@@ -59,6 +43,7 @@ inline unsigned e2m1_of(float value) noexcept {
 
 HWY_BEFORE_NAMESPACE();
 namespace loadstone::simd::HWY_NAMESPACE {
+namespace {
 
 // Of whole vectors of blocks.
 struct Scales {
@@ -100,11 +85,10 @@ std::uint64_t encode_blocks(float scale_2, const std::byte* from, std::size_t co
   std::uint64_t first_wrong = count * block;
   for (std::size_t i = 0; i < count; ++i) {
     const std::byte* const numbers = from + i * block * bytes;
-    scales.amax[i] = block_magnitude<source>(numbers);
+    scales.amax[i] = largest_of<source, block>(numbers);
     if (HWY_LIKELY(is_finite_number(scales.amax[i]))) continue;
-    std::uint64_t wrong = 0;
-    scales.amax[i] = finite_magnitude<source>(numbers, wrong);
-    first_wrong = std::min(first_wrong, i * block + wrong);
+    scales.amax[i] = finite_magnitude<source>(numbers, block);
+    first_wrong = std::min(first_wrong, i * block + find_not_finite<source>(numbers, block));
   }
   find_scales(scale_2, count, scales);
   std::copy_n(scales.codes.begin(), count, codes);
@@ -176,6 +160,7 @@ std::uint64_t Encode(Dtype source, float scale_2, const std::byte* from, std::ui
   }
 }
 
+}  // namespace
 }  // namespace loadstone::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

@@ -1,6 +1,10 @@
-// How many numbers share a scale in ModelOpt's encodings, and what the scale is.
+// How many numbers share a scale in the encodings of modelopt.h, and what the scale is. All scales
+// are finite and above 0: one that would be 0 is 1, and all that it scales is 0.
 #pragma once
 
+#include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdint>
 
 #include "kernels/quantize.h"
@@ -8,17 +12,61 @@
 namespace loadstone::scaled {
 
 inline constexpr std::uint64_t nvfp4_block = 16;
+inline constexpr std::uint64_t int4_block = 128;
+inline constexpr std::uint64_t fp8_block = 128;  // rows and columns
 
-// Of those encodings whose rows end with a block, which may be a short one.
-[[nodiscard]] constexpr std::uint64_t blocks_of_row(const QuantizeForm& form) noexcept {
-  return (form.columns + nvfp4_block - 1) / nvfp4_block;
+// The last of which may be a short one.
+[[nodiscard]] constexpr std::uint64_t blocks_in(std::uint64_t count, std::uint64_t block) noexcept {
+  return count / block + (count % block != 0 ? 1u : 0u);
 }
 
 // `value` as the dtype has it.
 [[nodiscard]] float rounded(Dtype dtype, float value) noexcept;
 
-// A scale that would be 0 is 1: all that it scales is 0.
-[[nodiscard]] float fp8_scale(const QuantizeForm& form, float amax) noexcept;
+// amax / most, of fp8, int8 and int4-awq.
+[[nodiscard]] float scale_of(const QuantizeForm& form, float amax, float most) noexcept;
+// 7 / amax.
+[[nodiscard]] float inverse_int4_scale(bool is_exact, Dtype dtype, float amax) noexcept;
 [[nodiscard]] float nvfp4_scale_2(float amax) noexcept;
 
 }  // namespace loadstone::scaled
+
+namespace loadstone::simd {
+
+inline constexpr std::uint64_t mx_block = 32;
+
+enum class MxType : std::uint8_t { mxfp4, mxfp8 };
+
+// What torch's log2 in F32, rounded up, has for a quotient that is not far above a power of two.
+[[nodiscard]] int rounded_log_up(float value) noexcept;
+
+// The exponent of a block's scale, the smallest whose codes reach `amax`, in the scale's byte: 127
+// stands for 2^0, and nothing is below 0. `is_rounded_log`: that of the quotient's logarithm, both
+// rounded to F32, which is one less for few numbers.
+template <MxType type>
+[[nodiscard]] inline std::uint32_t mx_exponent(float amax, bool is_rounded_log) noexcept {
+  constexpr bool is_mxfp4 = type == MxType::mxfp4;
+  // 6 is 1.5 * 2^2 and 448 is 1.75 * 2^8: a larger mantissa carries.
+  constexpr std::uint32_t carry = is_mxfp4 ? 0x3fffffu : 0x1fffffu;
+  constexpr std::uint32_t bias = is_mxfp4 ? 2 : 8;
+  if (!is_rounded_log) {
+    const std::uint32_t exponent = (std::bit_cast<std::uint32_t>(amax) + carry) >> 23;
+    return std::max(exponent, bias) - bias;
+  }
+  const float quotient = amax / (is_mxfp4 ? 6.0f : 448.0f);
+  const auto bits = std::bit_cast<std::uint32_t>(quotient);
+  const std::uint32_t mantissa = bits & 0x7fffffu;
+  if (mantissa == 0 && bits != 0) return bits >> 23;
+  if (mantissa < 64 || bits < (2u << 23)) {
+    const int exponent = rounded_log_up(quotient);
+    return static_cast<std::uint32_t>(std::max(exponent, -127) + 127);
+  }
+  return (bits >> 23) + 1;
+}
+
+// 1 / the scale of such a byte.
+[[nodiscard]] inline float one_by_power(std::uint32_t exponent) noexcept {
+  return std::bit_cast<float>((254u - exponent) << 23);
+}
+
+}  // namespace loadstone::simd

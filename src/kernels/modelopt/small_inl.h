@@ -1,7 +1,48 @@
 // Small floats in vectors, and quotients rounded as ModelOpt rounds them. For files that Highway
 // compiles once for each instruction set.
 
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/modelopt/scales.h"
 #include "kernels/numbers_inl.h"
+
+#ifndef LOADSTONE_KERNELS_MODELOPT_SMALL_INL_ONCE
+#define LOADSTONE_KERNELS_MODELOPT_SMALL_INL_ONCE
+
+namespace loadstone::simd {
+
+// The place of the first of `count` numbers that is not finite.
+template <Dtype source>
+inline std::uint64_t find_not_finite(const std::byte* from, std::uint64_t count) noexcept {
+  return find_number<source>(from, count, [](float value) { return !is_finite_number(value); });
+}
+
+// The largest magnitude of those that are finite.
+template <Dtype source>
+inline float finite_magnitude(const std::byte* from, std::uint64_t count) noexcept {
+  float most = 0;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const float value = number::load<source>(from + i * number::bytes_of<source>);
+    if (is_finite_number(value)) most = std::max(most, std::abs(value));
+  }
+  return most;
+}
+
+// A copy with 0 for each NaN.
+template <Dtype source>
+inline void zero_nans(const std::byte* from, std::uint64_t count, std::byte* to) noexcept {
+  constexpr std::size_t bytes = number::bytes_of<source>;
+  std::memcpy(to, from, count * bytes);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const float value = number::load<source>(from + i * bytes);
+    if (value != value) std::memset(to + i * bytes, 0, bytes);
+  }
+}
+
+}  // namespace loadstone::simd
+#endif
 
 #if defined(LOADSTONE_KERNELS_MODELOPT_SMALL_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOADSTONE_KERNELS_MODELOPT_SMALL_INL_H
@@ -18,7 +59,8 @@ template <Dtype source>
 HWY_INLINE VF round_to(VF values) {
   if constexpr (source == Dtype::f16) {
     const VF most = hn::Set(F32(), 32768.0f);
-    return round_to_half(hn::Min(hn::Max(values, hn::Neg(most)), most));
+    const VF limited = hn::Min(hn::Max(values, hn::Neg(most)), most);
+    return hn::CopySign(round_to_half(limited), values);  // what becomes 0 has it too
   } else if constexpr (source == Dtype::bf16) {
     const V bits = upper_bf16_of_bits(hn::BitCast(U32(), values));
     return hn::BitCast(F32(), hn::And(bits, all(0xffff0000u)));
@@ -61,6 +103,30 @@ HWY_INLINE V e2m1_of_bits(V bits) {
   const V small = hn::Sub(
       hn::BitCast(U32(), hn::Add(hn::BitCast(F32(), magnitude), hn::BitCast(F32(), base))), base);
   return where_greater(all(127u << 23), magnitude, small, normal);
+}
+
+// The same, ties towards zero.
+HWY_INLINE V e2m1_half_down_of_bits(V bits) {
+  const V magnitude = hn::Min(hn::And(bits, all(0x7fffffffu)), all(0x40c00000u));  // 6
+  const V normal =
+      hn::ShiftRight<22>(hn::Add(magnitude, all(0x1fffffu - (126u << 23))));  // wraps on purpose
+  const V half = where_greater(magnitude, all(0x3e800000u), all(1), all(0));  // 0.25
+  const V small = where_greater(magnitude, all(0x3f400000u), all(2), half);   // 0.75
+  return where_greater(all(127u << 23), magnitude, small, normal);
+}
+
+// From -most to most - 1.
+HWY_INLINE VF within(VF values, float most) {
+  return hn::Min(hn::Max(values, hn::Set(F32(), -most)), hn::Set(F32(), most - 1));
+}
+
+using I8 = hn::Rebind<std::int8_t, F32>;
+HWY_INLINE void write_i8(hn::Vec<I32> values, std::byte* to) {
+  const hn::RebindToUnsigned<I8> d;
+  store_bits(d, hn::BitCast(d, hn::DemoteTo(I8(), values)), to);
+}
+HWY_INLINE hn::Vec<I32> load_i8(const std::byte* from) {
+  return hn::PromoteTo(I32(), hn::BitCast(I8(), load_bits(hn::RebindToUnsigned<I8>(), from)));
 }
 
 HWY_INLINE void write_u8(V values, std::byte* to) {

@@ -1,6 +1,8 @@
 // Windows of a value cut into the runs that kernels of ModelOpt's encodings take.
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <limits>
 
 #include "kernels/modelopt.h"
 #include "kernels/modelopt/scales.h"
@@ -20,10 +22,21 @@ float rounded(Dtype dtype, float value) noexcept {
   return std::bit_cast<float>(half << 16);
 }
 
-float fp8_scale(const QuantizeForm& form, float amax) noexcept {
-  float scale = amax / 448.0f;
+float scale_of(const QuantizeForm& form, float amax, float most) noexcept {
+  float scale = amax / most;
   if (form.dialect == QuantizeDialect::compressed) scale = rounded(form.dtype, scale);
   return scale > 0 ? scale : 1.0f;
+}
+
+float inverse_int4_scale(bool is_exact, Dtype dtype, float amax) noexcept {
+  if (amax == 0) return 1.0f;
+  // What has no inverse that is finite has the largest that is.
+  if (is_exact) return std::min(7.0f / amax, std::numeric_limits<float>::max());
+  const float scale = rounded(dtype, 7.0f * rounded(dtype, 1.0f / amax));
+  if (std::isfinite(scale)) return scale;
+  if (dtype == Dtype::f16) return 65504.0f;
+  return dtype == Dtype::bf16 ? std::bit_cast<float>(0x7f7f0000u)
+                              : std::numeric_limits<float>::max();
 }
 
 float nvfp4_scale_2(float amax) noexcept {
@@ -48,14 +61,69 @@ void store_scale(Dtype dtype, float value, std::byte* to) noexcept {
   }
 }
 
-// Where the numbers from `at` on, the begin of a window or the end of all, stand in a part.
-std::uint64_t place_in_part(const QuantizeForm& form, std::size_t part, std::uint64_t at) noexcept {
+float load_scale(Dtype dtype, const std::byte* from) noexcept {
+  switch (dtype) {
+    case Dtype::f16:
+      return number::load<Dtype::f16>(from);
+    case Dtype::bf16:
+      return number::load<Dtype::bf16>(from);
+    case Dtype::f8_e4m3:
+      return number::load<Dtype::f8_e4m3>(from);
+    case Dtype::u8:
+      return number::load<Dtype::f8_e8m0>(from);
+    default:
+      return number::load_raw<float>(from);
+  }
+}
+
+// Places in a part are counted in its elements.
+std::uint64_t first_number(const QuantizeForm& form, std::uint64_t at) noexcept {
+  switch (form.kind) {
+    case QuantizeKind::int4:
+    case QuantizeKind::int4_awq:
+    case QuantizeKind::mxfp4:
+      return at / 2;
+    case QuantizeKind::nvfp4:
+      return at / form.columns * scaled::blocks_in(form.columns, scaled::nvfp4_block) * 8 +
+             at % form.columns / 2;
+    default:
+      return at;
+  }
+}
+
+std::uint64_t first_scale(const QuantizeForm& form, std::uint64_t at) noexcept {
   const std::uint64_t row = at / form.columns;
   const std::uint64_t rest = at % form.columns;
-  if (form.kind == QuantizeKind::fp8) return part == 0 ? at : 0;
-  if (part == 2) return 0;
-  const std::uint64_t blocks = row * scaled::blocks_of_row(form) + rest / scaled::nvfp4_block;
-  return part == 0 ? blocks * 8 : blocks;
+  const auto by_rows = [&](std::uint64_t block) {
+    return row * scaled::blocks_in(form.columns, block) + rest / block;
+  };
+  switch (form.kind) {
+    case QuantizeKind::fp8:
+      return 0;
+    case QuantizeKind::fp8_channel:
+    case QuantizeKind::int8_channel:
+      return row;
+    case QuantizeKind::fp8_block: {
+      constexpr std::uint64_t block = scaled::fp8_block;
+      const std::uint64_t rows = row / form.rows * scaled::blocks_in(form.rows, block) +
+                                 scaled::blocks_in(row % form.rows, block);
+      return rows * scaled::blocks_in(form.columns, block);
+    }
+    case QuantizeKind::int4:
+      return at / scaled::int4_block;
+    case QuantizeKind::int4_awq:
+      return by_rows(scaled::int4_block);
+    case QuantizeKind::nvfp4:
+      return by_rows(scaled::nvfp4_block);
+    default:
+      return by_rows(simd::mx_block);
+  }
+}
+
+// Where the numbers from `at` on, the begin of a window or the end of all, stand in a part.
+std::uint64_t place_in_part(const QuantizeForm& form, std::size_t part, std::uint64_t at) noexcept {
+  if (part == 0) return first_number(form, at);  // one byte each
+  return part == 1 ? first_scale(form, at) * width(form.parts[1].dtype) : 0;
 }
 
 // A run of numbers that lie in one matrix, or in one row.
@@ -99,25 +167,138 @@ std::uint64_t measure_window(const QuantizeForm& form, std::uint64_t begin, std:
   });
 }
 
+namespace {
+
+// A window that is being encoded or decoded.
+template <class Byte, class Number>
+struct Cut {
+  const QuantizeForm& form;
+  std::uint64_t begin;
+  std::uint64_t end;
+  Number* numbers;
+  std::uint64_t number_bytes;
+  std::span<Byte* const> parts;
+
+  [[nodiscard]] Number* numbers_at(std::uint64_t at) const {
+    return numbers + (at - begin) * number_bytes;
+  }
+  [[nodiscard]] Byte* part_at(std::size_t part, std::uint64_t at) const {
+    return parts[part] + (place_in_part(form, part, at) - place_in_part(form, part, begin));
+  }
+};
+using Encoded = Cut<std::byte, const std::byte>;
+using Decoded = Cut<const std::byte, std::byte>;
+
+float most_of(const QuantizeForm& form) {
+  return form.kind == QuantizeKind::int8_channel ? 127.0f : 448.0f;
+}
+
+ScaledRun run_of(const QuantizeForm& form, float amax) {
+  const bool rounds = form.dialect != QuantizeDialect::exact;
+  return {form.dtype, form.kind == QuantizeKind::int8_channel, rounds,
+          scaled::scale_of(form, amax, most_of(form))};
+}
+
+std::uint64_t encode_channels(const Encoded& cut) {
+  const QuantizeForm& form = cut.form;
+  const Dtype dtype = form.parts[1].dtype;
+  return by_runs(form, cut.begin, cut.end, form.columns, [&](const Run& row) {
+    float amax = 0;
+    (void)join_amax(form.dtype, cut.numbers_at(row.begin), row.size(), amax);
+    const ScaledRun run = run_of(form, amax);
+    store_scale(dtype, run.scale, cut.part_at(1, row.begin));
+    return encode_bytes(run, cut.numbers_at(row.begin), row.size(), cut.part_at(0, row.begin));
+  });
+}
+
+// Calls back with the first place, the rows and the columns of each block of 128 x 128 in the
+// window, and with the block's number there.
+template <class Each>
+void by_blocks(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end, Each each) {
+  constexpr std::uint64_t block = scaled::fp8_block;
+  std::uint64_t count = 0;
+  for (std::uint64_t row = begin / form.columns; row < end / form.columns;) {
+    const std::uint64_t rows = std::min(block, form.rows - row % form.rows);
+    for (std::uint64_t column = 0; column < form.columns; column += block) {
+      each(row * form.columns + column, rows, std::min(block, form.columns - column), count++);
+    }
+    row += rows;
+  }
+}
+
+std::uint64_t encode_tiles(const Encoded& cut) {
+  const QuantizeForm& form = cut.form;
+  const Dtype dtype = form.parts[1].dtype;
+  std::uint64_t first_wrong = cut.end;
+  by_blocks(form, cut.begin, cut.end,
+            [&](std::uint64_t first, std::uint64_t rows, std::uint64_t columns, std::uint64_t i) {
+              float amax = 0;
+              for (std::uint64_t row = 0; row < rows; ++row) {
+                const std::uint64_t at = first + row * form.columns;
+                (void)join_amax(form.dtype, cut.numbers_at(at), columns, amax);
+              }
+              const ScaledRun run = run_of(form, amax);
+              store_scale(dtype, run.scale, cut.parts[1] + i * width(dtype));
+              for (std::uint64_t row = 0; row < rows; ++row) {
+                const std::uint64_t at = first + row * form.columns;
+                const std::uint64_t good =
+                    encode_bytes(run, cut.numbers_at(at), columns, cut.part_at(0, at));
+                if (good < columns) first_wrong = std::min(first_wrong, at + good);
+              }
+            });
+  return first_wrong;
+}
+
+std::uint64_t encode_matrices(const Encoded& cut, std::span<const float> amax) {
+  return by_runs(cut.form, cut.begin, cut.end, cut.form.matrix_elements(), [&](const Run& run) {
+    return encode_bytes(run_of(cut.form, amax[run.matrix]), cut.numbers_at(run.begin), run.size(),
+                        cut.part_at(0, run.begin));
+  });
+}
+
+std::uint64_t encode_rows(const Encoded& cut, std::span<const float> amax) {
+  const QuantizeForm& form = cut.form;
+  const bool is_compressed = form.dialect == QuantizeDialect::compressed;
+  return by_runs(form, cut.begin, cut.end, form.columns, [&](const Run& row) {
+    const std::byte* const numbers = cut.numbers_at(row.begin);
+    std::byte* const data = cut.part_at(0, row.begin);
+    std::byte* const scales = cut.part_at(1, row.begin);
+    if (form.kind == QuantizeKind::nvfp4) {
+      const float scale_2 = scaled::nvfp4_scale_2(amax[row.matrix]);
+      return encode_nvfp4(form.dtype, scale_2, numbers, row.size(), data, scales);
+    }
+    return encode_mxfp8(form.dtype, is_compressed, numbers, row.size(), data, scales);
+  });
+}
+
+}  // namespace
+
 std::uint64_t encode_scaled_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
                                    const std::byte* numbers, std::span<std::byte* const> parts,
                                    std::span<const float> amax) noexcept {
-  const std::uint64_t bytes = width(form.dtype);
-  const auto numbers_of = [&](const Run& run) { return numbers + (run.begin - begin) * bytes; };
-  const auto part_of = [&](const Run& run, std::size_t part) {
-    return parts[part] + (place_in_part(form, part, run.begin) - place_in_part(form, part, begin));
-  };
-  if (form.kind == QuantizeKind::fp8) {
-    const bool rounds = form.dialect != QuantizeDialect::exact;
-    return by_runs(form, begin, end, form.matrix_elements(), [&](const Run& run) {
-      return encode_fp8({form.dtype, rounds, scaled::fp8_scale(form, amax[run.matrix])},
-                        numbers_of(run), run.size(), part_of(run, 0));
-    });
+  const Encoded cut = {form, begin, end, numbers, width(form.dtype), parts};
+  const bool is_compressed = form.dialect == QuantizeDialect::compressed;
+  const std::uint64_t count = end - begin;
+  switch (form.kind) {
+    case QuantizeKind::fp8:
+      return encode_matrices(cut, amax);
+    case QuantizeKind::fp8_channel:
+    case QuantizeKind::int8_channel:
+      return encode_channels(cut);
+    case QuantizeKind::fp8_block:
+      return encode_tiles(cut);
+    case QuantizeKind::int4:
+      return begin + encode_int4(form.dtype, is_compressed, numbers, count, parts[0], parts[1]);
+    case QuantizeKind::int4_awq:
+      return by_runs(form, begin, end, 2 * form.columns, [&](const Run& rows) {
+        return encode_int4_rows(form.dtype, cut.numbers_at(rows.begin), form.columns,
+                                cut.part_at(0, rows.begin), cut.part_at(1, rows.begin));
+      });
+    case QuantizeKind::mxfp4:
+      return begin + encode_mxfp4(form.dtype, is_compressed, numbers, count, parts[0], parts[1]);
+    default:
+      return encode_rows(cut, amax);
   }
-  return by_runs(form, begin, end, form.columns, [&](const Run& run) {
-    return encode_nvfp4(form.dtype, scaled::nvfp4_scale_2(amax[run.matrix]), numbers_of(run),
-                        run.size(), part_of(run, 0), part_of(run, 1));
-  });
 }
 
 void finish_scaled(const QuantizeForm& form, std::span<std::byte* const> parts,
@@ -126,9 +307,119 @@ void finish_scaled(const QuantizeForm& form, std::span<std::byte* const> parts,
   const std::size_t last = form.parts.size() - 1;
   const Dtype dtype = form.parts[last].dtype;
   for (std::uint64_t i = 0; i < form.stack; ++i) {
-    const float scale = form.kind == QuantizeKind::fp8 ? scaled::fp8_scale(form, amax[i])
+    const float scale = form.kind == QuantizeKind::fp8 ? scaled::scale_of(form, amax[i], 448.0f)
                                                        : scaled::nvfp4_scale_2(amax[i]);
     store_scale(dtype, scale, parts[last] + i * width(dtype));
+  }
+}
+
+namespace {
+
+void decode_rows(const Decoded& cut, std::uint64_t length, Dtype target) {
+  const QuantizeForm& form = cut.form;
+  const Dtype dtype = form.parts[1].dtype;
+  const bool is_int8 = form.kind == QuantizeKind::int8_channel;
+  (void)by_runs(form, cut.begin, cut.end, length, [&](const Run& run) {
+    const float scale = form.kind == QuantizeKind::fp8
+                            ? load_scale(dtype, cut.parts[1] + run.matrix * width(dtype))
+                            : load_scale(dtype, cut.part_at(1, run.begin));
+    decode_bytes(is_int8, scale, cut.part_at(0, run.begin), run.size(), target,
+                 cut.numbers_at(run.begin));
+    return run.size();
+  });
+}
+
+void decode_tiles(const Decoded& cut, Dtype target) {
+  const QuantizeForm& form = cut.form;
+  const Dtype dtype = form.parts[1].dtype;
+  by_blocks(form, cut.begin, cut.end,
+            [&](std::uint64_t first, std::uint64_t rows, std::uint64_t columns, std::uint64_t i) {
+              const float scale = load_scale(dtype, cut.parts[1] + i * width(dtype));
+              for (std::uint64_t row = 0; row < rows; ++row) {
+                const std::uint64_t at = first + row * form.columns;
+                decode_bytes(false, scale, cut.part_at(0, at), columns, target, cut.numbers_at(at));
+              }
+            });
+}
+
+// Blocks of rows, the last of which may be short.
+template <class Each>
+void by_row_blocks(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+                   std::uint64_t block, Each each) {
+  (void)by_runs(form, begin, end, form.columns, [&](const Run& row) {
+    for (std::uint64_t at = row.begin; at < row.end; at += block) {
+      each(at, std::min(block, row.end - at), row.matrix);
+    }
+    return row.size();
+  });
+}
+
+void decode_halves(const Decoded& cut, std::uint64_t block, Dtype target) {
+  const QuantizeForm& form = cut.form;
+  const Dtype dtype = form.parts[1].dtype;
+  by_row_blocks(form, cut.begin, cut.end, block,
+                [&](std::uint64_t at, std::uint64_t count, std::uint64_t matrix) {
+                  float scale = load_scale(dtype, cut.part_at(1, at));
+                  if (form.kind == QuantizeKind::nvfp4) {
+                    scale *= load_scale(Dtype::f32, cut.parts[2] + matrix * sizeof(float));
+                  }
+                  decode_four_bit(FourBit::e2m1, scale, cut.part_at(0, at), 0, count, target,
+                                  cut.numbers_at(at));
+                });
+}
+
+void decode_flat(const Decoded& cut, Dtype target) {
+  const Dtype dtype = cut.form.parts[1].dtype;
+  constexpr std::uint64_t block = scaled::int4_block;
+  for (std::uint64_t at = cut.begin; at < cut.end; at += block) {
+    const float scale = load_scale(dtype, cut.part_at(1, at));
+    decode_four_bit(FourBit::offset, scale, cut.part_at(0, at), 0, block, target,
+                    cut.numbers_at(at));
+  }
+}
+
+void decode_row_pairs(const Decoded& cut, Dtype target) {
+  const QuantizeForm& form = cut.form;
+  constexpr std::uint64_t block = scaled::int4_block;
+  const std::uint64_t row_scales = form.columns / block * sizeof(float);
+  for (std::uint64_t row = cut.begin; row < cut.end; row += 2 * form.columns) {
+    for (std::uint64_t column = 0; column < form.columns; column += block) {
+      const std::byte* const scale = cut.part_at(1, row + column);
+      decode_int4_rows(load_scale(Dtype::f32, scale), load_scale(Dtype::f32, scale + row_scales),
+                       cut.part_at(0, row) + column, block, target, cut.numbers_at(row + column),
+                       cut.numbers_at(row + form.columns + column));
+    }
+  }
+}
+
+}  // namespace
+
+void decode_scaled_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+                          std::span<const std::byte* const> parts, Dtype target,
+                          std::byte* numbers) noexcept {
+  const Decoded cut = {form, begin, end, numbers, width(target), parts};
+  switch (form.kind) {
+    case QuantizeKind::fp8:
+      return decode_rows(cut, form.matrix_elements(), target);
+    case QuantizeKind::fp8_channel:
+    case QuantizeKind::int8_channel:
+      return decode_rows(cut, form.columns, target);
+    case QuantizeKind::fp8_block:
+      return decode_tiles(cut, target);
+    case QuantizeKind::int4:
+      return decode_flat(cut, target);
+    case QuantizeKind::int4_awq:
+      return decode_row_pairs(cut, target);
+    case QuantizeKind::mxfp8:
+      return by_row_blocks(form, begin, end, simd::mx_block,
+                           [&](std::uint64_t at, std::uint64_t count, std::uint64_t) {
+                             decode_bytes(false, load_scale(Dtype::u8, cut.part_at(1, at)),
+                                          cut.part_at(0, at), count, target, cut.numbers_at(at));
+                           });
+    case QuantizeKind::mxfp4:
+      return decode_halves(cut, simd::mx_block, target);
+    default:
+      return decode_halves(cut, scaled::nvfp4_block, target);
   }
 }
 

@@ -1,0 +1,129 @@
+// The formats of NVIDIA ModelOpt, and MX. All sides of a kernel are bytes of the caller's.
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "bindings.h"
+#include "kernels/quantize.h"
+
+namespace loadstone::python {
+
+namespace {
+
+using SourceBytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using TargetBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Extents = std::vector<std::uint64_t>;
+
+QuantizeForm form_for(const std::string& encoding, const std::string& dialect,
+                      const Extents& extents, std::string_view dtype) {
+  QuantizeForm form;
+  const Quantization quantization = {.encoding = encoding, .dialect = dialect, .nested_offset = {}};
+  auto problem =
+      prepare_quantization(quantization, Shape(extents), dtype_argument(dtype), form);
+  if (!problem && (form.kind == QuantizeKind::bnb4 || form.kind == QuantizeKind::bnb_int8)) {
+    problem = DecodeProblem{"an encoding of bitsandbytes", encoding, {}};
+  }
+  if (problem) {
+    throw Error("plan.quantize", std::move(problem->message),
+                {.field = "quantize",
+                 .found = std::move(problem->found),
+                 .expected = std::move(problem->expected)});
+  }
+  return form;
+}
+
+void require_bytes(const std::string& name, std::uint64_t found, std::uint64_t expected) {
+  if (found == expected) return;
+  throw Error(
+      "usage", "a buffer does not have the size that the others ask for",
+      {.field = name, .found = std::to_string(found), .expected = std::to_string(expected)});
+}
+
+template <class Bytes>
+void require_parts(const QuantizeForm& form, const std::vector<Bytes>& parts) {
+  require_bytes("parts", parts.size(), form.parts.size());
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    require_bytes(form.parts[i].name, parts[i].size(), form.parts[i].byte_count());
+  }
+}
+
+// name, shape, dtype of each.
+nb::list parts_of(const std::string& encoding, const std::string& dialect, const Extents& extents,
+                  std::string_view dtype) {
+  nb::list rows;
+  for (const auto& part : form_for(encoding, dialect, extents, dtype).parts) {
+    rows.append(nb::make_tuple(part.name, nb::cast(part.shape.extents()),
+                               std::string(name(part.dtype))));
+  }
+  return rows;
+}
+
+// The largest finite magnitude of each matrix.
+std::vector<float> measure(const std::string& encoding, const std::string& dialect,
+                           const Extents& extents, const SourceBytes& numbers,
+                           std::string_view dtype) {
+  const QuantizeForm form = form_for(encoding, dialect, extents, dtype);
+  require_bytes("numbers", numbers.size(), form.elements * bits(form.dtype) / 8);
+  std::vector<float> amax(form.stack);
+  const nb::gil_scoped_release release;
+  (void)measure_window(form, 0, form.elements,
+                       reinterpret_cast<const std::byte*>(numbers.data()), amax);
+  return amax;
+}
+
+// The place of the first number that is not finite, or how many numbers there are.
+std::uint64_t encode(const std::string& encoding, const std::string& dialect,
+                     const Extents& extents, const SourceBytes& numbers, std::string_view dtype,
+                     const std::vector<float>& amax, const std::vector<TargetBytes>& parts) {
+  const QuantizeForm form = form_for(encoding, dialect, extents, dtype);
+  require_bytes("numbers", numbers.size(), form.elements * bits(form.dtype) / 8);
+  require_bytes("amax", amax.size(), form.needs_amax ? form.stack : 0);
+  require_parts(form, parts);
+  std::vector<std::byte*> places;
+  for (const TargetBytes& part : parts) {
+    places.push_back(reinterpret_cast<std::byte*>(part.data()));
+  }
+  const nb::gil_scoped_release release;
+  const std::uint64_t good =
+      quantize_window(form, 0, form.elements, reinterpret_cast<const std::byte*>(numbers.data()),
+                      places, amax, nullptr);
+  finish_quantized(form, places, amax, nullptr);
+  return good;
+}
+
+// `dtype`: that of the numbers when they were encoded, which that of scales may follow.
+void decode(const std::string& encoding, const std::string& dialect, const Extents& extents,
+            std::string_view dtype, const std::vector<SourceBytes>& parts,
+            const TargetBytes& numbers, std::string_view target) {
+  const QuantizeForm form = form_for(encoding, dialect, extents, dtype);
+  const Dtype to = dtype_argument(target);
+  if (to != Dtype::f32 && to != Dtype::f16 && to != Dtype::bf16) {
+    throw Error("plan.dtype", "not decoded to this dtype", {.found = std::string(target)});
+  }
+  require_bytes("numbers", numbers.size(), form.elements * bits(to) / 8);
+  require_parts(form, parts);
+  std::vector<const std::byte*> places;
+  for (const SourceBytes& part : parts) {
+    places.push_back(reinterpret_cast<const std::byte*>(part.data()));
+  }
+  const nb::gil_scoped_release release;
+  dequantize_window(form, 0, form.elements, places, to,
+                    reinterpret_cast<std::byte*>(numbers.data()));
+}
+
+}  // namespace
+
+void bind_scaled(nb::module_& module) {
+  nb::module_ scaled = module.def_submodule("scaled", "The formats of ModelOpt, and MX.");
+  scaled.def("parts_of", &parts_of, nb::arg("encoding"), nb::arg("dialect"), nb::arg("shape"),
+             nb::arg("dtype"));
+  scaled.def("measure", &measure, nb::arg("encoding"), nb::arg("dialect"), nb::arg("shape"),
+             nb::arg("numbers"), nb::arg("dtype"));
+  scaled.def("encode", &encode, nb::arg("encoding"), nb::arg("dialect"), nb::arg("shape"),
+             nb::arg("numbers"), nb::arg("dtype"), nb::arg("amax"), nb::arg("parts"));
+  scaled.def("decode", &decode, nb::arg("encoding"), nb::arg("dialect"), nb::arg("shape"),
+             nb::arg("dtype"), nb::arg("parts"), nb::arg("numbers"), nb::arg("target"));
+}
+
+}  // namespace loadstone::python
