@@ -70,6 +70,7 @@ bench: package
 	python -m bench.large_plan
 	python -m bench.gguf_bench
 	python -m bench.bnb_bench
+	python -m bench.modelopt_bench
 	python -m bench.single_files
 
 .PHONY: format format-check
