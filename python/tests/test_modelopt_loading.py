@@ -131,8 +131,7 @@ def test_without_a_config_experts_are_fused_as_the_library_does_it(
     name: str, folders: dict[str, Path]
 ) -> None:
     plan = loadstone.plan(skeleton(folders[name]), folders[name], rules="transformers")
-    assert plan.ok
-    assert not plan.findings
+    assert [each for each in plan.findings if each.severity != "info"] == []
     model = skeleton(folders[name])
     loadstone.load(model, folders[name], rules="transformers")
     assert loadstone.audit(model).ok
