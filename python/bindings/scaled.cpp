@@ -19,8 +19,7 @@ QuantizeForm form_for(const std::string& encoding, const std::string& dialect,
                       const Extents& extents, std::string_view dtype) {
   QuantizeForm form;
   const Quantization quantization = {.encoding = encoding, .dialect = dialect, .nested_offset = {}};
-  auto problem =
-      prepare_quantization(quantization, Shape(extents), dtype_argument(dtype), form);
+  auto problem = prepare_quantization(quantization, Shape(extents), dtype_argument(dtype), form);
   if (!problem && (form.kind == QuantizeKind::bnb4 || form.kind == QuantizeKind::bnb_int8)) {
     problem = DecodeProblem{"an encoding of bitsandbytes", encoding, {}};
   }
@@ -53,8 +52,8 @@ nb::list parts_of(const std::string& encoding, const std::string& dialect, const
                   std::string_view dtype) {
   nb::list rows;
   for (const auto& part : form_for(encoding, dialect, extents, dtype).parts) {
-    rows.append(nb::make_tuple(part.name, nb::cast(part.shape.extents()),
-                               std::string(name(part.dtype))));
+    rows.append(
+        nb::make_tuple(part.name, nb::cast(part.shape.extents()), std::string(name(part.dtype))));
   }
   return rows;
 }
@@ -67,8 +66,8 @@ std::vector<float> measure(const std::string& encoding, const std::string& diale
   require_bytes("numbers", numbers.size(), form.elements * bits(form.dtype) / 8);
   std::vector<float> amax(form.stack);
   const nb::gil_scoped_release release;
-  (void)measure_window(form, 0, form.elements,
-                       reinterpret_cast<const std::byte*>(numbers.data()), amax);
+  (void)measure_window(form, 0, form.elements, reinterpret_cast<const std::byte*>(numbers.data()),
+                       amax);
   return amax;
 }
 

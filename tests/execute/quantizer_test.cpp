@@ -31,9 +31,9 @@ bool is_encodable(const PlannedTarget& target, const Quantization& quantization)
          !prepare_quantization(quantization, target.shape, target.dtype, form);
 }
 
-// All parts, one after the other, of numbers that are there as a whole.
+// All parts, one after the other, of numbers that are there as a whole. `others` share their scale.
 std::vector<Bytes> encoded(const Quantization& quantization, const PlannedTarget& target,
-                           const Bytes& numbers) {
+                           const Bytes& numbers, const std::vector<Bytes>& others = {}) {
   QuantizeForm form;
   EXPECT_FALSE(prepare_quantization(quantization, target.shape, target.dtype, form));
   std::vector<Bytes> parts;
@@ -43,6 +43,9 @@ std::vector<Bytes> encoded(const Quantization& quantization, const PlannedTarget
   Bytes scratch(form.scratch_bytes);
   std::vector<float> amax(form.needs_amax ? form.stack : 0);
   if (form.needs_amax) (void)measure_window(form, 0, form.elements, numbers.data(), amax);
+  for (const Bytes& other : others) {
+    (void)measure_window(form, 0, form.elements, other.data(), amax);
+  }
   (void)quantize_window(form, 0, form.elements, numbers.data(), memory, amax, scratch.data());
   finish_quantized(form, memory, amax, scratch.data());
   return parts;
@@ -58,6 +61,10 @@ const std::vector<Quantization>& quantizations() {
       {.encoding = "fp8", .dialect = {}, .nested_offset = {}},
       {.encoding = "fp8", .dialect = "modelopt-compat", .nested_offset = {}},
       {.encoding = "nvfp4", .dialect = {}, .nested_offset = {}},
+      {.encoding = "fp8-channel", .dialect = {}, .nested_offset = {}},
+      {.encoding = "fp8-block", .dialect = "modelopt-compat", .nested_offset = {}},
+      {.encoding = "int8-channel", .dialect = {}, .nested_offset = {}},
+      {.encoding = "mxfp8", .dialect = {}, .nested_offset = {}},
   };
   return all;
 }
@@ -171,6 +178,96 @@ TEST(Quantizer, EachByteIsReadOnceAndStagingIsBounded) {
   EXPECT_EQ(report.bytes_read, rows * columns * 2);
   EXPECT_LE(report.staging_bytes_peak, plan.staging_bytes_max);
   EXPECT_LT(report.bytes_written, rows * columns);
+}
+
+// Matrices of BF16, each three times as large as the one before, of one group but for the last.
+struct Partners {
+  PlanBuilder builder;
+  std::vector<Bytes> numbers;
+  Plan plan;
+
+  Partners(const std::string& encoding, std::uint64_t staging) {
+    builder.add_shard();
+    for (std::size_t i = 0; i < 4; ++i) {
+      Bytes bytes(rows * columns * 2);
+      std::mt19937_64 random(i);
+      std::normal_distribution<float> normal(0.0f, std::pow(3.0f, static_cast<float>(i)));
+      for (std::size_t k = 0; k < rows * columns; ++k) set_bf16(bytes, k, normal(random));
+      numbers.push_back(bytes);
+      const std::string name = "w" + std::to_string(i);
+      PlannedTarget& target =
+          builder.add_plain(name, Dtype::bf16, Dtype::bf16, {rows, columns}, std::move(bytes));
+      target.quantization = {.encoding = encoding,
+                             .dialect = {},
+                             .nested_offset = {},
+                             .group = i < 3 ? "together" : ""};
+    }
+    plan = builder.build();
+    plan.staging_bytes_max = staging;
+  }
+};
+
+TEST(Quantizer, AGroupSharesItsScale) {
+  for (const std::string encoding : {"fp8", "nvfp4"}) {
+    for (const std::uint64_t staging : {std::uint64_t{32} << 10, std::uint64_t{64} << 20}) {
+      for (const unsigned threads : {1u, 3u}) {
+        Partners partners(encoding, staging);
+        const HostMemory memory(partners.plan);
+        const Report report = execute(partners.plan, memory.destinations(),
+                                      {.threads = threads, .storage = &partners.builder.storage});
+        const bool is_kept = staging > 100 * rows * columns;
+        EXPECT_EQ(report.bytes_read, rows * columns * 2 * 4 * (is_kept ? 1 : 2));
+        EXPECT_LE(report.staging_bytes_peak, staging);
+        for (std::size_t i = 0; i < 4; ++i) {
+          const PlannedTarget& target = partners.plan.targets[i];
+          const std::vector<Bytes> others(partners.numbers.begin(), partners.numbers.begin() + 3);
+          const auto expected = encoded(*target.quantization, target, partners.numbers[i],
+                                        i < 3 ? others : std::vector<Bytes>());
+          const auto& found = memory.destinations()[i].parts;
+          ASSERT_THAT(found, SizeIs(expected.size()));
+          for (std::size_t p = 0; p < found.size(); ++p) {
+            EXPECT_TRUE(std::ranges::equal(found[p], expected[p])) << encoding << i << " " << p;
+          }
+        }
+        const auto scale = [&](std::size_t i) {
+          const auto part = memory.destinations()[i].parts.back();
+          return Bytes(part.begin(), part.end());
+        };
+        EXPECT_EQ(scale(0), scale(2));
+        EXPECT_NE(scale(0), scale(3));  // the control
+      }
+    }
+  }
+}
+
+TEST(Quantizer, AFailureWhileOthersMeasureEndsAll) {
+  for (const std::size_t last : {1u, 9u, 30u, 60u}) {
+    Partners partners("fp8", 32 << 10);
+    partners.builder.storage.before_read = [last](std::size_t number, const testing::ReadEvent&) {
+      if (number > last) throw Error("io.read", "the disk is gone", {});
+    };
+    const HostMemory memory(partners.plan);
+    const Error error = error_of([&] {
+      execute(partners.plan, memory.destinations(),
+              {.threads = 3, .storage = &partners.builder.storage});
+    });
+    EXPECT_EQ(error.code(), "io.read");
+  }
+}
+
+TEST(Quantizer, AGroupIsOfOneHeight) {
+  PlanBuilder builder;
+  builder.add_shard();
+  for (const Shape& shape : {Shape{2, 8, 16}, Shape{16, 16}}) {
+    PlannedTarget& target = builder.add_plain("w" + std::to_string(shape.rank()), Dtype::bf16,
+                                              Dtype::bf16, shape, Bytes(512));
+    target.quantization = {.encoding = "nvfp4", .dialect = {}, .nested_offset = {}, .group = "g"};
+  }
+  const Plan plan = builder.build();
+  const HostMemory memory(plan);
+  const Error error =
+      error_of([&] { execute(plan, memory.destinations(), {.storage = &builder.storage}); });
+  EXPECT_EQ(error.code(), "plan.quantize");
 }
 
 TEST(Quantizer, DestinationsOfPartsAreChecked) {

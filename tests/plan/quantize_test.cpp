@@ -48,6 +48,30 @@ TEST(Quantize, PartsHaveTheShapesOfTheirEncoding) {
       ElementsAre("data I8 [10, 13]", "absmax F32 [10]"));
 }
 
+TEST(Quantize, PartsOfAStackKeepItsDimensions) {
+  const auto parts = [](const std::string& encoding, const std::string& dialect) {
+    return parts_of(
+        plan_of_one({.encoding = encoding, .dialect = dialect, .nested_offset = {}}, {4, 256, 384})
+            .targets[0]);
+  };
+  EXPECT_THAT(parts("fp8", ""), ElementsAre("data F8_E4M3 [4, 256, 384]", "scale F32 [4]"));
+  EXPECT_THAT(parts("fp8-channel", "modelopt-compat"),
+              ElementsAre("data F8_E4M3 [4, 256, 384]", "scale BF16 [4, 256]"));
+  EXPECT_THAT(parts("fp8-block", ""),
+              ElementsAre("data F8_E4M3 [4, 256, 384]", "scale F32 [4, 2, 3]"));
+  EXPECT_THAT(parts("int8-channel", ""),
+              ElementsAre("data I8 [4, 256, 384]", "scale F32 [4, 256, 1]"));
+  EXPECT_THAT(parts("int4", "modelopt-compat"),
+              ElementsAre("data U8 [4, 256, 192]", "scale BF16 [4, 768, 1]"));
+  EXPECT_THAT(parts("int4-awq", "modelopt-compat"),
+              ElementsAre("data U8 [4, 128, 384]", "scale F32 [4, 256, 3]"));
+  EXPECT_THAT(parts("nvfp4", ""), ElementsAre("data U8 [4, 256, 192]", "scale F8_E4M3 [4, 256, 24]",
+                                              "scale_2 F32 [4]"));
+  EXPECT_THAT(parts("mxfp4", ""), ElementsAre("data U8 [4, 256, 192]", "scale U8 [4, 256, 12]"));
+  EXPECT_THAT(parts("mxfp8", ""),
+              ElementsAre("data F8_E4M3 [4, 256, 384]", "scale U8 [4, 256, 12]"));
+}
+
 TEST(Quantize, SizesAreThoseOfTheParts) {
   const Plan plan = plan_of_one(nf4, {10, 13}, Dtype::f32);
   EXPECT_TRUE(plan.ok());
@@ -95,6 +119,18 @@ TEST(Quantize, WhatDoesNotFitIsAFinding) {
        "nested"},
       {{.encoding = "nf4", .dialect = {}, .nested_offset = 1.0f}, {4, 4}, Dtype::f32, "offset"},
       {nf4, {4, 4}, Dtype::f64, "F32, F16 and BF16"},
+      {{.encoding = "mxfp4", .dialect = {}, .nested_offset = {}}, {4, 48}, Dtype::f32, "of 32"},
+      {{.encoding = "int4", .dialect = {}, .nested_offset = {}}, {3, 64}, Dtype::f32, "of 128"},
+      {{.encoding = "int4-awq", .dialect = {}, .nested_offset = {}}, {3, 128}, Dtype::f32, "pairs"},
+      {{.encoding = "fp8-channel", .dialect = {}, .nested_offset = {}}, {64}, Dtype::f32, "matri"},
+      {{.encoding = "nvfp4", .dialect = "modelopt-export", .nested_offset = {}},
+       {4, 64},
+       Dtype::f32,
+       "dialect"},
+      {{.encoding = "nvfp4", .dialect = {}, .nested = true, .nested_offset = {}},
+       {4, 64},
+       Dtype::f32,
+       "nested"},
   };
   for (const Refused& refused : cases) {
     const Plan plan = plan_of_one(refused.quantization, refused.shape, refused.dtype);
@@ -131,7 +167,11 @@ TEST(Quantize, APlanFromTextIsTheSame) {
                                            .dialect = "bnb-cuda",
                                            .block_size = 128,
                                            .nested = true,
-                                           .nested_offset = 0.1f}}) {
+                                           .nested_offset = 0.1f},
+                                           Quantization{.encoding = "nvfp4",
+                                           .dialect = "modelopt-compat",
+                                           .nested_offset = {},
+                                           .group = "gate and up"}}) {
     const Plan plan = plan_of_one(quantization);
     const Plan back = bind_plan(read_plan(to_json(plan)), plan.catalog);
     EXPECT_EQ(back.targets[0].quantization, quantization);
