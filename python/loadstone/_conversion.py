@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadstone import _core, _machine
+from loadstone import _cluster, _core, _machine
 from loadstone._catalog import Catalog, Checkpoint, inspect
 from loadstone._errors import PlanError, make
 from loadstone._progress import shown
@@ -20,7 +21,15 @@ _RANK_MAX = 8
 _SHARD_BYTES = 5_000_000_000
 _STAGING_BYTES = 32 << 20
 
-Rules = Sequence[Mapping[str, Any]] | str | os.PathLike[str] | Traced
+
+@dataclass(frozen=True)
+class RulesText:
+    """Rules or recipes as JSON: what another process is told."""
+
+    text: str
+
+
+Rules = Sequence[Mapping[str, Any]] | str | os.PathLike[str] | Traced | RulesText
 Quantize = str | Mapping[str, str]
 
 
@@ -29,12 +38,15 @@ class ConvertReport:
     """What :func:`convert` did, or with ``dry_run`` would do.
 
     Attributes:
-        outputs: the files that were written, the index last; none after a dry run.
+        outputs: the files that were written, the index last; none after a dry run. With ``part``
+            its shards, where they wait.
         seconds: wall time.
         bytes_read, bytes_written: what is turned may be read more than once.
+        bytes_kept: of files that earlier runs finished.
         peak_bytes: of memory, beside what the process had before.
         findings: what there is to say, most severe first.
         table: what becomes of what, for people.
+        files: how many hold the tensors: one, or the shards.
     """
 
     outputs: list[Path]
@@ -44,6 +56,8 @@ class ConvertReport:
     peak_bytes: int
     findings: list[_core.Finding] = field(default_factory=list)
     table: str = ""
+    bytes_kept: int = 0
+    files: int = 0
 
     def __str__(self) -> str:
         return self.table
@@ -79,6 +93,11 @@ def convert(
     progress: bool | Callable[[int, int], object] = False,
     dry_run: bool = False,
     allow_links: bool = False,
+    resume: bool = False,
+    part: tuple[int, int] | None = None,
+    finish: bool = False,
+    cluster: Any = None,
+    parts: int | None = None,
 ) -> ConvertReport:
     """Writes a checkpoint anew as safetensors, in memory that does not grow with its size.
 
@@ -116,6 +135,16 @@ def convert(
         threads: ``None``: one per core, at most four.
         progress: ``True`` for a bar, or a callable that gets bytes done and bytes in all.
         dry_run: say what would be done, and do nothing.
+        resume: keep the shards that an earlier run of the same conversion finished, and those of
+            this one however it ends. One file has no shards, and is begun again.
+        part: ``(i, n)``: do this share of the shards only, ``i`` from 1 to ``n``. They wait beside
+            the target; parts may be done at once, by different processes and machines that share
+            the folder, and again.
+        finish: check the shards of all parts, and make the target of them.
+        cluster: what runs all parts as tasks: ``"ray"`` (extra ``ray``), or an object with
+            ``submit()`` as ``concurrent.futures``, Dask and MPI pools have. Each uses one thread
+            unless ``threads`` says more. Shards that an earlier run finished are kept.
+        parts: how many, with ``cluster``; ``None``: one for each slot that it has.
 
     Raises:
         PlanError: something cannot be made (all ``findings`` attached), or not in ``max_memory``.
@@ -123,7 +152,11 @@ def convert(
         LoadError: input or output failed, the disk is full, the source changed meanwhile.
         Error: ``q.nan``: what is to be quantized is not finite. ``convert.target``: the target is
             the source, or stands in its folder, or is a folder with another model.
+            ``convert.state``: what waits beside it is of another conversion; ``convert.locked``:
+            another process is at it; ``convert.incomplete``: parts are missing.
     """
+    if cluster is not None:
+        return _divided(**locals())
     catalog = source._core if isinstance(source, Catalog) else _open(source, allow_links)._core
     where = os.fspath(target)
     one_file = where.endswith(".safetensors")
@@ -156,25 +189,85 @@ def convert(
     )
     if dry_run:
         return _planned(conversion)
+    return _written(conversion, where, progress, resume, part, finish)
+
+
+def _written(
+    conversion: _core.Conversion,
+    target: str,
+    progress: bool | Callable[[int, int], object],
+    resume: bool,
+    part: tuple[int, int] | None,
+    finish: bool,
+) -> ConvertReport:
     try:
         conversion.require_ok()
     except PlanError as error:
         error.findings = conversion.findings
         raise
     with shown(progress, "converting") as callback:
-        return _done(conversion, _core.convert(conversion, where, callback))
-
-
-def _done(conversion: _core.Conversion, report: _core.ConvertReport) -> ConvertReport:
+        report = _core.convert(conversion, target, callback, resume, part, finish)
     return ConvertReport(
         outputs=[Path(each) for each in report.outputs],
         seconds=report.seconds,
         bytes_read=report.bytes_read,
         bytes_written=report.bytes_written,
+        bytes_kept=report.bytes_kept,
         peak_bytes=report.peak_bytes,
         findings=report.findings,
         table=conversion.to_table(),
+        files=conversion.file_count,
     )
+
+
+def _divided(
+    *,
+    cluster: Any,
+    parts: int | None,
+    part: tuple[int, int] | None,
+    finish: bool,
+    resume: bool,
+    progress: bool | Callable[[int, int], object],
+    dry_run: bool,
+    **arguments: Any,
+) -> ConvertReport:
+    """A conversion whose parts are tasks; what an earlier one of the same finished is kept."""
+    begin = time.perf_counter()
+    if part is not None or finish or (parts is not None and parts < 1):
+        raise make("plan.options", "a cluster does all parts, and finishes them", field="cluster")
+    arguments |= {
+        "source": _cluster.plain_source(arguments["source"]),
+        "target": os.path.abspath(os.fspath(arguments["target"])),  # noqa: PTH100  (links stay)
+        "rules": _as_text(arguments["rules"]),
+        "dtype": None if arguments["dtype"] is None else str(arguments["dtype"]),
+        "block_dtype": str(arguments["block_dtype"]),
+        "threads": arguments["threads"] or 1,
+    }
+    planned = convert(**arguments, dry_run=True)
+    if dry_run:
+        return planned
+    errors = [finding for finding in planned.findings if finding.severity == "error"]
+    if errors:
+        error = make(errors[0].code, errors[0].message)
+        error.findings = planned.findings
+        raise error
+    bytes_done = 0
+    with shown(progress, "converting") as callback:
+
+        def show(done: _cluster.PartDone) -> None:
+            nonlocal bytes_done
+            bytes_done += done.bytes_written + done.bytes_kept
+            if callback is not None:
+                callback(bytes_done, planned.bytes_written)
+
+        done = _cluster.run_parts(cluster, arguments, planned.files, parts, show)
+    report = _cluster.patiently(lambda: convert(**arguments, finish=True))
+    report.seconds = time.perf_counter() - begin
+    report.bytes_read += sum(each.bytes_read for each in done)
+    report.bytes_written += sum(each.bytes_written for each in done)
+    report.bytes_kept += sum(each.bytes_kept for each in done)
+    report.peak_bytes = max(report.peak_bytes, *(each.peak_bytes for each in done))
+    return report
 
 
 def save_recipes(
@@ -256,9 +349,26 @@ def _chosen(
             error.findings = rules.findings
             raise error
         return "", rules.recipes
+    if isinstance(rules, RulesText):
+        return _read(rules.text, catalog)
     if not isinstance(rules, str | os.PathLike):
         return json.dumps([dict(rule) for rule in rules]), None
-    text = Path(rules).read_text(encoding="utf-8")
+    return _read(Path(rules).read_text(encoding="utf-8"), catalog)
+
+
+def _as_text(rules: Rules | None) -> RulesText | None:
+    """What another process can be told."""
+    if isinstance(rules, Traced):
+        message = "tasks take no traced rules: save them with save_recipes, and name the file"
+        raise make("plan.options", message, field="rules")
+    if rules is None or isinstance(rules, RulesText):
+        return rules
+    if isinstance(rules, str | os.PathLike):
+        return RulesText(Path(rules).read_text(encoding="utf-8"))
+    return RulesText(json.dumps([dict(rule) for rule in rules]))
+
+
+def _read(text: str, catalog: _core.Catalog) -> tuple[str, _core.Recipes | None]:
     if text.lstrip().startswith("{"):
         return "", _core.Recipes.from_json(catalog, text)
     return text, None
@@ -273,4 +383,5 @@ def _planned(conversion: _core.Conversion) -> ConvertReport:
         peak_bytes=conversion.peak_bytes,
         findings=conversion.findings,
         table=conversion.to_table(),
+        files=conversion.file_count,
     )

@@ -44,6 +44,11 @@ class Error(Exception):
         self.errno = errno
         self.findings: list[Any] = []
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is made again from its arguments; findings stay in the process.
+        where = (self.path, self.tensor, self.byte_offset, self.field, self.found, self.expected)
+        return type(self), (str(self), self.code, self.message, *where, self.errno)
+
 
 class FormatError(Error):
     """A checkpoint that breaks a rule of its format, or that this version cannot read."""

@@ -71,6 +71,7 @@ void add_recipe(Digest& digest, const Catalog& catalog, const Recipe& recipe) {
 void add_decoding(Digest& digest, const Catalog& catalog, const Decoding& decoding) {
   add_text(digest, decoding.kernel);
   add_text(digest, name(decoding.dtype));
+  add_number(digest, std::bit_cast<std::uint32_t>(decoding.offset));
   add_numbers(digest, decoding.shape.extents());
   add_number(digest, decoding.sources.size());
   for (const std::uint32_t source : decoding.sources) add_source(digest, catalog, source);
@@ -165,12 +166,18 @@ WorkState state_of(const Conversion& conversion) {
     add_recipe(values, *plan.catalog, target->recipe);
   }
   for (const Decoding& decoding : plan.decodings) add_decoding(values, *plan.catalog, decoding);
+  add_number(values, conversion.allow_non_finite ? 1 : 0);
   Digest files;
   add_text(files, conversion.index_name);
   for (const OutputFile& file : conversion.files) {
     add_text(files, file.name);
     add_number(files, file.data_bytes);
     add_text(files, header_text(conversion, file));
+    for (const OutputTensor& tensor : file.tensors) {
+      add_number(files, tensor.is_inverted ? 1 : 0);
+      add_number(files, tensor.constant ? tensor.constant->size() + 1 : 0);
+      if (tensor.constant) files.update(*tensor.constant);
+    }
   }
   Digest extras;
   add_extras(conversion, extras);

@@ -146,6 +146,7 @@ void WorkFolder::lock(const ConvertRun& run) {
     if (!S_ISDIR(status->st_mode)) {
       throw Error("convert.target", "the name for what is not whole yet is taken", {.path = path_});
     }
+    if (run.part && !lock_state()) continue;
     Descriptor file = open_lock(path);
     if (file.get() < 0 && errno == ENOENT) continue;
     if (file.get() < 0) fail_write(errno, "cannot lock the folder of the work", path);
@@ -158,6 +159,19 @@ void WorkFolder::lock(const ConvertRun& run) {
     return;
   }
   refuse_locked(path_, "other processes come and go at this target");
+}
+
+// Held for a moment only, and so waited for: parts begin at the same time. False where the folder
+// went meanwhile.
+bool WorkFolder::lock_state() {
+  const std::string path = path_ + "/state.lock";
+  Descriptor file = open_lock(path);
+  if (file.get() < 0 && errno == ENOENT) return false;
+  if (file.get() < 0) fail_write(errno, "cannot lock the state of the work", path);
+  static_cast<void>(take_lock(file, LOCK_EX, path));
+  if (!is_at(file, path)) return false;
+  state_lock_ = std::move(file);
+  return true;
 }
 
 void WorkFolder::lock_part(const ConvertPart& part) {
@@ -206,38 +220,42 @@ void WorkFolder::begin() {
   write_state();
 }
 
-// The lock of the state is held for a moment, and waited for: others begin at the same time.
 void WorkFolder::open_part(const ConvertPart& part) {
   state_ = state_of(conversion_);
   state_.parts = part.count;
-  const std::string path = path_ + "/state.lock";
-  {
-    const Descriptor setup = open_lock(path);
-    if (setup.get() < 0) fail_write(errno, "cannot lock the state of the work", path);
-    static_cast<void>(take_lock(setup, LOCK_EX, path));
-    if (!has_state()) {
-      empty_files({});
-      if (::mkdir(files_.c_str(), 0777) != 0) fail_write(errno, "cannot make the folder", files_);
-      write_state();
-    }
-    const WorkState found = read_state();
-    require_same(found, state_, path_);
-    if (!is_plain_folder(files_) || status_of(path_ + "/exchange", false)) {
-      throw Error("convert.state", "the target was about to get its name: finish or resume it",
-                  {.path = path_});
-    }
-    if (found.parts != part.count && found.parts != 0) {
-      throw Error("convert.state", "the work is divided into another number of parts",
-                  {.path = path_,
-                   .found = fmt::format("{}", found.parts),
-                   .expected = fmt::format("{}", part.count)});
-    }
-    if (found.parts == 0) write_state();
+  if (!has_state()) {
+    empty_files({});
+    if (::mkdir(files_.c_str(), 0777) != 0) fail_write(errno, "cannot make the folder", files_);
+    write_state();
   }
+  const WorkState found = read_state();
+  require_same(found, state_, path_);
+  if (!is_plain_folder(files_) || status_of(path_ + "/exchange", false)) {
+    throw Error("convert.state", "the target was about to get its name: finish or resume it",
+                {.path = path_});
+  }
+  if (found.parts != part.count) divide_anew(found.parts);
+  state_lock_ = Descriptor();
   lock_part(part);
   std::vector<bool> wanted(conversion_.files.size(), false);
   for (const std::uint32_t file : files_of_part(conversion_, part)) wanted[file] = true;
   remove_unfinished(wanted);
+}
+
+// What is finished is finished, whichever part it was of; but nobody may be at another part.
+void WorkFolder::divide_anew(std::uint32_t parts_before) {
+  const std::string path = path_ + "/lock";
+  if (!take_lock(lock_, LOCK_EX | LOCK_NB, path)) {
+    throw Error("convert.state", "others are at parts of the work, and it is divided otherwise",
+                {.path = path_,
+                 .found = fmt::format("{}", parts_before),
+                 .expected = fmt::format("{}", state_.parts)});
+  }
+  if (!is_at(lock_, path)) refuse_locked(path_, "another process is writing this target");
+  write_state();
+  if (!take_lock(lock_, LOCK_SH | LOCK_NB, path) || !is_at(lock_, path)) {
+    refuse_locked(path_, "another process is writing this target");
+  }
 }
 
 void WorkFolder::take_over(bool finishes) {

@@ -2,6 +2,7 @@
 // taken up again and several processes can share the work.
 //
 //   .loadstone-NAME.part/lock              held by whoever works here: a part shares it
+//                        state.lock        held while a part looks at the state or writes it
 //                        part-00002.lock   held by the process that does this part
 //                        state.json        what is being written, of what
 //                        SHARD.unfinished-*
@@ -54,7 +55,9 @@ class WorkFolder {
 
  private:
   void lock(const ConvertRun& run);
+  [[nodiscard]] bool lock_state();
   void lock_part(const ConvertPart& part);
+  void divide_anew(std::uint32_t parts_before);
   void open_whole(const ConvertRun& run);
   void open_part(const ConvertPart& part);
   void begin();
@@ -80,6 +83,7 @@ class WorkFolder {
   bool was_committed_ = false;
   WorkState state_;
   Descriptor lock_;
+  Descriptor state_lock_;
   Descriptor part_lock_;
 };
 

@@ -292,8 +292,7 @@ TEST_F(Resume, WhatIsMissingIsNamedByItsPart) {
   const auto third = convert(plan(), target, nullptr, nullptr, part(3, 3));
   fs::resize_file(third.outputs.front(), 100);
   EXPECT_THAT(message(), HasSubstr("do part 3 of 3 again"));
-  EXPECT_EQ(code(part(1, 4)), "convert.state");  // divided otherwise
-  EXPECT_EQ(code({}), "convert.state");          // nobody throws them away by mistake
+  EXPECT_EQ(code({}), "convert.state");  // nobody throws them away by mistake
   killed(plan(), 0, part(3, 3));
   EXPECT_EQ(code(part(3, 3)), "");
   EXPECT_EQ(code(finish), "");
@@ -301,6 +300,17 @@ TEST_F(Resume, WhatIsMissingIsNamedByItsPart) {
   // Parts are resumed by one run as well.
   convert(plan(), folder / "out", nullptr, nullptr, part(2, 3));
   EXPECT_GT(convert(plan(), target, nullptr, nullptr, resume).bytes_kept, 0u);
+  expect_whole();
+}
+
+TEST_F(Resume, PartsCanBeDividedAnewWhenNobodyIsAtThem) {
+  killed(plan(), 100'000, part(1, 2));
+  std::uint64_t kept = 0;
+  for (std::uint32_t index = 1; index <= 3; ++index) {
+    kept += convert(plan(), target, nullptr, nullptr, part(index, 3)).bytes_kept;
+  }
+  EXPECT_GT(kept, 120'000u);
+  EXPECT_EQ(code(finish), "");
   expect_whole();
 }
 
@@ -335,6 +345,7 @@ TEST_F(Resume, TwoDoNotDoTheSame) {
     codes["finish"] = code(finish);
     codes["part 1"] = code(part(1, 2));
     codes["part 2"] = code(part(2, 2));
+    codes["part of 3"] = code(part(2, 3));
   };
   convert(plan(), target, nullptr, &watched, resume);
   for (const char* run : {"plain", "resume", "finish", "part 1", "part 2"}) {
@@ -348,6 +359,7 @@ TEST_F(Resume, TwoDoNotDoTheSame) {
     EXPECT_EQ(codes[run], "convert.locked") << run;
   }
   EXPECT_EQ(codes["part 2"], "");
+  EXPECT_EQ(codes["part of 3"], "convert.state");
   EXPECT_EQ(code(finish), "");
   expect_whole();
 }

@@ -104,7 +104,6 @@ def test_rules_that_do_not_fit(run, small, tmp_path, text, status, code):
         ["out", "--dtype", "float31"],
         ["out", "--block-dtype", "q4_0"],
         ["out", "--to", "gguf"],
-        ["out", "--quantize", "nf4"],
         ["out", "--part", "0/2"],
         ["out", "--part", "3/2"],
         ["out", "--part", "1"],

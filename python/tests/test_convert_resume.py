@@ -1,0 +1,367 @@
+"""Conversions that are killed and resumed, and parts that processes do at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import loadstone
+
+COMMAND = Path(os.environ.get("LOADSTONE_CLI", Path(sys.executable).parent / "loadstone"))
+SHARD = 1_100_000
+OPTIONS = ["--dtype", "f16", "--shard-size", str(SHARD)]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 MiB in two shards of a folder."""
+    folder = tmp_path_factory.mktemp("source")
+    generator = torch.Generator().manual_seed(1)
+    for shard in range(2):
+        state = {
+            f"layers.{shard}.{i}": torch.randn(512, 1024, generator=generator) for i in range(12)
+        }
+        save_file(state, folder / f"model-0000{shard + 1}-of-00002.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What one process makes of it in one go."""
+    target = tmp_path_factory.mktemp("whole") / "out"
+    report = loadstone.convert(source, target, dtype="float16", shard_size=SHARD)
+    assert report.files == len(report.outputs) - 1 == 24
+    return contents(target)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def start(source: Path, target: Path, *options: object) -> subprocess.Popen[bytes]:
+    command = [COMMAND, "convert", source, target, *OPTIONS, *options]
+    return subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def run(source: Path, target: Path, *options: object, status: int = 0) -> str:
+    command = [COMMAND, "convert", source, target, *OPTIONS, *options]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def assert_shards_are_whole(folder: Path, whole: dict[str, bytes]) -> int:
+    """Each file under a final name; returns how many there are."""
+    found = contents(folder) if folder.exists() else {}
+    for name, value in found.items():
+        assert value == whole[name], name
+    return len(found)
+
+
+# --- kill -9 -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["new", "replaced"])
+def test_killed_at_any_moment_and_resumed(
+    source: Path, whole: dict[str, bytes], tmp_path: Path, old: bool
+) -> None:
+    """25 times each: nothing or a whole target under the name; the same bytes at the end."""
+    target = tmp_path / "out"
+    work = tmp_path / ".loadstone-out.part"
+    former: dict[str, bytes] = {}
+    if old:
+        loadstone.convert(source, tmp_path / "former", dtype="bfloat16", shard_size=SHARD)
+        (tmp_path / "former/config.json").write_text("{}")
+        former = contents(tmp_path / "former")
+    begin = time.perf_counter()
+    run(source, target)
+    duration = time.perf_counter() - begin
+    shutil.rmtree(target)
+    random_source = random.Random(1 + old)
+    kills = kept = runs = 0
+    while kills < 25:
+        runs += 1
+        assert runs < 500
+        if old and not target.exists():
+            shutil.copytree(tmp_path / "former", target)
+        process = start(source, target, *(["--resume"] if work.exists() else []))
+        time.sleep(random_source.random() * duration)
+        process.kill()
+        killed = process.wait() == -signal.SIGKILL
+        kills += killed
+        found = contents(target) if target.exists() else {}
+        expected = whole | ({"config.json": b"{}"} if old else {})
+        assert found in ({}, former, expected)
+        if found == expected:
+            duration *= 0.95  # the machine is quicker now
+        elif work.exists():
+            kept += assert_shards_are_whole(work / "files", expected) > 0
+        if found == expected or random_source.random() < 0.5:
+            report = json.loads(run(source, target, "--resume", "--json"))
+            assert report["bytes_kept"] >= 0
+            assert contents(target) == expected
+            shutil.rmtree(target)
+            assert not work.exists()
+    assert kept > 5  # there was something to resume
+
+
+def test_a_run_that_begins_anew_after_a_kill(
+    source: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    target, work = tmp_path / "out", tmp_path / ".loadstone-out.part"
+    kill_when_begun(start(source, target), work, 3)
+    run(source, target)
+    assert contents(target) == whole
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_control_a_shard_that_is_not_whole_is_seen(
+    source: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    target, work = tmp_path / "out", tmp_path / ".loadstone-out.part"
+    kill_when_begun(start(source, target), work, 3)
+    shard = next((work / "files").iterdir())
+    os.truncate(shard, shard.stat().st_size // 2)
+    with pytest.raises(AssertionError):
+        assert_shards_are_whole(work / "files", whole)
+    run(source, target, "--resume")
+    assert contents(target) == whole
+
+
+def kill_when_begun(process: subprocess.Popen[bytes], work: Path, shards: int) -> None:
+    """Kills it when so many shards are there; it must not have come to its end by then."""
+    files = work / "files"
+    while process.poll() is None and (not files.exists() or len(list(files.iterdir())) < shards):
+        time.sleep(0.001)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+
+
+# --- parts ---------------------------------------------------------------------------------------
+
+
+def begun_and_stopped(source: Path, target: Path, work: Path) -> subprocess.Popen[bytes]:
+    """Part 3 of 4, stopped while it writes a shard."""
+    while True:
+        process = start(source, target, "--part", "3/4", "--threads", 1)
+        while process.poll() is None and not list(work.glob("*.safetensors.unfinished-*")):
+            time.sleep(0.001)
+        process.send_signal(signal.SIGSTOP)
+        if process.poll() is None and list(work.glob("*.safetensors.unfinished-*")):
+            return process
+        process.kill()
+        process.wait()
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def test_four_processes_one_killed(source: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
+    target, work = tmp_path / "out", tmp_path / ".loadstone-out.part"
+    third = begun_and_stopped(source, target, work)
+    others = [start(source, target, "--part", f"{i}/4") for i in (1, 2, 4)]
+    assert [other.wait() for other in others] == [0, 0, 0]
+    assert "[convert.locked]" in run(source, target, "--finish", status=1)
+    assert "[convert.locked]" in run(source, target, "--part", "3/4", status=1)
+    third.kill()
+    assert third.wait() == -signal.SIGKILL
+    assert 18 <= assert_shards_are_whole(work / "files", whole) < 24
+    assert "part 3 of 4 again" in run(source, target, "--finish", status=1)
+    assert not target.exists()
+    run(source, target, "--part", "3/4")
+    run(source, target, "--finish")
+    assert contents(target) == whole
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_parts_from_python(source: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    options: dict[str, Any] = {"dtype": "float16", "shard_size": SHARD}
+    with pytest.raises(loadstone.Error) as missing:
+        loadstone.convert(source, target, finish=True, **options)
+    assert missing.value.code == "convert.incomplete"
+    for i in (2, 1):
+        report = loadstone.convert(source, target, part=(i, 2), **options)
+        assert len(report.outputs) == 12
+        assert all(path.stat().st_size for path in report.outputs)
+    with pytest.raises(loadstone.Error) as other:
+        loadstone.convert(source, target, part=(1, 2), shard_size=SHARD)
+    assert other.value.code == "convert.state"
+    again = loadstone.convert(source, target, part=(1, 2), **options)
+    assert again.bytes_written == 0
+    assert again.bytes_kept > 0
+    loadstone.convert(source, target, finish=True, **options)
+    assert contents(target) == whole
+
+
+@pytest.mark.parametrize("encoding", ["nvfp4", "nf4"])
+def test_quantized_parts(tmp_path: Path, encoding: str) -> None:
+    """Partners share a scale whichever part they are of, and the config comes with the end."""
+    source = tmp_path / "source"
+    source.mkdir()
+    generator = torch.Generator().manual_seed(1)
+    state = {
+        f"model.layers.{layer}.{name}.weight": torch.randn(256, 128, generator=generator) * scale
+        for layer in range(3)
+        for scale, name in enumerate(
+            ("mlp.down_proj", "mlp.gate_proj", "mlp.up_proj", "self_attn.q_proj",
+             "self_attn.k_proj", "self_attn.v_proj"), 1)
+    }  # fmt: skip
+    save_file(state, source / "model.safetensors")
+    (source / "config.json").write_text('{"model_type": "llama"}')
+    options: dict[str, Any] = {"quantize": encoding, "shard_size": 30_000}
+    report = loadstone.convert(source, tmp_path / "whole", **options)
+    assert report.files > 5
+    for i in (3, 1, 2):
+        loadstone.convert(source, tmp_path / "out", part=(i, 3), **options)
+    with pytest.raises(loadstone.Error) as other:
+        loadstone.convert(source, tmp_path / "out", finish=True, exclude="down", **options)
+    assert other.value.code == "convert.state"
+    loadstone.convert(source, tmp_path / "out", finish=True, **options)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert "quantization_config" in json.loads((tmp_path / "out/config.json").read_text())
+
+
+# --- executors -----------------------------------------------------------------------------------
+
+
+class Results:
+    """An engine whose futures are its own, as some have."""
+
+    def submit(self, call: Any, *arguments: Any) -> Any:
+        class Result:
+            def result(self) -> Any:
+                return call(*arguments)
+
+            def cancel(self) -> None: ...
+
+        return Result()
+
+
+def converted(source: Path, target: Path, cluster: Any, **options: Any) -> loadstone.ConvertReport:
+    return loadstone.convert(
+        source, target, dtype=torch.float16, shard_size=SHARD, cluster=cluster, **options
+    )
+
+
+@pytest.mark.parametrize("engine", ["processes", "threads", "another"])
+def test_executors(source: Path, whole: dict[str, bytes], tmp_path: Path, engine: str) -> None:
+    import multiprocessing
+
+    seen: list[tuple[int, int]] = []
+    rules = [{"op": "rename", "sources": ["(.*)"], "targets": ["$1"]}]
+
+    def convert(cluster: Any) -> loadstone.ConvertReport:
+        return converted(
+            source, tmp_path / "out", cluster, rules=rules, progress=lambda *at: seen.append(at)
+        )
+
+    executor: Executor
+    if engine == "processes":
+        with ProcessPoolExecutor(3, multiprocessing.get_context("spawn")) as executor:
+            report = convert(executor)
+    elif engine == "threads":
+        with ThreadPoolExecutor(3) as executor:
+            report = convert(executor)
+    else:
+        report = convert(Results())
+    assert contents(tmp_path / "out") == whole
+    assert report.bytes_written == sum(map(len, whole.values()))
+    assert report.bytes_read >= 48 << 20
+    assert len(seen) == {"processes": 3, "threads": 3}.get(
+        engine, min(24, max(8, os.cpu_count() or 1))
+    )
+    assert seen[-1][0] == seen[-1][1]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_error_of_a_part_is_the_callers(source: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(source, tmp_path / "source")
+
+    class Breaking(ThreadPoolExecutor):
+        """The source is damaged when the work has been divided."""
+
+        def submit(self, *arguments: Any, **options: Any) -> Future[Any]:
+            for path in copy.iterdir():
+                os.truncate(path, 1000)
+            return super().submit(*arguments, **options)
+
+    with Breaking(2) as executor, pytest.raises(loadstone.FormatError) as caught:
+        converted(copy, tmp_path / "out", executor)
+    assert caught.value.code.startswith("st.")
+    assert caught.value.path
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_tasks_cannot_be_told(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with ThreadPoolExecutor(1) as executor:
+        for field, given in {
+            "source": {"source": loadstone.inspect(source)},
+            "cluster": {"part": (1, 2)},
+            "shard_size": {"target": tmp_path / "out.safetensors"},
+        }.items():
+            arguments = {"source": source, "target": target} | given
+            with pytest.raises(loadstone.PlanError) as caught:
+                converted(cluster=executor, **arguments)
+            assert caught.value.field == field
+    with pytest.raises(loadstone.PlanError, match="cluster"):
+        converted(source, target, "slurm")
+    same = [{"op": "rename", "sources": [".*"], "targets": ["same"]}]
+    with ThreadPoolExecutor(1) as executor, pytest.raises(loadstone.PlanError) as refused:
+        converted(source, target, executor, rules=same)
+    assert refused.value.code == "plan.duplicate"
+    assert refused.value.findings
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pool_whose_process_is_killed(
+    source: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    """The pool is broken, and the next one goes on where this one was."""
+    import multiprocessing
+    from concurrent.futures.process import BrokenProcessPool
+
+    work = tmp_path / ".loadstone-out.part"
+
+    def kill(pool: ProcessPoolExecutor) -> None:
+        while not list(work.glob("files/*")):
+            time.sleep(0.001)
+        os.kill(next(iter(pool._processes)), signal.SIGKILL)
+
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        killer = threading.Thread(target=kill, args=(pool,))
+        killer.start()
+        with pytest.raises(BrokenProcessPool):
+            converted(source, tmp_path / "out", pool, parts=12)
+        killer.join()
+    assert not (tmp_path / "out").exists()
+    with ThreadPoolExecutor(2) as executor:
+        report = converted(source, tmp_path / "out", executor)
+    assert report.bytes_kept > 0
+    assert contents(tmp_path / "out") == whole
+
+
+def test_errors_can_be_sent_to_another_process() -> None:
+    import pickle
+
+    with pytest.raises(loadstone.LoadError) as caught:
+        loadstone.inspect("/nowhere/at/all")
+    sent = pickle.loads(pickle.dumps(caught.value))
+    assert type(sent) is loadstone.LoadError
+    assert str(sent) == str(caught.value)
+    assert vars(sent) == vars(caught.value)
