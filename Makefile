@@ -69,6 +69,7 @@ bench: package
 	python -m bench.loaders
 	python -m bench.large_plan
 	python -m bench.gguf_bench
+	python -m bench.quantize_files
 	python -m bench.bnb_bench
 	python -m bench.modelopt_bench
 	python -m bench.single_files

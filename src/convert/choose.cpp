@@ -188,7 +188,10 @@ void part_groups(const Recipes& recipes, Choices& choices) {
     QuantizeForm form;
     static_cast<void>(prepare_quantization(found->second, recipe.shape, recipe.dtype, form));
     Quantization& quantization = found->second;
-    if (!form.needs_amax) {
+    // ModelOpt's export of FP8 leaves each its own scale, but for experts that it takes as one.
+    const bool is_alone = quantization.dialect == "modelopt-export" &&
+                          recipe.target.find(".experts.") == std::string::npos;
+    if (!form.needs_amax || is_alone) {
       quantization.group.clear();
       continue;
     }

@@ -358,7 +358,8 @@ std::string section_of_bitsandbytes(const QuantizedModules& modules, Dtype dtype
   json.member("llm_int8_enable_fp32_cpu_offload", false);
   json.member("llm_int8_has_fp16_weight", false);
   json.member("llm_int8_skip_modules", modules.plain);
-  json.member("llm_int8_threshold", 6.0);
+  json.key("llm_int8_threshold");
+  json.raw("6.0");  // transformers wants to see that it is no integer
   json.member("load_in_4bit", !is_eight);
   json.member("load_in_8bit", is_eight);
   json.member("quant_method", "bitsandbytes");

@@ -170,6 +170,18 @@ std::string_view module_of(std::string_view name) noexcept {
   return name.ends_with(weight) ? name.substr(0, name.size() - weight.size()) : name;
 }
 
+namespace {
+
+// What stands in files is what ModelOpt exports, which is not always what it computes with. With
+// scales by rows or blocks that is one rounding, as in "exact".
+std::string_view exported_dialect(std::string_view encoding) noexcept {
+  if (encoding == "fp8") return "modelopt-export";
+  constexpr std::string_view own[] = {"nvfp4", "mxfp4", "mxfp8", "int4", "int4-awq"};
+  return std::ranges::find(own, encoding) != std::end(own) ? "modelopt-compat" : "";
+}
+
+}  // namespace
+
 Quantization quantization_from_user(std::string_view text, std::string_view mode) {
   constexpr std::string_view known[] = {
       "nf4",         "fp4",      "int8",  "int8-channel", "fp8",   "fp8-block", "int4",
@@ -205,11 +217,7 @@ Quantization quantization_from_user(std::string_view text, std::string_view mode
   if (mode != "exact" && mode != "modelopt-compat") {
     refuse("mode", "no such mode", mode, "exact or modelopt-compat");
   }
-  if (mode == "modelopt-compat" && !is_bitsandbytes(quantization.encoding) &&
-      quantization.encoding != "none") {
-    // What stands in files is what ModelOpt exports, and of FP8 that is not what it computes with.
-    quantization.dialect = quantization.encoding == "fp8" ? "modelopt-export" : "modelopt-compat";
-  }
+  if (mode == "modelopt-compat") quantization.dialect = exported_dialect(quantization.encoding);
   return quantization;
 }
 
