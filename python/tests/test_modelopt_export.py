@@ -38,7 +38,8 @@ def exported(model: Any, target: Path) -> tuple[dict[str, torch.Tensor], list[An
 
 def runnable(folder: Path, kind: str) -> dict[str, Any]:
     """A config with which a compressed model runs, as the export wants: see docs/modelopt.md."""
-    return config(kind, *(["*indexer*"] if folder.name == "glm_moe_dsa" else []))
+    off = ["*indexer*"] if folder.name == "glm_moe_dsa" else []
+    return config(kind, *off, *(["*self_attn*"] if kind == "mxfp4" else []))
 
 
 def both(folder: Path, kind: str, mode: str, tmp_path: Path) -> tuple[Any, Any]:
@@ -81,6 +82,7 @@ def test_fp8_in_mode_export_is_the_resident_export(
             assert same_bytes(tensor, expected[each]), each
 
 
+# Of linear layers in mxfp4 the library makes scales anew, from packed bytes.
 @pytest.mark.parametrize("kind", ["mxfp4", "mxfp8"])
 def test_mx_formats_are_exported(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
     found, expected = both(folders["qwen3_moe"], kind, "modelopt-compat", tmp_path)

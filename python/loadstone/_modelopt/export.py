@@ -92,13 +92,23 @@ def _projection(
     holder.weight = QTensorWrapper(data.contiguous(), metadata=metadata | {"shape": shape})
     holder.weight_quantizer = quantizer
     holder.input_quantizer = getattr(module, f"{leaf}_input_quantizer")
-    scales = quantizer._buffers.get("_scale")
-    _export_quantized_weight(holder, dtype)
+    if _holder(stack) == "MXFP4QTensor":
+        _export_mxfp4(holder)
+    else:
+        _export_quantized_weight(holder, dtype)
     made = torch.nn.Module()
     made.weight = holder.weight
     for name in ("weight_scale", "weight_scale_2", "input_scale"):
         if hasattr(holder, name):
             made.register_buffer(name, getattr(holder, name))
-    if _holder(stack) == "MXFP4QTensor":  # the library makes it of bytes that it takes for numbers
-        made.register_buffer("weight_scale", scales)
     return made
+
+
+def _export_mxfp4(holder: Any) -> None:
+    """What the library would do if it took no bytes for numbers and made no scales of them."""
+    from modelopt.torch.export.quant_utils import get_activation_scaling_factor
+
+    holder.register_buffer("weight_scale", holder.weight_quantizer._scale)
+    if holder.input_quantizer.is_enabled and holder.input_quantizer.amax is not None:
+        holder.register_buffer("input_scale", get_activation_scaling_factor(holder).squeeze())
+    holder.weight = torch.nn.Parameter(holder.weight.data, requires_grad=False)
