@@ -151,7 +151,7 @@ def test_without_being_asked_bytes_stay(tmp_path: Path) -> None:
 
 
 def test_a_weight_without_scales_is_named_and_nothing_appears(tmp_path: Path) -> None:
-    with pytest.raises(loadstone.PlanError, match=r"a\.weight_scale") as caught:
+    with pytest.raises(loadstone.FormatError, match=r"a\.weight_scale") as caught:
         decoded(tmp_path, {"a.weight": fp8(8, 16)})
     assert caught.value.code == "q.scale_missing"
     assert not (tmp_path / "out.safetensors").exists()

@@ -247,8 +247,8 @@ class Maker {
       gate_up = builder_.transpose(gate_up, 1, 2);
       down = builder_.transpose(down, 1, 2);
     }
-    const Shape& wide = builder_.shape(gate_up);
-    const Shape& narrow = builder_.shape(down);
+    const Shape wide = builder_.shape(gate_up);  // copies: the builder's own move as it grows
+    const Shape narrow = builder_.shape(down);
     if (wide[0] != narrow[0] || wide[1] != 2 * narrow[2] || wide[2] != narrow[1]) {
       throw Error("plan.shape", "the sizes of its two tensors do not fit each other: " +
                                     wide.text() + " and " + narrow.text());
