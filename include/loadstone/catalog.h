@@ -20,15 +20,17 @@
 
 namespace loadstone {
 
-enum class FileFormat : std::uint8_t { safetensors, gguf };
+enum class FileFormat : std::uint8_t { safetensors, gguf, torch };
 
 struct Shard {
   std::string path;           // as opened
   std::string relative_path;  // to the checkpoint's root; what a saved plan holds
   FileFormat format = FileFormat::safetensors;
   FileIdentity identity;
-  std::string header_digest;     // XXH3-128 of all bytes before the data, 32 hex digits
+  std::string header_digest;     // XXH3-128 of all bytes around the data, 32 hex digits
   std::uint64_t data_begin = 0;  // offset of the first data byte
+  // Where the data end and a directory follows, as in zip archives; 0: nothing follows.
+  std::uint64_t tail_begin = 0;
 };
 
 struct TensorInfo {
@@ -38,7 +40,12 @@ struct TensorInfo {
   std::uint32_t shard = 0;         // index into Catalog::shards()
   std::uint64_t offset_begin = 0;  // absolute in the shard
   std::uint64_t offset_end = 0;
+  // Elements from one index to the next, outermost first, where the elements do not stand in C
+  // order: views that torch saved. The range then reaches from the first element to the last, and
+  // may hold others between them, or one for many indices. Empty: C order.
+  std::vector<std::uint64_t> strides = {};
 
+  // Of the range in the file.
   [[nodiscard]] std::uint64_t byte_count() const noexcept { return offset_end - offset_begin; }
 };
 

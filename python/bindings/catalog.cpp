@@ -32,13 +32,14 @@ nb::dict metadata(const Catalog& catalog) {
   return entries;
 }
 
-// Rows for loadstone.TensorInfo: name, encoding, shape, shard path, begin, end.
+// Rows for loadstone.TensorInfo: name, encoding, shape, shard path, begin, end, strides.
 nb::list tensors(const Catalog& catalog) {
   nb::list rows;
   for (const TensorInfo& tensor : catalog.tensors()) {
-    rows.append(nb::make_tuple(
-        tensor.name, tensor.encoding.name(), nb::tuple(nb::cast(tensor.shape.extents())),
-        catalog.shards()[tensor.shard].path, tensor.offset_begin, tensor.offset_end));
+    rows.append(nb::make_tuple(tensor.name, tensor.encoding.name(),
+                               nb::tuple(nb::cast(tensor.shape.extents())),
+                               catalog.shards()[tensor.shard].path, tensor.offset_begin,
+                               tensor.offset_end, nb::tuple(nb::cast(tensor.strides))));
   }
   return rows;
 }
@@ -55,6 +56,7 @@ std::string digest(const Catalog& catalog) {
     add(tensor.name);
     add(tensor.encoding.name());
     add(tensor.shape.text());
+    if (!tensor.strides.empty()) add("strides " + Shape(tensor.strides).text());
   }
   return digest.hex();
 }

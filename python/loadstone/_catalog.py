@@ -22,6 +22,8 @@ class TensorInfo:
         encoding: a dtype by its safetensors name (``"BF16"``) or a block format (``"Q4_K"``).
         shape: outermost dimension first, for GGUF too.
         offset_begin, offset_end: bytes from the start of the shard.
+        strides: elements from one index to the next, where they do not stand in C order (views that
+            torch saved); empty otherwise.
     """
 
     name: str
@@ -30,6 +32,7 @@ class TensorInfo:
     shard: str
     offset_begin: int
     offset_end: int
+    strides: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:

@@ -112,7 +112,10 @@ void check_index(const std::string& index_path, const ShardedIndex& index,
       return shards[tensor->shard].relative_path == shard;
     });
     if (here == found->second.end()) refuse_missing(index_path, entry, shards, &found->second);
-    listed_bytes += (*here)->byte_count();
+    // Of a view with strides, what its elements would take by themselves.
+    const TensorInfo& tensor = **here;
+    const auto bytes = tensor.encoding.byte_count(tensor.shape.numel().value_or(0));
+    listed_bytes += bytes.value_or(tensor.byte_count());
   }
   warn_unlisted(index_path, listed, shards, tensors, findings);
   if (index.total_size) check_total_size(index_path, *index.total_size, listed_bytes, findings);

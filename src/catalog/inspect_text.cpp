@@ -15,7 +15,15 @@ namespace loadstone {
 namespace {
 
 constexpr std::string_view format_name(FileFormat format) noexcept {
-  return format == FileFormat::gguf ? "gguf" : "safetensors";
+  switch (format) {
+    case FileFormat::gguf:
+      return "gguf";
+    case FileFormat::torch:
+      return "torch";
+    case FileFormat::safetensors:
+      break;
+  }
+  return "safetensors";
 }
 
 void write(JsonWriter& json, const MetadataValue& item) {
@@ -42,6 +50,7 @@ void write(JsonWriter& json, const Catalog& catalog, const TensorInfo& tensor) {
   json.member("shard", catalog.shards()[tensor.shard].relative_path);
   json.member("offsets", std::vector<std::uint64_t>{tensor.offset_begin, tensor.offset_end});
   json.member("bytes", tensor.byte_count());
+  if (!tensor.strides.empty()) json.member("strides", tensor.strides);
   json.end_object();
 }
 

@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "catalog/paths.h"
 #include "formats/sharded_index.h"
+#include "formats/torch.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -19,12 +20,16 @@ namespace {
 
 constexpr std::string_view safetensors_suffix = ".safetensors";
 constexpr std::string_view gguf_suffix = ".gguf";
-constexpr std::array<std::string_view, 4> torch_suffixes = {".bin", ".pt", ".pth", ".ckpt"};
+// What training programs leave beside the weights.
+constexpr std::array<std::string_view, 5> torch_others = {"training_args.", "optimizer.",
+                                                          "scheduler.", "scaler.", "rng_state"};
 // The names that transformers and diffusers write, without and with an index.
 constexpr std::array<std::string_view, 2> usual_files = {"model.safetensors",
                                                          "diffusion_pytorch_model.safetensors"};
 constexpr std::array<std::string_view, 2> usual_indexes = {
     "model.safetensors.index.json", "diffusion_pytorch_model.safetensors.index.json"};
+constexpr std::array<std::string_view, 2> usual_torch_files = {"pytorch_model.bin",
+                                                               "diffusion_pytorch_model.bin"};
 
 std::string list_of(const std::vector<std::string>& names) {
   constexpr std::size_t shown_max = 8;
@@ -42,7 +47,7 @@ std::string list_of(const std::vector<std::string>& names) {
   where.path = folder;
   where.field = "folder";
   where.found = found.empty() ? "nothing of the kind" : list_of(found);
-  where.expected = "one checkpoint in safetensors or GGUF";
+  where.expected = "one checkpoint in safetensors, GGUF or torch's format";
   throw Error(code, std::move(message), std::move(where));
 }
 
@@ -90,8 +95,8 @@ class FolderSearch {
       if (name.ends_with(safetensors_suffix)) safetensors_.push_back(name);
       if (name.ends_with(gguf_suffix)) ggufs_.push_back(name);
       if (name == "model_index.json") pipeline_ = true;
-      const auto is_suffix = [&](std::string_view suffix) { return name.ends_with(suffix); };
-      if (std::ranges::any_of(torch_suffixes, is_suffix)) torch_.push_back(name);
+      if (is_torch_index_name(name)) torch_indexes_.push_back(name);
+      if (is_torch_name(name)) torch_.push_back(name);
     }
   }
 
@@ -108,6 +113,8 @@ class FolderSearch {
       take_safetensors();
     } else if (!ggufs_.empty()) {
       take_gguf();
+    } else if (!torch_.empty() || !torch_indexes_.empty()) {
+      take_torch();
     } else {
       refuse_empty();
     }
@@ -180,11 +187,38 @@ class FolderSearch {
     files_.files = {sets.front().names.front()};  // its split says which others belong to it
   }
 
-  [[noreturn]] void refuse_empty() const {
-    if (!torch_.empty()) {
-      refuse_folder(folder_, "format.unsupported",
-                    "torch files (.bin, .pt, .pth, .ckpt) are not supported yet", torch_);
+  // The index, else a file of a usual name, else the only one that training did not leave there.
+  void take_torch() {
+    if (torch_indexes_.size() == 1) {
+      files_.index = torch_indexes_.front();
+      return;
     }
+    std::vector<std::string> usual;
+    std::vector<std::string> others;
+    for (const std::string& name : torch_) {
+      const auto begins = [&](std::string_view each) { return name.starts_with(each); };
+      if (std::ranges::find(usual_torch_files, name) != usual_torch_files.end()) {
+        usual.push_back(name);
+      } else if (std::ranges::none_of(torch_others, begins)) {
+        others.push_back(name);
+      }
+    }
+    const std::vector<std::string>& candidates = usual.empty() ? others : usual;
+    if (!torch_indexes_.empty() || candidates.size() != 1) {
+      refuse_folder(folder_, "format.no_checkpoint",
+                    "the folder holds several of torch's files, or only what training leaves; name "
+                    "the one that is meant",
+                    torch_indexes_.empty() ? torch_ : torch_indexes_);
+    }
+    files_.files = candidates;
+    std::vector<std::string> ignored;
+    for (const std::string& name : torch_) {
+      if (name != candidates.front()) ignored.push_back(name);
+    }
+    tell_ignored(ignored);
+  }
+
+  [[noreturn]] void refuse_empty() const {
     refuse_folder(folder_, "format.no_checkpoint",
                   pipeline_ ? "a diffusers pipeline: its checkpoints stand in the folders below, "
                               "such as unet or transformer; name one of them"
@@ -210,6 +244,7 @@ class FolderSearch {
   std::vector<std::string> safetensors_;
   std::vector<std::string> ggufs_;
   std::vector<std::string> torch_;
+  std::vector<std::string> torch_indexes_;
   bool pipeline_ = false;
 };
 
@@ -277,15 +312,9 @@ CheckpointFiles locate_file(const std::string& path) {
   const std::string name(file_name(path));
   CheckpointFiles files;
   files.root = parent_path(path);
-  if (is_index_name(name)) {
+  if (is_index_name(name) || is_torch_index_name(name)) {
     files.index = name;
     return files;
-  }
-  if (name.ends_with(".bin.index.json")) {
-    Where where;
-    where.path = path;
-    throw Error("format.unsupported", "the index of torch files, which are not supported yet",
-                std::move(where));
   }
   files.files = {name};
   return files;

@@ -20,7 +20,7 @@ struct CheckpointFiles {
 };
 
 // A file, a folder, an index, or a pattern. Throws Error "io.not_found", "format.no_checkpoint",
-// "format.unsupported", "ix.not_regular".
+// "ix.not_regular".
 [[nodiscard]] CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path);
 
 // These files and no others, relative to the folder that they share.

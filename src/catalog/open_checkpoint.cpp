@@ -13,6 +13,7 @@
 #include "formats/gguf.h"
 #include "formats/safetensors.h"
 #include "formats/sharded_index.h"
+#include "formats/torch.h"
 #include "loadstone/catalog.h"
 #include "loadstone/error.h"
 
@@ -90,7 +91,7 @@ class CheckpointReader {
       rethrow_as_shard(error, index_path, shard, true);
     }
     try {
-      FileHeader header = read_safetensors(*source);
+      FileHeader header = is_torch_name(shard) ? read_torch(*source) : read_safetensors(*source);
       header.shard.relative_path = shard;
       return header;
     } catch (const Error& error) {

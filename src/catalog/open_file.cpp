@@ -7,6 +7,7 @@
 #include "formats/gguf.h"
 #include "formats/safetensors.h"
 #include "formats/sniff.h"
+#include "formats/torch.h"
 
 namespace loadstone {
 
@@ -22,14 +23,11 @@ bool is_hub_blob(std::string_view file, std::string_view folder) {
 }
 
 [[noreturn]] void refuse_format(const ByteSource& source, FileKind kind) {
-  const bool torch = kind == FileKind::torch_zip || kind == FileKind::torch_pickle;
-  refuse(source.path(),
-         {.code = torch ? "format.unsupported" : "format.unknown",
-          .message = torch ? "torch files (.bin, .pt, .pth, .ckpt) are not supported yet"
-                           : "this is not a checkpoint in a format that loadstone reads",
-          .field = "file",
-          .found = std::string(describe(kind)),
-          .expected = "safetensors or GGUF"});
+  refuse(source.path(), {.code = "format.unknown",
+                         .message = "this is not a checkpoint in a format that loadstone reads",
+                         .field = "file",
+                         .found = std::string(describe(kind)),
+                         .expected = "safetensors, GGUF or torch"});
 }
 
 }  // namespace
@@ -66,6 +64,8 @@ FileHeader read_header(ByteSource& source, std::uint32_t gguf_rank_max) {
   if (kind == FileKind::safetensors) return read_safetensors(source);
   if (kind == FileKind::gguf || kind == FileKind::legacy_ggml)
     return read_gguf(source, gguf_rank_max);
+  const bool is_torch = kind == FileKind::torch_zip || kind == FileKind::torch_pickle;
+  if (is_torch || is_torch_name(name)) return read_torch(source);
   refuse_format(source, kind);
 }
 

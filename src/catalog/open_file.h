@@ -20,7 +20,7 @@ struct FileOpener {
 };
 
 // Reads the header by the format that the name says, or else the content. Throws Error
-// "format.unknown", "format.unsupported", and those of the format.
+// "format.unknown", and those of the format.
 [[nodiscard]] FileHeader read_header(ByteSource& source, std::uint32_t gguf_rank_max);
 
 }  // namespace loadstone

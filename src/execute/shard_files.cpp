@@ -31,13 +31,17 @@ std::string text_of(const FileIdentity& identity) {
 void check_header(const Shard& shard, ByteSource& source) {
   if (shard.header_digest.empty()) return;
   Digest digest;
-  std::vector<std::byte> buffer(std::min<std::uint64_t>(shard.data_begin, 64 << 10));
-  for (std::uint64_t at = 0; at < shard.data_begin; at += buffer.size()) {
-    const auto count = std::min<std::uint64_t>(buffer.size(), shard.data_begin - at);
-    const std::span<std::byte> piece = std::span(buffer).first(count);
-    source.read(at, piece);
-    digest.update(piece);
-  }
+  std::vector<std::byte> buffer(64 << 10);
+  const auto add = [&](std::uint64_t begin, std::uint64_t end) {
+    for (std::uint64_t at = begin; at < end; at += buffer.size()) {
+      const auto count = std::min<std::uint64_t>(buffer.size(), end - at);
+      const std::span<std::byte> piece = std::span(buffer).first(count);
+      source.read(at, piece);
+      digest.update(piece);
+    }
+  };
+  add(0, shard.data_begin);
+  if (shard.tail_begin != 0) add(shard.tail_begin, shard.identity.bytes);
   const std::string found = digest.hex();
   if (found != shard.header_digest) {
     refuse_changed(shard, "header digest " + found, shard.header_digest);

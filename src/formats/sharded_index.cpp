@@ -176,6 +176,10 @@ bool is_index_name(std::string_view file_name) noexcept {
          file_name.find(".safetensors.index.") != std::string_view::npos;
 }
 
+bool is_torch_index_name(std::string_view file_name) noexcept {
+  return file_name.ends_with(".json") && file_name.find(".bin.index.") != std::string_view::npos;
+}
+
 ShardedIndex read_sharded_index(ByteSource& source) { return IndexReader(source).read(); }
 
 std::string plain_relative_path(std::string_view path) {

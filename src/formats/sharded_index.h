@@ -27,6 +27,9 @@ struct ShardedIndex {
 // "model.safetensors.index.fp16.json".
 [[nodiscard]] bool is_index_name(std::string_view file_name) noexcept;
 
+// "pytorch_model.bin.index.json", and variants of it: the same for torch's files.
+[[nodiscard]] bool is_torch_index_name(std::string_view file_name) noexcept;
+
 // Throws Error "ix.json", "ix.weight_map", "ix.duplicate", "ix.path", "ix.path_escape", "io.*".
 [[nodiscard]] ShardedIndex read_sharded_index(ByteSource& source);
 

@@ -30,6 +30,15 @@ std::optional<BoxDefect> outside(const char* side, std::optional<std::uint64_t> 
                    fmt::format("one of {} elements", elements), std::nullopt};
 }
 
+// Those that boxes may reach: of a strided tensor, what its range holds.
+std::uint64_t elements_of(const TensorInfo& source) noexcept {
+  if (source.strides.empty() || !source.encoding.is_dtype()) {
+    return source.shape.numel().value_or(0);
+  }
+  const unsigned element_bytes = bits(source.encoding.dtype()) / 8;  // no view cuts bytes
+  return element_bytes == 0 ? 0 : source.byte_count() / element_bytes;
+}
+
 // Checks one box by itself and adds its volume to `total`.
 std::optional<BoxDefect> check_box(const Box& box, std::uint64_t elements,
                                    const std::vector<TensorInfo>& sources,
@@ -45,9 +54,9 @@ std::optional<BoxDefect> check_box(const Box& box, std::uint64_t elements,
                      fmt::format("decoding {} of source {}", box.decoding, box.source),
                      fmt::format("one of {}", decodings.size()), std::nullopt};
   }
-  const Shape& source_shape =
-      is_decoded ? decodings[box.decoding].shape : sources[box.source].shape;
-  const std::uint64_t source_elements = source_shape.numel().value_or(0);
+  const std::uint64_t source_elements = is_decoded
+                                            ? decodings[box.decoding].shape.numel().value_or(0)
+                                            : elements_of(sources[box.source]);
   if (box.dims.size() > box_dims_max) {
     return BoxDefect{"the box has too many dimensions", fmt::format("{}", box.dims.size()),
                      fmt::format("at most {}", box_dims_max), std::nullopt};

@@ -4,6 +4,8 @@
 
 #include <unordered_set>
 
+#include "base/text.h"
+
 namespace loadstone {
 
 std::optional<DecodeProblem> check_decoding(const std::vector<TensorInfo>& tensors,
@@ -14,6 +16,11 @@ std::optional<DecodeProblem> check_decoding(const std::vector<TensorInfo>& tenso
     if (source >= tensors.size()) {
       return DecodeProblem{"the decoding's source does not exist", fmt::format("source {}", source),
                            fmt::format("one of {}", tensors.size())};
+    }
+    if (!tensors[source].strides.empty()) {
+      return DecodeProblem{"what is decoded has to stand in C order",
+                           "'" + printable(tensors[source].name) + "', a view with strides",
+                           "a contiguous tensor"};
     }
     parts.push_back({tensors[source].encoding, tensors[source].shape});
   }

@@ -105,7 +105,7 @@ Produced* Production::find(std::string_view name) {
 
 MaybeMisfit Production::view_of(const Produced& item, View& view) const {
   const std::uint32_t source = item.members.front().source;
-  view = whole_view(source, catalog_.tensors()[source].shape);
+  view = source_view(source, catalog_.tensors()[source]);
   if (item.rule == Produced::none) return std::nullopt;
   const Rule& rule = rules_.rules()[item.rule].rule;
   MaybeMisfit misfit;
@@ -130,7 +130,7 @@ MaybeMisfit Production::joined_view(const Produced& item, const Rule& rule, View
   std::vector<View> parts;
   for (std::size_t i = 0; i < item.members.size(); ++i) {
     const Member& member = item.members[i];
-    parts.push_back(whole_view(member.source, catalog_.tensors()[member.source].shape));
+    parts.push_back(source_view(member.source, catalog_.tensors()[member.source]));
     const bool is_last =
         i + 1 == item.members.size() || item.members[i + 1].pattern != member.pattern;
     if (rule.op != RuleOp::stack_concat || !is_last) continue;

@@ -99,7 +99,7 @@ struct RecipeBuilder::Impl {
   std::uint64_t constant_bytes = 0;
   std::unordered_set<std::string> names;  // of the targets
 
-  [[nodiscard]] Encoding encoding_of(const Piece& piece) const {
+  [[nodiscard]] Encoding encoding_of(const ViewPiece& piece) const {
     const auto& tensors = catalog->tensors();
     if (piece.source < tensors.size()) return tensors[piece.source].encoding;
     return recipes.decodings[piece.source - tensors.size()].dtype;
@@ -189,7 +189,7 @@ RecipeBuilder::Value RecipeBuilder::source(std::string_view name) {
   }
   const TensorInfo& source = impl_->catalog->tensors()[*index];
   const bool is_plain = source.encoding.is_dtype();
-  return impl_->keep({.view = whole_view(*index, source.shape),
+  return impl_->keep({.view = source_view(*index, source),
                       .dtype = is_plain ? source.encoding.dtype() : Dtype::u8,
                       .is_source = true,
                       .constant = {},
@@ -252,7 +252,7 @@ RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype) {
            "the values as they are in the file, or cast without loss");
   }
   tensor.is_source = false;
-  for (const Piece& piece : tensor.view.pieces) {
+  for (const ViewPiece& piece : tensor.view.pieces) {
     const Encoding source = impl_->encoding_of(piece);
     const Passage way = passage(source, dtype);
     if (way == Passage::mismatch || way == Passage::no_cast) {

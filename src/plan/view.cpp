@@ -33,10 +33,10 @@ std::vector<std::uint64_t> strides_of(const Shape& shape) {
 // most a whole and two rests for each of its factors.
 class Cutter {
  public:
-  Cutter(std::size_t dim, std::uint64_t begin, std::uint64_t end, std::vector<Piece>& kept)
+  Cutter(std::size_t dim, std::uint64_t begin, std::uint64_t end, std::vector<ViewPiece>& kept)
       : dim_(dim), begin_(begin), end_(end), kept_(kept) {}
 
-  void cut(Piece piece) {
+  void cut(ViewPiece piece) {
     std::uint64_t last = piece.begin[dim_];
     std::size_t widest = piece.factors.size();
     for (std::size_t i = 0; i < piece.factors.size(); ++i) {
@@ -57,7 +57,7 @@ class Cutter {
   }
 
  private:
-  void split(const Piece& piece, std::size_t widest, std::uint64_t last) {
+  void split(const ViewPiece& piece, std::size_t widest, std::uint64_t last) {
     const Factor& factor = piece.factors[widest];
     const std::uint64_t first = piece.begin[dim_];
     const std::uint64_t inner = last - first - (factor.extent - 1) * factor.step;
@@ -78,9 +78,9 @@ class Cutter {
     return std::min(factor.extent, (bound - start - 1) / factor.step + 1);
   }
 
-  Piece part(const Piece& piece, std::size_t widest, std::uint64_t begin,
-             std::uint64_t count) const {
-    Piece result = piece;
+  ViewPiece part(const ViewPiece& piece, std::size_t widest, std::uint64_t begin,
+                 std::uint64_t count) const {
+    ViewPiece result = piece;
     const Factor& factor = piece.factors[widest];
     result.begin[dim_] += begin * factor.step;
     result.source_offset += begin * factor.source_stride;
@@ -95,7 +95,7 @@ class Cutter {
   std::size_t dim_;
   std::uint64_t begin_;
   std::uint64_t end_;
-  std::vector<Piece>& kept_;
+  std::vector<ViewPiece>& kept_;
 };
 
 }  // namespace
@@ -106,19 +106,32 @@ std::optional<std::size_t> dim_index(std::int64_t dim, std::size_t rank) noexcep
   return static_cast<std::size_t>(dim < 0 ? dim + signed_rank : dim);
 }
 
-View whole_view(std::uint32_t source, const Shape& shape) {
+namespace {
+
+View strided_view(std::uint32_t source, const Shape& shape,
+                  const std::vector<std::uint64_t>& strides) {
   View view;
   view.shape = shape;
-  Piece piece;
+  ViewPiece piece;
   piece.source = source;
   piece.begin.assign(shape.rank(), 0);
-  const auto strides = strides_of(shape);
   for (std::size_t d = 0; d < shape.rank(); ++d) {
     if (shape[d] == 1) continue;
     piece.factors.push_back({static_cast<std::uint32_t>(d), shape[d], 1, strides[d]});
   }
   view.pieces.push_back(std::move(piece));
   return view;
+}
+
+}  // namespace
+
+View whole_view(std::uint32_t source, const Shape& shape) {
+  return strided_view(source, shape, strides_of(shape));
+}
+
+View source_view(std::uint32_t source, const TensorInfo& tensor) {
+  if (tensor.strides.empty()) return whole_view(source, tensor.shape);
+  return strided_view(source, tensor.shape, tensor.strides);
 }
 
 MaybeMisfit permute(View& view, const std::vector<std::int64_t>& order) {
@@ -141,7 +154,7 @@ MaybeMisfit permute(View& view, const std::vector<std::int64_t>& order) {
   std::vector<std::uint64_t> extents;
   for (const std::size_t dim : from) extents.push_back(view.shape[dim]);
   view.shape = Shape(std::move(extents));
-  for (Piece& piece : view.pieces) {
+  for (ViewPiece& piece : view.pieces) {
     std::vector<std::uint64_t> begin;
     for (const std::size_t dim : from) begin.push_back(piece.begin[dim]);
     piece.begin = std::move(begin);
@@ -172,17 +185,17 @@ MaybeMisfit slice(View& view, std::int64_t dim, std::uint64_t start, std::uint64
   }
   auto extents = view.shape.extents();
   extents[*index] = size;
-  std::vector<Piece> kept;
+  std::vector<ViewPiece> kept;
   if (view.shape.numel() == 0u || size == 0) {
     // Nothing to copy: the pieces stay as the names of their sources.
-    for (Piece& piece : view.pieces) {
+    for (ViewPiece& piece : view.pieces) {
       piece.begin.assign(extents.size(), 0);
       piece.factors = {{static_cast<std::uint32_t>(*index), 0, 1, 1}};
     }
     kept = std::move(view.pieces);
   } else {
     Cutter cutter(*index, start, *end, kept);
-    for (Piece& piece : view.pieces) cutter.cut(std::move(piece));
+    for (ViewPiece& piece : view.pieces) cutter.cut(std::move(piece));
   }
   if (kept.size() > pieces_max) return too_many();
   view.pieces = std::move(kept);
@@ -211,7 +224,7 @@ MaybeMisfit concat(std::vector<View> parts, std::int64_t dim, View& result) {
   result.pieces.clear();
   result.pieces.reserve(piece_count);
   for (View& part : parts) {
-    for (Piece& piece : part.pieces) {
+    for (ViewPiece& piece : part.pieces) {
       piece.begin[*index] += at;
       result.pieces.push_back(std::move(piece));
     }
@@ -239,7 +252,7 @@ MaybeMisfit stack(std::vector<View> parts, std::int64_t dim, View& result) {
     auto extents = part.shape.extents();
     extents.insert(extents.begin() + at, 1);
     part.shape = Shape(std::move(extents));
-    for (Piece& piece : part.pieces) {
+    for (ViewPiece& piece : part.pieces) {
       piece.begin.insert(piece.begin.begin() + at, 0);
       for (Factor& factor : piece.factors) factor.dim += factor.dim >= *index ? 1 : 0;
     }
@@ -274,7 +287,7 @@ std::vector<Box> boxes_of(const View& view) {
   const bool is_empty = view.shape.numel() == 0u;
   std::vector<Box> boxes;
   boxes.reserve(view.pieces.size());
-  for (const Piece& piece : view.pieces) {
+  for (const ViewPiece& piece : view.pieces) {
     Box box;
     box.source = piece.source;
     if (is_empty) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "loadstone/catalog.h"
 #include "loadstone/recipe.h"
 #include "loadstone/shape.h"
 
@@ -23,7 +24,7 @@ struct Factor {
 
 // Elements of one source at the indices begin + sum of the factors' steps. A dimension may have
 // several factors (that is how a view interleaves) or none (one index). Value type.
-struct Piece {
+struct ViewPiece {
   std::uint32_t source = 0;
   std::uint64_t source_offset = 0;
   std::vector<std::uint64_t> begin;  // one index for each dimension
@@ -33,7 +34,7 @@ struct Piece {
 // The pieces cover each element once. Value type.
 struct View {
   Shape shape;
-  std::vector<Piece> pieces;
+  std::vector<ViewPiece> pieces;
 };
 
 // Why an operation cannot be done on the views at hand.
@@ -49,6 +50,8 @@ using MaybeMisfit = std::optional<Misfit>;
 inline constexpr std::size_t pieces_max = std::size_t{1} << 22;
 
 [[nodiscard]] View whole_view(std::uint32_t source, const Shape& shape);
+// The same of a tensor in a file, whose elements need not stand in C order.
+[[nodiscard]] View source_view(std::uint32_t source, const TensorInfo& tensor);
 
 // Dimensions may be negative, counted from the end. Each leaves its argument unspecified on a
 // misfit.

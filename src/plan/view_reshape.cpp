@@ -19,7 +19,7 @@ struct FlatPiece {
 
 class Dealer {
  public:
-  Dealer(const Shape& shape, std::vector<Piece>& made) : shape_(shape), made_(made) {
+  Dealer(const Shape& shape, std::vector<ViewPiece>& made) : shape_(shape), made_(made) {
     std::uint64_t stride = 1;
     strides_.resize(shape.rank());
     for (std::size_t d = shape.rank(); d-- > 0;) {
@@ -45,7 +45,7 @@ class Dealer {
  private:
   // Makes one piece of it, or says which step is in the way.
   bool deal_whole(const FlatPiece& flat) {
-    Piece piece;
+    ViewPiece piece;
     piece.source = flat.source;
     piece.source_offset = flat.source_offset;
     std::vector<std::uint64_t> last;
@@ -61,7 +61,7 @@ class Dealer {
     return true;
   }
 
-  bool deal_dim(BoxDim dim, Piece& piece, std::vector<std::uint64_t>& last) {
+  bool deal_dim(BoxDim dim, ViewPiece& piece, std::vector<std::uint64_t>& last) {
     while (dim.extent > 1) {
       const std::size_t d = home(dim.target_stride);
       const std::uint64_t stride = strides_[d];
@@ -116,13 +116,13 @@ class Dealer {
   }
 
   const Shape& shape_;
-  std::vector<Piece>& made_;
+  std::vector<ViewPiece>& made_;
   std::vector<std::uint64_t> strides_;
   std::size_t blocker_ = 0;
   std::uint64_t limit_ = 1;
 };
 
-FlatPiece flatten(const Piece& piece, const Shape& shape) {
+FlatPiece flatten(const ViewPiece& piece, const Shape& shape) {
   FlatPiece flat;
   flat.source = piece.source;
   flat.source_offset = piece.source_offset;
@@ -147,16 +147,16 @@ MaybeMisfit reshape(View& view, const Shape& shape) {
     return Misfit{"a reshape keeps the number of elements", view.shape.text(), shape.text()};
   }
   if (shape.numel() == 0u) {
-    for (Piece& piece : view.pieces) {
+    for (ViewPiece& piece : view.pieces) {
       piece.begin.assign(shape.rank(), 0);
       piece.factors = {{0, 0, 1, 1}};
     }
     view.shape = shape;
     return std::nullopt;
   }
-  std::vector<Piece> made;
+  std::vector<ViewPiece> made;
   Dealer dealer(shape, made);
-  for (const Piece& piece : view.pieces) {
+  for (const ViewPiece& piece : view.pieces) {
     if (std::ranges::any_of(piece.factors, [](const Factor& f) { return f.extent == 0; })) continue;
     if (!dealer.deal(flatten(piece, view.shape))) {
       return Misfit{"the recipe falls into too many pieces", {}, {}};

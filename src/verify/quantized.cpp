@@ -13,6 +13,7 @@
 #include "execute/shard_files.h"
 #include "execute/value_reader.h"
 #include "kernels/cast.h"
+#include "verify/tensor_bytes.h"
 
 namespace loadstone {
 
@@ -96,15 +97,16 @@ double error_max(std::string_view encoding) {
 class Numbers {
  public:
   Numbers(const Catalog& catalog, const Sources& sources, std::atomic<bool>& stop)
-      : reader_(borrowed(catalog), sources, staging_bytes, stop) {}
+      : catalog_(catalog), reader_(borrowed(catalog), sources, staging_bytes, stop) {}
 
   void open(const std::string& name, const Shape& shape, const StoredValue* stored,
             std::uint32_t tensor) {
-    box_ = {
-        .source = tensor,
-        .dims = {{.extent = shape.numel().value_or(0), .source_stride = 1, .target_stride = 1}}};
     decodings_.clear();
-    if (stored != nullptr) {
+    if (stored == nullptr) {
+      box_ = whole_box(tensor, catalog_.tensors()[tensor]);
+    } else {
+      box_ = {
+          .dims = {{.extent = shape.numel().value_or(0), .source_stride = 1, .target_stride = 1}}};
       decodings_.push_back(stored->decoding);
       decodings_.back().dtype = Dtype::f32;
       box_.source = stored->decoding.sources.front();
@@ -126,6 +128,7 @@ class Numbers {
   [[nodiscard]] std::uint64_t bytes_read() const noexcept { return reader_.bytes_read(); }
 
  private:
+  const Catalog& catalog_;
   ValueReader reader_;
   Box box_;
   std::vector<Decoding> decodings_;

@@ -18,6 +18,7 @@
 #include "base/text.h"
 #include "loadstone/error.h"
 #include "verify/quantized.h"
+#include "verify/tensor_bytes.h"
 #include "verify/values.h"
 
 namespace loadstone {
@@ -25,31 +26,9 @@ namespace loadstone {
 namespace {
 
 constexpr std::size_t chunk_bytes_max = std::size_t{4} << 20;
+// Across the order of the file each chunk reads all of it again.
+constexpr std::size_t strided_chunk_bytes_max = std::size_t{64} << 20;
 constexpr unsigned threads_max = 8;
-
-// The shards of a catalog, opened once and shared by all threads. Thread-safe.
-class OpenShards {
- public:
-  OpenShards(const Catalog& catalog, Storage* storage) {
-    for (const Shard& shard : catalog.shards()) {
-      sources_.push_back((storage == nullptr ? local_storage() : *storage).open(shard.path));
-      if (sources_.back()->identity() == shard.identity) continue;
-      Where where;
-      where.path = shard.path;
-      where.field = "file";
-      where.found = "another size or time";
-      where.expected = fmt::format("{} bytes, as it was opened", shard.identity.bytes);
-      throw Error("io.changed", "the file changed since it was opened", std::move(where));
-    }
-  }
-
-  void read(const TensorInfo& tensor, std::uint64_t begin, std::span<std::byte> into) const {
-    sources_[tensor.shard]->read(tensor.offset_begin + begin, into);
-  }
-
- private:
-  std::vector<std::shared_ptr<ByteSource>> sources_;
-};
 
 // Runs one job a tensor on some threads, tells the observer, and stops at the first failure.
 // Not thread-safe; the jobs run at the same time.
@@ -127,6 +106,7 @@ std::size_t chunk_bytes(Encoding encoding) noexcept {
   return chunk_bytes_max / unit * unit;
 }
 
+// Of a view with strides, all that its range holds.
 ValueCounts count_tensor(const OpenShards& shards, const TensorInfo& tensor, Jobs& jobs,
                          std::vector<std::byte>& scratch) {
   ValueCounts counts;
@@ -156,17 +136,22 @@ Finding bad_values(const Catalog& catalog, const TensorInfo& tensor, const Value
   return finding;
 }
 
-// The first place where two tensors differ.
+// The first place where two tensors differ: in the order of their elements, which is that of their
+// bytes where both stand in the same order.
 std::optional<std::uint64_t> first_difference(const OpenShards& first, const TensorInfo& a,
                                               const OpenShards& second, const TensorInfo& b,
                                               Jobs& jobs, std::vector<std::byte>& scratch) {
-  for (std::uint64_t at = 0; at < a.byte_count(); at += chunk_bytes_max) {
-    const std::uint64_t bytes = std::min<std::uint64_t>(chunk_bytes_max, a.byte_count() - at);
+  const bool same_order = a.strides == b.strides;
+  TensorBytes left_bytes(first, a, same_order);
+  TensorBytes right_bytes(second, b, same_order);
+  const std::size_t step = same_order ? chunk_bytes_max : strided_chunk_bytes_max;
+  for (std::uint64_t at = 0; at < left_bytes.size(); at += step) {
+    const std::uint64_t bytes = std::min<std::uint64_t>(step, left_bytes.size() - at);
     scratch.resize(2 * bytes);
     const auto left = std::span(scratch).first(bytes);
     const auto right = std::span(scratch).subspan(bytes);
-    first.read(a, at, left);
-    second.read(b, at, right);
+    left_bytes.read(at, left);
+    right_bytes.read(at, right);
     jobs.note(2 * bytes);
     const auto [in_left, in_right] = std::ranges::mismatch(left, right);
     if (in_left != left.end()) return at + static_cast<std::uint64_t>(in_left - left.begin());

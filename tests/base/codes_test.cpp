@@ -29,14 +29,15 @@ TEST(Codes, AreSortedAndSayWhatToDo) {
 TEST(Codes, ThoseOfTheManifestAreKnown) {
   for (const test::HostileCase& each : test::hostile_cases()) {
     if (each.expect == "-" || each.expect == "digest") continue;
+    if (test::is_not_looked_at(each.expect)) continue;
     EXPECT_NE(find_code(each.expect), nullptr) << each.expect;
   }
 }
 
 bool is_code(std::string_view text) {
-  constexpr std::array<std::string_view, 11> areas = {"audit.", "convert.",  "format.", "gg.",
-                                                      "io.",    "ix.",       "memory.", "plan.",
-                                                      "q.",     "skeleton.", "st."};
+  constexpr std::array<std::string_view, 12> areas = {"audit.", "convert.", "format.",   "gg.",
+                                                      "io.",    "ix.",      "memory.",   "plan.",
+                                                      "pt.",    "q.",       "skeleton.", "st."};
   return std::ranges::any_of(areas, [&](std::string_view area) {
     return text.starts_with(area) && text.size() > area.size() &&
            text.find_first_not_of("abcdefghijklmnopqrstuvwxyz_0123456789", area.size()) ==

@@ -8,6 +8,7 @@
 #include "support/errors.h"
 #include "support/files.h"
 #include "support/memory_storage.h"
+#include "support/torch_file.h"
 #include "support/watched_storage.h"
 
 namespace loadstone::test {
@@ -126,8 +127,7 @@ TEST_F(Open, FoldersWithoutAChoiceAreRefused) {
   EXPECT_EQ(code("/two"), "format.no_checkpoint");
   EXPECT_THAT(error("/two")->what(), HasSubstr("q8.gguf"));
   storage.add_file("/torch/pytorch_model.bin", "x");
-  EXPECT_EQ(code("/torch"), "format.unsupported");
-  EXPECT_THAT(error("/torch")->what(), HasSubstr("torch"));
+  EXPECT_EQ(code("/torch"), "pt.file_too_small");
   storage.add_file("/pipeline/model_index.json", "{}");
   EXPECT_EQ(code("/pipeline"), "format.no_checkpoint");
   EXPECT_THAT(error("/pipeline")->what(), HasSubstr("pipeline"));
@@ -144,11 +144,43 @@ TEST_F(Open, ContentTellsWhereTheNameDoesNot) {
   storage.add_file("/b/x.bin.index.json", "{}");
   EXPECT_THAT(names(*open("/b/one")), ElementsAre("a"));
   EXPECT_THAT(names(*open("/b/two")), ElementsAre("g"));
-  EXPECT_EQ(code("/b/zip.pt"), "format.unsupported");
-  EXPECT_EQ(code("/b/pickle.bin"), "format.unsupported");
-  EXPECT_EQ(code("/b/x.bin.index.json"), "format.unsupported");
+  EXPECT_EQ(code("/b/zip.pt"), "pt.zip");
+  EXPECT_EQ(code("/b/pickle.bin"), "pt.truncated");
+  EXPECT_EQ(code("/b/x.bin.index.json"), "ix.weight_map");
   EXPECT_EQ(code("/b/other"), "format.unknown");
   EXPECT_EQ(code("/b/nothing"), "format.unknown");
+}
+
+// ---- torch's files
+
+std::string torch(const std::string& name) {
+  return torch_bytes(pickle::dict({pickle::text(name), pickle::tensor()}));
+}
+
+TEST_F(Open, TorchFilesOfAFolderAreTakenWhereNothingElseIs) {
+  storage.add_file("/t/pytorch_model.bin", torch("a"));
+  storage.add_file("/t/training_args.bin", "x");
+  storage.add_file("/t/optimizer.pt", "x");
+  EXPECT_THAT(names(*open("/t")), ElementsAre("a"));
+  storage.add_file("/one/net.pth", torch("n"));
+  storage.add_file("/one/rng_state.pth", "x");
+  EXPECT_THAT(names(*open("/one")), ElementsAre("n"));
+  storage.add_file("/one/other.ckpt", torch("n"));
+  EXPECT_EQ(code("/one"), "format.no_checkpoint");
+  storage.add_file("/t/model.safetensors", one("s"));
+  EXPECT_THAT(names(*open("/t")), ElementsAre("s"));
+}
+
+TEST_F(Open, AnIndexOfTorchFilesNamesTheirTensors) {
+  storage.add_file("/i/pytorch_model.bin.index.json",
+                   index_json({{"a", "x-00001-of-00002.bin"}, {"b", "x-00002-of-00002.bin"}}, 32));
+  storage.add_file("/i/x-00001-of-00002.bin", torch("a"));
+  EXPECT_EQ(code("/i"), "ix.missing_shard");
+  storage.add_file("/i/x-00002-of-00002.bin", torch("b"));
+  EXPECT_THAT(names(*open("/i")), ElementsAre("a", "b"));
+  EXPECT_THAT(open("/i")->findings(), IsEmpty());
+  storage.add_file("/i/x-00002-of-00002.bin", torch("c"));
+  EXPECT_EQ(code("/i"), "ix.tensor_missing");
 }
 
 // ---- patterns and lists

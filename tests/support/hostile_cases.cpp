@@ -2,7 +2,10 @@
 
 #include <simdjson.h>
 
+#include <algorithm>
+#include <array>
 #include <stdexcept>
+#include <string_view>
 
 namespace loadstone::test {
 
@@ -20,7 +23,8 @@ std::vector<HostileCase> read_cases() {
   for (const simdjson::dom::element item : root["cases"].get_array()) {
     HostileCase one;
     one.format = text(item, "format");
-    if (one.format != "safetensors" && one.format != "sharded" && one.format != "gguf") continue;
+    const std::array<std::string_view, 4> formats = {"safetensors", "sharded", "gguf", "torch"};
+    if (std::ranges::find(formats, one.format) == formats.end()) continue;
     one.name = text(item, "name");
     one.path = folder + "/" + text(item, "file");
     bool accept = false;
@@ -44,7 +48,13 @@ const std::vector<HostileCase>& hostile_cases() {
 }
 
 bool needs_values(std::string_view code) {
-  return code == "st.bool_value" || code == "gg.scale_nan" || code == "digest";
+  return code == "st.bool_value" || code == "gg.scale_nan" || code == "digest" || code == "pt.crc";
+}
+
+bool is_not_looked_at(std::string_view code) { return code == "pt.crc"; }
+
+bool is_never_read(std::string_view code) {
+  return code == "pt.byteorder" || code == "pt.compressed";
 }
 
 bool needs_model(std::string_view code) { return code.starts_with("plan."); }

@@ -9,7 +9,7 @@ namespace loadstone::test {
 
 struct HostileCase {
   std::string name;
-  std::string format;   // "safetensors", "sharded", "gguf"
+  std::string format;   // "safetensors", "sharded", "gguf", "torch"
   std::string path;     // absolute
   std::string accept;   // "yes", "no", "warn"
   std::string field;    // "-" for none
@@ -22,6 +22,11 @@ struct HostileCase {
 
 // Codes that need a tensor's values, or a model: opening the file does not find them.
 [[nodiscard]] bool needs_values(std::string_view code);
+// Rules of which nothing is said yet: checksums inside an archive.
+[[nodiscard]] bool is_not_looked_at(std::string_view code);
 [[nodiscard]] bool needs_model(std::string_view code);
+
+// Codes of files that a reader may swap or unpack, and that we refuse by name.
+[[nodiscard]] bool is_never_read(std::string_view code);
 
 }  // namespace loadstone::test

@@ -123,6 +123,7 @@ TEST(VerifyValues, FindsWhatTheManifestSays) {
   int seen = 0;
   for (const HostileCase& test : hostile_cases()) {
     if (!needs_values(test.expect) || test.expect == "digest") continue;
+    if (is_not_looked_at(test.expect)) continue;
     ++seen;
     const VerifyReport report = verify_values(*open_checkpoint(test.path));
     ASSERT_EQ(report.findings.size(), 1u) << test.name;

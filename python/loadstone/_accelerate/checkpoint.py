@@ -93,7 +93,7 @@ def _index(path: Path) -> Opened:
 def left_to_library(model: Any, opened: Opened, arguments: dict[str, Any]) -> str:
     """Why accelerate's own function has to do this load; "" where loadstone does it."""
     if opened.files is None:
-        return "torch's own files are not read by this version"
+        return "torch's own files are left to torch"
     if arguments["offload_8bit_bnb"]:
         return "offload_8bit_bnb quantizes on the way"
     if arguments["device_map"] is None:

@@ -1,0 +1,317 @@
+"""torch's own files (.bin, .pt, .pth, .ckpt): read as torch reads them, and nothing is called."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import loadstone
+
+COMMAND = Path(os.environ.get("LOADSTONE_CLI", Path(sys.executable).parent / "loadstone"))
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32,
+    torch.uint64, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+]  # fmt: skip
+# Of which torch cannot read its own old layout.
+UNTYPED = {torch.uint16, torch.uint32, torch.uint64} | {
+    dtype for dtype in DTYPES if "float8" in str(dtype)
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "zip": {},
+    "legacy": {"_use_new_zipfile_serialization": False},
+    "protocol 3": {"pickle_protocol": 3},
+    "protocol 4": {"pickle_protocol": 4},
+    "protocol 5": {"pickle_protocol": 5},
+}
+
+
+def some(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """All bytes at random, so NaN with payloads too; bools are bools."""
+    size = torch.Size(shape).numel() * dtype.itemsize
+    data = torch.randint(0, 256, (size,), dtype=torch.uint8)
+    return (
+        data.bitwise_and(1).bool().reshape(shape)
+        if dtype is torch.bool
+        else data.view(dtype).reshape(shape)
+    )
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Bit for bit."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    left, right = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (a, b))
+    return torch.equal(left, right)
+
+
+class Holder(torch.nn.Module):
+    """Buffers of these names, shapes and dtypes."""
+
+    def __init__(self, like: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        for name, tensor in like.items():
+            self.register_buffer(name, torch.zeros(tensor.shape, dtype=tensor.dtype))
+
+
+def loaded(path: Path, like: dict[str, torch.Tensor], **options: Any) -> dict[str, torch.Tensor]:
+    with loadstone.skeleton():
+        model = Holder(like)
+    loadstone.load(model, path, **options)
+    return model.state_dict()
+
+
+def assert_loads(path: Path, weights_only: bool = True, **options: Any) -> None:
+    expected = torch.load(path, weights_only=weights_only)
+    catalog = loadstone.inspect(path)
+    assert set(catalog.tensors) == set(expected)
+    assert {name: info.shape for name, info in catalog.tensors.items()} == {
+        name: tuple(tensor.shape) for name, tensor in expected.items()
+    }
+    found = loaded(path, expected, **options)
+    assert [name for name in expected if not same(found[name], expected[name])] == []
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_dtypes_are_torch_loads(layout: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    dtypes = [dtype for dtype in DTYPES if layout != "legacy" or dtype not in UNTYPED]
+    state = {f"x_{str(dtype)[6:]}": some(dtype, 3, 5) for dtype in dtypes}
+    torch.save(state, path, **LAYOUTS[layout])
+    assert_loads(path, weights_only=layout not in ("protocol 4", "protocol 5"))
+    assert loadstone.inspect(path).findings == []
+
+
+def views() -> dict[str, torch.Tensor]:
+    base = torch.randn(6, 8)
+    deep = torch.randn(2, 3, 4, 5)
+    return {
+        "whole": base,
+        "tie": base,
+        "row": base[2],
+        "rows": base[1:4],
+        "column": base[:, 3],
+        "columns": base[:, 2:5],
+        "steps": base[::2, ::3],
+        "transposed": base.t(),
+        "expanded": base[0].expand(4, 8),
+        "all_one": base[0, 0].expand(3, 4),
+        "diagonal": base.diagonal(),
+        "windows": base[0].unfold(0, 3, 1),
+        "permuted": deep.permute(3, 1, 0, 2),
+        "channels_last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "part": deep.permute(2, 0, 3, 1)[1:3, :, ::2],
+        "number": torch.tensor(7.5),
+        "number_of": base[3, 4],
+        "empty": torch.empty(0, 4),
+        "empty_view": base[:, 3:3].t(),
+        "halves": torch.randn(6, 10).half()[:, 1:].t(),
+        "bools": (torch.randn(5, 7) > 0).t(),
+        "complex": torch.randn(3, 4, dtype=torch.complex64).t(),
+    }
+
+
+@pytest.mark.parametrize("layout", ["zip", "legacy"])
+def test_views_are_torch_loads(layout: str, tmp_path: Path) -> None:
+    path = tmp_path / "views.bin"
+    torch.save(views(), path, **LAYOUTS[layout])
+    assert_loads(path)
+    tensors = loadstone.inspect(path).tensors
+    assert tensors["transposed"].strides == (1, 8)
+    assert tensors["rows"].strides == ()
+    ranges = {(each.offset_begin, each.offset_end) for each in (tensors["whole"], tensors["tie"])}
+    assert len(ranges) == 1
+
+
+def test_views_are_cast_on_the_way(tmp_path: Path) -> None:
+    path = tmp_path / "views.pt"
+    state = {name: tensor for name, tensor in views().items() if tensor.dtype == torch.float32}
+    torch.save(state, path)
+    found = loaded(path, state, dtype=torch.bfloat16)
+    assert all(torch.equal(found[name], state[name].bfloat16()) for name in state)
+
+
+def test_files_as_views_of_memory(tmp_path: Path) -> None:
+    path = tmp_path / "views.pt"
+    torch.save(views(), path)
+    assert_loads(path, mmap=True)
+
+
+def test_rules_see_through_strides(tmp_path: Path) -> None:
+    path = tmp_path / "experts.pt"
+    state = {f"e.{i}.w": torch.randn(5, 3).t() for i in range(4)} | {"q": torch.randn(4, 6).t()}
+    torch.save(state, path)
+    like = {"experts": torch.zeros(4, 5, 3), "q_a": torch.zeros(2, 4), "q_b": torch.zeros(4, 4)}
+    rules = [
+        {"op": "stack", "sources": [r"e\.(\d+)\.w"], "targets": ["experts"], "dim": 0,
+         "then": [{"op": "transpose", "dims": [1, 2]}]},
+        {"op": "split", "sources": ["q"], "targets": ["q_a", "q_b"], "dim": 0, "sizes": [2, 4]},
+    ]  # fmt: skip
+    found = loaded(path, like, rules=rules)
+    stacked = torch.stack([state[f"e.{i}.w"] for i in range(4)]).transpose(1, 2)
+    assert torch.equal(found["experts"], stacked)
+    assert torch.equal(torch.cat([found["q_a"], found["q_b"]]), state["q"])
+
+
+def test_conversion_gives_the_same_tensors(tmp_path: Path) -> None:
+    path, target = tmp_path / "model.ckpt", tmp_path / "model.safetensors"
+    state = views() | {
+        f"x_{str(dtype)[6:]}": some(dtype, 3, 5) for dtype in DTYPES if dtype != torch.complex128
+    }
+    torch.save(state, path)
+    loadstone.convert(path, target)
+    found = load_file(target)
+    assert set(found) == set(state)
+    assert [name for name in state if not same(found[name], state[name])] == []
+    for first, second in ((path, target), (target, path)):
+        done = subprocess.run([COMMAND, "verify", first, second], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    state["transposed"] = state["transposed"].clone()
+    state["transposed"][3, 2] += 1
+    torch.save(state, path)
+    done = subprocess.run([COMMAND, "verify", path, target], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "transposed" in done.stdout
+
+
+def test_a_model_and_its_training_state(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(5, 4)).sum().backward()
+    optimizer.step()
+    training = {
+        "epoch": 3, "loss": 0.25, "name": "run", "done": None,
+        "optimizer_state": optimizer.state_dict(), "state_dict": model.state_dict(),
+        "args": pytest.approx, "path": Path("x"), "big": 1 << 80,
+    }  # fmt: skip
+    path = tmp_path / "last.ckpt"
+    torch.save(training, path)
+    with loadstone.skeleton():
+        again = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    loadstone.load(again, path)
+    found = again.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
+    assert [finding.code for finding in loadstone.inspect(path).findings] == ["pt.ignored"]
+
+
+def test_parameters_and_ordered_dicts(tmp_path: Path) -> None:
+    path = tmp_path / "model.pth"
+    state = OrderedDict(w=torch.nn.Parameter(torch.randn(3, 4)), b=torch.randn(3))
+    torch.save(state, path)
+    assert_loads(path)
+
+
+def test_a_saved_plan_notices_another_pickle(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    state = {"w": torch.randn(4, 4)}
+    torch.save(state, path)
+    with loadstone.skeleton():
+        model = Holder(state)
+    plan = loadstone.plan(model, path)
+    time = path.stat().st_mtime_ns
+    data = path.read_bytes()
+    # Other strides, by the same number of bytes, at the same time.
+    before = b"K\x04K\x04\x86q\x08K\x04K\x01\x86"
+    at = data.find(b"K\x04K\x01\x86")
+    assert at > 0, before
+    path.write_bytes(data[:at] + b"K\x01K\x04\x86" + data[at + 5 :])
+    os.utime(path, ns=(time, time))
+    with pytest.raises(loadstone.Error) as caught:
+        plan.execute()
+    assert caught.value.code == "io.changed"
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return (os.system, ("exit 3",))
+
+
+def saved(value: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        ({"w": Evil()}, "pt.global_refused"),
+        (torch.nn.Linear(2, 2), "pt.global_refused"),
+        ({"w": torch.eye(3).to_sparse()}, "pt.unsupported"),
+        ({"w": torch.randn(2, dtype=torch.complex64).conj()}, "pt.unsupported"),
+        ("no dict", "pt.top_level"),
+    ],
+)
+def test_what_is_no_state_dict_is_refused(value: object, code: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(saved(value))
+    with pytest.raises(loadstone.FormatError) as caught:
+        loadstone.inspect(path)
+    assert caught.value.code == code
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_plain_pickles_and_torchscript_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plain.bin"
+    path.write_bytes(pickle.dumps({"w": 1}, protocol=2))
+    with pytest.raises(loadstone.FormatError) as caught:
+        loadstone.inspect(path)
+    assert caught.value.code == "pt.not_torch"
+    path = tmp_path / "script.pt"
+    torch.jit.script(torch.nn.Linear(2, 2)).save(path)
+    with pytest.raises(loadstone.FormatError) as caught:
+        loadstone.inspect(path)
+    assert caught.value.code == "pt.torchscript"
+
+
+def test_every_prefix_is_refused(tmp_path: Path) -> None:
+    for layout in ("zip", "legacy"):
+        path = tmp_path / f"{layout}.pt"
+        torch.save({"w": torch.randn(2, 2), "v": torch.randn(3).half()}, path, **LAYOUTS[layout])
+        data = path.read_bytes()
+        cut = tmp_path / "cut.pt"
+        for length in range(len(data)):
+            cut.write_bytes(data[:length])
+            with pytest.raises(loadstone.Error):
+                loadstone.inspect(cut)
+        cut.write_bytes(data)
+        assert set(loadstone.inspect(cut).tensors) == {"w", "v"}  # the control
+
+
+def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "packed.pt"
+    with (
+        zipfile.ZipFile(io.BytesIO(saved({"w": torch.zeros(100)}))) as whole,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in whole.namelist():
+            packed.writestr(name, whole.read(name))
+    with pytest.raises(loadstone.FormatError) as caught:
+        loadstone.inspect(path)
+    assert caught.value.code == "pt.compressed"
+
+
+def test_shards_with_an_index(tmp_path: Path) -> None:
+    state = {"a": torch.randn(3, 4), "b": torch.randn(5)}
+    names = {"a": "pytorch_model-00001-of-00002.bin", "b": "pytorch_model-00002-of-00002.bin"}
+    for name, file in names.items():
+        torch.save({name: state[name]}, tmp_path / file)
+    index = {"metadata": {"total_size": 68}, "weight_map": names}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    found = loaded(tmp_path, state)
+    assert all(torch.equal(found[name], state[name]) for name in state)
+    assert loadstone.inspect(tmp_path).findings == []

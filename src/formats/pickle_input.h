@@ -1,0 +1,67 @@
+// The bytes of a pickle, opcode by opcode, and errors that say at which of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+// "REDUCE", or "0x05" for what is no opcode.
+[[nodiscard]] std::string opcode_name(unsigned char code);
+
+// Two's complement, lowest byte first; nothing where it does not fit.
+[[nodiscard]] std::optional<std::int64_t> long_number(std::span<const std::byte> bytes) noexcept;
+
+// Reads ahead in small steps, and not beyond what a pickle may take. Not thread-safe.
+class PickleInput {
+ public:
+  PickleInput(ByteSource& source, std::uint64_t begin, std::uint64_t end)
+      : source_(source), begin_(begin), end_(end), next_(begin) {}
+
+  [[nodiscard]] unsigned char next_opcode();
+  // The next bytes; they stay until the next call. Throws Error "pt.truncated",
+  // "pt.pickle_too_large", "io.*".
+  [[nodiscard]] std::span<const std::byte> take(std::uint64_t count);
+  template <typename Number>
+  [[nodiscard]] Number number() {
+    static_assert(std::is_integral_v<Number>);
+    Number value = 0;
+    std::memcpy(&value, take(sizeof value).data(), sizeof value);
+    return value;
+  }
+  // To the next line feed, without it.
+  [[nodiscard]] std::string_view line();
+
+  [[nodiscard]] std::uint64_t position() const noexcept { return next_ - (have_ - taken_); }
+  [[nodiscard]] std::uint64_t consumed() const noexcept { return position() - begin_; }
+  [[nodiscard]] std::uint64_t remaining() const noexcept { return end_ - position(); }
+
+  // Names the opcode and its place.
+  [[noreturn]] void refuse(const char* code, std::string message, std::string found,
+                           std::string expected) const;
+
+ private:
+  void refill(std::uint64_t count);
+
+  ByteSource& source_;
+  std::uint64_t begin_;
+  std::uint64_t end_;
+  std::uint64_t next_;  // what the buffer reaches to
+  std::vector<std::byte> buffer_;
+  std::size_t have_ = 0;
+  std::size_t taken_ = 0;
+  std::string line_;
+  unsigned char op_ = '.';
+  std::uint64_t op_begin_ = 0;
+};
+
+}  // namespace loadstone

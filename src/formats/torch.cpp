@@ -1,0 +1,390 @@
+#include "formats/torch.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <set>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/digest.h"
+#include "base/text.h"
+#include "formats/sniff.h"
+#include "formats/torch_pickle.h"
+#include "formats/torch_state.h"
+#include "formats/torch_storages.h"
+#include "formats/zip_directory.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::string_view pickle_name = "data.pkl";
+constexpr std::uint64_t byteorder_bytes_max = 16;
+constexpr std::uint64_t numel_bytes = 8;
+// The number that begins a file of torch before 1.6, lowest byte first.
+constexpr std::string_view legacy_magic = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
+constexpr std::int64_t legacy_protocol = 1001;
+
+// What both layouts end in. Not thread-safe.
+class TorchReader {
+ public:
+  explicit TorchReader(ByteSource& source)
+      : source_(source), path_(source.path()), warnings_(source.path()) {
+    header_.shard.path = path_;
+    header_.shard.format = FileFormat::torch;
+    header_.shard.identity = source.identity();
+  }
+
+ protected:
+  [[noreturn]] void refuse(HeaderProblem problem) const {
+    loadstone::refuse(path_, std::move(problem));
+  }
+
+  [[noreturn]] void refuse_byteorder(std::string_view field, std::string found) const {
+    refuse({.code = "pt.byteorder",
+            .message = "the file was written on a big-endian machine",
+            .field = field,
+            .found = std::move(found),
+            .expected = "little-endian numbers; torch.load and torch.save there write such"});
+  }
+
+  FileHeader finish(const Pickle& pickle, const TorchStorages& storages) {
+    header_.tensors = read_state(path_, pickle, storages, warnings_, header_.findings);
+    std::ranges::stable_sort(header_.tensors, {}, &TensorInfo::offset_begin);
+    add_digest();
+    for (Finding& finding : warnings_.take()) header_.findings.push_back(std::move(finding));
+    return std::move(header_);
+  }
+
+  // Of what stands before the data and behind them.
+  void add_digest() {
+    const Shard& shard = header_.shard;
+    Digest digest;
+    digest_range(digest, 0, shard.data_begin);
+    if (shard.tail_begin != 0) digest_range(digest, shard.tail_begin, shard.identity.bytes);
+    header_.shard.header_digest = digest.hex();
+  }
+
+  void digest_range(Digest& digest, std::uint64_t begin, std::uint64_t end) {
+    std::vector<std::byte> buffer(std::min<std::uint64_t>(end - begin, 64 << 10));
+    for (std::uint64_t at = begin; at < end; at += buffer.size()) {
+      const auto piece = std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), end - at));
+      source_.read(at, piece);
+      digest.update(piece);
+    }
+  }
+
+  ByteSource& source_;
+  std::string path_;
+  Warnings warnings_;
+  FileHeader header_;
+};
+
+// ---- a zip archive
+
+class TorchZipReader : TorchReader {
+ public:
+  using TorchReader::TorchReader;
+
+  FileHeader read() {
+    directory_ = read_zip_directory(source_);
+    const std::string root = find_root();
+    require_state_dict(root);
+    warn_about_others(root);
+    for (const ZipRecord& record : directory_.records) records_.emplace(record.name, &record);
+    check_byteorder(root);
+    const ZipRecord& record = *records_.at(root + std::string(pickle_name));
+    require_readable(record);
+    const Pickle pickle = read_pickle(source_, record.data_begin, record.data_end(), warnings_);
+    if (pickle.offset_end != record.data_end()) {
+      warnings_.add("pt.trailing", pickle_name, "STOP", "bytes behind the end of the pickle",
+                    bytes_text(record.data_end() - pickle.offset_end), "none");
+    }
+    TorchStorages storages = collect_storages(path_, pickle);
+    find_storages(root, storages);
+    find_data();
+    return finish(pickle, storages);
+  }
+
+ private:
+  [[noreturn]] void refuse_record(const char* code, std::string message, std::string_view record,
+                                  std::string found, std::string expected) const {
+    refuse({.code = code,
+            .message = std::move(message),
+            .culprit = record,
+            .field = "zip",
+            .found = std::move(found),
+            .expected = std::move(expected)});
+  }
+
+  // The folder of the first pickle, with its slash.
+  [[nodiscard]] std::string find_root() const {
+    for (const ZipRecord& record : directory_.records) {
+      const std::size_t slash = record.name.find('/');
+      if (slash == std::string::npos || slash == 0) continue;
+      if (record.name.substr(slash + 1) == pickle_name) return record.name.substr(0, slash + 1);
+    }
+    refuse_record("pt.no_pickle", "the archive is none of torch's", pickle_name,
+                  fmt::format("{} records, none of this name", directory_.records.size()),
+                  "FOLDER/data.pkl");
+  }
+
+  void require_state_dict(const std::string& root) const {
+    for (const ZipRecord& record : directory_.records) {
+      const bool is_script =
+          record.name == root + "constants.pkl" || record.name.starts_with(root + "code/");
+      if (!is_script) continue;
+      refuse_record("pt.torchscript", "the file is a program (TorchScript), no state dict",
+                    record.name, "TorchScript", "what torch.save writes of a state dict");
+    }
+  }
+
+  void warn_about_others(const std::string& root) {
+    for (const ZipRecord& record : directory_.records) {
+      const std::string_view name = record.name;
+      const bool leaves = name.starts_with('/') || name.starts_with("../") ||
+                          name.find("/../") != std::string_view::npos || name.ends_with("/..") ||
+                          name.find('\\') != std::string_view::npos;
+      if (leaves) {
+        warnings_.add("pt.zip", name, "zip", "a record's name leads out of the archive", "a path",
+                      "a name below " + root);
+      } else if (!name.starts_with(root)) {
+        warnings_.add("pt.duplicate", name, "zip", "the archive holds a second folder", "a record",
+                      "records below " + root);
+      }
+    }
+  }
+
+  // Files from before torch 2.1 do not say it, and are little-endian.
+  void check_byteorder(const std::string& root) {
+    const auto found = records_.find(root + "byteorder");
+    if (found == records_.end()) return;
+    const ZipRecord& record = *found->second;
+    require_stored(record);
+    std::string text;
+    if (record.bytes <= byteorder_bytes_max) {
+      text.resize(record.bytes);
+      source_.read(record.data_begin, std::as_writable_bytes(std::span(text)));
+    }
+    if (text != "little") refuse_byteorder("byteorder", "'" + printable(text) + "'");
+  }
+
+  void require_readable(const ZipRecord& record) const {
+    if (record.bytes > pickle_bytes_max) {
+      refuse_record("pt.pickle_too_large", "the pickle is larger than any checkpoint's",
+                    record.name, bytes_text(record.bytes),
+                    "at most " + bytes_text(pickle_bytes_max));
+    }
+    require_stored(record);
+  }
+  void require_stored(const ZipRecord& record) const {
+    if (!record.is_compressed) return;
+    refuse_record("pt.compressed", "the record is compressed, so nothing in it has a place",
+                  record.name, "a compressed record", "a stored one, as torch.save writes it");
+  }
+
+  void find_storages(const std::string& root, TorchStorages& storages) const {
+    for (auto& [key, storage] : storages) {
+      const auto found = records_.find(fmt::format("{}data/{}", root, key));
+      if (found == records_.end()) continue;  // told where a tensor wants it
+      const ZipRecord& record = *found->second;
+      require_stored(record);
+      if (record.bytes != storage.bytes) {
+        refuse_record("pt.storage_size", fmt::format("storage '{}' has another size", key),
+                      record.name, bytes_text(record.bytes),
+                      fmt::format("{}, {} elements", bytes_text(storage.bytes), storage.elements));
+      }
+      storage.file_begin = record.data_begin;
+      storage.is_found = true;
+    }
+  }
+
+  // All between the first storage and the last is data, whoever needs it.
+  void find_data() {
+    std::uint64_t begin = directory_.directory_begin;
+    std::uint64_t end = 0;
+    for (const ZipRecord& record : directory_.records) {
+      if (record.name.find("/data/") == std::string::npos || record.is_compressed) continue;
+      begin = std::min(begin, record.data_begin);
+      end = std::max(end, record.data_end());
+    }
+    header_.shard.data_begin = begin;
+    header_.shard.tail_begin = std::max(begin, end);
+  }
+
+  ZipDirectory directory_;
+  std::unordered_map<std::string_view, const ZipRecord*> records_;
+};
+
+// ---- pickles one after the other, then the storages
+
+class TorchLegacyReader : TorchReader {
+ public:
+  using TorchReader::TorchReader;
+
+  FileHeader read() {
+    file_bytes_ = header_.shard.identity.bytes;
+    const Pickle magic = next_pickle();
+    if (magic.kind(magic.root) != PickleKind::big_integer ||
+        magic.text(magic.root) != legacy_magic) {
+      refuse({.code = "pt.not_torch",
+              .message = "a pickle that torch did not write",
+              .field = "magic",
+              .found = magic.describe(magic.root),
+              .expected = "torch's magic number"});
+    }
+    const Pickle protocol = next_pickle();
+    if (protocol.kind(protocol.root) != PickleKind::integer ||
+        protocol.node(protocol.root).number != legacy_protocol) {
+      refuse({.code = "pt.protocol",
+              .message = "another protocol of torch's files",
+              .field = "protocol",
+              .found = protocol.describe(protocol.root),
+              .expected = std::to_string(legacy_protocol)});
+    }
+    check_machine(next_pickle());
+    const Pickle pickle = next_pickle();
+    TorchStorages storages = collect_storages(path_, pickle);
+    const Pickle keys = next_pickle();
+    header_.shard.data_begin = at_;
+    find_storages(keys, storages);
+    header_.shard.tail_begin = at_;
+    if (at_ != file_bytes_) {
+      warnings_.add("pt.trailing", "file", "file", "bytes behind the last storage",
+                    bytes_text(file_bytes_ - at_), "none");
+    }
+    return finish(pickle, storages);
+  }
+
+ private:
+  Pickle next_pickle() {
+    Pickle pickle = read_pickle(source_, at_, file_bytes_, warnings_);
+    at_ = pickle.offset_end;
+    return pickle;
+  }
+
+  void check_machine(const Pickle& machine) const {
+    if (machine.kind(machine.root) != PickleKind::dict) refuse_machine(machine, machine.root);
+    const auto& items = machine.items(machine.root);
+    for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
+      const bool is_endian =
+          machine.kind(items[i]) == PickleKind::text && machine.text(items[i]) == "little_endian";
+      if (!is_endian) continue;
+      if (machine.kind(items[i + 1]) != PickleKind::boolean) refuse_machine(machine, items[i + 1]);
+      if (machine.node(items[i + 1]).number == 0) {
+        refuse_byteorder("sys_info", "little_endian False");
+      }
+    }
+  }
+
+  [[noreturn]] void refuse_machine(const Pickle& machine, std::uint32_t node) const {
+    refuse({.code = "pt.byteorder",
+            .message = "the file does not say how its numbers are written",
+            .field = "sys_info",
+            .found = machine.describe(node),
+            .expected = "{'little_endian': True, ...}"});
+  }
+
+  // In the order of the list: a count of elements, and that many.
+  void find_storages(const Pickle& keys, TorchStorages& storages) {
+    const bool is_list = keys.kind(keys.root) == PickleKind::list;
+    if (!is_list) refuse_key(keys, keys.root, "a list of keys");
+    for (const std::uint32_t item : keys.items(keys.root)) {
+      if (keys.kind(item) != PickleKind::text) refuse_key(keys, item, "a key");
+      const auto found = storages.find(keys.text(item));
+      if (found == storages.end() || found->second.is_found) {
+        refuse_key(keys, item, "each storage of the pickle once");
+      }
+      find_storage(found->first, found->second);
+    }
+  }
+
+  void find_storage(const std::string& key, TorchStorage& storage) {
+    const auto bad = [&](std::string_view field, std::string found, std::string expected) {
+      refuse({.code = "pt.storage_size",
+              .message = fmt::format("storage '{}' has another size", key),
+              .field = field,
+              .found = std::move(found),
+              .expected = std::move(expected),
+              .byte_offset = at_});
+    };
+    if (file_bytes_ - at_ < numel_bytes) {
+      bad("file", bytes_text(file_bytes_ - at_), "8 bytes and the storage");
+    }
+    std::array<std::byte, numel_bytes> raw;
+    source_.read(at_, raw);
+    std::uint64_t numel = 0;
+    std::memcpy(&numel, raw.data(), sizeof numel);
+    if (numel != storage.elements) {
+      bad("numel", fmt::format("{} elements", numel), fmt::format("{}", storage.elements));
+    }
+    const std::uint64_t room = file_bytes_ - at_ - numel_bytes;
+    if (storage.bytes > room) bad("file", bytes_text(room), bytes_text(storage.bytes));
+    storage.file_begin = at_ + numel_bytes;
+    storage.is_found = true;
+    at_ = storage.file_begin + storage.bytes;
+  }
+
+  [[noreturn]] void refuse_key(const Pickle& keys, std::uint32_t node, std::string expected) const {
+    refuse({.code = "pt.storage_missing",
+            .message = "the list of storages is not that of the pickle",
+            .field = "storage",
+            .found = keys.describe(node),
+            .expected = std::move(expected)});
+  }
+
+  std::uint64_t file_bytes_ = 0;
+  std::uint64_t at_ = 0;
+};
+
+// The first name in a tar archive of torch 0.1.
+bool is_legacy_tar(ByteSource& source) {
+  constexpr std::array<std::string_view, 4> names = {"sys_info", "storages", "tensors", "pickle"};
+  constexpr std::size_t header_bytes = 257;
+  if (source.identity().bytes < header_bytes) return false;
+  std::string text(header_bytes, '\0');
+  source.read(0, std::as_writable_bytes(std::span(text)));
+  const std::string_view name = std::string_view(text).substr(0, text.find('\0'));
+  return std::ranges::find(names, name) != names.end();
+}
+
+}  // namespace
+
+bool is_torch_name(std::string_view file_name) noexcept {
+  constexpr std::array<std::string_view, 4> endings = {".bin", ".pt", ".pth", ".ckpt"};
+  return std::ranges::any_of(endings,
+                             [&](std::string_view each) { return file_name.ends_with(each); });
+}
+
+FileHeader read_torch(ByteSource& source) {
+  const std::uint64_t file_bytes = source.identity().bytes;
+  if (file_bytes < 4) {
+    refuse(source.path(), {.code = "pt.file_too_small",
+                           .message = "the file is too small to hold anything",
+                           .field = "file",
+                           .found = "a file of " + bytes_text(file_bytes),
+                           .expected = "a checkpoint",
+                           .byte_offset = 0});
+  }
+  const FileKind kind = sniff(source);
+  if (kind == FileKind::torch_zip) return TorchZipReader(source).read();
+  if (kind == FileKind::torch_pickle) return TorchLegacyReader(source).read();
+  const bool is_tar = is_legacy_tar(source);
+  refuse(source.path(),
+         {.code = is_tar ? "pt.legacy_tar" : "pt.not_torch",
+          .message = is_tar ? "a tar archive of torch 0.1, which loadstone does not read; "
+                              "torch.load and torch.save write it anew"
+                            : "this file is not in one of torch's formats",
+          .field = "file",
+          .found = is_tar ? "a tar archive" : std::string(describe(kind)),
+          .expected = "a zip archive, or torch's pickles",
+          .byte_offset = 0});
+}
+
+}  // namespace loadstone

@@ -1,0 +1,58 @@
+#include "formats/torch_pickle.h"
+
+#include "base/text.h"
+
+namespace loadstone {
+
+std::string_view Pickle::text(std::uint32_t index) const {
+  const PickleNode& found = nodes[index];
+  return std::string_view(texts).substr(static_cast<std::size_t>(found.number), found.text_bytes);
+}
+
+std::string_view Pickle::callee(std::uint32_t index) const {
+  const bool is_made = kind(index) == PickleKind::call || kind(index) == PickleKind::object;
+  return is_made ? text(items(index).front()) : std::string_view();
+}
+
+std::string Pickle::describe(std::uint32_t index) const {
+  switch (kind(index)) {
+    case PickleKind::none:
+      return "None";
+    case PickleKind::boolean:
+      return nodes[index].number != 0 ? "True" : "False";
+    case PickleKind::integer:
+      return std::to_string(nodes[index].number);
+    case PickleKind::big_integer:
+      return "an integer beyond 64 bits";
+    case PickleKind::real:
+      return "a float";
+    case PickleKind::text:
+      return "the string '" + printable(text(index)) + "'";
+    case PickleKind::bytes:
+      return "bytes";
+    case PickleKind::global:
+      return printable(text(index));
+    case PickleKind::list:
+      return "a list";
+    case PickleKind::tuple:
+      return "a tuple";
+    case PickleKind::set:
+      return "a set";
+    case PickleKind::dict:
+      return "a dict";
+    case PickleKind::storage:
+      return "a storage";
+    case PickleKind::call:
+      return "a call of " + printable(callee(index));
+    case PickleKind::object:
+      return "an object of " + printable(callee(index));
+  }
+  return "something";
+}
+
+bool is_tensor_maker(std::string_view global) noexcept {
+  return global.starts_with("torch._utils._rebuild_") ||
+         global.starts_with("torch._tensor._rebuild_");
+}
+
+}  // namespace loadstone

@@ -1,0 +1,272 @@
+#include "formats/torch_state.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <unordered_map>
+#include <utility>
+
+#include "base/text.h"
+#include "formats/torch_view.h"
+
+namespace loadstone {
+
+namespace {
+
+// Under which training programs keep the state dict, in the order in which they are looked for.
+constexpr auto wrapper_names =
+    std::to_array<std::string_view>({"state_dict", "model_state_dict", "model", "module"});
+constexpr int wrappers_max = 4;
+constexpr std::size_t depth_max = 100;
+constexpr std::size_t visits_max = 2'000'000;
+constexpr std::size_t name_bytes_max = std::size_t{64} << 20;
+constexpr std::string_view lone_tensor_name = "tensor";
+
+// Not thread-safe; used once.
+class StateReader {
+ public:
+  StateReader(const std::string& path, const Pickle& pickle, const TorchStorages& storages,
+              Warnings& warnings)
+      : path_(path), pickle_(pickle), storages_(storages), warnings_(warnings) {}
+
+  std::vector<TensorInfo> read(std::vector<Finding>& findings) {
+    std::uint32_t root = pickle_.root;
+    const PickleKind kind = pickle_.kind(root);
+    if (kind == PickleKind::call && is_tensor_maker(pickle_.callee(root))) {
+      warn_top_level();
+      add_tensor(root, lone_tensor_name, root);
+      return std::move(tensors_);
+    }
+    if (kind == PickleKind::call || kind == PickleKind::object) refuse_foreign(root, "");
+    if (kind == PickleKind::dict) {
+      root = unwrapped(root);
+      tell_ignored(findings);
+    } else if (kind == PickleKind::list || kind == PickleKind::tuple) {
+      warn_top_level();
+    } else {
+      refuse(path_, {.code = "pt.top_level",
+                     .message = "the pickle holds no state dict",
+                     .field = "data.pkl",
+                     .found = pickle_.describe(root),
+                     .expected = "a dict of tensors"});
+    }
+    // Containers that stand in several places multiply; honest files hold each value a few times.
+    for (const auto& items : pickle_.lists) visits_left_ += 4 * items.size();
+    visits_left_ = std::min(visits_left_ + 1000, visits_max);
+    std::string prefix;
+    on_path_.resize(pickle_.nodes.size());
+    walk(root, prefix, 0);
+    return std::move(tensors_);
+  }
+
+ private:
+  void warn_top_level() {
+    warnings_.add("pt.top_level", "data.pkl", "-", "the pickle holds no dict of tensors",
+                  pickle_.describe(pickle_.root), "a state dict");
+  }
+
+  // ---- which dict
+
+  [[nodiscard]] bool is_tensor(std::uint32_t node) const {
+    return pickle_.kind(node) == PickleKind::call && is_tensor_maker(pickle_.callee(node));
+  }
+
+  // Each container is looked into once.
+  [[nodiscard]] bool holds_tensors(std::uint32_t node) const {
+    std::vector<bool> seen(pickle_.nodes.size());
+    std::vector<std::uint32_t> todo = {node};
+    while (!todo.empty()) {
+      const std::uint32_t at = todo.back();
+      todo.pop_back();
+      if (is_tensor(at)) return true;
+      const PickleKind kind = pickle_.kind(at);
+      const bool is_container =
+          kind == PickleKind::dict || kind == PickleKind::list || kind == PickleKind::tuple;
+      if (!is_container || seen[at]) continue;
+      seen[at] = true;
+      todo.insert(todo.end(), pickle_.items(at).begin(), pickle_.items(at).end());
+    }
+    return false;
+  }
+
+  [[nodiscard]] std::uint32_t unwrapped(std::uint32_t node) {
+    for (int i = 0; i < wrappers_max; ++i) {
+      const auto& items = pickle_.items(node);
+      std::uint32_t inner = node;
+      for (std::size_t at = 1; at < items.size(); at += 2) {
+        if (is_tensor(items[at])) return node;
+      }
+      for (const std::string_view wrapper : wrapper_names) {
+        for (std::size_t at = 0; at + 1 < items.size() && inner == node; at += 2) {
+          const bool is_wrapper = pickle_.kind(items[at]) == PickleKind::text &&
+                                  pickle_.text(items[at]) == wrapper &&
+                                  pickle_.kind(items[at + 1]) == PickleKind::dict;
+          if (is_wrapper && holds_tensors(items[at + 1])) inner = items[at + 1];
+        }
+      }
+      if (inner == node) return node;
+      for (std::size_t at = 0; at + 1 < items.size(); at += 2) {
+        if (items[at + 1] == inner || pickle_.kind(items[at]) != PickleKind::text) continue;
+        ignored_.emplace_back(pickle_.text(items[at]));
+      }
+      node = inner;
+    }
+    return node;
+  }
+
+  void tell_ignored(std::vector<Finding>& findings) const {
+    if (ignored_.empty()) return;
+    constexpr std::size_t shown_max = 8;
+    std::string names;
+    for (std::size_t i = 0; i < std::min(ignored_.size(), shown_max); ++i) {
+      names += (i == 0 ? "" : ", ") + printable(ignored_[i], 60);
+    }
+    if (ignored_.size() > shown_max) {
+      names += fmt::format(" and {} more", ignored_.size() - shown_max);
+    }
+    Finding finding;
+    finding.severity = Severity::info;
+    finding.code = "pt.ignored";
+    finding.message = fmt::format("{}: beside the state dict, and not part of it: {}",
+                                  printable(path_, 400), names);
+    findings.push_back(std::move(finding));
+  }
+
+  // ---- its tensors
+
+  void walk(std::uint32_t node, std::string& prefix, std::size_t depth) {
+    const auto& items = pickle_.items(node);
+    const bool is_dict = pickle_.kind(node) == PickleKind::dict;
+    on_path_[node] = true;
+    const std::size_t length = prefix.size();
+    const std::size_t step = is_dict ? 2 : 1;
+    for (std::size_t at = 0; at + step <= items.size() && !spent_; at += step) {
+      if (visits_left_ == 0) {
+        spend("the same values again and again", "a few times each");
+        break;
+      }
+      --visits_left_;
+      if (length > 0) prefix += '.';
+      if (!is_dict) prefix += std::to_string(at);
+      if (!is_dict || append_key(prefix, items[at], items[at + 1])) {
+        visit(items[at + step - 1], prefix, node, depth);
+      }
+      prefix.resize(length);
+    }
+    on_path_[node] = false;
+  }
+
+  // False for a key that makes no name.
+  bool append_key(std::string& prefix, std::uint32_t key, std::uint32_t value) {
+    if (pickle_.kind(key) == PickleKind::text) {
+      prefix += pickle_.text(key);
+      return true;
+    }
+    const bool is_integer = pickle_.kind(key) == PickleKind::integer;
+    if (is_integer) prefix += std::to_string(pickle_.node(key).number);
+    if (is_tensor(value) || !is_integer) {
+      warnings_.add("pt.key", prefix, "SETITEMS", "a key is not a string", pickle_.describe(key),
+                    "a string");
+    }
+    return is_integer;
+  }
+
+  void visit(std::uint32_t value, std::string& name, std::uint32_t owner, std::size_t depth) {
+    switch (pickle_.kind(value)) {
+      case PickleKind::call:
+        if (!is_tensor(value)) refuse_foreign(value, name);
+        add_tensor(value, name, owner);
+        return;
+      case PickleKind::object:
+        warnings_.add("pt.global_refused", name, "NEWOBJ", "an object in place of a tensor",
+                      pickle_.describe(value), "a tensor");
+        return;
+      case PickleKind::global:
+        if (!pickle_.text(value).starts_with("torch.")) {
+          warnings_.add("pt.global_refused", name, "GLOBAL", "a global in place of a tensor",
+                        pickle_.describe(value), "a tensor");
+        }
+        return;
+      case PickleKind::dict:
+      case PickleKind::list:
+      case PickleKind::tuple:
+        if (on_path_[value]) {
+          warnings_.add("pt.cycle", name, "BINGET", "a container holds itself",
+                        pickle_.describe(value), "a tree");
+        } else if (depth >= depth_max) {
+          spend("containers stand too deep in each other", fmt::format("{} levels", depth_max));
+        } else {
+          walk(value, name, depth + 1);
+        }
+        return;
+      default:
+        return;  // numbers and texts: no tensor, and no name that somebody may miss
+    }
+  }
+
+  void spend(std::string_view message, std::string_view found) {
+    warnings_.add("pt.budget", "data.pkl", "BINGET", message, "more than " + std::string(found),
+                  "fewer; the rest is left out");
+    spent_ = true;
+  }
+
+  [[noreturn]] void refuse_foreign(std::uint32_t node, std::string_view name) const {
+    const std::uint32_t global = pickle_.items(node)[0];
+    refuse(path_, {.code = "pt.global_refused",
+                   .message = "a value that something in Python would have to make",
+                   .culprit = name,
+                   .field = pickle_.node(global).from_stack ? "STACK_GLOBAL" : "GLOBAL",
+                   .found = pickle_.describe(node),
+                   .expected = "a tensor (nothing of a file is ever called)"});
+  }
+
+  void add_tensor(std::uint32_t node, std::string_view name, std::uint32_t owner) {
+    TensorInfo tensor = read_torch_view(path_, pickle_, storages_, node, name);
+    const auto [found, is_new] = places_.emplace(tensor.name, Place{tensors_.size(), owner});
+    if (is_new) {
+      name_bytes_ += name.size();
+      if (name_bytes_ > name_bytes_max) spend("longer names than any checkpoint has", "64 MiB");
+      tensors_.push_back(std::move(tensor));
+      return;
+    }
+    if (found->second.owner != owner) {
+      refuse(path_, {.code = "pt.duplicate",
+                     .message = "two tensors come to the same name",
+                     .culprit = name,
+                     .field = "SETITEMS",
+                     .found = "a second tensor",
+                     .expected = "one"});
+    }
+    warnings_.add("pt.duplicate", name, "SETITEMS", "a name is given twice; the last one counts",
+                  "a second tensor", "one");
+    tensors_[found->second.tensor] = std::move(tensor);
+  }
+
+  struct Place {
+    std::size_t tensor;
+    std::uint32_t owner;
+  };
+
+  const std::string& path_;
+  const Pickle& pickle_;
+  const TorchStorages& storages_;
+  Warnings& warnings_;
+  std::vector<std::string> ignored_;
+  std::vector<bool> on_path_;
+  std::size_t visits_left_ = 0;
+  std::size_t name_bytes_ = 0;
+  bool spent_ = false;
+  std::vector<TensorInfo> tensors_;
+  std::unordered_map<std::string, Place> places_;
+};
+
+}  // namespace
+
+std::vector<TensorInfo> read_state(const std::string& path, const Pickle& pickle,
+                                   const TorchStorages& storages, Warnings& warnings,
+                                   std::vector<Finding>& findings) {
+  return StateReader(path, pickle, storages, warnings).read(findings);
+}
+
+}  // namespace loadstone

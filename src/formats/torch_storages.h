@@ -1,0 +1,29 @@
+// The storages that a torch file's pickle names: flat runs of numbers, of which tensors are views.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "formats/torch_pickle.h"
+#include "loadstone/dtype.h"
+
+namespace loadstone {
+
+struct TorchStorage {
+  Dtype dtype = Dtype::u8;
+  bool is_untyped = false;  // bytes, whose dtype each tensor says
+  std::uint64_t elements = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t file_begin = 0;  // once it is found
+  bool is_found = false;
+};
+
+using TorchStorages = std::map<std::string, TorchStorage, std::less<>>;
+
+// All storages of the pickle, by their keys. Throws Error "pt.storage_type", "pt.storage_key",
+// "pt.storage_size".
+[[nodiscard]] TorchStorages collect_storages(const std::string& path, const Pickle& pickle);
+
+}  // namespace loadstone

@@ -1,0 +1,245 @@
+#include "formats/torch_view.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/checked.h"
+#include "base/text.h"
+
+namespace loadstone {
+
+namespace {
+
+// Parameters of parameters: nobody writes more than one.
+constexpr int wrappers_max = 8;
+
+// What torch's functions get: how many of their arguments describe the tensor.
+struct Maker {
+  std::string_view name;
+  std::size_t arguments_min;
+  std::size_t hooks;  // position of the hooks; 0: it takes none
+  std::size_t dtype;  // position of the dtype; 0: that of the storage
+};
+
+constexpr auto makers = std::to_array<Maker>({
+    {"torch._utils._rebuild_tensor", 4, 0, 0},
+    {"torch._utils._rebuild_tensor_v2", 6, 5, 0},
+    {"torch._utils._rebuild_tensor_v3", 7, 5, 6},
+});
+constexpr auto parameter_makers = std::to_array<std::string_view>({
+    "torch._utils._rebuild_parameter",
+    "torch._utils._rebuild_parameter_with_state",
+});
+
+// Not thread-safe; used once.
+class ViewReader {
+ public:
+  ViewReader(const std::string& path, const Pickle& pickle, const TorchStorages& storages,
+             std::string_view name)
+      : path_(path), pickle_(pickle), storages_(storages), name_(name) {}
+
+  TensorInfo read(std::uint32_t node) {
+    node = unwrapped(node);
+    const auto* maker = std::ranges::find(makers, pickle_.callee(node), &Maker::name);
+    if (maker == makers.end()) refuse_maker(node);
+    const auto& arguments = pickle_.items(pickle_.items(node)[1]);
+    const bool fits = arguments.size() >= maker->arguments_min &&
+                      pickle_.kind(arguments[0]) == PickleKind::storage;
+    if (!fits) refuse_arguments(node);
+    if (maker->hooks != 0) require_no_hooks(arguments[maker->hooks]);
+    if (arguments.size() > std::max<std::size_t>(maker->arguments_min, 6)) {
+      require_no_metadata(arguments.back());
+    }
+    const std::int64_t offset = number_of(arguments[1], "storage_offset");
+    if (offset < 0) refuse_view("storage_offset", std::to_string(offset), "0 or more");
+    const auto extents = numbers_of(arguments[2], "size");
+    const auto strides = numbers_of(arguments[3], "stride");
+    if (extents.size() != strides.size()) {
+      refuse_view("stride", fmt::format("{} strides", strides.size()),
+                  fmt::format("{}, as many as dimensions", extents.size()));
+    }
+    TensorInfo tensor;
+    tensor.name = name_;
+    tensor.shape = Shape(extents);
+    const auto storage = storage_of(arguments[0]);
+    const Dtype dtype = maker->dtype == 0 ? storage.dtype : dtype_of(arguments[maker->dtype]);
+    if (storage.is_untyped == (maker->dtype == 0)) refuse_arguments(node);
+    tensor.encoding = dtype;
+    place(tensor, storage, dtype, static_cast<std::uint64_t>(offset), strides);
+    return tensor;
+  }
+
+ private:
+  [[noreturn]] void refuse(HeaderProblem problem) const {
+    problem.culprit = name_;
+    loadstone::refuse(path_, std::move(problem));
+  }
+  [[noreturn]] void refuse_view(std::string_view field, std::string found,
+                                std::string expected) const {
+    refuse({.code = "pt.view_bounds",
+            .message = "the tensor is no view of its storage",
+            .field = field,
+            .found = std::move(found),
+            .expected = std::move(expected)});
+  }
+  [[noreturn]] void refuse_arguments(std::uint32_t node) const {
+    refuse({.code = "pt.arguments",
+            .message = "the call that makes the tensor has other arguments",
+            .field = "REDUCE",
+            .found = pickle_.describe(node),
+            .expected = "a storage, its offset, a size and strides"});
+  }
+  [[noreturn]] void refuse_maker(std::uint32_t node) const {
+    refuse({.code = "pt.unsupported",
+            .message = "a kind of tensor that loadstone does not read",
+            .field = "GLOBAL",
+            .found = printable(pickle_.callee(node)),
+            .expected = "a dense tensor"});
+  }
+
+  // What a parameter holds.
+  [[nodiscard]] std::uint32_t unwrapped(std::uint32_t node) const {
+    for (int i = 0; i < wrappers_max; ++i) {
+      if (pickle_.kind(node) != PickleKind::call) refuse_arguments(node);
+      const std::string_view callee = pickle_.callee(node);
+      if (std::ranges::find(parameter_makers, callee) == parameter_makers.end()) return node;
+      const auto& arguments = pickle_.items(pickle_.items(node)[1]);
+      if (arguments.size() < 3) refuse_arguments(node);
+      require_no_hooks(arguments[2]);
+      node = arguments[0];
+    }
+    refuse_arguments(node);
+  }
+
+  // Functions that the tensor should call later.
+  void require_no_hooks(std::uint32_t node) const {
+    const PickleKind kind = pickle_.kind(node);
+    if (kind == PickleKind::none) return;
+    if (kind == PickleKind::dict && pickle_.items(node).empty()) return;
+    refuse({.code = "pt.global_refused",
+            .message = "the tensor brings functions to call",
+            .field = "hooks",
+            .found = pickle_.describe(node),
+            .expected = "no hooks"});
+  }
+
+  // {"conj": True} would be other numbers.
+  void require_no_metadata(std::uint32_t node) const {
+    const PickleKind kind = pickle_.kind(node);
+    if (kind == PickleKind::none) return;
+    if (kind == PickleKind::dict && pickle_.items(node).empty()) return;
+    refuse({.code = "pt.unsupported",
+            .message = "a tensor with a state of its own, such as a conjugate",
+            .field = "REDUCE",
+            .found = pickle_.describe(node),
+            .expected = "a plain tensor"});
+  }
+
+  [[nodiscard]] std::int64_t number_of(std::uint32_t node, std::string_view field) const {
+    if (pickle_.kind(node) != PickleKind::integer) {
+      refuse_view(field, pickle_.describe(node), "an integer");
+    }
+    return pickle_.node(node).number;
+  }
+
+  [[nodiscard]] std::vector<std::uint64_t> numbers_of(std::uint32_t node,
+                                                      std::string_view field) const {
+    if (pickle_.kind(node) != PickleKind::tuple && pickle_.kind(node) != PickleKind::list) {
+      refuse_view(field, pickle_.describe(node), "a tuple of integers");
+    }
+    std::vector<std::uint64_t> numbers;
+    for (const std::uint32_t item : pickle_.items(node)) {
+      const std::int64_t number = number_of(item, field);
+      if (number < 0) refuse_view(field, std::to_string(number), "0 or more");
+      numbers.push_back(static_cast<std::uint64_t>(number));
+    }
+    return numbers;
+  }
+
+  [[nodiscard]] TorchStorage storage_of(std::uint32_t node) const {
+    const std::string_view key = pickle_.text(pickle_.items(node)[1]);
+    const auto found = storages_.find(key);
+    if (found != storages_.end() && found->second.is_found) return found->second;
+    refuse({.code = "pt.storage_missing",
+            .message = "the file does not hold the tensor's storage",
+            .field = "storage",
+            .found = "no data/" + printable(key),
+            .expected = "its numbers"});
+  }
+
+  [[nodiscard]] Dtype dtype_of(std::uint32_t node) const {
+    constexpr std::string_view module = "torch.";
+    if (pickle_.kind(node) == PickleKind::global && pickle_.text(node).starts_with(module)) {
+      const std::string_view spelled = pickle_.text(node).substr(module.size());
+      const auto dtype = dtype_from_user(spelled);
+      // Packed pairs of numbers: torch counts the bytes, loadstone the numbers.
+      if (dtype && bits(*dtype) % 8 == 0) return *dtype;
+    }
+    refuse({.code = "pt.storage_type",
+            .message = "a dtype that loadstone does not read",
+            .field = "dtype",
+            .found = pickle_.describe(node),
+            .expected = "torch.uint16, torch.float8_e4m3fn ..."});
+  }
+
+  // Where the elements stand: the range of the file from the first to the last of them.
+  void place(TensorInfo& tensor, const TorchStorage& storage, Dtype dtype, std::uint64_t offset,
+             const std::vector<std::uint64_t>& strides) const {
+    const std::uint64_t element_bytes = bits(dtype) / 8;
+    const auto numel = tensor.shape.numel();
+    if (!numel || !Encoding(dtype).byte_count(*numel)) {
+      refuse({.code = "pt.overflow",
+              .message = "the size does not fit 64 bits",
+              .field = "size",
+              .found = tensor.shape.text(),
+              .expected = "fewer elements"});
+    }
+    if (*numel == 0) {
+      tensor.offset_begin = tensor.offset_end = storage.file_begin;
+      return;
+    }
+    std::optional<std::uint64_t> last = offset;
+    for (std::size_t d = 0; d < strides.size(); ++d) {
+      if (last) last = checked_mul_add(tensor.shape[d] - 1, strides[d], *last);
+      if (!last) refuse_view("stride", Shape(strides).text(), "steps inside the storage");
+    }
+    const std::uint64_t elements = storage.bytes / element_bytes;
+    if (*last >= elements) {
+      refuse_view("storage_offset", fmt::format("element {} of the storage", *last),
+                  fmt::format("one of {}", elements));
+    }
+    tensor.offset_begin = storage.file_begin + offset * element_bytes;
+    tensor.offset_end = storage.file_begin + (*last + 1) * element_bytes;
+    if (!is_c_order(tensor.shape, strides)) tensor.strides = strides;
+  }
+
+  static bool is_c_order(const Shape& shape, const std::vector<std::uint64_t>& strides) {
+    std::uint64_t expected = 1;  // no product overflows: their end is the count of elements
+    for (std::size_t d = strides.size(); d-- > 0;) {
+      if (shape[d] == 1) continue;
+      if (strides[d] != expected) return false;
+      expected *= shape[d];
+    }
+    return true;
+  }
+
+  const std::string& path_;
+  const Pickle& pickle_;
+  const TorchStorages& storages_;
+  std::string_view name_;
+};
+
+}  // namespace
+
+TensorInfo read_torch_view(const std::string& path, const Pickle& pickle,
+                           const TorchStorages& storages, std::uint32_t node,
+                           std::string_view name) {
+  return ViewReader(path, pickle, storages, name).read(node);
+}
+
+}  // namespace loadstone

@@ -1,0 +1,20 @@
+// One tensor of a torch file: the call in its pickle that would make it, read as a view.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "formats/torch_pickle.h"
+#include "formats/torch_storages.h"
+#include "loadstone/catalog.h"
+
+namespace loadstone {
+
+// `node` is a call of a tensor maker. Throws Error "pt.unsupported", "pt.arguments",
+// "pt.global_refused", "pt.view_bounds", "pt.overflow", "pt.storage_missing", "pt.storage_type".
+[[nodiscard]] TensorInfo read_torch_view(const std::string& path, const Pickle& pickle,
+                                         const TorchStorages& storages, std::uint32_t node,
+                                         std::string_view name);
+
+}  // namespace loadstone

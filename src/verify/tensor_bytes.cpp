@@ -1,0 +1,70 @@
+#include "verify/tensor_bytes.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::uint64_t staging_bytes_max = std::uint64_t{16} << 20;
+
+}  // namespace
+
+Box whole_box(std::uint32_t source, const TensorInfo& tensor) {
+  Box box;
+  box.source = source;
+  if (tensor.strides.empty()) {
+    box.dims = {{tensor.shape.numel().value_or(0), 1, 1}};
+    return box;
+  }
+  std::uint64_t target_stride = 1;  // their product is the count of elements, which fits
+  for (std::size_t d = tensor.shape.rank(); d-- > 0;) {
+    const std::uint64_t extent = tensor.shape[d];
+    if (extent == 1) continue;
+    box.dims.insert(box.dims.begin(), {extent, tensor.strides[d], target_stride});
+    target_stride *= extent;
+  }
+  return box;
+}
+
+OpenShards::OpenShards(const Catalog& catalog, Storage* storage) : catalog_(catalog) {
+  for (const Shard& shard : catalog.shards()) {
+    sources_.push_back((storage == nullptr ? local_storage() : *storage).open(shard.path));
+    if (sources_.back()->identity() == shard.identity) continue;
+    Where where;
+    where.path = shard.path;
+    where.field = "file";
+    where.found = "another size or time";
+    where.expected = fmt::format("{} bytes, as it was opened", shard.identity.bytes);
+    throw Error("io.changed", "the file changed since it was opened", std::move(where));
+  }
+}
+
+TensorBytes::TensorBytes(const OpenShards& shards, const TensorInfo& tensor, bool as_in_file)
+    : shards_(shards), tensor_(tensor), size_(tensor.byte_count()) {
+  if (as_in_file || tensor.strides.empty()) return;
+  const std::uint64_t elements = tensor.shape.numel().value_or(0);
+  size_ = tensor.encoding.byte_count(elements).value_or(0);
+  if (size_ == 0) return;
+  element_bytes_ = size_ / elements;
+  const auto index = static_cast<std::uint32_t>(&tensor - shards.catalog().tensors().data());
+  boxes_ = {whole_box(index, tensor)};
+  // The catalog outlives this, so nobody has to own it here.
+  const std::shared_ptr<const Catalog> catalog(std::shared_ptr<const Catalog>(), &shards.catalog());
+  reader_ = std::make_unique<ValueReader>(catalog, shards.sources(), staging_bytes_max, stop_);
+  reader_->open({tensor.name, boxes_, {}, tensor.shape, tensor.encoding.dtype()});
+}
+
+void TensorBytes::read(std::uint64_t begin, std::span<std::byte> into) {
+  if (element_bytes_ == 0) {
+    shards_.read(tensor_, begin, into);
+  } else {
+    reader_->read(begin / element_bytes_, (begin + into.size()) / element_bytes_, into);
+  }
+}
+
+}  // namespace loadstone
