@@ -25,8 +25,8 @@ struct StoredValue {
 
 struct StoredValues {
   std::vector<StoredValue> values;  // in the catalog's order
-  // Errors "q.scale_missing", "q.scale_shape", "q.state" ... for values that cannot be read, and
-  // warnings "q.scale_unused" for scales of nothing.
+  // Errors "q.scale_missing", "q.scale_shape", "q.quant_state" ... for values that cannot be read,
+  // and warnings "q.scale_unused" for scales of nothing.
   std::vector<Finding> findings;
 };
 

@@ -122,14 +122,14 @@ DAMAGE = {
     "code table missing": ("nf4", drop(f"{WEIGHT}.quant_map"), "q.scale_missing", [".quant_map"]),
     "code table short": ("nf4", cut(f"{WEIGHT}.quant_map"), "q.scale_shape", ["[15]", "[16]"]),
     "blob missing": ("nf4", drop(STATE), "q.scale_missing", ["quant_state.bitsandbytes__"]),
-    "blob not JSON": ("nf4", put(STATE, text("{...")), "q.state", ["JSON"]),
-    "blob too large": ("nf4", put(STATE, text(" " * 5000)), "q.state", ["5000", "4096"]),
+    "blob not JSON": ("nf4", put(STATE, text("{...")), "q.quant_state", ["JSON"]),
+    "blob too large": ("nf4", put(STATE, text(" " * 5000)), "q.quant_state", ["5000", "4096"]),
     "blob of another type": (
         "nf4",
         lambda tensors: tensors.update(
             {STATE.replace("nf4", "fp4"): tensors.pop(STATE)},
         ),
-        "q.state",
+        "q.quant_state",
         ["nf4"],
     ),
     "packed 32 bytes short": ("nf4", cut(WEIGHT, 32), "q.shape", ["3040 bytes", "3072 bytes"]),

@@ -143,9 +143,9 @@ DAMAGED = [
     ("nf4", shortened("a.b.weight.absmax"), "q.scale_shape", "a.b.weight.absmax", "[143]", "[144]"),
     ("nf4", without("a.b.weight.absmax"), "q.scale_missing", "a.b.weight.absmax", "", ""),
     ("nf4", without(STATE), "q.scale_missing", "a.b.weight.quant_state.", "", ""),
-    ("nf4", replaced(STATE, blob("not JSON")), "q.state", STATE, "Expecting value", ""),
-    ("nf4", replaced(STATE, blob("\xff")), "q.state", STATE, "", ""),
-    ("nf4", replaced(STATE, blob("[1]")), "q.state", STATE, "list", ""),
+    ("nf4", replaced(STATE, blob("not JSON")), "q.quant_state", STATE, "Expecting value", ""),
+    ("nf4", replaced(STATE, blob("\xff")), "q.quant_state", STATE, "", ""),
+    ("nf4", replaced(STATE, blob("[1]")), "q.quant_state", STATE, "list", ""),
     ("nf4", shortened("a.b.weight", 32), "q.shape", "a.b.weight", "4576 bytes", "4608 bytes"),
     ("int8", shortened("a.b.SCB"), "q.scale_shape", "a.b.SCB", "[95]", "[96]"),
     ("int8", without("a.b.SCB"), "q.scale_missing", "a.b.SCB", "", ""),
@@ -165,15 +165,15 @@ DAMAGED = [
         "",
         "",
     ),
-    ("nf4", said(extra=1), "q.state", STATE, "extra", "blocksize"),
-    ("nf4", said(shape=None), "q.state", STATE, "", "shape"),
-    ("nf4", said(shape=[0, 96]), "q.state", STATE, "(0, 96)", ""),
-    ("nf4", said(shape=[True, 96]), "q.state", STATE, "True", ""),
+    ("nf4", said(extra=1), "q.quant_state", STATE, "extra", "blocksize"),
+    ("nf4", said(shape=None), "q.quant_state", STATE, "", "shape"),
+    ("nf4", said(shape=[0, 96]), "q.quant_state", STATE, "(0, 96)", ""),
+    ("nf4", said(shape=[True, 96]), "q.quant_state", STATE, "True", ""),
     ("nf4", said(shape=[96, 96, 2]), "q.scale_shape", "a.b.weight.absmax", "[144]", "[288]"),
     ("nf4", said(blocksize=63), "q.group_size", STATE, "63", "64"),
-    ("nf4", said(blocksize=True), "q.state", STATE, "True", ""),
-    ("nf4", said(quant_type="fp4"), "q.state", STATE, "fp4", ""),
-    ("nf4", said(dtype="int64"), "q.state", STATE, "int64", "bfloat16"),
+    ("nf4", said(blocksize=True), "q.quant_state", STATE, "True", ""),
+    ("nf4", said(quant_type="fp4"), "q.quant_state", STATE, "fp4", ""),
+    ("nf4", said(dtype="int64"), "q.quant_state", STATE, "int64", "bfloat16"),
     ("nf4", replaced("a.b.weight.absmax", NAN), "q.nan", "a.b.weight.absmax", "144 of 144", ""),
     ("int8", replaced("a.b.SCB", NAN[:96]), "q.nan", "a.b.SCB", "96 of 96", ""),
     (
@@ -200,9 +200,9 @@ DAMAGED = [
         "",
         "",
     ),
-    ("nf4+double", said(nested_offset="x"), "q.state", STATE, "'x'", ""),
-    ("nf4+double", said(nested_offset=float("nan")), "q.state", STATE, "nan", ""),
-    ("nf4+double", said(nested_offset=None), "q.state", STATE, "nested_dtype", ""),
+    ("nf4+double", said(nested_offset="x"), "q.quant_state", STATE, "'x'", ""),
+    ("nf4+double", said(nested_offset=float("nan")), "q.quant_state", STATE, "nan", ""),
+    ("nf4+double", said(nested_offset=None), "q.quant_state", STATE, "nested_dtype", ""),
     ("int8", replaced("a.b.weight", lambda it: it.float()), "q.dtype", "a.b.weight", "F32", "I8"),
     ("int8", replaced("a.b.weight", lambda it: it[0]), "q.shape", "a.b.weight", "[96]", ""),
 ]
@@ -226,7 +226,7 @@ def test_another_state_beside_the_first_is_refused():
     saved[STATE.replace("nf4", "fp4")] = saved[STATE]
     with pytest.raises(loadstone.FormatError) as caught:
         Unit.from_names(saved, "a.b")
-    assert caught.value.code == "q.state"
+    assert caught.value.code == "q.quant_state"
 
 
 def test_sizes_are_checked_without_a_tensor_and_without_bitsandbytes():

@@ -11,7 +11,7 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::string_view code = "q.state";
+constexpr std::string_view code = "q.quant_state";
 
 [[noreturn]] void refuse(const std::string& name, const char* why, const char* field,
                          std::string found) {

@@ -20,7 +20,7 @@ struct BnbState {
   std::optional<float> nested_offset;
 };
 
-// Throws Error "q.state" or "q.group_size" that names the tensor `name`.
+// Throws Error "q.quant_state" or "q.group_size" that names the tensor `name`.
 [[nodiscard]] BnbState parse_bnb_state(std::string_view text, const std::string& name);
 
 }  // namespace loadstone

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
@@ -36,6 +37,12 @@ bool needs_scales(const TensorInfo& tensor) {
   return is_dtype(tensor, {Dtype::f8_e4m3, Dtype::f8_e5m2}) && tensor.shape.rank() >= 2;
 }
 
+// A column of bytes is how bitsandbytes packs 4 bits, whatever the matrix.
+bool is_packed_by_bnb(const TensorInfo& tensor) {
+  return is_dtype(tensor, {Dtype::u8}) && tensor.shape.rank() == 2 && tensor.shape[1] == 1 &&
+         tensor.shape[0] > 1 && tensor.name.ends_with(".weight");
+}
+
 Shape doubled(const Shape& shape) {
   auto extents = shape.extents();
   if (!extents.empty()) extents.back() *= 2;  // overflow: the kernel then gives another shape
@@ -50,6 +57,14 @@ Shape ungrouped(const Shape& shape) {
   extents.pop_back();
   extents.back() *= 2 * bytes;
   return Shape(std::move(extents));
+}
+
+std::string quoted(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) {
+    text += fmt::format("{}'{}'", text.empty() ? "" : ", ", printable(name));
+  }
+  return text;
 }
 
 // Goes through a catalog once. Not thread-safe.
@@ -86,6 +101,8 @@ class Finder {
       add_nibbles(index, value, "_global_scale", "nvfp4_divided");
     } else if (is_dtype(tensor, {Dtype::u8}) && find(name + "_scale")) {
       add_nibbles(index, name, "_scale_2", "nvfp4");
+    } else if (is_packed_by_bnb(tensor)) {
+      require_state(name);
     } else if (is_dtype(tensor, {Dtype::i8})) {
       add_int8(index);
     } else if (needs_scales(tensor)) {
@@ -109,6 +126,13 @@ class Finder {
     const std::size_t rank = scales.shape.rank();
     const bool is_grid = rank == weight.shape.rank();
     const bool is_vector = rank + 1 == weight.shape.rank() && rank > 0 && count != 1;
+    // By its name it is of blocks, and one scale is that of one block.
+    if (is_grid && count == 1 && scales.name.ends_with("_inv") && (rows > 128 || columns > 128)) {
+      used_[*scale] = true;
+      fail(weight.name, "q.scale_shape", "has one scale for several blocks", {scales.name},
+           scales.shape.text(), Shape({ceil_div(rows, 128), ceil_div(columns, 128)}).text());
+      return;
+    }
     const char* kernel = "fp8_block";
     const char* encoding = "fp8-block";
     if (is_dtype(scales, {Dtype::u8, Dtype::f8_e8m0})) {
@@ -166,11 +190,27 @@ class Finder {
     add(value, "nvfp4", {kernel, {index, *scales, *global}, shape, Dtype::bf16});
   }
 
+  // Its state may be of either type.
+  void require_state(const std::string& name) {
+    std::vector<std::string> wanted;
+    for (const char* type : {"nf4", "fp4"}) {
+      wanted.push_back(name + std::string(bnb_state_infix) + type);
+      if (find(wanted.back())) return;
+    }
+    fail(name, "q.scale_missing", "is packed and has no state that says how", std::move(wanted));
+  }
+
   void add_mxfp4_blocks(std::uint32_t index, const std::string& value) {
     const TensorInfo& blocks = catalog_.tensors()[index];
     const auto scales = find(value + "_scales");
     if (!scales) {
       fail(value, "q.scale_missing", "has blocks and no scales", {value + "_scales"});
+      return;
+    }
+    constexpr std::uint64_t block_bytes = 16;
+    if (blocks.shape.rank() < 2 || blocks.shape[blocks.shape.rank() - 1] != block_bytes) {
+      fail(value, "q.block", "has blocks of another size", {blocks.name}, blocks.shape.text(),
+           "16 bytes a block");
       return;
     }
     add(value, "mxfp4", {"mxfp4", {index, *scales}, ungrouped(blocks.shape), Dtype::bf16});
@@ -198,16 +238,37 @@ class Finder {
         fail(value, "q.scale_missing", "lacks parts", std::move(missing));
         return;
       }
+      if (!has_sizes(value, decoding, state.block_size)) return;
       add(value, type, std::move(decoding));
       for (const std::uint32_t other : others) beside(other);
     } catch (const Error& error) {
-      fail(value, error.code(), error.message(), {tensor.name});
+      const std::string& field = error.where().field;
+      fail(value, error.code(), (field.empty() ? "" : field + ": ") + error.message(),
+           {tensor.name});
     }
+  }
+
+  // The kernel tells the size of blocks by the number of scales; the state says it too.
+  bool has_sizes(const std::string& value, const Decoding& decoding, std::uint64_t block_size) {
+    const TensorInfo& data = catalog_.tensors()[decoding.sources[0]];
+    const TensorInfo& absmax = catalog_.tensors()[decoding.sources[1]];
+    const std::uint64_t elements = decoding.shape.numel().value_or(0);
+    if (data.byte_count() != ceil_div(elements, 2)) {
+      fail(value, "q.shape", "has other bytes than its shape asks for", {data.name},
+           human_bytes(data.byte_count()), decoding.shape.text());
+      return false;
+    }
+    if (absmax.shape.numel() != ceil_div(elements, block_size)) {
+      fail(value, "q.scale_shape", "has other scales than its shape asks for", {absmax.name},
+           absmax.shape.text(), fmt::format("{}", ceil_div(elements, block_size)));
+      return false;
+    }
+    return true;
   }
 
   [[nodiscard]] std::string text_of(const TensorInfo& tensor) {
     if (tensor.byte_count() > bnb_state_bytes_max) {
-      throw Error("q.state", "the state is too large to be one",
+      throw Error("q.quant_state", "the state is too large to be one",
                   {.tensor = tensor.name,
                    .found = human_bytes(tensor.byte_count()),
                    .expected = human_bytes(bnb_state_bytes_max)});
@@ -227,6 +288,7 @@ class Finder {
         sources.push_back(catalog_.tensors()[source].name);
         used_[source] = true;
       }
+      std::ranges::rotate(sources, sources.begin() + 1);  // the scales first: they are the misfit
       fail(name, "q.scale_shape", "cannot be decoded: " + problem->message, std::move(sources),
            problem->found, problem->expected);
       return;
@@ -274,9 +336,7 @@ class Finder {
       if (const auto index = find(value + suffix)) used_[*index] = true;
     }
     const auto& named = found_.findings.back().sources;
-    if (!named.empty()) {
-      found_.findings.back().message += fmt::format(" ('{}')", printable(named.front()));
-    }
+    if (!named.empty()) found_.findings.back().message += fmt::format(" ({})", quoted(named));
   }
 
   const Catalog& catalog_;

@@ -120,6 +120,20 @@ ValueCounts count_tensor(const OpenShards& shards, const TensorInfo& tensor, Job
   return counts;
 }
 
+// No encoder makes NaN of a number.
+Finding bad_codes(const Catalog& catalog, const TensorInfo& tensor, std::uint64_t count) {
+  Finding finding;
+  finding.severity = Severity::warning;
+  finding.code = "q.nan";
+  finding.sources.push_back(tensor.name);
+  finding.found = fmt::format("{} numbers that are NaN", count);
+  finding.expected = "none in a quantized weight";
+  finding.message = fmt::format("{}: '{}': data: found {}; expected {}",
+                                printable(catalog.shards()[tensor.shard].path, 400),
+                                printable(tensor.name), finding.found, finding.expected);
+  return finding;
+}
+
 Finding bad_values(const Catalog& catalog, const TensorInfo& tensor, const ValueCounts& counts) {
   const bool bools = counts.bad_bools > 0;
   Finding finding;
@@ -200,8 +214,14 @@ VerifyReport verify_values(const Catalog& catalog, const VerifyOptions& options)
       report.findings.push_back(bad_values(catalog, tensors[i], counts[i]));
     }
   }
-  auto findings = check_scales(catalog, find_stored_values(catalog, options.storage), options);
+  const StoredValues stored = find_stored_values(catalog, options.storage);
+  auto findings = check_scales(catalog, stored, options);
   std::ranges::move(findings, std::back_inserter(report.findings));
+  for (const StoredValue& value : stored.values) {
+    const std::uint32_t data = value.decoding.sources.front();
+    if (counts[data].nan == 0) continue;
+    report.findings.push_back(bad_codes(catalog, tensors[data], counts[data].nan));
+  }
   return report;
 }
 

@@ -130,22 +130,25 @@ TEST_F(Stored, WhatIsBrokenIsNamed) {
          "q.scale_shape", "d.weight");
   expect({tensor("e.weight_packed", "U8", {8, 16}, 1)}, "q.scale_missing", "e.weight_scale");
   expect({tensor("h_blocks", "U8", {4, 2, 16}, 1)}, "q.scale_missing", "h_scales");
-  expect({tensor("h_blocks", "U8", {4, 2, 15}, 1), tensor("h_scales", "U8", {4, 2}, 1)},
-         "q.scale_shape", "16 bytes");
+  expect({tensor("h_blocks", "U8", {4, 2, 15}, 1), tensor("h_scales", "U8", {4, 2}, 1)}, "q.block",
+         "h_blocks");
   const FileTensor packed = tensor("k.weight", "U8", {128, 1}, 1);
   const std::string name = "k.weight.quant_state.bitsandbytes__nf4";
   expect({packed, text_tensor(name, state())}, "q.scale_missing", "k.weight.absmax");
   const FileTensor absmax = tensor("k.weight.absmax", "F32", {4}, 4);
-  expect({packed, absmax, text_tensor(name, "{no")}, "q.state", name);
-  expect({packed, absmax, text_tensor(name, std::string(5000, ' '))}, "q.state", name);
+  expect({packed, absmax, text_tensor(name, "{no")}, "q.quant_state", name);
+  expect({packed, absmax, text_tensor(name, std::string(5000, ' '))}, "q.quant_state", name);
   expect({packed, absmax, text_tensor("k.weight.quant_state.bitsandbytes__fp4", state())},
-         "q.state", "bitsandbytes__fp4");
+         "q.quant_state", "bitsandbytes__fp4");
   std::string other = state();
   other.replace(other.find("64"), 2, "65");
   expect({packed, absmax, text_tensor(name, other)}, "q.group_size", name);
   other = state();
   other.replace(other.find("[8"), 2, "[9");
-  expect({packed, absmax, text_tensor(name, other)}, "q.scale_shape", "k.weight");
+  expect({packed, absmax, text_tensor(name, other)}, "q.shape", "k.weight");
+  const FileTensor short_absmax = tensor("k.weight.absmax", "F32", {2}, 4);
+  expect({packed, short_absmax, text_tensor(name, state())}, "q.scale_shape", "k.weight.absmax");
+  expect({packed}, "q.scale_missing", "k.weight.quant_state");
 }
 
 TEST_F(Stored, AScaleOfNothingIsAWarning) {

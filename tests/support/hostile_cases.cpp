@@ -3,7 +3,7 @@
 #include <simdjson.h>
 
 #include <algorithm>
-#include <array>
+#include <initializer_list>
 #include <stdexcept>
 #include <string_view>
 
@@ -15,7 +15,7 @@ std::string text(const simdjson::dom::element& item, const char* key) {
   return std::string(item[key].get_string().value());
 }
 
-std::vector<HostileCase> read_cases() {
+std::vector<HostileCase> read_cases(std::initializer_list<std::string_view> formats) {
   const std::string folder = LOADSTONE_HOSTILE_DIR;
   simdjson::dom::parser parser;
   const simdjson::dom::element root = parser.load(folder + "/manifest.json");
@@ -23,7 +23,6 @@ std::vector<HostileCase> read_cases() {
   for (const simdjson::dom::element item : root["cases"].get_array()) {
     HostileCase one;
     one.format = text(item, "format");
-    const std::array<std::string_view, 4> formats = {"safetensors", "sharded", "gguf", "torch"};
     if (std::ranges::find(formats, one.format) == formats.end()) continue;
     one.name = text(item, "name");
     one.path = folder + "/" + text(item, "file");
@@ -43,7 +42,12 @@ std::vector<HostileCase> read_cases() {
 }  // namespace
 
 const std::vector<HostileCase>& hostile_cases() {
-  static const std::vector<HostileCase> cases = read_cases();
+  static const auto cases = read_cases({"safetensors", "sharded", "gguf", "torch"});
+  return cases;
+}
+
+const std::vector<HostileCase>& quantized_cases() {
+  static const auto cases = read_cases({"quant"});
   return cases;
 }
 

@@ -19,6 +19,8 @@ struct HostileCase {
 
 // In the manifest's order.
 [[nodiscard]] const std::vector<HostileCase>& hostile_cases();
+// Files that are as they should be, and hold quantized weights that are not.
+[[nodiscard]] const std::vector<HostileCase>& quantized_cases();
 
 // Codes that need a tensor's values, or a model: opening the file does not find them.
 [[nodiscard]] bool needs_values(std::string_view code);

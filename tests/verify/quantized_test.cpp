@@ -7,6 +7,7 @@
 
 #include "loadstone/verify.h"
 #include "support/files.h"
+#include "support/hostile_cases.h"
 
 namespace loadstone::test {
 namespace {
@@ -103,6 +104,31 @@ TEST(VerifyQuantized, ScalesAreFiniteAndAboveZero) {
   EXPECT_EQ(code_of(-1.0f), "q.scale_value");
   EXPECT_EQ(code_of(std::numeric_limits<float>::infinity()), "q.nan");
   EXPECT_EQ(code_of(std::nanf("")), "q.nan");
+}
+
+TEST(VerifyQuantized, NanAmongItsNumbersIsFound) {
+  const TemporaryFolder folder;
+  const auto findings = [&](char code) {
+    return verify_values(*opened(folder, "fp8",
+                                 {{"a.weight", "F8_E4M3", {2, 2}, std::string("\1\2\3", 3) + code},
+                                  {"a.weight_scale", "F32", {}, raw(0.5f)}}))
+        .findings;
+  };
+  EXPECT_THAT(findings('\x7e'), IsEmpty());
+  EXPECT_THAT(findings('\x7f'), ElementsAre(Field(&Finding::code, "q.nan")));
+}
+
+// The cases of the manifest whose files open: what is wrong are the weights in them.
+TEST(VerifyQuantized, FindsWhatTheManifestSays) {
+  const auto& cases = quantized_cases();
+  EXPECT_THAT(cases, SizeIs(13));
+  for (const HostileCase& test : cases) {
+    const VerifyReport report = verify_values(*open_checkpoint(test.path));
+    ASSERT_THAT(report.findings, SizeIs(1)) << test.name;
+    EXPECT_EQ(report.findings[0].code, test.expect) << test.name;
+    EXPECT_EQ(report.findings[0].severity == Severity::error, test.accept == "no") << test.name;
+    EXPECT_THAT(report.findings[0].message, HasSubstr(test.culprit)) << test.name;
+  }
 }
 
 TEST(VerifyQuantized, AWeightWithoutItsScalesIsAnError) {

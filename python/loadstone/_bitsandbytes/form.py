@@ -81,7 +81,7 @@ class Form:
             name: of the tensor that holds it, for messages; its end says the quant type too.
 
         Raises:
-            FormatError: ``q.state``, ``q.group_size``.
+            FormatError: ``q.quant_state``, ``q.group_size``.
         """
         try:
             said = json.loads(blob)
@@ -145,7 +145,7 @@ def check_group(
         what the blob says; ``None`` for an 8-bit weight.
 
     Raises:
-        FormatError: ``q.scale_missing``, ``q.scale_unused``, ``q.state``, ``q.group_size``,
+        FormatError: ``q.scale_missing``, ``q.scale_unused``, ``q.quant_state``, ``q.group_size``,
             ``q.dtype``, ``q.shape``, ``q.scale_shape``, ``q.weight_format``, with the tensor's
             full name and what was found and expected.
     """
@@ -256,4 +256,4 @@ def _other_dtype(prefix: str, name: str, found: str, expected: str) -> Exception
 
 
 def _bad(name: str, message: str, field: str = "", **where: str) -> Exception:
-    return make("q.state", message, tensor=name, field=field, **where)
+    return make("q.quant_state", message, tensor=name, field=field, **where)

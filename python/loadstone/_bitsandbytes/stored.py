@@ -130,7 +130,7 @@ def _checked(
     blob = values.get(members[state]) if state is not None else None
     if state is not None and blob is None:
         raise make(
-            "q.state",
+            "q.quant_state",
             "the state is too large to be one",
             tensor=full(prefix, state),
             found=str(list(entries[state][1])),
