@@ -86,9 +86,9 @@ def config(kind: str, *off: str) -> dict[str, Any]:
     return made
 
 
-def write(name: str, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
+def write(name: str, folder: Path, dtype: torch.dtype = torch.bfloat16, **fields: Any) -> Path:
     """A checkpoint in the public layout, random numbers in all that a file holds."""
-    made = AutoConfig.for_model(name, **_COMMON | FIELDS[name])
+    made = AutoConfig.for_model(name, **_COMMON | FIELDS[name] | fields)
     made.dtype = dtype
     model = AutoModelForCausalLM.from_config(made, dtype=dtype)
     generator = torch.Generator().manual_seed(7)

@@ -60,15 +60,26 @@ def differences(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Te
         ("fp8", "FP8_DEFAULT_CFG"),
         ("mxfp8", "MXFP8_DEFAULT_CFG"),
         ("int8-channel", "INT8_WEIGHT_ONLY_CFG"),
-        ("fp8-block", "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG"),
     ],
 )
 def test_files_are_those_of_modelopts_export(
     folders: dict[str, Path], name: str, encoding: str, config: str, tmp_path: Path
 ) -> None:
     """Of fp8 all but the scales of activations, which only calibration finds."""
-    loadstone.convert(folders[name], tmp_path / "ours", quantize=encoding, mode="modelopt-compat")
-    model = AutoModelForCausalLM.from_pretrained(folders[name])
+    expect_modelopts_export(folders[name], encoding, config, tmp_path)
+
+
+def test_blocks_are_those_of_modelopts_export(tmp_path: Path) -> None:
+    """Of weights of several blocks: the export takes the scale of a single one for that of a whole
+    weight, and then shares it with partners."""
+    source = write("llama", tmp_path / "wide", hidden_size=256, intermediate_size=384)
+    config = "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG"
+    expect_modelopts_export(source, "fp8-block", config, tmp_path)
+
+
+def expect_modelopts_export(source: Path, encoding: str, config: str, tmp_path: Path) -> None:
+    loadstone.convert(source, tmp_path / "ours", quantize=encoding, mode="modelopt-compat")
+    model = AutoModelForCausalLM.from_pretrained(source)
     tokens = torch.arange(64)[None]
     loop = (lambda model: model(tokens)) if encoding == "fp8" else None
     mtq.quantize(model, getattr(mtq, config), forward_loop=loop)
@@ -83,7 +94,7 @@ def test_files_are_those_of_modelopts_export(
     assert config_of(tmp_path / "ours", file) == config_of(tmp_path / "theirs", file)
     section = config_of(tmp_path / "ours")["quantization_config"]
     assert section == config_of(tmp_path / "theirs")["quantization_config"]
-    before = config_of(folders[name])
+    before = config_of(source)
     assert {**config_of(tmp_path / "ours"), "quantization_config": 0} == {
         **before,
         "quantization_config": 0,
