@@ -55,8 +55,8 @@ QuantizeOptions quantize_options(const QuantizeArgs& args) {
         quantization_from_user(sign == std::string::npos ? text : text.substr(sign + 1), args.mode);
   }
   // What is for all tensors goes last, wherever it was typed.
-  std::ranges::stable_partition(
-      options.formats, [](const QuantizeFormat& format) { return !format.pattern.empty(); });
+  std::stable_partition(options.formats.begin(), options.formats.end(),
+                        [](const QuantizeFormat& format) { return !format.pattern.empty(); });
   options.include = args.include;
   options.exclude = args.exclude;
   options.style =

@@ -288,7 +288,8 @@ class Finder {
         sources.push_back(catalog_.tensors()[source].name);
         used_[source] = true;
       }
-      std::ranges::rotate(sources, sources.begin() + 1);  // the scales first: they are the misfit
+      std::rotate(sources.begin(), sources.begin() + 1,
+                  sources.end());  // the scales first: they are the misfit
       fail(name, "q.scale_shape", "cannot be decoded: " + problem->message, std::move(sources),
            problem->found, problem->expected);
       return;
