@@ -110,12 +110,8 @@ ConvertOptions convert_options(const Args& args, const Catalog& catalog) {
   options.threads = args.threads;
   options.quantize = quantize_options(args.quantize);
   options.experts = expert_layout(args.experts).value_or(ExpertLayout::keep);
-  // What is quantized already becomes numbers first.
-  const bool quantizes = !options.quantize.formats.empty() && args.rules_path.empty();
-  if (args.dequantize || quantizes) {
-    options.stored = find_stored_values(catalog);
-    options.dequantize = args.dequantize || !options.stored.values.empty();
-  }
+  options.dequantize = args.dequantize;
+  find_values(catalog, options);
   if (!options.one_file) {
     options.folder = read_model_folder(args.open.paths.front(), args.quantize.copy_code);
   }

@@ -108,6 +108,11 @@ struct ConvertOptions {
   unsigned threads = 0;  // 0: one per core, at most 4
 };
 
+// Finds what the catalog holds quantized, where it is to be decoded: because `options.dequantize`
+// says so, or because tensors are quantized by names as they are in the file. To be called when all
+// other options are set. Reads as find_stored_values() does.
+void find_values(const Catalog& catalog, ConvertOptions& options);
+
 // A tensor of an output file: a target, or one part of a target that is quantized.
 struct OutputTensor {
   static constexpr std::uint32_t no_part = UINT32_MAX;

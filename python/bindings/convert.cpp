@@ -47,11 +47,8 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
         {.field = "experts", .found = std::string(experts), .expected = "keep, fused or separate"});
   }
   options.experts = *layout;
-  // What is quantized already becomes numbers first.
-  if (dequantize || (!formats.empty() && rules.empty() && recipes == nullptr)) {
-    options.stored = find_stored_values(*catalog);
-    options.dequantize = dequantize || !options.stored.values.empty();
-  }
+  options.dequantize = dequantize;
+  find_values(*catalog, options);
   const nb::gil_scoped_release release;
   return make_conversion(std::move(catalog), options);
 }

@@ -38,7 +38,7 @@ def nibbles(*shape: int) -> torch.Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_fp8_of_every_granularity(tmp_path: Path, dtype: torch.dtype) -> None:
     block, tensor, channel, tail = fp8(200, 300), fp8(8, 16), fp8(8, 8), torch.randn(5)
     scales = torch.rand(2, 3) + 0.1
@@ -155,6 +155,13 @@ def test_a_weight_without_scales_is_named_and_nothing_appears(tmp_path: Path) ->
         decoded(tmp_path, {"a.weight": fp8(8, 16)})
     assert caught.value.code == "q.scale_missing"
     assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_what_cannot_be_read_is_not_left_alone_by_quantizing(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    with pytest.raises(loadstone.FormatError, match="up_proj") as caught:
+        decoded(tmp_path, {name: fp8(8, 16)}, dequantize=False, quantize="nvfp4")
+    assert caught.value.code == "q.scale_missing"
 
 
 # ---- experts

@@ -112,11 +112,16 @@ class Maker {
       for (const std::uint32_t source : stored.beside) is_read_.at(source) = true;
       dropped_.insert(dropped_.end(), stored.beside.begin(), stored.beside.end());
       const Decoding& decoding = stored.decoding;
-      // The kernel rounds F32 once, to what is wanted.
       decoded_.emplace(stored.name, builder_.decode(decoding.kernel, sources, decoding.shape,
-                                                    options_.dtype.value_or(options_.block_dtype),
-                                                    decoding.offset));
+                                                    decoded_dtype(), decoding.offset));
     }
+  }
+
+  // Kernels compute F32 and round it once. What they do not give themselves is cast from that.
+  [[nodiscard]] Dtype decoded_dtype() const {
+    const Dtype dtype = options_.dtype.value_or(options_.block_dtype);
+    const bool is_given = dtype == Dtype::bf16 || dtype == Dtype::f16;
+    return is_given ? dtype : Dtype::f32;
   }
 
   // A value by its name, decoded or as it stands there.
@@ -133,7 +138,6 @@ class Maker {
     return all;
   }
 
-  // What the kernels cannot give in one step is F64, which nobody asks for here.
   void add(const std::string& name, Value value) {
     try {
       builder_.add(name, value);
@@ -316,6 +320,16 @@ std::optional<ExpertLayout> expert_layout(std::string_view text) noexcept {
     if (text == name(layout)) return layout;
   }
   return std::nullopt;
+}
+
+void find_values(const Catalog& catalog, ConvertOptions& options) {
+  const bool names_stay = options.rules.empty() && options.recipes.targets.empty();
+  const bool quantizes = !options.quantize.formats.empty() && names_stay;
+  if (!options.dequantize && !quantizes) return;
+  options.stored = find_stored_values(catalog);
+  // Weights that cannot be read are errors, not tensors to be left alone.
+  options.dequantize =
+      options.dequantize || !options.stored.values.empty() || has_errors(options.stored.findings);
 }
 
 Values values_of(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/ceil_div.h"
 #include "kernels/cast.h"
 #include "kernels/number.h"
 
@@ -145,10 +146,6 @@ std::optional<DecodeProblem> prepare_blocks(const DecodePart& scales, const Shap
   }
   form.matrix_scales = scale_matrices == 1 ? 0 : per_matrix;
   return std::nullopt;
-}
-
-constexpr std::uint64_t ceil_div(std::uint64_t a, std::uint64_t b) noexcept {
-  return a / b + (a % b != 0 ? 1u : 0u);
 }
 
 // Scales of blocks whose size the kernel knows, the last of which may be cut: one a block of each

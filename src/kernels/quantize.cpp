@@ -6,16 +6,13 @@
 #include <cstring>
 #include <utility>
 
+#include "base/ceil_div.h"
 #include "kernels/modelopt.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
 
 namespace {
-
-constexpr std::uint64_t ceil_div(std::uint64_t a, std::uint64_t b) {
-  return a / b + static_cast<std::uint64_t>(a % b != 0);
-}
 
 std::optional<DecodeProblem> prepare_rows(const Shape& shape, QuantizeForm& form) {
   if (shape.rank() != 2) {

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/ceil_div.h"
 #include "base/text.h"
 #include "loadstone/error.h"
 #include "loadstone/stored.h"
@@ -18,10 +19,6 @@ namespace loadstone {
 namespace {
 
 constexpr std::string_view bnb_state_infix = ".quant_state.bitsandbytes__";
-
-constexpr std::uint64_t ceil_div(std::uint64_t a, std::uint64_t b) noexcept {
-  return a / b + (a % b != 0 ? 1u : 0u);
-}
 
 bool is_dtype(const TensorInfo& tensor, std::initializer_list<Dtype> dtypes) {
   for (const Dtype dtype : dtypes) {

@@ -13,6 +13,7 @@
 #include "execute/shard_files.h"
 #include "execute/value_reader.h"
 #include "kernels/cast.h"
+#include "verify/finding_of.h"
 #include "verify/tensor_bytes.h"
 
 namespace loadstone {
@@ -69,20 +70,6 @@ Counts count_scales(const TensorInfo& tensor, ByteSource& source) {
     }
   }
   return counts;
-}
-
-Finding bad_scales(const Catalog& catalog, const TensorInfo& tensor, const char* code,
-                   std::uint64_t count, const char* expected) {
-  Finding finding;
-  finding.severity = Severity::warning;
-  finding.code = code;
-  finding.sources.push_back(tensor.name);
-  finding.found = fmt::format("{} scales that are not", count);
-  finding.expected = expected;
-  finding.message = fmt::format("{}: '{}': data: found {}; expected {}",
-                                printable(catalog.shards()[tensor.shard].path, 400),
-                                printable(tensor.name), finding.found, expected);
-  return finding;
 }
 
 bool is_bnb(const StoredValue& value) { return value.decoding.kernel.starts_with("bnb_"); }
@@ -170,12 +157,15 @@ std::vector<Finding> check_scales(const Catalog& catalog, const StoredValues& st
       if (is_code) continue;
       const Counts counts = count_scales(tensor, *sources[tensor.shard]);
       if (counts.not_finite > 0) {
-        findings.push_back(bad_scales(catalog, tensor, "q.nan", counts.not_finite, "finite"));
+        findings.push_back(finding_of(catalog, tensor, "q.nan",
+                                      fmt::format("{} scales that are not", counts.not_finite),
+                                      "finite"));
       }
       // An empty block of bitsandbytes has the scale 0.
       if (counts.not_positive > 0 && !is_bnb(value)) {
-        findings.push_back(
-            bad_scales(catalog, tensor, "q.scale_value", counts.not_positive, "above zero"));
+        findings.push_back(finding_of(catalog, tensor, "q.scale_value",
+                                      fmt::format("{} scales that are not", counts.not_positive),
+                                      "above zero"));
       }
     }
   }

@@ -17,6 +17,7 @@
 
 #include "base/text.h"
 #include "loadstone/error.h"
+#include "verify/finding_of.h"
 #include "verify/quantized.h"
 #include "verify/tensor_bytes.h"
 #include "verify/values.h"
@@ -120,34 +121,14 @@ ValueCounts count_tensor(const OpenShards& shards, const TensorInfo& tensor, Job
   return counts;
 }
 
-// No encoder makes NaN of a number.
-Finding bad_codes(const Catalog& catalog, const TensorInfo& tensor, std::uint64_t count) {
-  Finding finding;
-  finding.severity = Severity::warning;
-  finding.code = "q.nan";
-  finding.sources.push_back(tensor.name);
-  finding.found = fmt::format("{} numbers that are NaN", count);
-  finding.expected = "none in a quantized weight";
-  finding.message = fmt::format("{}: '{}': data: found {}; expected {}",
-                                printable(catalog.shards()[tensor.shard].path, 400),
-                                printable(tensor.name), finding.found, finding.expected);
-  return finding;
-}
-
 Finding bad_values(const Catalog& catalog, const TensorInfo& tensor, const ValueCounts& counts) {
-  const bool bools = counts.bad_bools > 0;
-  Finding finding;
-  finding.severity = Severity::warning;
-  finding.code = bools ? "st.bool_value" : "gg.scale_nan";
-  finding.sources.push_back(tensor.name);
-  finding.found = bools
-                      ? fmt::format("{} bytes other than 0 and 1", counts.bad_bools)
-                      : fmt::format("{} blocks with a scale that is not finite", counts.bad_scales);
-  finding.expected = bools ? "0 or 1" : "finite scales";
-  finding.message = fmt::format("{}: '{}': data: found {}; expected {}",
-                                printable(catalog.shards()[tensor.shard].path, 400),
-                                printable(tensor.name), finding.found, finding.expected);
-  return finding;
+  if (counts.bad_bools > 0) {
+    return finding_of(catalog, tensor, "st.bool_value",
+                      fmt::format("{} bytes other than 0 and 1", counts.bad_bools), "0 or 1");
+  }
+  return finding_of(catalog, tensor, "gg.scale_nan",
+                    fmt::format("{} blocks with a scale that is not finite", counts.bad_scales),
+                    "finite scales");
 }
 
 // The first place where two tensors differ: in the order of their elements, which is that of their
@@ -220,7 +201,10 @@ VerifyReport verify_values(const Catalog& catalog, const VerifyOptions& options)
   for (const StoredValue& value : stored.values) {
     const std::uint32_t data = value.decoding.sources.front();
     if (counts[data].nan == 0) continue;
-    report.findings.push_back(bad_codes(catalog, tensors[data], counts[data].nan));
+    // No encoder makes NaN of a number.
+    report.findings.push_back(finding_of(catalog, tensors[data], "q.nan",
+                                         fmt::format("{} numbers that are NaN", counts[data].nan),
+                                         "none in a quantized weight"));
   }
   return report;
 }
