@@ -8,6 +8,12 @@ SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export CTEST_PARALLEL_LEVEL := $(JOBS)
 export PYTHONDONTWRITEBYTECODE := 1
+# One name for the compiler: Python's own build flags may call it g++ where CMake says c++, and
+# ccache would then compile everything twice.
+ifeq ($(origin CXX),default)
+CXX := c++
+endif
+export CXX
 
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 20
