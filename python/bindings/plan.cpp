@@ -3,6 +3,7 @@
 #include "bindings.h"
 #include "execute/offload.h"
 #include "plan/decodings.h"
+#include "plan/series.h"
 
 namespace loadstone::python {
 
@@ -201,6 +202,20 @@ void bind_plan(nb::module_& module) {
         return plan_from_json(text, {.allow_links = allow_links}, root);
       },
       nb::arg("text"), nb::arg("allow_links") = false, nb::arg("root") = "");
+  module.def(
+      "check_series",
+      [](const std::vector<std::vector<std::string>>& partners, std::uint64_t count) {
+        std::vector<SeriesMember> members;
+        for (std::uint32_t i = 0; i < partners.size(); ++i) {
+          for (const std::string& number : partners[i]) members.push_back({i, number});
+        }
+        const auto check =
+            check_series(members, static_cast<std::uint32_t>(partners.size()), {.count = count});
+        std::vector<std::pair<std::uint32_t, std::uint64_t>> absent;
+        for (const SeriesGap& gap : check.absent) absent.emplace_back(gap.partner, gap.number);
+        return std::tuple(absent, check.absent_count, check.stray);
+      },
+      nb::arg("partners"), nb::arg("count") = 0);
   module.def("identity_plan", [](const std::shared_ptr<const Catalog>& catalog) {
     PlanOptions options;
     options.unexpected = UnexpectedPolicy::ignore;

@@ -238,13 +238,15 @@ std::string folded_name(std::string_view name) {
   return folded;
 }
 
-Choices choose_quantized(const QuantizeOptions& options, std::string_view config, Recipes& recipes,
-                         std::vector<Finding>& findings) {
+Choices choose_quantized(const QuantizeOptions& options, std::string_view config,
+                         std::uint64_t cut_max, Recipes& recipes, std::vector<Finding>& findings) {
   Choices choices;
   Chooser chooser(options, config);
   // A stack is cut where its weights would be quantized.
-  split_stacks(recipes, string_member(config, "model_type"),
-               [&](const TargetRecipe& recipe) { return !chooser.reason(recipe).has_value(); });
+  split_stacks(
+      recipes, string_member(config, "model_type"),
+      [&](const TargetRecipe& recipe) { return !chooser.reason(recipe).has_value(); }, cut_max,
+      findings);
   Misfits misfits;
   for (const TargetRecipe& recipe : recipes.targets) {
     if (const auto why = chooser.reason(recipe)) {

@@ -1,6 +1,7 @@
 // What of an output is quantized: rules and options applied to its tensors.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
@@ -22,8 +23,10 @@ struct Choices {
 // Cuts stacks of experts that are to be quantized into the weights of single experts, which is how
 // servers' formats hold them, and chooses. Throws Error "plan.options" for a pattern that is no
 // regular expression and for formats that do not go together.
+// `cut_max`: how many tensors stacks may become.
 [[nodiscard]] Choices choose_quantized(const QuantizeOptions& options, std::string_view config,
-                                       Recipes& recipes, std::vector<Finding>& findings);
+                                       std::uint64_t cut_max, Recipes& recipes,
+                                       std::vector<Finding>& findings);
 
 // Names with * for numbers: what is alike has one.
 [[nodiscard]] std::string folded_name(std::string_view name);

@@ -7,6 +7,7 @@
 
 #include "base/text.h"
 #include "convert/choose.h"
+#include "convert/expert_series.h"
 #include "convert/header.h"
 #include "convert/layout.h"
 #include "convert/outputs.h"
@@ -117,8 +118,8 @@ Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const Convert
   const bool quantizes = !options.quantize.formats.empty();
   if (quantizes) {
     check_style(options.quantize);
-    choices =
-        choose_quantized(options.quantize, options.folder.config, plan_options.recipes, findings);
+    choices = choose_quantized(options.quantize, options.folder.config, cut_experts_max(*catalog),
+                               plan_options.recipes, findings);
     plan_options.quantize = std::move(choices.quantize);
   }
   // What has stood in the way once is not told again as left over.

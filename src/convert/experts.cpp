@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "convert/quantize_rules.h"
 #include "execute/value_reader.h"
 
@@ -39,14 +40,29 @@ TargetRecipe rows_of(const TargetRecipe& stack, std::string name, std::uint64_t 
   return recipe;
 }
 
+Finding too_many(const TargetRecipe& stack, std::uint64_t tensors_max) {
+  return {.severity = Severity::error,
+          .code = "plan.shape",
+          .target = stack.target,
+          .sources = {stack.target},
+          .message = fmt::format("'{}' {} would be cut into more experts than a file of this size "
+                                 "can hold: {} tensors at most",
+                                 printable(stack.target), stack.shape.text(), tensors_max),
+          .suggestion = "--exclude it",
+          .found = stack.shape.text()};
+}
+
 }  // namespace
 
 void split_stacks(Recipes& recipes, std::string_view model_type,
-                  const std::function<bool(const TargetRecipe&)>& wanted) {
+                  const std::function<bool(const TargetRecipe&)>& wanted, std::uint64_t tensors_max,
+                  std::vector<Finding>& findings) {
   if (re2::RE2::FullMatch(piece(model_type), re2::RE2(piece(turned_stack_types())))) return;
   std::vector<TargetRecipe> targets;
+  std::uint64_t made = 0;
   const auto rule_of = [&](const TargetRecipe& recipe, std::string& module) -> const StackRule* {
-    if (recipe.shape.rank() != 3 || recipe.constant != nullptr || !wanted(recipe)) return nullptr;
+    const bool is_stack = recipe.shape.rank() == 3 && recipe.shape.numel().value_or(0) > 0;
+    if (!is_stack || recipe.constant != nullptr || !wanted(recipe)) return nullptr;
     for (const StackRule& rule : stack_rules()) {
       const bool fits = re2::RE2::FullMatch(recipe.target, re2::RE2(piece(rule.pattern)), &module);
       if (fits && (rule.second.empty() || recipe.shape[1] % 2 == 0)) return &rule;
@@ -61,7 +77,14 @@ void split_stacks(Recipes& recipes, std::string_view model_type,
       targets.push_back(std::move(recipe));
       continue;
     }
-    const std::uint64_t rows = recipe.shape[1] / (rule->second.empty() ? 1 : 2);
+    const std::uint64_t parts = rule->second.empty() ? 1 : 2;
+    if (recipe.shape[0] > (tensors_max - made) / parts) {
+      findings.push_back(too_many(recipe, tensors_max));
+      targets.push_back(std::move(recipe));
+      continue;
+    }
+    made += recipe.shape[0] * parts;
+    const std::uint64_t rows = recipe.shape[1] / parts;
     std::uint64_t begin = 0;
     for (std::uint64_t expert = 0; expert < recipe.shape[0]; ++expert) {
       for (const std::string_view projection : {rule->first, rule->second}) {

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
 #include "base/text.h"
+#include "convert/expert_series.h"
 #include "convert/values.h"
 #include "kernels/cast.h"
 #include "plan/decodings.h"
@@ -110,17 +112,16 @@ class Maker {
   }
 
   void add(const Produced& item) {
+    // No model says how many there should be.
+    const SourceGaps gaps = production_.source_gaps(item, Shape());
+    if (!gaps.ok()) {
+      fail(item, gaps.code(), gaps.message(item.members.size()));
+      return;
+    }
     View view;
     if (auto misfit = production_.view_of(item, view)) {
       fail(item, "plan.shape", "cannot be made: " + misfit->message, misfit->found,
            misfit->expected);
-      return;
-    }
-    const auto absent = production_.absent_sources(item, view.shape);
-    if (!absent.empty()) {
-      fail(item, "plan.missing",
-           fmt::format("is made of {} sources that are there and {} missing: '{}' ...",
-                       item.members.size(), absent.size(), printable(absent.front())));
       return;
     }
     const auto dtype = common_dtype(item);
@@ -209,7 +210,10 @@ void sort_by_source(const Catalog& catalog, Recipes& recipes) {
 
 Outputs output_recipes(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
                        std::vector<Finding>& findings) {
-  Values values = values_of(catalog, options, findings);
+  std::set<std::string, std::less<>> broken;
+  // Recipes alone say which experts they need.
+  if (options.recipes.targets.empty()) broken = check_expert_series(*catalog, findings);
+  Values values = values_of(catalog, options, broken, findings);
   const bool has_values = !values.recipes.targets.empty();
   Outputs outputs;
   for (const std::uint32_t source : values.dropped) {

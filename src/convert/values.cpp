@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "convert/expert_series.h"
 #include "loadstone/error.h"
 #include "loadstone/recipe_builder.h"
 
@@ -26,7 +27,6 @@ constexpr std::array<std::string_view, 3> roles = {"gate_proj", "up_proj", "down
 // What Mixtral calls them, in the same order.
 constexpr std::array<std::string_view, 3> short_roles = {"w1", "w3", "w2"};
 constexpr std::string_view mixtral_block = ".block_sparse_moe.";
-constexpr std::uint64_t experts_max = 100'000;
 
 // "model.layers.0.mlp.experts.3.up_proj.weight"
 struct ExpertName {
@@ -47,9 +47,7 @@ std::optional<ExpertName> expert_name(std::string_view name) {
   found.prefix = name.substr(0, at + infix.size() - 1);
   const char* const end = rest.data() + rest.size();
   const auto [after, problem] = std::from_chars(rest.data(), end, found.expert);
-  if (problem != std::errc() || after == end || *after != '.' || found.expert >= experts_max) {
-    return std::nullopt;
-  }
+  if (problem != std::errc() || after == end || *after != '.') return std::nullopt;
   const std::string_view role(after + 1, static_cast<std::size_t>(end - after - 1));
   for (const bool is_short : {false, true}) {
     const auto& names = is_short ? short_roles : roles;
@@ -74,9 +72,10 @@ std::string fused_name(std::string name) {
 class Maker {
  public:
   Maker(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
-        std::vector<Finding>& findings)
+        const std::set<std::string, std::less<>>& broken, std::vector<Finding>& findings)
       : catalog_(*catalog),
         options_(options),
+        broken_(broken),
         findings_(findings),
         builder_(catalog),
         is_read_(catalog_.tensors().size(), false) {}
@@ -173,6 +172,7 @@ class Maker {
       }
     }
     for (const auto& [prefix, experts] : blocks) {
+      if (refuse_broken(prefix)) continue;
       try {
         fuse_block(prefix, experts);
       } catch (const Error& error) {
@@ -186,8 +186,17 @@ class Maker {
     }
   }
 
+  // Half of a layer's experts are never joined, not even where the rest is elsewhere.
+  [[nodiscard]] bool refuse_broken(const std::string& prefix) {
+    if (!broken_.contains(prefix)) return false;
+    const auto known = std::ranges::find(findings_, prefix, &Finding::target);
+    if (known != findings_.end()) known->severity = Severity::error;
+    return true;
+  }
+
+  // Of a layer without gaps: what is missing is a whole projection.
   void fuse_block(const std::string& prefix, const Experts& experts) {
-    const std::uint64_t count = experts.names.rbegin()->first + 1;
+    const std::uint64_t count = experts.names.size();
     std::vector<std::string> missing;
     const auto& role_names = experts.is_short ? short_roles : roles;
     for (std::uint64_t e = 0; e < count; ++e) {
@@ -246,6 +255,9 @@ class Maker {
     if (builder_.shape(gate_up).rank() != 3 || builder_.shape(down).rank() != 3) {
       throw Error("plan.shape", "tensors of three dimensions are expected");
     }
+    if (builder_.shape(gate_up).numel() == 0u || builder_.shape(down).numel() == 0u) {
+      throw Error("plan.shape", "experts without elements");
+    }
     // Only one of the two layouts can have these sizes.
     if (builder_.shape(gate_up)[2] == 2 * builder_.shape(down)[1]) {
       gate_up = builder_.transpose(gate_up, 1, 2);
@@ -265,6 +277,12 @@ class Maker {
                   : builder_.slice(of, 0, role * inner, inner);
     };
     const std::uint64_t count = wide[0];
+    cut_ += 3 * count;
+    if (const std::uint64_t most = cut_experts_max(catalog_); cut_ > most) {
+      throw Error("plan.shape", fmt::format("{} experts would be {} tensors, and a file of this "
+                                            "size holds {} at most",
+                                            count, 3 * count, most));
+    }
     for (std::uint64_t e = 0; e < count; ++e) {
       const auto name = [&](std::size_t role, const char* what) {
         return fmt::format("{}.{}.{}.{}", prefix, e, roles[role], what);
@@ -292,12 +310,14 @@ class Maker {
 
   const Catalog& catalog_;
   const ConvertOptions& options_;
+  const std::set<std::string, std::less<>>& broken_;
   std::vector<Finding>& findings_;
   RecipeBuilder builder_;
   std::vector<bool> is_read_;
   std::map<std::string, Value> decoded_;
   std::map<std::string, std::uint32_t, std::less<>> plain_;
   std::set<std::string> used_;  // values that became something else
+  std::uint64_t cut_ = 0;       // tensors that stacks were cut into
   std::vector<std::uint32_t> dropped_;
 };
 
@@ -333,9 +353,9 @@ void find_values(const Catalog& catalog, ConvertOptions& options) {
 }
 
 Values values_of(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
-                 std::vector<Finding>& findings) {
+                 const std::set<std::string, std::less<>>& broken, std::vector<Finding>& findings) {
   if (!options.dequantize && options.experts == ExpertLayout::keep) return {};
-  return Maker(catalog, options, findings).run();
+  return Maker(catalog, options, broken, findings).run();
 }
 
 }  // namespace loadstone

@@ -2,7 +2,10 @@
 // quantized, and experts that are stored one by one or all in one tensor.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "loadstone/catalog.h"
@@ -17,8 +20,11 @@ struct Values {
   std::vector<std::uint32_t> dropped;  // sources that mean nothing beside it any more
 };
 
-// As `options.dequantize` and `options.experts` ask for.
+// As `options.dequantize` and `options.experts` ask for. `broken`: what check_expert_series()
+// found.
 [[nodiscard]] Values values_of(const std::shared_ptr<const Catalog>& catalog,
-                               const ConvertOptions& options, std::vector<Finding>& findings);
+                               const ConvertOptions& options,
+                               const std::set<std::string, std::less<>>& broken,
+                               std::vector<Finding>& findings);
 
 }  // namespace loadstone

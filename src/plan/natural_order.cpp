@@ -1,7 +1,5 @@
 #include "plan/natural_order.h"
 
-#include <charconv>
-
 namespace loadstone {
 
 namespace {
@@ -37,14 +35,6 @@ int natural_order(std::string_view a, std::string_view b) noexcept {
   }
   if (i < a.size() || j < b.size()) return i < a.size() ? 1 : -1;
   return a.compare(b);  // 01 and 1
-}
-
-std::optional<unsigned> whole_number(std::string_view text) noexcept {
-  unsigned number = 0;
-  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (text.empty() || problem != std::errc{} || end != text.data() + text.size())
-    return std::nullopt;
-  return number;
 }
 
 }  // namespace loadstone

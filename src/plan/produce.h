@@ -42,6 +42,19 @@ struct Contest {
   std::vector<std::uint32_t> losers;  // sources
 };
 
+// What a joining rule should have found but did not, and what it found that cannot be meant.
+struct SourceGaps {
+  std::vector<std::string> absent;  // numbers left out, patterns without a match; the first ones
+  std::uint64_t absent_count = 0;
+  std::vector<std::string> stray;  // sources whose number is none of the series, see series.h
+
+  [[nodiscard]] bool ok() const noexcept { return absent_count == 0 && stray.empty(); }
+  // "is made of 7 sources that are there and 1 missing: 'a'"
+  [[nodiscard]] std::string message(std::size_t sources) const;
+  // The finding's code: "plan.missing", or "plan.series" where nothing is missing.
+  [[nodiscard]] const char* code() const noexcept;
+};
+
 // Not thread-safe while changed.
 class Production {
  public:
@@ -53,15 +66,11 @@ class Production {
 
   // The view that a rule (or no rule) makes; not for recipes.
   [[nodiscard]] MaybeMisfit view_of(const Produced& item, View& view) const;
-  // Sources that a joining rule should have found but did not: numbers that are left out, patterns
-  // without a match. `shape` is what the model expects.
-  [[nodiscard]] std::vector<std::string> absent_sources(const Produced& item,
-                                                        const Shape& shape) const;
+  // Sources that keep a joining rule from making its target. `shape` is what the model expects.
+  [[nodiscard]] SourceGaps source_gaps(const Produced& item, const Shape& shape) const;
   [[nodiscard]] std::vector<std::string> source_names(const Produced& item) const;
 
  private:
-  struct Group;
-
   void add_recipes(const Recipes& recipes, std::vector<bool>& taken);
   void add_match(std::uint32_t source, const RuleMatch& match);
   void add(std::string name, std::uint32_t rule, std::uint32_t part, Member member, bool joins);

@@ -146,14 +146,13 @@ void Planner::fail(std::size_t target, Finding finding) {
 
 void Planner::take_produced(std::size_t root, Produced& produced) {
   const Target& target = skeleton_.targets[root];
-  const auto absent = production_.absent_sources(produced, target.shape);
-  if (!absent.empty()) {
-    fail(root,
-         {.code = "plan.missing",
-          .sources = absent,
-          .message = fmt::format("'{}' is made of {} sources that are there and {} missing: {}",
-                                 printable(target.name), produced.members.size(), absent.size(),
-                                 quoted(absent))});
+  SourceGaps gaps = production_.source_gaps(produced, target.shape);
+  if (!gaps.ok()) {
+    Finding finding = {.code = gaps.code(),
+                       .message = fmt::format("'{}' {}", printable(target.name),
+                                              gaps.message(produced.members.size()))};
+    finding.sources = std::move(gaps.absent.empty() ? gaps.stray : gaps.absent);
+    fail(root, std::move(finding));
     return;
   }
   plan_.targets[root].recipe.origin = Origin::checkpoint;

@@ -1,0 +1,152 @@
+#include "convert/expert_series.h"
+
+#include <fmt/format.h>
+#include <re2/re2.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "base/text.h"
+#include "plan/series.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::size_t names_shown_max = 4;
+constexpr std::size_t sources_max = 64;
+
+// "model.layers.0.mlp.experts.3.up_proj.weight"
+struct Place {
+  std::string_view prefix;   // "model.layers.0.mlp.experts"
+  std::string_view number;   // "3"
+  std::string_view partner;  // "up_proj", whatever its numbers are packed in
+};
+
+std::optional<Place> place_of(std::string_view name) {
+  constexpr std::string_view infix = ".experts.";
+  const auto at = name.rfind(infix);
+  // An adapter need not have a weight for each expert.
+  if (at == std::string_view::npos || name.find(".lora_") != std::string_view::npos) {
+    return std::nullopt;
+  }
+  Place place;
+  place.prefix = name.substr(0, at + infix.size() - 1);
+  const std::string_view rest = name.substr(at + infix.size());
+  const auto dot = rest.find('.');
+  place.number = rest.substr(0, dot);
+  if (dot == std::string_view::npos || place.number.empty() ||
+      place.number.find_first_not_of("0123456789") != std::string_view::npos) {
+    return std::nullopt;
+  }
+  place.partner = rest.substr(dot + 1);
+  if (place.partner.ends_with(".bias")) return place;
+  // Scales and states need not stand beside all weights: some may be plain numbers.
+  for (const std::string_view suffix : {".weight", ".weight_packed", ".qweight"}) {
+    if (!place.partner.ends_with(suffix)) continue;
+    place.partner.remove_suffix(suffix.size());
+    return place;
+  }
+  return std::nullopt;
+}
+
+// The experts of one layer. The views are into the catalog's names.
+struct Layer {
+  std::map<std::string_view, std::uint32_t> partners;
+  std::vector<std::uint32_t> first_of;  // by partner: index into members
+  std::vector<SeriesMember> members;
+  std::vector<std::uint32_t> tensors;  // of members
+};
+
+// A part of a checkpoint that says so: shards "NAME-00002-of-00003" that are not all there.
+bool is_partial(const Catalog& catalog) {
+  static const re2::RE2 pattern(R"(-\d{5,}-of-(\d{5,18})\.)");
+  return std::ranges::any_of(catalog.shards(), [&](const Shard& shard) {
+    const std::string_view path = shard.path;
+    std::uint64_t count = 0;
+    return re2::RE2::PartialMatch(re2::StringPiece(path.data(), path.size()), pattern, &count) &&
+           count != catalog.shards().size();
+  });
+}
+
+// "layer 3: "
+std::string layer_text(std::string_view prefix) {
+  static const re2::RE2 pattern(R"((?:^|\.)(?:layers|h|blocks|block)\.(\d{1,18})\.)");
+  re2::StringPiece number;
+  const bool is_numbered =
+      re2::RE2::PartialMatch(re2::StringPiece(prefix.data(), prefix.size()), pattern, &number);
+  return is_numbered ? fmt::format("layer {}: ", number.as_string()) : std::string();
+}
+
+Finding finding_of(const Catalog& catalog, std::string_view prefix, const Layer& layer,
+                   const SeriesCheck& check) {
+  Finding finding = {.severity = Severity::error,
+                     .code = check.absent_count > 0 ? "plan.missing" : "plan.series",
+                     .target = std::string(prefix)};
+  finding.message = fmt::format("'{}': {}", printable(prefix), layer_text(prefix));
+  for (std::size_t i = 0; i < std::min(check.absent.size(), sources_max); ++i) {
+    const SeriesGap& gap = check.absent[i];
+    const std::uint32_t like = layer.first_of[gap.partner];
+    std::string name = catalog.tensors()[layer.tensors[like]].name;
+    name.replace(prefix.size() + 1, layer.members[like].number.size(), std::to_string(gap.number));
+    if (i < names_shown_max) {
+      finding.message +=
+          fmt::format("{}expert {} lacks '{}'", i == 0 ? "" : ", ", gap.number, printable(name));
+    }
+    finding.sources.push_back(std::move(name));
+  }
+  if (check.absent_count > names_shown_max) {
+    finding.message += fmt::format(" and {} more", check.absent_count - names_shown_max);
+  }
+  for (std::size_t i = 0; i < std::min(check.stray.size(), names_shown_max); ++i) {
+    const std::string& name = catalog.tensors()[layer.tensors[check.stray[i]]].name;
+    finding.message += fmt::format("{}'{}' has a number that is none of the series",
+                                   i == 0 && check.absent_count == 0 ? "" : ", ", printable(name));
+    finding.sources.push_back(name);
+  }
+  finding.suggestion =
+      "fetch the checkpoint again: experts are numbered from 0 without gaps, each with the same "
+      "tensors";
+  return finding;
+}
+
+}  // namespace
+
+std::set<std::string, std::less<>> check_expert_series(const Catalog& catalog,
+                                                       std::vector<Finding>& findings) {
+  std::map<std::string_view, Layer> layers;
+  for (std::uint32_t i = 0; i < catalog.tensors().size(); ++i) {
+    const auto place = place_of(catalog.tensors()[i].name);
+    if (!place) continue;
+    Layer& layer = layers[place->prefix];
+    const auto [partner, is_new] = layer.partners.try_emplace(
+        place->partner, static_cast<std::uint32_t>(layer.partners.size()));
+    if (is_new) layer.first_of.push_back(static_cast<std::uint32_t>(layer.members.size()));
+    layer.members.push_back({partner->second, place->number});
+    layer.tensors.push_back(i);
+  }
+  std::set<std::string, std::less<>> broken;
+  const Severity severity = is_partial(catalog) ? Severity::warning : Severity::error;
+  for (const auto& [prefix, layer] : layers) {
+    const auto check =
+        check_series(layer.members, static_cast<std::uint32_t>(layer.partners.size()));
+    if (check.ok()) continue;
+    findings.push_back(finding_of(catalog, prefix, layer, check));
+    findings.back().severity = severity;
+    broken.emplace(prefix);
+  }
+  return broken;
+}
+
+std::uint64_t cut_experts_max(const Catalog& catalog) noexcept {
+  constexpr std::uint64_t always = 16'384;
+  constexpr std::uint64_t bytes_each = 4096;
+  std::uint64_t bytes = 0;  // of files: views may claim the same bytes again and again
+  for (const Shard& shard : catalog.shards()) bytes += shard.identity.bytes / bytes_each;
+  return always + bytes;
+}
+
+}  // namespace loadstone

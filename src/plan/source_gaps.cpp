@@ -1,0 +1,216 @@
+// Which sources of a stack or concat are not there, and what they would be called.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <unordered_set>
+
+#include "base/text.h"
+#include "plan/produce.h"
+#include "plan/series.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::size_t names_shown_max = 8;
+
+// The groups that tell the sources of one target apart, as one text.
+std::string key_of(const Member& member, const Template& target) {
+  std::string key;
+  for (std::size_t g = 0; g < member.groups.size(); ++g) {
+    if (!target.uses(g + 1)) key += std::string(member.groups[g]) + '\n';
+  }
+  return key;
+}
+
+// The one group that the target does not use; nothing where there are none or several.
+std::optional<std::size_t> counting_group(const Member& member, const Template& target) {
+  std::optional<std::size_t> found;
+  for (std::size_t g = 0; g < member.groups.size(); ++g) {
+    if (target.uses(g + 1)) continue;
+    if (found) return std::nullopt;
+    found = g;
+  }
+  return found;
+}
+
+// Digits in any spelling.
+bool is_number(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+// The member's name with another number in its counting group.
+std::string renumbered(const std::string& name, std::string_view group, std::uint64_t number) {
+  std::string result = name;
+  const auto begin = static_cast<std::size_t>(group.data() - name.data());
+  return result.replace(begin, group.size(), std::to_string(number));
+}
+
+// How many sources of each pattern the model's shape asks for; 0: not known.
+std::uint64_t expected_count(const Rule& rule, const Shape& shape) {
+  const bool stacks =
+      rule.op == RuleOp::stack_concat || (rule.op == RuleOp::stack && rule.sources.size() == 1);
+  if (!stacks || !rule.then.empty()) return 0;
+  const auto dim = dim_index(rule.dims[0], shape.rank());
+  return dim ? shape[*dim] : 0;
+}
+
+std::string quoted(const std::vector<std::string>& names, std::uint64_t count) {
+  std::string text;
+  const std::size_t shown = std::min(names.size(), names_shown_max);
+  for (std::size_t i = 0; i < shown; ++i) {
+    text += fmt::format("{}'{}'", i == 0 ? "" : ", ", printable(names[i]));
+  }
+  if (count > shown) text += fmt::format(" and {} more", count - shown);
+  return text;
+}
+
+// Finds the gaps of one target. Used once. Not thread-safe.
+class GapFinder {
+ public:
+  GapFinder(const Catalog& catalog, const CompiledRules& rules, const Produced& item)
+      : catalog_(catalog),
+        rules_(rules),
+        rule_(rules.rules()[item.rule]),
+        item_(item),
+        examples_(rule_.patterns.size(), nullptr),
+        partner_of_(rule_.patterns.size(), none) {}
+
+  SourceGaps run(const Shape& shape) && {
+    const Template& target = rule_.targets[item_.part];
+    for (const Member& member : item_.members) {
+      if (examples_[member.pattern] == nullptr) examples_[member.pattern] = &member;
+      const auto group = counting_group(member, target);
+      if (group && is_number(member.groups[*group])) add_numbered(member, member.groups[*group]);
+    }
+    find_unmatched(target);
+    if (!series_.empty()) find_numbers(shape);
+    return std::move(gaps_);
+  }
+
+ private:
+  static constexpr std::uint32_t none = UINT32_MAX;
+
+  void add_numbered(const Member& member, std::string_view number) {
+    std::uint32_t& partner = partner_of_[member.pattern];
+    if (partner == none) {
+      partner = static_cast<std::uint32_t>(first_of_.size());
+      first_of_.push_back(numbered_.size());
+    }
+    series_.push_back({partner, number});
+    numbered_.push_back(&member);
+  }
+
+  void add_absent(std::string name) {
+    ++gaps_.absent_count;
+    if (gaps_.absent.size() < series_listed_max(item_.members.size())) {
+      gaps_.absent.push_back(std::move(name));
+    }
+  }
+
+  // Patterns without a match, and keys that are no numbers which some of the patterns have.
+  void find_unmatched(const Template& target) {
+    const bool wants_all = rule_.rule.op == RuleOp::stack_concat;
+    std::vector<std::unordered_set<std::string>> has(rule_.patterns.size());
+    std::vector<std::pair<std::string, const Member*>> keys;
+    const bool is_whole = std::ranges::none_of(examples_, [](auto* each) { return !each; });
+    const bool are_series =
+        std::ranges::none_of(partner_of_, [](auto each) { return each == none; });
+    if (is_whole && (are_series || !wants_all)) return;
+    std::unordered_set<std::string> known;
+    for (const Member& member : item_.members) {
+      std::string key = key_of(member, target);
+      if (known.insert(key).second) keys.emplace_back(key, &member);
+      has[member.pattern].insert(std::move(key));
+    }
+    for (std::size_t p = 0; p < rule_.patterns.size(); ++p) {
+      if (!(wants_all && partner_of_[p] == none) && examples_[p] != nullptr) continue;
+      for (const auto& [key, member] : keys) {
+        if (has[p].contains(key)) continue;
+        std::string name = fill_pattern(*rule_.patterns[p], member->groups);
+        add_absent(name.empty() ? "a match of " + rule_.patterns[p]->pattern() : std::move(name));
+        if (!wants_all) break;
+      }
+    }
+  }
+
+  // Name of the partner's tensor of this number; empty where the rule would not find it.
+  [[nodiscard]] std::string name_of(std::uint32_t partner, std::uint64_t number) const {
+    const std::size_t first = first_of_[partner];
+    const Member& example = *numbered_[first];
+    std::string name =
+        renumbered(catalog_.tensors()[example.source].name, series_[first].number, number);
+    RuleMatch match;
+    const bool is_found =
+        rules_.match(name, match) && match.rule == item_.rule && match.pattern == example.pattern;
+    return is_found ? name : std::string();
+  }
+
+  // Counting from 1 is as good as from 0 where nothing is short, and a pattern such as (1[2-9])
+  // does not miss what it would not find.
+  [[nodiscard]] std::uint64_t first_number(std::uint64_t count) const {
+    std::uint64_t first = UINT64_MAX;
+    for (const SeriesMember& member : series_) {
+      first = std::min(first, series_number(member.number).value_or(UINT64_MAX));
+    }
+    if (first == UINT64_MAX || first == 0) return 0;
+    const bool is_short = series_.size() / first_of_.size() < count;
+    if (first == 1 && !is_short) return 1;
+    return name_of(0, 0).empty() ? first : 0;
+  }
+
+  void find_numbers(const Shape& shape) {
+    const std::uint64_t count = expected_count(rule_.rule, shape);
+    const auto check = check_series(series_, static_cast<std::uint32_t>(first_of_.size()),
+                                    {.count = count, .first = first_number(count)});
+    for (const SeriesGap& gap : check.absent) {
+      std::string name = name_of(gap.partner, gap.number);
+      if (!name.empty()) add_absent(std::move(name));
+    }
+    if (!gaps_.absent.empty()) gaps_.absent_count += check.absent_count - check.absent.size();
+    for (const std::size_t stray : check.stray) {
+      gaps_.stray.push_back(catalog_.tensors()[numbered_[stray]->source].name);
+    }
+  }
+
+  const Catalog& catalog_;
+  const CompiledRules& rules_;
+  const CompiledRule& rule_;
+  const Produced& item_;
+  std::vector<const Member*> examples_;    // by pattern
+  std::vector<std::uint32_t> partner_of_;  // by pattern
+  std::vector<std::size_t> first_of_;      // by partner: index into series_
+  std::vector<SeriesMember> series_;
+  std::vector<const Member*> numbered_;  // of series_
+  SourceGaps gaps_;
+};
+
+}  // namespace
+
+std::string SourceGaps::message(std::size_t sources) const {
+  std::string text;
+  if (absent_count > 0) {
+    text = fmt::format("is made of {} sources that are there and {} missing: {}", sources,
+                       absent_count, quoted(absent, absent_count));
+  }
+  if (!stray.empty()) {
+    text += fmt::format(
+        "{}: {} {} a number that is none of the series, 0 to n - 1, each once and without leading "
+        "zeros",
+        text.empty() ? "cannot be joined" : "; beside", quoted(stray, stray.size()),
+        stray.size() == 1 ? "has" : "have");
+  }
+  return text;
+}
+
+const char* SourceGaps::code() const noexcept {
+  return absent_count > 0 ? "plan.missing" : "plan.series";
+}
+
+SourceGaps Production::source_gaps(const Produced& item, const Shape& shape) const {
+  if (item.rule == Produced::none || !joins_sources(rules_.rules()[item.rule].rule.op)) return {};
+  return GapFinder(catalog_, rules_, item).run(shape);
+}
+
+}  // namespace loadstone
