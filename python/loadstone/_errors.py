@@ -19,6 +19,8 @@ class Error(Exception):
         findings: all findings of the plan that was refused (:class:`PlanError`), else empty.
     """
 
+    errno: int | None  # as OSError has it
+
     def __init__(
         self,
         text: str,
@@ -50,16 +52,41 @@ class Error(Exception):
         return type(self), (str(self), self.code, self.message, *where, self.errno)
 
 
-class FormatError(Error):
+# Callers of the libraries catch what these raise, so our errors are these as well. A misfit is a
+# RuntimeError in torch and transformers and a ValueError in diffusers and accelerate; a file that
+# cannot be parsed is an OSError in diffusers and a ValueError where JSON is read.
+
+
+class FormatError(Error, OSError, ValueError):
     """A checkpoint that breaks a rule of its format, or that this version cannot read."""
 
 
-class PlanError(Error):
+class PlanError(Error, RuntimeError, ValueError):
     """A plan that cannot be carried out. ``findings`` holds everything it has to say."""
 
 
 class LoadError(Error):
     """A load that failed on the way: input and output, memory, cancellation."""
+
+
+class FileError(LoadError, OSError):
+    """A :class:`LoadError` of input or output (codes ``io.*``)."""
+
+
+class MissingFileError(FileError, FileNotFoundError):
+    """A file or folder that does not exist."""
+
+
+class MissingShardError(FormatError, FileNotFoundError):
+    """A file of a checkpoint that its index or numbering promises and that does not exist."""
+
+
+class DeniedError(FileError, PermissionError):
+    """A file or folder to which the system denies access."""
+
+
+class NoMemoryError(LoadError, MemoryError):
+    """A :class:`LoadError` of memory (codes ``memory.*``)."""
 
 
 class AuditError(Error):
@@ -80,15 +107,21 @@ _AREAS: dict[str, type[Error]] = {
     "plan": PlanError,
     "skeleton": PlanError,
     "audit": AuditError,
-    "io": LoadError,
-    "memory": LoadError,
+    "io": FileError,
+    "memory": NoMemoryError,
     "cancelled": LoadError,
+}
+
+_CODES: dict[str, type[Error]] = {
+    "io.not_found": MissingFileError,
+    "io.denied": DeniedError,
+    "ix.missing_shard": MissingShardError,
 }
 
 
 def error_class(code: str) -> type[Error]:
-    """The class for a code: its area decides."""
-    return _AREAS.get(code.partition(".")[0], Error)
+    """The class for a code: its area decides, but for a few."""
+    return _CODES.get(code) or _AREAS.get(code.partition(".")[0], Error)
 
 
 def from_core(text: str, code: str, *rest: Any) -> Error:

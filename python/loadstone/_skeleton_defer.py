@@ -7,12 +7,15 @@ dropped, and so that views and in-place writes come out as they would have.
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from loadstone._torch_state import constructing
 
 META = torch.device("meta")
 
@@ -379,16 +382,9 @@ def run(op: Op, storages: dict[Home, Any]) -> None:
             return op.device
         return value
 
-    ambient = torch.get_default_dtype()
-    pinned = op.default_dtype is not ambient
-    if pinned:
-        torch.set_default_dtype(op.default_dtype)
-    try:
-        with torch.no_grad():
-            result = op.func(*mapped(op.args, real), **mapped(op.kwargs, real))
-    finally:
-        if pinned:
-            torch.set_default_dtype(ambient)
+    pinned = op.default_dtype is not torch.get_default_dtype()
+    with constructing(op.default_dtype) if pinned else contextlib.nullcontext(), torch.no_grad():
+        result = op.func(*mapped(op.args, real), **mapped(op.kwargs, real))
     for ref, tensor in zip(op.outputs, tensors_in(result), strict=True):
         if ref is not None and ref.home not in storages:
             storages[ref.home] = _storage_for(ref, tensor)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loadstone.transformers import construction_dtype, default_dtype
+from loadstone._torch_state import constructing
+from loadstone.transformers import construction_dtype
 
 if TYPE_CHECKING:
     from loadstone._catalog import Catalog
@@ -176,7 +177,7 @@ def skeleton_builder(
     config = dict(held)
 
     def build() -> torch.nn.Module:
-        with default_dtype(dtype if dtype is not None else construction_dtype(model)):
+        with constructing(), constructing(dtype or construction_dtype(model)):
             made: torch.nn.Module = cls.from_config(config)
         return made
 

@@ -11,13 +11,14 @@ is read or converted here.
 from __future__ import annotations
 
 import collections
-import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from loadstone._torch_state import constructing
 
 if TYPE_CHECKING:
     from loadstone._catalog import Catalog
@@ -116,17 +117,6 @@ def _dtype(dtype: Any) -> torch.dtype:
     return found
 
 
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """torch's default dtype inside, as it was outside. Global to the process, as torch has it."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 def construction_dtype(model: torch.nn.Module) -> torch.dtype:
     """The default dtype that a model was built under: that of most of its floating parameters."""
     counts = collections.Counter(
@@ -149,7 +139,7 @@ def skeleton_builder(
     config = copy.deepcopy(model.config)
 
     def build() -> torch.nn.Module:
-        with default_dtype(dtype if dtype is not None else construction_dtype(model)):
+        with constructing(), constructing(dtype or construction_dtype(model)):
             made: torch.nn.Module = cls(copy.deepcopy(config))
         return made
 

@@ -272,8 +272,8 @@ def test_second_skeleton_names_what_it_cannot_fill():
 def test_builders_for_the_libraries(dtype):
     diffusers = pytest.importorskip("diffusers")
     transformers = pytest.importorskip("transformers")
+    from loadstone._torch_state import constructing
     from loadstone.diffusers import skeleton_builder as for_diffusers
-    from loadstone.transformers import default_dtype
     from loadstone.transformers import skeleton_builder as for_transformers
 
     def gemma():
@@ -290,7 +290,7 @@ def test_builders_for_the_libraries(dtype):
         )  # fmt: skip
 
     for make, builder in ((gemma, for_transformers), (lumina, for_diffusers)):
-        with default_dtype(dtype):
+        with constructing(dtype):
             truth = make()
             with torch.device("meta"):
                 model = make()

@@ -206,7 +206,9 @@ class WholeLinear4bit(WholeFourBit):
         given = x.dtype
         if self.compute_dtype is not None:
             x = x.to(self.compute_dtype)
-        bias = self.bias.to(x.dtype) if self.bias is not None else None
+        bias = self.bias
+        if bias is not None and bias.dtype != x.dtype:
+            bias.data = bias.data.to(x.dtype)  # for good, as bitsandbytes does it
         return layout.linear(x, self.weight.data, self.weight.quant_state, bias).to(given)
 
 

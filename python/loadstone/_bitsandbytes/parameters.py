@@ -50,6 +50,15 @@ class _MovesByTo:
 
     to: Any
 
+    @property
+    def __class__(self) -> type:
+        """bitsandbytes' own class, which callers compare with; ``type()`` tells the truth."""
+        return type(self).__bases__[1]
+
+    @__class__.setter
+    def __class__(self, cls: type) -> None:
+        object.__dict__["__class__"].__set__(self, cls)
+
     def cpu(self) -> Any:
         """As :meth:`to`."""
         return self.to("cpu")
@@ -87,10 +96,12 @@ class Params4bit(_MovesByTo, bnb.nn.Params4bit):  # type: ignore[misc]
         made: Params4bit = super().__new__(cls, data, requires_grad, quant_state, **kwargs)
         return made
 
-    def _with(self, data: torch.Tensor, state: Any) -> Params4bit:
+    def _with(
+        self, data: torch.Tensor, state: Any, requires_grad: bool | None = None
+    ) -> Params4bit:
         return type(self)(
             data,
-            requires_grad=self.requires_grad,
+            requires_grad=self.requires_grad if requires_grad is None else requires_grad,
             quant_state=state,
             blocksize=self.blocksize,
             compress_statistics=self.compress_statistics,
@@ -114,7 +125,7 @@ class Params4bit(_MovesByTo, bnb.nn.Params4bit):  # type: ignore[misc]
 
     def detach(self) -> Any:
         """The same weight, sharing its memory; torch needs the type to stay."""
-        return self._with(self.data, self.quant_state)
+        return self._with(self.data, self.quant_state, requires_grad=False)
 
     def __copy__(self) -> Any:
         return self._with(self.data, self.quant_state)
@@ -151,10 +162,15 @@ class Int8Params(_MovesByTo, bnb.nn.Int8Params):  # type: ignore[misc]
             made.CB = made.data
         return made
 
-    def _with(self, data: torch.Tensor, scales: torch.Tensor | None) -> Int8Params:
+    def _with(
+        self,
+        data: torch.Tensor,
+        scales: torch.Tensor | None,
+        requires_grad: bool | None = None,
+    ) -> Int8Params:
         return type(self)(
             data,
-            requires_grad=self.requires_grad,
+            requires_grad=self.requires_grad if requires_grad is None else requires_grad,
             has_fp16_weights=self.has_fp16_weights,
             SCB=scales,
         )
@@ -174,7 +190,7 @@ class Int8Params(_MovesByTo, bnb.nn.Int8Params):  # type: ignore[misc]
 
     def detach(self) -> Any:
         """The same weight, sharing its memory; torch needs the type to stay."""
-        return self._with(self.data, self.SCB)
+        return self._with(self.data, self.SCB, requires_grad=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self._with(copy.deepcopy(self.data, memo), copy.deepcopy(self.SCB, memo))

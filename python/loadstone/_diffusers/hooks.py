@@ -14,7 +14,7 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
@@ -53,7 +53,7 @@ from loadstone._errors import PlanError, make
 from loadstone._patch import Hook, Hooks, gated, held
 from loadstone._placement import expanded, gathered, require_paths
 from loadstone._plan import MODES
-from loadstone._skeleton import skeleton
+from loadstone._torch_state import constructing, in_turn, ordinary_tensors, skeleton_in_turn
 
 # The config may turn out to be another, and the converter to ask for what is not there or to pass
 # over what is: the latter twice, as another config makes another converter.
@@ -67,6 +67,7 @@ _current: ContextVar[Load | None] = ContextVar("loadstone_diffusers_load", defau
 def hooks() -> Hooks:
     """The places in diffusers that are replaced while a load runs on loadstone."""
     import accelerate
+    from diffusers import configuration_utils
     from diffusers.loaders import single_file, single_file_model, single_file_utils
     from diffusers.models import modeling_utils
 
@@ -92,8 +93,12 @@ def hooks() -> Hooks:
         *PipelineHooks(_options.get, _load).places(),
         *QuantizerHooks(lambda: _current.get() is not None).places(),
     ]
+    turns = [
+        Hook(modeling_utils.ModelMixin, "_set_default_torch_dtype", in_turn(_set_dtype_later)),
+        Hook(configuration_utils.ConfigMixin, "from_config", in_turn(_from_config)),
+    ]
     return Hooks(
-        [Hook(owner, name, gated("diffusers", wrapper)) for owner, name, wrapper in places],
+        [Hook(owner, name, gated("diffusers", wrapper)) for owner, name, wrapper in places] + turns,
         "diffusers",
     )
 
@@ -103,8 +108,32 @@ def options(chosen: Options) -> AbstractContextManager[Any]:
     return held(_options, chosen)
 
 
-def _load() -> AbstractContextManager[Load]:
-    return held(_current, Load(_options.get() or Options()))
+@contextlib.contextmanager
+def _load() -> Iterator[Load]:
+    with ordinary_tensors(), held(_current, Load(_options.get() or Options())) as load:
+        yield load
+
+
+# --- construction --------------------------------------------------------------------------------
+
+# What the library wants torch's default dtype to be in the construction that comes next.
+_wanted_dtype: ContextVar[torch.dtype | None] = ContextVar("loadstone_dtype", default=None)
+
+
+def _set_dtype_later(original: Any, cls: Any, dtype: torch.dtype) -> None:
+    """The library sets it, constructs, and does not set it back where the construction fails."""
+    with constructing():
+        original(cls, dtype)  # raises for what is no dtype of a model
+    _wanted_dtype.set(dtype)
+
+
+def _from_config(original: Any, *args: Any, **kwargs: Any) -> Any:
+    dtype = _wanted_dtype.get()
+    if dtype is None and _current.get() is None:
+        return original(*args, **kwargs)
+    _wanted_dtype.set(None)
+    with constructing(dtype):
+        return original(*args, **kwargs)
 
 
 # --- single files --------------------------------------------------------------------------------
@@ -220,7 +249,7 @@ def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: 
 
 
 def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
-    return original(*args, **kwargs) if _current.get() is None else skeleton()
+    return original(*args, **kwargs) if _current.get() is None else skeleton_in_turn()
 
 
 def _determine_device_map(

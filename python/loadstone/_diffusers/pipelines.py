@@ -26,6 +26,7 @@ from loadstone._dtypes import torch_dtype
 from loadstone._errors import PlanError
 from loadstone._patch import held
 from loadstone._placement import expanded
+from loadstone._torch_state import ordinary_tensors
 
 _placing: ContextVar[Placing | None] = ContextVar("loadstone_diffusers_placing", default=None)
 _converting: ContextVar[bool] = ContextVar("loadstone_diffusers_converting", default=False)
@@ -94,9 +95,9 @@ class PipelineHooks:
         memory, folder = kwargs.pop("max_memory", None), kwargs.pop("offload_folder", None)
         placing = Placing(kwargs["device_map"], memory, folder)
         kwargs["device_map"] = "balanced"  # what it is asked about is answered by placing
-        with held(_placing, placing):
+        with ordinary_tensors(), held(_placing, placing):
             pipe = original(cls, *args, **kwargs)
-        placing.settle(pipe)
+            placing.settle(pipe)
         return pipe
 
     # --- single files ----------------------------------------------------------------------------
@@ -110,9 +111,10 @@ class PipelineHooks:
         folder = kwargs.pop("offload_folder", None) or chosen.offload_folder
         device_map = kwargs.pop("device_map", None)
         placing = Placing(device_map, memory, folder) if device_map is not None else None
-        with held(_deferred, Deferred()) as components:
-            pipe = original(cls, *args, **kwargs)
-        _finish(pipe, components, placing, kwargs)
+        with ordinary_tensors():
+            with held(_deferred, Deferred()) as components:
+                pipe = original(cls, *args, **kwargs)
+            _finish(pipe, components, placing, kwargs)
         return pipe
 
     def _text_encoder(self, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from loadstone._errors import make
-from loadstone._skeleton import skeleton
+from loadstone._torch_state import skeleton_in_turn
 
 
 def skeleton_of(
@@ -26,7 +26,7 @@ def skeleton_of(
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     wanted = dtype if dtype not in (None, "auto") else getattr(config, "dtype", None)
     is_model = issubclass(cls, PreTrainedModel)
-    with skeleton():
+    with skeleton_in_turn():
         if is_model:
             made: torch.nn.Module = cls._from_config(config, dtype=wanted)
         else:

@@ -20,7 +20,7 @@ from loadstone._errors import make
 from loadstone._modelopt.loading import Options, load_into, resolved
 from loadstone._modelopt.versions import require_known
 from loadstone._patch import Hook, Hooks, gated, held
-from loadstone._skeleton import skeleton
+from loadstone._torch_state import skeleton_in_turn
 
 LIBRARY = "modelopt"
 
@@ -54,7 +54,7 @@ def options(chosen: Options) -> contextlib.AbstractContextManager[Any]:
 
 
 def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
-    return skeleton()
+    return skeleton_in_turn()
 
 
 def _infer_auto_device_map(original: Any, model: Any, max_memory: Any = None, **_: Any) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from loadstone import _core
@@ -13,69 +15,139 @@ Groups = dict[str, tuple[Any, dict[str, list[str]]]]
 # More absent keys of one target than this are counted, not listed.
 LISTED_MAX = 64
 
+# Of a number in a key; longer ones belong to no series.
+_DIGITS_MAX = 18
 
-def absent_findings(derivation: Any, first: str) -> list[_core.Finding]:
-    """One error that names what a group lacks, seen by its other members and other layers' groups.
+
+def series_findings(derivation: Any, first: str) -> list[_core.Finding]:
+    """One error for a group whose members cannot be put together by their numbers.
+
+    The library stacks the members of each pattern in the order of their numbers and pairs them by
+    their places, so a gap in one of them pairs what does not belong together.
 
     Args:
         derivation: with ``groups``, ``state`` and ``rename``.
         first: the group's first target.
+    """
+    _, members = derivation.groups[first]
+    read = [
+        Series(pattern, keys, derivation) for pattern, keys in members.items() if "*" in pattern
+    ]
+    series = [each for each in read if each.keys]  # the others stand for something else
+    counts = {len(each.keys) for each in series}
+    if len(counts) < 2 and all(each.is_whole for each in series):
+        return []
+    lacking = absent_findings(derivation, first)
+    if lacking:
+        return lacking
+    odd = [key for each in series for key in (*each.odd, *each.beyond(min(counts)))]
+    message = (
+        f"'{first}' is made of series of tensors whose numbers have to go from 0 on without a gap, "
+        "each once, and be the same in all series; these do not fit in: "
+        f"{', '.join(map(repr, odd[:4]))}{' ...' if len(odd) > 4 else ''}"
+    )
+    suggestion = "remove these tensors from the checkpoint, or give them the numbers that they lack"
+    return [_core.Finding("error", "plan.conversion", first, odd[:LISTED_MAX], message, suggestion)]
+
+
+def absent_findings(derivation: Any, first: str) -> list[_core.Finding]:
+    """One error that names what a group lacks, seen by its other members and other layers' groups.
 
     Returns:
         Nothing, where the group lacks nothing that can be told.
     """
     mapping, members = derivation.groups[first]
-    patterns = [pattern for pattern in mapping.source_patterns if "*." in pattern]
+    patterns = [pattern for pattern in mapping.source_patterns if "*" in pattern]
     if not patterns:
         return []
     present = {
-        pattern: _indices(pattern, members.get(pattern, ()), derivation) for pattern in patterns
+        pattern: Series(pattern, members.get(pattern, ()), derivation) for pattern in patterns
     }
-    wanted = _wanted(derivation, first, present)
+    count = _count(derivation, first, present)
+    missing = {pattern: each.missing(count) for pattern, each in present.items()}
     absent = [
         name
-        for pattern in patterns
-        for index in sorted(wanted - present[pattern].keys())
-        if (name := _expected(derivation, first, pattern, index, present)) is not None
+        for pattern, numbers in missing.items()
+        for number in numbers
+        if (name := _expected(derivation, first, pattern, number, present)) is not None
     ]
     if not absent:
         return []
-    experts = sorted({index for pattern in patterns for index in wanted - present[pattern].keys()})
+    total = sum(count - each.below(count) for each in present.values())
+    experts = sorted({number for numbers in missing.values() for number in numbers})
     layer = re.search(r"(?:^|\.)layers?\.(\d+)\.", first)
     where = f"layer {layer[1]} lacks " if layer else "it lacks "
+    beyond = [key for each in present.values() for key in (*each.odd, *each.beyond(count))]
     message = (
         f"'{first}' is made of {sum(map(len, members.values()))} tensors that are there and "
-        f"{len(absent)} that are missing: {where}expert{'s' if len(experts) > 1 else ''} "
+        f"{total} that are missing: {where}expert{'s' if len(experts) > 1 else ''} "
         f"{', '.join(map(str, experts[:8]))}{' ...' if len(experts) > 8 else ''}: expected "
         f"{', '.join(map(repr, absent[:4]))}{' ...' if len(absent) > 4 else ''}"
     )
+    if beyond:
+        message += f"; no expert of the model has {', '.join(map(repr, beyond[:4]))}"
+        message += " ..." if len(beyond) > 4 else ""
     suggestion = "fetch the checkpoint again: a shard, or a part of one, is not there"
     return [_core.Finding("error", "plan.missing", first, absent[:LISTED_MAX], message, suggestion)]
 
 
-def _wanted(derivation: Any, first: str, present: dict[str, dict[int, str]]) -> set[int]:
-    """The experts that a complete group has: as many as the largest group of its kind."""
-    own = {index for each in present.values() for index in each}
-    count = max(own, default=-1) + 1
-    for target, (_, members) in derivation.groups.items():
-        if target != first:
-            count = max(
-                [count, *(len(members[pattern]) for pattern in present if pattern in members)]
-            )
+class Series:
+    """The keys that one pattern matched, by their numbers.
+
+    Attributes:
+        keys: number and key.
+        odd: keys without a number, or with one that another key has (``01`` and ``1``).
+    """
+
+    def __init__(self, pattern: str, keys: Iterable[str], derivation: Any) -> None:
+        self.keys: dict[int, str] = {}
+        self.odd: list[str] = []
+        head = tail = ""
+        for key in keys:
+            digits = key[len(head) : len(key) - len(tail)]
+            is_alike = head and key.startswith(head) and key.endswith(tail)
+            if not (is_alike and digits.isascii() and digits.isdigit()):
+                position = _position(pattern, key, derivation)
+                if position is None:
+                    self.odd.append(key)
+                    continue
+                head, digits, tail = key[: position[0]], key[slice(*position)], key[position[1] :]
+            number = int(digits[:_DIGITS_MAX])
+            if number in self.keys:
+                self.odd.append(key)
+            else:
+                self.keys[number] = key
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the numbers go from 0 on without a gap, each once."""
+        return not self.odd and max(self.keys, default=-1) + 1 == len(self.keys)
+
+    def missing(self, count: int) -> list[int]:
+        """The first numbers below ``count`` that are not there; a count is only a claim."""
+        lacking = (number for number in range(count) if number not in self.keys)
+        return list(itertools.islice(lacking, LISTED_MAX))
+
+    def below(self, count: int) -> int:
+        """How many numbers are below ``count``."""
+        return sum(number < count for number in self.keys)
+
+    def beyond(self, count: int) -> list[str]:
+        """The keys with other numbers."""
+        return [key for number, key in sorted(self.keys.items()) if number >= count]
+
+
+def _count(derivation: Any, first: str, present: dict[str, Series]) -> int:
+    """How many experts a complete group has: the model's, or as many as the largest of its kind."""
     shape = derivation.state[first].shape
-    if len(shape) == 3 and shape[0] > count:
-        count = shape[0]  # a stack of matrices
-    return set(range(count))
-
-
-def _indices(pattern: str, keys: Any, derivation: Any) -> dict[int, str]:
-    """Expert: key, for each key that a pattern matched."""
-    indices = {}
-    for key in keys:
-        position = _position(pattern, key, derivation)
-        if position is not None:
-            indices[int(key[slice(*position)])] = key
-    return indices
+    if len(shape) == 3:  # a stack of matrices
+        return int(shape[0])
+    counts = [len(each.keys) for each in present.values()]
+    for _, members in derivation.groups.values():
+        counts += [len(members[pattern]) for pattern in present if pattern in members]
+    highest = max((number for each in present.values() for number in each.keys), default=-1) + 1
+    largest = max(counts)
+    return highest if largest < highest <= largest + LISTED_MAX else largest
 
 
 def _position(pattern: str, key: str, derivation: Any) -> tuple[int, int] | None:
@@ -85,18 +157,19 @@ def _position(pattern: str, key: str, derivation: Any) -> tuple[int, int] | None
     key going elsewhere; the last such, as layers stand before experts.
     """
     target = derivation.rename(key)
-    for match in reversed(list(re.finditer(r"(?<=\.)\d+(?=\.)", key))):
-        other = key[: match.start()] + str(int(match[0]) + 1) + key[match.end() :]
+    for match in reversed(list(re.finditer(r"(?<=[._])\d+(?=\.)", key))):
+        number = int(match[0][:_DIGITS_MAX]) + 1
+        other = f"{key[: match.start()]}{number}{key[match.end() :]}"
         if derivation.rename(other) == target:
             return match.span()
     return None
 
 
 def _expected(
-    derivation: Any, first: str, pattern: str, index: int, present: dict[str, dict[int, str]]
+    derivation: Any, first: str, pattern: str, index: int, present: dict[str, Series]
 ) -> str | None:
     """The name that an absent key should have, after the model of one that is there."""
-    like = next(iter(present[pattern].values()), None)
+    like = next(iter(present[pattern].keys.values()), None)
     if like is None:  # none of this pattern in the group: as in another layer
         like = next(
             (
@@ -119,14 +192,12 @@ def _expected(
     return like[: position[0]] + str(index) + like[position[1] :]
 
 
-def _beside(
-    derivation: Any, first: str, pattern: str, present: dict[str, dict[int, str]]
-) -> str | None:
+def _beside(derivation: Any, first: str, pattern: str, present: dict[str, Series]) -> str | None:
     """A key of a projection that the file has nowhere, from one that stands beside it."""
     tail = pattern.rpartition("*.")[2]
-    for other, keys in present.items():
+    for other, series in present.items():
         other_tail = other.rpartition("*.")[2]
-        for key in list(keys.values())[:1]:
+        for key in list(series.keys.values())[:1]:
             candidate = key.removesuffix(other_tail) + tail
             if key.endswith(other_tail) and derivation.rename(candidate) == (first, pattern):
                 return candidate

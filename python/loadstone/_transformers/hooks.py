@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -21,6 +20,7 @@ from loadstone._errors import make
 from loadstone._patch import Hook, Hooks, gated, held, suspended
 from loadstone._placement import expanded
 from loadstone._skeleton import skeleton
+from loadstone._torch_state import construct, constructing, in_turn, ordinary_tensors
 from loadstone._transformers import kernels
 from loadstone._transformers.load import Load, Options
 from loadstone._transformers.versions import require_known
@@ -52,13 +52,17 @@ def hooks() -> Hooks:
         (PreTrainedModel, name, each) for name, each in replacements.items()
     ]
     places.append((modeling_utils, "_get_device_map", _get_device_map))
+    turns = [
+        Hook(PreTrainedModel, "get_init_context", in_turn(_one_context)),
+        Hook(PreTrainedModel, "_from_config", in_turn(construct)),
+    ]
     places += [
         (quantizer, name, each)
         for quantizer in (Bnb4BitHfQuantizer, Bnb8BitHfQuantizer)
         for name, each in _OF_QUANTIZERS.items()
     ]
     return Hooks(
-        [Hook(owner, name, gated("transformers", each)) for owner, name, each in places],
+        [Hook(owner, name, gated("transformers", each)) for owner, name, each in places] + turns,
         "transformers",
     )
 
@@ -78,7 +82,7 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     if other:
         with suspended("transformers"):
             return original(cls, *args, **kwargs)
-    with held(_current, Load(chosen)) as load:
+    with ordinary_tensors(), held(_current, Load(chosen)) as load:
         result = original(cls, *args, **kwargs)
         load.finish(result[0] if isinstance(result, tuple) else result)
     return result
@@ -90,7 +94,25 @@ def _get_init_context(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any
     if load is None or not any(isinstance(each, torch.device) for each in contexts):
         return contexts
     ours = [skeleton() if isinstance(each, torch.device) else each for each in contexts]
-    return [_construction, *ours, _constructing(load)]
+    return [*ours, _constructing(load)]
+
+
+def _one_context(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """The library does not leave the contexts that it has entered when a later one refuses."""
+    return [_entered_in_turn(original(*args, **kwargs))]
+
+
+@contextlib.contextmanager
+def _entered_in_turn(contexts: Sequence[Any]) -> Iterator[None]:
+    """All contexts of a construction: left whatever happens, and in one thread at a time.
+
+    The library sets torch's default dtype, and takes the tying of weights away, for the whole
+    process.
+    """
+    with constructing(), contextlib.ExitStack() as stack:
+        for each in contexts:
+            stack.enter_context(each)
+        yield
 
 
 def _get_device_map(original: Any, model: Any, device_map: Any, *args: Any, **kwargs: Any) -> Any:
@@ -129,11 +151,6 @@ _OF_QUANTIZERS = {
     "adjust_max_memory": _adjust_max_memory,
     "param_element_size": _param_element_size,
 }
-
-
-# The library sets torch's default dtype, and takes the tying of weights away, for the whole
-# process while it constructs: loads of ours take turns.
-_construction = threading.RLock()
 
 
 @contextlib.contextmanager

@@ -86,8 +86,20 @@ def _bnb_quantize(operation: Any, trace: Trace) -> Any:
     own = type(operation).convert
     parameters = types.SimpleNamespace(Params4bit=kept, Int8Params=kept)
     names = {**own.__globals__, "bnb": types.SimpleNamespace(nn=parameters)}
-    convert = types.FunctionType(own.__code__, names, own.__name__, own.__defaults__)
-    operation.convert = types.MethodType(convert, operation)
+    function = types.FunctionType(own.__code__, names, own.__name__, own.__defaults__)
+
+    def convert(input_dict: dict[str, Any], model: Any = None, **rest: Any) -> dict[str, Any]:
+        """The library pops attributes off the model's weights, which are to stay as they are."""
+        weights = [model.get_parameter_or_buffer(name) for name in input_dict]
+        attributes = [dict(vars(weight)) for weight in weights]
+        try:
+            made: dict[str, Any] = function(operation, input_dict, model=model, **rest)
+        finally:
+            for weight, before in zip(weights, attributes, strict=True):
+                vars(weight).update(before)
+        return made
+
+    operation.convert = convert
     return operation
 
 

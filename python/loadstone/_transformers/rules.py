@@ -7,6 +7,7 @@ in which its own loader calls them; here is only what they are called with.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +17,9 @@ from transformers import core_model_loading as library
 from loadstone import _core
 from loadstone._catalog import Catalog
 from loadstone._dtypes import dtype_name
-from loadstone._errors import Error
+from loadstone._errors import Error, make
 from loadstone._transformers import kernels
-from loadstone._transformers.absent import Groups, absent_findings
+from loadstone._transformers.absent import Groups, absent_findings, series_findings
 from loadstone.tracing import Trace
 
 
@@ -89,6 +90,15 @@ def derive(catalog: Catalog, question: Question) -> Derived:
     return _Derivation(catalog, question).run()
 
 
+def _in_order(keys: Iterable[str]) -> list[str]:
+    """The order in which the library takes them."""
+    try:
+        return sorted(keys, key=library.dot_natural_key)
+    except ValueError as reason:  # digits that Python makes no number of
+        message = f"the library sorts the names of the checkpoint, and fails: {reason}"
+        raise make("plan.conversion", message) from None
+
+
 class _Derivation:
     def __init__(self, catalog: Catalog, question: Question) -> None:
         self.catalog = catalog
@@ -114,7 +124,7 @@ class _Derivation:
 
     def run(self) -> Derived:
         encodings = self.catalog.encodings()
-        for key in sorted(encodings, key=library.dot_natural_key):
+        for key in _in_order(encodings):
             self._collect(key, encodings[key])
         for first, (mapping, _) in self.groups.items():
             self._convert(first, mapping)
@@ -199,6 +209,10 @@ class _Derivation:
     # --- what is done to it ----------------------------------------------------------------------
 
     def _convert(self, first: str, mapping: Any) -> None:
+        unpaired = series_findings(self, first)
+        if unpaired:
+            self.derived.findings += unpaired
+            return
         try:
             made = mapping.convert(
                 first,
