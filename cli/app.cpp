@@ -78,6 +78,7 @@ int guarded(const Chosen& chosen, const std::string& command) {
 }  // namespace
 
 int run(int argc, const char* const* argv) {
+  catch_interrupts(wants_json(argc, argv));  // first: Ctrl-C may come at once
   Chosen chosen;
   CLI::App app(
       "Says what a load of model weights will do before it reads one byte, does it, and proves it.",
@@ -101,7 +102,6 @@ int run(int argc, const char* const* argv) {
     const Error error = usage_error(command_so_far(app), usage_message(app, problem));
     return fail(error, wants_json(argc, argv));
   }
-  catch_interrupts(chosen.json);
   return guarded(chosen, command_so_far(app));
 }
 

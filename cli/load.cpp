@@ -9,6 +9,7 @@
 
 #include "base/json_writer.h"
 #include "base/text.h"
+#include "catalog/paths.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/machine.h"
@@ -46,16 +47,19 @@ Plan planned(const Args& args) {
     return make_plan(args.plan);
   }
   for (const CLI::Option* option : args.plan_options) {
-    if (option->count() == 0) continue;
+    // A path that a plan names needs the user's word.
+    if (option->count() == 0 || option->get_name() == "--offload-folder") continue;
     throw Error("usage",
                 fmt::format("--plan has decided all; {} comes too late", option->get_name()));
   }
   if (open.paths.size() > 1) {
     throw Error("usage", "--plan takes at most one CHECKPOINT, the folder that its shards are in");
   }
-  const std::string root = open.paths.empty() ? std::string() : open.paths.front();
+  const PlanPaths paths = {.root = open.paths.empty() ? std::string() : open.paths.front(),
+                           .plan_folder = parent_path(args.plan_path),
+                           .offload_folder = args.plan.offload_folder};
   return parse_file(args.plan_path, [&](const std::string& text) {
-    return plan_from_json(text, open.options(), root);
+    return plan_from_json(text, open.options(), paths);
   });
 }
 
@@ -193,7 +197,8 @@ void add_load(CLI::App& app, Chosen& chosen) {
   command
       ->add_option("--plan", args->plan_path,
                    "Do what this plan says ('plan -o' writes one); CHECKPOINT is then\n"
-                   "the folder that the shards are in now, where they have moved")
+                   "the folder that the shards are in now, where they have moved.\n"
+                   "Where it writes to disk, --offload-folder is needed again")
       ->type_name("FILE");
   args->plan_options = add_plan_options(*command, args->plan);
   add_threads_option(*command, args->threads, "Readers (default: one per core, at most 4)");

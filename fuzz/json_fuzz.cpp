@@ -28,6 +28,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static const loadstone::Catalog catalog("/", {}, {}, {}, {});
   try_to([&] { (void)loadstone::recipes_from_json(catalog, text); });
   loadstone::fuzz::MemoryStorage storage("/model.safetensors", {});
-  try_to([&] { (void)loadstone::plan_from_json(text, {.storage = &storage}, "/"); });
+  try_to([&] { (void)loadstone::plan_from_json(text, {.storage = &storage}, {.root = "/"}); });
   return 0;
 }

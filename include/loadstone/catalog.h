@@ -126,8 +126,10 @@ class Catalog {
  public:
   // Checks names for duplicates across shards (Error "ix.duplicate"). Tensors come in file order:
   // by shard, then by offset.
+  // `storage`: what the shards are read through; it must live as long. Null: the machine's own.
   Catalog(std::string root, std::vector<Shard> shards, std::vector<TensorInfo> tensors,
-          std::map<std::string, MetadataValue> metadata, std::vector<Finding> findings);
+          std::map<std::string, MetadataValue> metadata, std::vector<Finding> findings,
+          Storage* storage = nullptr);
   Catalog(const Catalog&) = delete;
   Catalog& operator=(const Catalog&) = delete;
 
@@ -139,6 +141,8 @@ class Catalog {
   }
   // Warnings met while opening; never errors (those are thrown).
   [[nodiscard]] const std::vector<Finding>& findings() const noexcept { return findings_; }
+  // `other`, or where that is null the storage that the checkpoint was opened through.
+  [[nodiscard]] Storage& storage(Storage* other = nullptr) const noexcept;
   [[nodiscard]] std::optional<std::uint32_t> find(std::string_view name) const;
   // Sum of the tensors' bytes.
   [[nodiscard]] std::uint64_t total_bytes() const noexcept { return total_bytes_; }
@@ -149,6 +153,7 @@ class Catalog {
   std::vector<TensorInfo> tensors_;
   std::map<std::string, MetadataValue> metadata_;
   std::vector<Finding> findings_;
+  Storage* storage_;                                           // not owned; null: the machine's own
   std::unordered_map<std::string_view, std::uint32_t> index_;  // views into tensors_
   std::uint64_t total_bytes_ = 0;
 };
@@ -159,7 +164,8 @@ struct OpenOptions {
   // ggml knows tensors of at most 4 dims. Files of video models hold patch embeddings of 5, which
   // the programs that read them accept: a caller that serves these allows more.
   std::uint32_t gguf_rank_max = 4;
-  // Where to read from; null means the machine's own file system.
+  // Where to read from, now and whenever the catalog is used, so it must live as long; null means
+  // the machine's own file system.
   Storage* storage = nullptr;
 };
 

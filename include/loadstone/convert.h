@@ -224,7 +224,7 @@ void check_target(const Conversion& conversion, const std::string& target,
 // Errors among the findings, and sources that have changed, are thrown before anything is written;
 // "convert.locked" where another process is at the same work, "convert.state" where what is there
 // belongs to another conversion, "convert.incomplete" where there is nothing whole to finish.
-// `storage` is what the sources are read from; null: the machine's own.
+// `storage` is what the sources are read from; null: the catalog's.
 ConvertReport convert(const Conversion& conversion, const std::string& target,
                       Observer* observer = nullptr, Storage* storage = nullptr,
                       const ConvertRun& run = {});

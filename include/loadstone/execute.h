@@ -45,7 +45,7 @@ class HostMemory {
 struct ExecuteOptions {
   unsigned threads = 0;                  // readers; 0: one per core, at most 4
   std::uint64_t chunk_bytes = 4u << 20;  // one read; smaller where staging_bytes_max demands it
-  Storage* storage = nullptr;            // null: the machine's own file system
+  Storage* storage = nullptr;            // null: the catalog's
   Observer* observer = nullptr;          // not owned
 };
 

@@ -130,13 +130,28 @@ struct Plan {
 // Throws Error of the first error finding (its message says how many more there are).
 void require_ok(const Plan& plan);
 
-// A plan as JSON holds each shard's relative path, size, modification time and header digest.
+// A plan as JSON holds each shard's relative path, size, modification time, inode and header
+// digest.
 [[nodiscard]] std::string to_json(const Plan& plan);
-// Opens the shards again, relative to `root` (default: the root that the plan names). Trusts
-// nothing: a shard that differs is Error "io.changed"; a box, shape or size that does not fit
-// catalog and target is Error "plan.box" or "plan.json".
+
+// The caller's word for paths, for a plan from a file is not believed where it leads.
+struct PlanPaths {
+  // The checkpoint's folder, or its one file. Empty: the root that the plan names, if it lies in
+  // `plan_folder` or its files are those that the plan was made for (by size and inode); else
+  // `plan_folder`, if it holds the shards.
+  std::string root = {};
+  // The folder that the plan was read from; empty: none.
+  std::string plan_folder = {};
+  // Where tensors placed on disk are written. The one that the plan names is never used: Error
+  // "plan.offload_folder" where the plan needs one and this is empty.
+  std::string offload_folder = {};
+};
+
+// Opens the shards again. Trusts nothing: a shard of another size or header is Error "io.changed"
+// (another modification time is a warning finding "io.time"); a box, shape or size that does not
+// fit catalog and target is Error "plan.box" or "plan.json".
 [[nodiscard]] Plan plan_from_json(std::string_view text, const OpenOptions& options = {},
-                                  const std::string& root = "");
+                                  const PlanPaths& paths = {});
 
 // A table for people: one row a target (runs of like rows folded), findings, totals.
 [[nodiscard]] std::string to_table(const Plan& plan);

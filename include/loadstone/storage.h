@@ -14,10 +14,14 @@
 
 namespace loadstone {
 
-// What tells whether a file is still the one that was planned for.
+// Tells whether a file is still the one that was opened: all of it must be equal within one run. A
+// storage that has no such thing leaves a member 0.
 struct FileIdentity {
   std::uint64_t bytes = 0;
   std::int64_t modified_ns = 0;  // since the epoch
+  std::int64_t changed_ns = 0;   // of the file's status: moves with every write, and cannot be set
+  std::uint64_t inode = 0;
+  std::uint64_t device = 0;  // the file system that numbers the inodes
 
   friend bool operator==(const FileIdentity&, const FileIdentity&) = default;
 };

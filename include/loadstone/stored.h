@@ -32,7 +32,7 @@ struct StoredValues {
 
 // The layouts of DeepSeek (weight_scale_inv), ModelOpt and compressed-tensors (weight_scale,
 // weight_scale_2; weight_packed, weight_global_scale), GPT-OSS (_blocks, _scales) and bitsandbytes.
-// Reads the states of bitsandbytes, some 200 bytes each; null: from the machine's own files.
+// Reads the states of bitsandbytes, some 200 bytes each; null: through the catalog's storage.
 [[nodiscard]] StoredValues find_stored_values(const Catalog& catalog, Storage* storage = nullptr);
 
 }  // namespace loadstone

@@ -61,7 +61,7 @@ struct VerifyReport {
 };
 
 struct VerifyOptions {
-  Storage* storage = nullptr;  // null means the machine's own file system
+  Storage* storage = nullptr;  // null: each catalog's own
   unsigned threads = 0;        // 0: one a core, at most 8. Each takes 8 MiB.
   Observer* observer = nullptr;
 };

@@ -1,13 +1,16 @@
 #include "bindings.h"
+#include "shared_plan.h"
 
 namespace loadstone::python {
 
 void bind_audit(nb::module_& module) {
   // Proof of the core's own work; the walk over the live model is Python's part of the audit.
-  module.def("require_delivered",
-             [](const Plan& plan, const Report& report) { audit(plan, report).require_real(); });
-  module.def("audit_text",
-             [](const Plan& plan, const Report& report) { return audit(plan, report).text(); });
+  module.def("require_delivered", [](const SharedPlan& plan, const Report& report) {
+    audit(*plan, report).require_real();
+  });
+  module.def("audit_text", [](const SharedPlan& plan, const Report& report) {
+    return audit(*plan, report).text();
+  });
 }
 
 }  // namespace loadstone::python

@@ -6,6 +6,7 @@
 #include "bindings.h"
 #include "execute/mapped_shard.h"
 #include "observer.h"
+#include "shared_plan.h"
 
 namespace loadstone::python {
 
@@ -25,8 +26,9 @@ Plan without_offload(const Plan& plan) {
   return rest;
 }
 
-Report execute_plan(const Plan& plan, const std::vector<DestinationRow>& rows, unsigned threads,
-                    nb::object callback, bool partial, const std::vector<PartsRow>& parts) {
+Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>& rows,
+                    unsigned threads, nb::object callback, bool partial,
+                    const std::vector<PartsRow>& parts) {
   std::vector<Destination> destinations;
   destinations.reserve(rows.size());
   for (const auto& [address, byte_count, dtype] : rows) {
@@ -40,14 +42,15 @@ Report execute_plan(const Plan& plan, const std::vector<DestinationRow>& rows, u
                                                  byte_count);
     }
   }
+  const std::shared_ptr<const Plan> plan = shared.keep();
   PythonObserver observer(std::move(callback));
   ExecuteOptions options;
   options.threads = threads;
   options.observer = &observer;
   try {
     const nb::gil_scoped_release release;
-    return partial ? execute(without_offload(plan), destinations, options)
-                   : execute(plan, destinations, options);
+    return partial ? execute(without_offload(*plan), destinations, options)
+                   : execute(*plan, destinations, options);
   } catch (const Error&) {
     observer.rethrow();
     throw;
@@ -73,8 +76,9 @@ Report merge_reports(const std::vector<Report>& reports) {
 }
 
 // A mapped shard as an array of bytes. Tensors made from it keep it, and so the mapping, alive.
-nb::ndarray<nb::memview, std::uint8_t, nb::ndim<1>> map_shard(const Plan& plan, std::size_t index) {
-  const Shard& shard = plan.catalog->shards().at(index);
+nb::ndarray<nb::memview, std::uint8_t, nb::ndim<1>> map_shard(const SharedPlan& plan,
+                                                              std::size_t index) {
+  const Shard& shard = plan->catalog->shards().at(index);
   auto* mapping = new std::shared_ptr<MappedShard>(MappedShard::open(shard));
   const nb::capsule owner(mapping, [](void* pointer) noexcept {
     delete static_cast<std::shared_ptr<MappedShard>*>(pointer);

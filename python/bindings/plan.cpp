@@ -4,6 +4,7 @@
 #include "execute/offload.h"
 #include "plan/decodings.h"
 #include "plan/series.h"
+#include "shared_plan.h"
 
 namespace loadstone::python {
 
@@ -91,23 +92,23 @@ nb::dict target_row(const Plan& plan, const PlannedTarget& target) {
   return row;
 }
 
-nb::list target_rows(const Plan& plan) {
+nb::list target_rows(const SharedPlan& plan) {
   nb::list rows;
-  for (const PlannedTarget& target : plan.targets) rows.append(target_row(plan, target));
+  for (const PlannedTarget& target : plan->targets) rows.append(target_row(*plan, target));
   return rows;
 }
 
 // The shard and offset of a target that is handed out as a view of the file.
-std::pair<std::uint32_t, std::uint64_t> view_of(const Plan& plan, std::size_t index) {
+std::pair<std::uint32_t, std::uint64_t> view_of(const SharedPlan& plan, std::size_t index) {
   const TensorInfo& source =
-      plan.catalog->tensors()[plan.targets.at(index).recipe.boxes.at(0).source];
+      plan->catalog->tensors()[plan->targets.at(index).recipe.boxes.at(0).source];
   return {source.shard, source.offset_begin};
 }
 
 // What accelerate's reader of offloaded tensors wants to know: by target, as in index.json.
-nb::dict offload_index(const Plan& plan) {
+nb::dict offload_index(const SharedPlan& plan) {
   nb::dict index;
-  for (const OffloadEntry& entry : offload_entries(plan, local_storage())) {
+  for (const OffloadEntry& entry : offload_entries(*plan, plan->catalog->storage())) {
     nb::dict row;
     if (!entry.safetensors_file.empty()) {
       row["safetensors_file"] = entry.safetensors_file;
@@ -120,14 +121,15 @@ nb::dict offload_index(const Plan& plan) {
   return index;
 }
 
-Plan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRow>& rows,
-              bool values_known, std::string_view rules, std::string_view dtype,
-              std::string_view mode, const Pairs& entries, const Capacities& max_memory,
-              const std::vector<std::string>& no_split_modules, const std::string& offload_folder,
-              std::string_view missing, std::string_view unexpected,
-              std::uint64_t staging_bytes_max, bool mmap, const Recipes* recipes,
-              bool knows_all_sources, const Pairs& expected_sources, const Pairs& missing_of,
-              const std::vector<std::string>& explained, const std::vector<QuantizeRow>& quantize) {
+SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRow>& rows,
+                    bool values_known, std::string_view rules, std::string_view dtype,
+                    std::string_view mode, const Pairs& entries, const Capacities& max_memory,
+                    const std::vector<std::string>& no_split_modules,
+                    const std::string& offload_folder, std::string_view missing,
+                    std::string_view unexpected, std::uint64_t staging_bytes_max, bool mmap,
+                    const Recipes* recipes, bool knows_all_sources, const Pairs& expected_sources,
+                    const Pairs& missing_of, const std::vector<std::string>& explained,
+                    const std::vector<QuantizeRow>& quantize) {
   PlanOptions options;
   if (!rules.empty()) options.rules = rules_from_json(rules);
   options.dtype_from_file = dtype == "auto";
@@ -159,33 +161,35 @@ Plan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRo
   }
   const Skeleton skeleton = skeleton_from(rows, values_known);
   const nb::gil_scoped_release release;
-  return make_plan(std::move(catalog), skeleton, options);
+  return SharedPlan(make_plan(std::move(catalog), skeleton, options));
+}
+
+// Reads a member of the plan.
+template <auto member>
+auto get(const SharedPlan& self) {
+  return (*self).*member;
 }
 
 }  // namespace
 
 void bind_plan(nb::module_& module) {
-  nb::class_<Plan>(module, "Plan")
+  nb::class_<SharedPlan>(module, "Plan")
       .def("targets", &target_rows)
-      .def_prop_ro("findings", [](const Plan& self) { return self.findings; })
-      .def("add_findings",
-           [](Plan& self, const std::vector<Finding>& findings) {
-             self.findings.insert(self.findings.end(), findings.begin(), findings.end());
-             sort_findings(self.findings);
-           })
-      .def_prop_ro("ok", &Plan::ok)
-      .def_ro("offload_folder", &Plan::offload_folder)
-      .def_ro("staging_bytes_max", &Plan::staging_bytes_max)
-      .def_ro("bytes_to_read", &Plan::bytes_to_read)
-      .def_ro("bytes_to_write", &Plan::bytes_to_write)
-      .def_ro("peak_bytes", &Plan::peak_bytes)
-      .def_ro("device_map", &Plan::device_map)
+      .def_prop_ro("findings", &get<&Plan::findings>)
+      .def("add_findings", &SharedPlan::add_findings)
+      .def_prop_ro("ok", [](const SharedPlan& self) { return self->ok(); })
+      .def_prop_ro("offload_folder", &get<&Plan::offload_folder>)
+      .def_prop_ro("staging_bytes_max", &get<&Plan::staging_bytes_max>)
+      .def_prop_ro("bytes_to_read", &get<&Plan::bytes_to_read>)
+      .def_prop_ro("bytes_to_write", &get<&Plan::bytes_to_write>)
+      .def_prop_ro("peak_bytes", &get<&Plan::peak_bytes>)
+      .def_prop_ro("device_map", &get<&Plan::device_map>)
       .def("view_of", &view_of)
       .def("offload_index", &offload_index)
-      .def("require_ok", &require_ok)
-      .def("to_json", [](const Plan& self) { return to_json(self); })
-      .def("to_table", [](const Plan& self) { return to_table(self); })
-      .def("to_html", &to_html);
+      .def("require_ok", [](const SharedPlan& self) { require_ok(*self); })
+      .def("to_json", [](const SharedPlan& self) { return to_json(*self); })
+      .def("to_table", [](const SharedPlan& self) { return to_table(*self); })
+      .def("to_html", [](const SharedPlan& self) { return to_html(*self); });
   module.def("make_plan", &plan_for, nb::arg("catalog"), nb::arg("targets"),
              nb::arg("values_known"), nb::arg("rules"), nb::arg("dtype"),
              nb::arg("device_map_mode"), nb::arg("device_map"), nb::arg("max_memory"),
@@ -197,11 +201,15 @@ void bind_plan(nb::module_& module) {
              nb::arg("quantize") = std::vector<QuantizeRow>());
   module.def(
       "plan_from_json",
-      [](std::string_view text, bool allow_links, const std::string& root) {
+      [](std::string_view text, bool allow_links, const std::string& root,
+         const std::string& plan_folder, const std::string& offload_folder) {
         const nb::gil_scoped_release release;
-        return plan_from_json(text, {.allow_links = allow_links}, root);
+        return SharedPlan(plan_from_json(
+            text, {.allow_links = allow_links},
+            {.root = root, .plan_folder = plan_folder, .offload_folder = offload_folder}));
       },
-      nb::arg("text"), nb::arg("allow_links") = false, nb::arg("root") = "");
+      nb::arg("text"), nb::arg("allow_links") = false, nb::arg("root") = "",
+      nb::arg("plan_folder") = "", nb::arg("offload_folder") = "");
   module.def(
       "check_series",
       [](const std::vector<std::vector<std::string>>& partners, std::uint64_t count) {
@@ -219,7 +227,7 @@ void bind_plan(nb::module_& module) {
   module.def("identity_plan", [](const std::shared_ptr<const Catalog>& catalog) {
     PlanOptions options;
     options.unexpected = UnexpectedPolicy::ignore;
-    return make_plan(catalog, Skeleton::from_catalog(*catalog), options);
+    return SharedPlan(make_plan(catalog, Skeleton::from_catalog(*catalog), options));
   });
   module.def("skeleton_rows", [](std::string_view text) {
     std::vector<TargetRow> rows;

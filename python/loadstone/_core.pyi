@@ -138,7 +138,13 @@ def make_plan(
     explained: Sequence[str] = (),
     quantize: Sequence[tuple[str, str, str, int, bool, float | None, str]] = (),
 ) -> Plan: ...
-def plan_from_json(text: str, allow_links: bool = False, root: str = "") -> Plan: ...
+def plan_from_json(
+    text: str,
+    allow_links: bool = False,
+    root: str = "",
+    plan_folder: str = "",
+    offload_folder: str = "",
+) -> Plan: ...
 def check_series(
     partners: list[list[str]], count: int = 0
 ) -> tuple[list[tuple[int, int]], int, list[int]]: ...

@@ -203,19 +203,36 @@ class Plan:
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, allow_links: bool = False, root: str = ""
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        allow_links: bool = False,
+        root: str | os.PathLike[str] = "",
+        offload_folder: str | os.PathLike[str] | None = None,
     ) -> Plan:
         """Reads a plan back and checks it against the shards, trusting nothing.
 
         Args:
-            root: the checkpoint's folder, where it has moved.
+            root: the checkpoint's folder. Needed where it was moved or copied, unless it stands
+                with the plan: in the plan's folder.
+            offload_folder: where tensors placed on ``"disk"`` go. The folder that the plan names
+                is not taken from a file: pass it again.
 
         Raises:
-            PlanError: the text is no plan, or a box does not fit its tensors.
-            LoadError: a shard is not the planned one (``io.changed``).
+            PlanError: the text is no plan, or a box does not fit its tensors; or the plan writes to
+                disk and no ``offload_folder`` was passed (``plan.offload_folder``).
+            LoadError: a shard is not the planned one (``io.changed``). One that was only modified
+                at another time is a warning in ``findings`` (``io.time``).
         """
         text = Path(path).read_text(encoding="utf-8")
-        return cls(_core.plan_from_json(text, allow_links=allow_links, root=root))
+        core = _core.plan_from_json(
+            text,
+            allow_links=allow_links,
+            root=os.fspath(root),
+            plan_folder=os.fspath(Path(path).parent),
+            offload_folder="" if offload_folder is None else os.fspath(offload_folder),
+        )
+        return cls(core)
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as one self-contained page."""

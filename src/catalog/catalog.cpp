@@ -9,12 +9,14 @@
 namespace loadstone {
 
 Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<TensorInfo> tensors,
-                 std::map<std::string, MetadataValue> metadata, std::vector<Finding> findings)
+                 std::map<std::string, MetadataValue> metadata, std::vector<Finding> findings,
+                 Storage* storage)
     : root_(std::move(root)),
       shards_(std::move(shards)),
       tensors_(std::move(tensors)),
       metadata_(std::move(metadata)),
-      findings_(std::move(findings)) {
+      findings_(std::move(findings)),
+      storage_(storage) {
   const auto in_file_order = [](const TensorInfo& a, const TensorInfo& b) {
     return std::tie(a.shard, a.offset_begin, a.offset_end) <
            std::tie(b.shard, b.offset_begin, b.offset_end);
@@ -39,6 +41,11 @@ Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<Tensor
     throw Error("ix.duplicate", "two shards hold a tensor of this name", std::move(where));
   }
   sort_findings(findings_);
+}
+
+Storage& Catalog::storage(Storage* other) const noexcept {
+  if (other != nullptr) return *other;
+  return storage_ != nullptr ? *storage_ : local_storage();
 }
 
 std::optional<std::uint32_t> Catalog::find(std::string_view name) const {

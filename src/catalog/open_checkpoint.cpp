@@ -246,7 +246,7 @@ class CheckpointReader {
     merge();
     return std::make_shared<const Catalog>(std::move(root_), std::move(shards_),
                                            std::move(tensors_), std::move(metadata_),
-                                           std::move(findings_));
+                                           std::move(findings_), &opener_.storage);
   }
 
   FileOpener opener_;

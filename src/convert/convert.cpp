@@ -121,7 +121,7 @@ ConvertReport convert(const Conversion& conversion, const std::string& target, O
   }
   const std::vector<bool> wanted = files_to_write(conversion, work, run, report);
   const Sources sources =
-      open_needed(conversion, wanted, storage != nullptr ? *storage : local_storage());
+      open_needed(conversion, wanted, conversion.plan.catalog->storage(storage));
   const SourceWatch watch(*conversion.plan.catalog, sources);
   Output output(conversion, work, [&watch] { watch.check(); });
   if (run.finish) {

@@ -209,7 +209,7 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   require_ok(plan);
   check_constants(plan);
   check_destinations(plan, destinations);
-  Storage& storage = options.storage != nullptr ? *options.storage : local_storage();
+  Storage& storage = plan.catalog->storage(options.storage);
   const Sizes sizes = choose_sizes(plan, options);
   const std::vector<DecodeForm> forms = prepare_decodings(plan);
   const Sources sources = open_needed(plan, destinations, storage);

@@ -11,6 +11,7 @@
 
 #include "kernels/cast.h"
 #include "loadstone/error.h"
+#include "storage/file_status.h"
 
 namespace loadstone {
 
@@ -31,11 +32,7 @@ const char* code_of(int problem) noexcept {
 
 void check_identity(const Shard& shard, const struct stat& status) {
   if (!S_ISREG(status.st_mode)) fail(shard, "io.not_regular", "not a regular file", 0);
-  const FileIdentity now = {
-      .bytes = static_cast<std::uint64_t>(status.st_size),
-      .modified_ns = static_cast<std::int64_t>(status.st_mtim.tv_sec) * 1'000'000'000 +
-                     status.st_mtim.tv_nsec};
-  if (now == shard.identity) return;
+  if (identity_of(status) == shard.identity) return;
   fail(shard, "io.changed", "the file is not the one that the plan was made for", 0);
 }
 

@@ -1,5 +1,7 @@
 #include "execute/shard_files.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -22,9 +24,16 @@ namespace {
   throw Error("io.changed", "the file is not the one that the plan was made for", std::move(where));
 }
 
-std::string text_of(const FileIdentity& identity) {
-  return std::to_string(identity.bytes) + " bytes modified at " +
-         std::to_string(identity.modified_ns) + " ns";
+// The first thing of the two that differs.
+std::string text_of(const FileIdentity& identity, const FileIdentity& other) {
+  if (identity.bytes != other.bytes) return fmt::format("{} bytes", identity.bytes);
+  if (identity.modified_ns != other.modified_ns) {
+    return fmt::format("modified at {} ns", identity.modified_ns);
+  }
+  if (identity.inode != other.inode || identity.device != other.device) {
+    return fmt::format("inode {} of device {}", identity.inode, identity.device);
+  }
+  return fmt::format("its status changed at {} ns", identity.changed_ns);
 }
 
 // A header of 16 MB costs milliseconds, and a file of the same size and time is caught too.
@@ -52,7 +61,9 @@ void check_header(const Shard& shard, ByteSource& source) {
 
 void check_identity(const Shard& shard, const ByteSource& source) {
   const FileIdentity now = source.identity();
-  if (now != shard.identity) refuse_changed(shard, text_of(now), text_of(shard.identity));
+  if (now != shard.identity) {
+    refuse_changed(shard, text_of(now, shard.identity), text_of(shard.identity, now));
+  }
 }
 
 std::vector<std::shared_ptr<ByteSource>> open_shards(const Catalog& catalog,

@@ -9,7 +9,8 @@
 
 namespace loadstone {
 
-// Throws Error "io.changed" where size or time are others than when the catalog was made.
+// Throws Error "io.changed" where size, times, inode or device are others than when the catalog was
+// made.
 void check_identity(const Shard& shard, const ByteSource& source);
 
 // Those of the catalog's shards that are needed, opened and with their header's digest compared;

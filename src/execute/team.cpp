@@ -15,6 +15,12 @@ constexpr auto watch_interval = std::chrono::milliseconds(50);
 
 }  // namespace
 
+Team::Team(std::atomic<bool>& stop, Starter starter)
+    : stop_(stop),
+      out_of_memory_(
+          std::make_exception_ptr(Error("memory.host", "there is no memory left for the work"))),
+      starter_(std::move(starter)) {}
+
 Team::~Team() {
   stop_ = true;
   join();
@@ -25,40 +31,52 @@ void Team::join() noexcept {
   threads_.clear();
 }
 
-void Team::run(const std::function<void()>& work) noexcept {
+// Allocates nothing: a thread that finds no memory here could not say so.
+void Team::run() noexcept {
   std::exception_ptr failure;
   try {
-    work();
+    work_();
   } catch (const std::bad_alloc&) {
-    failure = std::make_exception_ptr(Error("memory.host", "there is no memory left"));
+    failure = out_of_memory_;
   } catch (...) {
     failure = std::current_exception();
   }
-  if (failure) stop_ = true;
   const std::lock_guard lock(mutex_);
-  if (failure && !failure_) failure_ = std::move(failure);
+  if (failure) {
+    if (!failure_) failure_ = std::move(failure);
+    stop_ = true;  // after that, so that nobody who stops for it is taken for the first
+  }
   --running_;
   ended_.notify_all();
 }
 
-void Team::start(unsigned count, const std::function<void()>& work) {
-  work_ = work;
-  threads_.reserve(count);
+void Team::start(unsigned count, const Work& work) {
+  try {
+    work_ = work;
+    threads_.reserve(count);
+  } catch (const std::bad_alloc&) {
+    std::rethrow_exception(out_of_memory_);
+  }
   for (unsigned i = 0; i < count; ++i) {
     {
       const std::lock_guard lock(mutex_);
       ++running_;
     }
+    std::error_code problem;
     try {
-      threads_.emplace_back([this] { run(work_); });
+      threads_.push_back(starter_([this] { run(); }));
+      continue;
     } catch (const std::system_error& error) {
-      const std::lock_guard lock(mutex_);
-      --running_;
-      if (i != 0) return;  // fewer threads do the same work
-      Where where;
-      where.system_error = error.code().value();
-      throw Error("memory.host", "the system starts no thread", where);
+      problem = error.code();
+    } catch (const std::bad_alloc&) {
+      problem = std::make_error_code(std::errc::not_enough_memory);
     }
+    const std::lock_guard lock(mutex_);
+    --running_;
+    if (i != 0) return;  // fewer threads do the same work
+    Where where;
+    where.system_error = problem.value();
+    throw Error("memory.host", "the system starts no thread", where);
   }
 }
 

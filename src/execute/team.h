@@ -8,6 +8,7 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace loadstone {
@@ -16,8 +17,12 @@ namespace loadstone {
 // thread.
 class Team {
  public:
+  using Work = std::function<void()>;
+  // Starts one thread that does the work; throws where the system has none to give.
+  using Starter = std::function<std::thread(Work)>;
+
   // `stop` is set when the work should end early: by a failure, or by whoever has it.
-  explicit Team(std::atomic<bool>& stop) : stop_(stop) {}
+  explicit Team(std::atomic<bool>& stop, Starter starter = start_thread);
   // Stops and joins what still runs.
   ~Team();
   Team(const Team&) = delete;
@@ -25,21 +30,24 @@ class Team {
 
   // Starts `count` threads, or as many as the system gives: Error "memory.host" when none. `work`
   // is called once in each, and may throw: the first failure stops all.
-  void start(unsigned count, const std::function<void()>& work);
+  void start(unsigned count, const Work& work);
   // Calls `watch` about 20 times a second until all threads have ended, then once more; false from
   // it stops them. Rethrows the first failure. Returns whether `watch` never said false.
   bool wait(const std::function<bool()>& watch);
 
  private:
-  void run(const std::function<void()>& work) noexcept;
+  static std::thread start_thread(Work work) { return std::thread(std::move(work)); }
+  void run() noexcept;
   void join() noexcept;
 
   std::atomic<bool>& stop_;
   std::mutex mutex_;
   std::condition_variable ended_;
-  std::size_t running_ = 0;     // guarded by mutex_
-  std::exception_ptr failure_;  // guarded by mutex_
-  std::function<void()> work_;
+  std::size_t running_ = 0;                 // guarded by mutex_
+  std::exception_ptr failure_;              // guarded by mutex_
+  const std::exception_ptr out_of_memory_;  // made while there is memory to make it of
+  const Starter starter_;
+  Work work_;
   std::vector<std::thread> threads_;
 };
 

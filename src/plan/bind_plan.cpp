@@ -28,7 +28,24 @@ namespace {
                .expected = std::move(expected)});
 }
 
-void check_shards(const std::vector<SavedShard>& saved, const Catalog& catalog) {
+// Copying a checkpoint, or writing the same bytes again, gives it another time.
+Finding other_times(const std::vector<const Shard*>& shards) {
+  std::string message = fmt::format(
+      "'{}' was modified at another time than when the plan was made; its size and header are the "
+      "same, and its values are not compared",
+      printable(shards.front()->path, 400));
+  if (shards.size() > 1) {
+    message += fmt::format(" (and {} more {})", shards.size() - 1,
+                           shards.size() == 2 ? "shard" : "shards");
+  }
+  return {.severity = Severity::warning,
+          .code = "io.time",
+          .message = std::move(message),
+          .suggestion = "if the shards were not merely copied, plan again"};
+}
+
+void check_shards(const std::vector<SavedShard>& saved, const Catalog& catalog,
+                  std::vector<Finding>& findings) {
   const auto& shards = catalog.shards();
   if (shards.size() != saved.size()) {
     throw Error("io.changed", "the checkpoint has another number of shards",
@@ -36,21 +53,22 @@ void check_shards(const std::vector<SavedShard>& saved, const Catalog& catalog) 
                  .found = std::to_string(shards.size()),
                  .expected = std::to_string(saved.size())});
   }
+  std::vector<const Shard*> other_time;
   for (std::size_t i = 0; i < shards.size(); ++i) {
     const FileIdentity& now = shards[i].identity;
     const FileIdentity& then = saved[i].identity;
     if (now.bytes != then.bytes) {
       changed(shards[i], "bytes", std::to_string(now.bytes), std::to_string(then.bytes));
     }
-    if (now.modified_ns != then.modified_ns) {
-      changed(shards[i], "modified_ns", std::to_string(now.modified_ns),
-              std::to_string(then.modified_ns));
-    }
     if (shards[i].header_digest != saved[i].header_digest) {
       changed(shards[i], "header_digest", shards[i].header_digest,
               printable(saved[i].header_digest));
     }
+    if (now.modified_ns != then.modified_ns) other_time.push_back(&shards[i]);
   }
+  if (other_time.empty()) return;
+  findings.push_back(other_times(other_time));
+  sort_findings(findings);
 }
 
 class Binder {
@@ -348,7 +366,7 @@ class Binder {
 }  // namespace
 
 Plan bind_plan(SavedPlan saved, std::shared_ptr<const Catalog> catalog) {
-  check_shards(saved.shards, *catalog);
+  check_shards(saved.shards, *catalog, saved.plan.findings);
   return Binder(std::move(saved), std::move(catalog)).run();
 }
 

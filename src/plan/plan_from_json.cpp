@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "catalog/open_file.h"
+#include "catalog/paths.h"
 #include "loadstone/error.h"
 #include "loadstone/storage.h"
 #include "plan/plan_json.h"
@@ -31,34 +33,128 @@ bool is_inside(std::string_view path) {
 
 // A root may be given as the one shard's own path too.
 std::string folder_of(const std::string& root, Storage& storage) {
-  if (storage.kind(root) != EntryKind::file) return root;
-  const auto slash = root.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : root.substr(0, slash);
+  return storage.kind(root) == EntryKind::file ? parent_path(root) : root;
+}
+
+// Where the shards are opened, and who says so. Not thread-safe; used once.
+class ShardFinder {
+ public:
+  ShardFinder(const SavedPlan& saved, const OpenOptions& options, const PlanPaths& paths)
+      : saved_(saved),
+        paths_(paths),
+        opener_{options.storage != nullptr ? *options.storage : local_storage(),
+                options.allow_links} {}
+
+  std::vector<std::string> find() {
+    check_names();
+    const std::string folder = find_folder();
+    std::vector<std::string> shards;
+    for (const SavedShard& shard : saved_.shards) {
+      shards.push_back(join_path(folder, shard.path));
+      // A link in the way leads out of the checkpoint's folder only by the caller's word.
+      static_cast<void>(opener_.open(shards.back(), folder));
+    }
+    return shards;
+  }
+
+ private:
+  void check_names() const {
+    if (saved_.shards.empty()) {
+      throw Error("plan.json", "a plan without a shard", {.field = "shards"});
+    }
+    for (std::size_t i = 0; i < saved_.shards.size(); ++i) {
+      const std::string& path = saved_.shards[i].path;
+      if (is_inside(path)) continue;
+      throw Error("plan.json", "a shard that is not below the root",
+                  {.field = fmt::format("shards[{}].path", i), .found = printable(path)});
+    }
+  }
+
+  std::string find_folder() {
+    if (!paths_.root.empty()) return folder_of(paths_.root, opener_.storage);
+    if (lies_in_plan_folder()) return folder_of(saved_.root, opener_.storage);
+    if (plan_folder_holds_all()) return paths_.plan_folder;
+    const std::string folder = folder_of(saved_.root, opener_.storage);
+    for (const SavedShard& shard : saved_.shards) require_same_file(folder, shard);
+    return folder;
+  }
+
+  [[nodiscard]] bool lies_in_plan_folder() const {
+    if (paths_.plan_folder.empty()) return false;
+    try {
+      return is_below(opener_.storage.resolve(saved_.root),
+                      opener_.storage.resolve(paths_.plan_folder));
+    } catch (const Error&) {
+      return false;  // there is no such root
+    }
+  }
+
+  // The plan and its checkpoint were moved together.
+  [[nodiscard]] bool plan_folder_holds_all() const {
+    if (paths_.plan_folder.empty()) return false;
+    return std::ranges::all_of(saved_.shards, [&](const SavedShard& shard) {
+      try {
+        const auto source =
+            opener_.open(join_path(paths_.plan_folder, shard.path), paths_.plan_folder);
+        return source->identity().bytes == shard.identity.bytes;
+      } catch (const Error&) {
+        return false;
+      }
+    });
+  }
+
+  // A stranger can name any file of this machine in a plan, and does not know its inode.
+  void require_same_file(const std::string& folder, const SavedShard& shard) const {
+    const auto source = opener_.open(join_path(folder, shard.path), folder);
+    const FileIdentity now = source->identity();
+    const bool same_bytes = now.bytes == shard.identity.bytes;
+    if (same_bytes && now.inode == shard.identity.inode) return;
+    const auto text = [&](const FileIdentity& identity) {
+      return same_bytes ? fmt::format("inode {}", identity.inode)
+                        : fmt::format("{} bytes", identity.bytes);
+    };
+    throw Error("io.changed",
+                "the plan leads to a file that is not the one it was made for; if the checkpoint "
+                "has moved or was copied, name its folder (CHECKPOINT on the command line, root= "
+                "in Python)",
+                {.path = source->path(),
+                 .field = same_bytes ? "inode" : "bytes",
+                 .found = text(now),
+                 .expected = text(shard.identity)});
+  }
+
+  const SavedPlan& saved_;
+  const PlanPaths& paths_;
+  FileOpener opener_;
+};
+
+// The folder that the plan names is only good for telling which one is missing.
+void take_offload_folder(Plan& plan, const std::string& folder) {
+  const bool needs_one = std::ranges::any_of(plan.targets, [&](const PlannedTarget& target) {
+    return target.delivery == Delivery::disk_write ||
+           (target.delivery == Delivery::disk_keep && !plan.offload_folder.empty());
+  });
+  if (needs_one && folder.empty() && plan.ok() && !plan.offload_folder.empty()) {
+    throw Error("plan.offload_folder",
+                "the plan writes tensors to a folder that it names itself; a plan from a file "
+                "needs the caller's word for it (--offload-folder, offload_folder=)",
+                {.path = plan.offload_folder,
+                 .field = "offload_folder",
+                 .expected = "an offload folder, passed again"});
+  }
+  plan.offload_folder = folder;
 }
 
 }  // namespace
 
-Plan plan_from_json(std::string_view text, const OpenOptions& options, const std::string& root) {
+Plan plan_from_json(std::string_view text, const OpenOptions& options, const PlanPaths& paths) {
   SavedPlan saved = read_plan(text);
-  if (saved.shards.empty()) {
-    throw Error("plan.json", "a plan without a shard", {.field = "shards"});
-  }
-  Storage& storage = options.storage != nullptr ? *options.storage : local_storage();
-  const std::string folder = folder_of(root.empty() ? saved.root : root, storage);
-  std::vector<std::string> paths;
-  for (std::size_t i = 0; i < saved.shards.size(); ++i) {
-    const std::string& path = saved.shards[i].path;
-    if (!is_inside(path)) {
-      throw Error("plan.json", "a shard that is not below the root",
-                  {.field = fmt::format("shards[{}].path", i), .found = printable(path)});
-    }
-    paths.push_back(folder.ends_with('/') ? folder + path : folder + '/' + path);
-  }
+  take_offload_folder(saved.plan, paths.offload_folder);
+  const std::vector<std::string> shards = ShardFinder(saved, options, paths).find();
   OpenOptions opening = options;
   opening.gguf_rank_max = std::max(opening.gguf_rank_max, saved_rank_max);  // as it was planned
-  auto catalog =
-      paths.size() == 1 ? open_checkpoint(paths.front(), opening) : open_checkpoint(paths, opening);
+  auto catalog = shards.size() == 1 ? open_checkpoint(shards.front(), opening)
+                                    : open_checkpoint(shards, opening);
   return bind_plan(std::move(saved), std::move(catalog));
 }
 

@@ -25,6 +25,7 @@ void write_shards(JsonWriter& json, const Catalog& catalog) {
     json.member("path", shard.relative_path);
     json.member("bytes", shard.identity.bytes);
     json.member("modified_ns", shard.identity.modified_ns);
+    if (shard.identity.inode != 0) json.member("inode", shard.identity.inode);
     json.member("header_digest", shard.header_digest);
     json.end_object();
   }
@@ -163,6 +164,9 @@ SavedShard read_shard(const JsonReader& reader, JsonReader::Element value, const
   shard.identity.bytes = reader.unsigned_number(fields.required("bytes"), fields.at("bytes"));
   shard.identity.modified_ns =
       reader.signed_number(fields.required("modified_ns"), fields.at("modified_ns"));
+  if (const auto inode = fields.optional("inode")) {
+    shard.identity.inode = reader.unsigned_number(*inode, fields.at("inode"));
+  }
   shard.header_digest = reader.string(fields.required("header_digest"), fields.at("header_digest"));
   fields.done();
   return shard;

@@ -1,7 +1,6 @@
 // The machine's own file system, through pread: no shared file position, so any number of threads
 // may read one descriptor.
 #include <dirent.h>
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -16,6 +15,8 @@
 
 #include "loadstone/error.h"
 #include "loadstone/storage.h"
+#include "storage/descriptors.h"
+#include "storage/file_status.h"
 
 namespace loadstone {
 
@@ -45,25 +46,20 @@ EntryKind kind_of(const struct stat& status) noexcept {
   return EntryKind::other;
 }
 
-FileIdentity identity_of(const struct stat& status) noexcept {
-  return {.bytes = static_cast<std::uint64_t>(status.st_size),
-          .modified_ns = static_cast<std::int64_t>(status.st_mtim.tv_sec) * 1'000'000'000 +
-                         status.st_mtim.tv_nsec};
-}
-
-// Thread-safe: the descriptor is only read from, by position.
+// Thread-safe: the descriptor is only read from, by position. It has one when it needs one.
 class LocalFile final : public ByteSource {
  public:
-  LocalFile(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
+  LocalFile(std::string path, int descriptor, const struct stat& status)
+      : file_(DescriptorPool::instance(), std::move(path), descriptor, identity_of(status)) {}
   LocalFile(const LocalFile&) = delete;
   LocalFile& operator=(const LocalFile&) = delete;
-  ~LocalFile() override { ::close(descriptor_); }
 
-  [[nodiscard]] const std::string& path() const noexcept override { return path_; }
+  [[nodiscard]] const std::string& path() const noexcept override { return file_.path(); }
 
   [[nodiscard]] FileIdentity identity() const override {
     struct stat status {};
-    if (::fstat(descriptor_, &status) != 0)
+    const DescriptorPool::Use use(file_);
+    if (::fstat(use.descriptor(), &status) != 0)
       fail("io.read", "cannot tell the file's size", 0, errno);
     return identity_of(status);
   }
@@ -72,6 +68,7 @@ class LocalFile final : public ByteSource {
   void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
     std::size_t piece = 0;
     std::size_t done = 0;  // bytes of pieces[piece] that are filled
+    const DescriptorPool::Use use(file_);
     while (true) {
       std::array<iovec, batch_pieces_max> batch;
       const std::size_t count = gather(pieces, piece, done, batch);
@@ -79,8 +76,8 @@ class LocalFile final : public ByteSource {
       if (offset > static_cast<std::uint64_t>(LLONG_MAX)) {
         fail("io.short_read", "the file ends early", offset, 0);
       }
-      const ssize_t got =
-          ::preadv(descriptor_, batch.data(), static_cast<int>(count), static_cast<off_t>(offset));
+      const ssize_t got = ::preadv(use.descriptor(), batch.data(), static_cast<int>(count),
+                                   static_cast<off_t>(offset));
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) fail("io.read", "cannot read", offset, errno);
       if (got == 0) fail("io.short_read", "the file ends early", offset, 0);
@@ -128,14 +125,13 @@ class LocalFile final : public ByteSource {
   [[noreturn]] void fail(const char* code, const char* message, std::uint64_t offset,
                          int problem) const {
     Where where;
-    where.path = path_;
+    where.path = path();
     where.byte_offset = offset;
     where.system_error = problem;
     throw Error(code, message, where);
   }
 
-  std::string path_;
-  int descriptor_;
+  mutable PooledFile file_;
 };
 
 // Thread-safe: holds nothing.
@@ -143,12 +139,7 @@ class LocalStorage final : public Storage {
  public:
   [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override {
     require_whole(path);
-    // O_NONBLOCK: opening a named pipe without a writer would wait for ever. It means nothing for
-    // regular files, and what is not one is refused below, on the descriptor and not on the path.
-    int descriptor = -1;
-    do {
-      descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    } while (descriptor < 0 && errno == EINTR);
+    const int descriptor = DescriptorPool::instance().open_file(path.c_str());
     if (descriptor < 0) {
       // Sockets and devices without a driver cannot even be opened.
       if (errno == ENXIO || errno == ENODEV) refuse_kind(path, "a socket or device");
@@ -164,7 +155,7 @@ class LocalStorage final : public Storage {
                                                    : "a device");
     }
     try {
-      return std::make_shared<LocalFile>(path, descriptor);
+      return std::make_shared<LocalFile>(path, descriptor, status);
     } catch (...) {
       ::close(descriptor);
       throw;

@@ -69,7 +69,7 @@ class Finder {
  public:
   Finder(const Catalog& catalog, Storage* storage)
       : catalog_(catalog),
-        storage_(storage != nullptr ? *storage : local_storage()),
+        storage_(catalog.storage(storage)),
         used_(catalog.tensors().size(), false),
         sources_(catalog.shards().size()) {}
 

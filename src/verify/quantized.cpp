@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "base/text.h"
-#include "execute/shard_files.h"
 #include "execute/value_reader.h"
 #include "kernels/cast.h"
 #include "verify/finding_of.h"
@@ -30,17 +29,9 @@ constexpr std::uint64_t sample_elements = 4096;
 constexpr double error_max_8_bits = 0.15;
 constexpr double error_max_4_bits = 0.5;
 
-using Sources = std::vector<std::shared_ptr<ByteSource>>;
-
 // Catalogs outlive what is done here.
 std::shared_ptr<const Catalog> borrowed(const Catalog& catalog) {
   return {std::shared_ptr<const Catalog>(), &catalog};
-}
-
-Sources open_all(const Catalog& catalog, const VerifyOptions& options) {
-  const std::vector<bool> needed(catalog.shards().size(), true);
-  return open_shards(catalog, needed,
-                     options.storage != nullptr ? *options.storage : local_storage());
 }
 
 struct Counts {
@@ -83,8 +74,9 @@ double error_max(std::string_view encoding) {
 // Any range of one side's numbers as F32.
 class Numbers {
  public:
-  Numbers(const Catalog& catalog, const Sources& sources, std::atomic<bool>& stop)
-      : catalog_(catalog), reader_(borrowed(catalog), sources, staging_bytes, stop) {}
+  Numbers(const OpenShards& shards, std::atomic<bool>& stop)
+      : catalog_(shards.catalog()),
+        reader_(borrowed(shards.catalog()), shards.sources(), staging_bytes, stop) {}
 
   void open(const std::string& name, const Shape& shape, const StoredValue* stored,
             std::uint32_t tensor) {
@@ -144,18 +136,16 @@ double relative_error(Numbers& first, Numbers& second, std::uint64_t elements) {
 
 }  // namespace
 
-std::vector<Finding> check_scales(const Catalog& catalog, const StoredValues& stored,
-                                  const VerifyOptions& options) {
+std::vector<Finding> check_scales(const OpenShards& shards, const StoredValues& stored) {
+  const Catalog& catalog = shards.catalog();
   std::vector<Finding> findings = stored.findings;
-  if (stored.values.empty()) return findings;
-  const Sources sources = open_all(catalog, options);
   for (const StoredValue& value : stored.values) {
     for (std::size_t i = 1; i < value.decoding.sources.size(); ++i) {
       const TensorInfo& tensor = catalog.tensors()[value.decoding.sources[i]];
       // Codes of bitsandbytes: bytes that stand for scales, and the table that says for which.
       const bool is_code = is_bnb(value) && (tensor.encoding == Encoding(Dtype::u8) || i == 3);
       if (is_code) continue;
-      const Counts counts = count_scales(tensor, *sources[tensor.shard]);
+      const Counts counts = count_scales(tensor, *shards.sources()[tensor.shard]);
       if (counts.not_finite > 0) {
         findings.push_back(finding_of(catalog, tensor, "q.nan",
                                       fmt::format("{} scales that are not", counts.not_finite),
@@ -180,7 +170,6 @@ QuantizedPairs::QuantizedPairs(const Catalog& first, const Catalog& second,
                                const VerifyOptions& options)
     : first_(first),
       second_(second),
-      options_(options),
       first_stored_(find_stored_values(first, options.storage)),
       second_stored_(find_stored_values(second, options.storage)),
       in_first_(first.tensors().size(), false),
@@ -216,13 +205,12 @@ void QuantizedPairs::cover(const Side& side, std::vector<bool>& covered) {
   for (const std::uint32_t source : side.stored->beside) covered[source] = true;
 }
 
-void QuantizedPairs::measure(VerifyReport& report) const {
+void QuantizedPairs::measure(const OpenShards& first_shards, const OpenShards& second_shards,
+                             VerifyReport& report) const {
   if (pairs_.empty()) return;
-  const Sources first_sources = open_all(first_, options_);
-  const Sources second_sources = open_all(second_, options_);
   std::atomic<bool> stop = false;
-  Numbers first(first_, first_sources, stop);
-  Numbers second(second_, second_sources, stop);
+  Numbers first(first_shards, stop);
+  Numbers second(second_shards, stop);
   for (const Pair& pair : pairs_) {
     const Shape shape = pair.first.shape();
     first.open(pair.name, shape, pair.first.stored, pair.first.tensor);

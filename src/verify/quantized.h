@@ -9,12 +9,13 @@
 #include "loadstone/catalog.h"
 #include "loadstone/stored.h"
 #include "loadstone/verify.h"
+#include "verify/tensor_bytes.h"
 
 namespace loadstone {
 
 // Scales that are not finite ("q.nan"), or not above zero where they divide ("q.scale_value").
-[[nodiscard]] std::vector<Finding> check_scales(const Catalog& catalog, const StoredValues& stored,
-                                                const VerifyOptions& options);
+[[nodiscard]] std::vector<Finding> check_scales(const OpenShards& shards,
+                                                const StoredValues& stored);
 
 // Values that are quantized in one of two checkpoints, or in both but differently.
 class QuantizedPairs {
@@ -27,7 +28,8 @@ class QuantizedPairs {
 
   // Reads samples of both. Adds to `report` each pair's error, and a difference where that is more
   // than the encoding explains.
-  void measure(VerifyReport& report) const;
+  void measure(const OpenShards& first_shards, const OpenShards& second_shards,
+               VerifyReport& report) const;
 
  private:
   struct Side {
@@ -47,7 +49,6 @@ class QuantizedPairs {
 
   const Catalog& first_;
   const Catalog& second_;
-  const VerifyOptions& options_;
   StoredValues first_stored_;
   StoredValues second_stored_;
   std::vector<bool> in_first_;

@@ -1,10 +1,6 @@
 #include "verify/tensor_bytes.h"
 
-#include <fmt/format.h>
-
-#include <utility>
-
-#include "loadstone/error.h"
+#include "execute/shard_files.h"
 
 namespace loadstone {
 
@@ -33,14 +29,14 @@ Box whole_box(std::uint32_t source, const TensorInfo& tensor) {
 
 OpenShards::OpenShards(const Catalog& catalog, Storage* storage) : catalog_(catalog) {
   for (const Shard& shard : catalog.shards()) {
-    sources_.push_back((storage == nullptr ? local_storage() : *storage).open(shard.path));
-    if (sources_.back()->identity() == shard.identity) continue;
-    Where where;
-    where.path = shard.path;
-    where.field = "file";
-    where.found = "another size or time";
-    where.expected = fmt::format("{} bytes, as it was opened", shard.identity.bytes);
-    throw Error("io.changed", "the file changed since it was opened", std::move(where));
+    sources_.push_back(catalog.storage(storage).open(shard.path));
+    check_identity(shard, *sources_.back());
+  }
+}
+
+void OpenShards::require_unchanged() const {
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    check_identity(catalog_.shards()[i], *sources_[i]);
   }
 }
 

@@ -23,6 +23,10 @@ class OpenShards {
   // Throws Error "io.changed", "io.*". The catalog must live as long.
   OpenShards(const Catalog& catalog, Storage* storage);
 
+  // Throws Error "io.changed" where a shard was written to since the catalog was made: what was
+  // read of it may be neither the old nor the new.
+  void require_unchanged() const;
+
   // Of the tensor's range in the file.
   void read(const TensorInfo& tensor, std::uint64_t begin, std::span<std::byte> into) const {
     sources_[tensor.shard]->read(tensor.offset_begin + begin, into);

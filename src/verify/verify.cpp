@@ -4,18 +4,14 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
-#include <exception>
 #include <functional>
 #include <iterator>
-#include <memory>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
 
 #include "base/text.h"
+#include "execute/team.h"
 #include "loadstone/error.h"
 #include "verify/finding_of.h"
 #include "verify/quantized.h"
@@ -43,62 +39,31 @@ class Jobs {
   void run(std::size_t count, const Job& job) {
     const unsigned cores = std::clamp(std::thread::hardware_concurrency(), 1u, threads_max);
     const std::size_t wanted = options_.threads == 0 ? cores : options_.threads;
-    const std::size_t started = std::min(wanted, std::max<std::size_t>(count, 1));
-    running_ = started;
-    {
-      std::vector<std::jthread> threads;
-      for (std::size_t i = 0; i < started; ++i) {
-        threads.emplace_back([&] { work(count, job); });
-      }
-      watch();
-    }
-    if (failure_) std::rethrow_exception(failure_);
+    std::atomic<std::size_t> next = 0;
+    Team team(stop_);
+    team.start(static_cast<unsigned>(std::min(wanted, std::max<std::size_t>(count, 1))), [&] {
+      std::vector<std::byte> scratch;
+      for (std::size_t i = next++; i < count && !stop_; i = next++) job(i, scratch);
+    });
+    const bool goes_on = team.wait([&] {
+      return options_.observer == nullptr ||
+             options_.observer->on_progress({bytes_done_, bytes_total_});
+    });
+    if (!goes_on) throw Error("cancelled", "stopped by the caller");
   }
 
-  // Called by jobs for what they have read.
-  void note(std::uint64_t bytes) {
+  // Called by jobs for what they have read; false: the job is to end early.
+  [[nodiscard]] bool goes_on(std::uint64_t bytes) noexcept {
     bytes_done_ += bytes;
-    if (stop_) throw Error("cancelled", "stopped");
+    return !stop_;
   }
   [[nodiscard]] std::uint64_t bytes_done() const noexcept { return bytes_done_; }
 
  private:
-  void work(std::size_t count, const Job& job) {
-    std::vector<std::byte> scratch;
-    try {
-      for (std::size_t i = next_++; i < count && !stop_; i = next_++) job(i, scratch);
-    } catch (...) {
-      const std::scoped_lock lock(mutex_);
-      if (!failure_) failure_ = std::current_exception();
-      stop_ = true;
-    }
-    const std::scoped_lock lock(mutex_);
-    if (--running_ == 0) finished_.notify_all();
-  }
-
-  void watch() {
-    std::unique_lock lock(mutex_);
-    while (
-        !finished_.wait_for(lock, std::chrono::milliseconds(50), [&] { return running_ == 0; })) {
-      if (options_.observer == nullptr) continue;
-      lock.unlock();
-      const bool go_on = options_.observer->on_progress({bytes_done_, bytes_total_});
-      lock.lock();
-      if (go_on || failure_) continue;
-      failure_ = std::make_exception_ptr(Error("cancelled", "stopped by the caller"));
-      stop_ = true;
-    }
-  }
-
   const VerifyOptions& options_;
   std::uint64_t bytes_total_;
   std::atomic<std::uint64_t> bytes_done_ = 0;
-  std::atomic<std::size_t> next_ = 0;
   std::atomic<bool> stop_ = false;
-  std::mutex mutex_;
-  std::condition_variable finished_;
-  std::size_t running_ = 0;
-  std::exception_ptr failure_;
 };
 
 // As many whole units as fit a chunk.
@@ -115,7 +80,7 @@ ValueCounts count_tensor(const OpenShards& shards, const TensorInfo& tensor, Job
   for (std::uint64_t at = 0; at < tensor.byte_count(); at += step) {
     scratch.resize(std::min(step, tensor.byte_count() - at));
     shards.read(tensor, at, scratch);
-    jobs.note(scratch.size());
+    if (!jobs.goes_on(scratch.size())) break;
     counts += count_values(tensor.encoding, scratch);
   }
   return counts;
@@ -147,7 +112,7 @@ std::optional<std::uint64_t> first_difference(const OpenShards& first, const Ten
     const auto right = std::span(scratch).subspan(bytes);
     left_bytes.read(at, left);
     right_bytes.read(at, right);
-    jobs.note(2 * bytes);
+    if (!jobs.goes_on(2 * bytes)) break;
     const auto [in_left, in_right] = std::ranges::mismatch(left, right);
     if (in_left != left.end()) return at + static_cast<std::uint64_t>(in_left - left.begin());
   }
@@ -196,7 +161,7 @@ VerifyReport verify_values(const Catalog& catalog, const VerifyOptions& options)
     }
   }
   const StoredValues stored = find_stored_values(catalog, options.storage);
-  auto findings = check_scales(catalog, stored, options);
+  auto findings = check_scales(shards, stored);
   std::ranges::move(findings, std::back_inserter(report.findings));
   for (const StoredValue& value : stored.values) {
     const std::uint32_t data = value.decoding.sources.front();
@@ -206,6 +171,7 @@ VerifyReport verify_values(const Catalog& catalog, const VerifyOptions& options)
                                          fmt::format("{} numbers that are NaN", counts[data].nan),
                                          "none in a quantized weight"));
   }
+  shards.require_unchanged();
   return report;
 }
 
@@ -240,7 +206,9 @@ VerifyReport compare(const Catalog& first, const Catalog& second, const VerifyOp
                                   fmt::format("{} {}", tensor.encoding.name(), tensor.shape.text()),
                                   "nothing"});
   }
-  pairs.measure(report);
+  pairs.measure(first_shards, second_shards, report);
+  first_shards.require_unchanged();
+  second_shards.require_unchanged();
   return report;
 }
 

@@ -79,6 +79,27 @@ TEST_F(LocalStorage, IdentityIsAsItIsNow) {
   EXPECT_NE(source->identity().modified_ns, before.modified_ns);
 }
 
+// The size and the time of a file can be put back; its status and its inode cannot.
+TEST_F(LocalStorage, IdentityTellsWhatTimeAndSizeHide) {
+  const std::string path = folder.write("f", "12345");
+  const auto source = local_storage().open(path);
+  const FileIdentity before = source->identity();
+  EXPECT_EQ(source->identity(), before);
+  const auto time = std::filesystem::last_write_time(path);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // beyond the clock of file systems
+  folder.write("f", "54321");
+  std::filesystem::last_write_time(path, time);
+  const FileIdentity rewritten = source->identity();
+  EXPECT_EQ(rewritten.modified_ns, before.modified_ns);
+  EXPECT_EQ(rewritten.inode, before.inode);
+  EXPECT_NE(rewritten.changed_ns, before.changed_ns);
+  std::filesystem::copy_file(path, folder / "g");
+  std::filesystem::rename(folder / "g", path);
+  const FileIdentity replaced = local_storage().open(path)->identity();
+  EXPECT_NE(replaced.inode, before.inode);
+  EXPECT_EQ(replaced.device, before.device);
+}
+
 TEST_F(LocalStorage, WhatCannotBeOpenedSaysWhy) {
   const std::string file = folder.write("f", "x");
   EXPECT_EQ(code_of_open(folder / "none"), "io.not_found");

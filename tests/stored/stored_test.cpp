@@ -5,7 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "loadstone/convert.h"
+#include "loadstone/execute.h"
+#include "loadstone/verify.h"
 #include "support/files.h"
+#include "support/memory_storage.h"
+#include "support/watched_storage.h"
 
 namespace loadstone::test {
 namespace {
@@ -156,6 +161,46 @@ TEST_F(Stored, AScaleOfNothingIsAWarning) {
       find({tensor("a.weight", "BF16", {8, 8}, 2), tensor("a.weight_scale_inv", "F32", {1, 1}, 4)});
   EXPECT_THAT(found.findings, ElementsAre(Field(&Finding::code, "q.scale_unused")));
   EXPECT_EQ(found.findings[0].severity, Severity::warning);
+}
+
+// ---- where it is read from
+
+// Files that are nowhere but in a storage of the caller's: who is given the catalog has the
+// storage.
+TEST_F(Stored, ACatalogIsReadThroughItsStorage) {
+  MemoryStorage storage;
+  storage.add_file(
+      "/nowhere/file.safetensors",
+      safetensors_bytes({tensor("a.weight", "U8", {128, 1}, 1),
+                         tensor("a.weight.absmax", "F32", {4}, 4),
+                         tensor("a.weight.quant_map", "F32", {16}, 4),
+                         text_tensor("a.weight.quant_state.bitsandbytes__nf4", state())}));
+  catalog_ = open_checkpoint("/nowhere/file.safetensors", {.storage = &storage});
+  EXPECT_EQ(&catalog_->storage(), &storage);
+  EXPECT_THAT(lines(find_stored_values(*catalog_)), ElementsAre("a.weight: nf4, bnb_nf4"));
+  ConvertOptions options;
+  options.dequantize = true;
+  find_values(*catalog_, options);
+  EXPECT_THAT(lines(options.stored), ElementsAre("a.weight: nf4, bnb_nf4"));
+  LoggingStorage other(storage);
+  EXPECT_THAT(find_stored_values(*catalog_, &other).values, SizeIs(1));
+  EXPECT_THAT(other.accesses(), SizeIs(1));
+}
+
+// The same of what verifies and what loads.
+TEST_F(Stored, ACatalogIsUsedThroughItsStorage) {
+  MemoryStorage storage;
+  storage.add_file("/nowhere/file.safetensors",
+                   safetensors_bytes({tensor("a", "F32", {4}, 4), tensor("b", "U8", {2}, 1)}));
+  catalog_ = open_checkpoint("/nowhere/file.safetensors", {.storage = &storage});
+  EXPECT_EQ(verify_values(*catalog_).bytes_read, 18u);
+  EXPECT_TRUE(compare(*catalog_, *catalog_).ok());
+  const Plan plan = make_plan(catalog_, Skeleton::from_catalog(*catalog_));
+  const HostMemory memory(plan);
+  EXPECT_EQ(execute(plan, memory.destinations()).bytes_read, 18u);
+  const Conversion conversion = make_conversion(catalog_, ConvertOptions());
+  convert(conversion, folder_ / "out.safetensors");
+  EXPECT_TRUE(compare(*catalog_, *open_checkpoint(folder_ / "out.safetensors")).ok());
 }
 
 }  // namespace

@@ -4,7 +4,9 @@
 
 #include <chrono>
 #include <cmath>
+#include <fstream>
 #include <limits>
+#include <stdexcept>
 #include <thread>
 
 #include "support/errors.h"
@@ -167,6 +169,77 @@ TEST(VerifyValues, CanBeCancelled) {
                                   {.storage = &slow, .threads = 1, .observer = &observer});
             }),
             "cancelled");
+}
+
+class ThrowAtOnce final : public Observer {
+ public:
+  bool on_progress(const Progress&) override { throw std::runtime_error("seen enough"); }
+};
+
+// What remains is not read first.
+TEST(VerifyValues, AnObserverThatThrowsEndsIt) {
+  constexpr std::size_t tensors = 200;
+  std::vector<FileTensor> many;
+  for (std::size_t i = 0; i < tensors; ++i) many.push_back({std::to_string(i), "U8", {2}, "ab"});
+  Opened file = opened(safetensors_bytes(many));
+  LoggingStorage slow(*file.storage);
+  slow.watch().before_read = [&](const Access&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  };
+  ThrowAtOnce observer;
+  EXPECT_THROW(
+      (void)verify_values(*file.catalog, {.storage = &slow, .threads = 2, .observer = &observer}),
+      std::runtime_error);
+  EXPECT_LT(slow.accesses().size(), tensors);
+  EXPECT_GT(slow.accesses().size(), 0u);
+}
+
+// ---- files that are written to meanwhile
+
+class WrittenTo : public ::testing::Test {
+ protected:
+  // Opens the file through a storage that writes one byte of it before the data are read.
+  std::shared_ptr<const Catalog> open(const std::string& name, bool is_written) {
+    const std::string path = folder_.write(
+        name, safetensors_bytes({{"a", "U8", {2}, "ab"}, {"b", "F32", {64}, some_bytes(256)}}));
+    auto catalog = open_checkpoint(path);
+    const std::uint64_t data_begin = catalog->shards()[0].data_begin;
+    if (!is_written) return catalog;
+    storage_.watch().before_read = [path, data_begin](const Access& access) {
+      if (access.path != path || access.offset < data_begin) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // beyond the file system's clock
+      std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+      file.seekp(static_cast<std::streamoff>(data_begin));
+      file.put('x');
+    };
+    return catalog;
+  }
+
+  TemporaryFolder folder_;
+  LoggingStorage storage_{local_storage()};
+};
+
+TEST_F(WrittenTo, ValuesOfAFileThatIsWrittenToAreNotTold) {
+  EXPECT_EQ(
+      code_of([&] { (void)verify_values(*open("a.safetensors", false), {.storage = &storage_}); }),
+      "");
+  EXPECT_EQ(
+      code_of([&] { (void)verify_values(*open("b.safetensors", true), {.storage = &storage_}); }),
+      "io.changed");
+}
+
+TEST_F(WrittenTo, NeitherAreDifferences) {
+  const auto first = open("a.safetensors", false);
+  EXPECT_EQ(code_of([&] {
+              (void)compare(*first, *open("b.safetensors", false), {.storage = &storage_});
+            }),
+            "");
+  const auto written = open("c.safetensors", true);
+  EXPECT_EQ(code_of([&] { (void)compare(*first, *written, {.storage = &storage_}); }),
+            "io.changed");
+  const auto also_written = open("d.safetensors", true);
+  EXPECT_EQ(code_of([&] { (void)compare(*also_written, *first, {.storage = &storage_}); }),
+            "io.changed");
 }
 
 VerifyReport compared(const std::vector<FileTensor>& first, const std::vector<FileTensor>& second) {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,9 +83,18 @@ def test_saved_plan_is_loaded(run, small, tmp_path):
     assert {row["dtype"] for row in document["provenance"].values()} == {"F32"}
 
 
+def test_saved_plan_of_a_file_of_another_time(run, small, tmp_path):
+    run("plan", small, "-o", tmp_path / "plan.json", status=0)
+    assert "io.time" not in run("load", "--plan", tmp_path / "plan.json", status=0).stderr
+    os.utime(small, (1, 1))
+    assert "[io.time]" in run("load", "--plan", tmp_path / "plan.json", status=0).stderr
+    run("load", "--plan", tmp_path / "plan.json", "--strict", status=3)
+
+
 def test_saved_plan_of_a_file_that_changed(run, small, tmp_path):
     run("plan", small, "-o", tmp_path / "plan.json", status=0)
-    os.utime(small, (1, 1))
+    header = small.read_bytes()
+    small.write_bytes(header.replace(b'"dtype": ', b'"dtype":\n', 1))  # as many bytes, other ones
     done = run("load", "--plan", tmp_path / "plan.json", status=4)
     assert "[io.changed]" in done.stderr
 
@@ -96,6 +106,44 @@ def test_saved_plan_of_files_that_moved(run, small, tmp_path):
     small.rename(moved / small.name)
     run("load", "--plan", tmp_path / "plan.json", status=4)
     run("load", moved, "--plan", tmp_path / "plan.json", status=0)
+
+
+def test_saved_plan_of_files_that_were_copied(run, small, tmp_path):
+    run("plan", small, "-o", tmp_path / "plan.json", status=0)
+    copied = tmp_path / "elsewhere"
+    copied.mkdir()
+    shutil.copyfile(small, copied / small.name)  # with the time of now, as cp gives it
+    small.unlink()
+    done = run("load", copied, "--plan", tmp_path / "plan.json", status=0)
+    assert "[io.time]" in done.stderr
+
+
+def test_saved_plan_writes_only_where_the_user_says(run, small, tmp_path):
+    evil = tmp_path / "victim"
+    arguments = ["--dtype", "bf16", "--device-map", "disk", "--offload-folder", evil]
+    run("plan", small, *arguments, "-o", tmp_path / "plan.json", status=0)
+    refused = run("load", "--plan", tmp_path / "plan.json", status=1)
+    assert "[plan.offload_folder]" in refused.stderr
+    assert str(evil) in refused.stderr
+    assert not evil.exists()
+    mine = tmp_path / "mine"
+    run("load", "--plan", tmp_path / "plan.json", "--offload-folder", mine, status=0)
+    assert (mine / "index.json").exists()
+    assert not evil.exists()
+
+
+def test_saved_plan_that_leads_elsewhere_needs_the_users_word(run, small, tmp_path):
+    private = tmp_path / "private"
+    private.mkdir()
+    shutil.copy2(small, private / small.name)
+    plans = tmp_path / "plans"
+    plans.mkdir()
+    run("plan", small, "-o", plans / "plan.json", status=0)
+    document = json.loads((plans / "plan.json").read_text())
+    document["root"] = str(private)
+    (plans / "plan.json").write_text(json.dumps(document))
+    assert "[io.changed]" in run("load", "--plan", plans / "plan.json", status=4).stderr
+    run("load", private, "--plan", plans / "plan.json", status=0)
 
 
 @pytest.mark.parametrize("name", ["plan", "load"])

@@ -1,0 +1,33 @@
+// A plan as Python holds it.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "loadstone/plan.h"
+
+namespace loadstone::python {
+
+// Copied when it is written to while somebody carries it out without the interpreter's lock. Used
+// with that lock held.
+class SharedPlan {
+ public:
+  explicit SharedPlan(Plan plan) : plan_(std::make_shared<Plan>(std::move(plan))) {}
+
+  [[nodiscard]] const Plan& operator*() const noexcept { return *plan_; }
+  [[nodiscard]] const Plan* operator->() const noexcept { return plan_.get(); }
+  // As it is now, whatever is added later. To be given back with the interpreter's lock held.
+  [[nodiscard]] std::shared_ptr<const Plan> keep() const { return plan_; }
+
+  void add_findings(const std::vector<Finding>& findings) {
+    if (plan_.use_count() > 1) plan_ = std::make_shared<Plan>(*plan_);
+    plan_->findings.insert(plan_->findings.end(), findings.begin(), findings.end());
+    sort_findings(plan_->findings);
+  }
+
+ private:
+  std::shared_ptr<Plan> plan_;
+};
+
+}  // namespace loadstone::python
