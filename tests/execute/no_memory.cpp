@@ -8,10 +8,10 @@ namespace loadstone::test {
 
 namespace {
 
-thread_local unsigned refusals = 0;
+thread_local bool is_refused = false;
 
 void* allocated(std::size_t bytes) noexcept {
-  return refusals > 0 ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
+  return is_refused ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
 }
 
 void* allocated_or_throw(std::size_t bytes) {
@@ -22,8 +22,7 @@ void* allocated_or_throw(std::size_t bytes) {
 
 }  // namespace
 
-NoMemory::NoMemory() noexcept { ++refusals; }
-NoMemory::~NoMemory() { --refusals; }
+void end_memory_of_this_thread() noexcept { is_refused = true; }
 
 }  // namespace loadstone::test
 

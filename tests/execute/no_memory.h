@@ -3,13 +3,8 @@
 
 namespace loadstone::test {
 
-// While one exists, every allocation of its thread throws std::bad_alloc.
-class NoMemory {
- public:
-  NoMemory() noexcept;
-  ~NoMemory();
-  NoMemory(const NoMemory&) = delete;
-  NoMemory& operator=(const NoMemory&) = delete;
-};
+// From now on every allocation of this thread throws std::bad_alloc, until the thread ends: also
+// where what was thrown is caught.
+void end_memory_of_this_thread() noexcept;
 
 }  // namespace loadstone::test

@@ -56,7 +56,7 @@ TEST_F(TeamTest, NoThreadAtAllIsAnError) {
 TEST_F(TeamTest, WorkThatFindsNoMemoryIsAnError) {
   Team team(stop);
   team.start(2, [] {
-    const NoMemory none;
+    end_memory_of_this_thread();
     std::vector<int> numbers(1000);
     numbers[1] = 1;
   });
