@@ -63,6 +63,11 @@ def torch_dtype(name: str) -> torch.dtype:
         raise make("plan.dtype", "torch has no such dtype", found=name) from None
 
 
+def has_name(dtype: torch.dtype) -> bool:
+    """Whether checkpoint formats have this dtype."""
+    return dtype in _by_dtype()
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """The name for a torch dtype.
 

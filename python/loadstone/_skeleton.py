@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,7 +61,7 @@ class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function 
         before, build = self._entered.pop()
         modes.pop(before)
         if before is not build and (kind is None or issubclass(kind, Exception)):
-            finish(build)
+            finish(build, sys._getframe(1))
 
 
 @dataclass

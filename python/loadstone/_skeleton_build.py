@@ -3,8 +3,7 @@
 The rule: small tensors are made as the constructor says and stay. Large results of factories go to
 meta, with what is done to them in the log (most become parameters, whose values nobody wants).
 Parameters go to meta when they are registered. At the end every large tensor that did not become a
-parameter is made real, in place, wherever the constructor put it.
-"""
+parameter is made real, in place, wherever it is (see ``_skeleton_seen``)."""
 
 from __future__ import annotations
 
@@ -38,6 +37,8 @@ from loadstone._skeleton_schema import (
     storage_key,
     storage_weakly,
 )
+from loadstone._skeleton_seen import Seen
+from loadstone._tensor_classes import require_known
 
 CPU = torch.device("cpu")
 
@@ -55,6 +56,7 @@ class Build:
     def __init__(self) -> None:
         self.thread = threading.get_ident()
         self.log = Log()
+        self.seen = Seen()
         self.any_real = False  # some tensor on meta has its content in memory by now
         self.random_read = False  # the constructor looked at a value drawn at random
         self.born: dict[int, StorageWeakRef] = {}  # real storages made in here
@@ -148,6 +150,7 @@ class Build:
             size = result.untyped_storage().nbytes()
             if schema.name in BLANK and size >= BLANK_BYTES_MIN:
                 self.log.new_home(result, wanted).blank = True
+                self.seen.constructors()
                 return result
             if size >= DEFERRED_BYTES_MIN:
                 kwargs = {**kwargs, "device": wanted}
@@ -156,6 +159,7 @@ class Build:
                 self.log.add(
                     func, mapped(args, _form), kwargs, result, (), (), wanted, schema.random
                 )
+                self.seen.constructors()
                 return result
         if homes:
             kwargs = {**kwargs, "device": device}
@@ -206,12 +210,12 @@ class Build:
         noted = self._descriptors(args, kwargs)
         reads = [home for home in reads if home.real is None]
         self.log.add(func, *noted, result, reads, targets, device, random or schema.random)
+        self.seen.constructors()
         return result
 
     def _is_large(self, args: Any) -> bool:
-        return any(
-            not tensor.is_meta and tensor.nbytes > SNAPSHOT_BYTES_MAX for tensor in tensors_in(args)
-        )
+        sizes = (tensor.nbytes for tensor in tensors_in(args) if not tensor.is_meta)
+        return any(size > SNAPSHOT_BYTES_MAX for size in sizes)
 
     def _descriptors(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arguments without tensors that lie on meta; those in memory as copies."""
@@ -264,7 +268,7 @@ class Build:
                 home.lost = True  # written beside the log, into a copy
             elif home is not None:
                 home.tainted = home.tainted or tainted or schema.random
-        tensors = [*tensors_in(new_args), *tensors_in(new_kwargs)]
+        tensors = list(tensors_in([new_args, new_kwargs]))
         self._note(schema, new_args, new_kwargs, tensors, result, tainted)
         return mapped(result, lambda value: originals.get(id(value), value))
 
@@ -320,6 +324,7 @@ class Build:
         return result
 
     def _remember(self, key: int, tensor: torch.Tensor) -> None:
+        self.seen.constructors()
         self.born[key] = storage_weakly(tensor)
         if len(self.born) >= self._born_limit:
             for each in [each for each, weak in self.born.items() if is_expired(weak)]:
@@ -342,6 +347,7 @@ class Build:
             if key is None or key in self.born or result.is_meta:
                 return
             if next(tensors_in([args, kwargs or {}]), None) is None:
+                self.seen.constructors()
                 self.born[key] = storage_weakly(result)
 
     def apparent_device(self, tensor: torch.Tensor) -> torch.device | None:
@@ -422,6 +428,7 @@ class Build:
     def close(self) -> None:
         """Lets go of everything that only mattered while building."""
         self.log = Log()
+        self.seen = Seen()
         self.born.clear()
         self.random.clear()
         self.blank.clear()
@@ -431,10 +438,13 @@ class Build:
 
     # --- parameters ------------------------------------------------------------------------------
 
-    def parameter_registered(self, parameter: Any) -> None:
+    def parameter_registered(self, module: Any, parameter: Any) -> None:
         """Puts a parameter on meta, in place, so that whoever holds it sees it there."""
+        self.seen.module(module)
         if torch.nn.parameter.is_lazy(parameter):
             return
+        require_known(type(parameter), type(module).__name__)
+        self.seen.registered(parameter)
         home = self.log.home(parameter)
         if home is None and not parameter.is_meta and storage_key(parameter) in self.born:
             home = self.to_meta(parameter)

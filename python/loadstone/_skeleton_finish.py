@@ -1,7 +1,7 @@
 """The end of a build: what did not become a parameter is made real, wherever it is held.
 
-The tensors are found through the garbage collector, not by walking models: so closures, tuples and
-objects of any kind are reached, and every holder of a tensor sees it become real.
+The tensors are those that the build has seen and that are alive, so closures, tuples and objects of
+any kind are reached, and every holder of a tensor sees it become real.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+import types
 import weakref
 from typing import Any
 
@@ -19,6 +20,7 @@ from loadstone._errors import make
 from loadstone._skeleton_build import Build, swap
 from loadstone._skeleton_defer import Home, Op, Ref, UnreplayableError, run
 from loadstone._skeleton_schema import is_expired, storage_key, storage_weakly
+from loadstone._skeleton_seen import holders
 
 # Dead tensors in reference cycles are not worth making real: above this, they are collected first.
 COLLECT_BYTES_MIN = 32 << 20
@@ -161,42 +163,81 @@ known = Known()
 class _Scan:
     """The modules and tensors of a build that are alive."""
 
-    def __init__(self, build: Build) -> None:
+    def __init__(self, build: Build, frame: types.FrameType) -> None:
         self.parameters: list[tuple[Any, str, torch.Tensor]] = []
         self.modules: list[Any] = []
         self.tensors: list[tuple[torch.Tensor, Home]] = []
-        things = gc.get_objects()
-        types = set(map(type, things))
-        modules = {cls for cls in types if issubclass(cls, torch.nn.Module)}
-        wanted = modules | {cls for cls in types if issubclass(cls, torch.Tensor)}
-        for thing in [each for each in things if type(each) in wanted]:  # few of very many
-            if type(thing) in modules:
-                self._module(build, thing)
-            else:
-                self._tensor(build, thing)
+        self._known: set[int] = set()  # tensors and modules, which the lists keep alive
+        self._others: list[Any] = []
+        for module in build.seen.alive_modules():
+            self._tree(build, module)
+        for tensor in build.seen.alive_tensors():
+            self._tensor(build, tensor)
+        if self._held_by_others(build):
+            tensors, modules = holders([*self._others, *frame.f_locals.values()])
+            for module in modules:
+                self._tree(build, module)
+            for tensor in tensors:
+                self._tensor(build, tensor)
+
+    def _held_by_others(self, build: Build) -> bool:
+        """Whether something unseen lies in a storage that was taken away or not made yet.
+
+        A parameter that no module registers is made without any operation: then the modules and
+        the variables of the block are searched for it.
+        """
+        held: dict[int, int] = {}
+        for tensor, _ in self.tensors:
+            held[storage_key(tensor) or 0] = held.get(storage_key(tensor) or 0, 0) + 1
+        for _, _, parameter in {id(each[2]): each for each in self.parameters}.values():
+            held[storage_key(parameter) or 0] = held.get(storage_key(parameter) or 0, 0) + 1
+        keys = [home.key for home in build.log.homes.values() if home.storage is not None]
+        return any(torch._C._storage_Use_Count(key) > 1 + held.get(key, 0) for key in keys) or any(
+            not is_expired(weak)
+            and home.is_parameter
+            and torch._C._storage_Use_Count(key) > held.get(key, 0) + (home.initial is not None)
+            for key, (weak, home) in build.former.items()
+        )
+
+    def _tree(self, build: Build, root: Any) -> None:
+        pending = [root]
+        while pending:
+            module = pending.pop()
+            if id(module) in self._known:
+                continue
+            self._known.add(id(module))
+            self._others.append(module)
+            self._module(build, module)
+            pending += [
+                child for child in module.__dict__.get("_modules", {}).values() if child is not None
+            ]
 
     def _module(self, build: Build, module: Any) -> None:
         mine = False
         for name, parameter in list(module.__dict__.get("_parameters", {}).items()):
             if parameter is None or torch.nn.parameter.is_lazy(parameter):
                 continue
+            self._tensor(build, parameter)
             if build.log.home(parameter) is not None:
                 self.parameters.append((module, name, parameter))
                 mine = True
             elif not parameter.is_meta and storage_key(parameter) in build.born:
                 build.to_meta(parameter)  # registered past register_parameter
+                self._tensor(build, parameter)
                 self.parameters.append((module, name, parameter))
                 mine = True
         others = [*module.__dict__.get("_buffers", {}).values(), *module.__dict__.values()]
         for tensor in others:
-            if isinstance(tensor, torch.Tensor) and not torch.nn.parameter.is_lazy(tensor):
-                mine = mine or storage_key(tensor) in build.born
-                mine = mine or build.log.home(tensor) is not None
+            if issubclass(type(tensor), torch.Tensor):
+                self._tensor(build, tensor)
+                if not torch.nn.parameter.is_lazy(tensor):
+                    mine = mine or storage_key(tensor) in build.born
+                    mine = mine or build.log.home(tensor) is not None
         if mine:
             self.modules.append(module)
 
     def _tensor(self, build: Build, tensor: torch.Tensor) -> None:
-        if torch.nn.parameter.is_lazy(tensor):
+        if torch.nn.parameter.is_lazy(tensor) or id(tensor) in self._known:
             return
         home = build.log.home(tensor)
         if home is None and not tensor.is_meta:
@@ -204,19 +245,24 @@ class _Scan:
             if key in build.former:
                 home = build.former[key][1]
         if home is not None:
+            self._known.add(id(tensor))
             self.tensors.append((tensor, home))
 
 
-def finish(build: Build) -> None:
-    """Makes real what has to be, and keeps what was found out about the rest."""
+def finish(build: Build, frame: types.FrameType) -> None:
+    """Makes real what has to be, and keeps what was found out about the rest.
+
+    Args:
+        frame: of the block that ends; its variables may hold what no module does.
+    """
     with build.quietly(), torch.no_grad():
-        scan = _Scan(build)
+        scan = _Scan(build, frame)
         groups = _groups(build, scan)
         waiting = sum(home.nbytes for home in groups if not home.is_parameter)
         if waiting >= COLLECT_BYTES_MIN:
             del scan, groups
             gc.collect()
-            scan = _Scan(build)
+            scan = _Scan(build, frame)
             groups = _groups(build, scan)
         derivations = _settle(build, groups)
         for derivation in derivations.values():

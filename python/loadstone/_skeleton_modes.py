@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _current: ContextVar[Build | None] = ContextVar("loadstone_skeleton", default=None)
 
 _REGISTER_PARAMETER = torch.nn.Module.register_parameter.__code__
+_COPY_PARAMETER = torch.nn.Parameter.__deepcopy__.__code__
 # Initialisers there that look at what they drew return at once for a tensor on meta, and shall.
 _INIT_GLOBALS = torch.nn.init.__dict__
 
@@ -67,9 +68,16 @@ class _FunctionMode(TorchFunctionMode):
         build = current()
         if build is None:
             return func(*args, **(kwargs or {}))
+        build.seen.tensors(args)
+        build.seen.tensors(kwargs)
+        caller = sys._getframe(1)
+        if caller.f_code is _COPY_PARAMETER:
+            build.seen.copying(caller.f_locals.get("memo"))
         name = getattr(func, "__name__", "")
         if name == "__get__":
-            return self._get(build, func, args)
+            result = self._get(build, func, args)
+            build.seen.tensors(result)
+            return result
         if name == "__set__" and func.__self__ is torch.Tensor.data:  # type: ignore[attr-defined]
             with build.quietly():
                 return build.set_data(*args)
@@ -83,6 +91,7 @@ class _FunctionMode(TorchFunctionMode):
             result = func(*args, **(kwargs or {}))
         finally:
             build.wants_meta = before
+        build.seen.tensors(result)
         if isinstance(result, torch.Tensor):
             build.note_literal(args, kwargs, result)
         return result
@@ -93,7 +102,7 @@ class _FunctionMode(TorchFunctionMode):
             frame = sys._getframe(2)
             if frame.f_code is _REGISTER_PARAMETER:
                 with build.quietly():
-                    build.parameter_registered(tensor)
+                    build.parameter_registered(frame.f_locals.get("self"), tensor)
         elif attribute.__name__ == "is_meta" and sys._getframe(2).f_globals is _INIT_GLOBALS:
             with build.quietly():
                 build.initialiser_skipped(tensor, sys._getframe(2))
@@ -129,7 +138,9 @@ class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if build is None:
             return func(*args, **(kwargs or {}))
         with build.quietly():
-            return build.dispatch(func, args, kwargs or {})
+            result = build.dispatch(func, args, kwargs or {})
+        build.seen.tensors(result)
+        return result
 
 
 class _Stack(threading.local):
@@ -165,14 +176,18 @@ def pop(before: Build | None) -> None:
         _stack.modes = ()
 
 
-def inside_constructor() -> bool:
-    """Whether a module's ``__init__`` is running: there the world looks as in a direct build."""
+def constructors() -> Iterator[torch.nn.Module]:
+    """The modules whose ``__init__`` is running, the innermost first."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_name == "__init__" and code.co_argcount:
             owner = frame.f_locals.get(code.co_varnames[0])
-            if isinstance(owner, torch.nn.Module):
-                return True
+            if issubclass(type(owner), torch.nn.Module):
+                yield owner
         frame = frame.f_back
-    return False
+
+
+def inside_constructor() -> bool:
+    """Whether a module's ``__init__`` is running: there the world looks as in a direct build."""
+    return next(constructors(), None) is not None

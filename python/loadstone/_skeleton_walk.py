@@ -7,12 +7,14 @@ import functools
 import sys
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from loadstone._tensor_classes import obstacle
 
 Kind = str
 
@@ -24,11 +26,15 @@ _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) | {
 }
 # Objects of these packages hold no tensors of a model, or are views of others' insides.
 _FOREIGN = frozenset({"torch", "torchgen", "functorch", "numpy", "logging"})
+# Proxies are never looked through: the referent may be gone, and whoever owns it is walked.
 _LEAVES = (
     str, bytes, bytearray, int, float, complex, bool, type(None), type, enum.Enum,
     types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
-    types.CodeType, weakref.ref, torch.Size, torch.dtype, torch.device,
+    types.CodeType, weakref.ref, weakref.ProxyType, weakref.CallableProxyType,
+    torch.Size, torch.dtype, torch.device,
 )  # fmt: skip
+# A tuple is listed under so many of its places; replacements reach all of them.
+_TUPLE_VISITS_MAX = 16
 
 
 @dataclass(eq=False)
@@ -41,6 +47,9 @@ class TensorSlot:
         tensor: what lies there.
         tie_of: name of the first place that holds the very same tensor object, if this is not it.
         shares_storage_with: name of the first place whose other tensor lies in the same memory.
+        is_registered: in a parameter or buffer of the model's own tree of modules, as its state
+            dict has them; not in a module that a list, dictionary or plain attribute holds.
+        obstacle: why no value can be read into it, or ``""``; see ``_tensor_classes``.
     """
 
     name: str
@@ -49,6 +58,21 @@ class TensorSlot:
     tie_of: str | None
     shares_storage_with: str | None
     _set: Callable[[Any], None]
+    is_registered: bool = True
+    obstacle: str = ""
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether the value that is there stays where the checkpoint does not name it.
+
+        So it is for real tensors that the state dict of the model lacks: those of modules that are
+        not registered (a teacher in a list), and buffers and attributes that no value can be read
+        into (sparse ones).
+        """
+        if self.tensor.is_meta:
+            return False
+        is_saved = self.kind in ("parameter", "persistent_buffer")
+        return not self.is_registered if is_saved else bool(self.obstacle)
 
     def replace(self, tensor: torch.Tensor) -> None:
         """Puts another tensor there. A parameter stays one."""
@@ -58,13 +82,37 @@ class TensorSlot:
         self.tensor = tensor
 
 
+class _Name:
+    """A path whose text is made when somebody wants it: most places hold no tensor."""
+
+    __slots__ = ("above", "form", "last")
+
+    def __init__(self, above: _Name | None, form: str, last: Any) -> None:
+        self.above = above
+        self.form = form
+        self.last = last
+
+    def __str__(self) -> str:
+        parts = []
+        name: _Name | None = self
+        while name is not None:
+            parts.append(name.form.format(name.last))
+            name = name.above
+        return "".join(reversed(parts))
+
+    def child(self, attribute: str) -> _Name:
+        """The name of an attribute."""
+        return _Name(self, ".{}" if self.last or self.above is not None else "{}", attribute)
+
+
 @dataclass(frozen=True)
 class _Place:
-    """Somewhere that a value can be read from and written to."""
+    """Somewhere that a value stands and can be replaced."""
 
-    name: str
-    get: Callable[[], Any]
+    name: _Name
+    value: Any
     set: Callable[[Any], None]
+    within: _Tuple | None = None
 
 
 def walk(model: torch.nn.Module) -> list[TensorSlot]:
@@ -74,6 +122,9 @@ def walk(model: torch.nn.Module) -> list[TensorSlot]:
     tuples, dictionaries and objects (``quant_state.state2.code``), and in modules that are not
     registered. Parameters and buffers of a module with two paths are listed under both, the later
     as ties. Parameters that have no shape yet (lazy modules) are left out.
+
+    Every object is looked into once, and the depth of nesting is not limited by Python's stack. No
+    code of the objects runs: classes decide what is looked into.
     """
     return _Walk(model).slots
 
@@ -85,78 +136,151 @@ class _Walk:
         self._storages: dict[int, tuple[str, int]] = {}  # storage: first name, and object
         self._seen: set[int] = set()  # modules and containers
         self._keep: list[Any] = []  # what `_seen` and `_first` know by address
-        self._add_tree(model, "")
+        self._tuples: dict[int, _Tuple] = {}
+        self._are_leaves: dict[type, bool] = {}
+        pending = [self._tree(model, _Name(None, "{}", ""), is_registered=True)]
+        while pending:
+            place = next(pending[-1], None)
+            if place is None:
+                pending.pop()
+            elif (inner := self._enter(place)) is not None:
+                pending.append(inner)
 
-    def _add_tree(self, root: torch.nn.Module, path: str) -> None:
-        tree: list[tuple[str, torch.nn.Module]] = []
+    def _enter(self, place: _Place) -> Iterator[_Place] | None:
+        """Notes a tensor; the places inside anything else."""
+        value = place.value
+        if issubclass(type(value), torch.Tensor):
+            self._slot(place.name, "attribute", value, place.set, is_registered=False)
+            return self._inside_tensor(place.name, value)
+        if self._is_leaf(value):
+            return None
+        if issubclass(type(value), tuple):
+            return self._inside_tuple(place)
+        if id(value) in self._seen:
+            return None
+        if issubclass(type(value), torch.nn.Module):
+            return self._tree(value, place.name, is_registered=False)
+        self._seen.add(id(value))
+        self._keep.append(value)
+        return self._inside(place.name, value)
+
+    def _is_leaf(self, value: Any) -> bool:
+        cls = type(value)
+        known = self._are_leaves.get(cls)
+        if known is None:
+            holds = (torch.Tensor, torch.nn.Module, tuple, list, dict, deque)
+            known = issubclass(cls, _LEAVES) or not (issubclass(cls, holds) or _is_ours(cls))
+            self._are_leaves[cls] = known
+        return known
+
+    def _tree(self, root: torch.nn.Module, path: _Name, *, is_registered: bool) -> Iterator[_Place]:
+        """Notes what is registered in a tree of modules, then yields attributes."""
+        tree: list[tuple[_Name, torch.nn.Module]] = []
         for name, module in _paths(root, path):
             if id(module) not in self._seen:
                 self._seen.add(id(module))
+                self._keep.append(module)
                 tree.append((name, module))
-            self._registered(name, module)
+            self._registered(name, module, is_registered)
         for name, module in tree:
-            self._attributes(name, module)
+            for registry in (module._parameters, module._buffers):
+                for leaf, tensor in list(registry.items()):
+                    if tensor is not None:
+                        yield from self._inside_tensor(name.child(leaf), tensor)
+            for attribute, value in list(module.__dict__.items()):
+                if attribute not in _MODULE_INTERNALS and not self._is_leaf(value):
+                    yield _Place(name.child(attribute), value, _in_dict(module.__dict__, attribute))
 
-    def _registered(self, path: str, module: torch.nn.Module) -> None:
-        prefix = path + "." if path else ""
+    def _registered(self, path: _Name, module: torch.nn.Module, is_registered: bool) -> None:
         for name, parameter in list(module._parameters.items()):
             if parameter is not None:
                 setter = _in_dict(module._parameters, name)
-                self._slot(prefix + name, "parameter", parameter, setter)
+                self._slot(path.child(name), "parameter", parameter, setter, is_registered)
         for name, tensor in list(module._buffers.items()):
             if tensor is not None:
                 persistent = name not in module._non_persistent_buffers_set
                 kind = "persistent_buffer" if persistent else "non_persistent_buffer"
-                self._slot(prefix + name, kind, tensor, _in_dict(module._buffers, name))
+                setter = _in_dict(module._buffers, name)
+                self._slot(path.child(name), kind, tensor, setter, is_registered)
 
-    def _attributes(self, path: str, module: torch.nn.Module) -> None:
-        prefix = path + "." if path else ""
-        for registry in (module._parameters, module._buffers):
-            for name, tensor in list(registry.items()):
-                if tensor is not None:
-                    self._inside_tensor(prefix + name, tensor)
-        for name in [name for name in module.__dict__ if name not in _MODULE_INTERNALS]:
-            self._visit(_attribute(module, name, prefix + name))
+    def _inside(self, name: _Name, value: Any) -> Iterator[_Place]:
+        cls = type(value)
+        if issubclass(cls, dict):
+            kind = OrderedDict if issubclass(cls, OrderedDict) else dict
+            for key, item in list(kind.items(value)):
+                if not self._is_leaf(item):
+                    setter = functools.partial(value.__setitem__, key)
+                    yield _Place(_Name(name, "[{!r}]", key), item, setter)
+        elif issubclass(cls, list | deque):
+            kind = list if issubclass(cls, list) else deque
+            for index, item in enumerate(list(kind.__iter__(value))):
+                if not self._is_leaf(item):
+                    setter = functools.partial(value.__setitem__, index)
+                    yield _Place(_Name(name, "[{}]", index), item, setter)
+        if _is_ours(cls):
+            for attribute in _attribute_names(value):
+                place = _attribute(value, attribute, name)
+                if not self._is_leaf(place.value):
+                    yield place
 
-    def _visit(self, place: _Place) -> None:
-        value = place.get()
-        if isinstance(value, torch.Tensor):
-            self._slot(place.name, "attribute", value, place.set)
-            self._inside_tensor(place.name, value)
-        elif isinstance(value, _LEAVES) or value is None:
-            return
-        elif isinstance(value, tuple):
-            for index in range(len(value)):
-                self._visit(_in_tuple(place, index))
-        elif id(value) not in self._seen:
-            self._seen.add(id(value))
+    def _inside_tuple(self, place: _Place) -> Iterator[_Place] | None:
+        value = place.value
+        held = self._tuples.get(id(value))
+        if held is None:
+            held = self._tuples[id(value)] = _Tuple(value)
             self._keep.append(value)
-            if isinstance(value, torch.nn.Module):
-                self._seen.discard(id(value))
-                self._add_tree(value, place.name)
-            else:
-                for inner in _inner_places(place.name, value):
-                    self._visit(inner)
+        held.visits += 1
+        if place.within is None:
+            held.holders.append(place.set)
+        elif place.within not in held.around:
+            held.around.append(place.within)
+        if held.visits > _TUPLE_VISITS_MAX:
+            return None
+        return iter(
+            [
+                _Place(
+                    _Name(place.name, "[{}]", index),
+                    item,
+                    functools.partial(held.replace, index),
+                    held,
+                )
+                for index, item in enumerate(tuple.__iter__(value))
+                if not self._is_leaf(item)
+            ]
+        )
 
-    def _inside_tensor(self, name: str, tensor: torch.Tensor) -> None:
+    def _inside_tensor(self, name: _Name, tensor: torch.Tensor) -> Iterator[_Place]:
         """Attributes set on a tensor: bitsandbytes keeps its quantization state there."""
-        if id(tensor) in self._seen or not getattr(tensor, "__dict__", None):
+        own = getattr(tensor, "__dict__", None)
+        if id(tensor) in self._seen or not own:
             return
         self._seen.add(id(tensor))
         self._keep.append(tensor)
-        for attribute in list(tensor.__dict__):
-            self._visit(_attribute(tensor, attribute, f"{name}.{attribute}"))
+        for attribute, value in list(own.items()):
+            if not self._is_leaf(value):
+                yield _Place(name.child(attribute), value, _in_dict(own, attribute))
 
-    def _slot(self, name: str, kind: Kind, tensor: Any, setter: Callable[[Any], None]) -> None:
+    def _slot(
+        self,
+        path: _Name,
+        kind: Kind,
+        tensor: Any,
+        setter: Callable[[Any], None],
+        is_registered: bool,
+    ) -> None:
         if torch.nn.parameter.is_lazy(tensor):
             return
+        name = str(path)
         tie_of = self._first.get(id(tensor))
         shares = None
         if tie_of is None:
             self._first[id(tensor)] = name
             self._keep.append(tensor)
             shares = self._sharer(name, tensor)
-        self.slots.append(TensorSlot(name, kind, tensor, tie_of, shares, setter))
+        problem = obstacle(tensor)
+        self.slots.append(
+            TensorSlot(name, kind, tensor, tie_of, shares, setter, is_registered, problem)
+        )
 
     def _sharer(self, name: str, tensor: torch.Tensor) -> str | None:
         try:
@@ -167,41 +291,47 @@ class _Walk:
         return first if owner != id(tensor) else None
 
 
-def _paths(root: torch.nn.Module, path: str) -> Iterator[tuple[str, torch.nn.Module]]:
+class _Tuple:
+    """A tuple and all its places: to replace an element, it is made anew for each of them."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.visits = 0
+        self.around: list[_Tuple] = []  # tuples that it is an element of
+        self.holders: list[Callable[[Any], None]] = []  # of its other places
+
+    def replace(self, index: int, item: Any) -> None:
+        """Puts another element in, wherever the tuple is held."""
+        pending = [(self, self.value[index], item)]
+        while pending:
+            changed, old, new = pending.pop()
+            before = changed.value
+            if old is new:
+                continue
+            items = [new if each is old else each for each in before]
+            make = getattr(type(before), "_make", None)  # a named tuple
+            changed.value = make(items) if make is not None else type(before)(items)
+            for put in changed.holders:
+                put(changed.value)
+            pending += [(each, before, changed.value) for each in changed.around]
+
+
+def _paths(root: torch.nn.Module, path: _Name) -> Iterator[tuple[_Name, torch.nn.Module]]:
     """All modules of a tree by all their paths, parents first; a cycle is not followed."""
-    above: list[int] = []
-
-    def visit(module: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
-        if id(module) in above:
-            return
-        yield name, module
-        above.append(id(module))
-        for child_name, child in list(module._modules.items()):
-            if child is not None:
-                yield from visit(child, f"{name}.{child_name}" if name else child_name)
-        above.pop()
-
-    yield from visit(root, path)
-
-
-def _inner_places(name: str, value: Any) -> Iterator[_Place]:
-    if isinstance(value, dict):
-        for key in list(value):
-            yield _Place(
-                f"{name}[{key!r}]",
-                functools.partial(dict.__getitem__, value, key),
-                functools.partial(value.__setitem__, key),
-            )
-    elif isinstance(value, list | deque):
-        for index in range(len(value)):
-            yield _Place(
-                f"{name}[{index}]",
-                functools.partial(value.__getitem__, index),
-                functools.partial(value.__setitem__, index),
-            )
-    if _is_ours(type(value)):
-        for attribute in _attribute_names(value):
-            yield _attribute(value, attribute, f"{name}.{attribute}")
+    above = {id(root)}
+    yield path, root
+    pending = [(root, path, iter(list(root._modules.items())))]
+    while pending:
+        module, name, children = pending[-1]
+        child_name, child = next(children, ("", pending))
+        if child is pending:
+            pending.pop()
+            above.discard(id(module))
+        elif child is not None and id(child) not in above:
+            above.add(id(child))
+            full = name.child(child_name)
+            yield full, child
+            pending.append((child, full, iter(list(child._modules.items()))))
 
 
 def _is_ours(cls: type) -> bool:
@@ -213,7 +343,7 @@ def _is_ours(cls: type) -> bool:
 
 
 def _attribute_names(value: Any) -> list[str]:
-    names = list(getattr(value, "__dict__", ()))
+    names = list(_own_attributes(value) or ())
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())
         for slot in (slots,) if isinstance(slots, str) else slots:
@@ -225,6 +355,14 @@ def _attribute_names(value: Any) -> list[str]:
     return names
 
 
+def _own_attributes(value: Any) -> dict[str, Any] | None:
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def _has(value: Any, name: str) -> bool:
     try:
         object.__getattribute__(value, name)
@@ -233,32 +371,17 @@ def _has(value: Any, name: str) -> bool:
     return True
 
 
-def _attribute(owner: Any, attribute: str, name: str) -> _Place:
+def _attribute(owner: Any, attribute: str, name: _Name) -> _Place:
     """An attribute, read and written past properties and frozen dataclasses."""
-    own = getattr(owner, "__dict__", None)
+    own = _own_attributes(owner)
     if own is not None and attribute in own:
-        return _Place(name, functools.partial(own.__getitem__, attribute), _in_dict(own, attribute))
+        return _Place(name.child(attribute), own[attribute], _in_dict(own, attribute))
     return _Place(
-        name,
-        functools.partial(object.__getattribute__, owner, attribute),
+        name.child(attribute),
+        object.__getattribute__(owner, attribute),
         functools.partial(object.__setattr__, owner, attribute),
     )
 
 
 def _in_dict(owner: dict[str, Any], name: str) -> Callable[[Any], None]:
     return functools.partial(owner.__setitem__, name)
-
-
-def _in_tuple(place: _Place, index: int) -> _Place:
-    """An element of a tuple: to replace it, the tuple is made anew."""
-
-    def get() -> Any:
-        return place.get()[index]
-
-    def replace(value: Any) -> None:
-        now = place.get()
-        items = [*now[:index], value, *now[index + 1 :]]
-        make = getattr(type(now), "_make", None)  # a named tuple
-        place.set(make(items) if make is not None else type(now)(items))
-
-    return _Place(f"{place.name}[{index}]", get, replace)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 
 import numpy
@@ -27,7 +28,7 @@ def slots(model):
 
 
 def codes(model):
-    return {(f["code"], f["target"]) for f in skeleton_findings(model)}
+    return {(found["code"], found["target"]) for found in skeleton_findings(model)}
 
 
 def assert_as_constructed(make, *, excluded=(), derived=()):
@@ -459,3 +460,39 @@ def test_parametrizations_build():
 
     made = build(of(construct))
     assert all(parameter.is_meta for parameter in made.parameters())
+
+
+def test_tensors_are_made_real_wherever_they_are_held():
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.listed = [nn.Parameter(torch.zeros(LARGE))]
+            hidden = nn.Parameter(torch.ones(LARGE))
+            self.closure = lambda: hidden
+            self.call = functools.partial(print, torch.full(LARGE, 2.0))
+            self.weight = nn.Parameter(torch.randn(8))
+            self.again = [nn.Parameter(self.weight.data)]
+
+    with skeleton():
+        made = Holder()
+        layers = [copy.deepcopy(nn.Linear(size, size)) for size in (2, 1024)]
+        copied = copy.deepcopy(made)
+        loose = [nn.Parameter(torch.full(LARGE, 3.0))]
+    values = (made.listed[0], made.closure(), made.call.args[0], loose[0])
+    for number, value in zip((0, 1, 2, 3), values, strict=True):
+        assert torch.equal(value, torch.full(LARGE, float(number)))
+    assert torch.equal(copied.listed[0], torch.zeros(LARGE))
+    on_meta = [made.weight, made.again[0], copied.weight, layers[0].weight, layers[1].weight]
+    assert all(each.is_meta for each in on_meta)
+    assert slots(made)["again[0]"].shares_storage_with == "weight"
+
+
+def test_parameters_can_be_swapped_while_constructing():
+    with skeleton():
+        made = nn.Linear(4, 4)
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            made.half()
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+    assert made.weight.is_meta and made.weight.dtype == torch.half

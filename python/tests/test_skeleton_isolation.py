@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 import torch
@@ -177,3 +178,48 @@ def test_nothing_is_kept_of_a_model_that_is_gone():
     assert [now - then for now, then in zip(kept(), before, strict=True)] == [1, 1, 1, 2]
     del model
     assert kept() == before
+
+
+def test_tuples_in_other_threads_are_left_alone():
+    """The collector hands out tuples that are being made; making them goes on with an error."""
+
+    def failures(disturb):
+        stop, errors = threading.Event(), []
+
+        def make_tuples():
+            while not stop.is_set():
+                try:
+                    tuple(number for number in range(2000))
+                except SystemError as error:
+                    errors.append(error)
+
+        thread = threading.Thread(target=make_tuples)
+        thread.start()
+        for _ in range(40):
+            disturb()
+        stop.set()
+        thread.join()
+        return errors
+
+    import gc
+
+    held = []
+
+    def control():
+        held[:] = gc.get_objects()
+        time.sleep(0.01)
+
+    assert failures(control)
+    assert not failures(lambda: build(lambda: nn.Linear(2, 2)))
+
+
+def test_the_collector_is_asked_for_nothing(monkeypatch):
+    import gc
+
+    def refuse(*_):
+        raise AssertionError("the cost of this grows with the process")
+
+    monkeypatch.setattr(gc, "get_objects", refuse)
+    monkeypatch.setattr(gc, "get_referrers", refuse)
+    made = build(lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4), 2))
+    assert all(parameter.is_meta for parameter in made.parameters())

@@ -169,6 +169,55 @@ def test_a_tuple_held_twice_is_replaced_in_both_places():
     assert model.a[0] is model.b[0][0] is new
 
 
+def test_depth_and_sharing_have_no_limit():
+    chain = [ones()]
+    for _ in range(5000):
+        chain = types.SimpleNamespace(n=chain)
+    shared = (ones(),)
+    for _ in range(100):
+        shared = (shared, shared)
+    nested = nn.Linear(1, 1, bias=False)
+    for _ in range(2000):
+        outer = nn.Module()
+        outer.add_module("m", nested)
+        nested = outer
+    model = holding(chain=chain, shared=shared)
+    model.nested = nested
+    found = walk(model)
+    assert [each.kind for each in found if each.tie_of is None] == [
+        "parameter", "attribute", "attribute",
+    ]  # fmt: skip
+    assert found[0].name == "nested." + "m." * 2000 + "weight"
+    assert found[1].name == "chain" + ".n" * 5000 + "[0]"
+    new = torch.zeros(1)
+    next(each for each in found if each.name.startswith("shared")).replace(new)
+    inner = model.shared
+    while isinstance(inner, tuple):
+        inner = inner[-1]
+    assert inner is new  # also in the places that are not listed
+
+
+def test_no_code_of_objects_runs():
+    class Explosive(dict):
+        def __iter__(self):
+            raise AssertionError
+
+        def __getattribute__(self, name):
+            if name == "__class__":
+                raise AssertionError
+            return super().__getattribute__(name)
+
+    class Gone:
+        pass
+
+    gone = Gone()
+    proxy = weakref.proxy(gone)
+    del gone
+    model = nn.Module()
+    model.__dict__ |= {"x": Explosive(a=ones()), "gone": proxy}
+    assert names(model) == ["x['a']"]
+
+
 def test_a_parameter_stays_one():
     model = nn.Linear(2, 2, bias=False)
     model.weight.requires_grad_(False)
