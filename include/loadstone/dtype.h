@@ -5,6 +5,9 @@
 // an Encoding: one or the other. A target always has a Dtype.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -34,7 +37,7 @@ enum class Dtype : std::uint8_t {
   f6_e2m3,
   f6_e3m2,
   f4,
-  c128,  // of constructors: no checkpoint format has it
+  c128,  // of torch files and constructors: safetensors and GGUF do not have it
 };
 
 enum class DtypeKind : std::uint8_t { boolean, integer, floating, complex };
@@ -45,7 +48,21 @@ enum class DtypeKind : std::uint8_t { boolean, integer, floating, complex };
 [[nodiscard]] std::optional<Dtype> dtype_from_name(std::string_view name) noexcept;
 // What people type: any case, and torch's names ("bfloat16", "float8_e4m3fn", "half").
 [[nodiscard]] std::optional<Dtype> dtype_from_user(std::string_view name) noexcept;
-[[nodiscard]] unsigned bits(Dtype dtype) noexcept;
+// Bits of one element, in the order of Dtype. The only table of widths: buffers and loops that
+// count elements are sized by it.
+inline constexpr auto dtype_bits =
+    std::to_array<std::uint8_t>({8,  8,  8,  16, 16, 32, 32, 64, 64, 16, 16,  //
+                                 32, 64, 64, 8,  8,  8,  8,  8,  6,  6,  4,  128});
+static_assert(dtype_bits.size() == static_cast<std::size_t>(Dtype::c128) + 1);
+[[nodiscard]] constexpr unsigned bits(Dtype dtype) noexcept {
+  return dtype_bits[static_cast<std::size_t>(dtype)];
+}
+// Bytes of one element; 0 where elements are not whole bytes (f4, f6).
+[[nodiscard]] constexpr std::size_t element_bytes(Dtype dtype) noexcept {
+  return bits(dtype) % 8 == 0 ? bits(dtype) / 8 : 0;
+}
+// Of the widest element.
+inline constexpr std::size_t element_bytes_max = std::ranges::max(dtype_bits) / 8;
 [[nodiscard]] DtypeKind kind(Dtype dtype) noexcept;
 
 // Block formats of GGUF, in the order of their type ids.

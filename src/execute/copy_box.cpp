@@ -10,7 +10,6 @@ namespace {
 // A tile's rows are whole cache lines on both sides, and a tile with its cast copy stays in the
 // first-level cache.
 constexpr std::uint64_t tile_edge = 32;
-constexpr std::size_t element_bytes_max = 8;
 
 struct Sides {
   const std::byte* source;
@@ -46,8 +45,11 @@ void transpose_tile(std::size_t size, const std::byte* source, std::uint64_t sou
       return transpose_tile<2>(source, source_step, target, target_step, rows, columns);
     case 4:
       return transpose_tile<4>(source, source_step, target, target_step, rows, columns);
-    default:
+    case 8:
       return transpose_tile<8>(source, source_step, target, target_step, rows, columns);
+    default:
+      static_assert(element_bytes_max == 16);
+      return transpose_tile<16>(source, source_step, target, target_step, rows, columns);
   }
 }
 

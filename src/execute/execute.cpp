@@ -128,20 +128,42 @@ struct Sizes {
   WindowLimits limits;
 };
 
-Sizes choose_sizes(const Plan& plan, const ExecuteOptions& options) {
+// The smallest slot: one element, and where it is decoded what it is made of beside it.
+std::uint64_t slot_bytes_least(const Plan& plan, std::span<const DecodeForm> forms) {
+  const auto& tensors = plan.catalog->tensors();
+  std::size_t least = 1;
+  for (const PlannedTarget& target : plan.targets) {
+    for (const Box& box : target.recipe.boxes) {
+      if (box.decoding != no_decoding || box.source >= tensors.size()) continue;
+      const Encoding encoding = tensors[box.source].encoding;
+      if (encoding.is_dtype()) least = std::max(least, element_bytes(encoding.dtype()));
+    }
+  }
+  for (const DecodeForm& form : forms) {
+    std::uint64_t parts = 0;
+    for (std::size_t i = 0; i < DecodeForm::parts_max && form.elements > 0; ++i) {
+      parts += form.part_bytes(i, 0, 1).size();
+    }
+    least = std::max({least, 2 * parts, 2 * element_bytes_max});
+  }
+  return least;
+}
+
+Sizes choose_sizes(const Plan& plan, std::span<const DecodeForm> forms,
+                   const ExecuteOptions& options) {
   Sizes sizes;
   sizes.threads = options.threads != 0
                       ? options.threads
                       : std::clamp(std::thread::hardware_concurrency(), 1u, threads_default_max);
-  // A decoded element needs room for what it is made of too.
-  const std::uint64_t least = plan.decodings.empty() ? element_bytes_max : 2 * element_bytes_max;
+  const std::uint64_t least = slot_bytes_least(plan, forms);
   const std::uint64_t staging = std::max(plan.staging_bytes_max, least);
   const std::uint64_t slots =
       std::clamp<std::uint64_t>(staging / slot_bytes_wanted, 1, sizes.threads);
   sizes.threads = static_cast<unsigned>(slots);
-  sizes.chunk_bytes = std::max(options.chunk_bytes, element_bytes_max);
+  sizes.chunk_bytes = std::max<std::uint64_t>(options.chunk_bytes, element_bytes_max);
   // A transposed box may fill two chunks, to have longer runs in the target.
-  sizes.slot_bytes = std::min(staging / slots, 2 * std::min(sizes.chunk_bytes, staging));
+  sizes.slot_bytes =
+      std::max(std::min(staging / slots, 2 * std::min(sizes.chunk_bytes, staging)), least);
   sizes.limits = window_limits(sizes.slot_bytes, sizes.chunk_bytes);
   return sizes;
 }
@@ -210,8 +232,8 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   check_constants(plan);
   check_destinations(plan, destinations);
   Storage& storage = plan.catalog->storage(options.storage);
-  const Sizes sizes = choose_sizes(plan, options);
   const std::vector<DecodeForm> forms = prepare_decodings(plan);
+  const Sizes sizes = choose_sizes(plan, forms, options);
   const Sources sources = open_needed(plan, destinations, storage);
   OffloadFolder folder(plan, storage);
   const std::vector<std::byte*> memory = target_memory(plan, destinations, folder);

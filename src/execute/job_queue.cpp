@@ -4,6 +4,8 @@
 #include <tuple>
 #include <utility>
 
+#include "loadstone/error.h"
+
 namespace loadstone {
 
 namespace {
@@ -94,6 +96,8 @@ bool JobQueue::next(Job& job) {
     push(std::move(waiting_.back()));
     waiting_.pop_back();
   }
+  // Whoever asks again would get the same window for ever.
+  if (job.pieces.empty()) throw Error("internal", "a window is smaller than one element");
   return true;
 }
 

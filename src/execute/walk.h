@@ -48,9 +48,6 @@ struct WindowLimits {
   std::uint64_t decoded_bytes = 0;  // of what is decoded, at most: what it is made of is there too
 };
 
-// The widest element that is read.
-inline constexpr std::uint64_t element_bytes_max = 8;
-
 // For a reader whose slot of staging has so many bytes, and that reads as much in one go.
 [[nodiscard]] WindowLimits window_limits(std::uint64_t slot_bytes,
                                          std::uint64_t chunk_bytes) noexcept;

@@ -16,7 +16,7 @@ constexpr std::array numbers = {Dtype::boolean, Dtype::u8,      Dtype::i8,      
                                 Dtype::i16,     Dtype::u32,     Dtype::i32,     Dtype::u64,
                                 Dtype::i64,     Dtype::f16,     Dtype::bf16,    Dtype::f32,
                                 Dtype::f64,     Dtype::f8_e4m3, Dtype::f8_e5m2, Dtype::f8_e8m0};
-constexpr std::size_t dtype_count = static_cast<std::size_t>(Dtype::c128) + 1;
+constexpr std::size_t dtype_count = dtype_bits.size();
 
 template <Dtype source, Dtype target>
 void strided(const std::byte* from, std::uint64_t source_stride, std::byte* to,
@@ -66,40 +66,7 @@ constexpr void fill_all(Table& table, std::index_sequence<pairs...>) {
   (fill<pairs>(table), ...);
 }
 
-constexpr std::size_t whole_bytes(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::boolean:
-    case Dtype::u8:
-    case Dtype::i8:
-    case Dtype::f8_e4m3:
-    case Dtype::f8_e5m2:
-    case Dtype::f8_e8m0:
-    case Dtype::f8_e4m3fnuz:
-    case Dtype::f8_e5m2fnuz:
-      return 1;
-    case Dtype::u16:
-    case Dtype::i16:
-    case Dtype::f16:
-    case Dtype::bf16:
-      return 2;
-    case Dtype::u32:
-    case Dtype::i32:
-    case Dtype::f32:
-      return 4;
-    case Dtype::u64:
-    case Dtype::i64:
-    case Dtype::f64:
-    case Dtype::c64:
-      return 8;
-    case Dtype::c128:
-      return 16;
-    case Dtype::f6_e2m3:
-    case Dtype::f6_e3m2:
-    case Dtype::f4:
-      return 0;
-  }
-  return 0;
-}
+static_assert(element_bytes_max == 16, "copy_of() knows every width");
 
 constexpr Cast copy_of(std::size_t size) {
   if (size == 1) return {.run = copy_run<1>, .strided = copy_strided<1>};
@@ -114,7 +81,7 @@ constexpr Table make_table() {
   Table table = {};
   fill_all(table, std::make_index_sequence<numbers.size() * numbers.size()>{});
   for (std::size_t i = 0; i < dtype_count; ++i) {
-    table[i][i] = copy_of(whole_bytes(static_cast<Dtype>(i)));
+    table[i][i] = copy_of(element_bytes(static_cast<Dtype>(i)));
   }
   // The pairs that most loads need, written with vectors.
   table[at(Dtype::bf16)][at(Dtype::f32)].run = simd::f32_from_bf16;
@@ -131,8 +98,6 @@ constexpr Table make_table() {
 constinit const Table casts = make_table();
 
 }  // namespace
-
-std::size_t element_bytes(Dtype dtype) noexcept { return whole_bytes(dtype); }
 
 Cast cast_between(Dtype source, Dtype target) noexcept { return casts[at(source)][at(target)]; }
 

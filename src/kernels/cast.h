@@ -13,9 +13,6 @@ namespace loadstone {
 // pairs of f64, f32, f16, bf16, f8_e4m3, f8_e5m2, the integers and bool. f8_e8m0 is a source only.
 [[nodiscard]] bool can_cast(Dtype source, Dtype target) noexcept;
 
-// Bytes of one element; 0 where elements are not whole bytes (f4, f6).
-[[nodiscard]] std::size_t element_bytes(Dtype dtype) noexcept;
-
 // Casts `count` elements; strides count elements of either side. Thread-safe.
 using CastStrided = void (*)(const std::byte* source, std::uint64_t source_stride,
                              std::byte* target, std::uint64_t target_stride,

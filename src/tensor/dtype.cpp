@@ -13,26 +13,25 @@ namespace {
 
 struct DtypeRow {
   std::string_view name;
-  unsigned bits;
   DtypeKind kind;
 };
 
 // In the order of Dtype.
 constexpr auto dtype_rows = std::to_array<DtypeRow>({
-    {"BOOL", 8, DtypeKind::boolean},         {"U8", 8, DtypeKind::integer},
-    {"I8", 8, DtypeKind::integer},           {"U16", 16, DtypeKind::integer},
-    {"I16", 16, DtypeKind::integer},         {"U32", 32, DtypeKind::integer},
-    {"I32", 32, DtypeKind::integer},         {"U64", 64, DtypeKind::integer},
-    {"I64", 64, DtypeKind::integer},         {"F16", 16, DtypeKind::floating},
-    {"BF16", 16, DtypeKind::floating},       {"F32", 32, DtypeKind::floating},
-    {"F64", 64, DtypeKind::floating},        {"C64", 64, DtypeKind::complex},
-    {"F8_E4M3", 8, DtypeKind::floating},     {"F8_E5M2", 8, DtypeKind::floating},
-    {"F8_E8M0", 8, DtypeKind::floating},     {"F8_E4M3FNUZ", 8, DtypeKind::floating},
-    {"F8_E5M2FNUZ", 8, DtypeKind::floating}, {"F6_E2M3", 6, DtypeKind::floating},
-    {"F6_E3M2", 6, DtypeKind::floating},     {"F4", 4, DtypeKind::floating},
-    {"C128", 128, DtypeKind::complex},
+    {"BOOL", DtypeKind::boolean},         {"U8", DtypeKind::integer},
+    {"I8", DtypeKind::integer},           {"U16", DtypeKind::integer},
+    {"I16", DtypeKind::integer},          {"U32", DtypeKind::integer},
+    {"I32", DtypeKind::integer},          {"U64", DtypeKind::integer},
+    {"I64", DtypeKind::integer},          {"F16", DtypeKind::floating},
+    {"BF16", DtypeKind::floating},        {"F32", DtypeKind::floating},
+    {"F64", DtypeKind::floating},         {"C64", DtypeKind::complex},
+    {"F8_E4M3", DtypeKind::floating},     {"F8_E5M2", DtypeKind::floating},
+    {"F8_E8M0", DtypeKind::floating},     {"F8_E4M3FNUZ", DtypeKind::floating},
+    {"F8_E5M2FNUZ", DtypeKind::floating}, {"F6_E2M3", DtypeKind::floating},
+    {"F6_E3M2", DtypeKind::floating},     {"F4", DtypeKind::floating},
+    {"C128", DtypeKind::complex},
 });
-static_assert(dtype_rows.size() == static_cast<std::size_t>(Dtype::c128) + 1);
+static_assert(dtype_rows.size() == dtype_bits.size());
 
 struct BlockRow {
   std::string_view name;
@@ -127,8 +126,6 @@ std::optional<Dtype> dtype_from_user(std::string_view name) noexcept {
   return std::nullopt;
 }
 
-unsigned bits(Dtype dtype) noexcept { return row(dtype).bits; }
-
 DtypeKind kind(Dtype dtype) noexcept { return row(dtype).kind; }
 
 BlockLayout layout(BlockFormat format) noexcept {
@@ -148,7 +145,7 @@ std::optional<Encoding> Encoding::from_name(std::string_view name) noexcept {
 std::optional<std::uint64_t> Encoding::byte_count(std::uint64_t elements) const noexcept {
   BlockLayout unit{};  // the smallest run of elements that fills whole bytes
   if (is_dtype_) {
-    const std::uint32_t width = dtype_rows[code_].bits;
+    const std::uint32_t width = dtype_bits[code_];
     unit = width == 4   ? BlockLayout{2, 1}
            : width == 6 ? BlockLayout{4, 3}
                         : BlockLayout{1, width / 8};

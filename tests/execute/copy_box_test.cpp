@@ -66,10 +66,23 @@ TEST(CopyBoxTest, EveryOrderOfDimensions) {
     compare(dims, Dtype::bf16, Dtype::bf16);
     compare(dims, Dtype::f64, Dtype::f64);
     compare(dims, Dtype::u8, Dtype::u8);
+    compare(dims, Dtype::c128, Dtype::c128);
     compare(dims, Dtype::f32, Dtype::f16);
     std::ranges::reverse(dims);  // any order is taken
     compare(dims, Dtype::u8, Dtype::f64);
   } while (std::ranges::next_permutation(order).found);
+}
+
+// A width that nobody thought of is copied like the others.
+TEST(CopyBoxTest, EveryWidthIsTransposed) {
+  for (std::size_t i = 0; i < dtype_bits.size(); ++i) {
+    const auto dtype = static_cast<Dtype>(i);
+    if (element_bytes(dtype) == 0) continue;
+    SCOPED_TRACE(name(dtype));
+    compare({{67, 1, 34}, {34, 67, 1}}, dtype, dtype);
+    compare({{3, 3000, 2500}, {33, 1, 70}, {65, 40, 1}}, dtype, dtype);
+    compare({{100, 3, 2}}, dtype, dtype);
+  }
 }
 
 TEST(CopyBoxTest, SmallAndOddBoxes) {

@@ -58,6 +58,24 @@ Plan decoding_plan(PlanBuilder& builder) {
   return builder.build();
 }
 
+// A block and the numbers that it becomes fit the smallest staging too.
+TEST(DecodeTest, StagingBelowABlockIsMadeAsLargeAsOne) {
+  const auto loaded = [](std::uint64_t staging) {
+    PlanBuilder builder;
+    builder.staging_bytes_max = staging;
+    const auto blocks =
+        builder.add_tensor("q", BlockFormat::q6_k, {3, 512}, pattern(3 * 512 / 256 * 210, 1));
+    builder.decodings = {{"gguf", {blocks}, {3, 512}, Dtype::f32}};
+    builder.add_target("t", Dtype::f32, {3, 512}, {decoded_box(builder, 0, {3, 512})});
+    const Plan plan = builder.build();
+    const HostMemory memory(plan);
+    execute(plan, memory.destinations(), {.storage = &builder.storage});
+    return value_of(memory.destinations()[0]);
+  };
+  const Bytes expected = loaded(1 << 20);
+  for (const std::uint64_t staging : {1u, 30u, 300u}) EXPECT_TRUE(loaded(staging) == expected);
+}
+
 TEST(DecodeTest, TheSameBytesHoweverTheWorkIsCut) {
   for (const std::uint64_t staging : {1u, 16u, 100u, 5000u, 1u << 20}) {
     for (const unsigned threads : {1u, 4u}) {
@@ -70,7 +88,8 @@ TEST(DecodeTest, TheSameBytesHoweverTheWorkIsCut) {
         const Report report =
             execute(plan, memory.destinations(),
                     {.threads = threads, .chunk_bytes = chunk, .storage = &builder.storage});
-        EXPECT_LE(report.staging_bytes_peak, std::max<std::uint64_t>(staging, 16));
+        EXPECT_LE(report.staging_bytes_peak,
+                  std::max<std::uint64_t>(staging, 2 * element_bytes_max));
         for (std::size_t i = 0; i < plan.targets.size(); ++i) {
           ASSERT_TRUE(value_of(memory.destinations()[i]) ==
                       expected_value(builder, plan.targets[i]))

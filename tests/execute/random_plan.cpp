@@ -4,11 +4,14 @@
 #include <array>
 #include <utility>
 
+#include "kernels/cast.h"
+
 namespace loadstone::testing {
 
 namespace {
 
-constexpr std::array dtypes = {Dtype::u8, Dtype::bf16, Dtype::f32, Dtype::f64};
+constexpr std::array dtypes = {Dtype::u8,  Dtype::bf16, Dtype::f32,
+                               Dtype::f64, Dtype::c64,  Dtype::c128};
 
 // A part of a target: where it begins and how far it goes in each dimension.
 struct Part {
@@ -110,7 +113,8 @@ Plan random_plan(std::mt19937_64& random, PlanBuilder& builder) {
   for (std::uint64_t targets = 1 + generator.below(6); targets > 0; --targets) {
     const std::vector<std::uint64_t> shape = generator.shape();
     const Dtype source = dtypes[generator.below(dtypes.size())];
-    const Dtype target = generator.chance(50) ? source : dtypes[generator.below(dtypes.size())];
+    Dtype target = generator.chance(50) ? source : dtypes[generator.below(dtypes.size())];
+    if (!can_cast(source, target)) target = source;
     std::vector<Box> boxes;
     bool small = true;
     for (const Part& part : generator.cut(shape)) {
