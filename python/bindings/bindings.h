@@ -6,8 +6,6 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -15,6 +13,7 @@
 #include <vector>
 
 #include "loadstone/loadstone.h"
+#include "text.h"
 
 namespace loadstone::python {
 

@@ -15,10 +15,6 @@ nb::object to_python(const MetadataValue& item) {
           nb::list items;
           for (const MetadataValue& each : value) items.append(to_python(each));
           return items;
-        } else if constexpr (std::is_same_v<Value, std::string>) {
-          // GGUF strings need not be UTF-8; the bytes must survive.
-          return nb::steal(PyUnicode_DecodeUTF8(value.data(), static_cast<Py_ssize_t>(value.size()),
-                                                "surrogateescape"));
         } else {
           return nb::cast(value);
         }
@@ -28,7 +24,7 @@ nb::object to_python(const MetadataValue& item) {
 
 nb::dict metadata(const Catalog& catalog) {
   nb::dict entries;
-  for (const auto& [key, value] : catalog.metadata()) entries[key.c_str()] = to_python(value);
+  for (const auto& [key, value] : catalog.metadata()) entries[nb::cast(key)] = to_python(value);
   return entries;
 }
 
@@ -65,7 +61,7 @@ std::string digest(const Catalog& catalog) {
 nb::dict encodings(const Catalog& catalog) {
   nb::dict rows;
   for (const TensorInfo& tensor : catalog.tensors()) {
-    rows[nb::str(tensor.name.data(), tensor.name.size())] = tensor.encoding.name();
+    rows[nb::cast(tensor.name)] = tensor.encoding.name();
   }
   return rows;
 }

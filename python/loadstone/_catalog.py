@@ -11,7 +11,7 @@ from typing import Any
 
 from loadstone import _core
 
-Checkpoint = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Checkpoint = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]]
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,6 @@ def inspect(path: Checkpoint, *, allow_links: bool = False, gguf_rank_max: int =
             expected.
         LoadError: the path does not exist or cannot be read.
     """
-    paths = [path] if isinstance(path, str | os.PathLike) else path
-    names = [os.fspath(each) for each in paths]
+    paths = [path] if isinstance(path, str | bytes | os.PathLike) else path
+    names = [os.fsdecode(each) for each in paths]
     return Catalog(_core.open_checkpoint(names, allow_links, gguf_rank_max))

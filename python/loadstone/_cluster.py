@@ -137,9 +137,9 @@ def _ray(arguments: dict[str, Any]) -> tuple[_Begin, int]:
 
 def plain_source(source: Any) -> str | list[str]:
     """A path, or some, that mean the same in another process."""
-    if isinstance(source, str | os.PathLike):
-        return os.path.abspath(os.fspath(source))  # noqa: PTH100  (patterns and links stay)
+    if isinstance(source, str | bytes | os.PathLike):
+        return os.path.abspath(os.fsdecode(source))  # noqa: PTH100  (patterns and links stay)
     if isinstance(source, Sequence):
-        return [os.path.abspath(os.fspath(path)) for path in source]  # noqa: PTH100
+        return [os.path.abspath(os.fsdecode(path)) for path in source]  # noqa: PTH100
     message = "tasks open the checkpoint themselves: pass its path, not a catalog"
     raise make("plan.options", message, field="source")

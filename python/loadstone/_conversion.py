@@ -14,6 +14,7 @@ from loadstone import _cluster, _core, _machine
 from loadstone._catalog import Catalog, Checkpoint, inspect
 from loadstone._errors import PlanError, make
 from loadstone._progress import shown
+from loadstone._text import read_text
 from loadstone._traced import Traced
 
 # Files of video models hold patch embeddings of five dims, one more than ggml knows.
@@ -158,7 +159,7 @@ def convert(
     if cluster is not None:
         return _divided(**locals())
     catalog = source._core if isinstance(source, Catalog) else _open(source, allow_links)._core
-    where = os.fspath(target)
+    where = os.fsdecode(target)
     one_file = where.endswith(".safetensors")
     if one_file and shard_size is not None:
         raise make("plan.options", "one file has no shards: name a folder", field="shard_size")
@@ -237,7 +238,7 @@ def _divided(
         raise make("plan.options", "a cluster does all parts, and finishes them", field="cluster")
     arguments |= {
         "source": _cluster.plain_source(arguments["source"]),
-        "target": os.path.abspath(os.fspath(arguments["target"])),  # noqa: PTH100  (links stay)
+        "target": os.path.abspath(os.fsdecode(arguments["target"])),  # noqa: PTH100  (links stay)
         "rules": _as_text(arguments["rules"]),
         "dtype": None if arguments["dtype"] is None else str(arguments["dtype"]),
         "block_dtype": str(arguments["block_dtype"]),
@@ -324,8 +325,8 @@ def _listed(patterns: str | Sequence[str]) -> list[str]:
 
 def _folder(source: Any) -> str:
     """The folder that the source is; empty where it is something else."""
-    if isinstance(source, str | os.PathLike) and Path(source).is_dir():
-        return os.fspath(source)
+    if isinstance(source, str | bytes | os.PathLike) and Path(os.fsdecode(source)).is_dir():
+        return os.fsdecode(source)
     return ""
 
 
@@ -353,7 +354,7 @@ def _chosen(
         return _read(rules.text, catalog)
     if not isinstance(rules, str | os.PathLike):
         return json.dumps([dict(rule) for rule in rules]), None
-    return _read(Path(rules).read_text(encoding="utf-8"), catalog)
+    return _read(read_text(rules), catalog)
 
 
 def _as_text(rules: Rules | None) -> RulesText | None:
@@ -364,7 +365,7 @@ def _as_text(rules: Rules | None) -> RulesText | None:
     if rules is None or isinstance(rules, RulesText):
         return rules
     if isinstance(rules, str | os.PathLike):
-        return RulesText(Path(rules).read_text(encoding="utf-8"))
+        return RulesText(read_text(rules))
     return RulesText(json.dumps([dict(rule) for rule in rules]))
 
 

@@ -19,6 +19,7 @@ from loadstone import _core, _machine
 from loadstone._catalog import Checkpoint, inspect
 from loadstone._errors import Error, make
 from loadstone._report import listed_errors
+from loadstone._text import read_text
 from loadstone._traced import Traced
 
 if TYPE_CHECKING:
@@ -224,13 +225,12 @@ class Plan:
             LoadError: a shard is not the planned one (``io.changed``). One that was only modified
                 at another time is a warning in ``findings`` (``io.time``).
         """
-        text = Path(path).read_text(encoding="utf-8")
         core = _core.plan_from_json(
-            text,
+            read_text(path),
             allow_links=allow_links,
-            root=os.fspath(root),
-            plan_folder=os.fspath(Path(path).parent),
-            offload_folder="" if offload_folder is None else os.fspath(offload_folder),
+            root=os.fsdecode(root),
+            plan_folder=os.fsdecode(Path(path).parent),
+            offload_folder="" if offload_folder is None else os.fsdecode(offload_folder),
         )
         return cls(core)
 
@@ -371,7 +371,7 @@ def make_plan(
         device_map=entries,
         max_memory=_machine.capacities(max_memory, computed=bool(mode)),
         no_split_modules=_no_split_paths(needs.module) if mode else [],
-        offload_folder=os.fspath(offload_folder) if offload_folder is not None else "",
+        offload_folder=os.fsdecode(offload_folder) if offload_folder is not None else "",
         missing=default,
         unexpected=unexpected,
         staging_bytes_max=staging_bytes_max,
@@ -441,7 +441,7 @@ class _Needs:
 
 def _needs(model: Any) -> _Needs:
     if isinstance(model, str | os.PathLike):
-        return _Needs(_core.skeleton_rows(Path(model).read_text(encoding="utf-8")))
+        return _Needs(_core.skeleton_rows(read_text(model)))
     from loadstone._constructor import constructor_values
     from loadstone._skeleton import skeleton_record
     from loadstone._skeleton_walk import walk

@@ -60,7 +60,7 @@ def load_file(
         FormatError, LoadError: see :func:`loadstone.inspect`.
         PlanError: a block format that this version cannot decode (``plan.encoding``).
     """
-    plan = _core.identity_plan(_core.open_checkpoint([os.fspath(filename)]))
+    plan = _core.identity_plan(_core.open_checkpoint([os.fsdecode(filename)]))
     plan.require_ok()
     tensors = {row["name"]: empty(row["shape"], row["dtype"]) for row in plan.targets()}
     _core.execute(plan, [destination(tensor) for tensor in tensors.values()], threads=threads or 0)

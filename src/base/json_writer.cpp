@@ -74,6 +74,7 @@ void JsonWriter::raw(std::string_view json) {
 void JsonWriter::quote(std::string_view text) {
   // Paths and a few metadata strings may hold bytes that are no UTF-8; JSON may not.
   const bool valid = is_utf8(text);
+  lossy_ = lossy_ || !valid;
   text_ += '"';
   for (const char character : text) {
     const auto byte = static_cast<unsigned char>(character);

@@ -50,6 +50,9 @@ class JsonWriter {
   // A value that is JSON already.
   void raw(std::string_view json);
 
+  // Whether a text was no UTF-8 so far, and is written with its bytes as numbers of characters: a
+  // reader gets another text.
+  [[nodiscard]] bool is_lossy() const noexcept { return lossy_; }
   [[nodiscard]] std::string take() { return std::move(text_); }
 
  private:
@@ -64,6 +67,7 @@ class JsonWriter {
   unsigned depth_max_;
   std::vector<bool> has_items_;
   bool after_key_ = false;
+  bool lossy_ = false;
 };
 
 }  // namespace loadstone

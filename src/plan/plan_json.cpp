@@ -7,6 +7,7 @@
 #include "base/finding_json.h"
 #include "base/json_writer.h"
 #include "base/text.h"
+#include "loadstone/error.h"
 #include "plan/decodings.h"
 
 namespace loadstone {
@@ -396,6 +397,10 @@ std::string to_json(const Plan& plan) {
   for (const PlannedTarget& target : plan.targets) write_target(json, target, numbers);
   json.end_array();
   json.end_object();
+  if (json.is_lossy()) {
+    throw Error("plan.json", "a path or name in the plan is not UTF-8, which JSON cannot hold",
+                {.path = plan.catalog->root(), .expected = "paths and names in UTF-8"});
+  }
   return json.take() + "\n";
 }
 
