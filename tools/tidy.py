@@ -44,6 +44,7 @@ HEADER_ROOM = {
     "error": "base",
     "finding": "base",
     "loadstone": "audit",
+    "name_hash": "base",
     "observer": "base",
     "quantization": "tensor",
     "recipe": "plan",

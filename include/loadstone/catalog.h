@@ -8,13 +8,13 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "loadstone/dtype.h"
 #include "loadstone/finding.h"
+#include "loadstone/name_hash.h"
 #include "loadstone/shape.h"
 #include "loadstone/storage.h"
 
@@ -153,8 +153,8 @@ class Catalog {
   std::vector<TensorInfo> tensors_;
   std::map<std::string, MetadataValue> metadata_;
   std::vector<Finding> findings_;
-  Storage* storage_;                                           // not owned; null: the machine's own
-  std::unordered_map<std::string_view, std::uint32_t> index_;  // views into tensors_
+  Storage* storage_;              // not owned; null: the machine's own
+  NameMap<std::uint32_t> index_;  // views into tensors_
   std::uint64_t total_bytes_ = 0;
 };
 

@@ -5,12 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "base/text.h"
 #include "loadstone/error.h"
+#include "loadstone/name_hash.h"
 
 namespace loadstone {
 
@@ -53,8 +52,8 @@ Verdict judge(const PlannedTarget& target, const Provenance& item) {
 }
 
 // A mistake in the report would hide a target, so both sides are matched by name, not by position.
-std::unordered_map<std::string_view, const Provenance*> by_name(const Report& report) {
-  std::unordered_map<std::string_view, const Provenance*> index;
+NameMap<const Provenance*> by_name(const Report& report) {
+  NameMap<const Provenance*> index;
   for (const Provenance& item : report.provenance) index.emplace(item.target, &item);
   return index;
 }
@@ -87,8 +86,8 @@ Audit audit(const Plan& plan, const Report& report) {
   Audit result;
   result.provenance = report.provenance;
   const auto entries = by_name(report);
-  std::unordered_map<std::string_view, Verdict> verdicts;
-  std::unordered_set<std::string_view> ties;
+  NameMap<Verdict> verdicts;
+  NameSet ties;
   for (const PlannedTarget& target : plan.targets) {
     if (target.recipe.origin == Origin::tie) ties.insert(target.name);
     const auto found = entries.find(target.name);

@@ -209,7 +209,9 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "Nothing, if it is meant to be so; otherwise check the rules."},
     {"pt.arguments", "The call that makes a tensor has other arguments than torch writes.",
      "Do not trust the file."},
-    {"pt.budget", "A pickle holds more values, or deeper ones, than any checkpoint.",
+    {"pt.budget",
+     "A pickle holds more values, or deeper ones, than any checkpoint, or the same ones again and "
+     "again.",
      "What lies beyond is not read; do not trust the file."},
     {"pt.byteorder", "A torch file was written on a big-endian machine, or does not say.",
      "Load and save it with torch there, or write it as safetensors."},
@@ -271,6 +273,7 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "A tensor of a kind that loadstone does not read: sparse, quantized by torch, or a class "
      "of its own.",
      "Save it as a dense tensor."},
+    {"pt.utf8", "A tensor's name is not UTF-8.", "Save the checkpoint with other names."},
     {"pt.view_bounds", "A tensor's offset, size and strides do not lie in its storage.",
      "Do not trust the file."},
     {"pt.zip", "The zip archive is cut, encrypted, or says two things.", "Fetch the file again."},

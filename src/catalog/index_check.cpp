@@ -8,17 +8,17 @@
 #include <set>
 #include <string_view>
 #include <tuple>
-#include <unordered_map>
 
 #include "base/text.h"
 #include "catalog/paths.h"
 #include "loadstone/error.h"
+#include "loadstone/name_hash.h"
 
 namespace loadstone {
 
 namespace {
 
-using Places = std::unordered_map<std::string_view, std::vector<const TensorInfo*>>;
+using Places = NameMap<std::vector<const TensorInfo*>>;
 
 constexpr std::size_t told_max = 100;  // of one kind; the rest is counted
 

@@ -16,19 +16,22 @@
 #include "convert/quantize_rules.h"
 #include "kernels/quantize.h"
 #include "loadstone/error.h"
+#include "plan/rules.h"
 
 namespace loadstone {
 
 namespace {
 
 constexpr std::size_t pattern_bytes_max = 10'000;
+constexpr std::size_t patterns_max = 10'000;
 constexpr std::string_view none = "none";
 
 using Pattern = std::unique_ptr<const re2::RE2>;
 
-Pattern compile(std::string_view text, const char* field) {
+Pattern compile(std::string_view text, const char* field, std::int64_t memory_max) {
   re2::RE2::Options options;
   options.set_log_errors(false);
+  options.set_max_mem(memory_max);
   if (!is_utf8(text)) options.set_encoding(re2::RE2::Options::EncodingLatin1);
   auto pattern =
       std::make_unique<const re2::RE2>(re2::StringPiece(text.data(), text.size()), options);
@@ -64,27 +67,38 @@ struct Format {
 // Not thread-safe.
 class Chooser {
  public:
-  Chooser(const QuantizeOptions& options, std::string_view config)
-      : layer_(compile(layer_pattern, "layers")), weight_(compile(weight_pattern, "weights")) {
+  Chooser(const QuantizeOptions& options, std::string_view config) {
+    const std::size_t given =
+        options.formats.size() + options.include.size() + options.exclude.size();
+    if (given > patterns_max) {
+      throw Error("plan.options", "too many patterns",
+                  {.field = "exclude",
+                   .found = std::to_string(given),
+                   .expected = "at most " + std::to_string(patterns_max)});
+    }
+    const std::int64_t memory = pattern_memory(given);
+    const std::int64_t own = pattern_memory(1);
+    layer_ = compile(layer_pattern, "layers", own);
+    weight_ = compile(weight_pattern, "weights", own);
     const std::string model_type = string_member(config, "model_type");
     layers_ = number_member(config, "num_hidden_layers");
-    layer_number_ = compile(R"((?:^|\.)layers\.(\d+)\.)", "layers");
+    layer_number_ = compile(R"((?:^|\.)layers\.(\d+)\.)", "layers", own);
     for (const QuantizeFormat& format : options.formats) {
       Pattern pattern;
-      if (!format.pattern.empty()) pattern = compile(format.pattern, "quantize");
+      if (!format.pattern.empty()) pattern = compile(format.pattern, "quantize", memory);
       formats_.push_back({std::move(pattern), &format.quantization});
     }
-    for (const auto& text : options.include) include_.push_back(compile(text, "include"));
-    for (const auto& text : options.exclude) exclude_.push_back(compile(text, "exclude"));
+    for (const auto& text : options.include) include_.push_back(compile(text, "include", memory));
+    for (const auto& text : options.exclude) exclude_.push_back(compile(text, "exclude", memory));
     for (const PlainRule& rule : plain_rules()) {
       if (!rule.model_types.empty()) {
-        const auto types = compile(rule.model_types, "model_type");
+        const auto types = compile(rule.model_types, "model_type", own);
         if (!re2::RE2::FullMatch(model_type, *types)) continue;
       }
-      plain_.emplace_back(compile(rule.pattern, "rules"), rule.reason);
+      plain_.emplace_back(compile(rule.pattern, "rules", own), rule.reason);
     }
     for (const PartnerRule& rule : partner_rules()) {
-      partners_.push_back(compile(rule.pattern, "rules"));
+      partners_.push_back(compile(rule.pattern, "rules", own));
     }
   }
 

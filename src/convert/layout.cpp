@@ -6,13 +6,13 @@
 #include <map>
 #include <string>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "base/text.h"
 #include "convert/header.h"
 #include "convert/quantize_style.h"
+#include "loadstone/name_hash.h"
 
 namespace loadstone {
 
@@ -86,7 +86,7 @@ void place_tensors(OutputFile& file) {
 
 // A part may have the name of another tensor.
 void check_names(Conversion& conversion) {
-  std::unordered_set<std::string_view> names;
+  NameSet names;
   for (const OutputFile& file : conversion.files) {
     for (const OutputTensor& tensor : file.tensors) {
       if (names.insert(tensor.name).second) continue;

@@ -1,10 +1,10 @@
 #include <string_view>
-#include <unordered_map>
 
 #include "base/checked.h"
 #include "execute/anonymous_memory.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
+#include "loadstone/name_hash.h"
 
 namespace loadstone {
 
@@ -61,7 +61,7 @@ HostMemory::HostMemory(const Plan& plan) : impl_(std::make_unique<Impl>()) {
   // Not nothing, so that a value of no bytes has an address too.
   impl_->memory = AnonymousMemory(end + 1);
   impl_->destinations.resize(plan.targets.size());
-  std::unordered_map<std::string_view, std::size_t> index;
+  NameMap<std::size_t> index;
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
     const PlannedTarget& target = plan.targets[i];
     index.emplace(target.name, i);

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <system_error>
 #include <unordered_set>
@@ -16,6 +17,7 @@
 
 #include "base/json_writer.h"
 #include "loadstone/error.h"
+#include "loadstone/name_hash.h"
 #include "storage/new_file.h"
 
 namespace loadstone {
@@ -45,7 +47,7 @@ std::vector<QuantizedPart> named_parts(const PlannedTarget& target) {
 
 // Members of an index that is there already, but for the names that are written anew.
 void keep_other_names(JsonWriter& json, const std::string& path,
-                      const std::unordered_set<std::string>& names) {
+                      const std::unordered_set<std::string, NameHash, std::equal_to<>>& names) {
   simdjson::dom::parser parser;
   simdjson::dom::object index;
   const auto problem = parser.load(path).get_object().get(index);
@@ -221,7 +223,7 @@ void OffloadFolder::map(File& file, int descriptor, std::uint64_t byte_count) {
 // {"name": {"dtype": ..., "shape": [...]}} for what is written, and for what stays where it is
 // {"name": {"safetensors_file": ..., "weight_name": ..., "dtype": ...}}.
 std::string OffloadFolder::index_text(const std::vector<OffloadEntry>& entries) const {
-  std::unordered_set<std::string> names;
+  std::unordered_set<std::string, NameHash, std::equal_to<>> names;
   for (const OffloadEntry& entry : entries) names.insert(entry.target);
   JsonWriter json(2);
   json.begin_object();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <functional>
 #include <limits>
 #include <unordered_set>
 
@@ -13,6 +14,7 @@
 #include "formats/gguf_cursor.h"
 #include "formats/gguf_metadata.h"
 #include "formats/sniff.h"
+#include "loadstone/name_hash.h"
 
 namespace loadstone {
 
@@ -134,7 +136,7 @@ class GgufReader {
 
   void read_infos() {
     cursor_.field = "file";
-    std::unordered_set<std::string> names;
+    std::unordered_set<std::string, NameHash, std::equal_to<>> names;
     for (std::uint64_t i = 0; i < tensor_count_; ++i) {
       cursor_.culprit.clear();
       cursor_.reading = fmt::format("tensor info {} of {} (n_tensors)", i + 1, tensor_count_);

@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <map>
 #include <span>
 #include <utility>
@@ -24,9 +23,10 @@ std::string_view text_of(std::span<const std::byte> bytes) {
 class PickleReader {
  public:
   PickleReader(ByteSource& source, std::uint64_t begin, std::uint64_t end, Warnings& warnings)
-      : in_(source, begin, end), warnings_(warnings) {}
+      : path_(source.path()), in_(source, begin, end), warnings_(warnings) {}
 
   Pickle read() {
+    pickle_.lists.emplace_back();  // of all that are empty
     do {
       op_ = in_.next_opcode();
     } while (step());
@@ -36,6 +36,7 @@ class PickleReader {
                     std::to_string(stack_.size()), "none");
     }
     pickle_.offset_end = in_.position();
+    pickle_.bytes = in_.consumed();
     return std::move(pickle_);
   }
 
@@ -80,8 +81,10 @@ class PickleReader {
     push(add_text(kind, text_of(bytes)));
   }
 
+  // Empty containers share one list until something is added: an opcode makes one of each byte.
   std::uint32_t add_list(PickleKind kind, std::vector<std::uint32_t> items,
                          std::int64_t value = 0) {
+    if (items.empty()) return add({.kind = kind, .number = value});
     pickle_.lists.push_back(std::move(items));
     return add({.kind = kind,
                 .items = static_cast<std::uint32_t>(pickle_.lists.size() - 1),
@@ -90,15 +93,14 @@ class PickleReader {
 
   [[nodiscard]] std::size_t floor() const noexcept { return marks_.empty() ? 0 : marks_.back(); }
 
-  std::uint32_t pop() {
-    if (stack_.size() <= floor()) refuse_stack("nothing", "a value");
-    const std::uint32_t node = stack_.back();
-    stack_.pop_back();
-    return node;
-  }
   [[nodiscard]] std::uint32_t top() const {
     if (stack_.size() <= floor()) refuse_stack("nothing", "a value");
     return stack_.back();
+  }
+  std::uint32_t pop() {
+    const std::uint32_t node = top();
+    stack_.pop_back();
+    return node;
   }
   std::vector<std::uint32_t> pop_count(std::size_t count) {
     if (stack_.size() - floor() < count) {
@@ -116,8 +118,14 @@ class PickleReader {
     return items;
   }
 
+  // To add to.
   std::vector<std::uint32_t>& items_of(std::uint32_t node) {
-    return pickle_.lists[pickle_.nodes[node].items];
+    std::uint32_t& list = pickle_.nodes[node].items;
+    if (list == 0) {
+      pickle_.lists.emplace_back();
+      list = static_cast<std::uint32_t>(pickle_.lists.size() - 1);
+    }
+    return pickle_.lists[list];
   }
 
   // ---- opcodes; each group says whether the opcode was one of its own
@@ -185,26 +193,22 @@ class PickleReader {
   }
 
   bool do_text() {
+    const bool is_bytes = op_ == 'C' || op_ == 'B' || op_ == 0x8e;
+    const PickleKind kind = is_bytes ? PickleKind::bytes : PickleKind::text;
     switch (op_) {
       case 0x8c:
       case 'U':
-        push_text(PickleKind::text, in_.number<std::uint8_t>());
+      case 'C':
+        push_text(kind, in_.number<std::uint8_t>());
         return true;
       case 'X':
       case 'T':
-        push_text(PickleKind::text, in_.number<std::uint32_t>());
+      case 'B':
+        push_text(kind, in_.number<std::uint32_t>());
         return true;
       case 0x8d:
-        push_text(PickleKind::text, in_.number<std::uint64_t>());
-        return true;
-      case 'C':
-        push_text(PickleKind::bytes, in_.number<std::uint8_t>());
-        return true;
-      case 'B':
-        push_text(PickleKind::bytes, in_.number<std::uint32_t>());
-        return true;
       case 0x8e:
-        push_text(PickleKind::bytes, in_.number<std::uint64_t>());
+        push_text(kind, in_.number<std::uint64_t>());
         return true;
       default:
         return false;
@@ -256,16 +260,12 @@ class PickleReader {
   bool do_container() {
     switch (op_) {
       case 'a':
-        extend(PickleKind::list, pop_count(1));
-        return true;
       case 'e':
-        extend(PickleKind::list, pop_to_mark());
+        extend(PickleKind::list, op_ == 'a' ? pop_count(1) : pop_to_mark());
         return true;
       case 's':
-        extend(PickleKind::dict, pop_count(2));
-        return true;
       case 'u':
-        extend(PickleKind::dict, pop_to_mark());
+        extend(PickleKind::dict, op_ == 's' ? pop_count(2) : pop_to_mark());
         return true;
       case 0x90:
         extend(PickleKind::set, pop_to_mark());
@@ -285,7 +285,7 @@ class PickleReader {
     const PickleKind found = pickle_.kind(node);
     if (found != kind && !is_foreign(node)) refuse_target(node, "a container of its kind");
     // What an unknown class does with it is not known, so it is dropped.
-    if (found != kind) return;
+    if (found != kind || added.empty()) return;
     auto& items = items_of(node);
     items.insert(items.end(), added.begin(), added.end());
   }
@@ -359,13 +359,13 @@ class PickleReader {
       }
       case 0x93: {
         const auto names = pop_count(2);
-        const auto is_text = [&](std::uint32_t node) {
-          return pickle_.kind(node) == PickleKind::text;
-        };
-        if (!std::ranges::all_of(names, is_text)) refuse_stack("something else", "two strings");
-        const std::string dotted =
-            fmt::format("{}.{}", pickle_.text(names[0]), pickle_.text(names[1]));
-        const std::uint32_t node = add_text(PickleKind::global, dotted);
+        const bool are_texts = pickle_.kind(names[0]) == PickleKind::text &&
+                               pickle_.kind(names[1]) == PickleKind::text;
+        if (!are_texts) refuse_stack("something else", "two strings");
+        const std::string_view module = pickle_.text(names[0]);
+        const std::string_view last = pickle_.text(names[1]);
+        budget_.take(path_, module.size() + last.size(), in_.consumed());
+        const std::uint32_t node = add_text(PickleKind::global, fmt::format("{}.{}", module, last));
         pickle_.nodes[node].from_stack = true;
         push(node);
         return true;
@@ -415,16 +415,16 @@ class PickleReader {
     std::vector<std::uint32_t> members;
     const auto& items = pickle_.items(arguments);
     bool fits = items.size() <= 1;
-    if (fits && !items.empty()) {
-      fits = pickle_.kind(items[0]) == PickleKind::list;
-      if (fits) {
-        for (const std::uint32_t pair : pickle_.items(items[0])) {
-          const PickleKind kind = pickle_.kind(pair);
-          fits = fits && (kind == PickleKind::list || kind == PickleKind::tuple) &&
-                 pickle_.items(pair).size() == 2;
-          if (!fits) break;
-          members.insert(members.end(), pickle_.items(pair).begin(), pickle_.items(pair).end());
-        }
+    const bool is_filled = fits && !items.empty();
+    if (is_filled) fits = pickle_.kind(items[0]) == PickleKind::list;
+    if (is_filled && fits) {
+      budget_.take(path_, 8 * pickle_.items(items[0]).size(), in_.consumed());
+      for (const std::uint32_t pair : pickle_.items(items[0])) {
+        const PickleKind kind = pickle_.kind(pair);
+        fits = (kind == PickleKind::list || kind == PickleKind::tuple) &&
+               pickle_.items(pair).size() == 2;
+        if (!fits) break;
+        members.insert(members.end(), pickle_.items(pair).begin(), pickle_.items(pair).end());
       }
     }
     if (!fits) {
@@ -441,7 +441,7 @@ class PickleReader {
              "('storage', class, key, device, numel)");
     };
     if (pickle_.kind(id) != PickleKind::tuple) bad(pickle_.describe(id));
-    const std::vector<std::uint32_t> parts = pickle_.items(id);
+    const std::vector<std::uint32_t>& parts = pickle_.items(id);
     if (parts.size() < 5 || parts.size() > 6) bad(fmt::format("a tuple of {}", parts.size()));
     const auto is = [&](std::size_t part, PickleKind kind) {
       return pickle_.kind(parts[part]) == kind;
@@ -479,10 +479,12 @@ class PickleReader {
 
   static constexpr std::uint32_t no_node = UINT32_MAX;
 
+  std::string path_;
   PickleInput in_;
   Warnings& warnings_;
   unsigned char op_ = '.';
   Pickle pickle_;
+  CopyBudget budget_;
   std::vector<std::uint32_t> stack_;
   std::vector<std::size_t> marks_;
   std::vector<std::uint32_t> memo_;

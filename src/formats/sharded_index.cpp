@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <unordered_set>
 
 #include "base/text.h"
 #include "formats/file_header.h"
 #include "formats/strict_json.h"
+#include "loadstone/name_hash.h"
 
 namespace loadstone {
 
@@ -53,7 +53,7 @@ class IndexReader {
 
   void parse(const PaddedText& text) {
     std::optional<StrictJson> json;
-    std::unordered_set<std::string_view> fields;
+    NameSet fields;
     try {
       json.emplace(text);
       json->visit_root([&](std::string_view field, StrictJson::Value& value) {
@@ -74,8 +74,8 @@ class IndexReader {
     }
   }
 
-  void require_new(std::unordered_set<std::string_view>& seen, std::string_view name,
-                   std::string_view culprit, const StrictJson& json) const {
+  void require_new(NameSet& seen, std::string_view name, std::string_view culprit,
+                   const StrictJson& json) const {
     if (seen.insert(name).second) return;
     refuse({.code = "ix.duplicate",
             .message = fmt::format("the index gives '{}' twice", printable(name)),
@@ -116,7 +116,7 @@ class IndexReader {
     if (json.kind(value) != JsonKind::object) {
       bad({}, "weight_map is not an object", json.check(value));
     }
-    std::unordered_set<std::string_view> names;
+    NameSet names;
     std::string_view checked;  // shards repeat from line to line
     json.visit_members(value, [&](std::string_view tensor, StrictJson::Value& item) {
       require_new(names, tensor, tensor, json);

@@ -8,7 +8,6 @@
 #include <set>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -19,6 +18,7 @@
 #include "formats/torch_state.h"
 #include "formats/torch_storages.h"
 #include "formats/zip_directory.h"
+#include "loadstone/name_hash.h"
 
 namespace loadstone {
 
@@ -55,7 +55,8 @@ class TorchReader {
   }
 
   FileHeader finish(const Pickle& pickle, const TorchStorages& storages) {
-    header_.tensors = read_state(path_, pickle, storages, warnings_, header_.findings);
+    header_.tensors = read_state({path_, header_.shard.identity.bytes, pickle, storages}, warnings_,
+                                 header_.findings);
     std::ranges::stable_sort(header_.tensors, {}, &TensorInfo::offset_begin);
     add_digest();
     for (Finding& finding : warnings_.take()) header_.findings.push_back(std::move(finding));
@@ -219,7 +220,7 @@ class TorchZipReader : TorchReader {
   }
 
   ZipDirectory directory_;
-  std::unordered_map<std::string_view, const ZipRecord*> records_;
+  NameMap<const ZipRecord*> records_;
 };
 
 // ---- pickles one after the other, then the storages

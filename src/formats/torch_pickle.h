@@ -39,11 +39,28 @@ struct PickleNode {
   std::int64_t number = 0;       // boolean, integer, storage; where the text begins
 };
 
+// Bytes that a reader copies where a pickle names the same text, list or tuple again and again:
+// parts of names, shapes, pairs. A pickle that torch wrote spells nearly all of them out, so the
+// sum stays below its own size; one that refers to them in two bytes could ask for any amount.
+// Value type.
+class CopyBudget {
+ public:
+  static constexpr std::uint64_t bytes_per_pickle_byte = 16;
+  static constexpr std::uint64_t bytes_least = 64u << 10;
+
+  // Of a pickle of so many bytes. Throws Error "pt.budget".
+  void take(const std::string& path, std::uint64_t bytes, std::uint64_t pickle_bytes);
+
+ private:
+  std::uint64_t spent_ = 0;
+};
+
 // Nodes are named by their index. Containers may hold themselves. Value type.
 class Pickle {
  public:
   std::uint32_t root = 0;
   std::uint64_t offset_end = 0;  // behind STOP, in the file
+  std::uint64_t bytes = 0;       // of the pickle
 
   [[nodiscard]] const PickleNode& node(std::uint32_t index) const { return nodes[index]; }
   [[nodiscard]] PickleKind kind(std::uint32_t index) const { return nodes[index].kind; }

@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <unordered_map>
 #include <utility>
 
+#include "base/checked.h"
 #include "base/text.h"
 #include "formats/torch_view.h"
+#include "loadstone/name_hash.h"
 
 namespace loadstone {
 
@@ -20,15 +23,20 @@ constexpr auto wrapper_names =
 constexpr int wrappers_max = 4;
 constexpr std::size_t depth_max = 100;
 constexpr std::size_t visits_max = 2'000'000;
-constexpr std::size_t name_bytes_max = std::size_t{64} << 20;
+constexpr std::size_t ignored_shown_max = 8;
+constexpr std::uint64_t view_bytes_per_file_byte = 64;
+constexpr std::uint64_t view_bytes_least = std::uint64_t{1} << 30;
 constexpr std::string_view lone_tensor_name = "tensor";
 
 // Not thread-safe; used once.
 class StateReader {
  public:
-  StateReader(const std::string& path, const Pickle& pickle, const TorchStorages& storages,
-              Warnings& warnings)
-      : path_(path), pickle_(pickle), storages_(storages), warnings_(warnings) {}
+  StateReader(const TorchFile& file, Warnings& warnings)
+      : file_(file),
+        path_(file.path),
+        pickle_(file.pickle),
+        storages_(file.storages),
+        warnings_(warnings) {}
 
   std::vector<TensorInfo> read(std::vector<Finding>& findings) {
     std::uint32_t root = pickle_.root;
@@ -72,25 +80,29 @@ class StateReader {
     return pickle_.kind(node) == PickleKind::call && is_tensor_maker(pickle_.callee(node));
   }
 
-  // Each container is looked into once.
-  [[nodiscard]] bool holds_tensors(std::uint32_t node) const {
-    std::vector<bool> seen(pickle_.nodes.size());
+  // Each container is looked into once, for all questions together: those of earlier ones without a
+  // tensor hold none. An answer of yes leaves some half seen, and is given once a wrapper.
+  [[nodiscard]] bool holds_tensors(std::uint32_t node) {
     std::vector<std::uint32_t> todo = {node};
     while (!todo.empty()) {
       const std::uint32_t at = todo.back();
       todo.pop_back();
-      if (is_tensor(at)) return true;
+      if (is_tensor(at)) {
+        seen_.assign(pickle_.nodes.size(), false);
+        return true;
+      }
       const PickleKind kind = pickle_.kind(at);
       const bool is_container =
           kind == PickleKind::dict || kind == PickleKind::list || kind == PickleKind::tuple;
-      if (!is_container || seen[at]) continue;
-      seen[at] = true;
+      if (!is_container || seen_[at]) continue;
+      seen_[at] = true;
       todo.insert(todo.end(), pickle_.items(at).begin(), pickle_.items(at).end());
     }
     return false;
   }
 
   [[nodiscard]] std::uint32_t unwrapped(std::uint32_t node) {
+    seen_.assign(pickle_.nodes.size(), false);
     for (int i = 0; i < wrappers_max; ++i) {
       const auto& items = pickle_.items(node);
       std::uint32_t inner = node;
@@ -108,7 +120,8 @@ class StateReader {
       if (inner == node) return node;
       for (std::size_t at = 0; at + 1 < items.size(); at += 2) {
         if (items[at + 1] == inner || pickle_.kind(items[at]) != PickleKind::text) continue;
-        ignored_.emplace_back(pickle_.text(items[at]));
+        if (ignored_.size() < ignored_shown_max) ignored_.push_back(pickle_.text(items[at]));
+        ++ignored_count_;
       }
       node = inner;
     }
@@ -117,13 +130,12 @@ class StateReader {
 
   void tell_ignored(std::vector<Finding>& findings) const {
     if (ignored_.empty()) return;
-    constexpr std::size_t shown_max = 8;
     std::string names;
-    for (std::size_t i = 0; i < std::min(ignored_.size(), shown_max); ++i) {
-      names += (i == 0 ? "" : ", ") + printable(ignored_[i], 60);
+    for (const std::string_view name : ignored_) {
+      names += (names.empty() ? "" : ", ") + printable(name, 60);
     }
-    if (ignored_.size() > shown_max) {
-      names += fmt::format(" and {} more", ignored_.size() - shown_max);
+    if (ignored_count_ > ignored_.size()) {
+      names += fmt::format(" and {} more", ignored_count_ - ignored_.size());
     }
     Finding finding;
     finding.severity = Severity::info;
@@ -160,6 +172,7 @@ class StateReader {
   // False for a key that makes no name.
   bool append_key(std::string& prefix, std::uint32_t key, std::uint32_t value) {
     if (pickle_.kind(key) == PickleKind::text) {
+      spend_copy(pickle_.text(key).size());
       prefix += pickle_.text(key);
       return true;
     }
@@ -211,6 +224,8 @@ class StateReader {
     spent_ = true;
   }
 
+  void spend_copy(std::uint64_t bytes) { budget_.take(path_, bytes, pickle_.bytes); }
+
   [[noreturn]] void refuse_foreign(std::uint32_t node, std::string_view name) const {
     const std::uint32_t global = pickle_.items(node)[0];
     refuse(path_, {.code = "pt.global_refused",
@@ -222,11 +237,19 @@ class StateReader {
   }
 
   void add_tensor(std::uint32_t node, std::string_view name, std::uint32_t owner) {
-    TensorInfo tensor = read_torch_view(path_, pickle_, storages_, node, name);
+    if (!is_utf8(name)) {
+      refuse(path_, {.code = "pt.utf8",
+                     .message = "the tensor's name is not UTF-8",
+                     .culprit = name,
+                     .field = "SETITEMS",
+                     .found = "'" + printable(name) + "'",
+                     .expected = "UTF-8"});
+    }
+    spend_copy(name.size());
+    TensorInfo tensor = read_torch_view(file_, budget_, node, name);
+    add_view_bytes(tensor);
     const auto [found, is_new] = places_.emplace(tensor.name, Place{tensors_.size(), owner});
     if (is_new) {
-      name_bytes_ += name.size();
-      if (name_bytes_ > name_bytes_max) spend("longer names than any checkpoint has", "64 MiB");
       tensors_.push_back(std::move(tensor));
       return;
     }
@@ -243,30 +266,53 @@ class StateReader {
     tensors_[found->second.tensor] = std::move(tensor);
   }
 
+  // Views of one storage may overlap, and one element may stand for many: what all tensors take
+  // together is bounded by the file too, for whoever writes or compares them.
+  void add_view_bytes(const TensorInfo& tensor) {
+    const std::uint64_t elements = tensor.shape.numel().value_or(0);
+    const auto sum = checked_add(view_bytes_, tensor.encoding.byte_count(elements).value_or(0));
+    view_bytes_ = sum.value_or(UINT64_MAX);
+    const std::uint64_t most = std::max(
+        checked_mul(file_.bytes, view_bytes_per_file_byte).value_or(UINT64_MAX), view_bytes_least);
+    if (view_bytes_ <= most) return;
+    refuse(path_,
+           {.code = "pt.budget",
+            .message = "the tensors are views of the same numbers again and again",
+            .culprit = tensor.name,
+            .field = "size",
+            .found = fmt::format("more than {} in a file of {}", bytes_text(most),
+                                 bytes_text(file_.bytes)),
+            .expected = fmt::format("at most {} times the file's bytes, or {}",
+                                    view_bytes_per_file_byte, bytes_text(view_bytes_least))});
+  }
+
   struct Place {
     std::size_t tensor;
     std::uint32_t owner;
   };
 
+  const TorchFile& file_;
   const std::string& path_;
   const Pickle& pickle_;
   const TorchStorages& storages_;
   Warnings& warnings_;
-  std::vector<std::string> ignored_;
+  CopyBudget budget_;
+  std::vector<std::string_view> ignored_;  // the first few
+  std::size_t ignored_count_ = 0;
+  std::vector<bool> seen_;  // by holds_tensors()
   std::vector<bool> on_path_;
   std::size_t visits_left_ = 0;
-  std::size_t name_bytes_ = 0;
+  std::uint64_t view_bytes_ = 0;
   bool spent_ = false;
   std::vector<TensorInfo> tensors_;
-  std::unordered_map<std::string, Place> places_;
+  std::unordered_map<std::string, Place, NameHash, std::equal_to<>> places_;
 };
 
 }  // namespace
 
-std::vector<TensorInfo> read_state(const std::string& path, const Pickle& pickle,
-                                   const TorchStorages& storages, Warnings& warnings,
+std::vector<TensorInfo> read_state(const TorchFile& file, Warnings& warnings,
                                    std::vector<Finding>& findings) {
-  return StateReader(path, pickle, storages, warnings).read(findings);
+  return StateReader(file, warnings).read(findings);
 }
 
 }  // namespace loadstone

@@ -2,7 +2,6 @@
 // tensors are views. Rules and codes: docs/formats/torch.md.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "formats/torch_pickle.h"
@@ -12,9 +11,9 @@ namespace loadstone {
 
 // In the order of the pickle; with strides where the elements do not stand in C order. Throws Error
 // "pt.global_refused", "pt.unsupported", "pt.view_bounds", "pt.overflow", "pt.duplicate",
-// "pt.storage_missing", "pt.top_level", "pt.arguments".
-[[nodiscard]] std::vector<TensorInfo> read_state(const std::string& path, const Pickle& pickle,
-                                                 const TorchStorages& storages, Warnings& warnings,
+// "pt.storage_missing", "pt.top_level", "pt.arguments", "pt.budget",
+// "pt.utf8".
+[[nodiscard]] std::vector<TensorInfo> read_state(const TorchFile& file, Warnings& warnings,
                                                  std::vector<Finding>& findings);
 
 }  // namespace loadstone

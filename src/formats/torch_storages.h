@@ -22,6 +22,13 @@ struct TorchStorage {
 
 using TorchStorages = std::map<std::string, TorchStorage, std::less<>>;
 
+struct TorchFile {
+  const std::string& path;
+  std::uint64_t bytes;
+  const Pickle& pickle;
+  const TorchStorages& storages;
+};
+
 // All storages of the pickle, by their keys. Throws Error "pt.storage_type", "pt.storage_key",
 // "pt.storage_size".
 [[nodiscard]] TorchStorages collect_storages(const std::string& path, const Pickle& pickle);

@@ -39,9 +39,12 @@ constexpr auto parameter_makers = std::to_array<std::string_view>({
 // Not thread-safe; used once.
 class ViewReader {
  public:
-  ViewReader(const std::string& path, const Pickle& pickle, const TorchStorages& storages,
-             std::string_view name)
-      : path_(path), pickle_(pickle), storages_(storages), name_(name) {}
+  ViewReader(const TorchFile& file, CopyBudget& budget, std::string_view name)
+      : path_(file.path),
+        pickle_(file.pickle),
+        storages_(file.storages),
+        budget_(budget),
+        name_(name) {}
 
   TensorInfo read(std::uint32_t node) {
     node = unwrapped(node);
@@ -147,11 +150,11 @@ class ViewReader {
     return pickle_.node(node).number;
   }
 
-  [[nodiscard]] std::vector<std::uint64_t> numbers_of(std::uint32_t node,
-                                                      std::string_view field) const {
+  [[nodiscard]] std::vector<std::uint64_t> numbers_of(std::uint32_t node, std::string_view field) {
     if (pickle_.kind(node) != PickleKind::tuple && pickle_.kind(node) != PickleKind::list) {
       refuse_view(field, pickle_.describe(node), "a tuple of integers");
     }
+    budget_.take(path_, pickle_.items(node).size() * sizeof(std::uint64_t), pickle_.bytes);
     std::vector<std::uint64_t> numbers;
     for (const std::uint32_t item : pickle_.items(node)) {
       const std::int64_t number = number_of(item, field);
@@ -231,15 +234,15 @@ class ViewReader {
   const std::string& path_;
   const Pickle& pickle_;
   const TorchStorages& storages_;
+  CopyBudget& budget_;
   std::string_view name_;
 };
 
 }  // namespace
 
-TensorInfo read_torch_view(const std::string& path, const Pickle& pickle,
-                           const TorchStorages& storages, std::uint32_t node,
+TensorInfo read_torch_view(const TorchFile& file, CopyBudget& budget, std::uint32_t node,
                            std::string_view name) {
-  return ViewReader(path, pickle, storages, name).read(node);
+  return ViewReader(file, budget, name).read(node);
 }
 
 }  // namespace loadstone

@@ -12,9 +12,9 @@
 namespace loadstone {
 
 // `node` is a call of a tensor maker. Throws Error "pt.unsupported", "pt.arguments",
-// "pt.global_refused", "pt.view_bounds", "pt.overflow", "pt.storage_missing", "pt.storage_type".
-[[nodiscard]] TensorInfo read_torch_view(const std::string& path, const Pickle& pickle,
-                                         const TorchStorages& storages, std::uint32_t node,
-                                         std::string_view name);
+// "pt.global_refused", "pt.view_bounds", "pt.overflow", "pt.storage_missing", "pt.storage_type",
+// "pt.budget".
+[[nodiscard]] TensorInfo read_torch_view(const TorchFile& file, CopyBudget& budget,
+                                         std::uint32_t node, std::string_view name);
 
 }  // namespace loadstone

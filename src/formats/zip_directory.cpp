@@ -9,11 +9,11 @@
 #include <span>
 #include <string_view>
 #include <type_traits>
-#include <unordered_set>
 #include <utility>
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "loadstone/name_hash.h"
 
 namespace loadstone {
 
@@ -174,7 +174,7 @@ class ZipReader {
 
   void read_entries(std::span<const std::byte> bytes, const End& end) {
     directory_.records.reserve(end.entries);
-    std::unordered_set<std::string_view> names;
+    NameSet names;
     std::uint64_t at = 0;
     for (std::uint64_t i = 0; i < end.entries; ++i) {
       const std::uint64_t offset = end.directory_begin + at;

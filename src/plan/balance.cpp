@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <map>
 #include <set>
 #include <unordered_set>
 
+#include "loadstone/name_hash.h"
 #include "plan/module_tree.h"
 
 namespace loadstone {
@@ -57,7 +59,7 @@ class Balancer {
 
   const std::vector<Placeable>& tensors_;
   const ModuleTree& tree_;
-  std::unordered_set<std::string> no_split_;
+  std::unordered_set<std::string, NameHash, std::equal_to<>> no_split_;
   Capacities devices_;
   std::vector<std::vector<std::size_t>> ties_;
   std::vector<std::string> placed_;

@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <unordered_map>
 
 #include "base/text.h"
 #include "kernels/quantize.h"
 #include "loadstone/error.h"
+#include "loadstone/name_hash.h"
 #include "plan/check_boxes.h"
 #include "plan/costs.h"
 #include "plan/decodings.h"
@@ -360,7 +360,7 @@ class Binder {
   std::vector<SavedSource> sources_;
   std::uint64_t constant_bytes_ = 0;
   std::vector<std::uint32_t> bound_;  // index into the catalog, by position in sources_
-  std::unordered_map<std::string_view, std::size_t> index_;
+  NameMap<std::size_t> index_;
 };
 
 }  // namespace

@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <set>
 #include <unordered_map>
 
 #include "base/text.h"
+#include "loadstone/name_hash.h"
 
 namespace loadstone {
 
@@ -136,7 +138,7 @@ std::string from_text(const Plan& plan, const PlannedTarget& target) {
 
 std::vector<PlanRow> fold_targets(const Plan& plan) {
   std::vector<Folded> folded;
-  std::unordered_map<std::string, std::size_t> index;
+  std::unordered_map<std::string, std::size_t, NameHash, std::equal_to<>> index;
   for (const PlannedTarget& target : plan.targets) {
     PlanRow row;
     row.kind = std::string(name(target.kind));

@@ -1,6 +1,6 @@
 #include "plan/module_tree.h"
 
-#include <unordered_map>
+#include "loadstone/name_hash.h"
 
 namespace loadstone {
 
@@ -18,7 +18,7 @@ bool is_path_of(std::string_view path, std::string_view name) noexcept {
 }
 
 ModuleTree::ModuleTree(const std::vector<Placeable>& tensors) {
-  std::unordered_map<std::string_view, std::uint32_t> modules = {{std::string_view(), 0}};
+  NameMap<std::uint32_t> modules = {{std::string_view(), 0}};
   nodes_.emplace_back();
   std::vector<std::string_view> missing;
   for (std::uint32_t i = 0; i < tensors.size(); ++i) {

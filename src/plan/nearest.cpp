@@ -8,6 +8,8 @@ namespace loadstone {
 namespace {
 
 constexpr std::size_t names_per_ending_max = 8;
+// Endings of a name that are kept: a name of a megabyte of dots has a million, of a megabyte each.
+constexpr std::size_t endings_max = 64;
 constexpr std::uint64_t comparisons_max = 100'000;
 constexpr std::size_t compared_bytes_max = 200;
 
@@ -18,6 +20,18 @@ std::uint64_t hash_of(const Shape& shape) {
     hash ^= hash >> 29;
   }
   return hash;
+}
+
+// Where the longest ending begins that is looked at.
+std::size_t first_ending(std::string_view name) {
+  std::size_t begin = name.size();
+  for (std::size_t i = 0; i < endings_max; ++i) {
+    if (begin == 0) return 0;
+    const auto dot = name.rfind('.', begin - 1);
+    if (dot == std::string_view::npos) return 0;
+    begin = dot;
+  }
+  return begin + 1;
 }
 
 }  // namespace
@@ -54,7 +68,7 @@ void NearestNames::add(std::string_view name, const Shape* shape) {
   const auto index = static_cast<std::uint32_t>(names_.size());
   names_.push_back({name, shape});
   if (shape != nullptr) shapes_[hash_of(*shape)].push_back(index);
-  for (std::size_t begin = 0;;) {
+  for (std::size_t begin = first_ending(name);;) {
     auto& found = endings_[name.substr(begin)];
     if (found.size() < names_per_ending_max) found.push_back(index);
     const auto dot = name.find('.', begin);
@@ -64,7 +78,7 @@ void NearestNames::add(std::string_view name, const Shape* shape) {
 }
 
 void NearestNames::collect_by_ending(std::string_view name, std::vector<std::size_t>& found) const {
-  for (std::size_t begin = 0;;) {
+  for (std::size_t begin = first_ending(name);;) {
     const auto dot = name.find('.', begin);
     // A last word alone ("weight") says nothing, unless it is all there is of one of the two names.
     const bool is_last = dot == std::string_view::npos;

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "loadstone/name_hash.h"
 #include "loadstone/shape.h"
 
 namespace loadstone {
@@ -35,7 +36,7 @@ class NearestNames {
 
   std::vector<Entry> names_;
   // Endings at a dot (and whole names), each with the first few names that have them.
-  std::unordered_map<std::string_view, std::vector<std::uint32_t>> endings_;
+  NameMap<std::vector<std::uint32_t>> endings_;
   std::unordered_map<std::uint64_t, std::vector<std::uint32_t>> shapes_;
   std::uint64_t comparisons_ = 0;
 };

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "loadstone/name_hash.h"
 #include "plan/costs.h"
 #include "plan/devices.h"
 #include "plan/planner.h"
@@ -47,7 +48,7 @@ void Planner::place() {
 void Planner::place_by_entries(std::vector<std::string>& devices) {
   devices.assign(plan_.targets.size(), "cpu");
   if (options_.device_map.entries.empty()) return;
-  std::unordered_map<std::string_view, std::size_t> entries;
+  NameMap<std::size_t> entries;
   for (const auto& [path, device] : options_.device_map.entries) {
     entries.emplace(path, plan_.device_map.size());
     plan_.device_map.emplace_back(path, device_name(device));

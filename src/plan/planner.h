@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "loadstone/name_hash.h"
 #include "loadstone/plan.h"
 #include "plan/balance.h"
 #include "plan/produce.h"
@@ -74,8 +75,8 @@ class Planner {
   CompiledRules rules_;
   Production production_;
   Plan plan_;
-  std::unordered_map<std::string_view, std::size_t> index_;  // of the skeleton's targets
-  std::vector<std::size_t> roots_;                           // what each is a tie of; itself
+  NameMap<std::size_t> index_;      // of the skeleton's targets
+  std::vector<std::size_t> roots_;  // what each is a tie of; itself
   std::unordered_map<std::size_t, std::vector<std::size_t>> groups_;  // roots that have ties
   std::vector<Gap> gaps_;
   std::vector<std::string> unexpected_names_;  // in the order of their findings

@@ -7,10 +7,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "loadstone/catalog.h"
+#include "loadstone/name_hash.h"
 #include "loadstone/plan.h"
 #include "plan/rules.h"
 #include "plan/view.h"
@@ -81,7 +81,7 @@ class Production {
   const Catalog& catalog_;
   const CompiledRules& rules_;
   std::deque<Produced> items_;
-  std::unordered_map<std::string_view, std::size_t> index_;  // views into items_
+  NameMap<std::size_t> index_;  // views into items_
   std::vector<Contest> contests_;
 };
 

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <unordered_set>
 #include <utility>
 
 #include "base/checked.h"
 #include "base/text.h"
 #include "loadstone/error.h"
+#include "loadstone/name_hash.h"
 #include "plan/decodings.h"
 #include "plan/dtypes.h"
 #include "plan/view.h"
@@ -97,7 +99,7 @@ struct RecipeBuilder::Impl {
   std::vector<Tensor> values;
   Recipes recipes;
   std::uint64_t constant_bytes = 0;
-  std::unordered_set<std::string> names;  // of the targets
+  std::unordered_set<std::string, NameHash, std::equal_to<>> names;  // of the targets
 
   [[nodiscard]] Encoding encoding_of(const ViewPiece& piece) const {
     const auto& tensors = catalog->tensors();

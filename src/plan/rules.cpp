@@ -15,10 +15,9 @@ namespace loadstone {
 namespace {
 
 constexpr std::size_t rules_max = 10'000;
-constexpr std::size_t patterns_max = 64;
+constexpr std::size_t patterns_max = 64;  // of one rule
 constexpr std::size_t targets_max = 4096;
 constexpr std::size_t pattern_bytes_max = 4096;
-constexpr std::int64_t regex_memory_max = 4 << 20;
 constexpr std::size_t groups_max = 32;
 
 [[noreturn]] void refuse(const std::string& field, std::string message, std::string found = {},
@@ -92,14 +91,14 @@ void check_rule(const std::string& at, const Rule& rule) {
 }
 
 std::unique_ptr<const re2::RE2> compile_pattern(const std::string& pattern,
-                                                const std::string& field) {
+                                                const std::string& field, std::int64_t memory_max) {
   if (pattern.size() > pattern_bytes_max) {
     refuse(field, "the pattern is too long", fmt::format("{} bytes", pattern.size()),
            fmt::format("at most {}", pattern_bytes_max));
   }
   re2::RE2::Options options;
   options.set_log_errors(false);
-  options.set_max_mem(regex_memory_max);
+  options.set_max_mem(memory_max);
   // Names are bytes: those that are no UTF-8 must be matched by '.' too.
   if (!is_utf8(pattern)) options.set_encoding(re2::RE2::Options::EncodingLatin1);
   auto regex = std::make_unique<const re2::RE2>(pattern, options);
@@ -111,14 +110,15 @@ std::unique_ptr<const re2::RE2> compile_pattern(const std::string& pattern,
   return regex;
 }
 
-CompiledRule compile_rule(const Rule& rule, std::size_t index) {
+CompiledRule compile_rule(const Rule& rule, std::size_t index, std::int64_t memory_max) {
   const std::string at = fmt::format("rules[{}]", index);
   check_rule(at, rule);
   CompiledRule compiled;
   compiled.rule = rule;
   std::size_t groups = groups_max;
   for (std::size_t i = 0; i < rule.sources.size(); ++i) {
-    auto pattern = compile_pattern(rule.sources[i], fmt::format("{}.sources[{}]", at, i));
+    auto pattern =
+        compile_pattern(rule.sources[i], fmt::format("{}.sources[{}]", at, i), memory_max);
     groups = std::min(groups, static_cast<std::size_t>(pattern->NumberOfCapturingGroups()));
     compiled.patterns.push_back(std::move(pattern));
   }
@@ -200,8 +200,16 @@ CompiledRules::CompiledRules(const Rules& rules) {
     refuse("rules", "too many rules", fmt::format("{}", rules.size()),
            fmt::format("at most {}", rules_max));
   }
+  std::size_t patterns = 0;
+  for (const Rule& rule : rules) patterns += rule.sources.size();
+  if (patterns > rules_max) {
+    refuse("rules", "too many patterns", fmt::format("{}", patterns),
+           fmt::format("at most {}", rules_max));
+  }
   rules_.reserve(rules.size());
-  for (std::size_t i = 0; i < rules.size(); ++i) rules_.push_back(compile_rule(rules[i], i));
+  for (std::size_t i = 0; i < rules.size(); ++i) {
+    rules_.push_back(compile_rule(rules[i], i, pattern_memory(patterns)));
+  }
 }
 
 bool CompiledRules::match(std::string_view name, RuleMatch& match) const {
@@ -227,6 +235,12 @@ bool CompiledRules::match(std::string_view name, RuleMatch& match) const {
     }
   }
   return false;
+}
+
+std::int64_t pattern_memory(std::size_t patterns) noexcept {
+  constexpr std::int64_t one_max = 4 << 20;
+  const auto count = static_cast<std::int64_t>(std::max<std::size_t>(patterns, 1));
+  return std::min(one_max, patterns_memory_max / count);
 }
 
 MaybeMisfit apply_step(const RuleStep& step, View& view) {

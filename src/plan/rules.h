@@ -60,6 +60,12 @@ class CompiledRules {
   std::vector<CompiledRule> rules_;
 };
 
+// RE2's programs and caches of all patterns that are used together.
+inline constexpr std::int64_t patterns_memory_max = std::int64_t{128} << 20;
+// What RE2 may take for each of so many patterns. One that needs more is refused as too large; one
+// whose cache is full is matched more slowly.
+[[nodiscard]] std::int64_t pattern_memory(std::size_t patterns) noexcept;
+
 // Whether many sources make one target.
 [[nodiscard]] constexpr bool joins_sources(RuleOp op) noexcept {
   return op == RuleOp::stack || op == RuleOp::concat || op == RuleOp::stack_concat;

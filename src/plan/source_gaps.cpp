@@ -2,10 +2,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <unordered_set>
 
 #include "base/text.h"
+#include "loadstone/name_hash.h"
 #include "plan/produce.h"
 #include "plan/series.h"
 
@@ -112,13 +114,14 @@ class GapFinder {
   // Patterns without a match, and keys that are no numbers which some of the patterns have.
   void find_unmatched(const Template& target) {
     const bool wants_all = rule_.rule.op == RuleOp::stack_concat;
-    std::vector<std::unordered_set<std::string>> has(rule_.patterns.size());
+    std::vector<std::unordered_set<std::string, NameHash, std::equal_to<>>> has(
+        rule_.patterns.size());
     std::vector<std::pair<std::string, const Member*>> keys;
     const bool is_whole = std::ranges::none_of(examples_, [](auto* each) { return !each; });
     const bool are_series =
         std::ranges::none_of(partner_of_, [](auto each) { return each == none; });
     if (is_whole && (are_series || !wants_all)) return;
-    std::unordered_set<std::string> known;
+    std::unordered_set<std::string, NameHash, std::equal_to<>> known;
     for (const Member& member : item_.members) {
       std::string key = key_of(member, target);
       if (known.insert(key).second) keys.emplace_back(key, &member);

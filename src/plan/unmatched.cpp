@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "loadstone/name_hash.h"
 #include "plan/nearest.h"
 #include "plan/planner.h"
 
@@ -77,7 +78,7 @@ void Planner::suggest() {
     items.push_back(&item);
   }
   if (items.empty()) return;
-  std::unordered_map<std::string_view, std::string> reverse;  // unexpected name: target
+  NameMap<std::string> reverse;  // unexpected name: target
   for (std::size_t i = 0; i < std::min(gaps_.size(), suggestions_max); ++i) {
     const Target& target = skeleton_.targets[gaps_[i].target];
     auto nearest = names.nearest(target.name, target.shape, names_per_suggestion);

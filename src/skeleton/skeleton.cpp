@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <array>
-#include <unordered_map>
 
 #include "base/json_writer.h"
 #include "loadstone/catalog.h"
 #include "loadstone/error.h"
+#include "loadstone/name_hash.h"
 
 namespace loadstone {
 
@@ -27,7 +27,7 @@ constexpr std::array<std::string_view, 4> kind_names = {"parameter", "persistent
                .expected = std::move(expected)});
 }
 
-using Index = std::unordered_map<std::string_view, std::size_t>;
+using Index = NameMap<std::size_t>;
 
 void check_tie(const std::vector<Target>& targets, const Index& index, std::size_t at) {
   const Target& target = targets[at];

@@ -150,6 +150,14 @@ ValueCounts& ValueCounts::operator+=(const ValueCounts& other) noexcept {
   return *this;
 }
 
+ValueCounts& ValueCounts::operator-=(const ValueCounts& other) noexcept {
+  nan -= other.nan;
+  infinite -= other.infinite;
+  bad_bools -= other.bad_bools;
+  bad_scales -= other.bad_scales;
+  return *this;
+}
+
 std::size_t unit_bytes(Encoding encoding) noexcept {
   if (!encoding.is_dtype()) return layout(encoding.block_format()).bytes;
   const unsigned width = bits(encoding.dtype());

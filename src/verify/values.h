@@ -16,6 +16,7 @@ struct ValueCounts {
   std::uint64_t bad_scales = 0;  // blocks whose scale is not finite
 
   ValueCounts& operator+=(const ValueCounts& other) noexcept;
+  ValueCounts& operator-=(const ValueCounts& other) noexcept;
 };
 
 // The least bytes that can be looked at by themselves: an element or a block.

@@ -15,6 +15,7 @@
 #include "loadstone/error.h"
 #include "verify/finding_of.h"
 #include "verify/quantized.h"
+#include "verify/ranges.h"
 #include "verify/tensor_bytes.h"
 #include "verify/values.h"
 
@@ -73,12 +74,13 @@ std::size_t chunk_bytes(Encoding encoding) noexcept {
 }
 
 // Of a view with strides, all that its range holds.
-ValueCounts count_tensor(const OpenShards& shards, const TensorInfo& tensor, Jobs& jobs,
-                         std::vector<std::byte>& scratch) {
+ValueCounts count_range(const OpenShards& shards, const DistinctRange& range, Jobs& jobs,
+                        std::vector<std::byte>& scratch) {
+  const TensorInfo& tensor = shards.catalog().tensors()[range.tensor];
   ValueCounts counts;
   const std::uint64_t step = chunk_bytes(tensor.encoding);
-  for (std::uint64_t at = 0; at < tensor.byte_count(); at += step) {
-    scratch.resize(std::min(step, tensor.byte_count() - at));
+  for (std::uint64_t at = range.begin; at < range.end; at += step) {
+    scratch.resize(std::min(step, range.end - at));
     shards.read(tensor, at, scratch);
     if (!jobs.goes_on(scratch.size())) break;
     counts += count_values(tensor.encoding, scratch);
@@ -145,11 +147,13 @@ const TensorInfo* partner(const Catalog& catalog, const std::string& name) {
 VerifyReport verify_values(const Catalog& catalog, const VerifyOptions& options) {
   const OpenShards shards(catalog, options.storage);
   const auto& tensors = catalog.tensors();
-  std::vector<ValueCounts> counts(tensors.size());
-  Jobs jobs(options, catalog.total_bytes());
-  jobs.run(tensors.size(), [&](std::size_t i, std::vector<std::byte>& scratch) {
-    counts[i] = count_tensor(shards, tensors[i], jobs, scratch);
+  const DistinctRanges distinct(catalog);
+  std::vector<ValueCounts> range_counts(distinct.ranges().size());
+  Jobs jobs(options, distinct.bytes());
+  jobs.run(range_counts.size(), [&](std::size_t i, std::vector<std::byte>& scratch) {
+    range_counts[i] = count_range(shards, distinct.ranges()[i], jobs, scratch);
   });
+  const std::vector<ValueCounts> counts = distinct.of_tensors(range_counts);
   VerifyReport report;
   report.bytes_read = jobs.bytes_done();
   for (std::size_t i = 0; i < tensors.size(); ++i) {

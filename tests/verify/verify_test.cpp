@@ -1,11 +1,14 @@
 #include "loadstone/verify.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <fstream>
 #include <limits>
+#include <random>
 #include <stdexcept>
 #include <thread>
 
@@ -13,6 +16,7 @@
 #include "support/files.h"
 #include "support/hostile_cases.h"
 #include "support/memory_storage.h"
+#include "support/torch_file.h"
 #include "support/watched_storage.h"
 #include "verify/values.h"
 
@@ -23,6 +27,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAreArray;
 
 struct Opened {
   std::unique_ptr<MemoryStorage> storage = std::make_unique<MemoryStorage>();
@@ -76,6 +81,41 @@ TEST(VerifyValues, BoolsOtherThanZeroAndOneAreFound) {
   EXPECT_EQ(report.findings[0].code, "st.bool_value");
   EXPECT_THAT(report.findings[0].message, HasSubstr("mask.w"));
   EXPECT_THAT(report.findings[0].found, HasSubstr("2 bytes"));
+}
+
+// Views that torch saved may overlap: each byte is read once, and counted for each tensor.
+TEST(VerifyValues, OverlappingViewsAreReadOnce) {
+  constexpr std::int32_t count = 1000;
+  std::mt19937_64 random(3);
+  std::vector<float> values(count);
+  for (float& value : values) value = random() % 5 == 0 ? std::nanf("") : 1.0f;
+  std::vector<std::string> items;
+  std::vector<NotFinite> expected;
+  for (int i = 0; i < 200; ++i) {
+    const auto begin = static_cast<std::int32_t>(random() % (count - 20));
+    const auto size = static_cast<std::int32_t>(1 + random() % 20) * (i % 3 == 0 ? 1 : 0) +
+                      static_cast<std::int32_t>(random() % static_cast<unsigned>(count - begin));
+    const std::int32_t extent = std::min(size, count - begin);
+    const std::string name = fmt::format("t{:03}", i);
+    items.push_back(pickle::text(name));
+    items.push_back(
+        pickle::tensor({.numel = count, .offset = begin, .size = {extent}, .stride = {1}}));
+    const auto first = values.begin() + begin;
+    const auto nans = std::count_if(first, first + extent, [](float v) { return std::isnan(v); });
+    if (nans > 0) expected.push_back({name, static_cast<std::uint64_t>(nans), 0});
+  }
+  items.push_back(pickle::text("all"));
+  items.push_back(pickle::tensor({.numel = count, .size = {count}, .stride = {1}}));
+  const auto nans = std::ranges::count_if(values, [](float v) { return std::isnan(v); });
+  expected.push_back({"all", static_cast<std::uint64_t>(nans), 0});
+  const std::string data(reinterpret_cast<const char*>(values.data()), 4 * values.size());
+  const Opened file =
+      opened(zip_bytes({{.name = "archive/data.pkl", .bytes = pickle::whole(pickle::dict(items))},
+                        {.name = "archive/data/0", .bytes = data}}),
+             "model.pt");
+  const VerifyReport report = verify_values(*file.catalog, file.options());
+  EXPECT_EQ(report.bytes_read, data.size());
+  EXPECT_THAT(report.not_finite, UnorderedElementsAreArray(expected));
 }
 
 // A tensor larger than a chunk: a bad value in each of its places counts once.

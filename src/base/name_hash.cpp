@@ -1,0 +1,34 @@
+#include "loadstone/name_hash.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <chrono>
+#include <cstdint>
+#include <random>
+
+namespace loadstone {
+
+namespace {
+
+// A machine without a source of randomness gives what it has: the clock and an address.
+std::uint64_t random_seed() noexcept {
+  std::uint64_t seed = 0;
+  try {
+    std::random_device device;
+    seed = std::uint64_t{device()} << 32 | device();
+  } catch (...) {
+    seed = static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count()) ^
+           reinterpret_cast<std::uintptr_t>(&seed);
+  }
+  return seed;
+}
+
+}  // namespace
+
+std::size_t NameHash::operator()(std::string_view name) const noexcept {
+  static const std::uint64_t seed = random_seed();
+  return XXH3_64bits_withSeed(name.data(), name.size(), seed);
+}
+
+}  // namespace loadstone
