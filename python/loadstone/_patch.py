@@ -20,7 +20,7 @@ from typing import Any
 
 from loadstone._errors import make
 
-LIBRARIES = ("transformers", "diffusers", "accelerate", "bitsandbytes", "modelopt")
+LIBRARIES = ("transformers", "diffusers", "accelerate", "bitsandbytes", "modelopt", "peft")
 
 _ABSENT = object()
 _lock = threading.RLock()
@@ -115,13 +115,21 @@ class Hooks(list[Hook]):
         hooks: in the order in which they are installed.
         library: what :func:`active` is asked for by their wrappers; "" where they have another
             gate.
+        late: tells the hooks on modules that may be imported later; asked when these are installed
+            and by :meth:`refresh`. It returns the same objects each time.
 
     Thread safety: ``acquire`` and ``release`` count under a lock; any thread may call them.
     """
 
-    def __init__(self, hooks: Iterable[Hook] = (), library: str = "") -> None:
+    def __init__(
+        self,
+        hooks: Iterable[Hook] = (),
+        library: str = "",
+        late: Callable[[], Iterable[Hook]] = tuple,
+    ) -> None:
         super().__init__(hooks)
         self.library = library
+        self.late = late
         self._installed: list[Hook] = []
         self._users = 0
 
@@ -130,13 +138,21 @@ class Hooks(list[Hook]):
         with _lock:
             if self._users == 0:
                 try:
-                    for hook in self:
+                    for hook in (*self, *self.late()):
                         hook.install()
                         self._installed.append(hook)
                 except BaseException:
                     self._uninstall()
                     raise
             self._users += 1
+
+    def refresh(self) -> None:
+        """Installs what can be by now; nothing happens where nobody holds them."""
+        with _lock:
+            for hook in self.late() if self._users else ():
+                if hook not in self._installed:
+                    hook.install()
+                    self._installed.append(hook)
 
     def release(self) -> None:
         """Undoes one :meth:`acquire`; the last one puts everything back."""

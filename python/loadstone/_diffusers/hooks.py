@@ -54,6 +54,7 @@ from loadstone._patch import Hook, Hooks, gated, held
 from loadstone._placement import expanded, gathered, require_paths
 from loadstone._plan import MODES
 from loadstone._torch_state import constructing, in_turn, ordinary_tensors, skeleton_in_turn
+from loadstone.peft import with_adapters
 
 # The config may turn out to be another, and the converter to ask for what is not there or to pass
 # over what is: the latter twice, as another config makes another converter.
@@ -69,6 +70,7 @@ def hooks() -> Hooks:
     import accelerate
     from diffusers import configuration_utils
     from diffusers.loaders import single_file, single_file_model, single_file_utils
+    from diffusers.loaders.peft import PeftAdapterMixin
     from diffusers.models import modeling_utils
 
     places: list[tuple[Any, str, Any]] = [
@@ -90,6 +92,8 @@ def hooks() -> Hooks:
         (modeling_utils.ModelMixin, "_load_pretrained_model", _load_pretrained_model),
         (modeling_utils, "load_state_dict", _load_state_dict),
         (accelerate, "init_empty_weights", _init_empty_weights),
+        (PeftAdapterMixin, "load_lora_adapter", with_adapters),
+        (PeftAdapterMixin, "add_adapter", with_adapters),
         *PipelineHooks(_options.get, _load).places(),
         *QuantizerHooks(lambda: _current.get() is not None).places(),
     ]

@@ -7,5 +7,6 @@
 * ``cache``: recipes kept in the user's cache folder.
 * ``load``: the middle of ``from_pretrained``, done by loadstone.
 * ``hooks``: where that stands in the library.
+* ``adapters``, ``trainer``: other places in which the library reads files.
 * ``versions``: which libraries these were written for.
 """

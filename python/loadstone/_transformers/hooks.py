@@ -21,9 +21,10 @@ from loadstone._patch import Hook, Hooks, gated, held, suspended
 from loadstone._placement import expanded
 from loadstone._skeleton import skeleton
 from loadstone._torch_state import construct, constructing, in_turn, ordinary_tensors
-from loadstone._transformers import kernels
+from loadstone._transformers import kernels, trainer
 from loadstone._transformers.load import Load, Options
 from loadstone._transformers.versions import require_known
+from loadstone.peft import with_adapters
 
 _options: ContextVar[Options | None] = ContextVar("loadstone_transformers_options", default=None)
 _current: ContextVar[Load | None] = ContextVar("loadstone_transformers_load", default=None)
@@ -37,6 +38,7 @@ def hooks() -> Hooks:
     """The places in ``PreTrainedModel`` that are replaced while a load runs on loadstone."""
     require_known()
     from transformers import PreTrainedModel, modeling_utils
+    from transformers.integrations.peft import PeftAdapterMixin
     from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
     from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
 
@@ -52,6 +54,7 @@ def hooks() -> Hooks:
         (PreTrainedModel, name, each) for name, each in replacements.items()
     ]
     places.append((modeling_utils, "_get_device_map", _get_device_map))
+    places += [(PeftAdapterMixin, name, with_adapters) for name in ("load_adapter", "add_adapter")]
     turns = [
         Hook(PreTrainedModel, "get_init_context", in_turn(_one_context)),
         Hook(PreTrainedModel, "_from_config", in_turn(construct)),
@@ -64,6 +67,7 @@ def hooks() -> Hooks:
     return Hooks(
         [Hook(owner, name, gated("transformers", each)) for owner, name, each in places] + turns,
         "transformers",
+        trainer.hooks,
     )
 
 
@@ -77,6 +81,7 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     other = [name for name in _OTHER_WAYS if kwargs.get(name) is not None]
     if _is_sharded_by_others():
         other.append("DeepSpeed or FSDP")
+    hooks().refresh()
     if other and chosen.is_direct:
         raise _refused(other[0])
     if other:

@@ -1,0 +1,15 @@
+"""Where the library reads an adapter of PEFT into a model that is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from loadstone._patch import Hook, gated
+
+
+def reading(replacement: Callable[..., Any]) -> Hook:
+    """The hook for whoever patches ``"peft"``."""
+    return Hook(PreTrainedModel, "_load_pretrained_model", gated("peft", replacement))

@@ -1,0 +1,40 @@
+"""PEFT: adapters of models whose layers are offloaded get real memory where the layer runs.
+
+>>> with loadstone.patch("peft"):
+...     model.load_adapter("lora")              # model.add_adapter, pipe.load_lora_weights ...
+
+PEFT puts an adapter where the weight of its layer lies. Of a layer that a hook of accelerate's has
+offloaded that is torch's meta device, where the adapter would lose its values without a word. Calls
+of :func:`loadstone.transformers.from_pretrained` and what is patched for ``"transformers"`` and
+``"diffusers"`` do this by themselves. See ``docs/patch.md``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from loadstone._patch import Hooks
+
+__all__ = ["patches"]
+
+
+@functools.cache
+def patches() -> Hooks:
+    """What :func:`loadstone.patch` installs for this library."""
+    from loadstone import _peft
+
+    return _peft.hooks()
+
+
+def with_adapters(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A call of another library's that adds an adapter, with the hooks of this one."""
+    from loadstone._patch import hooked
+
+    if importlib.util.find_spec("peft") is None:
+        return original(*args, **kwargs)
+    with hooked(patches()):
+        return original(*args, **kwargs)
