@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 
 import pytest
 import torch
@@ -219,6 +221,42 @@ def test_a_plan_edited_to_write_out_of_bounds_is_refused(file, tmp_path):
     with pytest.raises(loadstone.PlanError) as caught:
         loadstone.Plan.load(tmp_path / "edited.json")
     assert caught.value.code == "plan.box"
+
+
+def test_a_plan_from_a_file_writes_only_where_the_caller_says(file, tmp_path):
+    evil, mine = tmp_path / "evil", tmp_path / "mine"
+    model = skeleton()
+    plan = loadstone.plan(
+        model, file, dtype=torch.bfloat16, device_map={"": "disk"}, offload_folder=evil
+    )
+    plan.save(tmp_path / "plan.json")
+    with pytest.raises(loadstone.PlanError, match="evil") as caught:
+        loadstone.Plan.load(tmp_path / "plan.json")
+    assert caught.value.code == "plan.offload_folder"
+    loadstone.Plan.load(tmp_path / "plan.json", offload_folder=mine).execute(model=model)
+    assert (mine / "index.json").exists()
+    assert not evil.exists()
+
+
+def test_a_plan_goes_on_with_a_copy_of_its_checkpoint(reference, file, tmp_path):
+    loadstone.plan(skeleton(), file).save(tmp_path / "plan.json")
+    for place in (tmp_path / "copy", tmp_path / "beside"):
+        place.mkdir()
+        shutil.copyfile(file, place / file.name)
+        os.utime(place / file.name, (1, 1))
+    shutil.copyfile(tmp_path / "plan.json", tmp_path / "beside" / "plan.json")
+    kept = file.rename(tmp_path / "kept")
+    try:
+        with pytest.raises(loadstone.LoadError):
+            loadstone.Plan.load(tmp_path / "plan.json")
+        by_word = loadstone.Plan.load(tmp_path / "plan.json", root=tmp_path / "copy")
+        for plan in (by_word, loadstone.Plan.load(tmp_path / "beside" / "plan.json")):
+            assert "io.time" in {finding.code for finding in plan.findings}
+            model = skeleton()
+            plan.execute(model=model)
+            assert_same(model, reference)
+    finally:
+        kept.rename(file)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
