@@ -221,6 +221,7 @@ int convert(const Args& args, bool json) {
     throw Error("usage",
                 fmt::format("--to {}: this version writes safetensors only", printable(args.to)));
   }
+  check_target_name(args.target);
   const ConvertRun run = run_options(args);
   const auto catalog = open_paths(args.open);
   const Conversion conversion = make_conversion(catalog, convert_options(args, *catalog));

@@ -23,7 +23,10 @@ void add_quantize_options(CLI::App& command, QuantizeArgs& args) {
             "with a pattern of names: of these only. Repeatable, the first that fits wins");
   add_words("--include", args.include, "REGEX", "Quantize these too. Repeatable");
   add_words("--exclude", args.exclude, "REGEX", "Leave these as they are. Repeatable");
-  command.add_option("--style", args.style, "Whose names and configs (default: modelopt)")
+  command
+      .add_option("--style", args.style,
+                  "Whose names and configs (default: modelopt; nf4, fp4, int8: always\n"
+                  "those of bitsandbytes)")
       ->type_name("STYLE")
       ->check(CLI::IsMember({"modelopt", "compressed-tensors"}))
       ->group(group);
@@ -44,6 +47,9 @@ QuantizeOptions quantize_options(const QuantizeArgs& args) {
       throw Error("usage",
                   "--include and --exclude choose what --quantize is for; it is not there");
     }
+    if (!args.style.empty() || args.mode != "exact") {
+      throw Error("usage", "--style and --mode say how --quantize writes; it is not there");
+    }
     return options;
   }
   for (const std::string& text : args.formats) {
@@ -59,8 +65,8 @@ QuantizeOptions quantize_options(const QuantizeArgs& args) {
                         [](const QuantizeFormat& format) { return !format.pattern.empty(); });
   options.include = args.include;
   options.exclude = args.exclude;
-  options.style =
-      args.style == "modelopt" ? QuantizeStyle::unified : QuantizeStyle::compressed_tensors;
+  if (args.style == "modelopt") options.style = QuantizeStyle::unified;
+  if (args.style == "compressed-tensors") options.style = QuantizeStyle::compressed_tensors;
   options.allow_non_finite = args.allow_non_finite;
   return options;
 }

@@ -14,7 +14,7 @@ struct QuantizeArgs {
   std::vector<std::string> formats;
   std::vector<std::string> include;
   std::vector<std::string> exclude;
-  std::string style = "modelopt";
+  std::string style;
   std::string mode = "exact";
   bool allow_non_finite = false;
   bool copy_code = false;

@@ -51,7 +51,8 @@ struct QuantizeOptions {
   std::vector<QuantizeFormat> formats;  // the first that fits; none at all: nothing is quantized
   std::vector<std::string> include;     // RE2 syntax, anywhere in the name
   std::vector<std::string> exclude;
-  QuantizeStyle style = QuantizeStyle::unified;
+  // Those of bitsandbytes have one style, and none may be named; for others none means `unified`.
+  std::optional<QuantizeStyle> style;
   bool allow_non_finite = false;  // NaN and infinities become findings instead of Error "q.nan"
 };
 
@@ -184,6 +185,10 @@ struct ConvertPart {
   std::uint32_t index = 1;  // from 1 to count
   std::uint32_t count = 1;
 };
+
+// Throws Error "plan.options" for a target that is named like a file of a format that is not
+// written: "x.gguf" would become a folder of that name ("x.gguf/" says that it is to).
+void check_target_name(std::string_view target);
 
 // What one call does of a conversion. As it stands: all of it, from the beginning.
 struct ConvertRun {

@@ -16,7 +16,7 @@ namespace loadstone {
 struct StoredValue {
   std::string name;      // of the numbers: "model.layers.0.mlp.up_proj.weight"
   std::string encoding;  // "fp8", "fp8-channel", "fp8-block", "int8-channel", "nvfp4", "mxfp4",
-                         // "mxfp8", "nf4", "fp4", "int8"
+                         // "mxfp8", "int4", "int4-awq", "nf4", "fp4", "int8"
   Decoding decoding;     // what gives the numbers; its sources are the parts, the data first
   // What belongs to it and is needed no more once it is decoded: tables, states, scales of
   // activations.

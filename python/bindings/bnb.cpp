@@ -8,6 +8,7 @@
 #include "bindings.h"
 #include "kernels/bnb_parts.h"
 #include "kernels/cast.h"
+#include "kernels/modelopt/scales.h"
 
 namespace loadstone::python {
 
@@ -107,7 +108,8 @@ std::uint64_t nested_bytes(std::uint64_t count) {
 }
 
 void encode_nested(std::string_view dialect, const SourceBytes& absmax, float offset,
-                   const TargetBytes& data, const TargetBytes& nested_absmax) {
+                   std::string_view dtype, const TargetBytes& data,
+                   const TargetBytes& nested_absmax) {
   const std::uint64_t count = data.size();
   require_bytes("absmax", absmax.size(), count * 4);
   require_bytes("nested_absmax", nested_absmax.size(), nested_bytes(count));
@@ -117,8 +119,9 @@ void encode_nested(std::string_view dialect, const SourceBytes& absmax, float of
   }
   if (!std::isfinite(offset)) throw Error("q.nan", "the offset is not finite");
   const BnbDialect chosen = dialect_argument(dialect);
+  const float most = scaled::most_finite(dtype_argument(dtype));
   const nb::gil_scoped_release release;
-  encode_bnb_nested(chosen, bytes_of(absmax), count, offset, bytes_of(data),
+  encode_bnb_nested(chosen, bytes_of(absmax), count, offset, most, bytes_of(data),
                     bytes_of(nested_absmax));
 }
 
@@ -212,7 +215,7 @@ void bind_bnb(nb::module_& module) {
           nb::arg("absmax"), nb::arg("numbers"), nb::arg("dtype"));
   bnb.def("nested_offset", &nested_offset, nb::arg("absmax"));
   bnb.def("encode_nested", &encode_nested, nb::arg("dialect"), nb::arg("absmax"), nb::arg("offset"),
-          nb::arg("data"), nb::arg("nested_absmax"));
+          nb::arg("dtype"), nb::arg("data"), nb::arg("nested_absmax"));
   bnb.def("decode_nested", &decode_nested, nb::arg("data"), nb::arg("nested_absmax"),
           nb::arg("nested_code"), nb::arg("offset"), nb::arg("absmax"));
   bnb.def("encode_int8", &encode_int8, nb::arg("dialect"), nb::arg("columns"), nb::arg("numbers"),

@@ -25,8 +25,8 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
   }
   options.quantize.include = include;
   options.quantize.exclude = exclude;
-  options.quantize.style =
-      style == "compressed-tensors" ? QuantizeStyle::compressed_tensors : QuantizeStyle::unified;
+  if (style == "modelopt") options.quantize.style = QuantizeStyle::unified;
+  if (style == "compressed-tensors") options.quantize.style = QuantizeStyle::compressed_tensors;
   options.quantize.allow_non_finite = allow_non_finite;
   if (!folder.empty()) options.folder = read_model_folder(folder, copy_code);
   if (!rules.empty()) options.rules = rules_from_json(rules);
@@ -110,6 +110,7 @@ void bind_convert(nb::module_& module) {
              nb::arg("mode"), nb::arg("include"), nb::arg("exclude"), nb::arg("style"),
              nb::arg("allow_non_finite"), nb::arg("folder"), nb::arg("copy_code"),
              nb::arg("dequantize"), nb::arg("experts"));
+  module.def("check_target_name", &check_target_name, nb::arg("target"));
   module.def("convert", &run, nb::arg("conversion"), nb::arg("target"),
              nb::arg("progress").none() = nb::none(), nb::arg("resume") = false,
              nb::arg("part").none() = nb::none(), nb::arg("finish") = false);

@@ -80,7 +80,7 @@ def convert(
     quantize: Quantize | None = None,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
-    style: str = "modelopt",
+    style: str | None = None,
     mode: str = "exact",
     allow_non_finite: bool = False,
     copy_code: bool = False,
@@ -119,8 +119,9 @@ def convert(
             with a block size ...), or ``{pattern: encoding}``: regular expressions looked for in
             names, of which the first that fits wins; ``""`` fits all, ``"none"`` leaves alone.
         include, exclude: regular expressions of names that are quantized too, or not.
-        style: whose names, shapes and configs: ``"modelopt"`` or ``"compressed-tensors"``. The
-            encodings of bitsandbytes have its own.
+        style: whose names, shapes and configs: ``"modelopt"`` (the default) or
+            ``"compressed-tensors"``. Encodings of bitsandbytes have its own, and no style may be
+            named beside them.
         mode: ``"exact"``, or ``"modelopt-compat"`` for the bytes that ModelOpt makes.
         allow_non_finite: go on where what is quantized holds NaN or infinities, and say so.
         copy_code: copy Python files beside the model too.
@@ -160,6 +161,7 @@ def convert(
         return _divided(**locals())
     catalog = source._core if isinstance(source, Catalog) else _open(source, allow_links)._core
     where = os.fsdecode(target)
+    _core.check_target_name(where)
     one_file = where.endswith(".safetensors")
     if one_file and shard_size is not None:
         raise make("plan.options", "one file has no shards: name a folder", field="shard_size")
@@ -313,7 +315,9 @@ def _formats(quantize: Quantize | None) -> list[tuple[str, str]]:
     return [(pattern, encoding) for pattern, encoding in quantize.items()]
 
 
-def _style(style: str) -> str:
+def _style(style: str | None) -> str:
+    if style is None:
+        return ""
     if style in ("modelopt", "compressed-tensors"):
         return style
     raise make("plan.options", "no such style", field="style", found=str(style))

@@ -200,6 +200,7 @@ class ConvertReport:
     def peak_bytes(self) -> int: ...
     def to_json(self) -> str: ...
 
+def check_target_name(target: str) -> None: ...
 def make_conversion(
     catalog: Catalog,
     rules: str,
@@ -299,7 +300,7 @@ class bnb:  # a submodule  # noqa: N801
     def nested_offset(absmax: Any) -> float: ...
     @staticmethod
     def encode_nested(
-        dialect: str, absmax: Any, offset: float, data: Any, nested_absmax: Any
+        dialect: str, absmax: Any, offset: float, dtype: str, data: Any, nested_absmax: Any
     ) -> None: ...
     @staticmethod
     def decode_nested(

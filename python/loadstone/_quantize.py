@@ -111,7 +111,7 @@ def quantize(
     if first_wrong < numbers.numel() and (nested or not allow_non_finite):
         _refuse(numbers, first_wrong, name)
     if nested:
-        parts |= _nest(parts["absmax"], nested_offset, dialect)
+        parts |= _nest(parts["absmax"], nested_offset, dialect, dtype_name(tensor.dtype))
     size = block_size if name in ("nf4", "fp4") else 0
     shape = tuple(tensor.shape)
     return Quantized(name, shape, tensor.dtype, parts, size, dialect, allow_non_finite)
@@ -255,9 +255,9 @@ def _refuse(numbers: torch.Tensor, place: int, encoding: str) -> None:
 
 
 def _nest(
-    absmax: torch.Tensor, offset: float | torch.Tensor | None, dialect: str
+    absmax: torch.Tensor, offset: float | torch.Tensor | None, dialect: str, dtype: str
 ) -> dict[str, torch.Tensor]:
-    """The parts of nested statistics, ``absmax`` among them."""
+    """The parts of nested statistics, ``absmax`` among them, of numbers of this dtype."""
     import torch
 
     scales = _bytes(absmax)
@@ -270,7 +270,9 @@ def _nest(
     }
     rounded = parts["nested_offset"].item()
     target, nested_absmax = parts["absmax"], _bytes(parts["nested_absmax"])
-    _core.bnb.encode_nested(dialect, scales, rounded, target, nested_absmax)
+    _core.bnb.encode_nested(dialect, scales, rounded, dtype, target, nested_absmax)
+    if not torch.isfinite(parts["nested_absmax"]).all():
+        raise make("q.nan", "the offset is too far from the scales", found=str(rounded))
     return parts
 
 

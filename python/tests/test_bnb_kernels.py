@@ -484,11 +484,11 @@ def test_the_kernels_take_no_buffer_of_another_size() -> None:
             bnb.encode_int8("bnb-cpu", 5, given[0], "BF16", given[1], given[2])
         with pytest.raises(loadstone.Error, match="usage"):
             bnb.decode_int8(5, given[1], given[2], given[0], "BF16")
-    bnb.encode_nested("bnb-cpu", octets(1200), 0.5, octets(300), octets(8))
+    bnb.encode_nested("bnb-cpu", octets(1200), 0.5, "F32", octets(300), octets(8))
     for sizes in [(1196, 300, 8), (1200, 300, 4), (1200, 300, 12)]:
         given = [octets(size) for size in sizes]
         with pytest.raises(loadstone.Error, match="usage"):
-            bnb.encode_nested("bnb-cpu", given[0], 0.5, given[1], given[2])
+            bnb.encode_nested("bnb-cpu", given[0], 0.5, "F32", given[1], given[2])
         with pytest.raises(loadstone.Error, match="usage"):
             bnb.decode_nested(given[1], given[2], octets(1024), 0.5, given[0])
     with pytest.raises(loadstone.Error, match="usage"):

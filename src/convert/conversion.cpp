@@ -1,7 +1,9 @@
 // What a conversion will do: tensors, their places in files, and what it takes.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -15,6 +17,7 @@
 #include "convert/quantize_style.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
+#include "stored/int4.h"
 
 namespace loadstone {
 
@@ -45,6 +48,10 @@ void check_options(const ConvertOptions& options) {
   if (makes_values && !(options.rules.empty() && options.recipes.targets.empty())) {
     refuse(options.dequantize ? "dequantize" : "experts",
            "rules and recipes name what is in the file: convert twice");
+  }
+  if (options.quantize.style && options.quantize.formats.empty()) {
+    refuse("style", "nothing is to be quantized, so nothing has a style",
+           std::string(name(*options.quantize.style)));
   }
   if (options.shard_bytes_max == 0) refuse("shard_bytes_max", "a shard holds something");
   if (options.staging_bytes_max == 0) refuse("staging_bytes_max", "nothing moves without staging");
@@ -98,6 +105,23 @@ void add_rows(Conversion& conversion, const Choices& choices) {
   for (auto& [key, row] : rows) conversion.quantize_rows.push_back(std::move(row));
 }
 
+// Which of ModelOpt's integers they are, where shapes do not say it.
+void name_int4(Conversion& conversion, bool is_decoded) {
+  auto& metadata = conversion.metadata;
+  if (is_decoded) {
+    std::erase_if(metadata, [](const auto& each) { return each.first == int4_metadata_key; });
+  }
+  std::set<std::string_view> encodings;
+  for (const PlannedTarget& target : conversion.plan.targets) {
+    if (!target.quantization) continue;
+    const std::string& encoding = target.quantization->encoding;
+    if (is_ambiguous_int4(encoding, target.shape)) encodings.insert(encoding);
+  }
+  if (encodings.size() != 1) return;  // of both they are refused by name when they are read
+  metadata.emplace_back(int4_metadata_key, *encodings.begin());
+  std::ranges::sort(metadata);
+}
+
 }  // namespace
 
 Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const ConvertOptions& options) {
@@ -138,6 +162,7 @@ Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const Convert
   Plan& plan = conversion.plan;
   plan.findings.insert(plan.findings.end(), findings.begin(), findings.end());
   for (const PlannedTarget& target : plan.targets) check_target(conversion, target);
+  name_int4(conversion, options.dequantize);
   lay_out(conversion, options);
   if (quantizes) add_rows(conversion, choices);
   const bool is_decoded = options.dequantize && !options.stored.values.empty();

@@ -45,12 +45,13 @@ std::vector<std::vector<std::uint32_t>> units_of(const Plan& plan) {
 
 void fill_files(Conversion& conversion, const ConvertOptions& options) {
   const Plan& plan = conversion.plan;
+  const QuantizeStyle style = options.quantize.style.value_or(QuantizeStyle::unified);
   conversion.files.emplace_back();
   for (const auto& unit : units_of(plan)) {
     std::uint64_t bytes = 0;
     std::vector<OutputTensor> tensors;
     for (const std::uint32_t i : unit) {
-      for (OutputTensor& tensor : output_tensors(plan.targets[i], options.quantize.style)) {
+      for (OutputTensor& tensor : output_tensors(plan.targets[i], style)) {
         tensor.target = i;
         tensor.end =
             Encoding(tensor.dtype).byte_count(tensor.shape.numel().value_or(0)).value_or(0);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -24,13 +25,21 @@ std::uint64_t number_bytes(const GroupMember& member, std::uint64_t elements) {
   return elements * element_bytes(member.form.dtype);
 }
 
-// What compressed-tensors keeps of a scale.
-void invert(std::span<std::byte> bytes) {
+// What compressed-tensors keeps of a scale. The dialect "exact" has none whose inverse is infinite.
+void invert(const OutputTensor& tensor, std::span<std::byte> bytes) {
   for (std::size_t at = 0; at + sizeof(float) <= bytes.size(); at += sizeof(float)) {
     float scale = 0;
     std::memcpy(&scale, bytes.data() + at, sizeof(scale));
-    scale = 1.0F / scale;
-    std::memcpy(bytes.data() + at, &scale, sizeof(scale));
+    const float inverse = 1.0F / scale;
+    if (!std::isfinite(inverse) || !(inverse > 0)) {
+      throw Error("q.scale_value",
+                  "the weight is so small that its scale has no finite inverse: use --mode exact, "
+                  "or --exclude it",
+                  {.tensor = tensor.name,
+                   .found = fmt::format("1 / {}", scale),
+                   .expected = "a finite scale"});
+    }
+    std::memcpy(bytes.data() + at, &inverse, sizeof(inverse));
   }
 }
 
@@ -202,7 +211,7 @@ std::uint64_t Puller::finish_member(GroupMember& member, std::span<const float> 
 
 std::uint64_t Puller::write(const OutputTensor& tensor, std::uint32_t file, std::uint64_t offset,
                             std::span<std::byte> bytes) {
-  if (tensor.is_inverted) invert(bytes);
+  if (tensor.is_inverted) invert(tensor, bytes);
   work_.output.write(file, work_.conversion.files[file].header_bytes + tensor.begin + offset,
                      bytes);
   return bytes.size();

@@ -379,7 +379,7 @@ std::vector<ExtraFile> extra_files(const Plan& plan, const ConvertOptions& optio
         return target.quantization.has_value();
       });
       section = section_of_bitsandbytes(modules, first->dtype);
-    } else if (options.quantize.style == QuantizeStyle::unified) {
+    } else if (options.quantize.style != QuantizeStyle::compressed_tensors) {
       section = unified_section(modules);
       files.push_back({.name = "hf_quant_config.json", .text = unified_config(modules)});
     } else {

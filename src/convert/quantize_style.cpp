@@ -97,6 +97,14 @@ const PartStyle* style_of(std::string_view encoding, std::string_view part, Quan
   return nullptr;
 }
 
+std::vector<std::string_view> styles_with(std::string_view encoding) {
+  std::vector<std::string_view> styles;
+  for (const QuantizeStyle style : {QuantizeStyle::unified, QuantizeStyle::compressed_tensors}) {
+    if (style_of(encoding, "data", style) != nullptr) styles.push_back(name(style));
+  }
+  return styles;
+}
+
 Shape shape_as(Form form, const Shape& shape) {
   std::vector<std::uint64_t> extents = shape.extents();
   switch (form) {
@@ -217,6 +225,10 @@ Quantization quantization_from_user(std::string_view text, std::string_view mode
   if (mode != "exact" && mode != "modelopt-compat") {
     refuse("mode", "no such mode", mode, "exact or modelopt-compat");
   }
+  if (mode == "modelopt-compat" && is_bitsandbytes(quantization.encoding)) {
+    refuse("mode", quantization.encoding + " is bitsandbytes' and has no bytes of ModelOpt", mode,
+           "exact");
+  }
   if (mode == "modelopt-compat") quantization.dialect = exported_dialect(quantization.encoding);
   return quantization;
 }
@@ -241,9 +253,15 @@ void check_style(const QuantizeOptions& options) {
     if (format.quantization.nested) {
       refuse("nested scales are not written to files", encoding);
     }
-    if (style_of(encoding, "data", options.style) == nullptr) {
-      refuse(fmt::format("files of the style {} do not hold this encoding", name(options.style)),
-             encoding);
+    const QuantizeStyle style = options.style.value_or(QuantizeStyle::unified);
+    if (options.style && is_bitsandbytes(encoding)) {
+      refuse(fmt::format("{} has no style {}, only that of bitsandbytes: name no style", encoding,
+                         name(style)),
+             std::string(name(style)), "no style for " + encoding);
+    }
+    if (style_of(encoding, "data", style) == nullptr) {
+      refuse(fmt::format("files of the style {} do not hold {}", name(style), encoding), encoding,
+             fmt::format("style {}", fmt::join(styles_with(encoding), " or ")));
     }
     const bool is_first = first.empty();
     if (is_first) first = encoding;

@@ -1,4 +1,5 @@
 // What stands where a target is to be written.
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
@@ -178,6 +179,24 @@ void check_space(const TargetPlace& place, std::uint64_t byte_count) {
   where.found = human_bytes(room);
   where.expected = human_bytes(byte_count);
   throw Error("io.no_space", "the disk has no room for the target", where);
+}
+
+void check_target_name(std::string_view target) {
+  constexpr std::string_view endings[] = {".gguf", ".bin", ".pt", ".pth", ".ckpt", ".safetensors"};
+  for (const std::string_view ending : endings) {
+    if (target.size() < ending.size() || target.ends_with(".safetensors")) continue;
+    std::string last(target.substr(target.size() - ending.size()));
+    std::ranges::transform(last, last.begin(), [](char c) {
+      return static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+    });
+    if (last != ending) continue;
+    throw Error("plan.options",
+                fmt::format("the target is named like a {} file, and only safetensors are written",
+                            ending.substr(1)),
+                {.field = "target",
+                 .found = printable(target),
+                 .expected = "NAME.safetensors or a folder"});
+  }
 }
 
 void check_target(const Conversion& conversion, const std::string& target, const ConvertRun& run) {

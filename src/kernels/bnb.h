@@ -50,9 +50,12 @@ void decode_bnb4(const Bnb4& form, std::uint64_t begin, std::uint64_t end, const
 // The mean of all `count` scales: summed one after the other in F64, rounded once.
 [[nodiscard]] float bnb_nested_offset(const std::byte* absmax, std::uint64_t count) noexcept;
 
-// Scales, finite as the offset is, to a byte each and one F32 of `nested_absmax` for each 256.
+// Scales, finite as the offset is, to a byte each and one F32 of `nested_absmax` for each 256. No
+// code gives more than `most`, above which scales are infinite in the dtype of the numbers; it is
+// as large as each of the scales.
 void encode_bnb_nested(BnbDialect dialect, const std::byte* absmax, std::uint64_t count,
-                       float offset, std::byte* data, std::byte* nested_absmax) noexcept;
+                       float offset, float most, std::byte* data,
+                       std::byte* nested_absmax) noexcept;
 
 // The scales [begin, end): `data` begins with that of scale `begin`, `nested_absmax` with its
 // block's. `map` holds 256 F32.

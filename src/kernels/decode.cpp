@@ -74,6 +74,28 @@ void load_nibbles(const std::byte* weights, bool starts_high, float* values,
   }
 }
 
+// One row's numbers out of the bytes that it shares with its neighbour.
+void load_row_half(const std::byte* weights, bool is_high, float* values,
+                   std::uint64_t count) noexcept {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const unsigned code = std::to_integer<unsigned>(weights[i]) >> (is_high ? 4 : 0) & 15u;
+    values[i] = static_cast<float>(static_cast<int>(code ^ 8u) - 8);
+  }
+}
+
+void load_offset_codes(const std::byte* weights, bool starts_low, float* values,
+                       std::uint64_t count) noexcept {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const std::uint64_t at = i + (starts_low ? 1 : 0);
+    const unsigned code = std::to_integer<unsigned>(weights[at / 2]) >> (at % 2 == 0 ? 4 : 0) & 15u;
+    values[i] = static_cast<float>(static_cast<int>(code) - 8);
+  }
+}
+
+void divide(float* values, std::uint64_t count, float scale) noexcept {
+  for (std::uint64_t i = 0; i < count; ++i) values[i] /= scale;
+}
+
 // A NaN of the weight goes before one of the scale, on every compiler and machine.
 void multiply(float* values, std::uint64_t count, float scale) noexcept {
   if (scale != scale) {
@@ -94,11 +116,13 @@ bool is_one_of(Encoding encoding, std::initializer_list<Dtype> dtypes) noexcept 
   return std::ranges::any_of(dtypes, [&](Dtype dtype) { return encoding == Encoding(dtype); });
 }
 
-// The last dimension with so many times its extent.
-std::optional<Shape> widened(const Shape& shape, std::uint64_t factor) {
+// The last dimension, or the one so many from the end, with so many times its extent.
+std::optional<Shape> widened(const Shape& shape, std::uint64_t factor, std::size_t from_end = 1) {
   auto extents = shape.extents();
-  if (extents.empty() || extents.back() > UINT64_MAX / factor) return std::nullopt;
-  extents.back() *= factor;
+  if (extents.size() < from_end) return std::nullopt;
+  std::uint64_t& extent = extents[extents.size() - from_end];
+  if (extent > UINT64_MAX / factor) return std::nullopt;
+  extent *= factor;
   Shape wide(std::move(extents));
   if (!wide.numel()) return std::nullopt;
   return wide;
@@ -167,8 +191,11 @@ std::optional<DecodeProblem> prepare_known_blocks(const DecodePart& scales, cons
   expected.back() = form.scale_columns;
   const Shape whole(expected);
   expected.pop_back();
-  const bool is_vector = form.scale_columns == 1 && scales.shape == Shape(std::move(expected));
-  if (is_vector || scales.shape == whole) return std::nullopt;
+  const bool is_vector = form.scale_columns == 1 && scales.shape == Shape(expected);
+  // ModelOpt keeps a dimension for the block beside each that blocks are counted in.
+  expected.insert(expected.end(), {1, form.scale_columns, 1});
+  const bool is_spread = block_rows > 1 && scales.shape == Shape(std::move(expected));
+  if (is_vector || is_spread || scales.shape == whole) return std::nullopt;
   return problem("blocks and scales differ in number", scales.shape.text(), whole.text());
 }
 
@@ -208,6 +235,38 @@ std::optional<DecodeProblem> prepare_mxfp4(const DecodePart& blocks, const Decod
   return std::nullopt;
 }
 
+std::optional<DecodeProblem> prepare_int4(std::string_view kernel,
+                                          std::span<const DecodePart> parts, const Shape& shape,
+                                          DecodeForm& form) {
+  constexpr std::uint64_t block = 128;
+  const bool is_flat = kernel == "int4_blocks";
+  form.int4 = is_flat ? DecodeForm::Int4::blocks : DecodeForm::Int4::row_pairs;
+  auto wrong = is_flat ? check_scale_dtype(parts[1], {Dtype::f32, Dtype::f16, Dtype::bf16},
+                                           "F32, F16 or BF16", form)
+                       : check_scale_dtype(parts[1], {Dtype::f32}, "F32", form);
+  if (wrong) return wrong;
+  if (shape.rank() < 2) return problem("the weights are no matrices", shape.text());
+  auto expected = shape.extents();
+  const std::uint64_t columns = expected.back();
+  const std::uint64_t matrix = expected[expected.size() - 2] * columns;
+  if ((is_flat ? matrix : columns) % block != 0) {
+    return problem("the weights are no whole blocks of 128", shape.text());
+  }
+  expected.back() = is_flat ? 1 : columns / block;
+  if (is_flat) expected[expected.size() - 2] = matrix / block;
+  if (parts[1].shape != Shape(expected)) {
+    return problem("blocks and scales differ in number", parts[1].shape.text(),
+                   Shape(std::move(expected)).text());
+  }
+  form.matrix_elements = form.elements;
+  form.columns = is_flat ? block : columns;
+  form.block_columns = block;
+  form.scale_columns = form.columns / block;
+  form.scale_count = form.elements / block;
+  form.matrix_scales = form.scale_count;
+  return std::nullopt;
+}
+
 // The shape of the numbers, and what they are.
 std::optional<DecodeProblem> prepare_weights(std::string_view kernel, const DecodePart& weights,
                                              Shape& made, DecodeForm& form) {
@@ -224,6 +283,10 @@ std::optional<DecodeProblem> prepare_weights(std::string_view kernel, const Deco
   } else if (kernel == "int8_rows") {
     if (!is_one_of(weights.encoding, {Dtype::i8})) return wrong_dtype("I8");
     form.weight = Dtype::i8;
+  } else if (kernel.starts_with("int4_")) {
+    if (!is_one_of(weights.encoding, {Dtype::u8})) return wrong_dtype("U8");
+    form.weight = Dtype::u8;
+    wide = widened(weights.shape, 2, kernel == "int4_blocks" ? 1 : 2);
   } else if (kernel == "fp4_block" || kernel.starts_with("nvfp4")) {
     if (!is_one_of(weights.encoding, {Dtype::i8, Dtype::u8})) return wrong_dtype("I8 or U8");
     form.weight = Dtype::u8;
@@ -252,6 +315,13 @@ DecodeForm::Range DecodeForm::weight_bytes(std::uint64_t begin, std::uint64_t en
     return {begin / block.elements * block.bytes, blocks_end * block.bytes};
   }
   if (bnb == Bnb::rows || !holds_nibbles(weight)) return {begin, end};
+  if (int4 == Int4::row_pairs) {
+    const std::uint64_t first = begin / columns;
+    const std::uint64_t last = (end - 1) / columns;
+    const std::uint64_t bytes = first / 2 * columns;
+    if (first == last) return {bytes + begin % columns, bytes + (end - 1) % columns + 1};
+    return {bytes, (last / 2 + 1) * columns};
+  }
   return {begin / 2, end / 2 + end % 2};
 }
 
@@ -298,8 +368,9 @@ std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
     return problem("the kernel takes blocks", std::to_string(parts.size()) + " tensors",
                    "1 tensor");
   }
-  constexpr std::array kernels = {"fp8_block", "fp8_block_128", "fp8_rows",      "int8_rows",
-                                  "fp4_block", "nvfp4",         "nvfp4_divided", "mxfp4"};
+  constexpr std::array kernels = {"fp8_block",   "fp8_block_128", "fp8_rows",      "int8_rows",
+                                  "fp4_block",   "nvfp4",         "nvfp4_divided", "mxfp4",
+                                  "int4_blocks", "int4_row_pairs"};
   if (std::ranges::find(kernels, kernel) == kernels.end()) {
     return problem("there is no such kernel", std::string(kernel),
                    "fp8_block, nvfp4, mxfp4, bnb_nf4, gguf ...");
@@ -325,6 +396,7 @@ std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
   if (form.elements == 0 || form.elements > UINT64_MAX / 8) {
     return problem("the kernel cannot decode as many elements", shape.text());
   }
+  if (kernel.starts_with("int4_")) return prepare_int4(kernel, parts, shape, form);
   if (kernel == "mxfp4") return prepare_mxfp4(parts[0], parts[1], form);
   if (has_global) {
     form.global = kernel == "nvfp4" ? DecodeForm::Global::factor : DecodeForm::Global::divisor;
@@ -360,7 +432,11 @@ void decode(const DecodeForm& form, std::uint64_t begin, std::uint64_t end,
     const std::uint64_t count = std::min({run_max, form.columns - column, end - at});
     const std::byte* const from =
         weights + (form.weight_bytes(at, at + count).begin - first_weight);
-    if (holds_nibbles(form.weight)) {
+    if (form.int4 == DecodeForm::Int4::row_pairs) {
+      load_row_half(from, at / form.columns % 2 != 0, values.data(), count);
+    } else if (form.int4 == DecodeForm::Int4::blocks) {
+      load_offset_codes(from, at % 2 != 0, values.data(), count);
+    } else if (holds_nibbles(form.weight)) {
       load_nibbles(from, at % 2 != 0, values.data(), count);
     } else {
       widen.run(from, reinterpret_cast<std::byte*>(values.data()), count);
@@ -378,7 +454,9 @@ void decode(const DecodeForm& form, std::uint64_t begin, std::uint64_t end,
         const float global = number::load<Dtype::f32>(parts[2] + matrix * sizeof(float));
         scale = form.global == DecodeForm::Global::factor ? scale * global : scale / global;
       }
-      if (form.by_exponent && std::isinf(scale)) {
+      if (form.int4 == DecodeForm::Int4::blocks) {
+        divide(values.data() + i, run, scale);
+      } else if (form.by_exponent && std::isinf(scale)) {
         multiply(values.data() + i, run, 0x1p127f);
         multiply(values.data() + i, run, 2.0f);
       } else {

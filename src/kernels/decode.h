@@ -55,6 +55,10 @@ struct DecodeForm {
   enum class Global : std::uint8_t { none, factor, divisor };
   Global global = Global::none;
   std::uint64_t global_count = 1;
+  // ModelOpt's integers of 4 bits: offset by 8 with the high half of a byte first and inverse
+  // scales; or in two's complement, the low halves of bytes one row and the high ones the next.
+  enum class Int4 : std::uint8_t { none, blocks, row_pairs };
+  Int4 int4 = Int4::none;
   // bitsandbytes: of the above only `dtype`, `elements` and `columns` mean anything.
   enum class Bnb : std::uint8_t { none, blocks, nested_blocks, rows };
   Bnb bnb = Bnb::none;
@@ -103,7 +107,9 @@ void decode_bnb(const DecodeForm& form, std::uint64_t begin, std::uint64_t end,
 // [..., rows, 1]; I8), "fp4_block" (as fp8_block with I8 or U8 of two numbers each), "nvfp4" (U8
 // [..., columns / 2], F8_E4M3 [..., columns / 16], F32 that is multiplied with the scales: one, or
 // one a matrix) and "nvfp4_divided" (the scales are divided by it), "mxfp4" (U8 [..., groups, 16],
-// U8 [..., groups]; the result has [..., groups * 32]); with one part "gguf" (exact) and
+// U8 [..., groups]; the result has [..., groups * 32]), "int4_blocks" (U8 [..., columns / 2],
+// inverse scales F32, F16 or BF16 [..., blocks, 1] of 128 numbers each) and "int4_row_pairs" (U8
+// [..., rows / 2, columns], F32 [..., rows, columns / 128]); with one part "gguf" (exact) and
 // "gguf_half" (F16 arithmetic) for block formats, and "bytes" (their rows as U8 [..., bytes]). Of
 // bitsandbytes: "bnb_nf4" and "bnb_fp4" (packed bytes, F32 absmax; or U8 absmax, F32 nested_absmax,
 // F32 nested_code [256], to which `offset` is added), "bnb_int8" (I8, F32 absmax). Fills in `form`

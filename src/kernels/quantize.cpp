@@ -8,6 +8,7 @@
 
 #include "base/ceil_div.h"
 #include "kernels/modelopt.h"
+#include "kernels/modelopt/scales.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -129,7 +130,8 @@ void finish_quantized(const QuantizeForm& form, std::span<std::byte* const> part
   const std::uint64_t blocks = form.scratch_bytes / sizeof(float);
   const float offset =
       form.nested_offset ? *form.nested_offset : bnb_nested_offset(scratch, blocks);
-  encode_bnb_nested(form.bnb4.dialect, scratch, blocks, offset, parts[1], parts[2]);
+  encode_bnb_nested(form.bnb4.dialect, scratch, blocks, offset, scaled::most_finite(form.dtype),
+                    parts[1], parts[2]);
   std::memcpy(parts[3], &offset, sizeof(offset));
 }
 

@@ -13,6 +13,7 @@
 #include "loadstone/stored.h"
 #include "plan/decodings.h"
 #include "stored/bnb_state.h"
+#include "stored/int4.h"
 
 namespace loadstone {
 
@@ -121,6 +122,9 @@ class Finder {
     const std::uint64_t columns = weight.shape[weight.shape.rank() - 1];
     const std::uint64_t count = scales.shape.numel().value_or(0);
     const std::size_t rank = scales.shape.rank();
+    // ModelOpt's blocks: [a, 1, b, 1].
+    const bool is_spread =
+        rank == 4 && weight.shape.rank() == 2 && scales.shape[1] == 1 && scales.shape[3] == 1;
     const bool is_grid = rank == weight.shape.rank();
     const bool is_vector = rank + 1 == weight.shape.rank() && rank > 0 && count != 1;
     // By its name it is of blocks, and one scale is that of one block.
@@ -137,6 +141,8 @@ class Finder {
     } else if (is_vector || (is_grid && scales.shape[rank - 1] == 1 && columns > 128)) {
       kernel = "fp8_rows";
       encoding = "fp8-channel";
+    } else if (is_spread) {
+      kernel = "fp8_block_128";
     } else if (count == 1) {
       encoding = "fp8";
     } else if (is_grid && scales.shape[rank - 2] == ceil_div(rows, 128) &&
@@ -178,6 +184,10 @@ class Finder {
       add(value, "mxfp4", {"fp4_block", {index, *scales}, shape, Dtype::bf16});
       return;
     }
+    if (is_dtype(scale, {Dtype::f32, Dtype::f16, Dtype::bf16}) && value == weight.name) {
+      add_int4(index, *scales);
+      return;
+    }
     if (!is_dtype(scale, {Dtype::f8_e4m3})) return;
     const auto global = find(value + global_suffix);
     if (!global) {
@@ -185,6 +195,25 @@ class Finder {
       return;
     }
     add(value, "nvfp4", {kernel, {index, *scales, *global}, shape, Dtype::bf16});
+  }
+
+  // ModelOpt's integers. Tensors of other shapes are bytes of somebody else.
+  void add_int4(std::uint32_t index, std::uint32_t scales) {
+    const TensorInfo& weight = catalog_.tensors()[index];
+    const Int4Shapes shapes = int4_shapes(weight.shape, catalog_.tensors()[scales].shape);
+    const bool may_be_pairs =
+        shapes.row_pairs && is_dtype(catalog_.tensors()[scales], {Dtype::f32});
+    const auto known = int4_encoding(catalog_.metadata());
+    const bool is_flat = shapes.blocks && (!may_be_pairs || known == "int4");
+    if (shapes.blocks && may_be_pairs && known.empty()) {
+      fail(weight.name, "q.scale_shape", "may be int4 or int4-awq: its scales fit both",
+           {catalog_.tensors()[scales].name}, catalog_.tensors()[scales].shape.text());
+    } else if (is_flat) {
+      add(weight.name, "int4", {"int4_blocks", {index, scales}, *shapes.blocks, Dtype::bf16});
+    } else if (may_be_pairs) {
+      add(weight.name, "int4-awq",
+          {"int4_row_pairs", {index, scales}, *shapes.row_pairs, Dtype::bf16});
+    }
   }
 
   // Its state may be of either type.

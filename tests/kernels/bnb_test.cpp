@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <random>
 #include <set>
 #include <string>
@@ -26,6 +27,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 using Floats = std::vector<float>;
+constexpr float all_finite = std::numeric_limits<float>::max();
 using reference::Kind;
 using reference::numbers_of;
 using reference::ramp;
@@ -166,8 +168,8 @@ TEST(BnbTest, NestedStatisticsGiveTheKnownBytes) {
   const float offset = bnb_nested_offset(made.absmax.data(), 601);
   EXPECT_EQ(offset, 0x1.36c5cp+0f);
   Made nested{Bytes(601), Bytes(12)};
-  encode_bnb_nested(BnbDialect::cpu, made.absmax.data(), 601, offset, nested.data.data(),
-                    nested.absmax.data());
+  encode_bnb_nested(BnbDialect::cpu, made.absmax.data(), 601, offset, all_finite,
+                    nested.data.data(), nested.absmax.data());
   EXPECT_EQ(short_sha(nested.data), "8bb1dc9acc0ec605");
   EXPECT_EQ(nested.absmax, bytes_of(Floats{0.44832993f, 0.44832993f, 0.44620132f}));
   const Bytes map = bytes_of(Floats(bnb_dynamic_map().begin(), bnb_dynamic_map().end()));
@@ -303,7 +305,7 @@ TEST(BnbTest, NestedStatisticsAreThoseOfAPlainLoop) {
       for (const BnbDialect dialect : dialects) {
         const auto expected = reference::encode_nested(dialect, scales, offset);
         Made made{Bytes(count), Bytes(expected.absmax.size() * 4)};
-        encode_bnb_nested(dialect, bytes.data(), count, offset, made.data.data(),
+        encode_bnb_nested(dialect, bytes.data(), count, offset, all_finite, made.data.data(),
                           made.absmax.data());
         ASSERT_EQ(made.data, expected.data) << count << " " << seed;
         ASSERT_EQ(made.absmax, bytes_of(expected.absmax));

@@ -62,22 +62,25 @@ float bnb_nested_offset(const std::byte* absmax, std::uint64_t count) noexcept {
 }
 
 void encode_bnb_nested(BnbDialect dialect, const std::byte* absmax, std::uint64_t count,
-                       float offset, std::byte* data, std::byte* nested_absmax) noexcept {
+                       float offset, float most, std::byte* data,
+                       std::byte* nested_absmax) noexcept {
   for (std::uint64_t at = 0; at < count; at += bnb_nested_block_size) {
     const std::uint64_t end = std::min(at + bnb_nested_block_size, count);
-    float most = 0;
+    float widest = 0;
     for (std::uint64_t i = at; i < end; ++i) {
-      most = std::max(most, std::abs(load(absmax, i) - offset));
+      widest = std::max(widest, std::abs(load(absmax, i) - offset));
     }
-    number::store_raw(nested_absmax + at / bnb_nested_block_size * 4, most);
-    const float factor = 1.0f / most;
+    number::store_raw(nested_absmax + at / bnb_nested_block_size * 4, widest);
+    const float factor = 1.0f / widest;
     for (std::uint64_t i = at; i < end; ++i) {
       std::uint8_t code = 0;
-      if (most == 0.0f) {
+      if (widest == 0.0f) {
         code = dialect == BnbDialect::cpu ? std::uint8_t{0} : nearest_code(0.0f);
       } else {
-        const float scaled = (load(absmax, i) - offset) * factor;
+        const float difference = load(absmax, i) - offset;
+        const float scaled = std::isfinite(factor) ? difference * factor : difference / widest;
         code = dialect == BnbDialect::cpu ? code_by_step(scaled) : nearest_code(scaled);
+        while (code > 0 && !(bnb_map[code] * widest + offset <= most)) --code;
       }
       data[i] = static_cast<std::byte>(code);
     }

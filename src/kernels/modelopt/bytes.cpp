@@ -131,7 +131,7 @@ std::uint64_t encode_mx_row(bool is_rounded_log, const std::byte* from, std::uin
   std::uint64_t first_wrong = columns;
   for (std::uint64_t at = 0; at < columns; at += mx_block) {
     const std::uint64_t size = std::min<std::uint64_t>(mx_block, columns - at);
-    const std::byte* const numbers = from + at * number::bytes_of<source>;
+    const std::byte* numbers = from + at * number::bytes_of<source>;
     float most = size == mx_block ? largest_of<source, mx_block>(numbers)
                                   : largest_magnitude<source>(numbers, size);
     const bool is_wrong = !is_finite_number(most);
@@ -142,6 +142,12 @@ std::uint64_t encode_mx_row(bool is_rounded_log, const std::byte* from, std::uin
     const std::uint32_t exponent = mx_exponent<MxType::mxfp8>(most, is_rounded_log);
     scales[at / mx_block] = static_cast<std::byte>(exponent);
     const float factor = one_by_power(exponent);
+    std::array<std::byte, mx_block * number::bytes_of<source>> limited;
+    constexpr MxTop top = mx_top<MxType::mxfp8>(source);
+    if (HWY_UNLIKELY(exponent >= top.exponent)) {
+      limit_magnitudes<source>(top.largest, numbers, size, limited.data());
+      numbers = limited.data();
+    }
     if (HWY_UNLIKELY(is_wrong || size < mx_block)) {
       encode_bytes_plainly<source, false, false>(1.0f / factor, numbers, size, to + at);
       continue;

@@ -45,15 +45,20 @@ std::uint64_t encode_blocks(bool is_rounded_log, const std::byte* from, std::uin
   for (std::uint64_t at = 0; at < count; at += mx_block) {
     const std::byte* numbers = from + at * bytes;
     float most = largest_of<source, mx_block>(numbers);
-    std::array<std::byte, mx_block * bytes> without_nans;
+    std::array<std::byte, mx_block * bytes> changed;
     if (HWY_UNLIKELY(!is_finite_number(most))) {
       most = finite_magnitude<source>(numbers, mx_block);
       if (first_wrong == count) first_wrong = at + find_not_finite<source>(numbers, mx_block);
-      zero_nans<source>(numbers, mx_block, without_nans.data());
-      numbers = without_nans.data();
+      zero_nans<source>(numbers, mx_block, changed.data());
+      numbers = changed.data();
     }
     const std::uint32_t exponent = mx_exponent<MxType::mxfp4>(most, is_rounded_log);
     scales[at / mx_block] = static_cast<std::byte>(exponent);
+    constexpr MxTop top = mx_top<MxType::mxfp4>(source);
+    if (HWY_UNLIKELY(exponent >= top.exponent)) {
+      limit_magnitudes<source>(top.largest, numbers, mx_block, changed.data());
+      numbers = changed.data();
+    }
     encode_block<source>(one_by_power(exponent), numbers, to + at / 2);
   }
   return first_wrong;

@@ -1,5 +1,7 @@
 // How many numbers share a scale in the encodings of modelopt.h, and what the scale is. All scales
-// are finite and above 0: one that would be 0 is 1, and all that it scales is 0.
+// are finite and above 0: one that would be 0 is 1, and all that it scales is 0. A scale with which
+// the largest code would be infinite, in the dtype of the numbers, is the next one with which it is
+// not: ModelOpt, whose dialects differ there, writes infinities.
 #pragma once
 
 #include <algorithm>
@@ -20,6 +22,13 @@ inline constexpr std::uint64_t fp8_block = 128;  // rows and columns
   return count / block + (count % block != 0 ? 1u : 0u);
 }
 
+// The largest F32 that is finite when it is rounded to F32, F16 or BF16.
+[[nodiscard]] constexpr float most_finite(Dtype dtype) noexcept {
+  if (dtype == Dtype::f16) return std::bit_cast<float>(0x477fefffu);   // below 65520
+  if (dtype == Dtype::bf16) return std::bit_cast<float>(0x7f7f7fffu);  // half a step above the last
+  return std::bit_cast<float>(0x7f7fffffu);
+}
+
 // `value` as the dtype has it.
 [[nodiscard]] float rounded(Dtype dtype, float value) noexcept;
 
@@ -27,7 +36,8 @@ inline constexpr std::uint64_t fp8_block = 128;  // rows and columns
 [[nodiscard]] float scale_of(const QuantizeForm& form, float amax, float most) noexcept;
 // 7 / amax.
 [[nodiscard]] float inverse_int4_scale(bool is_exact, Dtype dtype, float amax) noexcept;
-[[nodiscard]] float nvfp4_scale_2(float amax) noexcept;
+// In "exact" it is so large that its inverse, which compressed-tensors keeps, is finite too.
+[[nodiscard]] float nvfp4_scale_2(const QuantizeForm& form, float amax) noexcept;
 
 }  // namespace loadstone::scaled
 
@@ -62,6 +72,21 @@ template <MxType type>
     return static_cast<std::uint32_t>(std::max(exponent, -127) + 127);
   }
   return (bits >> 23) + 1;
+}
+
+// The exponent with which numbers of `source` can be rounded up to what is infinite there, and the
+// largest number whose code is finite with it.
+struct MxTop {
+  std::uint32_t exponent;
+  float largest;
+};
+template <MxType type>
+[[nodiscard]] constexpr MxTop mx_top(Dtype source) noexcept {
+  if constexpr (type == MxType::mxfp4) {
+    return source == Dtype::f16 ? MxTop{127 + 14, 3 * 0x1p14f} : MxTop{127 + 126, 3 * 0x1p126f};
+  } else {
+    return source == Dtype::f16 ? MxTop{127 + 8, 240 * 0x1p8f} : MxTop{127 + 120, 240 * 0x1p120f};
+  }
 }
 
 // 1 / the scale of such a byte.

@@ -41,6 +41,18 @@ inline void zero_nans(const std::byte* from, std::uint64_t count, std::byte* to)
   }
 }
 
+// A copy with magnitudes of `most` at most; NaNs stay.
+template <Dtype source>
+inline void limit_magnitudes(float most, const std::byte* from, std::uint64_t count,
+                             std::byte* to) noexcept {
+  constexpr std::size_t bytes = number::bytes_of<source>;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const float value = number::load<source>(from + i * bytes);
+    const float limited = std::abs(value) > most ? std::copysign(most, value) : value;
+    number::store<source>(to + i * bytes, limited, number::bf16_nan_scalar);
+  }
+}
+
 }  // namespace loadstone::simd
 #endif
 

@@ -22,26 +22,65 @@ float rounded(Dtype dtype, float value) noexcept {
   return std::bit_cast<float>(half << 16);
 }
 
+namespace {
+
+// The neighbour of a scale above 0 among the numbers of `dtype`: `step` is 1 or -1.
+float neighbour(Dtype dtype, float value, int step) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if (dtype == Dtype::f16) {
+    const auto half = static_cast<std::uint16_t>(number::f16_from_f32(bits) + step);
+    return std::bit_cast<float>(number::f32_from_f16(half));
+  }
+  const std::uint32_t unit = dtype == Dtype::bf16 ? 1u << 16 : 1u;
+  return std::bit_cast<float>(step < 0 ? bits - unit : bits + unit);
+}
+
+Dtype dtype_of_scales(const QuantizeForm& form) noexcept {
+  return form.dialect == QuantizeDialect::compressed ? form.dtype : Dtype::f32;
+}
+
+}  // namespace
+
 float scale_of(const QuantizeForm& form, float amax, float most) noexcept {
-  float scale = amax / most;
-  if (form.dialect == QuantizeDialect::compressed) scale = rounded(form.dtype, scale);
-  return scale > 0 ? scale : 1.0f;
+  const Dtype dtype = dtype_of_scales(form);
+  float scale = rounded(dtype, amax / most);
+  if (!(scale > 0)) return 1.0f;
+  // More than the dtype has is the largest magnitude of others that share the scale.
+  const float limit = most_finite(form.dtype);
+  if (most * scale <= limit || amax > limit) return scale;
+  // With a smaller scale I8 may reach -128.
+  const float reach = form.kind == QuantizeKind::int8_channel ? most + 1 : most;
+  while (!(reach * scale <= limit)) scale = neighbour(dtype, scale, -1);
+  return scale;
 }
 
 float inverse_int4_scale(bool is_exact, Dtype dtype, float amax) noexcept {
   if (amax == 0) return 1.0f;
+  const Dtype stored = is_exact ? Dtype::f32 : dtype;
+  float scale = is_exact ? 7.0f / amax : rounded(dtype, 7.0f * rounded(dtype, 1.0f / amax));
   // What has no inverse that is finite has the largest that is.
-  if (is_exact) return std::min(7.0f / amax, std::numeric_limits<float>::max());
-  const float scale = rounded(dtype, 7.0f * rounded(dtype, 1.0f / amax));
-  if (std::isfinite(scale)) return scale;
-  if (dtype == Dtype::f16) return 65504.0f;
-  return dtype == Dtype::bf16 ? std::bit_cast<float>(0x7f7f0000u)
-                              : std::numeric_limits<float>::max();
+  if (!std::isfinite(scale)) {
+    return stored == Dtype::f16    ? 65504.0f
+           : stored == Dtype::bf16 ? std::bit_cast<float>(0x7f7f0000u)
+                                   : std::numeric_limits<float>::max();
+  }
+  while (!(7.0f / scale <= most_finite(dtype))) scale = neighbour(stored, scale, 1);
+  return scale;
 }
 
-float nvfp4_scale_2(float amax) noexcept {
-  const float scale = amax / 2688.0f;
-  return scale > 0 ? scale : 1.0f;
+float nvfp4_scale_2(const QuantizeForm& form, float amax) noexcept {
+  constexpr float smallest = std::numeric_limits<float>::min();
+  const bool is_exact = form.dialect == QuantizeDialect::exact;
+  float scale = amax / 2688.0f;
+  if (amax > 0 && is_exact) scale = std::max(scale, smallest);
+  if (!(scale > 0)) return 1.0f;
+  const float limit = most_finite(form.dtype);
+  const auto fits = [&] {
+    const bool divided = !is_exact || 448.0f / (1.0f / scale) * 6.0f <= limit;
+    return 448.0f * scale * 6.0f <= limit && divided;
+  };
+  while (amax <= limit && !fits()) scale = neighbour(Dtype::f32, scale, -1);
+  return scale;
 }
 
 }  // namespace scaled
@@ -264,7 +303,7 @@ std::uint64_t encode_rows(const Encoded& cut, std::span<const float> amax) {
     std::byte* const data = cut.part_at(0, row.begin);
     std::byte* const scales = cut.part_at(1, row.begin);
     if (form.kind == QuantizeKind::nvfp4) {
-      const float scale_2 = scaled::nvfp4_scale_2(amax[row.matrix]);
+      const float scale_2 = scaled::nvfp4_scale_2(form, amax[row.matrix]);
       return encode_nvfp4(form.dtype, scale_2, numbers, row.size(), data, scales);
     }
     return encode_mxfp8(form.dtype, is_compressed, numbers, row.size(), data, scales);
@@ -308,7 +347,7 @@ void finish_scaled(const QuantizeForm& form, std::span<std::byte* const> parts,
   const Dtype dtype = form.parts[last].dtype;
   for (std::uint64_t i = 0; i < form.stack; ++i) {
     const float scale = form.kind == QuantizeKind::fp8 ? scaled::scale_of(form, amax[i], 448.0f)
-                                                       : scaled::nvfp4_scale_2(amax[i]);
+                                                       : scaled::nvfp4_scale_2(form, amax[i]);
     store_scale(dtype, scale, parts[last] + i * width(dtype));
   }
 }

@@ -1,0 +1,227 @@
+"""Every encoding in every style, there and back: a cell works, or is refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import loadstone
+
+COMMAND = os.environ.get("LOADSTONE_CLI", str(Path(sys.executable).with_name("loadstone")))
+
+STYLES = (None, "modelopt", "compressed-tensors")
+OF_BITSANDBYTES = ("nf4", "fp4", "int8")
+# By their own names: ModelOpt's layouts that compressed-tensors does not have.
+ONLY_MODELOPT = ("int4", "int4-awq")
+ENCODINGS = (
+    *OF_BITSANDBYTES,
+    *ONLY_MODELOPT,
+    *("fp8", "fp8-channel", "fp8-block", "int8-channel", "nvfp4", "mxfp4", "mxfp8"),
+)
+LAYER = "model.layers.0"
+# No two of them share a scale. Of int4 in rows of 256, and int4-awq in rows of 128, the two layouts
+# have the same shapes; blocks of FP8 are cut in rows of 384 by 320.
+SHAPES = {
+    f"{LAYER}.self_attn.o_proj.weight": (256, 256),
+    f"{LAYER}.mlp.down_proj.weight": (256, 128),
+    "model.layers.1.mlp.down_proj.weight": (320, 384),
+}
+PLAIN = {"model.norm.weight": (256,), "lm_head.weight": (64, 256)}
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def model(folder: Path, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    tensors = {
+        name: (torch.randn(shape, generator=generator) * 0.05).to(dtype)
+        for name, shape in {**SHAPES, **PLAIN}.items()
+    }
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", "num_hidden_layers": 2, "torch_dtype": "bfloat16"})
+    )
+    return tensors
+
+
+def is_refused(encoding: str, style: str | None) -> bool:
+    if encoding in OF_BITSANDBYTES:
+        return style is not None
+    return encoding in ONLY_MODELOPT and style == "compressed-tensors"
+
+
+def tensors_of(path: Path) -> dict[str, torch.Tensor]:
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("target", ["out", "out.safetensors"])
+def test_each_cell_works_or_is_refused(
+    tmp_path: Path, encoding: str, style: str | None, target: str
+) -> None:
+    source, out = tmp_path / "source", tmp_path / target
+    given = model(source)
+    options = [] if style is None else ["--style", style]
+    done = run("convert", source, out, "--quantize", encoding, *options)
+    if is_refused(encoding, style):
+        assert done.returncode == 2, done
+        assert encoding in done.stderr
+        assert style is not None and style in done.stderr
+        assert not out.exists()
+        return
+    assert done.returncode == 0, done.stderr
+    for arguments in (["verify", out], ["verify", source, out], ["inspect", out, "--tensors"]):
+        done = run(*arguments)
+        assert done.returncode == 0, (arguments, done.stdout, done.stderr)
+    again = tmp_path / "again.safetensors"
+    done = run("convert", out, again, "--dequantize")
+    assert done.returncode == 0, done.stderr
+    found = load_file(again)
+    assert set(found) == set(given)
+    for name, tensor in given.items():
+        assert found[name].dtype == torch.bfloat16, name
+        expected = tensor
+        if name in SHAPES:
+            unit = loadstone.quantize(tensor, encoding)
+            expected = unit.dequantize(torch.bfloat16)
+        assert torch.equal(found[name].view(torch.int16), expected.view(torch.int16)), name
+    # It was quantized at all.
+    assert set(tensors_of(out)) != set(given) or any(
+        tensor.dtype != given[name].dtype for name, tensor in tensors_of(out).items()
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("mode", ["exact", "modelopt-compat"])
+@pytest.mark.parametrize("encoding", ["int4", "int4-awq", "fp8-block"])
+def test_modelopts_layouts_are_decoded_from_other_dtypes(
+    tmp_path: Path, encoding: str, mode: str, dtype: torch.dtype
+) -> None:
+    given = model(tmp_path / "source", dtype)
+    out, again = tmp_path / "out", tmp_path / "again.safetensors"
+    loadstone.convert(tmp_path / "source", out, quantize=encoding, mode=mode)
+    done = run("convert", out, again, "--dequantize", "--dtype", "f32")
+    assert done.returncode == 0, done.stderr
+    found = load_file(again)
+    for name in SHAPES:
+        unit = loadstone.quantize(given[name], encoding, dialect=mode)
+        assert torch.equal(found[name], unit.dequantize(torch.float32)), name
+
+
+def test_integers_of_four_bits_that_may_be_either_are_refused(tmp_path: Path) -> None:
+    """Without the header's word the two layouts of these shapes are one."""
+    unit = loadstone.quantize(torch.randn(256, 128).bfloat16(), "int4-awq")
+    name = f"{LAYER}.mlp.down_proj.weight"
+    parts = {name: unit.components["data"], f"{name}_scale": unit.components["scale"]}
+    path, out = tmp_path / "either.safetensors", tmp_path / "out.safetensors"
+    save_file(parts, path)
+    done = run("convert", path, out, "--dequantize")
+    assert done.returncode == 3, done
+    assert "int4-awq" in done.stderr
+    assert not out.exists()
+    for known, is_right in (("int4", False), ("int4-awq", True)):
+        save_file(parts, path, metadata={"loadstone.int4": known})
+        assert run("convert", path, out, "--dequantize").returncode == 0
+        numbers = load_file(out)[name]
+        assert (numbers.shape == (256, 128)) == is_right
+        if is_right:
+            assert torch.equal(numbers, unit.dequantize(torch.bfloat16))
+        out.unlink()
+
+
+def test_the_word_on_integers_goes_with_them(tmp_path: Path) -> None:
+    model(tmp_path / "source")
+    out, copy, again = (tmp_path / f"{name}.safetensors" for name in ("out", "copy", "again"))
+    source = tmp_path / "source" / "model.safetensors"
+    assert run("convert", source, out, "--quantize", "int4").returncode == 0
+    assert run("convert", out, copy).returncode == 0
+    assert run("convert", copy, again, "--dequantize").returncode == 0
+    assert loadstone.inspect(copy).metadata["loadstone.int4"] == "int4"
+    assert "loadstone.int4" not in loadstone.inspect(again).metadata
+
+
+@pytest.mark.parametrize("name", ["y.gguf", "y.GGUF", "y.pt", "y.bin", "y.SafeTensors"])
+def test_a_target_named_like_another_format_is_refused(tmp_path: Path, name: str) -> None:
+    model(tmp_path / "source")
+    done = run("convert", tmp_path / "source", tmp_path / name)
+    assert done.returncode == 2
+    assert name in done.stderr
+    assert not (tmp_path / name).exists()
+    with pytest.raises(loadstone.Error) as caught:
+        loadstone.convert(tmp_path / "source", tmp_path / name)
+    assert caught.value.code == "plan.options"
+
+
+def test_a_style_and_a_mode_need_something_to_quantize(tmp_path: Path) -> None:
+    model(tmp_path / "source")
+    for options in (["--style", "modelopt"], ["--mode", "modelopt-compat"]):
+        done = run("convert", tmp_path / "source", tmp_path / "out", *options)
+        assert done.returncode == 2, options
+    done = run(
+        *("convert", tmp_path / "source", tmp_path / "out", "--quantize", "nf4"),
+        *("--mode", "modelopt-compat"),
+    )
+    assert done.returncode == 2
+    assert "nf4" in done.stderr
+
+
+@pytest.mark.parametrize("style", ["modelopt", "compressed-tensors"])
+def test_weights_that_are_tiny_keep_finite_scales(tmp_path: Path, style: str) -> None:
+    weight = ((torch.rand(64, 64) * 2 - 1) * 1e-36).bfloat16()
+    name = f"{LAYER}.mlp.up_proj.weight"
+    path, out = tmp_path / "tiny.safetensors", tmp_path / "out.safetensors"
+    again = tmp_path / "again.safetensors"
+    save_file({name: weight}, path)
+    done = run("convert", path, out, "--quantize", "nvfp4", "--style", style)
+    assert done.returncode == 0, done.stderr
+    for each, tensor in load_file(out).items():
+        if tensor.is_floating_point():
+            assert torch.isfinite(tensor.float()).all() and (tensor.float() > 0).all(), each
+    assert run("verify", out).returncode == 0
+    assert run("convert", out, again, "--dequantize").returncode == 0
+    error = (load_file(again)[name].double() - weight.double()).norm() / weight.double().norm()
+    assert error < 0.15
+
+
+def test_an_inverse_scale_that_would_be_infinite_is_refused(tmp_path: Path) -> None:
+    """ModelOpt's own scale of such a weight has no inverse in F32."""
+    name = f"{LAYER}.mlp.up_proj.weight"
+    path, out = tmp_path / "tiny.safetensors", tmp_path / "out.safetensors"
+    save_file({name: torch.full((64, 64), 1e-36).bfloat16()}, path)
+    options = ("--quantize", "nvfp4", "--style", "compressed-tensors", "--mode", "modelopt-compat")
+    done = run("convert", path, out, *options)
+    assert done.returncode == 3, done
+    assert "q.scale_value" in done.stderr
+    assert "weight_global_scale" in done.stderr
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_the_largest_numbers_stay_finite(encoding: str, dtype: torch.dtype) -> None:
+    most = torch.finfo(torch.float16 if encoding == "int8" else dtype).max
+    weight = torch.full((256, 256), most).to(dtype)
+    weight[1::2] *= -1
+    unit = loadstone.quantize(weight, encoding)
+    assert torch.isfinite(unit.dequantize(dtype)).all()
+    for name, part in unit.components.items():
+        if part.is_floating_point():
+            assert torch.isfinite(part.float()).all(), name
