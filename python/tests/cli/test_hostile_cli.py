@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,42 @@ def test_a_shape_that_is_not_the_models(run: Any, write_skeleton: Any) -> None:
     assert "weight" in done.stdout + done.stderr
     # The control: the same skeleton fits the checkpoint that it is for.
     run("plan", HOSTILE / "sharded/ix_ok", "--skeleton", skeleton, status=0)
+
+
+# ---- claimed numbers and extents of experts: a conversion costs no more than the file
+
+CLAIMS_MEMORY_KB_MAX = 32 * 1024
+OPTIONS = ([], ["--quantize", "nvfp4"], ["--experts", "fused"], ["--experts", "separate"])
+
+
+@pytest.fixture
+def numbers(tmp_path: Path, write_safetensors: Callable[..., Path]) -> list[Path]:
+    """Series of one tensor each, which claims to be the last of 100,000: a long name, and 400."""
+    suffix = ".experts.99999.up_proj.weight"
+    named = {"long": ["a" * 10_000], "many": [f"{k:x}" for k in range(400)]}
+    return [
+        write_safetensors(
+            tmp_path / f"{file}.safetensors", {prefix + suffix: ("U8", [1]) for prefix in prefixes}
+        )
+        for file, prefixes in named.items()
+    ]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
+def test_claimed_experts(
+    command: Path, tmp_path: Path, numbers: list[Path], options: list[str]
+) -> None:
+    files = [
+        HOSTILE / "safetensors/st_ok_claimed_experts.safetensors",
+        *numbers,
+    ]
+    commands = [[str(command), "--version"]]
+    for number, file in enumerate(files):
+        commands.append([str(command), "convert", str(file), str(tmp_path / f"{number}"), *options])
+    version, *outcomes = run_all(commands)
+    for file, outcome in zip(files, outcomes, strict=True):
+        assert outcome.status in (0, 1, 3), (file, outcome.err)
+        assert outcome.memory_kb < version.memory_kb + CLAIMS_MEMORY_KB_MAX, file
+    # Numbers that are none of a series are refused, with the expert's name.
+    assert all(outcome.status != 0 for outcome in outcomes[1:])
+    assert "experts.99999.up_proj.weight" in outcomes[2].err
