@@ -3,6 +3,7 @@
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -93,8 +94,8 @@ void encode_nested(benchmark::State& state) {
   Bytes absmax(blocks / 256 * 4);
   for (auto _ : state) {
     const float offset = loadstone::bnb_nested_offset(scales.data(), blocks);
-    loadstone::encode_bnb_nested(BnbDialect::cpu, scales.data(), blocks, offset, data.data(),
-                                 absmax.data());
+    loadstone::encode_bnb_nested(BnbDialect::cpu, scales.data(), blocks, offset,
+                                 std::numeric_limits<float>::max(), data.data(), absmax.data());
     benchmark::ClobberMemory();
   }
   state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(2 * count));
