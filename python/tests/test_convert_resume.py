@@ -362,6 +362,6 @@ def test_errors_can_be_sent_to_another_process() -> None:
     with pytest.raises(loadstone.LoadError) as caught:
         loadstone.inspect("/nowhere/at/all")
     sent = pickle.loads(pickle.dumps(caught.value))
-    assert type(sent) is loadstone.LoadError
+    assert type(sent) is type(caught.value)
     assert str(sent) == str(caught.value)
     assert vars(sent) == vars(caught.value)
