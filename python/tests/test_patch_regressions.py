@@ -411,3 +411,34 @@ def test_a_config_that_claims_many_experts_costs_nothing(experts, tmp_path):
     with pytest.raises(loadstone.PlanError, match=r"plan\.missing") as caught:
         loadstone.transformers.from_pretrained(Qwen3MoeForCausalLM, folder)
     assert max(len(each.sources) for each in caught.value.findings) <= 64
+
+
+def test_a_load_draws_as_many_random_numbers_as_the_librarys(tmp_path):
+    from transformers import ViTConfig, ViTModel
+
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        image_size=16, patch_size=8,
+    )  # fmt: skip
+    ViTModel(config).save_pretrained(tmp_path)
+    following = []
+    for load in (ViTModel.from_pretrained, loadstone.transformers.from_pretrained):
+        torch.manual_seed(0)
+        load(*((tmp_path,) if load == ViTModel.from_pretrained else (ViTModel, tmp_path)))
+        following.append(torch.rand(3))
+    assert torch.equal(*following)
+
+
+def test_numbers_that_a_converter_would_count_to_are_refused(tmp_path):
+    from loadstone._diffusers.checkpoint import Checkpoint
+    from loadstone._diffusers.load import require_series
+
+    for number, is_refused in ((4_000_000_000, True), ("9" * 5000, True), (9999, False)):
+        path = tmp_path / "model.safetensors"
+        save_file({f"double_blocks.{number}.img_attn.qkv.weight": torch.zeros(2)}, path)
+        checkpoint = Checkpoint.open([str(path)])
+        if is_refused:
+            with pytest.raises(loadstone.PlanError, match=r"plan\.conversion"):
+                require_series(checkpoint)
+        else:
+            require_series(checkpoint)

@@ -32,6 +32,7 @@ from loadstone._diffusers.load import (
     WrongConfigError,
     conversion_of,
     has_own_names,
+    require_series,
     skip_keys,
 )
 from loadstone._diffusers.mismatch import Places
@@ -217,6 +218,7 @@ def _should_convert(original: Any, state: Any, checkpoint: Any) -> Any:
         return original(state, checkpoint)
     if has_own_names(state, checkpoint):
         return False
+    require_series(checkpoint)
     if load.mapping is not None and load.model is not None:
         load.conversion = conversion_of(load.model, checkpoint, *load.mapping)
     return True

@@ -267,6 +267,13 @@ def skip_keys(model: Any) -> Any:
     return getattr(model, "_skip_keys", None)
 
 
+# Numbers in names up to this are counted to, however few tensors there are.
+NUMBERS_MIN = 10_000
+
+_DIGITS_MAX = 18
+_NUMBERS = re.compile(r"(?<![^._])[0-9]+(?![^._])")
+
+
 class WrongConfigError(Exception):
     """The config that fits the file is another one; for whoever builds the model again."""
 
@@ -325,10 +332,32 @@ def has_own_names(state: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> bo
     return checkpoint.keys() <= state.keys() or state.keys() <= checkpoint.keys()
 
 
+def require_series(checkpoint: Checkpoint) -> None:
+    """Refuses numbers in names that no series of the file can reach: converters count up to them.
+
+    Raises:
+        PlanError: ``plan.conversion``, naming the tensor.
+    """
+    limit = max(NUMBERS_MIN, len(checkpoint.catalog.tensors))
+    for name in checkpoint.catalog.tensors:
+        for digits in _NUMBERS.findall(name):
+            if len(digits) > _DIGITS_MAX or int(digits) > limit:
+                raise make(
+                    "plan.conversion",
+                    "the library's converter counts up to the numbers in names, and there are not "
+                    "as many tensors: the series has gaps",
+                    tensor=name,
+                    found=digits[:_DIGITS_MAX],
+                    expected=f"at most {limit}",
+                )
+
+
 def conversion_of(
     model: Any, checkpoint: Checkpoint, function: Any, arguments: Mapping[str, Any]
 ) -> Conversion:
     """What a converter is about to do."""
+
+    require_series(checkpoint)
 
     def opened(lacks: Lacks) -> Checkpoint:
         fresh = checkpoint.fresh(lacks)

@@ -160,9 +160,11 @@ _OF_QUANTIZERS = {
 
 @contextlib.contextmanager
 def _constructing(load: Load) -> Iterator[None]:
+    """The library constructs on meta, where nothing is drawn from torch's random numbers."""
     load.is_constructing = True
     try:
-        yield
+        with torch.random.fork_rng(devices=[]):
+            yield
     finally:
         load.is_constructing = False
 
