@@ -27,6 +27,8 @@ namespace {
 constexpr std::string_view pickle_name = "data.pkl";
 constexpr std::uint64_t byteorder_bytes_max = 16;
 constexpr std::uint64_t numel_bytes = 8;
+// Of the archive's folder, which is a part of the name of each storage's record.
+constexpr std::size_t root_bytes_max = 1024;
 // The number that begins a file of torch before 1.6, lowest byte first.
 constexpr std::string_view legacy_magic = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
 constexpr std::int64_t legacy_protocol = 1001;
@@ -128,7 +130,7 @@ class TorchZipReader : TorchReader {
   [[nodiscard]] std::string find_root() const {
     for (const ZipRecord& record : directory_.records) {
       const std::size_t slash = record.name.find('/');
-      if (slash == std::string::npos || slash == 0) continue;
+      if (slash == std::string::npos || slash == 0 || slash > root_bytes_max) continue;
       if (record.name.substr(slash + 1) == pickle_name) return record.name.substr(0, slash + 1);
     }
     refuse_record("pt.no_pickle", "the archive is none of torch's", pickle_name,
