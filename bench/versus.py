@@ -203,7 +203,9 @@ def compare(row: str, runs: dict[str, list[dict[str, float]]]) -> list[str]:
         exceeds = ratio > 1 + ALLOWED + spread
         verdict = ("LARGER" if name in ("anonymous", "resident") else "SLOWER") if exceeds else ""
         label = row if name == "seconds" else f"{row}: {name}"
-        lines.append(f"{label:64.64s}{old:14.5g}{new:14.5g}{ratio:8.3f}  ±{spread:5.1%}  {verdict}")
+        lines.append(
+            f"{label:64.64s}{old:14.5g}{new:14.5g}{ratio:8.3f}  +-{spread:5.1%}  {verdict}"
+        )
     return lines
 
 
