@@ -186,7 +186,7 @@ struct ConvertPart {
   std::uint32_t count = 1;
 };
 
-// Throws Error "plan.options" for a target that is named like a file of a format that is not
+// Throws Error "convert.target" for a target that is named like a file of a format that is not
 // written: "x.gguf" would become a folder of that name ("x.gguf/" says that it is to).
 void check_target_name(std::string_view target);
 

@@ -190,12 +190,10 @@ void check_target_name(std::string_view target) {
       return static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
     });
     if (last != ending) continue;
-    throw Error("plan.options",
+    throw Error("convert.target",
                 fmt::format("the target is named like a {} file, and only safetensors are written",
                             ending.substr(1)),
-                {.field = "target",
-                 .found = printable(target),
-                 .expected = "NAME.safetensors or a folder"});
+                {.path = std::string(target), .expected = "NAME.safetensors or a folder"});
   }
 }
 

@@ -85,6 +85,7 @@ TEST(Codes, ExitStatusGoesByKind) {
   EXPECT_EQ(exit_status("memory.host"), 5);
   EXPECT_EQ(exit_status("plan.over_budget"), 5);
   EXPECT_EQ(exit_status("plan.missing"), 1);
+  EXPECT_EQ(exit_status("plan.options"), 2);
   EXPECT_EQ(exit_status("cancelled"), 130);
 }
 
