@@ -129,7 +129,7 @@ class Catalog {
   // `storage`: what the shards are read through; it must live as long. Null: the machine's own.
   Catalog(std::string root, std::vector<Shard> shards, std::vector<TensorInfo> tensors,
           std::map<std::string, MetadataValue> metadata, std::vector<Finding> findings,
-          Storage* storage = nullptr);
+          Storage* storage = nullptr, bool claims_quantization = false);
   Catalog(const Catalog&) = delete;
   Catalog& operator=(const Catalog&) = delete;
 
@@ -144,6 +144,9 @@ class Catalog {
   // `other`, or where that is null the storage that the checkpoint was opened through.
   [[nodiscard]] Storage& storage(Storage* other = nullptr) const noexcept;
   [[nodiscard]] std::optional<std::uint32_t> find(std::string_view name) const;
+  // Whether a config beside the checkpoint says that it is quantized, so that FP8 tensors without
+  // scales have lost them. Only looked for where there are FP8 tensors; false elsewhere.
+  [[nodiscard]] bool claims_quantization() const noexcept { return claims_quantization_; }
   // Sum of the tensors' bytes.
   [[nodiscard]] std::uint64_t total_bytes() const noexcept { return total_bytes_; }
 
@@ -156,6 +159,7 @@ class Catalog {
   Storage* storage_;              // not owned; null: the machine's own
   NameMap<std::uint32_t> index_;  // views into tensors_
   std::uint64_t total_bytes_ = 0;
+  bool claims_quantization_ = false;
 };
 
 struct OpenOptions {

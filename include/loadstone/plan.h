@@ -31,6 +31,11 @@ struct DeviceMap {
   std::optional<DeviceMapMode>
       mode;  // computed from sizes and max_memory; entries are then ignored
   std::vector<std::pair<std::string, std::string>> entries;
+  // An entry that names nothing of the model is finding "plan.device_map", an error. Modules
+  // without tensors, which a skeleton does not show, are named here.
+  std::set<std::string, std::less<>> bare_modules;
+  // A warning in its place: for maps of libraries that pass over such entries.
+  bool allows_unknown = false;
 
   [[nodiscard]] bool empty() const noexcept { return !mode && entries.empty(); }
 };

@@ -32,7 +32,8 @@ struct StoredValues {
 
 // The layouts of DeepSeek (weight_scale_inv), ModelOpt and compressed-tensors (weight_scale,
 // weight_scale_2; weight_packed, weight_global_scale), GPT-OSS (_blocks, _scales) and bitsandbytes.
-// Reads the states of bitsandbytes, some 200 bytes each; null: through the catalog's storage.
+// Reads the states and tables of bitsandbytes, some 200 bytes each and 1 KiB where scales are
+// nested; null: through the catalog's storage.
 [[nodiscard]] StoredValues find_stored_values(const Catalog& catalog, Storage* storage = nullptr);
 
 }  // namespace loadstone

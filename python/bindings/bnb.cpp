@@ -198,6 +198,11 @@ void check_code(std::string_view encoding, const SourceBytes& values) {
   raise(check_bnb_code(form.code, bytes_of(values)));
 }
 
+void check_nested_code(const SourceBytes& values) {
+  require_bytes("nested_code", values.size(), 256 * 4);
+  raise(check_bnb_nested_code(bytes_of(values)));
+}
+
 nb::bytes table(std::string_view name) {
   if (name == "map") return nb::bytes(bnb_dynamic_map().data(), 256 * sizeof(float));
   const auto values = bnb4_values(form_argument(name, "bnb-cpu", 64).code);
@@ -226,6 +231,7 @@ void bind_bnb(nb::module_& module) {
           nb::arg("parts"));
   bnb.def("check_scales", &check_scales, nb::arg("part"), nb::arg("scales"));
   bnb.def("check_code", &check_code, nb::arg("encoding"), nb::arg("values"));
+  bnb.def("check_nested_code", &check_nested_code, nb::arg("values"));
   bnb.def("table", &table, nb::arg("name"));
 }
 

@@ -129,13 +129,16 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<Ta
                     std::string_view unexpected, std::uint64_t staging_bytes_max, bool mmap,
                     const Recipes* recipes, bool knows_all_sources, const Pairs& expected_sources,
                     const Pairs& missing_of, const std::vector<std::string>& explained,
-                    const std::vector<QuantizeRow>& quantize) {
+                    const std::vector<QuantizeRow>& quantize,
+                    const std::vector<std::string>& bare_modules, bool allows_unknown_modules) {
   PlanOptions options;
   if (!rules.empty()) options.rules = rules_from_json(rules);
   options.dtype_from_file = dtype == "auto";
   if (!dtype.empty() && !options.dtype_from_file) options.dtype = dtype_argument(dtype);
   options.device_map.mode = device_map_mode(mode);
   options.device_map.entries = entries;
+  options.device_map.bare_modules = {bare_modules.begin(), bare_modules.end()};
+  options.device_map.allows_unknown = allows_unknown_modules;
   options.max_memory = max_memory;
   options.no_split_modules = no_split_modules;
   options.offload_folder = offload_folder;
@@ -198,7 +201,9 @@ void bind_plan(nb::module_& module) {
              nb::arg("recipes").none() = nb::none(), nb::arg("knows_all_sources") = false,
              nb::arg("expected_sources") = Pairs(), nb::arg("missing_of") = Pairs(),
              nb::arg("explained") = std::vector<std::string>(),
-             nb::arg("quantize") = std::vector<QuantizeRow>());
+             nb::arg("quantize") = std::vector<QuantizeRow>(),
+             nb::arg("bare_modules") = std::vector<std::string>(),
+             nb::arg("allows_unknown_modules") = false);
   module.def(
       "plan_from_json",
       [](std::string_view text, bool allow_links, const std::string& root,

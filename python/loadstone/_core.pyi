@@ -137,6 +137,8 @@ def make_plan(
     missing_of: Sequence[tuple[str, str]] = (),
     explained: Sequence[str] = (),
     quantize: Sequence[tuple[str, str, str, int, bool, float | None, str]] = (),
+    bare_modules: Sequence[str] = (),
+    allows_unknown_modules: bool = False,
 ) -> Plan: ...
 def plan_from_json(
     text: str,
@@ -323,5 +325,7 @@ class bnb:  # a submodule  # noqa: N801
     def check_scales(part: str, scales: Any) -> None: ...
     @staticmethod
     def check_code(encoding: str, values: Any) -> None: ...
+    @staticmethod
+    def check_nested_code(values: Any) -> None: ...
     @staticmethod
     def table(name: str) -> bytes: ...

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadstone import _core, _machine
+from loadstone import _core, _machine, _modules
 from loadstone._catalog import Checkpoint, inspect
 from loadstone._errors import Error, make
 from loadstone._report import listed_errors
@@ -343,6 +343,7 @@ def make_plan(
     mmap: bool = False,
     initialises: bool = False,
     quantize: Mapping[str, Quantization] | None = None,
+    allows_unknown_modules: bool = False,
 ) -> Plan:
     """:func:`plan` for a checkpoint that is open, with recipes that an adapter worked out.
 
@@ -350,6 +351,8 @@ def make_plan(
         quantize: targets that the core quantizes on their way; who carries the plan out then gets
             :class:`loadstone._execute.Parts`, and makes of them what the model needs.
         initialises: the caller has initialisers of its own for what is missing.
+        allows_unknown_modules: entries of the device map that name nothing of the model are a
+            warning, as for libraries that pass over them, and no error.
     """
     needs = _needs(model)
     if traced is not None:
@@ -370,7 +373,7 @@ def make_plan(
         device_map_mode=mode,
         device_map=entries,
         max_memory=_machine.capacities(max_memory, computed=bool(mode)),
-        no_split_modules=_no_split_paths(needs.module) if mode else [],
+        no_split_modules=_modules.no_split_paths(needs.module) if mode else [],
         offload_folder=os.fsdecode(offload_folder) if offload_folder is not None else "",
         missing=default,
         unexpected=unexpected,
@@ -382,6 +385,8 @@ def make_plan(
         missing_of=policies,
         explained=[*traced.explained, *traced.broken()] if traced is not None else [],
         quantize=[(name, *astuple(how)) for name, how in (quantize or {}).items()],
+        bare_modules=_modules.among(needs.module, [path for path, _ in entries]),
+        allows_unknown_modules=allows_unknown_modules,
     )
     if traced is not None and traced.units is not None:
         needs.findings += traced.units.misplaced(core.targets())
@@ -488,13 +493,3 @@ def _device_map(device_map: Any) -> tuple[str, list[tuple[str, str]]]:
     if isinstance(device_map, Mapping):
         return "", [(path, _machine.device_name(device)) for path, device in device_map.items()]
     return "", [("", _machine.device_name(device_map))]
-
-
-def _no_split_paths(module: Any) -> list[str]:
-    """Paths of the modules that their authors want whole: ``_no_split_modules`` names classes."""
-    if module is None:
-        return []
-    classes: set[str] = set()
-    for each in module.modules():
-        classes.update(getattr(each, "_no_split_modules", None) or ())
-    return [path for path, each in module.named_modules() if type(each).__name__ in classes]

@@ -149,6 +149,8 @@ def decode(
         for name, part in given.items():
             if part.dtype is torch.float32 and name != "data":
                 _core.bnb.check_scales(name, _bytes(part))
+        if "nested_code" in given:
+            _core.bnb.check_nested_code(_bytes(given["nested_code"]))
     if "code" in given:
         _core.bnb.check_code(encoding, _bytes(given["code"]))
     absmax = _unnest(given) if "nested_offset" in given else given["absmax"]

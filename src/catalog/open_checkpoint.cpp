@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "base/text.h"
+#include "catalog/components.h"
+#include "catalog/config_claim.h"
 #include "catalog/index_check.h"
 #include "catalog/locate.h"
 #include "catalog/open_file.h"
@@ -244,9 +246,11 @@ class CheckpointReader {
 
   std::shared_ptr<const Catalog> finish() {
     merge();
+    const bool claims =
+        std::ranges::any_of(tensors_, is_fp8) && claims_quantization(opener_, root_);
     return std::make_shared<const Catalog>(std::move(root_), std::move(shards_),
                                            std::move(tensors_), std::move(metadata_),
-                                           std::move(findings_), &opener_.storage);
+                                           std::move(findings_), &opener_.storage, claims);
   }
 
   FileOpener opener_;

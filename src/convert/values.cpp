@@ -160,19 +160,31 @@ class Maker {
   struct Experts {
     std::map<std::uint64_t, std::array<std::string, 3>> names;
     bool is_short = false;
+    std::string first;  // the name that was met first
+    std::string other;  // one that has Mixtral's words where that has the others, or the reverse
   };
 
   void fuse() {
     std::map<std::string, Experts> blocks;
     for (const std::string& name : names()) {
       if (auto found = expert_name(name)) {
-        Experts& experts = blocks[found->prefix];
+        const auto [block, is_new] = blocks.try_emplace(found->prefix);
+        Experts& experts = block->second;
+        if (is_new) experts.first = name;
+        if (!is_new && experts.is_short != found->is_short) experts.other = name;
         experts.names[found->expert][found->role] = name;
         experts.is_short = found->is_short;
       }
     }
     for (const auto& [prefix, experts] : blocks) {
       if (refuse_broken(prefix)) continue;
+      if (!experts.other.empty()) {
+        fail(fused_name(prefix), "plan.duplicate",
+             fmt::format("its experts have two sets of names, '{}' and '{}'",
+                         printable(experts.first), printable(experts.other)),
+             {experts.first, experts.other});
+        continue;
+      }
       try {
         fuse_block(prefix, experts);
       } catch (const Error& error) {

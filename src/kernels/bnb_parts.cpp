@@ -185,4 +185,17 @@ std::optional<BnbProblem> check_bnb_code(Bnb4Code code, const std::byte* values)
   return std::nullopt;
 }
 
+std::optional<BnbProblem> check_bnb_nested_code(const std::byte* values) {
+  const std::uint64_t count = bnb_dynamic_map().size();
+  if (auto problem = check_bnb_scales("nested_code", values, count)) return problem;
+  const auto at = [&](std::uint64_t i) { return number::load_raw<float>(values + 4 * i); };
+  for (std::uint64_t i = 1; i < count; ++i) {
+    if (at(i) > at(i - 1)) continue;
+    return BnbProblem{"q.code", "nested_code", "the table of codes does not ascend",
+                      std::to_string(at(i)) + " at " + std::to_string(i),
+                      "more than " + std::to_string(at(i - 1))};
+  }
+  return std::nullopt;
+}
+
 }  // namespace loadstone

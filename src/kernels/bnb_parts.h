@@ -59,5 +59,7 @@ struct BnbProblem {
                                                          std::uint64_t count);
 // 16 F32 that must be the encoding's own: decoders of bitsandbytes look at no others.
 [[nodiscard]] std::optional<BnbProblem> check_bnb_code(Bnb4Code code, const std::byte* values);
+// 256 F32 that scales were rounded to: finite, and ascending, as every encoder's are.
+[[nodiscard]] std::optional<BnbProblem> check_bnb_nested_code(const std::byte* values);
 
 }  // namespace loadstone

@@ -9,6 +9,7 @@
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
 #include "plan/check_boxes.h"
+#include "plan/codes.h"
 #include "plan/costs.h"
 #include "plan/decodings.h"
 #include "plan/devices.h"
@@ -91,6 +92,7 @@ class Binder {
       check_origin(i);
       check_delivery(i);
     }
+    check_codes();
     check_totals();
     return std::move(plan_);
   }
@@ -281,6 +283,30 @@ class Binder {
       }
       if (!moves_whole_bytes(box, bits(target.dtype))) {
         fail(b, "elements of less than a byte can only be moved as whole bytes", {}, {});
+      }
+    }
+  }
+
+  // The rule of make_plan(), for whatever wrote the boxes.
+  void check_codes() const {
+    const Codes codes(*plan_.catalog);
+    std::vector<bool> delivered(plan_.catalog->tensors().size(), false);
+    for (const PlannedTarget& target : plan_.targets) {
+      for (const std::uint32_t source : sources_of(target.recipe.boxes, plan_.decodings)) {
+        delivered[source] = true;
+      }
+    }
+    for (const PlannedTarget& target : plan_.targets) {
+      for (const Box& box : target.recipe.boxes) {
+        if (box.decoding != no_decoding) continue;
+        auto finding = codes.refuse_cast(box.source, target.name, target.dtype, target.dtype);
+        if (!finding) finding = codes.refuse_lone(box.source, target.name, delivered);
+        if (!finding) continue;
+        throw Error(finding->code, finding->message + "; " + finding->suggestion,
+                    {.path = plan_.catalog->root(),
+                     .tensor = target.name,
+                     .found = finding->found,
+                     .expected = finding->expected});
       }
     }
   }

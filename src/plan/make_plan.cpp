@@ -30,7 +30,9 @@ Planner::Planner(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleto
     : skeleton_(validated(skeleton)),
       options_(options),
       rules_(options.rules),
-      production_(*catalog, rules_, options) {
+      production_(*catalog, rules_, options),
+      codes_(*catalog),
+      refused_companions_(catalog->tensors().size(), false) {
   plan_.catalog = std::move(catalog);
 }
 
@@ -108,6 +110,7 @@ Plan Planner::run() && {
   for (std::size_t i = 0; i < roots_.size(); ++i) {
     if (roots_[i] == i) resolve(i);
   }
+  refuse_lone_codes();
   for (std::size_t i = 0; i < roots_.size(); ++i) {
     if (roots_[i] != i) resolve_tie(i);
   }

@@ -7,6 +7,7 @@
 #include "loadstone/name_hash.h"
 #include "plan/costs.h"
 #include "plan/devices.h"
+#include "plan/module_tree.h"
 #include "plan/planner.h"
 
 namespace loadstone {
@@ -80,11 +81,7 @@ void Planner::place_by_entries(std::vector<std::string>& devices) {
   }
   report_uncovered(uncovered);
   for (std::size_t e = 0; e < is_used.size(); ++e) {
-    if (is_used[e] || plan_.device_map[e].first.empty()) continue;
-    add({.severity = Severity::warning,
-         .code = "plan.device_map",
-         .message = fmt::format("the device map's '{}' is the path of nothing that is placed by it",
-                                printable(plan_.device_map[e].first))});
+    if (!is_used[e] && !plan_.device_map[e].first.empty()) report_idle(plan_.device_map[e].first);
   }
   for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
     if (devices[i] == devices[roots_[i]]) continue;
@@ -96,6 +93,27 @@ void Planner::place_by_entries(std::vector<std::string>& devices) {
                          printable(plan_.targets[i].name), printable(plan_.targets[roots_[i]].name),
                          devices[roots_[i]], devices[i])});
   }
+}
+
+// An entry that places nothing: its module's tensors have entries of their own, or it is mistyped.
+void Planner::report_idle(const std::string& path) {
+  const DeviceMap& map = options_.device_map;
+  const auto known = std::ranges::find_if(
+      plan_.targets, [&](const PlannedTarget& target) { return is_path_of(path, target.name); });
+  if (map.bare_modules.contains(path)) return;
+  if (known != plan_.targets.end()) {
+    add({.severity = Severity::warning,
+         .code = "plan.device_map",
+         .message = fmt::format("the device map's '{}' is the path of nothing that is placed by it",
+                                printable(path))});
+    return;
+  }
+  add({.severity = map.allows_unknown ? Severity::warning : Severity::error,
+       .code = "plan.device_map",
+       .message = fmt::format("the device map's '{}' names no module and no tensor of the model",
+                              printable(path)),
+       .suggestion = "correct the entry or take it out",
+       .found = path});
 }
 
 void Planner::report_uncovered(const std::vector<std::size_t>& uncovered) {

@@ -13,6 +13,7 @@
 #include "loadstone/name_hash.h"
 #include "loadstone/plan.h"
 #include "plan/balance.h"
+#include "plan/codes.h"
 #include "plan/produce.h"
 #include "plan/rules.h"
 
@@ -42,11 +43,14 @@ class Planner {
   void resolve_unsaved(std::size_t root);
   [[nodiscard]] Produced* choose_produced(std::size_t root);
   void take_produced(std::size_t root, Produced& produced);
+  [[nodiscard]] bool refuse_codes(std::size_t root, const Produced& produced);
+  void refuse_lone_codes();
   [[nodiscard]] bool find_boxes(std::size_t root, const Produced& produced);
   [[nodiscard]] bool find_recipe_boxes(std::size_t root, const Produced& produced);
   [[nodiscard]] bool take_constant(std::size_t root, const TargetRecipe& made);
   [[nodiscard]] bool check_dtypes(std::size_t root);
   void quantize(std::size_t root);
+  [[nodiscard]] bool takes_codes(const Target& target, const Produced& produced) const;
   [[nodiscard]] Dtype final_dtype(const Target& target, const Produced* produced) const;
   void resolve_missing(std::size_t root);
   void resolve_tie(std::size_t tie);
@@ -61,6 +65,7 @@ class Planner {
   // placement.cpp
   void place();
   void place_by_entries(std::vector<std::string>& devices);
+  void report_idle(const std::string& path);
   void report_uncovered(const std::vector<std::size_t>& uncovered);
   void settle(PlannedTarget& target, const std::string& device);
   void check_offload();
@@ -74,6 +79,8 @@ class Planner {
   const PlanOptions& options_;
   CompiledRules rules_;
   Production production_;
+  Codes codes_;
+  std::vector<bool> refused_companions_;  // sources: those of codes that a finding refuses
   Plan plan_;
   NameMap<std::size_t> index_;      // of the skeleton's targets
   std::vector<std::size_t> roots_;  // what each is a tie of; itself

@@ -155,8 +155,53 @@ void Planner::take_produced(std::size_t root, Produced& produced) {
     fail(root, std::move(finding));
     return;
   }
+  if (refuse_codes(root, produced)) return;
   plan_.targets[root].recipe.origin = Origin::checkpoint;
   if (find_boxes(root, produced) && check_dtypes(root)) quantize(root);
+}
+
+// True: the target wants numbers and would get codes, and has failed.
+bool Planner::refuse_codes(std::size_t root, const Produced& produced) {
+  const Target& target = skeleton_.targets[root];
+  const auto refuse = [&](std::uint32_t source) {
+    auto finding = codes_.refuse_cast(source, target.name, plan_.targets[root].dtype, target.dtype);
+    if (!finding) return false;
+    codes_.mark_companions(source, refused_companions_);
+    fail(root, *std::move(finding));
+    return true;
+  };
+  if (produced.recipe == Produced::none) {
+    return std::ranges::any_of(produced.members,
+                               [&](const Member& member) { return refuse(member.source); });
+  }
+  return std::ranges::any_of(options_.recipes.targets[produced.recipe].boxes, [&](const Box& box) {
+    return box.decoding == no_decoding && refuse(box.source);
+  });
+}
+
+// Once all recipes are known: codes whose scales nothing takes mean nothing, whatever their dtype.
+void Planner::refuse_lone_codes() {
+  std::vector<bool> delivered(plan_.catalog->tensors().size(), false);
+  for (const PlannedTarget& target : plan_.targets) {
+    for (const std::uint32_t source : sources_of(target.recipe.boxes, plan_.decodings)) {
+      delivered[source] = true;
+    }
+  }
+  for (const std::string& name : options_.known_sources) {
+    if (const auto known = plan_.catalog->find(name)) delivered[*known] = true;
+  }
+  for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
+    if (options_.explained.contains(plan_.targets[i].name)) continue;
+    std::optional<Finding> finding;
+    for (const Box& box : plan_.targets[i].recipe.boxes) {
+      if (box.decoding != no_decoding) continue;
+      finding = codes_.refuse_lone(box.source, plan_.targets[i].name, delivered);
+      if (!finding) continue;
+      codes_.mark_companions(box.source, refused_companions_);
+      break;
+    }
+    if (finding) fail(i, *std::move(finding));
+  }
 }
 
 void Planner::quantize(std::size_t root) {
@@ -349,8 +394,16 @@ bool Planner::check_dtypes(std::size_t root) {
   return true;
 }
 
+// Whether the model was made for the codes of a quantized tensor. Dtypes that are asked for are
+// those of numbers.
+bool Planner::takes_codes(const Target& target, const Produced& produced) const {
+  return !produced.members.empty() &&
+         codes_.are_stored_as(produced.members.front().source, target.dtype);
+}
+
 Dtype Planner::final_dtype(const Target& target, const Produced* produced) const {
   if (kind(target.dtype) != DtypeKind::floating) return target.dtype;
+  if (produced != nullptr && takes_codes(target, *produced)) return target.dtype;
   if (options_.dtype) return *options_.dtype;
   if (!options_.dtype_from_file || produced == nullptr) return target.dtype;
   if (produced->recipe != Produced::none) {

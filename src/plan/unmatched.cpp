@@ -39,7 +39,10 @@ void Planner::report_unexpected() {
   unexpected_begin_ = plan_.findings.size();
   if (options_.unexpected == UnexpectedPolicy::ignore) return;
   for (const Produced& item : production_.items()) {
-    if (item.is_claimed) continue;
+    // Scales of codes that a finding refuses are named there.
+    const bool is_told = std::ranges::all_of(
+        item.members, [&](const Member& member) { return refused_companions_[member.source]; });
+    if (item.is_claimed || (is_told && !item.members.empty())) continue;
     Finding finding;
     finding.severity =
         options_.unexpected == UnexpectedPolicy::error ? Severity::error : Severity::warning;

@@ -1,10 +1,15 @@
 #include "stored/bnb_state.h"
 
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstddef>
 #include <vector>
 
 #include "base/json_fields.h"
 #include "base/text.h"
 #include "kernels/bnb.h"
+#include "kernels/bnb_parts.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -55,6 +60,10 @@ BnbState parse(std::string_view text, const std::string& name) {
     refuse(name, "the offset of nested scales is no number", "nested_offset", {});
   }
   state.nested_offset = static_cast<float>(offset);
+  if (!std::isfinite(*state.nested_offset)) {
+    refuse(name, "the offset of nested scales is beyond F32", "nested_offset",
+           fmt::format("{}", offset));
+  }
   const auto size =
       reader.unsigned_number(fields.required("nested_blocksize"), fields.at("nested_blocksize"));
   if (size != bnb_nested_block_size) {
@@ -64,7 +73,33 @@ BnbState parse(std::string_view text, const std::string& name) {
   return state;
 }
 
+void require_table(const TensorInfo& tensor, std::string_view bytes, std::size_t size) {
+  const bool fits = tensor.encoding == Encoding(Dtype::f32) && tensor.shape == Shape({size});
+  if (fits && bytes.size() == size * sizeof(float)) return;
+  throw Error("q.scale_shape", "not a table of codes",
+              {.tensor = tensor.name,
+               .found = fmt::format("{} {}", tensor.encoding.name(), tensor.shape.text()),
+               .expected = fmt::format("F32 [{}]", size)});
+}
+
+void raise(const TensorInfo& tensor, const std::optional<BnbProblem>& problem) {
+  if (!problem) return;
+  throw Error(problem->code, problem->message,
+              {.tensor = tensor.name, .found = problem->found, .expected = problem->expected});
+}
+
 }  // namespace
+
+void check_bnb_map(const TensorInfo& tensor, std::string_view bytes, std::string_view type) {
+  require_table(tensor, bytes, bnb4_values(Bnb4Code::nf4).size());
+  const auto* const values = reinterpret_cast<const std::byte*>(bytes.data());
+  raise(tensor, check_bnb_code(type == "fp4" ? Bnb4Code::fp4 : Bnb4Code::nf4, values));
+}
+
+void check_bnb_nested_map(const TensorInfo& tensor, std::string_view bytes) {
+  require_table(tensor, bytes, bnb_dynamic_map().size());
+  raise(tensor, check_bnb_nested_code(reinterpret_cast<const std::byte*>(bytes.data())));
+}
 
 BnbState parse_bnb_state(std::string_view text, const std::string& name) {
   try {

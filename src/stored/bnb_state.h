@@ -1,10 +1,12 @@
 // The small JSON in which bitsandbytes says what a packed weight is.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "loadstone/catalog.h"
 #include "loadstone/dtype.h"
 #include "loadstone/shape.h"
 
@@ -22,5 +24,10 @@ struct BnbState {
 
 // Throws Error "q.quant_state" or "q.group_size" that names the tensor `name`.
 [[nodiscard]] BnbState parse_bnb_state(std::string_view text, const std::string& name);
+
+// The tables "quant_map" and "nested_quant_map", by the rules of kernels/bnb_parts.h. Throw Error
+// that names the tensor.
+void check_bnb_map(const TensorInfo& tensor, std::string_view bytes, std::string_view type);
+void check_bnb_nested_map(const TensorInfo& tensor, std::string_view bytes);
 
 }  // namespace loadstone

@@ -9,6 +9,7 @@
 
 #include "base/ceil_div.h"
 #include "base/text.h"
+#include "catalog/components.h"
 #include "loadstone/error.h"
 #include "loadstone/stored.h"
 #include "plan/decodings.h"
@@ -19,26 +20,11 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::string_view bnb_state_infix = ".quant_state.bitsandbytes__";
-
 bool is_dtype(const TensorInfo& tensor, std::initializer_list<Dtype> dtypes) {
   for (const Dtype dtype : dtypes) {
     if (tensor.encoding == Encoding(dtype)) return true;
   }
   return false;
-}
-
-// Numbers that mean nothing without their scales. A lone U8 tensor may be a mask, and scales can be
-// FP8 too.
-bool needs_scales(const TensorInfo& tensor) {
-  if (tensor.name.ends_with("_scale") || tensor.name.ends_with("_scale_inv")) return false;
-  return is_dtype(tensor, {Dtype::f8_e4m3, Dtype::f8_e5m2}) && tensor.shape.rank() >= 2;
-}
-
-// A column of bytes is how bitsandbytes packs 4 bits, whatever the matrix.
-bool is_packed_by_bnb(const TensorInfo& tensor) {
-  return is_dtype(tensor, {Dtype::u8}) && tensor.shape.rank() == 2 && tensor.shape[1] == 1 &&
-         tensor.shape[0] > 1 && tensor.name.ends_with(".weight");
 }
 
 Shape doubled(const Shape& shape) {
@@ -75,7 +61,7 @@ class Finder {
         sources_(catalog.shards().size()) {}
 
   StoredValues run() {
-    for (std::uint32_t i = 0; i < catalog_.tensors().size(); ++i) look_at(i);
+    for (const Components& components : find_components(catalog_)) look_at(components);
     for (std::uint32_t i = 0; i < catalog_.tensors().size(); ++i) report_unused(i);
     return std::move(found_);
   }
@@ -86,38 +72,49 @@ class Finder {
     return catalog_.find(name);
   }
 
-  void look_at(std::uint32_t index) {
-    const TensorInfo& tensor = catalog_.tensors()[index];
-    if (!tensor.encoding.is_dtype()) return;
-    const std::string& name = tensor.name;
-    if (const auto at = name.find(bnb_state_infix); at != std::string::npos) {
-      add_bnb4(name.substr(0, at), index, name.substr(at + bnb_state_infix.size()));
-    } else if (name.ends_with("_blocks") && is_dtype(tensor, {Dtype::u8})) {
-      add_mxfp4_blocks(index, name.substr(0, name.size() - std::string_view("_blocks").size()));
-    } else if (name.ends_with("_packed") && is_dtype(tensor, {Dtype::u8})) {
-      const std::string value = name.substr(0, name.size() - std::string_view("_packed").size());
-      add_nibbles(index, value, "_global_scale", "nvfp4_divided");
-    } else if (is_dtype(tensor, {Dtype::u8}) && find(name + "_scale")) {
-      add_nibbles(index, name, "_scale_2", "nvfp4");
-    } else if (is_packed_by_bnb(tensor)) {
-      require_state(name);
-    } else if (is_dtype(tensor, {Dtype::i8})) {
-      add_int8(index);
-    } else if (needs_scales(tensor)) {
-      add_fp8(index);
+  void look_at(const Components& components) {
+    switch (components.naming) {
+      case ComponentNaming::fp8:
+        return add_fp8(components);
+      case ComponentNaming::int8:
+      case ComponentNaming::bnb_int8:
+        return add_int8(components);
+      case ComponentNaming::nibbles:
+        return add_nibbles(components, "nvfp4");
+      case ComponentNaming::packed:
+        return add_nibbles(components, "nvfp4_divided");
+      case ComponentNaming::mxfp4_blocks:
+        return add_mxfp4_blocks(components);
+      case ComponentNaming::bnb_4bit:
+        return add_bnb4(components);
+      case ComponentNaming::foreign:
+        return refuse_foreign(components);
     }
   }
 
-  void add_fp8(std::uint32_t index) {
+  void refuse_foreign(const Components& components) {
+    const TensorInfo& scale = catalog_.tensors()[components.scale];
+    used_[components.scale] = true;
+    fail(components.name, "plan.encoding",
+         "is quantized in a layout that this version does not decode",
+         {catalog_.tensors()[components.data].name, scale.name});
+  }
+
+  void add_fp8(const Components& components) {
+    const std::uint32_t index = components.data;
     const TensorInfo& weight = catalog_.tensors()[index];
-    auto scale = find(weight.name + "_scale_inv");
-    if (!scale) scale = find(weight.name + "_scale");
-    if (!scale) {
+    if (components.scale == Components::none) {
       fail(weight.name, "q.scale_missing", "has no scales, and its numbers mean nothing without",
-           {weight.name + "_scale", weight.name + "_scale_inv"});
+           components.missing);
       return;
     }
-    const TensorInfo& scales = catalog_.tensors()[*scale];
+    if (weight.shape.rank() < 2) {
+      fail(weight.name, "q.shape", "is FP8 with scales, but no matrix", {weight.name},
+           weight.shape.text());
+      return;
+    }
+    const std::uint32_t scale = components.scale;
+    const TensorInfo& scales = catalog_.tensors()[scale];
     const std::uint64_t rows = weight.shape[weight.shape.rank() - 2];
     const std::uint64_t columns = weight.shape[weight.shape.rank() - 1];
     const std::uint64_t count = scales.shape.numel().value_or(0);
@@ -129,7 +126,7 @@ class Finder {
     const bool is_vector = rank + 1 == weight.shape.rank() && rank > 0 && count != 1;
     // By its name it is of blocks, and one scale is that of one block.
     if (is_grid && count == 1 && scales.name.ends_with("_inv") && (rows > 128 || columns > 128)) {
-      used_[*scale] = true;
+      used_[scale] = true;
       fail(weight.name, "q.scale_shape", "has one scale for several blocks", {scales.name},
            scales.shape.text(), Shape({ceil_div(rows, 128), ceil_div(columns, 128)}).text());
       return;
@@ -149,56 +146,47 @@ class Finder {
                scales.shape[rank - 1] == ceil_div(columns, 128)) {
       kernel = "fp8_block_128";
     }
-    add(weight.name, encoding, {kernel, {index, *scale}, weight.shape, Dtype::bf16});
+    add(weight.name, encoding, {kernel, {index, scale}, weight.shape, Dtype::bf16});
   }
 
-  void add_int8(std::uint32_t index) {
-    const TensorInfo& weight = catalog_.tensors()[index];
-    if (weight.name.ends_with("weight")) {
-      const std::string prefix = weight.name.substr(0, weight.name.size() - 6);
-      if (const auto scales = find(prefix + "SCB")) {
-        add(weight.name, "int8", {"bnb_int8", {index, *scales}, weight.shape, Dtype::f16});
-        if (const auto format = find(prefix + "weight_format")) beside(*format);
-        return;
-      }
+  void add_int8(const Components& components) {
+    const TensorInfo& weight = catalog_.tensors()[components.data];
+    const std::vector<std::uint32_t> sources = {components.data, components.scale};
+    if (components.naming == ComponentNaming::int8) {
+      add(weight.name, "int8-channel", {"int8_rows", sources, weight.shape, Dtype::bf16});
+      return;
     }
-    if (const auto scales = find(weight.name + "_scale")) {
-      add(weight.name, "int8-channel", {"int8_rows", {index, *scales}, weight.shape, Dtype::bf16});
-    }
+    add(weight.name, "int8", {"bnb_int8", sources, weight.shape, Dtype::f16});
+    const std::string prefix = weight.name.substr(0, weight.name.size() - 6);
+    if (const auto format = find(prefix + "weight_format")) beside(*format);
   }
 
   // NVFP4 where there is a scale of scales, MXFP4 where the scales are powers of two.
-  void add_nibbles(std::uint32_t index, const std::string& value, const char* global_suffix,
-                   const char* kernel) {
-    const TensorInfo& weight = catalog_.tensors()[index];
-    const auto scales = find(value + "_scale");
-    if (!scales) {
-      // Packed integers of 4 bits are called so too, and have a shape of their own.
-      if (find(value + "_shape")) return;
-      fail(value, "q.scale_missing", "has no scales", {value + "_scale"});
+  void add_nibbles(const Components& components, const char* nvfp4) {
+    if (!components.missing.empty()) {
+      const bool lacks_all = components.scale == Components::none;
+      fail(components.name, "q.scale_missing", lacks_all ? "has no scales" : "has no global scale",
+           components.missing);
       return;
     }
-    const Shape shape = doubled(weight.shape);
-    const TensorInfo& scale = catalog_.tensors()[*scales];
+    const Shape shape = doubled(catalog_.tensors()[components.data].shape);
+    const TensorInfo& scale = catalog_.tensors()[components.scale];
+    std::vector<std::uint32_t> sources = {components.data, components.scale};
     if (is_dtype(scale, {Dtype::u8, Dtype::f8_e8m0})) {
-      add(value, "mxfp4", {"fp4_block", {index, *scales}, shape, Dtype::bf16});
-      return;
+      add(components.name, "mxfp4", {"fp4_block", std::move(sources), shape, Dtype::bf16});
+    } else if (is_dtype(scale, {Dtype::f8_e4m3})) {
+      sources.push_back(components.scale_of_scales);
+      add(components.name, "nvfp4", {nvfp4, std::move(sources), shape, Dtype::bf16});
+    } else if (!is_dtype(scale, {Dtype::f32, Dtype::f16, Dtype::bf16}) || !add_int4(components)) {
+      refuse_foreign(components);
     }
-    if (is_dtype(scale, {Dtype::f32, Dtype::f16, Dtype::bf16}) && value == weight.name) {
-      add_int4(index, *scales);
-      return;
-    }
-    if (!is_dtype(scale, {Dtype::f8_e4m3})) return;
-    const auto global = find(value + global_suffix);
-    if (!global) {
-      fail(value, "q.scale_missing", "has no global scale", {value + global_suffix});
-      return;
-    }
-    add(value, "nvfp4", {kernel, {index, *scales, *global}, shape, Dtype::bf16});
   }
 
-  // ModelOpt's integers. Tensors of other shapes are bytes of somebody else.
-  void add_int4(std::uint32_t index, std::uint32_t scales) {
+  // ModelOpt's integers. False: tensors of other shapes, which are bytes of somebody else.
+  bool add_int4(const Components& components) {
+    if (components.naming != ComponentNaming::nibbles) return false;
+    const std::uint32_t index = components.data;
+    const std::uint32_t scales = components.scale;
     const TensorInfo& weight = catalog_.tensors()[index];
     const Int4Shapes shapes = int4_shapes(weight.shape, catalog_.tensors()[scales].shape);
     const bool may_be_pairs =
@@ -213,37 +201,42 @@ class Finder {
     } else if (may_be_pairs) {
       add(weight.name, "int4-awq",
           {"int4_row_pairs", {index, scales}, *shapes.row_pairs, Dtype::bf16});
+    } else {
+      return false;
     }
+    return true;
   }
 
-  // Its state may be of either type.
-  void require_state(const std::string& name) {
-    std::vector<std::string> wanted;
-    for (const char* type : {"nf4", "fp4"}) {
-      wanted.push_back(name + std::string(bnb_state_infix) + type);
-      if (find(wanted.back())) return;
-    }
-    fail(name, "q.scale_missing", "is packed and has no state that says how", std::move(wanted));
-  }
-
-  void add_mxfp4_blocks(std::uint32_t index, const std::string& value) {
-    const TensorInfo& blocks = catalog_.tensors()[index];
-    const auto scales = find(value + "_scales");
-    if (!scales) {
-      fail(value, "q.scale_missing", "has blocks and no scales", {value + "_scales"});
+  void add_mxfp4_blocks(const Components& components) {
+    const TensorInfo& blocks = catalog_.tensors()[components.data];
+    if (!components.missing.empty()) {
+      fail(components.name, "q.scale_missing", "has blocks and no scales", components.missing);
       return;
     }
     constexpr std::uint64_t block_bytes = 16;
     if (blocks.shape.rank() < 2 || blocks.shape[blocks.shape.rank() - 1] != block_bytes) {
-      fail(value, "q.block", "has blocks of another size", {blocks.name}, blocks.shape.text(),
-           "16 bytes a block");
+      fail(components.name, "q.block", "has blocks of another size", {blocks.name},
+           blocks.shape.text(), "16 bytes a block");
       return;
     }
-    add(value, "mxfp4", {"mxfp4", {index, *scales}, ungrouped(blocks.shape), Dtype::bf16});
+    add(components.name, "mxfp4",
+        {"mxfp4", {components.data, components.scale}, ungrouped(blocks.shape), Dtype::bf16});
   }
 
-  void add_bnb4(const std::string& value, std::uint32_t state_index, const std::string& type) {
-    const TensorInfo& tensor = catalog_.tensors()[state_index];
+  void add_bnb4(const Components& components) {
+    const std::string& value = components.name;
+    if (components.states.empty()) {
+      fail(value, "q.scale_missing", "is packed and has no state that says how",
+           components.missing);
+      return;
+    }
+    const TensorInfo& tensor = catalog_.tensors()[components.states.front()];
+    if (components.states.size() > 1) {
+      fail(value, "q.quant_state", "has two states, and only one can be right",
+           {tensor.name, catalog_.tensors()[components.states[1]].name});
+      return;
+    }
+    const std::string type = tensor.name.substr(value.size() + bnb_state_infix.size());
     std::vector<std::string> missing;
     const auto part = [&](const std::string& suffix) {
       const auto index = find(value + suffix);
@@ -253,25 +246,38 @@ class Finder {
     try {
       const BnbState state = parse_bnb_state(text_of(tensor), tensor.name);
       Decoding decoding = {"bnb_" + type, {part(""), part(".absmax")}, state.shape, state.dtype};
-      std::vector<std::uint32_t> others = {state_index};
+      std::vector<std::uint32_t> others = components.states;
       if (state.nested_offset) {
         decoding.sources.push_back(part(".nested_absmax"));
         decoding.sources.push_back(part(".nested_quant_map"));
         decoding.offset = *state.nested_offset;
       }
-      if (const auto map = find(value + ".quant_map")) others.push_back(*map);
+      if (const auto map = find(value + ".quant_map")) {
+        others.push_back(*map);
+      }
       if (!missing.empty()) {
         fail(value, "q.scale_missing", "lacks parts", std::move(missing));
         return;
       }
       if (!has_sizes(value, decoding, state.block_size)) return;
+      check_tables(value, type, decoding);
       add(value, type, std::move(decoding));
       for (const std::uint32_t other : others) beside(other);
     } catch (const Error& error) {
-      const std::string& field = error.where().field;
-      fail(value, error.code(), (field.empty() ? "" : field + ": ") + error.message(),
-           {tensor.name});
+      const Where& where = error.where();
+      fail(value, error.code(), (where.field.empty() ? "" : where.field + ": ") + error.message(),
+           {where.tensor.empty() ? tensor.name : where.tensor}, where.found, where.expected);
     }
+  }
+
+  void check_tables(const std::string& value, const std::string& type, const Decoding& decoding) {
+    if (const auto map = find(value + ".quant_map")) {
+      const TensorInfo& table = catalog_.tensors()[*map];
+      check_bnb_map(table, text_of(table), type);
+    }
+    if (decoding.sources.size() < 4) return;
+    const TensorInfo& table = catalog_.tensors()[decoding.sources[3]];
+    check_bnb_nested_map(table, text_of(table));
   }
 
   // The kernel tells the size of blocks by the number of scales; the state says it too.
@@ -294,7 +300,7 @@ class Finder {
 
   [[nodiscard]] std::string text_of(const TensorInfo& tensor) {
     if (tensor.byte_count() > bnb_state_bytes_max) {
-      throw Error("q.quant_state", "the state is too large to be one",
+      throw Error("q.quant_state", "too large to be a state or a table of codes",
                   {.tensor = tensor.name,
                    .found = human_bytes(tensor.byte_count()),
                    .expected = human_bytes(bnb_state_bytes_max)});

@@ -126,6 +126,20 @@ TEST(ConvertExperts, OneExpertInTwoSpellingsIsAnError) {
   }
 }
 
+TEST(ConvertExperts, TwoSetsOfNamesAreNotFused) {
+  const TemporaryFolder folder;
+  std::set<std::string> stray;
+  for (const int e : {0, 1, 2}) {
+    for (const char* role : {"w1", "w3", "w2"}) stray.insert(fmt::format("{}.{}", e, role));
+  }
+  const std::string source = written(folder, experts({.stray = stray}), false);
+  const auto error = error_of([&] { converted(source, folder / "out", option("fused")); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), "plan.duplicate");
+  EXPECT_THAT(error->what(), HasSubstr("gate_proj"));
+  EXPECT_FALSE(fs::exists(folder / "out"));
+}
+
 // Whoever converts one shard of several has not lost anything; it cannot be fused, though.
 TEST(ConvertExperts, OneShardOfSeveralIsCopiedWithAWarning) {
   const TemporaryFolder folder;

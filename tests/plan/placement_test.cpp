@@ -13,6 +13,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Pair;
 
 using Entries = std::vector<std::pair<std::string, std::string>>;
@@ -182,6 +183,21 @@ TEST(Placement, UncoveredAndUnknown) {
   const Plan unknown = planned_on({{"", "gpu"}});
   EXPECT_FALSE(unknown.ok());
   EXPECT_THAT(found(unknown, "plan.device_map")[0].message, HasSubstr("'gpu'"));
+}
+
+TEST(Placement, AnEntryThatNamesNothingIsAnError) {
+  const Entries mistyped = {{"", "cpu"}, {"bb", "1"}};
+  const Plan plan = planned_on(mistyped);
+  EXPECT_FALSE(plan.ok());
+  const auto findings = found(plan, "plan.device_map");
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_THAT(findings[0].message, HasSubstr("'bb'"));
+  PlanOptions options;
+  options.device_map.allows_unknown = true;
+  EXPECT_EQ(found(planned_on(mistyped, options), "plan.device_map")[0].severity, Severity::warning);
+  options = {};
+  options.device_map.bare_modules = {"bb"};
+  EXPECT_THAT(found(planned_on(mistyped, options), "plan.device_map"), IsEmpty());
 }
 
 TEST(Placement, MetaIsAnExceptionWithAReason) {

@@ -2,9 +2,12 @@
 
 #include <gmock/gmock.h>
 
+#include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "kernels/bnb.h"
 #include "loadstone/convert.h"
 #include "loadstone/execute.h"
 #include "loadstone/verify.h"
@@ -31,6 +34,10 @@ FileTensor tensor(const std::string& name, const std::string& dtype,
 
 FileTensor text_tensor(const std::string& name, const std::string& text) {
   return {name, "U8", {text.size()}, text};
+}
+
+FileTensor table(const std::string& name, std::span<const float> values) {
+  return {name, "F32", {values.size()}, raw_all(std::vector<float>(values.begin(), values.end()))};
 }
 
 class Stored : public ::testing::Test {
@@ -88,12 +95,12 @@ TEST_F(Stored, EveryLayoutIsKnownByItsNamesAndShapes) {
       tensor("j.weight_scale", "BF16", {8, 1}, 2),
       tensor("k.weight", "U8", {128, 1}, 1),
       tensor("k.weight.absmax", "F32", {4}, 4),
-      tensor("k.weight.quant_map", "F32", {16}, 4),
+      table("k.weight.quant_map", bnb4_values(Bnb4Code::nf4)),
       text_tensor("k.weight.quant_state.bitsandbytes__nf4", state()),
       tensor("l.weight", "U8", {128, 1}, 1),
       tensor("l.weight.absmax", "U8", {4}, 1),
       tensor("l.weight.nested_absmax", "F32", {1}, 4),
-      tensor("l.weight.nested_quant_map", "F32", {256}, 4),
+      table("l.weight.nested_quant_map", bnb_dynamic_map()),
       text_tensor("l.weight.quant_state.bitsandbytes__nf4", state(nested)),
       tensor("plain.weight", "BF16", {8, 16}, 2),
       tensor("mask", "U8", {8, 16}, 1),
@@ -125,7 +132,6 @@ TEST_F(Stored, WhatIsBrokenIsNamed) {
         << culprit;
   };
   const FileTensor fp8 = tensor("a.weight", "F8_E4M3", {200, 300}, 1);
-  expect({fp8}, "q.scale_missing", "a.weight_scale");
   expect({fp8, tensor("a.weight_scale_inv", "F32", {7, 11}, 4)}, "q.scale_shape", "a.weight");
   const FileTensor nibbles = tensor("d.weight", "U8", {8, 16}, 1);
   const FileTensor scales = tensor("d.weight_scale", "F8_E4M3", {8, 2}, 1);
@@ -154,6 +160,93 @@ TEST_F(Stored, WhatIsBrokenIsNamed) {
   const FileTensor short_absmax = tensor("k.weight.absmax", "F32", {2}, 4);
   expect({packed, short_absmax, text_tensor(name, state())}, "q.scale_shape", "k.weight.absmax");
   expect({packed}, "q.scale_missing", "k.weight.quant_state");
+}
+
+// A config decides whether scales are lost or were never there.
+TEST_F(Stored, Fp8WithoutScalesAreNumbersUnlessAConfigSaysOtherwise) {
+  const std::vector<FileTensor> tensors = {tensor("a.weight", "F8_E4M3", {200, 300}, 1)};
+  const auto codes = [&] {
+    std::vector<std::string> codes;
+    const StoredValues found = find(tensors);
+    EXPECT_THAT(found.values, IsEmpty());
+    for (const Finding& finding : found.findings) codes.push_back(finding.code);
+    return codes;
+  };
+  EXPECT_THAT(codes(), IsEmpty());
+  folder_.write("config.json", R"({"model_type": "llama", "quantization_config": null})");
+  EXPECT_THAT(codes(), IsEmpty());
+  for (const char* config : {R"({"quantization_config": {"quant_method": "fp8"}})",
+                             R"({"text_config": {"quantization_config": {}}})", "{no"}) {
+    folder_.write("config.json", config);
+    EXPECT_THAT(codes(), ElementsAre("q.scale_missing")) << config;
+  }
+  folder_.write("config.json", "{}");
+  folder_.write("hf_quant_config.json", R"({"quantization": {"quant_algo": "FP8"}})");
+  EXPECT_THAT(codes(), ElementsAre("q.scale_missing"));
+}
+
+TEST_F(Stored, LayoutsThatAreNotDecodedAreNamed) {
+  const FileTensor data = tensor("a.weight", "F8_E4M3", {16, 16}, 1);
+  for (const char* scale : {"a.scale_weight", "a.scale", "a.qscale_weight", "a.weight.scale"}) {
+    const StoredValues found = find({data, tensor(scale, "F32", {}, 4)});
+    EXPECT_THAT(found.values, IsEmpty()) << scale;
+    EXPECT_THAT(found.findings, ElementsAre(AllOf(Field(&Finding::code, "plan.encoding"),
+                                                  Field(&Finding::message, HasSubstr(scale)))));
+  }
+}
+
+TEST_F(Stored, TwoStatesOfOneWeightAreRefused) {
+  std::string fp4 = state();
+  fp4.replace(fp4.find("nf4"), 3, "fp4");
+  const StoredValues found = find({
+      tensor("k.weight", "U8", {128, 1}, 1),
+      tensor("k.weight.absmax", "F32", {4}, 4),
+      text_tensor("k.weight.quant_state.bitsandbytes__nf4", state()),
+      text_tensor("k.weight.quant_state.bitsandbytes__fp4", fp4),
+  });
+  EXPECT_THAT(found.values, IsEmpty());
+  EXPECT_THAT(found.findings,
+              ElementsAre(AllOf(Field(&Finding::code, "q.quant_state"),
+                                Field(&Finding::message, HasSubstr("bitsandbytes__fp4")))));
+}
+
+TEST_F(Stored, TablesOfCodesAreThoseOfTheEncoding) {
+  const auto codes = [&](std::span<const float> map, std::span<const float> nested_map,
+                         const std::string& said = nested) {
+    std::vector<std::string> codes;
+    const StoredValues found = find({
+        tensor("k.weight", "U8", {128, 1}, 1),
+        tensor("k.weight.absmax", "U8", {4}, 1),
+        tensor("k.weight.nested_absmax", "F32", {1}, 4),
+        table("k.weight.quant_map", map),
+        table("k.weight.nested_quant_map", nested_map),
+        text_tensor("k.weight.quant_state.bitsandbytes__nf4", state(said)),
+    });
+    for (const Finding& finding : found.findings) codes.push_back(finding.code);
+    return codes;
+  };
+  const auto own = bnb4_values(Bnb4Code::nf4);
+  const auto nested_own = bnb_dynamic_map();
+  EXPECT_THAT(codes(own, nested_own), IsEmpty());
+  EXPECT_THAT(codes(bnb4_values(Bnb4Code::fp4), nested_own), ElementsAre("q.code"));
+  EXPECT_THAT(codes(std::vector<float>(16), nested_own), ElementsAre("q.code"));
+  EXPECT_THAT(codes(std::vector<float>(17), nested_own), ElementsAre("q.scale_shape"));
+  EXPECT_THAT(codes(own, std::vector<float>(256)), ElementsAre("q.code"));
+  std::vector<float> not_finite(nested_own.begin(), nested_own.end());
+  not_finite[3] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THAT(codes(own, not_finite), ElementsAre("q.nan"));
+  std::string beyond = nested;
+  beyond.replace(beyond.find("0.25"), 4, "1e39");
+  EXPECT_THAT(codes(own, nested_own, beyond), ElementsAre("q.quant_state"));
+}
+
+// ModelOpt writes the scales of blocks with an axis of 1 inside each block.
+TEST_F(Stored, ScalesOfBlocksMayHaveAxesOfOne) {
+  const FileTensor weight = tensor("a.weight", "F8_E4M3", {200, 300}, 1);
+  const StoredValues found = find({weight, tensor("a.weight_scale", "F32", {2, 1, 3, 1}, 4)});
+  EXPECT_THAT(lines(found), ElementsAre("a.weight: fp8-block, fp8_block_128"));
+  EXPECT_THAT(find({weight, tensor("a.weight_scale", "F32", {2, 3, 1, 1}, 4)}).findings,
+              ElementsAre(Field(&Finding::code, "q.scale_shape")));
 }
 
 TEST_F(Stored, AScaleOfNothingIsAWarning) {

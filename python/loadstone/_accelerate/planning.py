@@ -84,6 +84,7 @@ def plan_load(
         "offload_folder": offload_folder,
         "missing": "error" if missing == "keep" else missing,
         "unexpected": "error" if strict else "warn",
+        "allows_unknown_modules": True,
     }
     plan = make_plan(model, catalog, adjusted, **options)
     stay = _may_stay(plan, slots, adjusted) if missing == "keep" and not strict else []

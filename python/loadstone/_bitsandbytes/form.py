@@ -18,6 +18,7 @@ from loadstone._errors import make
 FOUR_BIT = ("nf4", "fp4")
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 STATE = "weight.quant_state.bitsandbytes__"  # and the quant type
+_F32_MAX = 3.4028234663852886e38
 NESTED = ("weight.nested_absmax", "weight.nested_quant_map")
 FORMAT_ROW = 0  # the one value of `weight_format` that bitsandbytes reads
 
@@ -120,7 +121,7 @@ class Form:
                     found=str(size),
                     expected=", ".join(map(str, BLOCK_SIZES)),
                 )
-        if self.nested and (self.nested_dtype != "float32" or not math.isfinite(self.offset)):
+        if self.nested and (self.nested_dtype != "float32" or not abs(self.offset) <= _F32_MAX):
             raise _bad(name, "scales cannot be decoded with this", found=str(self))
 
     @property

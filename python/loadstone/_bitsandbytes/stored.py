@@ -6,8 +6,10 @@ of the plan, before memory for a weight is taken. Nothing of bitsandbytes is nee
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -212,15 +214,43 @@ def read_tensors(catalog: Catalog, names: Iterable[str]) -> dict[str, torch.Tens
 def require_finite(catalog: Catalog, units: Iterable[StoredUnit]) -> None:
     """Refuses scales that are not numbers: all weights of their blocks would be none.
 
+    Tables of codes are looked at too: bitsandbytes decodes with what the file says.
+
     Raises:
-        FormatError: ``q.nan``, naming the first such tensor. No packed byte was read.
+        FormatError: ``q.nan`` or ``q.code``, naming the first such tensor. No packed byte was read.
     """
-    for group in _in_groups(catalog, [unit.sources[unit.scales] for unit in units]):
-        for name, scales in read_tensors(catalog, group).items():
-            bad = int((~torch.isfinite(scales)).sum())
+    units = list(units)
+    tables = _tables(units)
+    scales = [unit.sources[unit.scales] for unit in units]
+    for group in _in_groups(catalog, [*scales, *tables]):
+        for name, values in read_tensors(catalog, group).items():
+            if name in tables:
+                _require_table(name, values, tables[name])
+                continue
+            bad = int((~torch.isfinite(values)).sum())
             if bad:
                 message = "scales are not finite"
-                raise make("q.nan", message, tensor=name, found=f"{bad} of {scales.numel()}")
+                raise make("q.nan", message, tensor=name, found=f"{bad} of {values.numel()}")
+
+
+def _tables(units: Iterable[StoredUnit]) -> dict[str, Callable[[Any], None]]:
+    """The check of each table of codes, by its name in the checkpoint."""
+    checks: dict[str, Callable[[Any], None]] = {}
+    for unit in units:
+        if unit.form is None:
+            continue
+        encoding = unit.form.quant_type
+        checks[unit.sources["weight.quant_map"]] = partial(_core.bnb.check_code, encoding)
+        if unit.form.nested:
+            checks[unit.sources[NESTED[1]]] = _core.bnb.check_nested_code
+    return checks
+
+
+def _require_table(name: str, table: torch.Tensor, check: Callable[[Any], None]) -> None:
+    try:
+        check(table.view(torch.uint8).numpy())
+    except Error as error:
+        raise make(error.code, "the table of codes is wrong", tensor=name) from error
 
 
 def _in_groups(catalog: Catalog, names: list[str]) -> Iterator[list[str]]:

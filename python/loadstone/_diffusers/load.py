@@ -131,6 +131,7 @@ class Load:
             device_map=devices,
             offload_folder=self.options.offload_folder,
             missing=self._policies(self.model),
+            allows_unknown_modules=True,
         )
         return self.plan
 

@@ -87,6 +87,7 @@ class Load:
             offload_folder=config.disk_offload_folder,
             missing=self.options.missing,
             initialises=True,
+            allows_unknown_modules=True,
         )
         filled = _execute.fill(
             self.plan, model, progress=self.options.progress, threads=self.options.threads or 0

@@ -1,0 +1,234 @@
+#include "catalog/components.h"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <utility>
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::uint32_t none = Components::none;
+
+// Scales of a weight "P.weight" in layouts that are not decoded: Comfy's, Mistral's, and that of
+// DeepSeek's own inference code. They start where "weight" does.
+constexpr std::array<std::string_view, 4> foreign_scales = {"scale_weight", "qscale_weight",
+                                                            "scale", "scale_inv"};
+
+bool is_dtype(const TensorInfo& tensor, std::initializer_list<Dtype> dtypes) {
+  return std::ranges::any_of(dtypes,
+                             [&](Dtype dtype) { return tensor.encoding == Encoding(dtype); });
+}
+
+bool is_scale_name(std::string_view name) {
+  return name.ends_with("_scale") || name.ends_with("_scale_inv") || name.ends_with("_scales");
+}
+
+// A column of bytes is how bitsandbytes packs 4 bits, whatever the matrix.
+bool is_packed_by_bnb(const TensorInfo& tensor) {
+  return is_dtype(tensor, {Dtype::u8}) && tensor.shape.rank() == 2 && tensor.shape[1] == 1 &&
+         tensor.shape[0] > 1 && tensor.name.ends_with(".weight");
+}
+
+std::string without_suffix(const std::string& name, std::string_view suffix) {
+  return name.substr(0, name.size() - suffix.size());
+}
+
+// Goes through a catalog once. Not thread-safe.
+class Finder {
+ public:
+  explicit Finder(const Catalog& catalog) : catalog_(catalog) {}
+
+  std::vector<Components> run() && {
+    for (std::uint32_t i = 0; i < catalog_.tensors().size(); ++i) look_at(i);
+    return std::move(found_);
+  }
+
+ private:
+  [[nodiscard]] std::uint32_t find(const std::string& name) const {
+    return catalog_.find(name).value_or(none);
+  }
+
+  // The first of these names that is there.
+  [[nodiscard]] std::uint32_t find_any(const std::string& stem,
+                                       std::initializer_list<std::string_view> suffixes) const {
+    for (const std::string_view suffix : suffixes) {
+      if (const auto index = find(stem + std::string(suffix)); index != none) return index;
+    }
+    return none;
+  }
+
+  void look_at(std::uint32_t index) {
+    const TensorInfo& tensor = catalog_.tensors()[index];
+    if (!is_fp8(tensor) && !is_dtype(tensor, {Dtype::u8, Dtype::i8, Dtype::i32})) return;
+    const std::string& name = tensor.name;
+    if (is_fp8(tensor)) {
+      add_fp8(index);
+    } else if (is_dtype(tensor, {Dtype::i8})) {
+      add_int8(index);
+    } else if (name.ends_with("_packed")) {
+      add_packed(index, without_suffix(name, "_packed"));
+    } else if (is_dtype(tensor, {Dtype::i32})) {
+      return;
+    } else if (const auto at = name.find(bnb_state_infix); at != std::string::npos) {
+      add_bnb_state(index, name.substr(0, at));
+    } else if (name.ends_with("_blocks")) {
+      add_mxfp4_blocks(index, without_suffix(name, "_blocks"));
+    } else if (const auto scale = find_any(name, {"_scale", "_weight_scale"}); scale != none) {
+      add_nibbles(index, scale);
+    } else if (is_packed_by_bnb(tensor)) {
+      require_state(index);
+    }
+  }
+
+  Components& add(std::string name, ComponentNaming naming, std::uint32_t data) {
+    Components& made = found_.emplace_back();
+    made.name = std::move(name);
+    made.naming = naming;
+    made.data = data;
+    return made;
+  }
+
+  void add_fp8(std::uint32_t index) {
+    const TensorInfo& data = catalog_.tensors()[index];
+    if (is_scale_name(data.name)) return;  // scales can be FP8 too
+    const auto scale = find_any(data.name, {"_scale_inv", "_scale", "_weight_scale"});
+    if (scale != none) {
+      add(data.name, ComponentNaming::fp8, index).scale = scale;
+      return;
+    }
+    if (const auto foreign = foreign_scale(data.name); foreign != none) {
+      add(data.name, ComponentNaming::foreign, index).scale = foreign;
+      return;
+    }
+    if (data.shape.rank() < 2 || !catalog_.claims_quantization()) return;
+    add(data.name, ComponentNaming::fp8, index).missing = {data.name + "_scale",
+                                                           data.name + "_scale_inv"};
+  }
+
+  [[nodiscard]] std::uint32_t foreign_scale(const std::string& name) const {
+    if (const auto beside = find_any(name, {".scale", "_scales"}); beside != none) return beside;
+    constexpr std::string_view weight = "weight";
+    if (!name.ends_with(weight)) return none;
+    const std::string stem = without_suffix(name, weight);
+    for (const std::string_view leaf : foreign_scales) {
+      if (const auto index = find(stem + std::string(leaf)); index != none) return index;
+    }
+    return none;
+  }
+
+  void add_int8(std::uint32_t index) {
+    const std::string& name = catalog_.tensors()[index].name;
+    if (name.ends_with("weight")) {
+      if (const auto scale = find(without_suffix(name, "weight") + "SCB"); scale != none) {
+        add(name, ComponentNaming::bnb_int8, index).scale = scale;
+        return;
+      }
+    }
+    if (const auto scale = find_any(name, {"_scale", "_weight_scale"}); scale != none) {
+      add(name, ComponentNaming::int8, index).scale = scale;
+    }
+  }
+
+  // Of two numbers a byte; integers of 4 bits in words have a shape of their own beside them.
+  void add_packed(std::uint32_t index, std::string name) {
+    const auto scale = find(name + "_scale");
+    const bool has_shape = find(name + "_shape") != none;
+    if (has_shape || is_dtype(catalog_.tensors()[index], {Dtype::i32})) {
+      if (scale != none) add(std::move(name), ComponentNaming::foreign, index).scale = scale;
+      return;
+    }
+    Components& made = add(std::move(name), ComponentNaming::packed, index);
+    made.scale = scale;
+    made.scale_of_scales = find(made.name + "_global_scale");
+    require_scales(made, "_scale", "_global_scale");
+  }
+
+  void add_nibbles(std::uint32_t index, std::uint32_t scale) {
+    Components& made = add(catalog_.tensors()[index].name, ComponentNaming::nibbles, index);
+    made.scale = scale;
+    made.scale_of_scales = find_any(made.name, {"_scale_2", "_weight_scale_2"});
+    require_scales(made, "_scale", "_scale_2");
+  }
+
+  // Scales that are FP8 numbers have scales themselves.
+  void require_scales(Components& made, std::string_view suffix, std::string_view second) {
+    if (made.scale == none) {
+      made.missing = {made.name + std::string(suffix)};
+    } else if (made.scale_of_scales == none &&
+               is_dtype(catalog_.tensors()[made.scale], {Dtype::f8_e4m3})) {
+      made.missing = {made.name + std::string(second)};
+    }
+  }
+
+  void add_mxfp4_blocks(std::uint32_t index, std::string name) {
+    Components& made = add(std::move(name), ComponentNaming::mxfp4_blocks, index);
+    made.scale = find(made.name + "_scales");
+    if (made.scale == none) made.missing = {made.name + "_scales"};
+  }
+
+  // Packed bytes without a state; it may be of either type.
+  void require_state(std::uint32_t index) {
+    const std::string& name = catalog_.tensors()[index].name;
+    std::vector<std::string> wanted;
+    for (const char* type : {"nf4", "fp4"}) {
+      wanted.push_back(name + std::string(bnb_state_infix) + type);
+      if (find(wanted.back()) != none) return;
+    }
+    add(name, ComponentNaming::bnb_4bit, index).missing = std::move(wanted);
+  }
+
+  void add_bnb_state(std::uint32_t index, std::string name) {
+    if (const auto known = bnb_.find(name); known != bnb_.end()) {
+      found_[known->second].states.push_back(index);
+      return;
+    }
+    bnb_.emplace(name, found_.size());
+    const auto data = find(name);
+    Components& made = add(std::move(name), ComponentNaming::bnb_4bit, data);
+    made.states.push_back(index);
+    made.scale = find(made.name + ".absmax");
+    made.scale_of_scales = find(made.name + ".nested_absmax");
+    if (data == none) made.missing.push_back(made.name);
+    if (made.scale == none) made.missing.push_back(made.name + ".absmax");
+  }
+
+  const Catalog& catalog_;
+  std::vector<Components> found_;
+  std::map<std::string, std::size_t, std::less<>> bnb_;  // index into found_, by name
+};
+
+}  // namespace
+
+std::vector<std::uint32_t> Components::companions() const {
+  std::vector<std::uint32_t> all;
+  for (const std::uint32_t index : {scale, scale_of_scales}) {
+    if (index != none) all.push_back(index);
+  }
+  all.insert(all.end(), states.begin(), states.end());
+  return all;
+}
+
+bool is_fp8(const TensorInfo& tensor) noexcept {
+  return is_dtype(tensor, {Dtype::f8_e4m3, Dtype::f8_e5m2});
+}
+
+std::vector<Components> find_components(const Catalog& catalog) { return Finder(catalog).run(); }
+
+ComponentsByData::ComponentsByData(const Catalog& catalog) : components_(find_components(catalog)) {
+  if (components_.empty()) return;
+  by_data_.assign(catalog.tensors().size(), none);
+  for (std::uint32_t i = 0; i < components_.size(); ++i) {
+    if (components_[i].data != none) by_data_[components_[i].data] = i;
+  }
+}
+
+const Components* ComponentsByData::find(std::uint32_t tensor) const noexcept {
+  if (tensor >= by_data_.size() || by_data_[tensor] == none) return nullptr;
+  return &components_[by_data_[tensor]];
+}
+
+}  // namespace loadstone
