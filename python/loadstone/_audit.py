@@ -22,14 +22,18 @@ class Audit:
     Attributes:
         provenance: one entry for every tensor that is accounted for.
         on_meta: tensors without memory that no exception names (full attribute paths).
-        unaccounted: tensors with memory whose value has no known origin: not part of the load, or
-            replaced after it.
+        unaccounted: tensors with memory whose value has no known origin: there was no load.
+        changed: tensors that were replaced, moved, cast, added or overwritten since the load. No
+            fault: training, ``.half()`` and adapters do so. Writes that torch counts in no version
+            are not seen: through ``.data``, ``detach()`` of other threads' making, numpy, and any
+            write to a tensor made in ``torch.inference_mode()``.
         exceptions: tensors without a value on purpose, with the reason (``offloaded`` ...).
     """
 
     provenance: dict[str, Provenance] = field(default_factory=dict)
     on_meta: list[str] = field(default_factory=list)
     unaccounted: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
     exceptions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -52,20 +56,53 @@ class Audit:
         for item in self.provenance.values():
             counts[item.origin] = counts.get(item.origin, 0) + 1
         origins = ", ".join(f"{count} from {origin}" for origin, count in sorted(counts.items()))
+        since = f", {len(self.changed)} changed since the load" if self.changed else ""
         if self.ok:
-            return f"ok: all {len(self.provenance)} tensors have an origin ({origins})"
+            return f"ok: all {len(self.provenance)} tensors have an origin ({origins}){since}"
         return (
             f"NOT ok: {len(self.on_meta)} on meta, {len(self.unaccounted)} unaccounted "
             f"({origins}): " + ", ".join((self.on_meta + self.unaccounted)[:5])
         )
 
+    def __repr__(self) -> str:
+        return f"Audit({self})"
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """A tensor as it was after the load.
+
+    The storage is held weakly and compared by itself, not by address: memory that was freed and
+    taken again by another tensor has the same address but is another storage.
+    """
+
+    storage: Any
+    version: int | None
+    form: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, tensor: Any) -> _Noted:
+        """As it is now."""
+        version = None if tensor.is_inference() else tensor._version
+        form = (type(tensor), tensor.dtype, () if tensor.is_nested else tuple(tensor.shape))
+        return cls(_storage(tensor), version, form)
+
+    def is_still(self, tensor: Any) -> bool:
+        """Whether a tensor lies in the same memory, and nothing was written to it."""
+        now = _Noted.of(tensor)
+        if self.storage is None or now.storage is None:
+            same = self.storage is now.storage
+        else:
+            same = not self.storage.expired() and self.storage.cdata == now.storage.cdata
+        return bool(same and now.version == self.version and now.form == self.form)
+
 
 class _Loaded:
-    """A report, and the storages that its values were put into."""
+    """A report, and the tensors that its values were put into."""
 
-    def __init__(self, report: Report, storages: dict[str, Any]) -> None:
+    def __init__(self, report: Report, noted: dict[str, _Noted]) -> None:
         self.report = report
-        self.storages = storages
+        self.noted = noted
 
 
 _last_load: weakref.WeakKeyDictionary[Any, _Loaded] = weakref.WeakKeyDictionary()
@@ -73,8 +110,10 @@ _last_load: weakref.WeakKeyDictionary[Any, _Loaded] = weakref.WeakKeyDictionary(
 
 def remember(model: Any, report: Report, slots: list[TensorSlot]) -> None:
     """Notes which memory holds the loaded values, without keeping it alive."""
-    storages = {slot.name: _storage(slot.tensor) for slot in slots if not slot.tensor.is_meta}
-    _last_load[model] = _Loaded(report, storages)
+    noted = {slot.name: _Noted.of(slot.tensor) for slot in slots if not slot.tensor.is_meta}
+    for module in model.modules():
+        _last_load.pop(module, None)  # loads of parts, before this one
+    _last_load[model] = _Loaded(report, noted)
 
 
 def last_report(model: Any) -> Report | None:
@@ -93,15 +132,14 @@ def audit(model: Any, report: Report | None = None) -> Audit:
     """
     from loadstone._skeleton_walk import walk
 
-    loaded = _last_load.get(model)
-    if report is not None and (loaded is None or loaded.report is not report):
-        loaded = None  # not the report of this model's last load: it proves nothing
+    loads = _loads(model, report)
     result = Audit()
     slots = walk(model)
     elsewhere = _elsewhere(model, slots)
-    lent = _by_storage(loaded) if loaded else {}
+    lent = {id(loaded): _by_storage(loaded) for loaded in loads.values()}
     for slot in slots:
-        item = loaded.report.provenance.get(slot.name) if loaded else None
+        loaded, name = _load_of(loads, slot.name)
+        item = loaded.report.provenance.get(name) if loaded else None
         reason = _exception(loaded.report, item) if loaded and item else None
         reason = reason or elsewhere.get(slot.name)
         if reason is not None:
@@ -110,27 +148,56 @@ def audit(model: Any, report: Report | None = None) -> Audit:
                 result.provenance[slot.name] = item
         elif slot.tensor.is_meta:
             result.on_meta.append(slot.name)
-        elif loaded is None or item is None or not _same_memory(loaded, slot):
-            borrowed = _borrowed(loaded, slot, lent) if loaded and item is None else None
+        elif loaded is None or (item is None and name in loaded.noted):
+            result.unaccounted.append(slot.name)
+        elif item is None:
+            borrowed = _borrowed(loaded, slot, lent[id(loaded)])
             if borrowed is None:
-                result.unaccounted.append(slot.name)
+                result.changed.append(slot.name)
             else:
                 result.provenance[slot.name] = borrowed
         else:
             result.provenance[slot.name] = item
+            noted = loaded.noted.get(name)
+            if noted is None or not noted.is_still(slot.tensor):
+                result.changed.append(slot.name)
     return result
+
+
+def _loads(model: Any, report: Report | None) -> dict[str, _Loaded]:
+    """The last loads of a model and of modules in it (one that was wrapped since), by path.
+
+    A report that is not that of the last load proves nothing.
+    """
+    found = {}
+    for path, module in model.named_modules():
+        loaded = _last_load.get(module)
+        if loaded is not None and report in (None, loaded.report):
+            found[path] = loaded
+    return found
+
+
+def _load_of(loads: dict[str, _Loaded], name: str) -> tuple[_Loaded | None, str]:
+    """The load of the nearest module above a tensor, and the tensor's name in it."""
+    for path in sorted(loads, key=len, reverse=True):
+        if not path or name.startswith(f"{path}."):
+            return loads[path], name[len(path) + 1 :] if path else name
+    return None, name
 
 
 def _by_storage(loaded: _Loaded) -> dict[int, str]:
     """Whose values lie in which memory that the load filled, as far as it still is there."""
     return {
-        int(noted.cdata): name for name, noted in loaded.storages.items() if not noted.expired()
+        int(noted.storage.cdata): name
+        for name, noted in loaded.noted.items()
+        if noted.storage is not None and not noted.storage.expired()
     }
 
 
 def _borrowed(loaded: _Loaded, slot: TensorSlot, lent: dict[int, str]) -> Provenance | None:
     """An attribute that a forward pass set to a loaded tensor's memory: bitsandbytes' state."""
-    owner = lent.get(int(_storage(slot.tensor).cdata)) if slot.kind == "attribute" else None
+    storage = _storage(slot.tensor) if slot.kind == "attribute" else None
+    owner = lent.get(int(storage.cdata)) if storage is not None else None
     known = loaded.report.provenance.get(owner) if owner is not None else None
     if owner is None or known is None:
         return None
@@ -155,21 +222,11 @@ def _exception(report: Report, item: Provenance) -> str | None:
     return item.reason if item.origin == "exception" else None
 
 
-def _same_memory(loaded: _Loaded, slot: TensorSlot) -> bool:
-    """Whether the tensor still lies in the memory that the load filled.
-
-    A weak reference to the storage is compared, not an address: memory that was freed and taken
-    again by another tensor has the same address but is another storage.
-    """
-    noted = loaded.storages.get(slot.name)
-    return (
-        noted is not None
-        and not noted.expired()
-        and bool(noted.cdata == _storage(slot.tensor).cdata)
-    )
-
-
 def _storage(tensor: Any) -> Any:
+    """Weakly; ``None`` for tensors without one (sparse ones, wrappers)."""
     from torch.multiprocessing.reductions import StorageWeakRef
 
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    try:
+        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    except (NotImplementedError, RuntimeError):
+        return None

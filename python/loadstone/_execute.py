@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from loadstone import _core, _initialise
 from loadstone import torch as memory
 from loadstone._audit import remember
-from loadstone._dtypes import dtype_name, torch_dtype
+from loadstone._dtypes import dtype_name, has_name, torch_dtype
 from loadstone._errors import FilledWarning, make
 from loadstone._plan import Plan, PlannedTarget
 from loadstone._progress import ProgressCallback, shown
@@ -22,6 +23,8 @@ from loadstone._skeleton_walk import TensorSlot, walk
 
 if TYPE_CHECKING:
     import torch
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # A warning names this many of the tensors that were filled, and counts the others.
 FILLS_LISTED_MAX = 8
@@ -42,9 +45,31 @@ def run(
     """See :meth:`loadstone.Plan.execute`."""
     if plan._units is None:
         _require_numbers(plan)
+    plan.require_ok()
+    _slots(plan, model)
+    made = _initialise.values(plan, model)  # before a byte is read: initialisers may fail
     filled = fill(plan, model, progress=progress, threads=threads)
-    complete(plan, model, filled)
-    return account(plan, model, filled.core)
+    before = walk(model)
+    try:
+        complete(plan, model, filled, made)
+        return account(plan, model, filled.core)
+    except BaseException:
+        for slot in before:
+            slot.put_back()
+        raise
+
+
+def _with_ordinary_tensors(function: _Function) -> _Function:
+    """Runs a function outside of ``torch.inference_mode()``: what is loaded can be trained."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        with torch.inference_mode(False):
+            return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
 
 
 def _require_numbers(plan: Plan) -> None:
@@ -84,6 +109,7 @@ class Filled:
     core: _core.Report
 
 
+@_with_ordinary_tensors
 def fill(
     plan: Plan, model: Any, *, progress: bool | ProgressCallback = False, threads: int = 0
 ) -> Filled:
@@ -99,9 +125,16 @@ def fill(
     return Filled(slots, values, core)
 
 
-def complete(plan: Plan, model: Any, filled: Filled) -> None:
-    """Runs the initialisers that the plan names, then gives the model all its tensors."""
-    for index, value in _initialise.values(plan, model).items():
+@_with_ordinary_tensors
+def complete(
+    plan: Plan, model: Any, filled: Filled, made: dict[int, torch.Tensor] | None = None
+) -> None:
+    """Runs the initialisers that the plan names, then gives the model all its tensors.
+
+    Args:
+        made: what the initialisers made, where they have run.
+    """
+    for index, value in (_initialise.values(plan, model) if made is None else made).items():
         filled.values[index] = value
     _install(plan, model, filled.slots, filled.values)
     _warn_of_fills(plan)
@@ -141,6 +174,7 @@ def _users_level() -> int:
     return level
 
 
+@_with_ordinary_tensors
 def account(plan: Plan, model: Any, core: _core.Report) -> Report:
     """Computes what follows from parameters, and notes where every value came from."""
     provenance = {row["target"]: Provenance.from_row(row) for row in core.provenance()}
@@ -149,6 +183,10 @@ def account(plan: Plan, model: Any, core: _core.Report) -> Report:
         provenance[name] = dataclasses.replace(provenance[name], reason=reason)
     if plan._units is not None:
         plan._units.account(model, provenance)
+    slots = walk(model)
+    for slot in slots:
+        if slot.may_be_kept and slot.name not in provenance:
+            provenance[slot.name] = _kept(slot)
     report = Report(
         provenance=provenance,
         seconds=core.seconds,
@@ -158,13 +196,23 @@ def account(plan: Plan, model: Any, core: _core.Report) -> Report:
         peak_bytes=plan.peak_bytes,
         findings=core.findings,
     )
-    remember(model, report, walk(model))
+    remember(model, report, slots)
     return report
+
+
+def _kept(slot: TensorSlot) -> Provenance:
+    """Of a tensor that is no part of the plan."""
+    tensor = slot.tensor
+    dtype = dtype_name(tensor.dtype) if has_name(tensor.dtype) else str(tensor.dtype)
+    place = (str(tensor.device), dtype, () if tensor.is_nested else tuple(tensor.shape))
+    reason = slot.obstacle or "it is not in the model's tree of modules"
+    return Provenance(slot.name, "kept", slot.kind, "none", (), *place, reason=reason)
 
 
 def _slots(plan: Plan, model: Any) -> list[TensorSlot]:
     """The model's tensors in the plan's order; the model must still be the planned one."""
-    slots: list[TensorSlot] = walk(model)
+    names = {target.name for target in plan.targets}
+    slots = [slot for slot in walk(model) if slot.name in names or not slot.may_be_kept]
     if plan._units is not None:
         slots = plan._units.slots(slots)
     found = [(slot.name, tuple(slot.tensor.shape)) for slot in slots]
@@ -266,7 +314,7 @@ def _waves(plan: Plan, indices: list[int]) -> Iterator[list[int]]:
 
 
 def _install(plan: Plan, model: Any, slots: list[TensorSlot], values: list[Any]) -> None:
-    """The moment in which the model changes: nothing in here reads, computes or should fail."""
+    """Gives the model its tensors, once all of them are made; what fails, fails before that."""
     import torch
 
     units = plan._units.installation(model, plan, values) if plan._units is not None else None
@@ -280,11 +328,14 @@ def _install(plan: Plan, model: Any, slots: list[TensorSlot], values: list[Any])
             new = _placed(target, plan._constructor_values.get(target.name, slot.tensor), slot)
         if new is None or new is slot.tensor:
             installed[target.name] = slot.tensor
-            if new is not None:
+            if new is not None and not slot.tensor.is_inference():
                 torch.autograd.graph.increment_version(slot.tensor)
             continue
         installed[target.name] = memory.like(slot.tensor, new)
-        slot.replace(installed[target.name])
+    for target, slot in zip(plan.targets, slots, strict=True):
+        new = installed.get(target.name)
+        if new is not None and new is not slot.tensor:
+            slot.replace(new)
     for target, slot in zip(plan.targets, slots, strict=True):
         if target.origin != "tie" or target.tie_of in quantized:
             continue

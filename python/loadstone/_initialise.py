@@ -1,13 +1,16 @@
 """Values for missing parameters from the model's own initialisers, never from a guess.
 
-A module's ``reset_parameters`` runs on a stand-in of the module with fresh memory, so that nothing
-that the load put into the real module is touched. A parameter that none writes to gets what the
-constructor makes of it, where an adapter can build such a model again; else the plan refuses it.
+A module's ``reset_parameters`` runs on a stand-in of the whole model, in which only this module's
+parameters have memory: whatever it calls or writes, the model and what was loaded stay as they are.
+Other tensors lie on meta there: to initialise them costs nothing and draws nothing, to read them is
+refused. So the random generator is used by the modules that lack a tensor, in the model's order.
+
+A parameter that none writes to gets what the constructor makes of it, where an adapter can build
+such a model again; else the plan refuses it.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -49,11 +52,18 @@ def values(plan: Plan, model: Any) -> dict[int, Any]:
         if target.origin == "initialiser":
             owner, _, leaf = target.name.rpartition(".")
             wanted.setdefault(owner, {})[leaf] = index
+    if not wanted:
+        return {}
     made: dict[int, Any] = {}
+    initialisers = _Initialisers(model)
     for owner, leaves in wanted.items():
         if _has_initialiser(model, f"{owner}." if owner else ""):
-            fresh = _initialised(model.get_submodule(owner))
-            made |= {i: fresh[leaf] for leaf, i in leaves.items() if not _is_unwritten(fresh[leaf])}
+            fresh = initialisers.run(owner)
+            made |= {
+                i: fresh[leaf]
+                for leaf, i in leaves.items()
+                if leaf in fresh and not _is_unwritten(fresh[leaf])
+            }
     rest = [i for leaves in wanted.values() for i in leaves.values() if i not in made]
     known = _constructed(model, (plan.targets[index].name for index in rest))
     for index in rest:
@@ -84,21 +94,45 @@ def _constructed(model: Any, names: Iterable[str]) -> dict[str, Any]:
     return {} if build is None else parameter_values(build, wanted)
 
 
-def _initialised(module: Any) -> dict[str, Any]:
-    """The parameters that the module's initialiser makes, on the CPU."""
-    import torch
+class _Initialisers:
+    """Runs initialisers of a model, each on a stand-in."""
 
-    stand_in = copy.copy(module)
-    stand_in.__dict__ = dict(module.__dict__)
-    fresh = {}
-    for name, old in module._parameters.items():
-        if old is not None:
-            data = torch.full(old.shape, _sentinel(old.dtype), dtype=old.dtype, device="cpu")
-            fresh[name] = torch.nn.Parameter(data, requires_grad=old.requires_grad)
-    absent = dict.fromkeys(name for name in module._parameters if name not in fresh)
-    stand_in.__dict__["_parameters"] = fresh | absent
-    stand_in.reset_parameters()
-    return {name: parameter.detach() for name, parameter in fresh.items()}
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._stand_in: Any = None
+
+    def run(self, owner: str) -> dict[str, Any]:
+        """The parameters that a module's initialiser makes, on the CPU.
+
+        Raises:
+            PlanError: ``plan.no_initialiser``: it fails, reads what is not there, or writes into
+                the model.
+        """
+        import torch
+
+        from loadstone import _stand_in
+
+        real = self.model.get_submodule(owner)
+        fresh = {}
+        for name, old in real._parameters.items():
+            if old is not None:
+                data = torch.full(old.shape, _sentinel(old.dtype), dtype=old.dtype, device="cpu")
+                fresh[name] = torch.nn.Parameter(data, requires_grad=old.requires_grad)
+        try:
+            if self._stand_in is None:
+                self._stand_in = _stand_in.stand_in(self.model)
+            module = self._stand_in.get_submodule(owner)
+            with _stand_in.with_memory(module, real, fresh), _stand_in.Writes(self.model):
+                module.reset_parameters()
+                made = {name: module._parameters.get(name) for name in fresh}
+        except Exception as error:
+            raise make(
+                "plan.no_initialiser",
+                f"reset_parameters() of {type(real).__name__} cannot make its missing tensors: "
+                f"{type(error).__name__}: {error}",
+                tensor=owner,
+            ) from error
+        return {name: value.detach() for name, value in made.items() if value is not None}
 
 
 def _sentinel(dtype: Any) -> float | int:

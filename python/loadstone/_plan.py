@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import json
 import os
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from loadstone import _core, _machine, _modules
 from loadstone._catalog import Checkpoint, inspect
 from loadstone._errors import Error, make
+from loadstone._needs import needs_of
 from loadstone._report import listed_errors
 from loadstone._text import read_text
 from loadstone._traced import Traced
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from loadstone._bitsandbytes.loading import Units
     from loadstone._catalog import Catalog
     from loadstone._report import Report
-    from loadstone._skeleton_walk import TensorSlot
 
 # Libraries whose conversion code can be asked for recipes.
 TRACED = ("transformers", "diffusers")
@@ -297,7 +298,7 @@ def plan(
     traced = _trace(rules, model, catalog, dtype) if isinstance(rules, str) else None
     if quantize is not None or "bitsandbytes" in sys.modules:
         traced = _with_units(traced, model, catalog, dtype, quantize)
-    return make_plan(
+    made = make_plan(
         model,
         catalog,
         traced,
@@ -311,6 +312,12 @@ def plan(
         staging_bytes_max=staging_bytes_max,
         mmap=mmap,
     )
+    has_memory = all(finding.code != "plan.tensor_class" for finding in made.findings)
+    if has_memory and not is_traced and not isinstance(model, str | os.PathLike):
+        from loadstone import _load_hooks
+
+        made._core.add_findings(_load_hooks.findings(model, catalog, made.targets, missing))
+    return made
 
 
 def _with_units(
@@ -354,7 +361,7 @@ def make_plan(
         allows_unknown_modules: entries of the device map that name nothing of the model are a
             warning, as for libraries that pass over them, and no error.
     """
-    needs = _needs(model)
+    needs = needs_of(model)
     if traced is not None:
         needs.rows = [traced.row(row) for row in needs.rows]
         if traced.units is not None:
@@ -364,9 +371,9 @@ def make_plan(
         needs.findings += traced.findings + traced.unexpected_findings(unexpected)
     mode, entries = _device_map(device_map)
     default, policies = missing_policies(missing, [row[0] for row in needs.rows])
-    core = _core.make_plan(
+    make_core = functools.partial(
+        _core.make_plan,
         catalog._core,
-        needs.rows,
         values_known=needs.module is not None,
         rules=json.dumps([dict(rule) for rule in rules]) if rules else "",
         dtype="" if dtype is None else str(dtype),
@@ -388,6 +395,12 @@ def make_plan(
         bare_modules=_modules.among(needs.module, [path for path, _ in entries]),
         allows_unknown_modules=allows_unknown_modules,
     )
+    core = make_core(targets=needs.rows)
+    if needs.keep_candidates and needs.leave_kept(core):
+        core = make_core(
+            targets=needs.rows,
+            missing_of=missing_policies(missing, [row[0] for row in needs.rows])[1],
+        )
     if traced is not None and traced.units is not None:
         needs.findings += traced.units.misplaced(core.targets())
     if needs.module is not None and not initialises and _initialises(default, policies):
@@ -432,57 +445,6 @@ def _trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> Traced:
     adapter = importlib.import_module(f"loadstone.{library}")
     traced: Traced = adapter.trace(model, catalog, dtype=dtype)
     return traced
-
-
-@dataclass
-class _Needs:
-    """What a model needs: the core's rows; for a module at hand what is known of its values."""
-
-    rows: list[tuple[Any, ...]]
-    module: Any = None
-    findings: list[_core.Finding] = field(default_factory=list)
-    constructor_values: dict[str, Any] = field(default_factory=dict)
-
-
-def _needs(model: Any) -> _Needs:
-    if isinstance(model, str | os.PathLike):
-        return _Needs(_core.skeleton_rows(read_text(model)))
-    from loadstone._constructor import constructor_values
-    from loadstone._skeleton import skeleton_record
-    from loadstone._skeleton_walk import walk
-
-    slots = walk(model)
-    record = skeleton_record(model)
-    values = constructor_values(model, (slot for slot in slots if slot.name not in record.derived))
-    had = values.keys() | record.derived.keys()
-    findings = [
-        _core.Finding(f["severity"], f["code"], f["target"], [], f["message"])
-        for f in record.findings
-        if f["target"] not in values
-    ]
-    rows = [_row(slot, not slot.tensor.is_meta or slot.name in had) for slot in slots]
-    return _Needs(rows, model, findings + _in_place(slots), values)
-
-
-def _row(slot: TensorSlot, has_value: bool) -> tuple[Any, ...]:
-    """name, shape, dtype, kind, tie_of, has_value: what the core wants to know of a tensor."""
-    from loadstone._dtypes import dtype_name
-
-    tensor = slot.tensor
-    dtype = dtype_name(tensor.dtype)
-    return slot.name, list(tensor.shape), dtype, slot.kind, slot.tie_of or "", has_value
-
-
-def _in_place(slots: Iterable[TensorSlot]) -> list[_core.Finding]:
-    """Parameters that hold memory are written in place: a failure half-way leaves them half-way."""
-    real = [slot for slot in slots if slot.kind == "parameter" and not slot.tensor.is_meta]
-    if not real:
-        return []
-    message = (
-        f"{len(real)} parameters hold memory already and will be written in place; "
-        "if the load fails they are left half-written"
-    )
-    return [_core.Finding("info", "plan.in_place", real[0].name, [], message)]
 
 
 def _device_map(device_map: Any) -> tuple[str, list[tuple[str, str]]]:

@@ -30,7 +30,8 @@ class Provenance:
     """Where a tensor's value came from.
 
     Attributes:
-        origin: ``checkpoint | constructor | initialiser | zeros | constant | tie | exception``.
+        origin: ``checkpoint | constructor | initialiser | zeros | constant | tie | kept |
+            exception``. ``kept``: the value that the model held.
         delivery: ``none | memory | file_view | disk_write | disk_keep``.
         reason: for ``exception``, why there is no value here.
         encoding: of a quantized value (``"nf4"``); dtype and shape are those of its numbers.

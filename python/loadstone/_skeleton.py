@@ -35,7 +35,7 @@ class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function 
     """
 
     def __init__(self) -> None:
-        self._entered: list[tuple[Build | None, Build]] = []
+        self._entered: list[tuple[Build | None, Build, Any]] = []
 
     def _recreate_cm(self) -> skeleton:
         return skeleton()  # as a decorator: each call enters a context of its own
@@ -46,7 +46,8 @@ class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function 
 
         outer = modes.current()
         build = outer if outer is not None else Build()
-        self._entered.append((modes.push(build), build))
+        ordinary = modes.ordinary_tensors()
+        self._entered.append((modes.push(build), build, ordinary))
         return self
 
     def __exit__(
@@ -58,10 +59,12 @@ class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function 
         from loadstone import _skeleton_modes as modes
         from loadstone._skeleton_finish import finish
 
-        before, build = self._entered.pop()
+        before, build, ordinary = self._entered.pop()
         modes.pop(before)
         if before is not build and (kind is None or issubclass(kind, Exception)):
             finish(build, sys._getframe(1))
+        if ordinary is not None:
+            ordinary.__exit__(None, None, None)
 
 
 @dataclass
@@ -231,11 +234,20 @@ def save_skeleton(model: Any, path: str | os.PathLike[str]) -> None:
 
     Args:
         model: an ``nn.Module``, usually built under :class:`skeleton`.
-        path: a JSON file: ``{"targets": [{"name", "shape", "dtype", "kind", "tie_of"}]}``.
+        path: a JSON file: ``{"targets": [{"name", "shape", "dtype", "kind", "tie_of"}]}``. Real
+            tensors that the model's state dict lacks and that keep their values are left out.
+
+    Raises:
+        PlanError: ``plan.tensor_class``: a parameter or buffer is of an unknown tensor subclass.
     """
     from loadstone._dtypes import dtype_name
+    from loadstone._errors import make
     from loadstone._skeleton_walk import walk
 
+    slots = [slot for slot in walk(model) if not slot.may_be_kept]
+    for slot in slots:
+        if slot.obstacle:
+            raise make("plan.tensor_class", slot.obstacle, tensor=slot.name)
     targets = [
         {
             "name": slot.name,
@@ -244,6 +256,6 @@ def save_skeleton(model: Any, path: str | os.PathLike[str]) -> None:
             "kind": slot.kind,
             "tie_of": slot.tie_of,
         }
-        for slot in walk(model)
+        for slot in slots
     ]
     Path(path).write_text(json.dumps({"targets": targets}, indent=1) + "\n", encoding="utf-8")

@@ -154,6 +154,15 @@ class _Stack(threading.local):
 _stack = _Stack()
 
 
+def ordinary_tensors() -> Any:
+    """Leaves ``torch.inference_mode()``, whose tensors nobody can train; ``None`` outside of it."""
+    if not torch.is_inference_mode_enabled():
+        return None
+    context = torch.inference_mode(False)
+    context.__enter__()
+    return context
+
+
 def push(build: Build) -> Build | None:
     """Makes a build the current one; returns the one that was."""
     if _stack.users == 0:

@@ -81,6 +81,10 @@ class TensorSlot:
         self._set(tensor)
         self.tensor = tensor
 
+    def put_back(self) -> None:
+        """Puts the tensor that was found there in its place again."""
+        self._set(self.tensor)
+
 
 class _Name:
     """A path whose text is made when somebody wants it: most places hold no tensor."""
@@ -206,14 +210,14 @@ class _Walk:
     def _inside(self, name: _Name, value: Any) -> Iterator[_Place]:
         cls = type(value)
         if issubclass(cls, dict):
-            kind = OrderedDict if issubclass(cls, OrderedDict) else dict
-            for key, item in list(kind.items(value)):
+            mapping = OrderedDict if issubclass(cls, OrderedDict) else dict
+            for key, item in list(mapping.items(value)):
                 if not self._is_leaf(item):
                     setter = functools.partial(value.__setitem__, key)
                     yield _Place(_Name(name, "[{!r}]", key), item, setter)
         elif issubclass(cls, list | deque):
-            kind = list if issubclass(cls, list) else deque
-            for index, item in enumerate(list(kind.__iter__(value))):
+            sequence: Any = list if issubclass(cls, list) else deque
+            for index, item in enumerate(list(sequence.__iter__(value))):
                 if not self._is_leaf(item):
                     setter = functools.partial(value.__setitem__, index)
                     yield _Place(_Name(name, "[{}]", index), item, setter)
@@ -306,8 +310,6 @@ class _Tuple:
         while pending:
             changed, old, new = pending.pop()
             before = changed.value
-            if old is new:
-                continue
             items = [new if each is old else each for each in before]
             make = getattr(type(before), "_make", None)  # a named tuple
             changed.value = make(items) if make is not None else type(before)(items)
@@ -323,11 +325,13 @@ def _paths(root: torch.nn.Module, path: _Name) -> Iterator[tuple[_Name, torch.nn
     pending = [(root, path, iter(list(root._modules.items())))]
     while pending:
         module, name, children = pending[-1]
-        child_name, child = next(children, ("", pending))
-        if child is pending:
+        found = next(children, None)
+        if found is None:
             pending.pop()
             above.discard(id(module))
-        elif child is not None and id(child) not in above:
+            continue
+        child_name, child = found
+        if child is not None and id(child) not in above:
             above.add(id(child))
             full = name.child(child_name)
             yield full, child

@@ -87,6 +87,12 @@ def hide_in_an_object(model):
     return "blocks.0.state.inner['absmax']"
 
 
+def overwrite(model):
+    with torch.no_grad():
+        model.blocks[0].linear.weight.fill_(float("nan"))
+    return "blocks.0.linear.weight"
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -97,12 +103,50 @@ def hide_in_an_object(model):
         replace_at_the_same_address,
         add_parameter,
         hide_in_an_object,
+        overwrite,
     ],
 )
-def test_what_came_after_the_load_is_unaccounted(loaded, change):
+def test_what_came_after_the_load_is_changed(loaded, change):
     model, report = loaded
+    assert loadstone.audit(model, report).changed == []
     name = change(model)
-    assert loadstone.audit(model, report).unaccounted == [name]
+    result = loadstone.audit(model, report)
+    assert result.changed == [name]
+    assert result.ok  # memory and origin are in order: that is what a load promises
+    assert len(repr(result)) < 200 and "1 changed" in repr(result)
+
+
+def test_casts_and_moves_are_changes_and_a_wrapper_finds_the_load(loaded):
+    model, _ = loaded
+    wrapped = torch.nn.ModuleDict({"inner": model})
+    assert loadstone.audit(wrapped).ok and not loadstone.audit(wrapped).changed
+    model.half()
+    result = loadstone.audit(wrapped)
+    floating = [
+        f"inner.{name}"
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+        if tensor.is_floating_point()
+    ]
+    assert result.ok and set(floating) <= set(result.changed)
+
+
+def test_tensors_of_inference_mode_count_no_writes(tmp_path):
+    save(randomise(Tiny()), tmp_path / "m.safetensors")
+    with torch.inference_mode():
+        model = Tiny()
+    loadstone.load(model, tmp_path / "m.safetensors")
+    result = loadstone.audit(model)
+    assert result.ok and not result.changed
+
+
+def test_a_model_loaded_inside_inference_mode_can_be_trained(tmp_path):
+    save(randomise(Tiny()), tmp_path / "m.safetensors")
+    with torch.inference_mode():
+        with loadstone.skeleton():
+            model = Tiny()
+        loadstone.load(model, tmp_path / "m.safetensors")
+    assert not any(parameter.is_inference() for parameter in model.parameters())
+    sum(parameter.float().sum() for parameter in model.parameters()).backward()
 
 
 def test_a_tensor_put_back_on_meta_is_found(loaded):

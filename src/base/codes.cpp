@@ -164,6 +164,8 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "quantized tensor are never cast: without their scales they mean nothing.",
      "Make numbers of the checkpoint with `loadstone convert --dequantize`, or load it into "
      "modules that are made for its encoding."},
+    {"plan.extra_state", "A module keeps a state that is no tensor (set_extra_state).",
+     "Load this model with load_state_dict."},
     {"plan.in_place", "The change cannot be made inside the memory that the model already has.",
      "Load into a model on the meta device."},
     {"plan.json", "The text is not a plan, or not one of this version.", "Make the plan again."},
@@ -172,8 +174,6 @@ constexpr auto codes = std::to_array<CodeInfo>({
     {"plan.load_hook",
      "A hook or override would change what load_state_dict loads, and only runs there.",
      "Convert the checkpoint, write rules for its names, or load it with load_state_dict."},
-    {"plan.extra_state", "A module keeps a state that is no tensor (set_extra_state).",
-     "Load this model with load_state_dict."},
     {"plan.missing", "The checkpoint lacks a tensor that the model needs.",
      "Check the rules and names; or set missing to initialise or zeros."},
     {"plan.mmap", "A tensor cannot be a view of its file, because of where it stands in it.",
