@@ -196,7 +196,7 @@ class _Rehearsal:
         return [(f"{self.prefix}{name}", tensor) for name, tensor in named]
 
     def _own(self) -> dict[str, Any]:
-        own = {name: id(value) for name, value in vars(self.module).items()}
+        own: dict[str, Any] = {name: id(value) for name, value in vars(self.module).items()}
         for registry in _REGISTRIES:
             own[registry] = [
                 (name, id(value)) for name, value in getattr(self.module, registry).items()

@@ -469,4 +469,4 @@ def test_the_audit_knows_what_a_forward_pass_lends(tmp_path: Path) -> None:
     path = WEIGHT.removesuffix(".weight")
     assert audit.provenance[f"{path}.state.SCB"].tie_of == f"{WEIGHT}.SCB"
     layer.state.SCB = layer.state.SCB.clone()  # the control: memory that no load has filled
-    assert loadstone.audit(model).unaccounted == [f"{path}.state.SCB"]
+    assert loadstone.audit(model).changed == [f"{path}.state.SCB"]
