@@ -28,16 +28,19 @@ PACKAGE_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
 CTEST := ctest --preset
 SHORTEN := { grep -vE '^ +Start +[0-9]+: | Passed +[0-9.]+ sec$$' || true; }
 
-.PHONY: help demo test test-all bench lint clang-tidy asan tsan fuzz clean setup package release
+.PHONY: help demo test test-all bench lint clang-tidy clean setup package release
+.PHONY: asan tsan asan-hostile fuzz
 
 help:
 	@echo 'make demo      load a real checkpoint, and compare with what transformers gives'
 	@echo 'make test      all tests but the long ones'
-	@echo 'make test-all  those too: sweeps over model classes, measurements (gigabytes, an hour)'
+	@echo 'make test-all  those too: sweeps over model classes, measurements (gigabytes, an hour),'
+	@echo '               and the C++ tests under sanitizers'
 	@echo 'make bench     speed and memory beside other loaders'
 	@echo 'make format    what clang-format and ruff can put right themselves'
 	@echo 'make lint      clang-format, clang-tidy, ruff, mypy, tools/tidy.py'
-	@echo 'make asan | tsan | fuzz   the C++ tests under sanitizers; a short fuzzing run'
+	@echo 'make asan | tsan | asan-hostile | fuzz   the C++ tests under sanitizers, those of malformed'
+	@echo '               files and faults only; a short fuzzing run'
 	@echo 'make clean     remove build/ and .venv/'
 
 setup:
@@ -67,6 +70,7 @@ test-all: release package
 	$(CTEST) release | $(SHORTEN)
 	python -m pytest -q -n $(JOBS)
 	python -m pytest -q -m 'sweep or bench'
+	@$(MAKE) --no-print-directory asan tsan
 
 bench: package
 	cmake --preset bench
@@ -106,15 +110,25 @@ asan tsan: setup
 	cmake --build --preset $@ --parallel $(JOBS)
 	$(CTEST) $@ | $(SHORTEN)
 
+# What reads malformed files, faults of the file system, and the corpora of fuzz/, under the address
+# and undefined-behaviour sanitizers: a push is checked with it, so it builds nothing else.
+asan-hostile: setup
+	cmake --preset $@
+	cmake --build --preset $@ --parallel $(JOBS) --target hostile_checks
+	$(CTEST) $@ | $(SHORTEN)
+
 fuzz:
 	@tools/setup.sh clang libclang-rt-dev
 	cmake --preset fuzz
 	cmake --build --preset fuzz --parallel $(JOBS)
 	for program in build/fuzz/bin/*_fuzz; do \
-	  mkdir -p "build/fuzz/corpus/$$(basename "$$program")"; \
-	  "$$program" -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=1024 -verbosity=0 \
-	    -artifact_prefix=build/fuzz/ \
-	    "build/fuzz/corpus/$$(basename "$$program")" tests/hostile; \
+	  name=$$(basename "$$program" _fuzz); \
+	  seeds=fuzz/corpus/$$name; \
+	  [ -d "$$seeds" ] || seeds=tests/hostile; \
+	  mkdir -p "build/fuzz/corpus/$$name"; \
+	  "$$program" -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=1536 \
+	    -malloc_limit_mb=256 -verbosity=0 -artifact_prefix=build/fuzz/ \
+	    "build/fuzz/corpus/$$name" "$$seeds"; \
 	done
 
 clean:

@@ -32,6 +32,10 @@ function(loadstone_target_options target)
     # PUBLIC for a library: whoever links it needs the sanitizer's runtime.
     target_link_options(${target} PUBLIC ${flags})
   endif()
+  if(LOADSTONE_ONE_VECTOR_ISA)
+    target_compile_definitions(${target} PRIVATE
+      "HWY_DISABLED_TARGETS=(HWY_AVX3_DL|HWY_AVX3|HWY_SSE4|HWY_SSSE3)")
+  endif()
   if(LOADSTONE_BUILD_FUZZ)
     target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link)
   endif()

@@ -32,11 +32,7 @@ constexpr std::string_view lone_tensor_name = "tensor";
 class StateReader {
  public:
   StateReader(const TorchFile& file, Warnings& warnings)
-      : file_(file),
-        path_(file.path),
-        pickle_(file.pickle),
-        storages_(file.storages),
-        warnings_(warnings) {}
+      : file_(file), path_(file.path), pickle_(file.pickle), warnings_(warnings) {}
 
   std::vector<TensorInfo> read(std::vector<Finding>& findings) {
     std::uint32_t root = pickle_.root;
@@ -294,7 +290,6 @@ class StateReader {
   const TorchFile& file_;
   const std::string& path_;
   const Pickle& pickle_;
-  const TorchStorages& storages_;
   Warnings& warnings_;
   CopyBudget budget_;
   std::vector<std::string_view> ignored_;  // the first few

@@ -109,6 +109,10 @@ Region target_region(const Box& box) {
 std::optional<BoxDefect> check_boxes(std::span<const Box> boxes, std::uint64_t elements,
                                      const std::vector<TensorInfo>& sources,
                                      std::span<const Decoding> decodings) {
+  if (boxes.empty()) {  // without elements a target has boxes all the same, for its provenance
+    return BoxDefect{"no box says where the value comes from", "no boxes", "one or more",
+                     std::nullopt};
+  }
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < boxes.size(); ++i) {
     auto defect = check_box(boxes[i], elements, sources, decodings, total);

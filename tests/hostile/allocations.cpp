@@ -2,7 +2,7 @@
 
 #include <malloc.h>
 
-#include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <new>
 
@@ -10,10 +10,9 @@ namespace loadstone::test {
 
 namespace {
 
-// One thread allocates in these tests.
-std::size_t in_use = 0;
-std::size_t in_use_at_reset = 0;
-std::size_t in_use_max = 0;
+std::atomic<std::size_t> in_use = 0;
+std::atomic<std::size_t> in_use_at_reset = 0;
+std::atomic<std::size_t> in_use_max = 0;
 
 void* counted(std::size_t bytes, std::size_t alignment) noexcept {
   void* memory = nullptr;
@@ -25,8 +24,10 @@ void* counted(std::size_t bytes, std::size_t alignment) noexcept {
   if (memory != nullptr) {
     // As asked for, not as the system rounds; on freeing the latter is all that is known, so both
     // sides use it.
-    in_use += ::malloc_usable_size(memory);
-    in_use_max = std::max(in_use_max, in_use);
+    const std::size_t now = in_use += ::malloc_usable_size(memory);
+    std::size_t highest = in_use_max;
+    while (highest < now && !in_use_max.compare_exchange_weak(highest, now)) {
+    }
   }
   return memory;
 }
@@ -45,8 +46,8 @@ void release(void* memory) noexcept {
 }  // namespace
 
 void AllocationPeak::reset() noexcept {
-  in_use_at_reset = in_use;
-  in_use_max = in_use;
+  in_use_at_reset = in_use.load();
+  in_use_max = in_use.load();
 }
 
 std::size_t AllocationPeak::bytes() noexcept { return in_use_max - in_use_at_reset; }

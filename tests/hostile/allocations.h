@@ -6,6 +6,7 @@
 namespace loadstone::test {
 
 // The highest sum of memory in use since reset(), above what was in use then.
+// Thread-safe but for reset().
 class AllocationPeak {
  public:
   static void reset() noexcept;

@@ -58,7 +58,7 @@ TEST(CheckBoxes, ASourceMayBeReadTwice) {
 }
 
 TEST(CheckBoxes, EmptyTargets) {
-  EXPECT_TRUE(passes({}, 0));
+  EXPECT_FALSE(passes({}, 0));  // nobody would know where it comes from
   EXPECT_TRUE(passes({{0, 0, 0, {{0, 1, 1}}}}, 0));
   EXPECT_FALSE(passes({{0, 0, 0, {{0, 1, 1}}}}, 1));
   EXPECT_FALSE(passes({}, 1));

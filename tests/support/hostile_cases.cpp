@@ -51,6 +51,11 @@ const std::vector<HostileCase>& quantized_cases() {
   return cases;
 }
 
+const std::vector<HostileCase>& unread_cases() {
+  static const auto cases = read_cases({"quant-unread"});
+  return cases;
+}
+
 bool needs_values(std::string_view code) {
   return code == "st.bool_value" || code == "gg.scale_nan" || code == "digest" || code == "pt.crc";
 }

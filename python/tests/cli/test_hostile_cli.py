@@ -1,6 +1,7 @@
 """Every file of tests/hostile through the command: exit status, code, culprit, memory."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,17 +21,21 @@ CASES: list[dict[str, Any]] = [
     for case in json.loads((HOSTILE / "manifest.json").read_text())["cases"]
     if case["format"] in ("safetensors", "sharded", "gguf")
 ]
+# All of them, for what holds whatever a file's flaw is.
+EVERY: list[dict[str, Any]] = json.loads((HOSTILE / "manifest.json").read_text())["cases"]
+WORDS = ("inspect", "plan", "load", "verify", "convert")
 
 # Runs commands one after the other and tells the peak memory of each. A process of its own, because
 # a child's peak counts what its parent held when it was forked, and pytest holds a lot.
 RUNNER = """
-import json, os, sys, tempfile
+import json, os, resource, sys, tempfile
 for command in json.load(sys.stdin):
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = os.fork()
         if child == 0:
             os.dup2(out.fileno(), 1)
             os.dup2(err.fileno(), 2)
+            resource.setrlimit(resource.RLIMIT_CPU, (60, 60))  # for commands that hang
             os.execv(command[0], command)
         _, status, usage = os.wait4(child, 0)
         texts = []
@@ -91,6 +96,49 @@ def test_inspect(case: dict[str, Any], outcomes: dict[str, Outcome]) -> None:
 def test_version_is_the_baseline(outcomes: dict[str, Outcome]) -> None:
     assert outcomes[""].status == 0
     assert 0 < outcomes[""].memory_kb < MEMORY_KB_MAX
+
+
+@pytest.fixture(scope="module")
+def all_outcomes(command: Path, tmp_path_factory: Any) -> dict[tuple[str, str], Outcome]:
+    """By the name of the case and of the command."""
+    target = tmp_path_factory.mktemp("converted")
+    keys = [(case["name"], word) for case in EVERY for word in WORDS]
+    files = {case["name"]: str(HOSTILE / case["file"]) for case in EVERY}
+    commands = [
+        [str(command), word, files[name]]
+        + ([str(target / f"{name}.safetensors")] if word == "convert" else [])
+        for name, word in keys
+    ]
+    done = dict(zip(keys, run_all(commands), strict=True))
+    left = {path.name for path in target.iterdir()}
+    whole = {
+        f"{name}.safetensors"
+        for name, word in keys
+        if word == "convert" and done[name, word].status == 0
+    }
+    assert left == whole
+    return done
+
+
+@pytest.mark.parametrize("case", EVERY, ids=lambda case: case["name"])
+def test_every_command_ends_with_a_status_of_its_own(
+    case: dict[str, Any],
+    all_outcomes: dict[tuple[str, str], Outcome],
+    outcomes: dict[str, Outcome],
+) -> None:
+    baseline = outcomes[""].memory_kb
+    for word in WORDS:
+        outcome = all_outcomes[case["name"], word]
+        said = (word, outcome.out, outcome.err)
+        # Blocks are numbers for nobody who does not ask for them by a recipe.
+        is_packed = case["format"] == "gguf" and word in ("plan", "load")
+        allowed = (0, 1, 3) if case["accept"] is not True else (0, 1) if is_packed else (0,)
+        assert outcome.status in allowed, said
+        if outcome.status == 3:
+            found = outcome.out if word == "verify" and outcome.err == "" else outcome.err
+            assert re.search(r"\b(st|ix|gg|pt|q)\.\w+", found), said
+        assert len(outcome.err.strip().splitlines()) <= 3, said
+        assert outcome.memory_kb <= baseline + MEMORY_KB_MAX, word
 
 
 WARNED = [c for c in CASES if c["accept"] == "warn" and c["expect"] not in CODELESS]

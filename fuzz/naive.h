@@ -1,0 +1,46 @@
+// Tensors as their elements, moved and cast one by one: what every quicker way must equal.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "loadstone/dtype.h"
+#include "loadstone/recipe.h"
+#include "loadstone/shape.h"
+
+namespace loadstone::fuzz {
+
+// In C order, each element in `width` bytes. Elements of less than a byte have one each.
+struct NaiveTensor {
+  Shape shape;
+  Dtype dtype = Dtype::u8;
+  std::vector<std::uint8_t> bytes;
+
+  [[nodiscard]] std::size_t width() const noexcept { return (bits(dtype) + 7) / 8; }
+  [[nodiscard]] std::uint64_t numel() const { return shape.numel().value_or(0); }
+};
+
+// As files and memory have it: elements of less than a byte packed, the first in the lowest bits.
+[[nodiscard]] NaiveTensor unpacked(const std::vector<std::uint8_t>& bytes, Shape shape,
+                                   Dtype dtype);
+[[nodiscard]] std::vector<std::uint8_t> packed(const NaiveTensor& tensor);
+
+// Floats from 8 to 64 bits, and integers to floats. A cast to what it is changes nothing.
+[[nodiscard]] bool naive_can_cast(Dtype source, Dtype target);
+[[nodiscard]] NaiveTensor naive_cast(const NaiveTensor& tensor, Dtype dtype);
+// The same bytes, or both NaN where `dtype` is floating.
+[[nodiscard]] bool same_numbers(const std::vector<std::uint8_t>& first,
+                                const std::vector<std::uint8_t>& second, Dtype dtype);
+[[nodiscard]] double naive_number(const std::uint8_t* bytes, Dtype dtype);
+
+[[nodiscard]] NaiveTensor naive_permute(const NaiveTensor& tensor,
+                                        const std::vector<std::size_t>& order);
+[[nodiscard]] NaiveTensor naive_slice(const NaiveTensor& tensor, std::size_t dim,
+                                      std::uint64_t start, std::uint64_t size, std::uint64_t step);
+[[nodiscard]] NaiveTensor naive_concat(const std::vector<NaiveTensor>& tensors, std::size_t dim);
+[[nodiscard]] NaiveTensor naive_stack(const std::vector<NaiveTensor>& tensors, std::size_t dim);
+// Writes what the box says.
+void naive_copy(const Box& box, const NaiveTensor& source, NaiveTensor& target);
+
+}  // namespace loadstone::fuzz

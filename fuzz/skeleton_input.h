@@ -1,0 +1,26 @@
+// Skeletons, rules and options, as a fuzzer's decisions describe them.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "fuzz/input.h"
+#include "loadstone/convert.h"
+#include "loadstone/plan.h"
+#include "loadstone/skeleton.h"
+
+namespace loadstone::fuzz {
+
+// Targets for most of the catalog's tensors, some of them other ones. May throw Error.
+[[nodiscard]] Skeleton skeleton_for(const Catalog& catalog, Input& input);
+
+// Rules, recipes, dtypes, devices, budgets. May throw Error.
+[[nodiscard]] PlanOptions plan_options_for(const std::shared_ptr<const Catalog>& catalog,
+                                           const Skeleton& skeleton, Input& input,
+                                           const std::string& offload_folder);
+
+// May throw Error.
+[[nodiscard]] ConvertOptions convert_options_for(const std::shared_ptr<const Catalog>& catalog,
+                                                 Input& input);
+
+}  // namespace loadstone::fuzz
