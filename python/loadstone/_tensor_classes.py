@@ -27,6 +27,9 @@ _KNOWN = frozenset(
         "diffusers.quantizers.gguf.utils.GGUFParameter",
         "diffusers.quantizers.bfl.utils.BFLQuantizedParameter",
         "modelopt.torch.quantization.qtensor.base_qtensor.QTensorWrapper",
+        "loadstone._bitsandbytes.parameters.Params4bit",
+        "loadstone._bitsandbytes.parameters.Int8Params",
+        "loadstone._modelopt.experts.PackedExperts",
     }
 )
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
