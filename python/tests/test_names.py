@@ -57,12 +57,14 @@ def test_a_missing_file_is_an_error_of_ours(odd: Path) -> None:
 
 
 def test_a_plan_that_json_cannot_hold_is_not_saved(odd: Path, tmp_path: Path) -> None:
-    plan = loadstone.plan(model(), odd)
+    made = model()
+    plan = loadstone.plan(made, odd)
     with pytest.raises(loadstone.Error) as caught:
         plan.save(tmp_path / "plan.json")
     assert caught.value.code == "plan.json"
     str(plan)
     plan.execute()
+    assert torch.equal(made.weight, torch.ones(2, 3))
 
 
 def test_convert_from_and_to(odd: Path, tmp_path: Path) -> None:
