@@ -134,7 +134,9 @@ def test_modelopts_layouts_are_decoded_from_other_dtypes(
     assert done.returncode == 0, done.stderr
     found = load_file(again)
     for name in SHAPES:
-        unit = loadstone.quantize(given[name], encoding, dialect=mode)
+        # Of blocks ModelOpt's export rounds once, as "exact" does.
+        dialect = "exact" if encoding == "fp8-block" else mode
+        unit = loadstone.quantize(given[name], encoding, dialect=dialect)
         assert torch.equal(found[name], unit.dequantize(torch.float32)), name
 
 
@@ -229,7 +231,8 @@ def test_an_inverse_scale_that_would_be_infinite_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_the_largest_numbers_stay_finite(encoding: str, dtype: torch.dtype) -> None:
-    most = torch.finfo(torch.float16 if encoding == "int8" else dtype).max
+    # int8 goes through F16, and 65280 is the largest number there that BF16 has too.
+    most = 65280.0 if encoding == "int8" else torch.finfo(dtype).max
     weight = torch.full((256, 256), most).to(dtype)
     weight[1::2] *= -1
     unit = loadstone.quantize(weight, encoding)
