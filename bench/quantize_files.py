@@ -34,9 +34,14 @@ COMMAND = Path(sys.executable).parent / "loadstone"
 
 @dataclass
 class Run:
-    """What a process took: wall and processor time, and the most resident bytes."""
+    """What a process took: wall and processor time, and the most resident bytes.
+
+    Attributes:
+        synced: of the seconds, those in which files were brought to the disk.
+    """
 
     seconds: float
+    synced: float
     processor: float
     resident: int
 
@@ -58,7 +63,8 @@ def converted(source: Path, target: Path, threads: int) -> Run:
         shutil.rmtree(target, ignore_errors=True)
     seconds = time.perf_counter() - begin
     processor = processor_of_children() - before
-    return Run(seconds, processor, json.loads(done.stdout)["process"]["resident_bytes_peak"])
+    report = json.loads(done.stdout)
+    return Run(seconds, report["sync_seconds"], processor, report["process"]["resident_bytes_peak"])
 
 
 def weights(folder: Path) -> list[Path]:
@@ -132,7 +138,8 @@ def report(folder: Path, gigabytes: float, sample_bytes: int) -> None:
             if path is source:
                 best = min(best, took.processor)
             print(
-                f"  loadstone, {threads} threads{label}: {took.seconds:.2f} s "
+                f"  loadstone, {threads} threads{label}: {took.seconds - took.synced:.2f} s "
+                f"and {took.synced:.2f} s until the disk has it "
                 f"({took.processor:.2f} s of processors), "
                 f"{took.resident / MIB:.1f} MiB resident at most"
             )

@@ -204,6 +204,9 @@ std::string text_of(const ConvertReport& report, const ConvertRun& run,
     text += fmt::format(", {:.2f} GB/s",
                         static_cast<double>(report.bytes_written) / 1e9 / report.seconds);
   }
+  if (report.sync_seconds > 0) {
+    text += fmt::format("; {:.3f} s of it to bring them to the disk", report.sync_seconds);
+  }
   return text + fmt::format("\nmemory    peak {} of the process; the plan said {}",
                             human_bytes(memory.peak_bytes), human_bytes(report.peak_bytes));
 }

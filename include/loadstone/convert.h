@@ -205,6 +205,7 @@ struct ConvertReport {
   std::vector<std::string> outputs;  // paths of the files
   std::vector<Finding> findings;
   double seconds = 0;
+  double sync_seconds = 0;  // of them, bringing files to the disk by whatever thread
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
   std::uint64_t bytes_kept = 0;  // of files that earlier runs finished
@@ -229,7 +230,7 @@ void check_target(const Conversion& conversion, const std::string& target,
 // Errors among the findings, and sources that have changed, are thrown before anything is written;
 // "convert.locked" where another process is at the same work, "convert.state" where what is there
 // belongs to another conversion, "convert.incomplete" where there is nothing whole to finish.
-// `storage` is what the sources are read from; null: the catalog's.
+// `storage` is what the sources are read from and the target is written to; null: the catalog's.
 ConvertReport convert(const Conversion& conversion, const std::string& target,
                       Observer* observer = nullptr, Storage* storage = nullptr,
                       const ConvertRun& run = {});

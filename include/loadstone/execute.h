@@ -47,7 +47,12 @@ struct ExecuteOptions {
   std::uint64_t chunk_bytes = 4u << 20;  // one read; smaller where staging_bytes_max demands it
   Storage* storage = nullptr;            // null: the catalog's
   Observer* observer = nullptr;          // not owned
+  // What goes to the offload folder is not committed: that is left to the holder of
+  // Report::offload.
+  bool holds_offload = false;
 };
+
+class OffloadFolder;
 
 struct SourceRange {
   std::string tensor;
@@ -78,8 +83,10 @@ struct Report {
   std::vector<Finding> findings;
   double seconds = 0;
   std::uint64_t bytes_read = 0;
-  std::uint64_t bytes_written = 0;       // into destinations and offload files
-  std::uint64_t staging_bytes_peak = 0;  // counted, not estimated
+  std::uint64_t bytes_written = 0;         // into destinations and offload files
+  std::uint64_t staging_bytes_peak = 0;    // counted, not estimated
+  double sync_seconds = 0;                 // of `seconds`: bringing offload files to the disk
+  std::shared_ptr<OffloadFolder> offload;  // only with ExecuteOptions::holds_offload
 };
 
 // Checks first (errors among the findings: Error of the first, before a data byte is read; shards

@@ -1,7 +1,8 @@
-// The one seam to the operating system: where bytes come from.
+// The one seam to the operating system: where bytes come from and where they go.
 //
-// The catalog reads headers and execute() reads data through these two interfaces only, so tests
-// can log every access, inject failures, and keep files in memory.
+// The catalog reads headers, execute() reads data and everything that writes files writes them
+// through these interfaces only, so tests can log every access, inject failures at each of them,
+// and keep files in memory.
 #pragma once
 
 #include <cstddef>
@@ -42,6 +43,92 @@ class ByteSource {
 
 enum class EntryKind : std::uint8_t { file, folder, other };
 
+enum class Reserve : std::uint8_t {
+  all,      // every block now: mapped memory cannot tell that the disk is full
+  if_cheap  // where the file system does it at once; else only the file's size is set
+};
+
+// One new file. Thread-safe: any number of threads may write at once, and to the mapped memory.
+//
+// Implementations are the functions whose names begin with try_: one attempt each, which returns
+// what the system's call would: an error number of errno.h, 0 for success. The others are the
+// rules above them, the same for all: interrupted calls are made again, short writes go on, and an
+// error becomes Error "io.no_space", "io.denied" or "io.write" with the path.
+class FileSink {
+ public:
+  virtual ~FileSink() = default;
+  [[nodiscard]] virtual const std::string& path() const noexcept = 0;
+
+  virtual int try_reserve(std::uint64_t byte_count, Reserve how) = 0;
+  // How many of the bytes were written, at least one; or a negative error number.
+  virtual std::int64_t try_write(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
+  // The whole file as memory that lives as long as the sink. To be reserved before.
+  virtual int try_map(std::uint64_t byte_count, std::byte*& memory) = 0;
+  // Brings all that was written, to the mapped memory too, to the disk.
+  virtual int try_sync() = 0;
+
+  void reserve(std::uint64_t byte_count, Reserve how);
+  void write(std::uint64_t offset, std::span<const std::byte> bytes);
+  [[nodiscard]] std::span<std::byte> map(std::uint64_t byte_count);
+  void sync();
+};
+
+enum class LockMode : std::uint8_t { shared, exclusive };
+enum class LockResult : std::uint8_t { taken, busy, unsupported };
+
+// A file or folder that processes lock to keep out of each other's way. Unlocked at its end, and
+// when the process ends, however it does.
+class FileLock {
+ public:
+  virtual ~FileLock() = default;
+  [[nodiscard]] virtual const std::string& path() const noexcept = 0;
+  // EWOULDBLOCK where another one has it. In place of a lock that is held already.
+  virtual int try_take(LockMode mode, bool waits) = 0;
+  // Whether the path still leads here: who had the lock before may have removed the file.
+  [[nodiscard]] virtual bool is_named() const = 0;
+
+  // "unsupported" where the file system has no locks: then nobody is kept out.
+  [[nodiscard]] LockResult take(LockMode mode, bool waits);
+};
+
+// The file system as far as it is written to. Thread-safe. For names that begin with try_, and for
+// errors, see FileSink.
+class WritableStorage {
+ public:
+  virtual ~WritableStorage() = default;
+
+  // A file that was not there; links are not followed.
+  virtual int try_create(const std::string& path, std::unique_ptr<FileSink>& file) = 0;
+  virtual int try_make_folder(const std::string& path) = 0;
+  // One step: what had the name before is gone.
+  virtual int try_rename(const std::string& from, const std::string& to) = 0;
+  // One step; EINVAL or ENOSYS where the file system cannot do it.
+  virtual int try_exchange(const std::string& a, const std::string& b) = 0;
+  virtual int try_link(const std::string& from, const std::string& to) = 0;
+  virtual int try_remove(const std::string& path) = 0;
+  virtual int try_remove_folder(const std::string& path) = 0;
+  virtual int try_sync_folder(const std::string& path) = 0;
+  // Opens a file or folder to be locked; a file that is not there is made.
+  virtual int try_open_lock(const std::string& path, std::unique_ptr<FileLock>& lock) = 0;
+
+  [[nodiscard]] std::unique_ptr<FileSink> create(const std::string& path);
+  // False: it was there already.
+  bool make_folder(const std::string& path);
+  void rename(const std::string& from, const std::string& to);
+  // False: the file system cannot do it.
+  [[nodiscard]] bool exchange(const std::string& a, const std::string& b);
+  void link(const std::string& from, const std::string& to);
+  // False: nothing was removed, for whatever reason. Cleaning up never fails.
+  bool remove(const std::string& path) noexcept;
+  bool remove_folder(const std::string& path) noexcept;
+  // So that the names in it are on the disk too.
+  void sync_folder(const std::string& path);
+  // Null where the folder above is not there.
+  [[nodiscard]] std::unique_ptr<FileLock> open_lock(const std::string& path);
+  // A whole file under its name, on the disk, or nothing; `unfinished` is its path until then.
+  void write_whole(const std::string& path, const std::string& unfinished, std::string_view text);
+};
+
 // The file system. Thread-safe.
 class Storage {
  public:
@@ -55,6 +142,8 @@ class Storage {
   [[nodiscard]] virtual std::vector<std::string> list(const std::string& folder) = 0;
   // The path with all links resolved.
   [[nodiscard]] virtual std::string resolve(const std::string& path) = 0;
+  // Where files are written; by default the machine's own file system.
+  [[nodiscard]] virtual WritableStorage& writable();
 };
 
 // The machine's own file system: pread into the caller's memory.

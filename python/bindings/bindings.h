@@ -25,6 +25,7 @@ void bind_catalog(nb::module_& module);
 void bind_recipe(nb::module_& module);
 void bind_plan(nb::module_& module);
 void bind_execute(nb::module_& module);
+void bind_offload(nb::module_& module);
 void bind_audit(nb::module_& module);
 void bind_convert(nb::module_& module);
 void bind_kernels(nb::module_& module);

@@ -5,6 +5,7 @@
 
 #include "bindings.h"
 #include "execute/mapped_shard.h"
+#include "execute/offload_folder.h"
 #include "observer.h"
 #include "shared_plan.h"
 
@@ -47,6 +48,7 @@ Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>&
   ExecuteOptions options;
   options.threads = threads;
   options.observer = &observer;
+  options.holds_offload = true;  // libraries want more in the folder than the plan has
   try {
     const nb::gil_scoped_release release;
     return partial ? execute(without_offload(*plan), destinations, options)
@@ -118,6 +120,7 @@ void bind_execute(nb::module_& module) {
              for (const Provenance& item : self.provenance) rows.append(provenance_row(item));
              return rows;
            })
+      .def_ro("offload", &Report::offload)
       .def_ro("findings", &Report::findings)
       .def_ro("seconds", &Report::seconds)
       .def_ro("bytes_read", &Report::bytes_read)

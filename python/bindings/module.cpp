@@ -9,6 +9,7 @@ NB_MODULE(_core, module) {
   bind_catalog(module);
   bind_recipe(module);
   bind_plan(module);
+  bind_offload(module);
   bind_execute(module);
   bind_audit(module);
   bind_convert(module);

@@ -105,22 +105,6 @@ std::pair<std::uint32_t, std::uint64_t> view_of(const SharedPlan& plan, std::siz
   return {source.shard, source.offset_begin};
 }
 
-// What accelerate's reader of offloaded tensors wants to know: by target, as in index.json.
-nb::dict offload_index(const SharedPlan& plan) {
-  nb::dict index;
-  for (const OffloadEntry& entry : offload_entries(*plan, plan->catalog->storage())) {
-    nb::dict row;
-    if (!entry.safetensors_file.empty()) {
-      row["safetensors_file"] = entry.safetensors_file;
-      row["weight_name"] = entry.weight_name;
-    }
-    row["dtype"] = entry.dtype;
-    if (entry.safetensors_file.empty()) row["shape"] = nb::list(nb::cast(entry.shape.extents()));
-    index[nb::str(entry.target.data(), entry.target.size())] = row;
-  }
-  return index;
-}
-
 SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRow>& rows,
                     bool values_known, std::string_view rules, std::string_view dtype,
                     std::string_view mode, const Pairs& entries, const Capacities& max_memory,
@@ -188,7 +172,6 @@ void bind_plan(nb::module_& module) {
       .def_prop_ro("peak_bytes", &get<&Plan::peak_bytes>)
       .def_prop_ro("device_map", &get<&Plan::device_map>)
       .def("view_of", &view_of)
-      .def("offload_index", &offload_index)
       .def("require_ok", [](const SharedPlan& self) { require_ok(*self); })
       .def("to_json", [](const SharedPlan& self) { return to_json(*self); })
       .def("to_table", [](const SharedPlan& self) { return to_table(*self); })

@@ -40,9 +40,18 @@ WAVE_BYTES = 256 << 20
 
 
 def run(
-    plan: Plan, model: Any, *, progress: bool | ProgressCallback = False, threads: int = 0
+    plan: Plan,
+    model: Any,
+    *,
+    progress: bool | ProgressCallback = False,
+    threads: int = 0,
+    settle: Callable[[_core.OffloadFolder, Report], None] | None = None,
 ) -> Report:
-    """See :meth:`loadstone.Plan.execute`."""
+    """See :meth:`loadstone.Plan.execute`.
+
+    Args:
+        settle: puts into the offload folder what it gets beside the plan's, before its commit.
+    """
     if plan._units is None:
         _require_numbers(plan)
     plan.require_ok()
@@ -51,12 +60,18 @@ def run(
     filled = fill(plan, model, progress=progress, threads=threads)
     before = walk(model)
     try:
-        complete(plan, model, filled, made)
-        return account(plan, model, filled.core)
+        complete(plan, model, filled, made, commits=settle is None)
+        report = account(plan, model, filled.core)
+        if settle is not None:
+            settle(filled.offload, report)
+            filled.offload.commit()
+            report.sync_seconds = filled.offload.sync_seconds
     except BaseException:
+        filled.offload.abandon()
         for slot in before:
             slot.put_back()
         raise
+    return report
 
 
 def _with_ordinary_tensors(function: _Function) -> _Function:
@@ -102,11 +117,16 @@ class Filled:
         values: for each of them a finished tensor, the parts of a quantized one, or ``None`` where
             no bytes move.
         core: the core's report.
+        offload: the offload folder, whose index is still the old one.
     """
 
     slots: list[TensorSlot]
     values: list[Any]
     core: _core.Report
+
+    @property
+    def offload(self) -> _core.OffloadFolder:
+        return self.core.offload
 
 
 @_with_ordinary_tensors
@@ -127,16 +147,21 @@ def fill(
 
 @_with_ordinary_tensors
 def complete(
-    plan: Plan, model: Any, filled: Filled, made: dict[int, torch.Tensor] | None = None
+    plan: Plan,
+    model: Any,
+    filled: Filled,
+    made: dict[int, torch.Tensor] | None = None,
+    commits: bool = True,
 ) -> None:
     """Runs the initialisers that the plan names, then gives the model all its tensors.
 
     Args:
         made: what the initialisers made, where they have run.
+        commits: the offload folder's new values take the place of older ones.
     """
     for index, value in (_initialise.values(plan, model) if made is None else made).items():
         filled.values[index] = value
-    _install(plan, model, filled.slots, filled.values)
+    _install(plan, model, filled, commits)
     _warn_of_fills(plan)
 
 
@@ -195,6 +220,7 @@ def account(plan: Plan, model: Any, core: _core.Report) -> Report:
         staging_bytes_peak=core.staging_bytes_peak,
         peak_bytes=plan.peak_bytes,
         findings=core.findings,
+        sync_seconds=core.offload.sync_seconds,
     )
     remember(model, report, slots)
     return report
@@ -313,11 +339,14 @@ def _waves(plan: Plan, indices: list[int]) -> Iterator[list[int]]:
         yield wave
 
 
-def _install(plan: Plan, model: Any, slots: list[TensorSlot], values: list[Any]) -> None:
+def _install(plan: Plan, model: Any, filled: Filled, commits: bool) -> None:
     """Gives the model its tensors, once all of them are made; what fails, fails before that."""
     import torch
 
-    units = plan._units.installation(model, plan, values) if plan._units is not None else None
+    slots, values = filled.slots, filled.values
+    units = plan._units.installation(model, plan, filled) if plan._units is not None else None
+    if commits:
+        filled.offload.commit()
     quantized = plan._units.names() if plan._units is not None else ()
     installed: dict[str, Any] = {}
     for target, slot, value in zip(plan.targets, slots, values, strict=True):

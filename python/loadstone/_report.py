@@ -66,6 +66,7 @@ class Report:
         bytes_read, bytes_written: from shards; into memory and offload files.
         staging_bytes_peak: the most that was held for bytes under way, counted.
         findings: the plan's, and those of the load.
+        sync_seconds: what it took to bring the files of the offload folder to the disk.
     """
 
     provenance: dict[str, Provenance]
@@ -75,6 +76,7 @@ class Report:
     staging_bytes_peak: int
     peak_bytes: dict[str, int]
     findings: list[_core.Finding] = field(default_factory=list)
+    sync_seconds: float = 0.0
 
     @property
     def filled(self) -> list[Provenance]:
@@ -95,6 +97,7 @@ class Report:
                     for name, item in self.provenance.items()
                 },
                 "seconds": self.seconds,
+                "sync_seconds": self.sync_seconds,
                 "bytes_read": self.bytes_read,
                 "bytes_written": self.bytes_written,
                 "staging_bytes_peak": self.staging_bytes_peak,

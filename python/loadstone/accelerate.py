@@ -24,7 +24,7 @@ import accelerate.utils.modeling
 import torch
 from accelerate.hooks import AlignDevicesHook
 
-from loadstone import _audit
+from loadstone import _audit, _core, _execute
 from loadstone._accelerate import checkpoint as files
 from loadstone._accelerate import offload, planning
 from loadstone._catalog import inspect as open_catalog
@@ -104,13 +104,15 @@ def load_checkpoint_in_model(
         strict=strict,
         missing=missing,
     )
-    report = plan.execute(progress=progress, threads=threads)
-    _name_kept(model, plan, report)
-    _audit.audit(model, report).require_real()
-    if device_map is not None and offload_folder is not None:
-        write = accelerate.utils.offload_weight
-        offload.settle(model, plan, device_map, offload_folder, offload_buffers, write)
-        _note_moved(model, report)
+
+    def settle(folder: _core.OffloadFolder, report: Report) -> None:
+        _name_kept(model, plan, report)
+        _audit.audit(model, report).require_real()
+        if device_map is not None and offload_folder is not None:
+            offload.settle(model, plan, device_map, folder, offload_buffers)
+            _note_moved(model, report)
+
+    _execute.run(plan, model, progress=progress, threads=threads or 0, settle=settle)
     _warn_unexpected(model, checkpoint, plan)
 
 

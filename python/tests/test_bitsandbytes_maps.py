@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("bitsandbytes")
 from bitsandbytes_checkpoints import KINDS, config, plain, quantized, raw
+from offload_folders import left_over, raw_value, written
 from transformers_models import by_name
 
 import loadstone
@@ -67,11 +68,9 @@ def test_the_folder_holds_quantized_bytes(kind: str, tmp_path: Path) -> None:
     wanted = {name for name in whole.state_dict() if ".mlp." in name}
     assert {name for name in index if ".mlp." in name} == wanted
     for name in wanted:
-        assert (offload / f"{name}.dat").read_bytes() == (
-            raw(whole.state_dict()[name]).numpy().tobytes()
-        )
-    assert not list(offload.glob("*.part"))
-    assert {file.stem for file in offload.glob("*.mlp.*.dat")} == wanted
+        assert raw_value(offload, name) == raw(whole.state_dict()[name]).numpy().tobytes()
+    assert left_over(offload) == []
+    assert {name for name in written(offload) if ".mlp." in name} == wanted
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])

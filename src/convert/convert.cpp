@@ -109,7 +109,9 @@ ConvertReport convert(const Conversion& conversion, const std::string& target, O
   check_run(conversion, run);
   check_target(conversion, target, run);
   const TargetPlace place = look_at_target(conversion, target);
-  WorkFolder work(conversion, place, run);
+  Storage& files = conversion.plan.catalog->storage(storage);
+  WritableStorage& writable = files.writable();
+  WorkFolder work(conversion, place, run, writable);
   ConvertReport report;
   report.findings = conversion.plan.findings;
   report.peak_bytes = conversion.peak_bytes - staging_planned(conversion);
@@ -120,10 +122,9 @@ ConvertReport convert(const Conversion& conversion, const std::string& target, O
     return report;
   }
   const std::vector<bool> wanted = files_to_write(conversion, work, run, report);
-  const Sources sources =
-      open_needed(conversion, wanted, conversion.plan.catalog->storage(storage));
+  const Sources sources = open_needed(conversion, wanted, files);
   const SourceWatch watch(*conversion.plan.catalog, sources);
-  Output output(conversion, work, [&watch] { watch.check(); });
+  Output output(conversion, work, writable, [&watch] { watch.check(); });
   if (run.finish) {
     work.require_finished();
   } else {
@@ -139,6 +140,7 @@ ConvertReport convert(const Conversion& conversion, const std::string& target, O
     report.outputs = output.commit(target);
   }
   report.bytes_written = output.bytes_written();
+  report.sync_seconds = output.sync_seconds();
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
 }

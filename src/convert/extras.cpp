@@ -16,6 +16,7 @@
 #include "convert/output.h"
 #include "convert/state.h"
 #include "loadstone/error.h"
+#include "storage/new_file.h"
 
 namespace loadstone {
 
@@ -68,7 +69,7 @@ std::uint64_t bytes_of(const ExtraFile& extra) {
   return static_cast<std::uint64_t>(status.st_size);
 }
 
-void copy(const ExtraFile& extra, int target, const std::string& path) {
+std::uint64_t copy(const ExtraFile& extra, FileSink& target) {
   struct stat before {};
   const Descriptor source = open_extra(extra.copy_of, before);
   std::vector<std::byte> buffer(copy_bytes);
@@ -84,7 +85,7 @@ void copy(const ExtraFile& extra, int target, const std::string& path) {
       throw Error("io.read", "cannot read the file that is to be copied", where);
     }
     if (count == 0) break;
-    write_all(target, done, std::span(buffer).first(static_cast<std::size_t>(count)), path);
+    target.write(done, std::span(buffer).first(static_cast<std::size_t>(count)));
     done += static_cast<std::uint64_t>(count);
     if (done > extra_bytes_max) break;
   }
@@ -95,6 +96,7 @@ void copy(const ExtraFile& extra, int target, const std::string& path) {
   if (!is_same || done != static_cast<std::uint64_t>(before.st_size)) {
     throw Error("io.changed", "the file changed while it was copied", {.path = extra.copy_of});
   }
+  return done;
 }
 
 }  // namespace
@@ -142,17 +144,17 @@ void add_extras(const Conversion& conversion, Digest& digest) {
   }
 }
 
-std::uint64_t write_extra(const ExtraFile& extra, const std::string& path) {
-  const Descriptor file = new_file(path);
+std::uint64_t write_extra(WritableStorage& storage, const ExtraFile& extra,
+                          const std::string& path) {
+  const auto file = storage.create(path);
+  std::uint64_t bytes = extra.text.size();
   if (extra.copy_of.empty()) {
-    write_all(file.get(), 0, std::as_bytes(std::span(extra.text)), path);
+    file->write(0, std::as_bytes(std::span(extra.text)));
   } else {
-    copy(extra, file.get(), path);
+    bytes = copy(extra, *file);
   }
-  sync_file(file.get(), path);
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) fail_write(errno, "cannot look at the file", path);
-  return static_cast<std::uint64_t>(status.st_size);
+  file->sync();
+  return bytes;
 }
 
 }  // namespace loadstone

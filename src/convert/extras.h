@@ -23,6 +23,7 @@ void add_extras(const Conversion& conversion, Digest& digest);
 
 // Under `path`, which has nothing under it yet, and on the disk. Returns its size. Throws Error
 // "io.changed" where the file that is copied changes meanwhile.
-std::uint64_t write_extra(const ExtraFile& extra, const std::string& path);
+std::uint64_t write_extra(WritableStorage& storage, const ExtraFile& extra,
+                          const std::string& path);
 
 }  // namespace loadstone

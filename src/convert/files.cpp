@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 
 #include "loadstone/error.h"
+#include "storage/new_file.h"
 
 namespace loadstone {
 
@@ -35,50 +35,6 @@ bool same_file(const std::string& a, const std::string& b) {
 bool is_plain_folder(const std::string& path) {
   const auto status = status_of(path, false);
   return status && S_ISDIR(status->st_mode);
-}
-
-void sync_file(int descriptor, const std::string& path) {
-  if (::fsync(descriptor) != 0) fail_write(errno, "cannot bring the file to the disk", path);
-}
-
-void sync_folder(const std::string& path) {
-  const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder.get() < 0) fail_write(errno, "cannot open the folder", path);
-  // Some file systems cannot do that to a folder; what is renamed there is safe all the same.
-  if (::fsync(folder.get()) != 0 && errno != EINVAL) {
-    fail_write(errno, "cannot bring the folder to the disk", path);
-  }
-}
-
-void write_all(int descriptor, std::uint64_t offset, std::span<const std::byte> bytes,
-               const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t count =
-        ::pwrite(descriptor, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) fail_write(count < 0 ? errno : ENOSPC, "cannot write the file", path);
-    bytes = bytes.subspan(static_cast<std::size_t>(count));
-    offset += static_cast<std::uint64_t>(count);
-  }
-}
-
-void give_name(const std::string& from, const std::string& to) {
-  if (::rename(from.c_str(), to.c_str()) != 0) {
-    fail_write(errno, "cannot give the file its name", to);
-  }
-}
-
-Descriptor new_file(const std::string& path) {
-  Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
-  if (file.get() < 0) fail_write(errno, "cannot make the file", path);
-  return file;
-}
-
-void write_whole(const std::string& path, const std::string& unfinished, std::string_view text) {
-  const Descriptor file = new_file(unfinished);
-  write_all(file.get(), 0, std::as_bytes(std::span(text)), unfinished);
-  sync_file(file.get(), unfinished);
-  give_name(unfinished, path);
 }
 
 std::optional<std::string> read_begin(const std::string& path, std::size_t bytes_max) {

@@ -1,11 +1,10 @@
 #include "convert/output.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
+#include <chrono>
+#include <exception>
 #include <utility>
 
 #include "convert/extras.h"
@@ -13,20 +12,13 @@
 #include "convert/header.h"
 #include "convert/work_folder.h"
 #include "loadstone/error.h"
+#include "storage/new_file.h"
 
 namespace loadstone {
 
 namespace {
 
-// Beside what is there; without a step in which a shard has two names where links are not known.
-void name_shard(const std::string& from, const std::string& to) {
-  if (::link(from.c_str(), to.c_str()) == 0) return;
-  if (errno == EEXIST) {
-    if (same_file(from, to)) return;  // an ended run did that
-    fail_write(EEXIST, "cannot give the file its name", to);
-  }
-  give_name(from, to);
-}
+using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
@@ -39,15 +31,17 @@ std::vector<std::string> output_paths(const Conversion& conversion, const std::s
   return paths;
 }
 
-Output::Output(const Conversion& conversion, WorkFolder& work, std::function<void()> check_sources)
+Output::Output(const Conversion& conversion, WorkFolder& work, WritableStorage& storage,
+               std::function<void()> check_sources)
     : conversion_(conversion),
       work_(work),
+      storage_(storage),
       check_sources_(std::move(check_sources)),
       files_(conversion.files.size()) {}
 
 Output::~Output() {
   for (const File& file : files_) {
-    if (file.is_made && !file.is_whole) ::unlink(file.part_path.c_str());
+    if (file.is_made && !file.is_whole) storage_.remove(file.part_path);
   }
 }
 
@@ -55,60 +49,87 @@ void Output::make(std::uint32_t number) {
   File& file = files_[number];
   const OutputFile& planned = conversion_.files[number];
   file.part_path = work_.unfinished(conversion_.one_file ? "file" : planned.name);
-  file.descriptor = new_file(file.part_path);
-  file.is_made = true;
-  reserve_if_cheap(file.descriptor.get(), planned.byte_count(), file.part_path);
   const std::string header = header_text(conversion_, planned);
-  write_all(file.descriptor.get(), 0, std::as_bytes(std::span(header)), file.part_path);
+  file.sink = storage_.create(file.part_path);
+  file.is_made = true;
+  file.sink->reserve(planned.byte_count(), Reserve::if_cheap);
+  file.sink->write(0, std::as_bytes(std::span(header)));
   bytes_written_ += header.size();
 }
 
-int Output::descriptor_of(std::uint32_t number) {
+FileSink& Output::sink_of(std::uint32_t number) {
   const std::lock_guard lock(mutex_);
   File& file = files_[number];
   if (!file.is_made) make(number);
-  return file.descriptor.get();
+  return *file.sink;
 }
 
 void Output::write(std::uint32_t file, std::uint64_t offset, std::span<const std::byte> bytes) {
-  write_all(descriptor_of(file), offset, bytes, files_[file].part_path);
+  sink_of(file).write(offset, bytes);
   const std::lock_guard lock(mutex_);
   bytes_written_ += bytes.size();
 }
 
 void Output::finish(std::uint32_t number) {
   File& file = files_[number];
-  sync_file(descriptor_of(number), file.part_path);
+  FileSink& sink = sink_of(number);
+  timed([&] { sink.sync(); });
   check_sources_();  // what was made of others is not handed out as good
   const std::lock_guard lock(mutex_);
-  file.descriptor = Descriptor();
+  file.sink.reset();
   if (conversion_.one_file) return;
-  give_name(file.part_path, work_.files() + "/" + conversion_.files[number].name);
+  storage_.rename(file.part_path, work_.files() + "/" + conversion_.files[number].name);
   file.is_whole = true;
 }
 
 std::uint64_t Output::bytes_written() const noexcept { return bytes_written_; }
+double Output::sync_seconds() const noexcept { return sync_seconds_; }
+
+template <typename Sync>
+void Output::timed(const Sync& sync) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (syncs_++ == 0) syncs_begin_ = Clock::now();
+  }
+  const auto ended = [&] {
+    const std::lock_guard lock(mutex_);
+    if (--syncs_ > 0) return;
+    sync_seconds_ += std::chrono::duration<double>(Clock::now() - syncs_begin_).count();
+  };
+  try {
+    sync();
+  } catch (...) {
+    ended();
+    throw;
+  }
+  ended();
+}
+
+void Output::sync_folder(const std::string& path) {
+  timed([&] { storage_.sync_folder(path); });
+}
 
 // What is not worth being kept: an ended run may have left some.
 void Output::write_beside() {
   const auto place = [&](const std::string& name) {
     const std::string path = work_.files() + "/" + name;
-    ::unlink(path.c_str());
+    storage_.remove(path);
     return path;
   };
   for (const ExtraFile& extra : conversion_.extras) {
-    bytes_written_ += write_extra(extra, place(extra.name));
+    bytes_written_ += write_extra(storage_, extra, place(extra.name));
   }
   if (conversion_.index_name.empty()) return;
   const std::string text = index_text(conversion_);
-  write_whole(place(conversion_.index_name), work_.unfinished(conversion_.index_name), text);
+  storage_.write_whole(place(conversion_.index_name), work_.unfinished(conversion_.index_name),
+                       text);
   bytes_written_ += text.size();
 }
 
 std::vector<std::string> Output::commit(const std::string& target) {
   const TargetPlace place = look_at_target(conversion_, target);  // it may be another one by now
   if (conversion_.one_file) {
-    give_name(files_.front().part_path, place.path);
+    storage_.rename(files_.front().part_path, place.path);
     files_.front().is_whole = true;
     sync_folder(place.parent);
     work_.remove();
@@ -117,7 +138,7 @@ std::vector<std::string> Output::commit(const std::string& target) {
   write_beside();
   sync_folder(work_.files());
   if (!place.has_files) {
-    give_name(work_.files(), place.path);  // the one moment: an empty folder is replaced
+    storage_.rename(work_.files(), place.path);  // the one moment: an empty folder is replaced
     sync_folder(place.parent);
   } else if (place.is_exchangeable) {
     exchange_folders(place);
@@ -136,8 +157,8 @@ void Output::check_links(const TargetPlace& place) const {
   for (const std::string& name : place.others) {
     const std::string from = place.path + "/" + name;
     const std::string to = work_.unfinished("link");
-    if (::link(from.c_str(), to.c_str()) != 0) fail_write(errno, "cannot keep the file", from);
-    ::unlink(to.c_str());
+    storage_.link(from, to);
+    storage_.remove(to);
   }
 }
 
@@ -148,8 +169,8 @@ void Output::link_others(const TargetPlace& place) {
     const std::string from = place.path + "/" + name;
     const std::string to = work_.files() + "/" + name;
     if (same_file(from, to)) continue;  // an ended run did that
-    ::unlink(to.c_str());
-    if (::link(from.c_str(), to.c_str()) != 0) fail_write(errno, "cannot keep the file", from);
+    storage_.remove(to);
+    storage_.link(from, to);
   }
   const auto status = status_of(place.path, false);
   if (status) static_cast<void>(::chmod(work_.files().c_str(), status->st_mode & 07777));
@@ -159,36 +180,99 @@ void Output::exchange_folders(const TargetPlace& place) {
   link_others(place);
   sync_folder(work_.files());
   work_.note_exchange(place.path);
-  const char* const path = place.path.c_str();
   const std::string& files = work_.files();
-  if (::renameat2(AT_FDCWD, files.c_str(), AT_FDCWD, path, RENAME_EXCHANGE) == 0) return;
-  if (errno != EINVAL && errno != ENOSYS) {
-    const int problem = errno;
+  bool is_exchanged = false;
+  try {
+    is_exchanged = storage_.exchange(files, place.path);
+    if (!is_exchanged) storage_.rename(place.path, work_.old());
+  } catch (...) {
     work_.forget_exchange();
-    fail_write(problem, "cannot put the new folder in the place of the old one", place.path);
+    throw;
   }
-  // A file system without that: for a moment nothing has the name.
-  const std::string old = place.parent + "/" + unique_part_name();
-  give_name(place.path, old);
-  if (::rename(files.c_str(), path) != 0) {
-    const int problem = errno;
-    give_name(old, place.path);
+  if (is_exchanged) return;
+  // A file system without that: for a moment nothing has the name. Where this run ends then, the
+  // next one gives it back to the old folder first of all.
+  try {
+    storage_.rename(files, place.path);
+  } catch (...) {
+    work_.put_back_old();
     work_.forget_exchange();
-    fail_write(problem, "cannot give the folder its name", place.path);
+    throw;
   }
-  give_name(old, files);  // where the work folder removes what is known
+  storage_.rename(work_.old(), files);  // where the work folder removes what is known
 }
 
 // Beside files that stay. The index comes last, so that until then no shard is one of a whole.
 void Output::name_in_folder(const TargetPlace& place) {
-  for (const ExtraFile& extra : conversion_.extras) {
-    give_name(work_.files() + "/" + extra.name, place.path + "/" + extra.name);
+  std::vector<Named> named;
+  try {
+    for (const OutputFile& file : conversion_.files) {
+      name_shard(work_.files() + "/" + file.name, place.path + "/" + file.name, named);
+    }
+    for (const ExtraFile& extra : conversion_.extras) {
+      name_extra(work_.files() + "/" + extra.name, place.path + "/" + extra.name, named);
+    }
+    const std::string& index = conversion_.index_name;
+    if (!index.empty()) {
+      name_shard(work_.files() + "/" + index, place.path + "/" + index, named);
+    }
+  } catch (...) {
+    take_back(named);
+    throw;
   }
-  for (const OutputFile& file : conversion_.files) {
-    name_shard(work_.files() + "/" + file.name, place.path + "/" + file.name);
+}
+
+// In the place of an older one, which can be put back.
+void Output::name_extra(const std::string& from, const std::string& to, std::vector<Named>& named) {
+  Named step = {.from = from, .to = to};
+  named.reserve(named.size() + 1);
+  if (status_of(to, false)) {
+    step.is_exchanged = storage_.exchange(from, to);
+    if (!step.is_exchanged) {
+      step.from = work_.unfinished("older");
+      step.is_saved = true;
+      storage_.link(to, step.from);
+      storage_.rename(from, to);
+    }
+  } else {
+    storage_.rename(from, to);
+    step.is_moved = true;
   }
-  const std::string& index = conversion_.index_name;
-  if (!index.empty()) name_shard(work_.files() + "/" + index, place.path + "/" + index);
+  named.push_back(std::move(step));
+}
+
+// Beside what is there; without a step in which a shard has two names where links are not known.
+void Output::name_shard(const std::string& from, const std::string& to, std::vector<Named>& named) {
+  Named step = {.from = from, .to = to};
+  named.reserve(named.size() + 1);
+  const int problem = storage_.try_link(from, to);
+  if (problem == EEXIST) {
+    if (same_file(from, to)) return;  // an ended run did that
+    fail_write(EEXIST, "cannot give the file its name", to);
+  }
+  if (problem != 0) {
+    storage_.rename(from, to);
+    step.is_moved = true;
+  }
+  named.push_back(std::move(step));
+}
+
+void Output::take_back(const std::vector<Named>& named) noexcept {
+  for (auto step = named.rbegin(); step != named.rend(); ++step) {
+    try {
+      if (step->is_saved) {
+        storage_.rename(step->from, step->to);
+      } else if (step->is_exchanged) {
+        static_cast<void>(storage_.exchange(step->from, step->to));
+      } else if (step->is_moved) {
+        storage_.rename(step->to, step->from);
+      } else {
+        storage_.remove(step->to);
+      }
+    } catch (const std::exception&) {
+      continue;  // the first failure is told; the other steps are taken back all the same
+    }
+  }
 }
 
 }  // namespace loadstone

@@ -1,16 +1,18 @@
 // The files of a conversion, under temporary names until all of them are whole.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "loadstone/convert.h"
-#include "storage/new_file.h"
+#include "loadstone/storage.h"
 
 namespace loadstone {
 
@@ -54,7 +56,8 @@ void check_space(const TargetPlace& place, std::uint64_t byte_count);
 class Output {
  public:
   // `check_sources` throws where what the files are made of has changed; thread-safe.
-  Output(const Conversion& conversion, WorkFolder& work, std::function<void()> check_sources);
+  Output(const Conversion& conversion, WorkFolder& work, WritableStorage& storage,
+         std::function<void()> check_sources);
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
   ~Output();
@@ -73,28 +76,49 @@ class Output {
   std::vector<std::string> commit(const std::string& target);
 
   [[nodiscard]] std::uint64_t bytes_written() const noexcept;
+  // In which at least one thread was bringing something to the disk.
+  [[nodiscard]] double sync_seconds() const noexcept;
 
  private:
   struct File {
-    std::string part_path;  // as it is called until it is whole
-    Descriptor descriptor;
+    std::string part_path;           // as it is called until it is whole
+    std::unique_ptr<FileSink> sink;  // until it is finished
     bool is_made = false;
     bool is_whole = false;
   };
 
-  [[nodiscard]] int descriptor_of(std::uint32_t file);
+  // A file that has got its name in a folder whose others stay.
+  struct Named {
+    std::string from;
+    std::string to;
+    bool is_exchanged = false;  // what was there is under `from` now
+    bool is_saved = false;      // what was there is under `from` too
+    bool is_moved = false;      // without a link, nothing is under `from`
+  };
+
+  [[nodiscard]] FileSink& sink_of(std::uint32_t file);
   void make(std::uint32_t file);
   void write_beside();
+  template <typename Sync>
+  void timed(const Sync& sync);
+  void sync_folder(const std::string& path);
   void name_in_folder(const TargetPlace& place);
+  void name_extra(const std::string& from, const std::string& to, std::vector<Named>& named);
+  void name_shard(const std::string& from, const std::string& to, std::vector<Named>& named);
+  void take_back(const std::vector<Named>& named) noexcept;
   void link_others(const TargetPlace& place);
   void exchange_folders(const TargetPlace& place);
 
   const Conversion& conversion_;
   WorkFolder& work_;
+  WritableStorage& storage_;
   const std::function<void()> check_sources_;
   std::mutex mutex_;
   std::vector<File> files_;          // guarded by mutex_ until all are finished
   std::uint64_t bytes_written_ = 0;  // guarded by mutex_
+  unsigned syncs_ = 0;               // under way; guarded by mutex_, as are these two
+  std::chrono::steady_clock::time_point syncs_begin_;
+  double sync_seconds_ = 0;
 };
 
 }  // namespace loadstone

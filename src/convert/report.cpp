@@ -89,6 +89,7 @@ std::string to_json(const ConvertReport& report) {
   json.begin_object();
   json.member("outputs", report.outputs);
   json.member("seconds", report.seconds);
+  json.member("sync_seconds", report.sync_seconds);
   json.member("bytes_read", report.bytes_read);
   json.member("bytes_written", report.bytes_written);
   json.member("bytes_kept", report.bytes_kept);

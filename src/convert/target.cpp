@@ -19,6 +19,7 @@
 #include "convert/work_folder.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
+#include "storage/new_file.h"
 
 namespace loadstone {
 

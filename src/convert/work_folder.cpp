@@ -1,10 +1,7 @@
 #include "convert/work_folder.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -19,6 +16,7 @@
 #include "convert/files.h"
 #include "convert/header.h"
 #include "loadstone/error.h"
+#include "storage/new_file.h"
 
 namespace loadstone {
 
@@ -34,27 +32,8 @@ constexpr std::string_view unfinished_mark = ".unfinished-";
 }
 
 // False where another process has it. File systems without locks have none to take.
-bool take_lock(const Descriptor& file, int kind, const std::string& path) {
-  while (::flock(file.get(), kind) != 0) {
-    if (errno == EINTR) continue;
-    if (errno == EWOULDBLOCK) return false;
-    if (errno == ENOLCK || errno == EOPNOTSUPP || errno == ENOSYS) return true;
-    fail_write(errno, "cannot lock the folder of the work", path);
-  }
-  return true;
-}
-
-// For writing: network file systems lock only what could be written.
-Descriptor open_lock(const std::string& path) {
-  return Descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
-}
-
-// Whether the path still is that file: who had the lock before may have removed it.
-bool is_at(const Descriptor& file, const std::string& path) {
-  struct stat open {};
-  struct stat named {};
-  return ::fstat(file.get(), &open) == 0 && ::lstat(path.c_str(), &named) == 0 &&
-         same_file(open, named);
+bool take_lock(FileLock& lock, LockMode mode, bool waits = false) {
+  return lock.take(mode, waits) != LockResult::busy;
 }
 
 std::vector<std::string> names_in(const std::string& folder) {
@@ -102,9 +81,10 @@ std::uint64_t bytes_waiting(const Conversion& conversion, const std::string& fol
 }
 
 WorkFolder::WorkFolder(const Conversion& conversion, const TargetPlace& place,
-                       const ConvertRun& run)
+                       const ConvertRun& run, WritableStorage& storage)
     : conversion_(conversion),
       place_(place),
+      storage_(storage),
       path_(place.work),
       files_(path_ + "/files"),
       keeps_(!conversion.one_file && (run.resume || run.part || run.finish)) {
@@ -114,6 +94,7 @@ WorkFolder::WorkFolder(const Conversion& conversion, const TargetPlace& place,
   }
   lock(run);
   try {
+    recover_old();
     if (run.part) {
       open_part(*run.part);
     } else {
@@ -138,23 +119,20 @@ void WorkFolder::lock(const ConvertRun& run) {
   constexpr int tries_max = 100;
   const std::string path = path_ + "/lock";
   for (int i = 0; i < tries_max; ++i) {
-    if (::mkdir(path_.c_str(), 0777) != 0 && errno != EEXIST) {
-      fail_write(errno, "cannot make the folder for what is not whole yet", place_.path);
-    }
+    storage_.make_folder(path_);
     const auto status = status_of(path_, false);
     if (!status) continue;  // its last owner has just removed it
     if (!S_ISDIR(status->st_mode)) {
       throw Error("convert.target", "the name for what is not whole yet is taken", {.path = path_});
     }
     if (run.part && !lock_state()) continue;
-    Descriptor file = open_lock(path);
-    if (file.get() < 0 && errno == ENOENT) continue;
-    if (file.get() < 0) fail_write(errno, "cannot lock the folder of the work", path);
-    if (!take_lock(file, (run.part ? LOCK_SH : LOCK_EX) | LOCK_NB, path)) {
+    auto file = storage_.open_lock(path);
+    if (file == nullptr) continue;
+    if (!take_lock(*file, run.part ? LockMode::shared : LockMode::exclusive)) {
       refuse_locked(path_, run.finish ? "a part of this conversion is being done"
                                       : "another process is writing this target");
     }
-    if (!is_at(file, path)) continue;
+    if (!file->is_named()) continue;
     lock_ = std::move(file);
     return;
   }
@@ -165,20 +143,19 @@ void WorkFolder::lock(const ConvertRun& run) {
 // went meanwhile.
 bool WorkFolder::lock_state() {
   const std::string path = path_ + "/state.lock";
-  Descriptor file = open_lock(path);
-  if (file.get() < 0 && errno == ENOENT) return false;
-  if (file.get() < 0) fail_write(errno, "cannot lock the state of the work", path);
-  static_cast<void>(take_lock(file, LOCK_EX, path));
-  if (!is_at(file, path)) return false;
+  auto file = storage_.open_lock(path);
+  if (file == nullptr) return false;
+  static_cast<void>(take_lock(*file, LockMode::exclusive, true));
+  if (!file->is_named()) return false;
   state_lock_ = std::move(file);
   return true;
 }
 
 void WorkFolder::lock_part(const ConvertPart& part) {
   const std::string path = fmt::format("{}/part-{:05}.lock", path_, part.index);
-  part_lock_ = open_lock(path);
-  if (part_lock_.get() < 0) fail_write(errno, "cannot lock a part of the work", path);
-  if (!take_lock(part_lock_, LOCK_EX | LOCK_NB, path)) {
+  part_lock_ = storage_.open_lock(path);
+  if (part_lock_ == nullptr) refuse_locked(path_, "another process removed the folder");
+  if (!take_lock(*part_lock_, LockMode::exclusive)) {
     refuse_locked(path, fmt::format("another process does part {}", part.index));
   }
 }
@@ -216,8 +193,12 @@ void WorkFolder::begin() {
   is_begun_ = true;
   clear();
   if (conversion_.one_file) return;
-  if (::mkdir(files_.c_str(), 0777) != 0) fail_write(errno, "cannot make the folder", files_);
+  make_files();
   write_state();
+}
+
+void WorkFolder::make_files() {
+  if (!storage_.make_folder(files_)) fail_write(EEXIST, "cannot make the folder", files_);
 }
 
 void WorkFolder::open_part(const ConvertPart& part) {
@@ -225,7 +206,7 @@ void WorkFolder::open_part(const ConvertPart& part) {
   state_.parts = part.count;
   if (!has_state()) {
     empty_files({});
-    if (::mkdir(files_.c_str(), 0777) != 0) fail_write(errno, "cannot make the folder", files_);
+    make_files();
     write_state();
   }
   const WorkState found = read_state();
@@ -235,7 +216,7 @@ void WorkFolder::open_part(const ConvertPart& part) {
                 {.path = path_});
   }
   if (found.parts != part.count) divide_anew(found.parts);
-  state_lock_ = Descriptor();
+  state_lock_.reset();
   lock_part(part);
   std::vector<bool> wanted(conversion_.files.size(), false);
   for (const std::uint32_t file : files_of_part(conversion_, part)) wanted[file] = true;
@@ -244,16 +225,15 @@ void WorkFolder::open_part(const ConvertPart& part) {
 
 // What is finished is finished, whichever part it was of; but nobody may be at another part.
 void WorkFolder::divide_anew(std::uint32_t parts_before) {
-  const std::string path = path_ + "/lock";
-  if (!take_lock(lock_, LOCK_EX | LOCK_NB, path)) {
+  if (!take_lock(*lock_, LockMode::exclusive)) {
     throw Error("convert.state", "others are at parts of the work, and it is divided otherwise",
                 {.path = path_,
                  .found = fmt::format("{}", parts_before),
                  .expected = fmt::format("{}", state_.parts)});
   }
-  if (!is_at(lock_, path)) refuse_locked(path_, "another process is writing this target");
+  if (!lock_->is_named()) refuse_locked(path_, "another process is writing this target");
   write_state();
-  if (!take_lock(lock_, LOCK_SH | LOCK_NB, path) || !is_at(lock_, path)) {
+  if (!take_lock(*lock_, LockMode::shared) || !lock_->is_named()) {
     refuse_locked(path_, "another process is writing this target");
   }
 }
@@ -262,7 +242,7 @@ void WorkFolder::take_over(bool finishes) {
   const WorkState found = read_state();
   require_same(found, state_, path_);
   state_.parts = found.parts;
-  const bool is_named = !place_.named.empty() && place_.named.size() == names_in(files_).size();
+  const bool is_named = all_are_named();
   const bool is_exchanged = exchange_is_done();
   if (!is_plain_folder(files_) || is_exchanged || is_named) {
     was_committed_ = target_is_whole();
@@ -275,16 +255,23 @@ void WorkFolder::take_over(bool finishes) {
   remove_unfinished({});
 }
 
+// Every file of the model, of which an ended run has given the names one by one.
+bool WorkFolder::all_are_named() const {
+  const auto names = names_in(files_);
+  const auto count = std::ranges::count_if(names, is_model_name);
+  return !place_.named.empty() && place_.named.size() == static_cast<std::size_t>(count);
+}
+
 // Names that an ended run has given in a folder that cannot be exchanged. All of them are a whole
 // output; some are nothing, and go.
 void WorkFolder::check_named() {
   if (place_.named.empty()) return;
-  if (place_.named.size() == names_in(files_).size()) {
+  if (all_are_named()) {
     is_begun_ = true;
     throw Error("convert.target", "the folder holds a model that cannot be replaced in one step",
                 {.path = place_.path, .found = printable(place_.named.front())});
   }
-  for (const std::string& name : place_.named) ::unlink((place_.path + "/" + name).c_str());
+  for (const std::string& name : place_.named) storage_.remove(place_.path + "/" + name);
 }
 
 bool WorkFolder::exchange_is_done() {
@@ -304,11 +291,30 @@ void WorkFolder::note_exchange(const std::string& target) {
   const auto files = status_of(files_, false);
   const auto old = status_of(target, false);
   const std::string text = fmt::format("{} {}\n", files ? files->st_ino : 0, old ? old->st_ino : 0);
-  write_whole(path_ + "/exchange", unfinished("exchange"), text);
-  sync_folder(path_);
+  storage_.write_whole(path_ + "/exchange", unfinished("exchange"), text);
+  storage_.sync_folder(path_);
 }
 
-void WorkFolder::forget_exchange() { ::unlink((path_ + "/exchange").c_str()); }
+void WorkFolder::forget_exchange() noexcept { storage_.remove(path_ + "/exchange"); }
+
+void WorkFolder::put_back_old() noexcept {
+  try {
+    storage_.rename(old(), place_.path);
+  } catch (const std::exception&) {
+    return;  // the next run does it first of all
+  }
+}
+
+// A run was ended between the two steps in which, without an exchange, the target is replaced.
+void WorkFolder::recover_old() {
+  if (!is_plain_folder(old())) return;
+  if (!status_of(place_.path, false)) {
+    storage_.rename(old(), place_.path);
+    forget_exchange();
+  } else if (!is_plain_folder(files_)) {
+    storage_.rename(old(), files_);  // the target is the new one
+  }
+}
 
 bool WorkFolder::is_whole(const std::string& path, std::uint32_t file) const {
   const OutputFile& planned = conversion_.files[file];
@@ -390,33 +396,37 @@ WorkState WorkFolder::read_state() const {
 }
 
 void WorkFolder::write_state() {
-  write_whole(path_ + "/state.json", unfinished("state.json"), to_json(state_));
-  sync_folder(path_);
+  storage_.write_whole(path_ + "/state.json", unfinished("state.json"), to_json(state_));
+  storage_.sync_folder(path_);
 }
 
 void WorkFolder::remove_unfinished(const std::vector<bool>& wanted) {
   for (const std::string& name : names_in(path_)) {
     const auto begun = begun_name(name);
     if (begun.empty() || !is_wanted(conversion_, wanted, begun)) continue;
-    ::unlink((path_ + "/" + name).c_str());
+    storage_.remove(path_ + "/" + name);
   }
 }
 
 // Shards, what is to stand beside them, and what stands in the target as well. The rest is
 // somebody's: it came into a folder that was exchanged.
 void WorkFolder::empty_files(const WorkState& known) {
+  bool all_went = true;
   for (const std::string& name : names_in(files_)) {
     const std::string path = files_ + "/" + name;
     if (is_output_name(name, conversion_.stem) || is_output_name(name, known.stem) ||
         is_extra_name(conversion_, name) ||
         std::ranges::find(known.extra_names, name) != known.extra_names.end() ||
         same_file(path, place_.path + "/" + name)) {
-      ::unlink(path.c_str());
+      all_went = storage_.remove(path) && all_went;
     }
   }
-  if (::rmdir(files_.c_str()) == 0 || errno == ENOENT) return;
+  if (storage_.remove_folder(files_) || !status_of(files_, false)) return;
+  if (!all_went || names_in(files_).empty()) {  // a later run can, and knows what it is
+    throw Error("io.write", "cannot clear the folder of the work", {.path = files_});
+  }
   const std::string aside = fs::path(path_).parent_path() / unique_part_name();
-  give_name(files_, aside);
+  storage_.rename(files_, aside);
 }
 
 void WorkFolder::clear() {
@@ -430,7 +440,7 @@ void WorkFolder::clear() {
   }
   empty_files(known);
   forget_exchange();
-  ::unlink((path_ + "/state.json").c_str());
+  storage_.remove(path_ + "/state.json");
   remove_unfinished({});
 }
 
@@ -439,14 +449,14 @@ void WorkFolder::remove() noexcept {
   try {
     clear();
     for (const std::string& name : names_in(path_)) {
-      if (name.ends_with(".lock")) ::unlink((path_ + "/" + name).c_str());
+      if (name.ends_with(".lock")) storage_.remove(path_ + "/" + name);
     }
   } catch (const std::exception&) {
     return;  // what is left is taken over by the next run
   }
   // The lock last: who waits for it sees that it is gone, and makes a new one.
-  ::unlink((path_ + "/lock").c_str());
-  ::rmdir(path_.c_str());
+  storage_.remove(path_ + "/lock");
+  storage_.remove_folder(path_);
 }
 
 }  // namespace loadstone

@@ -9,9 +9,12 @@
 //                        files/            shards under their own names, whole and on the disk;
 //                                          the folder that becomes the target
 //                        exchange          there while `files` and the target change places
+//                        old/              the old target, for a moment, where they cannot do so in
+//                                          one step
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,7 +22,7 @@
 #include "convert/output.h"
 #include "convert/state.h"
 #include "loadstone/convert.h"
-#include "storage/new_file.h"
+#include "loadstone/storage.h"
 
 namespace loadstone {
 
@@ -28,7 +31,8 @@ class WorkFolder {
  public:
   // Makes the folder, or takes over what is in it, and holds its lock as long as it lives. Throws
   // Error "convert.locked", "convert.state", "convert.incomplete".
-  WorkFolder(const Conversion& conversion, const TargetPlace& place, const ConvertRun& run);
+  WorkFolder(const Conversion& conversion, const TargetPlace& place, const ConvertRun& run,
+             WritableStorage& storage);
   WorkFolder(const WorkFolder&) = delete;
   WorkFolder& operator=(const WorkFolder&) = delete;
   // What was begun anew and did not come to its end is removed.
@@ -49,20 +53,26 @@ class WorkFolder {
 
   // Around the moment in which `files` and the target change places.
   void note_exchange(const std::string& target);
-  void forget_exchange();
+  void forget_exchange() noexcept;
+  // Where the old target waits while `files` gets its name, on file systems that cannot exchange.
+  [[nodiscard]] std::string old() const { return path_ + "/old"; }
+  void put_back_old() noexcept;
   // The target is whole: nothing of this is needed any more. What nobody knew of is set aside.
   void remove() noexcept;
 
  private:
   void lock(const ConvertRun& run);
+  void recover_old();
   [[nodiscard]] bool lock_state();
   void lock_part(const ConvertPart& part);
   void divide_anew(std::uint32_t parts_before);
   void open_whole(const ConvertRun& run);
   void open_part(const ConvertPart& part);
   void begin();
+  void make_files();
   void take_over(bool finishes);
   void check_named();
+  [[nodiscard]] bool all_are_named() const;
   [[nodiscard]] bool exchange_is_done();
   [[nodiscard]] bool target_is_whole() const;
   [[nodiscard]] bool is_whole(const std::string& path, std::uint32_t file) const;
@@ -75,6 +85,7 @@ class WorkFolder {
 
   const Conversion& conversion_;
   const TargetPlace place_;
+  WritableStorage& storage_;
   const std::string path_;
   const std::string files_;
   const bool keeps_;       // what is finished stays, however the run ends
@@ -82,9 +93,9 @@ class WorkFolder {
   bool is_removed_ = false;
   bool was_committed_ = false;
   WorkState state_;
-  Descriptor lock_;
-  Descriptor state_lock_;
-  Descriptor part_lock_;
+  std::unique_ptr<FileLock> lock_;
+  std::unique_ptr<FileLock> state_lock_;
+  std::unique_ptr<FileLock> part_lock_;
 };
 
 // What stands in the folder that a run of these files would keep or remove.

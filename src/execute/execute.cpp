@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "execute/job_queue.h"
-#include "execute/offload.h"
+#include "execute/offload_folder.h"
 #include "execute/quantizer.h"
 #include "execute/reader.h"
 #include "execute/report.h"
@@ -235,7 +235,8 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   const std::vector<DecodeForm> forms = prepare_decodings(plan);
   const Sizes sizes = choose_sizes(plan, forms, options);
   const Sources sources = open_needed(plan, destinations, storage);
-  OffloadFolder folder(plan, storage);
+  const auto offload = std::make_shared<OffloadFolder>(plan, storage);
+  const OffloadFolder& folder = *offload;
   const std::vector<std::byte*> memory = target_memory(plan, destinations, folder);
   JobQueue queue(plan, memory, sizes.limits);
   const std::vector<Quantizer::Parts> parts = part_memory(plan, destinations, folder);
@@ -270,7 +271,7 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   for (std::size_t i = 0; i < sources.size(); ++i) {
     if (sources[i]) check_identity(plan.catalog->shards()[i], *sources[i]);
   }
-  folder.commit();
+  if (!options.holds_offload) offload->commit();
 
   for (std::size_t i = 0; i < parts.size(); ++i) {
     if (!parts[i].empty()) context.written[i] = plan.targets[i].byte_count();
@@ -278,6 +279,8 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   Report report;
   report.provenance =
       make_provenance(plan, [&](std::size_t i) { return context.written[i].load(); });
+  report.sync_seconds = offload->sync_seconds();
+  if (options.holds_offload) report.offload = offload;
   report.findings = plan.findings;
   std::ranges::move(quantizer.findings(), std::back_inserter(report.findings));
   sort_findings(report.findings);

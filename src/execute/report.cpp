@@ -136,6 +136,7 @@ std::string to_json(const Report& report) {
   json.key("findings");
   write_findings(json, report.findings);
   json.member("seconds", report.seconds);
+  json.member("sync_seconds", report.sync_seconds);
   json.member("bytes_read", report.bytes_read);
   json.member("bytes_written", report.bytes_written);
   json.member("staging_bytes_peak", report.staging_bytes_peak);

@@ -17,6 +17,7 @@
 #include "loadstone/storage.h"
 #include "storage/descriptors.h"
 #include "storage/file_status.h"
+#include "storage/local_writer.h"
 
 namespace loadstone {
 
@@ -193,6 +194,8 @@ class LocalStorage final : public Storage {
     if (!real) refuse(path, errno, "cannot resolve the path");
     return real.get();
   }
+
+  [[nodiscard]] WritableStorage& writable() override { return local_writer(); }
 
  private:
   [[noreturn]] static void refuse_kind(const std::string& path, const char* what) {

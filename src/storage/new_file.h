@@ -1,4 +1,4 @@
-// What writing files takes: descriptors, space, names for what is not whole yet, and what failed.
+// Descriptors, limits, errors and names for files that are not whole yet.
 #pragma once
 
 #include <cstdint>
@@ -23,22 +23,21 @@ class Descriptor {
   }
   ~Descriptor();
   [[nodiscard]] int get() const noexcept { return descriptor_; }
+  // It is the caller's to close.
+  [[nodiscard]] int release() noexcept { return std::exchange(descriptor_, -1); }
 
  private:
   int descriptor_ = -1;
 };
 
-// Throws where this process may not write files so large: passing that limit would raise a signal
-// instead of an error.
+// Whether this process may write a file so large.
+[[nodiscard]] bool may_grow_to(std::uint64_t byte_count) noexcept;
+// Throws where it may not: passing that limit would raise a signal instead of an error.
 void check_file_limit(std::uint64_t byte_count, const std::string& path);
 
-// All blocks now: a write into mapped memory that finds the disk full would end the process.
-void reserve(int descriptor, std::uint64_t byte_count, const std::string& path);
-
-// Makes a file as large as it will be, with all blocks where the file system can do that at once.
-void reserve_if_cheap(int descriptor, std::uint64_t byte_count, const std::string& path);
-
-// ".loadstone-PID-N.part", which nobody else has.
+// 16 hexadecimal digits that no other run has, in whatever process, container or machine.
+[[nodiscard]] std::string random_name();
+// ".loadstone-RANDOM.part"
 [[nodiscard]] std::string unique_part_name();
 
 }  // namespace loadstone

@@ -13,7 +13,10 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <utility>
 
+#include "execute/offload_folder.h"
+#include "execute/offload_values.h"
 #include "execute/plan_builder.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
@@ -27,6 +30,7 @@ using ::testing::ElementsAre;
 using testing::expected_value;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::offload_values;
 using testing::pattern;
 using testing::PlanBuilder;
 
@@ -61,10 +65,15 @@ void write_text(const fs::path& path, const std::string& text) {
   std::ofstream(path, std::ios::binary) << text;
 }
 
-Bytes bytes_of(const fs::path& path) {
-  const std::string text = text_of(path);
-  const auto* begin = reinterpret_cast<const std::byte*>(text.data());
-  return {begin, begin + text.size()};
+// Names of the files that runs made for values.
+std::vector<std::string> data_files(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (is_offload_data_name(name)) names.push_back(name);
+  }
+  std::ranges::sort(names);
+  return names;
 }
 
 // Three tensors, of which two are written and one stays in its shard.
@@ -102,15 +111,27 @@ TEST(OffloadTest, WritesTheLayoutOfAccelerate) {
   const Plan plan = offload_plan(builder, folder.path() / "new" / "folder");
   const Report report = load(builder, plan);
   const fs::path made = folder.path() / "new" / "folder";
-  EXPECT_EQ(bytes_of(made / "layer.weight.dat"), expected_value(builder, plan.targets[0]));
-  EXPECT_EQ(bytes_of(made / "scale.dat"), expected_value(builder, plan.targets[1]));
-  EXPECT_FALSE(fs::exists(made / "kept.dat"));
-  EXPECT_EQ(text_of(made / "index.json"), R"({
+  const auto values = offload_values(made);
+  EXPECT_EQ(values.at("layer.weight"), expected_value(builder, plan.targets[0]));
+  EXPECT_EQ(values.at("scale"), expected_value(builder, plan.targets[1]));
+  EXPECT_EQ(values.size(), 2u);
+  const std::string file = data_files(made).at(0);
+  std::string index = text_of(made / "index.json");
+  for (std::size_t at = index.find(file); at != index.npos; at = index.find(file)) {
+    index.replace(at, file.size(), "FILE");
+  }
+  EXPECT_EQ(index, R"({
   "layer.weight": {
+    "safetensors_file": ")" +
+                       fs::canonical(made).string() + R"(/FILE",
+    "weight_name": "layer.weight",
     "dtype": "bfloat16",
     "shape": [30,40]
   },
   "scale": {
+    "safetensors_file": ")" +
+                       fs::canonical(made).string() + R"(/FILE",
+    "weight_name": "scale",
     "dtype": "float32",
     "shape": []
   },
@@ -143,9 +164,9 @@ TEST(OffloadTest, KeepsOtherNamesOfAnIndexAndReplacesItsOwn) {
   EXPECT_THAT(index, HasSubstr(R"("other": {"dtype":"float32","shape":[2,3]})"));
   EXPECT_THAT(index, ::testing::Not(HasSubstr("int8")));
   EXPECT_EQ(text_of(folder.path() / "other.dat"), "24 bytes of another model");
-  EXPECT_EQ(bytes_of(folder.path() / "scale.dat"), expected_value(builder, plan.targets[1]));
-  EXPECT_THAT(folder.names(),
-              ElementsAre("index.json", "layer.weight.dat", "other.dat", "scale.dat"));
+  EXPECT_EQ(offload_values(folder.path()).at("scale"), expected_value(builder, plan.targets[1]));
+  EXPECT_THAT(folder.names(),  // the older value of "scale" is gone
+              ElementsAre("index.json", data_files(folder.path()).at(0), "other.dat"));
 }
 
 TEST(OffloadTest, AFailedLoadLeavesTheFolderAsItWas) {
@@ -169,21 +190,97 @@ TEST(OffloadTest, AFailedLoadLeavesTheFolderAsItWas) {
   EXPECT_FALSE(fs::exists(folder.path() / "new"));
 }
 
-TEST(OffloadTest, AFailedRenameTakesTheOthersBack) {
+TEST(OffloadTest, OlderComponentsGoWithTheValueThatTheyBelongTo) {
   const Folder folder;
-  write_text(folder.path() / "layer.weight.dat", "old");
+  write_text(folder.path() / "index.json",
+             R"({"scale.absmax": {"dtype": "float32", "shape": [1]},
+                 "scales": {"dtype": "int8", "shape": [1]}})");
   PlanBuilder builder;
-  const Plan plan = offload_plan(builder, folder.path());
-  // The new index goes before it gets its name, which is the last of all renames.
-  builder.storage.before_read = [&](std::size_t, const testing::ReadEvent& event) {
-    if (event.offset < 100) return;
-    for (const auto& entry : fs::directory_iterator(folder.path())) {
-      if (text_of(entry.path()).starts_with("{")) fs::remove(entry.path());
-    }
+  load(builder, offload_plan(builder, folder.path()));
+  const std::string index = text_of(folder.path() / "index.json");
+  EXPECT_THAT(index, ::testing::Not(HasSubstr("absmax")));
+  EXPECT_THAT(index, HasSubstr(R"("scales")"));
+}
+
+TEST(OffloadTest, TiedNamesHaveTheSameValue) {
+  const Folder folder;
+  PlanBuilder builder;
+  Plan plan = offload_plan(builder, folder.path());
+  PlannedTarget tie = plan.targets[0];
+  tie.name = "head.weight";
+  tie.delivery = Delivery::none;
+  tie.recipe = {.origin = Origin::tie, .tie_of = "layer.weight"};
+  plan.targets.push_back(tie);
+  load(builder, plan);
+  const auto values = offload_values(folder.path());
+  EXPECT_EQ(values.at("head.weight"), expected_value(builder, plan.targets[0]));
+  EXPECT_EQ(values.size(), 3u);
+}
+
+TEST(OffloadTest, WhatNoSafetensorsFileHoldsStandsAlone) {
+  const Folder folder;
+  PlanBuilder builder;
+  builder.add_plain("scales", Dtype::f8_e8m0, Dtype::f8_e8m0, {7}, pattern(7, 1)).delivery =
+      Delivery::disk_write;
+  Plan plan = builder.build();
+  plan.offload_folder = folder.path().string();
+  load(builder, plan);
+  EXPECT_THAT(folder.names(), ElementsAre("index.json", "scales.dat"));
+  EXPECT_EQ(offload_values(folder.path()).at("scales"), expected_value(builder, plan.targets[0]));
+  // It cannot be replaced together with the index, and is not replaced without.
+  EXPECT_EQ(load_error(builder, plan).code(), "plan.dtype");
+  EXPECT_THAT(folder.names(), ElementsAre("index.json", "scales.dat"));
+  EXPECT_EQ(offload_values(folder.path()).at("scales"), expected_value(builder, plan.targets[0]));
+}
+
+TEST(OffloadTest, TwoRunsInOneFolderKeepOutOfEachOthersWay) {
+  const Folder folder;
+  PlanBuilder first;
+  first.add_plain("a", Dtype::u8, Dtype::u8, {1000}, pattern(1000, 1)).delivery =
+      Delivery::disk_write;
+  Plan plan = first.build();
+  plan.offload_folder = folder.path().string();
+  PlanBuilder second;
+  second.add_plain("b", Dtype::u8, Dtype::u8, {1000}, pattern(1000, 2)).delivery =
+      Delivery::disk_write;
+  Plan other = second.build();
+  other.offload_folder = folder.path().string();
+  // The second one comes and goes while the first is under way: it must not take its files for
+  // those of a run that has ended, although both are of one process.
+  bool is_first = true;
+  first.storage.before_read = [&](std::size_t, const testing::ReadEvent&) {
+    if (std::exchange(is_first, false)) load(second, other);
   };
-  EXPECT_EQ(load_error(builder, plan).code(), "io.write");
-  EXPECT_THAT(folder.names(), ElementsAre("layer.weight.dat"));
-  EXPECT_EQ(text_of(folder.path() / "layer.weight.dat"), "old");
+  const HostMemory memory(plan);
+  execute(plan, memory.destinations(), {.threads = 1, .storage = &first.storage});
+  const auto values = offload_values(folder.path());
+  EXPECT_EQ(values.at("a"), expected_value(first, plan.targets[0]));
+  EXPECT_EQ(values.at("b"), expected_value(second, other.targets[0]));
+  EXPECT_EQ(data_files(folder.path()).size(), 2u);
+}
+
+TEST(OffloadTest, WhatAnEndedRunLeftGoesWithTheNext) {
+  const Folder folder;
+  const std::string stale = "0123456789abcdef";
+  const std::string held = "0123456789abcde0";
+  for (const std::string& run : {stale, held}) {
+    write_text(folder.path() / offload_lock_name(run), "");
+    write_text(folder.path() / offload_index_name(run), "{");
+    write_text(folder.path() / offload_data_name(run, 1, false), "values");
+  }
+  write_text(folder.path() / "loadstone-mine-00001.safetensors", "somebody's");
+  const auto lock = local_storage().writable().open_lock(folder.path() / offload_lock_name(held));
+  ASSERT_EQ(lock->take(LockMode::exclusive, false), LockResult::taken);
+  PlanBuilder builder;
+  load(builder, offload_plan(builder, folder.path()));
+  for (const bool is_data : {false, true}) {
+    const auto name = [&](const std::string& run) {
+      return is_data ? offload_data_name(run, 1, false) : offload_lock_name(run);
+    };
+    EXPECT_FALSE(fs::exists(folder.path() / name(stale)));
+    EXPECT_TRUE(fs::exists(folder.path() / name(held)));
+  }
+  EXPECT_TRUE(fs::exists(folder.path() / "loadstone-mine-00001.safetensors"));
 }
 
 TEST(OffloadTest, NamesThatCouldLeaveTheFolderAreRefused) {
@@ -252,12 +349,11 @@ TEST(OffloadTest, AFullDiskIsFoundBeforeAnythingIsWritten) {
   plan.offload_folder = folder.path().string();
   const Error error = load_error(builder, plan);
   EXPECT_EQ(error.code(), "io.no_space");
-  EXPECT_THAT(error.what(), HasSubstr("does_not.dat"));
   EXPECT_THAT(folder.names(), IsEmpty());
   // The control: without the second one it fits.
   plan.targets.pop_back();
   load(builder, plan);
-  EXPECT_THAT(folder.names(), ElementsAre("fits.dat", "index.json"));
+  EXPECT_THAT(folder.names(), ElementsAre("index.json", data_files(folder.path()).at(0)));
   EXPECT_EQ(::umount(folder.path().c_str()), 0);
 }
 
@@ -306,8 +402,10 @@ TEST(OffloadTest, ManyFilesAtOnce) {
   Plan plan = builder.build();
   plan.offload_folder = folder.path().string();
   load(builder, plan);
-  EXPECT_EQ(folder.names().size(), 2001u);
-  EXPECT_EQ(bytes_of(folder.path() / "w1999.dat"), expected_value(builder, plan.targets[1999]));
+  EXPECT_EQ(data_files(folder.path()).size(), 32u);  // 64 values in each
+  const auto values = offload_values(folder.path());
+  EXPECT_EQ(values.size(), 2000u);
+  EXPECT_EQ(values.at("w1999"), expected_value(builder, plan.targets[1999]));
 }
 
 }  // namespace

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from loadstone import _core
 from loadstone._accelerate.planning import device_of
-from loadstone._dtypes import torch_dtype
+from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import make
 from loadstone._plan import Plan, PlannedTarget
 from loadstone._skeleton_walk import TensorSlot, walk
@@ -30,12 +30,6 @@ def read_index(folder: str | os.PathLike[str] | None) -> Index:
     return index
 
 
-def _write_index(folder: Path, index: Index) -> None:
-    temporary = folder / f".index-{os.getpid()}.part"
-    temporary.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(folder / "index.json")
-
-
 def offloaded_slots(
     slots: Iterable[TensorSlot], device_map: Mapping[str, Any], offload_buffers: bool
 ) -> list[TensorSlot]:
@@ -50,50 +44,30 @@ def settle(
     model: torch.nn.Module,
     plan: Plan,
     device_map: Mapping[str, Any],
-    folder: str | os.PathLike[str],
+    folder: _core.OffloadFolder,
     offload_buffers: bool,
-    write: Callable[..., object],
 ) -> None:
     """After a load: every tensor of a module on disk is in the folder, and on meta in the model.
 
-    The load itself puts there what the checkpoint gives. Here come names that are tied to these,
-    and tensors that the checkpoint does not have.
-
-    Args:
-        write: the library's function that puts one tensor into a folder and its index.
+    The load itself puts there what the checkpoint gives, also under names that are tied to it.
+    Here come tensors that the checkpoint does not have.
     """
     slots = walk(model)
     targets = {target.name: target for target in plan.targets}
     roots = {name: target.tie_of or name for name, target in targets.items()}
     wanted = offloaded_slots(slots, device_map, offload_buffers)
-    known = read_index(folder)
-    index = dict(known)
     for slot in wanted:
-        root = roots[slot.name]
-        if targets[root].delivery.startswith("disk"):
-            if slot.name != root:
-                _add_name(Path(folder), index, root, slot.name)
-        else:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            write(slot.tensor.detach(), slot.name, folder, index=index)
-    if index != known:
-        _write_index(Path(folder), index)
+        if not targets[roots[slot.name]].delivery.startswith("disk"):
+            add(folder, slot.name, slot.tensor)
     names = {slot.name for slot in wanted}
     in_memory = {roots[slot.name] for slot in slots if slot.name not in names}
     _put_on_meta([slot for slot in wanted if roots[slot.name] not in in_memory], targets, roots)
 
 
-def _add_name(folder: Path, index: Index, root: str, name: str) -> None:
-    """The same bytes under another name: another entry, or another link to the file."""
-    index[name] = dict(index[root])
-    if "safetensors_file" in index[root]:
-        return
-    link = folder / f"{name}.dat"
-    link.unlink(missing_ok=True)
-    try:
-        os.link(folder / f"{root}.dat", link)
-    except OSError:  # a file system without links
-        shutil.copyfile(folder / f"{root}.dat", link)
+def add(folder: _core.OffloadFolder, name: str, tensor: torch.Tensor) -> None:
+    """Puts a tensor's value into a folder that is being written."""
+    value = tensor.detach().cpu().contiguous()
+    folder.add(name, dtype_name(value.dtype), list(value.shape), value.data_ptr(), value.nbytes)
 
 
 def _put_on_meta(

@@ -10,13 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loadstone import _core
-from loadstone._bitsandbytes.folder import complete_on_disk, write_index
+from loadstone._bitsandbytes.folder import complete_on_disk
 from loadstone._bitsandbytes.form import FOUR_BIT, Shape, full
 from loadstone._bitsandbytes.stored import StoredUnit, require_finite
 from loadstone._catalog import Catalog
@@ -27,6 +26,7 @@ from loadstone._skeleton_walk import TensorSlot, walk
 if TYPE_CHECKING:
     from loadstone._bitsandbytes.installing import Installation
     from loadstone._bitsandbytes.unit import Unit
+    from loadstone._execute import Filled
     from loadstone._plan import Plan, PlannedTarget, Quantization
     from loadstone._report import Provenance
 
@@ -70,7 +70,6 @@ class Units:
 
     def __post_init__(self) -> None:
         self.offsets: dict[str, torch.Tensor] = {}  # of scales of weights on disk
-        self.index: dict[str, Any] = {}  # of the offload folder, once the weights are in it
         self._by_weight = {unit.name: unit for unit in self.stored.values()}
 
     # --- the plan --------------------------------------------------------------------------------
@@ -251,26 +250,23 @@ class Units:
             unit.nested_code = functional.create_dynamic_map().to(data.device)
         return unit
 
-    def installation(
-        self, model: torch.nn.Module, plan: Plan, values: Sequence[Any]
-    ) -> Installation:
+    def installation(self, model: torch.nn.Module, plan: Plan, filled: Filled) -> Installation:
         """The layers that get these weights, where the model has plain ones.
 
         What the core does not write of a weight on disk is written.
         """
         from loadstone._bitsandbytes.installing import Installation
 
-        self.index = plan._core.offload_index()
-        self.complete_folder(model, plan, self.index)
-        return Installation(model, self.parameters(model, plan, values), self.offsets)
+        self.complete_folder(model, plan, filled.offload)
+        return Installation(model, self.parameters(model, plan, filled.values), self.offsets)
 
     def complete_folder(
-        self, model: torch.nn.Module, plan: Plan, index: dict[str, Any] | None
+        self, model: torch.nn.Module, plan: Plan, offload: _core.OffloadFolder
     ) -> None:
         """Gives an offload folder what hooks need of weights that were quantized into it.
 
         Args:
-            index: of the folder; it is brought up to date.
+            offload: the folder, before its commit.
         """
         on_disk = [each for each in plan.targets if each.device == "disk" and each.encoding]
         self.offsets = {
@@ -278,17 +274,13 @@ class Units:
             for unit in self.stored.values()
             if unit.form is not None and unit.form.nested
         }
-        if index is None or not on_disk:
-            return
-        folder = Path(plan._core.offload_folder)
         for target in on_disk:
             unit = self._quantized(
                 target, None, model.get_submodule(target.name.rpartition(".")[0])
             )
-            complete_on_disk(unit, target.name, folder, index)
+            complete_on_disk(unit, target.name, offload)
             if unit.offset is not None:
                 self.offsets[target.name] = unit.offset
-        write_index(folder, [target.name for target in on_disk], index)
 
     # --- the report ------------------------------------------------------------------------------
 

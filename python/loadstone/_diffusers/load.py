@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import big_modeling
 
 from loadstone import _core, _execute
-from loadstone._accelerate import offload
 from loadstone._audit import audit
 from loadstone._diffusers.absent import Conversion, Lacks, rehearse
 from loadstone._diffusers.checkpoint import Checkpoint, is_packed
@@ -176,15 +174,7 @@ class Load:
     @property
     def offload_index(self) -> dict[str, Any] | None:
         """Where hooks find what is on disk, tied tensors under each of their names."""
-        index: dict[str, Any] = dict(self.plan._core.offload_index()) if self.plan else {}
-        if self.plan and self.plan._units is not None and index:
-            index = self.plan._units.index
-        for target in self.plan.targets if self.plan else ():
-            if target.tie_of in index:
-                offload._add_name(
-                    Path(self.options.offload_folder or ""), index, target.tie_of, target.name
-                )
-        return index or None
+        return (self._core.offload.index() or None) if self._core is not None else None
 
     def finish(self, model: Any) -> Report | None:
         """Notes where every value came from, and proves that there is none without an origin."""

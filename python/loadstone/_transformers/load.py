@@ -101,15 +101,16 @@ class Load:
                 set_param_for_module(model, target.name, value, info, config.hf_quantizer)
             elif target.device == "disk" and target.origin == "checkpoint":
                 info.missing_keys.discard(target.name)
-        index = None
-        if config.device_map is not None and "disk" in config.device_map.values():
-            index = _offload_index(self.plan, model)
         if traced.units is not None and devices is not None:
             from loadstone._bitsandbytes.installing import prepare_hooks
 
-            traced.units.complete_folder(model, self.plan, index)
+            traced.units.complete_folder(model, self.plan, filled.offload)
             prepare_hooks(model, traced.units.offsets)
-        return info, index
+        on_disk = config.device_map is not None and "disk" in config.device_map.values()
+        if on_disk:
+            _tie_on_disk(model, filled.offload)
+        filled.offload.commit()
+        return info, filled.offload.index() if on_disk else None
 
     def _install_units(
         self, units: Units, filled: _execute.Filled, info: LoadStateDictInfo
@@ -321,12 +322,12 @@ def _devices(model: Any, config: Any) -> dict[str, Any] | None:
     return devices
 
 
-def _offload_index(plan: Plan, model: Any) -> dict[str, Any]:
-    index: dict[str, Any] = dict(plan._core.offload_index())
+def _tie_on_disk(model: Any, offload: _core.OffloadFolder) -> None:
+    """What the library ties has its value under each name, also where the plan does not know."""
+    index = offload.index()
     for target, source in (getattr(model, "all_tied_weights_keys", None) or {}).items():
         if source in index and target not in index:
-            index[target] = index[source]
-    return index
+            offload.tie(target, source)
 
 
 def _sentinel(dtype: torch.dtype) -> float | int:

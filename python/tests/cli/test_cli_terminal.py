@@ -170,4 +170,5 @@ def test_offloaded_files_are_there_without_an_interrupt(command, written, tmp_pa
     folder = tmp_path / "offload"
     status, _, _ = Terminal(command, *written, folder).finish()
     assert status == 0
-    assert len([path for path in folder.rglob("*.dat") if path.is_file()]) == 16
+    assert len(json.loads((folder / "index.json").read_text())) == 16
+    assert len([path for path in folder.rglob("*") if path.is_file()]) == 2

@@ -1,0 +1,59 @@
+#include "bindings.h"
+#include "execute/offload_folder.h"
+#include "shared_plan.h"
+
+namespace loadstone::python {
+
+namespace {
+
+// Entries as they stand in index.json: what accelerate's reader of offloaded tensors wants to know.
+nb::dict index_of(const std::vector<OffloadEntry>& entries) {
+  nb::dict index;
+  for (const OffloadEntry& entry : entries) {
+    nb::dict row;
+    if (!entry.safetensors_file.empty()) {
+      row["safetensors_file"] = entry.safetensors_file;
+      row["weight_name"] = entry.weight_name;
+    }
+    row["dtype"] = entry.dtype;
+    if (entry.is_written || entry.safetensors_file.empty()) {
+      row["shape"] = nb::list(nb::cast(entry.shape.extents()));
+    }
+    index[nb::str(entry.target.data(), entry.target.size())] = row;
+  }
+  return index;
+}
+
+}  // namespace
+
+void bind_offload(nb::module_& module) {
+  using Extents = std::vector<std::uint64_t>;
+  nb::class_<OffloadFolder>(module, "OffloadFolder")
+      .def("index", [](const OffloadFolder& self) { return index_of(self.entries()); })
+      .def("value",
+           [](OffloadFolder& self, const std::string& name) {
+             const auto bytes = self.value(name);
+             return nb::bytes(bytes.data(), bytes.size());
+           })
+      .def("add",
+           [](OffloadFolder& self, const std::string& name, std::string_view dtype,
+              const Extents& shape, std::uintptr_t address, std::uint64_t byte_count) {
+             const auto* const data = reinterpret_cast<const std::byte*>(address);  // NOLINT
+             self.add(name, dtype_argument(dtype), Shape(shape),
+                      {data, static_cast<std::size_t>(byte_count)});
+           })
+      .def("rename", &OffloadFolder::rename)
+      .def("remove", &OffloadFolder::remove)
+      .def("retype",
+           [](OffloadFolder& self, const std::string& name, std::string_view dtype,
+              const Extents& shape) { self.retype(name, dtype_argument(dtype), Shape(shape)); })
+      .def("tie", &OffloadFolder::tie)
+      .def("commit", &OffloadFolder::commit, nb::call_guard<nb::gil_scoped_release>())
+      .def("abandon", &OffloadFolder::abandon)
+      .def_prop_ro("sync_seconds", &OffloadFolder::sync_seconds);
+  module.def("offload_index", [](const SharedPlan& plan) {
+    return index_of(offload_entries(*plan, plan->catalog->storage()));
+  });
+}
+
+}  // namespace loadstone::python

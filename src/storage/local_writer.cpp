@@ -1,0 +1,173 @@
+// Writing to the machine's own file system: one call of the system in each function.
+#include "storage/local_writer.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <limits>
+#include <utility>
+
+#include "storage/new_file.h"
+
+namespace loadstone {
+
+namespace {
+
+// One call moves at most 2^31 - 4096 bytes anyhow.
+constexpr std::size_t write_bytes_max = std::size_t{1} << 30;
+
+int errno_of(int result) noexcept { return result == 0 ? 0 : errno; }
+
+int reserve_if_cheap(int descriptor, off_t byte_count) {
+  if (byte_count == 0 || ::fallocate(descriptor, 0, 0, byte_count) == 0) return 0;
+  if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
+  return errno_of(::ftruncate(descriptor, byte_count));
+}
+
+class LocalSink final : public FileSink {
+ public:
+  LocalSink(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
+  LocalSink(const LocalSink&) = delete;
+  LocalSink& operator=(const LocalSink&) = delete;
+  ~LocalSink() override {
+    if (memory_ != nullptr) ::munmap(memory_, byte_count_);
+  }
+
+  [[nodiscard]] const std::string& path() const noexcept override { return path_; }
+
+  int try_reserve(std::uint64_t byte_count, Reserve how) override {
+    if (how == Reserve::if_cheap) {
+      return reserve_if_cheap(descriptor_.get(), static_cast<off_t>(byte_count));
+    }
+    return byte_count == 0
+               ? 0
+               : ::posix_fallocate(descriptor_.get(), 0, static_cast<off_t>(byte_count));
+  }
+
+  std::int64_t try_write(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    // Passing the limit of a file's size would raise a signal instead of an error.
+    const std::size_t count = std::min(bytes.size(), write_bytes_max);
+    if (!may_grow_to(offset + count)) return -EFBIG;
+    const ssize_t written =
+        ::pwrite(descriptor_.get(), bytes.data(), count, static_cast<off_t>(offset));
+    return written < 0 ? -errno : written;
+  }
+
+  int try_map(std::uint64_t byte_count, std::byte*& memory) override {
+    void* const pages = ::mmap(nullptr, static_cast<std::size_t>(byte_count),
+                               PROT_READ | PROT_WRITE, MAP_SHARED, descriptor_.get(), 0);
+    if (pages == MAP_FAILED) return errno;
+    memory = memory_ = static_cast<std::byte*>(pages);
+    byte_count_ = static_cast<std::size_t>(byte_count);
+    // The mapping keeps the file, and msync() its errors: many files take no descriptors.
+    descriptor_ = Descriptor();
+    return 0;
+  }
+
+  int try_sync() override {
+    if (memory_ != nullptr) return errno_of(::msync(memory_, byte_count_, MS_SYNC));
+    return errno_of(::fsync(descriptor_.get()));
+  }
+
+ private:
+  std::string path_;
+  Descriptor descriptor_;
+  std::byte* memory_ = nullptr;
+  std::size_t byte_count_ = 0;
+};
+
+class LocalLock final : public FileLock {
+ public:
+  LocalLock(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
+
+  [[nodiscard]] const std::string& path() const noexcept override { return path_; }
+
+  int try_take(LockMode mode, bool waits) override {
+    const int kind = mode == LockMode::shared ? LOCK_SH : LOCK_EX;
+    return errno_of(::flock(descriptor_.get(), waits ? kind : kind | LOCK_NB));
+  }
+
+  [[nodiscard]] bool is_named() const override {
+    struct stat open {};
+    struct stat named {};
+    return ::fstat(descriptor_.get(), &open) == 0 && ::lstat(path_.c_str(), &named) == 0 &&
+           open.st_dev == named.st_dev && open.st_ino == named.st_ino;
+  }
+
+ private:
+  std::string path_;
+  Descriptor descriptor_;
+};
+
+// A path with a NUL would be cut by the system.
+bool is_cut(const std::string& path) noexcept { return path.find('\0') != std::string::npos; }
+
+// Thread-safe: holds nothing.
+class LocalWriter final : public WritableStorage {
+ public:
+  int try_create(const std::string& path, std::unique_ptr<FileSink>& file) override {
+    if (is_cut(path)) return EINVAL;
+    Descriptor made(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+    if (made.get() < 0) return errno;
+    try {
+      file = std::make_unique<LocalSink>(path, made.get());
+    } catch (...) {
+      ::unlink(path.c_str());
+      throw;
+    }
+    static_cast<void>(made.release());
+    return 0;
+  }
+
+  int try_make_folder(const std::string& path) override {
+    return is_cut(path) ? EINVAL : errno_of(::mkdir(path.c_str(), 0777));
+  }
+  int try_rename(const std::string& from, const std::string& to) override {
+    return is_cut(from) || is_cut(to) ? EINVAL : errno_of(::rename(from.c_str(), to.c_str()));
+  }
+  int try_exchange(const std::string& a, const std::string& b) override {
+    return errno_of(::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE));
+  }
+  int try_link(const std::string& from, const std::string& to) override {
+    return is_cut(from) || is_cut(to) ? EINVAL : errno_of(::link(from.c_str(), to.c_str()));
+  }
+  int try_remove(const std::string& path) override {
+    return is_cut(path) ? EINVAL : errno_of(::unlink(path.c_str()));
+  }
+  int try_remove_folder(const std::string& path) override {
+    return is_cut(path) ? EINVAL : errno_of(::rmdir(path.c_str()));
+  }
+  int try_sync_folder(const std::string& path) override {
+    const Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    return folder.get() < 0 ? errno : errno_of(::fsync(folder.get()));
+  }
+
+  int try_open_lock(const std::string& path, std::unique_ptr<FileLock>& lock) override {
+    if (is_cut(path)) return EINVAL;
+    // For writing: network file systems lock only what could be written.
+    Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
+    if (file.get() < 0 && errno == EISDIR) {
+      file = Descriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    }
+    if (file.get() < 0) return errno;
+    auto made = std::make_unique<LocalLock>(path, file.get());
+    static_cast<void>(file.release());
+    lock = std::move(made);
+    return 0;
+  }
+};
+
+}  // namespace
+
+WritableStorage& local_writer() {
+  static LocalWriter writer;
+  return writer;
+}
+
+}  // namespace loadstone

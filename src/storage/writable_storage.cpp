@@ -1,0 +1,141 @@
+// The rules above single calls: what is tried again, and which error it becomes.
+#include <cerrno>
+#include <exception>
+#include <utility>
+
+#include "loadstone/storage.h"
+#include "storage/new_file.h"
+
+namespace loadstone {
+
+namespace {
+
+// Until a signal does not interrupt it.
+template <typename Call>
+int repeated(const Call& call) {
+  int problem = EINTR;
+  while (problem == EINTR) problem = call();
+  return problem;
+}
+
+void require(int problem, const char* message, const std::string& path) {
+  if (problem != 0) fail_write(problem, message, path);
+}
+
+template <typename Call>
+bool quietly(const Call& call) noexcept {
+  try {
+    return repeated(call) == 0;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+void FileSink::reserve(std::uint64_t byte_count, Reserve how) {
+  check_file_limit(byte_count, path());
+  require(repeated([&] { return try_reserve(byte_count, how); }),
+          "cannot reserve space for the file", path());
+}
+
+void FileSink::write(std::uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const std::int64_t count = try_write(offset, bytes);
+    if (count == -EINTR) continue;
+    if (count <= 0) {
+      fail_write(count < 0 ? static_cast<int>(-count) : ENOSPC, "cannot write the file", path());
+    }
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+    offset += static_cast<std::uint64_t>(count);
+  }
+}
+
+std::span<std::byte> FileSink::map(std::uint64_t byte_count) {
+  std::byte* memory = nullptr;
+  if (byte_count == 0) return {};
+  require(repeated([&] { return try_map(byte_count, memory); }), "cannot map the file", path());
+  return {memory, static_cast<std::size_t>(byte_count)};
+}
+
+void FileSink::sync() {
+  require(repeated([&] { return try_sync(); }), "cannot bring the file to the disk", path());
+}
+
+LockResult FileLock::take(LockMode mode, bool waits) {
+  const int problem = repeated([&] { return try_take(mode, waits); });
+  if (problem == 0) return LockResult::taken;
+  if (problem == EWOULDBLOCK) return LockResult::busy;
+  // Network file systems lock only what is open for writing, which a folder never is: EBADF.
+  if (problem == ENOLCK || problem == EOPNOTSUPP || problem == ENOSYS || problem == EBADF) {
+    return LockResult::unsupported;
+  }
+  fail_write(problem, "cannot lock", path());
+}
+
+std::unique_ptr<FileSink> WritableStorage::create(const std::string& path) {
+  std::unique_ptr<FileSink> file;
+  require(repeated([&] { return try_create(path, file); }), "cannot make the file", path);
+  return file;
+}
+
+bool WritableStorage::make_folder(const std::string& path) {
+  const int problem = repeated([&] { return try_make_folder(path); });
+  if (problem == EEXIST) return false;
+  require(problem, "cannot make the folder", path);
+  return true;
+}
+
+void WritableStorage::rename(const std::string& from, const std::string& to) {
+  require(repeated([&] { return try_rename(from, to); }), "cannot give the file its name", to);
+}
+
+bool WritableStorage::exchange(const std::string& a, const std::string& b) {
+  const int problem = repeated([&] { return try_exchange(a, b); });
+  if (problem == EINVAL || problem == ENOSYS) return false;
+  require(problem, "cannot exchange the old one for the new one", b);
+  return true;
+}
+
+void WritableStorage::link(const std::string& from, const std::string& to) {
+  require(repeated([&] { return try_link(from, to); }), "cannot give the file another name", from);
+}
+
+bool WritableStorage::remove(const std::string& path) noexcept {
+  return quietly([&] { return try_remove(path); });
+}
+
+bool WritableStorage::remove_folder(const std::string& path) noexcept {
+  return quietly([&] { return try_remove_folder(path); });
+}
+
+void WritableStorage::sync_folder(const std::string& path) {
+  const int problem = repeated([&] { return try_sync_folder(path); });
+  if (problem == EINVAL) return;  // not for folders: what is renamed there is safe all the same
+  require(problem, "cannot bring the folder to the disk", path);
+}
+
+std::unique_ptr<FileLock> WritableStorage::open_lock(const std::string& path) {
+  std::unique_ptr<FileLock> lock;
+  const int problem = repeated([&] { return try_open_lock(path, lock); });
+  if (problem == ENOENT) return nullptr;
+  require(problem, "cannot open the file to be locked", path);
+  return lock;
+}
+
+void WritableStorage::write_whole(const std::string& path, const std::string& unfinished,
+                                  std::string_view text) {
+  const auto file = create(unfinished);
+  try {
+    file->write(0, std::as_bytes(std::span(text)));
+    file->sync();
+    rename(unfinished, path);
+  } catch (...) {
+    remove(unfinished);
+    throw;
+  }
+}
+
+WritableStorage& Storage::writable() { return local_storage().writable(); }
+
+}  // namespace loadstone

@@ -1,0 +1,259 @@
+// A conversion whose every call of the system fails once, in every way, or is the process's last:
+// the target is the old one or the new one, nothing is left open, and the next try works.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <map>
+#include <random>
+#include <stdexcept>
+
+#include "convert/samples.h"
+#include "loadstone/convert.h"
+#include "loadstone/error.h"
+#include "support/faulty_files.h"
+#include "support/files.h"
+
+namespace loadstone::test {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr FileFault error_of_disk = {.problem = EIO};
+constexpr FileFault full_disk = {.problem = ENOSPC};
+constexpr FileFault interrupted = {.problem = EINTR};
+constexpr FileFault short_write = {.is_short = true};
+constexpr FileFault no_memory = {.is_memory = true};
+
+std::string file_of(unsigned seed) {
+  std::vector<FileTensor> tensors;
+  for (unsigned i = 0; i < 3; ++i) {
+    tensors.push_back({"w" + std::to_string(i), "F32", {10, 30}, some_bytes(1200, seed + i)});
+  }
+  return safetensors_bytes(tensors);
+}
+
+// What stands where the target is to be.
+enum class Place : std::uint8_t {
+  new_file,
+  older_file,
+  new_folder,
+  older_folder,       // that is replaced in one step
+  older_no_exchange,  // on a file system that cannot do that
+  linked_folder,      // that cannot be replaced, and holds other files
+};
+
+class ConvertFaults : public ::testing::TestWithParam<Place> {
+ protected:
+  using Files = std::map<std::string, std::string>;
+
+  void SetUp() override {
+    folder_.write("older.safetensors", file_of(1));
+    folder_.write("newer.safetensors", file_of(50));
+  }
+
+  [[nodiscard]] bool is_file() const {
+    return GetParam() == Place::new_file || GetParam() == Place::older_file;
+  }
+  [[nodiscard]] std::string target() const { return folder_ / "out/target"; }
+
+  [[nodiscard]] Conversion conversion(const std::string& source) const {
+    ConvertOptions options;
+    options.one_file = is_file();
+    options.shard_bytes_max = 2500;
+    options.threads = 1;
+    options.folder.files = {{.name = "tokenizer.json", .text = "{\"of\": \"" + source + "\"}"}};
+    if (is_file()) options.folder = {};
+    return make_conversion(open_checkpoint(folder_ / source), options);
+  }
+
+  void run(Storage& files, bool resumes = false) const {
+    convert(conversion("newer.safetensors"), target(), nullptr, &files, {.resume = resumes});
+  }
+
+  // All files of the target, what is not whole left out.
+  [[nodiscard]] Files files_in(const fs::path& path) const {
+    Files files;
+    if (fs::is_regular_file(path)) files[""] = read_file(path);
+    if (!fs::is_directory(path)) return files;
+    for (const auto& entry : fs::directory_iterator(path)) {
+      const std::string name = entry.path().filename().string();
+      if (!name.starts_with(".loadstone-")) files[name] = read_file(entry.path());
+    }
+    return files;
+  }
+  [[nodiscard]] Files files() const { return files_in(target()); }
+
+  void reset() {
+    fs::remove_all(folder_ / "out");
+    fs::create_directory(folder_ / "out");
+    switch (GetParam()) {
+      case Place::new_file:
+      case Place::new_folder:
+        break;
+      case Place::older_file:
+      case Place::older_folder:
+      case Place::older_no_exchange:
+        convert(conversion("older.safetensors"), target(), nullptr, &sound_);
+        break;
+      case Place::linked_folder:
+        fs::create_directory(folder_ / "out/real");
+        fs::create_symlink("real", target());
+        break;
+    }
+    if (fs::is_directory(target())) {
+      folder_.write("out/target/notes.txt", "of somebody");
+      if (GetParam() == Place::linked_folder) {
+        folder_.write("out/target/tokenizer.json", "an older one");
+      }
+    }
+  }
+
+  FileFault fault_for(const FileCall& call, const FaultyFiles::Choose& choose) const {
+    const FileFault fault = choose(call);
+    const bool cannot = GetParam() == Place::older_no_exchange && call.name == "exchange";
+    return cannot ? FileFault{.problem = EINVAL} : fault;
+  }
+
+  // The target and its folder after a whole run.
+  void learn() {
+    reset();
+    before_ = files();
+    run(sound_);
+    after_ = files();
+    names_after_ = names_in(folder_ / "out");
+    ASSERT_NE(before_, after_);
+  }
+
+  void expect_old_or_new(const std::string& what) const {
+    const Files found = files();
+    EXPECT_TRUE(found == before_ || found == after_) << what << ": " << describe(found);
+  }
+
+  static std::string describe(const Files& files) {
+    std::string text;
+    for (const auto& [name, bytes] : files) {
+      text += name + " (" + std::to_string(bytes.size()) + ") ";
+    }
+    return text;
+  }
+
+  void expect_second_try(bool resumes, const std::string& what) {
+    // A whole model in a folder that cannot be replaced stays.
+    if (GetParam() == Place::linked_folder && files() == after_) return;
+    try {
+      run(sound_, resumes);
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << what << ": the second try fails: " << error.what();
+    }
+    EXPECT_EQ(files(), after_) << what;
+    EXPECT_EQ(names_in(folder_ / "out"), names_after_) << what;
+  }
+
+  bool try_once(const FaultyFiles::Choose& choose, bool resumes, const std::string& what) {
+    reset();
+    const std::size_t descriptors = open_descriptors();
+    bool failed = false;
+    bool came_about = false;
+    {
+      FaultyFiles storage([&](const FileCall& call) {
+        const FileFault chosen = choose(call);
+        came_about = came_about || chosen.problem != 0 || chosen.is_short || chosen.is_memory;
+        return fault_for(call, [&](const FileCall&) { return chosen; });
+      });
+      try {
+        run(storage, resumes);
+      } catch (const Error& error) {
+        failed = true;
+        EXPECT_TRUE(error.code().starts_with("io.") || error.code() == "memory.host")
+            << what << ": " << error.what();
+      } catch (const std::bad_alloc&) {
+        failed = true;
+      }
+    }
+    EXPECT_EQ(open_descriptors(), descriptors) << what;
+    expect_old_or_new(what);
+    if (!failed) {
+      EXPECT_EQ(files(), after_) << what;
+    }
+    expect_second_try(resumes, what);
+    return came_about;
+  }
+
+  TemporaryFolder folder_;
+  FaultyFiles sound_ = FaultyFiles(no_fault);
+  Files before_;
+  Files after_;
+  std::vector<std::string> names_after_;
+};
+
+TEST_P(ConvertFaults, EveryCallFailsOnceInEveryWay) {
+  learn();
+  std::uint64_t tries = 0;
+  for (const FileFault fault : {error_of_disk, full_disk, interrupted, short_write, no_memory}) {
+    for (std::uint64_t number = 1;; ++number) {
+      const std::string what = "call " + std::to_string(number) + ", error " +
+                               std::to_string(fault.problem) + (fault.is_memory ? " memory" : "");
+      if (!try_once(fail_call(number, fault), number % 2 == 0, what)) break;
+      if (HasFailure()) return;
+      ++tries;
+    }
+  }
+  EXPECT_GT(tries, 5u * 20);  // the control: there are calls that fail
+}
+
+TEST_P(ConvertFaults, RandomOnes) {
+  learn();
+  std::minstd_rand random(static_cast<unsigned>(GetParam()) + 1);
+  for (int i = 0; i < 170; ++i) {
+    const auto one_in = 2 + random() % 100;
+    const auto choose = [&](const FileCall&) -> FileFault {
+      if (random() % one_in != 0) return {};
+      const FileFault faults[] = {error_of_disk, full_disk, interrupted, short_write, no_memory};
+      return faults[random() % 5];
+    };
+    // Where taking a step back fails as well, a folder that cannot be replaced is left between.
+    if (GetParam() == Place::linked_folder || GetParam() == Place::older_no_exchange) return;
+    try_once(choose, i % 2 == 0, "try " + std::to_string(i));
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(ConvertFaults, AKillAtEveryCall) {
+  learn();
+  std::uint64_t number = 1;
+  for (;; ++number) {
+    reset();
+    const bool killed = killed_at(number, [&](Storage& files) {
+      FaultyFiles storage([&](const FileCall& call) { return fault_for(call, no_fault); }, files);
+      run(storage, number % 2 == 0);
+    });
+    const std::string what = "killed at call " + std::to_string(number);
+    // In a folder that cannot be exchanged names are given one by one, the index last, and for one
+    // moment an older folder has no name: the next run completes both.
+    const bool is_in_steps =
+        GetParam() == Place::linked_folder || GetParam() == Place::older_no_exchange;
+    if (!is_in_steps) expect_old_or_new(what);
+    expect_second_try(number % 2 == 0, what);
+    if (!killed || HasFailure()) break;
+  }
+  EXPECT_GT(number, 20u);
+}
+
+std::string name_of(const ::testing::TestParamInfo<Place>& place) {
+  const char* const names[] = {"NewFile",     "OlderFile",       "NewFolder",
+                               "OlderFolder", "OlderNoExchange", "LinkedFolder"};
+  return names[static_cast<int>(place.param)];
+}
+
+INSTANTIATE_TEST_SUITE_P(Places, ConvertFaults,
+                         ::testing::Values(Place::new_file, Place::older_file, Place::new_folder,
+                                           Place::older_folder, Place::older_no_exchange,
+                                           Place::linked_folder),
+                         name_of);
+
+}  // namespace
+
+}  // namespace loadstone::test
