@@ -166,11 +166,11 @@ TEST_F(Stored, WhatIsBrokenIsNamed) {
 TEST_F(Stored, Fp8WithoutScalesAreNumbersUnlessAConfigSaysOtherwise) {
   const std::vector<FileTensor> tensors = {tensor("a.weight", "F8_E4M3", {200, 300}, 1)};
   const auto codes = [&] {
-    std::vector<std::string> codes;
+    std::vector<std::string> listed;
     const StoredValues found = find(tensors);
     EXPECT_THAT(found.values, IsEmpty());
-    for (const Finding& finding : found.findings) codes.push_back(finding.code);
-    return codes;
+    for (const Finding& finding : found.findings) listed.push_back(finding.code);
+    return listed;
   };
   EXPECT_THAT(codes(), IsEmpty());
   folder_.write("config.json", R"({"model_type": "llama", "quantization_config": null})");
@@ -213,7 +213,7 @@ TEST_F(Stored, TwoStatesOfOneWeightAreRefused) {
 TEST_F(Stored, TablesOfCodesAreThoseOfTheEncoding) {
   const auto codes = [&](std::span<const float> map, std::span<const float> nested_map,
                          const std::string& said = nested) {
-    std::vector<std::string> codes;
+    std::vector<std::string> listed;
     const StoredValues found = find({
         tensor("k.weight", "U8", {128, 1}, 1),
         tensor("k.weight.absmax", "U8", {4}, 1),
@@ -222,8 +222,8 @@ TEST_F(Stored, TablesOfCodesAreThoseOfTheEncoding) {
         table("k.weight.nested_quant_map", nested_map),
         text_tensor("k.weight.quant_state.bitsandbytes__nf4", state(said)),
     });
-    for (const Finding& finding : found.findings) codes.push_back(finding.code);
-    return codes;
+    for (const Finding& finding : found.findings) listed.push_back(finding.code);
+    return listed;
   };
   const auto own = bnb4_values(Bnb4Code::nf4);
   const auto nested_own = bnb_dynamic_map();
