@@ -2,7 +2,8 @@
 
 Numbers are float32 arrays with the values of the dtype that they had ("F32", "F16", "BF16"). All
 arithmetic is in float32; ``compat`` rounds to the dtype where ModelOpt computes in it. A scale that
-would be 0 is 1. What ModelOpt has where it divides 0 by 0 is undefined and stands nowhere here.
+would be 0 is 1, and one with which the largest code would be infinite in the dtype is the next with
+which it is not. What ModelOpt has where it divides 0 by 0 is undefined and stands nowhere here.
 """
 
 from __future__ import annotations
@@ -86,8 +87,42 @@ def _or_one(scale: Any) -> Any:
     return np.where(scale > 0, scale, F32(1)).astype(F32)
 
 
+def _neighbour(scale: Floats, towards: float, dtype: str) -> Floats:
+    """The next number of the dtype."""
+    if dtype == "F16":
+        return np.nextafter(scale.astype(np.float16), np.float16(towards)).astype(F32)
+    if dtype == "BF16":
+        bits = scale.view(np.uint32)
+        step = np.uint32(1 << 16)
+        return (bits - step if towards == 0 else bits + step).view(F32)
+    return np.nextafter(scale, F32(towards))
+
+
+def _is_finite(product: Any, dtype: str) -> Any:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.isfinite(rounded(product, dtype))
+
+
 def _scale(amax: Any, most: float, dtype: str, dialect: str) -> Any:
-    return _or_one(rounded(amax / F32(most), dtype if dialect == "modelopt-compat" else "F32"))
+    to = dtype if dialect == "modelopt-compat" else "F32"
+    scale = np.array(_or_one(rounded(amax / F32(most), to)))
+    # A scale that is made smaller gives larger codes: int8 has one more below 0.
+    reach = 128 if most == 127 else most
+    with np.errstate(over="ignore"):
+        wrong = ~_is_finite(scale * F32(most), dtype).reshape(scale.shape)
+        while wrong.any():
+            scale = np.where(wrong, _neighbour(scale, 0, to).reshape(scale.shape), scale)
+            wrong &= ~_is_finite(scale * F32(reach), dtype).reshape(scale.shape)
+    return scale.astype(F32)
+
+
+def _within(codes: Any, values: Any, power: Any, dtype: str) -> Any:
+    """Codes of magnitudes, less those whose numbers are infinite in the dtype."""
+    codes = codes.astype(np.uint8)
+    with np.errstate(over="ignore"):
+        while (wrong := ~_is_finite(values(codes) * power, dtype).reshape(codes.shape)).any():
+            codes = codes - wrong.astype(np.uint8)
+    return codes
 
 
 def _quotient(x: Floats, scale: Any, dtype: str, dialect: str) -> Floats:
@@ -131,6 +166,8 @@ def int4(x: Floats, dtype: str, dialect: str, block: int = 128) -> Parts:
         else:
             scale = rounded(F32(7) * rounded(F32(1) / amax, to), to)
     scale = np.where(amax == 0, F32(1), np.minimum(scale, most)).astype(F32)
+    while (wrong := ~_is_finite(F32(7) / scale, dtype)).any():
+        scale = np.where(wrong, _neighbour(scale, np.inf, to), scale)
     codes = np.clip(np.rint(rounded((blocks * scale).astype(F32), to)), -8, 7) + 8
     flat = codes.astype(np.uint8).reshape(-1)
     return {"data": (flat[::2] << 4 | flat[1::2]).reshape(x.shape[0], -1), "scale": scale}
@@ -145,7 +182,10 @@ def int4_awq(x: Floats, dtype: str, dialect: str, block: int = 128) -> Parts:
 
 
 def nvfp4(x: Floats, dtype: str, dialect: str, amax: float | None = None) -> Parts:
-    scale_2 = _or_one(F32(F32(np.abs(x).max() if amax is None else amax) / F32(2688)))
+    amax = F32(np.abs(x).max() if amax is None else amax)
+    scale_2 = _or_one(F32(amax / F32(2688)))
+    if dialect == "exact" and amax > 0:
+        scale_2 = np.maximum(F32(amax / F32(2688)), F32(2.0**-126))  # it has an inverse
     x = _padded(x, 16)
     blocks = x.reshape(*x.shape[:-1], -1, 16)
     with np.errstate(over="ignore"):
@@ -175,7 +215,10 @@ def mxfp4(x: Floats, dtype: str, dialect: str) -> Parts:
     blocks = x.reshape(x.shape[0], -1, 32)
     exponent = _exponent(np.abs(blocks).max(-1), 6, dialect)
     y = (blocks * np.exp2(-exponent).astype(F32)[..., None]).astype(F32)
-    data = _low_first(e2m1_half_down(y).reshape(x.shape))
+    codes = e2m1_half_down(y)
+    power = np.exp2(exponent).astype(F32)[..., None]
+    sizes = _within(codes & 7, lambda code: E2M1[code], power, dtype)
+    data = _low_first(((codes & 8) | sizes).reshape(x.shape))
     return {"data": data, "scale": (exponent + 127).astype(np.uint8)}
 
 
@@ -185,7 +228,10 @@ def mxfp8(x: Floats, dtype: str, dialect: str) -> Parts:
     blocks = x.reshape(x.shape[0], -1, 32)
     exponent = _exponent(np.abs(blocks).max(-1), 448, dialect)
     y = (blocks * np.exp2(-exponent).astype(F32)[..., None]).astype(F32)
-    data = e4m3(y).reshape(x.shape)[:, :columns]
+    codes = e4m3(y)
+    power = np.exp2(exponent).astype(F32)[..., None]
+    sizes = _within(codes & 0x7F, e4m3_values, power, dtype)
+    data = ((codes & 0x80) | sizes).reshape(x.shape)[:, :columns]
     return {"data": data, "scale": (exponent + 127).astype(np.uint8)}
 
 

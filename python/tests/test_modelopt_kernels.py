@@ -192,7 +192,7 @@ UNDEFINED = {
 @pytest.mark.parametrize("encoding", [e for e in ENCODINGS if e != "int4-awq"])
 def test_compat_is_modelopt(encoding: str, dtype: str) -> None:
     divides_by_zero = encoding in ("fp8-channel", "fp8-block", "int8-channel", "int4")
-    compared = 0
+    compared = overflows = 0
     for name, undefined in UNDEFINED.items():
         if dtype in undefined and not encoding.startswith("mx"):
             continue
@@ -202,16 +202,26 @@ def test_compat_is_modelopt(encoding: str, dtype: str) -> None:
         packed, *scales = theirs(encoding, x)
         unit = loadstone.quantize(x, encoding, dialect="modelopt-compat")
         expected = [packed._quantized_data, *scales]
-        for (part, ours), their in zip(unit.parts.items(), expected, strict=True):
-            assert raw(ours) == raw(their.contiguous()), (name, part)
         form: dict[str, Any] = {"scale": scales[0]}
         if encoding == "nvfp4":
             form["double_scale"] = scales[1]
         sizes = {"fp8-block": {-1: 128, -2: 128}, "int4": {-1: 128}, "nvfp4": {-1: 16}}
         form["block_sizes"] = sizes.get(encoding, {-1: 32} if encoding == "mxfp4" else None)
-        assert torch.equal(unit.dequantize(), packed.dequantize(x.dtype, **form)), name
+        numbers = packed.dequantize(x.dtype, **form)
+        is_finite = torch.isfinite(numbers)
+        assert torch.isfinite(unit.dequantize()).all(), name
+        if encoding == "fp8" and not is_finite.all():
+            overflows += 1  # one scale for all numbers: it has to be another one
+            continue
+        for (part, ours), their in zip(unit.parts.items(), expected, strict=True):
+            if part != "data" or is_finite.all():
+                assert raw(ours) == raw(their.contiguous()), (name, part)
+        assert torch.equal(unit.dequantize()[is_finite], numbers[is_finite]), name
+        overflows += int(not is_finite.all())
         compared += 1
     assert compared >= 5
+    # ModelOpt gives infinities for the largest numbers, and we none: all else is the same.
+    assert overflows == int(encoding.startswith("mx") or (encoding, dtype) == ("fp8", "BF16"))
 
 
 def test_export_of_fp8_is_modelopt_with_a_scale_of_float32() -> None:
