@@ -205,6 +205,9 @@ TEST_P(ConvertFaults, EveryCallFailsOnceInEveryWay) {
 }
 
 TEST_P(ConvertFaults, RandomOnes) {
+  if (GetParam() == Place::linked_folder || GetParam() == Place::older_no_exchange) {
+    GTEST_SKIP() << "where taking a step back fails as well, the folder is left between";
+  }
   learn();
   std::minstd_rand random(static_cast<unsigned>(GetParam()) + 1);
   for (int i = 0; i < 170; ++i) {
@@ -214,8 +217,6 @@ TEST_P(ConvertFaults, RandomOnes) {
       const FileFault faults[] = {error_of_disk, full_disk, interrupted, short_write, no_memory};
       return faults[random() % 5];
     };
-    // Where taking a step back fails as well, a folder that cannot be replaced is left between.
-    if (GetParam() == Place::linked_folder || GetParam() == Place::older_no_exchange) return;
     try_once(choose, i % 2 == 0, "try " + std::to_string(i));
     if (HasFailure()) return;
   }
