@@ -150,7 +150,13 @@ def test_without_being_asked_bytes_stay(tmp_path: Path) -> None:
     }
 
 
+def claim_fp8(folder: Path) -> None:
+    """Without a config that says so, FP8 weights without scales are plain numbers."""
+    (folder / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}')
+
+
 def test_a_weight_without_scales_is_named_and_nothing_appears(tmp_path: Path) -> None:
+    claim_fp8(tmp_path)
     with pytest.raises(loadstone.FormatError, match=r"a\.weight_scale") as caught:
         decoded(tmp_path, {"a.weight": fp8(8, 16)})
     assert caught.value.code == "q.scale_missing"
@@ -159,6 +165,7 @@ def test_a_weight_without_scales_is_named_and_nothing_appears(tmp_path: Path) ->
 
 def test_what_cannot_be_read_is_not_left_alone_by_quantizing(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
+    claim_fp8(tmp_path)
     with pytest.raises(loadstone.FormatError, match="up_proj") as caught:
         decoded(tmp_path, {name: fp8(8, 16)}, dequantize=False, quantize="nvfp4")
     assert caught.value.code == "q.scale_missing"

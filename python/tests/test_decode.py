@@ -276,7 +276,8 @@ def test_loads_are_what_transformers_makes(tmp_path, staging, threads):
     for name, tensor in quantized_result(state).items():
         assert torch.equal(bits(tensors[name]), bits(tensor)), name
     assert plan.bytes_to_read == sum(tensor.nbytes for tensor in state.values())
-    assert report.staging_bytes_peak <= max(staging, 16)
+    # a slot holds at least twice the 16 bytes that one element is decoded from
+    assert report.staging_bytes_peak <= max(staging, 32)
     _core.require_delivered(plan, report)
     row = next(row for row in report.provenance() if row["target"] == "turned")
     assert [source[0] for source in row["sources"]] == ["turned.weight", "turned.scale"]

@@ -176,7 +176,7 @@ def test_memory_that_nobody_wrote_never_gets_into_a_table(
     products = renew_products(model)
     folder = folder_of(model, tmp_path)
     if not recovers:
-        monkeypatch.setattr(hooks, "skeleton", with_meta)
+        monkeypatch.setattr(hooks, "skeleton_in_turn", with_meta)
     original = load.Load.read
     poisoned: set[str] = set()
 

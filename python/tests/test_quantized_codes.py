@@ -16,7 +16,7 @@ MODELOPT = ("fp8", "fp8-channel", "fp8-block", "int8-channel", "nvfp4", "mxfp4",
 CELLS = [
     *((encoding, "modelopt") for encoding in (*MODELOPT, "int4", "int4-awq")),
     *((encoding, "compressed-tensors") for encoding in MODELOPT),
-    *((encoding, "modelopt") for encoding in ("nf4", "fp4", "int8")),
+    *((encoding, "bitsandbytes") for encoding in ("nf4", "fp4", "int8")),
 ]
 # The codes have a name of their own there, which no plain model has.
 RENAMED = {("nvfp4", "compressed-tensors"), ("mxfp4", "compressed-tensors")}
@@ -58,7 +58,8 @@ def cell(original):
     def made(encoding, style):
         folder = original / f"{encoding}-{style}"
         if not folder.exists():
-            loadstone.convert(original / "plain", folder, quantize=encoding, style=style)
+            options = {} if style == "bitsandbytes" else {"style": style}
+            loadstone.convert(original / "plain", folder, quantize=encoding, **options)
         return folder
 
     return made

@@ -3,6 +3,7 @@
 // out, and its code is a known one.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -73,7 +74,9 @@ class HostileBounds : public ::testing::TestWithParam<HostileCase> {
     }
     std::uint64_t read = 0;
     for (const Access& access : storage_.accesses()) read += access.bytes;
-    EXPECT_LE(read, reads_per_byte * file_bytes_ + reads_constant);
+    // Tensors of a torch file may overlap, and each is read as numbers of its own (SECURITY.md).
+    const std::uint64_t listed = catalog_ == nullptr ? 0 : catalog_->total_bytes();
+    EXPECT_LE(read, reads_per_byte * std::max(file_bytes_, listed) + reads_constant);
   }
 
   void convert_within(const ConvertOptions& options, const char* what) {

@@ -133,6 +133,7 @@ TEST(VerifyQuantized, FindsWhatTheManifestSays) {
 
 TEST(VerifyQuantized, AWeightWithoutItsScalesIsAnError) {
   const TemporaryFolder folder;
+  folder.write("config.json", R"({"quantization_config": {"quant_method": "fp8"}})");
   const VerifyReport report = verify_values(
       *opened(folder, "lone", {{"a.weight", "F8_E4M3", {2, 2}, std::string("\1\2\3\4", 4)}}));
   EXPECT_THAT(report.findings, ElementsAre(AllOf(Field(&Finding::code, "q.scale_missing"),
