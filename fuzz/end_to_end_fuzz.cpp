@@ -33,11 +33,9 @@ const std::filesystem::path& work_folder() {
   return folder.path();
 }
 
-// A caller's word, for plans from JSON.
-PlanPaths paths() { return {.root = "/m", .offload_folder = work_folder() / "offload"}; }
-
 struct Run {
   Input& input;
+  std::string path;  // of the checkpoint
   test::MemoryStorage storage;
   std::shared_ptr<const Catalog> catalog;
 };
@@ -82,7 +80,8 @@ void carry_out(Run& run, const Plan& plan) {
 // Reads the text as a plan and carries it out; false where it was refused.
 bool read_and_carry_out(Run& run, const std::string& text) {
   try {
-    const Plan plan = plan_from_json(text, {.storage = &run.storage}, paths());
+    const PlanPaths paths = {.root = run.path, .offload_folder = work_folder() / "offload"};
+    const Plan plan = plan_from_json(text, {.storage = &run.storage}, paths);
     show(plan);
     carry_out(run, plan);
   } catch (const Error&) {
@@ -98,7 +97,8 @@ void plan_and_execute(Run& run) {
   const Plan plan = make_plan(run.catalog, skeleton, options);
   show(plan);
   const std::string text = to_json(plan);
-  require(to_json(plan_from_json(text, {.storage = &run.storage}, paths())) == text);
+  const PlanPaths same = {.root = run.path, .offload_folder = plan.offload_folder};
+  require(to_json(plan_from_json(text, {.storage = &run.storage}, same)) == text);
   try {
     carry_out(run, plan);
   } catch (const Error&) {
@@ -171,10 +171,10 @@ void run_all(Input& input) {
   for (const auto& entry : std::filesystem::directory_iterator(work_folder())) {
     std::filesystem::remove_all(entry.path(), ignored);
   }
-  Run run = {.input = input, .storage = {}, .catalog = {}};
+  Run run = {.input = input, .path = {}, .storage = {}, .catalog = {}};
   const bool converts = input.chance(50);
-  const std::string path = add_checkpoint(input, run.storage);
-  run.catalog = open_checkpoint(path, {.storage = &run.storage});
+  run.path = add_checkpoint(input, run.storage);
+  run.catalog = open_checkpoint(run.path, {.storage = &run.storage});
   require(!to_json(*run.catalog).empty() && !to_table(*run.catalog, true).empty());
   if (converts) {
     convert_and_verify(run);

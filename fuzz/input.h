@@ -11,7 +11,8 @@
 
 namespace loadstone::fuzz {
 
-// Behind the last byte every decision is 0, so each prefix of an input is one as well and a
+// Arguments of one call are worked out in any order: no call takes two decisions. Behind the last
+// byte every decision is 0, so each prefix of an input is one as well and a
 // mutation changes few decisions. Not thread-safe.
 class Input {
  public:

@@ -56,8 +56,8 @@ class Writer {
       made_.sources.push_back({std::move(name), value, value});
     };
     for (std::uint64_t count = 1 + input_.below(4); count > 0; --count) {
-      add("s" + std::to_string(made_.sources.size()), input_.pick(dtypes),
-          random_extents(input_, 9));
+      const Dtype dtype = input_.pick(dtypes);
+      add("s" + std::to_string(made_.sources.size()), dtype, random_extents(input_, 9));
     }
     if (made_.weights.empty() && input_.chance(30)) {
       const std::uint64_t rows = 1 + input_.below(9);

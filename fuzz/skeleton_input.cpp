@@ -101,7 +101,10 @@ Recipes recipes_for(const std::shared_ptr<const Catalog>& catalog, const Skeleto
       RecipeBuilder::Value value = builder.source(input.pick(catalog->tensors()).name);
       if (input.chance(50)) value = builder.transpose(value, 0, -1);
       if (input.chance(30)) value = builder.stack({value, value}, 0);
-      if (input.chance(30)) value = builder.slice(value, 0, input.below(3), 1 + input.below(3));
+      if (input.chance(30)) {
+        const std::uint64_t start = input.below(3);
+        value = builder.slice(value, 0, start, 1 + input.below(3));
+      }
       if (input.chance(30)) value = builder.cast(value, input.pick(dtypes));
       builder.add(input.chance(70) ? input.pick(skeleton.targets).name : tensor_name(input), value);
     } catch (const Error&) {
@@ -138,11 +141,13 @@ void choose_devices(PlanOptions& options, Input& input, const std::string& offlo
       std::to_array<const char*>({"cpu", "disk", "cuda:0", "meta", "cuda:1", "gpu?"});
   if (input.chance(20)) options.device_map.mode = static_cast<DeviceMapMode>(input.below(4));
   for (std::uint64_t count = input.below(4); count > 0; --count) {
-    options.device_map.entries.emplace_back(input.pick(modules), input.pick(devices));
+    const char* module = input.pick(modules);
+    options.device_map.entries.emplace_back(module, input.pick(devices));
   }
   for (std::uint64_t count = input.below(3); count > 0; --count) {
+    const char* device = input.pick(devices);
     options.max_memory.emplace_back(
-        input.pick(devices), input.chance(10) ? input.large_number() : input.number() & 0xffff);
+        device, input.chance(10) ? input.large_number() : input.number() & 0xffff);
   }
   if (input.chance(20)) options.no_split_modules.emplace_back(input.pick(modules));
   if (input.chance(70)) options.offload_folder = offload_folder;
@@ -183,7 +188,8 @@ PlanOptions plan_options_for(const std::shared_ptr<const Catalog>& catalog,
   options.dtype_from_file = input.chance(10);
   if (input.chance(30)) choose_devices(options, input, offload_folder);
   for (std::uint64_t count = input.below(3); count > 0 && !skeleton.targets.empty(); --count) {
-    options.quantize.emplace(input.pick(skeleton.targets).name, *quantization_of(input));
+    const std::string& name = input.pick(skeleton.targets).name;
+    options.quantize.emplace(name, *quantization_of(input));
   }
   // Often, so that plans with gaps are carried out as well.
   static constexpr auto policies = std::to_array<MissingPolicy>(
