@@ -64,7 +64,14 @@ std::vector<SourceRange> source_ranges(const Plan& plan, const PlannedTarget& ta
       }
     }
   }
-  return ranges.take();
+  auto found = ranges.take();
+  if (!found.empty()) return found;
+  // A tensor without elements has sources too, of which no byte is read.
+  SourceRanges none(*plan.catalog);
+  for (const std::uint32_t source : sources_of(target.recipe.boxes, plan.decodings)) {
+    none.add(source, 0, 0);
+  }
+  return none.take();
 }
 
 void write_provenance(JsonWriter& json, const Provenance& item) {
