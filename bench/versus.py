@@ -217,7 +217,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--data", type=Path, default=ROOT / "build/bench-data")
     parser.add_argument("--child")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     data: Any = arguments.data.resolve()
     if arguments.child:
         child(arguments.child, data)
