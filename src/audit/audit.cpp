@@ -35,9 +35,9 @@ Verdict judge(const PlannedTarget& target, const Provenance& item) {
     case Origin::checkpoint:
       if (target.delivery == Delivery::none) return Verdict::on_meta;
       if (target.delivery == Delivery::file_view) {
-        return item.sources.empty() && bytes != 0 ? Verdict::unaccounted : Verdict::real;
+        return item.sources.empty() ? Verdict::unaccounted : Verdict::real;
       }
-      return complete ? Verdict::real : Verdict::unaccounted;
+      return complete && !item.sources.empty() ? Verdict::real : Verdict::unaccounted;
     case Origin::zeros:
     case Origin::constant:
       return complete ? Verdict::real : Verdict::unaccounted;

@@ -209,6 +209,18 @@ TEST(ExecuteTest, SubByteElementsAreCopiedAsBytes) {
 
 // ---- what is written down
 
+// It has no bytes, and comes from somewhere all the same.
+TEST(ExecuteTest, ATargetWithoutElementsHasASource) {
+  PlanBuilder builder;
+  builder.add_plain("empty", Dtype::f32, Dtype::f32, {2, 0}, {});
+  const Plan plan = builder.build();
+  const Report report = load_and_compare(builder, plan);
+  ASSERT_EQ(report.provenance[0].sources.size(), 1u);
+  const SourceRange& range = report.provenance[0].sources[0];
+  EXPECT_EQ(range.tensor, "empty");
+  EXPECT_EQ(range.offset_begin, range.offset_end);
+}
+
 TEST(ExecuteTest, ProvenanceNamesTheBytes) {
   PlanBuilder builder;
   const auto a = builder.add_tensor("a", Dtype::u8, {10}, pattern(10, 1));
