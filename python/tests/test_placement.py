@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
+import safetensors.torch as safetensors_torch
 import torch
 
 import loadstone
@@ -105,6 +107,23 @@ def test_paths_of_nothing_and_places_that_are_none() -> None:
     for device in ("dsik", None, 1.5):
         with pytest.raises(loadstone.PlanError, match="'unet'"):
             require_device(device, "unet")
+
+
+def test_a_mistyped_module_is_an_error_and_one_without_tensors_is_not(tmp_path: Path) -> None:
+    safetensors_torch.save_file(tower().state_dict(), tmp_path / "model.safetensors")
+
+    def planned(device_map: dict[str, str]) -> loadstone.Plan:
+        return loadstone.plan(tower(), tmp_path, device_map=device_map)
+
+    with pytest.raises(loadstone.PlanError, match=r"'bloks\.1' names no module") as raised:
+        planned({"": "cpu", "bloks.1": "cpu"}).require_ok()
+    assert raised.value.code == "plan.device_map"
+    planned({"": "cpu", "blocks.0.act": "cpu", "blocks.1": "cpu"}).require_ok()
+
+    # accelerate passes over such entries, and so does the adapter that is called after it.
+    given = {"": "cpu", "bloks.1": "cpu"}
+    accelerate.load_checkpoint_in_model(tower(), tmp_path, device_map=given)
+    loadstone.accelerate.load_checkpoint_in_model(tower(), tmp_path, device_map=given)
 
 
 # --- the libraries' models -----------------------------------------------------------------------
