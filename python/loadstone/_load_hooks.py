@@ -155,7 +155,7 @@ class _Rehearsal:
         self.needed = needed
 
     def reason(self) -> str:
-        """What the module's code does that a load lacks; ``""``: nothing."""
+        """The effect of the module's code that a load lacks; ``""``: none."""
 
         def run() -> None:
             load: Any = self.module._load_from_state_dict

@@ -1,4 +1,4 @@
-"""What a model needs: a row for the core for each tensor, and what is known of its value."""
+"""The tensors that a model needs: a row for the core for each, and the origin of its value."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Needs:
 
 
 def needs_of(model: Any) -> Needs:
-    """What a plan has to find a value for."""
+    """Tensors that a plan has to find a value for."""
     if isinstance(model, str | os.PathLike):
         return Needs(_core.skeleton_rows(read_text(model)))
     from loadstone._constructor import constructor_values

@@ -27,7 +27,7 @@ def odd(tmp_path: Path) -> Path:
 
 
 def model() -> torch.nn.Module:
-    """What the checkpoint is for, on meta."""
+    """The model of the checkpoint, on meta."""
     with loadstone.skeleton():
         return torch.nn.Linear(3, 2)
 

@@ -1,4 +1,4 @@
-// What the configs beside a checkpoint say of its encoding.
+// Whether the configs beside a checkpoint claim that it is quantized.
 #pragma once
 
 #include <string>

@@ -42,7 +42,7 @@ struct Contest {
   std::vector<std::uint32_t> losers;  // sources
 };
 
-// What a joining rule should have found but did not, and what it found that cannot be meant.
+// Sources that a joining rule lacks, and sources whose numbers are none of its series.
 struct SourceGaps {
   std::vector<std::string> absent;  // numbers left out, patterns without a match; the first ones
   std::uint64_t absent_count = 0;

@@ -36,7 +36,7 @@ struct SeriesCheck {
   [[nodiscard]] bool ok() const noexcept { return absent_count == 0 && stray.empty(); }
 };
 
-// What is demanded beyond the rule below.
+// Demands beyond the rule below.
 struct SeriesWish {
   std::uint64_t count = 0;  // so many numbers at least; 0: as many as there are
   std::uint64_t first = 0;  // where numbers begin

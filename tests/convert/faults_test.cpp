@@ -35,7 +35,7 @@ std::string file_of(unsigned seed) {
   return safetensors_bytes(tensors);
 }
 
-// What stands where the target is to be.
+// The state of the target's path before a run.
 enum class Place : std::uint8_t {
   new_file,
   older_file,

@@ -84,7 +84,7 @@ class FaultySink final : public FileSink {
     return problem != 0 ? problem : inner_->try_map(byte_count, memory);
   }
   int try_sync() override {
-    // What a process that is killed has written is there without a sync, which takes its time.
+    // Writes of a killed process are there without a sync, which would only take time.
     return gate_->problem("sync", path());
   }
 

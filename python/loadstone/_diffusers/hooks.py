@@ -121,7 +121,7 @@ def _load() -> Iterator[Load]:
 
 # --- construction --------------------------------------------------------------------------------
 
-# What the library wants torch's default dtype to be in the construction that comes next.
+# The default dtype that the library wants in the construction that comes next.
 _wanted_dtype: ContextVar[torch.dtype | None] = ContextVar("loadstone_dtype", default=None)
 
 
