@@ -14,7 +14,9 @@ namespace loadstone {
 // is another in each process, so nothing may depend on it. Thread-safe.
 struct NameHash {
   using is_transparent = void;
-  [[nodiscard]] std::size_t operator()(std::string_view name) const noexcept;
+  // It throws nothing, but is not noexcept: libstdc++ then keeps each name's hash in the table, which
+  // so grows without hashing all names again.
+  [[nodiscard]] std::size_t operator()(std::string_view name) const;
 };
 
 // The names' owner must outlive the table.

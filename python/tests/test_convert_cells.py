@@ -71,6 +71,10 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
+def raw(tensor: torch.Tensor) -> bytes:
+    return tensor.flatten().view(torch.uint8).numpy().tobytes()
+
+
 def divided(unit: loadstone.Quantized) -> torch.Tensor:
     """What NVFP4 stands for where the inverse of its scale for all is kept: scales are divided."""
     values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -119,6 +123,147 @@ def test_each_cell_works_or_is_refused(
     assert set(tensors_of(out)) != set(given) or any(
         tensor.dtype != given[name].dtype for name, tensor in tensors_of(out).items()
     )
+
+
+EXPERTS = "model.layers.0.mlp.experts"
+
+
+def experts(folder: Path) -> dict[str, torch.Tensor]:
+    """Two experts one by one, and a tensor that no encoding takes."""
+    generator = torch.Generator().manual_seed(4)
+    inner = (256, 128)
+    tensors = {
+        f"{EXPERTS}.{expert}.{role}_proj.weight": torch.randn(shape, generator=generator).bfloat16()
+        for expert in range(2)
+        for role, shape in (("gate", inner), ("up", inner), ("down", inner[::-1]))
+    }
+    tensors["model.norm.weight"] = torch.randn(256, generator=generator)
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "qwen3_moe", "num_hidden_layers": 1})
+    )
+    return tensors
+
+
+def joined(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def of(expert: int, role: str) -> torch.Tensor:
+        return tensors[f"{EXPERTS}.{expert}.{role}_proj.weight"]
+
+    return {
+        f"{EXPERTS}.gate_up_proj": torch.stack(
+            [torch.cat([of(expert, "gate"), of(expert, "up")]) for expert in range(2)]
+        ),
+        f"{EXPERTS}.down_proj": torch.stack([of(expert, "down") for expert in range(2)]),
+    }
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_codes_of_experts_are_joined_by_nothing_but_their_numbers(
+    tmp_path: Path, encoding: str
+) -> None:
+    source, stored, out = tmp_path / "source", tmp_path / "stored", tmp_path / "out"
+    experts(source)
+    assert run("convert", source, stored, "--quantize", encoding).returncode == 0
+    done = run("convert", stored, out, "--experts", "fused")
+    assert done.returncode == 1, done
+    assert "plan.encoding" in done.stderr and EXPERTS in done.stderr
+    assert not out.exists()
+    plain = tmp_path / "plain"
+    assert run("convert", stored, plain, "--dequantize").returncode == 0
+    done = run("convert", stored, out, "--experts", "fused", "--dequantize")
+    assert done.returncode == 0, done.stderr
+    found = tensors_of(out)
+    for name, expected in joined(tensors_of(plain)).items():
+        assert torch.equal(found[name], expected), name
+
+
+def test_plain_experts_are_joined_and_taken_apart(tmp_path: Path) -> None:
+    given = experts(tmp_path / "source")
+    out, again = tmp_path / "out", tmp_path / "again"
+    assert run("convert", tmp_path / "source", out, "--experts", "fused").returncode == 0
+    found = tensors_of(out)
+    for name, expected in joined(given).items():
+        assert torch.equal(found[name], expected), name
+    assert run("convert", out, again, "--experts", "separate").returncode == 0
+    found = tensors_of(again)
+    assert set(found) == set(given)
+    assert all(torch.equal(found[name], tensor) for name, tensor in given.items())
+
+
+def test_stacked_codes_are_not_taken_apart_without_their_scales(tmp_path: Path) -> None:
+    stack = torch.randn(2, 512, 128).to(torch.float8_e4m3fn)
+    down = torch.randn(2, 128, 256).to(torch.float8_e4m3fn)
+    tensors = {f"{EXPERTS}.gate_up_proj": stack, f"{EXPERTS}.down_proj": down}
+    scales = {f"{name}_scale_inv": torch.rand(2, 4, 2) for name in tensors}
+    save_file({**tensors, **scales}, tmp_path / "stacked.safetensors")
+    out = tmp_path / "out.safetensors"
+    done = run("convert", tmp_path / "stacked.safetensors", out, "--experts", "separate")
+    assert done.returncode == 1 and "plan.encoding" in done.stderr, done
+    assert not out.exists()
+    save_file(tensors, tmp_path / "plain.safetensors")  # numbers of 8 bits, as no scale is there
+    done = run("convert", tmp_path / "plain.safetensors", out, "--experts", "separate")
+    assert done.returncode == 0, done.stderr
+    assert torch.equal(
+        load_file(out)[f"{EXPERTS}.1.up_proj.weight"].view(torch.uint8),
+        stack[1, 256:].view(torch.uint8),
+    )
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_rule_moves_codes_with_their_scales_or_not_at_all(tmp_path: Path, encoding: str) -> None:
+    source, stored = tmp_path / "source", tmp_path / "stored"
+    experts(source)
+    assert run("convert", source, stored, "--quantize", encoding).returncode == 0
+    before = tensors_of(stored)
+    data = next(
+        name
+        for name, tensor in before.items()
+        if tensor.dtype in (torch.uint8, torch.int8, torch.float8_e4m3fn)
+        and name.startswith(f"{EXPERTS}.0.up_proj.weight")
+        and "scale" not in name
+        and "quant_" not in name
+    )
+    alone = [{"op": "rename", "sources": [data.replace(".", r"\.")], "targets": ["moved.weight"]}]
+    with pytest.raises(loadstone.PlanError, match=r"plan\.encoding"):
+        loadstone.convert(stored, tmp_path / "out", rules=alone)
+    assert not (tmp_path / "out").exists()
+    all_of_them = [{"op": "rename", "sources": [r"model\.(.*)"], "targets": ["moved.$1"]}]
+    loadstone.convert(stored, tmp_path / "out", rules=all_of_them)
+    after = tensors_of(tmp_path / "out")
+    assert {name.replace("model.", "moved.", 1) for name in before} == set(after)
+    for name, tensor in before.items():
+        found = after[name.replace("model.", "moved.", 1)]
+        assert found.dtype == tensor.dtype and raw(found) == raw(tensor), name
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_another_dtype_rounds_no_scale(
+    tmp_path: Path, encoding: str, style: str | None, dtype: str
+) -> None:
+    if is_refused(encoding, style):
+        return
+    source, stored, out = tmp_path / "source", tmp_path / "stored", tmp_path / "out"
+    experts(source)
+    options = [] if style is None else ["--style", style]
+    assert run("convert", source, stored, "--quantize", encoding, *options).returncode == 0
+    before = tensors_of(stored)
+    # What a server multiplies activations with belongs to the codes as well.
+    before[f"{EXPERTS}.0.up_proj.input_scale"] = torch.tensor(1 / 3)
+    (file,) = stored.glob("*.safetensors")
+    save_file(before, file)
+    assert run("convert", stored, out, "--dtype", dtype).returncode == 0
+    after = tensors_of(out)
+    assert set(after) == set(before)
+    for name, tensor in before.items():
+        if name == "model.norm.weight":  # the control: numbers are cast
+            wanted = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+            assert torch.equal(after[name], tensor.to(wanted))
+            continue
+        assert after[name].dtype == tensor.dtype, name
+        assert raw(after[name]) == raw(tensor), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

@@ -248,3 +248,26 @@ def test_fp8_without_scales_are_numbers_where_no_config_claims_more(original, tm
     with pytest.raises(loadstone.Error) as refused:
         loadstone.convert(tmp_path, tmp_path / "none", dequantize=True)
     assert refused.value.code == "q.scale_missing"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, "auto"])
+def test_a_dtype_that_is_asked_for_is_that_of_numbers(tmp_path, dtype):
+    tensors = {
+        "linear.weight": torch.randn(128, 128).to(torch.float8_e4m3fn),
+        "linear.weight_scale_inv": torch.rand(1, 1) + 1 / 3,
+        "linear.bias": torch.randn(128),
+    }
+    save_file(tensors, tmp_path / "m.safetensors")
+    linear = torch.nn.Module()
+    for name, tensor in tensors.items():
+        parameter = torch.nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=False)
+        linear.register_parameter(name.removeprefix("linear."), parameter)
+    model = torch.nn.Module()
+    model.linear = linear
+    loadstone.load(model, tmp_path, dtype=dtype)
+    for name in ("linear.weight", "linear.weight_scale_inv"):
+        found = model.get_parameter(name)
+        assert found.dtype == tensors[name].dtype, name
+        assert torch.equal(found.float(), tensors[name].float()), name
+    wanted = torch.float32 if dtype == "auto" else dtype
+    assert torch.equal(model.get_parameter("linear.bias"), tensors["linear.bias"].to(wanted))

@@ -26,7 +26,7 @@ std::uint64_t random_seed() noexcept {
 
 }  // namespace
 
-std::size_t NameHash::operator()(std::string_view name) const noexcept {
+std::size_t NameHash::operator()(std::string_view name) const {
   static const std::uint64_t seed = random_seed();
   return XXH3_64bits_withSeed(name.data(), name.size(), seed);
 }

@@ -221,14 +221,41 @@ std::vector<Components> find_components(const Catalog& catalog) { return Finder(
 ComponentsByData::ComponentsByData(const Catalog& catalog) : components_(find_components(catalog)) {
   if (components_.empty()) return;
   by_data_.assign(catalog.tensors().size(), none);
+  is_companion_.assign(catalog.tensors().size(), false);
   for (std::uint32_t i = 0; i < components_.size(); ++i) {
     if (components_[i].data != none) by_data_[components_[i].data] = i;
+    for (const std::uint32_t companion : components_[i].companions()) {
+      is_companion_[companion] = true;
+    }
+  }
+  for (std::uint32_t i = 0; i < catalog.tensors().size(); ++i) mark_beside(catalog, i);
+}
+
+// What the numbers are found without: it is told by its own name.
+void ComponentsByData::mark_beside(const Catalog& catalog, std::uint32_t tensor) {
+  const std::string& name = catalog.tensors()[tensor].name;
+  const auto mark = [&](std::string_view suffix, std::initializer_list<std::string_view> data) {
+    if (!name.ends_with(suffix)) return;
+    for (const std::string_view leaf : data) {
+      const auto known = catalog.find(without_suffix(name, suffix) + std::string(leaf));
+      if (known && by_data_[*known] != none) is_companion_[tensor] = true;
+    }
+  };
+  mark(".quant_map", {""});
+  mark(".nested_quant_map", {""});
+  for (const std::string_view scale :
+       {"input_scale", "input_global_scale", "output_scale", "pre_quant_scale"}) {
+    mark(scale, {"weight", "weight_packed"});
   }
 }
 
 const Components* ComponentsByData::find(std::uint32_t tensor) const noexcept {
   if (tensor >= by_data_.size() || by_data_[tensor] == none) return nullptr;
   return &components_[by_data_[tensor]];
+}
+
+bool ComponentsByData::is_companion(std::uint32_t tensor) const noexcept {
+  return tensor < is_companion_.size() && is_companion_[tensor];
 }
 
 }  // namespace loadstone

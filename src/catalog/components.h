@@ -53,12 +53,21 @@ class ComponentsByData {
  public:
   explicit ComponentsByData(const Catalog& catalog);
 
+  [[nodiscard]] bool empty() const noexcept { return components_.empty(); }
+
   // Null: the tensor's values are plain numbers, or those of a scale.
   [[nodiscard]] const Components* find(std::uint32_t tensor) const noexcept;
 
+  // Whether the tensor belongs to another one's codes: a scale, a state, a table of them, or a scale
+  // of the activations that they are multiplied with.
+  [[nodiscard]] bool is_companion(std::uint32_t tensor) const noexcept;
+
  private:
+  void mark_beside(const Catalog& catalog, std::uint32_t tensor);
+
   std::vector<Components> components_;
   std::vector<std::uint32_t> by_data_;  // empty: there are none
+  std::vector<bool> is_companion_;      // as long as by_data_
 };
 
 }  // namespace loadstone

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <functional>
 #include <map>
 #include <set>
 #include <string_view>
 #include <tuple>
+#include <unordered_map>
 
 #include "base/text.h"
 #include "catalog/paths.h"
@@ -18,7 +20,9 @@ namespace loadstone {
 
 namespace {
 
-using Places = NameMap<std::vector<const TensorInfo*>>;
+// A broken checkpoint has a name in several shards.
+using Places =
+    std::unordered_multimap<std::string_view, const TensorInfo*, NameHash, std::equal_to<>>;
 
 constexpr std::size_t told_max = 100;  // of one kind; the rest is counted
 
@@ -31,15 +35,14 @@ Finding warning(std::string code, std::string message) {
 }
 
 [[noreturn]] void refuse_missing(const std::string& index_path, const IndexEntry& entry,
-                                 const std::vector<Shard>& shards,
-                                 const std::vector<const TensorInfo*>* elsewhere) {
+                                 const Shard* elsewhere) {
   Where where;
   where.path = index_path;
   where.tensor = entry.tensor;
   where.field = "weight_map";
   where.found = elsewhere == nullptr
                     ? "no shard that has it"
-                    : "it in '" + shards[elsewhere->front()->shard].relative_path + "'";
+                    : "it in '" + elsewhere->relative_path + "'";
   where.expected = "it in '" + entry.shard + "'";
   throw Error("ix.tensor_missing", "the index maps a tensor to a shard that lacks it",
               std::move(where));
@@ -65,7 +68,7 @@ void check_total_size(const std::string& index_path, const std::string& said,
   findings.push_back(std::move(finding));
 }
 
-void warn_unlisted(const std::string& index_path, const std::set<std::string_view>& listed,
+void warn_unlisted(const std::string& index_path, const NameSet& listed,
                    const std::vector<Shard>& shards, const std::vector<TensorInfo>& tensors,
                    std::vector<Finding>& findings) {
   std::size_t count = 0;
@@ -99,21 +102,26 @@ std::vector<std::string> shard_names(const ShardedIndex& index) {
 void check_index(const std::string& index_path, const ShardedIndex& index,
                  const std::vector<Shard>& shards, const std::vector<TensorInfo>& tensors,
                  std::vector<Finding>& findings) {
-  Places places;
-  for (const TensorInfo& tensor : tensors) places[tensor.name].push_back(&tensor);
-  std::set<std::string_view> listed;
+  Places places(tensors.size());
+  for (const TensorInfo& tensor : tensors) places.emplace(tensor.name, &tensor);
+  NameSet listed(index.entries.size());
   std::uint64_t listed_bytes = 0;
+  std::string_view said;  // shards repeat from line to line
+  std::string shard;
   for (const IndexEntry& entry : index.entries) {
     listed.insert(entry.tensor);
-    const auto found = places.find(entry.tensor);
-    if (found == places.end()) refuse_missing(index_path, entry, shards, nullptr);
-    const std::string shard = plain_relative_path(entry.shard);
-    const auto here = std::ranges::find_if(found->second, [&](const TensorInfo* tensor) {
-      return shards[tensor->shard].relative_path == shard;
+    const auto [first, end] = places.equal_range(entry.tensor);
+    if (first == end) refuse_missing(index_path, entry, nullptr);
+    if (said != entry.shard) {
+      said = entry.shard;
+      shard = plain_relative_path(entry.shard);
+    }
+    const auto here = std::find_if(first, end, [&](const auto& place) {
+      return shards[place.second->shard].relative_path == shard;
     });
-    if (here == found->second.end()) refuse_missing(index_path, entry, shards, &found->second);
+    if (here == end) refuse_missing(index_path, entry, &shards[first->second->shard]);
     // Of a view with strides, what its elements would take by themselves.
-    const TensorInfo& tensor = **here;
+    const TensorInfo& tensor = *here->second;
     const auto bytes = tensor.encoding.byte_count(tensor.shape.numel().value_or(0));
     listed_bytes += bytes.value_or(tensor.byte_count());
   }

@@ -12,6 +12,7 @@
 #include "convert/expert_series.h"
 #include "convert/header.h"
 #include "convert/layout.h"
+#include "convert/moved_codes.h"
 #include "convert/outputs.h"
 #include "convert/quantize_config.h"
 #include "convert/quantize_style.h"
@@ -162,6 +163,7 @@ Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const Convert
   Plan& plan = conversion.plan;
   plan.findings.insert(plan.findings.end(), findings.begin(), findings.end());
   for (const PlannedTarget& target : plan.targets) check_target(conversion, target);
+  for (Finding& finding : check_moved_codes(plan)) fail(conversion, std::move(finding));
   name_int4(conversion, options.dequantize);
   lay_out(conversion, options);
   if (quantizes) add_rows(conversion, choices);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "catalog/components.h"
 #include "convert/expert_series.h"
 #include "convert/values.h"
 #include "kernels/cast.h"
@@ -33,6 +34,7 @@ class Maker {
         const std::vector<std::string>& known_sources, std::vector<Finding>& findings)
       : catalog_(catalog),
         options_(options),
+        components_(catalog),
         rules_(options.rules),
         recipes_(values.targets.empty() ? options.recipes : std::move(values)),
         production_(catalog, rules_, plan_options(recipes_, known_sources)),
@@ -64,7 +66,14 @@ class Maker {
     return options_.dtype && is_wide_float(dtype) ? *options_.dtype : dtype;
   }
 
+  [[nodiscard]] bool is_of_scale(const TargetRecipe& recipe) const {
+    return std::ranges::any_of(recipe.boxes, [&](const Box& box) {
+      return box.decoding == no_decoding && components_.is_companion(box.source);
+    });
+  }
+
   void cast_to_wanted(TargetRecipe& recipe) const {
+    if (is_of_scale(recipe)) return;
     const Dtype before = std::exchange(recipe.dtype, wanted(recipe.dtype));
     if (recipe.constant == nullptr || recipe.dtype == before) return;
     const std::uint64_t elements = recipe.constant->size() / element_bytes(before);
@@ -73,17 +82,18 @@ class Maker {
     recipe.constant = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
   }
 
-  [[nodiscard]] Dtype dtype_of(const TensorInfo& tensor) const {
-    if (tensor.encoding.is_dtype()) return wanted(tensor.encoding.dtype());
-    return options_.dtype.value_or(options_.block_dtype);
+  // Scales of codes that stay codes stay exact.
+  [[nodiscard]] Dtype dtype_of(std::uint32_t source) const {
+    const Encoding encoding = catalog_.tensors()[source].encoding;
+    if (!encoding.is_dtype()) return options_.dtype.value_or(options_.block_dtype);
+    return components_.is_companion(source) ? encoding.dtype() : wanted(encoding.dtype());
   }
 
   // Joined sources have one dtype; floats that differ become F32, which holds them all.
   [[nodiscard]] std::optional<Dtype> common_dtype(const Produced& item) const {
-    const auto& tensors = catalog_.tensors();
-    Dtype common = dtype_of(tensors[item.members.front().source]);
+    Dtype common = dtype_of(item.members.front().source);
     for (const Member& member : item.members) {
-      const Dtype dtype = dtype_of(tensors[member.source]);
+      const Dtype dtype = dtype_of(member.source);
       if (dtype == common) continue;
       if (!is_wide_float(dtype) || !is_wide_float(common)) return std::nullopt;
       common = dtype == Dtype::f64 || common == Dtype::f64 ? Dtype::f64 : Dtype::f32;
@@ -190,6 +200,7 @@ class Maker {
 
   const Catalog& catalog_;
   const ConvertOptions& options_;
+  ComponentsByData components_;
   CompiledRules rules_;
   Recipes recipes_;
   Production production_;

@@ -25,7 +25,8 @@ std::string quoted(const std::vector<std::string>& names) {
 
 }  // namespace
 
-bool Codes::are_stored_as(std::uint32_t tensor, Dtype dtype) const {
+bool Codes::keep_dtype(std::uint32_t tensor, Dtype dtype) const {
+  if (components_.is_companion(tensor)) return true;
   return components_.find(tensor) != nullptr &&
          catalog_.tensors()[tensor].encoding == Encoding(dtype);
 }

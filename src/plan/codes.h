@@ -21,8 +21,9 @@ class Codes {
  public:
   explicit Codes(const Catalog& catalog) : catalog_(catalog), components_(catalog) {}
 
-  // Whether the tensor holds codes, and they are stored in this dtype.
-  [[nodiscard]] bool are_stored_as(std::uint32_t tensor, Dtype dtype) const;
+  // Whether a target of this dtype was made for the tensor itself: codes that are stored in it, or
+  // a scale. The dtype that a caller asks for is that of numbers.
+  [[nodiscard]] bool keep_dtype(std::uint32_t tensor, Dtype dtype) const;
 
   // An error for a source that would be copied into a target of `wanted`, where that is a cast of
   // codes. `asked` is the dtype that the model gave the target: another `wanted` makes the codes'

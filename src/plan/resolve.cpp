@@ -394,11 +394,10 @@ bool Planner::check_dtypes(std::size_t root) {
   return true;
 }
 
-// Whether the model was made for the codes of a quantized tensor. Dtypes that are asked for are
-// those of numbers.
+// Whether the model was made for the components of a quantized tensor.
 bool Planner::takes_codes(const Target& target, const Produced& produced) const {
   return !produced.members.empty() &&
-         codes_.are_stored_as(produced.members.front().source, target.dtype);
+         codes_.keep_dtype(produced.members.front().source, target.dtype);
 }
 
 Dtype Planner::final_dtype(const Target& target, const Produced* produced) const {
