@@ -1,6 +1,7 @@
 // What a checkpoint holds: names, encodings, shapes and byte ranges, from headers alone.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -19,6 +20,13 @@
 #include "loadstone/storage.h"
 
 namespace loadstone {
+
+// What the configs beside a checkpoint say of how it is quantized.
+struct QuantizationClaim {
+  bool is_made = false;
+  // Rows and columns of an FP8 block that shares a scale. Zeros: the configs give several sizes.
+  std::optional<std::array<std::uint64_t, 2>> block = {};
+};
 
 enum class FileFormat : std::uint8_t { safetensors, gguf, torch };
 
@@ -129,7 +137,7 @@ class Catalog {
   // `storage`: what the shards are read through; it must live as long. Null: the machine's own.
   Catalog(std::string root, std::vector<Shard> shards, std::vector<TensorInfo> tensors,
           std::map<std::string, MetadataValue> metadata, std::vector<Finding> findings,
-          Storage* storage = nullptr, bool claims_quantization = false);
+          Storage* storage = nullptr, QuantizationClaim claim = {});
   Catalog(const Catalog&) = delete;
   Catalog& operator=(const Catalog&) = delete;
 
@@ -144,9 +152,9 @@ class Catalog {
   // `other`, or where that is null the storage that the checkpoint was opened through.
   [[nodiscard]] Storage& storage(Storage* other = nullptr) const noexcept;
   [[nodiscard]] std::optional<std::uint32_t> find(std::string_view name) const;
-  // Whether a config beside the checkpoint says that it is quantized, so that FP8 tensors without
-  // scales have lost them. Only looked for where there are FP8 tensors; false elsewhere.
-  [[nodiscard]] bool claims_quantization() const noexcept { return claims_quantization_; }
+  // Where a claim is made, FP8 tensors without scales have lost them. Only looked for where there
+  // are FP8 tensors; none elsewhere.
+  [[nodiscard]] const QuantizationClaim& quantization_claim() const noexcept { return claim_; }
   // Sum of the tensors' bytes.
   [[nodiscard]] std::uint64_t total_bytes() const noexcept { return total_bytes_; }
 
@@ -159,7 +167,7 @@ class Catalog {
   Storage* storage_;              // not owned; null: the machine's own
   NameMap<std::uint32_t> index_;  // views into tensors_
   std::uint64_t total_bytes_ = 0;
-  bool claims_quantization_ = false;
+  QuantizationClaim claim_;
 };
 
 struct OpenOptions {

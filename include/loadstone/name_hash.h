@@ -14,8 +14,8 @@ namespace loadstone {
 // is another in each process, so nothing may depend on it. Thread-safe.
 struct NameHash {
   using is_transparent = void;
-  // It throws nothing, but is not noexcept: libstdc++ then keeps each name's hash in the table, which
-  // so grows without hashing all names again.
+  // It throws nothing, but is not noexcept: libstdc++ then keeps each name's hash in the table,
+  // which so grows without hashing all names again.
   [[nodiscard]] std::size_t operator()(std::string_view name) const;
 };
 

@@ -21,6 +21,11 @@ struct StoredValue {
   // What belongs to it and is needed no more once it is decoded: tables, states, scales of
   // activations.
   std::vector<std::uint32_t> beside;
+  // The model has the last two dims in the other order: GPT-OSS multiplies from the right.
+  bool is_turned = false;
+
+  // Of the model's tensor.
+  [[nodiscard]] Shape shape() const;
 };
 
 struct StoredValues {

@@ -109,7 +109,27 @@ def test_mxfp4_is_what_transformers_makes_of_it(tmp_path: Path) -> None:
     scales = torch.randint(110, 140, (3, 24, 2), dtype=torch.uint8)
     found = decoded(tmp_path, {"gate_up_blocks": blocks, "gate_up_scales": scales})
     given = convert_moe_packed_tensors(blocks.clone(), scales.clone(), dtype=torch.bfloat16)
-    expect(found, {"gate_up": given.transpose(1, 2).contiguous()})
+    expect(found, {"gate_up": given})
+
+
+def test_experts_of_gpt_oss_get_the_models_shapes(tmp_path: Path) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssConfig, GptOssExperts
+
+    config = GptOssConfig(num_local_experts=3, hidden_size=64, intermediate_size=64)
+    with torch.device("meta"):
+        shapes = {name: tensor.shape for name, tensor in GptOssExperts(config).named_parameters()}
+    prefix = "model.layers.0.mlp.experts."
+    tensors, expected = {}, {}
+    for name, rows in (("gate_up_proj", 128), ("down_proj", 64)):
+        blocks = nibbles(3, rows, 2, 16)
+        scales = torch.randint(110, 140, (3, rows, 2), dtype=torch.uint8)
+        tensors |= {f"{prefix}{name}_blocks": blocks, f"{prefix}{name}_scales": scales}
+        expected[prefix + name] = convert_moe_packed_tensors(
+            blocks.clone(), scales.clone(), dtype=torch.bfloat16
+        )
+        assert expected[prefix + name].shape == shapes[name]
+    expect(decoded(tmp_path, tensors), expected)
 
 
 @pytest.mark.parametrize("quant_type", ["nf4", "fp4"])

@@ -10,14 +10,14 @@ namespace loadstone {
 
 Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<TensorInfo> tensors,
                  std::map<std::string, MetadataValue> metadata, std::vector<Finding> findings,
-                 Storage* storage, bool claims_quantization)
+                 Storage* storage, QuantizationClaim claim)
     : root_(std::move(root)),
       shards_(std::move(shards)),
       tensors_(std::move(tensors)),
       metadata_(std::move(metadata)),
       findings_(std::move(findings)),
       storage_(storage),
-      claims_quantization_(claims_quantization) {
+      claim_(claim) {
   const auto in_file_order = [](const TensorInfo& a, const TensorInfo& b) {
     return std::tie(a.shard, a.offset_begin, a.offset_end) <
            std::tie(b.shard, b.offset_begin, b.offset_end);

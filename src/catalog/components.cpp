@@ -5,6 +5,7 @@
 #include <functional>
 #include <initializer_list>
 #include <map>
+#include <numeric>
 #include <utility>
 
 namespace loadstone {
@@ -17,6 +18,9 @@ constexpr std::uint32_t none = Components::none;
 // DeepSeek's own inference code. They start where "weight" does.
 constexpr std::array<std::string_view, 4> foreign_scales = {"scale_weight", "qscale_weight",
                                                             "scale", "scale_inv"};
+
+// A module has a few tensors; what begins like one and has more is no module.
+constexpr unsigned siblings_max = 64;
 
 bool is_dtype(const TensorInfo& tensor, std::initializer_list<Dtype> dtypes) {
   return std::ranges::any_of(dtypes,
@@ -44,6 +48,7 @@ class Finder {
 
   std::vector<Components> run() && {
     for (std::uint32_t i = 0; i < catalog_.tensors().size(); ++i) look_at(i);
+    for (Components& components : found_) look_beside(components);
     return std::move(found_);
   }
 
@@ -65,7 +70,9 @@ class Finder {
     const TensorInfo& tensor = catalog_.tensors()[index];
     if (!is_fp8(tensor) && !is_dtype(tensor, {Dtype::u8, Dtype::i8, Dtype::i32})) return;
     const std::string& name = tensor.name;
-    if (is_fp8(tensor)) {
+    if (const auto other = scale_of_others(name); other != none) {
+      add(name, ComponentNaming::foreign, index).scale = other;
+    } else if (is_fp8(tensor)) {
       add_fp8(index);
     } else if (is_dtype(tensor, {Dtype::i8})) {
       add_int8(index);
@@ -84,6 +91,32 @@ class Finder {
     }
   }
 
+  // GPTQ's and AWQ's "P.qweight" with "P.scales", and Quanto's "P._data" with "P._scale".
+  [[nodiscard]] std::uint32_t scale_of_others(const std::string& name) const {
+    if (name.ends_with(".qweight")) return find(without_suffix(name, "qweight") + "scales");
+    if (name.ends_with("._data")) return find(without_suffix(name, "data") + "scale");
+    return none;
+  }
+
+  // What changes the meaning of codes in a way that no codec here knows: zero points, an order of
+  // columns, a factor for what the weight is multiplied with, the scales of ComfyUI in an order of
+  // its own.
+  void look_beside(Components& components) {
+    if (components.data == none || components.naming == ComponentNaming::foreign) return;
+    const std::string& name = components.name;
+    std::uint32_t other = find_any(name, {"_zero_point", "_g_idx"});
+    if (other == none && name.ends_with("weight")) {
+      const std::string module = without_suffix(name, "weight");
+      other = find(module + "pre_quant_scale");
+      if (other == none && components.naming == ComponentNaming::nibbles) {
+        other = find(module + "comfy_quant");
+      }
+    }
+    if (other == none) return;
+    components.naming = ComponentNaming::foreign;
+    components.states.push_back(other);
+  }
+
   Components& add(std::string name, ComponentNaming naming, std::uint32_t data) {
     Components& made = found_.emplace_back();
     made.name = std::move(name);
@@ -97,14 +130,20 @@ class Finder {
     if (is_scale_name(data.name)) return;  // scales can be FP8 too
     const auto scale = find_any(data.name, {"_scale_inv", "_scale", "_weight_scale"});
     if (scale != none) {
-      add(data.name, ComponentNaming::fp8, index).scale = scale;
+      // Only one of two can be right.
+      const auto second = find(data.name + "_scale");
+      const bool is_one = second == none || second == scale;
+      Components& made =
+          add(data.name, is_one ? ComponentNaming::fp8 : ComponentNaming::foreign, index);
+      made.scale = scale;
+      if (!is_one) made.states.push_back(second);
       return;
     }
     if (const auto foreign = foreign_scale(data.name); foreign != none) {
       add(data.name, ComponentNaming::foreign, index).scale = foreign;
       return;
     }
-    if (data.shape.rank() < 2 || !catalog_.claims_quantization()) return;
+    if (data.shape.rank() < 2 || !catalog_.quantization_claim().is_made) return;
     add(data.name, ComponentNaming::fp8, index).missing = {data.name + "_scale",
                                                            data.name + "_scale_inv"};
   }
@@ -116,6 +155,35 @@ class Finder {
     const std::string stem = without_suffix(name, weight);
     for (const std::string_view leaf : foreign_scales) {
       if (const auto index = find(stem + std::string(leaf)); index != none) return index;
+    }
+    return unknown_scale(stem);
+  }
+
+  // A float of the same module whose name speaks of a scale: whoever wrote it means this weight.
+  [[nodiscard]] std::uint32_t unknown_scale(const std::string& stem) const {
+    const auto& tensors = catalog_.tensors();
+    if (by_name_.empty()) {
+      by_name_.resize(tensors.size());
+      std::iota(by_name_.begin(), by_name_.end(), std::uint32_t{0});
+      std::ranges::sort(by_name_, {},
+                        [&](std::uint32_t i) { return std::string_view(tensors[i].name); });
+    }
+    auto at = std::ranges::lower_bound(by_name_, std::string_view(stem), {}, [&](std::uint32_t i) {
+      return std::string_view(tensors[i].name);
+    });
+    for (unsigned looked_at = 0; at != by_name_.end() && looked_at < siblings_max;
+         ++at, ++looked_at) {
+      const TensorInfo& tensor = tensors[*at];
+      if (!tensor.name.starts_with(stem)) break;
+      const std::string_view leaf = std::string_view(tensor.name).substr(stem.size());
+      const bool is_own = leaf.find('.') == std::string_view::npos || leaf.starts_with("weight.") ||
+                          leaf.starts_with("quantizer.");
+      const bool is_scale =
+          leaf.find("scale") != std::string_view::npos || leaf == "s" || leaf == "weight_s";
+      if (is_own && is_scale &&
+          is_dtype(tensor, {Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::f8_e8m0})) {
+        return *at;
+      }
     }
     return none;
   }
@@ -197,6 +265,7 @@ class Finder {
   }
 
   const Catalog& catalog_;
+  mutable std::vector<std::uint32_t> by_name_;  // made when it is needed
   std::vector<Components> found_;
   std::map<std::string, std::size_t, std::less<>> bnb_;  // index into found_, by name
 };

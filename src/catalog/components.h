@@ -32,7 +32,8 @@ struct Components {
   std::uint32_t data = none;   // index into Catalog::tensors(); none: it is missing
   std::uint32_t scale = none;  // also of one, where the naming has several kinds
   std::uint32_t scale_of_scales = none;
-  std::vector<std::uint32_t> states;  // of bitsandbytes: one, unless the file is broken
+  // Of bitsandbytes: one, unless the file is broken. Of a foreign layout what makes it foreign.
+  std::vector<std::uint32_t> states;
   // Names of components that are needed and missing; where several would do, all of them.
   std::vector<std::string> missing;
 
@@ -58,8 +59,8 @@ class ComponentsByData {
   // Null: the tensor's values are plain numbers, or those of a scale.
   [[nodiscard]] const Components* find(std::uint32_t tensor) const noexcept;
 
-  // Whether the tensor belongs to another one's codes: a scale, a state, a table of them, or a scale
-  // of the activations that they are multiplied with.
+  // Whether the tensor belongs to another one's codes: a scale, a state, a table of them, or a
+  // scale of the activations that they are multiplied with.
   [[nodiscard]] bool is_companion(std::uint32_t tensor) const noexcept;
 
  private:

@@ -2,11 +2,14 @@
 
 #include <simdjson.h>
 
+#include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstddef>
+#include <optional>
 #include <span>
-#include <string_view>
 
+#include "base/python_json.h"
 #include "catalog/paths.h"
 #include "loadstone/error.h"
 
@@ -17,50 +20,91 @@ namespace {
 // The largest configs list some ten thousand modules; what is larger is none.
 constexpr std::uint64_t config_bytes_max = 16u << 20;
 
-constexpr std::array<std::string_view, 3> claims = {"quantization_config", "compression_config",
-                                                    "quantization"};
-
+using Element = simdjson::dom::element;
 using Object = simdjson::dom::object;
+using Block = std::array<std::uint64_t, 2>;
 
-bool has_claim(const Object& object) {
-  for (const std::string_view key : claims) {
-    simdjson::dom::element value;
-    if (object[key].get(value) == simdjson::SUCCESS && !value.is_null()) return true;
-  }
-  return false;
+void add_block(QuantizationClaim& claim, const Block& block) {
+  claim.block = !claim.block || *claim.block == block ? block : Block{0, 0};
 }
 
-// A model of several parts has a config for each, one level below.
-bool claims_in(std::string_view text) {
-  simdjson::dom::parser parser;
-  Object config;
-  if (parser.parse(simdjson::padded_string(text)).get(config) != simdjson::SUCCESS) return true;
-  if (has_claim(config)) return true;
-  for (const auto field : config) {
-    Object part;
-    if (field.value.get(part) == simdjson::SUCCESS && has_claim(part)) return true;
+// [128, 128], or "128x128".
+void add_block(QuantizationClaim& claim, const Element& value) {
+  if (value.is_null()) return;
+  Block block = {0, 0};
+  std::string_view text;
+  simdjson::dom::array extents;
+  if (value.get(text) == simdjson::SUCCESS) {
+    const auto cross = std::min(text.find('x'), text.size());
+    std::from_chars(text.data(), text.data() + cross, block[0]);
+    if (cross < text.size()) {
+      std::from_chars(text.data() + cross + 1, text.data() + text.size(), block[1]);
+    }
+  } else if (value.get(extents) == simdjson::SUCCESS && extents.size() == 2) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      if (extents.at(i).get(block[i]) != simdjson::SUCCESS) block[i] = 0;
+    }
   }
-  return false;
+  add_block(claim, block[0] == 0 || block[1] == 0 ? Block{0, 0} : block);
 }
 
-bool claims_in_file(const FileOpener& opener, const std::string& folder, const char* name) {
+// Of "fp8" and of compressed-tensors.
+void add_blocks(QuantizationClaim& claim, const Object& section) {
+  Element block;
+  if (section["weight_block_size"].get(block) == simdjson::SUCCESS) add_block(claim, block);
+  Object groups;
+  if (section["config_groups"].get(groups) != simdjson::SUCCESS) return;
+  for (const auto group : groups) {
+    if (group.value.at_pointer("/weights/block_structure").get(block) == simdjson::SUCCESS) {
+      add_block(claim, block);
+    }
+  }
+}
+
+void add_claims(QuantizationClaim& claim, const Object& object) {
+  for (const std::string_view key : quantization_members) {
+    Element value;
+    if (object[key].get(value) != simdjson::SUCCESS || value.is_null()) continue;
+    claim.is_made = true;
+    if (Object section; value.get(section) == simdjson::SUCCESS) add_blocks(claim, section);
+  }
+}
+
+QuantizationClaim claim_in_file(const FileOpener& opener, const std::string& folder,
+                                const char* name) {
   try {
     const auto source = opener.open(join_path(folder, name), folder);
     const std::uint64_t bytes = source->identity().bytes;
-    if (bytes > config_bytes_max) return true;
+    if (bytes > config_bytes_max) return {.is_made = true};
     std::string text(bytes, '\0');
     source->read(0, std::as_writable_bytes(std::span(text)));
-    return claims_in(text);
+    return quantization_claim(text);
   } catch (const Error& error) {
-    return error.code() != "io.not_found";
+    return {.is_made = error.code() != "io.not_found"};
   }
 }
 
 }  // namespace
 
-bool claims_quantization(const FileOpener& opener, const std::string& folder) {
-  return claims_in_file(opener, folder, "config.json") ||
-         claims_in_file(opener, folder, "hf_quant_config.json");
+QuantizationClaim quantization_claim(std::string_view config) {
+  QuantizationClaim claim;
+  simdjson::dom::parser parser;
+  const simdjson::padded_string padded(without_number_words(config));
+  Object root;
+  if (parser.parse(padded).get(root) != simdjson::SUCCESS) return {.is_made = true};
+  add_claims(claim, root);
+  for (const auto field : root) {
+    if (Object part; field.value.get(part) == simdjson::SUCCESS) add_claims(claim, part);
+  }
+  return claim;
+}
+
+QuantizationClaim quantization_claim(const FileOpener& opener, const std::string& folder) {
+  QuantizationClaim claim = claim_in_file(opener, folder, "config.json");
+  const QuantizationClaim other = claim_in_file(opener, folder, "hf_quant_config.json");
+  claim.is_made = claim.is_made || other.is_made;
+  if (other.block) add_block(claim, *other.block);
+  return claim;
 }
 
 }  // namespace loadstone

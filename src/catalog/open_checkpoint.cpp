@@ -246,11 +246,11 @@ class CheckpointReader {
 
   std::shared_ptr<const Catalog> finish() {
     merge();
-    const bool claims =
-        std::ranges::any_of(tensors_, is_fp8) && claims_quantization(opener_, root_);
+    QuantizationClaim claim;
+    if (std::ranges::any_of(tensors_, is_fp8)) claim = quantization_claim(opener_, root_);
     return std::make_shared<const Catalog>(std::move(root_), std::move(shards_),
                                            std::move(tensors_), std::move(metadata_),
-                                           std::move(findings_), &opener_.storage, claims);
+                                           std::move(findings_), &opener_.storage, claim);
   }
 
   FileOpener opener_;

@@ -8,9 +8,12 @@
 #include <utility>
 
 #include "base/text.h"
+#include "catalog/components.h"
+#include "catalog/config_claim.h"
 #include "convert/choose.h"
 #include "convert/expert_series.h"
 #include "convert/header.h"
+#include "convert/json_text.h"
 #include "convert/layout.h"
 #include "convert/moved_codes.h"
 #include "convert/outputs.h"
@@ -26,6 +29,10 @@ namespace {
 
 [[noreturn]] void refuse(const char* field, std::string message, std::string found = {}) {
   throw Error("plan.options", std::move(message), {.field = field, .found = std::move(found)});
+}
+
+bool names_are_given(const ConvertOptions& options) {
+  return !options.rules.empty() || !options.recipes.targets.empty();
 }
 
 void check_options(const ConvertOptions& options) {
@@ -46,7 +53,7 @@ void check_options(const ConvertOptions& options) {
     refuse("stem", "not the beginning of a file's name", printable(options.stem));
   }
   const bool makes_values = options.dequantize || options.experts != ExpertLayout::keep;
-  if (makes_values && !(options.rules.empty() && options.recipes.targets.empty())) {
+  if (makes_values && names_are_given(options)) {
     refuse(options.dequantize ? "dequantize" : "experts",
            "rules and recipes name what is in the file: convert twice");
   }
@@ -61,6 +68,20 @@ void check_options(const ConvertOptions& options) {
 void fail(Conversion& conversion, Finding finding) {
   finding.severity = Severity::error;
   conversion.plan.findings.push_back(std::move(finding));
+}
+
+// A claim of the config that no tensor bears out: what lies there may be codes.
+void check_claim(Conversion& conversion, const ConvertOptions& options) {
+  const std::string& config = options.folder.config;
+  const bool makes_numbers = options.dequantize || !options.quantize.formats.empty();
+  const bool has_codes = !options.stored.values.empty() || has_errors(options.stored.findings);
+  if (!makes_numbers || has_codes || config.empty() || !is_json_object(config)) return;
+  if (!quantization_claim(config).is_made) return;
+  fail(conversion, {.code = "plan.config_mismatch",
+                    .message = "config.json says that the checkpoint is quantized, and none of its "
+                               "tensors is in a layout that this version knows",
+                    .suggestion = "remove the section from config.json, if all tensors are plain "
+                                  "numbers"});
 }
 
 // Whether the format can hold the tensor.
@@ -128,6 +149,10 @@ void name_int4(Conversion& conversion, bool is_decoded) {
 Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const ConvertOptions& options) {
   if (catalog == nullptr) refuse("catalog", "there is no catalog");
   check_options(options);
+  if (!options.quantize.formats.empty() && names_are_given(options) &&
+      !find_components(*catalog).empty()) {
+    refuse("quantize", "the checkpoint is quantized, and rules name what is in it: convert twice");
+  }
   std::vector<Finding> findings;
   Conversion conversion;
   conversion.one_file = options.one_file;
@@ -163,6 +188,7 @@ Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const Convert
   Plan& plan = conversion.plan;
   plan.findings.insert(plan.findings.end(), findings.begin(), findings.end());
   for (const PlannedTarget& target : plan.targets) check_target(conversion, target);
+  check_claim(conversion, options);
   for (Finding& finding : check_moved_codes(plan)) fail(conversion, std::move(finding));
   name_int4(conversion, options.dequantize);
   lay_out(conversion, options);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "execute/value_reader.h"
 #include "kernels/cast.h"
 #include "loadstone/error.h"
 
@@ -28,13 +27,8 @@ QuantizeForm form_of(const PlannedTarget& target) {
   throw Error("plan.quantize", std::move(problem->message), std::move(where));
 }
 
-std::uint64_t step_of(const QuantizeForm& form) noexcept {
-  const std::uint64_t window = std::max<std::uint64_t>(form.window_elements, 1);
-  return (ValueReader::whole_elements + window - 1) / window * window;
-}
-
 std::uint64_t elements_in(const QuantizeForm& form, std::uint64_t bytes) noexcept {
-  const std::uint64_t step = step_of(form);
+  const std::uint64_t step = form.step_elements();
   const std::uint64_t elements = bytes / element_bytes(form.dtype) / step * step;
   return std::min(std::max(elements, step), form.elements);
 }

@@ -17,9 +17,6 @@ namespace loadstone {
 // Of a target that is quantized. Throws Error "plan.quantize" for plans that nobody checked.
 [[nodiscard]] QuantizeForm form_of(const PlannedTarget& target);
 
-// Elements that windows are multiples of: whole units of the encoding, and where it costs nothing
-// whole blocks of a source.
-[[nodiscard]] std::uint64_t step_of(const QuantizeForm& form) noexcept;
 // As many as so many bytes hold: at least one step, unless the value has less.
 [[nodiscard]] std::uint64_t elements_in(const QuantizeForm& form, std::uint64_t bytes) noexcept;
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/json_writer.h"
+#include "base/python_json.h"
 
 namespace loadstone {
 
@@ -14,6 +15,7 @@ namespace {
 // Where a member stands: from the quote of its key to the end of its value.
 struct Span {
   std::size_t begin = 0;
+  std::size_t key_end = 0;
   std::size_t value = 0;
   std::size_t end = 0;
 };
@@ -41,6 +43,7 @@ class Scanner {
       Span member;
       member.begin = at_;
       skip_string();
+      member.key_end = at_;
       skip_space();
       ++at_;  // the colon
       skip_space();
@@ -105,32 +108,65 @@ bool use_member(std::string_view text, std::string_view key, Use&& use) {
   simdjson::dom::parser parser;
   simdjson::dom::element root;
   simdjson::dom::element value;
-  const simdjson::padded_string padded(text);
+  const simdjson::padded_string padded(without_number_words(text));
   if (parser.parse(padded).get(root) != simdjson::SUCCESS) return false;
   if (!root.is_object() || root[key].get(value) != simdjson::SUCCESS) return false;
   use(value);
   return true;
 }
 
+// Keys may be written with escapes.
+std::string key_of(std::string_view text, const Span& member) {
+  const std::string_view quoted_key = text.substr(member.begin, member.key_end - member.begin);
+  simdjson::dom::parser parser;
+  std::string_view key;
+  const simdjson::padded_string padded(quoted_key);
+  if (parser.parse(padded).get(key) != simdjson::SUCCESS) return {};
+  return std::string(key);
+}
+
 std::string with_spans(std::string_view text, const std::vector<Span>& members, std::size_t close,
                        std::string_view key, std::string_view value) {
-  const std::string name = quoted(key);
   for (const Span& member : members) {
-    if (!text.substr(member.begin).starts_with(name)) continue;
+    if (key_of(text, member) != key) continue;
     return std::string(text.substr(0, member.value)) + std::string(value) +
            std::string(text.substr(member.end));
   }
   if (members.empty()) {
-    return std::string(text.substr(0, close)) + "\n  " + name + ": " + std::string(value) + "\n" +
-           std::string(text.substr(close));
+    return std::string(text.substr(0, close)) + "\n  " + quoted(key) + ": " + std::string(value) +
+           "\n" + std::string(text.substr(close));
   }
   // As far to the right as the last one.
   const Span& last = members.back();
   const std::size_t before =
       members.size() > 1 ? members[members.size() - 2].end + 1 : text.find('{') + 1;
   const std::string_view gap = text.substr(before, last.begin - before);
-  return std::string(text.substr(0, last.end)) + "," + std::string(gap) + name + ": " +
+  return std::string(text.substr(0, last.end)) + "," + std::string(gap) + quoted(key) + ": " +
          std::string(value) + std::string(text.substr(last.end));
+}
+
+std::string without_members_of_level(std::string_view text,
+                                     const std::function<bool(std::string_view, unsigned)>& drops,
+                                     unsigned level, unsigned levels) {
+  const auto members = Scanner(text).members();
+  if (members.empty()) return std::string(text);
+  std::string kept(text.substr(0, members.front().begin));
+  bool is_first = true;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    const Span& member = members[i];
+    if (drops(key_of(text, member), level)) continue;
+    // With the comma before it.
+    if (!is_first) kept += text.substr(members[i - 1].end, member.begin - members[i - 1].end);
+    is_first = false;
+    kept += text.substr(member.begin, member.value - member.begin);
+    const std::string_view value = text.substr(member.value, member.end - member.value);
+    if (level < levels && value.starts_with('{')) {
+      kept += without_members_of_level(value, drops, level + 1, levels);
+    } else {
+      kept += value;
+    }
+  }
+  return kept + std::string(text.substr(members.back().end));
 }
 
 }  // namespace
@@ -138,7 +174,7 @@ std::string with_spans(std::string_view text, const std::vector<Span>& members, 
 bool is_json_object(std::string_view text) {
   simdjson::dom::parser parser;
   simdjson::dom::element root;
-  const simdjson::padded_string padded(text);
+  const simdjson::padded_string padded(without_number_words(text));
   return parser.parse(padded).get(root) == simdjson::SUCCESS && root.is_object();
 }
 
@@ -170,18 +206,10 @@ std::string with_member(std::string_view text, std::string_view key, std::string
   return with_spans(text, members, scanner.close(), key, value);
 }
 
-std::string without_member(std::string_view text, std::string_view key) {
-  Scanner scanner(text);
-  const auto members = scanner.members();
-  const std::string name = quoted(key);
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    if (!text.substr(members[i].begin).starts_with(name)) continue;
-    // With the comma before it, or the one behind the first.
-    const std::size_t begin = i > 0 ? members[i - 1].end : members[i].begin;
-    const std::size_t end = i == 0 && members.size() > 1 ? members[1].begin : members[i].end;
-    return std::string(text.substr(0, begin)) + std::string(text.substr(end));
-  }
-  return std::string(text);
+std::string without_members(std::string_view text,
+                            const std::function<bool(std::string_view, unsigned)>& drops,
+                            unsigned levels) {
+  return without_members_of_level(text, drops, 0, levels);
 }
 
 }  // namespace loadstone

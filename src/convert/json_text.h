@@ -3,13 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 
 namespace loadstone {
 
-// Whether the text is one JSON object.
+// Whether the text is one JSON object, which may have Python's Infinity and NaN for numbers.
 [[nodiscard]] bool is_json_object(std::string_view text);
 
 // Of the object itself; empty or nothing where it is absent or something else.
@@ -22,7 +23,10 @@ namespace loadstone {
 // be one that is_json_object().
 [[nodiscard]] std::string with_member(std::string_view text, std::string_view key,
                                       std::string_view value);
-// The object without the key.
-[[nodiscard]] std::string without_member(std::string_view text, std::string_view key);
+// The object without the members that `drops` names by key and level: 0 is the object itself, and
+// objects in it are looked into down to `levels`.
+[[nodiscard]] std::string without_members(
+    std::string_view text, const std::function<bool(std::string_view, unsigned)>& drops,
+    unsigned levels);
 
 }  // namespace loadstone

@@ -3,8 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
-#include <set>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -19,6 +20,8 @@ namespace {
 constexpr std::string_view advice =
     "make numbers of them with --dequantize (and --quantize them again), or leave them under their "
     "own names";
+
+using Sources = std::vector<std::uint32_t>;
 
 // The output as it would be opened: names, dtypes and ranks, in the order of the targets.
 Catalog catalog_of_output(const Plan& plan) {
@@ -37,8 +40,7 @@ Catalog catalog_of_output(const Plan& plan) {
 // Not thread-safe.
 class Check {
  public:
-  explicit Check(const Plan& plan)
-      : plan_(plan), catalog_(*plan.catalog), before_(catalog_) {}
+  explicit Check(const Plan& plan) : plan_(plan), catalog_(*plan.catalog), before_(catalog_) {}
 
   std::vector<Finding> run() {
     std::vector<Finding> findings;
@@ -46,60 +48,88 @@ class Check {
     const Catalog output = catalog_of_output(plan_);
     const ComponentsByData after(output);
     for (std::uint32_t i = 0; i < plan_.targets.size(); ++i) {
-      const std::set<std::uint32_t> wanted = companions_of(plan_.targets[i]);
-      if (wanted.empty()) continue;
-      std::set<std::uint32_t> given;
-      if (const Components* const found = after.find(i)) {
-        for (const std::uint32_t companion : found->companions()) {
-          add_sources(plan_.targets[companion], given);
-        }
-      }
-      if (!std::ranges::includes(given, wanted)) findings.push_back(finding_of(i, wanted));
+      const Sources codes = codes_in(plan_.targets[i]);
+      if (codes.empty() || stays_with_its_scales(i, codes, after)) continue;
+      findings.push_back(finding_of(plan_.targets[i], codes));
     }
     return findings;
   }
 
  private:
-  static void add_sources(const PlannedTarget& target, std::set<std::uint32_t>& sources) {
+  // The sources that the target gets codes of which something belongs to.
+  [[nodiscard]] Sources codes_in(const PlannedTarget& target) const {
+    Sources codes;
     for (const Box& box : target.recipe.boxes) {
-      if (box.decoding == no_decoding) sources.insert(box.source);
+      if (box.decoding != no_decoding) continue;
+      const Components* const found = before_.find(box.source);
+      if (found != nullptr && !found->companions().empty()) codes.push_back(box.source);
     }
+    return codes;
   }
 
-  // What gives the codes in the target their meaning, in the source.
-  [[nodiscard]] std::set<std::uint32_t> companions_of(const PlannedTarget& target) const {
-    std::set<std::uint32_t> sources;
-    add_sources(target, sources);
-    std::set<std::uint32_t> companions;
-    for (const std::uint32_t source : sources) {
-      const Components* const found = before_.find(source);
-      if (found == nullptr) continue;
-      const auto all = found->companions();
-      companions.insert(all.begin(), all.end());
+  // What the target is made of, where that is one whole source or a stack of several: nothing else
+  // means the same with scales that were moved alike.
+  [[nodiscard]] std::optional<Sources> whole_sources(const PlannedTarget& target) const {
+    const std::uint64_t count = target.recipe.boxes.size();
+    if (count == 0 || target.quantization) return std::nullopt;
+    std::vector<const Box*> boxes;
+    for (const Box& box : target.recipe.boxes) boxes.push_back(&box);
+    std::ranges::stable_sort(boxes, {}, &Box::target_offset);
+    const Shape& first = catalog_.tensors()[boxes.front()->source].shape;
+    auto expected = first.extents();
+    if (count > 1) expected.insert(expected.begin(), count);
+    if (target.shape != Shape(std::move(expected))) return std::nullopt;
+    const std::uint64_t elements = first.numel().value_or(0);
+    Sources sources;
+    for (const Box* const box : boxes) {
+      const TensorInfo& source = catalog_.tensors()[box->source];
+      const std::array<BoxDim, 1> all = {{{elements, 1, 1}}};
+      const bool is_whole = elements <= 1 || std::ranges::equal(box->dims, all);
+      if (box->decoding != no_decoding || source.shape != first || !is_whole ||
+          source.encoding != Encoding(target.dtype) ||
+          box->target_offset != sources.size() * elements) {
+        return std::nullopt;
+      }
+      sources.push_back(box->source);
     }
-    return companions;
+    return sources;
   }
 
-  [[nodiscard]] Finding finding_of(std::uint32_t index,
-                                   const std::set<std::uint32_t>& companions) const {
-    const PlannedTarget& target = plan_.targets[index];
-    Finding finding = {.severity = Severity::error,
-                       .code = "plan.encoding",
-                       .target = target.name,
-                       .suggestion = std::string(advice)};
-    std::set<std::uint32_t> sources;
-    add_sources(target, sources);
-    for (const std::uint32_t source : sources) {
-      finding.sources.push_back(catalog_.tensors()[source].name);
+  // Whether a reader of the output finds each of the codes, and all that belongs to them, in the
+  // same order.
+  [[nodiscard]] bool stays_with_its_scales(std::uint32_t target, const Sources& codes,
+                                           const ComponentsByData& after) const {
+    const auto sources = whole_sources(plan_.targets[target]);
+    if (!sources || sources->size() != codes.size()) return false;
+    const Components* const found = after.find(target);
+    if (found == nullptr) return false;
+    const Sources companions = found->companions();
+    for (std::size_t i = 0; i < sources->size(); ++i) {
+      const Sources wanted = before_.find((*sources)[i])->companions();
+      if (wanted.size() != companions.size()) return false;
+      for (std::size_t k = 0; k < wanted.size(); ++k) {
+        const auto given = whole_sources(plan_.targets[companions[k]]);
+        if (!given || given->size() != sources->size() || (*given)[i] != wanted[k]) return false;
+      }
     }
-    const std::string& scale = catalog_.tensors()[*companions.begin()].name;
-    finding.message = fmt::format(
-        "'{}' would hold the {} codes of '{}' where nothing finds their scales: '{}' does not go "
-        "with them",
-        printable(target.name), name(target.dtype), printable(finding.sources.front()),
-        printable(scale));
+    return true;
+  }
+
+  [[nodiscard]] Finding finding_of(const PlannedTarget& target, const Sources& codes) const {
+    const auto& tensors = catalog_.tensors();
+    const std::string& scale = tensors[before_.find(codes.front())->companions().front()].name;
+    Finding finding = {
+        .severity = Severity::error,
+        .code = "plan.encoding",
+        .target = target.name,
+        .message = fmt::format("'{}' would hold the {} codes of '{}', and '{}' does "
+                               "not go with them as it is",
+                               printable(target.name), name(target.dtype),
+                               printable(tensors[codes.front()].name), printable(scale)),
+        .suggestion = std::string(advice),
+        .found = std::string(name(target.dtype))};
+    for (const std::uint32_t source : codes) finding.sources.push_back(tensors[source].name);
     finding.sources.push_back(scale);
-    finding.found = std::string(name(target.dtype));
     return finding;
   }
 

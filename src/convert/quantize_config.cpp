@@ -224,6 +224,18 @@ bool has_prefix(const std::set<std::string>& prefixes, const std::string& prefix
   return found != prefixes.end() && found->starts_with(prefix);
 }
 
+// The config with this section, or with none where it is empty. Those of the model's parts go too.
+std::string with_section(const std::string& config, const std::string& section) {
+  bool is_kept = !section.empty();  // its place, once
+  const auto drops = [&](std::string_view key, unsigned level) {
+    if (key == "compression_config") return true;
+    if (key != "quantization_config") return false;
+    return level > 0 || !std::exchange(is_kept, false);
+  };
+  const std::string rest = without_members(config, drops, 1);
+  return section.empty() ? rest : with_member(rest, "quantization_config", section);
+}
+
 }  // namespace
 
 QuantizedModules quantized_modules(const Plan& plan) {
@@ -398,17 +410,16 @@ std::vector<ExtraFile> extra_files(const Plan& plan, const ConvertOptions& optio
                         .suggestion = "name the folder that holds the files themselves"});
   }
   std::string config = options.folder.config;
+  const bool is_changed = !section.empty() || is_decoded;
   if (!config.empty() && !is_json_object(config)) {
-    findings.push_back({.severity = Severity::warning,
-                        .code = "convert.not_copied",
-                        .message = "config.json is no JSON object; it is copied unchanged"});
-  } else if (!config.empty() || !section.empty()) {
-    if (config.empty()) config = "{}\n";
-    if (!section.empty() || is_decoded) {
-      config = without_member(config, "compression_config");
-      if (section.empty()) config = without_member(config, "quantization_config");
-    }
-    if (!section.empty()) config = with_member(config, "quantization_config", section);
+    const char* const problem =
+        is_changed ? "config.json is no JSON object, and has to say another encoding"
+                   : "config.json is no JSON object; it is copied unchanged";
+    findings.push_back({.severity = is_changed ? Severity::error : Severity::warning,
+                        .code = is_changed ? "convert.extra" : "convert.not_copied",
+                        .message = problem});
+  } else if (is_changed) {
+    config = with_section(config.empty() ? "{}\n" : config, section);
   }
   if (!config.empty()) files.push_back({.name = "config.json", .text = std::move(config)});
   std::ranges::sort(files, {}, &ExtraFile::name);

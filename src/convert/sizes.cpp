@@ -87,8 +87,7 @@ Needs needs_of(const Conversion& conversion) {
       group = held_of_group[target.quantization->group] += held;
     }
     needs.held_bytes = std::max(needs.held_bytes, group);
-    needs.window_bytes = std::max(
-        needs.window_bytes, std::min(step_of(form), form.elements) * element_bytes(form.dtype));
+    needs.window_bytes = std::max(needs.window_bytes, form.step_bytes());
     const auto kind = std::pair(target.shape.text() + std::string(name(target.dtype)),
                                 target.quantization->encoding);
     if (seen.emplace(kind, true).second) needs.forms.push_back(std::move(form));

@@ -111,8 +111,10 @@ class Maker {
       for (const std::uint32_t source : stored.beside) is_read_.at(source) = true;
       dropped_.insert(dropped_.end(), stored.beside.begin(), stored.beside.end());
       const Decoding& decoding = stored.decoding;
-      decoded_.emplace(stored.name, builder_.decode(decoding.kernel, sources, decoding.shape,
-                                                    decoded_dtype(), decoding.offset));
+      Value value = builder_.decode(decoding.kernel, sources, decoding.shape, decoded_dtype(),
+                                    decoding.offset);
+      if (stored.is_turned) value = builder_.transpose(value, 1, 2);
+      decoded_.emplace(stored.name, value);
     }
   }
 

@@ -17,6 +17,7 @@
 #include "execute/staging.h"
 #include "execute/team.h"
 #include "loadstone/error.h"
+#include "plan/costs.h"
 #include "plan/decodings.h"
 
 namespace loadstone {
@@ -155,10 +156,10 @@ Sizes choose_sizes(const Plan& plan, std::span<const DecodeForm> forms,
   sizes.threads = options.threads != 0
                       ? options.threads
                       : std::clamp(std::thread::hardware_concurrency(), 1u, threads_default_max);
-  const std::uint64_t least = slot_bytes_least(plan, forms);
+  const std::uint64_t least = std::max(slot_bytes_least(plan, forms), quantizing_bytes_least(plan));
   const std::uint64_t staging = std::max(plan.staging_bytes_max, least);
   const std::uint64_t slots =
-      std::clamp<std::uint64_t>(staging / slot_bytes_wanted, 1, sizes.threads);
+      std::clamp<std::uint64_t>(staging / std::max(slot_bytes_wanted, least), 1, sizes.threads);
   sizes.threads = static_cast<unsigned>(slots);
   sizes.chunk_bytes = std::max<std::uint64_t>(options.chunk_bytes, element_bytes_max);
   // A transposed box may fill two chunks, to have longer runs in the target.

@@ -103,9 +103,7 @@ void Quantizer::size_group(Group& group) {
 // Half of the thread's memory is for the numbers, half for what they are made of.
 std::uint64_t Quantizer::window_of(const QuantizeForm& form) const noexcept {
   const std::uint64_t bytes = std::min(window_bytes_wanted, thread_bytes_ / 2);
-  // Ranges that cut no block of a source are cheaper to read.
-  const std::uint64_t unit = form.window_elements;
-  const std::uint64_t step = std::max(unit, (ValueReader::whole_elements + unit - 1) / unit * unit);
+  const std::uint64_t step = form.step_elements();
   return std::max<std::uint64_t>(bytes / width(form.dtype) / step, 1) * step;
 }
 

@@ -18,6 +18,9 @@
 
 namespace loadstone {
 
+// Ranges of numbers that begin and end at multiples of it cut no block of any encoding.
+inline constexpr std::uint64_t whole_elements = 256;
+
 // What a kernel is given: first the weights, then the scales, then tables.
 struct DecodePart {
   Encoding encoding = Dtype::u8;

@@ -56,6 +56,10 @@ bool is_scaled(const QuantizeForm& form) {
 
 }  // namespace
 
+std::uint64_t QuantizeForm::step_bytes() const noexcept {
+  return std::min(step_elements(), elements) * element_bytes(dtype);
+}
+
 std::optional<DecodeProblem> prepare_quantization(const Quantization& quantization,
                                                   const Shape& shape, Dtype dtype,
                                                   QuantizeForm& form) {

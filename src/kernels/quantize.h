@@ -54,6 +54,15 @@ struct QuantizeForm {
   Bnb4 bnb4;
 
   [[nodiscard]] std::uint64_t matrix_elements() const noexcept { return rows * columns; }
+
+  // As window_elements, and where it costs nothing whole blocks of whatever the numbers are made
+  // of, which are cheaper to read.
+  [[nodiscard]] std::uint64_t step_elements() const noexcept {
+    const std::uint64_t window = window_elements == 0 ? 1 : window_elements;
+    return (whole_elements + window - 1) / window * window;
+  }
+  // Of a value that has less, all of it.
+  [[nodiscard]] std::uint64_t step_bytes() const noexcept;
 };
 
 // Bytes of a part.

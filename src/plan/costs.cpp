@@ -128,6 +128,16 @@ bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept {
   return source.offset_begin % element_bytes == 0 && source.byte_count() > 0;
 }
 
+std::uint64_t quantizing_bytes_least(const Plan& plan) {
+  std::uint64_t least = 0;
+  for (const PlannedTarget& target : plan.targets) {
+    QuantizeForm form;
+    if (is_read(target) && is_quantized(target, form)) least = std::max(least, form.step_bytes());
+  }
+  constexpr std::uint64_t reader_bytes = 4096;  // less is never taken
+  return least == 0 ? 0 : 2 * std::max(least, reader_bytes);
+}
+
 void count_costs(Plan& plan) {
   std::vector<Stretch> stretches;
   std::uint64_t staged = 0;
@@ -169,7 +179,8 @@ void count_costs(Plan& plan) {
     }
   }
   plan.bytes_to_read = union_bytes(stretches);
-  cpu = sum(cpu, std::min(staged, plan.staging_bytes_max));
+  const std::uint64_t staging = std::max(plan.staging_bytes_max, quantizing_bytes_least(plan));
+  cpu = sum(cpu, std::min(staged, staging));
   for (unsigned i = 0; i < values_at_once; ++i) cpu = sum(cpu, scratch);
   if (plan.bytes_to_write > 0) plan.peak_bytes["disk"] = plan.bytes_to_write;
 }

@@ -27,6 +27,10 @@ namespace loadstone {
 // Whether a view of the file can be the value: a whole source at an offset that suits its elements.
 [[nodiscard]] bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept;
 
+// The staging that each reader of a plan that quantizes needs, whatever staging_bytes_max says: a
+// window's numbers, and as much for what they are made of. 0 where nothing is quantized.
+[[nodiscard]] std::uint64_t quantizing_bytes_least(const Plan& plan);
+
 // Fills in bytes_to_read, bytes_to_write and peak_bytes from the targets.
 void count_costs(Plan& plan);
 

@@ -93,11 +93,13 @@ class Finder {
   }
 
   void refuse_foreign(const Components& components) {
-    const TensorInfo& scale = catalog_.tensors()[components.scale];
-    used_[components.scale] = true;
+    std::vector<std::string> sources = {catalog_.tensors()[components.data].name};
+    for (const std::uint32_t companion : components.companions()) {
+      used_[companion] = true;
+      sources.push_back(catalog_.tensors()[companion].name);
+    }
     fail(components.name, "plan.encoding",
-         "is quantized in a layout that this version does not decode",
-         {catalog_.tensors()[components.data].name, scale.name});
+         "is quantized in a layout that this version does not decode", std::move(sources));
   }
 
   void add_fp8(const Components& components) {
@@ -124,11 +126,21 @@ class Finder {
         rank == 4 && weight.shape.rank() == 2 && scales.shape[1] == 1 && scales.shape[3] == 1;
     const bool is_grid = rank == weight.shape.rank();
     const bool is_vector = rank + 1 == weight.shape.rank() && rank > 0 && count != 1;
+    const auto claimed = catalog_.quantization_claim().block;
+    const auto block = claimed.value_or(std::array<std::uint64_t, 2>{128, 128});
+    if (block[0] == 0) {
+      fail(weight.name, "plan.encoding", "is FP8, and the config gives several sizes of its blocks",
+           {weight.name, scales.name});
+      return;
+    }
+    const std::uint64_t blocks_down = ceil_div(rows, block[0]);
+    const std::uint64_t blocks_across = ceil_div(columns, block[1]);
     // By its name it is of blocks, and one scale is that of one block.
-    if (is_grid && count == 1 && scales.name.ends_with("_inv") && (rows > 128 || columns > 128)) {
+    if (is_grid && count == 1 && scales.name.ends_with("_inv") &&
+        (blocks_down > 1 || blocks_across > 1)) {
       used_[scale] = true;
       fail(weight.name, "q.scale_shape", "has one scale for several blocks", {scales.name},
-           scales.shape.text(), Shape({ceil_div(rows, 128), ceil_div(columns, 128)}).text());
+           scales.shape.text(), Shape({blocks_down, blocks_across}).text());
       return;
     }
     const char* kernel = "fp8_block";
@@ -142,9 +154,23 @@ class Finder {
       kernel = "fp8_block_128";
     } else if (count == 1) {
       encoding = "fp8";
-    } else if (is_grid && scales.shape[rank - 2] == ceil_div(rows, 128) &&
-               scales.shape[rank - 1] == ceil_div(columns, 128)) {
-      kernel = "fp8_block_128";
+    } else if (is_grid) {
+      const bool has_blocks =
+          scales.shape[rank - 2] == blocks_down && scales.shape[rank - 1] == blocks_across;
+      const bool is_whole = rows % block[0] == 0 && columns % block[1] == 0;
+      if (claimed && !has_blocks) {
+        used_[scale] = true;
+        fail(weight.name, "q.scale_shape", "has other scales than the config's blocks ask for",
+             {scales.name}, scales.shape.text(), Shape({blocks_down, blocks_across}).text());
+        return;
+      }
+      if (has_blocks && block[0] == 128 && block[1] == 128) {
+        kernel = "fp8_block_128";
+      } else if (claimed && !is_whole) {
+        fail(weight.name, "plan.encoding", "has cut blocks of a size that is not decoded",
+             {weight.name, scales.name}, fmt::format("{} by {}", block[0], block[1]));
+        return;
+      }
     }
     add(weight.name, encoding, {kernel, {index, scale}, weight.shape, Dtype::bf16});
   }
@@ -158,7 +184,20 @@ class Finder {
     }
     add(weight.name, "int8", {"bnb_int8", sources, weight.shape, Dtype::f16});
     const std::string prefix = weight.name.substr(0, weight.name.size() - 6);
-    if (const auto format = find(prefix + "weight_format")) beside(*format);
+    const auto format = find(prefix + "weight_format");
+    if (!format) return;
+    beside(*format);
+    check_weight_format(weight.name, catalog_.tensors()[*format]);
+  }
+
+  // Old GPUs kept tiles, which bitsandbytes itself no longer reads.
+  void check_weight_format(const std::string& value, const TensorInfo& format) {
+    constexpr std::uint64_t bytes_max = 8;  // one integer
+    std::string text(1, '\1');
+    if (format.byte_count() <= bytes_max) text = text_of(format);
+    if (std::ranges::all_of(text, [](char byte) { return byte == 0; })) return;
+    fail(value, "q.weight_format", "is kept in the tiles of an old GPU", {format.name},
+         std::to_string(static_cast<unsigned char>(text.front())), "0, rows");
   }
 
   // NVFP4 where there is a scale of scales, MXFP4 where the scales are powers of two.
@@ -219,8 +258,11 @@ class Finder {
            blocks.shape.text(), "16 bytes a block");
       return;
     }
+    const Shape shape = ungrouped(blocks.shape);
+    const std::size_t before = found_.values.size();
     add(components.name, "mxfp4",
-        {"mxfp4", {components.data, components.scale}, ungrouped(blocks.shape), Dtype::bf16});
+        {"mxfp4", {components.data, components.scale}, shape, Dtype::bf16});
+    if (found_.values.size() > before) found_.values.back().is_turned = shape.rank() == 3;
   }
 
   void add_bnb4(const Components& components) {
@@ -380,6 +422,12 @@ class Finder {
 };
 
 }  // namespace
+
+Shape StoredValue::shape() const {
+  auto extents = decoding.shape.extents();
+  if (is_turned) std::swap(extents[extents.size() - 2], extents.back());
+  return Shape(std::move(extents));
+}
 
 StoredValues find_stored_values(const Catalog& catalog, Storage* storage) {
   return Finder(catalog, storage).run();

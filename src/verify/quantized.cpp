@@ -86,6 +86,12 @@ class Numbers {
     } else {
       box_ = {
           .dims = {{.extent = shape.numel().value_or(0), .source_stride = 1, .target_stride = 1}}};
+      if (stored->is_turned) {
+        const std::uint64_t rows = shape[1];
+        const std::uint64_t columns = shape[2];
+        box_.dims = {
+            {shape[0], rows * columns, rows * columns}, {rows, 1, columns}, {columns, rows, 1}};
+      }
       decodings_.push_back(stored->decoding);
       decodings_.back().dtype = Dtype::f32;
       box_.source = stored->decoding.sources.front();
@@ -165,7 +171,7 @@ std::vector<Finding> check_scales(const OpenShards& shards, const StoredValues& 
 }
 
 Shape QuantizedPairs::Side::shape() const {
-  return stored != nullptr ? stored->decoding.shape : catalog->tensors()[tensor].shape;
+  return stored != nullptr ? stored->shape() : catalog->tensors()[tensor].shape;
 }
 
 QuantizedPairs::QuantizedPairs(const Catalog& first, const Catalog& second,

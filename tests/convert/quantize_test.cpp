@@ -328,12 +328,31 @@ TEST(QuantizeFiles, MembersOfAConfigAreChangedInPlace) {
   EXPECT_EQ(with_member(text, "c", "3"),
             "{\n    \"a\": [1, {\"b\": \"}\"}],\n    \"b\": 2,\n    \"c\": 3\n}\n");
   EXPECT_EQ(with_member("{}", "c", "3"), "{\n  \"c\": 3\n}");
-  EXPECT_EQ(without_member(text, "a"), "{\n    \"b\": 2\n}\n");
-  EXPECT_EQ(without_member(text, "b"), "{\n    \"a\": [1, {\"b\": \"}\"}]\n}\n");
-  EXPECT_EQ(without_member(text, "c"), text);
+  const auto without = [](std::string_view from, std::string_view key, unsigned levels = 0) {
+    return without_members(
+        from, [&](std::string_view each, unsigned) { return each == key; }, levels);
+  };
+  EXPECT_EQ(without(text, "a"), "{\n    \"b\": 2\n}\n");
+  EXPECT_EQ(without(text, "b"), "{\n    \"a\": [1, {\"b\": \"}\"}]\n}\n");
+  EXPECT_EQ(without(text, "c"), text);
+  EXPECT_EQ(without(R"({"b": 1, "b": 2, "\u0062": 3})", "b"), "{}");
+  EXPECT_EQ(without(R"({"a": {"b": 1, "c": {"b": 2}}, "b": 3})", "b", 1),
+            R"({"a": {"c": {"b": 2}}})");
   EXPECT_TRUE(is_json_object(text));
   EXPECT_FALSE(is_json_object("[1]"));
   EXPECT_EQ(number_member(text, "b"), 2u);
+}
+
+// Python's json writes words that JSON does not have: for the limits of time steps, say.
+TEST(QuantizeFiles, ConfigsOfPythonAreRead) {
+  const std::string text =
+      R"({"limit": [0.0, Infinity], "least": -Infinity, "no": NaN, "b": "NaN \" Infinity", "c": 7})";
+  EXPECT_TRUE(is_json_object(text));
+  EXPECT_EQ(string_member(text, "b"), "NaN \" Infinity");
+  EXPECT_EQ(number_member(text, "c"), 7u);
+  EXPECT_EQ(with_member(text, "c", "8"), text.substr(0, text.size() - 2) + "8}");
+  EXPECT_FALSE(is_json_object(R"({"a": Infinite})"));
+  EXPECT_FALSE(is_json_object(R"({"a": NaN)"));
 }
 
 TEST(QuantizeFiles, PlainModulesAreSummedUpByPrefixes) {

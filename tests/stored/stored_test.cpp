@@ -67,6 +67,89 @@ std::string state(const std::string& more = "") {
 const std::string nested = R"(, "nested_blocksize": 256, "nested_dtype": "float32",)"
                            R"( "nested_offset": 0.25)";
 
+// Tensors beside codes that change what they mean, so that nothing here may decode them.
+TEST_F(Stored, WhatIsNotUnderstoodIsRefused) {
+  const FileTensor codes = tensor("a.weight", "F8_E4M3", {8, 64}, 1);
+  const FileTensor scale = tensor("a.weight_scale", "F32", {8, 1}, 4);
+  const FileTensor bytes = tensor("a.weight", "I8", {8, 64}, 1);
+  const FileTensor packed = tensor("a.weight", "U8", {8, 32}, 1);
+  const FileTensor packed_scale = tensor("a.weight_scale", "F8_E4M3", {8, 4}, 1);
+  const FileTensor global = tensor("a.weight_scale_2", "F32", {}, 4);
+  EXPECT_THAT(find({codes, scale}).findings, IsEmpty());
+  EXPECT_THAT(find({packed, packed_scale, global}).findings, IsEmpty());
+  const std::vector<std::vector<FileTensor>> cases = {
+      {bytes, scale, tensor("a.weight_zero_point", "I8", {8, 1}, 1)},
+      {codes, scale, tensor("a.weight_zero_point", "I8", {8, 1}, 1)},
+      {codes, scale, tensor("a.weight_g_idx", "I32", {64}, 4)},
+      {codes, scale, tensor("a.pre_quant_scale", "BF16", {64}, 2)},
+      {codes, scale, tensor("a.weight_scale_inv", "F32", {8, 1}, 4)},
+      {packed, packed_scale, global, tensor("a.pre_quant_scale", "F32", {64}, 4)},
+      {packed, packed_scale, global, text_tensor("a.comfy_quant", "{}")},
+      {codes, tensor("a.weight_s", "F32", {8, 1}, 4)},
+      {codes, tensor("a.qscale", "F32", {}, 4)},
+      {codes, tensor("a.quantizer.scale", "F32", {}, 4)},
+      {tensor("a.qweight", "I32", {8, 64}, 4), tensor("a.scales", "F16", {1, 64}, 2)},
+      {tensor("a.weight._data", "I8", {8, 64}, 1), tensor("a.weight._scale", "F32", {8, 1}, 4)},
+  };
+  for (const auto& tensors : cases) {
+    const StoredValues found = find(tensors);
+    EXPECT_THAT(found.values, IsEmpty()) << tensors.back().name;
+    EXPECT_THAT(found.findings, ElementsAre(Field(&Finding::code, "plan.encoding")))
+        << tensors.back().name;
+  }
+}
+
+TEST_F(Stored, ATileOfAnOldGpuIsRefused) {
+  for (const char format : {'\0', '\1', '\3', 'M'}) {
+    const StoredValues found = find({tensor("a.weight", "I8", {8, 64}, 1),
+                                     tensor("a.SCB", "F32", {8}, 4),
+                                     {"a.weight_format", "U8", {}, std::string(1, format)}});
+    if (format == '\0') {
+      EXPECT_THAT(found.findings, IsEmpty());
+      continue;
+    }
+    EXPECT_THAT(found.findings, ElementsAre(Field(&Finding::code, "q.weight_format")));
+  }
+}
+
+// 192 rows are two blocks of 96, or one of 128 and a cut one: only the config tells.
+TEST_F(Stored, ConfigsTellTheSizeOfBlocks) {
+  struct Case {
+    const char* config;
+    const char* kernel;  // or the code of the error
+  };
+  const Case cases[] = {
+      {"", "fp8_block_128"},
+      {R"({"quantization_config": {"weight_block_size": [128, 128]}})", "fp8_block_128"},
+      {R"({"quantization_config": {"weight_block_size": [96, 96]}})", "fp8_block"},
+      {R"({"limit": Infinity, "text_config": {"quantization_config":
+          {"weight_block_size": [96, 96]}}})",
+       "fp8_block"},
+      {R"({"quantization_config": {"config_groups": {"group_0": {"weights":
+          {"block_structure": [96, 96]}}}}})",
+       "fp8_block"},
+      {R"({"quantization_config": {"config_groups": {"group_0": {"weights":
+          {"block_structure": "96x96"}}}}})",
+       "fp8_block"},
+      {R"({"quantization_config": {"weight_block_size": [64, 64]}})", "q.scale_shape"},
+      {R"({"quantization_config": {"weight_block_size": [100, 100]}})", "plan.encoding"},
+      {R"({"quantization_config": {"weight_block_size": "large"}})", "plan.encoding"},
+      {R"({"quantization_config": {"weight_block_size": [96, 96], "config_groups": {"group_0":
+          {"weights": {"block_structure": [128, 128]}}}}})",
+       "plan.encoding"},
+  };
+  for (const auto& [config, kernel] : cases) {
+    folder_.write("config.json", *config == '\0' ? "{}" : config);
+    const StoredValues found = find({tensor("a.weight", "F8_E4M3", {192, 192}, 1),
+                                     tensor("a.weight_scale_inv", "F32", {2, 2}, 4)});
+    if (found.values.empty()) {
+      EXPECT_THAT(found.findings, ElementsAre(Field(&Finding::code, kernel))) << config;
+    } else {
+      EXPECT_EQ(found.values.front().decoding.kernel, kernel) << config;
+    }
+  }
+}
+
 TEST_F(Stored, EveryLayoutIsKnownByItsNamesAndShapes) {
   const StoredValues found = find({
       tensor("a.weight", "F8_E4M3", {200, 300}, 1),
@@ -90,7 +173,7 @@ TEST_F(Stored, EveryLayoutIsKnownByItsNamesAndShapes) {
       tensor("h_scales", "U8", {2, 4, 2}, 1),
       tensor("i.weight", "I8", {8, 16}, 1),
       tensor("i.SCB", "F32", {8}, 4),
-      tensor("i.weight_format", "U8", {}, 1),
+      {"i.weight_format", "U8", {}, std::string(1, '\0')},
       tensor("j.weight", "I8", {8, 16}, 1),
       tensor("j.weight_scale", "BF16", {8, 1}, 2),
       tensor("k.weight", "U8", {128, 1}, 1),

@@ -1,0 +1,213 @@
+"""What stands beside codes: the config's word on them, rules that would move them, and layouts that
+nothing here decodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import loadstone
+
+COMMAND = os.environ.get("LOADSTONE_CLI", str(Path(sys.executable).with_name("loadstone")))
+UP, GATE = (f"model.layers.0.mlp.{role}_proj.weight" for role in ("up", "gate"))
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def folder(at: Path, tensors: dict[str, torch.Tensor], config: object) -> Path:
+    at.mkdir()
+    save_file(tensors, at / "model.safetensors", metadata={"format": "pt"})
+    text = config if isinstance(config, str) else json.dumps(config)
+    (at / "config.json").write_text(text)
+    return at
+
+
+def fp8() -> dict[str, torch.Tensor]:
+    return {
+        UP: torch.randn(192, 192).to(torch.float8_e4m3fn),
+        f"{UP}_scale_inv": torch.rand(2, 2) + 0.5,
+        "model.norm.weight": torch.randn(192).bfloat16(),
+    }
+
+
+def claims(config: Any) -> int:
+    if not isinstance(config, dict):
+        return 0
+    return sum("quantization_config" in key or claims(value) for key, value in config.items())
+
+
+CLAIM = {"quant_method": "fp8", "weight_block_size": [96, 96]}
+CONFIGS = {
+    "top": json.dumps({"model_type": "llama", "quantization_config": CLAIM}),
+    "part": json.dumps({"model_type": "llava", "text_config": {"quantization_config": CLAIM}}),
+    "both": json.dumps(
+        {"quantization_config": CLAIM, "text_config": {"quantization_config": CLAIM}}
+    ),
+    "twice": '{"quantization_config": CLAIM, "a": 1, "quantization_config": CLAIM}',
+    "escaped": '{"a": 1, "quantiz\\u0061tion_config": CLAIM}',
+    "words": '{"time_step_limit": [0.0, Infinity], "x": NaN, "quantization_config": CLAIM}',
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_no_claim_outlives_the_codes_that_it_is_about(tmp_path: Path, config: str) -> None:
+    given = fp8()
+    text = CONFIGS[config].replace("CLAIM", json.dumps(CLAIM))
+    source = folder(tmp_path / "source", given, text)
+    done = run("convert", source, tmp_path / "plain", "--dequantize")
+    assert done.returncode == 0, done.stderr
+    written = (tmp_path / "plain/config.json").read_text()
+    assert claims(json.loads(written)) == 0
+    assert ("Infinity" in written) == ("Infinity" in text)
+    # Blocks of 96, as the config has it; of 128 they would be others.
+    blocks = given[f"{UP}_scale_inv"].repeat_interleave(96, 0).repeat_interleave(96, 1)
+    found = load_file(tmp_path / "plain/model.safetensors")[UP]
+    assert torch.equal(found, (given[UP].float() * blocks).bfloat16())
+
+    done = run("convert", source, tmp_path / "other", "--quantize", "nf4")
+    assert done.returncode == 0, done.stderr
+    made = json.loads((tmp_path / "other/config.json").read_text())
+    assert claims(made) == 1
+    assert made["quantization_config"]["quant_method"] == "bitsandbytes"
+
+
+def test_a_config_that_cannot_be_changed_stops_what_would_change_it(tmp_path: Path) -> None:
+    source = folder(tmp_path / "source", fp8(), "\ufeff{}")
+    for options in (["--dequantize"], ["--quantize", "nf4"]):
+        done = run("convert", source, tmp_path / "out", *options)
+        assert done.returncode != 0 and "config.json" in done.stderr, done
+        assert not (tmp_path / "out").exists()
+    assert run("convert", source, tmp_path / "out").returncode == 0
+
+
+OTHERS: dict[str, dict[str, torch.Tensor]] = {
+    "gptq": {
+        UP.replace("weight", "qweight"): torch.randint(0, 99, (16, 128), dtype=torch.int32),
+        UP.replace("weight", "qzeros"): torch.randint(0, 99, (1, 16), dtype=torch.int32),
+        UP.replace("weight", "scales"): torch.rand(1, 128).half(),
+    },
+    "quanto": {
+        f"{UP}._data": torch.randint(-9, 9, (64, 64), dtype=torch.int8),
+        f"{UP}._scale": torch.rand(64, 1),
+    },
+    "zero points": {
+        UP: torch.randint(-9, 9, (64, 64), dtype=torch.int8),
+        f"{UP}_scale": torch.rand(64, 1),
+        f"{UP}_zero_point": torch.randint(-9, 9, (64, 1), dtype=torch.int8),
+    },
+    "a scale of activations in the weight": {
+        UP: torch.randn(64, 64).to(torch.float8_e4m3fn),
+        f"{UP}_scale": torch.rand(()),
+        UP.replace("weight", "pre_quant_scale"): torch.rand(64),
+    },
+    "a scale of another name": {
+        UP: torch.randn(64, 64).to(torch.float8_e4m3fn),
+        f"{UP}_descale": torch.rand(64, 1),
+    },
+    "two scales": {
+        UP: torch.randn(64, 64).to(torch.float8_e4m3fn),
+        f"{UP}_scale": torch.rand(64, 1),
+        f"{UP}_scale_inv": torch.rand(1, 1),
+    },
+}
+
+
+@pytest.mark.parametrize("layout", OTHERS)
+def test_layouts_that_are_not_decoded_are_refused(tmp_path: Path, layout: str) -> None:
+    plain = {GATE: torch.randn(64, 64).bfloat16()}
+    source = folder(tmp_path / "source", OTHERS[layout] | plain, {"model_type": "llama"})
+    out = tmp_path / "out"
+    for options in (["--dequantize"], ["--quantize", "fp8"]):
+        done = run("convert", source, out, *options)
+        assert done.returncode == 1 and "plan.encoding" in done.stderr, done
+        assert not out.exists()
+    assert run("convert", source, out).returncode == 0
+    found = load_file(out / "model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in OTHERS[layout].items())
+
+
+def test_a_claim_that_no_tensor_bears_out_is_an_error(tmp_path: Path) -> None:
+    plain = {GATE: torch.randn(64, 64).bfloat16()}
+    config = {"quantization_config": {"quant_method": "of tomorrow"}}
+    source = folder(tmp_path / "source", plain, config)
+    for options in (["--dequantize"], ["--quantize", "fp8"]):
+        done = run("convert", source, tmp_path / "out", *options)
+        assert done.returncode == 1 and "plan.config_mismatch" in done.stderr, done
+    (source / "config.json").write_text("{}")
+    assert run("convert", source, tmp_path / "out", "--quantize", "fp8").returncode == 0
+
+
+RULES: dict[str, list[dict[str, Any]]] = {
+    "transpose": [{"op": "transpose", "dims": [0, 1], "sources": [UP], "targets": [UP]}],
+    "slice": [
+        {"op": "slice", "dim": 1, "start": 0, "sizes": [32], "sources": [UP], "targets": [UP]}
+    ],
+    "concat": [{"op": "concat", "dim": 0, "sources": [GATE, UP], "targets": ["both.weight"]}],
+    "swap": [
+        {"op": "rename", "sources": [UP], "targets": [GATE]},
+        {"op": "rename", "sources": [GATE], "targets": [UP]},
+    ],
+    "rename": [{"op": "rename", "sources": [UP], "targets": ["alone.weight"]}],
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("encoding", ["fp8", "fp8-block", "int8-channel", "nvfp4", "mxfp8", "nf4"])
+def test_rules_do_not_move_codes_like_numbers(tmp_path: Path, encoding: str, rule: str) -> None:
+    plain = {name: torch.randn(256, 256).bfloat16() for name in (UP, GATE)}
+    source = folder(tmp_path / "source", plain, {"model_type": "llama"})
+    rules = [
+        {**each, "sources": [s.replace(".", r"\.") for s in each["sources"]]}
+        for each in RULES[rule]
+    ]
+    loadstone.convert(source, tmp_path / "numbers", rules=rules)  # they are rules for numbers
+    loadstone.convert(source, tmp_path / "codes", quantize=encoding)
+    with pytest.raises(loadstone.Error) as caught:
+        loadstone.convert(tmp_path / "codes", tmp_path / "out", rules=rules)
+    assert caught.value.code in ("plan.encoding", "plan.shape"), caught.value
+    with pytest.raises(loadstone.Error, match=r"plan\.options"):
+        loadstone.convert(tmp_path / "codes", tmp_path / "out", rules=rules, quantize="fp8")
+    assert not (tmp_path / "out").exists()
+
+
+def test_stacks_of_codes_with_stacks_of_their_scales_are_codes(tmp_path: Path) -> None:
+    plain = {
+        f"model.layers.0.mlp.experts.{i}.up_proj.weight": torch.randn(128, 256).bfloat16()
+        for i in range(3)
+    }
+    source = folder(tmp_path / "source", plain, {"model_type": "qwen3_moe"})
+    loadstone.convert(source, tmp_path / "codes", quantize="fp8-block", style="compressed-tensors")
+    rules = [
+        {
+            "op": "stack",
+            "dim": 0,
+            "sources": [rf"(.*)\.experts\.(\d+)\.up_proj\.weight{part}"],
+            "targets": [f"$1.experts.up_proj.weight{part}"],
+        }
+        for part in ("", "_scale")
+    ]
+    loadstone.convert(tmp_path / "codes", tmp_path / "out", rules=rules)
+    found = load_file(tmp_path / "out/model.safetensors")
+    codes = load_file(tmp_path / "codes/model.safetensors")
+    assert set(found) == {f"model.layers.0.mlp.experts.up_proj.weight{p}" for p in ("", "_scale")}
+    for part in ("", "_scale"):
+        expected = torch.stack([codes[f"{name}{part}"].float() for name in sorted(plain)])
+        assert torch.equal(
+            found[f"model.layers.0.mlp.experts.up_proj.weight{part}"].float(), expected
+        )
