@@ -367,6 +367,7 @@ def make_plan(
         needs.rows = [traced.row(row) for row in needs.rows]
         if traced.units is not None:
             needs.rows, dtype = traced.units.rows(needs.rows), traced.units.dtype_left(dtype)
+            needs.findings = [f for f in needs.findings if not traced.units.is_state(f.target)]
             needs.findings += traced.units.findings
             quantize = {**(quantize or {}), **traced.units.quantize}
         needs.findings += traced.findings + traced.unexpected_findings(unexpected)
