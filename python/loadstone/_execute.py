@@ -15,6 +15,7 @@ from loadstone import torch as memory
 from loadstone._audit import remember
 from loadstone._dtypes import dtype_name, has_name, torch_dtype
 from loadstone._errors import FilledWarning, make
+from loadstone._overlap import is_in_place
 from loadstone._plan import Plan, PlannedTarget
 from loadstone._progress import ProgressCallback, shown
 from loadstone._report import Provenance, Report, filled_findings, human_bytes
@@ -297,10 +298,9 @@ def _host_memory(target: PlannedTarget, slot: TensorSlot) -> torch.Tensor | Part
     """Fresh memory, or a parameter's own where it holds some that fits."""
     if target.encoding:
         return _fresh(target)
-    tensor: torch.Tensor = slot.tensor
-    in_place = slot.kind == "parameter" and not tensor.is_meta and tensor.device.type == "cpu"
-    fits = dtype_name(tensor.dtype) == target.dtype and tensor.is_contiguous()
-    return tensor if in_place and fits else memory.empty(target.shape, target.dtype)
+    if is_in_place(slot, target):
+        return slot.tensor
+    return memory.empty(target.shape, target.dtype)
 
 
 def _destinations(

@@ -11,6 +11,7 @@ from loadstone import _core
 from loadstone._text import read_text
 
 if TYPE_CHECKING:
+    from loadstone._overlap import Region
     from loadstone._skeleton_walk import TensorSlot
 
 
@@ -23,6 +24,7 @@ class Needs:
     findings: list[_core.Finding] = field(default_factory=list)
     constructor_values: dict[str, Any] = field(default_factory=dict)
     keep_candidates: frozenset[str] = frozenset()
+    overlapping: list[Region] = field(default_factory=list)
 
     def leave_kept(self, core: _core.Plan) -> bool:
         """Takes out what a first plan finds missing and what keeps its value (``may_be_kept``)."""
@@ -49,6 +51,7 @@ def needs_of(model: Any) -> Needs:
     if isinstance(model, str | os.PathLike):
         return Needs(_core.skeleton_rows(read_text(model)))
     from loadstone._constructor import constructor_values
+    from loadstone._overlap import overlapping
     from loadstone._skeleton import skeleton_record
     from loadstone._skeleton_walk import walk
 
@@ -65,7 +68,8 @@ def needs_of(model: Any) -> Needs:
     slots = [slot for slot in slots if not slot.obstacle]
     rows = [_row(slot, not slot.tensor.is_meta or slot.name in had) for slot in slots]
     candidates = frozenset(slot.name for slot in slots if slot.may_be_kept)
-    return Needs(rows, model, findings + _in_place(slots), values, candidates)
+    found = findings + _in_place(slots)
+    return Needs(rows, model, found, values, candidates, overlapping(slots))
 
 
 def _obstacle(slot: TensorSlot) -> _core.Finding:

@@ -411,7 +411,12 @@ def make_plan(
         needs.findings += _initialise.findings(core, needs.module)
     core.add_findings(needs.findings)
     units = traced.units if traced is not None else None
-    return Plan(core, needs.module, needs.constructor_values, units)
+    made = Plan(core, needs.module, needs.constructor_values, units)
+    if needs.overlapping:
+        from loadstone import _overlap
+
+        core.add_findings(list(_overlap.findings(needs.overlapping, made.targets)))
+    return made
 
 
 def missing_policies(
