@@ -142,7 +142,9 @@ def _finding(one: Region, other: Region, planned: dict[str, PlannedTarget]) -> _
         )
         return _core.Finding("warning", "plan.in_place", kept[0].name, [], message)
     if one.space[0] == "meta":
-        return None  # each gets memory of its own
+        message = f"{names} share memory in the model; after the load each has memory of its own"
+        advice = "make them one parameter, if a change of one is to be a change of the other"
+        return _core.Finding("warning", "plan.tie", name, [], message, advice)
     message = f"{names} share memory, so the value of one would be written over the other's"
     advice = "build the model under loadstone.skeleton(), or make them one parameter"
     return _core.Finding("error", "plan.in_place", name, [], message, advice)

@@ -65,6 +65,17 @@ def test_memory_of_two_parameters_is_refused_before_a_byte_is_read(case, tmp_pat
     assert not any(each.any() for each in model.parameters())
 
 
+@pytest.mark.parametrize("case", OVERLAPPING)
+def test_a_skeleton_gets_both_values_and_says_that_memory_was_shared(case, tmp_path):
+    with loadstone.skeleton():
+        model = Over(*OVERLAPPING[case])
+    file, state = stored(model, tmp_path)
+    report = loadstone.load(model, file)
+    found = [each for each in report.findings if each.code == "plan.tie"]
+    assert [each.severity for each in found] == ["warning"] and "'p0' and 'p1'" in found[0].message
+    assert all(torch.equal(each, state[name]) for name, each in model.named_parameters())
+
+
 @pytest.mark.parametrize("case", APART)
 @pytest.mark.parametrize("is_skeleton", [True, False])
 def test_parts_of_one_memory_that_have_nothing_in_common_are_loaded(case, is_skeleton, tmp_path):
