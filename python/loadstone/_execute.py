@@ -253,7 +253,38 @@ def _slots(plan: Plan, model: Any) -> list[TensorSlot]:
             tensor=name,
             found=f"{name} {list(shape)}" if (name, shape) in found else "no such tensor",
         )
+    _require_forms(plan, slots)
     return slots
+
+
+def _require_forms(plan: Plan, slots: list[TensorSlot]) -> None:
+    """Refuses a dtype or a tie that is neither what was planned for nor what the plan makes of it.
+
+    Else the old dtype would come back, and the tie be cut or made again, without a word.
+    """
+    quantized = plan._units.names() if plan._units is not None else ()
+    roots = {target.name: target.tie_of or target.name for target in plan.targets}
+    for target, slot in zip(plan.targets, slots, strict=True):
+        if slot.name not in plan._forms or slot.name in quantized:
+            continue
+        dtype, tie_of = plan._forms[slot.name]
+        found = slot.tie_of or ""
+        if found != tie_of and roots.get(found, "") != roots[slot.name]:
+            raise make(
+                "plan.model_changed",
+                "the model is not the planned one: a tie was made or cut",
+                tensor=slot.name,
+                found=f"tied to {found}" if found else "a tensor of its own",
+                expected=f"tied to {tie_of}" if tie_of else "a tensor of its own",
+            )
+        if slot.tensor.dtype not in (dtype, torch_dtype(target.dtype)):
+            raise make(
+                "plan.model_changed",
+                "the model is not the planned one: a tensor has another dtype",
+                tensor=slot.name,
+                found=str(slot.tensor.dtype),
+                expected=str(dtype),
+            )
 
 
 def _fill(

@@ -25,6 +25,7 @@ class Needs:
     constructor_values: dict[str, Any] = field(default_factory=dict)
     keep_candidates: frozenset[str] = frozenset()
     overlapping: list[Region] = field(default_factory=list)
+    forms: dict[str, tuple[Any, str]] = field(default_factory=dict)  # dtype and tie of each tensor
 
     def leave_kept(self, core: _core.Plan) -> bool:
         """Takes out what a first plan finds missing and what keeps its value (``may_be_kept``)."""
@@ -69,7 +70,8 @@ def needs_of(model: Any) -> Needs:
     rows = [_row(slot, not slot.tensor.is_meta or slot.name in had) for slot in slots]
     candidates = frozenset(slot.name for slot in slots if slot.may_be_kept)
     found = findings + _in_place(slots)
-    return Needs(rows, model, found, values, candidates, overlapping(slots))
+    forms = {slot.name: (slot.tensor.dtype, slot.tie_of or "") for slot in slots}
+    return Needs(rows, model, found, values, candidates, overlapping(slots), forms)
 
 
 def _obstacle(slot: TensorSlot) -> _core.Finding:

@@ -111,9 +111,11 @@ class Plan:
         model: Any = None,
         constructor_values: Mapping[str, Any] | None = None,
         units: Units | None = None,
+        forms: Mapping[str, tuple[Any, str]] | None = None,
     ) -> None:
         self._core = core
         self._units = units
+        self._forms = dict(forms or {})  # dtype and tie of each tensor of the model, when planned
         self._model = weakref.ref(model) if model is not None else None
         self._constructor_values = dict(constructor_values or {})
 
@@ -411,7 +413,7 @@ def make_plan(
         needs.findings += _initialise.findings(core, needs.module)
     core.add_findings(needs.findings)
     units = traced.units if traced is not None else None
-    made = Plan(core, needs.module, needs.constructor_values, units)
+    made = Plan(core, needs.module, needs.constructor_values, units, needs.forms)
     if needs.overlapping:
         from loadstone import _overlap
 
