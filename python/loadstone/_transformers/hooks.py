@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -81,10 +81,13 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     other = [name for name in _OTHER_WAYS if kwargs.get(name) is not None]
     if _is_sharded_by_others():
         other.append("DeepSpeed or FSDP")
+    places = _places(kwargs.get("device_map"))
+    if "meta" in places and len(places) > 1:
+        other.append("device_map (meta beside other devices)")
     hooks().refresh()
     if other and chosen.is_direct:
         raise _refused(other[0])
-    if other:
+    if other or places == {"meta"}:  # a model that is wanted on meta gets no values
         with suspended("transformers"):
             return original(cls, *args, **kwargs)
     with ordinary_tensors(), held(_current, Load(chosen)) as load:
@@ -249,6 +252,12 @@ def _operation(quantizer: Any) -> Any:
         return quantizer.get_quantize_ops()
     except NotImplementedError:
         return None
+
+
+def _places(device_map: Any) -> set[str]:
+    """The kinds of devices that a map names; of a map to be computed its name."""
+    named = device_map.values() if isinstance(device_map, Mapping) else [device_map]
+    return {str(each).partition(":")[0] for each in named}
 
 
 def _is_sharded_by_others() -> bool:
