@@ -54,7 +54,7 @@ def hooks() -> Hooks:
         (PreTrainedModel, name, each) for name, each in replacements.items()
     ]
     places.append((modeling_utils, "_get_device_map", _get_device_map))
-    places += [(PeftAdapterMixin, name, with_adapters) for name in ("load_adapter", "add_adapter")]
+    places += [(PeftAdapterMixin, name, _with_adapters) for name in ("load_adapter", "add_adapter")]
     turns = [
         Hook(PreTrainedModel, "get_init_context", in_turn(_one_context)),
         Hook(PreTrainedModel, "_from_config", in_turn(construct)),
@@ -196,6 +196,14 @@ def _load_pretrained_model(
             raise _refused(reason or "no files")
         load.fills_gaps = load_config.hf_quantizer is None
     return original(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
+
+
+def _with_adapters(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of a folder with an adapter the model is proved first: the adapter renames its tensors."""
+    load = _current.get()
+    if load is not None and load.model is model:
+        load.finish(model)
+    return with_adapters(original, model, *args, **kwargs)
 
 
 def _move_missing_keys(
