@@ -23,6 +23,7 @@ from loadstone._needs import needs_of
 from loadstone._report import listed_errors
 from loadstone._text import read_text
 from loadstone._traced import Traced
+from loadstone._turns import in_turn_with
 
 if TYPE_CHECKING:
     from loadstone._bitsandbytes.loading import Units
@@ -195,7 +196,8 @@ class Plan:
         subject = model if model is not None else self._model and self._model()
         if subject is None:
             raise make("plan.options", "this plan has no model: pass model=", field="model")
-        return _execute.run(self, subject, progress=progress, threads=threads or 0)
+        with in_turn_with(subject):
+            return _execute.run(self, subject, progress=progress, threads=threads or 0)
 
     def to_json(self) -> str:
         """The plan as text that the command line and C++ programs carry out too."""
