@@ -10,12 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loadstone import _core, _initialise
+from loadstone import _core, _initialise, _overlap
 from loadstone import torch as memory
 from loadstone._audit import remember
 from loadstone._dtypes import dtype_name, has_name, torch_dtype
 from loadstone._errors import FilledWarning, make
-from loadstone._overlap import is_in_place
 from loadstone._plan import Plan, PlannedTarget
 from loadstone._progress import ProgressCallback, shown
 from loadstone._report import Provenance, Report, filled_findings, human_bytes
@@ -254,6 +253,9 @@ def _slots(plan: Plan, model: Any) -> list[TensorSlot]:
             found=f"{name} {list(shape)}" if (name, shape) in found else "no such tensor",
         )
     _require_forms(plan, slots)
+    for finding in _overlap.findings(_overlap.overlapping(slots), plan.targets):
+        if finding.severity == "error":  # in a model that is not the one at hand when planning
+            raise make(finding.code, finding.message, tensor=finding.target)
     return slots
 
 
@@ -265,9 +267,10 @@ def _require_forms(plan: Plan, slots: list[TensorSlot]) -> None:
     quantized = plan._units.names() if plan._units is not None else ()
     roots = {target.name: target.tie_of or target.name for target in plan.targets}
     for target, slot in zip(plan.targets, slots, strict=True):
-        if slot.name not in plan._forms or slot.name in quantized:
+        if slot.name in quantized:
             continue
-        dtype, tie_of = plan._forms[slot.name]
+        # a plan from a file tells of ties, and not which dtypes the model had
+        dtype, tie_of = plan._forms.get(slot.name, (slot.tensor.dtype, ""))
         found = slot.tie_of or ""
         if found != tie_of and roots.get(found, "") != roots[slot.name]:
             raise make(
@@ -329,7 +332,7 @@ def _host_memory(target: PlannedTarget, slot: TensorSlot) -> torch.Tensor | Part
     """Fresh memory, or a parameter's own where it holds some that fits."""
     if target.encoding:
         return _fresh(target)
-    if is_in_place(slot, target):
+    if _overlap.is_in_place(slot, target):
         return slot.tensor
     return memory.empty(target.shape, target.dtype)
 

@@ -76,6 +76,16 @@ def test_a_skeleton_gets_both_values_and_says_that_memory_was_shared(case, tmp_p
     assert all(torch.equal(each, state[name]) for name, each in model.named_parameters())
 
 
+def test_a_plan_for_another_model_is_refused_where_memory_overlaps(tmp_path):
+    with loadstone.skeleton():
+        skeleton = Over(*OVERLAPPING["a part"])
+    file, _ = stored(skeleton, tmp_path)
+    model = Over(*OVERLAPPING["a part"])
+    with pytest.raises(loadstone.PlanError, match="'p0' and 'p1' share memory"):
+        loadstone.plan(skeleton, file).execute(model=model)
+    assert not any(each.any() for each in model.parameters())
+
+
 @pytest.mark.parametrize("case", APART)
 @pytest.mark.parametrize("is_skeleton", [True, False])
 def test_parts_of_one_memory_that_have_nothing_in_common_are_loaded(case, is_skeleton, tmp_path):

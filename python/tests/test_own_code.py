@@ -331,6 +331,15 @@ def test_a_changed_tie_or_dtype_is_refused_by_name(file, edit):
     loadstone.load(model, path)  # a new plan goes by what is there
 
 
+def test_a_tie_that_a_plan_from_a_file_does_not_know_is_refused(file, tmp_path):
+    path = file({"0.weight": torch.ones(4, 4), "1.weight": SEVEN})
+    loadstone.plan(two_layers(), path).save(tmp_path / "plan.json")
+    plan = loadstone.Plan.load(tmp_path / "plan.json")
+    with pytest.raises(loadstone.PlanError, match=r"1\.weight.*tie"):
+        plan.execute(model=two_layers(is_tied=True))
+    plan.execute(model=two_layers())
+
+
 @pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_a_plan_may_be_carried_out_again(file, is_tied, dtype):
