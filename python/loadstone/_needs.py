@@ -12,6 +12,7 @@ from loadstone._text import read_text
 
 if TYPE_CHECKING:
     from loadstone._overlap import Region
+    from loadstone._plan import Plan
     from loadstone._skeleton_walk import TensorSlot
 
 
@@ -26,6 +27,12 @@ class Needs:
     keep_candidates: frozenset[str] = frozenset()
     overlapping: list[Region] = field(default_factory=list)
     forms: dict[str, tuple[Any, str]] = field(default_factory=dict)  # dtype and tie of each tensor
+
+    def overlaps(self, plan: Plan) -> list[_core.Finding]:
+        """What the plan does to tensors that share memory."""
+        from loadstone import _overlap
+
+        return list(_overlap.findings(self.overlapping, plan.targets)) if self.overlapping else []
 
     def leave_kept(self, core: _core.Plan) -> bool:
         """Takes out what a first plan finds missing and what keeps its value (``may_be_kept``)."""

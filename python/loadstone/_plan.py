@@ -416,10 +416,7 @@ def make_plan(
     core.add_findings(needs.findings)
     units = traced.units if traced is not None else None
     made = Plan(core, needs.module, needs.constructor_values, units, needs.forms)
-    if needs.overlapping:
-        from loadstone import _overlap
-
-        core.add_findings(list(_overlap.findings(needs.overlapping, made.targets)))
+    core.add_findings(needs.overlaps(made))
     return made
 
 

@@ -249,22 +249,6 @@ def test_other_ways_of_loading_are_refused_by_name(name: str, mixtral: Path):
     assert caught.value.code == "plan.options"
 
 
-@pytest.mark.parametrize("device_map", ["meta", torch.device("meta"), {"": "meta"}])
-def test_a_model_that_is_wanted_on_meta_stays_there(device_map: Any, mixtral: Path):
-    cls = by_name("mixtral").cls
-    library, wanted = cls.from_pretrained(mixtral, device_map=device_map, output_loading_info=True)
-    with loadstone.patch("transformers"):
-        patched = cls.from_pretrained(mixtral, device_map=device_map)
-    model, info = ours(cls, mixtral, device_map=device_map, output_loading_info=True)
-    expected = {name: (each.device, each.shape) for name, each in library.state_dict().items()}
-    for found in (model, patched):
-        assert {name: (t.device, t.shape) for name, t in found.state_dict().items()} == expected
-        assert loadstone.audit(found).on_meta
-    assert info == wanted and {each.type for each, _ in expected.values()} == {"meta"}
-    with pytest.raises(loadstone.Error, match="meta beside other devices"):
-        ours(cls, mixtral, device_map={"model": "cpu", "lm_head": "meta"})
-
-
 def test_files_that_are_not_safetensors_are_refused_by_name(mixtral: Path, tmp_path: Path):
     folder = copied(mixtral, tmp_path / "bin")
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
