@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from loadstone._skeleton_walk import TensorSlot
 
 
+# Where PEFT's layers, and those that are trained as a whole, hold the one that was there before.
+_OF_ADAPTERS = ("base_layer", "original_module")
+
+
 @dataclass
 class Audit:
     """What a walk over the model found.
@@ -139,6 +143,7 @@ def audit(model: Any, report: Report | None = None) -> Audit:
     lent = {id(loaded): _by_storage(loaded) for loaded in loads.values()}
     for slot in slots:
         loaded, name = _load_of(loads, slot.name)
+        name = _name_before_adapters(loaded, name)
         item = loaded.report.provenance.get(name) if loaded else None
         reason = _exception(loaded.report, item) if loaded and item else None
         reason = reason or elsewhere.get(slot.name)
@@ -183,6 +188,14 @@ def _load_of(loads: dict[str, _Loaded], name: str) -> tuple[_Loaded | None, str]
         if not path or name.startswith(f"{path}."):
             return loads[path], name[len(path) + 1 :] if path else name
     return None, name
+
+
+def _name_before_adapters(loaded: _Loaded | None, name: str) -> str:
+    """What a tensor was called when it was loaded, if PEFT has put its module into another."""
+    if loaded is None or name in loaded.report.provenance:
+        return name
+    before = ".".join(part for part in name.split(".") if part not in _OF_ADAPTERS)
+    return before if before in loaded.report.provenance else name
 
 
 def _by_storage(loaded: _Loaded) -> dict[int, str]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loadstone import _core, _initialise
+from loadstone import _core, _initialise, _overlap
 from loadstone import torch as memory
 from loadstone._audit import remember
 from loadstone._dtypes import dtype_name, has_name, torch_dtype
@@ -252,7 +252,42 @@ def _slots(plan: Plan, model: Any) -> list[TensorSlot]:
             tensor=name,
             found=f"{name} {list(shape)}" if (name, shape) in found else "no such tensor",
         )
+    _require_forms(plan, slots)
+    for finding in _overlap.findings(_overlap.overlapping(slots), plan.targets):
+        if finding.severity == "error":  # in a model that is not the one at hand when planning
+            raise make(finding.code, finding.message, tensor=finding.target)
     return slots
+
+
+def _require_forms(plan: Plan, slots: list[TensorSlot]) -> None:
+    """Refuses a dtype or a tie that is neither what was planned for nor what the plan makes of it.
+
+    Else the old dtype would come back, and the tie be cut or made again, without a word.
+    """
+    quantized = plan._units.names() if plan._units is not None else ()
+    roots = {target.name: target.tie_of or target.name for target in plan.targets}
+    for target, slot in zip(plan.targets, slots, strict=True):
+        if slot.name in quantized:
+            continue
+        # a plan from a file tells of ties, and not which dtypes the model had
+        dtype, tie_of = plan._forms.get(slot.name, (slot.tensor.dtype, ""))
+        found = slot.tie_of or ""
+        if found != tie_of and roots.get(found, "") != roots[slot.name]:
+            raise make(
+                "plan.model_changed",
+                "the model is not the planned one: a tie was made or cut",
+                tensor=slot.name,
+                found=f"tied to {found}" if found else "a tensor of its own",
+                expected=f"tied to {tie_of}" if tie_of else "a tensor of its own",
+            )
+        if slot.tensor.dtype not in (dtype, torch_dtype(target.dtype)):
+            raise make(
+                "plan.model_changed",
+                "the model is not the planned one: a tensor has another dtype",
+                tensor=slot.name,
+                found=str(slot.tensor.dtype),
+                expected=str(dtype),
+            )
 
 
 def _fill(
@@ -297,10 +332,9 @@ def _host_memory(target: PlannedTarget, slot: TensorSlot) -> torch.Tensor | Part
     """Fresh memory, or a parameter's own where it holds some that fits."""
     if target.encoding:
         return _fresh(target)
-    tensor: torch.Tensor = slot.tensor
-    in_place = slot.kind == "parameter" and not tensor.is_meta and tensor.device.type == "cpu"
-    fits = dtype_name(tensor.dtype) == target.dtype and tensor.is_contiguous()
-    return tensor if in_place and fits else memory.empty(target.shape, target.dtype)
+    if _overlap.is_in_place(slot, target):
+        return slot.tensor
+    return memory.empty(target.shape, target.dtype)
 
 
 def _destinations(

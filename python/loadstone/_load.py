@@ -9,6 +9,7 @@ from loadstone._audit import audit
 from loadstone._catalog import Checkpoint
 from loadstone._plan import plan
 from loadstone._report import Report
+from loadstone._turns import in_turn_with
 
 
 def load(
@@ -31,7 +32,11 @@ def load(
             read.
         LoadError, FormatError, AuditError: see :meth:`loadstone.Plan.execute` and
             :func:`loadstone.audit`.
+
+    Thread safety: loads into one model wait for each other.
     """
-    report = plan(model, checkpoint, **plan_arguments).execute(progress=progress, threads=threads)
-    audit(model, report).require_real()
+    with in_turn_with(model):
+        made = plan(model, checkpoint, **plan_arguments)
+        report = made.execute(progress=progress, threads=threads)
+        audit(model, report).require_real()
     return report

@@ -11,6 +11,8 @@ from loadstone import _core
 from loadstone._text import read_text
 
 if TYPE_CHECKING:
+    from loadstone._overlap import Region
+    from loadstone._plan import Plan
     from loadstone._skeleton_walk import TensorSlot
 
 
@@ -23,6 +25,14 @@ class Needs:
     findings: list[_core.Finding] = field(default_factory=list)
     constructor_values: dict[str, Any] = field(default_factory=dict)
     keep_candidates: frozenset[str] = frozenset()
+    overlapping: list[Region] = field(default_factory=list)
+    forms: dict[str, tuple[Any, str]] = field(default_factory=dict)  # dtype and tie of each tensor
+
+    def overlaps(self, plan: Plan) -> list[_core.Finding]:
+        """What the plan does to tensors that share memory."""
+        from loadstone import _overlap
+
+        return list(_overlap.findings(self.overlapping, plan.targets)) if self.overlapping else []
 
     def leave_kept(self, core: _core.Plan) -> bool:
         """Takes out what a first plan finds missing and what keeps its value (``may_be_kept``)."""
@@ -49,6 +59,7 @@ def needs_of(model: Any) -> Needs:
     if isinstance(model, str | os.PathLike):
         return Needs(_core.skeleton_rows(read_text(model)))
     from loadstone._constructor import constructor_values
+    from loadstone._overlap import overlapping
     from loadstone._skeleton import skeleton_record
     from loadstone._skeleton_walk import walk
 
@@ -65,7 +76,9 @@ def needs_of(model: Any) -> Needs:
     slots = [slot for slot in slots if not slot.obstacle]
     rows = [_row(slot, not slot.tensor.is_meta or slot.name in had) for slot in slots]
     candidates = frozenset(slot.name for slot in slots if slot.may_be_kept)
-    return Needs(rows, model, findings + _in_place(slots), values, candidates)
+    found = findings + _in_place(slots)
+    forms = {slot.name: (slot.tensor.dtype, slot.tie_of or "") for slot in slots}
+    return Needs(rows, model, found, values, candidates, overlapping(slots), forms)
 
 
 def _obstacle(slot: TensorSlot) -> _core.Finding:

@@ -23,6 +23,7 @@ from loadstone._needs import needs_of
 from loadstone._report import listed_errors
 from loadstone._text import read_text
 from loadstone._traced import Traced
+from loadstone._turns import in_turn_with
 
 if TYPE_CHECKING:
     from loadstone._bitsandbytes.loading import Units
@@ -111,9 +112,11 @@ class Plan:
         model: Any = None,
         constructor_values: Mapping[str, Any] | None = None,
         units: Units | None = None,
+        forms: Mapping[str, tuple[Any, str]] | None = None,
     ) -> None:
         self._core = core
         self._units = units
+        self._forms = dict(forms or {})  # dtype and tie of each tensor of the model, when planned
         self._model = weakref.ref(model) if model is not None else None
         self._constructor_values = dict(constructor_values or {})
 
@@ -193,7 +196,8 @@ class Plan:
         subject = model if model is not None else self._model and self._model()
         if subject is None:
             raise make("plan.options", "this plan has no model: pass model=", field="model")
-        return _execute.run(self, subject, progress=progress, threads=threads or 0)
+        with in_turn_with(subject):
+            return _execute.run(self, subject, progress=progress, threads=threads or 0)
 
     def to_json(self) -> str:
         """The plan as text that the command line and C++ programs carry out too."""
@@ -367,6 +371,7 @@ def make_plan(
         needs.rows = [traced.row(row) for row in needs.rows]
         if traced.units is not None:
             needs.rows, dtype = traced.units.rows(needs.rows), traced.units.dtype_left(dtype)
+            needs.findings = [f for f in needs.findings if not traced.units.is_state(f.target)]
             needs.findings += traced.units.findings
             quantize = {**(quantize or {}), **traced.units.quantize}
         needs.findings += traced.findings + traced.unexpected_findings(unexpected)
@@ -410,7 +415,9 @@ def make_plan(
         needs.findings += _initialise.findings(core, needs.module)
     core.add_findings(needs.findings)
     units = traced.units if traced is not None else None
-    return Plan(core, needs.module, needs.constructor_values, units)
+    made = Plan(core, needs.module, needs.constructor_values, units, needs.forms)
+    core.add_findings(needs.overlaps(made))
+    return made
 
 
 def missing_policies(

@@ -28,7 +28,8 @@ class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function 
     ``requires_grad``, parameter classes and attributes are as in a direct construction. Only this
     thread (and, under asyncio, this context) is concerned. May be entered again and nested.
     Parameters over memory that was not made inside (a parameter of another model, a loaded file)
-    stay as they are.
+    stay as they are. Parameters that share memory without being one tensor do so until a load gives
+    each its own; the plan warns of it (``plan.tie``).
 
     What differs from a direct construction is in ``skeleton_findings(model)``: values drawn at
     random, values that cannot be had, and tensors that follow from parameters.

@@ -24,6 +24,7 @@ from transformers import (
 import loadstone
 
 IDS = torch.arange(8)[None]
+FIRST = "model.layers.0.self_attn.q_proj"
 PLACES = {
     "model.embed_tokens": "cpu",
     "model.layers.0": "cpu",
@@ -75,6 +76,24 @@ def test_a_folder_with_an_adapter_and_layers_on_disk(llama, tmp_path):
     )
     assert_adapters_are_real(model)
     assert torch.equal(model(IDS).logits, tuned) and not torch.equal(plain, tuned)
+
+
+@pytest.mark.parametrize("way", ["direct", "patched"])
+@pytest.mark.parametrize("device_map", [None, PLACES])
+def test_a_folder_with_an_adapter_passes_the_audit(llama, tmp_path, way, device_map):
+    _, adapter, _, tuned = llama
+    options = {"device_map": device_map, "offload_folder": tmp_path / "offload"}
+    if way == "direct":
+        model = loadstone.transformers.from_pretrained(AutoModelForCausalLM, adapter, **options)
+    else:
+        with loadstone.patch("transformers", "peft"):
+            model = AutoModelForCausalLM.from_pretrained(adapter, **options)
+    audit = loadstone.audit(model)
+    assert audit.ok, audit
+    assert audit.provenance[f"{FIRST}.base_layer.weight"].origin == "checkpoint"
+    assert all("lora_" in name for name in audit.changed) and len(audit.changed) == 8
+    with torch.no_grad():
+        assert torch.equal(model(IDS).logits, tuned)
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,6 +46,33 @@ def test_a_saved_model_is_as_the_library_loads_it(name: str, kind: str, tmp_path
         assert_same_state(model, library.model, info, library.info)
         assert_same(model, library.model)
         loadstone.audit(model).require_real()
+
+
+@pytest.mark.parametrize("libraries", [["transformers"], ["transformers", "accelerate"]])
+@pytest.mark.parametrize("device_map", [None, {"": "cpu"}, "disk"])
+@pytest.mark.parametrize("kind", ["nf4 nested", "int8"])
+def test_a_saved_model_loads_where_bitsandbytes_is_patched_too(
+    kind: str, device_map: Any, libraries: list[str], tmp_path: Path
+) -> None:
+    cls, folder = by_name("llama").cls, quantized("llama", kind, tmp_path)
+    library = cls.from_pretrained(folder)
+    if device_map == "disk":
+        places = ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"]
+        device_map = dict.fromkeys([*places, "model.layers.0"], "cpu") | {"model.layers.1": "disk"}
+    with loadstone.patch("bitsandbytes", *libraries):
+        model = cls.from_pretrained(folder, device_map=device_map, offload_folder=tmp_path / "off")
+        assert loadstone.audit(model).ok
+        for path, module in model.named_modules():
+            if (
+                type(module).__name__ in ("Linear8bitLt", "Linear4bit")
+                and not module.weight.is_meta
+            ):
+                expected = library.get_submodule(path).weight
+                for part in ("data", "CB", "SCB") if kind == "int8" else ("data",):
+                    assert torch.equal(getattr(module.weight, part), getattr(expected, part)), path
+        with torch.no_grad():
+            tokens = torch.tensor([[3, 1, 2]])
+            assert torch.equal(model(tokens).logits, library(tokens).logits)
 
 
 def test_a_difference_would_be_seen(tmp_path: Path) -> None:

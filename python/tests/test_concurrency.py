@@ -129,6 +129,14 @@ OTHERS = (make_tuples, unpickle, collect)
 # --- all at once ---------------------------------------------------------------------------------
 
 
+def test_loads_into_one_model_wait_for_each_other(reference, file):
+    for _ in range(ROUNDS):
+        model = skeleton()
+        assert not problems_of(*[lambda model=model: loadstone.load(model, file)] * 4)
+        assert_same(model, reference)
+        assert loadstone.audit(model).ok
+
+
 def test_a_walk_over_the_collectors_objects_is_noticed():
     """The control: whoever holds other threads' unfinished tuples breaks them."""
 

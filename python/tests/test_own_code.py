@@ -295,6 +295,63 @@ def test_extra_state_is_refused(file):
     }
 
 
+# --- a model that changes between plan and load --------------------------------------------------
+
+
+def two_layers(is_tied=False):
+    with loadstone.skeleton():
+        model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+        if is_tied:
+            model[1].weight = model[0].weight
+    return model
+
+
+def tie(model):
+    model[1].weight = model[0].weight
+
+
+def cut(model):
+    model[1].weight = nn.Parameter(torch.empty(4, 4, device="meta"))
+
+
+def other_dtype(model):
+    model[1] = nn.Linear(4, 4, bias=False, dtype=torch.float16, device="meta")
+
+
+@pytest.mark.parametrize("edit", [tie, cut, other_dtype])
+def test_a_changed_tie_or_dtype_is_refused_by_name(file, edit):
+    model = two_layers(is_tied=edit is cut)
+    path = file({"0.weight": torch.ones(4, 4), "1.weight": SEVEN})
+    plan = loadstone.plan(model, path)
+    edit(model)
+    with pytest.raises(loadstone.PlanError, match=r"1\.weight") as caught:
+        plan.execute()
+    assert caught.value.code == "plan.model_changed"
+    assert all(each.is_meta for each in model.parameters())
+    loadstone.load(model, path)  # a new plan goes by what is there
+
+
+def test_a_tie_that_a_plan_from_a_file_does_not_know_is_refused(file, tmp_path):
+    path = file({"0.weight": torch.ones(4, 4), "1.weight": SEVEN})
+    loadstone.plan(two_layers(), path).save(tmp_path / "plan.json")
+    plan = loadstone.Plan.load(tmp_path / "plan.json")
+    with pytest.raises(loadstone.PlanError, match=r"1\.weight.*tie"):
+        plan.execute(model=two_layers(is_tied=True))
+    plan.execute(model=two_layers())
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_plan_may_be_carried_out_again(file, is_tied, dtype):
+    model = two_layers(is_tied)
+    path = file({"0.weight": torch.ones(4, 4)} | ({} if is_tied else {"1.weight": SEVEN}))
+    plan = loadstone.plan(model, path, dtype=dtype)
+    for _ in range(2):
+        plan.execute()
+        assert (model[1].weight is model[0].weight) == is_tied
+        assert model[0].weight.dtype == (dtype or torch.float32)
+
+
 # --- all or nothing ------------------------------------------------------------------------------
 
 

@@ -338,6 +338,25 @@ def test_errors_are_ours_and_pythons(code, kinds):
     assert isinstance(error, OSError) == (code.partition(".")[0] in ("st", "ix", "io"))
 
 
+# --- models without values -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device_map", ["meta", torch.device("meta"), {"": "meta"}])
+def test_a_model_that_is_wanted_on_meta_stays_there(device_map, bert):
+    ours = loadstone.transformers.from_pretrained
+    options = {"device_map": device_map, "output_loading_info": True}
+    library, wanted = BertModel.from_pretrained(bert, **options)
+    with loadstone.patch("transformers"):
+        patched = BertModel.from_pretrained(bert, **options)
+    expected = {name: (each.device, each.shape) for name, each in library.state_dict().items()}
+    for model, info in (patched, ours(BertModel, bert, **options)):
+        assert {name: (t.device, t.shape) for name, t in model.state_dict().items()} == expected
+        assert loadstone.audit(model).on_meta and info == wanted
+    assert {device.type for device, _ in expected.values()} == {"meta"}
+    with pytest.raises(loadstone.Error, match="meta beside other devices"):
+        ours(BertModel, bert, device_map={"embeddings": "cpu", "encoder": "meta", "pooler": "cpu"})
+
+
 # --- series of experts ---------------------------------------------------------------------------
 
 EXPERTS = "model.layers.0.mlp.experts."

@@ -79,8 +79,10 @@ class Units:
         result = []
         cast = "" if self.dtype_left(self.dtype) else _name_of(self.dtype)
         for row in rows:
-            if row[0] in self.aliases:
+            if row[0] in self.aliases or self.is_state(row[0]):
                 continue
+            if self.is_state(row[4]):  # the weight lent it; now it is on its own
+                row = (*row[:4], "", *row[5:])
             unit = self._by_weight.get(row[4] or row[0])
             if unit is None:
                 entry = self.broken.get(row[4] or row[0])
@@ -104,7 +106,7 @@ class Units:
         """The model's tensors as :meth:`rows` has them; nothing can be put into those added."""
         result = []
         for slot in slots:
-            if slot.name in self.aliases:
+            if slot.name in self.aliases or self.is_state(slot.name):
                 continue
             unit = self._by_weight.get(slot.tie_of or slot.name)
             if unit is None:
@@ -137,6 +139,15 @@ class Units:
     def weights(self) -> set[str]:
         """The names of all weights that are loaded quantized."""
         return self._by_weight.keys() | self.quantize.keys()
+
+    def is_state(self, name: str) -> bool:
+        """Whether a tensor is set on one of these weights: it comes and goes with the weight.
+
+        Healed modules have such tensors on meta before the load, where nobody needs a value.
+        """
+        place = next((each for each in _PLACES if name.endswith(f".{each}")), None)
+        weight = name[: -len(place) - 1] if place else ""
+        return weight in self._by_weight or weight in self.quantize or weight in self.broken
 
     def misplaced(self, targets: Iterable[Mapping[str, Any]]) -> list[_core.Finding]:
         """An error for each stack of experts on disk: there is no hook that brings one whole."""

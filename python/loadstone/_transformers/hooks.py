@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -54,7 +54,7 @@ def hooks() -> Hooks:
         (PreTrainedModel, name, each) for name, each in replacements.items()
     ]
     places.append((modeling_utils, "_get_device_map", _get_device_map))
-    places += [(PeftAdapterMixin, name, with_adapters) for name in ("load_adapter", "add_adapter")]
+    places += [(PeftAdapterMixin, name, _with_adapters) for name in ("load_adapter", "add_adapter")]
     turns = [
         Hook(PreTrainedModel, "get_init_context", in_turn(_one_context)),
         Hook(PreTrainedModel, "_from_config", in_turn(construct)),
@@ -81,10 +81,13 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     other = [name for name in _OTHER_WAYS if kwargs.get(name) is not None]
     if _is_sharded_by_others():
         other.append("DeepSpeed or FSDP")
+    places = _places(kwargs.get("device_map"))
+    if "meta" in places and len(places) > 1:
+        other.append("device_map (meta beside other devices)")
     hooks().refresh()
     if other and chosen.is_direct:
         raise _refused(other[0])
-    if other:
+    if other or places == {"meta"}:  # a model that is wanted on meta gets no values
         with suspended("transformers"):
             return original(cls, *args, **kwargs)
     with ordinary_tensors(), held(_current, Load(chosen)) as load:
@@ -195,6 +198,14 @@ def _load_pretrained_model(
     return original(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
 
+def _with_adapters(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of a folder with an adapter the model is proved first: the adapter renames its tensors."""
+    load = _current.get()
+    if load is not None and load.model is model:
+        load.finish(model)
+    return with_adapters(original, model, *args, **kwargs)
+
+
 def _move_missing_keys(
     original: Any, model: Any, missing_keys: Any, device_map: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -249,6 +260,12 @@ def _operation(quantizer: Any) -> Any:
         return quantizer.get_quantize_ops()
     except NotImplementedError:
         return None
+
+
+def _places(device_map: Any) -> set[str]:
+    """The kinds of devices that a map names; of a map to be computed its name."""
+    named = device_map.values() if isinstance(device_map, Mapping) else [device_map]
+    return {str(each).partition(":")[0] for each in named}
 
 
 def _is_sharded_by_others() -> bool:

@@ -55,6 +55,7 @@ class Load:
         self.model: Any = None
         self.plan: Plan | None = None
         self._core: _core.Report | None = None
+        self._is_finished = False
         self._fresh: set[str] = set()  # parameters without a value, to be initialised
         self._constructed: set[str] = set()  # of those, the ones no initialiser wrote to
         self._versions: dict[str, tuple[int, int]] = {}  # of buffers, before the initialisers
@@ -188,10 +189,11 @@ class Load:
         """Notes where every value came from, and proves that there is none without an origin.
 
         Returns:
-            ``None`` where the library did the reading.
+            ``None`` where the library did the reading, or this was done before.
         """
-        if self.plan is None or self._core is None:
+        if self.plan is None or self._core is None or self._is_finished:
             return None
+        self._is_finished = True
         report = _execute.account(self.plan, model, self._core)
         known = report.provenance
         for slot in walk(model):
@@ -209,8 +211,7 @@ class Load:
                 known[slot.name] = dataclasses.replace(item, origin="initialiser")
             elif item.origin == "tie":  # the library found both, and that they differ
                 known[slot.name] = dataclasses.replace(item, origin="checkpoint", tie_of="")
-        if not getattr(model, "_hf_peft_config_loaded", False):  # adapters are the library's
-            audit(model).require_real()
+        audit(model).require_real()
         return report
 
 
