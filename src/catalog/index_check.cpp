@@ -40,9 +40,8 @@ Finding warning(std::string code, std::string message) {
   where.path = index_path;
   where.tensor = entry.tensor;
   where.field = "weight_map";
-  where.found = elsewhere == nullptr
-                    ? "no shard that has it"
-                    : "it in '" + elsewhere->relative_path + "'";
+  where.found =
+      elsewhere == nullptr ? "no shard that has it" : "it in '" + elsewhere->relative_path + "'";
   where.expected = "it in '" + entry.shard + "'";
   throw Error("ix.tensor_missing", "the index maps a tensor to a shard that lacks it",
               std::move(where));

@@ -102,6 +102,54 @@ class Finder {
          "is quantized in a layout that this version does not decode", std::move(sources));
   }
 
+  // Rows and columns of a block.
+  [[nodiscard]] std::array<std::uint64_t, 2> block_size() const {
+    constexpr std::array<std::uint64_t, 2> usual = {128, 128};
+    const auto claimed = catalog_.quantization_claim().block.value_or(usual);
+    return claimed[0] == 0 ? usual : claimed;
+  }
+
+  // How many blocks a matrix has, down and across.
+  [[nodiscard]] Shape blocks_of(const TensorInfo& weight) const {
+    const std::size_t rank = weight.shape.rank();
+    const auto size = block_size();
+    return Shape(
+        {ceil_div(weight.shape[rank - 2], size[0]), ceil_div(weight.shape[rank - 1], size[1])});
+  }
+
+  void refuse_blocks(const TensorInfo& weight, const TensorInfo& scales, const char* what) {
+    fail(weight.name, "q.scale_shape", what, {scales.name}, scales.shape.text(),
+         blocks_of(weight).text());
+  }
+
+  // Of scales that have as many dims as the weight. Null: they are refused.
+  const char* kernel_of_blocks(const TensorInfo& weight, const TensorInfo& scales) {
+    const auto& claimed = catalog_.quantization_claim().block;
+    const std::size_t rank = weight.shape.rank();
+    const auto size = block_size();
+    const Shape blocks = blocks_of(weight);
+    const bool has_blocks =
+        scales.shape[rank - 2] == blocks[0] && scales.shape[rank - 1] == blocks[1];
+    if (claimed && (*claimed)[0] == 0) {
+      fail(weight.name, "plan.encoding", "is FP8, and the config gives several sizes of its blocks",
+           {weight.name, scales.name});
+      return nullptr;
+    }
+    if (claimed && !has_blocks) {
+      refuse_blocks(weight, scales, "has other scales than the config's blocks ask for");
+      return nullptr;
+    }
+    if (has_blocks && size[0] == 128 && size[1] == 128) return "fp8_block_128";
+    const bool is_whole =
+        weight.shape[rank - 2] % size[0] == 0 && weight.shape[rank - 1] % size[1] == 0;
+    if (claimed && !is_whole) {
+      fail(weight.name, "plan.encoding", "has cut blocks of a size that is not decoded",
+           {weight.name, scales.name}, fmt::format("{} by {}", size[0], size[1]));
+      return nullptr;
+    }
+    return "fp8_block";
+  }
+
   void add_fp8(const Components& components) {
     const std::uint32_t index = components.data;
     const TensorInfo& weight = catalog_.tensors()[index];
@@ -117,7 +165,6 @@ class Finder {
     }
     const std::uint32_t scale = components.scale;
     const TensorInfo& scales = catalog_.tensors()[scale];
-    const std::uint64_t rows = weight.shape[weight.shape.rank() - 2];
     const std::uint64_t columns = weight.shape[weight.shape.rank() - 1];
     const std::uint64_t count = scales.shape.numel().value_or(0);
     const std::size_t rank = scales.shape.rank();
@@ -126,21 +173,10 @@ class Finder {
         rank == 4 && weight.shape.rank() == 2 && scales.shape[1] == 1 && scales.shape[3] == 1;
     const bool is_grid = rank == weight.shape.rank();
     const bool is_vector = rank + 1 == weight.shape.rank() && rank > 0 && count != 1;
-    const auto claimed = catalog_.quantization_claim().block;
-    const auto block = claimed.value_or(std::array<std::uint64_t, 2>{128, 128});
-    if (block[0] == 0) {
-      fail(weight.name, "plan.encoding", "is FP8, and the config gives several sizes of its blocks",
-           {weight.name, scales.name});
-      return;
-    }
-    const std::uint64_t blocks_down = ceil_div(rows, block[0]);
-    const std::uint64_t blocks_across = ceil_div(columns, block[1]);
     // By its name it is of blocks, and one scale is that of one block.
-    if (is_grid && count == 1 && scales.name.ends_with("_inv") &&
-        (blocks_down > 1 || blocks_across > 1)) {
-      used_[scale] = true;
-      fail(weight.name, "q.scale_shape", "has one scale for several blocks", {scales.name},
-           scales.shape.text(), Shape({blocks_down, blocks_across}).text());
+    const Shape blocks = blocks_of(weight);
+    if (is_grid && count == 1 && scales.name.ends_with("_inv") && blocks.numel() != 1u) {
+      refuse_blocks(weight, scales, "has one scale for several blocks");
       return;
     }
     const char* kernel = "fp8_block";
@@ -155,23 +191,9 @@ class Finder {
     } else if (count == 1) {
       encoding = "fp8";
     } else if (is_grid) {
-      const bool has_blocks =
-          scales.shape[rank - 2] == blocks_down && scales.shape[rank - 1] == blocks_across;
-      const bool is_whole = rows % block[0] == 0 && columns % block[1] == 0;
-      if (claimed && !has_blocks) {
-        used_[scale] = true;
-        fail(weight.name, "q.scale_shape", "has other scales than the config's blocks ask for",
-             {scales.name}, scales.shape.text(), Shape({blocks_down, blocks_across}).text());
-        return;
-      }
-      if (has_blocks && block[0] == 128 && block[1] == 128) {
-        kernel = "fp8_block_128";
-      } else if (claimed && !is_whole) {
-        fail(weight.name, "plan.encoding", "has cut blocks of a size that is not decoded",
-             {weight.name, scales.name}, fmt::format("{} by {}", block[0], block[1]));
-        return;
-      }
+      kernel = kernel_of_blocks(weight, scales);
     }
+    if (kernel == nullptr) return;
     add(weight.name, encoding, {kernel, {index, scale}, weight.shape, Dtype::bf16});
   }
 

@@ -346,7 +346,8 @@ TEST(QuantizeFiles, MembersOfAConfigAreChangedInPlace) {
 // Python's json writes words that JSON does not have: for the limits of time steps, say.
 TEST(QuantizeFiles, ConfigsOfPythonAreRead) {
   const std::string text =
-      R"({"limit": [0.0, Infinity], "least": -Infinity, "no": NaN, "b": "NaN \" Infinity", "c": 7})";
+      R"({"limit": [0.0, Infinity], "least": -Infinity, "no": NaN, "b": "NaN \" Infinity",)"
+      R"( "c": 7})";
   EXPECT_TRUE(is_json_object(text));
   EXPECT_EQ(string_member(text, "b"), "NaN \" Infinity");
   EXPECT_EQ(number_member(text, "c"), 7u);
