@@ -9,14 +9,22 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-_guard = threading.RLock()
-_locks: weakref.WeakKeyDictionary[Any, threading.RLock] = weakref.WeakKeyDictionary()
+
+class _Turn:
+    """Lives as long as somebody waits for it or has it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+
+
+_guard = threading.Lock()
+_turns: weakref.WeakValueDictionary[int, _Turn] = weakref.WeakValueDictionary()  # by id of model
 
 
 def _renew() -> None:
     """In a forked process the threads are gone that may have held these."""
-    global _guard, _locks
-    _guard, _locks = threading.RLock(), weakref.WeakKeyDictionary()
+    global _guard, _turns
+    _guard, _turns = threading.Lock(), weakref.WeakValueDictionary()
 
 
 if hasattr(os, "register_at_fork"):
@@ -33,7 +41,9 @@ def in_turn_with(model: Any) -> Iterator[None]:
     if isinstance(model, str | os.PathLike):  # a skeleton file, which nothing is loaded into
         yield
         return
-    with _guard:
-        lock = _locks.setdefault(model, threading.RLock())
-    with lock:
+    with _guard:  # the model lives while its block runs, so its id is its own
+        turn = _turns.get(id(model))
+        if turn is None:
+            turn = _turns[id(model)] = _Turn()
+    with turn.lock:
         yield
