@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::uint64_t elements_max = 1 << 13;
 
-// What one element and its scales need, whatever a plan allows.
+// One element and its scales need it, whatever a plan allows.
 constexpr std::uint64_t staging_bytes_least = 4096;
 
 using Bytes = std::vector<std::uint8_t>;
@@ -318,8 +318,10 @@ void load(Generator& generator, test::MemoryStorage& storage, const Plan& plan) 
   const Report report = execute(plan, first.destinations(), options_of(generator.input(), storage));
   std::uint64_t held = 0;
   for (const PlannedTarget& target : plan.targets) {
-    if (target.delivery == Delivery::memory) held += target.byte_count();
+    const bool is_here = target.delivery == Delivery::memory && target.device == "cpu";
+    if (is_here) held += target.byte_count();
   }
+  require(held <= plan.peak_bytes.at("cpu"));
   // Quantizing takes a window at least; the plan's peak says how much that is.
   const std::uint64_t promised = plan.peak_bytes.at("cpu") - held;
   require(report.staging_bytes_peak <=

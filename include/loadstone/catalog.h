@@ -21,7 +21,7 @@
 
 namespace loadstone {
 
-// What the configs beside a checkpoint say of how it is quantized.
+// The word of the configs beside a checkpoint on how it is quantized.
 struct QuantizationClaim {
   bool is_made = false;
   // Rows and columns of an FP8 block that shares a scale. Zeros: the configs give several sizes.

@@ -191,7 +191,7 @@ def _load_of(loads: dict[str, _Loaded], name: str) -> tuple[_Loaded | None, str]
 
 
 def _name_before_adapters(loaded: _Loaded | None, name: str) -> str:
-    """What a tensor was called when it was loaded, if PEFT has put its module into another."""
+    """A tensor's name when it was loaded, if PEFT has put its module into another since."""
     if loaded is None or name in loaded.report.provenance:
         return name
     before = ".".join(part for part in name.split(".") if part not in _OF_ADAPTERS)

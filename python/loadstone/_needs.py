@@ -29,7 +29,7 @@ class Needs:
     forms: dict[str, tuple[Any, str]] = field(default_factory=dict)  # dtype and tie of each tensor
 
     def overlaps(self, plan: Plan) -> list[_core.Finding]:
-        """What the plan does to tensors that share memory."""
+        """Findings about the model's tensors that share memory, and that the plan writes to."""
         from loadstone import _overlap
 
         return list(_overlap.findings(self.overlapping, plan.targets)) if self.overlapping else []

@@ -288,8 +288,9 @@ def plan(
         missing: ``"error"``, ``"initialise"`` (the module's own initialiser) or ``"zeros"``; or
             regular expressions of whole names with one of these each, where all else is an error.
         unexpected: ``"warn"``, ``"error"`` or ``"ignore"``.
-        staging_bytes_max: memory for bytes under way, beside the model's own. Below 16 KiB it is
-            what one element with its scales, or one window that is quantized, needs.
+        staging_bytes_max: memory for bytes under way, beside the model's own. A load that
+            quantizes takes two of its windows at least (of FP8 blocks: 128 rows), which
+            ``peak_bytes`` counts.
         mmap: hand out views of the file where nothing changes; the file must then stay as it is.
 
     Raises:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from command import run
 from safetensors.torch import load_file, save_file
 
 import loadstone
-
-COMMAND = os.environ.get("LOADSTONE_CLI", str(Path(sys.executable).with_name("loadstone")))
 
 STYLES = (None, "modelopt", "compressed-tensors")
 OF_BITSANDBYTES = ("nf4", "fp4", "int8")
@@ -34,16 +30,6 @@ SHAPES = {
     "model.layers.1.mlp.down_proj.weight": (320, 384),
 }
 PLAIN = {"model.norm.weight": (256,), "lm_head.weight": (64, 256)}
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def model(folder: Path, dtype: torch.dtype = torch.bfloat16) -> dict[str, torch.Tensor]:
@@ -250,7 +236,7 @@ def test_another_dtype_rounds_no_scale(
     options = [] if style is None else ["--style", style]
     assert run("convert", source, stored, "--quantize", encoding, *options).returncode == 0
     before = tensors_of(stored)
-    # What a server multiplies activations with belongs to the codes as well.
+    # A scale of the activations belongs to the codes as well.
     before[f"{EXPERTS}.0.up_proj.input_scale"] = torch.tensor(1 / 3)
     (file,) = stored.glob("*.safetensors")
     save_file(before, file)

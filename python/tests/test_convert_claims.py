@@ -1,33 +1,20 @@
-"""What stands beside codes: the config's word on them, rules that would move them, and layouts that
-nothing here decodes."""
+"""Codes and their surroundings: the config's word on them, rules that would move them, and layouts
+that nothing here decodes."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command import run
 from safetensors.torch import load_file, save_file
 
 import loadstone
 
-COMMAND = os.environ.get("LOADSTONE_CLI", str(Path(sys.executable).with_name("loadstone")))
 UP, GATE = (f"model.layers.0.mlp.{role}_proj.weight" for role in ("up", "gate"))
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *map(str, arguments)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def folder(at: Path, tensors: dict[str, torch.Tensor], config: object) -> Path:

@@ -1,4 +1,4 @@
-// What Python's json module writes and JSON does not have.
+// JSON as Python's json module writes it, with words that JSON does not have.
 #pragma once
 
 #include <string>

@@ -98,9 +98,8 @@ class Finder {
     return none;
   }
 
-  // What changes the meaning of codes in a way that no codec here knows: zero points, an order of
-  // columns, a factor for what the weight is multiplied with, the scales of ComfyUI in an order of
-  // its own.
+  // Some tensors change the meaning of codes in a way that no codec here knows: zero points, an
+  // order of columns, a factor for the activations, the scales of ComfyUI in an order of its own.
   void look_beside(Components& components) {
     if (components.data == none || components.naming == ComponentNaming::foreign) return;
     const std::string& name = components.name;
@@ -148,7 +147,7 @@ class Finder {
                                                            data.name + "_scale_inv"};
   }
 
-  [[nodiscard]] std::uint32_t foreign_scale(const std::string& name) const {
+  [[nodiscard]] std::uint32_t foreign_scale(const std::string& name) {
     if (const auto beside = find_any(name, {".scale", "_scales"}); beside != none) return beside;
     constexpr std::string_view weight = "weight";
     if (!name.ends_with(weight)) return none;
@@ -160,7 +159,7 @@ class Finder {
   }
 
   // A float of the same module whose name speaks of a scale: whoever wrote it means this weight.
-  [[nodiscard]] std::uint32_t unknown_scale(const std::string& stem) const {
+  [[nodiscard]] std::uint32_t unknown_scale(const std::string& stem) {
     const auto& tensors = catalog_.tensors();
     if (by_name_.empty()) {
       by_name_.resize(tensors.size());
@@ -265,7 +264,7 @@ class Finder {
   }
 
   const Catalog& catalog_;
-  mutable std::vector<std::uint32_t> by_name_;  // made when it is needed
+  std::vector<std::uint32_t> by_name_;  // made when it is needed
   std::vector<Components> found_;
   std::map<std::string, std::size_t, std::less<>> bnb_;  // index into found_, by name
 };
@@ -300,7 +299,7 @@ ComponentsByData::ComponentsByData(const Catalog& catalog) : components_(find_co
   for (std::uint32_t i = 0; i < catalog.tensors().size(); ++i) mark_beside(catalog, i);
 }
 
-// What the numbers are found without: it is told by its own name.
+// Tensors that no codec needs are told by their own names.
 void ComponentsByData::mark_beside(const Catalog& catalog, std::uint32_t tensor) {
   const std::string& name = catalog.tensors()[tensor].name;
   const auto mark = [&](std::string_view suffix, std::initializer_list<std::string_view> data) {

@@ -1,4 +1,4 @@
-// What the configs beside a checkpoint say of how it is quantized.
+// The word of the configs beside a checkpoint on how it is quantized.
 #pragma once
 
 #include <array>

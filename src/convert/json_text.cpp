@@ -118,6 +118,9 @@ bool use_member(std::string_view text, std::string_view key, Use&& use) {
 // Keys may be written with escapes.
 std::string key_of(std::string_view text, const Span& member) {
   const std::string_view quoted_key = text.substr(member.begin, member.key_end - member.begin);
+  if (quoted_key.find('\\') == std::string_view::npos) {
+    return std::string(quoted_key.substr(1, quoted_key.size() - 2));
+  }
   simdjson::dom::parser parser;
   std::string_view key;
   const simdjson::padded_string padded(quoted_key);

@@ -67,8 +67,8 @@ class Check {
     return codes;
   }
 
-  // What the target is made of, where that is one whole source or a stack of several: nothing else
-  // means the same with scales that were moved alike.
+  // The target's sources in order, where it is one of them, whole, or a stack of several: nothing
+  // else means the same with scales that were moved alike.
   [[nodiscard]] std::optional<Sources> whole_sources(const PlannedTarget& target) const {
     const std::uint64_t count = target.recipe.boxes.size();
     if (count == 0 || target.quantization) return std::nullopt;

@@ -13,6 +13,7 @@
 
 #include "base/json_writer.h"
 #include "base/text.h"
+#include "catalog/config_claim.h"
 #include "convert/json_text.h"
 #include "convert/quantize_style.h"
 
@@ -224,16 +225,17 @@ bool has_prefix(const std::set<std::string>& prefixes, const std::string& prefix
   return found != prefixes.end() && found->starts_with(prefix);
 }
 
-// The config with this section, or with none where it is empty. Those of the model's parts go too.
+// The config with this section, or with none where it is empty. All that quantization_claim()
+// takes for a claim goes, in the model's parts too.
 std::string with_section(const std::string& config, const std::string& section) {
+  constexpr std::string_view ours = "quantization_config";
   bool is_kept = !section.empty();  // its place, once
   const auto drops = [&](std::string_view key, unsigned level) {
-    if (key == "compression_config") return true;
-    if (key != "quantization_config") return false;
-    return level > 0 || !std::exchange(is_kept, false);
+    if (std::ranges::find(quantization_members, key) == quantization_members.end()) return false;
+    return key != ours || level > 0 || !std::exchange(is_kept, false);
   };
   const std::string rest = without_members(config, drops, 1);
-  return section.empty() ? rest : with_member(rest, "quantization_config", section);
+  return section.empty() ? rest : with_member(rest, ours, section);
 }
 
 }  // namespace

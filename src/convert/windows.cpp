@@ -32,7 +32,7 @@ std::uint64_t bytes_per_window(const Conversion& conversion, const PlannedTarget
 
 std::uint64_t elements_per_window(const Conversion& conversion, const PlannedTarget& target) {
   const std::uint64_t elements = bytes_per_window(conversion, target) / 8 * 64 / bits(target.dtype);
-  return elements / ValueReader::whole_elements * ValueReader::whole_elements;
+  return elements / whole_elements * whole_elements;
 }
 
 }  // namespace

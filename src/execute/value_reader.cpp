@@ -7,6 +7,7 @@
 
 #include "execute/job_queue.h"
 #include "loadstone/error.h"
+#include "plan/costs.h"
 #include "plan/decodings.h"
 
 namespace loadstone {
@@ -96,7 +97,7 @@ void cut_box(const Box& box, std::uint64_t begin, std::uint64_t end, std::vector
 ValueReader::ValueReader(std::shared_ptr<const Catalog> catalog,
                          std::span<const std::shared_ptr<ByteSource>> shards,
                          std::uint64_t staging_bytes_max, std::atomic<bool>& stop)
-    : slot_bytes_(std::max(staging_bytes_max, staging_bytes_least)),
+    : slot_bytes_(std::max(staging_bytes_max, reader_bytes_least)),
       staging_(slot_bytes_),
       context_{.plan = plan_,
                .targets = target_,

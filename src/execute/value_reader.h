@@ -13,7 +13,6 @@
 
 #include "execute/reader.h"
 #include "execute/staging.h"
-#include "kernels/decode.h"
 #include "loadstone/catalog.h"
 #include "loadstone/plan.h"
 #include "loadstone/recipe.h"
@@ -37,11 +36,6 @@ struct Value {
 // straight to the caller's buffer. Not thread-safe: one for each thread; shards can be shared.
 class ValueReader {
  public:
-  // Less is made this much: a block and its numbers have to fit.
-  static constexpr std::uint64_t staging_bytes_least = 4096;
-  // Ranges that begin and end at multiples of it cut no block and no byte, where the boxes do not.
-  static constexpr std::uint64_t whole_elements = loadstone::whole_elements;
-
   // `shards`: one for each of the catalog's, null where nothing is read from. `stop`: read() then
   // returns early, and what it has written means nothing.
   ValueReader(std::shared_ptr<const Catalog> catalog,

@@ -134,8 +134,7 @@ std::uint64_t quantizing_bytes_least(const Plan& plan) {
     QuantizeForm form;
     if (is_read(target) && is_quantized(target, form)) least = std::max(least, form.step_bytes());
   }
-  constexpr std::uint64_t reader_bytes = 4096;  // less is never taken
-  return least == 0 ? 0 : 2 * std::max(least, reader_bytes);
+  return least == 0 ? 0 : 2 * std::max(least, reader_bytes_least);
 }
 
 void count_costs(Plan& plan) {

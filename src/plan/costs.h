@@ -27,6 +27,9 @@ namespace loadstone {
 // Whether a view of the file can be the value: a whole source at an offset that suits its elements.
 [[nodiscard]] bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept;
 
+// No reader of a value takes less: a block and its numbers have to fit.
+inline constexpr std::uint64_t reader_bytes_least = 4096;
+
 // The staging that each reader of a plan that quantizes needs, whatever staging_bytes_max says: a
 // window's numbers, and as much for what they are made of. 0 where nothing is quantized.
 [[nodiscard]] std::uint64_t quantizing_bytes_least(const Plan& plan);

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "execute/value_reader.h"
 #include "kernels/cast.h"
+#include "kernels/decode.h"
 #include "verify/finding_of.h"
 #include "verify/tensor_bytes.h"
 
@@ -127,7 +128,7 @@ double relative_error(Numbers& first, Numbers& second, std::uint64_t elements) {
   const std::uint64_t parts = std::clamp<std::uint64_t>(elements / sample_elements, 1, samples);
   for (std::uint64_t i = 0; i < parts; ++i) {
     std::uint64_t begin = elements / parts * i;
-    begin -= begin % ValueReader::whole_elements;
+    begin -= begin % whole_elements;
     const std::uint64_t end = std::min(begin + sample_elements, elements);
     const std::vector<float>& a = first.read(begin, end);
     const std::vector<float>& b = second.read(begin, end);

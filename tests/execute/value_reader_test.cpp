@@ -10,6 +10,7 @@
 #include "execute/random_plan.h"
 #include "execute/shard_files.h"
 #include "loadstone/execute.h"
+#include "plan/costs.h"
 
 namespace loadstone {
 namespace {
@@ -82,8 +83,7 @@ void pull_random_plan(unsigned seed) {
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
     compare_ranges(pulled, plan, i, memory.destinations()[i], random);
   }
-  EXPECT_LE(pulled.reader.staging_bytes_peak(),
-            std::max(staging, ValueReader::staging_bytes_least));
+  EXPECT_LE(pulled.reader.staging_bytes_peak(), std::max(staging, reader_bytes_least));
 }
 
 TEST(ValueReaderTest, AnyRangeIsThatOfWhatExecuteWrites) {
@@ -172,7 +172,7 @@ TEST(ValueReaderTest, WhatIsContiguousIsReadOnce) {
   const std::uint64_t headers = builder.storage.bytes_read();
   for (const PlannedTarget& target : plan.targets) {
     pulled.reader.open(value_for(plan, target));
-    const std::uint64_t step = 5 * ValueReader::whole_elements;
+    const std::uint64_t step = 5 * whole_elements;
     for (std::uint64_t begin = 0; begin < *target.shape.numel(); begin += step) {
       const std::uint64_t end = std::min(*target.shape.numel(), begin + step);
       Bytes part((end - begin) * bits(target.dtype) / 8);

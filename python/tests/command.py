@@ -1,0 +1,21 @@
+"""The command under test: the one that was installed, or that LOADSTONE_CLI names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+COMMAND = os.environ.get("LOADSTONE_CLI", str(Path(sys.executable).with_name("loadstone")))
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs it to its end; any exit status is the caller's to look at."""
+    return subprocess.run(
+        [COMMAND, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
