@@ -1,0 +1,153 @@
+"""A small checkpoint in the making, and what an oracle says that it stands for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantized:
+    """A quantized tensor as ``loadstone inspect`` should list it.
+
+    Attributes:
+        encoding: its name in loadstone.
+        components: tensors of the file by their role: ``data``, ``scale``, ``absmax`` ...
+    """
+
+    encoding: str
+    components: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A checkpoint on the disk.
+
+    Attributes:
+        path: what to load.
+        numbers: by logical name; F32 where it was quantized, else as it stands in the file.
+        quantized: by logical name.
+        stored: every tensor of a safetensors file as it stands there.
+    """
+
+    path: Path
+    numbers: Tensors
+    quantized: dict[str, Quantized]
+    stored: Tensors
+
+    @property
+    def tensor_names(self) -> set[str]:
+        """Of the tensors in the file, components each by its own name."""
+        if self.stored:
+            return set(self.stored)
+        return set(self.numbers)
+
+    @property
+    def companions(self) -> set[str]:
+        """Components but the data, and what stands beside them in the file."""
+        plain = set(self.numbers) - set(self.quantized)
+        data = {value.components["data"] for value in self.quantized.values()}
+        return self.tensor_names - plain - data
+
+
+class Checkpoint:
+    """Collects tensors in the order of their writing. Not thread-safe."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.stored: Tensors = {}
+        self.numbers: Tensors = {}
+        self.quantized: dict[str, Quantized] = {}
+        self.metadata: dict[str, str] = {"format": "pt"}
+        self.config: dict[str, Any] | None = None
+
+    def add_plain(self, name: str, tensor: torch.Tensor) -> None:
+        """A tensor that means what it holds."""
+        self.stored[name] = tensor
+        self.numbers[name] = tensor
+
+    def add(
+        self,
+        name: str,
+        encoding: str,
+        components: dict[str, tuple[str, torch.Tensor]],
+        numbers: torch.Tensor,
+    ) -> None:
+        """A quantized tensor.
+
+        Args:
+            components: the name behind ``name`` and the tensor, by role.
+            numbers: what the oracle makes of them, in F32.
+        """
+        assert numbers.dtype == torch.float32 and numbers.isfinite().all()
+        names = {}
+        for role, (suffix, tensor) in components.items():
+            names[role] = name + suffix
+            self.stored[name + suffix] = tensor.contiguous()
+        self.numbers[name] = numbers.contiguous()
+        self.quantized[name] = Quantized(encoding, names)
+
+    def add_beside(self, name: str, tensor: torch.Tensor) -> None:
+        """A tensor that gives no number its value: a scale of activations, a table of codes."""
+        self.stored[name] = tensor
+
+    def add_layers(self) -> None:
+        """Layers that nobody quantizes."""
+        self.add_plain("embed.weight", self.normal(11, 6).bfloat16())
+        self.add_plain("norm.weight", self.normal(13))
+        self.add_plain("head.bias", self.normal(5).half())
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator)
+
+    def uniform(self, low: float, high: float, *shape: int) -> torch.Tensor:
+        return low + (high - low) * torch.rand(shape, generator=self.generator)
+
+    def integers(self, low: int, high: int, *shape: int) -> torch.Tensor:
+        """From ``low`` to ``high - 1``."""
+        return torch.randint(low, high, shape, generator=self.generator)
+
+    def bytes(self, *shape: int) -> torch.Tensor:
+        return self.integers(0, 256, *shape).to(torch.uint8)
+
+    def fp8(self, *shape: int, dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor:
+        """Each finite code; E5M2 without those that F16 cannot hold after scaling."""
+        if dtype == torch.float8_e4m3fn:
+            size, sign = self.integers(0, 0x7F, *shape), self.integers(0, 2, *shape) * 128
+        else:
+            size, sign = self.integers(0, 0x60, *shape), self.integers(0, 2, *shape) * 128
+        return (size + sign).to(torch.uint8).view(dtype)
+
+    def save(self, folder: Path) -> Written:
+        """Writes one safetensors file, with the config beside it if there is one."""
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "model.safetensors"
+        save_file(self.stored, file, metadata=self.metadata)
+        if self.config is not None:
+            (folder / "config.json").write_text(json.dumps(self.config))
+        return self.written(folder if self.config is not None else file)
+
+    def written(self, path: Path) -> Written:
+        return Written(path, dict(self.numbers), dict(self.quantized), dict(self.stored))
+
+
+def save_shards(made: Checkpoint, folder: Path, count: int = 3) -> Written:
+    """In several files with an index, neighbours by name never together."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names, weight_map = sorted(made.stored), {}
+    for number in range(count):
+        part = {name: made.stored[name] for name in names[number::count]}
+        file = f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+        save_file(part, folder / file, metadata=made.metadata)
+        weight_map.update(dict.fromkeys(part, file))
+    total = sum(tensor.nbytes for tensor in made.stored.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return made.written(folder)

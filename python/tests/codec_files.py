@@ -1,0 +1,113 @@
+"""Every codec as a small checkpoint, with the numbers that an oracle makes of it.
+
+``CODECS`` maps a name to a function that writes into an empty folder. No oracle is loadstone's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import codec_bnb
+import codec_gguf
+import codec_nibbles
+import codec_scaled
+import torch
+from codec_checkpoint import Checkpoint, Tensors, Written, save_shards
+
+__all__ = ["CODECS", "SMALL_FLOATS", "Tensors", "Written", "rounded"]
+
+# Numbers where no scale is beside them; a conversion leaves them as they are.
+SMALL_FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu)
+
+
+def rounded(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Once, to nearest even; what is no float stays."""
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def write_plain(folder: Path) -> Written:
+    """Each dtype by itself: F8 without scales are numbers, non-finite ones too."""
+    made = Checkpoint(50)
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        name = f"of_{str(dtype).removeprefix('torch.')}"
+        made.add_plain(f"{name}.weight", torch.cat([made.normal(5, 7).to(dtype), special(dtype)]))
+        made.add_plain(f"{name}.scalar", made.normal().to(dtype))
+    made.add_plain("e4m3.weight", every_byte().view(torch.float8_e4m3fn))
+    made.add_plain("e5m2.weight", every_byte().view(torch.float8_e5m2))
+    made.add_plain("e8m0.weight", every_byte().view(torch.float8_e8m0fnu))
+    for integer in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        name = f"of_{str(integer).removeprefix('torch.')}"
+        made.add_plain(f"{name}.ids", made.integers(0, 100, 3, 5).to(integer))
+    made.add_plain("of_bool.mask", made.integers(0, 2, 3, 5).bool())
+    return made.save(folder)
+
+
+def special(dtype: torch.dtype) -> torch.Tensor:
+    """Numbers at the ends of the dtype, and none."""
+    info, nan = torch.finfo(dtype), float("nan")
+    ends = [info.max, -info.max, info.tiny, float("inf"), -float("inf"), nan, -0.0]
+    return torch.tensor([ends], dtype=dtype)
+
+
+def every_byte() -> torch.Tensor:
+    return torch.arange(256).to(torch.uint8).reshape(16, 16)
+
+
+def mixed(seed: int = 51) -> Checkpoint:
+    """Several encodings in one checkpoint."""
+    made = Checkpoint(seed)
+    made.add_layers()
+    layer = "model.layers.1"
+    data, scale = made.fp8(200, 140), made.uniform(0.01, 0.3, 2, 2)
+    whole = codec_scaled.blocks_of_128(scale, data.shape)
+    components = {"data": ("", data), "scale": ("_scale_inv", scale)}
+    made.add(f"{layer}.q_proj.weight", "fp8-block", components, data.float() * whole)
+    data = made.integers(-128, 128, 12, 40).to(torch.int8)
+    scale = made.uniform(0.001, 0.02, 12, 1)
+    components = {"data": ("", data), "scale": ("_scale", scale)}
+    made.add(f"{layer}.k_proj.weight", "int8-channel", components, data.float() * scale)
+    parts = {
+        "data": made.bytes(6, 24),
+        "scale": codec_nibbles.positive_fp8(made, 6, 3),
+        "scale_2": made.uniform(1e-4, 1e-2),
+    }
+    numbers = codec_nibbles.oracle(parts, "nvfp4", (6, 48))
+    made.add(f"{layer}.up_proj.weight", "nvfp4", codec_nibbles.named(parts), numbers)
+    codec_bnb.add_4bit(made, f"{layer}.down_proj.weight", "nf4", (9, 70), nested=True)
+    codec_bnb.add_int8(made, f"{layer}.o_proj", (8, 30))
+    blocks, scales = made.bytes(2, 8, 2, 16), made.integers(110, 135, 2, 8, 2).to(torch.uint8)
+    numbers = codec_nibbles.low_first(blocks) * codec_scaled.power(scales)[..., None]
+    components = {"data": ("_blocks", blocks), "scale": ("_scales", scales)}
+    made.add(f"{layer}.experts.up", "mxfp4", components, numbers.flatten(-2).transpose(1, 2))
+    made.add_plain(f"{layer}.unscaled.weight", made.fp8(6, 4))
+    return made
+
+
+def write_mixed(folder: Path) -> Written:
+    return mixed().save(folder)
+
+
+def write_mixed_shards(folder: Path) -> Written:
+    """Components in other shards than their data."""
+    return save_shards(mixed(), folder)
+
+
+def write_mixed_torch(folder: Path) -> Written:
+    """The same in a file of torch's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = mixed()
+    torch.save(made.stored, folder / "pytorch_model.bin")
+    return made.written(folder / "pytorch_model.bin")
+
+
+CODECS: dict[str, Callable[[Path], Written]] = {
+    **codec_gguf.WRITERS,
+    **codec_scaled.WRITERS,
+    **codec_nibbles.WRITERS,
+    **codec_bnb.WRITERS,
+    "plain": write_plain,
+    "mixed": write_mixed,
+    "mixed-shards": write_mixed_shards,
+    "mixed-torch": write_mixed_torch,
+}

@@ -1,0 +1,183 @@
+"""Checkpoints of ModelOpt's INT4, of NVFP4 and of MXFP4, in each naming.
+
+What they stand for is told by ``modelopt_oracle``, or by torch in F32 with one rounding an
+operation (docs/formats/modelopt.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import modelopt_oracle
+import numpy as np
+import torch
+from codec_checkpoint import Checkpoint, Tensors, Written
+from codec_scaled import power
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+LAYER = "model.layers.0"
+Names = dict[str, str]
+# What stands behind the name of the numbers.
+OF_MODELOPT: Names = {"data": "", "scale": "_scale", "scale_2": "_scale_2"}
+OF_COMPRESSED_TENSORS: Names = {
+    "data": "_packed",
+    "scale": "_scale",
+    "scale_2": "_global_scale",
+}
+
+
+def low_first(data: torch.Tensor) -> torch.Tensor:
+    """Two numbers of E2M1 a byte."""
+    codes = torch.stack([data & 15, data >> 4], -1).flatten(-2)
+    return E2M1[codes.long()]
+
+
+def oracle(parts: Tensors, encoding: str, shape: tuple[int, int]) -> torch.Tensor:
+    """One matrix by ``modelopt_oracle``."""
+    arrays: dict[str, Any] = {}
+    for role, tensor in parts.items():
+        is_fp8 = tensor.dtype == torch.float8_e4m3fn
+        arrays[role] = (tensor.view(torch.uint8) if is_fp8 else tensor).numpy()
+    return torch.from_numpy(np.ascontiguousarray(modelopt_oracle.decode(arrays, encoding, shape)))
+
+
+def oracle_of_stack(parts: Tensors, encoding: str, shape: tuple[int, int]) -> torch.Tensor:
+    """Each matrix by itself."""
+    each = [{role: t[i] for role, t in parts.items()} for i in range(len(parts["data"]))]
+    return torch.stack([oracle(one, encoding, shape) for one in each])
+
+
+def named(parts: Tensors, names: Names = OF_MODELOPT) -> dict[str, tuple[str, torch.Tensor]]:
+    return {role: (names[role], tensor) for role, tensor in parts.items()}
+
+
+def positive_fp8(made: Checkpoint, *shape: int) -> torch.Tensor:
+    """Scales of E4M3 above 0."""
+    return made.integers(1, 0x7F, *shape).to(torch.uint8).view(torch.float8_e4m3fn)
+
+
+def write_int4(folder: Path) -> Written:
+    """ModelOpt's in memory: flat blocks of 128, the first number in the high half."""
+    made = Checkpoint(30)
+    made.add_layers()
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    for i, (rows, columns) in enumerate(((4, 64), (6, 128), (2, 384))):
+        scale = made.uniform(1, 60, rows * columns // 128, 1).to(dtypes[i])
+        parts = {"data": made.bytes(rows, columns // 2), "scale": scale}
+        numbers = oracle({**parts, "scale": scale.float()}, "int4", (rows, columns))
+        made.add(f"{LAYER}.{i}.weight", "int4", named(parts), numbers)
+    parts = {"data": made.bytes(3, 4, 32), "scale": made.uniform(1, 60, 3, 2, 1)}
+    numbers = oracle_of_stack(parts, "int4", (4, 64))
+    made.add(f"{LAYER}.experts.up_proj", "int4", named(parts), numbers)
+    return made.save(folder)
+
+
+def write_int4_awq(folder: Path) -> Written:
+    """ModelOpt's export: two rows a byte, the upper one in the low half."""
+    made = Checkpoint(31)
+    made.add_layers()
+    for i, (rows, columns) in enumerate(((6, 256), (4, 384))):
+        scale = made.uniform(0.01, 0.3, rows, columns // 128)
+        parts = {"data": made.bytes(rows // 2, columns), "scale": scale}
+        numbers = oracle(parts, "int4-awq", (rows, columns))
+        made.add(f"{LAYER}.{i}.weight", "int4-awq", named(parts), numbers)
+    parts = {"data": made.bytes(3, 2, 256), "scale": made.uniform(0.01, 0.3, 3, 4, 2)}
+    numbers = oracle_of_stack(parts, "int4-awq", (4, 256))
+    made.add(f"{LAYER}.experts.up_proj", "int4-awq", named(parts), numbers)
+    return made.save(folder)
+
+
+def write_told_int4(encoding: str, folder: Path) -> Written:
+    """Shapes that fit both layouts of INT4; the header's metadata tells which it is."""
+    made = Checkpoint(32)
+    made.add_layers()
+    parts = {"data": made.bytes(4, 128), "scale": made.uniform(0.5, 2, 8, 1)}
+    numbers = oracle(parts, encoding, (4, 256) if encoding == "int4" else (8, 128))
+    made.add(f"{LAYER}.weight", encoding, named(parts), numbers)
+    made.metadata["loadstone.int4"] = encoding
+    return made.save(folder)
+
+
+def write_nvfp4(folder: Path) -> Written:
+    """ModelOpt's: the two scales are multiplied first."""
+    made = Checkpoint(33)
+    made.add_layers()
+    for i, (rows, columns) in enumerate(((7, 32), (24, 80), (130, 256))):
+        parts = {
+            "data": made.bytes(rows, columns // 2),
+            "scale": positive_fp8(made, rows, columns // 16),
+            "scale_2": made.uniform(1e-4, 1e-2),
+        }
+        numbers = oracle(parts, "nvfp4", (rows, columns))
+        made.add(f"{LAYER}.{i}.weight", "nvfp4", named(parts), numbers)
+        made.add_beside(f"{LAYER}.{i}.input_scale", torch.tensor(0.02))
+    parts = {
+        "data": made.bytes(3, 6, 24),
+        "scale": positive_fp8(made, 3, 6, 3),
+        "scale_2": made.uniform(1e-4, 1e-2, 3),
+    }
+    numbers = oracle_of_stack(parts, "nvfp4", (6, 48))
+    made.add(f"{LAYER}.experts.up_proj", "nvfp4", named(parts), numbers)
+    return made.save(folder)
+
+
+def write_nvfp4_divided(folder: Path) -> Written:
+    """Of compressed-tensors: a block's scale is divided by the global one, which is an inverse."""
+    made = Checkpoint(34)
+    made.add_layers()
+    for i, (rows, columns) in enumerate(((7, 32), (24, 80), (130, 256))):
+        parts = {
+            "data": made.bytes(rows, columns // 2),
+            "scale": positive_fp8(made, rows, columns // 16),
+            "scale_2": made.uniform(100, 9000, 1),
+        }
+        scale = (parts["scale"].float() / parts["scale_2"]).repeat_interleave(16, -1)
+        numbers = low_first(parts["data"]) * scale
+        made.add(f"{LAYER}.{i}.weight", "nvfp4", named(parts, OF_COMPRESSED_TENSORS), numbers)
+        made.add_beside(f"{LAYER}.{i}.input_global_scale", torch.tensor([50.0]))
+    return made.save(folder)
+
+
+def write_mxfp4(names: Names, folder: Path) -> Written:
+    """A power of two for 32 of a row."""
+    made = Checkpoint(35)
+    made.add_layers()
+    for i, shape in enumerate(((7, 32), (24, 96), (3, 6, 64))):
+        parts = {
+            "data": made.bytes(*shape[:-1], shape[-1] // 2),
+            "scale": made.integers(110, 135, *shape[:-1], shape[-1] // 32).to(torch.uint8),
+        }
+        numbers = low_first(parts["data"]) * power(parts["scale"]).repeat_interleave(32, -1)
+        made.add(f"{LAYER}.{i}.weight", "mxfp4", named(parts, names), numbers)
+    return made.save(folder)
+
+
+def write_mxfp4_of_gpt_oss(folder: Path) -> Written:
+    """Groups have a dimension of their own, and the model has rows and columns exchanged."""
+    made = Checkpoint(36)
+    made.add_layers()
+    for role, rows, groups in (("gate_up_proj", 24, 3), ("down_proj", 96, 1)):
+        name = f"{LAYER}.mlp.experts.{role}"
+        data = made.bytes(3, rows, groups, 16)
+        scale = made.integers(110, 135, 3, rows, groups).to(torch.uint8)
+        numbers = (low_first(data) * power(scale)[..., None]).flatten(-2).transpose(1, 2)
+        components = {"data": ("_blocks", data), "scale": ("_scales", scale)}
+        made.add(name, "mxfp4", components, numbers)
+        made.add_plain(f"{name}_bias", made.normal(3, rows).bfloat16())
+    return made.save(folder)
+
+
+WRITERS: dict[str, Callable[[Path], Written]] = {
+    "int4": write_int4,
+    "int4-awq": write_int4_awq,
+    "int4-told": partial(write_told_int4, "int4"),
+    "int4-awq-told": partial(write_told_int4, "int4-awq"),
+    "nvfp4": write_nvfp4,
+    "nvfp4-divided": write_nvfp4_divided,
+    "mxfp4": partial(write_mxfp4, OF_MODELOPT),
+    "mxfp4-packed": partial(write_mxfp4, OF_COMPRESSED_TENSORS),
+    "mxfp4-gpt-oss": write_mxfp4_of_gpt_oss,
+}
