@@ -1,0 +1,249 @@
+"""Every codec through every door: the numbers are those of an oracle, rounded once.
+
+``codec_files`` writes the checkpoints. A door is a way in which a value leaves loadstone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.utils import OffloadedWeightsLoader
+from codec_files import CODECS, SMALL_FLOATS, Tensors, Written, rounded
+from codec_gguf import write_5d
+from codec_models import assert_equal, model_of, tensors_of
+from command import run
+from safetensors.torch import load_file
+
+import loadstone
+
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+Files = Callable[[str], Written]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """The checkpoint of a codec, written once."""
+    made: dict[str, Written] = {}
+
+    def of(codec: str) -> Written:
+        if codec not in made:
+            made[codec] = CODECS[codec](tmp_path_factory.mktemp(codec) / "model")
+        return made[codec]
+
+    return of
+
+
+def done(*arguments: object) -> Any:
+    """The document of a command that succeeds."""
+    result = run(*arguments, "--json")
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    return json.loads(result.stdout)
+
+
+def skeleton(file: Written, dtype: torch.dtype, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    loadstone.save_skeleton(model_of(file.numbers, dtype), folder / "skeleton.json")
+    return folder / "skeleton.json"
+
+
+def offloaded(folder: Path) -> Tensors:
+    """As accelerate's hooks read an offload folder."""
+    reader = OffloadedWeightsLoader(save_folder=str(folder))
+    return {name: reader[name] for name in reader}
+
+
+# ---- doors: each gives what it made of the numbers
+
+
+def by_load(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
+    model = model_of(file.numbers, dtype)
+    loadstone.load(model, file.path)
+    return tensors_of(model)
+
+
+def by_load_into_memory(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
+    model = model_of(file.numbers, dtype, on_meta=False)
+    loadstone.load(model, file.path)
+    return tensors_of(model)
+
+
+def by_dtype(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
+    """The model's own dtype is another one."""
+    other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
+    model = model_of(file.numbers, other)
+    loadstone.load(model, file.path, dtype=dtype)
+    return tensors_of(model)
+
+
+def by_four_threads(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
+    model = model_of(file.numbers, dtype)
+    loadstone.load(model, file.path, threads=4, staging_bytes_max=4096)
+    return tensors_of(model)
+
+
+def by_least_staging(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
+    model = model_of(file.numbers, dtype)
+    loadstone.load(model, file.path, threads=1, staging_bytes_max=1)
+    return tensors_of(model)
+
+
+def by_saved_plan(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
+    """Made here, and carried out by the command and by Python from its text."""
+    model = model_of(file.numbers, dtype)
+    made = loadstone.plan(model, file.path)
+    made.require_ok()
+    made.save(folder / "plan.json")
+    report = done("load", "--plan", folder / "plan.json")
+    assert set(report["provenance"]) == set(file.numbers)
+    again = loadstone.Plan.load(folder / "plan.json")
+    again.require_ok()
+    assert again.to_json() == made.to_json()
+    again.execute(model=model)
+    return tensors_of(model)
+
+
+def by_saved_disk_plan(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
+    """The values that the command made, as it wrote them."""
+    places: dict[str, Any] = {"device_map": "disk", "offload_folder": folder / "planned"}
+    made = loadstone.plan(model_of(file.numbers, dtype), file.path, **places)
+    made.require_ok()
+    made.save(folder / "plan.json")
+    done("load", "--plan", folder / "plan.json", "--offload-folder", folder / "offload")
+    assert not (folder / "planned").exists()
+    return offloaded(folder / "offload")
+
+
+def by_command(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
+    """Planned and loaded without Python: into memory, which is audited, and to the disk."""
+    needs = skeleton(file, dtype, folder)
+    report = done("load", file.path, "--skeleton", needs)
+    assert set(report["provenance"]) == set(file.numbers)
+    to_disk = ("--device-map", "disk", "--offload-folder", folder / "offload")
+    done("load", file.path, "--skeleton", needs, *to_disk)
+    return offloaded(folder / "offload")
+
+
+def by_command_with_dtype(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
+    other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
+    needs = skeleton(file, other, folder)
+    to_disk = ("--device-map", "disk", "--offload-folder", folder / "offload", "--threads", 1)
+    name = str(dtype).removeprefix("torch.")
+    done("load", file.path, "--skeleton", needs, "--dtype", name, "--staging", 4096, *to_disk)
+    return offloaded(folder / "offload")
+
+
+def by_offload(file: Written, dtype: torch.dtype, folder: Path) -> Tensors:
+    model = model_of(file.numbers, dtype)
+    loadstone.load(model, file.path, device_map="disk", offload_folder=folder / "offload")
+    return offloaded(folder / "offload")
+
+
+Door = Callable[[Written, torch.dtype, Path], Tensors]
+LOADS: list[Door] = [
+    by_load,
+    by_load_into_memory,
+    by_dtype,
+    by_four_threads,
+    by_least_staging,
+    by_saved_plan,
+    by_command,
+]
+# They wait for the disk: each codec once, the dtypes in turn.
+SLOW_LOADS: list[Door] = [by_saved_disk_plan, by_command_with_dtype, by_offload]
+CELLS = [(door, codec, dtype) for door in LOADS for codec in CODECS for dtype in DTYPES]
+CELLS += [
+    (door, codec, list(DTYPES)[(i + j) % len(DTYPES)])
+    for i, door in enumerate(SLOW_LOADS)
+    for j, codec in enumerate(CODECS)
+]
+
+
+@pytest.mark.parametrize("door, codec, dtype", CELLS)
+def test_numbers_are_the_oracles(
+    door: Door, codec: str, dtype: str, files: Files, tmp_path: Path
+) -> None:
+    file = files(codec)
+    found = door(file, DTYPES[dtype], tmp_path)
+    assert_equal(found, {n: rounded(t, DTYPES[dtype]) for n, t in file.numbers.items()})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("codec", CODECS)
+def test_conversions_give_the_oracles_numbers(
+    codec: str, dtype: str, files: Files, tmp_path: Path
+) -> None:
+    file, target = files(codec), tmp_path / "out.safetensors"
+    done("convert", file.path, target, "--dequantize", "--dtype", dtype)
+    # F8 without scales are numbers, and smaller than what a conversion casts.
+    expected = {
+        name: tensor if tensor.dtype in SMALL_FLOATS else rounded(tensor, DTYPES[dtype])
+        for name, tensor in file.numbers.items()
+    }
+    assert_equal(load_file(target), expected)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_float64_holds_the_oracles_numbers(codec: str, files: Files) -> None:
+    file = files(codec)
+    model = model_of(file.numbers, torch.float64)
+    loadstone.load(model, file.path)
+    expected = {name: rounded(tensor, torch.float64) for name, tensor in file.numbers.items()}
+    assert_equal(tensors_of(model), expected)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_legal_file_passes_verify(codec: str, files: Files) -> None:
+    file = files(codec)
+    report = done("verify", file.path)
+    assert report["ok"]
+    assert not report["differences"]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_inspect_names_the_tensors(codec: str, files: Files) -> None:
+    file = files(codec)
+    assert set(done("inspect", file.path)["tensors"]) == file.tensor_names
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_inspect_lists_what_is_quantized(codec: str, files: Files) -> None:
+    """Components are told by role; those that give no number its value may stand there too."""
+    file = files(codec)
+    listed = {value["name"]: value for value in done("inspect", file.path)["quantized"]}
+    assert set(listed) == set(file.quantized)
+    for name, value in file.quantized.items():
+        assert listed[name]["encoding"] == value.encoding, name
+        found = listed[name]["components"]
+        assert value.components.items() <= found.items(), name
+        assert set(found.values()) <= file.tensor_names, name
+
+
+def test_more_dims_than_ggml_knows(tmp_path: Path) -> None:
+    """Doors with an option for it; the others refuse the file by name."""
+    file = write_5d(tmp_path / "model")
+    expected = {name: rounded(tensor, torch.bfloat16) for name, tensor in file.numbers.items()}
+    done("convert", file.path, tmp_path / "out.safetensors", "--dequantize", "--dtype", "BF16")
+    assert_equal(load_file(tmp_path / "out.safetensors"), expected)
+    needs = skeleton(file, torch.bfloat16, tmp_path)
+    to_disk = ("--device-map", "disk", "--offload-folder", tmp_path / "offload")
+    done("load", file.path, "--skeleton", needs, "--gguf-rank-max", 5, *to_disk)
+    assert_equal(offloaded(tmp_path / "offload"), expected)
+    with pytest.raises(loadstone.FormatError) as caught:
+        loadstone.load(model_of(file.numbers, torch.bfloat16), file.path)
+    assert caught.value.code == "gg.n_dims"
+
+
+def test_the_comparison_sees_one_bit(files: Files) -> None:
+    """The control."""
+    numbers = files("gguf-Q4_K").numbers
+    other = {name: tensor.clone() for name, tensor in numbers.items()}
+    name = "blk.0.gain.weight"
+    other[name].view(torch.int32)[17] ^= 1
+    assert_equal(numbers, numbers)
+    with pytest.raises(AssertionError, match="gain"):
+        assert_equal(other, numbers)
