@@ -84,15 +84,12 @@ def write_storage(folder: Path) -> Written:
 def add_int8(made: Checkpoint, module: str, shape: tuple[int, int]) -> None:
     """LLM.int8: a scale for each row."""
     data, absmax = bnb_oracle.encode_int8(made.normal(*shape).half().float().numpy())
-    name, scale = f"{module}.weight", f"{module}.SCB"
-    made.add(
-        name,
-        "int8",
-        {"data": ("", torch.from_numpy(data))},
-        torch.from_numpy(bnb_oracle.decode_int8(data, absmax)),
-    )
-    made.quantized[name].components["absmax"] = scale
-    made.add_beside(scale, torch.from_numpy(absmax))
+    components = {
+        "data": (f"{module}.weight", torch.from_numpy(data)),
+        "absmax": (f"{module}.SCB", torch.from_numpy(absmax)),
+    }
+    numbers = torch.from_numpy(bnb_oracle.decode_int8(data, absmax))
+    made.add_named(f"{module}.weight", "int8", components, numbers)
     made.add_beside(f"{module}.weight_format", torch.tensor(0, dtype=torch.uint8))
 
 

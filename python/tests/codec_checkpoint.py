@@ -86,11 +86,21 @@ class Checkpoint:
             components: the name behind ``name`` and the tensor, by role.
             numbers: what the oracle makes of them, in F32.
         """
+        whole = {role: (name + suffix, tensor) for role, (suffix, tensor) in components.items()}
+        self.add_named(name, encoding, whole, numbers)
+
+    def add_named(
+        self,
+        name: str,
+        encoding: str,
+        components: dict[str, tuple[str, torch.Tensor]],
+        numbers: torch.Tensor,
+    ) -> None:
+        """The same with the components' whole names."""
         assert numbers.dtype == torch.float32 and numbers.isfinite().all()
-        names = {}
-        for role, (suffix, tensor) in components.items():
-            names[role] = name + suffix
-            self.stored[name + suffix] = tensor.contiguous()
+        for tensor_name, tensor in components.values():
+            self.stored[tensor_name] = tensor.contiguous()
+        names = {role: tensor_name for role, (tensor_name, _) in components.items()}
         self.numbers[name] = numbers.contiguous()
         self.quantized[name] = Quantized(encoding, names)
 

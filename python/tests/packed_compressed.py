@@ -1,0 +1,238 @@
+"""Checkpoints as compressed-tensors writes them, and what they stand for.
+
+Its own arithmetic (``quantization/lifecycle/forward_helpers.py``, 0.20) is in the scale's dtype:
+(code - zero point) * scale, the difference exact, the product rounded once. Of a scale of 16 bits
+the product is exact in F32, so what the library gives is this number rounded once to that dtype;
+``test_packed_files`` compares both. Of NVFP4 the block's scale over the global one comes first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from codec_checkpoint import Checkpoint, Written
+from codec_nibbles import OF_COMPRESSED_TENSORS, low_first, named, positive_fp8
+from codec_scaled import blocks_of_128
+from packed_words import pack
+
+LAYER = "model.layers.0"
+BF16 = torch.bfloat16
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """``config_groups.*.weights`` of a config, as far as it decides about bytes.
+
+    Attributes:
+        strategy: ``tensor``, ``channel``, ``group``, ``block`` or ``tensor_group``.
+        is_ordered: whether inputs of one group lie apart, as ``weight_g_idx`` tells.
+        dtype: of the scales.
+    """
+
+    bits: int = 4
+    kind: str = "int"
+    strategy: str = "group"
+    group_size: int | None = None
+    is_symmetric: bool = True
+    is_ordered: bool = False
+    dtype: torch.dtype = BF16
+
+    @property
+    def args(self) -> dict[str, Any]:
+        return {
+            "actorder": "group" if self.is_ordered else None,
+            "block_structure": [128, 128] if self.strategy == "block" else None,
+            "dynamic": False,
+            "group_size": self.group_size,
+            "num_bits": self.bits,
+            "observer": "minmax",
+            "observer_kwargs": {},
+            "strategy": self.strategy,
+            "symmetric": self.is_symmetric,
+            "type": self.kind,
+        }
+
+    def config(self, layout: str, activations: dict[str, Any] | None = None) -> dict[str, Any]:
+        """A whole ``config.json``."""
+        group = {
+            "format": layout,
+            "input_activations": activations,
+            "output_activations": None,
+            "targets": ["Linear"],
+            "weights": self.args,
+        }
+        quantization = {
+            "quant_method": "compressed-tensors",
+            "quantization_status": "compressed",
+            "format": layout,
+            "config_groups": {"group_0": group},
+            "global_compression_ratio": None,
+            "ignore": ["lm_head"],
+            "kv_cache_scheme": None,
+            "version": "0.13.0",
+        }
+        return {"model_type": "llama", "quantization_config": quantization}
+
+    def scale_shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        if self.strategy == "tensor":
+            return (1,)
+        return (rows, columns // self.group_size if self.group_size else 1)
+
+    def groups_of(self, columns: int, generator: torch.Generator) -> torch.Tensor:
+        """The column of the scales that each column of the weight has."""
+        each = torch.arange(columns) // (self.group_size or columns)
+        return each[torch.randperm(columns, generator=generator)] if self.is_ordered else each
+
+
+def draw(made: Checkpoint, how: Weights, rows: int, columns: int) -> tuple[torch.Tensor, ...]:
+    """Codes, scales, zero points, groups of columns, and the numbers."""
+    half = 1 << (how.bits - 1)
+    codes = made.integers(-half, half, rows, columns)
+    shape = how.scale_shape(rows, columns)
+    scale = made.uniform(0.001, 0.02, *shape).to(how.dtype)
+    zeros = torch.zeros(shape, dtype=torch.int64)
+    if not how.is_symmetric:
+        zeros = made.integers(-half, half, *shape)
+    groups = how.groups_of(columns, made.generator)
+    wide_scale, wide_zeros = (t.expand(rows, -1)[:, groups] for t in (scale.float(), zeros))
+    return codes, scale, zeros, groups, (codes - wide_zeros).float() * wide_scale
+
+
+def add_packed(made: Checkpoint, name: str, how: Weights, rows: int, columns: int) -> None:
+    """Integers in words: codes along the rows, zero points along the columns."""
+    codes, scale, zeros, groups, numbers = draw(made, how, rows, columns)
+    half = 1 << (how.bits - 1)
+    components = {
+        "data": ("_packed", pack(codes + half, how.bits)),
+        "scale": ("_scale", scale),
+        "shape": ("_shape", torch.tensor([rows, columns])),
+    }
+    if not how.is_symmetric:
+        is_packed = how.strategy in ("group", "channel")
+        stored = pack((zeros + half).T, how.bits).T if is_packed else zeros.to(torch.int8)
+        components["zero_point"] = ("_zero_point", stored)
+    if how.is_ordered:
+        components["g_idx"] = ("_g_idx", groups.to(torch.int32))
+    made.add(name, f"int{how.bits}-packed", components, numbers)
+
+
+def write_packed(how: Weights, folder: Path) -> Written:
+    """Rows that fill no word of zero points; columns that fill none where no group asks for it."""
+    made = Checkpoint(80)
+    made.add_layers()
+    columns = 256 if how.group_size else 301
+    add_packed(made, f"{LAYER}.q_proj.weight", how, 20, columns)
+    add_packed(made, f"{LAYER}.up_proj.weight", how, 33, 128)
+    made.config = how.config("pack-quantized")
+    return made.save(folder)
+
+
+def write_unset_order(folder: Path) -> Written:
+    """A ``weight_g_idx`` that nobody filled: -1 throughout stands for groups in order."""
+    made, how = Checkpoint(81), Weights(group_size=32)
+    made.add_layers()
+    add_packed(made, f"{LAYER}.q_proj.weight", how, 20, 256)
+    made.add_beside(f"{LAYER}.q_proj.weight_g_idx", torch.full((256,), -1, dtype=torch.int32))
+    made.config = dataclasses.replace(how, is_ordered=True).config("pack-quantized")
+    return made.save(folder)
+
+
+def write_int8(how: Weights, layout: str, folder: Path) -> Written:
+    """Integers that are a byte each."""
+    made = Checkpoint(82)
+    made.add_layers()
+    name = f"int8-{how.strategy}"
+    for i, (rows, columns) in enumerate(((20, 256), (33, 128))):
+        codes, scale, zeros, _, numbers = draw(made, how, rows, columns)
+        components = {"data": ("", codes.to(torch.int8)), "scale": ("_scale", scale)}
+        if not how.is_symmetric:
+            components["zero_point"] = ("_zero_point", zeros.to(torch.int8))
+        made.add(f"{LAYER}.{i}.weight", name, components, numbers)
+    made.config = how.config(layout, {**how.args, "strategy": "token", "dynamic": True})
+    return made.save(folder)
+
+
+def write_fp8(how: Weights, folder: Path) -> Written:
+    """FP8 with a scale for all, for each row, or for blocks that are cut at the edges."""
+    made = Checkpoint(83)
+    made.add_layers()
+    name = {"tensor": "fp8", "channel": "fp8-channel", "block": "fp8-block"}[how.strategy]
+    for i, (rows, columns) in enumerate(((20, 256), (200, 300))):
+        data = made.fp8(rows, columns)
+        shape = how.scale_shape(rows, columns)
+        if how.strategy == "block":
+            shape = (-(-rows // 128), -(-columns // 128))
+        scale = made.uniform(0.01, 0.3, *shape).to(how.dtype)
+        whole = scale.float()
+        if how.strategy == "block":
+            whole = blocks_of_128(whole, data.shape)
+        components = {"data": ("", data), "scale": ("_scale", scale)}
+        made.add(f"{LAYER}.{i}.weight", name, components, data.float() * whole)
+    made.config = how.config("float-quantized", {**how.args, "strategy": "token", "dynamic": True})
+    return made.save(folder)
+
+
+def write_nvfp4(folder: Path) -> Written:
+    how = Weights(kind="float", strategy="tensor_group", group_size=16)
+    made = Checkpoint(84)
+    made.add_layers()
+    for i, (rows, columns) in enumerate(((20, 256), (33, 48))):
+        parts = {
+            "data": made.bytes(rows, columns // 2),
+            "scale": positive_fp8(made, rows, columns // 16),
+            "scale_2": made.uniform(100, 9000, 1),
+        }
+        scale = (parts["scale"].float() / parts["scale_2"]).repeat_interleave(16, -1)
+        numbers = low_first(parts["data"]) * scale
+        components = named(parts, OF_COMPRESSED_TENSORS)
+        made.add(f"{LAYER}.{i}.weight", "nvfp4", components, numbers)
+    made.config = how.config("nvfp4-pack-quantized")
+    return made.save(folder)
+
+
+SCHEMES: dict[str, dict[str, Any]] = {
+    "g32": {"group_size": 32},
+    "g128": {"group_size": 128},
+    "g32-asym": {"group_size": 32, "is_symmetric": False},
+    "g128-act": {"group_size": 128, "is_ordered": True},
+    "g32-asym-act": {"group_size": 32, "is_ordered": True, "is_symmetric": False},
+    "channel": {"strategy": "channel"},
+    "channel-asym": {"strategy": "channel", "is_symmetric": False},
+    "tensor": {"strategy": "tensor"},
+    "tensor-asym": {"strategy": "tensor", "is_symmetric": False},
+    "f16": {"group_size": 32, "dtype": torch.float16},
+    "f32": {"group_size": 32, "is_symmetric": False, "dtype": torch.float32},
+}
+WHOLE: dict[str, dict[str, Any]] = {
+    "tensor": {"strategy": "tensor"},
+    "channel": {"strategy": "channel"},
+    "channel-asym": {"strategy": "channel", "is_symmetric": False},
+    "group": {"strategy": "group", "group_size": 64},
+}
+FP8 = Weights(bits=8, kind="float", strategy="tensor")
+WRITERS: dict[str, Callable[[Path], Written]] = {
+    **{
+        f"packed-{bits}-{name}": partial(write_packed, Weights(bits=bits, **how))
+        for bits in (4, 8)
+        for name, how in SCHEMES.items()
+    },
+    "packed-4-unset-order": write_unset_order,
+    **{
+        f"{layout}-{name}": partial(write_int8, Weights(bits=8, **how), layout)
+        for layout in ("int-quantized", "naive-quantized")
+        for name, how in WHOLE.items()
+    },
+    **{
+        f"float-quantized-{strategy}": partial(
+            write_fp8, dataclasses.replace(FP8, strategy=strategy)
+        )
+        for strategy in ("tensor", "channel", "block")
+    },
+    "float-quantized-f32": partial(write_fp8, dataclasses.replace(FP8, dtype=torch.float32)),
+    "nvfp4-pack-quantized": write_nvfp4,
+}
