@@ -111,7 +111,6 @@ ConvertOptions convert_options(const Args& args, const Catalog& catalog) {
   options.quantize = quantize_options(args.quantize);
   options.experts = expert_layout(args.experts).value_or(ExpertLayout::keep);
   options.dequantize = args.dequantize;
-  find_values(catalog, options);
   if (!options.one_file) {
     options.folder = read_model_folder(args.open.paths.front(), args.quantize.copy_code);
   }

@@ -131,10 +131,6 @@ std::shared_ptr<const Catalog> convert_to(const std::shared_ptr<const Catalog>& 
   ConvertOptions options = convert_options_for(catalog, run.input);
   const std::string target = work_folder() / (options.one_file ? name + ".safetensors" : name);
   try {
-    if (options.dequantize || !options.quantize.formats.empty()) {
-      options.stored = find_stored_values(*catalog, storage);
-      options.dequantize = options.dequantize || !options.stored.values.empty();
-    }
     const Conversion conversion = make_conversion(catalog, options);
     require(!to_table(conversion, true).empty() && !to_json(conversion).empty());
     if (output_bytes(conversion) > bytes_max || conversion.peak_bytes > 16 * bytes_max) return {};

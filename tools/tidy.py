@@ -32,7 +32,7 @@ ROOMS = (
     ("formats",),
     ("catalog", "skeleton"),
     ("plan",),
-    ("execute", "device", "stored"),
+    ("execute",),
     ("audit", "convert", "verify"),
     ("cli", "bindings"),
 )
@@ -40,6 +40,7 @@ LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
 # The room that a public header belongs to, where it is not its own name's.
 HEADER_ROOM = {
+    "decoding": "catalog",
     "dtype": "tensor",
     "error": "base",
     "finding": "base",
@@ -47,6 +48,7 @@ HEADER_ROOM = {
     "name_hash": "base",
     "observer": "base",
     "quantization": "tensor",
+    "quantized_tensors": "catalog",
     "recipe": "plan",
     "recipe_builder": "plan",
     "shape": "tensor",

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -27,6 +28,8 @@ struct QuantizationClaim {
   // Rows and columns of an FP8 block that shares a scale. Zeros: the configs give several sizes.
   std::optional<std::array<std::uint64_t, 2>> block = {};
 };
+
+class QuantizedTensors;
 
 enum class FileFormat : std::uint8_t { safetensors, gguf, torch };
 
@@ -138,6 +141,7 @@ class Catalog {
   Catalog(std::string root, std::vector<Shard> shards, std::vector<TensorInfo> tensors,
           std::map<std::string, MetadataValue> metadata, std::vector<Finding> findings,
           Storage* storage = nullptr, QuantizationClaim claim = {});
+  ~Catalog();
   Catalog(const Catalog&) = delete;
   Catalog& operator=(const Catalog&) = delete;
 
@@ -155,6 +159,9 @@ class Catalog {
   // Where a claim is made, FP8 tensors without scales have lost them. Only looked for where there
   // are FP8 tensors; none elsewhere.
   [[nodiscard]] const QuantizationClaim& quantization_claim() const noexcept { return claim_; }
+  // Which tensors are the components of quantized ones; found when it is asked for first, see
+  // find_quantized_tensors().
+  [[nodiscard]] const QuantizedTensors& quantized() const;
   // Sum of the tensors' bytes.
   [[nodiscard]] std::uint64_t total_bytes() const noexcept { return total_bytes_; }
 
@@ -168,6 +175,8 @@ class Catalog {
   NameMap<std::uint32_t> index_;  // views into tensors_
   std::uint64_t total_bytes_ = 0;
   QuantizationClaim claim_;
+  mutable std::once_flag quantized_once_;
+  mutable std::unique_ptr<const QuantizedTensors> quantized_;
 };
 
 struct OpenOptions {

@@ -17,7 +17,6 @@
 #include "loadstone/quantization.h"
 #include "loadstone/recipe.h"
 #include "loadstone/storage.h"
-#include "loadstone/stored.h"
 
 namespace loadstone {
 
@@ -86,10 +85,10 @@ struct ConvertOptions {
   std::optional<Dtype> dtype;
   // What blocks of numbers become where `dtype` says nothing: F32, BF16 or F16.
   Dtype block_dtype = Dtype::bf16;
-  // What find_stored_values() found is decoded, to `dtype` or else `block_dtype`. Names then stay
-  // as they are, and so where experts change their layout: no rules and recipes beside these.
+  // Quantized tensors become numbers, of `dtype` or else `block_dtype`; `quantize` implies it for
+  // those that are encoded anew. Names then stay as they are, and so where experts change their
+  // layout: no rules and recipes beside these.
   bool dequantize = false;
-  StoredValues stored;
   ExpertLayout experts = ExpertLayout::keep;
   QuantizeOptions quantize;
   // What the target's folder gets beside the model; its config says what was quantized.
@@ -108,11 +107,6 @@ struct ConvertOptions {
   std::optional<std::uint64_t> memory_bytes_max;
   unsigned threads = 0;  // 0: one per core, at most 4
 };
-
-// Finds what the catalog holds quantized, where it is to be decoded: because `options.dequantize`
-// says so, or because tensors are quantized by names as they are in the file. To be called when all
-// other options are set. Reads as find_stored_values() does.
-void find_values(const Catalog& catalog, ConvertOptions& options);
 
 // A tensor of an output file: a target, or one part of a target that is quantized.
 struct OutputTensor {

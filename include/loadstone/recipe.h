@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "loadstone/decoding.h"
 #include "loadstone/dtype.h"
 #include "loadstone/shape.h"
 
@@ -39,19 +40,6 @@ struct BoxDim {
 };
 
 inline constexpr std::uint32_t no_decoding = UINT32_MAX;
-
-// A tensor that a kernel makes of some sources, of which boxes copy like of any other: quantized
-// weights and their scales, say. It is never there as a whole, only the chunks that are under way.
-// Kernels: docs/plan-json.md.
-struct Decoding {
-  std::string kernel;                  // "fp8_block", "fp4_block", "mxfp4", "nvfp4" ...
-  std::vector<std::uint32_t> sources;  // index into Catalog::tensors(); the weights go first
-  Shape shape;
-  Dtype dtype = Dtype::f32;
-  float offset = 0;  // added to nested scales (bitsandbytes); elsewhere 0
-
-  friend bool operator==(const Decoding&, const Decoding&) = default;
-};
 
 // A strided N-d region copied from a source to a target, cast where the dtypes differ: the one
 // primitive of movement. Stack, concat, split, transpose, slice and interleave are all sets of

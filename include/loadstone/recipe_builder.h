@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "loadstone/catalog.h"
+#include "loadstone/quantized_tensors.h"
 #include "loadstone/recipe.h"
 
 namespace loadstone {
@@ -35,6 +36,9 @@ class RecipeBuilder {
   // What a kernel makes of whole sources, as they are in the file: see Decoding.
   [[nodiscard]] Value decode(std::string_view kernel, const std::vector<Value>& sources,
                              const Shape& shape, Dtype dtype, float offset = 0);
+
+  // The numbers of one of the catalog's quantized tensors, which is readable: F32, BF16 or F16.
+  [[nodiscard]] Value numbers(const QuantizedTensor& quantized, Dtype dtype);
 
   // One cast is done on the way, from the source to what the target is; so a second one is refused
   // unless the first loses nothing.

@@ -48,7 +48,6 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
   }
   options.experts = *layout;
   options.dequantize = dequantize;
-  find_values(*catalog, options);
   const nb::gil_scoped_release release;
   return make_conversion(std::move(catalog), options);
 }

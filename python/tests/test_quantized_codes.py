@@ -1,5 +1,5 @@
-"""Codes of quantized tensors are taken for numbers by no door: every one that loads, all encodings
-that we write, both styles, and the layouts of others."""
+"""Codes of quantized tensors become the numbers that they stand for behind every door that loads:
+all encodings that we write, both styles, and the layouts of others, or their refusal."""
 
 import json
 import subprocess
@@ -18,8 +18,6 @@ CELLS = [
     *((encoding, "compressed-tensors") for encoding in MODELOPT),
     *((encoding, "bitsandbytes") for encoding in ("nf4", "fp4", "int8")),
 ]
-# The codes have a name of their own there, which no plain model has.
-RENAMED = {("nvfp4", "compressed-tensors"), ("mxfp4", "compressed-tensors")}
 UP = "model.layers.0.mlp.up_proj.weight"
 
 
@@ -65,63 +63,65 @@ def cell(original):
     return made
 
 
+@pytest.fixture(scope="module")
+def numbers(cell, original):
+    """The tensors of a cell once they are dequantized, made once for each dtype."""
+    made = {}
+
+    def of(encoding, style, dtype):
+        folder = original / f"numbers-{encoding}-{style}-{dtype}"
+        if not folder.exists():
+            loadstone.convert(cell(encoding, style), folder, dequantize=True, dtype=dtype)
+            made[folder] = load_file(folder / "model.safetensors")
+        return made[folder]
+
+    return of
+
+
+def loaded(model, folder, **options):
+    loadstone.load(model, folder, **options)
+    return model
+
+
 def by_load(folder, _):
-    loadstone.load(skeleton(), folder)
+    return loaded(skeleton(), folder)
 
 
 def by_load_into_memory(folder, _):
-    model = transformers.LlamaForCausalLM(config()).to(torch.bfloat16)
-    loadstone.load(model, folder)
+    return loaded(transformers.LlamaForCausalLM(config()).to(torch.bfloat16), folder)
 
 
 def by_auto_dtype(folder, _):
-    loadstone.load(skeleton(), folder, dtype="auto")
+    return loaded(skeleton(), folder, dtype="auto")
 
 
 def by_float32(folder, _):
-    loadstone.load(skeleton(), folder, dtype=torch.float32, unexpected="ignore")
-
-
-def by_plan(folder, _):
-    loadstone.plan(skeleton(), folder).require_ok()
+    return loaded(skeleton(), folder, dtype=torch.float32, unexpected="error")
 
 
 def by_saved_plan(folder, root):
     plan = loadstone.plan(skeleton(), folder)
     plan.save(root / "plan.json")
-    loadstone.Plan.load(root / "plan.json").require_ok()
+    model = skeleton()
+    loadstone.Plan.load(root / "plan.json").execute(model=model)
+    return model
 
 
 def by_rules(folder, _):
     rules = [{"op": "rename", "sources": ["model\\.(.*)"], "targets": ["model.$1"]}]
-    loadstone.load(skeleton(), folder, rules=rules)
+    return loaded(skeleton(), folder, rules=rules)
 
 
 def by_transformers_rules(folder, _):
-    loadstone.load(skeleton(), folder, rules="transformers")
+    return loaded(skeleton(), folder, rules="transformers")
 
 
-def by_quantize(folder, _):
-    pytest.importorskip("bitsandbytes")
-    loadstone.load(skeleton(), folder, quantize="nf4")
+DOORS = [by_load, by_load_into_memory, by_auto_dtype, by_float32, by_saved_plan, by_rules]
 
 
-def by_from_pretrained(folder, _):
-    model = transformers.AutoModelForCausalLM
-    loadstone.transformers.from_pretrained(model, folder, dtype=torch.bfloat16)
-
-
-DOORS = [
-    by_load,
-    by_load_into_memory,
-    by_auto_dtype,
-    by_float32,
-    by_plan,
-    by_saved_plan,
-    by_rules,
-]
-# transformers' own conversion code runs here, and stops where bytes would be cast to BF16.
-TRACING = [by_transformers_rules, by_from_pretrained]
+def assert_numbers(model, expected):
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, expected[name]), name
 
 
 def refusal(door, folder, root):
@@ -131,51 +131,43 @@ def refusal(door, folder, root):
 
 
 @pytest.mark.parametrize("encoding, style", CELLS)
-def test_no_door_of_ours_takes_codes_for_numbers(cell, original, encoding, style):
-    folder = cell(encoding, style)
+def test_every_door_of_ours_makes_numbers_of_codes(cell, numbers, original, encoding, style):
     for door in DOORS:
-        error = refusal(door, folder, original)
-        if (encoding, style) in RENAMED:
-            assert error.code == "plan.missing", door.__name__
-            continue
-        refused = [f for f in error.findings if f.code == "plan.encoding" and f.severity == "error"]
-        assert UP in {finding.target for finding in refused}, door.__name__
-        message = next(finding for finding in refused if finding.target == UP)
-        assert "--dequantize" in message.suggestion
-        assert len(message.sources) > 1, "its scales are named"
+        model = door(cell(encoding, style), original)
+        dtype = "F32" if door is by_float32 else "BF16"
+        assert_numbers(model, numbers(encoding, style, dtype))
 
 
 @pytest.mark.parametrize("encoding", [*MODELOPT, "int4", "int4-awq"])
-def test_no_traced_door_takes_codes_of_modelopt_for_numbers(cell, original, encoding):
-    for door in TRACING:
-        error = refusal(door, cell(encoding, "modelopt"), original)
-        is_float = encoding.startswith("fp8") or encoding == "mxfp8"
-        assert error.code == ("plan.encoding" if is_float else "plan.untraceable"), door.__name__
+def test_rules_of_transformers_move_numbers(cell, numbers, original, encoding):
+    """Its own conversion code runs, and stops where bytes would be cast to BF16."""
+    folder = cell(encoding, "modelopt")
+    if encoding.startswith("fp8") or encoding == "mxfp8":
+        model = by_transformers_rules(folder, original)
+        assert_numbers(model, numbers(encoding, "modelopt", "BF16"))
+    else:
+        assert refusal(by_transformers_rules, folder, original).code == "plan.untraceable"
 
 
 @pytest.mark.parametrize("encoding, style", [("fp8", "modelopt"), ("mxfp8", "compressed-tensors")])
-def test_quantizing_on_load_does_not_take_codes_for_numbers(cell, original, encoding, style):
-    assert refusal(by_quantize, cell(encoding, style), original).code == "plan.encoding"
+def test_numbers_are_quantized_anew_on_load(cell, numbers, original, encoding, style):
+    pytest.importorskip("bitsandbytes")
+    first = loaded(skeleton(), cell(encoding, style), quantize="nf4")
+    numbers(encoding, style, "BF16")
+    second = loaded(skeleton(), original / f"numbers-{encoding}-{style}-BF16", quantize="nf4")
+    for (name, one), (_, other) in zip(
+        first.named_parameters(), second.named_parameters(), strict=True
+    ):
+        assert torch.equal(one, other), name
 
 
 @pytest.mark.parametrize("encoding, style", CELLS)
-def test_the_command_does_not_take_codes_for_numbers(cell, original, encoding, style):
+def test_the_command_makes_numbers_of_codes(cell, original, encoding, style):
     folder = cell(encoding, style)
     for verb in ("plan", "load"):
         command = ["loadstone", verb, folder, "--skeleton", original / "skeleton.json", "--json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 1, done.stderr
-        expected = "plan.missing" if (encoding, style) in RENAMED else "plan.encoding"
-        assert f'"{expected}"' in done.stdout
-
-
-@pytest.mark.parametrize("encoding, style", [("fp8", "modelopt"), ("nvfp4", "compressed-tensors")])
-def test_what_was_dequantized_loads_through_the_same_doors(cell, original, encoding, style):
-    """The control: the doors are shut to codes alone."""
-    folder = original / f"numbers-{encoding}-{style}"
-    loadstone.convert(cell(encoding, style), folder, dequantize=True)
-    for door in [*DOORS, *TRACING]:
-        door(folder, original)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr
 
 
 def as_others(tensors, style):
@@ -195,39 +187,42 @@ def as_others(tensors, style):
     return tensors | {UP: codes, stem + leaf: scale}
 
 
-@pytest.mark.parametrize(
-    "style",
-    [
-        "DeepSeek",
-        "inference code of DeepSeek",
-        "Comfy",
-        "Mistral",
-        "int8 of bitsandbytes",
-    ],
-)
-def test_layouts_of_others_are_not_taken_for_numbers(original, tmp_path, style):
-    save_file(
-        as_others(load_file(original / "plain/model.safetensors"), style),
-        tmp_path / "m.safetensors",
-    )
+@pytest.mark.parametrize("style", ["inference code of DeepSeek", "Comfy", "Mistral"])
+def test_layouts_that_no_codec_reads_are_refused(original, tmp_path, style):
+    tensors = as_others(load_file(original / "plain/model.safetensors"), style)
+    save_file(tensors, tmp_path / "m.safetensors")
     for door in DOORS:
         error = refusal(door, tmp_path, tmp_path)
         assert error.code == "plan.encoding", door.__name__
-        assert [f.target for f in error.findings if f.severity == "error"] == [UP]
+        errors = [f for f in error.findings if f.severity == "error"]
+        assert [f.target for f in errors] == [UP]
+        assert len(errors[0].sources) > 1, "its scales are named"
 
 
-def test_mxfp4_blocks_are_not_taken_for_numbers(tmp_path):
+@pytest.mark.parametrize("style", ["DeepSeek", "int8 of bitsandbytes"])
+def test_layouts_of_others_are_read(original, tmp_path, style):
+    tensors = as_others(load_file(original / "plain/model.safetensors"), style)
+    save_file(tensors, tmp_path / "m.safetensors")
+    factor = 1 if style == "DeepSeek" else 1 / 127
+    expected = (tensors[UP].float() * factor).to(torch.bfloat16)
+    assert torch.equal(by_load(tmp_path, tmp_path).get_parameter(UP), expected)
+
+
+def test_blocks_of_mxfp4_are_renamed_as_the_numbers_that_they_are(tmp_path):
     tensors = {
-        "experts_blocks": torch.zeros(4, 2, 16, dtype=torch.uint8),
-        "experts_scales": torch.zeros(4, 2, dtype=torch.uint8),
+        "experts_blocks": torch.randint(0, 256, (4, 2, 16), dtype=torch.uint8),
+        "experts_scales": torch.full((4, 2), 127, dtype=torch.uint8),
     }
     save_file(tensors, tmp_path / "m.safetensors")
-    model = torch.nn.Module()
-    model.register_parameter("experts", torch.nn.Parameter(torch.zeros(4, 64)))
-    rules = [{"op": "rename", "sources": ["experts_blocks"], "targets": ["experts"]}]
-    with pytest.raises(loadstone.PlanError) as caught:
+    made = []
+    for source in ("experts_blocks", "experts"):
+        model = torch.nn.Module()
+        model.register_parameter("stack", torch.nn.Parameter(torch.zeros(4, 64)))
+        rules = [{"op": "rename", "sources": [source], "targets": ["stack"]}]
         loadstone.load(model, tmp_path, rules=rules)
-    assert caught.value.code == "plan.encoding"
+        made.append(model.get_parameter("stack"))
+    assert torch.equal(made[0], made[1])
+    assert set(made[0].abs().flatten().tolist()) <= {0, 0.5, 1, 1.5, 2, 3, 4, 6}
 
 
 def test_fp8_without_scales_are_numbers_where_no_config_claims_more(original, tmp_path):

@@ -149,6 +149,12 @@ constexpr auto codes = std::to_array<CodeInfo>({
     {"plan.data_dependent",
      "A conversion looks at values, so it cannot be planned without reading.",
      "Use declarative rules for these tensors."},
+    {"plan.component",
+     "A target wants a tensor of a quantized one neither as it is, together with its scales, nor "
+     "as "
+     "numbers: its dtype, its shape or what other targets take lies between the two.",
+     "Give the target the shape and a floating dtype of the numbers, or load codes and scales into "
+     "modules that are made for the encoding."},
     {"plan.destination", "The memory handed over for a target is not what the plan needs.",
      "Give each target as many bytes as the plan says."},
     {"plan.device_map",
@@ -160,10 +166,9 @@ constexpr auto codes = std::to_array<CodeInfo>({
     {"plan.duplicate", "Two sources would become the same tensor of the model.",
      "Write a rule that gives one of them another name."},
     {"plan.encoding",
-     "A tensor's encoding cannot be decoded or cast to the dtype that the model wants. Codes of a "
-     "quantized tensor are never cast: without their scales they mean nothing.",
-     "Make numbers of the checkpoint with `loadstone convert --dequantize`, or load it into "
-     "modules that are made for its encoding."},
+     "A tensor's encoding cannot be decoded or cast to the dtype that the model wants.",
+     "Load it into modules that are made for its encoding, or write the checkpoint again with the "
+     "library that made it."},
     {"plan.extra_state", "A module keeps a state that is no tensor (set_extra_state).",
      "Load this model with load_state_dict."},
     {"plan.in_place", "The change cannot be made inside the memory that the model already has.",

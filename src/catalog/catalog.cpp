@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "loadstone/error.h"
+#include "loadstone/quantized_tensors.h"
 
 namespace loadstone {
 
@@ -42,6 +43,15 @@ Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<Tensor
     throw Error("ix.duplicate", "two shards hold a tensor of this name", std::move(where));
   }
   sort_findings(findings_);
+}
+
+Catalog::~Catalog() = default;
+
+const QuantizedTensors& Catalog::quantized() const {
+  std::call_once(quantized_once_, [&] {
+    quantized_ = std::make_unique<const QuantizedTensors>(find_quantized_tensors(*this));
+  });
+  return *quantized_;
 }
 
 Storage& Catalog::storage(Storage* other) const noexcept {

@@ -84,8 +84,8 @@ class Finder {
       add_bnb_state(index, name.substr(0, at));
     } else if (name.ends_with("_blocks")) {
       add_mxfp4_blocks(index, without_suffix(name, "_blocks"));
-    } else if (const auto scale = find_any(name, {"_scale", "_weight_scale"}); scale != none) {
-      add_nibbles(index, scale);
+    } else if (find_any(name, {"_scale", "_weight_scale", "_scale_2", "_weight_scale_2"}) != none) {
+      add_nibbles(index);
     } else if (is_packed_by_bnb(tensor)) {
       require_state(index);
     }
@@ -214,9 +214,9 @@ class Finder {
     require_scales(made, "_scale", "_global_scale");
   }
 
-  void add_nibbles(std::uint32_t index, std::uint32_t scale) {
+  void add_nibbles(std::uint32_t index) {
     Components& made = add(catalog_.tensors()[index].name, ComponentNaming::nibbles, index);
-    made.scale = scale;
+    made.scale = find_any(made.name, {"_scale", "_weight_scale"});
     made.scale_of_scales = find_any(made.name, {"_scale_2", "_weight_scale_2"});
     require_scales(made, "_scale", "_scale_2");
   }
@@ -271,59 +271,59 @@ class Finder {
 
 }  // namespace
 
-std::vector<std::uint32_t> Components::companions() const {
-  std::vector<std::uint32_t> all;
-  for (const std::uint32_t index : {scale, scale_of_scales}) {
-    if (index != none) all.push_back(index);
-  }
-  all.insert(all.end(), states.begin(), states.end());
-  return all;
-}
-
 bool is_fp8(const TensorInfo& tensor) noexcept {
   return is_dtype(tensor, {Dtype::f8_e4m3, Dtype::f8_e5m2});
 }
 
 std::vector<Components> find_components(const Catalog& catalog) { return Finder(catalog).run(); }
 
-ComponentsByData::ComponentsByData(const Catalog& catalog) : components_(find_components(catalog)) {
-  if (components_.empty()) return;
-  by_data_.assign(catalog.tensors().size(), none);
-  is_companion_.assign(catalog.tensors().size(), false);
-  for (std::uint32_t i = 0; i < components_.size(); ++i) {
-    if (components_[i].data != none) by_data_[components_[i].data] = i;
-    for (const std::uint32_t companion : components_[i].companions()) {
-      is_companion_[companion] = true;
+std::vector<bool> mark_companions(const Catalog& catalog,
+                                  const std::vector<Components>& components) {
+  std::vector<bool> marks;
+  if (components.empty()) return marks;
+  const auto& tensors = catalog.tensors();
+  marks.resize(tensors.size());
+  std::vector<bool> is_data(tensors.size());
+  for (const Components& each : components) {
+    if (each.data != none) is_data[each.data] = true;
+    for (const std::uint32_t companion : as_quantized_tensor(each).companions()) {
+      marks[companion] = true;
     }
   }
-  for (std::uint32_t i = 0; i < catalog.tensors().size(); ++i) mark_beside(catalog, i);
-}
-
-// Tensors that no codec needs are told by their own names.
-void ComponentsByData::mark_beside(const Catalog& catalog, std::uint32_t tensor) {
-  const std::string& name = catalog.tensors()[tensor].name;
-  const auto mark = [&](std::string_view suffix, std::initializer_list<std::string_view> data) {
-    if (!name.ends_with(suffix)) return;
-    for (const std::string_view leaf : data) {
-      const auto known = catalog.find(without_suffix(name, suffix) + std::string(leaf));
-      if (known && by_data_[*known] != none) is_companion_[tensor] = true;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::string& name = tensors[i].name;
+    const auto mark = [&](std::string_view suffix, std::initializer_list<std::string_view> data) {
+      if (!name.ends_with(suffix)) return;
+      for (const std::string_view leaf : data) {
+        const auto known = catalog.find(without_suffix(name, suffix) + std::string(leaf));
+        if (known && is_data[*known]) marks[i] = true;
+      }
+    };
+    mark(".quant_map", {""});
+    mark(".nested_quant_map", {""});
+    for (const std::string_view scale :
+         {"input_scale", "input_global_scale", "output_scale", "pre_quant_scale"}) {
+      mark(scale, {"weight", "weight_packed"});
     }
-  };
-  mark(".quant_map", {""});
-  mark(".nested_quant_map", {""});
-  for (const std::string_view scale :
-       {"input_scale", "input_global_scale", "output_scale", "pre_quant_scale"}) {
-    mark(scale, {"weight", "weight_packed"});
   }
+  return marks;
 }
 
-const Components* ComponentsByData::find(std::uint32_t tensor) const noexcept {
-  if (tensor >= by_data_.size() || by_data_[tensor] == none) return nullptr;
-  return &components_[by_data_[tensor]];
+QuantizedTensor as_quantized_tensor(const Components& components) {
+  QuantizedTensor made = {.name = components.name, .data = components.data};
+  for (const std::uint32_t scale : {components.scale, components.scale_of_scales}) {
+    if (scale != none) made.scales.push_back(scale);
+  }
+  made.states = components.states;
+  return made;
 }
 
-bool ComponentsByData::is_companion(std::uint32_t tensor) const noexcept {
-  return tensor < is_companion_.size() && is_companion_[tensor];
+QuantizedTensors name_quantized_tensors(const Catalog& catalog) {
+  const std::vector<Components> components = find_components(catalog);
+  std::vector<QuantizedTensor> tensors;
+  tensors.reserve(components.size());
+  for (const Components& each : components) tensors.push_back(as_quantized_tensor(each));
+  return {std::move(tensors), {}, mark_companions(catalog, components), catalog.tensors().size()};
 }
 
 }  // namespace loadstone

@@ -1,5 +1,5 @@
 // Which tensors of a checkpoint are the components of a quantized tensor, told by names, dtypes and
-// ranks alone. A plan needs to know it as well as what decodes, so it is decided here, below both.
+// ranks alone.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "loadstone/catalog.h"
+#include "loadstone/quantized_tensors.h"
 
 namespace loadstone {
 
@@ -36,9 +37,6 @@ struct Components {
   std::vector<std::uint32_t> states;
   // Names of components that are needed and missing; where several would do, all of them.
   std::vector<std::string> missing;
-
-  // Indices of all that give the data their meaning, as far as they are there.
-  [[nodiscard]] std::vector<std::uint32_t> companions() const;
 };
 
 inline constexpr std::string_view bnb_state_infix = ".quant_state.bitsandbytes__";
@@ -46,29 +44,18 @@ inline constexpr std::string_view bnb_state_infix = ".quant_state.bitsandbytes__
 [[nodiscard]] bool is_fp8(const TensorInfo& tensor) noexcept;
 
 // In the catalog's order. FP8 data without scales are reported where the checkpoint claims to be
-// quantized, see Catalog::claims_quantization(); elsewhere they are plain numbers.
+// quantized, see Catalog::quantization_claim(); elsewhere they are plain numbers.
 [[nodiscard]] std::vector<Components> find_components(const Catalog& catalog);
 
-// The components that a tensor is the data of.
-class ComponentsByData {
- public:
-  explicit ComponentsByData(const Catalog& catalog);
+// The same as a plan sees them: nothing is read, so there are no decodings and no findings.
+[[nodiscard]] QuantizedTensors name_quantized_tensors(const Catalog& catalog);
 
-  [[nodiscard]] bool empty() const noexcept { return components_.empty(); }
+// Of each tensor whether it belongs to codes: the companions of `components`, and tables and scales
+// of activations, which are told by their own names. Empty where there are no components.
+[[nodiscard]] std::vector<bool> mark_companions(const Catalog& catalog,
+                                                const std::vector<Components>& components);
 
-  // Null: the tensor's values are plain numbers, or those of a scale.
-  [[nodiscard]] const Components* find(std::uint32_t tensor) const noexcept;
-
-  // Whether the tensor belongs to another one's codes: a scale, a state, a table of them, or a
-  // scale of the activations that they are multiplied with.
-  [[nodiscard]] bool is_companion(std::uint32_t tensor) const noexcept;
-
- private:
-  void mark_beside(const Catalog& catalog, std::uint32_t tensor);
-
-  std::vector<Components> components_;
-  std::vector<std::uint32_t> by_data_;  // empty: there are none
-  std::vector<bool> is_companion_;      // as long as by_data_
-};
+// Without a decoding.
+[[nodiscard]] QuantizedTensor as_quantized_tensor(const Components& components);
 
 }  // namespace loadstone

@@ -9,6 +9,7 @@
 #include "base/json_writer.h"
 #include "base/text.h"
 #include "loadstone/catalog.h"
+#include "loadstone/quantized_tensors.h"
 
 namespace loadstone {
 
@@ -52,6 +53,55 @@ void write(JsonWriter& json, const Catalog& catalog, const TensorInfo& tensor) {
   json.member("bytes", tensor.byte_count());
   if (!tensor.strides.empty()) json.member("strides", tensor.strides);
   json.end_object();
+}
+
+void write(JsonWriter& json, const Catalog& catalog, const QuantizedTensor& quantized) {
+  json.begin_object();
+  json.member("name", quantized.name);
+  json.key("encoding");
+  if (quantized.is_readable()) {
+    json.value(quantized.encoding);
+  } else {
+    json.null();
+  }
+  if (quantized.is_readable()) json.member("shape", quantized.shape().extents());
+  json.key("components");
+  json.begin_object();
+  const auto add = [&](std::uint32_t tensor) {
+    json.member(quantized.role(tensor), catalog.tensors()[tensor].name);
+  };
+  if (quantized.data != QuantizedTensor::none) add(quantized.data);
+  const std::vector<std::uint32_t> companions = quantized.companions();
+  for (const std::uint32_t companion : companions) add(companion);
+  for (const std::uint32_t source : quantized.decoding.sources) {
+    const bool is_listed =
+        source == quantized.data || std::ranges::find(companions, source) != companions.end();
+    if (!is_listed) add(source);
+  }
+  json.end_object();
+  json.end_object();
+}
+
+// Blocks hold their scales.
+void write_blocks(JsonWriter& json, const TensorInfo& tensor) {
+  json.begin_object();
+  json.member("name", tensor.name);
+  json.member("encoding", tensor.encoding.name());
+  json.member("shape", tensor.shape.extents());
+  json.key("components");
+  json.begin_object();
+  json.member("data", tensor.name);
+  json.end_object();
+  json.end_object();
+}
+
+// Of the files, and of the quantized tensors in them.
+std::vector<Finding> all_findings(const Catalog& catalog) {
+  std::vector<Finding> findings = catalog.findings();
+  const auto& others = catalog.quantized().findings();
+  findings.insert(findings.end(), others.begin(), others.end());
+  sort_findings(findings);
+  return findings;
 }
 
 // Of an array the text says what it is made of.
@@ -104,6 +154,18 @@ std::string shard_lines(const Catalog& catalog) {
   return text;
 }
 
+std::string quantized_lines(const Catalog& catalog) {
+  std::map<std::string_view, std::size_t> counts;
+  for (const QuantizedTensor& each : catalog.quantized().tensors()) {
+    ++counts[each.is_readable() ? std::string_view(each.encoding) : "unreadable"];
+  }
+  std::string text = counts.empty() ? "" : "quantized\n";
+  for (const auto& [encoding, count] : counts) {
+    text += fmt::format("  {:<12} {:>7} tensors\n", encoding, count);
+  }
+  return text;
+}
+
 std::string encoding_lines(const Catalog& catalog) {
   std::string text;
   for (const auto& [encoding, total] : encoding_totals(catalog)) {
@@ -145,8 +207,15 @@ std::string to_json(const Catalog& catalog) {
   json.begin_object();
   for (const auto& [key, item] : catalog.metadata()) json.member(key, item.type);
   json.end_object();
+  json.key("quantized");
+  json.begin_array();
+  for (const auto& quantized : catalog.quantized().tensors()) write(json, catalog, quantized);
+  for (const TensorInfo& tensor : catalog.tensors()) {
+    if (!tensor.encoding.is_dtype()) write_blocks(json, tensor);
+  }
+  json.end_array();
   json.key("findings");
-  write_findings(json, catalog.findings());
+  write_findings(json, all_findings(catalog));
   json.member("root", catalog.root());
   json.key("shards");
   json.begin_array();
@@ -167,7 +236,8 @@ std::string to_json(const Catalog& catalog) {
 std::string to_table(const Catalog& catalog, bool with_tensors) {
   std::string text = fmt::format("{}: {} tensors, {}\n", printable(catalog.root(), 400),
                                  catalog.tensors().size(), human_bytes(catalog.total_bytes()));
-  text += "shards\n" + shard_lines(catalog) + "encodings\n" + encoding_lines(catalog);
+  text += "shards\n" + shard_lines(catalog) + "encodings\n" + encoding_lines(catalog) +
+          quantized_lines(catalog);
   if (!catalog.metadata().empty()) text += "metadata\n";
   for (const auto& [key, item] : catalog.metadata()) {
     text +=
@@ -180,8 +250,9 @@ std::string to_table(const Catalog& catalog, bool with_tensors) {
                         tensor.encoding.name(), printable(tensor.shape.text(), 80),
                         human_bytes(tensor.byte_count()));
   }
-  if (!catalog.findings().empty()) text += "findings\n";
-  for (const Finding& finding : catalog.findings()) {
+  const std::vector<Finding> findings = all_findings(catalog);
+  if (!findings.empty()) text += "findings\n";
+  for (const Finding& finding : findings) {
     text += fmt::format("  {}: {} [{}]\n", name(finding.severity), finding.message, finding.code);
   }
   return text;

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "base/text.h"
-#include "catalog/components.h"
 #include "catalog/config_claim.h"
+#include "catalog/int4.h"
 #include "convert/choose.h"
 #include "convert/expert_series.h"
 #include "convert/header.h"
@@ -19,9 +19,10 @@
 #include "convert/outputs.h"
 #include "convert/quantize_config.h"
 #include "convert/quantize_style.h"
+#include "convert/values.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
-#include "stored/int4.h"
+#include "loadstone/quantized_tensors.h"
 
 namespace loadstone {
 
@@ -72,9 +73,10 @@ void fail(Conversion& conversion, Finding finding) {
 
 // A claim of the config that no tensor bears out: what lies there may be codes.
 void check_claim(Conversion& conversion, const ConvertOptions& options) {
+  const QuantizedTensors& quantized = conversion.plan.catalog->quantized();
   const std::string& config = options.folder.config;
   const bool makes_numbers = options.dequantize || !options.quantize.formats.empty();
-  const bool has_codes = !options.stored.values.empty() || has_errors(options.stored.findings);
+  const bool has_codes = quantized.has_readable() || has_errors(quantized.findings());
   if (!makes_numbers || has_codes || config.empty() || !is_json_object(config)) return;
   if (!quantization_claim(config).is_made) return;
   fail(conversion, {.code = "plan.config_mismatch",
@@ -150,7 +152,7 @@ Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const Convert
   if (catalog == nullptr) refuse("catalog", "there is no catalog");
   check_options(options);
   if (!options.quantize.formats.empty() && names_are_given(options) &&
-      !find_components(*catalog).empty()) {
+      !catalog->quantized().empty()) {
     refuse("quantize", "the checkpoint is quantized, and rules name what is in it: convert twice");
   }
   std::vector<Finding> findings;
@@ -161,7 +163,8 @@ Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const Convert
   conversion.metadata = header_metadata(*catalog, findings);
   PlanOptions plan_options;
   plan_options.unexpected = options.unexpected;
-  Outputs outputs = output_recipes(catalog, options, findings);
+  const bool is_decoded = decodes(*catalog, options);
+  Outputs outputs = output_recipes(catalog, options, is_decoded, findings);
   plan_options.recipes = std::move(outputs.recipes);
   plan_options.known_sources = std::move(outputs.known_sources);
   Choices choices;
@@ -190,11 +193,11 @@ Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const Convert
   for (const PlannedTarget& target : plan.targets) check_target(conversion, target);
   check_claim(conversion, options);
   for (Finding& finding : check_moved_codes(plan)) fail(conversion, std::move(finding));
-  name_int4(conversion, options.dequantize);
+  name_int4(conversion, is_decoded);
   lay_out(conversion, options);
   if (quantizes) add_rows(conversion, choices);
-  const bool is_decoded = options.dequantize && !options.stored.values.empty();
-  conversion.extras = extra_files(plan, options, is_decoded, plan.findings);
+  const bool has_decoded = is_decoded && plan.catalog->quantized().has_readable();
+  conversion.extras = extra_files(plan, options, has_decoded, plan.findings);
   choose_sizes(conversion, options);
   conversion.bytes_to_read = plan.bytes_to_read;
   plan.bytes_to_write = conversion.bytes_to_write;

@@ -40,13 +40,14 @@ Catalog catalog_of_output(const Plan& plan) {
 // Not thread-safe.
 class Check {
  public:
-  explicit Check(const Plan& plan) : plan_(plan), catalog_(*plan.catalog), before_(catalog_) {}
+  explicit Check(const Plan& plan)
+      : plan_(plan), catalog_(*plan.catalog), before_(catalog_.quantized()) {}
 
   std::vector<Finding> run() {
     std::vector<Finding> findings;
     if (before_.empty()) return findings;
     const Catalog output = catalog_of_output(plan_);
-    const ComponentsByData after(output);
+    const QuantizedTensors after = name_quantized_tensors(output);
     for (std::uint32_t i = 0; i < plan_.targets.size(); ++i) {
       const Sources codes = codes_in(plan_.targets[i]);
       if (codes.empty() || stays_with_its_scales(i, codes, after)) continue;
@@ -61,7 +62,7 @@ class Check {
     Sources codes;
     for (const Box& box : target.recipe.boxes) {
       if (box.decoding != no_decoding) continue;
-      const Components* const found = before_.find(box.source);
+      const QuantizedTensor* const found = before_.find(box.source);
       if (found != nullptr && !found->companions().empty()) codes.push_back(box.source);
     }
     return codes;
@@ -98,10 +99,10 @@ class Check {
   // Whether a reader of the output finds each of the codes, and all that belongs to them, in the
   // same order.
   [[nodiscard]] bool stays_with_its_scales(std::uint32_t target, const Sources& codes,
-                                           const ComponentsByData& after) const {
+                                           const QuantizedTensors& after) const {
     const auto sources = whole_sources(plan_.targets[target]);
     if (!sources || sources->size() != codes.size()) return false;
-    const Components* const found = after.find(target);
+    const QuantizedTensor* const found = after.find(target);
     if (found == nullptr) return false;
     const Sources companions = found->companions();
     for (std::size_t i = 0; i < sources->size(); ++i) {
@@ -135,7 +136,7 @@ class Check {
 
   const Plan& plan_;
   const Catalog& catalog_;
-  ComponentsByData before_;
+  const QuantizedTensors& before_;
 };
 
 }  // namespace

@@ -10,10 +10,11 @@
 #include <utility>
 
 #include "base/text.h"
-#include "catalog/components.h"
+#include "catalog/check_decoding.h"
 #include "convert/expert_series.h"
 #include "convert/values.h"
 #include "kernels/cast.h"
+#include "loadstone/quantized_tensors.h"
 #include "plan/decodings.h"
 #include "plan/produce.h"
 #include "plan/rules.h"
@@ -34,7 +35,7 @@ class Maker {
         const std::vector<std::string>& known_sources, std::vector<Finding>& findings)
       : catalog_(catalog),
         options_(options),
-        components_(catalog),
+        quantized_(catalog.quantized()),
         rules_(options.rules),
         recipes_(values.targets.empty() ? options.recipes : std::move(values)),
         production_(catalog, rules_, plan_options(recipes_, known_sources)),
@@ -45,8 +46,9 @@ class Maker {
     round_in_kernels();
     report_contests();
     const bool all_is_known = !options_.recipes.targets.empty() && options_.rules.empty();
-    for (const Produced& item : production_.items()) {
-      if (item.recipe != Produced::none) continue;
+    for (Produced& item : production_.items()) {
+      // Components go out under their own names, so numbers under others are none of the output.
+      if (item.recipe != Produced::none || item.members.front().is_numbers) continue;
       if (!all_is_known || item.rule != Produced::none) add(item);
     }
     return std::move(recipes_);
@@ -68,7 +70,7 @@ class Maker {
 
   [[nodiscard]] bool is_of_scale(const TargetRecipe& recipe) const {
     return std::ranges::any_of(recipe.boxes, [&](const Box& box) {
-      return box.decoding == no_decoding && components_.is_companion(box.source);
+      return box.decoding == no_decoding && quantized_.is_companion(box.source);
     });
   }
 
@@ -86,7 +88,7 @@ class Maker {
   [[nodiscard]] Dtype dtype_of(std::uint32_t source) const {
     const Encoding encoding = catalog_.tensors()[source].encoding;
     if (!encoding.is_dtype()) return options_.dtype.value_or(options_.block_dtype);
-    return components_.is_companion(source) ? encoding.dtype() : wanted(encoding.dtype());
+    return quantized_.is_companion(source) ? encoding.dtype() : wanted(encoding.dtype());
   }
 
   // Joined sources have one dtype; floats that differ become F32, which holds them all.
@@ -121,7 +123,10 @@ class Maker {
     }
   }
 
-  void add(const Produced& item) {
+  void add(Produced& item) {
+    for (Member& member : item.members) {
+      member.is_numbers = !catalog_.tensors()[member.source].encoding.is_dtype();
+    }
     // No model says how many there should be.
     const SourceGaps gaps = production_.source_gaps(item, Shape());
     if (!gaps.ok()) {
@@ -152,15 +157,14 @@ class Maker {
   }
 
   [[nodiscard]] bool has_blocks(const Produced& item) const {
-    return std::ranges::any_of(item.members, [&](const Member& member) {
-      return !catalog_.tensors()[member.source].encoding.is_dtype();
-    });
+    return std::ranges::any_of(item.members, &Member::is_numbers);
   }
 
   // Blocks are copied from as the numbers that they stand for. False: there are none.
   bool decode(const Produced& item, Dtype dtype, Box& box) {
+    if (box.source < production_.numbers_begin()) return true;
+    box.source -= production_.numbers_begin();
     const TensorInfo& tensor = catalog_.tensors()[box.source];
-    if (tensor.encoding.is_dtype()) return true;
     const bool is_direct = dtype == Dtype::f32 || dtype == Dtype::bf16 || dtype == Dtype::f16;
     const auto [known, is_new] =
         decodings_.try_emplace({box.source, is_direct ? dtype : Dtype::f32},
@@ -200,7 +204,7 @@ class Maker {
 
   const Catalog& catalog_;
   const ConvertOptions& options_;
-  ComponentsByData components_;
+  const QuantizedTensors& quantized_;
   CompiledRules rules_;
   Recipes recipes_;
   Production production_;
@@ -220,11 +224,11 @@ void sort_by_source(const Catalog& catalog, Recipes& recipes) {
 }  // namespace
 
 Outputs output_recipes(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
-                       std::vector<Finding>& findings) {
+                       bool is_decoded, std::vector<Finding>& findings) {
   std::set<std::string, std::less<>> broken;
   // Recipes alone say which experts they need.
   if (options.recipes.targets.empty()) broken = check_expert_series(*catalog, findings);
-  Values values = values_of(catalog, options, broken, findings);
+  Values values = values_of(catalog, options, is_decoded, broken, findings);
   const bool has_values = !values.recipes.targets.empty();
   Outputs outputs;
   for (const std::uint32_t source : values.dropped) {

@@ -19,6 +19,7 @@ struct Outputs {
 
 // What stands in the way is added to `findings`.
 [[nodiscard]] Outputs output_recipes(const std::shared_ptr<const Catalog>& catalog,
-                                     const ConvertOptions& options, std::vector<Finding>& findings);
+                                     const ConvertOptions& options, bool is_decoded,
+                                     std::vector<Finding>& findings);
 
 }  // namespace loadstone

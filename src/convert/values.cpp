@@ -15,6 +15,7 @@
 #include "base/text.h"
 #include "convert/expert_series.h"
 #include "loadstone/error.h"
+#include "loadstone/quantized_tensors.h"
 #include "loadstone/recipe_builder.h"
 
 namespace loadstone {
@@ -72,16 +73,18 @@ std::string fused_name(std::string name) {
 class Maker {
  public:
   Maker(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
-        const std::set<std::string, std::less<>>& broken, std::vector<Finding>& findings)
+        bool is_decoded, const std::set<std::string, std::less<>>& broken,
+        std::vector<Finding>& findings)
       : catalog_(*catalog),
         options_(options),
+        is_decoded_(is_decoded),
         broken_(broken),
         findings_(findings),
         builder_(catalog),
         is_read_(catalog_.tensors().size(), false) {}
 
   Values run() {
-    if (options_.dequantize) take_stored();
+    if (is_decoded_) take_quantized();
     for (std::uint32_t i = 0; i < catalog_.tensors().size(); ++i) {
       const TensorInfo& tensor = catalog_.tensors()[i];
       if (is_read_[i] || !tensor.encoding.is_dtype()) continue;
@@ -99,22 +102,15 @@ class Maker {
   }
 
  private:
-  void take_stored() {
-    findings_.insert(findings_.end(), options_.stored.findings.begin(),
-                     options_.stored.findings.end());
-    for (const StoredValue& stored : options_.stored.values) {
-      std::vector<Value> sources;
-      for (const std::uint32_t source : stored.decoding.sources) {
-        is_read_.at(source) = true;
-        sources.push_back(builder_.source(catalog_.tensors()[source].name));
-      }
-      for (const std::uint32_t source : stored.beside) is_read_.at(source) = true;
-      dropped_.insert(dropped_.end(), stored.beside.begin(), stored.beside.end());
-      const Decoding& decoding = stored.decoding;
-      Value value = builder_.decode(decoding.kernel, sources, decoding.shape, decoded_dtype(),
-                                    decoding.offset);
-      if (stored.is_turned) value = builder_.transpose(value, 1, 2);
-      decoded_.emplace(stored.name, value);
+  void take_quantized() {
+    const QuantizedTensors& all = catalog_.quantized();
+    findings_.insert(findings_.end(), all.findings().begin(), all.findings().end());
+    for (const QuantizedTensor& quantized : all.tensors()) {
+      if (!quantized.is_readable()) continue;
+      for (const std::uint32_t source : quantized.decoding.sources) is_read_.at(source) = true;
+      for (const std::uint32_t source : quantized.unneeded) is_read_.at(source) = true;
+      dropped_.insert(dropped_.end(), quantized.unneeded.begin(), quantized.unneeded.end());
+      decoded_.emplace(quantized.name, builder_.numbers(quantized, decoded_dtype()));
     }
   }
 
@@ -324,6 +320,7 @@ class Maker {
 
   const Catalog& catalog_;
   const ConvertOptions& options_;
+  bool is_decoded_;
   const std::set<std::string, std::less<>>& broken_;
   std::vector<Finding>& findings_;
   RecipeBuilder builder_;
@@ -356,20 +353,19 @@ std::optional<ExpertLayout> expert_layout(std::string_view text) noexcept {
   return std::nullopt;
 }
 
-void find_values(const Catalog& catalog, ConvertOptions& options) {
+bool decodes(const Catalog& catalog, const ConvertOptions& options) {
+  if (options.dequantize) return true;
   const bool names_stay = options.rules.empty() && options.recipes.targets.empty();
-  const bool quantizes = !options.quantize.formats.empty() && names_stay;
-  if (!options.dequantize && !quantizes) return;
-  options.stored = find_stored_values(catalog);
+  if (options.quantize.formats.empty() || !names_stay) return false;
   // Weights that cannot be read are errors, not tensors to be left alone.
-  options.dequantize =
-      options.dequantize || !options.stored.values.empty() || has_errors(options.stored.findings);
+  return catalog.quantized().has_readable() || has_errors(catalog.quantized().findings());
 }
 
 Values values_of(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
-                 const std::set<std::string, std::less<>>& broken, std::vector<Finding>& findings) {
-  if (!options.dequantize && options.experts == ExpertLayout::keep) return {};
-  return Maker(catalog, options, broken, findings).run();
+                 bool is_decoded, const std::set<std::string, std::less<>>& broken,
+                 std::vector<Finding>& findings) {
+  if (!is_decoded && options.experts == ExpertLayout::keep) return {};
+  return Maker(catalog, options, is_decoded, broken, findings).run();
 }
 
 }  // namespace loadstone

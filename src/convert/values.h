@@ -20,10 +20,13 @@ struct Values {
   std::vector<std::uint32_t> dropped;  // sources that mean nothing beside it any more
 };
 
-// As `options.dequantize` and `options.experts` ask for. `broken`: what check_expert_series()
-// found.
+// Whether quantized tensors become numbers: because the options say so, or because tensors are
+// quantized by names as they are in the file.
+[[nodiscard]] bool decodes(const Catalog& catalog, const ConvertOptions& options);
+
+// As `is_decoded` and `options.experts` ask for. `broken`: what check_expert_series() found.
 [[nodiscard]] Values values_of(const std::shared_ptr<const Catalog>& catalog,
-                               const ConvertOptions& options,
+                               const ConvertOptions& options, bool is_decoded,
                                const std::set<std::string, std::less<>>& broken,
                                std::vector<Finding>& findings);
 

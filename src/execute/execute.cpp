@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "catalog/check_decoding.h"
 #include "execute/job_queue.h"
 #include "execute/offload_folder.h"
 #include "execute/quantizer.h"

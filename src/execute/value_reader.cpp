@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "catalog/check_decoding.h"
 #include "execute/job_queue.h"
 #include "loadstone/error.h"
 #include "plan/costs.h"

@@ -275,7 +275,7 @@ std::optional<DecodeProblem> prepare_weights(std::string_view kernel, const Deco
                    std::string(weights.encoding.name()), expected);
   };
   std::optional<Shape> wide = weights.shape;
-  if (kernel.starts_with("fp8_")) {
+  if (kernel.starts_with("fp8_") || kernel == "mxfp8") {
     if (!is_one_of(weights.encoding, {Dtype::f8_e4m3, Dtype::f8_e5m2})) {
       return wrong_dtype("F8_E4M3 or F8_E5M2");
     }
@@ -368,9 +368,9 @@ std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
     return problem("the kernel takes blocks", std::to_string(parts.size()) + " tensors",
                    "1 tensor");
   }
-  constexpr std::array kernels = {"fp8_block",   "fp8_block_128", "fp8_rows",      "int8_rows",
-                                  "fp4_block",   "nvfp4",         "nvfp4_divided", "mxfp4",
-                                  "int4_blocks", "int4_row_pairs"};
+  constexpr std::array kernels = {"fp8_block", "fp8_block_128", "fp8_rows",      "mxfp8",
+                                  "int8_rows", "fp4_block",     "nvfp4",         "nvfp4_divided",
+                                  "mxfp4",     "int4_blocks",   "int4_row_pairs"};
   if (std::ranges::find(kernels, kernel) == kernels.end()) {
     return problem("there is no such kernel", std::string(kernel),
                    "fp8_block, nvfp4, mxfp4, bnb_nf4, gguf ...");
@@ -405,6 +405,7 @@ std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
   }
   if (kernel == "fp8_block" || kernel == "fp4_block") return prepare_blocks(parts[1], shape, form);
   if (auto wrong = check_block_scales(parts[1], form)) return wrong;
+  if (kernel == "mxfp8") return prepare_known_blocks(parts[1], shape, 1, 32, form);
   if (kernel == "fp8_block_128") return prepare_known_blocks(parts[1], shape, 128, 128, form);
   return prepare_known_blocks(parts[1], shape, 1, 0, form);
 }

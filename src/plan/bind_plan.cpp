@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "catalog/check_decoding.h"
 #include "kernels/quantize.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
@@ -299,8 +300,8 @@ class Binder {
     for (const PlannedTarget& target : plan_.targets) {
       for (const Box& box : target.recipe.boxes) {
         if (box.decoding != no_decoding) continue;
-        auto finding = codes.refuse_cast(box.source, target.name, target.dtype, target.dtype);
-        if (!finding) finding = codes.refuse_lone(box.source, target.name, delivered);
+        const auto finding =
+            codes.refuse_as_it_is(box.source, target.name, target.dtype, delivered);
         if (!finding) continue;
         throw Error(finding->code, finding->message + "; " + finding->suggestion,
                     {.path = plan_.catalog->root(),

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "base/text.h"
@@ -12,87 +13,129 @@ namespace loadstone {
 namespace {
 
 constexpr std::string_view advice =
-    "make numbers of the checkpoint with `loadstone convert --dequantize`, or load it into modules "
-    "that are made for its encoding";
-
-std::string quoted(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) {
-    text += fmt::format("{}'{}'", text.empty() ? "" : ", ", printable(name));
-  }
-  return text;
-}
+    "give the target the shape and the floating dtype of the numbers, or load the codes together "
+    "with their scales into modules that are made for the encoding";
 
 }  // namespace
 
-bool Codes::keep_dtype(std::uint32_t tensor, Dtype dtype) const {
-  if (components_.is_companion(tensor)) return true;
-  return components_.find(tensor) != nullptr &&
-         catalog_.tensors()[tensor].encoding == Encoding(dtype);
+Codes::Codes(const Catalog& catalog)
+    : catalog_(catalog),
+      quantized_(catalog.quantized()),
+      is_taken_(catalog.tensors().size(), false),
+      is_known_(catalog.tensors().size(), false) {}
+
+Taking Codes::taking(std::uint32_t tensor, Dtype asked, const Shape* shape) const {
+  const bool is_floating = kind(asked) == DtypeKind::floating;
+  const Encoding encoding = catalog_.tensors()[tensor].encoding;
+  if (!encoding.is_dtype()) {  // blocks, which hold their scales
+    if (asked == Dtype::u8) return Taking::component;
+    return is_floating ? Taking::numbers : Taking::neither;
+  }
+  const QuantizedTensor* const quantized = quantized_.find(tensor);
+  if (quantized == nullptr) {
+    if (!quantized_.is_companion(tensor)) return Taking::plain;
+    return encoding == Encoding(asked) ? Taking::component : Taking::neither;
+  }
+  const auto is_taken = [&](std::uint32_t scale) { return is_taken_[scale]; };
+  const auto is_provided = [&](std::uint32_t scale) {
+    return is_taken_[scale] || is_known_[scale];
+  };
+  if (encoding == Encoding(asked) &&
+      (shape == nullptr || *shape == catalog_.tensors()[tensor].shape)) {
+    return std::ranges::all_of(quantized->scales, is_provided) ? Taking::component
+                                                               : Taking::neither;
+  }
+  const bool is_alone = std::ranges::none_of(quantized->companions(), is_taken);
+  return is_floating && is_alone ? Taking::numbers : Taking::neither;
 }
 
-std::optional<Finding> Codes::refuse_cast(std::uint32_t source, std::string_view target,
-                                          Dtype wanted, Dtype asked) const {
-  const Components* const found = components_.find(source);
-  if (found == nullptr) return std::nullopt;
-  const TensorInfo& data = catalog_.tensors()[source];
-  if (data.encoding == Encoding(wanted) && wanted == asked) return std::nullopt;
+Finding Codes::between(const QuantizedTensor& quantized, std::string_view target) const {
   Finding finding = {.severity = Severity::error,
-                     .code = "plan.encoding",
+                     .code = "plan.component",
                      .target = std::string(target),
-                     .sources = {data.name},
-                     .suggestion = std::string(advice),
-                     .found = std::string(data.encoding.name()),
-                     .expected = std::string(name(asked))};
-  const auto companions = found->companions();
-  if (companions.empty()) {
-    finding.code = "q.scale_missing";
-    finding.suggestion = "without them the codes mean nothing: fetch or write the checkpoint again";
-    finding.message =
-        fmt::format("'{}' wants {} numbers, '{}' holds {} codes, and their scales are missing ({})",
-                    printable(target), name(asked), printable(data.name), data.encoding.name(),
-                    quoted(found->missing));
-    finding.sources.insert(finding.sources.end(), found->missing.begin(), found->missing.end());
-    return finding;
+                     .suggestion = std::string(advice)};
+  if (quantized.data != QuantizedTensor::none) {
+    const TensorInfo& data = catalog_.tensors()[quantized.data];
+    finding.sources.push_back(data.name);
+    finding.found = data.encoding.name();
   }
-  for (const std::uint32_t companion : companions) {
+  for (const std::uint32_t companion : quantized.companions()) {
     finding.sources.push_back(catalog_.tensors()[companion].name);
   }
-  finding.message = fmt::format(
-      "'{}' wants {} numbers, but '{}' holds the {} codes of a quantized tensor, which "
-      "need {} and are not cast",
-      printable(target), name(asked), printable(data.name), data.encoding.name(),
-      quoted({finding.sources.begin() + 1, finding.sources.end()}));
   return finding;
 }
 
-std::optional<Finding> Codes::refuse_lone(std::uint32_t source, std::string_view target,
-                                          const std::vector<bool>& delivered) const {
-  const Components* const found = components_.find(source);
-  if (found == nullptr) return std::nullopt;
-  const TensorInfo& data = catalog_.tensors()[source];
-  for (const std::uint32_t scale : {found->scale, found->scale_of_scales}) {
-    if (scale == Components::none || delivered[scale]) continue;
-    const std::string& missing = catalog_.tensors()[scale].name;
-    return Finding{
-        .severity = Severity::error,
-        .code = "plan.encoding",
-        .target = std::string(target),
-        .sources = {data.name, missing},
-        .message = fmt::format("'{}' would get the {} codes of '{}' without their scales: nothing "
-                               "takes '{}'",
-                               printable(target), data.encoding.name(), printable(data.name),
-                               printable(missing)),
-        .suggestion = std::string(advice),
-        .found = std::string(data.encoding.name())};
+Finding Codes::refuse(std::uint32_t tensor, std::string_view target, Dtype asked) const {
+  const TensorInfo& data = catalog_.tensors()[tensor];
+  const QuantizedTensor* const quantized = quantized_.find(tensor);
+  const std::string what =
+      fmt::format("'{}' wants {}, but '{}' holds {} codes of a quantized tensor", printable(target),
+                  name(asked), printable(data.name), data.encoding.name());
+  Finding finding =
+      between(quantized != nullptr ? *quantized : QuantizedTensor{.data = tensor}, target);
+  finding.expected = name(asked);
+  finding.message = what;
+  if (quantized == nullptr && quantized_.is_companion(tensor)) {
+    finding.message = fmt::format(
+        "'{}' wants {}, but '{}' holds {} scales of a quantized tensor, which are not cast",
+        printable(target), name(asked), printable(data.name), data.encoding.name());
   }
-  return std::nullopt;
+  if (quantized == nullptr) return finding;
+  const bool is_code = data.encoding == Encoding(asked);
+  for (const std::uint32_t companion : quantized->companions()) {
+    const std::string& scale = catalog_.tensors()[companion].name;
+    if (is_code && !is_taken_[companion] && !is_known_[companion]) {
+      finding.message = fmt::format("{}, and nothing takes '{}', without which they mean nothing",
+                                    what, printable(scale));
+      break;
+    }
+    if (!is_code && is_taken_[companion]) {
+      finding.message =
+          fmt::format("{}, and another target takes its '{}' as it is", what, printable(scale));
+      break;
+    }
+  }
+  return finding;
 }
 
-void Codes::mark_companions(std::uint32_t source, std::vector<bool>& marked) const {
-  const Components* const found = components_.find(source);
-  if (found == nullptr) return;
-  for (const std::uint32_t companion : found->companions()) marked[companion] = true;
+std::optional<Finding> Codes::refuse_as_it_is(std::uint32_t tensor, std::string_view target,
+                                              Dtype dtype,
+                                              const std::vector<bool>& delivered) const {
+  const QuantizedTensor* const quantized = quantized_.find(tensor);
+  if (quantized == nullptr) return std::nullopt;
+  const TensorInfo& data = catalog_.tensors()[tensor];
+  const auto is_left = [&](std::uint32_t scale) { return !delivered[scale]; };
+  const auto left = std::ranges::find_if(quantized->scales, is_left);
+  const bool is_cast = data.encoding != Encoding(dtype);
+  if (!is_cast && left == quantized->scales.end()) return std::nullopt;
+  if (quantized->companions().empty()) {
+    Finding finding = quantized->defect;
+    finding.target = target;
+    return finding;
+  }
+  Finding finding = between(*quantized, target);
+  finding.expected = name(dtype);
+  finding.message =
+      is_cast ? fmt::format(
+                    "'{}' wants {} numbers, but '{}' holds {} codes of a quantized tensor, "
+                    "which need '{}' and are not cast",
+                    printable(target), name(dtype), printable(data.name), data.encoding.name(),
+                    printable(finding.sources.back()))
+              : fmt::format(
+                    "'{}' would get the {} codes of '{}' without their scales: nothing "
+                    "takes '{}'",
+                    printable(target), data.encoding.name(), printable(data.name),
+                    printable(catalog_.tensors()[*left].name));
+  return finding;
+}
+
+void Codes::mark_components(std::uint32_t tensor, std::vector<bool>& marked) const {
+  marked[tensor] = true;
+  const QuantizedTensor* const quantized = quantized_.find(tensor);
+  if (quantized == nullptr) return;
+  for (const std::uint32_t companion : quantized->companions()) marked[companion] = true;
+  for (const std::uint32_t source : quantized->decoding.sources) marked[source] = true;
+  for (const std::uint32_t other : quantized->unneeded) marked[other] = true;
 }
 
 }  // namespace loadstone

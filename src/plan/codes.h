@@ -1,47 +1,66 @@
 // Codes of a quantized tensor are no numbers: they are delivered as they are, together with their
-// scales, or decoded. No cast makes numbers of them.
+// scales, or decoded. No cast makes numbers of them. This is the one place that decides which.
 #pragma once
 
 #include <cstdint>
 #include <optional>
-#include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
-#include "catalog/components.h"
 #include "loadstone/finding.h"
-#include "loadstone/recipe.h"
+#include "loadstone/quantized_tensors.h"
 
 namespace loadstone {
 
-// One catalog's quantized tensors. Immutable once made, so thread-safe. The catalog must outlive
-// it.
+// How a target takes the tensor that it gets.
+enum class Taking : std::uint8_t {
+  plain,      // its numbers, as they are in the file or cast
+  component,  // a part of a quantized tensor, as it is: never cast
+  numbers,    // those that its codes stand for
+  neither,    // something between the two, which is refused
+};
+
+// One catalog's quantized tensors, and which of their components targets take. The catalog must
+// outlive it. Not thread-safe while it is told of targets.
 class Codes {
  public:
-  explicit Codes(const Catalog& catalog) : catalog_(catalog), components_(catalog) {}
+  explicit Codes(const Catalog& catalog);
 
-  // Whether a target of this dtype was made for the tensor itself: codes that are stored in it, or
-  // a scale. The dtype that a caller asks for is that of numbers.
-  [[nodiscard]] bool keep_dtype(std::uint32_t tensor, Dtype dtype) const;
+  // A target of the model takes the tensor under its name.
+  void mark_taken(std::uint32_t tensor) { is_taken_[tensor] = true; }
+  // The caller answers for it.
+  void mark_known(std::uint32_t tensor) { is_known_[tensor] = true; }
 
-  // An error for a source that would be copied into a target of `wanted`, where that is a cast of
-  // codes. `asked` is the dtype that the model gave the target: another `wanted` makes the codes'
-  // dtype that of a target that was made for numbers.
-  [[nodiscard]] std::optional<Finding> refuse_cast(std::uint32_t source, std::string_view target,
-                                                   Dtype wanted, Dtype asked) const;
+  // For a target to which the model gave the dtype `asked`. A target is a component where it has
+  // the component's dtype and shape, and all scales that the codes need have targets too. It gets
+  // numbers where it is floating, no likeness of the codes, and no scale of theirs has a target.
+  // `shape`: the target's, where it takes the whole tensor; else null, and dtypes alone say it.
+  [[nodiscard]] Taking taking(std::uint32_t tensor, Dtype asked, const Shape* shape) const;
 
-  // An error for a source that is delivered as it is while its scales are left behind: `delivered`
-  // says of each tensor of the catalog whether something takes it.
-  [[nodiscard]] std::optional<Finding> refuse_lone(std::uint32_t source, std::string_view target,
-                                                   const std::vector<bool>& delivered) const;
+  // The error for a target that takes neither a component nor numbers.
+  [[nodiscard]] Finding refuse(std::uint32_t tensor, std::string_view target, Dtype asked) const;
 
-  // Adds the scales and states of a source.
-  void mark_companions(std::uint32_t source, std::vector<bool>& marked) const;
+  // An error for a tensor that a plan delivers as it is, without a decoding: where it holds codes
+  // of another dtype than the target's, or where nothing takes their scales. `delivered` says of
+  // each tensor of the catalog whether something takes it.
+  [[nodiscard]] std::optional<Finding> refuse_as_it_is(std::uint32_t tensor,
+                                                       std::string_view target, Dtype dtype,
+                                                       const std::vector<bool>& delivered) const;
+
+  // Null: the tensor holds no codes of a quantized tensor.
+  [[nodiscard]] const QuantizedTensor* find(std::uint32_t tensor) const noexcept {
+    return quantized_.find(tensor);
+  }
+  // Marks all that belongs to the tensor's codes, and itself.
+  void mark_components(std::uint32_t tensor, std::vector<bool>& marked) const;
 
  private:
+  [[nodiscard]] Finding between(const QuantizedTensor& quantized, std::string_view target) const;
+
   const Catalog& catalog_;
-  ComponentsByData components_;
+  const QuantizedTensors& quantized_;
+  std::vector<bool> is_taken_;
+  std::vector<bool> is_known_;
 };
 
 }  // namespace loadstone

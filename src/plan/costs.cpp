@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "catalog/check_decoding.h"
 #include "kernels/quantize.h"
 #include "plan/check_boxes.h"
 #include "plan/decodings.h"

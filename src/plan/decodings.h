@@ -2,20 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
-#include "kernels/decode.h"
 #include "loadstone/catalog.h"
 #include "loadstone/recipe.h"
 
 namespace loadstone {
-
-// Checks everything about a decoding: that its sources are there and its kernel takes them.
-[[nodiscard]] std::optional<DecodeProblem> check_decoding(const std::vector<TensorInfo>& tensors,
-                                                          const Decoding& decoding,
-                                                          DecodeForm& form);
 
 // What the box's elements are on the way. Source and decoding must be there.
 [[nodiscard]] Encoding encoding_of(const Box& box, const std::vector<TensorInfo>& tensors,

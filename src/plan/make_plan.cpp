@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "catalog/check_decoding.h"
 #include "loadstone/error.h"
 #include "plan/check_boxes.h"
 #include "plan/costs.h"
@@ -32,7 +33,7 @@ Planner::Planner(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleto
       rules_(options.rules),
       production_(*catalog, rules_, options),
       codes_(*catalog),
-      refused_companions_(catalog->tensors().size(), false) {
+      accounted_(catalog->tensors().size(), false) {
   plan_.catalog = std::move(catalog);
 }
 
@@ -107,6 +108,7 @@ Plan Planner::run() && {
   for (const auto& [target, quantization] : options_.quantize) {
     if (!index_.contains(target)) refuse("quantize", "no such target", target);
   }
+  mark_taken_codes();
   for (std::size_t i = 0; i < roots_.size(); ++i) {
     if (roots_[i] == i) resolve(i);
   }
@@ -115,6 +117,7 @@ Plan Planner::run() && {
     if (roots_[i] != i) resolve_tie(i);
   }
   report_contests();
+  report_unused_scales();
   report_unexpected();
   suggest();
   fold_casts();

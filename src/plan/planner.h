@@ -42,19 +42,30 @@ class Planner {
   void resolve(std::size_t root);
   void resolve_unsaved(std::size_t root);
   [[nodiscard]] Produced* choose_produced(std::size_t root);
-  void take_produced(std::size_t root, Produced& produced);
-  [[nodiscard]] bool refuse_codes(std::size_t root, const Produced& produced);
-  void refuse_lone_codes();
-  [[nodiscard]] bool find_boxes(std::size_t root, const Produced& produced);
-  [[nodiscard]] bool find_recipe_boxes(std::size_t root, const Produced& produced);
+  [[nodiscard]] bool refuse_gaps(std::size_t root, const Produced& produced);
+  [[nodiscard]] bool find_boxes(std::size_t root, const Produced& produced, Taking taking);
+  [[nodiscard]] bool find_recipe_boxes(std::size_t root, const Produced& produced, Taking taking);
+  [[nodiscard]] bool set_boxes(std::size_t root, std::vector<Box> boxes);
   [[nodiscard]] bool take_constant(std::size_t root, const TargetRecipe& made);
   [[nodiscard]] bool check_dtypes(std::size_t root);
   void quantize(std::size_t root);
-  [[nodiscard]] bool takes_codes(const Target& target, const Produced& produced) const;
-  [[nodiscard]] Dtype final_dtype(const Target& target, const Produced* produced) const;
+  [[nodiscard]] Dtype final_dtype(const Target& target, const Produced* produced,
+                                  Taking taking) const;
   void resolve_missing(std::size_t root);
   void resolve_tie(std::size_t tie);
   void fail(std::size_t target, Finding finding);
+
+  // numbers.cpp: quantized tensors
+  void mark_taken_codes();
+  void report_unused_scales();
+  [[nodiscard]] Taking choose_taking(const Target& target, Produced& produced,
+                                     std::uint32_t& culprit);
+  [[nodiscard]] bool refuse_codes(std::size_t root, const Produced& produced, Taking taking,
+                                  std::uint32_t culprit);
+  [[nodiscard]] std::uint32_t decoding_of(std::uint32_t tensor, Dtype dtype);
+  [[nodiscard]] bool decode_boxes(std::size_t root);
+  [[nodiscard]] bool decode_recipe(std::size_t root);
+  void refuse_lone_codes();
 
   // unmatched.cpp: what is left over on either side
   void report_contests();
@@ -80,7 +91,9 @@ class Planner {
   CompiledRules rules_;
   Production production_;
   Codes codes_;
-  std::vector<bool> refused_companions_;  // sources: those of codes that a finding refuses
+  // Components of what is decoded or refused by name: none of them is left over.
+  std::vector<bool> accounted_;
+  std::map<std::pair<std::uint32_t, Dtype>, std::uint32_t> decodings_;  // by tensor and dtype
   Plan plan_;
   NameMap<std::size_t> index_;      // of the skeleton's targets
   std::vector<std::size_t> roots_;  // what each is a tie of; itself

@@ -5,10 +5,18 @@
 #include <algorithm>
 
 #include "loadstone/error.h"
+#include "loadstone/quantized_tensors.h"
 #include "plan/decodings.h"
 #include "plan/natural_order.h"
 
 namespace loadstone {
+
+Shape shape_of_bytes(const TensorInfo& tensor) {
+  auto extents = tensor.shape.extents();
+  const BlockLayout block = layout(tensor.encoding.block_format());
+  if (!extents.empty()) extents.back() = extents.back() / block.elements * block.bytes;
+  return Shape(std::move(extents));
+}
 
 Production::Production(const Catalog& catalog, const CompiledRules& rules,
                        const PlanOptions& options)
@@ -20,16 +28,27 @@ Production::Production(const Catalog& catalog, const CompiledRules& rules,
   for (const std::string& name : options.known_sources) {
     if (const auto known = catalog.find(name)) taken[*known] = true;
   }
-  RuleMatch match;
-  for (std::uint32_t i = 0; i < tensors.size(); ++i) {
-    if (taken[i] || options.knows_all_sources) continue;
-    if (rules_.match(tensors[i].name, match)) {
-      add_match(i, match);
-    } else {
-      add(tensors[i].name, Produced::none, 0, {i, 0, {}}, false);
-    }
+  for (std::uint32_t i = 0; i < tensors.size() && !options.knows_all_sources; ++i) {
+    if (!taken[i]) add_named({.source = i, .name = tensors[i].name});
+  }
+  // Numbers whose name is none of the file's: "experts.down_proj" of "experts.down_proj_blocks".
+  for (const QuantizedTensor& each : catalog.quantized().tensors()) {
+    const bool has_own_name =
+        each.data != QuantizedTensor::none && tensors[each.data].name != each.name;
+    if (!has_own_name || taken[each.data] || options.knows_all_sources) continue;
+    add_named({.source = each.data, .name = each.name, .is_numbers = true});
   }
   order_members();
+}
+
+void Production::add_named(Member member) {
+  RuleMatch match;
+  if (rules_.match(member.name, match)) {
+    add_match(std::move(member), match);
+  } else {
+    std::string name(member.name);
+    add(std::move(name), Produced::none, 0, std::move(member), false);
+  }
 }
 
 void Production::add_recipes(const Recipes& recipes, std::vector<bool>& taken) {
@@ -41,7 +60,7 @@ void Production::add_recipes(const Recipes& recipes, std::vector<bool>& taken) {
     for (const std::uint32_t source : sources_of(recipe.boxes, recipes.decodings)) {
       if (source >= taken.size()) continue;
       taken[source] = true;
-      item.members.push_back({source, 0, {}});
+      item.members.push_back({.source = source, .name = catalog_.tensors()[source].name});
     }
     items_.push_back(std::move(item));
     if (!index_.emplace(items_.back().name, items_.size() - 1).second) {
@@ -51,9 +70,10 @@ void Production::add_recipes(const Recipes& recipes, std::vector<bool>& taken) {
   }
 }
 
-void Production::add_match(std::uint32_t source, const RuleMatch& match) {
+void Production::add_match(Member member, const RuleMatch& match) {
   const CompiledRule& rule = rules_.rules()[match.rule];
-  const Member member = {source, match.pattern, match.groups};
+  member.pattern = match.pattern;
+  member.groups = match.groups;
   const bool joins = joins_sources(rule.rule.op);
   for (std::uint32_t part = 0; part < rule.targets.size(); ++part) {
     add(rule.targets[part].fill(match.groups), match.rule, part, member, joins);
@@ -92,8 +112,7 @@ void Production::order_members() {
         const auto order = natural_order(a.groups[g], b.groups[g]);
         if (order != 0) return order < 0;
       }
-      const auto& tensors = catalog_.tensors();
-      return natural_order(tensors[a.source].name, tensors[b.source].name) < 0;
+      return natural_order(a.name, b.name) < 0;
     });
   }
 }
@@ -103,9 +122,29 @@ Produced* Production::find(std::string_view name) {
   return found == index_.end() ? nullptr : &items_[found->second];
 }
 
+bool Production::is_whole(const Produced& item) const {
+  if (item.recipe != Produced::none || item.members.size() != 1) return false;
+  if (item.rule == Produced::none) return true;
+  const Rule& rule = rules_.rules()[item.rule].rule;
+  return rule.op == RuleOp::rename && rule.then.empty();
+}
+
+View Production::member_view(const Member& member) const {
+  const TensorInfo& tensor = catalog_.tensors()[member.source];
+  if (!member.is_numbers) {
+    return tensor.encoding.is_dtype() ? source_view(member.source, tensor)
+                                      : whole_view(member.source, shape_of_bytes(tensor));
+  }
+  const std::uint32_t number = numbers_begin() + member.source;
+  const QuantizedTensor* const quantized = catalog_.quantized().find(member.source);
+  if (quantized == nullptr) return whole_view(number, tensor.shape);
+  View view = whole_view(number, quantized->decoding.shape);
+  if (quantized->is_transposed) (void)transpose(view, -1, -2);  // of a rank that has both
+  return view;
+}
+
 MaybeMisfit Production::view_of(const Produced& item, View& view) const {
-  const std::uint32_t source = item.members.front().source;
-  view = source_view(source, catalog_.tensors()[source]);
+  view = member_view(item.members.front());
   if (item.rule == Produced::none) return std::nullopt;
   const Rule& rule = rules_.rules()[item.rule].rule;
   MaybeMisfit misfit;
@@ -130,7 +169,7 @@ MaybeMisfit Production::joined_view(const Produced& item, const Rule& rule, View
   std::vector<View> parts;
   for (std::size_t i = 0; i < item.members.size(); ++i) {
     const Member& member = item.members[i];
-    parts.push_back(source_view(member.source, catalog_.tensors()[member.source]));
+    parts.push_back(member_view(member));
     const bool is_last =
         i + 1 == item.members.size() || item.members[i + 1].pattern != member.pattern;
     if (rule.op != RuleOp::stack_concat || !is_last) continue;

@@ -17,11 +17,13 @@
 
 namespace loadstone {
 
-// A source that a rule matched. The groups are views into the source's name.
+// A source that a rule matched. The groups are views into its name.
 struct Member {
   std::uint32_t source = 0;
+  std::string_view name;  // the tensor's, or that of the quantized tensor that it is the data of
   std::uint32_t pattern = 0;
   std::vector<std::string_view> groups;
+  bool is_numbers = false;  // taken as what its codes stand for
 };
 
 // One tensor that the checkpoint gives: a source as it is, what a rule makes of some, or a recipe.
@@ -35,6 +37,9 @@ struct Produced {
   std::uint32_t recipe = none;  // index into Recipes::targets
   bool is_claimed = false;      // a target takes it
 };
+
+// Of a tensor of a block format, row by row.
+[[nodiscard]] Shape shape_of_bytes(const TensorInfo& tensor);
 
 // Two makers of one name.
 struct Contest {
@@ -64,17 +69,25 @@ class Production {
   [[nodiscard]] Produced* find(std::string_view name);
   [[nodiscard]] const std::vector<Contest>& contests() const noexcept { return contests_; }
 
-  // The view that a rule (or no rule) makes; not for recipes.
+  // The view that a rule (or no rule) makes; not for recipes. Numbers of a quantized source count
+  // from numbers_begin() on; blocks that are taken as they are are bytes.
   [[nodiscard]] MaybeMisfit view_of(const Produced& item, View& view) const;
+  // Whether it is a source as it is, under whatever name.
+  [[nodiscard]] bool is_whole(const Produced& item) const;
   // Sources that keep a joining rule from making its target. `shape` is what the model expects.
   [[nodiscard]] SourceGaps source_gaps(const Produced& item, const Shape& shape) const;
   [[nodiscard]] std::vector<std::string> source_names(const Produced& item) const;
+  [[nodiscard]] std::uint32_t numbers_begin() const noexcept {
+    return static_cast<std::uint32_t>(catalog_.tensors().size());
+  }
 
  private:
   void add_recipes(const Recipes& recipes, std::vector<bool>& taken);
-  void add_match(std::uint32_t source, const RuleMatch& match);
+  void add_named(Member member);
+  void add_match(Member member, const RuleMatch& match);
   void add(std::string name, std::uint32_t rule, std::uint32_t part, Member member, bool joins);
   void order_members();
+  [[nodiscard]] View member_view(const Member& member) const;
   [[nodiscard]] MaybeMisfit joined_view(const Produced& item, const Rule& rule, View& view) const;
   [[nodiscard]] MaybeMisfit split_view(const Produced& item, const Rule& rule, View& view) const;
 

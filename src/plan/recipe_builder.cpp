@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "catalog/check_decoding.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
 #include "plan/decodings.h"
@@ -242,6 +243,16 @@ RecipeBuilder::Value RecipeBuilder::decode(std::string_view kernel,
   const auto number = static_cast<std::uint32_t>(tensors.size() + decodings.size());
   decodings.push_back(std::move(decoding));
   return impl_->keep({whole_view(number, shape), dtype, false, false, {}});
+}
+
+RecipeBuilder::Value RecipeBuilder::numbers(const QuantizedTensor& quantized, Dtype dtype) {
+  const Decoding& decoding = quantized.decoding;
+  std::vector<Value> sources;
+  for (const std::uint32_t each : decoding.sources) {
+    sources.push_back(source(impl_->catalog->tensors().at(each).name));
+  }
+  const Value value = decode(decoding.kernel, sources, decoding.shape, dtype, decoding.offset);
+  return quantized.is_transposed ? transpose(value, -1, -2) : value;
 }
 
 RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype) {

@@ -9,6 +9,7 @@
 #include "base/json_fields.h"
 #include "base/json_writer.h"
 #include "base/text.h"
+#include "catalog/check_decoding.h"
 #include "loadstone/catalog.h"
 #include "loadstone/error.h"
 #include "loadstone/recipe.h"

@@ -70,7 +70,10 @@ void Planner::resolve(std::size_t root) {
     return;
   }
   Produced* const produced = choose_produced(root);
-  planned.dtype = final_dtype(target, produced);
+  std::uint32_t culprit = 0;
+  const Taking taking =
+      produced == nullptr ? Taking::plain : choose_taking(target, *produced, culprit);
+  planned.dtype = final_dtype(target, produced, taking);
   if (!Encoding(planned.dtype).byte_count(target.shape.numel().value_or(0))) {
     fail(root, {.code = "plan.shape",
                 .message = fmt::format("'{}': the size does not fit 64 bits as {}",
@@ -82,7 +85,9 @@ void Planner::resolve(std::size_t root) {
     resolve_missing(root);
     if (planned.recipe.origin != Origin::exception) quantize(root);
   } else {
-    take_produced(root, *produced);
+    if (refuse_gaps(root, *produced) || refuse_codes(root, *produced, taking, culprit)) return;
+    planned.recipe.origin = Origin::checkpoint;
+    if (find_boxes(root, *produced, taking) && check_dtypes(root)) quantize(root);
   }
 }
 
@@ -144,64 +149,17 @@ void Planner::fail(std::size_t target, Finding finding) {
   add(std::move(finding));
 }
 
-void Planner::take_produced(std::size_t root, Produced& produced) {
+// True: sources are missing, and the target has failed.
+bool Planner::refuse_gaps(std::size_t root, const Produced& produced) {
   const Target& target = skeleton_.targets[root];
   SourceGaps gaps = production_.source_gaps(produced, target.shape);
-  if (!gaps.ok()) {
-    Finding finding = {.code = gaps.code(),
-                       .message = fmt::format("'{}' {}", printable(target.name),
-                                              gaps.message(produced.members.size()))};
-    finding.sources = std::move(gaps.absent.empty() ? gaps.stray : gaps.absent);
-    fail(root, std::move(finding));
-    return;
-  }
-  if (refuse_codes(root, produced)) return;
-  plan_.targets[root].recipe.origin = Origin::checkpoint;
-  if (find_boxes(root, produced) && check_dtypes(root)) quantize(root);
-}
-
-// True: the target wants numbers and would get codes, and has failed.
-bool Planner::refuse_codes(std::size_t root, const Produced& produced) {
-  const Target& target = skeleton_.targets[root];
-  const auto refuse = [&](std::uint32_t source) {
-    auto finding = codes_.refuse_cast(source, target.name, plan_.targets[root].dtype, target.dtype);
-    if (!finding) return false;
-    codes_.mark_companions(source, refused_companions_);
-    fail(root, *std::move(finding));
-    return true;
-  };
-  if (produced.recipe == Produced::none) {
-    return std::ranges::any_of(produced.members,
-                               [&](const Member& member) { return refuse(member.source); });
-  }
-  return std::ranges::any_of(options_.recipes.targets[produced.recipe].boxes, [&](const Box& box) {
-    return box.decoding == no_decoding && refuse(box.source);
-  });
-}
-
-// Once all recipes are known: codes whose scales nothing takes mean nothing, whatever their dtype.
-void Planner::refuse_lone_codes() {
-  std::vector<bool> delivered(plan_.catalog->tensors().size(), false);
-  for (const PlannedTarget& target : plan_.targets) {
-    for (const std::uint32_t source : sources_of(target.recipe.boxes, plan_.decodings)) {
-      delivered[source] = true;
-    }
-  }
-  for (const std::string& name : options_.known_sources) {
-    if (const auto known = plan_.catalog->find(name)) delivered[*known] = true;
-  }
-  for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
-    if (options_.explained.contains(plan_.targets[i].name)) continue;
-    std::optional<Finding> finding;
-    for (const Box& box : plan_.targets[i].recipe.boxes) {
-      if (box.decoding != no_decoding) continue;
-      finding = codes_.refuse_lone(box.source, plan_.targets[i].name, delivered);
-      if (!finding) continue;
-      codes_.mark_companions(box.source, refused_companions_);
-      break;
-    }
-    if (finding) fail(i, *std::move(finding));
-  }
+  if (gaps.ok()) return false;
+  Finding finding = {.code = gaps.code(),
+                     .message = fmt::format("'{}' {}", printable(target.name),
+                                            gaps.message(produced.members.size()))};
+  finding.sources = std::move(gaps.absent.empty() ? gaps.stray : gaps.absent);
+  fail(root, std::move(finding));
+  return true;
 }
 
 void Planner::quantize(std::size_t root) {
@@ -238,12 +196,11 @@ void Planner::quantize(std::size_t root) {
 }
 
 // False: the target has failed.
-bool Planner::find_boxes(std::size_t root, const Produced& produced) {
+bool Planner::find_boxes(std::size_t root, const Produced& produced, Taking taking) {
   const Target& target = skeleton_.targets[root];
-  Recipe& recipe = plan_.targets[root].recipe;
   const auto sources = [&] { return production_.source_names(produced); };
   if (produced.recipe != Produced::none) {
-    return find_recipe_boxes(root, produced);
+    return find_recipe_boxes(root, produced, taking);
   }
   View view;
   const MaybeMisfit misfit = production_.view_of(produced, view);
@@ -257,7 +214,7 @@ bool Planner::find_boxes(std::size_t root, const Produced& produced) {
     return false;
   }
   if (view.shape != target.shape) {
-    fail(root, {.code = "plan.shape",
+    fail(root, {.code = taking == Taking::plain ? "plan.shape" : "plan.component",
                 .sources = sources(),
                 .message = fmt::format("'{}' is {} in the checkpoint ({}), the model wants {}",
                                        printable(target.name), view.shape.text(), quoted(sources()),
@@ -266,12 +223,29 @@ bool Planner::find_boxes(std::size_t root, const Produced& produced) {
                 .expected = target.shape.text()});
     return false;
   }
-  recipe.boxes = boxes_of(view);
+  return set_boxes(root, boxes_of(view));
+}
+
+// False: the target has failed.
+bool Planner::set_boxes(std::size_t root, std::vector<Box> boxes) {
+  Recipe& recipe = plan_.targets[root].recipe;
+  recipe.boxes = std::move(boxes);
+  const bool is_empty = skeleton_.targets[root].shape.numel() == 0u;
+  const bool has_blocks = std::ranges::any_of(recipe.boxes, [&](const Box& box) {
+    const std::uint32_t count = production_.numbers_begin();
+    const std::uint32_t source = box.source < count ? box.source : box.source - count;
+    return !plan_.catalog->tensors()[source].encoding.is_dtype();
+  });
+  if (!is_empty || !has_blocks) return decode_boxes(root);
+  // There is nothing to decode.
+  recipe.boxes.clear();
+  recipe.origin = Origin::constant;
+  recipe.constant = std::make_shared<const std::vector<std::byte>>();
   return true;
 }
 
 // False: the target has failed.
-bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced) {
+bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced, Taking taking) {
   const Target& target = skeleton_.targets[root];
   const TargetRecipe& made = options_.recipes.targets[produced.recipe];
   Recipe& recipe = plan_.targets[root].recipe;
@@ -298,11 +272,13 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced) {
                 .expected = defect->expected});
     return false;
   }
+  if (taking == Taking::numbers && !decode_recipe(root)) return false;
   // There is one cast, from the source to the target: what rounds before cannot be had.
   const Dtype wanted = plan_.targets[root].dtype;
   for (const Box& box : recipe.boxes) {
     const Encoding encoding = encoding_of(box, tensors, plan_.decodings);
-    if (wanted == made.dtype || !encoding.is_dtype()) continue;
+    const bool is_moved = tensors[box.source].encoding == Encoding(made.dtype);
+    if (wanted == made.dtype || !encoding.is_dtype() || is_moved) continue;
     if (is_exact(encoding.dtype(), made.dtype)) continue;
     fail(root, {.code = "plan.recipe",
                 .sources = {tensors[box.source].name},
@@ -394,17 +370,13 @@ bool Planner::check_dtypes(std::size_t root) {
   return true;
 }
 
-// Whether the model was made for the components of a quantized tensor.
-bool Planner::takes_codes(const Target& target, const Produced& produced) const {
-  return !produced.members.empty() &&
-         codes_.keep_dtype(produced.members.front().source, target.dtype);
-}
-
-Dtype Planner::final_dtype(const Target& target, const Produced* produced) const {
-  if (kind(target.dtype) != DtypeKind::floating) return target.dtype;
-  if (produced != nullptr && takes_codes(target, *produced)) return target.dtype;
+Dtype Planner::final_dtype(const Target& target, const Produced* produced, Taking taking) const {
+  const bool is_component = taking == Taking::component;
+  if (kind(target.dtype) != DtypeKind::floating || is_component) return target.dtype;
   if (options_.dtype) return *options_.dtype;
-  if (!options_.dtype_from_file || produced == nullptr) return target.dtype;
+  // The dtype of codes is none of numbers.
+  const bool is_plain = produced != nullptr && taking == Taking::plain;
+  if (!options_.dtype_from_file || !is_plain) return target.dtype;
   if (produced->recipe != Produced::none) {
     const Dtype made = options_.recipes.targets[produced->recipe].dtype;
     return kind(made) == DtypeKind::floating ? made : target.dtype;

@@ -43,8 +43,8 @@ bool is_number(std::string_view text) {
 }
 
 // The member's name with another number in its counting group.
-std::string renumbered(const std::string& name, std::string_view group, std::uint64_t number) {
-  std::string result = name;
+std::string renumbered(std::string_view name, std::string_view group, std::uint64_t number) {
+  std::string result(name);
   const auto begin = static_cast<std::size_t>(group.data() - name.data());
   return result.replace(begin, group.size(), std::to_string(number));
 }
@@ -71,9 +71,8 @@ std::string quoted(const std::vector<std::string>& names, std::uint64_t count) {
 // Finds the gaps of one target. Used once. Not thread-safe.
 class GapFinder {
  public:
-  GapFinder(const Catalog& catalog, const CompiledRules& rules, const Produced& item)
-      : catalog_(catalog),
-        rules_(rules),
+  GapFinder(const CompiledRules& rules, const Produced& item)
+      : rules_(rules),
         rule_(rules.rules()[item.rule]),
         item_(item),
         examples_(rule_.patterns.size(), nullptr),
@@ -142,8 +141,7 @@ class GapFinder {
   [[nodiscard]] std::string name_of(std::uint32_t partner, std::uint64_t number) const {
     const std::size_t first = first_of_[partner];
     const Member& example = *numbered_[first];
-    std::string name =
-        renumbered(catalog_.tensors()[example.source].name, series_[first].number, number);
+    std::string name = renumbered(example.name, series_[first].number, number);
     RuleMatch match;
     const bool is_found =
         rules_.match(name, match) && match.rule == item_.rule && match.pattern == example.pattern;
@@ -173,11 +171,10 @@ class GapFinder {
     }
     if (!gaps_.absent.empty()) gaps_.absent_count += check.absent_count - check.absent.size();
     for (const std::size_t stray : check.stray) {
-      gaps_.stray.push_back(catalog_.tensors()[numbered_[stray]->source].name);
+      gaps_.stray.emplace_back(numbered_[stray]->name);
     }
   }
 
-  const Catalog& catalog_;
   const CompiledRules& rules_;
   const CompiledRule& rule_;
   const Produced& item_;
@@ -213,7 +210,7 @@ const char* SourceGaps::code() const noexcept {
 
 SourceGaps Production::source_gaps(const Produced& item, const Shape& shape) const {
   if (item.rule == Produced::none || !joins_sources(rules_.rules()[item.rule].rule.op)) return {};
-  return GapFinder(catalog_, rules_, item).run(shape);
+  return GapFinder(rules_, item).run(shape);
 }
 
 }  // namespace loadstone

@@ -39,9 +39,10 @@ void Planner::report_unexpected() {
   unexpected_begin_ = plan_.findings.size();
   if (options_.unexpected == UnexpectedPolicy::ignore) return;
   for (const Produced& item : production_.items()) {
-    // Scales of codes that a finding refuses are named there.
-    const bool is_told = std::ranges::all_of(
-        item.members, [&](const Member& member) { return refused_companions_[member.source]; });
+    // Numbers under a name of their own are told of by their components' names.
+    const bool is_told = std::ranges::all_of(item.members, [&](const Member& member) {
+      return member.is_numbers || accounted_[member.source];
+    });
     if (item.is_claimed || (is_told && !item.members.empty())) continue;
     Finding finding;
     finding.severity =
@@ -75,7 +76,8 @@ void Planner::suggest() {
   for (const Produced& item : production_.items()) {
     if (item.is_claimed) continue;
     // What rules make has a shape too, but to know it is not worth the work.
-    const bool is_plain = item.rule == Produced::none && item.recipe == Produced::none;
+    const bool is_plain = item.rule == Produced::none && item.recipe == Produced::none &&
+                          !item.members.front().is_numbers;
     names.add(item.name,
               is_plain ? &plan_.catalog->tensors()[item.members.front().source].shape : nullptr);
     items.push_back(&item);

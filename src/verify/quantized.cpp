@@ -64,7 +64,7 @@ Counts count_scales(const TensorInfo& tensor, ByteSource& source) {
   return counts;
 }
 
-bool is_bnb(const StoredValue& value) { return value.decoding.kernel.starts_with("bnb_"); }
+bool is_bnb(const QuantizedTensor& value) { return value.decoding.kernel.starts_with("bnb_"); }
 
 double error_max(std::string_view encoding) {
   const bool is_wide =
@@ -79,7 +79,7 @@ class Numbers {
       : catalog_(shards.catalog()),
         reader_(borrowed(shards.catalog()), shards.sources(), staging_bytes, stop) {}
 
-  void open(const std::string& name, const Shape& shape, const StoredValue* stored,
+  void open(const std::string& name, const Shape& shape, const QuantizedTensor* stored,
             std::uint32_t tensor) {
     decodings_.clear();
     if (stored == nullptr) {
@@ -87,7 +87,7 @@ class Numbers {
     } else {
       box_ = {
           .dims = {{.extent = shape.numel().value_or(0), .source_stride = 1, .target_stride = 1}}};
-      if (stored->is_turned) {
+      if (stored->is_transposed) {
         const std::uint64_t rows = shape[1];
         const std::uint64_t columns = shape[2];
         box_.dims = {
@@ -143,12 +143,12 @@ double relative_error(Numbers& first, Numbers& second, std::uint64_t elements) {
 
 }  // namespace
 
-std::vector<Finding> check_scales(const OpenShards& shards, const StoredValues& stored) {
+std::vector<Finding> check_scales(const OpenShards& shards, const QuantizedTensors& stored) {
   const Catalog& catalog = shards.catalog();
-  std::vector<Finding> findings = stored.findings;
+  std::vector<Finding> findings = stored.findings();
   // A layout that nothing here decodes may be sound all the same.
   std::erase_if(findings, [](const Finding& finding) { return finding.code == "plan.encoding"; });
-  for (const StoredValue& value : stored.values) {
+  for (const QuantizedTensor& value : stored.tensors()) {
     for (std::size_t i = 1; i < value.decoding.sources.size(); ++i) {
       const TensorInfo& tensor = catalog.tensors()[value.decoding.sources[i]];
       // Codes of bitsandbytes: bytes that stand for scales, and the table that says for which.
@@ -179,18 +179,22 @@ QuantizedPairs::QuantizedPairs(const Catalog& first, const Catalog& second,
                                const VerifyOptions& options)
     : first_(first),
       second_(second),
-      first_stored_(find_stored_values(first, options.storage)),
-      second_stored_(find_stored_values(second, options.storage)),
+      first_stored_(find_quantized_tensors(first, options.storage)),
+      second_stored_(find_quantized_tensors(second, options.storage)),
       in_first_(first.tensors().size(), false),
       in_second_(second.tensors().size(), false) {
-  std::map<std::string_view, std::pair<const StoredValue*, const StoredValue*>> by_name;
-  for (const StoredValue& value : first_stored_.values) by_name[value.name].first = &value;
-  for (const StoredValue& value : second_stored_.values) by_name[value.name].second = &value;
+  std::map<std::string_view, std::pair<const QuantizedTensor*, const QuantizedTensor*>> by_name;
+  for (const QuantizedTensor& value : first_stored_.tensors()) {
+    if (value.is_readable()) by_name[value.name].first = &value;
+  }
+  for (const QuantizedTensor& value : second_stored_.tensors()) {
+    if (value.is_readable()) by_name[value.name].second = &value;
+  }
   for (const auto& [name, sides] : by_name) add(std::string(name), sides.first, sides.second);
 }
 
-void QuantizedPairs::add(const std::string& name, const StoredValue* first,
-                         const StoredValue* second) {
+void QuantizedPairs::add(const std::string& name, const QuantizedTensor* first,
+                         const QuantizedTensor* second) {
   if (first != nullptr && second != nullptr && first->encoding == second->encoding) return;
   Pair pair = {name, {&first_, first}, {&second_, second}};
   for (Side* const side : {&pair.first, &pair.second}) {
@@ -211,7 +215,7 @@ void QuantizedPairs::cover(const Side& side, std::vector<bool>& covered) {
     return;
   }
   for (const std::uint32_t source : side.stored->decoding.sources) covered[source] = true;
-  for (const std::uint32_t source : side.stored->beside) covered[source] = true;
+  for (const std::uint32_t source : side.stored->unneeded) covered[source] = true;
 }
 
 void QuantizedPairs::measure(const OpenShards& first_shards, const OpenShards& second_shards,
@@ -225,7 +229,7 @@ void QuantizedPairs::measure(const OpenShards& first_shards, const OpenShards& s
     first.open(pair.name, shape, pair.first.stored, pair.first.tensor);
     second.open(pair.name, shape, pair.second.stored, pair.second.tensor);
     const double error = relative_error(first, second, shape.numel().value_or(0));
-    const StoredValue* const stored =
+    const QuantizedTensor* const stored =
         pair.second.stored != nullptr ? pair.second.stored : pair.first.stored;
     report.quantized.push_back({pair.name, stored->encoding, error});
     const double most = error_max(stored->encoding);

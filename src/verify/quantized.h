@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "loadstone/catalog.h"
-#include "loadstone/stored.h"
+#include "loadstone/quantized_tensors.h"
 #include "loadstone/verify.h"
 #include "verify/tensor_bytes.h"
 
@@ -15,7 +15,7 @@ namespace loadstone {
 
 // Scales that are not finite ("q.nan"), or not above zero where they divide ("q.scale_value").
 [[nodiscard]] std::vector<Finding> check_scales(const OpenShards& shards,
-                                                const StoredValues& stored);
+                                                const QuantizedTensors& stored);
 
 // Values that are quantized in one of two checkpoints, or in both but differently.
 class QuantizedPairs {
@@ -34,7 +34,7 @@ class QuantizedPairs {
  private:
   struct Side {
     const Catalog* catalog = nullptr;
-    const StoredValue* stored = nullptr;  // null: a tensor of its own
+    const QuantizedTensor* stored = nullptr;  // null: a tensor of its own
     std::uint32_t tensor = 0;
     [[nodiscard]] Shape shape() const;
   };
@@ -44,13 +44,13 @@ class QuantizedPairs {
     Side second;
   };
 
-  void add(const std::string& name, const StoredValue* first, const StoredValue* second);
+  void add(const std::string& name, const QuantizedTensor* first, const QuantizedTensor* second);
   static void cover(const Side& side, std::vector<bool>& covered);
 
   const Catalog& first_;
   const Catalog& second_;
-  StoredValues first_stored_;
-  StoredValues second_stored_;
+  QuantizedTensors first_stored_;
+  QuantizedTensors second_stored_;
   std::vector<bool> in_first_;
   std::vector<bool> in_second_;
   std::vector<Pair> pairs_;

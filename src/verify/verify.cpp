@@ -156,20 +156,25 @@ VerifyReport verify_values(const Catalog& catalog, const VerifyOptions& options)
   const std::vector<ValueCounts> counts = distinct.of_tensors(range_counts);
   VerifyReport report;
   report.bytes_read = jobs.bytes_done();
+  const QuantizedTensors stored = find_quantized_tensors(catalog, options.storage);
+  // Floats that bitsandbytes packs codes into are none.
+  const auto is_storage = [&](std::size_t i) {
+    const QuantizedTensor* const found = stored.find(static_cast<std::uint32_t>(i));
+    return found != nullptr && found->decoding.kernel.starts_with("bnb_");
+  };
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (counts[i].nan + counts[i].infinite > 0) {
+    if (counts[i].nan + counts[i].infinite > 0 && !is_storage(i)) {
       report.not_finite.push_back({tensors[i].name, counts[i].nan, counts[i].infinite});
     }
     if (counts[i].bad_bools + counts[i].bad_scales > 0) {
       report.findings.push_back(bad_values(catalog, tensors[i], counts[i]));
     }
   }
-  const StoredValues stored = find_stored_values(catalog, options.storage);
   auto findings = check_scales(shards, stored);
   std::ranges::move(findings, std::back_inserter(report.findings));
-  for (const StoredValue& value : stored.values) {
-    const std::uint32_t data = value.decoding.sources.front();
-    if (counts[data].nan == 0) continue;
+  for (const QuantizedTensor& value : stored.tensors()) {
+    if (!value.is_readable() || counts[value.data].nan == 0 || is_storage(value.data)) continue;
+    const std::uint32_t data = value.data;
     // No encoder makes NaN of a number.
     report.findings.push_back(finding_of(catalog, tensors[data], "q.nan",
                                          fmt::format("{} numbers that are NaN", counts[data].nan),

@@ -15,7 +15,6 @@
 #include "loadstone/convert.h"
 #include "loadstone/execute.h"
 #include "loadstone/plan.h"
-#include "loadstone/stored.h"
 #include "loadstone/verify.h"
 #include "support/errors.h"
 #include "support/files.h"
@@ -113,7 +112,6 @@ TEST_P(HostileBounds, HoldForAllThatTheLibraryDoes) {
   options.staging_bytes_max = 1 << 20;
   options.threads = 1;
   convert_within(options, "convert");
-  options.stored = find_stored_values(*catalog_, &storage_);
   options.dequantize = true;
   convert_within(options, "dequantize");
   options.dequantize = false;

@@ -21,6 +21,7 @@ using ::testing::IsEmpty;
 
 struct NamingCase {
   const char* title;
+  const char* kernel;               // empty: no codec reads the layout
   std::vector<FakeTensor> tensors;  // the data first
   Shape numbers;
 };
@@ -28,22 +29,36 @@ struct NamingCase {
 std::vector<NamingCase> namings() {
   return {
       {"per tensor",
+       "fp8_block",
        {{"a.weight", {4, 8}, Dtype::f8_e4m3}, {"a.weight_scale", {}, Dtype::f32}},
        {4, 8}},
       {"DeepSeek",
+       "fp8_block_128",
        {{"a.weight", {4, 8}, Dtype::f8_e4m3}, {"a.weight_scale_inv", {1, 1}, Dtype::f32}},
        {4, 8}},
-      {"vector", {{"a.weight", {8}, Dtype::f8_e5m2}, {"a.weight_scale", {}, Dtype::f32}}, {8}},
+      {"vector", "", {{"a.weight", {8}, Dtype::f8_e5m2}, {"a.weight_scale", {}, Dtype::f32}}, {8}},
       {"stack",
+       "fp8_block",
        {{"a.up", {2, 4, 8}, Dtype::f8_e4m3}, {"a.up_weight_scale", {2}, Dtype::f32}},
        {2, 4, 8}},
-      {"Comfy", {{"a.weight", {4, 8}, Dtype::f8_e4m3}, {"a.scale_weight", {}, Dtype::f32}}, {4, 8}},
+      {"Comfy",
+       "",
+       {{"a.weight", {4, 8}, Dtype::f8_e4m3}, {"a.scale_weight", {}, Dtype::f32}},
+       {4, 8}},
       {"inference code of DeepSeek",
+       "",
        {{"a.weight", {4, 8}, Dtype::f8_e4m3}, {"a.scale", {1, 1}, Dtype::f32}},
        {4, 8}},
-      {"rows", {{"a.weight", {4, 8}, Dtype::i8}, {"a.weight_scale", {4}, Dtype::f32}}, {4, 8}},
-      {"bitsandbytes", {{"a.weight", {4, 8}, Dtype::i8}, {"a.SCB", {4}, Dtype::f32}}, {4, 8}},
+      {"rows",
+       "int8_rows",
+       {{"a.weight", {4, 8}, Dtype::i8}, {"a.weight_scale", {4}, Dtype::f32}},
+       {4, 8}},
+      {"bitsandbytes",
+       "bnb_int8",
+       {{"a.weight", {4, 8}, Dtype::i8}, {"a.SCB", {4}, Dtype::f32}},
+       {4, 8}},
       {"NVFP4",
+       "nvfp4",
        {{"a.weight", {4, 8}, Dtype::u8},
         {"a.weight_scale", {4, 1}, Dtype::f8_e4m3},
         {"a.weight_scale_2", {}, Dtype::f32}},
@@ -55,33 +70,57 @@ Skeleton numbers_of(const NamingCase& naming, Dtype dtype = Dtype::bf16) {
   return skeleton_of({target_of(naming.tensors[0].name, naming.numbers, dtype)});
 }
 
-TEST(Codes, AreNotCastToNumbers) {
+TEST(Codes, AreDecodedWhereNumbersAreWanted) {
   for (const NamingCase& naming : namings()) {
     const Plan plan = make_plan(fake_catalog(naming.tensors), numbers_of(naming));
-    const auto findings = found(plan, "plan.encoding");
-    ASSERT_EQ(findings.size(), 1u) << naming.title;
-    EXPECT_EQ(findings[0].severity, Severity::error);
-    EXPECT_EQ(findings[0].target, naming.tensors[0].name);
-    EXPECT_THAT(findings[0].message, HasSubstr(naming.tensors[1].name)) << naming.title;
-    EXPECT_THAT(findings[0].suggestion, HasSubstr("--dequantize"));
-    EXPECT_EQ(plan.targets[0].recipe.origin, Origin::exception);
-    // Their scales are named there, and not again.
+    const bool is_read = *naming.kernel != '\0';
+    ASSERT_EQ(plan.ok(), is_read) << naming.title << to_table(plan);
+    if (is_read) {
+      ASSERT_EQ(plan.decodings.size(), 1u) << naming.title;
+      EXPECT_EQ(plan.decodings[0].kernel, naming.kernel);
+      EXPECT_EQ(plan.decodings[0].dtype, Dtype::bf16);
+      EXPECT_EQ(plan.targets[0].recipe.boxes[0].decoding, 0u);
+    } else {
+      EXPECT_EQ(plan.findings[0].target, naming.tensors[0].name);
+      EXPECT_THAT(plan.findings[0].sources, Contains(naming.tensors[1].name)) << naming.title;
+      EXPECT_EQ(plan.targets[0].recipe.origin, Origin::exception);
+    }
+    // Their scales are part of it, or named there, and not left over.
     EXPECT_THAT(found(plan, "plan.unexpected"), IsEmpty()) << naming.title;
   }
 }
 
-TEST(Codes, AreNotNumbersInTheirOwnDtypeEither) {
+// The dtype of codes is none of numbers.
+TEST(Codes, HaveNoDtypeOfNumbers) {
   const NamingCase naming = namings()[0];
-  const auto refused = [&](const Skeleton& skeleton, const PlanOptions& options) {
-    return found(make_plan(fake_catalog(naming.tensors), skeleton, options), "plan.encoding");
+  const auto dtype_with = [&](const PlanOptions& options) {
+    const Plan plan = make_plan(fake_catalog(naming.tensors), numbers_of(naming), options);
+    EXPECT_TRUE(plan.ok()) << to_table(plan);
+    return std::pair(plan.targets[0].dtype, plan.decodings.at(0).dtype);
   };
-  EXPECT_EQ(refused(numbers_of(naming), {.dtype_from_file = true}).size(), 1u);
-  EXPECT_EQ(refused(numbers_of(naming), {.dtype = Dtype::f8_e4m3}).size(), 1u);
-  const auto alone = refused(numbers_of(naming, Dtype::f8_e4m3), {});
-  ASSERT_EQ(alone.size(), 1u);
-  EXPECT_THAT(alone[0].message, HasSubstr("nothing takes 'a.weight_scale'"));
-  EXPECT_THAT(refused(numbers_of(naming, Dtype::f8_e4m3), {.known_sources = {"a.weight_scale"}}),
-              IsEmpty());
+  EXPECT_EQ(dtype_with({.dtype_from_file = true}), std::pair(Dtype::bf16, Dtype::bf16));
+  EXPECT_EQ(dtype_with({.dtype = Dtype::f16}), std::pair(Dtype::f16, Dtype::f16));
+  EXPECT_EQ(dtype_with({.dtype = Dtype::f64}), std::pair(Dtype::f64, Dtype::f32));
+}
+
+TEST(Codes, AreNeitherComponentNorNumbersHalfway) {
+  const NamingCase fp8 = namings()[0];
+  const auto refused = [](const NamingCase& naming, const Skeleton& skeleton,
+                          const PlanOptions& options = {}) {
+    const auto findings =
+        found(make_plan(fake_catalog(naming.tensors), skeleton, options), "plan.component");
+    return findings.empty() ? std::string() : findings[0].message;
+  };
+  // Codes whose scale nothing takes.
+  const Skeleton alone = numbers_of(fp8, Dtype::f8_e4m3);
+  EXPECT_THAT(refused(fp8, alone), HasSubstr("nothing takes 'a.weight_scale'"));
+  EXPECT_THAT(refused(fp8, alone, {.known_sources = {"a.weight_scale"}}), IsEmpty());
+  // Numbers beside a scale that is taken as it is.
+  const Skeleton both = skeleton_of(
+      {target_of("a.weight", {4, 8}, Dtype::bf16), target_of("a.weight_scale", {}, Dtype::f32)});
+  EXPECT_THAT(refused(fp8, both), HasSubstr("takes its 'a.weight_scale'"));
+  // Integers that are no codes.
+  EXPECT_THAT(refused(namings()[6], numbers_of(namings()[6], Dtype::i32)), HasSubstr("I32"));
 }
 
 TEST(Codes, LoadWithTheirScalesIntoModulesMadeForThem) {
@@ -101,7 +140,7 @@ TEST(Codes, LoadWithTheirScalesIntoModulesMadeForThem) {
   }
 }
 
-TEST(Codes, RulesAndRecipesDoNotCastThemEither) {
+TEST(Codes, AreDecodedForRulesAndRecipes) {
   const auto catalog = fake_catalog({{"e.0.w", {4, 8}, Dtype::f8_e4m3},
                                      {"e.0.w_scale", {}, Dtype::f32},
                                      {"e.1.w", {4, 8}, Dtype::f8_e4m3},
@@ -110,22 +149,31 @@ TEST(Codes, RulesAndRecipesDoNotCastThemEither) {
   PlanOptions options;
   options.rules = rules_from_json(
       R"j([{"op": "stack", "sources": ["e\\.(\\d+)\\.w"], "targets": ["experts"], "dim": 0}])j");
-  EXPECT_EQ(found(make_plan(catalog, skeleton, options), "plan.encoding").size(), 1u);
+  const auto decodings_of = [&](const PlanOptions& with) {
+    const Plan plan = make_plan(catalog, skeleton, with);
+    EXPECT_TRUE(plan.ok()) << to_table(plan);
+    std::vector<std::uint32_t> sources;
+    for (const Box& box : plan.targets[0].recipe.boxes) {
+      for (const std::uint32_t source : plan.decodings.at(box.decoding).sources) {
+        sources.push_back(source);
+      }
+    }
+    return sources;
+  };
+  EXPECT_THAT(decodings_of(options), ElementsAre(0, 1, 2, 3));
 
   TargetRecipe recipe = {.target = "experts", .shape = {2, 4, 8}, .dtype = Dtype::f32};
   for (const std::uint32_t expert : {0u, 1u}) {
     recipe.boxes.push_back(
         {.source = 2 * expert, .target_offset = std::uint64_t{32} * expert, .dims = {{32, 1, 1}}});
   }
-  EXPECT_EQ(
-      found(make_plan(catalog, skeleton, {.recipes = {{recipe}, {}}}), "plan.encoding").size(), 1u);
-  // Decoded, they are numbers.
+  EXPECT_THAT(decodings_of({.recipes = {{recipe}, {}}}), ElementsAre(0, 1, 2, 3));
   Recipes decoded = {{recipe}, {}};
   for (const std::uint32_t expert : {0u, 1u}) {
     decoded.decodings.push_back({"fp8_block", {2 * expert, 2 * expert + 1}, {4, 8}, Dtype::f32});
     decoded.targets[0].boxes[expert].decoding = expert;
   }
-  EXPECT_TRUE(make_plan(catalog, skeleton, {.recipes = decoded}).ok());
+  EXPECT_THAT(decodings_of({.recipes = decoded}), ElementsAre(0, 1, 2, 3));
 }
 
 TEST(Codes, Fp8WithoutScalesAreNumbers) {
@@ -163,7 +211,7 @@ TEST_F(SavedCodes, APlanFromAFileDoesNotCastThemEither) {
   const auto error =
       error_of([&] { static_cast<void>(plan_from_json(forged(catalog, "a.weight"), options_)); });
   ASSERT_TRUE(error);
-  EXPECT_EQ(error->code(), "plan.encoding");
+  EXPECT_EQ(error->code(), "plan.component");
   EXPECT_THAT(error->message(), HasSubstr("a.weight_scale"));
 }
 

@@ -208,14 +208,30 @@ INSTANTIATE_TEST_SUITE_P(
                     DtypeCase{Dtype::f6_e2m3, Dtype::f6_e2m3, "", Severity::info},
                     DtypeCase{Dtype::c64, Dtype::c64, "", Severity::info}));
 
-TEST(MakePlan, BlockFormatsAreUnsupported) {
+TEST(MakePlan, BlockFormatsAreDecodedOrTakenAsBytes) {
   const auto catalog = fake_catalog({{"a", {2, 256}, BlockFormat::q4_k}, {"b", {4}}});
-  const Plan plan = make_plan(catalog, Skeleton::from_catalog(*catalog));
-  const auto findings = found(plan, "plan.encoding");
+  const auto kernel_for = [&](const Skeleton& skeleton, const PlanOptions& options = {}) {
+    const Plan plan = make_plan(catalog, skeleton, options);
+    EXPECT_TRUE(plan.ok()) << to_table(plan);
+    const Decoding& decoding = plan.decodings.at(planned(plan, "a").recipe.boxes.at(0).decoding);
+    return decoding.kernel + " to " + std::string(name(decoding.dtype));
+  };
+  EXPECT_EQ(kernel_for(Skeleton::from_catalog(*catalog)), "gguf to F32");
+  EXPECT_EQ(kernel_for(Skeleton::from_catalog(*catalog), {.dtype = Dtype::bf16}), "gguf to BF16");
+  EXPECT_EQ(kernel_for(skeleton_of({target_of("a", {2, 144}, Dtype::u8)})), "bytes to U8");
+  const Plan plan = make_plan(catalog, skeleton_of({target_of("a", {2, 256}, Dtype::i32)}));
+  const auto findings = found(plan, "plan.component");
   ASSERT_EQ(findings.size(), 1u);
-  EXPECT_EQ(findings[0].severity, Severity::error);
-  EXPECT_THAT(findings[0].message, HasSubstr("unsupported encoding Q4_K"));
+  EXPECT_THAT(findings[0].message, HasSubstr("Q4_K"));
   EXPECT_EQ(findings[0].target, "a");
+}
+
+// What has no elements needs no decoder.
+TEST(MakePlan, BlockFormatsMayBeEmpty) {
+  const auto catalog = fake_catalog({{"a", {0, 256}, BlockFormat::q4_k}});
+  const Plan plan = make_plan(catalog, Skeleton::from_catalog(*catalog));
+  EXPECT_TRUE(plan.ok()) << to_table(plan);
+  EXPECT_EQ(planned(plan, "a").recipe.origin, Origin::constant);
 }
 
 TEST(MakePlan, HalfBytesAreMovedWholeOrNotAtAll) {

@@ -1,3 +1,5 @@
+#include "loadstone/quantized_tensors.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,12 +11,11 @@
 
 #include "base/ceil_div.h"
 #include "base/text.h"
+#include "catalog/bnb_state.h"
+#include "catalog/check_decoding.h"
 #include "catalog/components.h"
+#include "catalog/int4.h"
 #include "loadstone/error.h"
-#include "loadstone/stored.h"
-#include "plan/decodings.h"
-#include "stored/bnb_state.h"
-#include "stored/int4.h"
 
 namespace loadstone {
 
@@ -60,14 +61,21 @@ class Finder {
         used_(catalog.tensors().size(), false),
         sources_(catalog.shards().size()) {}
 
-  StoredValues run() {
-    for (const Components& components : find_components(catalog_)) look_at(components);
+  QuantizedTensors run() && {
+    const std::vector<Components> components = find_components(catalog_);
+    std::vector<QuantizedTensor> tensors;
+    tensors.reserve(components.size());
+    for (const Components& each : components) {
+      current_ = as_quantized_tensor(each);
+      look_at(each);
+      tensors.push_back(std::move(current_));
+    }
     for (std::uint32_t i = 0; i < catalog_.tensors().size(); ++i) report_unused(i);
-    return std::move(found_);
+    return {std::move(tensors), std::move(warnings_), mark_companions(catalog_, components),
+            catalog_.tensors().size()};
   }
 
  private:
-  // Sources beside `name`, if all are there.
   [[nodiscard]] std::optional<std::uint32_t> find(const std::string& name) const {
     return catalog_.find(name);
   }
@@ -94,7 +102,7 @@ class Finder {
 
   void refuse_foreign(const Components& components) {
     std::vector<std::string> sources = {catalog_.tensors()[components.data].name};
-    for (const std::uint32_t companion : components.companions()) {
+    for (const std::uint32_t companion : current_.companions()) {
       used_[companion] = true;
       sources.push_back(catalog_.tensors()[companion].name);
     }
@@ -159,8 +167,8 @@ class Finder {
       return;
     }
     if (weight.shape.rank() < 2) {
-      fail(weight.name, "q.shape", "is FP8 with scales, but no matrix", {weight.name},
-           weight.shape.text());
+      fail(weight.name, "q.shape", "is FP8 with scales, but no matrix",
+           {weight.name, catalog_.tensors()[components.scale].name}, weight.shape.text());
       return;
     }
     const std::uint32_t scale = components.scale;
@@ -172,23 +180,35 @@ class Finder {
     const bool is_spread =
         rank == 4 && weight.shape.rank() == 2 && scales.shape[1] == 1 && scales.shape[3] == 1;
     const bool is_grid = rank == weight.shape.rank();
-    const bool is_vector = rank + 1 == weight.shape.rank() && rank > 0 && count != 1;
+    const std::uint64_t rows = weight.shape[weight.shape.rank() - 2];
+    const bool has_one_a_matrix =
+        (is_grid && scales.shape[rank - 2] == 1 && scales.shape[rank - 1] == 1) ||
+        (weight.shape.rank() == 3 && scales.shape == Shape({weight.shape[0]}));
+    const bool has_one_a_row =
+        (is_grid && rows > 1 && scales.shape[rank - 2] == rows && scales.shape[rank - 1] == 1) ||
+        (rank + 1 == weight.shape.rank() && rank > 0 && count != 1);
+    constexpr std::uint64_t mx_columns = 32;
+    const bool is_mx = is_grid && is_dtype(scales, {Dtype::u8, Dtype::f8_e8m0}) &&
+                       scales.shape[rank - 2] == rows &&
+                       scales.shape[rank - 1] == ceil_div(columns, mx_columns);
     // By its name it is of blocks, and one scale is that of one block.
     const Shape blocks = blocks_of(weight);
-    if (is_grid && count == 1 && scales.name.ends_with("_inv") && blocks.numel() != 1u) {
+    const bool is_inverse = is_grid && scales.name.ends_with("_inv");
+    if (has_one_a_matrix && is_inverse && blocks.numel() != 1u) {
       refuse_blocks(weight, scales, "has one scale for several blocks");
       return;
     }
     const char* kernel = "fp8_block";
     const char* encoding = "fp8-block";
-    if (is_dtype(scales, {Dtype::u8, Dtype::f8_e8m0})) {
+    if (is_mx) {
+      kernel = "mxfp8";
       encoding = "mxfp8";
-    } else if (is_vector || (is_grid && scales.shape[rank - 1] == 1 && columns > 128)) {
+    } else if (has_one_a_row) {
       kernel = "fp8_rows";
       encoding = "fp8-channel";
     } else if (is_spread) {
       kernel = "fp8_block_128";
-    } else if (count == 1) {
+    } else if ((count == 1 || has_one_a_matrix) && !is_inverse) {
       encoding = "fp8";
     } else if (is_grid) {
       kernel = kernel_of_blocks(weight, scales);
@@ -281,10 +301,9 @@ class Finder {
       return;
     }
     const Shape shape = ungrouped(blocks.shape);
-    const std::size_t before = found_.values.size();
     add(components.name, "mxfp4",
         {"mxfp4", {components.data, components.scale}, shape, Dtype::bf16});
-    if (found_.values.size() > before) found_.values.back().is_turned = shape.rank() == 3;
+    current_.is_transposed = shape.rank() == 3;
   }
 
   void add_bnb4(const Components& components) {
@@ -391,7 +410,8 @@ class Finder {
       return;
     }
     for (const std::uint32_t source : decoding.sources) used_[source] = true;
-    found_.values.push_back({name, std::string(encoding), std::move(decoding), {}});
+    current_.encoding = encoding;
+    current_.decoding = std::move(decoding);
     for (const char* suffix : {"input_scale", "input_global_scale"}) {
       const auto at = name.rfind("weight");
       if (at == std::string::npos || at + 6 != name.size()) break;
@@ -399,11 +419,10 @@ class Finder {
     }
   }
 
-  // Of the value that was added last.
   void beside(std::uint32_t index) {
-    if (found_.values.empty() || used_[index]) return;
+    if (used_[index]) return;
     used_[index] = true;
-    found_.values.back().beside.push_back(index);
+    current_.unneeded.push_back(index);
   }
 
   void report_unused(std::uint32_t index) {
@@ -411,7 +430,7 @@ class Finder {
     if (used_[index] || !(name.ends_with("weight_scale_inv") || name.ends_with("weight_scale"))) {
       return;
     }
-    found_.findings.push_back(
+    warnings_.push_back(
         {.severity = Severity::warning,
          .code = "q.scale_unused",
          .sources = {name},
@@ -421,37 +440,84 @@ class Finder {
 
   void fail(const std::string& value, std::string code, const std::string& what,
             std::vector<std::string> sources, std::string found = {}, std::string expected = {}) {
-    found_.findings.push_back({.severity = Severity::error,
-                               .code = std::move(code),
-                               .target = value,
-                               .sources = std::move(sources),
-                               .message = fmt::format("'{}' {}", printable(value), what),
-                               .found = std::move(found),
-                               .expected = std::move(expected)});
+    current_.decoding = {};
+    current_.encoding.clear();
+    current_.defect = {.severity = Severity::error,
+                       .code = std::move(code),
+                       .target = value,
+                       .sources = std::move(sources),
+                       .message = fmt::format("'{}' {}", printable(value), what),
+                       .found = std::move(found),
+                       .expected = std::move(expected)};
     // One finding is enough: its scales are not told to be scales of nothing.
     for (const char* suffix : {"_scale", "_scale_inv"}) {
       if (const auto index = find(value + suffix)) used_[*index] = true;
     }
-    const auto& named = found_.findings.back().sources;
-    if (!named.empty()) found_.findings.back().message += fmt::format(" ({})", quoted(named));
+    const auto& named = current_.defect.sources;
+    if (!named.empty()) current_.defect.message += fmt::format(" ({})", quoted(named));
   }
 
   const Catalog& catalog_;
   Storage& storage_;
   std::vector<bool> used_;
   std::vector<std::shared_ptr<ByteSource>> sources_;
-  StoredValues found_;
+  QuantizedTensor current_;
+  std::vector<Finding> warnings_;
 };
 
 }  // namespace
 
-Shape StoredValue::shape() const {
+Shape QuantizedTensor::shape() const {
   auto extents = decoding.shape.extents();
-  if (is_turned) std::swap(extents[extents.size() - 2], extents.back());
+  if (is_transposed) std::swap(extents[extents.size() - 2], extents.back());
   return Shape(std::move(extents));
 }
 
-StoredValues find_stored_values(const Catalog& catalog, Storage* storage) {
+std::string QuantizedTensor::role(std::uint32_t tensor) const {
+  if (tensor == data) return "data";
+  constexpr std::size_t nested_code = 3;  // of a decoding's sources
+  const auto& sources = decoding.sources;
+  if (sources.size() > nested_code && sources[nested_code] == tensor) return "nested_code";
+  const bool is_of_bnb = decoding.kernel.starts_with("bnb_");
+  const auto at = std::ranges::find(scales, tensor) - scales.begin();
+  if (at == 0) return is_of_bnb ? "absmax" : "scale";
+  if (at == 1) return is_of_bnb ? "nested_absmax" : "scale_2";
+  const auto state = std::ranges::find(states, tensor) - states.begin();
+  return state == 0 ? "state" : fmt::format("state_{}", state + 1);
+}
+
+std::vector<std::uint32_t> QuantizedTensor::companions() const {
+  std::vector<std::uint32_t> all = scales;
+  all.insert(all.end(), states.begin(), states.end());
+  return all;
+}
+
+QuantizedTensors::QuantizedTensors(std::vector<QuantizedTensor> tensors,
+                                   std::vector<Finding> warnings, std::vector<bool> companions,
+                                   std::size_t count)
+    : tensors_(std::move(tensors)), is_companion_(std::move(companions)) {
+  if (!tensors_.empty()) by_data_.assign(count, QuantizedTensor::none);
+  for (std::uint32_t i = 0; i < tensors_.size(); ++i) {
+    if (tensors_[i].data != QuantizedTensor::none) by_data_[tensors_[i].data] = i;
+    if (!tensors_[i].defect.code.empty()) findings_.push_back(tensors_[i].defect);
+  }
+  std::ranges::move(warnings, std::back_inserter(findings_));
+}
+
+bool QuantizedTensors::has_readable() const noexcept {
+  return std::ranges::any_of(tensors_, &QuantizedTensor::is_readable);
+}
+
+const QuantizedTensor* QuantizedTensors::find(std::uint32_t tensor) const noexcept {
+  if (tensor >= by_data_.size() || by_data_[tensor] == QuantizedTensor::none) return nullptr;
+  return &tensors_[by_data_[tensor]];
+}
+
+bool QuantizedTensors::is_companion(std::uint32_t tensor) const noexcept {
+  return tensor < is_companion_.size() && is_companion_[tensor];
+}
+
+QuantizedTensors find_quantized_tensors(const Catalog& catalog, Storage* storage) {
   return Finder(catalog, storage).run();
 }
 

@@ -1,4 +1,4 @@
-#include "stored/int4.h"
+#include "catalog/int4.h"
 
 #include <utility>
 #include <variant>

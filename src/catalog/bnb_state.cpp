@@ -1,4 +1,4 @@
-#include "stored/bnb_state.h"
+#include "catalog/bnb_state.h"
 
 #include <fmt/format.h>
 

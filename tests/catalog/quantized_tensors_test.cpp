@@ -1,4 +1,4 @@
-#include "loadstone/stored.h"
+#include "loadstone/quantized_tensors.h"
 
 #include <gmock/gmock.h>
 
@@ -40,16 +40,17 @@ FileTensor table(const std::string& name, std::span<const float> values) {
   return {name, "F32", {values.size()}, raw_all(std::vector<float>(values.begin(), values.end()))};
 }
 
-class Stored : public ::testing::Test {
+class QuantizedTensorsTest : public ::testing::Test {
  protected:
-  StoredValues find(const std::vector<FileTensor>& tensors) {
+  QuantizedTensors find(const std::vector<FileTensor>& tensors) {
     catalog_ = open_checkpoint(folder_.write("file.safetensors", safetensors_bytes(tensors)));
-    return find_stored_values(*catalog_);
+    return find_quantized_tensors(*catalog_);
   }
   // "name: encoding, kernel"
-  static std::vector<std::string> lines(const StoredValues& found) {
+  static std::vector<std::string> lines(const QuantizedTensors& found) {
     std::vector<std::string> lines;
-    for (const StoredValue& value : found.values) {
+    for (const QuantizedTensor& value : found.tensors()) {
+      if (!value.is_readable()) continue;
       lines.push_back(value.name + ": " + value.encoding + ", " + value.decoding.kernel);
     }
     return lines;
@@ -68,15 +69,15 @@ const std::string nested = R"(, "nested_blocksize": 256, "nested_dtype": "float3
                            R"( "nested_offset": 0.25)";
 
 // Tensors beside codes that change what they mean, so that nothing here may decode them.
-TEST_F(Stored, WhatIsNotUnderstoodIsRefused) {
+TEST_F(QuantizedTensorsTest, WhatIsNotUnderstoodIsRefused) {
   const FileTensor codes = tensor("a.weight", "F8_E4M3", {8, 64}, 1);
   const FileTensor scale = tensor("a.weight_scale", "F32", {8, 1}, 4);
   const FileTensor bytes = tensor("a.weight", "I8", {8, 64}, 1);
   const FileTensor packed = tensor("a.weight", "U8", {8, 32}, 1);
   const FileTensor packed_scale = tensor("a.weight_scale", "F8_E4M3", {8, 4}, 1);
   const FileTensor global = tensor("a.weight_scale_2", "F32", {}, 4);
-  EXPECT_THAT(find({codes, scale}).findings, IsEmpty());
-  EXPECT_THAT(find({packed, packed_scale, global}).findings, IsEmpty());
+  EXPECT_THAT(find({codes, scale}).findings(), IsEmpty());
+  EXPECT_THAT(find({packed, packed_scale, global}).findings(), IsEmpty());
   const std::vector<std::vector<FileTensor>> cases = {
       {bytes, scale, tensor("a.weight_zero_point", "I8", {8, 1}, 1)},
       {codes, scale, tensor("a.weight_zero_point", "I8", {8, 1}, 1)},
@@ -92,28 +93,28 @@ TEST_F(Stored, WhatIsNotUnderstoodIsRefused) {
       {tensor("a.weight._data", "I8", {8, 64}, 1), tensor("a.weight._scale", "F32", {8, 1}, 4)},
   };
   for (const auto& tensors : cases) {
-    const StoredValues found = find(tensors);
-    EXPECT_THAT(found.values, IsEmpty()) << tensors.back().name;
-    EXPECT_THAT(found.findings, ElementsAre(Field(&Finding::code, "plan.encoding")))
+    const QuantizedTensors found = find(tensors);
+    EXPECT_FALSE(found.has_readable()) << tensors.back().name;
+    EXPECT_THAT(found.findings(), ElementsAre(Field(&Finding::code, "plan.encoding")))
         << tensors.back().name;
   }
 }
 
-TEST_F(Stored, ATileOfAnOldGpuIsRefused) {
+TEST_F(QuantizedTensorsTest, ATileOfAnOldGpuIsRefused) {
   for (const char format : {'\0', '\1', '\3', 'M'}) {
-    const StoredValues found = find({tensor("a.weight", "I8", {8, 64}, 1),
-                                     tensor("a.SCB", "F32", {8}, 4),
-                                     {"a.weight_format", "U8", {}, std::string(1, format)}});
+    const QuantizedTensors found = find({tensor("a.weight", "I8", {8, 64}, 1),
+                                         tensor("a.SCB", "F32", {8}, 4),
+                                         {"a.weight_format", "U8", {}, std::string(1, format)}});
     if (format == '\0') {
-      EXPECT_THAT(found.findings, IsEmpty());
+      EXPECT_THAT(found.findings(), IsEmpty());
       continue;
     }
-    EXPECT_THAT(found.findings, ElementsAre(Field(&Finding::code, "q.weight_format")));
+    EXPECT_THAT(found.findings(), ElementsAre(Field(&Finding::code, "q.weight_format")));
   }
 }
 
 // 192 rows are two blocks of 96, or one of 128 and a cut one: only the config tells.
-TEST_F(Stored, ConfigsTellTheSizeOfBlocks) {
+TEST_F(QuantizedTensorsTest, ConfigsTellTheSizeOfBlocks) {
   struct Case {
     const char* config;
     const char* kernel;  // or the code of the error
@@ -140,18 +141,18 @@ TEST_F(Stored, ConfigsTellTheSizeOfBlocks) {
   };
   for (const auto& [config, kernel] : cases) {
     folder_.write("config.json", *config == '\0' ? "{}" : config);
-    const StoredValues found = find({tensor("a.weight", "F8_E4M3", {192, 192}, 1),
-                                     tensor("a.weight_scale_inv", "F32", {2, 2}, 4)});
-    if (found.values.empty()) {
-      EXPECT_THAT(found.findings, ElementsAre(Field(&Finding::code, kernel))) << config;
+    const QuantizedTensors found = find({tensor("a.weight", "F8_E4M3", {192, 192}, 1),
+                                         tensor("a.weight_scale_inv", "F32", {2, 2}, 4)});
+    if (!found.has_readable()) {
+      EXPECT_THAT(found.findings(), ElementsAre(Field(&Finding::code, kernel))) << config;
     } else {
-      EXPECT_EQ(found.values.front().decoding.kernel, kernel) << config;
+      EXPECT_EQ(found.tensors().front().decoding.kernel, kernel) << config;
     }
   }
 }
 
-TEST_F(Stored, EveryLayoutIsKnownByItsNamesAndShapes) {
-  const StoredValues found = find({
+TEST_F(QuantizedTensorsTest, EveryLayoutIsKnownByItsNamesAndShapes) {
+  const QuantizedTensors found = find({
       tensor("a.weight", "F8_E4M3", {200, 300}, 1),
       tensor("a.weight_scale_inv", "F32", {2, 3}, 4),
       tensor("b.weight", "F8_E4M3", {8, 16}, 1),
@@ -188,30 +189,30 @@ TEST_F(Stored, EveryLayoutIsKnownByItsNamesAndShapes) {
       tensor("plain.weight", "BF16", {8, 16}, 2),
       tensor("mask", "U8", {8, 16}, 1),
   });
-  EXPECT_THAT(found.findings, IsEmpty());
+  EXPECT_THAT(found.findings(), IsEmpty());
   EXPECT_THAT(lines(found),
               ElementsAre("a.weight: fp8-block, fp8_block_128", "b.weight: fp8, fp8_block",
                           "c.weight: fp8-channel, fp8_rows", "d.weight: nvfp4, nvfp4",
                           "e.weight: nvfp4, nvfp4_divided", "f.weight: mxfp4, fp4_block",
-                          "g.weight: mxfp8, fp8_block", "h: mxfp4, mxfp4",
+                          "g.weight: mxfp8, mxfp8", "h: mxfp4, mxfp4",
                           "i.weight: int8, bnb_int8", "j.weight: int8-channel, int8_rows",
                           "k.weight: nf4, bnb_nf4", "l.weight: nf4, bnb_nf4"));
-  EXPECT_EQ(found.values[7].decoding.shape, Shape({2, 4, 64}));
-  EXPECT_EQ(found.values[10].decoding.dtype, Dtype::f16);
-  EXPECT_EQ(found.values[11].decoding.offset, 0.25f);
-  EXPECT_THAT(found.values[1].beside, ElementsAre(*catalog_->find("b.input_scale")));
-  EXPECT_THAT(found.values[8].beside, ElementsAre(*catalog_->find("i.weight_format")));
-  EXPECT_THAT(found.values[10].beside, SizeIs(2));
+  EXPECT_EQ(found.tensors()[7].decoding.shape, Shape({2, 4, 64}));
+  EXPECT_EQ(found.tensors()[10].decoding.dtype, Dtype::f16);
+  EXPECT_EQ(found.tensors()[11].decoding.offset, 0.25f);
+  EXPECT_THAT(found.tensors()[1].unneeded, ElementsAre(*catalog_->find("b.input_scale")));
+  EXPECT_THAT(found.tensors()[8].unneeded, ElementsAre(*catalog_->find("i.weight_format")));
+  EXPECT_THAT(found.tensors()[10].unneeded, SizeIs(2));
 }
 
-TEST_F(Stored, WhatIsBrokenIsNamed) {
+TEST_F(QuantizedTensorsTest, WhatIsBrokenIsNamed) {
   const auto expect = [&](const std::vector<FileTensor>& tensors, const std::string& code,
                           const std::string& culprit) {
-    const StoredValues found = find(tensors);
-    EXPECT_THAT(found.values, IsEmpty()) << culprit;
-    EXPECT_THAT(found.findings, ElementsAre(AllOf(Field(&Finding::severity, Severity::error),
-                                                  Field(&Finding::code, code),
-                                                  Field(&Finding::message, HasSubstr(culprit)))))
+    const QuantizedTensors found = find(tensors);
+    EXPECT_FALSE(found.has_readable()) << culprit;
+    EXPECT_THAT(found.findings(), ElementsAre(AllOf(Field(&Finding::severity, Severity::error),
+                                                    Field(&Finding::code, code),
+                                                    Field(&Finding::message, HasSubstr(culprit)))))
         << culprit;
   };
   const FileTensor fp8 = tensor("a.weight", "F8_E4M3", {200, 300}, 1);
@@ -246,13 +247,13 @@ TEST_F(Stored, WhatIsBrokenIsNamed) {
 }
 
 // A config decides whether scales are lost or were never there.
-TEST_F(Stored, Fp8WithoutScalesAreNumbersUnlessAConfigSaysOtherwise) {
+TEST_F(QuantizedTensorsTest, Fp8WithoutScalesAreNumbersUnlessAConfigSaysOtherwise) {
   const std::vector<FileTensor> tensors = {tensor("a.weight", "F8_E4M3", {200, 300}, 1)};
   const auto codes = [&] {
     std::vector<std::string> listed;
-    const StoredValues found = find(tensors);
-    EXPECT_THAT(found.values, IsEmpty());
-    for (const Finding& finding : found.findings) listed.push_back(finding.code);
+    const QuantizedTensors found = find(tensors);
+    EXPECT_FALSE(found.has_readable());
+    for (const Finding& finding : found.findings()) listed.push_back(finding.code);
     return listed;
   };
   EXPECT_THAT(codes(), IsEmpty());
@@ -268,36 +269,36 @@ TEST_F(Stored, Fp8WithoutScalesAreNumbersUnlessAConfigSaysOtherwise) {
   EXPECT_THAT(codes(), ElementsAre("q.scale_missing"));
 }
 
-TEST_F(Stored, LayoutsThatAreNotDecodedAreNamed) {
+TEST_F(QuantizedTensorsTest, LayoutsThatAreNotDecodedAreNamed) {
   const FileTensor data = tensor("a.weight", "F8_E4M3", {16, 16}, 1);
   for (const char* scale : {"a.scale_weight", "a.scale", "a.qscale_weight", "a.weight.scale"}) {
-    const StoredValues found = find({data, tensor(scale, "F32", {}, 4)});
-    EXPECT_THAT(found.values, IsEmpty()) << scale;
-    EXPECT_THAT(found.findings, ElementsAre(AllOf(Field(&Finding::code, "plan.encoding"),
-                                                  Field(&Finding::message, HasSubstr(scale)))));
+    const QuantizedTensors found = find({data, tensor(scale, "F32", {}, 4)});
+    EXPECT_FALSE(found.has_readable()) << scale;
+    EXPECT_THAT(found.findings(), ElementsAre(AllOf(Field(&Finding::code, "plan.encoding"),
+                                                    Field(&Finding::message, HasSubstr(scale)))));
   }
 }
 
-TEST_F(Stored, TwoStatesOfOneWeightAreRefused) {
+TEST_F(QuantizedTensorsTest, TwoStatesOfOneWeightAreRefused) {
   std::string fp4 = state();
   fp4.replace(fp4.find("nf4"), 3, "fp4");
-  const StoredValues found = find({
+  const QuantizedTensors found = find({
       tensor("k.weight", "U8", {128, 1}, 1),
       tensor("k.weight.absmax", "F32", {4}, 4),
       text_tensor("k.weight.quant_state.bitsandbytes__nf4", state()),
       text_tensor("k.weight.quant_state.bitsandbytes__fp4", fp4),
   });
-  EXPECT_THAT(found.values, IsEmpty());
-  EXPECT_THAT(found.findings,
+  EXPECT_FALSE(found.has_readable());
+  EXPECT_THAT(found.findings(),
               ElementsAre(AllOf(Field(&Finding::code, "q.quant_state"),
                                 Field(&Finding::message, HasSubstr("bitsandbytes__fp4")))));
 }
 
-TEST_F(Stored, TablesOfCodesAreThoseOfTheEncoding) {
+TEST_F(QuantizedTensorsTest, TablesOfCodesAreThoseOfTheEncoding) {
   const auto codes = [&](std::span<const float> map, std::span<const float> nested_map,
                          const std::string& said = nested) {
     std::vector<std::string> listed;
-    const StoredValues found = find({
+    const QuantizedTensors found = find({
         tensor("k.weight", "U8", {128, 1}, 1),
         tensor("k.weight.absmax", "U8", {4}, 1),
         tensor("k.weight.nested_absmax", "F32", {1}, 4),
@@ -305,7 +306,7 @@ TEST_F(Stored, TablesOfCodesAreThoseOfTheEncoding) {
         table("k.weight.nested_quant_map", nested_map),
         text_tensor("k.weight.quant_state.bitsandbytes__nf4", state(said)),
     });
-    for (const Finding& finding : found.findings) listed.push_back(finding.code);
+    for (const Finding& finding : found.findings()) listed.push_back(finding.code);
     return listed;
   };
   const auto own = bnb4_values(Bnb4Code::nf4);
@@ -324,26 +325,26 @@ TEST_F(Stored, TablesOfCodesAreThoseOfTheEncoding) {
 }
 
 // ModelOpt writes the scales of blocks with an axis of 1 inside each block.
-TEST_F(Stored, ScalesOfBlocksMayHaveAxesOfOne) {
+TEST_F(QuantizedTensorsTest, ScalesOfBlocksMayHaveAxesOfOne) {
   const FileTensor weight = tensor("a.weight", "F8_E4M3", {200, 300}, 1);
-  const StoredValues found = find({weight, tensor("a.weight_scale", "F32", {2, 1, 3, 1}, 4)});
+  const QuantizedTensors found = find({weight, tensor("a.weight_scale", "F32", {2, 1, 3, 1}, 4)});
   EXPECT_THAT(lines(found), ElementsAre("a.weight: fp8-block, fp8_block_128"));
-  EXPECT_THAT(find({weight, tensor("a.weight_scale", "F32", {2, 3, 1, 1}, 4)}).findings,
+  EXPECT_THAT(find({weight, tensor("a.weight_scale", "F32", {2, 3, 1, 1}, 4)}).findings(),
               ElementsAre(Field(&Finding::code, "q.scale_shape")));
 }
 
-TEST_F(Stored, AScaleOfNothingIsAWarning) {
-  const StoredValues found =
+TEST_F(QuantizedTensorsTest, AScaleOfNothingIsAWarning) {
+  const QuantizedTensors found =
       find({tensor("a.weight", "BF16", {8, 8}, 2), tensor("a.weight_scale_inv", "F32", {1, 1}, 4)});
-  EXPECT_THAT(found.findings, ElementsAre(Field(&Finding::code, "q.scale_unused")));
-  EXPECT_EQ(found.findings[0].severity, Severity::warning);
+  EXPECT_THAT(found.findings(), ElementsAre(Field(&Finding::code, "q.scale_unused")));
+  EXPECT_EQ(found.findings()[0].severity, Severity::warning);
 }
 
 // ---- where it is read from
 
 // Files that are nowhere but in a storage of the caller's: who is given the catalog has the
 // storage.
-TEST_F(Stored, ACatalogIsReadThroughItsStorage) {
+TEST_F(QuantizedTensorsTest, ACatalogIsReadThroughItsStorage) {
   MemoryStorage storage;
   storage.add_file(
       "/nowhere/file.safetensors",
@@ -353,18 +354,15 @@ TEST_F(Stored, ACatalogIsReadThroughItsStorage) {
                          text_tensor("a.weight.quant_state.bitsandbytes__nf4", state())}));
   catalog_ = open_checkpoint("/nowhere/file.safetensors", {.storage = &storage});
   EXPECT_EQ(&catalog_->storage(), &storage);
-  EXPECT_THAT(lines(find_stored_values(*catalog_)), ElementsAre("a.weight: nf4, bnb_nf4"));
-  ConvertOptions options;
-  options.dequantize = true;
-  find_values(*catalog_, options);
-  EXPECT_THAT(lines(options.stored), ElementsAre("a.weight: nf4, bnb_nf4"));
+  EXPECT_THAT(lines(find_quantized_tensors(*catalog_)), ElementsAre("a.weight: nf4, bnb_nf4"));
+  EXPECT_THAT(lines(catalog_->quantized()), ElementsAre("a.weight: nf4, bnb_nf4"));
   LoggingStorage other(storage);
-  EXPECT_THAT(find_stored_values(*catalog_, &other).values, SizeIs(1));
+  EXPECT_THAT(find_quantized_tensors(*catalog_, &other).tensors(), SizeIs(1));
   EXPECT_THAT(other.accesses(), SizeIs(2));  // the state and the table of codes
 }
 
 // The same of what verifies and what loads.
-TEST_F(Stored, ACatalogIsUsedThroughItsStorage) {
+TEST_F(QuantizedTensorsTest, ACatalogIsUsedThroughItsStorage) {
   MemoryStorage storage;
   storage.add_file("/nowhere/file.safetensors",
                    safetensors_bytes({tensor("a", "F32", {4}, 4), tensor("b", "U8", {2}, 1)}));

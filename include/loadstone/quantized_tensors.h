@@ -1,0 +1,79 @@
+// The quantized tensors of a checkpoint: tensors of the file that only together mean numbers.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/decoding.h"
+#include "loadstone/finding.h"
+#include "loadstone/shape.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+// One quantized tensor. Numbers of tensors are indices into Catalog::tensors().
+struct QuantizedTensor {
+  static constexpr std::uint32_t none = UINT32_MAX;
+
+  std::string name;      // of the numbers: "model.layers.0.mlp.up_proj.weight"
+  std::string encoding;  // "fp8", "fp8-channel", "fp8-block", "int8-channel", "nvfp4", "mxfp4",
+                         // "mxfp8", "int4", "int4-awq", "nf4", "fp4", "int8"; empty: unknown
+  std::uint32_t data = none;          // the codes; none: they are missing
+  std::vector<std::uint32_t> scales;  // scales, then scales of scales
+  std::vector<std::uint32_t> states;  // bitsandbytes' descriptions; whatever makes a layout unknown
+  Decoding decoding;                  // gives the numbers; without a kernel where nothing does
+  // Tables, states and scales of activations: needed no more once the numbers are decoded.
+  std::vector<std::uint32_t> unneeded;
+  // The model has the last two dims in the other order: GPT-OSS multiplies from the right.
+  bool is_transposed = false;
+  Finding defect;  // where nothing gives the numbers: the reason, an error
+
+  [[nodiscard]] bool is_readable() const noexcept { return !decoding.kernel.empty(); }
+  // Of the model's tensor; only where is_readable().
+  [[nodiscard]] Shape shape() const;
+  // What a component is called by its role: "data", "scale", "scale_2", "absmax", "state" ...
+  [[nodiscard]] std::string role(std::uint32_t tensor) const;
+  // Scales and states: all that gives the codes their meaning.
+  [[nodiscard]] std::vector<std::uint32_t> companions() const;
+};
+
+// All of one catalog. Immutable once made, so thread-safe.
+class QuantizedTensors {
+ public:
+  QuantizedTensors() = default;
+  // `count`: of the catalog's tensors. `companions`: marks others that belong to codes.
+  QuantizedTensors(std::vector<QuantizedTensor> tensors, std::vector<Finding> warnings,
+                   std::vector<bool> companions, std::size_t count);
+
+  // In the catalog's order.
+  [[nodiscard]] const std::vector<QuantizedTensor>& tensors() const noexcept { return tensors_; }
+  // Errors "q.scale_missing", "q.scale_shape", "q.quant_state" ... of those that cannot be read,
+  // then warnings "q.scale_unused" for scales of nothing.
+  [[nodiscard]] const std::vector<Finding>& findings() const noexcept { return findings_; }
+  [[nodiscard]] bool empty() const noexcept { return tensors_.empty(); }
+  // Whether any of them can be decoded.
+  [[nodiscard]] bool has_readable() const noexcept;
+
+  // The one whose codes the tensor holds. Null: its values are plain numbers, or those of a scale.
+  [[nodiscard]] const QuantizedTensor* find(std::uint32_t tensor) const noexcept;
+  // Whether the tensor belongs to another one's codes: a scale, a state, a table of them, or a
+  // scale of the activations that they are multiplied with.
+  [[nodiscard]] bool is_companion(std::uint32_t tensor) const noexcept;
+
+ private:
+  std::vector<QuantizedTensor> tensors_;
+  std::vector<Finding> findings_;
+  std::vector<std::uint32_t> by_data_;  // empty: there are none
+  std::vector<bool> is_companion_;      // as long as by_data_
+};
+
+// The layouts of DeepSeek (weight_scale_inv), ModelOpt and compressed-tensors (weight_scale,
+// weight_scale_2; weight_packed, weight_global_scale), GPT-OSS (_blocks, _scales) and bitsandbytes.
+// Reads the states and tables of bitsandbytes, some 200 bytes each and 1 KiB where scales are
+// nested, through `storage`; null: the catalog's. Catalog::quantized() keeps the result.
+[[nodiscard]] QuantizedTensors find_quantized_tensors(const Catalog& catalog,
+                                                      Storage* storage = nullptr);
+
+}  // namespace loadstone

@@ -1,0 +1,209 @@
+// Numbers of quantized tensors: which targets get them, and what decodes them.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "catalog/check_decoding.h"
+#include "plan/decodings.h"
+#include "plan/planner.h"
+
+namespace loadstone {
+
+namespace {
+
+// Of a kernel for this target: kernels compute F32 and round it once, to a narrower dtype if that
+// is one of theirs.
+Dtype decoded_dtype(Dtype wanted) {
+  return wanted == Dtype::bf16 || wanted == Dtype::f16 ? wanted : Dtype::f32;
+}
+
+}  // namespace
+
+// Components are told by whether their scales are wanted too, so all names go first.
+void Planner::mark_taken_codes() {
+  if (plan_.catalog->quantized().empty()) return;
+  for (const std::string& name : options_.known_sources) {
+    if (const auto known = plan_.catalog->find(name)) codes_.mark_known(*known);
+  }
+  for (const Produced& item : production_.items()) {
+    if (!index_.contains(item.name)) continue;
+    if (item.recipe == Produced::none) {
+      for (const Member& member : item.members) {
+        if (!member.is_numbers) codes_.mark_taken(member.source);
+      }
+      continue;
+    }
+    for (const Box& box : options_.recipes.targets[item.recipe].boxes) {
+      const bool is_source = box.source < plan_.catalog->tensors().size();
+      if (is_source && box.decoding == no_decoding) codes_.mark_taken(box.source);
+    }
+  }
+}
+
+// Sources that are taken as numbers become so. Where they are neither, `culprit` is the first.
+Taking Planner::choose_taking(const Target& target, Produced& produced, std::uint32_t& culprit) {
+  Taking all = Taking::plain;
+  const auto join = [&](Taking one, std::uint32_t source) {
+    if (one == Taking::plain || all == Taking::neither) return;
+    const bool is_mixed = all != Taking::plain && all != one;
+    if (one == Taking::neither || is_mixed) culprit = source;
+    all = is_mixed ? Taking::neither : one;
+  };
+  if (produced.recipe == Produced::none) {
+    const Shape* const shape = production_.is_whole(produced) ? &target.shape : nullptr;
+    for (Member& member : produced.members) {
+      Taking one = codes_.taking(member.source, target.dtype, shape);
+      if (member.is_numbers && one != Taking::numbers) one = Taking::neither;
+      join(one, member.source);
+      member.is_numbers = one == Taking::numbers;
+    }
+    return all;
+  }
+  for (const Box& box : options_.recipes.targets[produced.recipe].boxes) {
+    const bool is_source = box.source < plan_.catalog->tensors().size();
+    if (!is_source || box.decoding != no_decoding) continue;
+    Taking one = codes_.taking(box.source, target.dtype, nullptr);
+    const bool has_blocks = !plan_.catalog->tensors()[box.source].encoding.is_dtype();
+    if (has_blocks && one == Taking::component) one = Taking::neither;  // boxes count numbers
+    join(one, box.source);
+  }
+  return all;
+}
+
+// True: the target has failed, because what it gets is neither component nor numbers, or because
+// the codes cannot be read.
+bool Planner::refuse_codes(std::size_t root, const Produced& produced, Taking taking,
+                           std::uint32_t culprit) {
+  const Target& target = skeleton_.targets[root];
+  if (taking == Taking::neither) {
+    codes_.mark_components(culprit, accounted_);
+    fail(root, codes_.refuse(culprit, target.name, target.dtype));
+    return true;
+  }
+  if (taking != Taking::numbers) return false;
+  for (const Member& member : produced.members) {
+    const QuantizedTensor* const quantized = codes_.find(member.source);
+    if (quantized == nullptr || quantized->is_readable()) continue;
+    codes_.mark_components(member.source, accounted_);
+    Finding finding = quantized->defect;
+    if (target.name != quantized->name) {
+      finding.message = fmt::format("'{}': {}", printable(target.name), finding.message);
+    }
+    fail(root, std::move(finding));
+    return true;
+  }
+  return false;
+}
+
+std::uint32_t Planner::decoding_of(std::uint32_t tensor, Dtype dtype) {
+  const auto [known, is_new] =
+      decodings_.try_emplace({tensor, dtype}, static_cast<std::uint32_t>(plan_.decodings.size()));
+  if (!is_new) return known->second;
+  const TensorInfo& source = plan_.catalog->tensors()[tensor];
+  if (const QuantizedTensor* const quantized = codes_.find(tensor)) {
+    plan_.decodings.push_back(quantized->decoding);
+    plan_.decodings.back().dtype = dtype;
+  } else if (dtype == Dtype::u8) {
+    plan_.decodings.push_back({"bytes", {tensor}, shape_of_bytes(source), dtype});
+  } else {
+    plan_.decodings.push_back({"gguf", {tensor}, source.shape, dtype});
+  }
+  return known->second;
+}
+
+// Boxes of numbers and of blocks copy from decodings. False: the target has failed.
+bool Planner::decode_boxes(std::size_t root) {
+  PlannedTarget& planned = plan_.targets[root];
+  const auto& tensors = plan_.catalog->tensors();
+  for (Box& box : planned.recipe.boxes) {
+    if (box.decoding != no_decoding) continue;
+    const bool is_numbers = box.source >= production_.numbers_begin();
+    if (is_numbers) box.source -= production_.numbers_begin();
+    const TensorInfo& source = tensors[box.source];
+    if (!is_numbers && source.encoding.is_dtype()) continue;
+    box.decoding = decoding_of(box.source, is_numbers ? decoded_dtype(planned.dtype) : Dtype::u8);
+    codes_.mark_components(box.source, accounted_);
+    DecodeForm form;
+    auto problem = check_decoding(tensors, plan_.decodings[box.decoding], form);
+    if (!problem) continue;
+    fail(root, {.code = "plan.encoding",
+                .sources = {source.name},
+                .message = fmt::format("'{}' of encoding {} cannot be decoded for '{}': {}",
+                                       printable(source.name), source.encoding.name(),
+                                       printable(planned.name), problem->message),
+                .found = std::move(problem->found),
+                .expected = std::move(problem->expected)});
+    return false;
+  }
+  return true;
+}
+
+// The boxes of a recipe were made for tensors as they are; numbers stand in the same places where
+// there is one for each code. False: the target has failed.
+bool Planner::decode_recipe(std::size_t root) {
+  const auto& tensors = plan_.catalog->tensors();
+  std::vector<Box> boxes = plan_.targets[root].recipe.boxes;
+  for (Box& box : boxes) {
+    if (box.decoding != no_decoding) continue;
+    const QuantizedTensor* const quantized = codes_.find(box.source);
+    const bool is_dtype = tensors[box.source].encoding.is_dtype();
+    if (quantized == nullptr && is_dtype) continue;
+    if (quantized != nullptr &&
+        (quantized->decoding.shape != tensors[box.source].shape || quantized->is_transposed)) {
+      Finding finding =
+          codes_.refuse(box.source, plan_.targets[root].name, skeleton_.targets[root].dtype);
+      codes_.mark_components(box.source, accounted_);
+      fail(root, std::move(finding));
+      return false;
+    }
+    box.source += production_.numbers_begin();
+  }
+  return set_boxes(root, std::move(boxes));
+}
+
+// Scales beside weights that are not quantized, unless a target takes them.
+void Planner::report_unused_scales() {
+  for (const Finding& finding : plan_.catalog->quantized().findings()) {
+    if (finding.severity == Severity::error) continue;
+    const auto is_claimed = [&](const std::string& name) {
+      const Produced* const item = production_.find(name);
+      return item != nullptr && item->is_claimed;
+    };
+    if (std::ranges::any_of(finding.sources, is_claimed)) continue;
+    if (options_.unexpected != UnexpectedPolicy::error) {
+      for (const std::string& name : finding.sources) {
+        if (const auto known = plan_.catalog->find(name)) accounted_[*known] = true;
+      }
+    }
+    add(finding);
+  }
+}
+
+// Once all recipes are known: codes whose scales nothing takes mean nothing, whatever their dtype.
+void Planner::refuse_lone_codes() {
+  if (plan_.catalog->quantized().empty()) return;
+  std::vector<bool> delivered(plan_.catalog->tensors().size(), false);
+  for (const PlannedTarget& target : plan_.targets) {
+    for (const std::uint32_t source : sources_of(target.recipe.boxes, plan_.decodings)) {
+      delivered[source] = true;
+    }
+  }
+  for (const std::string& name : options_.known_sources) {
+    if (const auto known = plan_.catalog->find(name)) delivered[*known] = true;
+  }
+  for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
+    const PlannedTarget& target = plan_.targets[i];
+    if (options_.explained.contains(target.name)) continue;
+    for (const Box& box : target.recipe.boxes) {
+      if (box.decoding != no_decoding) continue;
+      auto finding = codes_.refuse_as_it_is(box.source, target.name, target.dtype, delivered);
+      if (!finding) continue;
+      codes_.mark_components(box.source, accounted_);
+      fail(i, *std::move(finding));
+      break;
+    }
+  }
+}
+
+}  // namespace loadstone
