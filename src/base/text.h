@@ -1,6 +1,7 @@
-// Text for people: names made safe to print, and sizes.
+// Text for people: names made safe to print, numbers and sizes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -14,6 +15,14 @@ namespace loadstone {
 
 // "91.0 MB", "1.3 GiB" is never mixed: decimal units, as file managers and disks use.
 [[nodiscard]] std::string human_bytes(std::uint64_t bytes);
+
+[[nodiscard]] constexpr bool is_digit(char character) noexcept {
+  return character >= '0' && character <= '9';
+}
+// Whether the text is digits only, at least one.
+[[nodiscard]] constexpr bool is_digits(std::string_view text) noexcept {
+  return !text.empty() && std::ranges::all_of(text, is_digit);
+}
 
 // "8GiB", "500MB", "1.5 GB", "4096": nothing when it is not a size.
 [[nodiscard]] bool parse_bytes(std::string_view text, std::uint64_t& bytes);

@@ -11,8 +11,8 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "base/natural_order.h"
 #include "base/text.h"
-#include "catalog/paths.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <string_view>
 
+#include "base/natural_order.h"
 #include "base/text.h"
 #include "catalog/paths.h"
 #include "formats/sharded_index.h"
@@ -77,7 +78,7 @@ std::vector<PartSet> part_sets(const std::vector<std::string>& names, std::strin
 bool is_variant(const PartSet& set, const std::vector<PartSet>& all) {
   const std::size_t dot = set.stem.rfind('.');
   if (dot == std::string::npos || dot + 1 == set.stem.size()) return false;
-  const bool only_digits = set.stem.find_first_not_of("0123456789", dot + 1) == std::string::npos;
+  const bool only_digits = is_digits(std::string_view(set.stem).substr(dot + 1));
   return !only_digits && std::ranges::any_of(all, [&](const PartSet& other) {
     return other.stem == set.stem.substr(0, dot);
   });

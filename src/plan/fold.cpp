@@ -15,8 +15,6 @@ namespace loadstone {
 
 namespace {
 
-bool is_digit(char character) { return character >= '0' && character <= '9'; }
-
 // A name as text with holes where its numbers are.
 struct Pattern {
   std::string text;  // each number is '\1'

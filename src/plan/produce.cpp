@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
+#include "base/natural_order.h"
 #include "loadstone/error.h"
 #include "plan/decodings.h"
-#include "plan/natural_order.h"
 
 namespace loadstone {
 

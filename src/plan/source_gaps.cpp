@@ -37,11 +37,6 @@ std::optional<std::size_t> counting_group(const Member& member, const Template& 
   return found;
 }
 
-// Digits in any spelling.
-bool is_number(std::string_view text) {
-  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
-}
-
 // The member's name with another number in its counting group.
 std::string renumbered(const std::string& name, std::string_view group, std::uint64_t number) {
   std::string result = name;
@@ -84,7 +79,7 @@ class GapFinder {
     for (const Member& member : item_.members) {
       if (examples_[member.pattern] == nullptr) examples_[member.pattern] = &member;
       const auto group = counting_group(member, target);
-      if (group && is_number(member.groups[*group])) add_numbered(member, member.groups[*group]);
+      if (group && is_digits(member.groups[*group])) add_numbered(member, member.groups[*group]);
     }
     find_unmatched(target);
     if (!series_.empty()) find_numbers(shape);
