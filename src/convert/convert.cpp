@@ -87,13 +87,10 @@ void write_files(const Conversion& conversion, const Sources& sources, Output& o
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     if (wanted[i]) bytes_total += conversion.files[i].data_bytes;
   }
-  Team team(stop);  // last, so that it is the first to go
-  team.start(conversion.threads, [&] { Puller(work).run(); });
-  const bool goes_on = team.wait([&] {
-    return observer == nullptr ||
-           observer->on_progress({.bytes_done = work.bytes_done, .bytes_total = bytes_total});
-  });
-  if (!goes_on) throw Error("cancelled", "the conversion was stopped by its caller");
+  run_team(
+      conversion.threads, stop, observer,
+      [&] { return Progress{.bytes_done = work.bytes_done, .bytes_total = bytes_total}; },
+      [&] { Puller(work).run(); });
   report.bytes_read = work.bytes_read;
   std::ranges::move(work.findings, std::back_inserter(report.findings));
   sort_findings(report.findings);

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <iterator>
 #include <memory>
-#include <thread>
 #include <utility>
 
 #include "execute/job_queue.h"
@@ -24,7 +23,6 @@ namespace loadstone {
 
 namespace {
 
-constexpr unsigned threads_default_max = 4;
 // More readers are not worth slots smaller than this.
 constexpr std::uint64_t slot_bytes_wanted = 64 << 10;
 constexpr std::uint64_t known_bytes_at_once = 4 << 20;
@@ -153,9 +151,7 @@ std::uint64_t slot_bytes_least(const Plan& plan, std::span<const DecodeForm> for
 Sizes choose_sizes(const Plan& plan, std::span<const DecodeForm> forms,
                    const ExecuteOptions& options) {
   Sizes sizes;
-  sizes.threads = options.threads != 0
-                      ? options.threads
-                      : std::clamp(std::thread::hardware_concurrency(), 1u, threads_default_max);
+  sizes.threads = thread_count(options.threads);
   const std::uint64_t least = std::max(slot_bytes_least(plan, forms), quantizing_bytes_least(plan));
   const std::uint64_t staging = std::max(plan.staging_bytes_max, least);
   const std::uint64_t slots =
@@ -255,19 +251,15 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
                          .stop = stop,
                          .written = std::vector<std::atomic<std::uint64_t>>(plan.targets.size())};
   std::atomic<std::size_t> next_target = 0;
-  Team team(stop);  // last, so that it is the first to go
-  team.start(sizes.threads, [&] {
+  const auto progress = [&] {
+    return Progress{.bytes_done = context.bytes_done + quantizer.bytes_done(),
+                    .bytes_total = queue.bytes_total() + quantizer.bytes_total()};
+  };
+  run_team(sizes.threads, stop, options.observer, progress, [&] {
     run_jobs(context, queue);
     write_known_values(context, next_target);
     quantizer.run(sources, stop);
   });
-  const bool wanted = team.wait([&] {
-    return options.observer == nullptr ||
-           options.observer->on_progress(
-               {.bytes_done = context.bytes_done + quantizer.bytes_done(),
-                .bytes_total = queue.bytes_total() + quantizer.bytes_total()});
-  });
-  if (!wanted) throw Error("cancelled", "the load was stopped by its caller");
   // A file that changed meanwhile is not handed out as good.
   for (std::size_t i = 0; i < sources.size(); ++i) {
     if (sources[i]) check_identity(plan.catalog->shards()[i], *sources[i]);

@@ -13,6 +13,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/ceil_div.h"
 #include "base/json_writer.h"
 #include "loadstone/error.h"
 
@@ -99,7 +100,7 @@ OffloadFile::OffloadFile(WritableStorage& storage, std::string path,
   std::uint64_t total = 0;
   if (!is_raw_) {
     const std::uint64_t least = 8 + header_text().size() + spare_bytes_per_entry * values_.size();
-    header_bytes_ = (least + header_alignment - 1) / header_alignment * header_alignment;
+    header_bytes_ = round_up(least, header_alignment);
     total = header_bytes_;
   }
   for (const OffloadValue& value : values_) total += value.byte_count;

@@ -80,4 +80,13 @@ std::vector<std::shared_ptr<ByteSource>> open_shards(const Catalog& catalog,
   return sources;
 }
 
+std::pair<std::uint32_t, std::uint64_t> first_place(const Plan& plan, const PlannedTarget& target) {
+  std::pair<std::uint32_t, std::uint64_t> first = {UINT32_MAX, UINT64_MAX};
+  for (const Box& box : target.recipe.boxes) {
+    const TensorInfo& source = plan.catalog->tensors()[box.source];
+    first = std::min(first, {source.shard, source.offset_begin});
+  }
+  return first;
+}
+
 }  // namespace loadstone

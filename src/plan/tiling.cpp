@@ -10,6 +10,8 @@
 
 #include <algorithm>
 
+#include "base/ceil_div.h"
+
 namespace loadstone {
 
 namespace {
@@ -140,7 +142,7 @@ class Tiler {
   }
 
   Verdict sweep(std::vector<Rows>& parts, std::uint64_t row, std::uint64_t length) {
-    std::vector<std::uint64_t> bounds = {0, length / row, (length + row - 1) / row};
+    std::vector<std::uint64_t> bounds = {0, length / row, ceil_div(length, row)};
     for (const Rows& part : parts) {
       bounds.push_back(part.begin);
       bounds.push_back(part.end);
