@@ -88,8 +88,8 @@ bool is_offload_data_name(std::string_view name) noexcept {
   return !name.starts_with('.') && !run_of(name).empty();
 }
 
-bool is_safetensors_dtype(Dtype dtype) noexcept {
-  return dtype != Dtype::c128 && dtype != Dtype::f8_e8m0 && bits(dtype) % 8 == 0;
+bool is_readable_offload(Dtype dtype) noexcept {
+  return is_in_safetensors(dtype) && dtype != Dtype::f8_e8m0 && bits(dtype) % 8 == 0;
 }
 
 OffloadFile::OffloadFile(WritableStorage& storage, std::string path,

@@ -209,8 +209,16 @@ class StateReader {
           walk(value, name, depth + 1);
         }
         return;
-      default:
-        return;  // numbers and texts: no tensor, and no name that somebody may miss
+      case PickleKind::none:
+      case PickleKind::boolean:
+      case PickleKind::integer:
+      case PickleKind::big_integer:
+      case PickleKind::real:
+      case PickleKind::text:
+      case PickleKind::bytes:
+      case PickleKind::set:
+      case PickleKind::storage:
+        return;  // no tensor, and no name that somebody may miss
     }
   }
 

@@ -75,7 +75,7 @@ TEST(CopyBoxTest, EveryOrderOfDimensions) {
 
 // A width that nobody thought of is copied like the others.
 TEST(CopyBoxTest, EveryWidthIsTransposed) {
-  for (std::size_t i = 0; i < dtype_bits.size(); ++i) {
+  for (std::size_t i = 0; i < dtype_count; ++i) {
     const auto dtype = static_cast<Dtype>(i);
     if (element_bytes(dtype) == 0) continue;
     SCOPED_TRACE(name(dtype));
