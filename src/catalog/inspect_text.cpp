@@ -145,7 +145,6 @@ std::string to_json(const Catalog& catalog) {
   json.begin_object();
   for (const auto& [key, item] : catalog.metadata()) json.member(key, item.type);
   json.end_object();
-  json.key("findings");
   write_findings(json, catalog.findings());
   json.member("root", catalog.root());
   json.key("shards");
@@ -181,10 +180,7 @@ std::string to_table(const Catalog& catalog, bool with_tensors) {
                         human_bytes(tensor.byte_count()));
   }
   if (!catalog.findings().empty()) text += "findings\n";
-  for (const Finding& finding : catalog.findings()) {
-    text += fmt::format("  {}: {} [{}]\n", name(finding.severity), finding.message, finding.code);
-  }
-  return text;
+  return text + finding_lines(catalog.findings());
 }
 
 }  // namespace loadstone

@@ -32,22 +32,12 @@ constexpr std::array<std::string_view, 2> usual_indexes = {
 constexpr std::array<std::string_view, 2> usual_torch_files = {"pytorch_model.bin",
                                                                "diffusion_pytorch_model.bin"};
 
-std::string list_of(const std::vector<std::string>& names) {
-  constexpr std::size_t shown_max = 8;
-  std::string text;
-  for (std::size_t i = 0; i < names.size() && i < shown_max; ++i) {
-    text += (i == 0 ? "" : ", ") + printable(names[i]);
-  }
-  if (names.size() > shown_max) text += fmt::format(" and {} more", names.size() - shown_max);
-  return text;
-}
-
 [[noreturn]] void refuse_folder(const std::string& folder, const char* code, std::string message,
                                 const std::vector<std::string>& found) {
   Where where;
   where.path = folder;
   where.field = "folder";
-  where.found = found.empty() ? "nothing of the kind" : list_of(found);
+  where.found = found.empty() ? "nothing of the kind" : name_list(found);
   where.expected = "one checkpoint in safetensors, GGUF or torch's format";
   throw Error(code, std::move(message), std::move(where));
 }
@@ -234,7 +224,7 @@ class FolderSearch {
     finding.code = "format.ignored";
     finding.sources = names;
     finding.message = fmt::format("{}: beside the checkpoint, and not part of it: {}",
-                                  printable(folder_, 400), list_of(names));
+                                  printable(folder_, 400), name_list(names));
     finding.suggestion = "Name a file, a pattern or a list to open something else.";
     files_.findings.push_back(std::move(finding));
   }

@@ -14,9 +14,6 @@ namespace loadstone {
 
 namespace {
 
-// More in one read is no faster.
-constexpr std::uint64_t chunk_bytes = 4 << 20;
-
 [[noreturn]] void refuse(const std::string& value, std::string message, std::string found = {},
                          std::string expected = {}) {
   Where where;
@@ -103,8 +100,8 @@ ValueReader::ValueReader(std::shared_ptr<const Catalog> catalog,
                .targets = target_,
                .shards = shards,
                .forms = {},
-               .chunk_bytes = chunk_bytes,
-               .decoded_bytes = window_limits(slot_bytes_, chunk_bytes).decoded_bytes,
+               .chunk_bytes = defaults::chunk_bytes,
+               .decoded_bytes = window_limits(slot_bytes_, defaults::chunk_bytes).decoded_bytes,
                .staging = staging_,
                .stop = stop,
                .written = std::vector<std::atomic<std::uint64_t>>(1)},
@@ -190,7 +187,7 @@ void ValueReader::read(std::uint64_t begin, std::uint64_t end, std::span<std::by
   }
   if (target.recipe.boxes.empty()) return;
   target_.front() = to.data();
-  JobQueue queue(plan_, target_, window_limits(slot_bytes_, chunk_bytes));
+  JobQueue queue(plan_, target_, window_limits(slot_bytes_, defaults::chunk_bytes));
   while (!context_.stop.load(std::memory_order_relaxed) && queue.next(job_)) reader_.run(job_);
 }
 

@@ -178,7 +178,7 @@ class Binder {
       refuse(i, "shape", "the size does not fit whole bytes in 64 bits", target.shape.text());
     }
     if (!is_device_name(target.device)) {
-      refuse(i, "device", "not a device", printable(target.device), "cpu, disk, meta, cuda:0 ...");
+      refuse(i, "device", "not a device", printable(target.device), device_examples);
     }
     if (target.quantization) check_quantization(i);
     const bool is_exception = target.recipe.origin == Origin::exception;

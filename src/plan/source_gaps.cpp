@@ -15,8 +15,6 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::size_t names_shown_max = 8;
-
 // The groups that tell the sources of one target apart, as one text.
 std::string key_of(const Member& member, const Template& target) {
   std::string key;
@@ -51,16 +49,6 @@ std::uint64_t expected_count(const Rule& rule, const Shape& shape) {
   if (!stacks || !rule.then.empty()) return 0;
   const auto dim = dim_index(rule.dims[0], shape.rank());
   return dim ? shape[*dim] : 0;
-}
-
-std::string quoted(const std::vector<std::string>& names, std::uint64_t count) {
-  std::string text;
-  const std::size_t shown = std::min(names.size(), names_shown_max);
-  for (std::size_t i = 0; i < shown; ++i) {
-    text += fmt::format("{}'{}'", i == 0 ? "" : ", ", printable(names[i]));
-  }
-  if (count > shown) text += fmt::format(" and {} more", count - shown);
-  return text;
 }
 
 // Finds the gaps of one target. Used once. Not thread-safe.
@@ -190,13 +178,13 @@ std::string SourceGaps::message(std::size_t sources) const {
   std::string text;
   if (absent_count > 0) {
     text = fmt::format("is made of {} sources that are there and {} missing: {}", sources,
-                       absent_count, quoted(absent, absent_count));
+                       absent_count, name_list(absent, absent_count));
   }
   if (!stray.empty()) {
     text += fmt::format(
         "{}: {} {} a number that is none of the series, 0 to n - 1, each once and without leading "
         "zeros",
-        text.empty() ? "cannot be joined" : "; beside", quoted(stray, stray.size()),
+        text.empty() ? "cannot be joined" : "; beside", name_list(stray),
         stray.size() == 1 ? "has" : "have");
   }
   return text;

@@ -25,7 +25,6 @@ namespace {
 constexpr std::size_t chunk_bytes_max = std::size_t{4} << 20;
 // Across the order of the file each chunk reads all of it again.
 constexpr std::size_t strided_chunk_bytes_max = std::size_t{64} << 20;
-constexpr unsigned threads_max = 8;
 
 // Runs one job a tensor on some threads, tells the observer, and stops at the first failure.
 // Not thread-safe; the jobs run at the same time.
@@ -37,7 +36,7 @@ class Jobs {
       : options_(options), bytes_total_(bytes_total) {}
 
   void run(std::size_t count, const Job& job) {
-    const std::size_t wanted = thread_count(options_.threads, threads_max);
+    const std::size_t wanted = thread_count(options_.threads, defaults::verify_threads_max);
     const std::size_t threads = std::min(wanted, std::max<std::size_t>(count, 1));
     std::atomic<std::size_t> next = 0;
     run_team(
