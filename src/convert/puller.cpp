@@ -41,7 +41,8 @@ void invert(const OutputTensor& tensor, std::span<std::byte> bytes) {
 
 Puller::Puller(Work& work)
     : work_(work),
-      reader_(work.conversion.plan.catalog, work.sources, work.conversion.staging_bytes, work.stop),
+      reader_(work.conversion.plan.catalog, work.shards.sources(), work.conversion.staging_bytes,
+              work.stop),
       buffer_(work.conversion.window_bytes),
       encoded_(work.conversion.encoded_bytes) {}
 

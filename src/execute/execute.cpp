@@ -89,22 +89,18 @@ void check_constants(const Plan& plan) {
   }
 }
 
-using Sources = std::vector<std::shared_ptr<ByteSource>>;
-
-// Opens and checks the shards whose bytes the plan reads or points at, and no others.
-Sources open_needed(const Plan& plan, std::span<const Destination> destinations, Storage& storage) {
+// The shards whose bytes the plan reads or points at, and no others.
+OpenShards open_needed(const Plan& plan, std::span<const Destination> destinations,
+                       Storage* storage) {
   std::vector<bool> needed(plan.catalog->shards().size(), false);
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
     const PlannedTarget& target = plan.targets[i];
     const bool has_memory = destinations[i].data != nullptr || !destinations[i].parts.empty();
     const bool skipped =
         target.delivery == Delivery::none || (target.delivery == Delivery::memory && !has_memory);
-    if (skipped) continue;
-    for (const std::uint32_t source : sources_of(target.recipe.boxes, plan.decodings)) {
-      needed.at(plan.catalog->tensors().at(source).shard) = true;
-    }
+    if (!skipped) add_needed(plan, target, needed);
   }
-  return open_shards(*plan.catalog, needed, storage);
+  return {*plan.catalog, storage, needed};
 }
 
 // The last place before memory is written: see check_box().
@@ -231,7 +227,7 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   Storage& storage = plan.catalog->storage(options.storage);
   const std::vector<DecodeForm> forms = prepare_decodings(plan);
   const Sizes sizes = choose_sizes(plan, forms, options);
-  const Sources sources = open_needed(plan, destinations, storage);
+  const OpenShards shards = open_needed(plan, destinations, &storage);
   const auto offload = std::make_shared<OffloadFolder>(plan, storage);
   const OffloadFolder& folder = *offload;
   const std::vector<std::byte*> memory = target_memory(plan, destinations, folder);
@@ -243,7 +239,7 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   std::atomic<bool> stop = false;
   ReadContext context = {.plan = plan,
                          .targets = memory,
-                         .shards = sources,
+                         .shards = shards.sources(),
                          .forms = forms,
                          .chunk_bytes = sizes.chunk_bytes,
                          .decoded_bytes = sizes.limits.decoded_bytes,
@@ -258,12 +254,10 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   run_team(sizes.threads, stop, options.observer, progress, [&] {
     run_jobs(context, queue);
     write_known_values(context, next_target);
-    quantizer.run(sources, stop);
+    quantizer.run(shards.sources(), stop);
   });
   // A file that changed meanwhile is not handed out as good.
-  for (std::size_t i = 0; i < sources.size(); ++i) {
-    if (sources[i]) check_identity(plan.catalog->shards()[i], *sources[i]);
-  }
+  shards.require_unchanged();
   if (!options.holds_offload) offload->commit();
 
   for (std::size_t i = 0; i < parts.size(); ++i) {

@@ -121,11 +121,16 @@ bool can_keep_on_disk(const Plan& plan, const PlannedTarget& target) noexcept {
          plan.catalog->shards()[source.shard].format == FileFormat::safetensors;
 }
 
+bool can_view(const TensorInfo& tensor) noexcept {
+  if (!tensor.encoding.is_dtype()) return false;
+  const std::size_t alignment = element_bytes(tensor.encoding.dtype());
+  return tensor.byte_count() == 0 || alignment <= 1 || tensor.offset_begin % alignment == 0;
+}
+
 bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept {
   if (!is_whole_source(plan, target)) return false;
   const TensorInfo& source = plan.catalog->tensors()[target.recipe.boxes.front().source];
-  const std::uint64_t element_bytes = std::max(bits(target.dtype) / 8, 1u);
-  return source.offset_begin % element_bytes == 0 && source.byte_count() > 0;
+  return source.byte_count() > 0 && can_view(source);
 }
 
 std::uint64_t quantizing_bytes_least(const Plan& plan) {

@@ -1,7 +1,5 @@
 #include "verify/tensor_bytes.h"
 
-#include "execute/shard_files.h"
-
 namespace loadstone {
 
 namespace {
@@ -25,19 +23,6 @@ Box whole_box(std::uint32_t source, const TensorInfo& tensor) {
     target_stride *= extent;
   }
   return box;
-}
-
-OpenShards::OpenShards(const Catalog& catalog, Storage* storage) : catalog_(catalog) {
-  for (const Shard& shard : catalog.shards()) {
-    sources_.push_back(catalog.storage(storage).open(shard.path));
-    check_identity(shard, *sources_.back());
-  }
-}
-
-void OpenShards::require_unchanged() const {
-  for (std::size_t i = 0; i < sources_.size(); ++i) {
-    check_identity(catalog_.shards()[i], *sources_[i]);
-  }
 }
 
 TensorBytes::TensorBytes(const OpenShards& shards, const TensorInfo& tensor, bool as_in_file)

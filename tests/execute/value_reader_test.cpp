@@ -37,14 +37,13 @@ Value value_for(const Plan& plan, const PlannedTarget& target) {
 class Pulled {
  public:
   Pulled(PlanBuilder& builder, const Plan& plan, std::uint64_t staging_bytes)
-      : shards_(open_shards(*plan.catalog, std::vector<bool>(plan.catalog->shards().size(), true),
-                            builder.storage)),
-        reader(plan.catalog, shards_, staging_bytes, stop) {}
+      : shards_(*plan.catalog, &builder.storage),
+        reader(plan.catalog, shards_.sources(), staging_bytes, stop) {}
 
   std::atomic<bool> stop = false;
 
  private:
-  std::vector<std::shared_ptr<ByteSource>> shards_;
+  OpenShards shards_;
 
  public:
   ValueReader reader;
