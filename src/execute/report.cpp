@@ -6,6 +6,7 @@
 
 #include "base/finding_json.h"
 #include "base/json_writer.h"
+#include "boxes/dims.h"
 #include "execute/walk.h"
 #include "plan/decodings.h"
 

@@ -5,10 +5,10 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "boxes/check_boxes.h"
 #include "kernels/quantize.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
-#include "plan/check_boxes.h"
 #include "plan/codes.h"
 #include "plan/costs.h"
 #include "plan/decodings.h"

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "boxes/check_boxes.h"
 #include "loadstone/error.h"
-#include "plan/check_boxes.h"
 #include "plan/costs.h"
 #include "plan/decodings.h"
 #include "plan/devices.h"

@@ -9,11 +9,11 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "boxes/view.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
 #include "plan/decodings.h"
 #include "plan/dtypes.h"
-#include "plan/view.h"
 
 namespace loadstone {
 

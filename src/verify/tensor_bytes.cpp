@@ -1,5 +1,7 @@
 #include "verify/tensor_bytes.h"
 
+#include "boxes/view.h"
+
 namespace loadstone {
 
 namespace {
@@ -9,20 +11,7 @@ constexpr std::uint64_t staging_bytes_max = std::uint64_t{16} << 20;
 }  // namespace
 
 Box whole_box(std::uint32_t source, const TensorInfo& tensor) {
-  Box box;
-  box.source = source;
-  if (tensor.strides.empty()) {
-    box.dims = {{tensor.shape.numel().value_or(0), 1, 1}};
-    return box;
-  }
-  std::uint64_t target_stride = 1;  // their product is the count of elements, which fits
-  for (std::size_t d = tensor.shape.rank(); d-- > 0;) {
-    const std::uint64_t extent = tensor.shape[d];
-    if (extent == 1) continue;
-    box.dims.insert(box.dims.begin(), {extent, tensor.strides[d], target_stride});
-    target_stride *= extent;
-  }
-  return box;
+  return boxes_of(source_view(source, tensor)).front();
 }
 
 TensorBytes::TensorBytes(const OpenShards& shards, const TensorInfo& tensor, bool as_in_file)

@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "plan/plans.h"
 #include "support/errors.h"
+#include "support/plans.h"
 
 namespace loadstone::test {
 namespace {
