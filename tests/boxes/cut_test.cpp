@@ -25,6 +25,38 @@ TEST(CutBox, KeepsWhatLiesInsideWhereverItIsCut) {
   }
 }
 
+// Dimensions that do not nest, which no view makes but a plan may hold.
+TEST(CutBox, CutsAtAnyElementOfDimensionsThatDoNotNest) {
+  const Box box = {.source = 0, .target_offset = 3, .dims = {{2, 10, 3}, {3, 1, 2}}};
+  for (std::uint64_t begin = 0; begin < 14; ++begin) {
+    for (std::uint64_t end = begin; end < 14; ++end) {
+      std::vector<std::pair<std::uint64_t, std::uint64_t>> expected;
+      for (std::uint64_t i = 0; i < 2; ++i) {
+        for (std::uint64_t j = 0; j < 3; ++j) {
+          const std::uint64_t target = 3 + 3 * i + 2 * j;
+          if (begin <= target && target < end) expected.emplace_back(target - begin, 10 * i + j);
+        }
+      }
+      std::vector<Box> cut;
+      cut_box(box, begin, end, cut);
+      std::vector<std::pair<std::uint64_t, std::uint64_t>> found;
+      for (const Box& part : cut) {
+        const BoxDim one = {};
+        const BoxDim& outer = part.dims.size() > 1 ? part.dims[0] : one;
+        const BoxDim& inner = part.dims.empty() ? one : part.dims.back();
+        for (std::uint64_t i = 0; i < outer.extent; ++i) {
+          for (std::uint64_t j = 0; j < inner.extent; ++j) {
+            found.emplace_back(
+                part.target_offset + i * outer.target_stride + j * inner.target_stride,
+                part.source_offset + i * outer.source_stride + j * inner.source_stride);
+          }
+        }
+      }
+      EXPECT_THAT(found, ::testing::UnorderedElementsAreArray(expected)) << begin << " " << end;
+    }
+  }
+}
+
 TEST(CutBox, RefusesBoxesThatWriteTwiceAndStopsAtALimit) {
   Box twice = {.source = 0, .dims = {{3, 1, 0}}};
   EXPECT_FALSE(order_to_cut(twice));
