@@ -61,19 +61,19 @@ struct FloatFormat {
 
 // All that is known of a dtype, but for how it is cast (kernels/number.h).
 struct DtypeInfo {
-  Dtype dtype;
   std::string_view name;        // in safetensors headers and in every JSON of ours
   std::string_view torch_name;  // empty: torch has none
-  DtypeKind kind;
-  std::uint8_t bits;  // of one element
+  DtypeKind kind = DtypeKind::boolean;
+  std::uint8_t bits = 0;  // of one element
   bool is_signed = false;
   bool has_casts = false;  // to and from other dtypes
   FloatFormat format = {};
+  Dtype dtype = Dtype::boolean;
 };
 
-// In the order of Dtype. The only table of dtypes: who adds one adds a row.
-inline constexpr auto dtype_table = [] {
-  using D = Dtype;
+// The only list of what dtypes are: who adds one is led here by the compiler.
+// clang-format off
+[[nodiscard]] constexpr DtypeInfo dtype_row(Dtype dtype) noexcept {
   constexpr auto truth = DtypeKind::boolean;
   constexpr auto integer = DtypeKind::integer;
   constexpr auto real = DtypeKind::floating;
@@ -81,40 +81,53 @@ inline constexpr auto dtype_table = [] {
   constexpr auto ieee = NonFinite::ieee;
   constexpr auto ones = NonFinite::all_ones;
   constexpr auto minus = NonFinite::minus_zero;
-  return std::to_array<DtypeInfo>({
-      {D::boolean, "BOOL", "bool", truth, 8, false, true},
-      {D::u8, "U8", "uint8", integer, 8, false, true},
-      {D::i8, "I8", "int8", integer, 8, true, true},
-      {D::u16, "U16", "uint16", integer, 16, false, true},
-      {D::i16, "I16", "int16", integer, 16, true, true},
-      {D::u32, "U32", "uint32", integer, 32, false, true},
-      {D::i32, "I32", "int32", integer, 32, true, true},
-      {D::u64, "U64", "uint64", integer, 64, false, true},
-      {D::i64, "I64", "int64", integer, 64, true, true},
-      {D::f16, "F16", "float16", real, 16, true, true, {11, 15, -24, ieee}},
-      {D::bf16, "BF16", "bfloat16", real, 16, true, true, {8, 127, -133, ieee}},
-      {D::f32, "F32", "float32", real, 32, true, true, {24, 127, -149, ieee}},
-      {D::f64, "F64", "float64", real, 64, true, true, {53, 1023, -1074, ieee}},
-      {D::c64, "C64", "complex64", complex, 64, true, false, {24, 127, -149, ieee}},
-      {D::f8_e4m3, "F8_E4M3", "float8_e4m3fn", real, 8, true, true, {4, 8, -9, ones}},
-      {D::f8_e5m2, "F8_E5M2", "float8_e5m2", real, 8, true, true, {3, 15, -16, ieee}},
-      {D::f8_e8m0, "F8_E8M0", "float8_e8m0fnu", real, 8, false, true, {1, 127, -127, ones}},
-      {D::f8_e4m3fnuz, "F8_E4M3FNUZ", "float8_e4m3fnuz", real, 8, true, false, {4, 7, -10, minus}},
-      {D::f8_e5m2fnuz, "F8_E5M2FNUZ", "float8_e5m2fnuz", real, 8, true, false, {3, 15, -17, minus}},
-      {D::f6_e2m3, "F6_E2M3", "", real, 6, true, false, {4, 2, -3}},
-      {D::f6_e3m2, "F6_E3M2", "", real, 6, true, false, {3, 4, -4}},
-      {D::f4, "F4", "", real, 4, true, false, {2, 2, -1}},
-      {D::c128, "C128", "complex128", complex, 128, true, false, {53, 1023, -1074, ieee}},
-  });
-}();
-inline constexpr std::size_t dtype_count = dtype_table.size();
-static_assert(dtype_count == static_cast<std::size_t>(Dtype::c128) + 1);
-static_assert([] {
-  for (std::size_t i = 0; i < dtype_count; ++i) {
-    if (dtype_table[i].dtype != static_cast<Dtype>(i)) return false;
+  switch (dtype) {
+    case Dtype::boolean: return {"BOOL", "bool", truth, 8, false, true};
+    case Dtype::u8: return {"U8", "uint8", integer, 8, false, true};
+    case Dtype::i8: return {"I8", "int8", integer, 8, true, true};
+    case Dtype::u16: return {"U16", "uint16", integer, 16, false, true};
+    case Dtype::i16: return {"I16", "int16", integer, 16, true, true};
+    case Dtype::u32: return {"U32", "uint32", integer, 32, false, true};
+    case Dtype::i32: return {"I32", "int32", integer, 32, true, true};
+    case Dtype::u64: return {"U64", "uint64", integer, 64, false, true};
+    case Dtype::i64: return {"I64", "int64", integer, 64, true, true};
+    case Dtype::f16: return {"F16", "float16", real, 16, true, true, {11, 15, -24, ieee}};
+    case Dtype::bf16: return {"BF16", "bfloat16", real, 16, true, true, {8, 127, -133, ieee}};
+    case Dtype::f32: return {"F32", "float32", real, 32, true, true, {24, 127, -149, ieee}};
+    case Dtype::f64: return {"F64", "float64", real, 64, true, true, {53, 1023, -1074, ieee}};
+    case Dtype::c64: return {"C64", "complex64", complex, 64, true, false, {24, 127, -149, ieee}};
+    case Dtype::f8_e4m3: return {"F8_E4M3", "float8_e4m3fn", real, 8, true, true, {4, 8, -9, ones}};
+    case Dtype::f8_e5m2: return {"F8_E5M2", "float8_e5m2", real, 8, true, true, {3, 15, -16, ieee}};
+    case Dtype::f8_e8m0:
+      return {"F8_E8M0", "float8_e8m0fnu", real, 8, false, true, {1, 127, -127, ones}};
+    case Dtype::f8_e4m3fnuz:
+      return {"F8_E4M3FNUZ", "float8_e4m3fnuz", real, 8, true, false, {4, 7, -10, minus}};
+    case Dtype::f8_e5m2fnuz:
+      return {"F8_E5M2FNUZ", "float8_e5m2fnuz", real, 8, true, false, {3, 15, -17, minus}};
+    case Dtype::f6_e2m3: return {"F6_E2M3", "", real, 6, true, false, {4, 2, -3}};
+    case Dtype::f6_e3m2: return {"F6_E3M2", "", real, 6, true, false, {3, 4, -4}};
+    case Dtype::f4: return {"F4", "", real, 4, true, false, {2, 2, -1}};
+    case Dtype::c128:
+      return {"C128", "complex128", complex, 128, true, false, {53, 1023, -1074, ieee}};
   }
-  return true;
-}());
+  return {};  // not a dtype
+}
+// clang-format on
+
+inline constexpr std::size_t dtype_count = [] {
+  std::size_t count = 0;
+  while (!dtype_row(static_cast<Dtype>(count)).name.empty()) ++count;
+  return count;
+}();
+// In the order of Dtype.
+inline constexpr auto dtype_table = [] {
+  std::array<DtypeInfo, dtype_count> table = {};
+  for (std::size_t i = 0; i < dtype_count; ++i) {
+    table[i] = dtype_row(static_cast<Dtype>(i));
+    table[i].dtype = static_cast<Dtype>(i);
+  }
+  return table;
+}();
 
 [[nodiscard]] constexpr const DtypeInfo& dtype_info(Dtype dtype) noexcept {
   return dtype_table[static_cast<std::size_t>(dtype)];

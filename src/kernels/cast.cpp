@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <ranges>
 #include <utility>
 
 #include "kernels/cast_simd.h"
@@ -16,9 +15,10 @@ namespace {
 // The dtypes that casts are defined for.
 constexpr auto numbers = [] {
   std::array<Dtype, std::ranges::count(dtype_table, true, &DtypeInfo::has_casts)> dtypes{};
-  std::ranges::copy(std::views::transform(std::views::filter(dtype_table, &DtypeInfo::has_casts),
-                                          &DtypeInfo::dtype),
-                    dtypes.begin());
+  auto next = dtypes.begin();
+  for (const DtypeInfo& known : dtype_table) {
+    if (known.has_casts) *next++ = known.dtype;
+  }
   return dtypes;
 }();
 
