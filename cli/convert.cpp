@@ -51,20 +51,6 @@ struct Args {
 // More dims than ggml knows: files of video models hold patch embeddings of five.
 constexpr std::uint32_t gguf_rank_max = 8;
 
-Dtype dtype_option(const char* option, const std::string& text) {
-  const auto dtype = dtype_from_user(text);
-  if (dtype) return *dtype;
-  throw Error("usage",
-              fmt::format("{}: '{}' is no dtype such as bf16 or float32", option, printable(text)));
-}
-
-std::uint64_t size_option(const char* option, const std::string& text) {
-  std::uint64_t bytes = 0;
-  if (parse_bytes(text, bytes) && bytes > 0) return bytes;
-  throw Error("usage", fmt::format("{}: '{}' is no size such as 8GiB, 500MB or 4096", option,
-                                   printable(text)));
-}
-
 // A list of rules is an array, recipes are an object.
 void read_rules(const Args& args, const Catalog& catalog, ConvertOptions& options) {
   if (args.rules_path.empty()) return;
@@ -99,14 +85,12 @@ ConvertOptions convert_options(const Args& args, const Catalog& catalog) {
     options.block_dtype = dtype_option("--block-dtype", args.block_dtype);
   }
   if (!args.shard_size.empty()) {
-    options.shard_bytes_max = size_option("--shard-size", args.shard_size);
+    options.shard_bytes_max = bytes_from_user("--shard-size", args.shard_size, 1);
   }
   if (!args.max_memory.empty()) {
-    options.memory_bytes_max = size_option("--max-memory", args.max_memory);
+    options.memory_bytes_max = bytes_from_user("--max-memory", args.max_memory, 1);
   }
-  options.unexpected = args.unexpected == "error"    ? UnexpectedPolicy::error
-                       : args.unexpected == "ignore" ? UnexpectedPolicy::ignore
-                                                     : UnexpectedPolicy::warn;
+  options.unexpected = unexpected_from_user(args.unexpected);
   options.threads = args.threads;
   options.quantize = quantize_options(args.quantize);
   options.experts = expert_layout(args.experts).value_or(ExpertLayout::keep);
@@ -148,41 +132,13 @@ ConvertRun run_options(const Args& args) {
   return run;
 }
 
-// The finding that keeps the conversion from being done; null where none does.
-const Finding* obstacle(const std::vector<Finding>& findings, bool strict) {
-  if (findings.empty()) return nullptr;
-  const Finding& first = findings.front();  // findings come most severe first
-  if (first.severity == Severity::error) return &first;
-  return strict && first.severity == Severity::warning ? &first : nullptr;
-}
-
-int refuse(const Conversion& conversion, const Finding& first, bool json) {
-  const auto& findings = conversion.plan.findings;
-  const auto count = std::ranges::count(findings, first.severity, &Finding::severity);
-  std::string message = first.message;
-  if (count > 1) {
-    message += fmt::format(" ({} more; --dry-run shows all)", count - 1);
-  } else if (!first.suggestion.empty()) {
-    message += " (" + first.suggestion + ")";
-  }
-  Where where;
-  if (json) where = {.tensor = first.target, .found = first.found, .expected = first.expected};
-  report_error(Error(first.code, message, where), json, findings);
-  return first.severity == Severity::error ? exit_status(first.code) : 3;
-}
-
 // The report's own members, and what only this process knows.
 std::string json_of(const ConvertReport& report, const ProcessMemory& memory,
                     std::uint64_t anonymous_bytes_peak) {
   JsonWriter json(2);
   json.begin_object();
-  json.key("process");  // what this process took, measured
-  json.begin_object();
-  json.member("resident_bytes_peak", memory.peak_bytes);
-  json.member("anonymous_bytes_peak", anonymous_bytes_peak);
-  json.end_object();
-  // Both are objects: the closing brace of ours and the opening one of the report's become a comma.
-  return json.take() + "," + to_json(report).substr(1);
+  write_process(json, memory, anonymous_bytes_peak);
+  return joined(std::move(json), to_json(report));
 }
 
 std::string text_of(const ConvertReport& report, const ConvertRun& run,
@@ -197,12 +153,9 @@ std::string text_of(const ConvertReport& report, const ConvertRun& run,
     text += fmt::format("\nkept      {} of files that were finished before",
                         human_bytes(report.bytes_kept));
   }
-  text += fmt::format("\nbytes     {} read, {} written in {:.3f} s", human_bytes(report.bytes_read),
-                      human_bytes(report.bytes_written), report.seconds);
-  if (report.seconds > 0) {
-    text += fmt::format(", {:.2f} GB/s",
-                        static_cast<double>(report.bytes_written) / 1e9 / report.seconds);
-  }
+  text += fmt::format("\nbytes     {} read, {} written in {}", human_bytes(report.bytes_read),
+                      human_bytes(report.bytes_written),
+                      speed_text(report.bytes_written, report.seconds));
   if (report.sync_seconds > 0) {
     text += fmt::format("; {:.3f} s of it to bring them to the disk", report.sync_seconds);
   }
@@ -229,7 +182,7 @@ int convert(const Args& args, bool json) {
   const Conversion conversion = make_conversion(catalog, convert_options(args, *catalog));
   if (args.dry_run) return dry_run(args, conversion, run, json);
   if (const Finding* const first = obstacle(conversion.plan.findings, args.open.strict)) {
-    return refuse(conversion, *first, json);
+    return refuse(conversion.plan.findings, *first, "--dry-run", json);
   }
   if (!json) print_warnings(conversion.plan.findings);
   const InterruptibleWork work;
@@ -258,7 +211,8 @@ void add_convert(CLI::App& app, Chosen& chosen) {
                    "NAME.safetensors: one file; else a folder for shards and index")
       ->type_name("")
       ->required();
-  const auto add = [&](const char* names, std::string& value, const char* type, const char* help) {
+  const auto add = [&](const char* names, std::string& value, const char* type,
+                       const std::string& help) {
     return command->add_option(names, value, help)->type_name(type);
   };
   add("--to", args->to, "FORMAT", "Format to write (default: safetensors)");
@@ -269,12 +223,13 @@ void add_convert(CLI::App& app, Chosen& chosen) {
       "(default: floats stay as they are)");
   add("--block-dtype", args->block_dtype, "T",
       "What blocks of GGUF become without --dtype: bf16 (default), f16 or f32");
-  add("--shard-size", args->shard_size, "SIZE", "Bytes of tensors in a shard (default: 5GB)");
+  add("--shard-size", args->shard_size, "SIZE",
+      "Bytes of tensors in a shard" + default_text(exact_bytes(defaults::shard_bytes_max)));
   add("--name", args->name, "STEM", "What files in the folder are called (default: model)");
   add("--max-memory", args->max_memory, "SIZE", "Never take more, or refuse to start");
   add("--unexpected", args->unexpected, "P", "Tensors that recipes leave over")
       ->check(CLI::IsMember({"warn", "error", "ignore"}));
-  add_threads_option(*command, args->threads, "Threads (default: one per core, at most 4)");
+  add_threads_option(*command, args->threads, "Threads");
   command->add_flag("--resume", args->resume,
                     "Keep the shards that an ended run of the same conversion finished");
   add("--part", args->part, "I/N",

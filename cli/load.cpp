@@ -63,29 +63,6 @@ Plan planned(const Args& args) {
   });
 }
 
-// The finding that keeps the plan from being done; null where none does.
-const Finding* obstacle(const Plan& plan, bool strict) {
-  if (plan.findings.empty()) return nullptr;
-  const Finding& first = plan.findings.front();  // findings come most severe first
-  if (first.severity == Severity::error) return &first;
-  return strict && first.severity == Severity::warning ? &first : nullptr;
-}
-
-int refuse(const Plan& plan, const Finding& first, bool json) {
-  const auto count = std::ranges::count(plan.findings, first.severity, &Finding::severity);
-  std::string message = first.message;
-  if (count > 1) {
-    message += fmt::format(" ({} more; 'loadstone plan' shows all)", count - 1);
-  } else if (!first.suggestion.empty()) {
-    message += " (" + first.suggestion + ")";
-  }
-  // The message names target, found and expected; a line that names them twice is hard to read.
-  Where where;
-  if (json) where = {.tensor = first.target, .found = first.found, .expected = first.expected};
-  report_error(Error(first.code, message, where), json, plan.findings);
-  return first.severity == Severity::error ? exit_status(first.code) : 3;
-}
-
 // Whether this process can hold what the plan delivers to it, before a byte is read.
 void check_machine(const Plan& plan) {
   for (const PlannedTarget& target : plan.targets) {
@@ -135,11 +112,8 @@ std::string text_of(const Plan& plan, const Outcome& outcome) {
                                  report.provenance.size() - outcome.audit.exceptions.size());
   if (on_disk > 0) text += fmt::format(", {} more on disk", on_disk);
   if (without_value > 0) text += fmt::format(", {} without a value on purpose", without_value);
-  text += fmt::format("\nread      {} in {:.3f} s", human_bytes(report.bytes_read), report.seconds);
-  if (report.seconds > 0) {
-    text +=
-        fmt::format(", {:.2f} GB/s", static_cast<double>(report.bytes_read) / 1e9 / report.seconds);
-  }
+  text += fmt::format("\nread      {} in {}", human_bytes(report.bytes_read),
+                      speed_text(report.bytes_read, report.seconds));
   const auto planned_peak = plan.peak_bytes.find("cpu");
   text +=
       fmt::format("\nmemory    peak {}: {} anonymous, {} of mapped files",
@@ -159,11 +133,7 @@ std::string json_of(const Plan& plan, const Outcome& outcome) {
   json.begin_object();
   for (const auto& [device, bytes] : plan.peak_bytes) json.member(device, bytes);
   json.end_object();
-  json.key("process");  // what this process took, measured
-  json.begin_object();
-  json.member("resident_bytes_peak", outcome.memory.peak_bytes);
-  json.member("anonymous_bytes_peak", outcome.anonymous_bytes_peak);
-  json.end_object();
+  write_process(json, outcome.memory, outcome.anonymous_bytes_peak);
   json.key("audit");
   json.begin_object();
   json.member("ok", outcome.audit.ok());
@@ -171,15 +141,14 @@ std::string json_of(const Plan& plan, const Outcome& outcome) {
   json.member("unaccounted", outcome.audit.unaccounted);
   json.member("exceptions", outcome.audit.exceptions);
   json.end_object();
-  // Both are objects: the closing brace of ours and the opening one of the report's become a comma.
-  return json.take() + "," + to_json(outcome.report).substr(1);
+  return joined(std::move(json), to_json(outcome.report));
 }
 
 int load(const Args& args, bool json) {
   const Plan plan = planned(args);
   if (!args.plan.html_path.empty()) write_file(args.plan.html_path, to_html(plan));
-  if (const Finding* const first = obstacle(plan, args.plan.open.strict)) {
-    return refuse(plan, *first, json);
+  if (const Finding* const first = obstacle(plan.findings, args.plan.open.strict)) {
+    return refuse(plan.findings, *first, "'loadstone plan'", json);
   }
   check_machine(plan);
   if (!json) print_warnings(plan.findings);
@@ -201,7 +170,7 @@ void add_load(CLI::App& app, Chosen& chosen) {
                    "Where it writes to disk, --offload-folder is needed again")
       ->type_name("FILE");
   args->plan_options = add_plan_options(*command, args->plan);
-  add_threads_option(*command, args->threads, "Readers (default: one per core, at most 4)");
+  add_threads_option(*command, args->threads, "Readers");
   add_html_option(*command, args->plan.html_path);
   add_open_options(*command, args->plan.open);
   add_json_flag(*command, chosen.json);

@@ -13,6 +13,7 @@
 #include "cli/machine.h"
 #include "cli/output.h"
 #include "loadstone/error.h"
+#include "plan/devices.h"
 
 namespace loadstone::cli {
 
@@ -24,12 +25,6 @@ constexpr std::size_t map_bytes_max = 64u << 20;
 [[noreturn]] void refuse(std::string_view option, std::string_view text,
                          std::string_view expected) {
   throw Error("usage", fmt::format("{}: '{}' is no {}", option, printable(text), expected));
-}
-
-std::uint64_t bytes_from_user(std::string_view option, const std::string& text) {
-  std::uint64_t bytes = 0;
-  if (!parse_bytes(text, bytes)) refuse(option, text, "size such as 8GiB, 500MB or 4096");
-  return bytes;
 }
 
 // "D=SIZE". A device may hold no '=', so the first one ends it.
@@ -50,11 +45,6 @@ std::optional<DeviceMapMode> mode_from_user(std::string_view text) {
   const auto* found =
       std::ranges::find(modes, text, &std::pair<std::string_view, DeviceMapMode>::first);
   return found == modes.end() ? std::nullopt : std::optional(found->second);
-}
-
-bool is_device(std::string_view text) {
-  const auto kind = text.substr(0, text.find(':'));
-  return kind == "cpu" || kind == "disk" || kind == "meta" || kind == "cuda";
 }
 
 DeviceMap map_from_json(std::string_view text) {
@@ -104,22 +94,36 @@ PlanOptions plan_options(const PlanArgs& args) {
   if (args.dtype == "auto") {
     options.dtype_from_file = true;
   } else if (!args.dtype.empty()) {
-    options.dtype = dtype_from_user(args.dtype);
-    if (!options.dtype) refuse("--dtype", args.dtype, "dtype such as bf16, float32 or auto");
+    options.dtype = dtype_option("--dtype", args.dtype, "bf16, float32 or auto");
   }
   if (!args.device_map.empty()) options.device_map = device_map_from_user(args.device_map);
   for (const auto& text : args.max_memory) options.max_memory.push_back(limit_from_user(text));
   if (options.device_map.mode) add_host_capacity(options);
   options.offload_folder = args.offload_folder;
   options.missing = args.missing == "zeros" ? MissingPolicy::zeros : MissingPolicy::error;
-  options.unexpected = args.unexpected == "error"    ? UnexpectedPolicy::error
-                       : args.unexpected == "ignore" ? UnexpectedPolicy::ignore
-                                                     : UnexpectedPolicy::warn;
+  options.unexpected = unexpected_from_user(args.unexpected);
   if (!args.staging.empty()) options.staging_bytes_max = bytes_from_user("--staging", args.staging);
   return options;
 }
 
 }  // namespace
+
+std::uint64_t bytes_from_user(std::string_view option, const std::string& text,
+                              std::uint64_t least) {
+  std::uint64_t bytes = 0;
+  if (parse_bytes(text, bytes) && bytes >= least) return bytes;
+  refuse(option, text, "size such as 8GiB, 500MB or 4096");
+}
+
+Dtype dtype_option(std::string_view option, const std::string& text, std::string_view examples) {
+  if (const auto dtype = dtype_from_user(text)) return *dtype;
+  refuse(option, text, fmt::format("dtype such as {}", examples));
+}
+
+UnexpectedPolicy unexpected_from_user(std::string_view text) {
+  if (text == "error") return UnexpectedPolicy::error;
+  return text == "ignore" ? UnexpectedPolicy::ignore : UnexpectedPolicy::warn;
+}
 
 OpenOptions OpenArgs::options() const {
   OpenOptions options;
@@ -154,7 +158,7 @@ std::shared_ptr<const Catalog> open_paths(const OpenArgs& args) {
 
 std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args) {
   std::vector<CLI::Option*> options;
-  const auto add = [&](const char* names, auto& value, const char* type, const char* help) {
+  const auto add = [&](const char* names, auto& value, const char* type, const std::string& help) {
     CLI::Option* option = command.add_option(names, value, help)->type_name(type);
     options.push_back(option->group(std::string(plan_group)));
     return option;
@@ -173,7 +177,8 @@ std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args) {
       ->check(CLI::IsMember({"error", "zeros"}));
   add("--unexpected", args.unexpected, "P", "Tensors that the model does not need")
       ->check(CLI::IsMember({"warn", "error", "ignore"}));
-  add("--staging", args.staging, "SIZE", "Memory for bytes under way (default: 64MiB)");
+  add("--staging", args.staging, "SIZE",
+      "Memory for bytes under way" + default_text(exact_bytes(defaults::staging_bytes_max)));
   return options;
 }
 
@@ -191,8 +196,10 @@ void add_json_flag(CLI::App& command, bool& json) {
   command.add_flag("--json", json, "One JSON document on stdout, and nothing else there");
 }
 
-void add_threads_option(CLI::App& command, unsigned& threads, const char* help) {
-  command.add_option("--threads", threads, help)
+void add_threads_option(CLI::App& command, unsigned& threads, const std::string& help,
+                        unsigned most) {
+  const std::string how_many = default_text(fmt::format("one per core, at most {}", most));
+  command.add_option("--threads", threads, help + how_many)
       ->type_name("N")
       ->check(CLI::Range(0u, 256u, "0-256"));
 }
@@ -205,7 +212,7 @@ DeviceMap device_map_from_user(const std::string& text) {
   DeviceMap map;
   map.mode = mode_from_user(text);
   if (map.mode) return map;
-  if (is_device(text)) {
+  if (is_device_name(device_name(text))) {
     map.entries.emplace_back("", text);
     return map;
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "loadstone/catalog.h"
+#include "loadstone/defaults.h"
 #include "loadstone/plan.h"
 
 namespace loadstone::cli {
@@ -52,8 +53,21 @@ std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args);
 
 // Options that stand alone.
 void add_json_flag(CLI::App& command, bool& json);
-void add_threads_option(CLI::App& command, unsigned& threads, const char* help);
+void add_threads_option(CLI::App& command, unsigned& threads, const std::string& help,
+                        unsigned most = defaults::threads_max);
 void add_html_option(CLI::App& command, std::string& path);
+
+// " (default: TEXT)", at the end of an option's help.
+[[nodiscard]] inline std::string default_text(const std::string& text) {
+  return " (default: " + text + ")";
+}
+
+// What the user typed for an option. Throws Error "usage".
+[[nodiscard]] std::uint64_t bytes_from_user(std::string_view option, const std::string& text,
+                                            std::uint64_t least = 0);
+[[nodiscard]] Dtype dtype_option(std::string_view option, const std::string& text,
+                                 std::string_view examples = "bf16 or float32");
+[[nodiscard]] UnexpectedPolicy unexpected_from_user(std::string_view text);
 
 // The device map that a word, a list "prefix=device,...", JSON text or a JSON file means.
 [[nodiscard]] DeviceMap device_map_from_user(const std::string& text);

@@ -62,7 +62,6 @@ std::string error_json(const Error& error, const std::vector<Finding>& findings)
               number == 0 ? std::string() : std::generic_category().message(number));
   json.end_object();
   if (!findings.empty()) {
-    json.key("findings");
     write_findings(json, findings);
   }
   json.end_object();
@@ -106,6 +105,48 @@ void report_error(const Error& error, bool json, const std::vector<Finding>& fin
     // No memory to say more, and nowhere to say it: the exit status still tells.
     std::fputs("loadstone: an error that could not be told\n", stderr);
   }
+}
+
+const Finding* obstacle(const std::vector<Finding>& findings, bool strict) {
+  if (findings.empty()) return nullptr;
+  const Finding& first = findings.front();
+  if (first.severity == Severity::error) return &first;
+  return strict && first.severity == Severity::warning ? &first : nullptr;
+}
+
+int refuse(const std::vector<Finding>& findings, const Finding& first, std::string_view teller,
+           bool json) {
+  const auto count = std::ranges::count(findings, first.severity, &Finding::severity);
+  std::string message = first.message;
+  if (count > 1) {
+    message += fmt::format(" ({} more; {} shows all)", count - 1, teller);
+  } else if (!first.suggestion.empty()) {
+    message += " (" + first.suggestion + ")";
+  }
+  // The message names target, found and expected; a line that names them twice is hard to read.
+  Where where;
+  if (json) where = {.tensor = first.target, .found = first.found, .expected = first.expected};
+  report_error(Error(first.code, message, where), json, findings);
+  return first.severity == Severity::error ? exit_status(first.code) : 3;
+}
+
+std::string joined(JsonWriter json, const std::string& report) {
+  // The closing brace of ours, which is not written, and the opening one of the report's.
+  return json.take() + "," + report.substr(1);
+}
+
+void write_process(JsonWriter& json, const ProcessMemory& memory,
+                   std::uint64_t anonymous_bytes_peak) {
+  json.key("process");
+  json.begin_object();
+  json.member("resident_bytes_peak", memory.peak_bytes);
+  json.member("anonymous_bytes_peak", anonymous_bytes_peak);
+  json.end_object();
+}
+
+std::string speed_text(std::uint64_t bytes, double seconds) {
+  if (!(seconds > 0)) return fmt::format("{:.3f} s", seconds);
+  return fmt::format("{:.3f} s, {:.2f} GB/s", seconds, static_cast<double>(bytes) / 1e9 / seconds);
 }
 
 void print_warnings(const std::vector<Finding>& findings) {

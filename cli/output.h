@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/json_writer.h"
+#include "cli/machine.h"
 #include "loadstone/error.h"
 #include "loadstone/finding.h"
 
@@ -26,10 +27,26 @@ void finish_output();
 void report_error(const Error& error, bool json,
                   const std::vector<Finding>& findings = {}) noexcept;
 
+// The finding that keeps the work from being done; null where none does. Findings come most severe
+// first.
+[[nodiscard]] const Finding* obstacle(const std::vector<Finding>& findings, bool strict);
+// Reports the obstacle `first`, and how many more there are, which `teller` shows. Returns the exit
+// status.
+[[nodiscard]] int refuse(const std::vector<Finding>& findings, const Finding& first,
+                         std::string_view teller, bool json);
+
 // Warnings for people, on stderr: the first few, then how many more.
 void print_warnings(const std::vector<Finding>& findings);
 
 [[nodiscard]] bool has_warnings(const std::vector<Finding>& findings) noexcept;
+
+// One object: the members of `json`, an object that is still open, and those of a report.
+[[nodiscard]] std::string joined(JsonWriter json, const std::string& report);
+// "process": what this process took, measured.
+void write_process(JsonWriter& json, const ProcessMemory& memory,
+                   std::uint64_t anonymous_bytes_peak);
+// "1.234 s, 2.34 GB/s"
+[[nodiscard]] std::string speed_text(std::uint64_t bytes, double seconds);
 
 // The whole text into a new file. Throws Error "io.write", "io.no_space".
 void write_file(const std::string& path, std::string_view text);

@@ -38,10 +38,8 @@ VerifyReport read_all(const Catalog& first, const Catalog* second, unsigned thre
 std::string json_of(const VerifyReport& report, const std::vector<Finding>& warnings) {
   JsonWriter json(2);
   json.begin_object();
-  json.key("warnings");
-  write_findings(json, warnings);
-  // Both are objects: the closing brace of ours and the opening one of the report's become a comma.
-  return json.take() + "," + to_json(report).substr(1);
+  write_findings(json, warnings, "warnings");
+  return joined(std::move(json), to_json(report));
 }
 
 int verify(const Args& args, bool json) {
@@ -68,7 +66,7 @@ void add_verify(CLI::App& app, Chosen& chosen) {
       ->required();
   command->add_option("B", args->second, "Another one, to be compared tensor by tensor")
       ->type_name("");
-  add_threads_option(*command, args->threads, "Readers (default: one per core, at most 8)");
+  add_threads_option(*command, args->threads, "Readers", defaults::verify_threads_max);
   add_open_options(*command, args->open);
   add_json_flag(*command, chosen.json);
   command->callback(

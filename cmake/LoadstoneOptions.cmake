@@ -18,11 +18,12 @@ endif()
 
 # -ffp-contract=off: a fused multiply-add rounds once where two operations round twice, so results
 # would depend on the instruction set. Values must be the same bytes everywhere.
+# -Werror=switch: who adds an enumerator is led to all that decides by it.
 # -Wno-missing-field-initializers: {.path = path} leaves the other fields to their defaults.
 # -Wno-restrict: GCC 12 sees overlaps inside std::string that are not there (its bug 105651).
 function(loadstone_target_options target)
   target_compile_options(${target} PRIVATE
-    -ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow -Wconversion
+    -ffp-contract=off -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror=switch
     -Wno-missing-field-initializers $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
     $<$<BOOL:${LOADSTONE_WERROR}>:-Werror>)
   if(LOADSTONE_SANITIZE)

@@ -31,6 +31,7 @@ ROOMS = (
     ("storage", "kernels"),
     ("formats",),
     ("catalog", "skeleton"),
+    ("boxes",),
     ("plan",),
     ("execute",),
     ("audit", "convert", "verify"),
@@ -41,6 +42,7 @@ LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 # The room that a public header belongs to, where it is not its own name's.
 HEADER_ROOM = {
     "decoding": "catalog",
+    "defaults": "base",
     "dtype": "tensor",
     "error": "base",
     "finding": "base",
@@ -49,7 +51,7 @@ HEADER_ROOM = {
     "observer": "base",
     "quantization": "tensor",
     "quantized_tensors": "catalog",
-    "recipe": "plan",
+    "recipe": "boxes",
     "recipe_builder": "plan",
     "shape": "tensor",
     "version": "base",

@@ -99,9 +99,11 @@ struct ConvertOptions {
   bool one_file = true;
   // What files in a folder are called: STEM.safetensors, STEM-00001-of-00002.safetensors ...
   std::string stem = "model";
-  std::uint64_t shard_bytes_max = 5'000'000'000;  // of tensors; a larger tensor has its own shard
+  // Of tensors; a larger tensor has its own shard.
+  std::uint64_t shard_bytes_max = defaults::shard_bytes_max;
   // ---- what changes cost only
-  std::uint64_t staging_bytes_max = 32u << 20;  // all threads together: bytes on their way
+  // All threads together: bytes on their way.
+  std::uint64_t staging_bytes_max = defaults::convert_staging_bytes_max;
   // All that the conversion takes, lists of tensors included. Where that is not enough the plan is
   // refused: finding "plan.over_budget" with the least that would be.
   std::optional<std::uint64_t> memory_bytes_max;

@@ -42,28 +42,117 @@ enum class Dtype : std::uint8_t {
 
 enum class DtypeKind : std::uint8_t { boolean, integer, floating, complex };
 
-// The name in safetensors headers and in every JSON of ours: "F32", "BF16", "F8_E4M3", "BOOL" ...
-[[nodiscard]] std::string_view name(Dtype dtype) noexcept;
-// The exact name only: "f32" is no dtype of the format, and files that say so are refused.
-[[nodiscard]] std::optional<Dtype> dtype_from_name(std::string_view name) noexcept;
-// What people type: any case, and torch's names ("bfloat16", "float8_e4m3fn", "half").
-[[nodiscard]] std::optional<Dtype> dtype_from_user(std::string_view name) noexcept;
-// Bits of one element, in the order of Dtype. The only table of widths: buffers and loops that
-// count elements are sized by it.
-inline constexpr auto dtype_bits =
-    std::to_array<std::uint8_t>({8,  8,  8,  16, 16, 32, 32, 64, 64, 16, 16,  //
-                                 32, 64, 64, 8,  8,  8,  8,  8,  6,  6,  4,  128});
-static_assert(dtype_bits.size() == static_cast<std::size_t>(Dtype::c128) + 1);
-[[nodiscard]] constexpr unsigned bits(Dtype dtype) noexcept {
-  return dtype_bits[static_cast<std::size_t>(dtype)];
+// Which patterns of bits are NaN or infinite.
+enum class NonFinite : std::uint8_t {
+  none,
+  ieee,        // all exponent bits set: infinite, or NaN where the mantissa is not 0
+  all_ones,    // NaN only: all bits set, but for the sign
+  minus_zero,  // NaN only: the sign alone
+};
+
+// Of a number, or of both parts of a complex one: significant digits (the implicit one included),
+// and the exponents of the largest and the smallest power of two.
+struct FloatFormat {
+  int digits = 0;
+  int largest = 0;
+  int smallest = 0;  // subnormal
+  NonFinite non_finite = NonFinite::none;
+};
+
+// All that is known of a dtype, but for how it is cast (kernels/number.h).
+struct DtypeInfo {
+  std::string_view name;        // in safetensors headers and in every JSON of ours
+  std::string_view torch_name;  // empty: torch has none
+  DtypeKind kind = DtypeKind::boolean;
+  std::uint8_t bits = 0;  // of one element
+  bool is_signed = false;
+  bool has_casts = false;  // to and from other dtypes
+  FloatFormat format = {};
+  Dtype dtype = Dtype::boolean;
+};
+
+// The only list of what dtypes are: who adds one is led here by the compiler.
+// clang-format off
+[[nodiscard]] constexpr DtypeInfo dtype_row(Dtype dtype) noexcept {
+  constexpr auto truth = DtypeKind::boolean;
+  constexpr auto integer = DtypeKind::integer;
+  constexpr auto real = DtypeKind::floating;
+  constexpr auto complex = DtypeKind::complex;
+  constexpr auto ieee = NonFinite::ieee;
+  constexpr auto ones = NonFinite::all_ones;
+  constexpr auto minus = NonFinite::minus_zero;
+  switch (dtype) {
+    case Dtype::boolean: return {"BOOL", "bool", truth, 8, false, true};
+    case Dtype::u8: return {"U8", "uint8", integer, 8, false, true};
+    case Dtype::i8: return {"I8", "int8", integer, 8, true, true};
+    case Dtype::u16: return {"U16", "uint16", integer, 16, false, true};
+    case Dtype::i16: return {"I16", "int16", integer, 16, true, true};
+    case Dtype::u32: return {"U32", "uint32", integer, 32, false, true};
+    case Dtype::i32: return {"I32", "int32", integer, 32, true, true};
+    case Dtype::u64: return {"U64", "uint64", integer, 64, false, true};
+    case Dtype::i64: return {"I64", "int64", integer, 64, true, true};
+    case Dtype::f16: return {"F16", "float16", real, 16, true, true, {11, 15, -24, ieee}};
+    case Dtype::bf16: return {"BF16", "bfloat16", real, 16, true, true, {8, 127, -133, ieee}};
+    case Dtype::f32: return {"F32", "float32", real, 32, true, true, {24, 127, -149, ieee}};
+    case Dtype::f64: return {"F64", "float64", real, 64, true, true, {53, 1023, -1074, ieee}};
+    case Dtype::c64: return {"C64", "complex64", complex, 64, true, false, {24, 127, -149, ieee}};
+    case Dtype::f8_e4m3: return {"F8_E4M3", "float8_e4m3fn", real, 8, true, true, {4, 8, -9, ones}};
+    case Dtype::f8_e5m2: return {"F8_E5M2", "float8_e5m2", real, 8, true, true, {3, 15, -16, ieee}};
+    case Dtype::f8_e8m0:
+      return {"F8_E8M0", "float8_e8m0fnu", real, 8, false, true, {1, 127, -127, ones}};
+    case Dtype::f8_e4m3fnuz:
+      return {"F8_E4M3FNUZ", "float8_e4m3fnuz", real, 8, true, false, {4, 7, -10, minus}};
+    case Dtype::f8_e5m2fnuz:
+      return {"F8_E5M2FNUZ", "float8_e5m2fnuz", real, 8, true, false, {3, 15, -17, minus}};
+    case Dtype::f6_e2m3: return {"F6_E2M3", "", real, 6, true, false, {4, 2, -3}};
+    case Dtype::f6_e3m2: return {"F6_E3M2", "", real, 6, true, false, {3, 4, -4}};
+    case Dtype::f4: return {"F4", "", real, 4, true, false, {2, 2, -1}};
+    case Dtype::c128:
+      return {"C128", "complex128", complex, 128, true, false, {53, 1023, -1074, ieee}};
+  }
+  return {};  // not a dtype
 }
+// clang-format on
+
+inline constexpr std::size_t dtype_count = [] {
+  std::size_t count = 0;
+  while (!dtype_row(static_cast<Dtype>(count)).name.empty()) ++count;
+  return count;
+}();
+// In the order of Dtype.
+inline constexpr auto dtype_table = [] {
+  std::array<DtypeInfo, dtype_count> table = {};
+  for (std::size_t i = 0; i < dtype_count; ++i) {
+    table[i] = dtype_row(static_cast<Dtype>(i));
+    table[i].dtype = static_cast<Dtype>(i);
+  }
+  return table;
+}();
+
+[[nodiscard]] constexpr const DtypeInfo& dtype_info(Dtype dtype) noexcept {
+  return dtype_table[static_cast<std::size_t>(dtype)];
+}
+[[nodiscard]] constexpr std::string_view name(Dtype dtype) noexcept {
+  return dtype_info(dtype).name;
+}
+[[nodiscard]] constexpr DtypeKind kind(Dtype dtype) noexcept { return dtype_info(dtype).kind; }
+// Of one element.
+[[nodiscard]] constexpr unsigned bits(Dtype dtype) noexcept { return dtype_info(dtype).bits; }
 // Bytes of one element; 0 where elements are not whole bytes (f4, f6).
 [[nodiscard]] constexpr std::size_t element_bytes(Dtype dtype) noexcept {
   return bits(dtype) % 8 == 0 ? bits(dtype) / 8 : 0;
 }
-// Of the widest element.
-inline constexpr std::size_t element_bytes_max = std::ranges::max(dtype_bits) / 8;
-[[nodiscard]] DtypeKind kind(Dtype dtype) noexcept;
+// Of the widest element: buffers and loops that count elements are sized by it.
+inline constexpr std::size_t element_bytes_max =
+    std::ranges::max(dtype_table, {}, &DtypeInfo::bits).bits / 8;
+// Whether a safetensors header can name the dtype.
+[[nodiscard]] constexpr bool is_in_safetensors(Dtype dtype) noexcept {
+  return dtype != Dtype::c128;
+}
+// The exact name only: "f32" is no dtype of the format, and files that say so are refused.
+[[nodiscard]] std::optional<Dtype> dtype_from_name(std::string_view name) noexcept;
+// What people type: any case, and torch's names ("bfloat16", "float8_e4m3fn", "half").
+[[nodiscard]] std::optional<Dtype> dtype_from_user(std::string_view name) noexcept;
 
 // Block formats of GGUF, in the order of their type ids.
 enum class BlockFormat : std::uint8_t {

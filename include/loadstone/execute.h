@@ -43,10 +43,11 @@ class HostMemory {
 };
 
 struct ExecuteOptions {
-  unsigned threads = 0;                  // readers; 0: one per core, at most 4
-  std::uint64_t chunk_bytes = 4u << 20;  // one read; smaller where staging_bytes_max demands it
-  Storage* storage = nullptr;            // null: the catalog's
-  Observer* observer = nullptr;          // not owned
+  unsigned threads = 0;  // readers; 0: one per core, at most 4
+  // One read; smaller where staging_bytes_max demands it.
+  std::uint64_t chunk_bytes = defaults::chunk_bytes;
+  Storage* storage = nullptr;    // null: the catalog's
+  Observer* observer = nullptr;  // not owned
   // What goes to the offload folder is not committed: that is left to the holder of
   // Report::offload.
   bool holds_offload = false;

@@ -12,6 +12,7 @@
 #include "loadstone/dtype.h"
 #include "loadstone/shape.h"
 #include "loadstone/error.h"
+#include "loadstone/defaults.h"
 #include "loadstone/finding.h"
 #include "loadstone/storage.h"
 #include "loadstone/catalog.h"

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "loadstone/catalog.h"
+#include "loadstone/defaults.h"
 #include "loadstone/finding.h"
 #include "loadstone/quantization.h"
 #include "loadstone/recipe.h"
@@ -74,7 +75,8 @@ struct PlanOptions {
   MissingPolicy missing = MissingPolicy::error;
   UnexpectedPolicy unexpected = UnexpectedPolicy::warn;
   // ---- what changes cost only
-  std::uint64_t staging_bytes_max = 64u << 20;  // memory for bytes under way, all threads together
+  // Memory for bytes under way, all threads together.
+  std::uint64_t staging_bytes_max = defaults::staging_bytes_max;
   // Hand out views of the file where nothing changes (costs no memory, but the file must stay as it
   // is while the model lives). Default off.
   bool mmap = false;

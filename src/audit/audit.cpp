@@ -58,25 +58,13 @@ NameMap<const Provenance*> by_name(const Report& report) {
   return index;
 }
 
-std::string first_names(const std::vector<std::string>& names) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), names_shown_max); ++i) {
-    text += fmt::format("{}'{}'", i == 0 ? "" : ", ", printable(names[i]));
-  }
-  if (names.size() > names_shown_max) text += ", ...";
-  return text;
-}
-
-std::string count_of(std::size_t count, std::string_view thing) {
-  return fmt::format("{} {}{}", count, thing, count == 1 ? "" : "s");
-}
-
 [[noreturn]] void refuse(const char* code, const std::vector<std::string>& names,
                          std::string_view what) {
   Where where;
   where.tensor = names.front();
   throw Error(code,
-              fmt::format("{} {}: {}", count_of(names.size(), "tensor"), what, first_names(names)),
+              fmt::format("{} {}: {}", counted(names.size(), "tensor"), what,
+                          name_list(names, names.size(), names_shown_max)),
               std::move(where));
 }
 
@@ -119,18 +107,20 @@ void Audit::require_real() const {
 std::string Audit::text() const {
   std::string text;
   if (ok()) {
-    text = fmt::format("All {} accounted for", count_of(provenance.size(), "tensor"));
+    text = fmt::format("All {} accounted for", counted(provenance.size(), "tensor"));
     if (!exceptions.empty()) {
       text += fmt::format(", {} of them without a value in memory on purpose", exceptions.size());
     }
   } else {
     text = fmt::format("NOT accounted for: {} of {}", on_meta.size() + unaccounted.size(),
-                       count_of(provenance.size(), "tensor"));
+                       counted(provenance.size(), "tensor"));
     if (!on_meta.empty()) {
-      text += fmt::format("; {} on meta: {}", on_meta.size(), first_names(on_meta));
+      text += fmt::format("; {} on meta: {}", on_meta.size(),
+                          name_list(on_meta, on_meta.size(), names_shown_max));
     }
     if (!unaccounted.empty()) {
-      text += fmt::format("; {} unaccounted: {}", unaccounted.size(), first_names(unaccounted));
+      text += fmt::format("; {} unaccounted: {}", unaccounted.size(),
+                          name_list(unaccounted, unaccounted.size(), names_shown_max));
     }
   }
   text += ".\n";

@@ -9,4 +9,9 @@ namespace loadstone {
   return a / b + (a % b != 0 ? 1u : 0u);
 }
 
+// The least multiple of `unit` that is not below `a`.
+[[nodiscard]] constexpr std::uint64_t round_up(std::uint64_t a, std::uint64_t unit) noexcept {
+  return ceil_div(a, unit) * unit;
+}
+
 }  // namespace loadstone

@@ -141,6 +141,12 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "The plan was edited or damaged; make it again."},
     {"plan.cast", "Sources are cast to the dtype that the model wants.",
      "Nothing to do; dtype=\"auto\" keeps the dtype of the file."},
+    {"plan.component",
+     "A target wants a tensor of a quantized one neither as it is, together with its scales, nor "
+     "as "
+     "numbers: its dtype, its shape or what other targets take lies between the two.",
+     "Give the target the shape and a floating dtype of the numbers, or load codes and scales into "
+     "modules that are made for the encoding."},
     {"plan.config_mismatch", "The config and the checkpoint say different things.",
      "Use the config that belongs to the checkpoint."},
     {"plan.conversion",
@@ -149,12 +155,6 @@ constexpr auto codes = std::to_array<CodeInfo>({
     {"plan.data_dependent",
      "A conversion looks at values, so it cannot be planned without reading.",
      "Use declarative rules for these tensors."},
-    {"plan.component",
-     "A target wants a tensor of a quantized one neither as it is, together with its scales, nor "
-     "as "
-     "numbers: its dtype, its shape or what other targets take lies between the two.",
-     "Give the target the shape and a floating dtype of the numbers, or load codes and scales into "
-     "modules that are made for the encoding."},
     {"plan.destination", "The memory handed over for a target is not what the plan needs.",
      "Give each target as many bytes as the plan says."},
     {"plan.device_map",

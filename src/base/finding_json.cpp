@@ -1,5 +1,7 @@
 #include "base/finding_json.h"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <string>
 
@@ -42,7 +44,8 @@ Finding read_finding(const JsonReader& reader, JsonReader::Element value, const 
 
 }  // namespace
 
-void write_findings(JsonWriter& json, const std::vector<Finding>& findings) {
+void write_findings(JsonWriter& json, const std::vector<Finding>& findings, std::string_view key) {
+  json.key(key);
   json.begin_array();
   for (const Finding& finding : findings) {
     json.begin_object();
@@ -57,6 +60,15 @@ void write_findings(JsonWriter& json, const std::vector<Finding>& findings) {
     json.end_object();
   }
   json.end_array();
+}
+
+std::string finding_lines(const std::vector<Finding>& findings) {
+  std::string text;
+  for (const Finding& finding : findings) {
+    text += fmt::format("  {}: {} [{}]\n", name(finding.severity), printable(finding.message, 2000),
+                        finding.code);
+  }
+  return text;
 }
 
 std::vector<Finding> read_findings(const JsonReader& reader, JsonReader::Element value,

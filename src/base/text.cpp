@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <charconv>
@@ -10,6 +11,25 @@
 namespace loadstone {
 
 namespace {
+
+struct ByteUnit {
+  std::string_view name;
+  std::uint64_t bytes;
+};
+
+constexpr auto byte_units = std::to_array<ByteUnit>({{"B", 1},
+                                                     {"kB", 1000},
+                                                     {"MB", 1'000'000},
+                                                     {"GB", 1'000'000'000},
+                                                     {"TB", 1'000'000'000'000},
+                                                     {"KiB", 1u << 10},
+                                                     {"MiB", 1u << 20},
+                                                     {"GiB", 1u << 30},
+                                                     {"TiB", std::uint64_t{1} << 40}});
+
+char lower(char character) {
+  return static_cast<char>(std::tolower(static_cast<unsigned char>(character)));
+}
 
 // Bytes at the front that a terminal takes for an order or that make a line read as another one:
 // control characters (C0, DEL, C1), line separators, changes of the direction of writing.
@@ -62,6 +82,21 @@ std::string printable(std::string_view text, std::size_t length_max) {
                      text.size(), escaped(text.substr(before_character(text, text.size() - part))));
 }
 
+std::string name_list(std::span<const std::string> names, std::uint64_t count,
+                      std::size_t shown_max) {
+  std::string text;
+  const std::size_t shown = std::min(names.size(), shown_max);
+  for (std::size_t i = 0; i < shown; ++i) {
+    text += fmt::format("{}'{}'", i == 0 ? "" : ", ", printable(names[i]));
+  }
+  if (count > shown) text += fmt::format(" and {} more", count - shown);
+  return text;
+}
+
+std::string counted(std::uint64_t count, std::string_view thing) {
+  return fmt::format("{} {}{}", count, thing, count == 1 ? "" : "s");
+}
+
 std::string human_bytes(std::uint64_t bytes) {
   static constexpr std::array<std::string_view, 6> units = {"kB", "MB", "GB", "TB", "PB", "EB"};
   if (bytes < 1000) return fmt::format("{} B", bytes);
@@ -75,32 +110,27 @@ std::string human_bytes(std::uint64_t bytes) {
   return fmt::format("{:.1f} {}", value, units[unit]);
 }
 
+std::string exact_bytes(std::uint64_t bytes) {
+  ByteUnit best = byte_units.front();
+  for (const ByteUnit& unit : byte_units) {
+    if (bytes % unit.bytes == 0 && unit.bytes > best.bytes) best = unit;
+  }
+  return fmt::format("{}{}", bytes / best.bytes, best.name);
+}
+
 bool parse_bytes(std::string_view text, std::uint64_t& bytes) {
-  struct Unit {
-    std::string_view name;
-    double factor;
-  };
-  static constexpr std::array<Unit, 10> units = {{{"", 1},
-                                                  {"b", 1},
-                                                  {"kb", 1e3},
-                                                  {"mb", 1e6},
-                                                  {"gb", 1e9},
-                                                  {"tb", 1e12},
-                                                  {"kib", 1024.0},
-                                                  {"mib", 1048576.0},
-                                                  {"gib", 1073741824.0},
-                                                  {"tib", 1099511627776.0}}};
   double number = 0;
   const auto [end, problem] =
       std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
   if (problem != std::errc{} || !(number >= 0)) return false;  // no negative size, and no NaN
   std::string unit;
   for (const char* at = end; at != text.data() + text.size(); ++at) {
-    if (*at != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(*at)));
+    if (*at != ' ') unit += lower(*at);
   }
-  for (const Unit& known : units) {
-    if (known.name != unit) continue;
-    const double product = number * known.factor;
+  if (unit.empty()) unit = "b";
+  for (const ByteUnit& known : byte_units) {
+    if (!std::ranges::equal(known.name, unit, {}, lower)) continue;
+    const double product = number * static_cast<double>(known.bytes);
     if (product >= 18446744073709551616.0) return false;
     bytes = static_cast<std::uint64_t>(product);
     return true;

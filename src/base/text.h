@@ -1,7 +1,9 @@
-// Text for people: names made safe to print, and sizes.
+// Text for people: names made safe to print, numbers and sizes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -12,8 +14,28 @@ namespace loadstone {
 // cut in the middle with their length said.
 [[nodiscard]] std::string printable(std::string_view text, std::size_t length_max = 200);
 
+// "'a', 'b' and 3 more": the first of `count` names, of which fewer may be at hand.
+[[nodiscard]] std::string name_list(std::span<const std::string> names, std::uint64_t count,
+                                    std::size_t shown_max = 8);
+[[nodiscard]] inline std::string name_list(std::span<const std::string> names) {
+  return name_list(names, names.size());
+}
+// "1 tensor", "2 tensors"
+[[nodiscard]] std::string counted(std::uint64_t count, std::string_view thing);
+
 // "91.0 MB", "1.3 GiB" is never mixed: decimal units, as file managers and disks use.
 [[nodiscard]] std::string human_bytes(std::uint64_t bytes);
+
+[[nodiscard]] constexpr bool is_digit(char character) noexcept {
+  return character >= '0' && character <= '9';
+}
+// Whether the text is digits only, at least one.
+[[nodiscard]] constexpr bool is_digits(std::string_view text) noexcept {
+  return !text.empty() && std::ranges::all_of(text, is_digit);
+}
+
+// "64MiB", "5GB", "4097B": no digit is lost, and parse_bytes() reads it.
+[[nodiscard]] std::string exact_bytes(std::uint64_t bytes);
 
 // "8GiB", "500MB", "1.5 GB", "4096": nothing when it is not a size.
 [[nodiscard]] bool parse_bytes(std::string_view text, std::uint64_t& bytes);

@@ -11,8 +11,8 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "base/natural_order.h"
 #include "base/text.h"
-#include "catalog/paths.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
 
@@ -156,9 +156,8 @@ void warn_about_gaps(const std::string& path, const std::vector<std::string>& na
   const std::vector<std::string> missing = missing_parts(names);
   if (missing.empty()) return;
   Finding finding =
-      warning("ix.gap", fmt::format("{}: weight_map uses other parts of the set but never '{}'",
-                                    printable(path, 400), printable(missing.front())));
-  if (missing.size() > 1) finding.message += fmt::format(" and {} more", missing.size() - 1);
+      warning("ix.gap", fmt::format("{}: weight_map uses other parts of the set but never {}",
+                                    printable(path, 400), name_list(missing, missing.size(), 1)));
   finding.sources = missing;
   findings.push_back(std::move(finding));
 }

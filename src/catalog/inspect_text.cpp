@@ -214,7 +214,6 @@ std::string to_json(const Catalog& catalog) {
     if (!tensor.encoding.is_dtype()) write_blocks(json, tensor);
   }
   json.end_array();
-  json.key("findings");
   write_findings(json, all_findings(catalog));
   json.member("root", catalog.root());
   json.key("shards");
@@ -252,10 +251,7 @@ std::string to_table(const Catalog& catalog, bool with_tensors) {
   }
   const std::vector<Finding> findings = all_findings(catalog);
   if (!findings.empty()) text += "findings\n";
-  for (const Finding& finding : findings) {
-    text += fmt::format("  {}: {} [{}]\n", name(finding.severity), finding.message, finding.code);
-  }
-  return text;
+  return text + finding_lines(findings);
 }
 
 }  // namespace loadstone

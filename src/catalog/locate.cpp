@@ -8,6 +8,7 @@
 #include <map>
 #include <string_view>
 
+#include "base/natural_order.h"
 #include "base/text.h"
 #include "catalog/paths.h"
 #include "formats/sharded_index.h"
@@ -31,22 +32,12 @@ constexpr std::array<std::string_view, 2> usual_indexes = {
 constexpr std::array<std::string_view, 2> usual_torch_files = {"pytorch_model.bin",
                                                                "diffusion_pytorch_model.bin"};
 
-std::string list_of(const std::vector<std::string>& names) {
-  constexpr std::size_t shown_max = 8;
-  std::string text;
-  for (std::size_t i = 0; i < names.size() && i < shown_max; ++i) {
-    text += (i == 0 ? "" : ", ") + printable(names[i]);
-  }
-  if (names.size() > shown_max) text += fmt::format(" and {} more", names.size() - shown_max);
-  return text;
-}
-
 [[noreturn]] void refuse_folder(const std::string& folder, const char* code, std::string message,
                                 const std::vector<std::string>& found) {
   Where where;
   where.path = folder;
   where.field = "folder";
-  where.found = found.empty() ? "nothing of the kind" : list_of(found);
+  where.found = found.empty() ? "nothing of the kind" : name_list(found);
   where.expected = "one checkpoint in safetensors, GGUF or torch's format";
   throw Error(code, std::move(message), std::move(where));
 }
@@ -77,7 +68,7 @@ std::vector<PartSet> part_sets(const std::vector<std::string>& names, std::strin
 bool is_variant(const PartSet& set, const std::vector<PartSet>& all) {
   const std::size_t dot = set.stem.rfind('.');
   if (dot == std::string::npos || dot + 1 == set.stem.size()) return false;
-  const bool only_digits = set.stem.find_first_not_of("0123456789", dot + 1) == std::string::npos;
+  const bool only_digits = is_digits(std::string_view(set.stem).substr(dot + 1));
   return !only_digits && std::ranges::any_of(all, [&](const PartSet& other) {
     return other.stem == set.stem.substr(0, dot);
   });
@@ -233,7 +224,7 @@ class FolderSearch {
     finding.code = "format.ignored";
     finding.sources = names;
     finding.message = fmt::format("{}: beside the checkpoint, and not part of it: {}",
-                                  printable(folder_, 400), list_of(names));
+                                  printable(folder_, 400), name_list(names));
     finding.suggestion = "Name a file, a pattern or a list to open something else.";
     files_.findings.push_back(std::move(finding));
   }

@@ -13,7 +13,4 @@ namespace loadstone {
 // Whether `path` is `folder` or lies below it; both absolute and without links.
 [[nodiscard]] bool is_below(std::string_view path, std::string_view folder) noexcept;
 
-// Runs of digits compare as numbers: "part-2" before "part-10".
-[[nodiscard]] bool natural_less(std::string_view a, std::string_view b) noexcept;
-
 }  // namespace loadstone

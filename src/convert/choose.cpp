@@ -238,10 +238,9 @@ std::string folded_name(std::string_view name) {
   std::string folded;
   bool in_number = false;
   for (std::size_t i = 0; i < name.size(); ++i) {
-    const bool is_digit = name[i] >= '0' && name[i] <= '9';
     // Only whole components: "w1" stays.
     const bool begins = i == 0 || name[i - 1] == '.';
-    if (is_digit && (begins || in_number)) {
+    if (is_digit(name[i]) && (begins || in_number)) {
       if (!in_number) folded += '*';
       in_number = true;
       continue;

@@ -95,12 +95,12 @@ void check_target(Conversion& conversion, const PlannedTarget& target) {
                                              printable(target.name)),
                       .suggestion = "rename it with a rule"});
   }
-  if (target.dtype == Dtype::c128) {
+  if (!is_in_safetensors(target.dtype)) {
     fail(conversion, {.code = "plan.dtype",
                       .target = target.name,
-                      .message = fmt::format("'{}' is C128, which safetensors does not have",
-                                             printable(target.name)),
-                      .found = "C128"});
+                      .message = fmt::format("'{}' is {}, which safetensors does not have",
+                                             printable(target.name), name(target.dtype)),
+                      .found = std::string(name(target.dtype))});
   }
 }
 

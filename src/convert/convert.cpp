@@ -22,12 +22,10 @@ namespace loadstone {
 
 namespace {
 
-using Sources = std::vector<std::shared_ptr<ByteSource>>;
-
 // What the wanted files are made of. What is quantized may share scales with tensors of other
 // files.
-Sources open_needed(const Conversion& conversion, const std::vector<bool>& wanted,
-                    Storage& storage) {
+OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wanted,
+                       Storage* storage) {
   const Plan& plan = conversion.plan;
   std::vector<bool> needed(plan.catalog->shards().size(), false);
   const bool shares = std::ranges::count(wanted, true) > 0 &&
@@ -37,13 +35,10 @@ Sources open_needed(const Conversion& conversion, const std::vector<bool>& wante
   for (std::size_t i = 0; i < conversion.files.size(); ++i) {
     if (!wanted[i] && !shares) continue;
     for (const OutputTensor& tensor : conversion.files[i].tensors) {
-      const PlannedTarget& target = plan.targets[tensor.target];
-      for (const std::uint32_t source : sources_of(target.recipe.boxes, plan.decodings)) {
-        needed.at(plan.catalog->tensors().at(source).shard) = true;
-      }
+      add_needed(plan, plan.targets[tensor.target], needed);
     }
   }
-  return open_shards(*plan.catalog, needed, storage);
+  return {*plan.catalog, storage, needed};
 }
 
 void check_run(const Conversion& conversion, const ConvertRun& run) {
@@ -77,23 +72,20 @@ std::uint64_t staging_planned(const Conversion& conversion) {
          (conversion.window_bytes + conversion.encoded_bytes + conversion.staging_bytes);
 }
 
-void write_files(const Conversion& conversion, const Sources& sources, Output& output,
+void write_files(const Conversion& conversion, const OpenShards& shards, Output& output,
                  const std::vector<bool>& wanted, Observer* observer, ConvertReport& report) {
   WindowQueue queue(conversion, wanted);
   std::atomic<bool> stop = false;
   Work work = {
-      .conversion = conversion, .sources = sources, .output = output, .queue = queue, .stop = stop};
+      .conversion = conversion, .shards = shards, .output = output, .queue = queue, .stop = stop};
   std::uint64_t bytes_total = 0;
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     if (wanted[i]) bytes_total += conversion.files[i].data_bytes;
   }
-  Team team(stop);  // last, so that it is the first to go
-  team.start(conversion.threads, [&] { Puller(work).run(); });
-  const bool goes_on = team.wait([&] {
-    return observer == nullptr ||
-           observer->on_progress({.bytes_done = work.bytes_done, .bytes_total = bytes_total});
-  });
-  if (!goes_on) throw Error("cancelled", "the conversion was stopped by its caller");
+  run_team(
+      conversion.threads, stop, observer,
+      [&] { return Progress{.bytes_done = work.bytes_done, .bytes_total = bytes_total}; },
+      [&] { Puller(work).run(); });
   report.bytes_read = work.bytes_read;
   std::ranges::move(work.findings, std::back_inserter(report.findings));
   sort_findings(report.findings);
@@ -122,15 +114,15 @@ ConvertReport convert(const Conversion& conversion, const std::string& target, O
     return report;
   }
   const std::vector<bool> wanted = files_to_write(conversion, work, run, report);
-  const Sources sources = open_needed(conversion, wanted, files);
-  const SourceWatch watch(*conversion.plan.catalog, sources);
+  const OpenShards shards = open_needed(conversion, wanted, storage);
+  const SourceWatch watch(shards);
   Output output(conversion, work, writable, [&watch] { watch.check(); });
   if (run.finish) {
     work.require_finished();
   } else {
     output.check_links(place);
     if (std::ranges::count(wanted, true) > 0) {
-      write_files(conversion, sources, output, wanted, observer, report);
+      write_files(conversion, shards, output, wanted, observer, report);
     }
     watch.check();
   }

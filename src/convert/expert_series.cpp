@@ -38,10 +38,7 @@ std::optional<Place> place_of(std::string_view name) {
   const std::string_view rest = name.substr(at + infix.size());
   const auto dot = rest.find('.');
   place.number = rest.substr(0, dot);
-  if (dot == std::string_view::npos || place.number.empty() ||
-      place.number.find_first_not_of("0123456789") != std::string_view::npos) {
-    return std::nullopt;
-  }
+  if (dot == std::string_view::npos || !is_digits(place.number)) return std::nullopt;
   place.partner = rest.substr(dot + 1);
   if (place.partner.ends_with(".bias")) return place;
   // Scales and states need not stand beside all weights: some may be plain numbers.

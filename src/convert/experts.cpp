@@ -10,8 +10,9 @@
 #include <vector>
 
 #include "base/text.h"
+#include "boxes/cut.h"
+#include "boxes/dims.h"
 #include "convert/quantize_rules.h"
-#include "execute/value_reader.h"
 
 namespace loadstone {
 
@@ -19,23 +20,14 @@ namespace {
 
 re2::StringPiece piece(std::string_view text) { return {text.data(), text.size()}; }
 
-// As cut_box() wants it. False: it writes nothing.
-bool put_in_order(Box& box) {
-  for (const BoxDim& dim : box.dims) {
-    if (dim.extent == 0) return false;
-  }
-  std::erase_if(box.dims, [](const BoxDim& dim) { return dim.extent == 1; });
-  std::ranges::stable_sort(box.dims, std::greater<>(), &BoxDim::target_stride);
-  return std::ranges::all_of(box.dims, [](const BoxDim& dim) { return dim.target_stride > 0; });
-}
-
 // The elements [begin, end) of the stack, as a matrix.
 TargetRecipe rows_of(const TargetRecipe& stack, std::string name, std::uint64_t begin,
                      std::uint64_t rows) {
   const std::uint64_t columns = stack.shape[2];
   TargetRecipe recipe = {.target = std::move(name), .shape = {rows, columns}, .dtype = stack.dtype};
   for (Box box : stack.boxes) {
-    if (put_in_order(box)) cut_box(box, begin, begin + rows * columns, recipe.boxes);
+    if (is_empty(box) || !order_to_cut(box)) continue;
+    cut_box(box, begin, begin + rows * columns, recipe.boxes);
   }
   return recipe;
 }

@@ -8,13 +8,6 @@
 
 namespace loadstone {
 
-namespace {
-
-// Parts stand at addresses that any kernel can write to.
-constexpr std::uint64_t part_alignment = 64;
-
-}  // namespace
-
 QuantizeForm form_of(const PlannedTarget& target) {
   QuantizeForm form;
   auto problem = prepare_quantization(target.quantization.value_or(Quantization()), target.shape,
@@ -48,7 +41,7 @@ std::uint64_t encoded_bytes_of(const QuantizeForm& form, std::uint64_t elements)
   part_ranges(form, 0, elements, ranges);
   std::uint64_t bytes = 0;
   for (const PartRange& range : ranges) {
-    bytes += (range.end - range.begin + part_alignment - 1) / part_alignment * part_alignment;
+    bytes += aligned_part(range.end - range.begin);
   }
   return bytes;
 }
@@ -66,9 +59,7 @@ std::shared_ptr<Group> make_group(const Conversion& conversion, std::uint32_t fi
       member.parts.resize(member.form.parts.size(), nullptr);
       member.held.resize(member.form.parts.size());
       member.left = member.form.elements;
-      group->numbers +=
-          (member.form.elements * element_bytes(member.form.dtype) + part_alignment - 1) /
-          part_alignment * part_alignment;
+      group->numbers += aligned_part(member.form.elements * element_bytes(member.form.dtype));
       if (member.form.needs_amax) group->amax.assign(member.form.stack, 0.0F);
     }
     GroupMember& member = group->members.back();

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "base/ceil_div.h"
 #include "execute/anonymous_memory.h"
 #include "kernels/quantize.h"
 #include "loadstone/convert.h"
@@ -16,6 +17,11 @@ namespace loadstone {
 
 // Of a target that is quantized. Throws Error "plan.quantize" for plans that nobody checked.
 [[nodiscard]] QuantizeForm form_of(const PlannedTarget& target);
+
+// With what follows at an address that any kernel can write to.
+[[nodiscard]] constexpr std::uint64_t aligned_part(std::uint64_t bytes) noexcept {
+  return round_up(bytes, 64);
+}
 
 // As many as so many bytes hold: at least one step, unless the value has less.
 [[nodiscard]] std::uint64_t elements_in(const QuantizeForm& form, std::uint64_t bytes) noexcept;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <variant>
 
+#include "base/ceil_div.h"
 #include "base/json_writer.h"
 #include "base/text.h"
 
@@ -88,7 +89,7 @@ std::string header_text(const Conversion& conversion, const OutputFile& file) {
   }
   json.end_object();
   std::string text = json.take();
-  text.resize((text.size() + header_alignment - 1) / header_alignment * header_alignment, ' ');
+  text.resize(round_up(text.size(), header_alignment), ' ');
   std::string length(8, '\0');
   for (std::size_t i = 0; i < length.size(); ++i) {
     length[i] = static_cast<char>(text.size() >> (8 * i) & 0xff);

@@ -15,12 +15,6 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::uint64_t part_alignment = 64;
-
-std::uint64_t aligned(std::uint64_t bytes) {
-  return (bytes + part_alignment - 1) / part_alignment * part_alignment;
-}
-
 std::uint64_t number_bytes(const GroupMember& member, std::uint64_t elements) {
   return elements * element_bytes(member.form.dtype);
 }
@@ -47,7 +41,8 @@ void invert(const OutputTensor& tensor, std::span<std::byte> bytes) {
 
 Puller::Puller(Work& work)
     : work_(work),
-      reader_(work.conversion.plan.catalog, work.sources, work.conversion.staging_bytes, work.stop),
+      reader_(work.conversion.plan.catalog, work.shards.sources(), work.conversion.staging_bytes,
+              work.stop),
       buffer_(work.conversion.window_bytes),
       encoded_(work.conversion.encoded_bytes) {}
 
@@ -135,7 +130,7 @@ void Puller::make_whole(Window& window) {
     const auto numbers = read(window, offset);
     if (member.form.needs_amax) measure(window, numbers.data(), group.amax);
     if (work_.stop) return;
-    offset = aligned(offset + numbers.size());
+    offset = aligned_part(offset + numbers.size());
   }
   offset = 0;
   for (window.member = 0; window.member < group.members.size(); ++window.member) {
@@ -143,7 +138,7 @@ void Puller::make_whole(Window& window) {
     window.end = member.form.elements;
     window.byte_count += encode(window, buffer_.data() + offset);
     if (work_.stop) return;
-    offset = aligned(offset + number_bytes(member, member.form.elements));
+    offset = aligned_part(offset + number_bytes(member, member.form.elements));
   }
 }
 
@@ -174,7 +169,7 @@ std::uint64_t Puller::encode_piece(const Window& window, std::uint64_t begin, st
     const std::uint64_t bytes = ranges_[i].end - ranges_[i].begin;
     if (bytes == 0) continue;
     parts_[i] = encoded_.data() + offset;
-    offset = aligned(offset + bytes);
+    offset = aligned_part(offset + bytes);
   }
   if (offset > encoded_.size()) throw Error("internal", "a piece is larger than was planned");
   const std::uint64_t bad =

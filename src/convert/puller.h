@@ -12,6 +12,7 @@
 
 #include "convert/output.h"
 #include "convert/windows.h"
+#include "execute/shard_files.h"
 #include "execute/value_reader.h"
 #include "loadstone/convert.h"
 #include "loadstone/storage.h"
@@ -21,7 +22,7 @@ namespace loadstone {
 // What all threads share.
 struct Work {
   const Conversion& conversion;
-  const std::vector<std::shared_ptr<ByteSource>>& sources;
+  const OpenShards& shards;
   Output& output;
   WindowQueue& queue;
   std::atomic<bool>& stop;

@@ -88,14 +88,9 @@ std::string to_json(const ConvertReport& report) {
   JsonWriter json(2);
   json.begin_object();
   json.member("outputs", report.outputs);
-  json.member("seconds", report.seconds);
-  json.member("sync_seconds", report.sync_seconds);
-  json.member("bytes_read", report.bytes_read);
-  json.member("bytes_written", report.bytes_written);
+  write_work(json, report);
   json.member("bytes_kept", report.bytes_kept);
   json.member("peak_bytes", report.peak_bytes);
-  json.key("findings");
-  write_findings(json, report.findings);
   json.end_object();
   return json.take();
 }
@@ -135,7 +130,6 @@ std::string to_json(const Conversion& conversion) {
   json.member("bytes_to_read", conversion.bytes_to_read);
   json.member("bytes_to_write", conversion.bytes_to_write);
   json.member("peak_bytes", conversion.peak_bytes);
-  json.key("findings");
   write_findings(json, conversion.plan.findings);
   json.end_object();
   return json.take();
@@ -180,11 +174,7 @@ std::string to_table(const Conversion& conversion, bool with_tensors) {
                         human_bytes(target.byte_count()), sources_text(plan, target));
   }
   if (!plan.findings.empty()) text += "findings\n";
-  for (const Finding& finding : plan.findings) {
-    text += fmt::format("  {}: {} [{}]\n", name(finding.severity), printable(finding.message, 2000),
-                        finding.code);
-  }
-  return text;
+  return text + finding_lines(plan.findings);
 }
 
 }  // namespace loadstone

@@ -4,19 +4,19 @@
 #include <algorithm>
 #include <map>
 #include <string_view>
-#include <thread>
 #include <vector>
 
+#include "base/ceil_div.h"
 #include "base/text.h"
 #include "convert/groups.h"
 #include "convert/layout.h"
+#include "execute/team.h"
 #include "kernels/cast.h"
 
 namespace loadstone {
 
 namespace {
 
-constexpr unsigned threads_default_max = 4;
 // Of window and staging: more threads are not worth less, and one cannot do with less.
 constexpr std::uint64_t thread_bytes_wanted = 1 << 20;
 constexpr std::uint64_t window_bytes_least = 32 << 10;
@@ -27,10 +27,6 @@ constexpr std::uint64_t page_bytes = 4096;
 constexpr std::uint64_t thread_overhead = 256 << 10;
 // Numbers that are encoded in one go stay in the nearer caches.
 constexpr std::uint64_t piece_bytes_wanted = 1 << 20;
-
-constexpr std::uint64_t whole_pages(std::uint64_t bytes) {
-  return (bytes + page_bytes - 1) / page_bytes * page_bytes;
-}
 
 // What lists of tensors take while they are made and gone through. Generous.
 std::uint64_t list_bytes(const Conversion& conversion) {
@@ -70,7 +66,7 @@ struct Needs {
     for (const QuantizeForm& form : forms) {
       bytes = std::max(bytes, encoded_bytes_of(form, elements_in(form, piece_bytes)));
     }
-    return whole_pages(bytes);
+    return round_up(bytes, page_bytes);
   }
 };
 
@@ -92,8 +88,8 @@ Needs needs_of(const Conversion& conversion) {
                                 target.quantization->encoding);
     if (seen.emplace(kind, true).second) needs.forms.push_back(std::move(form));
   }
-  needs.window_bytes = whole_pages(needs.window_bytes);
-  needs.held_bytes = whole_pages(needs.held_bytes);
+  needs.window_bytes = round_up(needs.window_bytes, page_bytes);
+  needs.held_bytes = round_up(needs.held_bytes, page_bytes);
   return needs;
 }
 
@@ -141,9 +137,7 @@ void choose_sizes(Conversion& conversion, const ConvertOptions& options) {
   const std::uint64_t least = lists + thread_overhead + thread_least + held(1);
   const std::uint64_t wanted = std::max(thread_bytes_wanted, thread_least);
   std::uint64_t staging = std::max(options.staging_bytes_max, thread_least);
-  std::uint64_t threads = options.threads != 0 ? options.threads
-                                               : std::clamp(std::thread::hardware_concurrency(), 1u,
-                                                            threads_default_max);
+  std::uint64_t threads = thread_count(options.threads);
   if (const auto limit = options.memory_bytes_max) {
     if (*limit < least) refuse_memory(conversion, *limit, least, lists);
     const std::uint64_t room = std::max(*limit, least) - lists;

@@ -1,7 +1,6 @@
 #include "convert/source_watch.h"
 
 #include "convert/files.h"
-#include "execute/shard_files.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -16,20 +15,18 @@ std::optional<struct stat> named(const Shard& shard) noexcept {
 
 }  // namespace
 
-SourceWatch::SourceWatch(const Catalog& catalog,
-                         const std::vector<std::shared_ptr<ByteSource>>& sources)
-    : catalog_(catalog), sources_(sources), named_(sources.size()) {
-  for (std::size_t i = 0; i < sources_.size(); ++i) {
-    if (sources_[i]) named_[i] = named(catalog_.shards()[i]);
+SourceWatch::SourceWatch(const OpenShards& shards)
+    : shards_(shards), named_(shards.sources().size()) {
+  for (std::size_t i = 0; i < named_.size(); ++i) {
+    if (shards.sources()[i]) named_[i] = named(shards.catalog().shards()[i]);
   }
 }
 
 void SourceWatch::check() const {
-  for (std::size_t i = 0; i < sources_.size(); ++i) {
-    if (!sources_[i]) continue;
-    const Shard& shard = catalog_.shards()[i];
-    check_identity(shard, *sources_[i]);
+  shards_.require_unchanged();
+  for (std::size_t i = 0; i < named_.size(); ++i) {
     if (!named_[i]) continue;
+    const Shard& shard = shards_.catalog().shards()[i];
     const auto now = named(shard);
     if (now && same_file(*now, *named_[i])) continue;
     throw Error("io.changed",

@@ -3,27 +3,23 @@
 
 #include <sys/stat.h>
 
-#include <memory>
 #include <optional>
 #include <vector>
 
-#include "loadstone/catalog.h"
-#include "loadstone/storage.h"
+#include "execute/shard_files.h"
 
 namespace loadstone {
 
 // Thread-safe.
 class SourceWatch {
  public:
-  // Sources that are not needed are null.
-  SourceWatch(const Catalog& catalog, const std::vector<std::shared_ptr<ByteSource>>& sources);
+  explicit SourceWatch(const OpenShards& shards);
 
   // Throws Error "io.changed" where a file's size or time is another, or another file has its name.
   void check() const;
 
  private:
-  const Catalog& catalog_;
-  const std::vector<std::shared_ptr<ByteSource>>& sources_;
+  const OpenShards& shards_;
   std::vector<std::optional<struct stat>> named_;  // nothing: not a file of this machine
 };
 

@@ -124,7 +124,7 @@ bool is_output_name(const std::string& name, const std::string& stem) {
   std::string rest = name.substr(stem.size());
   if (rest == ".safetensors" || rest == ".safetensors.index.json") return true;
   for (char& character : rest) {
-    if (character >= '0' && character <= '9') character = '0';
+    if (is_digit(character)) character = '0';
   }
   return rest == "-00000-of-00000.safetensors";
 }

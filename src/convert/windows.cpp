@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "execute/shard_files.h"
 #include "execute/value_reader.h"
 
 namespace loadstone {
@@ -17,13 +18,6 @@ namespace {
 constexpr std::uint64_t straight_bytes_max = 2 << 20;
 // How long a thread waits for others before it looks whether the work is stopped.
 constexpr std::chrono::milliseconds patience{20};
-
-// Where the target's first source stands.
-std::pair<std::uint32_t, std::uint64_t> place_of(const Plan& plan, const PlannedTarget& target) {
-  if (target.recipe.boxes.empty()) return {0, 0};
-  const TensorInfo& source = plan.catalog->tensors()[target.recipe.boxes.front().source];
-  return {source.shard, source.offset_begin};
-}
 
 std::uint64_t bytes_per_window(const Conversion& conversion, const PlannedTarget& target) {
   return is_turned(target) ? conversion.window_bytes
@@ -76,7 +70,7 @@ void WindowQueue::open_file() {
     units_[known->second].tensors.push_back(i);
   }
   const auto place = [&](std::uint32_t i) {
-    return std::tuple(place_of(plan, plan.targets[tensors[i].target]), tensors[i].target, i);
+    return std::tuple(first_place(plan, plan.targets[tensors[i].target]), tensors[i].target, i);
   };
   for (Unit& unit : units_) std::ranges::sort(unit.tensors, {}, place);
   std::ranges::sort(units_, {}, [&](const Unit& unit) { return place(unit.tensors.front()); });

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <iterator>
 #include <memory>
-#include <thread>
 #include <utility>
 
 #include "catalog/check_decoding.h"
@@ -25,7 +24,6 @@ namespace loadstone {
 
 namespace {
 
-constexpr unsigned threads_default_max = 4;
 // More readers are not worth slots smaller than this.
 constexpr std::uint64_t slot_bytes_wanted = 64 << 10;
 constexpr std::uint64_t known_bytes_at_once = 4 << 20;
@@ -92,22 +90,18 @@ void check_constants(const Plan& plan) {
   }
 }
 
-using Sources = std::vector<std::shared_ptr<ByteSource>>;
-
-// Opens and checks the shards whose bytes the plan reads or points at, and no others.
-Sources open_needed(const Plan& plan, std::span<const Destination> destinations, Storage& storage) {
+// The shards whose bytes the plan reads or points at, and no others.
+OpenShards open_needed(const Plan& plan, std::span<const Destination> destinations,
+                       Storage* storage) {
   std::vector<bool> needed(plan.catalog->shards().size(), false);
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
     const PlannedTarget& target = plan.targets[i];
     const bool has_memory = destinations[i].data != nullptr || !destinations[i].parts.empty();
     const bool skipped =
         target.delivery == Delivery::none || (target.delivery == Delivery::memory && !has_memory);
-    if (skipped) continue;
-    for (const std::uint32_t source : sources_of(target.recipe.boxes, plan.decodings)) {
-      needed.at(plan.catalog->tensors().at(source).shard) = true;
-    }
+    if (!skipped) add_needed(plan, target, needed);
   }
-  return open_shards(*plan.catalog, needed, storage);
+  return {*plan.catalog, storage, needed};
 }
 
 // The last place before memory is written: see check_box().
@@ -154,9 +148,7 @@ std::uint64_t slot_bytes_least(const Plan& plan, std::span<const DecodeForm> for
 Sizes choose_sizes(const Plan& plan, std::span<const DecodeForm> forms,
                    const ExecuteOptions& options) {
   Sizes sizes;
-  sizes.threads = options.threads != 0
-                      ? options.threads
-                      : std::clamp(std::thread::hardware_concurrency(), 1u, threads_default_max);
+  sizes.threads = thread_count(options.threads);
   const std::uint64_t least = std::max(slot_bytes_least(plan, forms), quantizing_bytes_least(plan));
   const std::uint64_t staging = std::max(plan.staging_bytes_max, least);
   const std::uint64_t slots =
@@ -236,7 +228,7 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   Storage& storage = plan.catalog->storage(options.storage);
   const std::vector<DecodeForm> forms = prepare_decodings(plan);
   const Sizes sizes = choose_sizes(plan, forms, options);
-  const Sources sources = open_needed(plan, destinations, storage);
+  const OpenShards shards = open_needed(plan, destinations, &storage);
   const auto offload = std::make_shared<OffloadFolder>(plan, storage);
   const OffloadFolder& folder = *offload;
   const std::vector<std::byte*> memory = target_memory(plan, destinations, folder);
@@ -248,7 +240,7 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   std::atomic<bool> stop = false;
   ReadContext context = {.plan = plan,
                          .targets = memory,
-                         .shards = sources,
+                         .shards = shards.sources(),
                          .forms = forms,
                          .chunk_bytes = sizes.chunk_bytes,
                          .decoded_bytes = sizes.limits.decoded_bytes,
@@ -256,23 +248,17 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
                          .stop = stop,
                          .written = std::vector<std::atomic<std::uint64_t>>(plan.targets.size())};
   std::atomic<std::size_t> next_target = 0;
-  Team team(stop);  // last, so that it is the first to go
-  team.start(sizes.threads, [&] {
+  const auto progress = [&] {
+    return Progress{.bytes_done = context.bytes_done + quantizer.bytes_done(),
+                    .bytes_total = queue.bytes_total() + quantizer.bytes_total()};
+  };
+  run_team(sizes.threads, stop, options.observer, progress, [&] {
     run_jobs(context, queue);
     write_known_values(context, next_target);
-    quantizer.run(sources, stop);
+    quantizer.run(shards.sources(), stop);
   });
-  const bool wanted = team.wait([&] {
-    return options.observer == nullptr ||
-           options.observer->on_progress(
-               {.bytes_done = context.bytes_done + quantizer.bytes_done(),
-                .bytes_total = queue.bytes_total() + quantizer.bytes_total()});
-  });
-  if (!wanted) throw Error("cancelled", "the load was stopped by its caller");
   // A file that changed meanwhile is not handed out as good.
-  for (std::size_t i = 0; i < sources.size(); ++i) {
-    if (sources[i]) check_identity(plan.catalog->shards()[i], *sources[i]);
-  }
+  shards.require_unchanged();
   if (!options.holds_offload) offload->commit();
 
   for (std::size_t i = 0; i < parts.size(); ++i) {

@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "boxes/dims.h"
 #include "loadstone/error.h"
 
 namespace loadstone {

@@ -33,8 +33,4 @@ class MappedShard {
   std::uint64_t size_;
 };
 
-// Whether a tensor's elements stand where the processor wants them: offsets of a file mapping are
-// those of the file. A tensor without elements always does; one of a block format never.
-[[nodiscard]] bool can_view(const TensorInfo& tensor) noexcept;
-
 }  // namespace loadstone

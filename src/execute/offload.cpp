@@ -16,56 +16,6 @@ std::vector<QuantizedPart> named_parts(const PlannedTarget& target) {
   return parts;
 }
 
-std::string_view offload_dtype_name(Dtype dtype) noexcept {
-  switch (dtype) {
-    case Dtype::boolean:
-      return "bool";
-    case Dtype::u8:
-      return "uint8";
-    case Dtype::i8:
-      return "int8";
-    case Dtype::u16:
-      return "uint16";
-    case Dtype::i16:
-      return "int16";
-    case Dtype::u32:
-      return "uint32";
-    case Dtype::i32:
-      return "int32";
-    case Dtype::u64:
-      return "uint64";
-    case Dtype::i64:
-      return "int64";
-    case Dtype::f16:
-      return "float16";
-    case Dtype::bf16:
-      return "bfloat16";
-    case Dtype::f32:
-      return "float32";
-    case Dtype::f64:
-      return "float64";
-    case Dtype::c64:
-      return "complex64";
-    case Dtype::c128:
-      return "complex128";
-    case Dtype::f8_e4m3:
-      return "float8_e4m3fn";
-    case Dtype::f8_e5m2:
-      return "float8_e5m2";
-    case Dtype::f8_e8m0:
-      return "float8_e8m0fnu";
-    case Dtype::f8_e4m3fnuz:
-      return "float8_e4m3fnuz";
-    case Dtype::f8_e5m2fnuz:
-      return "float8_e5m2fnuz";
-    case Dtype::f6_e2m3:
-    case Dtype::f6_e3m2:
-    case Dtype::f4:
-      return {};
-  }
-  return {};
-}
-
 std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage) {
   std::vector<OffloadEntry> entries;
   NameMap<std::size_t> entry_of;  // of targets that may be tied to
@@ -77,7 +27,7 @@ std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage) {
         entries.push_back({.target = part.name,
                            .safetensors_file = {},
                            .weight_name = {},
-                           .dtype = offload_dtype_name(part.dtype),
+                           .dtype = dtype_info(part.dtype).torch_name,
                            .shape = part.shape});
       }
       continue;
@@ -86,7 +36,7 @@ std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage) {
     OffloadEntry& entry = entries.emplace_back();
     entry.target = target.name;
     entry.shape = target.shape;
-    entry.dtype = offload_dtype_name(target.dtype);
+    entry.dtype = dtype_info(target.dtype).torch_name;
     if (entry.dtype.empty()) {
       Where where;
       where.tensor = target.name;

@@ -32,8 +32,4 @@ struct OffloadEntry {
 // Parts of a quantized target as tensors of their own.
 [[nodiscard]] std::vector<QuantizedPart> named_parts(const PlannedTarget& target);
 
-// The name of a dtype in that layout (numpy's, and torch's for what numpy does not have); empty:
-// none.
-[[nodiscard]] std::string_view offload_dtype_name(Dtype dtype) noexcept;
-
 }  // namespace loadstone

@@ -13,6 +13,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/ceil_div.h"
 #include "base/json_writer.h"
 #include "loadstone/error.h"
 
@@ -87,8 +88,8 @@ bool is_offload_data_name(std::string_view name) noexcept {
   return !name.starts_with('.') && !run_of(name).empty();
 }
 
-bool is_safetensors_dtype(Dtype dtype) noexcept {
-  return dtype != Dtype::c128 && dtype != Dtype::f8_e8m0 && bits(dtype) % 8 == 0;
+bool is_readable_offload(Dtype dtype) noexcept {
+  return is_in_safetensors(dtype) && dtype != Dtype::f8_e8m0 && bits(dtype) % 8 == 0;
 }
 
 OffloadFile::OffloadFile(WritableStorage& storage, std::string path,
@@ -99,7 +100,7 @@ OffloadFile::OffloadFile(WritableStorage& storage, std::string path,
   std::uint64_t total = 0;
   if (!is_raw_) {
     const std::uint64_t least = 8 + header_text().size() + spare_bytes_per_entry * values_.size();
-    header_bytes_ = (least + header_alignment - 1) / header_alignment * header_alignment;
+    header_bytes_ = round_up(least, header_alignment);
     total = header_bytes_;
   }
   for (const OffloadValue& value : values_) total += value.byte_count;

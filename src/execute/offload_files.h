@@ -20,8 +20,8 @@ namespace loadstone {
 [[nodiscard]] std::string offload_index_name(std::string_view run);  // until it is index.json
 [[nodiscard]] std::string offload_data_name(std::string_view run, std::size_t number, bool is_raw);
 
-// Whether readers of safetensors know the dtype.
-[[nodiscard]] bool is_safetensors_dtype(Dtype dtype) noexcept;
+// Whether the readers of safetensors that read offload folders know the dtype.
+[[nodiscard]] bool is_readable_offload(Dtype dtype) noexcept;
 
 struct OffloadValue {
   std::string name;

@@ -131,7 +131,7 @@ std::vector<OffloadValue> OffloadFolder::values_of(const Plan& plan) {
 void OffloadFolder::make_files(std::vector<OffloadValue> values) {
   std::vector<OffloadValue> group;
   for (OffloadValue& value : values) {
-    if (!is_safetensors_dtype(value.dtype)) {
+    if (!is_readable_offload(value.dtype)) {
       make_file({std::move(value)}, true);
       continue;
     }
@@ -223,7 +223,7 @@ std::span<const std::byte> OffloadFolder::value(const std::string& name) {
 void OffloadFolder::add(const std::string& name, Dtype dtype, Shape shape,
                         std::span<const std::byte> bytes) {
   require_file_name(name);
-  const std::string_view dtype_name = offload_dtype_name(dtype);
+  const std::string_view dtype_name = dtype_info(dtype).torch_name;
   if (dtype_name.empty()) {
     throw Error("plan.dtype", "the offload folder's layout has no such dtype", {.tensor = name});
   }
@@ -270,11 +270,11 @@ void OffloadFolder::retype(const std::string& name, Dtype dtype, Shape shape) {
   OffloadValue& value = value_of(name);
   const auto elements = shape.numel();
   if (!elements || *elements * (bits(dtype) / 8) != value.byte_count ||
-      !is_safetensors_dtype(dtype)) {
+      !is_readable_offload(dtype)) {
     throw Error("plan.dtype", "the bytes are none of this dtype and shape", {.tensor = name});
   }
   OffloadEntry& entry = required(name);
-  entry.dtype = offload_dtype_name(dtype);
+  entry.dtype = dtype_info(dtype).torch_name;
   entry.shape = shape;
   value.dtype = dtype;
   value.shape = std::move(shape);

@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <tuple>
 #include <utility>
 
+#include "base/ceil_div.h"
 #include "base/text.h"
+#include "execute/shard_files.h"
 #include "execute/value_reader.h"
 #include "loadstone/error.h"
 
@@ -21,21 +22,9 @@ constexpr std::uint64_t window_bytes_wanted = 1 << 20;
 // Threads that wait for others look this often whether one of them has failed.
 constexpr std::chrono::milliseconds stop_is_noticed_after{10};
 
-std::uint64_t width(Dtype dtype) { return bits(dtype) / 8; }
-
 // An empty value has one too.
 std::uint64_t windows_of(std::uint64_t elements, std::uint64_t window) {
-  return std::max<std::uint64_t>((elements + window - 1) / window, 1);
-}
-
-// Where the target's first source stands, so that files are read from front to back.
-std::tuple<std::uint32_t, std::uint64_t> place_of(const Plan& plan, const PlannedTarget& target) {
-  std::tuple<std::uint32_t, std::uint64_t> first = {UINT32_MAX, UINT64_MAX};
-  for (const Box& box : target.recipe.boxes) {
-    const TensorInfo& source = plan.catalog->tensors()[box.source];
-    first = std::min(first, {source.shard, source.offset_begin});
-  }
-  return first;
+  return std::max<std::uint64_t>(ceil_div(elements, window), 1);
 }
 
 }  // namespace
@@ -47,7 +36,7 @@ Quantizer::Quantizer(const Plan& plan, const std::vector<Parts>& parts, std::uin
     if (plan.targets[i].quantization && !parts[i].empty()) order.push_back(i);
   }
   std::ranges::stable_sort(order, {},
-                           [&](std::uint32_t i) { return place_of(plan, plan.targets[i]); });
+                           [&](std::uint32_t i) { return first_place(plan, plan.targets[i]); });
   std::map<std::string, std::size_t> known;
   for (const std::uint32_t i : order) add_unit(i, parts[i], known);
   for (Group& group : groups_) size_group(group);
@@ -78,7 +67,7 @@ void Quantizer::add_unit(std::uint32_t i, const Parts& parts,
                  .expected = std::move(problem->expected)});
   }
   group.units.push_back(&unit);
-  group.bytes += unit.form.elements * width(unit.form.dtype);
+  group.bytes += unit.form.elements * element_bytes(unit.form.dtype);
   unit.window = window_of(unit.form);
   unit.left = windows_of(unit.form.elements, unit.window);
 }
@@ -96,7 +85,7 @@ void Quantizer::size_group(Group& group) {
   for (const Unit* const unit : group.units) {
     if (group.is_measured) group.measure_left += windows_of(unit->form.elements, unit->window);
     const std::uint64_t largest = std::min(unit->window, unit->form.elements);
-    window_bytes_ = std::max(window_bytes_, largest * width(unit->form.dtype));
+    window_bytes_ = std::max(window_bytes_, largest * element_bytes(unit->form.dtype));
   }
 }
 
@@ -104,7 +93,7 @@ void Quantizer::size_group(Group& group) {
 std::uint64_t Quantizer::window_of(const QuantizeForm& form) const noexcept {
   const std::uint64_t bytes = std::min(window_bytes_wanted, thread_bytes_ / 2);
   const std::uint64_t step = form.step_elements();
-  return std::max<std::uint64_t>(bytes / width(form.dtype) / step, 1) * step;
+  return std::max<std::uint64_t>(bytes / element_bytes(form.dtype) / step, 1) * step;
 }
 
 Quantizer::Window Quantizer::advance(Group& group, Cursor& cursor, Pass pass) {
@@ -172,7 +161,7 @@ void Quantizer::encode(Unit& unit, std::uint64_t begin, std::uint64_t end,
     while (bad < known && !unit.not_finite.compare_exchange_weak(known, bad)) {
     }
   }
-  bytes_done_ += (end - begin) * width(unit.form.dtype);
+  bytes_done_ += (end - begin) * element_bytes(unit.form.dtype);
 }
 
 void Quantizer::finish(Unit& unit) {
@@ -210,7 +199,7 @@ class Quantizer::Worker {
           {target.name, target.recipe.boxes, all_.plan_.decodings, target.shape, target.dtype});
       open_ = &unit;
     }
-    reader_.read(begin, end, {to, (end - begin) * width(unit.form.dtype)});
+    reader_.read(begin, end, {to, (end - begin) * element_bytes(unit.form.dtype)});
     return !stop_.load(std::memory_order_relaxed);
   }
 
@@ -221,7 +210,7 @@ class Quantizer::Worker {
       std::vector<float> amax(unit.form.stack);
       // What is not finite is reported when it is encoded.
       (void)measure_window(unit.form, window.begin, window.end, numbers_.data(), amax);
-      all_.bytes_done_ += (window.end - window.begin) * width(unit.form.dtype);
+      all_.bytes_done_ += (window.end - window.begin) * element_bytes(unit.form.dtype);
       all_.join(*window.group, amax);
       return;
     }
@@ -234,13 +223,13 @@ class Quantizer::Worker {
     for (Unit* const unit : group.units) {
       if (!read(*unit, 0, unit->form.elements, to)) return;
       (void)measure_window(unit->form, 0, unit->form.elements, to, group.amax);
-      to += unit->form.elements * width(unit->form.dtype);
+      to += unit->form.elements * element_bytes(unit->form.dtype);
     }
     to = numbers_.data();
     for (Unit* const unit : group.units) {
       all_.encode(*unit, 0, unit->form.elements, to);
       all_.finish(*unit);
-      to += unit->form.elements * width(unit->form.dtype);
+      to += unit->form.elements * element_bytes(unit->form.dtype);
     }
   }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "execute/copy_box.h"
+#include "boxes/copy_box.h"
 #include "execute/populate.h"
 #include "loadstone/error.h"
 

@@ -6,6 +6,7 @@
 
 #include "base/finding_json.h"
 #include "base/json_writer.h"
+#include "boxes/dims.h"
 #include "catalog/check_decoding.h"
 #include "execute/walk.h"
 #include "plan/decodings.h"
@@ -141,12 +142,7 @@ std::string to_json(const Report& report) {
     write_provenance(json, item);
   }
   json.end_object();
-  json.key("findings");
-  write_findings(json, report.findings);
-  json.member("seconds", report.seconds);
-  json.member("sync_seconds", report.sync_seconds);
-  json.member("bytes_read", report.bytes_read);
-  json.member("bytes_written", report.bytes_written);
+  write_work(json, report);
   json.member("staging_bytes_peak", report.staging_bytes_peak);
   json.end_object();
   return json.take();

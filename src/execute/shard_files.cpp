@@ -11,6 +11,7 @@
 
 #include "base/digest.h"
 #include "loadstone/error.h"
+#include "plan/decodings.h"
 
 namespace loadstone {
 
@@ -59,25 +60,42 @@ void check_header(const Shard& shard, ByteSource& source) {
 
 }  // namespace
 
-void check_identity(const Shard& shard, const ByteSource& source) {
-  const FileIdentity now = source.identity();
+void check_identity(const Shard& shard, const FileIdentity& now) {
   if (now != shard.identity) {
     refuse_changed(shard, text_of(now, shard.identity), text_of(shard.identity, now));
   }
 }
 
-std::vector<std::shared_ptr<ByteSource>> open_shards(const Catalog& catalog,
-                                                     const std::vector<bool>& needed,
-                                                     Storage& storage) {
-  const auto& shards = catalog.shards();
-  std::vector<std::shared_ptr<ByteSource>> sources(shards.size());
-  for (std::size_t i = 0; i < shards.size(); ++i) {
-    if (!needed[i]) continue;
-    sources[i] = storage.open(shards[i].path);
-    check_identity(shards[i], *sources[i]);
-    check_header(shards[i], *sources[i]);
+OpenShards::OpenShards(const Catalog& catalog, Storage* storage, const std::vector<bool>& needed)
+    : catalog_(catalog), sources_(catalog.shards().size()) {
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    if (!needed.empty() && !needed[i]) continue;
+    const Shard& shard = catalog.shards()[i];
+    sources_[i] = catalog.storage(storage).open(shard.path);
+    check_identity(shard, sources_[i]->identity());
+    check_header(shard, *sources_[i]);
   }
-  return sources;
+}
+
+void OpenShards::require_unchanged() const {
+  for (std::size_t i = 0; i < sources_.size(); ++i) {
+    if (sources_[i]) check_identity(catalog_.shards()[i], sources_[i]->identity());
+  }
+}
+
+void add_needed(const Plan& plan, const PlannedTarget& target, std::vector<bool>& needed) {
+  for (const std::uint32_t source : sources_of(target.recipe.boxes, plan.decodings)) {
+    needed.at(plan.catalog->tensors().at(source).shard) = true;
+  }
+}
+
+std::pair<std::uint32_t, std::uint64_t> first_place(const Plan& plan, const PlannedTarget& target) {
+  std::pair<std::uint32_t, std::uint64_t> first = {UINT32_MAX, UINT64_MAX};
+  for (const Box& box : target.recipe.boxes) {
+    const TensorInfo& source = plan.catalog->tensors()[box.source];
+    first = std::min(first, {source.shard, source.offset_begin});
+  }
+  return first;
 }
 
 }  // namespace loadstone

@@ -1,22 +1,55 @@
 // The files that are read from, and whether they still are what the headers said.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "loadstone/catalog.h"
+#include "loadstone/plan.h"
 #include "loadstone/storage.h"
 
 namespace loadstone {
 
 // Throws Error "io.changed" where size, times, inode or device are others than when the catalog was
 // made.
-void check_identity(const Shard& shard, const ByteSource& source);
+void check_identity(const Shard& shard, const FileIdentity& now);
 
-// Those of the catalog's shards that are needed, opened and with their header's digest compared;
-// null in the place of the others. Throws Error "io.changed", and what opening throws.
-[[nodiscard]] std::vector<std::shared_ptr<ByteSource>> open_shards(const Catalog& catalog,
-                                                                   const std::vector<bool>& needed,
-                                                                   Storage& storage);
+// Shards of a catalog, opened once and shared by all threads. Thread-safe.
+class OpenShards {
+ public:
+  // Opens those that are `needed`, by their index; empty: all. Throws Error "io.changed" where one
+  // has another identity or header than the catalog says, and what opening throws. The catalog must
+  // live as long.
+  OpenShards(const Catalog& catalog, Storage* storage, const std::vector<bool>& needed = {});
+
+  // Throws Error "io.changed" where a shard was written to since the catalog was made: what was
+  // read of it may be neither the old nor the new.
+  void require_unchanged() const;
+
+  // Of the tensor's range in the file.
+  void read(const TensorInfo& tensor, std::uint64_t begin, std::span<std::byte> into) const {
+    sources_[tensor.shard]->read(tensor.offset_begin + begin, into);
+  }
+  [[nodiscard]] const Catalog& catalog() const noexcept { return catalog_; }
+  // One for each shard of the catalog; null in the place of those that are not needed.
+  [[nodiscard]] std::span<const std::shared_ptr<ByteSource>> sources() const noexcept {
+    return sources_;
+  }
+
+ private:
+  const Catalog& catalog_;
+  std::vector<std::shared_ptr<ByteSource>> sources_;
+};
+
+// Marks the shards that the target's value comes from.
+void add_needed(const Plan& plan, const PlannedTarget& target, std::vector<bool>& needed);
+
+// The shard of the target's first source, and where in it that stands: work in this order reads
+// files from front to back.
+[[nodiscard]] std::pair<std::uint32_t, std::uint64_t> first_place(const Plan& plan,
+                                                                  const PlannedTarget& target);
 
 }  // namespace loadstone

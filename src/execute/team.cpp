@@ -1,5 +1,6 @@
 #include "execute/team.h"
 
+#include <algorithm>
 #include <chrono>
 #include <new>
 #include <system_error>
@@ -14,6 +15,10 @@ namespace {
 constexpr auto watch_interval = std::chrono::milliseconds(50);
 
 }  // namespace
+
+unsigned thread_count(unsigned wanted, unsigned most) noexcept {
+  return wanted != 0 ? wanted : std::clamp(std::thread::hardware_concurrency(), 1u, most);
+}
 
 Team::Team(std::atomic<bool>& stop, Starter starter)
     : stop_(stop),
@@ -98,6 +103,15 @@ bool Team::wait(const std::function<bool()>& watch) {
   join();
   if (failure) std::rethrow_exception(failure);
   return wanted && watch();
+}
+
+void run_team(unsigned count, std::atomic<bool>& stop, Observer* observer,
+              const std::function<Progress()>& progress, const Team::Work& work) {
+  Team team(stop);
+  team.start(count, work);
+  const bool goes_on =
+      team.wait([&] { return observer == nullptr || observer->on_progress(progress()); });
+  if (!goes_on) throw Error("cancelled", "the work was stopped by its caller");
 }
 
 }  // namespace loadstone

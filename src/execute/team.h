@@ -1,4 +1,5 @@
-// The threads of one load. They live no longer than the call that started them.
+// The threads of a load, a conversion or a verification. They live no longer than the call that
+// started them.
 #pragma once
 
 #include <atomic>
@@ -11,7 +12,14 @@
 #include <utility>
 #include <vector>
 
+#include "loadstone/defaults.h"
+#include "loadstone/observer.h"
+
 namespace loadstone {
+
+// As many threads as the caller wants; 0: one per core, at most `most`.
+[[nodiscard]] unsigned thread_count(unsigned wanted,
+                                    unsigned most = defaults::threads_max) noexcept;
 
 // Runs the same work in several threads while the calling thread looks after them. Used from one
 // thread.
@@ -50,5 +58,10 @@ class Team {
   Work work_;
   std::vector<std::thread> threads_;
 };
+
+// Does `work` in `count` threads while `observer`, which may be null, is told the progress.
+// Rethrows the first failure; Error "cancelled" where the observer wants no more.
+void run_team(unsigned count, std::atomic<bool>& stop, Observer* observer,
+              const std::function<Progress()>& progress, const Team::Work& work);
 
 }  // namespace loadstone

@@ -78,9 +78,4 @@ class ValueReader {
   std::uint64_t elements_ = 0;
 };
 
-// What of the box writes the elements [begin, end) of its target, as boxes whose target begins
-// there. The dimensions must be ordered by target stride, largest first, and have extents above 1
-// and strides above 0.
-void cut_box(const Box& box, std::uint64_t begin, std::uint64_t end, std::vector<Box>& cut);
-
 }  // namespace loadstone

@@ -1,12 +1,11 @@
 #include "execute/walk.h"
 
 #include <algorithm>
-#include <functional>
-#include <optional>
+#include <string>
 #include <utility>
 
-#include "base/checked.h"
-#include "execute/copy_box.h"
+#include "boxes/check_boxes.h"
+#include "boxes/direct_read.h"
 #include "loadstone/error.h"
 #include "plan/decodings.h"
 
@@ -14,15 +13,13 @@ namespace loadstone {
 
 namespace {
 
-// Shorter runs go through the staging ring: a run has its price in the kernel too.
-constexpr std::uint64_t direct_run_bytes_min = 4096;
 // Reading over a hole of this size is cheaper than a second call.
 constexpr std::uint64_t hole_bytes_max = 64 << 10;
 // What is cast goes through memory twice: once more from the second-level cache.
 constexpr std::uint64_t staged_window_bytes = 1 << 20;
 
 [[noreturn]] void refuse(const Plan& plan, const PlannedTarget& target, const Box& box,
-                         const char* problem) {
+                         const std::string& problem) {
   Where where;
   const auto& tensors = plan.catalog->tensors();
   if (box.source < tensors.size()) {
@@ -31,52 +28,6 @@ constexpr std::uint64_t staged_window_bytes = 1 << 20;
   }
   where.tensor = target.name;
   throw Error("plan.box", problem, where);
-}
-
-// One past the last element that the box touches on one side; nothing when it does not fit.
-template <typename Stride>
-std::optional<std::uint64_t> end_of(std::uint64_t offset, const Box& box, Stride stride) {
-  std::optional<std::uint64_t> end = checked_add(offset, 1);
-  for (const BoxDim& dim : box.dims) {
-    if (end) end = checked_mul_add(dim.extent - 1, stride(dim), *end);
-  }
-  return end;
-}
-
-// Elements of a box whose elements stand one after the other on both sides.
-std::optional<std::uint64_t> run_length(const Box& box) {
-  std::optional<std::uint64_t> step = 1;
-  for (std::size_t i = box.dims.size(); i-- > 0;) {
-    const BoxDim& dim = box.dims[i];
-    if (dim.extent == 1) continue;
-    if (!step || dim.source_stride != *step || dim.target_stride != *step) return std::nullopt;
-    step = checked_mul(*step, dim.extent);
-  }
-  return step;
-}
-
-// Elements of 4 or 6 bits: a run whose ends stand between bytes, as a run of bytes.
-std::optional<Box> as_bytes(const Box& box, unsigned bit_count) {
-  const auto length = run_length(box);
-  if (!length) return std::nullopt;
-  const auto bytes_of = [&](std::uint64_t elements) -> std::optional<std::uint64_t> {
-    const auto bit_total = checked_mul(elements, bit_count);
-    if (!bit_total || *bit_total % 8 != 0) return std::nullopt;
-    return *bit_total / 8;
-  };
-  const auto source = bytes_of(box.source_offset);
-  const auto target = bytes_of(box.target_offset);
-  const auto extent = bytes_of(*length);
-  if (!source || !target || !extent) return std::nullopt;
-  return Box{.source = box.source,
-             .source_offset = *source,
-             .target_offset = *target,
-             .dims = {{.extent = *extent, .source_stride = 1, .target_stride = 1}}};
-}
-
-// Of the numbers that boxes write, also where they are quantized after that.
-std::uint64_t number_bytes(const PlannedTarget& target) {
-  return Encoding(target.dtype).byte_count(target.shape.numel().value_or(0)).value_or(0);
 }
 
 }  // namespace
@@ -90,29 +41,17 @@ WindowLimits window_limits(std::uint64_t slot_bytes, std::uint64_t chunk_bytes) 
   return limits;
 }
 
-bool is_empty(const Box& box) noexcept {
-  return std::ranges::any_of(box.dims, [](const BoxDim& dim) { return dim.extent == 0; });
-}
-
 ByteBox check_box(const Plan& plan, const PlannedTarget& target, const Box& box) {
   const auto& tensors = plan.catalog->tensors();
-  if (box.source >= tensors.size()) refuse(plan, target, box, "the box's source does not exist");
-  const TensorInfo& source = tensors[box.source];
-  const bool decoded = box.decoding != no_decoding;
-  if (decoded &&
-      (box.decoding >= plan.decodings.size() || plan.decodings[box.decoding].sources.empty() ||
-       plan.decodings[box.decoding].sources.front() != box.source)) {
-    refuse(plan, target, box, "the box's decoding does not exist, or is another source's");
+  const auto elements = target.shape.numel().value_or(0);
+  if (const auto defect = box_defect(box, elements, tensors, plan.decodings)) {
+    refuse(plan, target, box, defect->message);
   }
   const Encoding encoding = encoding_of(box, tensors, plan.decodings);
   if (!encoding.is_dtype()) {
     refuse(plan, target, box, "blocks of numbers cannot be copied as numbers");
   }
   const Dtype dtype = encoding.dtype();
-  const std::uint64_t source_size =
-      decoded
-          ? encoding.byte_count(plan.decodings[box.decoding].shape.numel().value_or(0)).value_or(0)
-          : source.byte_count();
   ByteBox bytes = {.box = box,
                    .source_bytes = element_bytes(dtype),
                    .target_bytes = element_bytes(target.dtype),
@@ -125,26 +64,8 @@ ByteBox check_box(const Plan& plan, const PlannedTarget& target, const Box& box)
     bytes.source_bytes = bytes.target_bytes = 1;
     bytes.cast = cast_between(Dtype::u8, Dtype::u8);
   }
-  if (std::ranges::count_if(box.dims, [](const BoxDim& d) { return d.extent > 1; }) >
-      static_cast<std::ptrdiff_t>(box_rank_max)) {
-    refuse(plan, target, box, "the box has too many dimensions");
-  }
   if (bytes.cast.run == nullptr) {
     refuse(plan, target, box, "there is no cast from the source's dtype to the target's");
-  }
-  const auto ends_within = [&](std::uint64_t offset, auto stride, std::size_t size,
-                               std::uint64_t byte_count) {
-    const auto end = end_of(offset, bytes.box, stride);
-    const auto end_bytes = end ? checked_mul(*end, size) : std::nullopt;
-    return end_bytes && *end_bytes <= byte_count;
-  };
-  if (!ends_within(bytes.box.source_offset, std::mem_fn(&BoxDim::source_stride), bytes.source_bytes,
-                   source_size)) {
-    refuse(plan, target, box, "the box leaves its source");
-  }
-  if (!ends_within(bytes.box.target_offset, std::mem_fn(&BoxDim::target_stride), bytes.target_bytes,
-                   number_bytes(target))) {
-    refuse(plan, target, box, "the box leaves its target");
   }
   return bytes;
 }
@@ -170,21 +91,16 @@ Walk::Walk(const Plan& plan, std::uint32_t target, const Box& box) : target_(tar
     dims_[level].step_bytes = span;
     span += (dims_[level].box.extent - 1) * dims_[level].source_step;
   }
-  classify(bytes.same_dtype && !decoded_);
+  direct_ = bytes.same_dtype && !decoded_ && reads_directly(sorted.dims(), element_bytes_);
+  classify();
 }
 
-void Walk::classify(bool same_bytes) noexcept {
-  if (dims_.empty()) {
-    direct_ = same_bytes;
-    return;
-  }
-  const BoxDim& inner = dims_.back().box;
-  const bool run = inner.source_stride == 1 && inner.target_stride == 1;
-  const bool long_run = dims_.size() == 1 || inner.extent >= direct_run_bytes_min / element_bytes_;
-  direct_ = same_bytes && run && long_run;
+void Walk::classify() noexcept {
+  if (dims_.empty()) return;
   kept_from_ = dims_.size() - 1;
   if (direct_) return;
-  turned_ = !run && dims_.size() > 1;
+  const BoxDim& inner = dims_.back().box;
+  turned_ = (inner.source_stride != 1 || inner.target_stride != 1) && dims_.size() > 1;
   while (kept_from_ > 0) {
     const Dim& outer = dims_[kept_from_ - 1];
     if (outer.source_step > outer.step_bytes + hole_bytes_max) break;

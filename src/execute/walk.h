@@ -77,7 +77,7 @@ class Walk {
     std::uint64_t index = 0;
   };
 
-  void classify(bool same_bytes) noexcept;
+  void classify() noexcept;
   void emit(std::size_t level, std::uint64_t steps, std::uint64_t file_end, Job& job);
   void advance(std::size_t level, std::uint64_t steps) noexcept;
 
@@ -103,8 +103,6 @@ struct ByteBox {
   Cast cast;
   bool same_dtype = false;
 };
-
-[[nodiscard]] bool is_empty(const Box& box) noexcept;
 
 // Throws Error "plan.box" where the box leaves its source or its target, or needs a cast that there
 // is none for. For boxes that are not empty. Plans are checked when they are made; this is the last

@@ -21,9 +21,7 @@ void refuse(const std::string& path, HeaderProblem problem) {
   throw Error(problem.code, std::move(problem.message), std::move(where));
 }
 
-std::string bytes_text(std::uint64_t bytes) {
-  return fmt::format("{} byte{}", bytes, bytes == 1 ? "" : "s");
-}
+std::string bytes_text(std::uint64_t bytes) { return counted(bytes, "byte"); }
 
 // By their hashes: a set of 125,000 strings would cost as much as all the rest of the reading.
 std::optional<std::size_t> second_of_a_name(const std::vector<TensorInfo>& tensors) {

@@ -343,7 +343,7 @@ class SafetensorsReader {
               .byte_offset = position});
     }
     const auto dtype = dtype_from_name(*entry.dtype);
-    if (!dtype || *dtype == Dtype::c128) {
+    if (!dtype || !is_in_safetensors(*dtype)) {
       refuse({.code = "st.dtype",
               .message = dtype_from_user(*entry.dtype) ? "the format spells dtypes otherwise"
                                                        : "unknown dtype",

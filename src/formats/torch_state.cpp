@@ -116,7 +116,7 @@ class StateReader {
       if (inner == node) return node;
       for (std::size_t at = 0; at + 1 < items.size(); at += 2) {
         if (items[at + 1] == inner || pickle_.kind(items[at]) != PickleKind::text) continue;
-        if (ignored_.size() < ignored_shown_max) ignored_.push_back(pickle_.text(items[at]));
+        if (ignored_.size() < ignored_shown_max) ignored_.emplace_back(pickle_.text(items[at]));
         ++ignored_count_;
       }
       node = inner;
@@ -126,18 +126,11 @@ class StateReader {
 
   void tell_ignored(std::vector<Finding>& findings) const {
     if (ignored_.empty()) return;
-    std::string names;
-    for (const std::string_view name : ignored_) {
-      names += (names.empty() ? "" : ", ") + printable(name, 60);
-    }
-    if (ignored_count_ > ignored_.size()) {
-      names += fmt::format(" and {} more", ignored_count_ - ignored_.size());
-    }
     Finding finding;
     finding.severity = Severity::info;
     finding.code = "pt.ignored";
     finding.message = fmt::format("{}: beside the state dict, and not part of it: {}",
-                                  printable(path_, 400), names);
+                                  printable(path_, 400), name_list(ignored_, ignored_count_));
     findings.push_back(std::move(finding));
   }
 
@@ -209,8 +202,16 @@ class StateReader {
           walk(value, name, depth + 1);
         }
         return;
-      default:
-        return;  // numbers and texts: no tensor, and no name that somebody may miss
+      case PickleKind::none:
+      case PickleKind::boolean:
+      case PickleKind::integer:
+      case PickleKind::big_integer:
+      case PickleKind::real:
+      case PickleKind::text:
+      case PickleKind::bytes:
+      case PickleKind::set:
+      case PickleKind::storage:
+        return;  // no tensor, and no name that somebody may miss
     }
   }
 
@@ -292,7 +293,7 @@ class StateReader {
   const Pickle& pickle_;
   Warnings& warnings_;
   CopyBudget budget_;
-  std::vector<std::string_view> ignored_;  // the first few
+  std::vector<std::string> ignored_;  // the first few
   std::size_t ignored_count_ = 0;
   std::vector<bool> seen_;  // by holds_tensors()
   std::vector<bool> on_path_;

@@ -1,5 +1,6 @@
 #include "kernels/cast.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
@@ -11,12 +12,15 @@ namespace loadstone {
 
 namespace {
 
-// The dtypes that casts are defined for, in the order of the table below.
-constexpr std::array numbers = {Dtype::boolean, Dtype::u8,      Dtype::i8,      Dtype::u16,
-                                Dtype::i16,     Dtype::u32,     Dtype::i32,     Dtype::u64,
-                                Dtype::i64,     Dtype::f16,     Dtype::bf16,    Dtype::f32,
-                                Dtype::f64,     Dtype::f8_e4m3, Dtype::f8_e5m2, Dtype::f8_e8m0};
-constexpr std::size_t dtype_count = dtype_bits.size();
+// The dtypes that casts are defined for.
+constexpr auto numbers = [] {
+  std::array<Dtype, std::ranges::count(dtype_table, true, &DtypeInfo::has_casts)> dtypes{};
+  auto next = dtypes.begin();
+  for (const DtypeInfo& known : dtype_table) {
+    if (known.has_casts) *next++ = known.dtype;
+  }
+  return dtypes;
+}();
 
 template <Dtype source, Dtype target>
 void strided(const std::byte* from, std::uint64_t source_stride, std::byte* to,

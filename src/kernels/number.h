@@ -171,26 +171,30 @@ inline void store_raw(std::byte* to, Raw raw) noexcept {
   std::memcpy(to, &raw, sizeof(Raw));
 }
 
+template <std::size_t bytes, bool is_signed>
+struct IntegerOf;
+// clang-format off
+template <> struct IntegerOf<1, false> { using Type = std::uint8_t; };
+template <> struct IntegerOf<1, true> { using Type = std::int8_t; };
+template <> struct IntegerOf<2, false> { using Type = std::uint16_t; };
+template <> struct IntegerOf<2, true> { using Type = std::int16_t; };
+template <> struct IntegerOf<4, false> { using Type = std::uint32_t; };
+template <> struct IntegerOf<4, true> { using Type = std::int32_t; };
+template <> struct IntegerOf<8, false> { using Type = std::uint64_t; };
+template <> struct IntegerOf<8, true> { using Type = std::int64_t; };
+// clang-format on
+
 // The type that stands for the bytes of a dtype; its size is the dtype's.
 template <Dtype dtype>
-struct RawOf;
+struct RawOf {
+  static_assert(dtype_info(dtype).has_casts);
+  static constexpr bool is_integer = kind(dtype) == DtypeKind::integer;
+  using Type =
+      typename IntegerOf<element_bytes(dtype), is_integer && dtype_info(dtype).is_signed>::Type;
+};
 // clang-format off
-template <> struct RawOf<Dtype::boolean> { using Type = bool; };  // never loaded as such
-template <> struct RawOf<Dtype::u8> { using Type = std::uint8_t; };
-template <> struct RawOf<Dtype::i8> { using Type = std::int8_t; };
-template <> struct RawOf<Dtype::u16> { using Type = std::uint16_t; };
-template <> struct RawOf<Dtype::i16> { using Type = std::int16_t; };
-template <> struct RawOf<Dtype::u32> { using Type = std::uint32_t; };
-template <> struct RawOf<Dtype::i32> { using Type = std::int32_t; };
-template <> struct RawOf<Dtype::u64> { using Type = std::uint64_t; };
-template <> struct RawOf<Dtype::i64> { using Type = std::int64_t; };
-template <> struct RawOf<Dtype::f16> { using Type = std::uint16_t; };
-template <> struct RawOf<Dtype::bf16> { using Type = std::uint16_t; };
 template <> struct RawOf<Dtype::f32> { using Type = float; };
 template <> struct RawOf<Dtype::f64> { using Type = double; };
-template <> struct RawOf<Dtype::f8_e4m3> { using Type = std::uint8_t; };
-template <> struct RawOf<Dtype::f8_e5m2> { using Type = std::uint8_t; };
-template <> struct RawOf<Dtype::f8_e8m0> { using Type = std::uint8_t; };
 // clang-format on
 template <Dtype dtype>
 using Raw = typename RawOf<dtype>::Type;
@@ -214,12 +218,12 @@ template <Dtype dtype>
       return std::bit_cast<float>(f32_from_f8_e5m2(raw));
     } else if constexpr (dtype == Dtype::f8_e8m0) {
       return std::bit_cast<float>(f32_from_f8_e8m0(raw));
-    } else if constexpr (std::floating_point<Raw<dtype>>) {
-      return raw;
-    } else if constexpr (std::signed_integral<Raw<dtype>>) {
-      return static_cast<std::int64_t>(raw);
+    } else if constexpr (kind(dtype) == DtypeKind::integer) {
+      using Wide = IntegerOf<8, dtype_info(dtype).is_signed>;
+      return static_cast<typename Wide::Type>(raw);
     } else {
-      return static_cast<std::uint64_t>(raw);
+      static_assert(dtype == Dtype::f32 || dtype == Dtype::f64);
+      return raw;
     }
   }
 }
@@ -230,8 +234,7 @@ inline void store(std::byte* to, Wide value, std::uint16_t bf16_nan) noexcept {
     store_raw(to, static_cast<std::uint8_t>(value != Wide{0} ? 1 : 0));
   } else if constexpr (dtype == Dtype::f64) {
     store_raw(to, static_cast<double>(value));
-  } else if constexpr (std::integral<Raw<dtype>> && dtype != Dtype::f16 && dtype != Dtype::bf16 &&
-                       dtype != Dtype::f8_e4m3 && dtype != Dtype::f8_e5m2) {
+  } else if constexpr (kind(dtype) == DtypeKind::integer) {
     if constexpr (std::floating_point<Wide>) {
       store_raw(to, integer_from<Raw<dtype>>(value));
     } else {

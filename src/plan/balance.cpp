@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "loadstone/name_hash.h"
+#include "plan/devices.h"
 #include "plan/module_tree.h"
 
 namespace loadstone {
@@ -15,8 +16,6 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t unlimited = UINT64_MAX;
-
-bool is_accelerator(std::string_view device) { return device != "cpu" && device != "disk"; }
 
 class Balancer {
  public:

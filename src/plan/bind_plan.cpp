@@ -5,11 +5,11 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "boxes/check_boxes.h"
 #include "catalog/check_decoding.h"
 #include "kernels/quantize.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
-#include "plan/check_boxes.h"
 #include "plan/codes.h"
 #include "plan/costs.h"
 #include "plan/decodings.h"
@@ -179,7 +179,7 @@ class Binder {
       refuse(i, "shape", "the size does not fit whole bytes in 64 bits", target.shape.text());
     }
     if (!is_device_name(target.device)) {
-      refuse(i, "device", "not a device", printable(target.device), "cpu, disk, meta, cuda:0 ...");
+      refuse(i, "device", "not a device", printable(target.device), device_examples);
     }
     if (target.quantization) check_quantization(i);
     const bool is_exception = target.recipe.origin == Origin::exception;

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "boxes/check_boxes.h"
+#include "boxes/direct_read.h"
 #include "catalog/check_decoding.h"
 #include "kernels/quantize.h"
-#include "plan/check_boxes.h"
 #include "plan/decodings.h"
 #include "plan/dtypes.h"
 
@@ -13,8 +14,6 @@ namespace loadstone {
 
 namespace {
 
-// Shorter runs of bytes are not read into their place one by one.
-constexpr std::uint64_t direct_run_bytes_min = 4096;
 // Each has scales that wait for the last one, if they are nested: one a thread, and these are the
 // threads that a load has by default.
 constexpr unsigned values_at_once = 4;
@@ -62,17 +61,13 @@ std::uint64_t union_bytes(std::vector<Stretch>& stretches) {
   return bytes;
 }
 
-// Whether the file's bytes go straight to their place, without staging: one run, or long ones.
+// Whether the file's bytes go straight to their place, without staging.
 bool is_direct(const PlannedTarget& target, const Box& box, Dtype source) {
   if (source != target.dtype || target.quantization) return false;
-  std::uint64_t run = 1;
-  std::size_t inside = box.dims.size();
-  for (; inside > 0; --inside) {
-    const BoxDim& dim = box.dims[inside - 1];
-    if (dim.extent != 1 && (dim.source_stride != run || dim.target_stride != run)) break;
-    run *= dim.extent;
-  }
-  return inside == 0 || bytes_of(run, source) >= direct_run_bytes_min;
+  BoxDims sorted;
+  for (const BoxDim& dim : box.dims) static_cast<void>(sorted.append(dim));
+  sorted.sort_by_source();
+  return reads_directly(sorted.dims(), std::max<std::size_t>(element_bytes(source), 1));
 }
 
 // Whether the target has the elements of one whole source in the same order, cast or not.
@@ -122,11 +117,16 @@ bool can_keep_on_disk(const Plan& plan, const PlannedTarget& target) noexcept {
          plan.catalog->shards()[source.shard].format == FileFormat::safetensors;
 }
 
+bool can_view(const TensorInfo& tensor) noexcept {
+  if (!tensor.encoding.is_dtype()) return false;
+  const std::size_t alignment = element_bytes(tensor.encoding.dtype());
+  return tensor.byte_count() == 0 || alignment <= 1 || tensor.offset_begin % alignment == 0;
+}
+
 bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept {
   if (!is_whole_source(plan, target)) return false;
   const TensorInfo& source = plan.catalog->tensors()[target.recipe.boxes.front().source];
-  const std::uint64_t element_bytes = std::max(bits(target.dtype) / 8, 1u);
-  return source.offset_begin % element_bytes == 0 && source.byte_count() > 0;
+  return source.byte_count() > 0 && can_view(source);
 }
 
 std::uint64_t quantizing_bytes_least(const Plan& plan) {

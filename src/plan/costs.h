@@ -24,7 +24,11 @@ namespace loadstone {
 // the folder's reader casts.
 [[nodiscard]] bool can_keep_on_disk(const Plan& plan, const PlannedTarget& target) noexcept;
 
-// Whether a view of the file can be the value: a whole source at an offset that suits its elements.
+// Whether a tensor's elements stand where the processor wants them: offsets of a file mapping are
+// those of the file. A tensor without elements always does; one of a block format never.
+[[nodiscard]] bool can_view(const TensorInfo& tensor) noexcept;
+
+// Whether a view of the file can be the value: a whole source that has bytes and can be viewed.
 [[nodiscard]] bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept;
 
 // No reader of a value takes less: a block and its numbers have to fit.

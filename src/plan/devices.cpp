@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "base/text.h"
+
 namespace loadstone {
 
 namespace {
@@ -11,8 +13,7 @@ constexpr std::size_t index_digits_max = 4;
 constexpr std::size_t file_name_bytes_max = 255 - 4;  // ".dat"
 
 bool is_number(std::string_view text) noexcept {
-  return !text.empty() && text.size() <= index_digits_max &&
-         std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
+  return text.size() <= index_digits_max && is_digits(text);
 }
 
 }  // namespace

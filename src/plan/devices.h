@@ -12,6 +12,14 @@ namespace loadstone {
 // "cpu", "disk", "meta", "mps", and "cuda", "xpu", "npu", "hpu", "mlu" with or without ":N".
 [[nodiscard]] bool is_device_name(std::string_view text) noexcept;
 
+// For messages: what a device can be called.
+inline constexpr const char* device_examples = "cpu, disk, meta, cuda:0 ...";
+
+// Whether tensors can be computed with there, other than on the processor.
+[[nodiscard]] constexpr bool is_accelerator(std::string_view device) noexcept {
+  return device != "cpu" && device != "disk" && device != "meta";
+}
+
 // Whether a tensor of this name can be a file in an offload folder (NAME.dat): no '/', no control
 // character, not too long, and none of "." and "..".
 [[nodiscard]] bool is_offload_name(std::string_view name) noexcept;

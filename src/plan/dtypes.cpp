@@ -6,49 +6,18 @@ namespace loadstone {
 
 namespace {
 
-bool is_signed(Dtype dtype) noexcept {
-  return dtype == Dtype::i8 || dtype == Dtype::i16 || dtype == Dtype::i32 || dtype == Dtype::i64;
-}
-
 bool fits_all(Dtype source, Dtype target) noexcept {
   if (source == Dtype::boolean) return true;
   if (target == Dtype::boolean) return false;
-  if (is_signed(source) && !is_signed(target)) return false;
+  if (dtype_info(source).is_signed && !dtype_info(target).is_signed) return false;
   // An unsigned number needs one bit more where the target has a sign.
-  const unsigned needed = bits(source) + (is_signed(target) && !is_signed(source) ? 1 : 0);
+  const unsigned needed =
+      bits(source) + (dtype_info(target).is_signed && !dtype_info(source).is_signed ? 1 : 0);
   return bits(target) >= needed;
 }
 
 bool is_whole_number(DtypeKind kind) noexcept {
   return kind == DtypeKind::integer || kind == DtypeKind::boolean;
-}
-
-// Which powers of two a float has, and how many digits.
-struct FloatRange {
-  int digits = 0;  // 0: there are no casts of it
-  int largest = 0;
-  int smallest = 0;  // subnormal
-};
-
-FloatRange float_range(Dtype dtype) noexcept {
-  switch (dtype) {
-    case Dtype::f64:
-      return {53, 1023, -1074};
-    case Dtype::f32:
-      return {24, 127, -149};
-    case Dtype::bf16:
-      return {8, 127, -133};
-    case Dtype::f16:
-      return {11, 15, -24};
-    case Dtype::f8_e4m3:
-      return {4, 8, -9};
-    case Dtype::f8_e5m2:
-      return {3, 15, -16};
-    case Dtype::f8_e8m0:
-      return {1, 127, -127};
-    default:
-      return {};
-  }
 }
 
 }  // namespace
@@ -59,8 +28,8 @@ bool is_exact(Dtype source, Dtype target) noexcept {
   if (is_whole_number(kind(source)) && is_whole_number(kind(target))) {
     return fits_all(source, target);
   }
-  const FloatRange from = float_range(source);
-  const FloatRange to = float_range(target);
+  const FloatFormat& from = dtype_info(source).format;
+  const FloatFormat& to = dtype_info(target).format;
   return from.digits > 0 && to.digits >= from.digits && to.largest >= from.largest &&
          to.smallest <= from.smallest;
 }

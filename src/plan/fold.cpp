@@ -15,8 +15,6 @@ namespace loadstone {
 
 namespace {
 
-bool is_digit(char character) { return character >= '0' && character <= '9'; }
-
 // A name as text with holes where its numbers are.
 struct Pattern {
   std::string text;  // each number is '\1'
@@ -171,8 +169,7 @@ std::vector<PlanRow> fold_targets(const Plan& plan) {
 std::string counts_text(const Plan& plan) {
   std::map<Origin, std::size_t> counts;
   for (const PlannedTarget& target : plan.targets) ++counts[target.recipe.origin];
-  std::string text =
-      fmt::format("{} target{}", plan.targets.size(), plan.targets.size() == 1 ? "" : "s");
+  std::string text = counted(plan.targets.size(), "target");
   const char* separator = ": ";
   for (const auto& [origin, count] : counts) {
     text += fmt::format("{}{} {}", separator, count, name(origin));

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "boxes/check_boxes.h"
 #include "catalog/check_decoding.h"
 #include "loadstone/error.h"
-#include "plan/check_boxes.h"
 #include "plan/costs.h"
 #include "plan/decodings.h"
 #include "plan/devices.h"

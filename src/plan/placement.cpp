@@ -59,7 +59,7 @@ void Planner::place_by_entries(std::vector<std::string>& devices) {
          .message = fmt::format("the device map places '{}' on '{}', which is no device",
                                 printable(path), printable(device)),
          .found = device,
-         .expected = "cpu, disk, meta, cuda:0 ..."});
+         .expected = device_examples});
   }
   std::vector<bool> is_used(plan_.device_map.size(), false);
   std::vector<std::size_t> uncovered;
@@ -122,10 +122,8 @@ void Planner::report_uncovered(const std::vector<std::size_t>& uncovered) {
   add({.severity = Severity::error,
        .code = "plan.device_map",
        .target = first,
-       .message =
-           fmt::format("the device map says nothing about '{}'{}", printable(first),
-                       uncovered.size() == 1 ? std::string()
-                                             : fmt::format(" and {} more", uncovered.size() - 1)),
+       .message = fmt::format("the device map says nothing about {}",
+                              name_list({&first, 1}, uncovered.size())),
        .suggestion = "an entry for the module \"\" covers the rest"});
 }
 
@@ -176,12 +174,8 @@ void Planner::check_offload() {
     }
   }
   if (!unaligned.sources.empty()) {
-    unaligned.message =
-        fmt::format("'{}'{} cannot be a view of the file, for where it stands there, and is copied",
-                    printable(unaligned.sources.front()),
-                    unaligned.sources.size() == 1
-                        ? std::string()
-                        : fmt::format(" (and {} more)", unaligned.sources.size() - 1));
+    unaligned.message = name_list(unaligned.sources, unaligned.sources.size(), 1) +
+                        " cannot be a view of the file, for where it stands there, and is copied";
     add(std::move(unaligned));
   }
   if (written == 0 || !options_.offload_folder.empty()) return;

@@ -389,7 +389,6 @@ std::string to_json(const Plan& plan) {
     json.value(std::vector<std::string>{path, device});
   }
   json.end_array();
-  json.key("findings");
   write_findings(json, plan.findings);
   const Numbers numbers = write_sources(json, plan);
   json.key("targets");

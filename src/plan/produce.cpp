@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
+#include "base/natural_order.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 #include "plan/decodings.h"
-#include "plan/natural_order.h"
 
 namespace loadstone {
 

@@ -9,11 +9,11 @@
 #include <string_view>
 #include <vector>
 
+#include "boxes/view.h"
 #include "loadstone/catalog.h"
 #include "loadstone/name_hash.h"
 #include "loadstone/plan.h"
 #include "plan/rules.h"
-#include "plan/view.h"
 
 namespace loadstone {
 

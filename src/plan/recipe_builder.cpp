@@ -9,12 +9,12 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "boxes/view.h"
 #include "catalog/check_decoding.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
 #include "plan/decodings.h"
 #include "plan/dtypes.h"
-#include "plan/view.h"
 
 namespace loadstone {
 

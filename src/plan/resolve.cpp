@@ -5,9 +5,9 @@
 #include <unordered_set>
 
 #include "base/text.h"
+#include "boxes/check_boxes.h"
 #include "kernels/cast.h"
 #include "kernels/quantize.h"
-#include "plan/check_boxes.h"
 #include "plan/decodings.h"
 #include "plan/dtypes.h"
 #include "plan/planner.h"

@@ -253,9 +253,14 @@ MaybeMisfit apply_step(const RuleStep& step, View& view) {
       return slice(view, step.dims[0], step.start, step.sizes[0]);
     case RuleOp::reshape:
       return reshape(view, Shape(step.sizes));
-    default:
-      return std::nullopt;
+    case RuleOp::rename:
+    case RuleOp::stack:
+    case RuleOp::concat:
+    case RuleOp::stack_concat:
+    case RuleOp::split:
+      break;  // no views
   }
+  return std::nullopt;
 }
 
 std::string fill_pattern(const re2::RE2& pattern, const std::vector<std::string_view>& groups) {

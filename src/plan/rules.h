@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "boxes/view.h"
 #include "loadstone/recipe.h"
-#include "plan/view.h"
 
 namespace loadstone {
 

@@ -15,8 +15,6 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::size_t names_shown_max = 8;
-
 // The groups that tell the sources of one target apart, as one text.
 std::string key_of(const Member& member, const Template& target) {
   std::string key;
@@ -37,11 +35,6 @@ std::optional<std::size_t> counting_group(const Member& member, const Template& 
   return found;
 }
 
-// Digits in any spelling.
-bool is_number(std::string_view text) {
-  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
-}
-
 // The member's name with another number in its counting group.
 std::string renumbered(std::string_view name, std::string_view group, std::uint64_t number) {
   std::string result(name);
@@ -56,16 +49,6 @@ std::uint64_t expected_count(const Rule& rule, const Shape& shape) {
   if (!stacks || !rule.then.empty()) return 0;
   const auto dim = dim_index(rule.dims[0], shape.rank());
   return dim ? shape[*dim] : 0;
-}
-
-std::string quoted(const std::vector<std::string>& names, std::uint64_t count) {
-  std::string text;
-  const std::size_t shown = std::min(names.size(), names_shown_max);
-  for (std::size_t i = 0; i < shown; ++i) {
-    text += fmt::format("{}'{}'", i == 0 ? "" : ", ", printable(names[i]));
-  }
-  if (count > shown) text += fmt::format(" and {} more", count - shown);
-  return text;
 }
 
 // Finds the gaps of one target. Used once. Not thread-safe.
@@ -83,7 +66,7 @@ class GapFinder {
     for (const Member& member : item_.members) {
       if (examples_[member.pattern] == nullptr) examples_[member.pattern] = &member;
       const auto group = counting_group(member, target);
-      if (group && is_number(member.groups[*group])) add_numbered(member, member.groups[*group]);
+      if (group && is_digits(member.groups[*group])) add_numbered(member, member.groups[*group]);
     }
     find_unmatched(target);
     if (!series_.empty()) find_numbers(shape);
@@ -192,13 +175,13 @@ std::string SourceGaps::message(std::size_t sources) const {
   std::string text;
   if (absent_count > 0) {
     text = fmt::format("is made of {} sources that are there and {} missing: {}", sources,
-                       absent_count, quoted(absent, absent_count));
+                       absent_count, name_list(absent, absent_count));
   }
   if (!stray.empty()) {
     text += fmt::format(
         "{}: {} {} a number that is none of the series, 0 to n - 1, each once and without leading "
         "zeros",
-        text.empty() ? "cannot be joined" : "; beside", quoted(stray, stray.size()),
+        text.empty() ? "cannot be joined" : "; beside", name_list(stray),
         stray.size() == 1 ? "has" : "have");
   }
   return text;

@@ -96,12 +96,13 @@ std::string to_table(const Plan& plan) {
     text += fmt::format("{}{} on {}", separator, human_bytes(bytes), device);
     separator = ", ";
   }
-  const auto errors = std::ranges::count(plan.findings, Severity::error, &Finding::severity);
-  const auto warnings = std::ranges::count(plan.findings, Severity::warning, &Finding::severity);
-  text += fmt::format("\nfound    {} error{}, {} warning{}{}\n", errors, errors == 1 ? "" : "s",
-                      warnings, warnings == 1 ? "" : "s",
-                      errors == 0 ? "" : ": this plan cannot be carried out");
-  return text;
+  const auto counted_as = [&](Severity severity) {
+    const auto count = std::ranges::count(plan.findings, severity, &Finding::severity);
+    return counted(static_cast<std::uint64_t>(count), name(severity));
+  };
+  return text + fmt::format("\nfound    {}, {}{}\n", counted_as(Severity::error),
+                            counted_as(Severity::warning),
+                            plan.ok() ? "" : ": this plan cannot be carried out");
 }
 
 }  // namespace loadstone

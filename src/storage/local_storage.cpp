@@ -18,28 +18,11 @@
 #include "storage/descriptors.h"
 #include "storage/file_status.h"
 #include "storage/local_writer.h"
+#include "storage/regular_file.h"
 
 namespace loadstone {
 
 namespace {
-
-[[noreturn]] void refuse(const std::string& path, int problem, const char* doing) {
-  Where where;
-  where.path = path;
-  where.system_error = problem;
-  if (problem == ENOENT || problem == ENOTDIR) {
-    throw Error("io.not_found", "no such file or folder", where);
-  }
-  if (problem == EACCES || problem == EPERM) {
-    throw Error("io.denied", "access denied", where);
-  }
-  throw Error("io.open", doing, where);
-}
-
-// A path with a NUL would be cut by the system; names from files can hold one.
-void require_whole(const std::string& path) {
-  if (path.find('\0') != std::string::npos) refuse(path, EINVAL, "a path cannot hold a NUL");
-}
 
 EntryKind kind_of(const struct stat& status) noexcept {
   if (S_ISREG(status.st_mode)) return EntryKind::file;
@@ -139,46 +122,29 @@ class LocalFile final : public ByteSource {
 class LocalStorage final : public Storage {
  public:
   [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override {
-    require_whole(path);
-    const int descriptor = DescriptorPool::instance().open_file(path.c_str());
-    if (descriptor < 0) {
-      // Sockets and devices without a driver cannot even be opened.
-      if (errno == ENXIO || errno == ENODEV) refuse_kind(path, "a socket or device");
-      refuse(path, errno, "cannot open");
-    }
     struct stat status {};
-    const int problem = ::fstat(descriptor, &status) == 0 ? 0 : errno;
-    if (problem != 0 || !S_ISREG(status.st_mode)) {
-      ::close(descriptor);
-      if (problem != 0) refuse(path, problem, "cannot tell what the file is");
-      refuse_kind(path, S_ISDIR(status.st_mode)    ? "a folder"
-                        : S_ISFIFO(status.st_mode) ? "a named pipe"
-                                                   : "a device");
-    }
-    try {
-      return std::make_shared<LocalFile>(path, descriptor, status);
-    } catch (...) {
-      ::close(descriptor);
-      throw;
-    }
+    Descriptor file = open_regular(path, status);
+    const auto opened = std::make_shared<LocalFile>(path, file.get(), status);
+    static_cast<void>(file.release());  // it is the pool's now
+    return opened;
   }
 
   [[nodiscard]] EntryKind kind(const std::string& path) override {
-    require_whole(path);
+    require_whole_path(path);
     struct stat status {};
-    if (::stat(path.c_str(), &status) != 0) refuse(path, errno, "cannot tell what this is");
+    if (::stat(path.c_str(), &status) != 0) fail_open(path, errno, "cannot tell what this is");
     return kind_of(status);
   }
 
   [[nodiscard]] std::vector<std::string> list(const std::string& folder) override {
-    require_whole(folder);
+    require_whole_path(folder);
     const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(folder.c_str()), &::closedir);
-    if (!stream) refuse(folder, errno, "cannot list the folder");
+    if (!stream) fail_open(folder, errno, "cannot list the folder");
     std::vector<std::string> names;
     while (true) {
       errno = 0;  // the one way to tell an error from the end
       const dirent* entry = ::readdir(stream.get());
-      if (entry == nullptr && errno != 0) refuse(folder, errno, "cannot list the folder");
+      if (entry == nullptr && errno != 0) fail_open(folder, errno, "cannot list the folder");
       if (entry == nullptr) break;
       const std::string name = entry->d_name;
       if (name != "." && name != "..") names.push_back(name);
@@ -188,23 +154,14 @@ class LocalStorage final : public Storage {
   }
 
   [[nodiscard]] std::string resolve(const std::string& path) override {
-    require_whole(path);
+    require_whole_path(path);
     const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr),
                                                       &std::free);
-    if (!real) refuse(path, errno, "cannot resolve the path");
+    if (!real) fail_open(path, errno, "cannot resolve the path");
     return real.get();
   }
 
   [[nodiscard]] WritableStorage& writable() override { return local_writer(); }
-
- private:
-  [[noreturn]] static void refuse_kind(const std::string& path, const char* what) {
-    Where where;
-    where.path = path;
-    where.found = what;
-    where.expected = "a regular file";
-    throw Error("io.not_regular", "not a regular file", where);
-  }
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <numeric>
 #include <string>
 
 #include "base/checked.h"
@@ -10,28 +11,6 @@
 namespace loadstone {
 
 namespace {
-
-struct DtypeRow {
-  std::string_view name;
-  DtypeKind kind;
-};
-
-// In the order of Dtype.
-constexpr auto dtype_rows = std::to_array<DtypeRow>({
-    {"BOOL", DtypeKind::boolean},         {"U8", DtypeKind::integer},
-    {"I8", DtypeKind::integer},           {"U16", DtypeKind::integer},
-    {"I16", DtypeKind::integer},          {"U32", DtypeKind::integer},
-    {"I32", DtypeKind::integer},          {"U64", DtypeKind::integer},
-    {"I64", DtypeKind::integer},          {"F16", DtypeKind::floating},
-    {"BF16", DtypeKind::floating},        {"F32", DtypeKind::floating},
-    {"F64", DtypeKind::floating},         {"C64", DtypeKind::complex},
-    {"F8_E4M3", DtypeKind::floating},     {"F8_E5M2", DtypeKind::floating},
-    {"F8_E8M0", DtypeKind::floating},     {"F8_E4M3FNUZ", DtypeKind::floating},
-    {"F8_E5M2FNUZ", DtypeKind::floating}, {"F6_E2M3", DtypeKind::floating},
-    {"F6_E3M2", DtypeKind::floating},     {"F4", DtypeKind::floating},
-    {"C128", DtypeKind::complex},
-});
-static_assert(dtype_rows.size() == dtype_bits.size());
 
 struct BlockRow {
   std::string_view name;
@@ -55,39 +34,20 @@ struct UserName {
   Dtype dtype;
 };
 
-// torch's names and the short ones that people use; the format's own names are tried first.
+// Short names that people use, and torch's old ones.
 constexpr auto user_names = std::to_array<UserName>({
-    {"bfloat16", Dtype::bf16},
     {"byte", Dtype::u8},
     {"cfloat", Dtype::c64},
     {"char", Dtype::i8},
-    {"complex128", Dtype::c128},
-    {"complex64", Dtype::c64},
     {"double", Dtype::f64},
     {"float", Dtype::f32},
-    {"float16", Dtype::f16},
-    {"float32", Dtype::f32},
-    {"float64", Dtype::f64},
-    {"float8_e4m3fn", Dtype::f8_e4m3},
-    {"float8_e4m3fnuz", Dtype::f8_e4m3fnuz},
-    {"float8_e5m2", Dtype::f8_e5m2},
-    {"float8_e5m2fnuz", Dtype::f8_e5m2fnuz},
-    {"float8_e8m0fnu", Dtype::f8_e8m0},
     {"fp16", Dtype::f16},
     {"fp32", Dtype::f32},
     {"fp64", Dtype::f64},
     {"half", Dtype::f16},
     {"int", Dtype::i32},
-    {"int16", Dtype::i16},
-    {"int32", Dtype::i32},
-    {"int64", Dtype::i64},
-    {"int8", Dtype::i8},
     {"long", Dtype::i64},
     {"short", Dtype::i16},
-    {"uint16", Dtype::u16},
-    {"uint32", Dtype::u32},
-    {"uint64", Dtype::u64},
-    {"uint8", Dtype::u8},
 });
 
 bool same_letters(std::string_view a, std::string_view b) noexcept {
@@ -103,41 +63,36 @@ std::optional<std::uint8_t> row_of(const Rows& rows, std::string_view name) noex
   return std::nullopt;
 }
 
-const DtypeRow& row(Dtype dtype) noexcept { return dtype_rows[static_cast<std::size_t>(dtype)]; }
-
 }  // namespace
 
-std::string_view name(Dtype dtype) noexcept { return row(dtype).name; }
-
 std::optional<Dtype> dtype_from_name(std::string_view name) noexcept {
-  for (std::size_t i = 0; i < dtype_rows.size(); ++i) {
-    if (dtype_rows[i].name == name) return static_cast<Dtype>(i);
-  }
-  return std::nullopt;
+  const auto* const found = std::ranges::find(dtype_table, name, &DtypeInfo::name);
+  return found == dtype_table.end() ? std::nullopt : std::optional(found->dtype);
 }
 
 std::optional<Dtype> dtype_from_user(std::string_view name) noexcept {
   constexpr std::string_view prefix = "torch.";
   if (same_letters(name.substr(0, prefix.size()), prefix)) name.remove_prefix(prefix.size());
-  if (const auto found = row_of(dtype_rows, name)) return static_cast<Dtype>(*found);
+  if (const auto found = row_of(dtype_table, name)) return static_cast<Dtype>(*found);
+  for (const DtypeInfo& known : dtype_table) {
+    if (!known.torch_name.empty() && same_letters(known.torch_name, name)) return known.dtype;
+  }
   for (const UserName& known : user_names) {
     if (same_letters(known.name, name)) return known.dtype;
   }
   return std::nullopt;
 }
 
-DtypeKind kind(Dtype dtype) noexcept { return row(dtype).kind; }
-
 BlockLayout layout(BlockFormat format) noexcept {
   return block_rows[static_cast<std::size_t>(format)].layout;
 }
 
 std::string_view Encoding::name() const noexcept {
-  return is_dtype_ ? dtype_rows[code_].name : block_rows[code_].name;
+  return is_dtype_ ? dtype_table[code_].name : block_rows[code_].name;
 }
 
 std::optional<Encoding> Encoding::from_name(std::string_view name) noexcept {
-  if (const auto found = row_of(dtype_rows, name)) return static_cast<Dtype>(*found);
+  if (const auto found = row_of(dtype_table, name)) return static_cast<Dtype>(*found);
   if (const auto found = row_of(block_rows, name)) return static_cast<BlockFormat>(*found);
   return std::nullopt;
 }
@@ -145,10 +100,9 @@ std::optional<Encoding> Encoding::from_name(std::string_view name) noexcept {
 std::optional<std::uint64_t> Encoding::byte_count(std::uint64_t elements) const noexcept {
   BlockLayout unit{};  // the smallest run of elements that fills whole bytes
   if (is_dtype_) {
-    const std::uint32_t width = dtype_bits[code_];
-    unit = width == 4   ? BlockLayout{2, 1}
-           : width == 6 ? BlockLayout{4, 3}
-                        : BlockLayout{1, width / 8};
+    const std::uint32_t width = bits(dtype());
+    const std::uint32_t shared = std::gcd(width, 8u);
+    unit = {8 / shared, width / shared};
   } else {
     unit = block_rows[code_].layout;
   }

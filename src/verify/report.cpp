@@ -2,6 +2,7 @@
 
 #include <map>
 
+#include "base/finding_json.h"
 #include "base/json_writer.h"
 #include "base/text.h"
 #include "loadstone/verify.h"
@@ -51,19 +52,7 @@ std::string to_json(const VerifyReport& report) {
     json.end_object();
   }
   json.end_array();
-  json.key("findings");
-  json.begin_array();
-  for (const Finding& each : report.findings) {
-    json.begin_object();
-    json.member("severity", name(each.severity));
-    json.member("code", each.code);
-    json.member("sources", each.sources);
-    json.member("message", each.message);
-    json.member("found", each.found);
-    json.member("expected", each.expected);
-    json.end_object();
-  }
-  json.end_array();
+  write_findings(json, report.findings);
   json.key("quantized");
   json.begin_array();
   for (const QuantizationError& each : report.quantized) {
@@ -113,9 +102,7 @@ std::string to_table(const VerifyReport& report) {
     text += fmt::format("  {:<10} '{}': found {}; expected {}\n", name(each.kind),
                         printable(each.name), printable(each.found), printable(each.expected));
   }
-  for (const Finding& each : report.findings) {
-    text += fmt::format("  {}: {} [{}]\n", name(each.severity), each.message, each.code);
-  }
+  text += finding_lines(report.findings);
   for (const NotFinite& each : report.not_finite) {
     text += fmt::format("  info: '{}': {} NaN, {} infinite\n", printable(each.name), each.nan,
                         each.infinite);

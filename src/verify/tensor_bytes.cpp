@@ -1,6 +1,6 @@
 #include "verify/tensor_bytes.h"
 
-#include "execute/shard_files.h"
+#include "boxes/view.h"
 
 namespace loadstone {
 
@@ -11,33 +11,7 @@ constexpr std::uint64_t staging_bytes_max = std::uint64_t{16} << 20;
 }  // namespace
 
 Box whole_box(std::uint32_t source, const TensorInfo& tensor) {
-  Box box;
-  box.source = source;
-  if (tensor.strides.empty()) {
-    box.dims = {{tensor.shape.numel().value_or(0), 1, 1}};
-    return box;
-  }
-  std::uint64_t target_stride = 1;  // their product is the count of elements, which fits
-  for (std::size_t d = tensor.shape.rank(); d-- > 0;) {
-    const std::uint64_t extent = tensor.shape[d];
-    if (extent == 1) continue;
-    box.dims.insert(box.dims.begin(), {extent, tensor.strides[d], target_stride});
-    target_stride *= extent;
-  }
-  return box;
-}
-
-OpenShards::OpenShards(const Catalog& catalog, Storage* storage) : catalog_(catalog) {
-  for (const Shard& shard : catalog.shards()) {
-    sources_.push_back(catalog.storage(storage).open(shard.path));
-    check_identity(shard, *sources_.back());
-  }
-}
-
-void OpenShards::require_unchanged() const {
-  for (std::size_t i = 0; i < sources_.size(); ++i) {
-    check_identity(catalog_.shards()[i], *sources_[i]);
-  }
+  return boxes_of(source_view(source, tensor)).front();
 }
 
 TensorBytes::TensorBytes(const OpenShards& shards, const TensorInfo& tensor, bool as_in_file)

@@ -80,37 +80,36 @@ std::uint64_t count_bytes(std::span<const std::byte> bytes, unsigned mask,
   return count;
 }
 
+template <typename Bits>
+ValueCounts count_numbers(const FloatFormat& format, std::span<const std::byte> bytes) noexcept {
+  constexpr auto magnitude = static_cast<Bits>(static_cast<Bits>(~Bits{0}) >> 1);
+  const auto mantissa = static_cast<Bits>((Bits{1} << (format.digits - 1)) - 1);
+  return count_ieee<Bits>(bytes, static_cast<Bits>(magnitude & ~mantissa), mantissa);
+}
+
 ValueCounts count_dtype(Dtype dtype, std::span<const std::byte> bytes) noexcept {
   ValueCounts counts;
-  switch (dtype) {
-    case Dtype::boolean:
-      counts.bad_bools = bytes.size() - count_bytes(bytes, 0xfe, 0);
-      return counts;
-    case Dtype::f64:
-    case Dtype::c128:
-      return count_ieee<std::uint64_t>(bytes, 0x7ff0'0000'0000'0000, 0x000f'ffff'ffff'ffff);
-    case Dtype::f32:
-    case Dtype::c64:
-      return count_ieee<std::uint32_t>(bytes, 0x7f80'0000, 0x007f'ffff);
-    case Dtype::f16:
-      return count_ieee<std::uint16_t>(bytes, 0x7c00, 0x03ff);
-    case Dtype::bf16:
-      return count_ieee<std::uint16_t>(bytes, 0x7f80, 0x007f);
-    case Dtype::f8_e5m2:
-      return count_ieee<std::uint8_t>(bytes, 0x7c, 0x03);
-    case Dtype::f8_e4m3:
-      counts.nan = count_bytes(bytes, 0x7f, 0x7f);
-      return counts;
-    case Dtype::f8_e8m0:
-      counts.nan = count_bytes(bytes, 0xff, 0xff);
-      return counts;
-    case Dtype::f8_e4m3fnuz:
-    case Dtype::f8_e5m2fnuz:
+  const FloatFormat& format = dtype_info(dtype).format;
+  const unsigned width = bits(dtype) / (kind(dtype) == DtypeKind::complex ? 2 : 1);
+  if (dtype == Dtype::boolean) counts.bad_bools = bytes.size() - count_bytes(bytes, 0xfe, 0);
+  switch (format.non_finite) {
+    case NonFinite::none:
+      break;
+    case NonFinite::ieee:
+      if (width == 64) return count_numbers<std::uint64_t>(format, bytes);
+      if (width == 32) return count_numbers<std::uint32_t>(format, bytes);
+      if (width == 16) return count_numbers<std::uint16_t>(format, bytes);
+      return count_numbers<std::uint8_t>(format, bytes);
+    case NonFinite::all_ones: {
+      const unsigned mask = dtype_info(dtype).is_signed ? 0x7f : 0xff;
+      counts.nan = count_bytes(bytes, mask, mask);
+      break;
+    }
+    case NonFinite::minus_zero:
       counts.nan = count_bytes(bytes, 0xff, 0x80);
-      return counts;
-    default:
-      return counts;  // integers, and floats too small for a NaN
+      break;
   }
+  return counts;
 }
 
 bool half_is_odd(std::uint16_t half) noexcept { return (half & 0x7c00u) == 0x7c00u; }

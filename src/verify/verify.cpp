@@ -7,7 +7,6 @@
 #include <functional>
 #include <iterator>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "base/text.h"
@@ -26,7 +25,6 @@ namespace {
 constexpr std::size_t chunk_bytes_max = std::size_t{4} << 20;
 // Across the order of the file each chunk reads all of it again.
 constexpr std::size_t strided_chunk_bytes_max = std::size_t{64} << 20;
-constexpr unsigned threads_max = 8;
 
 // Runs one job a tensor on some threads, tells the observer, and stops at the first failure.
 // Not thread-safe; the jobs run at the same time.
@@ -38,19 +36,18 @@ class Jobs {
       : options_(options), bytes_total_(bytes_total) {}
 
   void run(std::size_t count, const Job& job) {
-    const unsigned cores = std::clamp(std::thread::hardware_concurrency(), 1u, threads_max);
-    const std::size_t wanted = options_.threads == 0 ? cores : options_.threads;
+    const std::size_t wanted = thread_count(options_.threads, defaults::verify_threads_max);
+    const std::size_t threads = std::min(wanted, std::max<std::size_t>(count, 1));
     std::atomic<std::size_t> next = 0;
-    Team team(stop_);
-    team.start(static_cast<unsigned>(std::min(wanted, std::max<std::size_t>(count, 1))), [&] {
-      std::vector<std::byte> scratch;
-      for (std::size_t i = next++; i < count && !stop_; i = next++) job(i, scratch);
-    });
-    const bool goes_on = team.wait([&] {
-      return options_.observer == nullptr ||
-             options_.observer->on_progress({bytes_done_, bytes_total_});
-    });
-    if (!goes_on) throw Error("cancelled", "stopped by the caller");
+    run_team(
+        static_cast<unsigned>(threads), stop_, options_.observer,
+        [&] {
+          return Progress{bytes_done_, bytes_total_};
+        },
+        [&] {
+          std::vector<std::byte> scratch;
+          for (std::size_t i = next++; i < count && !stop_; i = next++) job(i, scratch);
+        });
   }
 
   // Called by jobs for what they have read; false: the job is to end early.

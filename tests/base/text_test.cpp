@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <vector>
 
 namespace loadstone {
 namespace {
@@ -74,6 +75,25 @@ TEST(ParseBytes, RefusesWhatIsNoSize) {
        {"", "GiB", "-1", "-0.5GB", "nan", "inf", "-inf", "8 potatoes", "20000000TiB", "1e3"}) {
     EXPECT_FALSE(parse_bytes(text, bytes)) << text;
   }
+}
+
+TEST(ExactBytes, LosesNothingAndIsReadAgain) {
+  EXPECT_EQ(exact_bytes(std::uint64_t{64} << 20), "64MiB");
+  EXPECT_EQ(exact_bytes(5'000'000'000), "5GB");
+  for (const std::uint64_t bytes : {0ul, 1ul, 4097ul, 1ul << 30, 1'500'000'000ul}) {
+    std::uint64_t read = 7;
+    EXPECT_TRUE(parse_bytes(exact_bytes(bytes), read));
+    EXPECT_EQ(read, bytes);
+  }
+}
+
+TEST(NameList, ShowsTheFirstAndCountsTheRest) {
+  const std::vector<std::string> names = {"a", "b\n", "c"};
+  EXPECT_EQ(name_list(names), "'a', 'b\\x0a', 'c'");
+  EXPECT_EQ(name_list(names, 10, 2), "'a', 'b\\x0a' and 8 more");
+  EXPECT_EQ(name_list({}, 0), "");
+  EXPECT_EQ(counted(1, "tensor"), "1 tensor");
+  EXPECT_EQ(counted(0, "tensor"), "0 tensors");
 }
 
 TEST(Utf8, RefusesOverlongSurrogatesAndCutSequences) {

@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "loadstone/error.h"
+#include "plan/costs.h"
 
 namespace loadstone {
 namespace {

@@ -37,14 +37,13 @@ Value value_for(const Plan& plan, const PlannedTarget& target) {
 class Pulled {
  public:
   Pulled(PlanBuilder& builder, const Plan& plan, std::uint64_t staging_bytes)
-      : shards_(open_shards(*plan.catalog, std::vector<bool>(plan.catalog->shards().size(), true),
-                            builder.storage)),
-        reader(plan.catalog, shards_, staging_bytes, stop) {}
+      : shards_(*plan.catalog, &builder.storage),
+        reader(plan.catalog, shards_.sources(), staging_bytes, stop) {}
 
   std::atomic<bool> stop = false;
 
  private:
-  std::vector<std::shared_ptr<ByteSource>> shards_;
+  OpenShards shards_;
 
  public:
   ValueReader reader;
@@ -238,38 +237,6 @@ TEST(ValueReaderTest, AFailedReadNamesFileTensorAndOffset) {
   EXPECT_EQ(error.code(), "io.read");
   EXPECT_EQ(error.where().tensor, "a");
   EXPECT_EQ(error.where().byte_offset, 300u);
-}
-
-// Dimensions that do not nest, which no view makes but a plan may hold.
-TEST(ValueReaderTest, BoxesAreCutAtAnyElement) {
-  const Box box = {.source = 0, .target_offset = 3, .dims = {{2, 10, 3}, {3, 1, 2}}};
-  for (std::uint64_t begin = 0; begin < 14; ++begin) {
-    for (std::uint64_t end = begin; end < 14; ++end) {
-      std::vector<std::pair<std::uint64_t, std::uint64_t>> expected;
-      for (std::uint64_t i = 0; i < 2; ++i) {
-        for (std::uint64_t j = 0; j < 3; ++j) {
-          const std::uint64_t target = 3 + 3 * i + 2 * j;
-          if (begin <= target && target < end) expected.emplace_back(target - begin, 10 * i + j);
-        }
-      }
-      std::vector<Box> cut;
-      cut_box(box, begin, end, cut);
-      std::vector<std::pair<std::uint64_t, std::uint64_t>> found;
-      for (const Box& part : cut) {
-        const BoxDim one = {};
-        const BoxDim& outer = part.dims.size() > 1 ? part.dims[0] : one;
-        const BoxDim& inner = part.dims.empty() ? one : part.dims.back();
-        for (std::uint64_t i = 0; i < outer.extent; ++i) {
-          for (std::uint64_t j = 0; j < inner.extent; ++j) {
-            found.emplace_back(
-                part.target_offset + i * outer.target_stride + j * inner.target_stride,
-                part.source_offset + i * outer.source_stride + j * inner.source_stride);
-          }
-        }
-      }
-      EXPECT_THAT(found, ::testing::UnorderedElementsAreArray(expected)) << begin << " " << end;
-    }
-  }
 }
 
 }  // namespace

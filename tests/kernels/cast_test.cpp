@@ -291,6 +291,29 @@ TEST(CastTest, TheTableSaysWhatThereIs) {
   }
 }
 
+// The table of dtypes says which powers of two a float has.
+TEST(CastTest, KeepsThePowersOfTwoOfAFormatAndNoOthers) {
+  for (const DtypeInfo& known : dtype_table) {
+    if (!can_cast(Dtype::f64, known.dtype) || known.kind != DtypeKind::floating) continue;
+    const auto kept = [&](int exponent) {
+      const double value = std::ldexp(1.0, exponent);
+      std::array<std::byte, 8> number;
+      double back = 0;
+      cast_between(Dtype::f64, known.dtype)
+          .run(reinterpret_cast<const std::byte*>(&value), number.data(), 1);
+      cast_between(known.dtype, Dtype::f64)
+          .run(number.data(), reinterpret_cast<std::byte*>(&back), 1);
+      return back == value;
+    };
+    for (int e = known.format.smallest; e <= known.format.largest; ++e) {
+      EXPECT_TRUE(kept(e)) << known.name << " 2^" << e;
+    }
+    if (known.dtype == Dtype::f64) continue;
+    EXPECT_FALSE(kept(known.format.smallest - 1)) << known.name;
+    EXPECT_FALSE(kept(known.format.largest + 1)) << known.name;
+  }
+}
+
 TEST(CastTest, TheSameDtypeKeepsEveryBit) {
   for (const Dtype dtype : dtypes) {
     const Bytes from = inputs(dtype);

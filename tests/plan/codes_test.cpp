@@ -4,10 +4,10 @@
 #include <gmock/gmock.h>
 
 #include "loadstone/plan.h"
-#include "plan/plans.h"
 #include "support/errors.h"
 #include "support/files.h"
 #include "support/memory_storage.h"
+#include "support/plans.h"
 
 namespace loadstone::test {
 namespace {

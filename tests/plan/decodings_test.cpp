@@ -9,10 +9,10 @@
 #include "loadstone/error.h"
 #include "loadstone/plan.h"
 #include "loadstone/recipe_builder.h"
-#include "plan/plans.h"
 #include "support/errors.h"
 #include "support/files.h"
 #include "support/memory_storage.h"
+#include "support/plans.h"
 
 namespace loadstone::test {
 namespace {

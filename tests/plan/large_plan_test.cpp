@@ -3,10 +3,10 @@
 #include <gmock/gmock.h>
 
 #include "loadstone/plan.h"
-#include "plan/plans.h"
 #include "support/errors.h"
 #include "support/files.h"
 #include "support/memory_storage.h"
+#include "support/plans.h"
 #include "support/watched_storage.h"
 
 namespace loadstone::test {

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 
 #include "loadstone/plan.h"
-#include "plan/plans.h"
 #include "support/errors.h"
+#include "support/plans.h"
 
 namespace loadstone::test {
 namespace {

@@ -5,8 +5,8 @@
 #include "loadstone/plan.h"
 #include "plan/balance.h"
 #include "plan/devices.h"
-#include "plan/plans.h"
 #include "support/errors.h"
+#include "support/plans.h"
 
 namespace loadstone::test {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "loadstone/plan.h"
 #include "plan/plan_json.h"
-#include "plan/plans.h"
 #include "support/errors.h"
+#include "support/plans.h"
 
 namespace loadstone::test {
 namespace {

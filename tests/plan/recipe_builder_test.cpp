@@ -8,7 +8,7 @@
 
 #include "loadstone/error.h"
 #include "plan/dtypes.h"
-#include "plan/plans.h"
+#include "support/plans.h"
 
 namespace loadstone::test {
 namespace {

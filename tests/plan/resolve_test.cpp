@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "loadstone/plan.h"
-#include "plan/plans.h"
+#include "support/plans.h"
 
 namespace loadstone::test {
 namespace {

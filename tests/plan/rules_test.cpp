@@ -4,9 +4,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "plan/natural_order.h"
-#include "plan/plans.h"
 #include "support/errors.h"
+#include "support/plans.h"
 
 namespace loadstone::test {
 namespace {
@@ -247,16 +246,6 @@ TEST(Rules, RulesMadeInCodeAreCheckedToo) {
   options.rules = {{RuleOp::stack, {"a"}, {"b"}, {}, {}, 0, {}}};
   const auto catalog = fake_catalog({{"a", {1}}});
   EXPECT_EQ(code_of([&] { (void)make_plan(catalog, skeleton_of({}), options); }), "plan.rules");
-}
-
-TEST(NaturalOrder, NumbersByValueTheRestByByte) {
-  EXPECT_LT(natural_order("a.9.b", "a.10.b"), 0);
-  EXPECT_LT(natural_order("a.9", "b.1"), 0);
-  EXPECT_GT(natural_order("99999999999999999999999", "99999999999999999999998"), 0);
-  EXPECT_EQ(natural_order("x1y", "x1y"), 0);
-  EXPECT_NE(natural_order("x01y", "x1y"), 0);
-  EXPECT_LT(natural_order("x1", "x1y"), 0);
-  EXPECT_LT(natural_order("", "0"), 0);
 }
 
 TEST(FillPattern, LiteralsAndGroups) {

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "plan/plans.h"
+#include "support/plans.h"
 
 namespace loadstone::test {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "loadstone/plan.h"
 #include "plan/fold.h"
-#include "plan/plans.h"
+#include "support/plans.h"
 
 namespace loadstone::test {
 namespace {

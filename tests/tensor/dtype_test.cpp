@@ -8,11 +8,10 @@ namespace loadstone {
 
 namespace {
 
-constexpr int dtype_count = static_cast<int>(Dtype::c128) + 1;
 constexpr int block_format_count = static_cast<int>(BlockFormat::q2_0) + 1;
 
 TEST(DtypeNames, RoundTripExactlyAndInAnyCase) {
-  for (int i = 0; i < dtype_count; ++i) {
+  for (std::size_t i = 0; i < dtype_count; ++i) {
     const auto dtype = static_cast<Dtype>(i);
     EXPECT_EQ(dtype_from_name(name(dtype)), dtype);
     std::string lower(name(dtype));

@@ -81,6 +81,7 @@ TEST(VerifyValues, BoolsOtherThanZeroAndOneAreFound) {
   EXPECT_EQ(report.findings[0].code, "st.bool_value");
   EXPECT_THAT(report.findings[0].message, HasSubstr("mask.w"));
   EXPECT_THAT(report.findings[0].found, HasSubstr("2 bytes"));
+  EXPECT_THAT(to_json(report), HasSubstr("\"suggestion\""));
 }
 
 // Views that torch saved may overlap: each byte is read once, and counted for each tensor.

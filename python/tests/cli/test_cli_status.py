@@ -243,5 +243,6 @@ def test_more_than_the_machine_has(run, tmp_path, write_safetensors):
 
 
 def test_device_that_the_command_cannot_reach(run, small):
-    run("plan", small, "--device-map", "cuda:0", status=0)
+    for device in ("cuda:0", "0", "xpu", "npu:1", "mps"):
+        run("plan", small, "--device-map", device, status=0)
     assert_said_on_stderr(run("load", small, "--device-map", "cuda:0", status=5), "memory.device")

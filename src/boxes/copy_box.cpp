@@ -1,6 +1,7 @@
-#include "execute/copy_box.h"
+#include "boxes/copy_box.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 namespace loadstone {
@@ -86,45 +87,6 @@ void copy_inner(const Copy& copy, std::span<const BoxDim> dims, Sides at) noexce
 }
 
 }  // namespace
-
-bool BoxDims::append(const BoxDim& dim) noexcept {
-  if (dim.extent == 1) return true;
-  if (count_ == dims_.size()) return false;
-  dims_[count_++] = dim;
-  return true;
-}
-
-void BoxDims::join() noexcept {
-  std::size_t kept = 0;
-  for (std::size_t i = 1; i < count_; ++i) {
-    BoxDim& outer = dims_[kept];
-    const BoxDim& inner = dims_[i];
-    // Products of two numbers that belong to one tensor: they fit, or the box was refused.
-    if (outer.source_stride == inner.extent * inner.source_stride &&
-        outer.target_stride == inner.extent * inner.target_stride) {
-      outer = {.extent = outer.extent * inner.extent,
-               .source_stride = inner.source_stride,
-               .target_stride = inner.target_stride};
-    } else {
-      dims_[++kept] = inner;
-    }
-  }
-  if (count_ != 0) count_ = kept + 1;
-}
-
-void BoxDims::sort_by_target() noexcept {
-  std::ranges::sort(
-      dims(), [](const BoxDim& a, const BoxDim& b) { return a.target_stride > b.target_stride; });
-  join();
-}
-
-void BoxDims::sort_by_source() noexcept {
-  std::ranges::sort(dims(), [](const BoxDim& a, const BoxDim& b) {
-    return a.source_stride != b.source_stride ? a.source_stride > b.source_stride
-                                              : a.target_stride > b.target_stride;
-  });
-  join();
-}
 
 void copy_box(std::span<const BoxDim> dims, const Cast& cast, const std::byte* source,
               std::size_t source_bytes, std::byte* target, std::size_t target_bytes) noexcept {

@@ -4,13 +4,23 @@
 // left inside a row is the same question with smaller strides. Fused, stacked and interleaved
 // tensors take one or two such steps. What does not nest (or would take too much work) is painted
 // into a bitmap; where that would be too large the answer is a refusal, so a pass is always exact.
-#include "plan/tiling.h"
+#include "boxes/tiling.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
+#include "base/ceil_div.h"
+#include "boxes/dims.h"
+
 namespace loadstone {
+
+// Found by join_neighbours(), so not in the namespace below.
+static bool run_on(RegionDim& outer, const RegionDim& inner) noexcept {
+  if (outer.stride != inner.extent * inner.stride) return false;
+  outer = {outer.extent * inner.extent, inner.stride};
+  return true;
+}
 
 namespace {
 
@@ -27,15 +37,7 @@ bool nest(Region& region) {
   auto& dims = region.dims;
   std::erase_if(dims, [](const RegionDim& dim) { return dim.extent == 1; });
   std::ranges::sort(dims, std::greater{}, &RegionDim::stride);
-  std::size_t kept = 0;
-  for (const RegionDim inner : dims) {
-    if (kept > 0 && dims[kept - 1].stride == inner.extent * inner.stride) {
-      dims[kept - 1] = {dims[kept - 1].extent * inner.extent, inner.stride};
-    } else {
-      dims[kept++] = inner;
-    }
-  }
-  dims.resize(kept);
+  dims.resize(join_neighbours(std::span(dims)));
   std::uint64_t span = 0;
   for (std::size_t i = dims.size(); i-- > 0;) {
     if (dims[i].stride <= span) return false;
@@ -140,7 +142,7 @@ class Tiler {
   }
 
   Verdict sweep(std::vector<Rows>& parts, std::uint64_t row, std::uint64_t length) {
-    std::vector<std::uint64_t> bounds = {0, length / row, (length + row - 1) / row};
+    std::vector<std::uint64_t> bounds = {0, length / row, ceil_div(length, row)};
     for (const Rows& part : parts) {
       bounds.push_back(part.begin);
       bounds.push_back(part.end);

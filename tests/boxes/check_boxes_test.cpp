@@ -1,12 +1,12 @@
 // The check of boxes against painting every element.
-#include "plan/check_boxes.h"
+#include "boxes/check_boxes.h"
 
 #include <gmock/gmock.h>
 
 #include <functional>
 #include <random>
 
-#include "plan/plans.h"
+#include "support/plans.h"
 
 namespace loadstone::test {
 namespace {

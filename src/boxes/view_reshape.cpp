@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "plan/view.h"
+#include "boxes/dims.h"
+#include "boxes/view.h"
 
 namespace loadstone {
 
@@ -19,14 +20,8 @@ struct FlatPiece {
 
 class Dealer {
  public:
-  Dealer(const Shape& shape, std::vector<ViewPiece>& made) : shape_(shape), made_(made) {
-    std::uint64_t stride = 1;
-    strides_.resize(shape.rank());
-    for (std::size_t d = shape.rank(); d-- > 0;) {
-      strides_[d] = stride;
-      stride *= shape[d];
-    }
-  }
+  Dealer(const Shape& shape, std::vector<ViewPiece>& made)
+      : shape_(shape), made_(made), strides_(row_strides(shape)) {}
 
   // False: too many pieces.
   bool deal(FlatPiece flat) {
@@ -126,13 +121,8 @@ FlatPiece flatten(const ViewPiece& piece, const Shape& shape) {
   FlatPiece flat;
   flat.source = piece.source;
   flat.source_offset = piece.source_offset;
-  std::vector<std::uint64_t> strides(shape.rank());
-  std::uint64_t stride = 1;
-  for (std::size_t d = shape.rank(); d-- > 0;) {
-    strides[d] = stride;
-    flat.begin += piece.begin[d] * stride;
-    stride *= shape[d];
-  }
+  const std::vector<std::uint64_t> strides = row_strides(shape);
+  for (std::size_t d = 0; d < shape.rank(); ++d) flat.begin += piece.begin[d] * strides[d];
   for (const Factor& factor : piece.factors) {
     flat.dims.push_back({factor.extent, factor.source_stride, factor.step * strides[factor.dim]});
   }

@@ -1,4 +1,4 @@
-#include "plan/view.h"
+#include "boxes/view.h"
 
 #include <fmt/format.h>
 
@@ -6,6 +6,8 @@
 #include <numeric>
 
 #include "base/checked.h"
+#include "boxes/cut.h"
+#include "boxes/dims.h"
 
 namespace loadstone {
 
@@ -19,84 +21,31 @@ Misfit no_such_dim(std::int64_t dim, const Shape& shape) {
 
 Misfit too_many() { return {"the recipe falls into too many pieces", {}, {}}; }
 
-std::vector<std::uint64_t> strides_of(const Shape& shape) {
-  std::vector<std::uint64_t> strides(shape.rank());
-  std::uint64_t stride = 1;
-  for (std::size_t d = shape.rank(); d-- > 0;) {
-    strides[d] = stride;
-    stride *= std::max<std::uint64_t>(shape[d], 1);
+// What of a piece lies in [begin, end) of one dimension: to a cut, its factors are the dimensions
+// of a box.
+void cut_piece(ViewPiece piece, std::size_t dim, std::uint64_t begin, std::uint64_t end,
+               std::vector<ViewPiece>& kept) {
+  Box box;
+  box.source_offset = piece.source_offset;
+  box.target_offset = piece.begin[dim];
+  for (const Factor& factor : piece.factors) {
+    if (factor.extent == 0) return;
+    if (factor.dim == dim) box.dims.push_back({factor.extent, factor.source_stride, factor.step});
   }
-  return strides;
+  std::erase_if(piece.factors, [&](const Factor& factor) { return factor.dim == dim; });
+  std::vector<Box> parts;
+  if (order_to_cut(box)) cut_box(box, begin, end, parts, pieces_max);
+  for (const Box& part : parts) {
+    ViewPiece& made = kept.emplace_back(piece);
+    made.source_offset = part.source_offset;
+    made.begin[dim] = part.target_offset;
+    for (const BoxDim& step : part.dims) {
+      if (step.extent == 1) continue;
+      made.factors.push_back(
+          {static_cast<std::uint32_t>(dim), step.extent, step.target_stride, step.source_stride});
+    }
+  }
 }
-
-// What of a piece lies in [begin, end) of one dimension. A piece whose steps nest falls into at
-// most a whole and two rests for each of its factors.
-class Cutter {
- public:
-  Cutter(std::size_t dim, std::uint64_t begin, std::uint64_t end, std::vector<ViewPiece>& kept)
-      : dim_(dim), begin_(begin), end_(end), kept_(kept) {}
-
-  void cut(ViewPiece piece) {
-    std::uint64_t last = piece.begin[dim_];
-    std::size_t widest = piece.factors.size();
-    for (std::size_t i = 0; i < piece.factors.size(); ++i) {
-      const Factor& factor = piece.factors[i];
-      if (factor.extent == 0) return;
-      if (factor.dim != dim_) continue;
-      last += (factor.extent - 1) * factor.step;
-      if (widest == piece.factors.size() || factor.step > piece.factors[widest].step) widest = i;
-    }
-    const std::uint64_t first = piece.begin[dim_];
-    if (last < begin_ || first >= end_ || kept_.size() > pieces_max) return;
-    if (first >= begin_ && last < end_) {
-      piece.begin[dim_] -= begin_;
-      kept_.push_back(std::move(piece));
-      return;
-    }
-    split(piece, widest, last);
-  }
-
- private:
-  void split(const ViewPiece& piece, std::size_t widest, std::uint64_t last) {
-    const Factor& factor = piece.factors[widest];
-    const std::uint64_t first = piece.begin[dim_];
-    const std::uint64_t inner = last - first - (factor.extent - 1) * factor.step;
-    // Steps [touched_begin, touched_end) have something inside, [whole_begin, whole_end) nothing
-    // else.
-    const std::uint64_t touched_begin = steps_until(begin_, first + inner, factor);
-    const std::uint64_t touched_end = steps_until(end_, first, factor);
-    const std::uint64_t whole_begin = std::min(steps_until(begin_, first, factor), touched_end);
-    const std::uint64_t whole_end = std::max(steps_until(end_, first + inner, factor), whole_begin);
-    for (std::uint64_t i = touched_begin; i < whole_begin; ++i) cut(part(piece, widest, i, 1));
-    if (whole_begin < whole_end) cut(part(piece, widest, whole_begin, whole_end - whole_begin));
-    for (std::uint64_t i = whole_end; i < touched_end; ++i) cut(part(piece, widest, i, 1));
-  }
-
-  // How many steps from `start` on are below `bound`, at most all.
-  static std::uint64_t steps_until(std::uint64_t bound, std::uint64_t start, const Factor& factor) {
-    if (start >= bound) return 0;
-    return std::min(factor.extent, (bound - start - 1) / factor.step + 1);
-  }
-
-  ViewPiece part(const ViewPiece& piece, std::size_t widest, std::uint64_t begin,
-                 std::uint64_t count) const {
-    ViewPiece result = piece;
-    const Factor& factor = piece.factors[widest];
-    result.begin[dim_] += begin * factor.step;
-    result.source_offset += begin * factor.source_stride;
-    if (count == 1) {
-      result.factors.erase(result.factors.begin() + static_cast<std::ptrdiff_t>(widest));
-    } else {
-      result.factors[widest].extent = count;
-    }
-    return result;
-  }
-
-  std::size_t dim_;
-  std::uint64_t begin_;
-  std::uint64_t end_;
-  std::vector<ViewPiece>& kept_;
-};
 
 }  // namespace
 
@@ -126,7 +75,7 @@ View strided_view(std::uint32_t source, const Shape& shape,
 }  // namespace
 
 View whole_view(std::uint32_t source, const Shape& shape) {
-  return strided_view(source, shape, strides_of(shape));
+  return strided_view(source, shape, row_strides(shape));
 }
 
 View source_view(std::uint32_t source, const TensorInfo& tensor) {
@@ -194,8 +143,10 @@ MaybeMisfit slice(View& view, std::int64_t dim, std::uint64_t start, std::uint64
     }
     kept = std::move(view.pieces);
   } else {
-    Cutter cutter(*index, start, *end, kept);
-    for (ViewPiece& piece : view.pieces) cutter.cut(std::move(piece));
+    for (ViewPiece& piece : view.pieces) {
+      if (kept.size() > pieces_max) break;
+      cut_piece(std::move(piece), *index, start, *end, kept);
+    }
   }
   if (kept.size() > pieces_max) return too_many();
   view.pieces = std::move(kept);
@@ -262,28 +213,8 @@ MaybeMisfit stack(std::vector<View> parts, std::int64_t dim, View& result) {
   return misfit;
 }
 
-void normalise(std::vector<BoxDim>& dims) {
-  std::erase_if(dims, [](const BoxDim& dim) { return dim.extent == 1; });
-  std::ranges::stable_sort(dims, std::greater{}, &BoxDim::target_stride);
-  std::size_t kept = 0;
-  for (std::size_t i = 0; i < dims.size(); ++i) {
-    const BoxDim inner = dims[i];
-    if (kept > 0) {
-      BoxDim& outer = dims[kept - 1];
-      if (checked_mul(inner.extent, inner.source_stride) == outer.source_stride &&
-          checked_mul(inner.extent, inner.target_stride) == outer.target_stride &&
-          checked_mul(inner.extent, outer.extent)) {
-        outer = {outer.extent * inner.extent, inner.source_stride, inner.target_stride};
-        continue;
-      }
-    }
-    dims[kept++] = inner;
-  }
-  dims.resize(kept);
-}
-
 std::vector<Box> boxes_of(const View& view) {
-  const auto strides = strides_of(view.shape);
+  const auto strides = row_strides(view.shape);
   const bool is_empty = view.shape.numel() == 0u;
   std::vector<Box> boxes;
   boxes.reserve(view.pieces.size());

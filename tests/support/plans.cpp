@@ -1,4 +1,4 @@
-#include "plan/plans.h"
+#include "support/plans.h"
 
 #include <algorithm>
 #include <numeric>

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "boxes/dims.h"
 #include "loadstone/catalog.h"
 #include "loadstone/recipe.h"
 
@@ -20,8 +21,11 @@ struct BoxDefect {
   std::optional<std::size_t> box;
 };
 
-// More dimensions than a tensor can have whose elements can be counted in 64 bits.
-inline constexpr std::size_t box_dims_max = 64;
+// Checks one box by itself: that its source or decoding is there, and that it stays inside both
+// sides. `elements` is the target's number of elements.
+[[nodiscard]] std::optional<BoxDefect> box_defect(const Box& box, std::uint64_t elements,
+                                                  const std::vector<TensorInfo>& sources,
+                                                  std::span<const Decoding> decodings);
 
 // Checks everything but dtypes and the decodings themselves, see check_decoding(). Exact: an
 // overlap with a hole of the same size is found. `elements` is the target's number of elements.
@@ -29,9 +33,6 @@ inline constexpr std::size_t box_dims_max = 64;
                                                    std::uint64_t elements,
                                                    const std::vector<TensorInfo>& sources,
                                                    std::span<const Decoding> decodings = {});
-
-// Whether a box can be moved in whole bytes between elements of `bits` bits on both sides.
-[[nodiscard]] bool moves_whole_bytes(const Box& box, unsigned bits) noexcept;
 
 // The part of the source from the first to the last element that the box touches, in elements;
 // empty for a box without elements. The box must have passed check_boxes().

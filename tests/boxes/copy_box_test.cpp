@@ -1,19 +1,26 @@
-#include "execute/copy_box.h"
+#include "boxes/copy_box.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
 #include <random>
+#include <span>
+#include <string>
 #include <vector>
 
-#include "execute/plan_builder.h"
+#include "support/files.h"
 
 namespace loadstone {
 namespace {
 
-using testing::Bytes;
-using testing::pattern;
+using Bytes = std::vector<std::byte>;
+
+Bytes pattern(std::size_t count, unsigned seed) {
+  const std::string text = test::some_bytes(count, seed);
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
+}
 
 std::uint64_t span_of(const std::vector<BoxDim>& dims, bool source) {
   std::uint64_t span = 1;
@@ -75,7 +82,7 @@ TEST(CopyBoxTest, EveryOrderOfDimensions) {
 
 // A width that nobody thought of is copied like the others.
 TEST(CopyBoxTest, EveryWidthIsTransposed) {
-  for (std::size_t i = 0; i < dtype_bits.size(); ++i) {
+  for (std::size_t i = 0; i < dtype_count; ++i) {
     const auto dtype = static_cast<Dtype>(i);
     if (element_bytes(dtype) == 0) continue;
     SCOPED_TRACE(name(dtype));

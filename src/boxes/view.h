@@ -69,8 +69,4 @@ inline constexpr std::size_t pieces_max = std::size_t{1} << 22;
 // Boxes in the order of the pieces, with neighbouring dimensions joined.
 [[nodiscard]] std::vector<Box> boxes_of(const View& view);
 
-// Extents of 1 dropped, largest target stride first, neighbours joined that run on into each other
-// on both sides.
-void normalise(std::vector<BoxDim>& dims);
-
 }  // namespace loadstone

@@ -1,10 +1,10 @@
-#include "plan/natural_order.h"
+#include "base/natural_order.h"
+
+#include "base/text.h"
 
 namespace loadstone {
 
 namespace {
-
-bool is_digit(char character) noexcept { return character >= '0' && character <= '9'; }
 
 // The digits at `at`, without leading zeros; moves on behind them.
 std::string_view take_number(std::string_view text, std::size_t& at) noexcept {

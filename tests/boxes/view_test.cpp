@@ -1,5 +1,5 @@
 // Views against the same operations written out element by element.
-#include "plan/view.h"
+#include "boxes/view.h"
 
 #include <gmock/gmock.h>
 
@@ -7,8 +7,8 @@
 #include <numeric>
 #include <random>
 
-#include "plan/check_boxes.h"
-#include "plan/plans.h"
+#include "boxes/check_boxes.h"
+#include "support/plans.h"
 
 namespace loadstone::test {
 namespace {

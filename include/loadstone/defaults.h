@@ -1,0 +1,18 @@
+// What the library, the command and the Python module take where nobody says otherwise.
+#pragma once
+
+#include <cstdint>
+
+namespace loadstone::defaults {
+
+// Memory for bytes under way, all threads together.
+inline constexpr std::uint64_t staging_bytes_max = std::uint64_t{64} << 20;          // of a load
+inline constexpr std::uint64_t convert_staging_bytes_max = std::uint64_t{32} << 20;  // beside lists
+inline constexpr std::uint64_t chunk_bytes = std::uint64_t{4} << 20;                 // one read
+// Tensors in a file of a conversion's folder.
+inline constexpr std::uint64_t shard_bytes_max = 5'000'000'000;
+// Threads are as many as cores, at most so many.
+inline constexpr unsigned threads_max = 4;
+inline constexpr unsigned verify_threads_max = 8;
+
+}  // namespace loadstone::defaults

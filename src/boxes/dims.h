@@ -1,0 +1,70 @@
+// Dimensions of boxes: their order, and what stands one after the other on both sides.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "loadstone/dtype.h"
+#include "loadstone/recipe.h"
+#include "loadstone/shape.h"
+
+namespace loadstone {
+
+// More dimensions than a tensor can have whose elements can be counted in 64 bits, not counting
+// those of extent 1.
+inline constexpr std::size_t box_rank_max = 64;
+
+// Whether the steps of `outer` go on where those of `inner` end, on both sides; then `outer`
+// becomes one dimension of both.
+[[nodiscard]] bool run_on(BoxDim& outer, const BoxDim& inner) noexcept;
+
+// Joins neighbours that run on, outermost first. Returns how many dimensions are left at the front.
+template <typename Dim>
+[[nodiscard]] std::size_t join_neighbours(std::span<Dim> dims) {
+  std::size_t kept = 0;
+  for (const Dim inner : dims) {
+    if (kept == 0 || !run_on(dims[kept - 1], inner)) dims[kept++] = inner;
+  }
+  return kept;
+}
+
+// Extents of 1 dropped, largest target stride first, neighbours joined.
+void normalise(std::vector<BoxDim>& dims);
+
+// The same without memory of its own. Value type.
+class BoxDims {
+ public:
+  // False: too many dimensions. Extents of 1 are dropped.
+  [[nodiscard]] bool append(const BoxDim& dim) noexcept;
+  [[nodiscard]] std::span<BoxDim> dims() noexcept { return {dims_.data(), count_}; }
+  [[nodiscard]] std::span<const BoxDim> dims() const noexcept { return {dims_.data(), count_}; }
+  void sort_by_target() noexcept;  // largest stride first, then what can be joined is joined
+  void sort_by_source() noexcept;
+
+ private:
+  std::array<BoxDim, box_rank_max> dims_ = {};
+  std::size_t count_ = 0;
+};
+
+// The innermost dimensions, as far as their elements stand one after the other on both sides.
+struct InnerRun {
+  std::uint64_t elements = 1;
+  std::size_t outer_dims = 0;  // those that are no part of it
+};
+[[nodiscard]] InnerRun inner_run(std::span<const BoxDim> dims) noexcept;
+
+[[nodiscard]] bool is_empty(const Box& box) noexcept;
+
+// Elements of 4 or 6 bits: a run whose ends stand between bytes, as a run of bytes.
+[[nodiscard]] std::optional<Box> as_bytes(const Box& box, unsigned bits);
+// Whether a box can be moved in whole bytes between elements of `bits` bits on both sides.
+[[nodiscard]] bool moves_whole_bytes(const Box& box, unsigned bits);
+
+// Of elements in C order; an extent of 0 counts as 1.
+[[nodiscard]] std::vector<std::uint64_t> row_strides(const Shape& shape);
+
+}  // namespace loadstone

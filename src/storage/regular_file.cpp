@@ -1,0 +1,51 @@
+#include "storage/regular_file.h"
+
+#include <cerrno>
+
+#include "loadstone/error.h"
+#include "storage/descriptors.h"
+
+namespace loadstone {
+
+namespace {
+
+[[noreturn]] void refuse_kind(const std::string& path, const char* found) {
+  throw Error("io.not_regular", "not a regular file",
+              {.path = path, .found = found, .expected = "a regular file"});
+}
+
+}  // namespace
+
+void fail_open(const std::string& path, int problem, const char* doing) {
+  Where where;
+  where.path = path;
+  where.system_error = problem;
+  if (problem == ENOENT || problem == ENOTDIR) {
+    throw Error("io.not_found", "no such file or folder", where);
+  }
+  if (problem == EACCES || problem == EPERM) {
+    throw Error("io.denied", "access denied", where);
+  }
+  throw Error("io.open", doing, where);
+}
+
+void require_whole_path(const std::string& path) {
+  if (path.find('\0') != std::string::npos) fail_open(path, EINVAL, "a path cannot hold a NUL");
+}
+
+Descriptor open_regular(const std::string& path, struct stat& status) {
+  require_whole_path(path);
+  Descriptor file(DescriptorPool::instance().open_file(path.c_str()));
+  if (file.get() < 0) {
+    // Sockets and devices without a driver cannot even be opened.
+    if (errno == ENXIO || errno == ENODEV) refuse_kind(path, "a socket or device");
+    fail_open(path, errno, "cannot open");
+  }
+  if (::fstat(file.get(), &status) != 0) fail_open(path, errno, "cannot tell what the file is");
+  if (S_ISREG(status.st_mode)) return file;
+  refuse_kind(path, S_ISDIR(status.st_mode)    ? "a folder"
+                    : S_ISFIFO(status.st_mode) ? "a named pipe"
+                                               : "a device");
+}
+
+}  // namespace loadstone

@@ -1,0 +1,22 @@
+// Opening files to read from, and what keeps one from being opened.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <string>
+
+#include "storage/new_file.h"
+
+namespace loadstone {
+
+// Throws Error "io.not_found", "io.denied" or "io.open" for the system's error number.
+[[noreturn]] void fail_open(const std::string& path, int problem, const char* doing);
+
+// A path with a NUL would be cut by the system; names from files can hold one.
+void require_whole_path(const std::string& path);
+
+// A regular file and its status; where the process has no descriptor left, idle ones of the pool
+// are closed. Never blocks on a pipe. Throws Error: those above, "io.not_regular".
+[[nodiscard]] Descriptor open_regular(const std::string& path, struct stat& status);
+
+}  // namespace loadstone
