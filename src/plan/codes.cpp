@@ -65,33 +65,40 @@ Finding Codes::between(const QuantizedTensor& quantized, std::string_view target
   return finding;
 }
 
+// Its own, or that of which it is a scale. Null: blocks, which hold their scales.
+const QuantizedTensor* Codes::owner_of(std::uint32_t tensor) const {
+  if (const QuantizedTensor* const own = quantized_.find(tensor)) return own;
+  const auto& all = quantized_.tensors();
+  const auto found = std::ranges::find_if(all, [&](const QuantizedTensor& each) {
+    const auto companions = each.companions();
+    return std::ranges::find(companions, tensor) != companions.end();
+  });
+  return found == all.end() ? nullptr : &*found;
+}
+
 Finding Codes::refuse(std::uint32_t tensor, std::string_view target, Dtype asked) const {
-  const TensorInfo& data = catalog_.tensors()[tensor];
-  const QuantizedTensor* const quantized = quantized_.find(tensor);
-  const std::string what =
-      fmt::format("'{}' wants {}, but '{}' holds {} codes of a quantized tensor", printable(target),
-                  name(asked), printable(data.name), data.encoding.name());
+  const TensorInfo& source = catalog_.tensors()[tensor];
+  const QuantizedTensor* const quantized = owner_of(tensor);
   Finding finding =
       between(quantized != nullptr ? *quantized : QuantizedTensor{.data = tensor}, target);
+  const bool is_scale = quantized != nullptr && quantized->data != tensor;
+  finding.found = source.encoding.name();
   finding.expected = name(asked);
-  finding.message = what;
-  if (quantized == nullptr && quantized_.is_companion(tensor)) {
-    finding.message = fmt::format(
-        "'{}' wants {}, but '{}' holds {} scales of a quantized tensor, which are not cast",
-        printable(target), name(asked), printable(data.name), data.encoding.name());
-  }
-  if (quantized == nullptr) return finding;
-  const bool is_code = data.encoding == Encoding(asked);
+  finding.message = fmt::format("'{}' wants {}, but '{}' holds {} {} of a quantized tensor",
+                                printable(target), name(asked), printable(source.name),
+                                source.encoding.name(), is_scale ? "scales" : "codes");
+  if (is_scale) finding.message += ", which are not cast";
+  if (is_scale || quantized == nullptr) return finding;
+  const bool is_code = source.encoding == Encoding(asked);
   for (const std::uint32_t companion : quantized->companions()) {
-    const std::string& scale = catalog_.tensors()[companion].name;
+    const std::string scale = printable(catalog_.tensors()[companion].name);
     if (is_code && !is_taken_[companion] && !is_known_[companion]) {
-      finding.message = fmt::format("{}, and nothing takes '{}', without which they mean nothing",
-                                    what, printable(scale));
+      finding.message +=
+          fmt::format(", and nothing takes '{}', without which they mean nothing", scale);
       break;
     }
     if (!is_code && is_taken_[companion]) {
-      finding.message =
-          fmt::format("{}, and another target takes its '{}' as it is", what, printable(scale));
+      finding.message += fmt::format(", and another target takes its '{}' as it is", scale);
       break;
     }
   }

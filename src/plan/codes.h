@@ -55,6 +55,7 @@ class Codes {
   void mark_components(std::uint32_t tensor, std::vector<bool>& marked) const;
 
  private:
+  [[nodiscard]] const QuantizedTensor* owner_of(std::uint32_t tensor) const;
   [[nodiscard]] Finding between(const QuantizedTensor& quantized, std::string_view target) const;
 
   const Catalog& catalog_;

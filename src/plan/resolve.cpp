@@ -214,13 +214,16 @@ bool Planner::find_boxes(std::size_t root, const Produced& produced, Taking taki
     return false;
   }
   if (view.shape != target.shape) {
-    fail(root, {.code = taking == Taking::plain ? "plan.shape" : "plan.component",
-                .sources = sources(),
-                .message = fmt::format("'{}' is {} in the checkpoint ({}), the model wants {}",
-                                       printable(target.name), view.shape.text(), quoted(sources()),
-                                       target.shape.text()),
-                .found = view.shape.text(),
-                .expected = target.shape.text()});
+    Finding finding = {.code = "plan.shape", .sources = sources()};
+    if (taking != Taking::plain) {
+      finding = codes_.refuse(produced.members.front().source, target.name, target.dtype);
+    }
+    finding.message =
+        fmt::format("'{}' is {} in the checkpoint ({}), the model wants {}", printable(target.name),
+                    view.shape.text(), quoted(sources()), target.shape.text());
+    finding.found = view.shape.text();
+    finding.expected = target.shape.text();
+    fail(root, std::move(finding));
     return false;
   }
   return set_boxes(root, boxes_of(view));
