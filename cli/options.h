@@ -62,7 +62,7 @@ void add_html_option(CLI::App& command, std::string& path);
   return " (default: " + text + ")";
 }
 
-// What the user typed for an option. Throws Error "usage".
+// Values of options as they were typed. Throw Error "usage".
 [[nodiscard]] std::uint64_t bytes_from_user(std::string_view option, const std::string& text,
                                             std::uint64_t least = 0);
 [[nodiscard]] Dtype dtype_option(std::string_view option, const std::string& text,

@@ -1,4 +1,4 @@
-// What the library, the command and the Python module take where nobody says otherwise.
+// Defaults of the library, which the command shows and the Python package repeats.
 #pragma once
 
 #include <cstdint>

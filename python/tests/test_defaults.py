@@ -1,4 +1,4 @@
-"""What nobody sets is in Python what it is in the core, whose header decides."""
+"""Defaults of the Python package are those of the core, whose header decides."""
 
 import inspect
 import re

@@ -15,7 +15,7 @@ void write_findings(JsonWriter& json, const std::vector<Finding>& findings,
 [[nodiscard]] std::vector<Finding> read_findings(const JsonReader& reader,
                                                  JsonReader::Element value, const JsonPlace& place);
 
-// What reports of work that was done have in common: findings, seconds and bytes.
+// Members that reports of work share: findings, seconds and bytes.
 template <typename Report>
 void write_work(JsonWriter& json, const Report& report) {
   write_findings(json, report.findings);

@@ -21,8 +21,8 @@ Misfit no_such_dim(std::int64_t dim, const Shape& shape) {
 
 Misfit too_many() { return {"the recipe falls into too many pieces", {}, {}}; }
 
-// What of a piece lies in [begin, end) of one dimension: to a cut, its factors are the dimensions
-// of a box.
+// Keeps the part of a piece that lies in [begin, end) of one dimension, whose factors are cut as
+// the dimensions of a box are.
 void cut_piece(ViewPiece piece, std::size_t dim, std::uint64_t begin, std::uint64_t end,
                std::vector<ViewPiece>& kept) {
   Box box;

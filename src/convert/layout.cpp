@@ -12,13 +12,12 @@
 #include "base/text.h"
 #include "convert/header.h"
 #include "convert/quantize_style.h"
+#include "formats/safetensors.h"
 #include "loadstone/name_hash.h"
 
 namespace loadstone {
 
 namespace {
-
-constexpr std::uint64_t header_bytes_max = 100'000'000;  // the format's own limit
 
 std::string file_name(const std::string& stem, std::size_t index, std::size_t count) {
   if (count == 1) return stem + ".safetensors";
@@ -116,7 +115,7 @@ void lay_out(Conversion& conversion, const ConvertOptions& options) {
     place_tensors(file);
     file.header_bytes = header_text(conversion, file).size();
     conversion.bytes_to_write += file.byte_count();
-    if (file.header_bytes - 8 <= header_bytes_max) continue;
+    if (file.header_bytes - 8 <= safetensors_header_bytes_max) continue;
     conversion.plan.findings.push_back(
         {.severity = Severity::error,
          .code = "st.header_too_large",
@@ -124,7 +123,7 @@ void lay_out(Conversion& conversion, const ConvertOptions& options) {
              fmt::format("{} tensors do not fit the header of one file", file.tensors.size()),
          .suggestion = "write a folder with smaller shards",
          .found = fmt::format("{} bytes", file.header_bytes),
-         .expected = fmt::format("at most {}", header_bytes_max)});
+         .expected = fmt::format("at most {}", safetensors_header_bytes_max)});
   }
 }
 

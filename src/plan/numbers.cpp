@@ -76,9 +76,9 @@ Taking Planner::choose_taking(const Target& target, Produced& produced, std::uin
 bool Planner::refuse_codes(std::size_t root, const Produced& produced, Taking taking,
                            std::uint32_t culprit) {
   const Target& target = skeleton_.targets[root];
-  // The caller tells what is wrong with it.
-  if (options_.explained.contains(target.name)) return false;
   if (taking == Taking::neither) {
+    // The caller tells what is wrong with it.
+    if (options_.explained.contains(target.name)) return false;
     codes_.mark_components(culprit, accounted_);
     fail(root, codes_.refuse(culprit, target.name, target.dtype));
     return true;

@@ -183,6 +183,13 @@ TEST(VerifyValues, AChangedFileIsRefused) {
   EXPECT_EQ(code_of([&] { (void)verify_values(*file.catalog, file.options()); }), "io.changed");
 }
 
+// A storage need not know inodes, and times can be set: the header tells too.
+TEST(VerifyValues, AnotherHeaderIsRefused) {
+  Opened file = opened(safetensors_bytes({{"a", "U8", {2}, "ab"}}));
+  file.storage->add_file("/m/model.safetensors", safetensors_bytes({{"b", "U8", {2}, "ab"}}));
+  EXPECT_EQ(code_of([&] { (void)verify_values(*file.catalog, file.options()); }), "io.changed");
+}
+
 TEST(VerifyValues, AReadErrorNamesTheFile) {
   Opened file = opened(safetensors_bytes({{"a", "U8", {2}, "ab"}}));
   FaultyStorage faulty(*file.storage, {.path_end = "model.safetensors"});
