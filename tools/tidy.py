@@ -29,6 +29,7 @@ ROOMS = (
     ("base",),
     ("tensor",),
     ("storage", "kernels"),
+    ("codec",),
     ("formats",),
     ("catalog", "skeleton"),
     ("boxes",),
@@ -41,7 +42,7 @@ LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
 # The room that a public header belongs to, where it is not its own name's.
 HEADER_ROOM = {
-    "decoding": "catalog",
+    "decoding": "codec",
     "defaults": "base",
     "dtype": "tensor",
     "error": "base",
@@ -50,10 +51,12 @@ HEADER_ROOM = {
     "name_hash": "base",
     "observer": "base",
     "quantization": "tensor",
+    "quantized_tensor": "codec",
     "quantized_tensors": "catalog",
     "recipe": "boxes",
     "recipe_builder": "plan",
     "shape": "tensor",
+    "tensor_info": "tensor",
     "version": "base",
 }
 

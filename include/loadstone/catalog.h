@@ -1,7 +1,6 @@
 // What a checkpoint holds: names, encodings, shapes and byte ranges, from headers alone.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -17,17 +16,12 @@
 #include "loadstone/dtype.h"
 #include "loadstone/finding.h"
 #include "loadstone/name_hash.h"
+#include "loadstone/quantized_tensor.h"
 #include "loadstone/shape.h"
 #include "loadstone/storage.h"
+#include "loadstone/tensor_info.h"
 
 namespace loadstone {
-
-// The word of the configs beside a checkpoint on how it is quantized.
-struct QuantizationClaim {
-  bool is_made = false;
-  // Rows and columns of an FP8 block that shares a scale. Zeros: the configs give several sizes.
-  std::optional<std::array<std::uint64_t, 2>> block = {};
-};
 
 class QuantizedTensors;
 
@@ -42,22 +36,6 @@ struct Shard {
   std::uint64_t data_begin = 0;  // offset of the first data byte
   // Where the data end and a directory follows, as in zip archives; 0: nothing follows.
   std::uint64_t tail_begin = 0;
-};
-
-struct TensorInfo {
-  std::string name;
-  Encoding encoding = Dtype::u8;
-  Shape shape;
-  std::uint32_t shard = 0;         // index into Catalog::shards()
-  std::uint64_t offset_begin = 0;  // absolute in the shard
-  std::uint64_t offset_end = 0;
-  // Elements from one index to the next, outermost first, where the elements do not stand in C
-  // order: views that torch saved. The range then reaches from the first element to the last, and
-  // may hold others between them, or one for many indices. Empty: C order.
-  std::vector<std::uint64_t> strides = {};
-
-  // Of the range in the file.
-  [[nodiscard]] std::uint64_t byte_count() const noexcept { return offset_end - offset_begin; }
 };
 
 // The 13 types of GGUF metadata, by their ids in the file.

@@ -18,7 +18,8 @@ struct Decoding {
   std::vector<std::uint32_t> sources;  // index into Catalog::tensors(); the weights go first
   Shape shape;
   Dtype dtype = Dtype::f32;
-  float offset = 0;  // added to nested scales (bitsandbytes); elsewhere 0
+  float offset = 0;              // added to nested scales (bitsandbytes); elsewhere 0
+  std::uint64_t group_size = 0;  // numbers with one scale, where shapes do not say it (GPTQ)
 
   friend bool operator==(const Decoding&, const Decoding&) = default;
 };

@@ -1,43 +1,16 @@
 // The quantized tensors of a checkpoint: tensors of the file that only together mean numbers.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "loadstone/catalog.h"
-#include "loadstone/decoding.h"
 #include "loadstone/finding.h"
-#include "loadstone/shape.h"
+#include "loadstone/quantized_tensor.h"
 #include "loadstone/storage.h"
 
 namespace loadstone {
-
-// One quantized tensor. Numbers of tensors are indices into Catalog::tensors().
-struct QuantizedTensor {
-  static constexpr std::uint32_t none = UINT32_MAX;
-
-  std::string name;      // of the numbers: "model.layers.0.mlp.up_proj.weight"
-  std::string encoding;  // "fp8", "fp8-channel", "fp8-block", "int8-channel", "nvfp4", "mxfp4",
-                         // "mxfp8", "int4", "int4-awq", "nf4", "fp4", "int8"; empty: unknown
-  std::uint32_t data = none;          // the codes; none: they are missing
-  std::vector<std::uint32_t> scales;  // scales, then scales of scales
-  std::vector<std::uint32_t> states;  // bitsandbytes' descriptions; whatever makes a layout unknown
-  Decoding decoding;                  // gives the numbers; without a kernel where nothing does
-  // Tables, states and scales of activations: needed no more once the numbers are decoded.
-  std::vector<std::uint32_t> unneeded;
-  // The model has the last two dims in the other order: GPT-OSS multiplies from the right.
-  bool is_transposed = false;
-  Finding defect;  // where nothing gives the numbers: the reason, an error
-
-  [[nodiscard]] bool is_readable() const noexcept { return !decoding.kernel.empty(); }
-  // Of the model's tensor; only where is_readable().
-  [[nodiscard]] Shape shape() const;
-  // What a component is called by its role: "data", "scale", "scale_2", "absmax", "state" ...
-  [[nodiscard]] std::string role(std::uint32_t tensor) const;
-  // Scales and states: all that gives the codes their meaning.
-  [[nodiscard]] std::vector<std::uint32_t> companions() const;
-};
 
 // All of one catalog. Immutable once made, so thread-safe.
 class QuantizedTensors {

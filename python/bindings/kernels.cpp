@@ -7,7 +7,7 @@
 #include "bindings.h"
 #include "formats/gguf.h"
 #include "kernels/cast.h"
-#include "kernels/decode.h"
+#include "codec/decode.h"
 #include "kernels/gguf.h"
 
 namespace loadstone::python {

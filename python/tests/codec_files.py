@@ -12,6 +12,7 @@ import codec_bnb
 import codec_gguf
 import codec_nibbles
 import codec_scaled
+import packed_files
 import torch
 from codec_checkpoint import Checkpoint, Tensors, Written, save_shards
 
@@ -106,6 +107,7 @@ CODECS: dict[str, Callable[[Path], Written]] = {
     **codec_scaled.WRITERS,
     **codec_nibbles.WRITERS,
     **codec_bnb.WRITERS,
+    **packed_files.PACKED,
     "plain": write_plain,
     "mixed": write_mixed,
     "mixed-shards": write_mixed_shards,

@@ -61,12 +61,65 @@ void add_blocks(QuantizationClaim& claim, const Object& section) {
   }
 }
 
+template <typename Value>
+std::optional<Value> member(const Object& section, std::initializer_list<const char*> keys) {
+  for (const char* key : keys) {
+    Value value{};
+    if (section[key].get(value) == simdjson::SUCCESS) return value;
+  }
+  return std::nullopt;
+}
+
+// -1: one group.
+std::optional<std::uint64_t> group_size_of(const Object& section) {
+  const auto size = member<std::int64_t>(section, {"group_size", "q_group_size"});
+  if (!size || *size < -1) return std::nullopt;
+  return *size == -1 ? 0 : static_cast<std::uint64_t>(*size);
+}
+
+// Of GPTQ and AWQ.
+void add_words(QuantizationClaim& claim, const Object& section) {
+  claim.method = member<std::string_view>(section, {"quant_method"}).value_or("");
+  claim.layout = member<std::string_view>(
+                     section, {"checkpoint_format", "packing_format", "version", "format"})
+                     .value_or("");
+  claim.bits = member<std::uint64_t>(section, {"bits", "w_bit"});
+  claim.group_size = group_size_of(section);
+  claim.is_symmetric = member<bool>(section, {"sym"});
+  claim.is_reordered = member<bool>(section, {"desc_act"});
+  Object dynamic;
+  claim.has_exceptions = section["dynamic"].get(dynamic) == simdjson::SUCCESS && dynamic.size() > 0;
+}
+
+// What all groups of compressed-tensors say alike.
+void add_groups(QuantizationClaim& claim, const Object& section) {
+  Object groups;
+  if (section["config_groups"].get(groups) != simdjson::SUCCESS) return;
+  bool is_first = true;
+  const auto join = [&](auto& known, const auto& said) {
+    if (is_first) known = said;
+    if (known != said) known.reset();
+  };
+  for (const auto group : groups) {
+    Object weights;
+    if (group.value.at_pointer("/weights").get(weights) != simdjson::SUCCESS) continue;
+    join(claim.bits, member<std::uint64_t>(weights, {"num_bits"}));
+    join(claim.group_size, group_size_of(weights));
+    join(claim.is_symmetric, member<bool>(weights, {"symmetric"}));
+    is_first = false;
+  }
+}
+
 void add_claims(QuantizationClaim& claim, const Object& object) {
   for (const std::string_view key : quantization_members) {
     Element value;
     if (object[key].get(value) != simdjson::SUCCESS || value.is_null()) continue;
     claim.is_made = true;
-    if (Object section; value.get(section) == simdjson::SUCCESS) add_blocks(claim, section);
+    Object section;
+    if (value.get(section) != simdjson::SUCCESS) continue;
+    add_blocks(claim, section);
+    if (claim.method.empty()) add_words(claim, section);
+    if (claim.method == "compressed-tensors") add_groups(claim, section);
   }
 }
 

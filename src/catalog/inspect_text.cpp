@@ -68,7 +68,8 @@ void write(JsonWriter& json, const Catalog& catalog, const QuantizedTensor& quan
   json.key("components");
   json.begin_object();
   const auto add = [&](std::uint32_t tensor) {
-    json.member(quantized.role(tensor), catalog.tensors()[tensor].name);
+    const std::string& name = catalog.tensors()[tensor].name;
+    json.member(quantized.role(tensor, name), name);
   };
   if (quantized.data != QuantizedTensor::none) add(quantized.data);
   const std::vector<std::uint32_t> companions = quantized.companions();

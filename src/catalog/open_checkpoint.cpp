@@ -6,12 +6,12 @@
 #include <utility>
 
 #include "base/text.h"
-#include "catalog/components.h"
 #include "catalog/config_claim.h"
 #include "catalog/index_check.h"
 #include "catalog/locate.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
+#include "codec/tensor_table.h"
 #include "formats/gguf.h"
 #include "formats/safetensors.h"
 #include "formats/sharded_index.h"
@@ -22,6 +22,13 @@
 namespace loadstone {
 
 namespace {
+
+// Whose codes do not say by themselves what they are.
+bool needs_claim(const TensorInfo& tensor) {
+  const bool is_words = tensor.name.ends_with(".qweight") || tensor.name.ends_with("_packed");
+  return is_fp8(tensor) || is_dtype(tensor, {Dtype::i8}) ||
+         (is_words && is_dtype(tensor, {Dtype::i32}));
+}
 
 // The same error, saying how the file came to be read.
 [[noreturn]] void rethrow_as_shard(const Error& error, const std::string& index_path,
@@ -247,7 +254,7 @@ class CheckpointReader {
   std::shared_ptr<const Catalog> finish() {
     merge();
     QuantizationClaim claim;
-    if (std::ranges::any_of(tensors_, is_fp8)) claim = quantization_claim(opener_, root_);
+    if (std::ranges::any_of(tensors_, needs_claim)) claim = quantization_claim(opener_, root_);
     return std::make_shared<const Catalog>(std::move(root_), std::move(shards_),
                                            std::move(tensors_), std::move(metadata_),
                                            std::move(findings_), &opener_.storage, claim);

@@ -9,7 +9,7 @@
 
 #include "base/text.h"
 #include "catalog/config_claim.h"
-#include "catalog/int4.h"
+#include "codec/int4/int4.h"
 #include "convert/choose.h"
 #include "convert/expert_series.h"
 #include "convert/header.h"

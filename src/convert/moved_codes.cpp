@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/text.h"
-#include "catalog/components.h"
+#include "catalog/quantized_names.h"
 #include "loadstone/catalog.h"
 
 namespace loadstone {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/text.h"
-#include "catalog/check_decoding.h"
+#include "codec/tensor_table.h"
 #include "convert/expert_series.h"
 #include "convert/values.h"
 #include "kernels/cast.h"

@@ -72,6 +72,7 @@ void add_decoding(Digest& digest, const Catalog& catalog, const Decoding& decodi
   add_text(digest, decoding.kernel);
   add_text(digest, name(decoding.dtype));
   add_number(digest, std::bit_cast<std::uint32_t>(decoding.offset));
+  add_number(digest, decoding.group_size);
   add_numbers(digest, decoding.shape.extents());
   add_number(digest, decoding.sources.size());
   for (const std::uint32_t source : decoding.sources) add_source(digest, catalog, source);

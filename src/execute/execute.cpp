@@ -7,7 +7,7 @@
 #include <memory>
 #include <utility>
 
-#include "catalog/check_decoding.h"
+#include "codec/tensor_table.h"
 #include "execute/job_queue.h"
 #include "execute/offload_folder.h"
 #include "execute/quantizer.h"
@@ -127,20 +127,17 @@ struct Sizes {
 // The smallest slot: one element, and where it is decoded what it is made of beside it.
 std::uint64_t slot_bytes_least(const Plan& plan, std::span<const DecodeForm> forms) {
   const auto& tensors = plan.catalog->tensors();
-  std::size_t least = 1;
+  std::uint64_t least = 1;
   for (const PlannedTarget& target : plan.targets) {
     for (const Box& box : target.recipe.boxes) {
       if (box.decoding != no_decoding || box.source >= tensors.size()) continue;
       const Encoding encoding = tensors[box.source].encoding;
-      if (encoding.is_dtype()) least = std::max(least, element_bytes(encoding.dtype()));
+      if (encoding.is_dtype())
+        least = std::max<std::uint64_t>(least, element_bytes(encoding.dtype()));
     }
   }
   for (const DecodeForm& form : forms) {
-    std::uint64_t parts = 0;
-    for (std::size_t i = 0; i < DecodeForm::parts_max && form.elements > 0; ++i) {
-      parts += form.part_bytes(i, 0, 1).size();
-    }
-    least = std::max({least, 2 * parts, 2 * element_bytes_max});
+    least = std::max<std::uint64_t>(least, decoding_bytes_least(form));
   }
   return least;
 }

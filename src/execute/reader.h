@@ -9,10 +9,10 @@
 #include <span>
 #include <vector>
 
+#include "codec/decode.h"
 #include "execute/anonymous_memory.h"
 #include "execute/staging.h"
 #include "execute/walk.h"
-#include "kernels/decode.h"
 #include "loadstone/error.h"
 #include "loadstone/plan.h"
 #include "loadstone/storage.h"

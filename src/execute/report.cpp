@@ -7,7 +7,7 @@
 #include "base/finding_json.h"
 #include "base/json_writer.h"
 #include "boxes/dims.h"
-#include "catalog/check_decoding.h"
+#include "codec/tensor_table.h"
 #include "execute/walk.h"
 #include "plan/decodings.h"
 

@@ -6,7 +6,7 @@
 
 #include "boxes/cut.h"
 #include "boxes/dims.h"
-#include "catalog/check_decoding.h"
+#include "codec/tensor_table.h"
 #include "execute/job_queue.h"
 #include "loadstone/error.h"
 #include "plan/costs.h"

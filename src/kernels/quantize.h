@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/bnb.h"
-#include "kernels/decode.h"
+#include "kernels/decode_problem.h"
 #include "loadstone/quantization.h"
 
 namespace loadstone {

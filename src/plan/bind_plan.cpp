@@ -6,7 +6,7 @@
 
 #include "base/text.h"
 #include "boxes/check_boxes.h"
-#include "catalog/check_decoding.h"
+#include "codec/tensor_table.h"
 #include "kernels/quantize.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
@@ -154,6 +154,15 @@ class Binder {
       auto problem = check_decoding(plan_.catalog->tensors(), decoding, form);
       if (problem) {
         fail(std::move(problem->message), std::move(problem->found), std::move(problem->expected));
+      }
+      const QuantizedTensor* const quantized =
+          plan_.catalog->quantized().find(decoding.sources.front());
+      if (quantized != nullptr && !quantized->defect.code.empty()) {
+        throw Error(quantized->defect.code, quantized->defect.message,
+                    {.path = plan_.catalog->root(),
+                     .tensor = quantized->name,
+                     .found = quantized->defect.found,
+                     .expected = quantized->defect.expected});
       }
     }
   }

@@ -5,7 +5,7 @@
 
 #include "boxes/check_boxes.h"
 #include "boxes/direct_read.h"
-#include "catalog/check_decoding.h"
+#include "codec/tensor_table.h"
 #include "kernels/quantize.h"
 #include "plan/decodings.h"
 #include "plan/dtypes.h"
@@ -86,11 +86,13 @@ bool has_whole_source(const Plan& plan, const PlannedTarget& target) noexcept {
 
 // What a box of a decoding reads, appended to `stretches`. Returns the staging that it may need:
 // for the result, and for what it is made of, of which scales may be read by several readers.
-std::uint64_t decoded_bytes(const Plan& plan, const Box& box, std::vector<Stretch>& stretches) {
+std::uint64_t decoded_bytes(const Plan& plan, const Box& box, std::vector<Stretch>& stretches,
+                            std::uint64_t& least) {
   const Decoding& decoding = plan.decodings[box.decoding];
   DecodeForm form;
   const ElementRange range = source_range(box);
   if (check_decoding(plan.catalog->tensors(), decoding, form) || range.begin == range.end) return 0;
+  least = std::max(least, decoding_bytes_least(form));
   std::uint64_t read = 0;
   for (std::size_t i = 0; i < decoding.sources.size(); ++i) {
     const auto part = form.part_bytes(i, range.begin, range.end);
@@ -142,6 +144,7 @@ void count_costs(Plan& plan) {
   std::vector<Stretch> stretches;
   std::uint64_t staged = 0;
   std::uint64_t scratch = 0;
+  std::uint64_t least = 0;  // staging that a decoder needs
   plan.bytes_to_write = 0;
   plan.peak_bytes.clear();
   std::uint64_t& cpu = plan.peak_bytes["cpu"];
@@ -164,7 +167,7 @@ void count_costs(Plan& plan) {
     }
     for (const Box& box : target.recipe.boxes) {
       if (box.decoding != no_decoding) {
-        staged = sum(staged, decoded_bytes(plan, box, stretches));
+        staged = sum(staged, decoded_bytes(plan, box, stretches, least));
         continue;
       }
       const Encoding encoding = tensors[box.source].encoding;
@@ -179,7 +182,8 @@ void count_costs(Plan& plan) {
     }
   }
   plan.bytes_to_read = union_bytes(stretches);
-  const std::uint64_t staging = std::max(plan.staging_bytes_max, quantizing_bytes_least(plan));
+  const std::uint64_t staging =
+      std::max({plan.staging_bytes_max, quantizing_bytes_least(plan), least});
   cpu = sum(cpu, std::min(staged, staging));
   for (unsigned i = 0; i < values_at_once; ++i) cpu = sum(cpu, scratch);
   if (plan.bytes_to_write > 0) plan.peak_bytes["disk"] = plan.bytes_to_write;

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "boxes/check_boxes.h"
-#include "catalog/check_decoding.h"
+#include "codec/tensor_table.h"
 #include "loadstone/error.h"
 #include "plan/costs.h"
 #include "plan/decodings.h"

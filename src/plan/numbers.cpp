@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/text.h"
-#include "catalog/check_decoding.h"
+#include "codec/tensor_table.h"
 #include "plan/decodings.h"
 #include "plan/planner.h"
 

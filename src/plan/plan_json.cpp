@@ -78,6 +78,7 @@ Numbers write_sources(JsonWriter& json, const Plan& plan) {
     if (decoding->offset != 0) {
       json.member("offset_bits", std::uint64_t{std::bit_cast<std::uint32_t>(decoding->offset)});
     }
+    if (decoding->group_size != 0) json.member("group_size", decoding->group_size);
     json.end_object();
   }
   json.end_array();
@@ -210,6 +211,9 @@ Decoding read_decoding(const JsonReader& reader, JsonReader::Element value,
                     std::to_string(number));
     }
     decoding.offset = std::bit_cast<float>(static_cast<std::uint32_t>(number));
+  }
+  if (const auto size = fields.optional("group_size")) {
+    decoding.group_size = reader.unsigned_number(*size, fields.at("group_size"));
   }
   fields.done();
   return decoding;

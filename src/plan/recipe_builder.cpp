@@ -10,7 +10,7 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "boxes/view.h"
-#include "catalog/check_decoding.h"
+#include "codec/tensor_table.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
 #include "plan/decodings.h"
@@ -144,6 +144,23 @@ struct RecipeBuilder::Impl {
     return static_cast<Value>(values.size() - 1);
   }
 
+  Value decoded(Decoding decoding) {
+    const auto& tensors = catalog->tensors();
+    DecodeForm form;
+    if (auto problem = check_decoding(tensors, decoding, form)) {
+      refuse("decode", fmt::format("{}: {}", printable(decoding.kernel), problem->message),
+             std::move(problem->found), std::move(problem->expected),
+             decoding.sources.empty() ? "" : tensors[decoding.sources.front()].name);
+    }
+    auto& decodings = recipes.decodings;
+    if (decodings.size() >= UINT32_MAX - tensors.size()) refuse("decode", "too many decodings");
+    const auto number = static_cast<std::uint32_t>(tensors.size() + decodings.size());
+    const Dtype dtype = decoding.dtype;
+    View view = whole_view(number, decoding.shape);
+    decodings.push_back(std::move(decoding));
+    return keep({std::move(view), dtype, false, false, {}});
+  }
+
   // A copy that `change` makes another view of.
   template <typename Change>
   Value changed(std::string_view operation, Value value, Change change) {
@@ -222,7 +239,6 @@ RecipeBuilder::Value RecipeBuilder::constant(std::span<const std::byte> bytes, c
 RecipeBuilder::Value RecipeBuilder::decode(std::string_view kernel,
                                            const std::vector<Value>& sources, const Shape& shape,
                                            Dtype dtype, float offset) {
-  const auto& tensors = impl_->catalog->tensors();
   Decoding decoding = {std::string(kernel), {}, shape, dtype, offset};
   for (const Value value : sources) {
     const Tensor& source = impl_->at("decode", value);
@@ -232,26 +248,13 @@ RecipeBuilder::Value RecipeBuilder::decode(std::string_view kernel,
     }
     decoding.sources.push_back(source.view.pieces.front().source);
   }
-  DecodeForm form;
-  if (auto problem = check_decoding(tensors, decoding, form)) {
-    refuse("decode", fmt::format("{}: {}", printable(kernel), problem->message),
-           std::move(problem->found), std::move(problem->expected),
-           decoding.sources.empty() ? "" : tensors[decoding.sources.front()].name);
-  }
-  auto& decodings = impl_->recipes.decodings;
-  if (decodings.size() >= UINT32_MAX - tensors.size()) refuse("decode", "too many decodings");
-  const auto number = static_cast<std::uint32_t>(tensors.size() + decodings.size());
-  decodings.push_back(std::move(decoding));
-  return impl_->keep({whole_view(number, shape), dtype, false, false, {}});
+  return impl_->decoded(std::move(decoding));
 }
 
 RecipeBuilder::Value RecipeBuilder::numbers(const QuantizedTensor& quantized, Dtype dtype) {
-  const Decoding& decoding = quantized.decoding;
-  std::vector<Value> sources;
-  for (const std::uint32_t each : decoding.sources) {
-    sources.push_back(source(impl_->catalog->tensors().at(each).name));
-  }
-  const Value value = decode(decoding.kernel, sources, decoding.shape, dtype, decoding.offset);
+  Decoding decoding = quantized.decoding;
+  decoding.dtype = dtype;
+  const Value value = impl_->decoded(std::move(decoding));
   return quantized.is_transposed ? transpose(value, -1, -2) : value;
 }
 

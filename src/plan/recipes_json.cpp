@@ -9,7 +9,7 @@
 #include "base/json_fields.h"
 #include "base/json_writer.h"
 #include "base/text.h"
-#include "catalog/check_decoding.h"
+#include "codec/tensor_table.h"
 #include "loadstone/catalog.h"
 #include "loadstone/error.h"
 #include "loadstone/recipe.h"
@@ -78,8 +78,10 @@ void write_decodings(JsonWriter& json, const Recipes& recipes, const Numbers& nu
     json.end_array();
     json.value(decoding.shape.extents());
     json.value(name(decoding.dtype));
-    if (decoding.offset != 0)
+    if (decoding.offset != 0 || decoding.group_size != 0) {
       json.value(std::uint64_t{std::bit_cast<std::uint32_t>(decoding.offset)});
+    }
+    if (decoding.group_size != 0) json.value(decoding.group_size);
     json.end_array();
   }
   json.end_array();
@@ -154,10 +156,9 @@ class Reading {
     for (const auto item : reader_.array(value, place)) {
       const JsonPlace item_place = {&place, {}, decodings.size()};
       const auto parts = reader_.array(item, item_place);
-      if (parts.size() != 4 && parts.size() != 5) {
-        reader_.refuse(item_place, "a decoding has four parts, or five",
-                       std::to_string(parts.size()),
-                       "[kernel, sources, shape, dtype, bits of the offset]");
+      if (parts.size() < 4 || parts.size() > 6) {
+        reader_.refuse(item_place, "a decoding has four to six parts", std::to_string(parts.size()),
+                       "[kernel, sources, shape, dtype, bits of the offset, group size]");
       }
       auto part = parts.begin();
       Decoding& decoding = decodings.emplace_back();
@@ -173,7 +174,8 @@ class Reading {
       }
       decoding.shape = read_shape(*++part, item_place);
       decoding.dtype = read_dtype(*++part, item_place);
-      if (parts.size() == 5) decoding.offset = read_float_bits(*++part, item_place);
+      if (parts.size() > 4) decoding.offset = read_float_bits(*++part, item_place);
+      if (parts.size() > 5) decoding.group_size = reader_.unsigned_number(*++part, item_place);
       if (auto problem = check_decoding(catalog_.tensors(), decoding, form)) {
         reader_.refuse(item_place, problem->message, printable(problem->found), problem->expected);
       }

@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "base/text.h"
+#include "codec/decode.h"
 #include "execute/value_reader.h"
 #include "kernels/cast.h"
-#include "kernels/decode.h"
 #include "verify/finding_of.h"
 #include "verify/tensor_bytes.h"
 
@@ -149,11 +149,11 @@ std::vector<Finding> check_scales(const OpenShards& shards, const QuantizedTenso
   // A layout that nothing here decodes may be sound all the same.
   std::erase_if(findings, [](const Finding& finding) { return finding.code == "plan.encoding"; });
   for (const QuantizedTensor& value : stored.tensors()) {
-    for (std::size_t i = 1; i < value.decoding.sources.size(); ++i) {
-      const TensorInfo& tensor = catalog.tensors()[value.decoding.sources[i]];
-      // Codes of bitsandbytes: bytes that stand for scales, and the table that says for which.
-      const bool is_code = is_bnb(value) && (tensor.encoding == Encoding(Dtype::u8) || i == 3);
-      if (is_code) continue;
+    for (std::size_t i = 0; i < value.scales.size() && value.is_readable(); ++i) {
+      const TensorInfo& tensor = catalog.tensors()[value.scales[i]];
+      // Bytes of bitsandbytes that stand for scales.
+      const bool is_code = is_bnb(value) && tensor.encoding == Encoding(Dtype::u8);
+      if (is_code || (i == 1 && value.has_zero_points)) continue;
       const Counts counts = count_scales(tensor, *shards.sources()[tensor.shard]);
       if (counts.not_finite > 0) {
         findings.push_back(finding_of(catalog, tensor, "q.nan",

@@ -79,7 +79,7 @@ TEST_F(QuantizedTensorsTest, WhatIsNotUnderstoodIsRefused) {
   EXPECT_THAT(find({codes, scale}).findings(), IsEmpty());
   EXPECT_THAT(find({packed, packed_scale, global}).findings(), IsEmpty());
   const std::vector<std::vector<FileTensor>> cases = {
-      {bytes, scale, tensor("a.weight_zero_point", "I8", {8, 1}, 1)},
+      {bytes, scale, tensor("a.weight_g_idx", "I32", {64}, 4)},
       {codes, scale, tensor("a.weight_zero_point", "I8", {8, 1}, 1)},
       {codes, scale, tensor("a.weight_g_idx", "I32", {64}, 4)},
       {codes, scale, tensor("a.pre_quant_scale", "BF16", {64}, 2)},
@@ -89,7 +89,6 @@ TEST_F(QuantizedTensorsTest, WhatIsNotUnderstoodIsRefused) {
       {codes, tensor("a.weight_s", "F32", {8, 1}, 4)},
       {codes, tensor("a.qscale", "F32", {}, 4)},
       {codes, tensor("a.quantizer.scale", "F32", {}, 4)},
-      {tensor("a.qweight", "I32", {8, 64}, 4), tensor("a.scales", "F16", {1, 64}, 2)},
       {tensor("a.weight._data", "I8", {8, 64}, 1), tensor("a.weight._scale", "F32", {8, 1}, 4)},
   };
   for (const auto& tensors : cases) {

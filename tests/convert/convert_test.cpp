@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "convert/samples.h"
-#include "kernels/decode.h"
+#include "codec/decode.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
 #include "loadstone/recipe_builder.h"

@@ -8,7 +8,7 @@
 
 #include "base/digest.h"
 #include "kernels/cast.h"
-#include "kernels/decode.h"
+#include "codec/decode.h"
 
 namespace loadstone::testing {
 

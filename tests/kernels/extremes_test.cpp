@@ -9,7 +9,7 @@
 #include <random>
 
 #include "kernels/cast.h"
-#include "kernels/decode.h"
+#include "codec/decode.h"
 #include "kernels/quantize.h"
 
 namespace loadstone::test {

@@ -1,6 +1,6 @@
 // Decoding against the definition written out element by element. That the definition is what
 // transformers computes is shown by python/tests/test_decode.py.
-#include "kernels/decode.h"
+#include "codec/decode.h"
 
 #include <gtest/gtest.h>
 
@@ -144,13 +144,13 @@ TEST(Decode, PartsAreThoseOfTheWhole) {
     Bytes whole(form.elements * 2);
     const std::array parts = {made.weights.data(), made.scales.data()};
     decode(form, 0, form.elements, parts, whole.data());
-    EXPECT_EQ(form.weight_bytes(0, form.elements).size(), made.weights.size());
-    EXPECT_EQ(form.scale_bytes(0, form.elements).size(), made.scales.size());
+    EXPECT_EQ(form.part_bytes(0, 0, form.elements).size(), made.weights.size());
+    EXPECT_EQ(form.part_bytes(1, 0, form.elements).size(), made.scales.size());
     for (int round = 0; round < 300; ++round) {
       const std::uint64_t begin = random() % form.elements;
       const std::uint64_t end = begin + 1 + random() % (form.elements - begin);
-      const auto weights = form.weight_bytes(begin, end);
-      const auto scales = form.scale_bytes(begin, end);
+      const auto weights = form.part_bytes(0, begin, end);
+      const auto scales = form.part_bytes(1, begin, end);
       ASSERT_LE(weights.end, made.weights.size());
       ASSERT_LE(scales.end, made.scales.size());
       // Copies, so that a sanitizer sees what is read beside them.

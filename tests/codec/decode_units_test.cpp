@@ -7,8 +7,9 @@
 #include <random>
 #include <vector>
 
+#include "codec/decode.h"
+#include "kernels/bnb.h"
 #include "kernels/cast.h"
-#include "kernels/decode.h"
 #include "kernels/number.h"
 
 namespace loadstone::test {
@@ -170,7 +171,9 @@ TEST(DecodeUnits, BitsandbytesIsWhatItsKernelsGive) {
     decode_bnb4(bnb, 0, elements, data.data(), absmax.data(), Dtype::f32,
                 reinterpret_cast<std::byte*>(expected.data()));
     const DecodeForm form = form_of("bnb_nf4", inputs, {elements}, nested ? 0.25f : 0.0f);
-    EXPECT_EQ(form.bnb4.block_size, 64u);
+    // Scales of blocks of 64.
+    EXPECT_EQ(form.part_bytes(1, 0, 64).size(), nested ? 1u : 4u);
+    EXPECT_EQ(form.part_bytes(1, 0, 65).size(), nested ? 2u : 8u);
     expect_all_ranges(form, inputs, expected);
   }
 }

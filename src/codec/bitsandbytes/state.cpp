@@ -1,4 +1,4 @@
-#include "catalog/bnb_state.h"
+#include "codec/bitsandbytes/state.h"
 
 #include <fmt/format.h>
 

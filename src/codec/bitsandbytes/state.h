@@ -6,9 +6,9 @@
 #include <string>
 #include <string_view>
 
-#include "loadstone/catalog.h"
 #include "loadstone/dtype.h"
 #include "loadstone/shape.h"
+#include "loadstone/tensor_info.h"
 
 namespace loadstone {
 

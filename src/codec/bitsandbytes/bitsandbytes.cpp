@@ -1,0 +1,169 @@
+#include "codec/bitsandbytes/bitsandbytes.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/ceil_div.h"
+#include "base/text.h"
+#include "codec/bitsandbytes/decode.h"
+#include "codec/bitsandbytes/state.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::uint32_t none = TensorTable::none;
+constexpr std::string_view state_infix = ".quant_state.bitsandbytes__";
+
+// ---- LLM.int8: "P.weight" with "P.SCB"
+
+// Old GPUs kept tiles, which bitsandbytes itself no longer reads.
+void check_weight_format(const TensorTable& table, QuantizedTensor& made, std::uint32_t format) {
+  constexpr std::uint64_t bytes_max = 8;  // one integer
+  std::string text(1, '\1');
+  if (table[format].byte_count() <= bytes_max) text = table.bytes_of(format);
+  if (std::ranges::all_of(text, [](char byte) { return byte == 0; })) return;
+  refuse(made, "q.weight_format", "is kept in the tiles of an old GPU", {table[format].name},
+         std::to_string(static_cast<unsigned char>(text.front())), "0, rows");
+}
+
+std::optional<QuantizedTensor> recognise_rows(const TensorTable& table, std::uint32_t tensor) {
+  const TensorInfo& data = table[tensor];
+  if (!data.name.ends_with("weight")) return std::nullopt;
+  const auto scale = table.find(without_suffix(data.name, "weight") + "SCB");
+  if (scale == none) return std::nullopt;
+  QuantizedTensor made = quantized_tensor(data.name, tensor, {scale});
+  set_decoding(table, made, "int8", {"bnb_int8", {tensor, scale}, data.shape, Dtype::f16});
+  const auto format = table.find(without_suffix(data.name, "weight") + "weight_format");
+  if (format == none) return made;
+  made.unneeded.push_back(format);
+  check_weight_format(table, made, format);
+  return made;
+}
+
+// ---- NF4 and FP4: packed bytes, and a state that says how
+
+// A column of bytes is how bitsandbytes packs 4 bits, whatever the matrix.
+bool is_packed(const TensorInfo& tensor) {
+  return tensor.shape.rank() == 2 && tensor.shape[1] == 1 && tensor.shape[0] > 1 &&
+         tensor.name.ends_with(".weight");
+}
+
+// Packed bytes without a state; it may be of either type.
+std::optional<QuantizedTensor> recognise_without_state(const TensorTable& table,
+                                                       std::uint32_t tensor) {
+  const std::string& name = table[tensor].name;
+  std::vector<std::string> wanted;
+  for (const char* type : {"nf4", "fp4"}) {
+    wanted.push_back(name + std::string(state_infix) + type);
+    if (table.find(wanted.back()) != none) return std::nullopt;
+  }
+  QuantizedTensor made = quantized_tensor(name, tensor, {});
+  refuse(made, "q.scale_missing", "is packed and has no state that says how", std::move(wanted));
+  return made;
+}
+
+void check_tables(const TensorTable& table, const QuantizedTensor& made, const std::string& type,
+                  std::uint32_t nested_map) {
+  if (const auto map = table.find(made.name + ".quant_map"); map != none) {
+    check_bnb_map(table[map], table.bytes_of(map), type);
+  }
+  if (nested_map != none) check_bnb_nested_map(table[nested_map], table.bytes_of(nested_map));
+}
+
+// The kernel tells the size of blocks by the number of scales; the state says it too.
+bool has_sizes(const TensorTable& table, QuantizedTensor& made, const Decoding& decoding,
+               std::uint64_t block_size) {
+  const TensorInfo& data = table[decoding.sources[0]];
+  const TensorInfo& absmax = table[decoding.sources[1]];
+  const std::uint64_t elements = decoding.shape.numel().value_or(0);
+  if (data.byte_count() != ceil_div(elements, 2)) {
+    refuse(made, "q.shape", "has other bytes than its shape asks for", {data.name},
+           human_bytes(data.byte_count()), decoding.shape.text());
+    return false;
+  }
+  if (absmax.shape.numel() != ceil_div(elements, block_size)) {
+    refuse(made, "q.scale_shape", "has other scales than its shape asks for", {absmax.name},
+           absmax.shape.text(), std::to_string(ceil_div(elements, block_size)));
+    return false;
+  }
+  return true;
+}
+
+void decode_by_state(const TensorTable& table, QuantizedTensor& made) {
+  const TensorInfo& tensor = table[made.states.front()];
+  const std::string type = tensor.name.substr(made.name.size() + state_infix.size());
+  const BnbState state = parse_bnb_state(table.bytes_of(made.states.front()), tensor.name);
+  std::vector<std::string> missing;
+  Decoding decoding = {"bnb_" + type, {}, state.shape, state.dtype};
+  const auto take = [&](const char* suffix) {
+    const auto index = table.find(made.name + suffix);
+    if (index == none) missing.push_back(made.name + suffix);
+    decoding.sources.push_back(index);
+  };
+  take("");
+  take(".absmax");
+  if (state.nested_offset) {
+    take(".nested_absmax");
+    take(".nested_quant_map");
+    decoding.offset = *state.nested_offset;
+  }
+  if (!missing.empty()) {
+    refuse(made, "q.scale_missing", "lacks components", std::move(missing));
+    return;
+  }
+  if (!has_sizes(table, made, decoding, state.block_size)) return;
+  check_tables(table, made, type, state.nested_offset ? decoding.sources[3] : none);
+  set_decoding(table, made, type, std::move(decoding));
+  made.unneeded = made.states;
+  if (const auto map = table.find(made.name + ".quant_map"); map != none) {
+    made.unneeded.push_back(map);
+  }
+}
+
+// Told by its state; of two, the first in the file has the tensor.
+std::optional<QuantizedTensor> recognise_state(const TensorTable& table, std::uint32_t tensor) {
+  const std::string& name = table[tensor].name;
+  const auto at = name.find(state_infix);
+  const std::string value = name.substr(0, at);
+  QuantizedTensor made =
+      quantized_tensor(value, table.find(value),
+                       {table.find(value + ".absmax"), table.find(value + ".nested_absmax")});
+  made.states.push_back(tensor);
+  for (const char* type : {"nf4", "fp4"}) {
+    const auto other = table.find(value + std::string(state_infix) + type);
+    if (other == none || other == tensor) continue;
+    if (other < tensor) return std::nullopt;
+    made.states.push_back(other);
+  }
+  if (made.states.size() > 1) {
+    refuse(made, "q.quant_state", "has two states, and only one can be right",
+           {name, table[made.states[1]].name});
+    return made;
+  }
+  try {
+    decode_by_state(table, made);
+  } catch (const Error& error) {
+    const Where& where = error.where();
+    refuse(made, error.code(), (where.field.empty() ? "" : where.field + ": ") + error.message(),
+           {where.tensor.empty() ? name : where.tensor}, where.found, where.expected);
+  }
+  return made;
+}
+
+std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t tensor) {
+  const TensorInfo& data = table[tensor];
+  if (is_dtype(data, {Dtype::i8})) return recognise_rows(table, tensor);
+  if (!is_dtype(data, {Dtype::u8})) return std::nullopt;
+  if (data.name.find(state_infix) != std::string::npos) return recognise_state(table, tensor);
+  const bool has_scale = table.find_any(data.name, {"_scale", "_weight_scale"}) != none;
+  if (is_packed(data) && !has_scale) return recognise_without_state(table, tensor);
+  return std::nullopt;
+}
+
+}  // namespace
+
+const Family bitsandbytes_family = {"bitsandbytes", bnb_kernels(), recognise};
+
+}  // namespace loadstone

@@ -1,0 +1,158 @@
+// Weights of bitsandbytes: any range of their numbers.
+#include "codec/bitsandbytes/decode.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <vector>
+
+#include "kernels/bnb.h"
+#include "kernels/bnb_parts.h"
+
+namespace loadstone {
+
+namespace {
+
+// Scales that are decoded in one go: they stay in the first-level cache.
+constexpr std::uint64_t scales_max = 512;
+
+class RowDecoder final : public Decoder {
+ public:
+  RowDecoder(std::uint64_t columns, Dtype dtype) : columns_(columns), dtype_(dtype) {}
+
+  [[nodiscard]] ByteRange part_bytes(std::size_t part, std::uint64_t begin,
+                                     std::uint64_t end) const noexcept override {
+    if (part == 0) return {begin, end};
+    if (part > 1) return {};
+    return {begin / columns_ * sizeof(float), ((end - 1) / columns_ + 1) * sizeof(float)};
+  }
+
+  void decode(std::uint64_t begin, std::uint64_t end, std::span<const std::byte* const> parts,
+              std::byte* target) const noexcept override {
+    decode_bnb_int8(begin, end, columns_, parts[0], parts[1], dtype_, target);
+  }
+
+ private:
+  const std::uint64_t columns_;
+  const Dtype dtype_;
+};
+
+class FourBitDecoder final : public Decoder {
+ public:
+  FourBitDecoder(const Bnb4& form, bool is_nested, float offset, Dtype dtype)
+      : form_(form), is_nested_(is_nested), offset_(offset), dtype_(dtype) {}
+
+  [[nodiscard]] ByteRange part_bytes(std::size_t part, std::uint64_t begin,
+                                     std::uint64_t end) const noexcept override {
+    if (part == 0) return {begin / 2, end / 2 + end % 2};
+    if (part > 1 && !is_nested_) return {};
+    if (part == 3) return {0, bnb_dynamic_map().size_bytes()};
+    if (part > 3) return {};
+    std::uint64_t unit = form_.block_size;
+    if (part == 2) unit *= bnb_nested_block_size;
+    const std::uint64_t size = is_nested_ && part == 1 ? 1 : sizeof(float);
+    return {begin / unit * size, ((end - 1) / unit + 1) * size};
+  }
+
+  void decode(std::uint64_t begin, std::uint64_t end, std::span<const std::byte* const> parts,
+              std::byte* target) const noexcept override {
+    if (!is_nested_) {
+      decode_bnb4(form_, begin, end, parts[0], parts[1], dtype_, target);
+      return;
+    }
+    const std::uint64_t size = form_.block_size;
+    const std::uint64_t first_block = begin / size;
+    const std::uint64_t first_nested = first_block / bnb_nested_block_size;
+    std::array<float, scales_max> absmax;
+    auto* const scales = reinterpret_cast<std::byte*>(absmax.data());
+    for (std::uint64_t at = begin; at < end;) {
+      const std::uint64_t block = at / size;
+      const std::uint64_t until = std::min(end, (block + scales_max) * size);
+      const std::uint64_t blocks_end = (until - 1) / size + 1;
+      decode_bnb_nested(block, blocks_end, parts[1] + (block - first_block),
+                        parts[2] + (block / bnb_nested_block_size - first_nested) * sizeof(float),
+                        parts[3], offset_, scales);
+      decode_bnb4(form_, at, until, parts[0] + (at / 2 - begin / 2), scales, dtype_,
+                  target + (at - begin) * element_bytes(dtype_));
+      at = until;
+    }
+  }
+
+ private:
+  const Bnb4 form_;
+  const bool is_nested_;
+  const float offset_;
+  const Dtype dtype_;
+};
+
+std::optional<std::uint64_t> block_size_of(std::uint64_t elements, std::uint64_t scales) noexcept {
+  for (std::uint64_t size = 32; size <= 4096; size *= 2) {
+    if (elements / size + (elements % size != 0 ? 1u : 0u) == scales) return size;
+  }
+  return std::nullopt;
+}
+
+// The same rules as for tensors at hand.
+std::optional<DecodeProblem> check(const DecodeRequest& request, BnbEncoding encoding,
+                                   std::uint64_t block_size) {
+  constexpr std::array names = {"data", "absmax", "nested_absmax", "nested_code"};
+  std::vector<BnbPart> checked;
+  for (std::size_t i = 0; i < request.parts.size(); ++i) {
+    const DecodePart& part = request.parts[i];
+    if (!part.encoding.is_dtype()) {
+      return DecodeProblem{"a part is of a block format", std::string(part.encoding.name()), {}};
+    }
+    checked.push_back({names[i], part.encoding.dtype(), part.shape});
+  }
+  // Where it is no part of its own it comes with the request.
+  if (request.parts.size() == 4) checked.push_back({"nested_offset", Dtype::f32, Shape()});
+  const auto problem = check_bnb_parts(encoding, request.shape, block_size, checked);
+  if (!problem) return std::nullopt;
+  return DecodeProblem{"'" + problem->part + "': " + problem->message, problem->found,
+                       problem->expected};
+}
+
+template <BnbEncoding encoding>
+std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& made) {
+  constexpr bool by_rows = encoding == BnbEncoding::int8;
+  const bool nested = request.parts.size() == 4;
+  if (request.parts.size() != 2 && (!nested || by_rows)) {
+    return DecodeProblem{
+        "the kernel takes packed bytes and absmax, or these, nested_absmax and nested_code",
+        std::to_string(request.parts.size()) + " tensors", "2 or 4 tensors"};
+  }
+  if (!nested && request.offset != 0) {
+    return DecodeProblem{"an offset of scales that are not nested", std::to_string(request.offset),
+                         "0"};
+  }
+  const auto block_size =
+      by_rows ? 64 : block_size_of(made.elements, request.parts[1].shape.numel().value_or(0));
+  if (!block_size) {
+    return DecodeProblem{"no size of blocks gives so many scales", request.parts[1].shape.text(),
+                         request.shape.text()};
+  }
+  if (auto wrong = check(request, encoding, *block_size)) return wrong;
+  if constexpr (by_rows) {
+    made.decoder =
+        std::make_shared<const RowDecoder>(request.shape[request.shape.rank() - 1], request.dtype);
+  } else {
+    Bnb4 form;
+    form.code = encoding == BnbEncoding::fp4 ? Bnb4Code::fp4 : Bnb4Code::nf4;
+    form.block_size = static_cast<std::uint32_t>(*block_size);
+    made.decoder =
+        std::make_shared<const FourBitDecoder>(form, nested, request.offset, request.dtype);
+  }
+  return std::nullopt;
+}
+
+constexpr std::array kernels = {
+    DecodeKernel{"bnb_nf4", prepare<BnbEncoding::nf4>, false, true},
+    DecodeKernel{"bnb_fp4", prepare<BnbEncoding::fp4>, false, true},
+    DecodeKernel{"bnb_int8", prepare<BnbEncoding::int8>},
+};
+
+}  // namespace
+
+std::span<const DecodeKernel> bnb_kernels() noexcept { return kernels; }
+
+}  // namespace loadstone

@@ -1,0 +1,69 @@
+#include "codec/decode.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "codec/families.h"
+
+namespace loadstone {
+
+namespace {
+
+const DecodeKernel* find_kernel(std::string_view name) noexcept {
+  for (const Family* const family : families()) {
+    const auto found = std::ranges::find(family->kernels, name, &DecodeKernel::name);
+    if (found != family->kernels.end()) return &*found;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+// Scales and codes of one number are as many wherever it stands, but for streams of bits.
+std::uint64_t Decoder::bytes_of_one() const noexcept {
+  std::uint64_t bytes = 0;
+  for (std::size_t part = 0; part < decode_parts_max; ++part)
+    bytes += part_bytes(part, 0, 1).size();
+  return bytes;
+}
+
+std::uint64_t decoding_bytes_least(const DecodeForm& form) noexcept {
+  return std::max<std::uint64_t>(2 * form.decoder->bytes_of_one(), 2 * element_bytes_max);
+}
+
+std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
+                                              std::span<const DecodePart> parts, const Shape& shape,
+                                              Dtype dtype, float offset, DecodeForm& form,
+                                              std::uint64_t group_size) {
+  form = {.dtype = dtype, .elements = shape.numel().value_or(0), .decoder = {}};
+  const DecodeKernel* const found = find_kernel(kernel);
+  if (found == nullptr) {
+    return DecodeProblem{"there is no such kernel", std::string(kernel),
+                         "fp8_block, nvfp4, mxfp4, bnb_nf4, gguf ..."};
+  }
+  if (parts.empty() || parts.size() > DecodeForm::parts_max) {
+    return DecodeProblem{"another number of tensors than the kernel takes",
+                         fmt::format("{} tensors", parts.size()),
+                         {}};
+  }
+  if (offset != 0 && !found->takes_offset) {
+    return DecodeProblem{"the kernel adds nothing to scales", std::to_string(offset), "0"};
+  }
+  if (group_size != 0 && !found->takes_group_size) {
+    return DecodeProblem{"the kernel has no groups", std::to_string(group_size), "0"};
+  }
+  const bool is_given = dtype == Dtype::f32 || dtype == Dtype::bf16 || dtype == Dtype::f16;
+  if (!is_given && !found->makes_bytes) {
+    return DecodeProblem{"the kernel does not give this dtype", std::string(name(dtype)),
+                         "F32, BF16 or F16"};
+  }
+  // Kernels multiply the number of elements by sizes of 8 bytes at most.
+  if (form.elements == 0 || form.elements > UINT64_MAX / 8) {
+    return DecodeProblem{"the kernel cannot decode as many elements", shape.text(), {}};
+  }
+  return found->prepare({kernel, parts, shape, dtype, offset, group_size}, form);
+}
+
+}  // namespace loadstone

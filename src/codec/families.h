@@ -1,0 +1,33 @@
+// Families of encodings, each described in a folder of its own: the only list of them. Nothing else
+// switches on the name of an encoding that is read.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "codec/decode.h"
+#include "codec/tensor_table.h"
+#include "loadstone/quantized_tensor.h"
+
+namespace loadstone {
+
+// Encodings that are told by the same names of tensors.
+struct Family {
+  std::string_view name;
+  // What decodes them; names are those in plans.
+  std::span<const DecodeKernel> kernels;
+  // The quantized tensor that this tensor is the data of (or, where that is missing, another
+  // component): with a decoding, or with a defect. Nothing: it is none of the family's. Families
+  // are asked in their order, and the first that knows a tensor has it. Null: their tensors are
+  // told by their dtypes alone.
+  std::optional<QuantizedTensor> (*recognise)(const TensorTable& table, std::uint32_t tensor);
+  // It knows what zero points and orders of columns mean, or refuses them itself. Others do not,
+  // and a tensor that has such companions is not decoded.
+  bool reads_all = false;
+};
+
+[[nodiscard]] std::span<const Family* const> families() noexcept;
+
+}  // namespace loadstone

@@ -1,0 +1,192 @@
+#include "codec/fp4/fp4.h"
+
+#include <array>
+#include <utility>
+
+#include "codec/int4/int4.h"
+#include "codec/scaled/scaled.h"
+#include "codec/unknown/foreign_scale.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::uint32_t none = TensorTable::none;
+
+// ---- decoding
+
+using scaled::Codes;
+using scaled::Form;
+using scaled::Global;
+
+constexpr std::uint64_t nvfp4_block = 16;
+constexpr std::uint64_t mxfp4_block_bytes = 16;
+
+std::optional<DecodeProblem> prepare_block(const DecodeRequest& request, DecodeForm& made) {
+  Form form = {.codes = Codes::fp4};
+  if (auto wrong = scaled::check_codes(request, 2, {Dtype::i8, Dtype::u8}, "I8 or U8", 2)) {
+    return wrong;
+  }
+  if (auto wrong = scaled::set_scale_dtype(request.parts[1], form)) return wrong;
+  if (auto wrong = scaled::cut_evenly(request, form)) return wrong;
+  scaled::finish(form, made);
+  return std::nullopt;
+}
+
+template <Global global>
+std::optional<DecodeProblem> prepare_nvfp4(const DecodeRequest& request, DecodeForm& made) {
+  Form form = {.codes = Codes::fp4};
+  if (auto wrong = scaled::check_codes(request, 3, {Dtype::i8, Dtype::u8}, "I8 or U8", 2)) {
+    return wrong;
+  }
+  if (auto wrong = scaled::set_scale_dtype(request.parts[1], {Dtype::f8_e4m3}, "F8_E4M3", form)) {
+    return wrong;
+  }
+  if (auto wrong = scaled::cut_by(request, 1, nvfp4_block, form)) return wrong;
+  if (auto wrong = scaled::set_global(request, global, form)) return wrong;
+  scaled::finish(form, made);
+  return std::nullopt;
+}
+
+// Groups of numbers with a scale each, flat: [..., groups, 16] bytes are [..., groups * 32].
+Shape ungrouped(const Shape& shape) {
+  auto extents = shape.extents();
+  if (extents.size() < 2) return shape;
+  const std::uint64_t bytes = extents.back();
+  extents.pop_back();
+  extents.back() *= 2 * bytes;  // overflow: the kernel then gives another shape
+  return Shape(std::move(extents));
+}
+
+// GPT-OSS: U8 [..., groups, 16] and U8 [..., groups].
+std::optional<DecodeProblem> prepare_mxfp4(const DecodeRequest& request, DecodeForm& made) {
+  if (request.parts.size() != 2) {
+    return DecodeProblem{"the kernel takes weights and scales",
+                         std::to_string(request.parts.size()) + " tensors", "2 tensors"};
+  }
+  const DecodePart& blocks = request.parts[0];
+  const DecodePart& scales = request.parts[1];
+  if (!scaled::is_one_of(blocks.encoding, {Dtype::u8})) {
+    return DecodeProblem{"weights of a dtype that the kernel does not know",
+                         std::string(blocks.encoding.name()), "U8"};
+  }
+  auto groups = blocks.shape.extents();
+  if (groups.size() < 2 || groups.back() != mxfp4_block_bytes) {
+    return DecodeProblem{"no blocks of 16 bytes", blocks.shape.text(), "[..., groups, 16]"};
+  }
+  if (const Shape shape = ungrouped(blocks.shape); shape != request.shape) {
+    return DecodeProblem{"the kernel gives another shape", request.shape.text(), shape.text()};
+  }
+  Form form = {.codes = Codes::fp4, .dtype = request.dtype, .by_exponent = true};
+  if (auto wrong = scaled::set_scale_dtype(scales, {Dtype::u8}, "U8", form)) return wrong;
+  groups.pop_back();
+  if (scales.shape.extents() != groups) {
+    return DecodeProblem{"blocks and scales differ in number", scales.shape.text(),
+                         Shape(groups).text()};
+  }
+  form.elements = made.elements;
+  form.matrix_elements = form.elements;
+  form.block_columns = 2 * mxfp4_block_bytes;
+  form.columns = groups.back() * form.block_columns;
+  form.scale_columns = groups.back();
+  form.scale_count = form.elements / form.block_columns;
+  scaled::finish(form, made);
+  return std::nullopt;
+}
+
+constexpr std::array kernels = {
+    DecodeKernel{"fp4_block", prepare_block},
+    DecodeKernel{"nvfp4", prepare_nvfp4<Global::factor>},
+    DecodeKernel{"nvfp4_divided", prepare_nvfp4<Global::divisor>},
+    DecodeKernel{"mxfp4", prepare_mxfp4},
+};
+
+// ---- recognising
+
+Shape doubled(const Shape& shape) {
+  auto extents = shape.extents();
+  if (!extents.empty()) extents.back() *= 2;  // overflow: the kernel then gives another shape
+  return Shape(std::move(extents));
+}
+
+// How the companions are called: behind the name of the numbers.
+struct Naming {
+  std::string_view scale;
+  std::string_view global;
+  const char* nvfp4;  // the kernel
+};
+
+// NVFP4 where there is a scale of scales, MXFP4 where scales are powers of two.
+void decode(const TensorTable& table, QuantizedTensor& made, std::uint32_t scale,
+            std::uint32_t global, const Naming& naming) {
+  const bool is_nvfp4 = scale != none && is_dtype(table[scale], {Dtype::f8_e4m3});
+  if (scale == none || (is_nvfp4 && global == none)) {
+    const std::string_view suffix = scale == none ? naming.scale : naming.global;
+    refuse(made, "q.scale_missing", scale == none ? "has no scales" : "has no global scale",
+           {made.name + std::string(suffix)});
+    return;
+  }
+  const Shape shape = doubled(table[made.data].shape);
+  if (is_nvfp4) {
+    set_decoding(table, made, "nvfp4",
+                 {naming.nvfp4, {made.data, scale, global}, shape, Dtype::bf16});
+  } else if (is_dtype(table[scale], {Dtype::u8, Dtype::f8_e8m0})) {
+    set_decoding(table, made, "mxfp4", {"fp4_block", {made.data, scale}, shape, Dtype::bf16});
+  } else {
+    refuse_layout(table, made);
+  }
+}
+
+// compressed-tensors: two numbers a byte. Integers have words, or a shape of their own.
+std::optional<QuantizedTensor> recognise_packed(const TensorTable& table, std::uint32_t tensor) {
+  constexpr Naming naming = {"_scale", "_global_scale", "nvfp4_divided"};
+  const std::string name = without_suffix(table[tensor].name, "_packed");
+  const auto scale = table.find(name + "_scale");
+  const auto global = table.find(name + "_global_scale");
+  if (table.find(name + "_shape") != none) return std::nullopt;
+  QuantizedTensor made = quantized_tensor(name, tensor, {scale, global});
+  decode(table, made, scale, global, naming);
+  return made;
+}
+
+// GPT-OSS, whose model has the last two dims in the other order.
+QuantizedTensor recognise_blocks(const TensorTable& table, std::uint32_t tensor) {
+  const TensorInfo& blocks = table[tensor];
+  const std::string name = without_suffix(blocks.name, "_blocks");
+  const auto scale = table.find(name + "_scales");
+  QuantizedTensor made = quantized_tensor(name, tensor, {scale});
+  const std::size_t rank = blocks.shape.rank();
+  if (scale == none) {
+    refuse(made, "q.scale_missing", "has blocks and no scales", {name + "_scales"});
+  } else if (rank < 2 || blocks.shape[rank - 1] != mxfp4_block_bytes) {
+    refuse(made, "q.block", "has blocks of another size", {blocks.name}, blocks.shape.text(),
+           "16 bytes a block");
+  } else {
+    const Shape shape = ungrouped(blocks.shape);
+    set_decoding(table, made, "mxfp4", {"mxfp4", {tensor, scale}, shape, Dtype::bf16});
+    made.is_transposed = shape.rank() == 3;
+  }
+  return made;
+}
+
+std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t tensor) {
+  const TensorInfo& data = table[tensor];
+  if (!is_dtype(data, {Dtype::u8, Dtype::i8})) return std::nullopt;
+  const std::string& name = data.name;
+  if (name.ends_with("_packed")) return recognise_packed(table, tensor);
+  if (!is_dtype(data, {Dtype::u8})) return std::nullopt;
+  if (name.ends_with("_blocks")) return recognise_blocks(table, tensor);
+  constexpr Naming naming = {"_scale", "_scale_2", "nvfp4"};
+  const auto scale = table.find_any(name, {"_scale", "_weight_scale"});
+  const auto global = table.find_any(name, {"_scale_2", "_weight_scale_2"});
+  if (scale == none && global == none) return std::nullopt;
+  QuantizedTensor made = quantized_tensor(name, tensor, {scale, global});
+  decode(table, made, scale, global, naming);
+  return made;
+}
+
+}  // namespace
+
+const Family fp4_family = {"fp4", kernels, recognise};
+
+}  // namespace loadstone

@@ -1,0 +1,189 @@
+#include "codec/fp8/fp8.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <utility>
+
+#include "base/ceil_div.h"
+#include "codec/scaled/scaled.h"
+#include "codec/unknown/foreign_scale.h"
+
+namespace loadstone {
+
+namespace {
+
+// ---- decoding
+
+using scaled::Form;
+
+template <typename Cut>
+std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& made, Cut cut) {
+  if (auto wrong =
+          scaled::check_codes(request, 2, {Dtype::f8_e4m3, Dtype::f8_e5m2}, "F8_E4M3 or F8_E5M2")) {
+    return wrong;
+  }
+  Form form = {.weight = request.parts[0].encoding.dtype()};
+  if (auto wrong = scaled::set_scale_dtype(request.parts[1], form)) return wrong;
+  if (auto wrong = cut(form)) return wrong;
+  scaled::finish(form, made);
+  return std::nullopt;
+}
+
+std::optional<DecodeProblem> prepare_evenly(const DecodeRequest& request, DecodeForm& made) {
+  return prepare(request, made, [&](Form& form) { return scaled::cut_evenly(request, form); });
+}
+
+template <std::uint64_t rows, std::uint64_t columns>
+std::optional<DecodeProblem> prepare_blocks(const DecodeRequest& request, DecodeForm& made) {
+  return prepare(request, made,
+                 [&](Form& form) { return scaled::cut_by(request, rows, columns, form); });
+}
+
+constexpr std::uint64_t mx_columns = 32;
+
+constexpr std::array kernels = {
+    DecodeKernel{"fp8_block", prepare_evenly},
+    DecodeKernel{"fp8_block_128", prepare_blocks<128, 128>},
+    DecodeKernel{"fp8_rows", prepare_blocks<1, 0>},
+    DecodeKernel{"mxfp8", prepare_blocks<1, mx_columns>},
+};
+
+// ---- recognising
+
+using Block = std::array<std::uint64_t, 2>;
+
+bool is_scale_name(std::string_view name) {
+  return name.ends_with("_scale") || name.ends_with("_scale_inv") || name.ends_with("_scales");
+}
+
+// Tells by shapes and dtypes which of the encodings it is. Used once.
+class Recogniser {
+ public:
+  Recogniser(const TensorTable& table, std::uint32_t data, std::uint32_t scale)
+      : table_(table),
+        weight_(table[data]),
+        scales_(table[scale]),
+        made_(quantized_tensor(weight_.name, data, {scale})) {}
+
+  QuantizedTensor run() && {
+    const std::size_t rank = weight_.shape.rank();
+    if (rank < 2) {
+      refuse(made_, "q.shape", "is FP8 with scales, but no matrix", {weight_.name, scales_.name},
+             weight_.shape.text());
+      return std::move(made_);
+    }
+    rows_ = weight_.shape[rank - 2];
+    columns_ = weight_.shape[rank - 1];
+    const Shape& shape = scales_.shape;
+    const bool is_grid = shape.rank() == rank;
+    // ModelOpt's blocks: [a, 1, b, 1].
+    const bool is_spread = shape.rank() == 4 && rank == 2 && shape[1] == 1 && shape[3] == 1;
+    const bool is_inverse = is_grid && scales_.name.ends_with("_inv");
+    if (is_grid && is_mx()) {
+      decode("mxfp8", "mxfp8");
+    } else if (has_one_a_row(is_grid)) {
+      decode("fp8-channel", "fp8_rows");
+    } else if (is_spread) {
+      decode("fp8-block", "fp8_block_128");
+    } else if (has_one_a_matrix(is_grid) && !is_inverse) {
+      decode("fp8", "fp8_block");
+    } else if (is_grid) {
+      decode_blocks();
+    } else {
+      decode("fp8-block", "fp8_block");
+    }
+    return std::move(made_);
+  }
+
+ private:
+  [[nodiscard]] bool is_mx() const {
+    const std::size_t rank = scales_.shape.rank();
+    return is_dtype(scales_, {Dtype::u8, Dtype::f8_e8m0}) && scales_.shape[rank - 2] == rows_ &&
+           scales_.shape[rank - 1] == ceil_div(columns_, mx_columns);
+  }
+
+  [[nodiscard]] bool has_one_a_row(bool is_grid) const {
+    const Shape& shape = scales_.shape;
+    const std::size_t rank = shape.rank();
+    if (is_grid) return rows_ > 1 && shape[rank - 2] == rows_ && shape[rank - 1] == 1;
+    return rank + 1 == weight_.shape.rank() && rank > 0 && shape.numel() != 1u;
+  }
+
+  [[nodiscard]] bool has_one_a_matrix(bool is_grid) const {
+    const Shape& shape = scales_.shape;
+    const std::size_t rank = shape.rank();
+    if (shape.numel() == 1u) return true;
+    if (is_grid) return shape[rank - 2] == 1 && shape[rank - 1] == 1;
+    return weight_.shape.rank() == 3 && shape == Shape({weight_.shape[0]});
+  }
+
+  void decode(std::string_view encoding, const char* kernel) {
+    set_decoding(table_, made_, encoding,
+                 {kernel, {made_.data, made_.scales[0]}, weight_.shape, Dtype::bf16});
+  }
+
+  // By their name, or by their number of dims, the scales are those of blocks.
+  void decode_blocks() {
+    constexpr Block usual = {128, 128};
+    const auto& claimed = table_.claim().block;
+    if (claimed && (*claimed)[0] == 0) {
+      refuse(made_, "plan.encoding", "is FP8, and the config gives several sizes of its blocks",
+             {weight_.name, scales_.name});
+      return;
+    }
+    const Block size = claimed.value_or(usual);
+    const Shape blocks({ceil_div(rows_, size[0]), ceil_div(columns_, size[1])});
+    const std::size_t rank = scales_.shape.rank();
+    const bool has_blocks =
+        scales_.shape[rank - 2] == blocks[0] && scales_.shape[rank - 1] == blocks[1];
+    const bool is_one_for_several = has_one_a_matrix(true) && !has_blocks;
+    if (is_one_for_several || (claimed && !has_blocks)) {
+      refuse(made_, "q.scale_shape",
+             is_one_for_several ? "has one scale for several blocks"
+                                : "has other scales than the config's blocks ask for",
+             {scales_.name}, scales_.shape.text(), blocks.text());
+      return;
+    }
+    if (has_blocks && size == usual) return decode("fp8-block", "fp8_block_128");
+    if (claimed && (rows_ % size[0] != 0 || columns_ % size[1] != 0)) {
+      refuse(made_, "plan.encoding", "has cut blocks of a size that is not decoded",
+             {weight_.name, scales_.name}, fmt::format("{} by {}", size[0], size[1]));
+      return;
+    }
+    decode("fp8-block", "fp8_block");
+  }
+
+  const TensorTable& table_;
+  const TensorInfo& weight_;
+  const TensorInfo& scales_;
+  QuantizedTensor made_;
+  std::uint64_t rows_ = 0;
+  std::uint64_t columns_ = 0;
+};
+
+// FP8 numbers without scales are numbers, unless the configs beside the checkpoint claim more.
+std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t tensor) {
+  const TensorInfo& data = table[tensor];
+  if (!is_fp8(data) || is_scale_name(data.name)) return std::nullopt;  // scales can be FP8 too
+  const auto scale = table.find_any(data.name, {"_scale_inv", "_scale", "_weight_scale"});
+  const auto other = table.find_any(data.name, {"_scale", "_weight_scale"});
+  if (other != TensorTable::none && other != scale) {  // two scales, and only one can be right
+    QuantizedTensor made = quantized_tensor(data.name, tensor, {scale, other});
+    refuse_layout(table, made);
+    return made;
+  }
+  if (scale != TensorTable::none) return Recogniser(table, tensor, scale).run();
+  if (auto unknown = with_foreign_scale(table, tensor)) return unknown;
+  if (data.shape.rank() < 2 || !table.claim().is_made) return std::nullopt;
+  QuantizedTensor made = quantized_tensor(data.name, tensor, {});
+  refuse(made, "q.scale_missing", "has no scales, and its numbers mean nothing without",
+         {data.name + "_scale", data.name + "_scale_inv"});
+  return made;
+}
+
+}  // namespace
+
+const Family fp8_family = {"fp8", kernels, recognise};
+
+}  // namespace loadstone

@@ -1,0 +1,244 @@
+#include "codec/gptq/gptq.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "base/ceil_div.h"
+#include "codec/scaled/scaled.h"
+#include "codec/words/module.h"
+#include "codec/words/words.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr unsigned word_bits = 32;
+
+bool is_width(std::uint64_t bits) { return bits == 2 || bits == 3 || bits == 4 || bits == 8; }
+
+// ---- decoding: qweight I32 [in * bits / 32, out], scales [groups, out], qzeros I32 [groups,
+// ceil(out * bits / 32)], and g_idx I32 [in] where the groups are in no order. The result is [in,
+// out].
+
+template <unsigned zero_offset>
+std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& made) {
+  words::Form form = {.layout = words::Layout::down, .zero_offset = zero_offset};
+  if (auto wrong = words::check_module(request, form)) return wrong;
+  const Shape& codes = request.parts[0].shape;
+  form.bits = static_cast<unsigned>(codes[0] * word_bits / form.rows);
+  const bool fits = codes[1] == form.columns && codes[0] * word_bits == form.rows * form.bits;
+  if (!fits || !is_width(form.bits)) {
+    return DecodeProblem{"the words hold other numbers", codes.text(), request.shape.text()};
+  }
+  const Shape zeros({form.groups, ceil_div(form.columns * form.bits, word_bits)});
+  if (request.parts[2].shape != zeros) {
+    return DecodeProblem{"scales and zero points differ in number", request.parts[2].shape.text(),
+                         zeros.text()};
+  }
+  words::finish(form, made);
+  return std::nullopt;
+}
+
+constexpr std::array kernels = {
+    DecodeKernel{"gptq_v1", prepare<1>, false, false, true},
+    DecodeKernel{"gptq_v2", prepare<0>, false, false, true},
+};
+
+// ---- recognising
+
+// Used once.
+class Recogniser {
+ public:
+  Recogniser(const TensorTable& table, const words::Module& module)
+      : table_(table), module_(module), made_(module.quantized()) {}
+
+  QuantizedTensor run() && {
+    if (find_layout() && find_sizes() && find_order() && check_zeros()) {
+      const char* const kernel = is_first_ ? "gptq_v1" : "gptq_v2";
+      Decoding decoding = {kernel,
+                           {module_.codes, module_.scales, module_.zeros},
+                           Shape({inputs_, outputs_}),
+                           Dtype::f16,
+                           0,
+                           group_size_};
+      if (has_order_) decoding.sources.push_back(module_.order);
+      set_decoding(table_, made_, "gptq", std::move(decoding));
+      made_.is_transposed = true;
+    }
+    return std::move(made_);
+  }
+
+ private:
+  bool fail(const char* code, std::string what, std::vector<std::string> sources,
+            std::string found = {}, std::string expected = {}) {
+    refuse(made_, code, what, std::move(sources), std::move(found), std::move(expected));
+    return false;
+  }
+  bool mismatch(const char* what, std::string found, std::string expected) {
+    return fail("plan.config_mismatch", what, {table_[module_.codes].name}, std::move(found),
+                std::move(expected));
+  }
+
+  bool find_layout() {
+    const QuantizationClaim& claim = table_.claim();
+    if (!module_.lacks.empty()) return fail("q.scale_missing", "lacks components", module_.lacks);
+    if (claim.method == "awq") {
+      return mismatch("is packed as GPTQ, and the config says AWQ", "gptq", "awq");
+    }
+    const std::string& layout = claim.layout;
+    const bool is_second = layout == "gptq_v2";
+    if (!is_second && !layout.empty() && layout != "gptq" && layout != "auto_round:auto_gptq") {
+      return fail("plan.encoding", "is packed in a layout that this version does not decode",
+                  {table_[module_.codes].name}, layout, "gptq or gptq_v2");
+    }
+    is_first_ = !is_second;
+    if (layout.empty()) {
+      table_.note({.severity = Severity::info,
+                   .code = "q.version_assumed",
+                   .sources = {table_[module_.codes].name},
+                   .message =
+                       "no config says which version of GPTQ the checkpoint has: the first is "
+                       "assumed, whose zero points are stored less one"});
+    }
+    return true;
+  }
+
+  bool find_sizes() {
+    const QuantizationClaim& claim = table_.claim();
+    const TensorInfo& codes = table_[module_.codes];
+    const TensorInfo& scales = table_[module_.scales];
+    const TensorInfo& zeros = table_[module_.zeros];
+    outputs_ = scales.shape[1];
+    const std::uint64_t groups = scales.shape[0];
+    const std::uint64_t stored_bits = zeros.shape[1] * word_bits;
+    std::uint64_t bits = outputs_ == 0 ? 0 : stored_bits / outputs_;
+    if (claim.bits && ceil_div(outputs_ * *claim.bits, word_bits) == zeros.shape[1]) {
+      bits = *claim.bits;
+    }
+    if (codes.shape[1] != outputs_ || zeros.shape[0] != groups || groups == 0) {
+      return fail("q.scale_shape", "has scales and zero points that do not fit its words",
+                  {scales.name, zeros.name}, scales.shape.text(), codes.shape.text());
+    }
+    if (claim.bits && *claim.bits != bits && !claim.has_exceptions) {
+      return mismatch("has other bits than the config says", std::to_string(bits),
+                      std::to_string(*claim.bits));
+    }
+    if (!is_width(bits) || codes.shape[0] * word_bits % bits != 0) {
+      return fail("plan.encoding", "has codes of a width that is not decoded", {codes.name},
+                  fmt::format("{} bits", bits), "2, 3, 4 or 8 bits");
+    }
+    bits_ = static_cast<unsigned>(bits);
+    inputs_ = codes.shape[0] * word_bits / bits;
+    group_size_ = inputs_;
+    if (groups > 1) group_size_ = ceil_div(inputs_, groups);
+    if (!claim.group_size) return true;
+    const std::uint64_t claimed = *claim.group_size == 0 ? inputs_ : *claim.group_size;
+    if (ceil_div(inputs_, claimed) == groups) {
+      group_size_ = claimed;
+    } else if (!claim.has_exceptions) {
+      return mismatch("has other groups than the config says",
+                      fmt::format("{} groups of {} inputs", groups, inputs_),
+                      fmt::format("groups of {}", claimed));
+    }
+    return true;
+  }
+
+  // g_idx says the group of each input. Most say what the order would.
+  bool find_order() {
+    const QuantizationClaim& claim = table_.claim();
+    if (module_.order == TensorTable::none) {
+      if (!claim.is_reordered.value_or(false)) return true;
+      return fail("q.scale_missing", "has groups in an order of their own, and lacks it",
+                  {module_.name + ".g_idx"});
+    }
+    const TensorInfo& tensor = table_[module_.order];
+    if (tensor.shape != Shape({inputs_})) {
+      return fail("q.scale_shape", "has an order of other inputs", {tensor.name},
+                  tensor.shape.text(), Shape({inputs_}).text());
+    }
+    const std::vector<std::int64_t> order =
+        table_.integers_of(module_.order, words::order_bytes_max);
+    const auto groups = static_cast<std::int64_t>(table_[module_.scales].shape[0]);
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      if (order[i] < 0 || order[i] >= groups) {
+        return fail("q.g_idx", fmt::format("has input {} in a group that does not exist", i),
+                    {tensor.name}, std::to_string(order[i]), fmt::format("0 to {}", groups - 1));
+      }
+      has_order_ = has_order_ || static_cast<std::uint64_t>(order[i]) != i / group_size_;
+    }
+    if (has_order_ && claim.is_reordered == false && !claim.has_exceptions) {
+      return mismatch("has groups in an order of their own, which the config denies", "g_idx",
+                      "desc_act: true");
+    }
+    if (!has_order_) made_.unneeded.push_back(module_.order);
+    return true;
+  }
+
+  // Zero points of symmetric codes are all the same, and tell the version. A stored one of all ones
+  // is 0 to some readers of the first version, and beyond the codes to others.
+  bool check_zeros() {
+    const std::uint32_t half = 1u << (bits_ - 1);
+    const std::string name = table_[module_.zeros].name;
+    if (table_.claim().is_symmetric == true && !table_.claim().has_exceptions) {
+      std::uint32_t first = 0;
+      const std::string bytes = table_.read(module_.zeros, sizeof(first));
+      std::memcpy(&first, bytes.data(), std::min(bytes.size(), sizeof(first)));
+      const std::uint32_t field = first & ((1u << bits_) - 1);
+      const std::uint32_t expected = is_first_ ? half - 1 : half;
+      const std::uint32_t others = is_first_ ? half : half - 1;
+      if (field == others && field != expected) {
+        return mismatch("has the zero points of the other version of GPTQ than the config says",
+                        is_first_ ? "gptq_v2" : "gptq", is_first_ ? "gptq" : "gptq_v2");
+      }
+      return true;
+    }
+    if (!is_first_) return true;
+    const std::string words = table_.bytes_of(module_.zeros, words::zeros_bytes_max);
+    const std::uint64_t row_words = table_[module_.zeros].shape[1];
+    for (std::uint64_t i = 0; i < words.size() / 4 / std::max<std::uint64_t>(row_words, 1); ++i) {
+      for (std::uint64_t column = 0; column < outputs_; ++column) {
+        if (words::stream_field(words.data() + i * row_words * 4, column * bits_, bits_) ==
+            2 * half - 1) {
+          return fail("q.zero_point",
+                      fmt::format("stores a zero point of all ones (group {}, output {}), which is "
+                                  "0 to some readers and {} to others",
+                                  i, column, 2 * half),
+                      {name});
+        }
+      }
+    }
+    return true;
+  }
+
+  const TensorTable& table_;
+  const words::Module& module_;
+  QuantizedTensor made_;
+  bool is_first_ = true;
+  bool has_order_ = false;
+  unsigned bits_ = 4;
+  std::uint64_t inputs_ = 0;
+  std::uint64_t outputs_ = 0;
+  std::uint64_t group_size_ = 0;
+};
+
+// "P.qweight" that has a column for each output.
+std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t tensor) {
+  const auto module = words::module_of(table, tensor);
+  if (!module) return std::nullopt;
+  const bool has_scales = module->scales != TensorTable::none;
+  // Codes of AWQ have eight outputs a word.
+  if (has_scales && table[tensor].shape[1] * 8 == table[module->scales].shape[1]) {
+    return std::nullopt;
+  }
+  return Recogniser(table, *module).run();
+}
+
+}  // namespace
+
+const Family gptq_family = {"gptq", kernels, recognise, true};
+
+}  // namespace loadstone

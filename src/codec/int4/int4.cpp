@@ -1,0 +1,133 @@
+#include "codec/int4/int4.h"
+
+#include <array>
+#include <optional>
+#include <utility>
+
+#include "codec/scaled/scaled.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::uint64_t block = 128;
+
+// ---- decoding
+
+using scaled::Codes;
+using scaled::Form;
+
+// U8 [..., columns / 2], inverse scales F32, F16 or BF16 [..., blocks, 1] of 128 numbers each; or
+// U8 [..., rows / 2, columns], F32 [..., rows, columns / 128].
+template <bool is_flat>
+std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& made) {
+  Form form = {.codes = is_flat ? Codes::offset_nibbles : Codes::row_pairs, .dtype = request.dtype};
+  if (auto wrong = scaled::check_codes(request, 2, {Dtype::u8}, "U8", 2, is_flat ? 1 : 2)) {
+    return wrong;
+  }
+  const DecodePart& scales = request.parts[1];
+  auto wrong = is_flat ? scaled::set_scale_dtype(scales, {Dtype::f32, Dtype::f16, Dtype::bf16},
+                                                 "F32, F16 or BF16", form)
+                       : scaled::set_scale_dtype(scales, {Dtype::f32}, "F32", form);
+  if (wrong) return wrong;
+  const Shape& shape = request.shape;
+  if (shape.rank() < 2) return DecodeProblem{"the weights are no matrices", shape.text(), {}};
+  auto expected = shape.extents();
+  const std::uint64_t columns = expected.back();
+  const std::uint64_t matrix = expected[expected.size() - 2] * columns;
+  if ((is_flat ? matrix : columns) % block != 0) {
+    return DecodeProblem{"the weights are no whole blocks of 128", shape.text(), {}};
+  }
+  expected.back() = is_flat ? 1 : columns / block;
+  if (is_flat) expected[expected.size() - 2] = matrix / block;
+  if (scales.shape != Shape(expected)) {
+    return DecodeProblem{"blocks and scales differ in number", scales.shape.text(),
+                         Shape(std::move(expected)).text()};
+  }
+  form.elements = made.elements;
+  form.matrix_elements = form.elements;
+  form.columns = is_flat ? block : columns;
+  form.block_columns = block;
+  form.scale_columns = form.columns / block;
+  form.scale_count = form.elements / block;
+  form.matrix_scales = form.scale_count;
+  scaled::finish(form, made);
+  return std::nullopt;
+}
+
+constexpr std::array kernels = {
+    DecodeKernel{"int4_blocks", prepare<true>},
+    DecodeKernel{"int4_row_pairs", prepare<false>},
+};
+
+// ---- recognising
+
+// Shapes of the numbers; nothing where weight and scales do not fit the layout.
+struct Int4Shapes {
+  std::optional<Shape> blocks;     // [..., rows, columns / 2], [..., blocks, 1]
+  std::optional<Shape> row_pairs;  // [..., rows / 2, columns], [..., rows, columns / 128]
+};
+
+Int4Shapes int4_shapes(const Shape& weight, const Shape& scales) {
+  Int4Shapes shapes;
+  const std::size_t rank = weight.rank();
+  if (rank < 2 || scales.rank() != rank || !weight.numel()) return shapes;
+  for (std::size_t i = 0; i + 2 < rank; ++i) {
+    if (weight[i] != scales[i]) return shapes;
+  }
+  const std::uint64_t rows = weight[rank - 2];
+  const std::uint64_t columns = weight[rank - 1];
+  const std::uint64_t bytes = rows * columns;  // part of a product that fits
+  if (bytes > UINT64_MAX / 4 || bytes == 0) return shapes;
+  auto extents = weight.extents();
+  if (scales[rank - 1] == 1 && bytes % (block / 2) == 0 &&
+      scales[rank - 2] == bytes / (block / 2)) {
+    extents[rank - 1] = 2 * columns;
+    shapes.blocks = Shape(extents);
+    extents[rank - 1] = columns;
+  }
+  if (scales[rank - 2] == 2 * rows && columns % block == 0 && scales[rank - 1] == columns / block) {
+    extents[rank - 2] = 2 * rows;
+    shapes.row_pairs = Shape(std::move(extents));
+  }
+  return shapes;
+}
+
+std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t tensor) {
+  const TensorInfo& data = table[tensor];
+  if (!is_dtype(data, {Dtype::u8})) return std::nullopt;
+  const auto scale = table.find_any(data.name, {"_scale", "_weight_scale"});
+  if (scale == TensorTable::none) return std::nullopt;
+  const TensorInfo& scales = table[scale];
+  if (!is_dtype(scales, {Dtype::f32, Dtype::f16, Dtype::bf16})) return std::nullopt;
+  const Int4Shapes shapes = int4_shapes(data.shape, scales.shape);
+  const bool may_be_pairs = shapes.row_pairs && is_dtype(scales, {Dtype::f32});
+  if (!shapes.blocks && !may_be_pairs) return std::nullopt;
+  const std::string_view written = table.metadata(int4_metadata_key);
+  const bool is_said = written == "int4" || written == "int4-awq";
+  QuantizedTensor made = quantized_tensor(data.name, tensor, {scale});
+  if (shapes.blocks && may_be_pairs && !is_said) {
+    refuse(made, "q.scale_shape", "may be int4 or int4-awq: its scales fit both", {scales.name},
+           scales.shape.text());
+  } else if (shapes.blocks && (!may_be_pairs || written == "int4")) {
+    set_decoding(table, made, "int4",
+                 {"int4_blocks", {tensor, scale}, *shapes.blocks, Dtype::bf16});
+  } else {
+    set_decoding(table, made, "int4-awq",
+                 {"int4_row_pairs", {tensor, scale}, *shapes.row_pairs, Dtype::bf16});
+  }
+  return made;
+}
+
+}  // namespace
+
+const Family int4_family = {"int4", kernels, recognise};
+
+bool is_ambiguous_int4(std::string_view encoding, const Shape& shape) noexcept {
+  if (shape.rank() < 2) return false;
+  const std::uint64_t columns = shape[shape.rank() - 1];
+  return (encoding == "int4" && columns == 2 * block) ||
+         (encoding == "int4-awq" && columns == block);
+}
+
+}  // namespace loadstone

@@ -1,0 +1,79 @@
+#include "codec/int8/int8.h"
+
+#include <array>
+
+#include "base/ceil_div.h"
+#include "codec/scaled/scaled.h"
+#include "codec/unknown/foreign_scale.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::uint32_t none = TensorTable::none;
+
+// ---- decoding: I8 [..., rows, columns], scales, and zero points I8 of the scales' shape
+
+template <bool by_rows>
+std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& made) {
+  scaled::Form form = {.weight = Dtype::i8};
+  const std::size_t parts = request.parts.size() == 3 ? 3 : 2;
+  if (auto wrong = scaled::check_codes(request, parts, {Dtype::i8}, "I8")) return wrong;
+  if (auto wrong = scaled::set_scale_dtype(request.parts[1], form)) return wrong;
+  auto wrong = by_rows ? scaled::cut_by(request, 1, 0, form) : scaled::cut_evenly(request, form);
+  if (!wrong && parts == 3) wrong = scaled::set_zeros(request, form);
+  if (wrong) return wrong;
+  scaled::finish(form, made);
+  return std::nullopt;
+}
+
+constexpr std::array kernels = {
+    DecodeKernel{"int8_rows", prepare<true>},
+    DecodeKernel{"int8_block", prepare<false>},
+};
+
+// ---- recognising
+
+std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t tensor) {
+  const TensorInfo& data = table[tensor];
+  if (!is_dtype(data, {Dtype::i8})) return std::nullopt;
+  const auto scale = table.find_any(data.name, {"_scale", "_weight_scale"});
+  if (scale == none) return std::nullopt;
+  const auto zero = table.find(data.name + "_zero_point");
+  QuantizedTensor made = quantized_tensor(data.name, tensor, {scale, zero});
+  made.has_zero_points = zero != none;
+  if (const auto order = table.find(data.name + "_g_idx"); order != none) {
+    made.states.push_back(order);
+    refuse_layout(table, made);
+    return made;
+  }
+  if (zero != none && table.claim().is_symmetric == true) {
+    refuse(made, "plan.config_mismatch", "has zero points, and the config says that it has none",
+           {table[zero].name}, "zero points", "symmetric: true");
+    return made;
+  }
+  if (zero == none && table.claim().is_symmetric == false) {
+    refuse(made, "q.scale_missing", "lacks components", {data.name + "_zero_point"});
+    return made;
+  }
+  const Shape& scales = table[scale].shape;
+  const std::size_t rank = data.shape.rank();
+  const bool is_grid = rank > 1 && scales.rank() == rank;
+  const bool has_one = scales.numel() == 1u && (rank < 2 || data.shape[rank - 2] > 1);
+  const bool has_groups = is_grid && scales[rank - 1] > 1;
+  Decoding decoding = {"int8_rows", {tensor, scale}, data.shape, Dtype::bf16};
+  if (has_one || has_groups) decoding.kernel = "int8_block";
+  if (zero != none) decoding.sources.push_back(zero);
+  set_decoding(table, made,
+               has_one      ? "int8-tensor"
+               : has_groups ? "int8-group"
+                            : "int8-channel",
+               std::move(decoding));
+  return made;
+}
+
+}  // namespace
+
+const Family int8_family = {"int8", kernels, recognise, true};
+
+}  // namespace loadstone

@@ -1,0 +1,255 @@
+#include "codec/packed/packed.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/ceil_div.h"
+#include "codec/scaled/scaled.h"
+#include "codec/words/module.h"
+#include "codec/words/words.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::uint64_t word_bits = 32;
+constexpr std::uint32_t none = TensorTable::none;
+
+// ---- decoding: words I32 [rows, ceil(columns * bits / 32)], scales [rows, groups] or one; then
+// zero points I32 [ceil(rows * bits / 32), groups], or I8 of one; and the order of groups I32
+// [columns].
+
+template <unsigned bits>
+std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& made) {
+  const auto& parts = request.parts;
+  const auto refuse = [](const char* message, std::string found, std::string expected) {
+    return DecodeProblem{message, std::move(found), std::move(expected)};
+  };
+  if (parts.size() < 2 || parts.size() > 4) {
+    return refuse("the kernel takes words, scales, zero points and an order",
+                  fmt::format("{} tensors", parts.size()), "2 to 4 tensors");
+  }
+  if (request.shape.rank() != 2)
+    return refuse("the weights are no matrix", request.shape.text(), {});
+  words::Form form = {.layout = words::Layout::across,
+                      .bits = bits,
+                      .rows = request.shape[0],
+                      .columns = request.shape[1],
+                      .group_size = request.group_size,
+                      .dtype = request.dtype};
+  const Shape codes({form.rows, ceil_div(form.columns * bits, word_bits)});
+  if (!scaled::is_one_of(parts[0].encoding, {Dtype::i32}) || parts[0].shape != codes) {
+    return refuse("the words hold other numbers", parts[0].shape.text(), codes.text());
+  }
+  if (!scaled::is_one_of(parts[1].encoding, {Dtype::f32, Dtype::f16, Dtype::bf16})) {
+    return refuse("scales of a dtype that the kernel does not know",
+                  std::string(parts[1].encoding.name()), "F32, F16 or BF16");
+  }
+  form.scale = parts[1].encoding.dtype();
+  const Shape& scales = parts[1].shape;
+  form.has_one_scale = scales.numel() == 1u && form.group_size == form.columns;
+  if (form.group_size == 0) return refuse("groups of no columns", "0", "1 or more");
+  form.groups = ceil_div(form.columns, form.group_size);
+  const Shape per_group({form.rows, form.groups});
+  if (!form.has_one_scale && scales != per_group) {
+    return refuse("groups and scales differ in number", scales.text(), per_group.text());
+  }
+  for (std::size_t i = 2; i < parts.size(); ++i) {
+    const bool is_words = scaled::is_one_of(parts[i].encoding, {Dtype::i32});
+    const Shape zeros({ceil_div(form.rows * bits, word_bits), form.groups});
+    if (i + 1 == parts.size() && is_words && parts[i].shape == Shape({form.columns})) {
+      form.has_order = true;
+    } else if (i == 2 && is_words && parts[i].shape == zeros && !form.has_one_scale) {
+      form.has_zeros = true;
+    } else if (i == 2 && scaled::is_one_of(parts[i].encoding, {Dtype::i8}) &&
+               parts[i].shape.numel() == 1u && form.has_one_scale) {
+      form.has_zeros = form.has_plain_zero = true;
+    } else {
+      return refuse("zero points, or an order, of another matrix",
+                    fmt::format("{} {}", parts[i].encoding.name(), parts[i].shape.text()),
+                    fmt::format("I32 {} or I32 [{}]", zeros.text(), form.columns));
+    }
+  }
+  words::finish(form, made);
+  return std::nullopt;
+}
+
+constexpr std::array kernels = {
+    DecodeKernel{"packed_int4", prepare<4>, false, false, true},
+    DecodeKernel{"packed_int8", prepare<8>, false, false, true},
+};
+
+// ---- recognising
+
+// Used once.
+class Recogniser {
+ public:
+  Recogniser(const TensorTable& table, std::uint32_t tensor)
+      : table_(table),
+        name_(without_suffix(table[tensor].name, "_packed")),
+        words_(table[tensor]),
+        scale_(table.find(name_ + "_scale")),
+        zero_(table.find(name_ + "_zero_point")),
+        order_(table.find(name_ + "_g_idx")),
+        shape_(table.find(name_ + "_shape")),
+        made_(quantized_tensor(name_, tensor, {scale_, zero_})) {
+    made_.has_zero_points = zero_ != none;
+    for (const std::uint32_t state : {order_, shape_}) {
+      if (state != none) made_.states.push_back(state);
+    }
+  }
+
+  QuantizedTensor run() && {
+    try {
+      if (find_components() && find_shape() && find_groups() && find_order()) decode();
+    } catch (const Error& error) {
+      const Where& where = error.where();
+      refuse(made_, error.code(), error.message(),
+             {where.tensor.empty() ? words_.name : where.tensor}, where.found, where.expected);
+    }
+    return std::move(made_);
+  }
+
+ private:
+  bool fail(const char* code, const std::string& what, std::vector<std::string> sources,
+            std::string found = {}, std::string expected = {}) {
+    refuse(made_, code, what, std::move(sources), std::move(found), std::move(expected));
+    return false;
+  }
+
+  bool find_components() {
+    std::vector<std::string> lacks;
+    if (scale_ == none) lacks.push_back(name_ + "_scale");
+    if (shape_ == none) lacks.push_back(name_ + "_shape");
+    const auto symmetric = table_.claim().is_symmetric;
+    if (zero_ == none && symmetric == false) lacks.push_back(name_ + "_zero_point");
+    if (!lacks.empty()) return fail("q.scale_missing", "lacks components", std::move(lacks));
+    if (zero_ != none && symmetric == true) {
+      return fail("plan.config_mismatch", "has zero points, and the config says that it has none",
+                  {table_[zero_].name}, "zero points", "symmetric: true");
+    }
+    return true;
+  }
+
+  bool find_shape() {
+    const TensorInfo& tensor = table_[shape_];
+    const bool is_pair = is_dtype(tensor, {Dtype::i64, Dtype::i32}) && tensor.shape == Shape({2});
+    const auto extents = is_pair ? table_.integers_of(shape_, TensorTable::small_bytes_max)
+                                 : std::vector<std::int64_t>();
+    constexpr std::int64_t extent_max = std::int64_t{1} << 31;
+    const auto is_sound = [](std::int64_t extent) { return extent > 0 && extent < extent_max; };
+    if (extents.size() != 2 || !std::ranges::all_of(extents, is_sound)) {
+      return fail("q.shape", "has a shape that is none", {tensor.name},
+                  fmt::format("{}", fmt::join(extents, ", ")), "rows, columns");
+    }
+    rows_ = static_cast<std::uint64_t>(extents[0]);
+    columns_ = static_cast<std::uint64_t>(extents[1]);
+    const auto fits = [&](std::uint64_t bits) {
+      return words_.shape == Shape({rows_, ceil_div(columns_ * bits, word_bits)});
+    };
+    const auto& claimed = table_.claim().bits;
+    if (claimed && *claimed != 4 && *claimed != 8 && fits(*claimed)) {
+      return fail("plan.encoding", "has codes of a width that is not decoded", {words_.name},
+                  fmt::format("{} bits", *claimed), "4 or 8 bits");
+    }
+    bits_ = claimed == 8u && fits(8) ? 8 : fits(4) ? 4 : 8;
+    if (!fits(bits_)) {
+      return fail("q.shape", "has other words than its shape asks for", {words_.name, tensor.name},
+                  words_.shape.text(), fmt::format("[{}, {}] numbers", rows_, columns_));
+    }
+    if (claimed && *claimed != bits_) {
+      return fail("plan.config_mismatch", "has other bits than the config says", {words_.name},
+                  std::to_string(bits_), std::to_string(*claimed));
+    }
+    return true;
+  }
+
+  bool find_groups() {
+    const TensorInfo& scales = table_[scale_];
+    const std::size_t rank = scales.shape.rank();
+    const bool is_one = scales.shape.numel() == 1u;
+    if (!is_one && (rank != 2 || scales.shape[0] != rows_ || scales.shape[1] == 0)) {
+      return fail("q.scale_shape", "has scales of other rows", {scales.name}, scales.shape.text(),
+                  fmt::format("[{}, groups]", rows_));
+    }
+    const std::uint64_t groups = is_one ? 1 : scales.shape[1];
+    group_size_ = ceil_div(columns_, groups);
+    const auto& claimed = table_.claim().group_size;
+    if (groups > 1 && claimed && *claimed != 0) {
+      if (ceil_div(columns_, *claimed) != groups) {
+        return fail("plan.config_mismatch", "has other groups than the config says", {scales.name},
+                    fmt::format("{} groups", groups), fmt::format("groups of {}", *claimed));
+      }
+      group_size_ = *claimed;
+    }
+    return true;
+  }
+
+  // Written for groups in an order of their own only; -1 throughout was never set.
+  bool find_order() {
+    if (order_ == none) return true;
+    const TensorInfo& tensor = table_[order_];
+    if (!is_dtype(tensor, {Dtype::i32}) || tensor.shape != Shape({columns_})) {
+      return fail("q.scale_shape", "has an order of other columns", {tensor.name},
+                  tensor.shape.text(), Shape({columns_}).text());
+    }
+    const auto order = table_.integers_of(order_, words::order_bytes_max);
+    if (std::ranges::all_of(order, [](std::int64_t group) { return group == -1; })) return true;
+    const auto groups = static_cast<std::int64_t>(ceil_div(columns_, group_size_));
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      if (order[i] < 0 || order[i] >= groups) {
+        return fail("q.g_idx", fmt::format("has column {} in a group that does not exist", i),
+                    {tensor.name}, std::to_string(order[i]), fmt::format("0 to {}", groups - 1));
+      }
+      has_order_ = has_order_ || static_cast<std::uint64_t>(order[i]) != i / group_size_;
+    }
+    return true;
+  }
+
+  void decode() {
+    Decoding decoding = {bits_ == 4 ? "packed_int4" : "packed_int8",
+                         {made_.data, scale_},
+                         Shape({rows_, columns_}),
+                         Dtype::bf16,
+                         0,
+                         group_size_};
+    if (zero_ != none) decoding.sources.push_back(zero_);
+    if (has_order_) decoding.sources.push_back(order_);
+    const std::string encoding = fmt::format("int{}-packed", bits_);
+    set_decoding(table_, made_, encoding, std::move(decoding));
+    made_.unneeded.push_back(shape_);
+    if (order_ != none && !has_order_) made_.unneeded.push_back(order_);
+  }
+
+  const TensorTable& table_;
+  const std::string name_;
+  const TensorInfo& words_;
+  const std::uint32_t scale_;
+  const std::uint32_t zero_;
+  const std::uint32_t order_;
+  const std::uint32_t shape_;
+  QuantizedTensor made_;
+  std::uint64_t rows_ = 0;
+  std::uint64_t columns_ = 0;
+  std::uint64_t bits_ = 4;
+  std::uint64_t group_size_ = 0;
+  bool has_order_ = false;
+};
+
+std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t tensor) {
+  const TensorInfo& words = table[tensor];
+  if (!is_dtype(words, {Dtype::i32}) || !words.name.ends_with("_packed")) return std::nullopt;
+  const std::string name = without_suffix(words.name, "_packed");
+  if (table.find_any(name, {"_scale", "_shape"}) == none) return std::nullopt;
+  return Recogniser(table, tensor).run();
+}
+
+}  // namespace
+
+const Family packed_family = {"packed", kernels, recognise, true};
+
+}  // namespace loadstone

@@ -1,0 +1,245 @@
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "codec/scaled/scaled.h"
+#include "kernels/cast.h"
+#include "kernels/number.h"
+
+namespace loadstone::scaled {
+
+namespace {
+
+// As F32, on their way: they stay in the first-level cache.
+constexpr std::uint64_t run_max = 1024;
+
+constexpr std::array<float, 16> e2m1_values = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,
+                                               4.0f,  6.0f,  -0.0f, -0.5f, -1.0f, -1.5f,
+                                               -2.0f, -3.0f, -4.0f, -6.0f};
+
+float power_of_two(std::uint8_t byte) noexcept {
+  return std::bit_cast<float>(byte == 0 ? 0x00400000u : static_cast<std::uint32_t>(byte) << 23);
+}
+
+float scale_at(Dtype dtype, const std::byte* from, std::uint64_t index) noexcept {
+  switch (dtype) {
+    case Dtype::f32:
+      return number::load<Dtype::f32>(from + 4 * index);
+    case Dtype::bf16:
+      return number::load<Dtype::bf16>(from + 2 * index);
+    case Dtype::f16:
+      return number::load<Dtype::f16>(from + 2 * index);
+    case Dtype::f8_e8m0:
+      return number::load<Dtype::f8_e8m0>(from + index);
+    case Dtype::f8_e4m3:
+      return number::load<Dtype::f8_e4m3>(from + index);
+    default:
+      return power_of_two(number::load_raw<std::uint8_t>(from + index));
+  }
+}
+
+using Pair = std::array<float, 2>;
+
+// The two numbers of each byte: one look-up in place of two, and no shifts.
+constexpr std::array<Pair, 256> make_pairs() {
+  std::array<Pair, 256> pairs = {};
+  for (std::size_t byte = 0; byte < pairs.size(); ++byte) {
+    pairs[byte] = {e2m1_values[byte & 0xf], e2m1_values[byte >> 4]};
+  }
+  return pairs;
+}
+constexpr std::array<Pair, 256> pairs = make_pairs();
+
+void load_nibbles(const std::byte* weights, bool starts_high, float* values,
+                  std::uint64_t count) noexcept {
+  if (starts_high && count > 0) {
+    *values++ = pairs[std::to_integer<std::size_t>(*weights++)][1];
+    --count;
+  }
+  for (std::uint64_t i = 0; i < count / 2; ++i) {
+    std::memcpy(values + 2 * i, &pairs[std::to_integer<std::size_t>(weights[i])], sizeof(Pair));
+  }
+  if (count % 2 != 0) {
+    values[count - 1] = pairs[std::to_integer<std::size_t>(weights[count / 2])][0];
+  }
+}
+
+// One row's numbers out of the bytes that it shares with its neighbour.
+void load_row_half(const std::byte* weights, bool is_high, float* values,
+                   std::uint64_t count) noexcept {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const unsigned code = std::to_integer<unsigned>(weights[i]) >> (is_high ? 4 : 0) & 15u;
+    values[i] = static_cast<float>(static_cast<int>(code ^ 8u) - 8);
+  }
+}
+
+void load_offset_codes(const std::byte* weights, bool starts_low, float* values,
+                       std::uint64_t count) noexcept {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const std::uint64_t at = i + (starts_low ? 1 : 0);
+    const unsigned code = std::to_integer<unsigned>(weights[at / 2]) >> (at % 2 == 0 ? 4 : 0) & 15u;
+    values[i] = static_cast<float>(static_cast<int>(code) - 8);
+  }
+}
+
+void divide(float* values, std::uint64_t count, float scale) noexcept {
+  for (std::uint64_t i = 0; i < count; ++i) values[i] /= scale;
+}
+
+// A NaN of the weight goes before one of the scale, on every compiler and machine.
+void multiply(float* values, std::uint64_t count, float scale) noexcept {
+  if (scale != scale) {
+    const auto quiet = std::bit_cast<float>(std::bit_cast<std::uint32_t>(scale) | 0x00400000u);
+    for (std::uint64_t i = 0; i < count; ++i) {
+      if (values[i] == values[i]) values[i] = quiet;
+    }
+    return;
+  }
+  for (std::uint64_t i = 0; i < count; ++i) values[i] *= scale;
+}
+
+class ScaledDecoder final : public Decoder {
+ public:
+  explicit ScaledDecoder(const Form& form) : form_(form) {}
+
+  [[nodiscard]] ByteRange part_bytes(std::size_t part, std::uint64_t begin,
+                                     std::uint64_t end) const noexcept override;
+  void decode(std::uint64_t begin, std::uint64_t end, std::span<const std::byte* const> parts,
+              std::byte* target) const noexcept override;
+
+ private:
+  [[nodiscard]] ByteRange code_bytes(std::uint64_t begin, std::uint64_t end) const noexcept;
+  [[nodiscard]] ByteRange scale_bytes(std::uint64_t begin, std::uint64_t end) const noexcept;
+  void load(std::uint64_t at, const std::byte* codes, float* values,
+            std::uint64_t count) const noexcept;
+  void apply(float scale, float* values, std::uint64_t count) const noexcept;
+
+  const Form form_;
+};
+
+ByteRange ScaledDecoder::code_bytes(std::uint64_t begin, std::uint64_t end) const noexcept {
+  switch (form_.codes) {
+    case Codes::bytes:
+      return {begin, end};
+    case Codes::fp4:
+    case Codes::offset_nibbles:
+      return {begin / 2, end / 2 + end % 2};
+    case Codes::row_pairs:
+      break;
+  }
+  const std::uint64_t columns = form_.columns;
+  const std::uint64_t first = begin / columns;
+  const std::uint64_t last = (end - 1) / columns;
+  const std::uint64_t bytes = first / 2 * columns;
+  if (first == last) return {bytes + begin % columns, bytes + (end - 1) % columns + 1};
+  return {bytes, (last / 2 + 1) * columns};
+}
+
+ByteRange ScaledDecoder::scale_bytes(std::uint64_t begin, std::uint64_t end) const noexcept {
+  const std::uint64_t size = element_bytes(form_.scale);
+  const std::uint64_t last = end - 1;
+  const std::uint64_t matrix = form_.matrix_elements;
+  if (form_.matrix_scales == 0 && begin / matrix != last / matrix) {
+    return {0, form_.scale_count * size};
+  }
+  const auto block_row = [&](std::uint64_t element) {
+    return element / matrix * form_.matrix_scales +
+           element % matrix / form_.columns / form_.block_rows * form_.scale_columns;
+  };
+  std::uint64_t first_scale = block_row(begin);
+  std::uint64_t end_scale = block_row(last) + form_.scale_columns;
+  if (begin / form_.columns == last / form_.columns) {
+    end_scale = first_scale + last % form_.columns / form_.block_columns + 1;
+    first_scale += begin % form_.columns / form_.block_columns;
+  }
+  return {first_scale * size, end_scale * size};
+}
+
+ByteRange ScaledDecoder::part_bytes(std::size_t part, std::uint64_t begin,
+                                    std::uint64_t end) const noexcept {
+  if (part == 0) return code_bytes(begin, end);
+  if (part == 1) return scale_bytes(begin, end);
+  if (part == 2 && form_.has_zeros) {
+    const ByteRange scales = scale_bytes(begin, end);
+    return {scales.begin / element_bytes(form_.scale), scales.end / element_bytes(form_.scale)};
+  }
+  if (part > 2 || form_.global == Global::none) return {};
+  if (form_.global_count == 1) return {0, sizeof(float)};
+  return {begin / form_.matrix_elements * sizeof(float),
+          ((end - 1) / form_.matrix_elements + 1) * sizeof(float)};
+}
+
+// `codes` begin with the byte of the number at `at`; all are of one row.
+void ScaledDecoder::load(std::uint64_t at, const std::byte* codes, float* values,
+                         std::uint64_t count) const noexcept {
+  switch (form_.codes) {
+    case Codes::bytes:
+      cast_between(form_.weight, Dtype::f32)
+          .run(codes, reinterpret_cast<std::byte*>(values), count);
+      return;
+    case Codes::fp4:
+      return load_nibbles(codes, at % 2 != 0, values, count);
+    case Codes::offset_nibbles:
+      return load_offset_codes(codes, at % 2 != 0, values, count);
+    case Codes::row_pairs:
+      return load_row_half(codes, at / form_.columns % 2 != 0, values, count);
+  }
+}
+
+void ScaledDecoder::apply(float scale, float* values, std::uint64_t count) const noexcept {
+  if (form_.codes == Codes::offset_nibbles) return divide(values, count, scale);
+  if (form_.by_exponent && std::isinf(scale)) {
+    multiply(values, count, 0x1p127f);
+    scale = 2.0f;
+  }
+  multiply(values, count, scale);
+}
+
+void ScaledDecoder::decode(std::uint64_t begin, std::uint64_t end,
+                           std::span<const std::byte* const> parts,
+                           std::byte* target) const noexcept {
+  alignas(64) std::array<float, run_max> values;
+  const std::uint64_t first_code = code_bytes(begin, end).begin;
+  const std::uint64_t first_scale = scale_bytes(begin, end).begin / element_bytes(form_.scale);
+  const Cast round = cast_between(Dtype::f32, form_.dtype);
+  const std::size_t target_bytes = element_bytes(form_.dtype);
+  const std::uint64_t matrix_elements = form_.matrix_elements;
+  for (std::uint64_t at = begin; at < end;) {
+    const std::uint64_t column = at % form_.columns;
+    const std::uint64_t count = std::min({run_max, form_.columns - column, end - at});
+    load(at, parts[0] + (code_bytes(at, at + count).begin - first_code), values.data(), count);
+    const std::uint64_t row_scale =
+        at / matrix_elements * form_.matrix_scales +
+        at % matrix_elements / form_.columns / form_.block_rows * form_.scale_columns;
+    for (std::uint64_t i = 0; i < count;) {
+      const std::uint64_t block = (column + i) / form_.block_columns;
+      const std::uint64_t run = std::min((block + 1) * form_.block_columns - column - i, count - i);
+      float scale = scale_at(form_.scale, parts[1], row_scale + block - first_scale);
+      if (form_.global != Global::none) {
+        const std::uint64_t matrix =
+            form_.global_count == 1 ? 0 : at / matrix_elements - begin / matrix_elements;
+        const float global = number::load<Dtype::f32>(parts[2] + matrix * sizeof(float));
+        scale = form_.global == Global::factor ? scale * global : scale / global;
+      }
+      if (form_.has_zeros) {
+        const auto zero = static_cast<std::int8_t>(parts[2][row_scale + block - first_scale]);
+        for (std::uint64_t k = i; k < i + run; ++k) values[k] -= static_cast<float>(zero);
+      }
+      apply(scale, values.data() + i, run);
+      i += run;
+    }
+    round.run(reinterpret_cast<const std::byte*>(values.data()),
+              target + (at - begin) * target_bytes, count);
+    at += count;
+  }
+}
+
+}  // namespace
+
+void finish(const Form& form, DecodeForm& made) {
+  made.decoder = std::make_shared<const ScaledDecoder>(form);
+}
+
+}  // namespace loadstone::scaled

@@ -1,0 +1,80 @@
+// Codes with a scale for each block of a matrix: what FP8, FP4 and integers of 8 and 4 bits share.
+// Each number and its scale as F32, their product (or quotient), one rounding to the wanted dtype.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+
+#include "codec/decode.h"
+
+namespace loadstone::scaled {
+
+// How codes stand in the first part.
+enum class Codes : std::uint8_t {
+  bytes,           // a number of `weight` each
+  fp4,             // two E2M1 a byte, the low half first
+  offset_nibbles,  // two integers a byte, offset by 8, the high half first; scales are inverse
+  row_pairs,  // two's complement; the low halves of a row's bytes one row, the high ones the next
+};
+
+// A third part, F32, that every scale is multiplied with or divided by: one, or one a matrix.
+enum class Global : std::uint8_t { none, factor, divisor };
+
+// Numbers are counted row by row. A matrix is cut into blocks, each with one scale. Value type.
+struct Form {
+  Codes codes = Codes::bytes;
+  Dtype weight = Dtype::f8_e4m3;
+  Dtype scale = Dtype::f32;  // u8: the byte's power of two
+  Dtype dtype = Dtype::f32;  // of the result
+  bool by_exponent = false;  // a scale is added to the exponent: 2^128 too, which no F32 is
+  std::uint64_t elements = 0;
+  std::uint64_t matrix_elements = 1;
+  std::uint64_t columns = 1;
+  std::uint64_t block_rows = 1;
+  std::uint64_t block_columns = 1;
+  std::uint64_t scale_columns = 1;
+  std::uint64_t scale_count = 1;    // of all scales
+  std::uint64_t matrix_scales = 0;  // scales of one matrix; 0: all matrices share them
+  Global global = Global::none;
+  std::uint64_t global_count = 1;
+  bool has_zeros = false;  // a third part, I8: what is taken off codes, in the scales' places
+};
+
+// Makes the decoder, once all else has been filled in.
+void finish(const Form& form, DecodeForm& made);
+
+// ---- steps of preparing, each with what does not fit
+
+[[nodiscard]] bool is_one_of(Encoding encoding, std::initializer_list<Dtype> dtypes) noexcept;
+
+// So many parts, and codes of these dtypes, which give numbers of the wanted shape: codes stand
+// `per_byte` in each, along the dimension so many from the end.
+[[nodiscard]] std::optional<DecodeProblem> check_codes(
+    const DecodeRequest& request, std::size_t parts, std::initializer_list<Dtype> dtypes,
+    const char* expected, std::uint64_t per_byte = 1, std::size_t from_end = 1);
+
+[[nodiscard]] std::optional<DecodeProblem> set_scale_dtype(const DecodePart& scales,
+                                                           std::initializer_list<Dtype> dtypes,
+                                                           const char* expected, Form& form);
+// F32, BF16, F16, F8_E8M0, or U8 that are powers of two.
+[[nodiscard]] std::optional<DecodeProblem> set_scale_dtype(const DecodePart& scales, Form& form);
+
+// Blocks of whatever size divides the matrix into as many as there are scales.
+[[nodiscard]] std::optional<DecodeProblem> cut_evenly(const DecodeRequest& request, Form& form);
+
+// Blocks of this size, the last of which may be cut: a scale for each block of each matrix, or (a
+// vector of them) one for each row. `block_columns` 0: of whole rows.
+[[nodiscard]] std::optional<DecodeProblem> cut_by(const DecodeRequest& request,
+                                                  std::uint64_t block_rows,
+                                                  std::uint64_t block_columns, Form& form);
+
+// The third part.
+[[nodiscard]] std::optional<DecodeProblem> set_global(const DecodeRequest& request, Global global,
+                                                      Form& form);
+
+[[nodiscard]] std::optional<DecodeProblem> set_zeros(const DecodeRequest& request, Form& form);
+
+}  // namespace loadstone::scaled

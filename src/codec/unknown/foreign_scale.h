@@ -1,0 +1,22 @@
+// Scales of FP8 codes under names of programs whose layouts are not decoded.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "codec/tensor_table.h"
+
+namespace loadstone {
+
+// Nothing: no tensor beside the codes speaks of a scale.
+[[nodiscard]] std::optional<QuantizedTensor> with_foreign_scale(const TensorTable& table,
+                                                                std::uint32_t data);
+
+// Whatever is beside the codes and changes their meaning in a way that their codec does not know:
+// zero points, an order of columns, a factor for activations. The tensor then cannot be read.
+void refuse_foreign_companions(const TensorTable& table, QuantizedTensor& quantized);
+
+// The defect of a layout that is known and not decoded.
+void refuse_layout(const TensorTable& table, QuantizedTensor& quantized);
+
+}  // namespace loadstone

@@ -1,0 +1,46 @@
+// Integers of a few bits in words of 32, low bits first, with a scale and a zero point for each
+// group: what GPTQ, AWQ and compressed-tensors share. A number is the scale, as F32, times the
+// difference of code and zero point, which F32 holds exactly; then it is rounded once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codec/decode.h"
+
+namespace loadstone::words {
+
+// How codes stand in words; of a matrix as it is stored, [rows, columns].
+enum class Layout : std::uint8_t {
+  down,         // a stream of bits down each column: GPTQ, [rows * bits / 32, columns]
+  across,       // a stream along each row: compressed-tensors, [rows, ceil(columns * bits / 32)]
+  interleaved,  // eight columns a word in the order 0 2 4 6 1 3 5 7: AWQ, [rows, columns / 8]
+};
+
+// Value type.
+struct Form {
+  Layout layout = Layout::down;
+  unsigned bits = 4;
+  std::uint64_t rows = 0;
+  std::uint64_t columns = 0;
+  std::uint64_t group_size = 0;  // numbers of a group: down the rows; `across`, along the columns
+  std::uint64_t groups = 1;
+  Dtype scale = Dtype::f16;  // F32, F16 or BF16
+  // Of `across`: one scale for all, in place of [rows, groups].
+  bool has_one_scale = false;
+  // Stored zero points are less by it: 1 in the first version of GPTQ.
+  unsigned zero_offset = 0;
+  // Without zero points: what codes are offset by.
+  bool has_zeros = false;
+  // Of `across`: the one zero point is an I8 of itself, and not offset.
+  bool has_plain_zero = false;
+  // The last part says the group of each row (of each column, `across`), in place of an order.
+  bool has_order = false;
+  Dtype dtype = Dtype::f32;  // of the numbers
+};
+
+// Parts: codes, scales, then zero points and the order of groups, where there are such. Sizes must
+// have been checked; the groups of an order must exist.
+void finish(const Form& form, DecodeForm& made);
+
+}  // namespace loadstone::words
