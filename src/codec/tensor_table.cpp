@@ -88,6 +88,12 @@ void refuse(QuantizedTensor& quantized, std::string code, std::string_view what,
                       .expected = std::move(expected)};
 }
 
+void refuse(QuantizedTensor& quantized, const Error& error, const std::string& component) {
+  const Where& where = error.where();
+  refuse(quantized, error.code(), (where.field.empty() ? "" : where.field + ": ") + error.message(),
+         {where.tensor.empty() ? component : where.tensor}, where.found, where.expected);
+}
+
 std::optional<DecodeProblem> check_decoding(const std::vector<TensorInfo>& tensors,
                                             const Decoding& decoding, DecodeForm& form) {
   std::vector<DecodePart> parts;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "codec/decode.h"
+#include "loadstone/error.h"
 #include "loadstone/quantized_tensor.h"
 #include "loadstone/tensor_info.h"
 
@@ -74,6 +75,9 @@ class TensorTable {
 // it.
 void refuse(QuantizedTensor& quantized, std::string code, std::string_view what,
             std::vector<std::string> sources, std::string found = {}, std::string expected = {});
+
+// What stood in the way of reading a component.
+void refuse(QuantizedTensor& quantized, const Error& error, const std::string& component);
 
 // The kernel and the sources give numbers of this shape; unless they do not fit each other, which
 // is the defect "q.scale_shape" then.

@@ -145,9 +145,7 @@ std::optional<QuantizedTensor> recognise_state(const TensorTable& table, std::ui
   try {
     decode_by_state(table, made);
   } catch (const Error& error) {
-    const Where& where = error.where();
-    refuse(made, error.code(), (where.field.empty() ? "" : where.field + ": ") + error.message(),
-           {where.tensor.empty() ? name : where.tensor}, where.found, where.expected);
+    refuse(made, error, name);
   }
   return made;
 }

@@ -57,17 +57,10 @@ class Recogniser {
       : table_(table), module_(module), made_(module.quantized()) {}
 
   QuantizedTensor run() && {
-    if (find_layout() && find_sizes() && find_order() && check_zeros()) {
-      const char* const kernel = is_first_ ? "gptq_v1" : "gptq_v2";
-      Decoding decoding = {kernel,
-                           {module_.codes, module_.scales, module_.zeros},
-                           Shape({inputs_, outputs_}),
-                           Dtype::f16,
-                           0,
-                           group_size_};
-      if (has_order_) decoding.sources.push_back(module_.order);
-      set_decoding(table_, made_, "gptq", std::move(decoding));
-      made_.is_transposed = true;
+    try {
+      if (find_layout() && find_sizes() && find_order() && check_zeros()) decode();
+    } catch (const Error& error) {
+      refuse(made_, error, table_[module_.codes].name);
     }
     return std::move(made_);
   }
@@ -212,6 +205,18 @@ class Recogniser {
       }
     }
     return true;
+  }
+
+  void decode() {
+    Decoding decoding = {is_first_ ? "gptq_v1" : "gptq_v2",
+                         {module_.codes, module_.scales, module_.zeros},
+                         Shape({inputs_, outputs_}),
+                         Dtype::f16,
+                         0,
+                         group_size_};
+    if (has_order_) decoding.sources.push_back(module_.order);
+    set_decoding(table_, made_, "gptq", std::move(decoding));
+    made_.is_transposed = true;
   }
 
   const TensorTable& table_;

@@ -10,7 +10,6 @@
 #include "codec/scaled/scaled.h"
 #include "codec/words/module.h"
 #include "codec/words/words.h"
-#include "loadstone/error.h"
 
 namespace loadstone {
 
@@ -107,9 +106,7 @@ class Recogniser {
     try {
       if (find_components() && find_shape() && find_groups() && find_order()) decode();
     } catch (const Error& error) {
-      const Where& where = error.where();
-      refuse(made_, error.code(), error.message(),
-             {where.tensor.empty() ? words_.name : where.tensor}, where.found, where.expected);
+      refuse(made_, error, words_.name);
     }
     return std::move(made_);
   }
