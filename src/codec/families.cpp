@@ -3,7 +3,7 @@
 #include <array>
 
 #include "codec/awq/awq.h"
-#include "codec/bitsandbytes/bitsandbytes.h"
+#include "codec/bnb/bnb.h"
 #include "codec/fp4/fp4.h"
 #include "codec/fp8/fp8.h"
 #include "codec/gguf/gguf.h"
@@ -19,16 +19,16 @@ namespace {
 
 // In the order in which they are asked.
 constexpr std::array all = {
-    &unknown_family,       //
-    &gptq_family,          //
-    &awq_family,           //
-    &packed_family,        //
-    &bitsandbytes_family,  //
-    &fp8_family,           //
-    &int8_family,          //
-    &int4_family,          //
-    &fp4_family,           //
-    &gguf_family,          //
+    &unknown_family,  //
+    &gptq_family,     //
+    &awq_family,      //
+    &packed_family,   //
+    &bnb_family,      //
+    &fp8_family,      //
+    &int8_family,     //
+    &int4_family,     //
+    &fp4_family,      //
+    &gguf_family,     //
 };
 
 }  // namespace

@@ -1,12 +1,12 @@
-#include "codec/bitsandbytes/bitsandbytes.h"
+#include "codec/bnb/bnb.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "base/ceil_div.h"
 #include "base/text.h"
-#include "codec/bitsandbytes/decode.h"
-#include "codec/bitsandbytes/state.h"
+#include "codec/bnb/decode.h"
+#include "codec/bnb/state.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -162,6 +162,6 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 }  // namespace
 
-const Family bitsandbytes_family = {"bitsandbytes", bnb_kernels(), recognise};
+const Family bnb_family = {"bnb", bnb_kernels(), recognise};
 
 }  // namespace loadstone

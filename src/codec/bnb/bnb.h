@@ -5,6 +5,6 @@
 
 namespace loadstone {
 
-extern const Family bitsandbytes_family;
+extern const Family bnb_family;
 
 }  // namespace loadstone

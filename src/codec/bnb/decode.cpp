@@ -1,5 +1,5 @@
 // Weights of bitsandbytes: any range of their numbers.
-#include "codec/bitsandbytes/decode.h"
+#include "codec/bnb/decode.h"
 
 #include <algorithm>
 #include <array>

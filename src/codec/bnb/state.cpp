@@ -1,4 +1,4 @@
-#include "codec/bitsandbytes/state.h"
+#include "codec/bnb/state.h"
 
 #include <fmt/format.h>
 
