@@ -24,10 +24,11 @@ struct QuantizationClaim {
   std::string method = {};                           // "gptq", "awq", "compressed-tensors" ...
   std::string layout = {};                           // "gptq_v2", "gemm" ...
   std::optional<std::uint64_t> bits = std::nullopt;  // of a code
-  std::optional<std::uint64_t> group_size = std::nullopt;  // numbers with one scale; 0: all
-  std::optional<bool> is_symmetric = std::nullopt;         // there are no zero points
-  std::optional<bool> is_reordered = std::nullopt;         // groups are in an order of their own
-  bool has_exceptions = false;                             // some modules are described otherwise
+  std::optional<std::uint64_t> group_size =
+      std::nullopt;  // numbers with one scale; may be more than there are
+  std::optional<bool> is_symmetric = std::nullopt;  // there are no zero points
+  std::optional<bool> is_reordered = std::nullopt;  // groups are in an order of their own
+  bool has_exceptions = false;                      // some modules are described otherwise
 };
 
 // One quantized tensor. Numbers of tensors are indices into Catalog::tensors().

@@ -114,11 +114,13 @@ REFUSED: dict[str, Refused] = {
         CT_ASYM, replaced(".weight_zero_point", half_of), "q.scale_shape"
     ),
     # Groups that do not exist.
-    "gptq of a group beyond": Refused(ACT, replaced(".g_idx", last_is(2)), "q.g_idx"),
-    "gptq of a group below 0": Refused(ACT, replaced(".g_idx", last_is(-1)), "q.g_idx"),
-    "packed of a group beyond": Refused(CT_ACT, replaced(".weight_g_idx", last_is(2)), "q.g_idx"),
+    "gptq of a group beyond": Refused(ACT, replaced(".g_idx", last_is(2)), "q.index_range"),
+    "gptq of a group below 0": Refused(ACT, replaced(".g_idx", last_is(-1)), "q.index_range"),
+    "packed of a group beyond": Refused(
+        CT_ACT, replaced(".weight_g_idx", last_is(2)), "q.index_range"
+    ),
     "packed of groups half unset": Refused(
-        CT_ACT, replaced(".weight_g_idx", last_is(-1)), "q.g_idx"
+        CT_ACT, replaced(".weight_g_idx", last_is(-1)), "q.index_range"
     ),
     # Zero points that each reader takes for another number.
     "gptq with all ones": Refused(ASYM, replaced(".qzeros", last_is(-1)), "q.zero_point"),

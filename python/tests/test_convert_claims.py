@@ -84,19 +84,19 @@ def test_a_config_that_cannot_be_changed_stops_what_would_change_it(tmp_path: Pa
 
 
 OTHERS: dict[str, dict[str, torch.Tensor]] = {
-    "gptq": {
-        UP.replace("weight", "qweight"): torch.randint(0, 99, (16, 128), dtype=torch.int32),
-        UP.replace("weight", "qzeros"): torch.randint(0, 99, (1, 16), dtype=torch.int32),
+    "gptq of 5 bits": {
+        UP.replace("weight", "qweight"): torch.randint(0, 99, (20, 128), dtype=torch.int32),
+        UP.replace("weight", "qzeros"): torch.randint(0, 99, (1, 20), dtype=torch.int32),
         UP.replace("weight", "scales"): torch.rand(1, 128).half(),
     },
     "quanto": {
         f"{UP}._data": torch.randint(-9, 9, (64, 64), dtype=torch.int8),
         f"{UP}._scale": torch.rand(64, 1),
     },
-    "zero points": {
+    "an order of groups": {
         UP: torch.randint(-9, 9, (64, 64), dtype=torch.int8),
-        f"{UP}_scale": torch.rand(64, 1),
-        f"{UP}_zero_point": torch.randint(-9, 9, (64, 1), dtype=torch.int8),
+        f"{UP}_scale": torch.rand(64, 2),
+        f"{UP}_g_idx": torch.randint(0, 2, (64,), dtype=torch.int32),
     },
     "a scale of activations in the weight": {
         UP: torch.randn(64, 64).to(torch.float8_e4m3fn),

@@ -70,11 +70,11 @@ std::optional<Value> member(const Object& section, std::initializer_list<const c
   return std::nullopt;
 }
 
-// -1: one group.
+// -1: one group, as large as it may be.
 std::optional<std::uint64_t> group_size_of(const Object& section) {
   const auto size = member<std::int64_t>(section, {"group_size", "q_group_size"});
   if (!size || *size < -1) return std::nullopt;
-  return *size == -1 ? 0 : static_cast<std::uint64_t>(*size);
+  return static_cast<std::uint64_t>(*size);  // -1: the largest there is
 }
 
 // Of GPTQ and AWQ.

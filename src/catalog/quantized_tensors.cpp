@@ -92,13 +92,25 @@ bool may_hold_codes(const TensorInfo& tensor) {
   return is_fp8(tensor) || is_dtype(tensor, {Dtype::u8, Dtype::i8, Dtype::i32});
 }
 
+// A component that cannot be read is a defect of the one tensor.
+std::optional<QuantizedTensor> recognise_by(const Family& family, const TensorTable& table,
+                                            std::uint32_t tensor) {
+  try {
+    return family.recognise(table, tensor);
+  } catch (const Error& error) {
+    QuantizedTensor made = quantized_tensor(table[tensor].name, tensor, {});
+    refuse(made, error, made.name);
+    return made;
+  }
+}
+
 std::vector<QuantizedTensor> recognise_all(const TensorTable& table) {
   std::vector<QuantizedTensor> found;
   for (std::uint32_t i = 0; i < table.tensors().size(); ++i) {
     if (!may_hold_codes(table[i])) continue;
     for (const Family* const family : families()) {
       if (family->recognise == nullptr) continue;
-      auto made = family->recognise(table, i);
+      auto made = recognise_by(*family, table, i);
       if (!made) continue;
       if (!family->reads_all) refuse_foreign_companions(table, *made);
       found.push_back(*std::move(made));

@@ -157,7 +157,9 @@ class Binder {
       }
       const QuantizedTensor* const quantized =
           plan_.catalog->quantized().find(decoding.sources.front());
-      if (quantized != nullptr && !quantized->defect.code.empty()) {
+      const bool has_order =
+          decoding.group_size != 0;  // what was read once says whether it is sound
+      if (has_order && quantized != nullptr && !quantized->defect.code.empty()) {
         throw Error(quantized->defect.code, quantized->defect.message,
                     {.path = plan_.catalog->root(),
                      .tensor = quantized->name,

@@ -160,8 +160,8 @@ std::vector<Finding> check_scales(const OpenShards& shards, const QuantizedTenso
                                       fmt::format("{} scales that are not", counts.not_finite),
                                       "finite"));
       }
-      // An empty block of bitsandbytes has the scale 0.
-      if (counts.not_positive > 0 && !is_bnb(value)) {
+      // An empty block of bitsandbytes has the scale 0, and so has a group of zeros of GPTQ's kin.
+      if (counts.not_positive > 0 && !is_bnb(value) && value.decoding.group_size == 0) {
         findings.push_back(finding_of(catalog, tensor, "q.scale_value",
                                       fmt::format("{} scales that are not", counts.not_positive),
                                       "above zero"));

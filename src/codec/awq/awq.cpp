@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -79,7 +80,7 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
     return made;
   }
   const std::uint64_t size = inputs / groups;
-  if (claim.group_size && (*claim.group_size == 0 ? inputs : *claim.group_size) != size) {
+  if (claim.group_size && std::min(*claim.group_size, inputs) != size) {
     return mismatch("has other groups than the config says", fmt::format("groups of {}", size),
                     fmt::format("groups of {}", *claim.group_size));
   }

@@ -38,7 +38,11 @@ std::optional<QuantizedTensor> recognise_rows(const TensorTable& table, std::uin
   const auto format = table.find(without_suffix(data.name, "weight") + "weight_format");
   if (format == none) return made;
   made.unneeded.push_back(format);
-  check_weight_format(table, made, format);
+  try {
+    check_weight_format(table, made, format);
+  } catch (const Error& error) {
+    refuse(made, error, table[format].name);
+  }
   return made;
 }
 

@@ -79,6 +79,11 @@ class Recogniser {
   bool find_layout() {
     const QuantizationClaim& claim = table_.claim();
     if (!module_.lacks.empty()) return fail("q.scale_missing", "lacks components", module_.lacks);
+    const TensorInfo& scales = table_[module_.scales];
+    if (table_[module_.codes].shape[1] != scales.shape[1]) {
+      return fail("q.scale_shape", "has scales that do not fit its words", {scales.name},
+                  scales.shape.text(), table_[module_.codes].shape.text());
+    }
     if (claim.method == "awq") {
       return mismatch("is packed as GPTQ, and the config says AWQ", "gptq", "awq");
     }
@@ -112,9 +117,13 @@ class Recogniser {
     if (claim.bits && ceil_div(outputs_ * *claim.bits, word_bits) == zeros.shape[1]) {
       bits = *claim.bits;
     }
-    if (codes.shape[1] != outputs_ || zeros.shape[0] != groups || groups == 0) {
+    if (zeros.shape[0] != groups || groups == 0) {
       return fail("q.scale_shape", "has scales and zero points that do not fit its words",
                   {scales.name, zeros.name}, scales.shape.text(), codes.shape.text());
+    }
+    if (claim.bits && !is_width(*claim.bits)) {
+      return fail("q.bits", "has codes of a width that GPTQ does not have", {codes.name},
+                  fmt::format("{} bits", *claim.bits), "2, 3, 4 or 8 bits");
     }
     if (claim.bits && *claim.bits != bits && !claim.has_exceptions) {
       return mismatch("has other bits than the config says", std::to_string(bits),
@@ -129,7 +138,8 @@ class Recogniser {
     group_size_ = inputs_;
     if (groups > 1) group_size_ = ceil_div(inputs_, groups);
     if (!claim.group_size) return true;
-    const std::uint64_t claimed = *claim.group_size == 0 ? inputs_ : *claim.group_size;
+    const std::uint64_t claimed = std::min(*claim.group_size, inputs_);
+    if (claimed == 0) return fail("q.group_size", "has groups of no inputs", {codes.name}, "0");
     if (ceil_div(inputs_, claimed) == groups) {
       group_size_ = claimed;
     } else if (!claim.has_exceptions) {
@@ -158,7 +168,7 @@ class Recogniser {
     const auto groups = static_cast<std::int64_t>(table_[module_.scales].shape[0]);
     for (std::size_t i = 0; i < order.size(); ++i) {
       if (order[i] < 0 || order[i] >= groups) {
-        return fail("q.g_idx", fmt::format("has input {} in a group that does not exist", i),
+        return fail("q.index_range", fmt::format("has input {} in a group that does not exist", i),
                     {tensor.name}, std::to_string(order[i]), fmt::format("0 to {}", groups - 1));
       }
       has_order_ = has_order_ || static_cast<std::uint64_t>(order[i]) != i / group_size_;

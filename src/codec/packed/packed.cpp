@@ -176,8 +176,8 @@ class Recogniser {
     const std::uint64_t groups = is_one ? 1 : scales.shape[1];
     group_size_ = ceil_div(columns_, groups);
     const auto& claimed = table_.claim().group_size;
-    if (groups > 1 && claimed && *claimed != 0) {
-      if (ceil_div(columns_, *claimed) != groups) {
+    if (groups > 1 && claimed) {
+      if (*claimed == 0 || ceil_div(columns_, *claimed) != groups) {
         return fail("plan.config_mismatch", "has other groups than the config says", {scales.name},
                     fmt::format("{} groups", groups), fmt::format("groups of {}", *claimed));
       }
@@ -199,7 +199,7 @@ class Recogniser {
     const auto groups = static_cast<std::int64_t>(ceil_div(columns_, group_size_));
     for (std::size_t i = 0; i < order.size(); ++i) {
       if (order[i] < 0 || order[i] >= groups) {
-        return fail("q.g_idx", fmt::format("has column {} in a group that does not exist", i),
+        return fail("q.index_range", fmt::format("has column {} in a group that does not exist", i),
                     {tensor.name}, std::to_string(order[i]), fmt::format("0 to {}", groups - 1));
       }
       has_order_ = has_order_ || static_cast<std::uint64_t>(order[i]) != i / group_size_;
