@@ -106,6 +106,8 @@ void add_groups(QuantizationClaim& claim, const Object& section) {
     join(claim.bits, member<std::uint64_t>(weights, {"num_bits"}));
     join(claim.group_size, group_size_of(weights));
     join(claim.is_symmetric, member<bool>(weights, {"symmetric"}));
+    const bool is_reordered = member<std::string_view>(weights, {"actorder"}) == "group";
+    join(claim.is_reordered, std::optional<bool>(is_reordered));
     is_first = false;
   }
 }

@@ -89,7 +89,8 @@ class CatalogTable final : public TensorTable {
 
 // Codes stand in dtypes of a byte, or in words.
 bool may_hold_codes(const TensorInfo& tensor) {
-  return is_fp8(tensor) || is_dtype(tensor, {Dtype::u8, Dtype::i8, Dtype::i32});
+  return is_fp8(tensor) || is_dtype(tensor, {Dtype::u8, Dtype::i8, Dtype::i32}) ||
+         tensor.name.ends_with(".qweight");
 }
 
 // A component that cannot be read is a defect of the one tensor.

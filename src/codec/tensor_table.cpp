@@ -32,6 +32,12 @@ std::string TensorTable::bytes_of(std::uint32_t index, std::uint64_t bytes_max) 
 
 std::vector<std::int64_t> TensorTable::integers_of(std::uint32_t index,
                                                    std::uint64_t bytes_max) const {
+  if (!is_dtype(tensors()[index], {Dtype::i8, Dtype::i32, Dtype::i64})) {
+    throw Error("q.dtype", "not the integers that were expected",
+                {.tensor = tensors()[index].name,
+                 .found = std::string(tensors()[index].encoding.name()),
+                 .expected = "I8, I32 or I64"});
+  }
   const std::string bytes = bytes_of(index, bytes_max);
   const Dtype dtype = tensors()[index].encoding.dtype();
   const std::size_t size = element_bytes(dtype);

@@ -157,15 +157,20 @@ class Binder {
       }
       const QuantizedTensor* const quantized =
           plan_.catalog->quantized().find(decoding.sources.front());
-      const bool has_order =
-          decoding.group_size != 0;  // what was read once says whether it is sound
-      if (has_order && quantized != nullptr && !quantized->defect.code.empty()) {
+      // Orders and zero points were looked at once: only the catalog's own decoding is sound.
+      if (decoding.group_size == 0) continue;
+      Decoding sound = quantized != nullptr ? quantized->decoding : Decoding();
+      sound.dtype = decoding.dtype;
+      if (sound == decoding) continue;
+      if (quantized != nullptr && !quantized->defect.code.empty()) {
         throw Error(quantized->defect.code, quantized->defect.message,
                     {.path = plan_.catalog->root(),
                      .tensor = quantized->name,
                      .found = quantized->defect.found,
                      .expected = quantized->defect.expected});
       }
+      fail("the checkpoint's tensors are decoded otherwise", decoding.kernel,
+           sound.kernel.empty() ? "a quantized tensor" : sound.kernel);
     }
   }
 
@@ -304,8 +309,8 @@ class Binder {
     const Codes codes(*plan_.catalog);
     std::vector<bool> delivered(plan_.catalog->tensors().size(), false);
     for (const PlannedTarget& target : plan_.targets) {
-      for (const std::uint32_t source : sources_of(target.recipe.boxes, plan_.decodings)) {
-        delivered[source] = true;
+      for (const Box& box : target.recipe.boxes) {
+        if (box.decoding == no_decoding) delivered[box.source] = true;
       }
     }
     for (const PlannedTarget& target : plan_.targets) {

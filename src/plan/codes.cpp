@@ -16,6 +16,14 @@ constexpr std::string_view advice =
     "give the target the shape and the floating dtype of the numbers, or load the codes together "
     "with their scales into modules that are made for the encoding";
 
+// What a module must get beside codes: scales, and an order of groups where they are in one.
+std::vector<std::uint32_t> needed(const QuantizedTensor& quantized) {
+  std::vector<std::uint32_t> all = quantized.scales;
+  const auto& sources = quantized.decoding.sources;
+  if (quantized.decoding.group_size > 0) all.assign(sources.begin() + 1, sources.end());
+  return all;
+}
+
 }  // namespace
 
 Codes::Codes(const Catalog& catalog)
@@ -42,8 +50,8 @@ Taking Codes::taking(std::uint32_t tensor, Dtype asked, const Shape* shape) cons
   };
   if (encoding == Encoding(asked) &&
       (shape == nullptr || *shape == catalog_.tensors()[tensor].shape)) {
-    return std::ranges::all_of(quantized->scales, is_provided) ? Taking::component
-                                                               : Taking::neither;
+    return std::ranges::all_of(needed(*quantized), is_provided) ? Taking::component
+                                                                : Taking::neither;
   }
   const bool is_alone = std::ranges::none_of(quantized->companions(), is_taken);
   return is_floating && is_alone ? Taking::numbers : Taking::neither;
@@ -112,9 +120,10 @@ std::optional<Finding> Codes::refuse_as_it_is(std::uint32_t tensor, std::string_
   if (quantized == nullptr) return std::nullopt;
   const TensorInfo& data = catalog_.tensors()[tensor];
   const auto is_left = [&](std::uint32_t scale) { return !delivered[scale]; };
-  const auto left = std::ranges::find_if(quantized->scales, is_left);
+  const std::vector<std::uint32_t> scales = needed(*quantized);
+  const auto left = std::ranges::find_if(scales, is_left);
   const bool is_cast = data.encoding != Encoding(dtype);
-  if (!is_cast && left == quantized->scales.end()) return std::nullopt;
+  if (!is_cast && left == scales.end()) return std::nullopt;
   if (quantized->companions().empty()) {
     Finding finding = quantized->defect;
     finding.target = target;

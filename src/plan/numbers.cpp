@@ -187,8 +187,8 @@ void Planner::refuse_lone_codes() {
   if (plan_.catalog->quantized().empty()) return;
   std::vector<bool> delivered(plan_.catalog->tensors().size(), false);
   for (const PlannedTarget& target : plan_.targets) {
-    for (const std::uint32_t source : sources_of(target.recipe.boxes, plan_.decodings)) {
-      delivered[source] = true;
+    for (const Box& box : target.recipe.boxes) {
+      if (box.decoding == no_decoding) delivered[box.source] = true;
     }
   }
   for (const std::string& name : options_.known_sources) {

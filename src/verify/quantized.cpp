@@ -88,10 +88,11 @@ class Numbers {
       box_ = {
           .dims = {{.extent = shape.numel().value_or(0), .source_stride = 1, .target_stride = 1}}};
       if (stored->is_transposed) {
-        const std::uint64_t rows = shape[1];
-        const std::uint64_t columns = shape[2];
+        const std::uint64_t rows = shape[shape.rank() - 2];
+        const std::uint64_t columns = shape[shape.rank() - 1];
+        const std::uint64_t matrices = shape.numel().value_or(0) / (rows * columns);
         box_.dims = {
-            {shape[0], rows * columns, rows * columns}, {rows, 1, columns}, {columns, rows, 1}};
+            {matrices, rows * columns, rows * columns}, {rows, 1, columns}, {columns, rows, 1}};
       }
       decodings_.push_back(stored->decoding);
       decodings_.back().dtype = Dtype::f32;

@@ -94,6 +94,12 @@ class Recogniser {
                   {table_[module_.codes].name}, layout, "gptq or gptq_v2");
     }
     is_first_ = !is_second;
+    if (claim.is_made && claim.method.empty() && layout.empty()) {
+      return fail(
+          "plan.config_mismatch",
+          "is packed as GPTQ, and the config beside it cannot be read or says nothing of it",
+          {table_[module_.codes].name}, "no quant_method", "gptq");
+    }
     if (layout.empty()) {
       table_.note({.severity = Severity::info,
                    .code = "q.version_assumed",
@@ -135,8 +141,15 @@ class Recogniser {
     }
     bits_ = static_cast<unsigned>(bits);
     inputs_ = codes.shape[0] * word_bits / bits;
-    group_size_ = inputs_;
-    if (groups > 1) group_size_ = ceil_div(inputs_, groups);
+    group_size_ = ceil_div(inputs_, groups);
+    // Without an order, only the config says where a short last group begins.
+    const bool is_even = inputs_ % groups == 0;
+    const bool is_told = module_.order != TensorTable::none || is_even;
+    if (!is_told && (!claim.group_size || claim.has_exceptions)) {
+      return fail("q.group_size", "has groups of a size that nothing says", {scales.name},
+                  fmt::format("{} groups of {} inputs", groups, inputs_),
+                  "group_size in the config, or g_idx");
+    }
     if (!claim.group_size) return true;
     const std::uint64_t claimed = std::min(*claim.group_size, inputs_);
     if (claimed == 0) return fail("q.group_size", "has groups of no inputs", {codes.name}, "0");
@@ -159,9 +172,10 @@ class Recogniser {
                   {module_.name + ".g_idx"});
     }
     const TensorInfo& tensor = table_[module_.order];
-    if (tensor.shape != Shape({inputs_})) {
+    if (!is_dtype(tensor, {Dtype::i32}) || tensor.shape != Shape({inputs_})) {
       return fail("q.scale_shape", "has an order of other inputs", {tensor.name},
-                  tensor.shape.text(), Shape({inputs_}).text());
+                  fmt::format("{} {}", tensor.encoding.name(), tensor.shape.text()),
+                  fmt::format("I32 [{}]", inputs_));
     }
     const std::vector<std::int64_t> order =
         table_.integers_of(module_.order, words::order_bytes_max);
@@ -197,7 +211,6 @@ class Recogniser {
         return mismatch("has the zero points of the other version of GPTQ than the config says",
                         is_first_ ? "gptq_v2" : "gptq", is_first_ ? "gptq" : "gptq_v2");
       }
-      return true;
     }
     if (!is_first_) return true;
     const std::string words = table_.bytes_of(module_.zeros, words::zeros_bytes_max);

@@ -50,10 +50,11 @@ std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& m
   }
   form.scale = parts[1].encoding.dtype();
   const Shape& scales = parts[1].shape;
-  form.has_one_scale = scales.numel() == 1u && form.group_size == form.columns;
   if (form.group_size == 0) return refuse("groups of no columns", "0", "1 or more");
   form.groups = ceil_div(form.columns, form.group_size);
   const Shape per_group({form.rows, form.groups});
+  form.has_one_scale =
+      scales.numel() == 1u && form.group_size == form.columns && scales != per_group;
   if (!form.has_one_scale && scales != per_group) {
     return refuse("groups and scales differ in number", scales.text(), per_group.text());
   }
@@ -153,6 +154,10 @@ class Recogniser {
       return fail("plan.encoding", "has codes of a width that is not decoded", {words_.name},
                   fmt::format("{} bits", *claimed), "4 or 8 bits");
     }
+    if (!claimed && fits(4) && fits(8)) {
+      return fail("q.shape", "has so few columns that its words may hold 4 or 8 bits",
+                  {words_.name}, words_.shape.text(), "num_bits in the config");
+    }
     bits_ = claimed == 8u && fits(8) ? 8 : fits(4) ? 4 : 8;
     if (!fits(bits_)) {
       return fail("q.shape", "has other words than its shape asks for", {words_.name, tensor.name},
@@ -176,6 +181,11 @@ class Recogniser {
     const std::uint64_t groups = is_one ? 1 : scales.shape[1];
     group_size_ = ceil_div(columns_, groups);
     const auto& claimed = table_.claim().group_size;
+    if (!claimed && columns_ % groups != 0 && order_ == none) {
+      return fail("q.group_size", "has groups of a size that nothing says", {scales.name},
+                  fmt::format("{} groups of {} columns", groups, columns_),
+                  "group_size in the config");
+    }
     if (groups > 1 && claimed) {
       if (*claimed == 0 || ceil_div(columns_, *claimed) != groups) {
         return fail("plan.config_mismatch", "has other groups than the config says", {scales.name},
@@ -188,7 +198,11 @@ class Recogniser {
 
   // Written for groups in an order of their own only; -1 throughout was never set.
   bool find_order() {
-    if (order_ == none) return true;
+    if (order_ == none) {
+      if (table_.claim().is_reordered != true) return true;
+      return fail("q.scale_missing", "has groups in an order of their own, and lacks it",
+                  {name_ + "_g_idx"});
+    }
     const TensorInfo& tensor = table_[order_];
     if (!is_dtype(tensor, {Dtype::i32}) || tensor.shape != Shape({columns_})) {
       return fail("q.scale_shape", "has an order of other columns", {tensor.name},

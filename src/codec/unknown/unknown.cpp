@@ -6,9 +6,17 @@ namespace loadstone {
 
 namespace {
 
-// Quanto's "P._data" with "P._scale"; integers of 4 bits in words, with a shape of their own.
+// Quanto's "P._data" with "P._scale"; words of GPTQ and AWQ that are no matrices of I32.
 std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t tensor) {
   const std::string& name = table[tensor].name;
+  if (name.ends_with(".qweight")) {
+    const bool is_known = is_dtype(table[tensor], {Dtype::i32}) && table[tensor].shape.rank() == 2;
+    const auto scales = table.find(without_suffix(name, "qweight") + "scales");
+    if (is_known || scales == TensorTable::none) return std::nullopt;
+    QuantizedTensor words = quantized_tensor(name, tensor, {scales});
+    refuse_layout(table, words);
+    return words;
+  }
   const bool is_quanto = name.ends_with("._data");
   if (!is_quanto) return std::nullopt;
   const auto scale = table.find(without_suffix(name, "data") + "scale");
