@@ -100,6 +100,13 @@ REFUSED: dict[str, Refused] = {
     "gptq without zero points": Refused(GPTQ, without(".qzeros"), "q.scale_missing"),
     "gptq without scales": Refused(GPTQ, without(".scales"), "q.scale_missing"),
     "gptq in another order, untold": Refused(ACT, without(".g_idx"), "q.scale_missing"),
+    "packed in another order, untold": Refused(CT_ACT, without(".weight_g_idx"), "q.scale_missing"),
+    "gptq with an order of bytes": Refused(
+        GPTQ, replaced(".g_idx", lambda order: order.to(torch.int16)), "q.scale_shape"
+    ),
+    "gptq in wide words": Refused(
+        GPTQ, replaced(".qweight", lambda words: words.to(torch.int64)), "plan.encoding"
+    ),
     "gptq with too few scales": Refused(GPTQ, replaced(".scales", half_of), "q.scale_shape"),
     "gptq with too few zero points": Refused(GPTQ, replaced(".qzeros", half_of), "q.scale_shape"),
     "gptq with too few inputs": Refused(GPTQ, replaced(".g_idx", half_of), "q.scale_shape"),

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from codec_models import model_of
+from codec_models import assert_equal, model_of, tensors_of
 from command import run
-from packed_files import PACKED, REFUSED, write_refused
+from packed_files import MODULE, PACKED, REFUSED, write_refused
+from safetensors.torch import load_file, save_file
 
 import loadstone
 
@@ -50,3 +51,56 @@ def test_a_checkpoint_without_a_config_has_the_first_version(tmp_path: Path) -> 
     plan = loadstone.plan(model_of(file.numbers, torch.float32), file.path)
     plan.require_ok()
     assert "q.version_assumed" in {finding.code for finding in plan.findings}
+
+
+def test_a_short_group_whose_size_nothing_says_is_refused(tmp_path: Path) -> None:
+    """160 inputs in 2 groups: of 128 and 32, or of 96 and 64."""
+    file = PACKED["gptq-short-group"](tmp_path / "model")
+    (file.path / "config.json").unlink()
+    tensors = load_file(file.path / "model.safetensors")
+    stated = loadstone.plan(model_of(file.numbers, torch.float32), file.path)
+    stated.require_ok()  # g_idx says it
+    del tensors[f"{MODULE}.g_idx"]
+    save_file(tensors, file.path / "model.safetensors")
+    with pytest.raises(loadstone.Error) as caught:
+        loadstone.load(model_of(file.numbers, torch.float32), file.path)
+    assert caught.value.code == "q.group_size"
+
+
+@pytest.mark.parametrize("change", [{"group_size": 36}, {"kernel": "gptq_v2"}])
+def test_an_edited_plan_decodes_nothing_else(change: dict[str, object], tmp_path: Path) -> None:
+    file = PACKED["gptq-4-v1-g32-sym"](tmp_path / "model")
+    plan = loadstone.plan(model_of(file.numbers, torch.float32), file.path)
+    plan.save(tmp_path / "plan.json")
+    text = json.loads((tmp_path / "plan.json").read_text())
+    for decoding in text["decodings"]:
+        decoding.update(change)
+    (tmp_path / "edited.json").write_text(json.dumps(text))
+    loadstone.Plan.load(tmp_path / "plan.json", root=file.path)
+    with pytest.raises(loadstone.Error) as caught:
+        loadstone.Plan.load(tmp_path / "edited.json", root=file.path)
+    assert caught.value.code == "plan.json"
+
+
+@pytest.mark.parametrize("codec", ["gptq-4-v1-g128-sym-act", "awq-g32", "packed-4-g32"])
+def test_what_was_decoded_verifies_against_its_source(codec: str, tmp_path: Path) -> None:
+    file = PACKED[codec](tmp_path / "model")
+    out = tmp_path / "numbers.safetensors"
+    assert run("convert", file.path, out, "--dequantize", "--dtype", "F32").returncode == 0
+    for pair in ((file.path, out), (out, file.path)):
+        done = run("verify", *pair, "--json")
+        report = json.loads(done.stdout)
+        assert "values" not in {each["kind"] for each in report["differences"]}, done.stdout
+        errors = {row["name"]: row["relative_error"] for row in report["quantized"]}
+        assert errors == dict.fromkeys(file.quantized, 0)
+
+
+def test_codes_without_their_order_are_no_component(tmp_path: Path) -> None:
+    file = PACKED["gptq-4-v1-g128-sym-act"](tmp_path / "model")
+    wanted = {name: tensor for name, tensor in file.stored.items() if "g_idx" not in name}
+    with pytest.raises(loadstone.Error) as caught:
+        loadstone.load(model_of(wanted), file.path, unexpected="ignore")
+    assert caught.value.code == "plan.component"
+    model = model_of(file.stored)
+    loadstone.load(model, file.path)
+    assert_equal(tensors_of(model), file.stored)

@@ -143,7 +143,7 @@ class Recogniser {
     inputs_ = codes.shape[0] * word_bits / bits;
     group_size_ = ceil_div(inputs_, groups);
     // Without an order, only the config says where a short last group begins.
-    const bool is_even = inputs_ % groups == 0;
+    const bool is_even = words::are_even(inputs_, groups);
     const bool is_told = module_.order != TensorTable::none || is_even;
     if (!is_told && (!claim.group_size || claim.has_exceptions)) {
       return fail("q.group_size", "has groups of a size that nothing says", {scales.name},

@@ -181,7 +181,7 @@ class Recogniser {
     const std::uint64_t groups = is_one ? 1 : scales.shape[1];
     group_size_ = ceil_div(columns_, groups);
     const auto& claimed = table_.claim().group_size;
-    if (!claimed && columns_ % groups != 0 && order_ == none) {
+    if (!claimed && !words::are_even(columns_, groups) && order_ == none) {
       return fail("q.group_size", "has groups of a size that nothing says", {scales.name},
                   fmt::format("{} groups of {} columns", groups, columns_),
                   "group_size in the config");

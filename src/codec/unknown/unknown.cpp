@@ -13,7 +13,8 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
     const bool is_known = is_dtype(table[tensor], {Dtype::i32}) && table[tensor].shape.rank() == 2;
     const auto scales = table.find(without_suffix(name, "qweight") + "scales");
     if (is_known || scales == TensorTable::none) return std::nullopt;
-    QuantizedTensor words = quantized_tensor(name, tensor, {scales});
+    QuantizedTensor words =
+        quantized_tensor(without_suffix(name, "qweight") + "weight", tensor, {scales});
     refuse_layout(table, words);
     return words;
   }

@@ -2,6 +2,7 @@
 // "P.g_idx" of GPTQ and AWQ.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -34,6 +35,12 @@ struct Module {
 // The parts of a request [rows, columns]: three, or four with an order; fills in rows, columns,
 // groups, group size, dtypes and whether there is an order.
 [[nodiscard]] std::optional<DecodeProblem> check_module(const DecodeRequest& request, Form& form);
+
+// Whether so many groups of one size, without a word on it, can only be even ones: a short last
+// group would make an odd size of it.
+[[nodiscard]] constexpr bool are_even(std::uint64_t count, std::uint64_t groups) noexcept {
+  return groups == 1 || (count % groups == 0 && std::has_single_bit(count / groups));
+}
 
 // The field that begins at a bit of a stream in words that are at hand.
 [[nodiscard]] unsigned stream_field(const char* words, std::uint64_t bit, unsigned bits) noexcept;
