@@ -58,7 +58,7 @@ struct VerifyReport {
       differences;  // in the first checkpoint's order, then those without a match
   std::uint64_t bytes_read = 0;
 
-  // What is only told does not count.
+  // Findings of severity info do not count.
   [[nodiscard]] bool ok() const noexcept {
     return differences.empty() && std::ranges::all_of(findings, [](const Finding& finding) {
              return finding.severity == Severity::info;

@@ -5,9 +5,9 @@
 #include <cstring>
 
 #include "bindings.h"
+#include "codec/decode.h"
 #include "formats/gguf.h"
 #include "kernels/cast.h"
-#include "codec/decode.h"
 #include "kernels/gguf.h"
 
 namespace loadstone::python {

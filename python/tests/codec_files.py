@@ -16,7 +16,7 @@ import packed_files
 import torch
 from codec_checkpoint import Checkpoint, Tensors, Written, save_shards
 
-__all__ = ["CODECS", "SMALL_FLOATS", "Tensors", "Written", "rounded"]
+__all__ = ["CODECS", "SMALL_FLOATS", "Files", "Tensors", "Written", "each_once", "rounded"]
 
 # Numbers where no scale is beside them; a conversion leaves them as they are.
 SMALL_FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu)
@@ -113,3 +113,18 @@ CODECS: dict[str, Callable[[Path], Written]] = {
     "mixed-shards": write_mixed_shards,
     "mixed-torch": write_mixed_torch,
 }
+
+
+Files = Callable[[str], Written]
+
+
+def each_once(make_folder: Callable[[str], Path]) -> Files:
+    """The checkpoint of a codec, written when it is asked for first."""
+    made: dict[str, Written] = {}
+
+    def of(codec: str) -> Written:
+        if codec not in made:
+            made[codec] = CODECS[codec](make_folder(codec) / "model")
+        return made[codec]
+
+    return of

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.utils import OffloadedWeightsLoader
-from codec_files import CODECS, SMALL_FLOATS, Tensors, Written, rounded
+from codec_files import CODECS, SMALL_FLOATS, Files, Tensors, Written, each_once, rounded
 from codec_gguf import write_5d
 from codec_models import assert_equal, model_of, tensors_of
 from command import run
@@ -22,20 +22,11 @@ from safetensors.torch import load_file
 import loadstone
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-Files = Callable[[str], Written]
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """The checkpoint of a codec, written once."""
-    made: dict[str, Written] = {}
-
-    def of(codec: str) -> Written:
-        if codec not in made:
-            made[codec] = CODECS[codec](tmp_path_factory.mktemp(codec) / "model")
-        return made[codec]
-
-    return of
+    return each_once(tmp_path_factory.mktemp)
 
 
 def done(*arguments: object) -> Any:

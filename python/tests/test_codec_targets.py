@@ -16,7 +16,7 @@ import pytest
 import torch
 from accelerate.utils import OffloadedWeightsLoader
 from codec_checkpoint import Checkpoint
-from codec_files import CODECS, Tensors, Written, rounded
+from codec_files import CODECS, Files, Tensors, Written, each_once, rounded
 from codec_models import (
     Model,
     assert_equal,
@@ -36,20 +36,11 @@ OF_COMPONENTS = [name for name in QUANTIZED if not name.startswith("gguf-")]
 # In bitsandbytes' 4 bits "weight.absmax" is below "weight": no module has both as parameters.
 OF_MODULES = [name for name in OF_COMPONENTS if not name.startswith(("nf4", "fp4", "bnb", "mixed"))]
 LAYER = "model.layers.0.0.weight"
-Files = Callable[[str], Written]
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """The checkpoint of a codec, written once."""
-    made: dict[str, Written] = {}
-
-    def of(codec: str) -> Written:
-        if codec not in made:
-            made[codec] = CODECS[codec](tmp_path_factory.mktemp(codec) / "model")
-        return made[codec]
-
-    return of
+    return each_once(tmp_path_factory.mktemp)
 
 
 # ---- components

@@ -45,7 +45,7 @@ def needs(file, folder: Path) -> Path:
 
 
 def test_a_checkpoint_without_a_config_has_the_first_version(tmp_path: Path) -> None:
-    """What GPTQ wrote first, and a finding that says so; a zero point of all ones is refused."""
+    """GPTQ wrote that one first; a finding says that it is assumed."""
     file = PACKED["gptq-4-v1-g32-sym"](tmp_path / "model")
     (file.path / "config.json").unlink()
     plan = loadstone.plan(model_of(file.numbers, torch.float32), file.path)

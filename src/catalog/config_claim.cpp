@@ -91,7 +91,7 @@ void add_words(QuantizationClaim& claim, const Object& section) {
   claim.has_exceptions = section["dynamic"].get(dynamic) == simdjson::SUCCESS && dynamic.size() > 0;
 }
 
-// What all groups of compressed-tensors say alike.
+// Takes from compressed-tensors what all of its groups say alike.
 void add_groups(QuantizationClaim& claim, const Object& section) {
   Object groups;
   if (section["config_groups"].get(groups) != simdjson::SUCCESS) return;

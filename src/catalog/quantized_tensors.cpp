@@ -171,10 +171,12 @@ std::vector<Finding> report_unused(const TensorTable& table,
   std::vector<Finding> findings;
   for (std::size_t i = 0; i < table.tensors().size(); ++i) {
     const std::string& name = table.tensors()[i].name;
-    for (const std::string_view suffix : {"_scale", "_scale_inv"}) {
-      const bool is_scale = name.ends_with("weight" + std::string(suffix));
-      if (!is_scale || (!is_companion.empty() && is_companion[i])) continue;
-      if (named.contains(without_suffix(name, suffix))) continue;
+    for (const std::string_view leaf : {"weight_scale", "weight_scale_inv"}) {
+      if (!name.ends_with(leaf) || (!is_companion.empty() && is_companion[i])) continue;
+      constexpr std::size_t stem = std::string_view("weight").size();
+      if (named.contains(std::string_view(name).substr(0, name.size() - leaf.size() + stem))) {
+        continue;
+      }
       findings.push_back(
           {.severity = Severity::warning,
            .code = "q.scale_unused",

@@ -24,8 +24,7 @@ const DecodeKernel* find_kernel(std::string_view name) noexcept {
 // Scales and codes of one number are as many wherever it stands, but for streams of bits.
 std::uint64_t Decoder::bytes_of_one() const noexcept {
   std::uint64_t bytes = 0;
-  for (std::size_t part = 0; part < decode_parts_max; ++part)
-    bytes += part_bytes(part, 0, 1).size();
+  for (std::size_t part = 0; part < parts_max; ++part) bytes += part_bytes(part, 0, 1).size();
   return bytes;
 }
 
@@ -43,7 +42,7 @@ std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
     return DecodeProblem{"there is no such kernel", std::string(kernel),
                          "fp8_block, nvfp4, mxfp4, bnb_nf4, gguf ..."};
   }
-  if (parts.empty() || parts.size() > DecodeForm::parts_max) {
+  if (parts.empty() || parts.size() > Decoder::parts_max) {
     return DecodeProblem{"another number of tensors than the kernel takes",
                          fmt::format("{} tensors", parts.size()),
                          {}};
@@ -63,7 +62,7 @@ std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
   if (form.elements == 0 || form.elements > UINT64_MAX / 8) {
     return DecodeProblem{"the kernel cannot decode as many elements", shape.text(), {}};
   }
-  return found->prepare({kernel, parts, shape, dtype, offset, group_size}, form);
+  return found->prepare({parts, shape, dtype, offset, group_size}, form);
 }
 
 }  // namespace loadstone

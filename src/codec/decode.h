@@ -1,5 +1,5 @@
 // Components of a quantized tensor to its numbers, with the bits that the libraries which wrote
-// them give: docs/kernels.md says for each kernel how its tensors look and in which order it
+// them give: docs/plan-json.md says for each kernel how its tensors look and in which order it
 // rounds.
 #pragma once
 
@@ -22,8 +22,6 @@ struct DecodePart {
   Shape shape;
 };
 
-inline constexpr std::size_t decode_parts_max = 6;
-
 struct ByteRange {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -34,6 +32,8 @@ struct ByteRange {
 // thread-safe. Ranges of numbers are not empty.
 class Decoder {
  public:
+  static constexpr std::size_t parts_max = 6;
+
   Decoder() = default;
   Decoder(const Decoder&) = delete;
   Decoder& operator=(const Decoder&) = delete;
@@ -54,7 +54,6 @@ class Decoder {
 // A decoder and what it gives. Value type, cheap to copy.
 struct DecodeForm {
   using Range = ByteRange;
-  static constexpr std::size_t parts_max = decode_parts_max;
 
   Dtype dtype = Dtype::f32;  // of the numbers
   std::uint64_t elements = 0;
@@ -69,9 +68,8 @@ struct DecodeForm {
 // The least memory that a reader decodes in: for one number, and for what it is made of.
 [[nodiscard]] std::uint64_t decoding_bytes_least(const DecodeForm& form) noexcept;
 
-// What a kernel is asked for.
+// The parts that a kernel is given, and the numbers that it should make of them.
 struct DecodeRequest {
-  std::string_view kernel;
   std::span<const DecodePart> parts;
   const Shape& shape;        // of the numbers
   Dtype dtype;               // of the numbers

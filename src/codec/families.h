@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string_view>
 
 #include "codec/decode.h"
 #include "codec/tensor_table.h"
@@ -15,8 +14,7 @@ namespace loadstone {
 
 // Encodings that are told by the same names of tensors.
 struct Family {
-  std::string_view name;
-  // What decodes them; names are those in plans.
+  // They decode the family; their names are those in plans.
   std::span<const DecodeKernel> kernels;
   // The quantized tensor that this tensor is the data of (or, where that is missing, another
   // component): with a decoding, or with a defect. Nothing: it is none of the family's. Families

@@ -19,7 +19,7 @@ namespace loadstone {
 class TensorTable {
  public:
   static constexpr std::uint32_t none = QuantizedTensor::none;
-  // What is larger is no state and no table of codes.
+  // A state or a table of codes is smaller.
   static constexpr std::uint64_t small_bytes_max = 4096;
 
   TensorTable() = default;
@@ -76,7 +76,7 @@ class TensorTable {
 void refuse(QuantizedTensor& quantized, std::string code, std::string_view what,
             std::vector<std::string> sources, std::string found = {}, std::string expected = {});
 
-// What stood in the way of reading a component.
+// A component could not be read.
 void refuse(QuantizedTensor& quantized, const Error& error, const std::string& component);
 
 // The kernel and the sources give numbers of this shape; unless they do not fit each other, which

@@ -115,7 +115,7 @@ void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end
     };
     while (count > 1 && needed() > room_bytes) count /= 2;
     if (needed() > room_bytes) throw Error("internal", "a slot of the staging ring is too small");
-    std::array<const std::byte*, DecodeForm::parts_max> parts = {};
+    std::array<const std::byte*, Decoder::parts_max> parts = {};
     std::byte* to = room;
     for (std::size_t i = 0; i < decoding.sources.size(); ++i) {
       const auto bytes = form.part_bytes(i, at, at + count);

@@ -1,4 +1,4 @@
-// What kernels that decode and those that encode have in common.
+// Shared by kernels that decode and those that encode.
 #pragma once
 
 #include <cstdint>

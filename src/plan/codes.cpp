@@ -16,7 +16,7 @@ constexpr std::string_view advice =
     "give the target the shape and the floating dtype of the numbers, or load the codes together "
     "with their scales into modules that are made for the encoding";
 
-// What a module must get beside codes: scales, and an order of groups where they are in one.
+// A module must get these beside codes: scales, and an order of groups where they are in one.
 std::vector<std::uint32_t> needed(const QuantizedTensor& quantized) {
   std::vector<std::uint32_t> all = quantized.scales;
   const auto& sources = quantized.decoding.sources;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "codec/gguf/gguf.h"
 #include "codec/tensor_table.h"
 #include "plan/decodings.h"
 #include "plan/planner.h"
@@ -102,14 +103,12 @@ std::uint32_t Planner::decoding_of(std::uint32_t tensor, Dtype dtype) {
   const auto [known, is_new] =
       decodings_.try_emplace({tensor, dtype}, static_cast<std::uint32_t>(plan_.decodings.size()));
   if (!is_new) return known->second;
-  const TensorInfo& source = plan_.catalog->tensors()[tensor];
   if (const QuantizedTensor* const quantized = codes_.find(tensor)) {
     plan_.decodings.push_back(quantized->decoding);
     plan_.decodings.back().dtype = dtype;
-  } else if (dtype == Dtype::u8) {
-    plan_.decodings.push_back({"bytes", {tensor}, shape_of_bytes(source), dtype});
   } else {
-    plan_.decodings.push_back({"gguf", {tensor}, source.shape, dtype});
+    const TensorInfo& source = plan_.catalog->tensors()[tensor];
+    plan_.decodings.push_back(block_decoding(tensor, source, dtype));
   }
   return known->second;
 }

@@ -5,18 +5,12 @@
 #include <algorithm>
 
 #include "base/natural_order.h"
+#include "codec/gguf/gguf.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 #include "plan/decodings.h"
 
 namespace loadstone {
-
-Shape shape_of_bytes(const TensorInfo& tensor) {
-  auto extents = tensor.shape.extents();
-  const BlockLayout block = layout(tensor.encoding.block_format());
-  if (!extents.empty()) extents.back() = extents.back() / block.elements * block.bytes;
-  return Shape(std::move(extents));
-}
 
 Production::Production(const Catalog& catalog, const CompiledRules& rules,
                        const PlanOptions& options)
@@ -132,8 +126,9 @@ bool Production::is_whole(const Produced& item) const {
 View Production::member_view(const Member& member) const {
   const TensorInfo& tensor = catalog_.tensors()[member.source];
   if (!member.is_numbers) {
-    return tensor.encoding.is_dtype() ? source_view(member.source, tensor)
-                                      : whole_view(member.source, shape_of_bytes(tensor));
+    return tensor.encoding.is_dtype()
+               ? source_view(member.source, tensor)
+               : whole_view(member.source, shape_of_bytes(tensor.encoding, tensor.shape));
   }
   const std::uint32_t number = numbers_begin() + member.source;
   const QuantizedTensor* const quantized = catalog_.quantized().find(member.source);

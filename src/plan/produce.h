@@ -38,9 +38,6 @@ struct Produced {
   bool is_claimed = false;      // a target takes it
 };
 
-// Of a tensor of a block format, row by row.
-[[nodiscard]] Shape shape_of_bytes(const TensorInfo& tensor);
-
 // Two makers of one name.
 struct Contest {
   std::size_t winner = 0;             // index into items()

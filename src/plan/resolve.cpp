@@ -14,24 +14,6 @@
 
 namespace loadstone {
 
-namespace {
-
-constexpr std::size_t names_shown_max = 8;
-
-// "'a', 'b' and 3 more"
-std::string quoted(const std::vector<std::string>& names) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), names_shown_max); ++i) {
-    text += fmt::format("{}'{}'", i == 0 ? "" : ", ", printable(names[i]));
-  }
-  if (names.size() > names_shown_max) {
-    text += fmt::format(" and {} more", names.size() - names_shown_max);
-  }
-  return text;
-}
-
-}  // namespace
-
 void Planner::find_groups() {
   for (std::size_t i = 0; i < skeleton_.targets.size(); ++i) {
     index_.emplace(skeleton_.targets[i].name, i);
@@ -208,7 +190,7 @@ bool Planner::find_boxes(std::size_t root, const Produced& produced, Taking taki
     fail(root, {.code = "plan.shape",
                 .sources = sources(),
                 .message = fmt::format("'{}' cannot be made of {}: {}", printable(target.name),
-                                       quoted(sources()), misfit->message),
+                                       name_list(sources()), misfit->message),
                 .found = misfit->found,
                 .expected = misfit->expected.empty() ? target.shape.text() : misfit->expected});
     return false;
@@ -220,7 +202,7 @@ bool Planner::find_boxes(std::size_t root, const Produced& produced, Taking taki
     }
     finding.message =
         fmt::format("'{}' is {} in the checkpoint ({}), the model wants {}", printable(target.name),
-                    view.shape.text(), quoted(sources()), target.shape.text());
+                    view.shape.text(), name_list(sources()), target.shape.text());
     finding.found = view.shape.text();
     finding.expected = target.shape.text();
     fail(root, std::move(finding));
@@ -412,12 +394,12 @@ void Planner::resolve_missing(std::size_t root) {
                                 printable(target.name), name(target.kind), name(planned.dtype),
                                 target.shape.text(), human_bytes(planned.byte_count()));
   if (finding.sources.size() > 1) {
-    finding.message += ", under none of its names " + quoted(finding.sources);
+    finding.message += ", under none of its names " + name_list(finding.sources);
   }
   if (const auto known = options_.expected_sources.find(target.name);
       known != options_.expected_sources.end()) {
     finding.sources = {known->second};
-    finding.message += fmt::format(": expected {}", quoted(finding.sources));
+    finding.message += fmt::format(": expected {}", name_list(finding.sources));
   }
   gaps_.push_back({root, plan_.findings.size()});
   const auto has_value = [&](std::size_t i) {

@@ -193,9 +193,9 @@ TEST_F(QuantizedTensorsTest, EveryLayoutIsKnownByItsNamesAndShapes) {
               ElementsAre("a.weight: fp8-block, fp8_block_128", "b.weight: fp8, fp8_block",
                           "c.weight: fp8-channel, fp8_rows", "d.weight: nvfp4, nvfp4",
                           "e.weight: nvfp4, nvfp4_divided", "f.weight: mxfp4, fp4_block",
-                          "g.weight: mxfp8, mxfp8", "h: mxfp4, mxfp4",
-                          "i.weight: int8, bnb_int8", "j.weight: int8-channel, int8_rows",
-                          "k.weight: nf4, bnb_nf4", "l.weight: nf4, bnb_nf4"));
+                          "g.weight: mxfp8, mxfp8", "h: mxfp4, mxfp4", "i.weight: int8, bnb_int8",
+                          "j.weight: int8-channel, int8_rows", "k.weight: nf4, bnb_nf4",
+                          "l.weight: nf4, bnb_nf4"));
   EXPECT_EQ(found.tensors()[7].decoding.shape, Shape({2, 4, 64}));
   EXPECT_EQ(found.tensors()[10].decoding.dtype, Dtype::f16);
   EXPECT_EQ(found.tensors()[11].decoding.offset, 0.25f);

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "convert/samples.h"
 #include "codec/decode.h"
+#include "convert/samples.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
 #include "loadstone/recipe_builder.h"

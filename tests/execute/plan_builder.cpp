@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "base/digest.h"
-#include "kernels/cast.h"
 #include "codec/decode.h"
+#include "kernels/cast.h"
 
 namespace loadstone::testing {
 

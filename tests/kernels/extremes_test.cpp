@@ -8,8 +8,8 @@
 #include <cstring>
 #include <random>
 
-#include "kernels/cast.h"
 #include "codec/decode.h"
+#include "kernels/cast.h"
 #include "kernels/quantize.h"
 
 namespace loadstone::test {

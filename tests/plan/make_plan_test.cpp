@@ -226,7 +226,7 @@ TEST(MakePlan, BlockFormatsAreDecodedOrTakenAsBytes) {
   EXPECT_EQ(findings[0].target, "a");
 }
 
-// What has no elements needs no decoder.
+// A tensor without elements needs no decoder.
 TEST(MakePlan, BlockFormatsMayBeEmpty) {
   const auto catalog = fake_catalog({{"a", {0, 256}, BlockFormat::q4_k}});
   const Plan plan = make_plan(catalog, Skeleton::from_catalog(*catalog));

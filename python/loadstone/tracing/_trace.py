@@ -44,7 +44,7 @@ class Trace:
     def decode(
         self, kernel: str, sources: list[Symbol], shape: tuple[int, ...], dtype: torch.dtype
     ) -> Symbol:
-        """What a named kernel makes of whole tensors of the checkpoint: see ``docs/kernels.md``."""
+        """Decodes whole tensors of the checkpoint by a named kernel: see ``docs/plan-json.md``."""
         if any(symbol.parents for symbol in sources):
             raise refusal("plan.untraceable", kernel, sources, "needs tensors as they are stored")
         value = self.builder.decode(

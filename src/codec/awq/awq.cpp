@@ -97,6 +97,6 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 }  // namespace
 
-const Family awq_family = {"awq", kernels, recognise, true};
+const Family awq_family = {kernels, recognise, true};
 
 }  // namespace loadstone

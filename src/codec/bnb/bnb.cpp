@@ -166,6 +166,6 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 }  // namespace
 
-const Family bnb_family = {"bnb", bnb_kernels(), recognise};
+const Family bnb_family = {bnb_kernels(), recognise};
 
 }  // namespace loadstone

@@ -1,4 +1,4 @@
-// What decodes weights of bitsandbytes.
+// Decoders of the weights of bitsandbytes.
 #pragma once
 
 #include <span>

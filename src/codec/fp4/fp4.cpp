@@ -187,6 +187,6 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 }  // namespace
 
-const Family fp4_family = {"fp4", kernels, recognise};
+const Family fp4_family = {kernels, recognise};
 
 }  // namespace loadstone

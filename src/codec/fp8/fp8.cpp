@@ -184,6 +184,6 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 }  // namespace
 
-const Family fp8_family = {"fp8", kernels, recognise};
+const Family fp8_family = {kernels, recognise};
 
 }  // namespace loadstone

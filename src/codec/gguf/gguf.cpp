@@ -99,10 +99,7 @@ std::optional<DecodeProblem> prepare_bytes(const DecodeRequest& request, DecodeF
     return DecodeProblem{"bytes are of another dtype", std::string(name(request.dtype)), "U8"};
   }
   const DecodePart& part = request.parts[0];
-  auto extents = part.shape.extents();
-  const BlockLayout stored = layout(part.encoding.block_format());
-  if (!extents.empty()) extents.back() = extents.back() / stored.elements * stored.bytes;
-  if (auto wrong = check_shape(request, Shape(std::move(extents)))) return wrong;
+  if (auto wrong = check_shape(request, shape_of_bytes(part.encoding, part.shape))) return wrong;
   constexpr BlockLayout byte = {.elements = 1, .bytes = 1};
   made.decoder = std::make_shared<const BlockDecoder>(nullptr, byte, Dtype::u8);
   return std::nullopt;
@@ -116,6 +113,18 @@ constexpr std::array kernels = {
 
 }  // namespace
 
-const Family gguf_family = {"gguf", kernels, nullptr};
+Shape shape_of_bytes(Encoding encoding, const Shape& shape) {
+  auto extents = shape.extents();
+  const BlockLayout block = layout(encoding.block_format());
+  if (!extents.empty()) extents.back() = extents.back() / block.elements * block.bytes;
+  return Shape(std::move(extents));
+}
+
+Decoding block_decoding(std::uint32_t index, const TensorInfo& tensor, Dtype dtype) {
+  if (dtype != Dtype::u8) return {"gguf", {index}, tensor.shape, dtype};
+  return {"bytes", {index}, shape_of_bytes(tensor.encoding, tensor.shape), dtype};
+}
+
+const Family gguf_family = {kernels, nullptr};
 
 }  // namespace loadstone

@@ -7,4 +7,10 @@ namespace loadstone {
 
 extern const Family gguf_family;
 
+// Of a tensor of a block format, row by row.
+[[nodiscard]] Shape shape_of_bytes(Encoding encoding, const Shape& shape);
+
+// Gives the numbers of the tensor with this index; for U8 its bytes as they are.
+[[nodiscard]] Decoding block_decoding(std::uint32_t index, const TensorInfo& tensor, Dtype dtype);
+
 }  // namespace loadstone

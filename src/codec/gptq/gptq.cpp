@@ -217,8 +217,8 @@ class Recogniser {
     const std::uint64_t row_words = table_[module_.zeros].shape[1];
     for (std::uint64_t i = 0; i < words.size() / 4 / std::max<std::uint64_t>(row_words, 1); ++i) {
       for (std::uint64_t column = 0; column < outputs_; ++column) {
-        if (words::stream_field(words.data() + i * row_words * 4, column * bits_, bits_) ==
-            2 * half - 1) {
+        if (words::field_at(reinterpret_cast<const std::byte*>(words.data()) + i * row_words * 4, 1,
+                            column * bits_, bits_) == 2 * half - 1) {
           return fail("q.zero_point",
                       fmt::format("stores a zero point of all ones (group {}, output {}), which is "
                                   "0 to some readers and {} to others",
@@ -267,6 +267,6 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 }  // namespace
 
-const Family gptq_family = {"gptq", kernels, recognise, true};
+const Family gptq_family = {kernels, recognise, true};
 
 }  // namespace loadstone

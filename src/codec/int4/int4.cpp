@@ -121,7 +121,7 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 }  // namespace
 
-const Family int4_family = {"int4", kernels, recognise};
+const Family int4_family = {kernels, recognise};
 
 bool is_ambiguous_int4(std::string_view encoding, const Shape& shape) noexcept {
   if (shape.rank() < 2) return false;

@@ -74,6 +74,6 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 }  // namespace
 
-const Family int8_family = {"int8", kernels, recognise, true};
+const Family int8_family = {kernels, recognise, true};
 
 }  // namespace loadstone

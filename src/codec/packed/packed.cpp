@@ -261,6 +261,6 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 }  // namespace
 
-const Family packed_family = {"packed", kernels, recognise, true};
+const Family packed_family = {kernels, recognise, true};
 
 }  // namespace loadstone

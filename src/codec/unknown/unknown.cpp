@@ -29,6 +29,6 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 }  // namespace
 
-const Family unknown_family = {"unknown", {}, recognise};
+const Family unknown_family = {{}, recognise};
 
 }  // namespace loadstone

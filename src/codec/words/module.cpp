@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
-
 #include "base/ceil_div.h"
 #include "codec/scaled/scaled.h"
 
@@ -83,15 +81,6 @@ std::optional<DecodeProblem> check_module(const DecodeRequest& request, Form& fo
     return std::nullopt;
   }
   return refuse("an order of other rows", parts[3].shape.text(), Shape({form.rows}).text());
-}
-
-unsigned stream_field(const char* words, std::uint64_t bit, unsigned bits) noexcept {
-  constexpr unsigned word_bits = 32;
-  std::uint64_t value = 0;
-  const unsigned shift = static_cast<unsigned>(bit % word_bits);
-  const std::size_t bytes = shift + bits > word_bits ? 8 : 4;
-  std::memcpy(&value, words + bit / word_bits * 4, bytes);
-  return static_cast<unsigned>(value >> shift) & ((1u << bits) - 1);
 }
 
 }  // namespace loadstone::words

@@ -36,13 +36,10 @@ struct Module {
 // groups, group size, dtypes and whether there is an order.
 [[nodiscard]] std::optional<DecodeProblem> check_module(const DecodeRequest& request, Form& form);
 
-// Whether so many groups of one size, without a word on it, can only be even ones: a short last
-// group would make an odd size of it.
+// Whether the size of groups is told by their count alone. Sizes are powers of two; any other
+// quotient means that the last group is short, and of which size nobody can tell.
 [[nodiscard]] constexpr bool are_even(std::uint64_t count, std::uint64_t groups) noexcept {
   return groups == 1 || (count % groups == 0 && std::has_single_bit(count / groups));
 }
-
-// The field that begins at a bit of a stream in words that are at hand.
-[[nodiscard]] unsigned stream_field(const char* words, std::uint64_t bit, unsigned bits) noexcept;
 
 }  // namespace loadstone::words

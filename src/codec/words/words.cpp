@@ -22,18 +22,6 @@ std::uint32_t word_at(const std::byte* words, std::uint64_t index) noexcept {
   return word;
 }
 
-// The field that begins at `bit` of a stream whose words are `stride` words apart.
-unsigned field_at(const std::byte* words, std::uint64_t stride, std::uint64_t bit,
-                  unsigned bits) noexcept {
-  const std::uint64_t word = bit / word_bits;
-  const unsigned shift = static_cast<unsigned>(bit % word_bits);
-  std::uint64_t value = word_at(words, word * stride);
-  if (shift + bits > word_bits) {
-    value |= std::uint64_t{word_at(words, (word + 1) * stride)} << word_bits;
-  }
-  return static_cast<unsigned>(value >> shift) & ((1u << bits) - 1);
-}
-
 // The place in a word of the column that is so many behind a multiple of eight.
 unsigned interleaved_shift(std::uint64_t column) noexcept {
   constexpr std::array<unsigned, 8> places = {0, 4, 1, 5, 2, 6, 3, 7};
@@ -263,6 +251,17 @@ class GroupedColumns final : public WordDecoder {
 };
 
 }  // namespace
+
+unsigned field_at(const std::byte* words, std::uint64_t stride, std::uint64_t bit,
+                  unsigned bits) noexcept {
+  const std::uint64_t word = bit / word_bits;
+  const unsigned shift = static_cast<unsigned>(bit % word_bits);
+  std::uint64_t value = word_at(words, word * stride);
+  if (shift + bits > word_bits) {
+    value |= std::uint64_t{word_at(words, (word + 1) * stride)} << word_bits;
+  }
+  return static_cast<unsigned>(value >> shift) & ((1u << bits) - 1);
+}
 
 void finish(const Form& form, DecodeForm& made) {
   if (form.layout == Layout::across) {

@@ -43,4 +43,9 @@ struct Form {
 // have been checked; the groups of an order must exist.
 void finish(const Form& form, DecodeForm& made);
 
+// The field that begins at `bit` of a stream whose words are `stride` words apart. The word behind
+// is read where the field straddles.
+[[nodiscard]] unsigned field_at(const std::byte* words, std::uint64_t stride, std::uint64_t bit,
+                                unsigned bits) noexcept;
+
 }  // namespace loadstone::words
