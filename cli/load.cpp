@@ -29,7 +29,6 @@ struct Args {
   PlanArgs plan;
   std::string plan_path;
   std::vector<CLI::Option*> plan_options;  // none of them goes with plan_path
-  unsigned threads = 0;
 };
 
 // What was done, and what it took.
@@ -152,7 +151,7 @@ int load(const Args& args, bool json) {
   }
   check_machine(plan);
   if (!json) print_warnings(plan.findings);
-  const Outcome outcome = do_load(plan, args.threads);
+  const Outcome outcome = do_load(plan, args.plan.threads);
   print_line(json ? json_of(plan, outcome) : text_of(plan, outcome));
   return 0;
 }
@@ -170,7 +169,7 @@ void add_load(CLI::App& app, Chosen& chosen) {
                    "Where it writes to disk, --offload-folder is needed again")
       ->type_name("FILE");
   args->plan_options = add_plan_options(*command, args->plan);
-  add_threads_option(*command, args->threads, "Readers");
+  add_threads_option(*command, args->plan.threads, "Readers");
   add_html_option(*command, args->plan.html_path);
   add_open_options(*command, args->plan.open);
   add_json_flag(*command, chosen.json);

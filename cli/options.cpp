@@ -103,6 +103,7 @@ PlanOptions plan_options(const PlanArgs& args) {
   options.missing = args.missing == "zeros" ? MissingPolicy::zeros : MissingPolicy::error;
   options.unexpected = unexpected_from_user(args.unexpected);
   if (!args.staging.empty()) options.staging_bytes_max = bytes_from_user("--staging", args.staging);
+  options.threads = args.threads;
   return options;
 }
 

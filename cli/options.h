@@ -40,6 +40,7 @@ struct PlanArgs {
   std::string missing = "error";
   std::string unexpected = "warn";
   std::string staging;
+  unsigned threads = 0;
   std::string html_path;
 };
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "loadstone/budget.h"
 #include "loadstone/catalog.h"
 #include "loadstone/finding.h"
 #include "loadstone/observer.h"
@@ -156,15 +157,9 @@ struct Conversion {
   std::vector<std::pair<std::string, std::string>> metadata;  // of every file's header
   std::vector<ExtraFile> extras;                              // of a folder; written with the index
   std::vector<QuantizeRow> quantize_rows;  // where something is quantized: what becomes of what
-  bool allow_non_finite = false;
   bool one_file = true;
   std::string stem;
-  unsigned threads = 1;
-  std::uint64_t window_bytes = 0;   // of output, or of numbers to be quantized, in each hand
-  std::uint64_t piece_bytes = 0;    // of numbers that are quantized in one go
-  std::uint64_t encoded_bytes = 0;  // of what numbers were quantized to, in each hand
-  std::uint64_t staging_bytes = 0;  // of what each thread makes it of
-  std::uint64_t held_bytes = 0;     // of parts that wait for all of a tensor, all threads together
+  Budget budget;
   std::uint64_t bytes_to_read = 0;  // each byte once; what is turned may be read again
   std::uint64_t bytes_to_write = 0;
   std::uint64_t peak_bytes = 0;  // beside what the process has before it opens the checkpoint

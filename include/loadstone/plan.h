@@ -61,6 +61,9 @@ struct PlanOptions {
   // attributes never. None: the skeleton's dtype.
   std::optional<Dtype> dtype;
   bool dtype_from_file = false;  // "auto": each of them keeps the file's dtype
+  // Numbers that are to be quantized and are NaN or infinite become the warning "q.nan"; else they
+  // are Error "q.nan" when they are read.
+  bool allow_non_finite = false;
   // Targets that are quantized on their way, after the cast to their dtype. A name that is no
   // target's is Error "plan.options".
   std::map<std::string, Quantization, std::less<>> quantize;
@@ -77,6 +80,8 @@ struct PlanOptions {
   // ---- what changes cost only
   // Memory for bytes under way, all threads together.
   std::uint64_t staging_bytes_max = defaults::staging_bytes_max;
+  // That the plan counts on; 0: one per core, at most 4. Others may execute it, in no more memory.
+  unsigned threads = 0;
   // Hand out views of the file where nothing changes (costs no memory, but the file must stay as it
   // is while the model lives). Default off.
   bool mmap = false;
@@ -115,7 +120,9 @@ struct Plan {
   std::vector<Decoding> decodings;     // what boxes may copy from beside sources
   std::vector<Finding> findings;       // sorted, those of the catalog included
   std::string offload_folder;
+  bool allow_non_finite = false;  // in what is quantized
   std::uint64_t staging_bytes_max = 0;
+  unsigned threads = 1;
   std::uint64_t bytes_to_read = 0;
   std::uint64_t bytes_to_write = 0;  // to the offload folder
   // What the loaded model takes per device, with the values that its constructor and initialisers

@@ -110,7 +110,8 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<Ta
                     std::string_view mode, const Pairs& entries, const Capacities& max_memory,
                     const std::vector<std::string>& no_split_modules,
                     const std::string& offload_folder, std::string_view missing,
-                    std::string_view unexpected, std::uint64_t staging_bytes_max, bool mmap,
+                    std::string_view unexpected, std::uint64_t staging_bytes_max, unsigned threads,
+                    bool allow_non_finite, bool mmap,
                     const Recipes* recipes, bool knows_all_sources, const Pairs& expected_sources,
                     const Pairs& missing_of, const std::vector<std::string>& explained,
                     const std::vector<QuantizeRow>& quantize,
@@ -129,6 +130,8 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<Ta
   options.missing = missing_policy(missing);
   options.unexpected = unexpected_argument(unexpected);
   options.staging_bytes_max = staging_bytes_max;
+  options.threads = threads;
+  options.allow_non_finite = allow_non_finite;
   options.mmap = mmap;
   if (recipes != nullptr) options.recipes = *recipes;
   options.knows_all_sources = knows_all_sources;
@@ -180,7 +183,8 @@ void bind_plan(nb::module_& module) {
              nb::arg("values_known"), nb::arg("rules"), nb::arg("dtype"),
              nb::arg("device_map_mode"), nb::arg("device_map"), nb::arg("max_memory"),
              nb::arg("no_split_modules"), nb::arg("offload_folder"), nb::arg("missing"),
-             nb::arg("unexpected"), nb::arg("staging_bytes_max"), nb::arg("mmap"),
+             nb::arg("unexpected"), nb::arg("staging_bytes_max"), nb::arg("threads"),
+             nb::arg("allow_non_finite"), nb::arg("mmap"),
              nb::arg("recipes").none() = nb::none(), nb::arg("knows_all_sources") = false,
              nb::arg("expected_sources") = Pairs(), nb::arg("missing_of") = Pairs(),
              nb::arg("explained") = std::vector<std::string>(),

@@ -147,6 +147,8 @@ def make_plan(
     missing: str,
     unexpected: str,
     staging_bytes_max: int,
+    threads: int,
+    allow_non_finite: bool,
     mmap: bool,
     recipes: Recipes | None = None,
     knows_all_sources: bool = False,

@@ -36,7 +36,7 @@ def load(
     Thread safety: loads into one model wait for each other.
     """
     with in_turn_with(model):
-        made = plan(model, checkpoint, **plan_arguments)
-        report = made.execute(progress=progress, threads=threads)
+        made = plan(model, checkpoint, threads=threads, **plan_arguments)
+        report = made.execute(progress=progress)
         audit(model, report).require_real()
     return report

@@ -184,7 +184,7 @@ class Plan:
         Args:
             model: needed for a plan that was read from a file.
             progress: ``True`` for a bar, or a callable that gets bytes done and bytes in all.
-            threads: readers; ``None``: one per core, at most four.
+            threads: readers; ``None``: as many as the plan counts on.
 
         Raises:
             PlanError: the plan holds errors; no data byte was read.
@@ -264,6 +264,8 @@ def plan(
     missing: str | Mapping[str, str] = "error",
     unexpected: str = "warn",
     staging_bytes_max: int = 64 << 20,
+    threads: int | None = None,
+    allow_non_finite: bool = False,
     mmap: bool = False,
     allow_links: bool = False,
 ) -> Plan:
@@ -291,6 +293,10 @@ def plan(
         staging_bytes_max: memory for bytes under way, beside the model's own. A load that
             quantizes takes two of its windows at least (of FP8 blocks: 128 rows), which
             ``peak_bytes`` counts.
+        threads: readers that ``peak_bytes`` counts; ``None``: one per core, at most four. Others may
+            execute the plan, in no more memory.
+        allow_non_finite: go on where what is quantized holds NaN or infinities, and say so; else
+            the load fails with ``q.nan``.
         mmap: hand out views of the file where nothing changes; the file must then stay as it is.
 
     Raises:
@@ -316,6 +322,8 @@ def plan(
         missing=missing,
         unexpected=unexpected,
         staging_bytes_max=staging_bytes_max,
+        threads=threads,
+        allow_non_finite=allow_non_finite,
         mmap=mmap,
     )
     has_memory = all(finding.code != "plan.tensor_class" for finding in made.findings)
@@ -353,6 +361,8 @@ def make_plan(
     missing: str | Mapping[str, str] = "error",
     unexpected: str = "warn",
     staging_bytes_max: int = 64 << 20,
+    threads: int | None = None,
+    allow_non_finite: bool = True,
     mmap: bool = False,
     initialises: bool = False,
     quantize: Mapping[str, Quantization] | None = None,
@@ -363,6 +373,7 @@ def make_plan(
     Args:
         quantize: targets that the core quantizes on their way; who carries the plan out then gets
             :class:`loadstone._execute.Parts`, and makes of them what the model needs.
+        allow_non_finite: the libraries quantize NaN without a word, so scripts do not stop for it.
         initialises: the caller has initialisers of its own for what is missing.
         allows_unknown_modules: entries of the device map that name nothing of the model are a
             warning, as for libraries that pass over them, and no error.
@@ -392,6 +403,8 @@ def make_plan(
         missing=default,
         unexpected=unexpected,
         staging_bytes_max=staging_bytes_max,
+        threads=threads or 0,
+        allow_non_finite=allow_non_finite,
         mmap=mmap,
         recipes=traced.recipes if traced is not None else None,
         knows_all_sources=traced is not None and traced.recipes is not None,

@@ -20,4 +20,10 @@ inline constexpr std::uint64_t direct_run_bytes_min = 4096;
   return run.outer_dims == 0 || run.elements >= direct_run_bytes_min / element_bytes;
 }
 
+// Whether elements that stand one after the other in the source do not in the target, or the other
+// way round, so that they are gathered. `dims` as above.
+[[nodiscard]] inline bool turns(std::span<const BoxDim> dims) noexcept {
+  return dims.size() > 1 && (dims.back().source_stride != 1 || dims.back().target_stride != 1);
+}
+
 }  // namespace loadstone

@@ -159,10 +159,10 @@ Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const Convert
   Conversion conversion;
   conversion.one_file = options.one_file;
   conversion.stem = options.stem;
-  conversion.allow_non_finite = options.quantize.allow_non_finite;
   conversion.metadata = header_metadata(*catalog, findings);
   PlanOptions plan_options;
   plan_options.unexpected = options.unexpected;
+  plan_options.allow_non_finite = options.quantize.allow_non_finite;
   const bool is_decoded = decodes(*catalog, options);
   Outputs outputs = output_recipes(catalog, options, is_decoded, findings);
   plan_options.recipes = std::move(outputs.recipes);
@@ -199,7 +199,6 @@ Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const Convert
   const bool has_decoded = is_decoded && plan.catalog->quantized().has_readable();
   conversion.extras = extra_files(plan, options, has_decoded, plan.findings);
   choose_sizes(conversion, options);
-  conversion.bytes_to_read = plan.bytes_to_read;
   plan.bytes_to_write = conversion.bytes_to_write;
   plan.peak_bytes = {{"cpu", conversion.peak_bytes}};
   sort_findings(plan.findings);

@@ -1,4 +1,4 @@
-// Doing what a conversion says: a team of pullers, and what comes before and after them.
+// Doing what a conversion says: the engine with files for a sink, and what comes before and after.
 #include "loadstone/convert.h"
 
 #include <algorithm>
@@ -9,12 +9,13 @@
 #include <utility>
 
 #include "convert/output.h"
-#include "convert/puller.h"
+#include "convert/output_sink.h"
 #include "convert/source_watch.h"
-#include "convert/windows.h"
 #include "convert/work_folder.h"
+#include "execute/puller.h"
 #include "execute/shard_files.h"
 #include "execute/team.h"
+#include "execute/windows.h"
 #include "loadstone/error.h"
 #include "plan/decodings.h"
 
@@ -67,29 +68,29 @@ std::vector<bool> files_to_write(const Conversion& conversion, const WorkFolder&
   return wanted;
 }
 
-std::uint64_t staging_planned(const Conversion& conversion) {
-  return conversion.threads *
-         (conversion.window_bytes + conversion.encoded_bytes + conversion.staging_bytes);
-}
-
 void write_files(const Conversion& conversion, const OpenShards& shards, Output& output,
                  const std::vector<bool>& wanted, Observer* observer, ConvertReport& report) {
-  WindowQueue queue(conversion, wanted);
+  const Plan& plan = conversion.plan;
+  OutputSink sink(conversion, wanted, output);
+  const GroupList groups = sink.groups();
+  MemoryCount memory;
+  WindowQueue queue(plan, conversion.budget, groups, sink, memory);
   std::atomic<bool> stop = false;
-  Work work = {
-      .conversion = conversion, .shards = shards, .output = output, .queue = queue, .stop = stop};
-  std::uint64_t bytes_total = 0;
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    if (wanted[i]) bytes_total += conversion.files[i].data_bytes;
-  }
+  PullWork work = {.plan = plan,
+                   .shards = shards.sources(),
+                   .budget = conversion.budget,
+                   .sink = sink,
+                   .queue = queue,
+                   .memory = memory,
+                   .stop = stop};
   run_team(
-      conversion.threads, stop, observer,
-      [&] { return Progress{.bytes_done = work.bytes_done, .bytes_total = bytes_total}; },
-      [&] { Puller(work).run(); });
+      conversion.budget.threads, stop, observer,
+      [&] { return Progress{.bytes_done = work.bytes_done, .bytes_total = queue.bytes_total()}; },
+      [&] { pull_windows(work); });
   report.bytes_read = work.bytes_read;
-  std::ranges::move(work.findings, std::back_inserter(report.findings));
+  std::ranges::move(findings_of(work), std::back_inserter(report.findings));
   sort_findings(report.findings);
-  report.peak_bytes += std::min(staging_planned(conversion), work.staging_bytes.load());
+  report.peak_bytes += memory.bytes_peak();
 }
 
 }  // namespace
@@ -106,7 +107,7 @@ ConvertReport convert(const Conversion& conversion, const std::string& target, O
   WorkFolder work(conversion, place, run, writable);
   ConvertReport report;
   report.findings = conversion.plan.findings;
-  report.peak_bytes = conversion.peak_bytes - staging_planned(conversion);
+  report.peak_bytes = conversion.peak_bytes - conversion.budget.bytes();
   if (work.was_committed()) {
     report.outputs = output_paths(conversion, place.path);
     for (const OutputFile& file : conversion.files) report.bytes_kept += file.byte_count();

@@ -11,7 +11,7 @@ namespace loadstone {
 // each file can be made by itself.
 void lay_out(Conversion& conversion, const ConvertOptions& options);
 
-// Fills in threads and sizes; a finding where memory_bytes_max is too little.
+// Fills in the budget and what follows from it; a finding where memory_bytes_max is too little.
 void choose_sizes(Conversion& conversion, const ConvertOptions& options);
 
 }  // namespace loadstone

@@ -126,7 +126,7 @@ std::string to_json(const Conversion& conversion) {
   for (const auto& [key, text] : conversion.metadata) json.member(key, text);
   json.end_object();
   if (!conversion.quantize_rows.empty()) write_rows(json, conversion);
-  json.member("threads", conversion.threads);
+  json.member("threads", conversion.budget.threads);
   json.member("bytes_to_read", conversion.bytes_to_read);
   json.member("bytes_to_write", conversion.bytes_to_write);
   json.member("peak_bytes", conversion.peak_bytes);

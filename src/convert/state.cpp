@@ -167,7 +167,7 @@ WorkState state_of(const Conversion& conversion) {
     add_recipe(values, *plan.catalog, target->recipe);
   }
   for (const Decoding& decoding : plan.decodings) add_decoding(values, *plan.catalog, decoding);
-  add_number(values, conversion.allow_non_finite ? 1 : 0);
+  add_number(values, conversion.plan.allow_non_finite ? 1 : 0);
   Digest files;
   add_text(files, conversion.index_name);
   for (const OutputFile& file : conversion.files) {

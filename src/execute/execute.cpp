@@ -9,24 +9,21 @@
 
 #include "codec/tensor_table.h"
 #include "execute/job_queue.h"
+#include "execute/memory_count.h"
 #include "execute/offload_folder.h"
-#include "execute/quantizer.h"
+#include "execute/puller.h"
 #include "execute/reader.h"
 #include "execute/report.h"
 #include "execute/shard_files.h"
-#include "execute/staging.h"
 #include "execute/team.h"
+#include "execute/windows.h"
 #include "loadstone/error.h"
-#include "plan/costs.h"
+#include "plan/budget.h"
 #include "plan/decodings.h"
 
 namespace loadstone {
 
 namespace {
-
-// More readers are not worth slots smaller than this.
-constexpr std::uint64_t slot_bytes_wanted = 64 << 10;
-constexpr std::uint64_t known_bytes_at_once = 4 << 20;
 
 [[noreturn]] void refuse_destination(const PlannedTarget* target, std::string message,
                                      std::string found = {}, std::string expected = {}) {
@@ -116,70 +113,6 @@ std::vector<DecodeForm> prepare_decodings(const Plan& plan) {
   return forms;
 }
 
-// How many readers, and how much each looks at in one go.
-struct Sizes {
-  unsigned threads = 1;
-  std::uint64_t chunk_bytes = 0;
-  std::uint64_t slot_bytes = 0;
-  WindowLimits limits;
-};
-
-// The smallest slot: one element, and where it is decoded what it is made of beside it.
-std::uint64_t slot_bytes_least(const Plan& plan, std::span<const DecodeForm> forms) {
-  const auto& tensors = plan.catalog->tensors();
-  std::uint64_t least = 1;
-  for (const PlannedTarget& target : plan.targets) {
-    for (const Box& box : target.recipe.boxes) {
-      if (box.decoding != no_decoding || box.source >= tensors.size()) continue;
-      const Encoding encoding = tensors[box.source].encoding;
-      if (encoding.is_dtype())
-        least = std::max<std::uint64_t>(least, element_bytes(encoding.dtype()));
-    }
-  }
-  for (const DecodeForm& form : forms) {
-    least = std::max<std::uint64_t>(least, decoding_bytes_least(form));
-  }
-  return least;
-}
-
-Sizes choose_sizes(const Plan& plan, std::span<const DecodeForm> forms,
-                   const ExecuteOptions& options) {
-  Sizes sizes;
-  sizes.threads = thread_count(options.threads);
-  const std::uint64_t least = std::max(slot_bytes_least(plan, forms), quantizing_bytes_least(plan));
-  const std::uint64_t staging = std::max(plan.staging_bytes_max, least);
-  const std::uint64_t slots =
-      std::clamp<std::uint64_t>(staging / std::max(slot_bytes_wanted, least), 1, sizes.threads);
-  sizes.threads = static_cast<unsigned>(slots);
-  sizes.chunk_bytes = std::max<std::uint64_t>(options.chunk_bytes, element_bytes_max);
-  // A transposed box may fill two chunks, to have longer runs in the target.
-  sizes.slot_bytes =
-      std::max(std::min(staging / slots, 2 * std::min(sizes.chunk_bytes, staging)), least);
-  sizes.limits = window_limits(sizes.slot_bytes, sizes.chunk_bytes);
-  return sizes;
-}
-
-// The values that need no file.
-void write_known_values(ReadContext& context, std::atomic<std::size_t>& next_target) {
-  const auto& targets = context.plan.targets;
-  for (std::size_t i = next_target++; i < targets.size(); i = next_target++) {
-    const PlannedTarget& target = targets[i];
-    std::byte* const data = context.targets[i];
-    const Constant& constant = target.recipe.constant;
-    if (data == nullptr || (target.recipe.origin != Origin::zeros && constant == nullptr)) continue;
-    const std::uint64_t total = target.byte_count();
-    for (std::uint64_t done = 0; done < total && !context.stop; done += known_bytes_at_once) {
-      const std::uint64_t count = std::min(known_bytes_at_once, total - done);
-      if (constant != nullptr) {
-        std::memcpy(data + done, constant->data() + done, count);
-      } else {
-        std::memset(data + done, 0, count);
-      }
-      context.written[i] += count;
-    }
-  }
-}
-
 // Ends with the reader's slot given back.
 void run_jobs(ReadContext& context, JobQueue& queue) {
   Reader reader(context);
@@ -187,32 +120,53 @@ void run_jobs(ReadContext& context, JobQueue& queue) {
   while (!context.stop && queue.next(job)) reader.run(job);
 }
 
-// Where each target's value is written to; null where nothing is written.
-std::vector<std::byte*> target_memory(const Plan& plan, std::span<const Destination> destinations,
-                                      const OffloadFolder& folder) {
-  std::vector<std::byte*> memory(plan.targets.size(), nullptr);
-  for (std::size_t i = 0; i < memory.size(); ++i) {
-    if (plan.targets[i].quantization) continue;
-    if (plan.targets[i].delivery == Delivery::memory) memory[i] = destinations[i].data;
-    if (plan.targets[i].delivery == Delivery::disk_write) memory[i] = folder.data(i);
+// Memory of destinations and of the offload folder.
+class MemorySink final : public ValueSink {
+ public:
+  MemorySink(const Plan& plan, std::span<const Destination> destinations,
+             const OffloadFolder& folder)
+      : whole_(plan.targets.size(), nullptr), parts_(plan.targets.size()), written_(whole_.size()) {
+    for (std::uint32_t i = 0; i < whole_.size(); ++i) {
+      const PlannedTarget& target = plan.targets[i];
+      const bool is_memory = target.delivery == Delivery::memory;
+      if (!is_memory && target.delivery != Delivery::disk_write) continue;
+      if (!target.quantization) {
+        whole_[i] = is_memory ? destinations[i].data : folder.data(i);
+        const bool is_known =
+            target.recipe.origin == Origin::zeros || target.recipe.constant != nullptr;
+        if (whole_[i] != nullptr && is_known) by_windows_.push_back(i);
+        continue;
+      }
+      if (is_memory) {
+        for (const auto& part : destinations[i].parts) parts_[i].push_back(part.data());
+      } else {
+        parts_[i] = folder.parts(i);
+      }
+      if (!parts_[i].empty()) by_windows_.push_back(i);
+    }
   }
-  return memory;
-}
 
-// The same for the parts of quantized targets; empty where nothing is written.
-std::vector<Quantizer::Parts> part_memory(const Plan& plan,
-                                          std::span<const Destination> destinations,
-                                          const OffloadFolder& folder) {
-  std::vector<Quantizer::Parts> memory(plan.targets.size());
-  for (std::size_t i = 0; i < memory.size(); ++i) {
-    const PlannedTarget& target = plan.targets[i];
-    if (!target.quantization) continue;
-    if (target.delivery == Delivery::disk_write) memory[i] = folder.parts(i);
-    if (target.delivery != Delivery::memory) continue;
-    for (const auto& part : destinations[i].parts) memory[i].push_back(part.data());
+  // Of values that are read as they are; null where nothing is written.
+  [[nodiscard]] std::span<std::byte* const> whole() const noexcept { return whole_; }
+  // The others: quantized ones, and those that need no file.
+  [[nodiscard]] std::span<const std::uint32_t> by_windows() const noexcept { return by_windows_; }
+  [[nodiscard]] bool has_written(std::uint32_t target) const noexcept { return written_[target]; }
+
+  [[nodiscard]] std::byte* place(std::uint32_t target, std::size_t part) override {
+    return parts_[target].empty() ? whole_[target] : parts_[target][part];
   }
-  return memory;
-}
+  void write(std::uint32_t target, std::size_t part, std::uint64_t offset,
+             std::span<std::byte> bytes) override {
+    if (!bytes.empty()) std::memcpy(place(target, part) + offset, bytes.data(), bytes.size());
+  }
+  void finish(std::uint32_t target) override { written_[target] = true; }
+
+ private:
+  std::vector<std::byte*> whole_;
+  std::vector<std::vector<std::byte*>> parts_;
+  std::vector<std::uint32_t> by_windows_;
+  std::vector<std::atomic<bool>> written_;
+};
 
 }  // namespace
 
@@ -224,42 +178,50 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   check_destinations(plan, destinations);
   Storage& storage = plan.catalog->storage(options.storage);
   const std::vector<DecodeForm> forms = prepare_decodings(plan);
-  const Sizes sizes = choose_sizes(plan, forms, options);
+  const Needs needs(plan, Destinations::memory);
+  const unsigned threads = options.threads != 0 ? options.threads : plan.threads;
+  const Budget budget = load_budget(
+      plan, needs, threads, std::max<std::uint64_t>(options.chunk_bytes, element_bytes_max));
   const OpenShards shards = open_needed(plan, destinations, &storage);
   const auto offload = std::make_shared<OffloadFolder>(plan, storage);
-  const OffloadFolder& folder = *offload;
-  const std::vector<std::byte*> memory = target_memory(plan, destinations, folder);
-  JobQueue queue(plan, memory, sizes.limits);
-  const std::vector<Quantizer::Parts> parts = part_memory(plan, destinations, folder);
-  Quantizer quantizer(plan, parts, sizes.slot_bytes);
+  MemorySink sink(plan, destinations, *offload);
+  JobQueue jobs(plan, sink.whole(), window_limits(budget.whole.bytes, budget.chunk_bytes));
+  GroupList groups;
+  append_groups(plan, sink.by_windows(), groups);
 
-  StagingRing staging(sizes.slot_bytes);
+  MemoryCount memory;
   std::atomic<bool> stop = false;
   ReadContext context = {.plan = plan,
-                         .targets = memory,
+                         .targets = sink.whole(),
                          .shards = shards.sources(),
                          .forms = forms,
-                         .chunk_bytes = sizes.chunk_bytes,
-                         .decoded_bytes = sizes.limits.decoded_bytes,
-                         .staging = staging,
+                         .chunk_bytes = budget.chunk_bytes,
+                         .slot_bytes = budget.whole.bytes,
+                         .memory = memory,
                          .stop = stop,
                          .written = std::vector<std::atomic<std::uint64_t>>(plan.targets.size())};
-  std::atomic<std::size_t> next_target = 0;
+  WindowQueue windows(plan, budget, groups, sink, memory);
+  PullWork work = {.plan = plan,
+                   .shards = shards.sources(),
+                   .budget = budget,
+                   .sink = sink,
+                   .queue = windows,
+                   .memory = memory,
+                   .stop = stop};
   const auto progress = [&] {
-    return Progress{.bytes_done = context.bytes_done + quantizer.bytes_done(),
-                    .bytes_total = queue.bytes_total() + quantizer.bytes_total()};
+    return Progress{.bytes_done = context.bytes_done + work.bytes_done,
+                    .bytes_total = jobs.bytes_total() + windows.bytes_total()};
   };
-  run_team(sizes.threads, stop, options.observer, progress, [&] {
-    run_jobs(context, queue);
-    write_known_values(context, next_target);
-    quantizer.run(shards.sources(), stop);
+  run_team(budget.threads, stop, options.observer, progress, [&] {
+    run_jobs(context, jobs);
+    pull_windows(work);
   });
   // A file that changed meanwhile is not handed out as good.
   shards.require_unchanged();
   if (!options.holds_offload) offload->commit();
 
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (!parts[i].empty()) context.written[i] = plan.targets[i].byte_count();
+  for (const std::uint32_t i : sink.by_windows()) {
+    if (sink.has_written(i)) context.written[i] = plan.targets[i].byte_count();
   }
   Report report;
   report.provenance =
@@ -267,11 +229,11 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   report.sync_seconds = offload->sync_seconds();
   if (options.holds_offload) report.offload = offload;
   report.findings = plan.findings;
-  std::ranges::move(quantizer.findings(), std::back_inserter(report.findings));
+  std::ranges::move(findings_of(work), std::back_inserter(report.findings));
   sort_findings(report.findings);
-  report.bytes_read = context.bytes_read + quantizer.bytes_read();
+  report.bytes_read = context.bytes_read + work.bytes_read;
   for (const auto& bytes : context.written) report.bytes_written += bytes;
-  report.staging_bytes_peak = std::max(staging.bytes_peak(), quantizer.staging_bytes_peak());
+  report.staging_bytes_peak = memory.bytes_peak();
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
 }

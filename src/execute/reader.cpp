@@ -11,8 +11,6 @@ namespace loadstone {
 
 namespace {
 
-// Holes of this size between staged pieces are read over, into the slot.
-constexpr std::uint64_t staged_hole_bytes_max = 64 << 10;
 // More parts than one system call takes would be several anyhow.
 constexpr std::size_t parts_max = 256;
 
@@ -65,10 +63,17 @@ void Reader::read_direct(const Job& job, const Piece& piece) {
   ends_staged_ = false;
 }
 
+// Bytes of the slot that are about to be written.
+std::byte* Reader::staged(std::uint64_t begin, std::uint64_t end) {
+  if (!slot_) slot_.emplace(context_.memory, context_.slot_bytes);
+  if (end > slot_->size()) throw Error("internal", "a window is larger than its slot");
+  slot_->use(begin, end);
+  return slot_->data() + begin;
+}
+
 // A byte of the window has its fixed place in the slot. What overlaps an earlier piece is there
 // already.
 void Reader::read_staged(const Job& job, const Piece& piece) {
-  if (slot_.data() == nullptr) slot_ = context_.staging.take_slot();
   std::uint64_t begin = std::max(piece.file_begin, read_end_);
   if (begin >= piece.file_end) return;
   const bool goes_on = ends_staged_ && !parts_.empty();
@@ -77,14 +82,12 @@ void Reader::read_staged(const Job& job, const Piece& piece) {
   } else {
     skip_to(job, begin);
   }
-  context_.staging.count(piece.file_end - begin);
-  append(job, slot_.data() + (begin - job.begin), piece.file_end - begin);
+  append(job, staged(begin - job.begin, piece.file_end - job.begin), piece.file_end - begin);
   ends_staged_ = true;
 }
 
 // A byte of the window has its fixed place in the slot, as in read_staged().
 void Reader::decode_pieces(const Job& job) {
-  if (slot_.data() == nullptr) slot_ = context_.staging.take_slot();
   std::uint64_t done = job.begin;
   for (const Piece& piece : job.pieces) {
     const std::uint64_t begin = std::max(piece.file_begin, done);
@@ -94,15 +97,17 @@ void Reader::decode_pieces(const Job& job) {
   }
 }
 
-// As many elements in one go as the parts of fit behind the window in the slot.
+// As many elements in one go as there is memory for their parts.
 void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end) {
   const Decoding& decoding = context_.plan.decodings[job.decoding];
   const DecodeForm& form = context_.forms[job.decoding];
   const std::uint64_t size = element_bytes(form.dtype);
-  std::byte* const room = slot_.data() + context_.decoded_bytes;
-  const std::uint64_t room_bytes = slot_.size() - context_.decoded_bytes;
-  context_.staging.count(end - begin);
-  populate(slot_.data() + (begin - job.begin), end - begin);
+  const std::uint64_t room_bytes = parts_bytes_max(form, context_.slot_bytes);
+  if (!parts_of_numbers_ || parts_of_numbers_->size() < room_bytes) {
+    parts_of_numbers_.emplace(context_.memory, room_bytes);
+  }
+  std::byte* const window = staged(begin - job.begin, end - job.begin) - (begin - job.begin);
+  populate(window + (begin - job.begin), end - begin);
   for (std::uint64_t at = begin / size; at < end / size;) {
     if (context_.stop.load(std::memory_order_relaxed)) return;
     std::uint64_t count = end / size - at;
@@ -114,16 +119,17 @@ void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end
       return bytes;
     };
     while (count > 1 && needed() > room_bytes) count /= 2;
-    if (needed() > room_bytes) throw Error("internal", "a slot of the staging ring is too small");
+    if (needed() > room_bytes) throw Error("internal", "there is no room to decode one number");
+    parts_of_numbers_->use(0, needed());
     std::array<const std::byte*, Decoder::parts_max> parts = {};
-    std::byte* to = room;
+    std::byte* to = parts_of_numbers_->data();
     for (std::size_t i = 0; i < decoding.sources.size(); ++i) {
       const auto bytes = form.part_bytes(i, at, at + count);
       if (bytes.size() > 0) read_part(decoding.sources[i], bytes, to);
       parts[i] = to;
       to += bytes.size();
     }
-    decode(form, at, at + count, parts, slot_.data() + (at * size - job.begin));
+    decode(form, at, at + count, parts, window + (at * size - job.begin));
     at += count;
   }
 }
@@ -131,7 +137,6 @@ void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end
 void Reader::read_part(std::uint32_t source, DecodeForm::Range bytes, std::byte* to) {
   const TensorInfo& tensor = context_.plan.catalog->tensors()[source];
   const std::uint64_t begin = tensor.offset_begin + bytes.begin;
-  context_.staging.count(bytes.size());
   populate(to, bytes.size());
   try {
     context_.shards[tensor.shard]->read(begin, {to, bytes.size()});
@@ -217,7 +222,7 @@ void Reader::copy_staged(const Job& job, const Piece& piece) {
   std::uint64_t span = 1;
   for (const BoxDim& dim : dims) span += (dim.extent - 1) * dim.target_stride;
   if (span < 2 * piece.elements) populate(target, span * target_bytes);
-  copy_box(dims, cast, slot_.data() + (piece.file_begin - job.begin), source_bytes, target,
+  copy_box(dims, cast, slot_->data() + (piece.file_begin - job.begin), source_bytes, target,
            target_bytes);
 }
 

@@ -6,12 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "codec/decode.h"
-#include "execute/anonymous_memory.h"
-#include "execute/staging.h"
+#include "execute/memory_count.h"
 #include "execute/walk.h"
 #include "loadstone/error.h"
 #include "loadstone/plan.h"
@@ -26,8 +26,8 @@ struct ReadContext {
   std::span<const std::shared_ptr<ByteSource>> shards;  // null where nothing is read from
   std::span<const DecodeForm> forms;                    // of the plan's decodings
   std::uint64_t chunk_bytes;                            // of one read
-  std::uint64_t decoded_bytes;                          // of a slot, for what has been decoded
-  StagingRing& staging;
+  std::uint64_t slot_bytes;                             // of each reader
+  MemoryCount& memory;
   std::atomic<bool>& stop;
   std::atomic<std::uint64_t> bytes_done = 0;  // of the sources, in their places
   std::atomic<std::uint64_t> bytes_read = 0;
@@ -45,6 +45,7 @@ class Reader {
  private:
   void mark_overlaps(Job& job);
   void read_pieces(const Job& job);
+  std::byte* staged(std::uint64_t begin, std::uint64_t end);
   void read_direct(const Job& job, const Piece& piece);
   void read_staged(const Job& job, const Piece& piece);
   void decode_pieces(const Job& job);
@@ -62,8 +63,9 @@ class Reader {
   static constexpr std::uint64_t skipped_bytes_max = 4096;
 
   ReadContext& context_;
-  AnonymousMemory slot_;
-  std::vector<std::span<std::byte>> parts_;  // of the read that is being put together
+  std::optional<CountedMemory> slot_;
+  std::optional<CountedMemory> parts_of_numbers_;  // what is being decoded
+  std::vector<std::span<std::byte>> parts_;        // of the read that is being put together
   std::uint64_t read_begin_ = 0;
   std::uint64_t read_end_ = 0;
   bool ends_staged_ = false;  // the last part lies in the slot

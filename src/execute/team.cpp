@@ -16,10 +16,6 @@ constexpr auto watch_interval = std::chrono::milliseconds(50);
 
 }  // namespace
 
-unsigned thread_count(unsigned wanted, unsigned most) noexcept {
-  return wanted != 0 ? wanted : std::clamp(std::thread::hardware_concurrency(), 1u, most);
-}
-
 Team::Team(std::atomic<bool>& stop, Starter starter)
     : stop_(stop),
       out_of_memory_(

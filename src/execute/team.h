@@ -12,14 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "loadstone/defaults.h"
 #include "loadstone/observer.h"
 
 namespace loadstone {
-
-// As many threads as the caller wants; 0: one per core, at most `most`.
-[[nodiscard]] unsigned thread_count(unsigned wanted,
-                                    unsigned most = defaults::threads_max) noexcept;
 
 // Runs the same work in several threads while the calling thread looks after them. Used from one
 // thread.

@@ -9,7 +9,7 @@
 #include "codec/tensor_table.h"
 #include "execute/job_queue.h"
 #include "loadstone/error.h"
-#include "plan/costs.h"
+#include "plan/budget.h"
 #include "plan/decodings.h"
 
 namespace loadstone {
@@ -29,16 +29,16 @@ namespace {
 
 ValueReader::ValueReader(std::shared_ptr<const Catalog> catalog,
                          std::span<const std::shared_ptr<ByteSource>> shards,
-                         std::uint64_t staging_bytes_max, std::atomic<bool>& stop)
+                         std::uint64_t staging_bytes_max, std::atomic<bool>& stop,
+                         MemoryCount* memory)
     : slot_bytes_(std::max(staging_bytes_max, reader_bytes_least)),
-      staging_(slot_bytes_),
       context_{.plan = plan_,
                .targets = target_,
                .shards = shards,
                .forms = {},
                .chunk_bytes = defaults::chunk_bytes,
-               .decoded_bytes = window_limits(slot_bytes_, defaults::chunk_bytes).decoded_bytes,
-               .staging = staging_,
+               .slot_bytes = slot_bytes_,
+               .memory = memory != nullptr ? *memory : own_count_,
                .stop = stop,
                .written = std::vector<std::atomic<std::uint64_t>>(1)},
       reader_(context_) {

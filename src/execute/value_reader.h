@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "execute/memory_count.h"
 #include "execute/reader.h"
-#include "execute/staging.h"
 #include "loadstone/catalog.h"
 #include "loadstone/plan.h"
 #include "loadstone/recipe.h"
@@ -37,10 +37,11 @@ struct Value {
 class ValueReader {
  public:
   // `shards`: one for each of the catalog's, null where nothing is read from. `stop`: read() then
-  // returns early, and what it has written means nothing.
+  // returns early, and what it has written means nothing. `memory`: where staging is counted; null:
+  // nowhere else than here.
   ValueReader(std::shared_ptr<const Catalog> catalog,
               std::span<const std::shared_ptr<ByteSource>> shards, std::uint64_t staging_bytes_max,
-              std::atomic<bool>& stop);
+              std::atomic<bool>& stop, MemoryCount* memory = nullptr);
   ValueReader(const ValueReader&) = delete;
   ValueReader& operator=(const ValueReader&) = delete;
 
@@ -53,7 +54,9 @@ class ValueReader {
   void read(std::uint64_t begin, std::uint64_t end, std::span<std::byte> to);
 
   [[nodiscard]] std::uint64_t bytes_read() const noexcept { return context_.bytes_read; }
-  [[nodiscard]] std::uint64_t staging_bytes_peak() const noexcept { return staging_.bytes_peak(); }
+  [[nodiscard]] std::uint64_t staging_bytes_peak() const noexcept {
+    return own_count_.bytes_peak();
+  }
 
  private:
   // A box of the open value, its dimensions by target stride, and which elements it writes.
@@ -69,7 +72,7 @@ class ValueReader {
   Plan plan_;  // of one target: the range that is read
   std::vector<DecodeForm> forms_;
   std::array<std::byte*, 1> target_ = {};
-  StagingRing staging_;
+  MemoryCount own_count_;
   ReadContext context_;
   Reader reader_;
   Job job_;

@@ -15,8 +15,6 @@ namespace {
 
 // Reading over a hole of this size is cheaper than a second call.
 constexpr std::uint64_t hole_bytes_max = 64 << 10;
-// What is cast goes through memory twice: once more from the second-level cache.
-constexpr std::uint64_t staged_window_bytes = 1 << 20;
 
 [[noreturn]] void refuse(const Plan& plan, const PlannedTarget& target, const Box& box,
                          const std::string& problem) {
@@ -31,15 +29,6 @@ constexpr std::uint64_t staged_window_bytes = 1 << 20;
 }
 
 }  // namespace
-
-WindowLimits window_limits(std::uint64_t slot_bytes, std::uint64_t chunk_bytes) noexcept {
-  WindowLimits limits;
-  limits.direct_bytes = std::min(chunk_bytes, slot_bytes);
-  limits.staged_bytes = std::min(limits.direct_bytes, staged_window_bytes);
-  limits.turned_bytes = slot_bytes;
-  limits.decoded_bytes = slot_bytes / 2 / element_bytes_max * element_bytes_max;
-  return limits;
-}
 
 ByteBox check_box(const Plan& plan, const PlannedTarget& target, const Box& box) {
   const auto& tensors = plan.catalog->tensors();
@@ -92,6 +81,7 @@ Walk::Walk(const Plan& plan, std::uint32_t target, const Box& box) : target_(tar
     span += (dims_[level].box.extent - 1) * dims_[level].source_step;
   }
   direct_ = bytes.same_dtype && !decoded_ && reads_directly(sorted.dims(), element_bytes_);
+  turned_ = !direct_ && turns(sorted.dims());
   classify();
 }
 
@@ -99,8 +89,6 @@ void Walk::classify() noexcept {
   if (dims_.empty()) return;
   kept_from_ = dims_.size() - 1;
   if (direct_) return;
-  const BoxDim& inner = dims_.back().box;
-  turned_ = (inner.source_stride != 1 || inner.target_stride != 1) && dims_.size() > 1;
   while (kept_from_ > 0) {
     const Dim& outer = dims_[kept_from_ - 1];
     if (outer.source_step > outer.step_bytes + hole_bytes_max) break;

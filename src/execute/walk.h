@@ -7,6 +7,7 @@
 
 #include "kernels/cast.h"
 #include "loadstone/plan.h"
+#include "plan/budget.h"
 
 namespace loadstone {
 
@@ -39,18 +40,6 @@ struct Job {
     dims.clear();
   }
 };
-
-// How much of a file is looked at in one go.
-struct WindowLimits {
-  std::uint64_t direct_bytes = 0;   // pieces that are read into their place
-  std::uint64_t staged_bytes = 0;   // pieces that are cast or scattered: what fits near caches
-  std::uint64_t turned_bytes = 0;   // transposed: more rows make longer runs in the target
-  std::uint64_t decoded_bytes = 0;  // of what is decoded, at most: what it is made of is there too
-};
-
-// For a reader whose slot of staging has so many bytes, and that reads as much in one go.
-[[nodiscard]] WindowLimits window_limits(std::uint64_t slot_bytes,
-                                         std::uint64_t chunk_bytes) noexcept;
 
 // Not thread-safe.
 class Walk {

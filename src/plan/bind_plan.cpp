@@ -366,16 +366,9 @@ class Binder {
 
   // What execute() promises is worked out again, not believed.
   void check_totals() {
-    const Plan claimed = {.catalog = nullptr,
-                          .targets = {},
-                          .decodings = {},
-                          .findings = {},
-                          .offload_folder = {},
-                          .staging_bytes_max = 0,
-                          .bytes_to_read = plan_.bytes_to_read,
-                          .bytes_to_write = plan_.bytes_to_write,
-                          .peak_bytes = plan_.peak_bytes,
-                          .device_map = {}};
+    const std::uint64_t bytes_to_read = plan_.bytes_to_read;
+    const std::uint64_t bytes_to_write = plan_.bytes_to_write;
+    const auto peak_bytes = plan_.peak_bytes;
     const auto fail = [](const char* field, std::uint64_t found, std::uint64_t expected) {
       throw Error(
           "plan.json", "a total that is not that of the targets",
@@ -383,14 +376,14 @@ class Binder {
     };
     if (plan_.staging_bytes_max == 0) fail("staging_bytes_max", 0, 1);
     count_costs(plan_);
-    if (claimed.bytes_to_read != plan_.bytes_to_read) {
-      fail("bytes_to_read", claimed.bytes_to_read, plan_.bytes_to_read);
+    if (bytes_to_read != plan_.bytes_to_read) {
+      fail("bytes_to_read", bytes_to_read, plan_.bytes_to_read);
     }
-    if (claimed.bytes_to_write != plan_.bytes_to_write) {
-      fail("bytes_to_write", claimed.bytes_to_write, plan_.bytes_to_write);
+    if (bytes_to_write != plan_.bytes_to_write) {
+      fail("bytes_to_write", bytes_to_write, plan_.bytes_to_write);
     }
-    if (claimed.peak_bytes != plan_.peak_bytes) {
-      fail("peak_bytes", claimed.peak_bytes.contains("cpu") ? claimed.peak_bytes.at("cpu") : 0,
+    if (peak_bytes != plan_.peak_bytes) {
+      fail("peak_bytes", peak_bytes.contains("cpu") ? peak_bytes.at("cpu") : 0,
            plan_.peak_bytes.at("cpu"));
     }
     for (const auto& [path, device] : plan_.device_map) {

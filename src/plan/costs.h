@@ -31,14 +31,8 @@ namespace loadstone {
 // Whether a view of the file can be the value: a whole source that has bytes and can be viewed.
 [[nodiscard]] bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept;
 
-// No reader of a value takes less: a block and its numbers have to fit.
-inline constexpr std::uint64_t reader_bytes_least = 4096;
-
-// The staging that each reader of a plan that quantizes needs, whatever staging_bytes_max says: a
-// window's numbers, and as much for what they are made of. 0 where nothing is quantized.
-[[nodiscard]] std::uint64_t quantizing_bytes_least(const Plan& plan);
-
-// Fills in bytes_to_read, bytes_to_write and peak_bytes from the targets.
+// Fills in bytes_to_read, bytes_to_write and peak_bytes from the targets, for as many threads as
+// the plan says.
 void count_costs(Plan& plan);
 
 }  // namespace loadstone

@@ -15,6 +15,7 @@ namespace loadstone {
 namespace {
 
 constexpr std::size_t text_bytes_max = std::size_t{2} << 30;
+constexpr std::uint64_t threads_most = 4096;
 
 // ---- writing
 
@@ -356,6 +357,14 @@ void read_totals(const JsonReader& reader, JsonObject& fields, Plan& plan) {
     return reader.unsigned_number(fields.required(field), fields.at(field));
   };
   plan.staging_bytes_max = number("staging_bytes_max");
+  const std::uint64_t threads = number("threads");
+  if (threads == 0 || threads > threads_most) {
+    reader.refuse(fields.at("threads"), "no number of threads", std::to_string(threads),
+                  "1 to " + std::to_string(threads_most));
+  }
+  plan.threads = static_cast<unsigned>(threads);
+  plan.allow_non_finite =
+      reader.boolean(fields.required("allow_non_finite"), fields.at("allow_non_finite"));
   plan.bytes_to_read = number("bytes_to_read");
   plan.bytes_to_write = number("bytes_to_write");
   const JsonPlace place = fields.at("peak_bytes");
@@ -386,6 +395,8 @@ std::string to_json(const Plan& plan) {
   for (const auto& [device, bytes] : plan.peak_bytes) json.member(device, bytes);
   json.end_object();
   json.member("staging_bytes_max", plan.staging_bytes_max);
+  json.member("threads", plan.threads);
+  json.member("allow_non_finite", plan.allow_non_finite);
   json.member("offload_folder", plan.offload_folder);
   json.key("device_map");
   json.begin_array();

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "base/thread_count.h"
 #include "execute/team.h"
 #include "loadstone/error.h"
 #include "verify/finding_of.h"

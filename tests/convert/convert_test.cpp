@@ -226,7 +226,7 @@ TEST(Convert, ABudgetIsKeptOrRefusedWithTheLeastThatWouldDo) {
   const Conversion small = make_conversion(catalog, {.memory_bytes_max = least});
   ASSERT_TRUE(small.ok());
   EXPECT_LE(small.peak_bytes, least);
-  EXPECT_EQ(small.threads, 1u);
+  EXPECT_EQ(small.budget.threads, 1u);
   convert(small, folder / "small.safetensors");
   converted(source, folder / "out.safetensors");
   EXPECT_TRUE(read_file(folder / "small.safetensors") == read_file(folder / "out.safetensors"));

@@ -7,6 +7,7 @@
 
 #include "execute/plan_builder.h"
 #include "loadstone/execute.h"
+#include "plan/budget.h"
 
 namespace loadstone {
 namespace {
@@ -22,15 +23,17 @@ void load_random_plan(unsigned seed) {
   std::mt19937_64 random(seed);
   PlanBuilder builder;
   builder.staging_bytes_max = std::uint64_t{1} << random() % 21;
-  const Plan plan = random_plan(random, builder);
+  Plan plan = random_plan(random, builder);
+  plan.threads = static_cast<unsigned>(1 + random() % 4);
   const HostMemory memory(plan);
   const Report report = execute(plan, memory.destinations(),
                                 {.threads = static_cast<unsigned>(1 + random() % 4),
                                  .chunk_bytes = std::uint64_t{1} << random() % 23,
                                  .storage = &builder.storage});
-  // A staging below one element is made as large as one.
-  EXPECT_LE(report.staging_bytes_peak,
-            std::max<std::uint64_t>(builder.staging_bytes_max, element_bytes_max));
+  const Needs needs(plan, Destinations::memory);
+  const std::uint64_t promised = bytes_promised(plan, needs);
+  EXPECT_LE(report.staging_bytes_peak, promised);
+  EXPECT_LE(promised, std::max(builder.staging_bytes_max, needs.thread_bytes_least()));
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
     // Not EXPECT_EQ: it would print megabytes.
     EXPECT_TRUE(value_of(memory.destinations()[i]) == expected_value(builder, plan.targets[i]))

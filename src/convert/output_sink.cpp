@@ -1,0 +1,100 @@
+#include "convert/output_sink.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+// What compressed-tensors keeps of a scale. The dialect "exact" has none whose inverse is infinite.
+void invert(const OutputTensor& tensor, std::span<std::byte> bytes) {
+  for (std::size_t at = 0; at + sizeof(float) <= bytes.size(); at += sizeof(float)) {
+    float scale = 0;
+    std::memcpy(&scale, bytes.data() + at, sizeof(scale));
+    const float inverse = 1.0F / scale;
+    if (!std::isfinite(inverse) || !(inverse > 0)) {
+      throw Error("q.scale_value",
+                  "the weight is so small that its scale has no finite inverse: use --mode exact, "
+                  "or --exclude it",
+                  {.tensor = tensor.name,
+                   .found = fmt::format("1 / {}", scale),
+                   .expected = "a finite scale"});
+    }
+    std::memcpy(bytes.data() + at, &inverse, sizeof(inverse));
+  }
+}
+
+}  // namespace
+
+OutputSink::OutputSink(const Conversion& conversion, const std::vector<bool>& wanted,
+                       Output& output)
+    : conversion_(conversion),
+      output_(output),
+      wanted_(wanted),
+      places_(conversion.plan.targets.size()),
+      bytes_left_(conversion.files.size()) {
+  for (std::uint32_t f = 0; f < conversion.files.size(); ++f) {
+    if (!wanted[f]) continue;
+    const OutputFile& file = conversion.files[f];
+    bytes_left_[f] = file.data_bytes;
+    const auto first = static_cast<std::ptrdiff_t>(tensors_.size());
+    for (const OutputTensor& tensor : file.tensors) tensors_.push_back(&tensor);
+    std::ranges::sort(tensors_.begin() + first, tensors_.end(), {},
+                      [](const OutputTensor* each) { return std::pair(each->target, each->part); });
+    for (auto i = static_cast<std::uint32_t>(first); i < tensors_.size(); ++i) {
+      Place& place = places_[tensors_[i]->target];
+      if (place.end == 0) place = {f, i, i};
+      place.end = i + 1;
+    }
+    if (file.data_bytes == 0) output.finish(f);
+  }
+}
+
+GroupList OutputSink::groups() const {
+  GroupList groups;
+  for (std::uint32_t f = 0; f < conversion_.files.size(); ++f) {
+    if (!wanted_[f]) continue;
+    std::vector<std::uint32_t> targets;
+    for (const OutputTensor& tensor : conversion_.files[f].tensors) {
+      if (tensors_of(tensor.target).front() == &tensor) targets.push_back(tensor.target);
+    }
+    append_groups(conversion_.plan, targets, groups);
+  }
+  return groups;
+}
+
+std::span<const OutputTensor* const> OutputSink::tensors_of(std::uint32_t target) const {
+  const Place& place = places_[target];
+  return std::span(tensors_).subspan(place.begin, place.end - place.begin);
+}
+
+void OutputSink::write(std::uint32_t file, const OutputTensor& tensor, std::uint64_t offset,
+                       std::span<const std::byte> bytes) {
+  if (bytes.empty()) return;
+  output_.write(file, conversion_.files[file].header_bytes + tensor.begin + offset, bytes);
+  if ((bytes_left_[file] -= bytes.size()) == 0) output_.finish(file);
+}
+
+// Parts come first among a target's tensors, in their order.
+void OutputSink::write(std::uint32_t target, std::size_t part, std::uint64_t offset,
+                       std::span<std::byte> bytes) {
+  const OutputTensor& tensor = *tensors_of(target)[part];
+  if (tensor.is_inverted) invert(tensor, bytes);
+  write(places_[target].file, tensor, offset, bytes);
+}
+
+void OutputSink::finish(std::uint32_t target) {
+  if (!conversion_.plan.targets[target].quantization) return;
+  for (const OutputTensor* const tensor : tensors_of(target)) {
+    if (tensor->part != OutputTensor::no_part) continue;
+    write(places_[target].file, *tensor, 0, *tensor->constant);
+  }
+}
+
+}  // namespace loadstone

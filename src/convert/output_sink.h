@@ -1,0 +1,52 @@
+// The files of a conversion as a sink of the engine.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "convert/output.h"
+#include "execute/groups.h"
+#include "execute/value_sink.h"
+#include "loadstone/convert.h"
+
+namespace loadstone {
+
+// Thread-safe. Finishes each file when its last byte has come.
+class OutputSink final : public ValueSink {
+ public:
+  // Of the `wanted` files. Those without data are finished here.
+  OutputSink(const Conversion& conversion, const std::vector<bool>& wanted, Output& output);
+
+  // What is to be made: file by file, and in a file in the order of the sources.
+  [[nodiscard]] GroupList groups() const;
+
+  [[nodiscard]] std::byte* place(std::uint32_t, std::size_t) override { return nullptr; }
+  // Throws Error "q.scale_value" where a scale has no finite inverse, and what writing throws.
+  void write(std::uint32_t target, std::size_t part, std::uint64_t offset,
+             std::span<std::byte> bytes) override;
+  void finish(std::uint32_t target) override;
+
+ private:
+  // The tensors of a target stand one after the other in tensors_.
+  struct Place {
+    std::uint32_t file = 0;
+    std::uint32_t begin = 0;
+    std::uint32_t end = 0;
+  };
+
+  [[nodiscard]] std::span<const OutputTensor* const> tensors_of(std::uint32_t target) const;
+  void write(std::uint32_t file, const OutputTensor& tensor, std::uint64_t offset,
+             std::span<const std::byte> bytes);
+
+  const Conversion& conversion_;
+  Output& output_;
+  std::vector<bool> wanted_;
+  std::vector<Place> places_;  // by target
+  std::vector<const OutputTensor*> tensors_;
+  std::vector<std::atomic<std::uint64_t>> bytes_left_;  // by file
+};
+
+}  // namespace loadstone

@@ -1,0 +1,247 @@
+#include "execute/puller.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/text.h"
+#include "execute/populate.h"
+#include "kernels/quantize.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+class Puller {
+ public:
+  explicit Puller(PullWork& work)
+      : work_(work),
+        reader_(work.plan.catalog, work.shards, work.budget.staging.bytes, work.stop, &work.memory),
+        numbers_(work.memory, work.budget.window_bytes),
+        encoded_(work.memory, work.budget.encoded_bytes) {}
+
+  void run();
+
+ private:
+  void copy(const Window& window);
+  void make_whole(Window& window);
+  void measure(const Window& window, const std::byte* numbers, std::span<float> amax);
+  void encode(const Window& window, const std::byte* numbers);
+  void encode_piece(const Window& window, std::uint64_t begin, std::uint64_t end,
+                    const std::byte* numbers);
+  void finish(GroupMember& member, std::span<const float> amax);
+
+  // The numbers of the window, behind `offset` bytes of the buffer.
+  std::byte* read(const Window& window, std::uint64_t offset = 0);
+  void read_to(const Window& window, std::byte* to);
+  void tell_not_finite(std::uint32_t target, std::uint64_t element);
+
+  [[nodiscard]] static GroupMember& member_of(const Window& window) {
+    return window.group->members[window.member];
+  }
+  [[nodiscard]] const PlannedTarget& target_of(const Window& window) const {
+    return work_.plan.targets[member_of(window).target];
+  }
+  [[nodiscard]] std::uint64_t bytes_of(const Window& window, std::uint64_t elements) const {
+    return Encoding(target_of(window).dtype).byte_count(elements).value_or(0);
+  }
+  [[nodiscard]] bool is_stopped() const { return work_.stop.load(std::memory_order_relaxed); }
+
+  PullWork& work_;
+  ValueReader reader_;
+  CountedMemory numbers_;
+  CountedMemory encoded_;
+  std::vector<PartRange> ranges_;
+  std::vector<std::byte*> parts_;
+  const PlannedTarget* open_ = nullptr;
+};
+
+void Puller::run() {
+  Window window;
+  while (!is_stopped() && work_.queue.next(window, work_.stop)) {
+    switch (window.step) {
+      case Window::Step::copy:
+        copy(window);
+        break;
+      case Window::Step::whole:
+        make_whole(window);
+        break;
+      case Window::Step::measure: {
+        std::vector<float> amax(window.group->amax.size(), 0.0F);
+        measure(window, read(window), amax);
+        if (!is_stopped()) work_.queue.measured(window, amax);
+        break;
+      }
+      case Window::Step::encode:
+        encode(window, read(window));
+        break;
+    }
+    window.group.reset();
+  }
+  work_.bytes_read += reader_.bytes_read();
+}
+
+void Puller::read_to(const Window& window, std::byte* to) {
+  const PlannedTarget& target = target_of(window);
+  const std::uint64_t bytes = bytes_of(window, window.end - window.begin);
+  if (target.recipe.constant != nullptr) {
+    std::memcpy(to, target.recipe.constant->data() + bytes_of(window, window.begin), bytes);
+  } else if (target.recipe.boxes.empty()) {
+    std::memset(to, 0, bytes);
+  } else {
+    if (open_ != &target) {
+      reader_.open({.name = target.name,
+                    .boxes = target.recipe.boxes,
+                    .decodings = work_.plan.decodings,
+                    .shape = target.shape,
+                    .dtype = target.dtype});
+      open_ = &target;
+    }
+    reader_.read(window.begin, window.end, {to, bytes});
+  }
+}
+
+std::byte* Puller::read(const Window& window, std::uint64_t offset) {
+  const std::uint64_t bytes = bytes_of(window, window.end - window.begin);
+  if (offset + bytes > numbers_.size()) throw Error("internal", "a window is larger than planned");
+  numbers_.use(offset, offset + bytes);
+  read_to(window, numbers_.data() + offset);
+  return numbers_.data() + offset;
+}
+
+void Puller::copy(const Window& window) {
+  GroupMember& member = member_of(window);
+  const std::uint64_t offset = bytes_of(window, window.begin);
+  const std::uint64_t bytes = bytes_of(window, window.end) - offset;
+  if (std::byte* const place = work_.sink.place(member.target, 0)) {
+    populate(place + offset, bytes);
+    read_to(window, place + offset);
+  } else {
+    std::byte* const from = read(window);
+    if (!is_stopped()) work_.sink.write(member.target, 0, offset, {from, bytes});
+  }
+  if (is_stopped()) return;
+  work_.bytes_done += bytes;
+  if (work_.queue.is_last(window)) work_.sink.finish(member.target);
+}
+
+void Puller::measure(const Window& window, const std::byte* numbers, std::span<float> amax) {
+  if (is_stopped()) return;
+  const GroupMember& member = member_of(window);
+  const std::uint64_t bad = measure_window(*member.form, window.begin, window.end, numbers, amax);
+  if (bad < window.end) tell_not_finite(member.target, bad);
+  if (window.step == Window::Step::measure) {
+    work_.bytes_done += bytes_of(window, window.end - window.begin);
+  }
+}
+
+// Small enough to be in hand while it is measured and then encoded: nothing is read twice.
+void Puller::make_whole(Window& window) {
+  Group& group = *window.group;
+  const auto each = [&](const auto& make) {
+    std::uint64_t offset = 0;
+    for (window.member = 0; window.member < group.members.size(); ++window.member) {
+      window.end = member_of(window).elements;
+      make(offset);
+      if (is_stopped()) return;
+      offset = aligned_part(offset + bytes_of(window, window.end));
+    }
+  };
+  each([&](std::uint64_t offset) {
+    const std::byte* const numbers = read(window, offset);
+    if (member_of(window).form->needs_amax) measure(window, numbers, group.amax);
+  });
+  if (is_stopped()) return;
+  each([&](std::uint64_t offset) { encode(window, numbers_.data() + offset); });
+}
+
+// What is encoded goes to its place piece by piece, so that it stays near the caches.
+void Puller::encode(const Window& window, const std::byte* numbers) {
+  GroupMember& member = member_of(window);
+  const std::uint64_t step = elements_in(*member.form, work_.budget.piece_bytes);
+  for (std::uint64_t begin = window.begin; begin < window.end && !is_stopped();) {
+    const std::uint64_t end = std::min(window.end, begin + step);
+    encode_piece(window, begin, end, numbers + bytes_of(window, begin - window.begin));
+    begin = end;
+  }
+  if (is_stopped()) return;
+  work_.bytes_done += bytes_of(window, window.end - window.begin);
+  if (work_.queue.is_last(window)) finish(member, window.group->amax);
+}
+
+void Puller::encode_piece(const Window& window, std::uint64_t begin, std::uint64_t end,
+                          const std::byte* numbers) {
+  GroupMember& member = member_of(window);
+  const QuantizeForm& form = *member.form;
+  ranges_.assign(form.parts.size(), {});
+  parts_.assign(form.parts.size(), nullptr);
+  part_ranges(form, begin, end, ranges_);
+  std::uint64_t offset = 0;
+  for (std::size_t i = 0; i < ranges_.size(); ++i) {
+    if (ranges_[i].size() == 0) continue;
+    if (std::byte* const place = work_.sink.place(member.target, i)) {
+      parts_[i] = place + ranges_[i].begin;
+      populate(parts_[i], ranges_[i].size());
+      continue;
+    }
+    parts_[i] = encoded_.data() + offset;
+    offset = aligned_part(offset + ranges_[i].size());
+  }
+  if (offset > encoded_.size()) throw Error("internal", "a piece is larger than planned");
+  encoded_.use(0, offset);
+  const std::uint64_t bad =
+      quantize_window(form, begin, end, numbers, parts_, window.group->amax, member.scratch.data());
+  if (bad < end && !form.needs_amax) tell_not_finite(member.target, bad);
+  for (std::size_t i = 0; i < ranges_.size() && !is_stopped(); ++i) {
+    if (parts_[i] == nullptr || work_.sink.place(member.target, i) != nullptr) continue;
+    work_.sink.write(member.target, i, ranges_[i].begin, {parts_[i], ranges_[i].size()});
+  }
+}
+
+void Puller::finish(GroupMember& member, std::span<const float> amax) {
+  parts_.assign(member.form->parts.size(), nullptr);
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    std::vector<std::byte>& held = member.held[i];
+    parts_[i] = held.empty() ? work_.sink.place(member.target, i) : held.data();
+  }
+  finish_quantized(*member.form, parts_, amax, member.scratch.data());
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    if (!member.held[i].empty()) work_.sink.write(member.target, i, 0, member.held[i]);
+  }
+  work_.sink.finish(member.target);
+}
+
+// The first of a value, where several are found.
+void Puller::tell_not_finite(std::uint32_t number, std::uint64_t element) {
+  const PlannedTarget& target = work_.plan.targets[number];
+  std::string message = fmt::format("'{}': element {} is NaN or infinite, and is to become {}",
+                                    printable(target.name), element, target.quantization->encoding);
+  if (!work_.plan.allow_non_finite) {
+    throw Error("q.nan", std::move(message),
+                {.tensor = target.name,
+                 .found = fmt::format("element {} of {}", element, target.shape.text())});
+  }
+  const std::lock_guard lock(work_.mutex);
+  const auto [known, is_new] = work_.not_finite.try_emplace(number, element, message);
+  if (!is_new && element < known->second.first) known->second = {element, std::move(message)};
+}
+
+}  // namespace
+
+void pull_windows(PullWork& work) { Puller(work).run(); }
+
+std::vector<Finding> findings_of(const PullWork& work) {
+  std::vector<Finding> findings;
+  for (const auto& [target, first] : work.not_finite) {
+    findings.push_back({.severity = Severity::warning,
+                        .code = "q.nan",
+                        .target = work.plan.targets[target].name,
+                        .message = first.second});
+  }
+  return findings;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,49 @@
+// One thread of an engine: it pulls windows of values and brings them to their sink.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "execute/memory_count.h"
+#include "execute/value_reader.h"
+#include "execute/value_sink.h"
+#include "execute/windows.h"
+#include "loadstone/finding.h"
+#include "loadstone/plan.h"
+#include "loadstone/storage.h"
+#include "plan/budget.h"
+
+namespace loadstone {
+
+// What all threads share.
+struct PullWork {
+  const Plan& plan;
+  std::span<const std::shared_ptr<ByteSource>> shards;  // null where nothing is read from
+  const Budget& budget;
+  ValueSink& sink;
+  WindowQueue& queue;
+  MemoryCount& memory;
+  std::atomic<bool>& stop;
+  std::atomic<std::uint64_t> bytes_done = 0;  // of WindowQueue::bytes_total()
+  std::atomic<std::uint64_t> bytes_read = 0;
+  std::mutex mutex{};
+  // By target: the first number that is not finite, and what is to be said of it. Guarded by mutex.
+  std::map<std::uint32_t, std::pair<std::uint64_t, std::string>> not_finite{};
+};
+
+// Window after window, until there are none or the work is stopped. Called once by each thread.
+// Throws Error that names file, tensor and offset.
+void pull_windows(PullWork& work);
+
+// After all threads have ended, where the plan allows it: values with numbers that are not finite.
+[[nodiscard]] std::vector<Finding> findings_of(const PullWork& work);
+
+}  // namespace loadstone

@@ -1,0 +1,29 @@
+// Where values go that are made window by window.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace loadstone {
+
+// Memory, or files. A value that is not quantized has one part; the others have those of
+// quantized_parts(). Thread-safe.
+class ValueSink {
+ public:
+  ValueSink() = default;
+  ValueSink(const ValueSink&) = delete;
+  ValueSink& operator=(const ValueSink&) = delete;
+  virtual ~ValueSink() = default;
+
+  // Where the part's first byte stands: bytes are made in their place. Null: write() brings them.
+  [[nodiscard]] virtual std::byte* place(std::uint32_t target, std::size_t part) = 0;
+  // Brings bytes of a part to their place, `offset` bytes from its first one. May change them where
+  // they are.
+  virtual void write(std::uint32_t target, std::size_t part, std::uint64_t offset,
+                     std::span<std::byte> bytes) = 0;
+  // All bytes of the target are in their places.
+  virtual void finish(std::uint32_t target) = 0;
+};
+
+}  // namespace loadstone

@@ -1,0 +1,365 @@
+#include "plan/budget.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "base/ceil_div.h"
+#include "boxes/check_boxes.h"
+#include "boxes/dims.h"
+#include "boxes/direct_read.h"
+#include "codec/tensor_table.h"
+#include "plan/costs.h"
+#include "plan/decodings.h"
+
+namespace loadstone {
+
+namespace {
+
+// What is cast goes through memory twice: once more from the second-level cache.
+constexpr std::uint64_t staged_window_bytes = 1 << 20;
+// Windows that are in the order of the file gain nothing from being larger.
+constexpr std::uint64_t straight_window_bytes = 2 << 20;
+constexpr std::uint64_t window_bytes_least = 32 << 10;
+constexpr std::uint64_t staging_bytes_least = 32 << 10;
+// Numbers that are encoded in one go stay in the nearer caches.
+constexpr std::uint64_t piece_bytes_wanted = 1 << 20;
+constexpr std::uint64_t page_bytes = 4096;
+
+std::uint64_t sum(std::uint64_t a, std::uint64_t b) {
+  return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+std::uint64_t bytes_of(std::uint64_t elements, Dtype dtype) {
+  const std::uint64_t width = bits(dtype);
+  // Elements of a source fit 64 bits as bytes; this only keeps the product from overflowing.
+  return elements / 8 * width + (elements % 8 * width + 7) / 8;
+}
+
+// With what follows on a page of its own.
+std::uint64_t pages(std::uint64_t bytes) { return round_up(bytes, page_bytes); }
+
+std::uint64_t held_bytes_of(const QuantizeForm& form, Destinations destinations) {
+  std::uint64_t bytes = form.scratch_bytes + (form.needs_amax ? form.stack * sizeof(float) : 0);
+  if (destinations == Destinations::memory) return bytes;
+  std::vector<PartRange> ranges(form.parts.size());
+  part_ranges(form, 0, form.elements, ranges);
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    if (ranges[i].size() == 0) bytes += form.parts[i].byte_count();
+  }
+  return bytes;
+}
+
+std::uint64_t encoded_bytes_of(const QuantizeForm& form, std::uint64_t elements) {
+  std::vector<PartRange> ranges(form.parts.size());
+  part_ranges(form, 0, elements, ranges);
+  std::uint64_t bytes = 0;
+  for (const PartRange& range : ranges) bytes += aligned_part(range.size());
+  return bytes;
+}
+
+}  // namespace
+
+std::uint64_t parts_bytes_max(const DecodeForm& form, std::uint64_t slot_bytes) noexcept {
+  const std::uint64_t wanted = std::max(staged_window_bytes, 2 * form.decoder->bytes_of_one());
+  return std::min(slot_bytes - slot_bytes / 2, wanted);
+}
+
+WindowLimits window_limits(std::uint64_t slot_bytes, std::uint64_t chunk_bytes) noexcept {
+  WindowLimits limits;
+  limits.direct_bytes = std::min(chunk_bytes, slot_bytes);
+  limits.staged_bytes = std::min(limits.direct_bytes, staged_window_bytes);
+  limits.turned_bytes = slot_bytes;
+  limits.decoded_bytes = slot_bytes / 2 / element_bytes_max * element_bytes_max;
+  return limits;
+}
+
+std::uint64_t window_bytes_of(const PlannedTarget& target, std::uint64_t window_bytes) noexcept {
+  return is_turned(target) ? window_bytes : std::min(window_bytes, straight_window_bytes);
+}
+
+bool is_turned(const PlannedTarget& target) noexcept {
+  // Dimensions come by target stride.
+  return std::ranges::any_of(target.recipe.boxes, [](const Box& box) {
+    return !std::ranges::is_sorted(box.dims, [](const BoxDim& a, const BoxDim& b) {
+      return a.source_stride > b.source_stride;
+    });
+  });
+}
+
+std::uint64_t elements_in(const QuantizeForm& form, std::uint64_t bytes) noexcept {
+  const std::uint64_t step = form.step_elements();
+  const std::uint64_t elements = bytes / element_bytes(form.dtype) / step * step;
+  return std::min(std::max(elements, step), form.elements);
+}
+
+// What a box may have written to of a slot: see Reader. A window of what is read into its place may
+// hold pieces that are staged, at their distance from its beginning.
+Slot Needs::Ways::slot(std::uint64_t most, std::uint64_t chunk_bytes) const {
+  const WindowLimits limits = window_limits(most, chunk_bytes);
+  Slot slot = {.bytes = most};
+  if (has_overlaps || (has_staged && has_direct)) slot.used_bytes = limits.direct_bytes;
+  if (has_staged) slot.used_bytes = std::max(slot.used_bytes, limits.staged_bytes);
+  if (has_turned) slot.used_bytes = std::max(slot.used_bytes, limits.turned_bytes);
+  if (has_decoded) {
+    const std::uint64_t numbers =
+        std::min(has_turned ? limits.turned_bytes : limits.staged_bytes, limits.decoded_bytes);
+    slot.used_bytes = std::max(slot.used_bytes, numbers) + pages(parts_bytes);
+  }
+  slot.used_bytes = std::min(most, pages(slot.used_bytes));
+  return slot;
+}
+
+Needs::Needs(const Plan& plan, Destinations destinations)
+    : plan_(plan), destinations_(destinations) {
+  std::map<std::string_view, std::size_t> shared;
+  std::set<std::tuple<std::string_view, Dtype, std::vector<std::uint64_t>>> kinds;
+  for (const PlannedTarget& target : plan.targets) {
+    const bool is_moved =
+        target.delivery == Delivery::memory || target.delivery == Delivery::disk_write;
+    if (!is_moved || !is_delivered(target.recipe.origin)) continue;
+    QuantizeForm form;
+    const bool is_quantized =
+        target.quantization &&
+        !prepare_quantization(*target.quantization, target.shape, target.dtype, form);
+    const bool is_whole = destinations == Destinations::memory && !is_quantized;
+    add_boxes(target, is_whole ? whole_ : windows_);
+    if (is_whole) continue;
+    add_window_value(target, is_quantized ? &form : nullptr, shared);
+    if (is_quantized &&
+        kinds.emplace(target.quantization->encoding, target.dtype, target.shape.extents()).second) {
+      forms_.push_back(std::move(form));
+    }
+  }
+  std::ranges::sort(groups_, std::ranges::greater(), &Group::held_bytes);
+  count_reads();
+}
+
+void Needs::add_window_value(const PlannedTarget& target, const QuantizeForm* form,
+                             std::map<std::string_view, std::size_t>& shared) {
+  std::size_t group = groups_.size();
+  if (form != nullptr && form->needs_amax && !target.quantization->group.empty()) {
+    group = shared.try_emplace(target.quantization->group, group).first->second;
+  }
+  if (group == groups_.size()) groups_.emplace_back();
+  Group& its = groups_[group];
+  const std::uint64_t elements = target.shape.numel().value_or(0);
+  its.is_turned = its.is_turned || is_turned(target);
+  if (form == nullptr) {
+    its.number_bytes = bytes_of(elements, target.dtype);
+    number_bytes_ = sum(number_bytes_, its.number_bytes);
+  } else {
+    its.is_quantized = true;
+    const std::uint64_t bytes = aligned_part(bytes_of(elements, target.dtype));
+    its.number_bytes = sum(its.number_bytes, bytes);
+    number_bytes_ = sum(number_bytes_, bytes);
+    its.held_bytes = sum(its.held_bytes, held_bytes_of(*form, destinations_));
+    step_bytes_ = std::max(step_bytes_, form->step_bytes());
+  }
+}
+
+void Needs::add_boxes(const PlannedTarget& target, Ways& ways) {
+  std::uint64_t bytes = 0;
+  for (const Box& box : target.recipe.boxes) bytes = sum(bytes, add_box(target, box, ways));
+  ways.bytes = sum(ways.bytes, bytes);
+  const bool has_holes = target.recipe.boxes.size() > 1 && bytes > 0;
+  ways.value_bytes = has_holes ? UINT64_MAX : std::max(ways.value_bytes, bytes);
+}
+
+Needs::Stretch& Needs::add_stretch(std::uint32_t source, std::uint64_t begin, std::uint64_t end) {
+  const TensorInfo& tensor = plan_.catalog->tensors()[source];
+  return stretches_.emplace_back(
+      Stretch{tensor.shard, tensor.offset_begin + begin, tensor.offset_begin + end});
+}
+
+// What the box reads, and how that gets to its place.
+std::uint64_t Needs::add_box(const PlannedTarget& target, const Box& box, Ways& ways) {
+  const auto& tensors = plan_.catalog->tensors();
+  const bool is_decoded = box.decoding != no_decoding;
+  // What does not exist is refused where it is read.
+  if (is_decoded ? box.decoding >= plan_.decodings.size() : box.source >= tensors.size()) return 0;
+  const ElementRange range = source_range(box);
+  if (range.begin == range.end) return 0;
+  BoxDims sorted;
+  for (const BoxDim& dim : box.dims) static_cast<void>(sorted.append(dim));
+  sorted.sort_by_source();
+  const bool turned = turns(sorted.dims());
+  if (is_decoded) {
+    ways.has_turned = ways.has_turned || turned;
+    return add_decoding(plan_.decodings[box.decoding], range, ways);
+  }
+  const Encoding encoding = tensors[box.source].encoding;
+  if (!encoding.is_dtype()) return 0;
+  const std::uint64_t width = bits(encoding.dtype());
+  const bool is_direct =
+      encoding.dtype() == target.dtype &&
+      reads_directly(sorted.dims(), std::max<std::size_t>(element_bytes(target.dtype), 1));
+  Stretch& stretch = add_stretch(box.source, range.begin / 8 * width + range.begin % 8 * width / 8,
+                                 bytes_of(range.end, encoding.dtype()));
+  stretch.ways = &ways;
+  stretch.is_direct = is_direct;
+  ways.bytes_least = std::max<std::uint64_t>(ways.bytes_least, element_bytes(encoding.dtype()));
+  if (is_direct) {
+    ways.has_direct = true;
+    return 0;
+  }
+  (turned ? ways.has_turned : ways.has_staged) = true;
+  return stretch.end - stretch.begin;
+}
+
+// Components of it may be read by several readers, and again.
+std::uint64_t Needs::add_decoding(const Decoding& decoding, const ElementRange& range, Ways& ways) {
+  DecodeForm form;
+  if (check_decoding(plan_.catalog->tensors(), decoding, form)) return 0;
+  ways.has_decoded = true;
+  ways.bytes_least = std::max(ways.bytes_least, decoding_bytes_least(form));
+  ways.parts_bytes = std::max(ways.parts_bytes, parts_bytes_max(form, UINT64_MAX));
+  std::uint64_t read = 0;
+  for (std::size_t i = 0; i < decoding.sources.size(); ++i) {
+    const auto part = form.part_bytes(i, range.begin, range.end);
+    if (part.size() > 0) add_stretch(decoding.sources[i], part.begin, part.end);
+    read = sum(read, part.size());
+  }
+  return sum(bytes_of(range.end - range.begin, decoding.dtype), sum(read, read));
+}
+
+// What is read into its place is staged where others need some of it.
+void Needs::stage(const Stretch& first, const Stretch& second) {
+  for (const Stretch* const each : {&first, &second}) {
+    if (!each->is_direct) continue;
+    each->ways->has_overlaps = true;
+    each->ways->bytes = sum(each->ways->bytes, each->end - each->begin);
+    each->ways->value_bytes = UINT64_MAX;
+  }
+}
+
+// Each byte once, however many read it.
+void Needs::count_reads() {
+  std::ranges::sort(stretches_, {}, [](const Stretch& each) {
+    return std::tuple(each.shard, each.begin, each.end);
+  });
+  const Stretch* farthest = nullptr;
+  for (const Stretch& next : stretches_) {
+    if (farthest != nullptr && farthest->shard != next.shard) farthest = nullptr;
+    const std::uint64_t known = farthest != nullptr ? farthest->end : 0;
+    if (farthest != nullptr && next.begin < known) stage(*farthest, next);
+    if (farthest != nullptr && next.begin >= known && next.ways != nullptr && !next.is_direct) {
+      next.ways->bytes = sum(next.ways->bytes, std::min(next.begin - known, staged_hole_bytes_max));
+    }
+    if (next.end <= known) continue;
+    bytes_to_read_ = sum(bytes_to_read_, next.end - std::max(next.begin, known));
+    farthest = &next;
+  }
+  stretches_ = {};
+}
+
+// A thread may still bring whole values while others make windows.
+std::uint64_t Needs::bytes_under_way(const Budget& budget) const {
+  const std::uint64_t whole = std::min(budget.threads * budget.whole.used_bytes, whole_.bytes);
+  std::uint64_t windows = budget.threads * budget.window_thread_bytes();
+  // Each number is read once, and once more where it is measured before: unless windows need bytes
+  // that others needed.
+  if (!windows_.has_turned && !windows_.has_decoded) {
+    const std::uint64_t once = sum(number_bytes_, windows_.bytes);
+    windows = std::min(windows, sum(sum(once, once), budget.threads * budget.encoded_bytes));
+  }
+  return sum(std::min(sum(whole, windows), budget.threads * budget.thread_bytes()),
+             budget.held_bytes);
+}
+
+std::uint64_t Needs::held_bytes(unsigned threads) const {
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < groups_.size() && i <= threads; ++i) {
+    bytes = sum(bytes, groups_[i].held_bytes);
+  }
+  return pages(bytes);
+}
+
+// The most that so many bytes of numbers become.
+std::uint64_t Needs::encoded_bytes(std::uint64_t piece_bytes) const {
+  std::uint64_t bytes = 0;
+  if (destinations_ == Destinations::memory) return 0;  // they are encoded into their places
+  for (const QuantizeForm& form : forms_) {
+    bytes = std::max(bytes, encoded_bytes_of(form, elements_in(form, piece_bytes)));
+  }
+  return pages(bytes);
+}
+
+std::uint64_t Needs::thread_bytes_least() const {
+  std::uint64_t least = whole_.bytes_least;
+  if (groups_.empty()) return least;
+  const std::uint64_t window = std::max(pages(step_bytes_), window_bytes_least);
+  const std::uint64_t staging = std::max(pages(windows_.bytes_least), staging_bytes_least);
+  return std::max(least, window + encoded_bytes(window) + staging);
+}
+
+// The largest window that there will be, of so many bytes at most.
+std::uint64_t Needs::window_use(std::uint64_t window_bytes) const {
+  std::uint64_t use = 0;
+  for (const Group& group : groups_) {
+    const bool is_whole = group.is_quantized && group.number_bytes <= window_bytes;
+    const std::uint64_t window =
+        is_whole || group.is_turned ? window_bytes : std::max(step_bytes_, straight_window_bytes);
+    use = std::max(use, std::min({group.number_bytes, window, window_bytes}));
+  }
+  return pages(use);
+}
+
+// A thread's bytes: half for windows, and half for what they are made of.
+Budget Needs::share(unsigned threads, std::uint64_t each, std::uint64_t chunk_bytes) const {
+  Budget budget = {.threads = threads, .chunk_bytes = chunk_bytes};
+  budget.held_bytes = held_bytes(threads);
+  const std::uint64_t slot_bytes_max = std::max(2 * chunk_bytes, whole_.bytes_least);
+  budget.whole = whole_.slot(std::min(each, slot_bytes_max), chunk_bytes);
+  if (groups_.empty()) return budget;
+  const std::uint64_t least = std::max(pages(step_bytes_), window_bytes_least);
+  const std::uint64_t staging_least = std::max(pages(windows_.bytes_least), staging_bytes_least);
+  std::uint64_t piece = std::max(least, std::min(piece_bytes_wanted, each / 4));
+  if (encoded_bytes(piece) + piece + staging_least > each) piece = least;
+  budget.piece_bytes = piece;
+  budget.encoded_bytes = encoded_bytes(piece);
+  const std::uint64_t rest = each - budget.encoded_bytes;
+  const std::uint64_t window =
+      std::clamp(rest / 2, piece, rest - staging_least) / page_bytes * page_bytes;
+  budget.window_bytes = window_use(window);
+  budget.staging = windows_.slot((rest - window) / page_bytes * page_bytes, chunk_bytes);
+  budget.staging.used_bytes = std::min(budget.staging.used_bytes, windows_.value_bytes);
+  return budget;
+}
+
+Budget Needs::budget(const BudgetLimits& limits) const {
+  const std::uint64_t least = std::max<std::uint64_t>(thread_bytes_least(), 1);
+  const std::uint64_t bytes = std::max(limits.bytes_max, least);
+  std::uint64_t threads = std::clamp<std::uint64_t>(
+      bytes / std::max(limits.thread_bytes_wanted, least), 1, limits.threads);
+  while (threads > 1 && held_bytes(static_cast<unsigned>(threads)) > limits.held_bytes_max) {
+    --threads;
+  }
+  const std::uint64_t each =
+      std::max(std::min(bytes / threads, std::max(limits.thread_bytes_max, least)), least);
+  return share(static_cast<unsigned>(threads), each, limits.chunk_bytes);
+}
+
+Budget load_budget(const Plan& plan, const Needs& needs, unsigned threads,
+                   std::uint64_t chunk_bytes) {
+  const Budget promised =
+      needs.budget({.threads = plan.threads, .bytes_max = plan.staging_bytes_max});
+  const Budget wished = needs.budget(
+      {.threads = threads, .bytes_max = plan.staging_bytes_max, .chunk_bytes = chunk_bytes});
+  const bool is_kept =
+      wished.threads * wished.thread_bytes() <= promised.threads * promised.thread_bytes() &&
+      wished.held_bytes <= promised.held_bytes;
+  if (is_kept) return wished;
+  return needs.budget({.threads = threads,
+                       .bytes_max = promised.threads * promised.thread_bytes(),
+                       .held_bytes_max = promised.held_bytes,
+                       .chunk_bytes = chunk_bytes});
+}
+
+std::uint64_t bytes_promised(const Plan& plan, const Needs& needs) {
+  return needs.bytes_under_way(load_budget(plan, needs, plan.threads));
+}
+
+}  // namespace loadstone

@@ -1,0 +1,150 @@
+// How budgets are made: for the plan, which promises one, and for the engine, which is given
+// nothing else to size itself by.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string_view>
+#include <vector>
+
+#include "base/ceil_div.h"
+#include "boxes/check_boxes.h"
+#include "codec/decode.h"
+#include "kernels/quantize.h"
+#include "loadstone/budget.h"
+#include "loadstone/plan.h"
+
+namespace loadstone {
+
+// Holes of this size between staged pieces are read over, into the slot.
+inline constexpr std::uint64_t staged_hole_bytes_max = 64 << 10;
+// No reader of a value takes less: a block and its numbers have to fit.
+inline constexpr std::uint64_t reader_bytes_least = 4096;
+
+// What a decoding's components may take beside its numbers, in a slot of so many bytes.
+[[nodiscard]] std::uint64_t parts_bytes_max(const DecodeForm& form,
+                                            std::uint64_t slot_bytes) noexcept;
+
+// How much of a file is looked at in one go.
+struct WindowLimits {
+  std::uint64_t direct_bytes = 0;   // pieces that are read into their place
+  std::uint64_t staged_bytes = 0;   // pieces that are cast or scattered: what fits near caches
+  std::uint64_t turned_bytes = 0;   // transposed: more rows make longer runs in the target
+  std::uint64_t decoded_bytes = 0;  // of what is decoded, at most: what it is made of is there too
+};
+
+// For a reader whose slot of staging has so many bytes, and that reads as much in one go.
+[[nodiscard]] WindowLimits window_limits(std::uint64_t slot_bytes,
+                                         std::uint64_t chunk_bytes) noexcept;
+
+// Whether the target's elements stand in another order than those of a source, so that each window
+// has to look through more of the source than it takes.
+[[nodiscard]] bool is_turned(const PlannedTarget& target) noexcept;
+// Of a target, where windows may have so many.
+[[nodiscard]] std::uint64_t window_bytes_of(const PlannedTarget& target,
+                                            std::uint64_t window_bytes) noexcept;
+
+// With what follows at an address that any kernel can write to.
+[[nodiscard]] constexpr std::uint64_t aligned_part(std::uint64_t bytes) noexcept {
+  return round_up(bytes, 64);
+}
+// As many as so many bytes hold: at least one step, unless the value has less.
+[[nodiscard]] std::uint64_t elements_in(const QuantizeForm& form, std::uint64_t bytes) noexcept;
+
+// Where the values of a plan go, and so how: into memory whole values are read in the order of the
+// file, and only what is quantized is made window by window; into files all are.
+enum class Destinations : std::uint8_t { memory, files };
+
+// What a budget may be. Threads are fewer where each would have less than is worth a thread.
+struct BudgetLimits {
+  unsigned threads = 1;
+  std::uint64_t bytes_max = 0;  // all threads, less what values hold
+  std::uint64_t held_bytes_max = UINT64_MAX;
+  std::uint64_t thread_bytes_wanted = 64 << 10;
+  std::uint64_t thread_bytes_max = 2 * defaults::chunk_bytes;
+  std::uint64_t chunk_bytes = defaults::chunk_bytes;  // of one read
+};
+
+class Needs;
+
+// Of a load by so many threads, which takes no more than its plan promised for the plan's own
+// number of threads and the default chunk.
+[[nodiscard]] Budget load_budget(const Plan& plan, const Needs& needs, unsigned threads,
+                                 std::uint64_t chunk_bytes = defaults::chunk_bytes);
+// What the plan promises.
+[[nodiscard]] std::uint64_t bytes_promised(const Plan& plan, const Needs& needs);
+
+// What the values of a plan need, whatever the budget. Made once for a plan, which it refers to.
+class Needs {
+ public:
+  Needs(const Plan& plan, Destinations destinations);
+
+  // Of the sources, each byte once.
+  [[nodiscard]] std::uint64_t bytes_to_read() const noexcept { return bytes_to_read_; }
+  // One thread cannot do with less.
+  [[nodiscard]] std::uint64_t thread_bytes_least() const;
+  // Of the largest values that so many threads have in hand: one more waits for its last window.
+  [[nodiscard]] std::uint64_t held_bytes(unsigned threads) const;
+  // That so many threads take with this budget: less than it, where there is less to move.
+  [[nodiscard]] std::uint64_t bytes_under_way(const Budget& budget) const;
+
+  [[nodiscard]] Budget budget(const BudgetLimits& limits) const;
+
+ private:
+  // How bytes reach memory.
+  struct Ways {
+    bool has_direct = false;    // read into their place
+    bool has_overlaps = false;  // but for those that have more places than one
+    bool has_staged = false;    // cast or scattered
+    bool has_turned = false;
+    bool has_decoded = false;
+    std::uint64_t bytes_least = 0;
+    std::uint64_t parts_bytes = 0;  // that components of what is decoded may take
+    std::uint64_t bytes = 0;        // that go through slots, of all values
+    std::uint64_t value_bytes = 0;  // of the value that has most; no bound where it has holes
+
+    [[nodiscard]] Slot slot(std::uint64_t bytes, std::uint64_t chunk_bytes) const;
+  };
+  // Values that are made together, by windows.
+  struct Group {
+    std::uint64_t number_bytes = 0;
+    std::uint64_t held_bytes = 0;
+    bool is_quantized = false;
+    bool is_turned = false;
+  };
+  // Bytes of a shard.
+  struct Stretch {
+    std::uint32_t shard = 0;
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+    Ways* ways = nullptr;  // none: a component of what is decoded
+    bool is_direct = false;
+  };
+
+  void add_boxes(const PlannedTarget& target, Ways& ways);
+  // How much of it is staged.
+  [[nodiscard]] std::uint64_t add_box(const PlannedTarget& target, const Box& box, Ways& ways);
+  [[nodiscard]] std::uint64_t add_decoding(const Decoding& decoding, const ElementRange& range,
+                                           Ways& ways);
+  Stretch& add_stretch(std::uint32_t source, std::uint64_t begin, std::uint64_t end);
+  void add_window_value(const PlannedTarget& target, const QuantizeForm* form,
+                        std::map<std::string_view, std::size_t>& shared);
+  void count_reads();
+  void stage(const Stretch& first, const Stretch& second);
+  [[nodiscard]] std::uint64_t encoded_bytes(std::uint64_t piece_bytes) const;
+  [[nodiscard]] std::uint64_t window_use(std::uint64_t window_bytes) const;
+  [[nodiscard]] Budget share(unsigned threads, std::uint64_t each, std::uint64_t chunk_bytes) const;
+
+  const Plan& plan_;
+  Destinations destinations_;
+  Ways whole_;                       // of whole values
+  Ways windows_;                     // of values that are made by windows
+  std::vector<Stretch> stretches_;   // until they are counted
+  std::vector<Group> groups_;        // the largest held_bytes first
+  std::vector<QuantizeForm> forms_;  // one of each kind
+  std::uint64_t number_bytes_ = 0;   // of all that is made by windows
+  std::uint64_t step_bytes_ = 0;     // of numbers, that no form can do with less than
+  std::uint64_t bytes_to_read_ = 0;
+};
+
+}  // namespace loadstone
