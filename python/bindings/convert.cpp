@@ -78,7 +78,7 @@ void bind_convert(nb::module_& module) {
   nb::class_<Conversion>(module, "Conversion")
       .def_prop_ro("findings", [](const Conversion& self) { return self.plan.findings; })
       .def_prop_ro("ok", &Conversion::ok)
-      .def_ro("threads", &Conversion::threads)
+      .def_prop_ro("threads", [](const Conversion& self) { return self.budget.threads; })
       .def_ro("bytes_to_read", &Conversion::bytes_to_read)
       .def_ro("bytes_to_write", &Conversion::bytes_to_write)
       .def_ro("peak_bytes", &Conversion::peak_bytes)

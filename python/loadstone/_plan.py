@@ -293,8 +293,8 @@ def plan(
         staging_bytes_max: memory for bytes under way, beside the model's own. A load that
             quantizes takes two of its windows at least (of FP8 blocks: 128 rows), which
             ``peak_bytes`` counts.
-        threads: readers that ``peak_bytes`` counts; ``None``: one per core, at most four. Others may
-            execute the plan, in no more memory.
+        threads: readers that ``peak_bytes`` counts; ``None``: one per core, at most four.
+            :meth:`Plan.execute` may have others, in no more memory.
         allow_non_finite: go on where what is quantized holds NaN or infinities, and say so; else
             the load fails with ``q.nan``.
         mmap: hand out views of the file where nothing changes; the file must then stay as it is.
