@@ -230,7 +230,7 @@ void Needs::stage(const Stretch& first, const Stretch& second) {
   for (const Stretch* const each : {&first, &second}) {
     if (!each->is_direct) continue;
     each->ways->has_overlaps = true;
-    each->ways->bytes = sum(each->ways->bytes, each->end - each->begin);
+    each->ways->bytes = sum(each->ways->bytes, each->end - each->begin + each->hole);
     each->ways->value_bytes = UINT64_MAX;
   }
 }
@@ -241,12 +241,15 @@ void Needs::count_reads() {
     return std::tuple(each.shard, each.begin, each.end);
   });
   const Stretch* farthest = nullptr;
-  for (const Stretch& next : stretches_) {
+  for (Stretch& next : stretches_) {
     if (farthest != nullptr && farthest->shard != next.shard) farthest = nullptr;
     const std::uint64_t known = farthest != nullptr ? farthest->end : 0;
     if (farthest != nullptr && next.begin < known) stage(*farthest, next);
-    if (farthest != nullptr && next.begin >= known && next.ways != nullptr && !next.is_direct) {
-      next.ways->bytes = sum(next.ways->bytes, std::min(next.begin - known, staged_hole_bytes_max));
+    if (farthest != nullptr && next.begin > known) {
+      next.hole = std::min(next.begin - known, staged_hole_bytes_max);
+      if (next.ways != nullptr && !next.is_direct) {
+        next.ways->bytes = sum(next.ways->bytes, next.hole);
+      }
     }
     if (next.end <= known) continue;
     bytes_to_read_ = sum(bytes_to_read_, next.end - std::max(next.begin, known));

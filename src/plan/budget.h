@@ -119,6 +119,7 @@ class Needs {
     std::uint64_t end = 0;
     Ways* ways = nullptr;  // none: a component of what is decoded
     bool is_direct = false;
+    std::uint64_t hole = 0;  // before it, that is read over
   };
 
   void add_boxes(const PlannedTarget& target, Ways& ways);
