@@ -57,18 +57,6 @@ if(NOT TARGET xxHash::header)  # fetched: it has no CMakeLists.txt at its top, a
   target_include_directories(xxHash::header INTERFACE "${xxhash_SOURCE_DIR}")
 endif()
 
-# Optional: without it a stub with the same signatures is compiled instead.
-if(LOADSTONE_URING)
-  find_package(liburing QUIET)
-endif()
-if(TARGET liburing::liburing)
-  set(LOADSTONE_HAVE_URING ON)
-  loadstone_note(liburing "${liburing_VERSION} (found)")
-else()
-  set(LOADSTONE_HAVE_URING OFF)
-  loadstone_note(liburing "left out: reads go through pread (package liburing-dev)")
-endif()
-
 if(LOADSTONE_BUILD_CLI)
   loadstone_require(CLI11 CLI11::CLI11 2.1.2 libcli11-dev ${github}/CLIUtils/CLI11.git v2.1.2)
 endif()

@@ -18,6 +18,5 @@ install(FILES
   "${CMAKE_CURRENT_BINARY_DIR}/loadstoneConfig.cmake"
   "${CMAKE_CURRENT_BINARY_DIR}/loadstoneConfigVersion.cmake"
   "${PROJECT_SOURCE_DIR}/cmake/Findre2.cmake"
-  "${PROJECT_SOURCE_DIR}/cmake/Findliburing.cmake"
   DESTINATION ${package_folder})
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" TYPE DOC)

@@ -24,7 +24,7 @@ find_python() {
 debian_packages() {
   local python=$1
   printf '%s\n' g++ libsimdjson-dev libfmt-dev libcli11-dev libhwy-dev libre2-dev libxxhash-dev \
-    libgtest-dev libgmock-dev libbenchmark-dev ccache liburing-dev
+    libgtest-dev libgmock-dev libbenchmark-dev ccache
   # Only Debian's own Python comes without these.
   "$python" -c 'import ensurepip' 2>/dev/null || printf 'python3-venv\n'
   "$python" -c 'import os, sys, sysconfig
@@ -64,7 +64,7 @@ install_debian_packages() {
 explain_missing() {
   say "not installed: $*"
   say "install them yourself, or go on without: CMake fetches absent C++ libraries (FetchContent,"
-  say "needs a network and git) and leaves optional parts (liburing, ccache) out"
+  say "needs a network and git) and leaves what is optional (ccache) out"
 }
 
 install_python_packages() {

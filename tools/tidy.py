@@ -42,6 +42,7 @@ LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
 # The room that a public header belongs to, where it is not its own name's.
 HEADER_ROOM = {
+    "budget": "tensor",
     "decoding": "codec",
     "defaults": "base",
     "dtype": "tensor",
@@ -57,6 +58,7 @@ HEADER_ROOM = {
     "recipe_builder": "plan",
     "shape": "tensor",
     "tensor_info": "tensor",
+    "tensor_reader": "execute",
     "version": "base",
 }
 

@@ -7,12 +7,17 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string_view>
 
 namespace loadstone {
+
+// Bytes go from files to memory as they are, and files are little-endian.
+static_assert(std::endian::native == std::endian::little,
+              "loadstone is for little-endian machines");
 
 enum class Dtype : std::uint8_t {
   boolean,

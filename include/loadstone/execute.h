@@ -13,6 +13,8 @@
 
 namespace loadstone {
 
+enum class MemoryKind : std::uint8_t { host, device };
+
 // Memory that a target's value is written to. Owned by the caller, contiguous, row-major.
 struct Destination {
   std::byte* data = nullptr;  // null: this target is not loaded in this call
@@ -21,6 +23,8 @@ struct Destination {
   // Of a quantized target, in the order of quantized_parts(); `data` is null then. None: this
   // target is not loaded in this call.
   std::vector<std::span<std::byte>> parts;
+  // This version writes to the host's: device memory is Error "plan.destination".
+  MemoryKind kind = MemoryKind::host;
 };
 
 // One destination for each target of the plan with Delivery::memory, fresh memory of this process
@@ -36,6 +40,27 @@ class HostMemory {
   // In the order of plan.targets; null data where nothing is delivered to memory. A tie shows the
   // memory of the target that it is tied to.
   [[nodiscard]] const std::vector<Destination>& destinations() const noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// What HostMemory is to the other targets, for those with Delivery::file_view (PlanOptions::mmap):
+// their bytes in shards that are mapped privately, so that writing to them never reaches the file.
+// The files must stay as they are while this lives: what others change in them may show, and what
+// they cut off ends the process. Movable; thread-safe while nobody writes to the memory.
+class FileViews {
+ public:
+  // Maps each shard once. Throws Error "io.changed" where one is no more what the plan was made
+  // for, and "memory.host".
+  explicit FileViews(const Plan& plan);
+  FileViews(FileViews&&) noexcept;
+  FileViews& operator=(FileViews&&) noexcept;
+  ~FileViews();
+
+  // In the order of plan.targets; empty for what is no view. A tie shows what it is tied to.
+  [[nodiscard]] const std::vector<std::span<std::byte>>& targets() const noexcept;
 
  private:
   struct Impl;

@@ -2,6 +2,7 @@
 
 #include "base/digest.h"
 #include "bindings.h"
+#include "loadstone/tensor_reader.h"
 
 namespace loadstone::python {
 
@@ -57,6 +58,33 @@ std::string digest(const Catalog& catalog) {
   return digest.hex();
 }
 
+// Elements [begin, end) of a tensor, see TensorReader: their bytes, the tensor's shape, the dtype.
+nb::tuple read_tensor(const std::shared_ptr<const Catalog>& catalog, std::string_view name,
+                      std::string_view dtype, std::uint64_t begin,
+                      std::optional<std::uint64_t> end) {
+  std::vector<std::byte> bytes;
+  Shape shape;
+  Dtype found = Dtype::f32;
+  {
+    const nb::gil_scoped_release release;
+    const auto wanted = dtype.empty() ? std::nullopt : std::optional(dtype_argument(dtype));
+    TensorReader reader(catalog, name, wanted);
+    shape = reader.shape();
+    found = reader.dtype();
+    const std::uint64_t last = end.value_or(reader.elements());
+    if (begin > last || last > reader.elements()) {
+      throw Error("plan.box", "the range leaves the tensor",
+                  {.tensor = std::string(name),
+                   .found = std::to_string(begin) + " to " + std::to_string(last),
+                   .expected = "at most " + std::to_string(reader.elements())});
+    }
+    bytes.resize(Encoding(found).byte_count(last - begin).value_or(0));
+    reader.read(begin, last, bytes);
+  }
+  return nb::make_tuple(nb::bytes(bytes.data(), bytes.size()), nb::tuple(nb::cast(shape.extents())),
+                        loadstone::name(found));
+}
+
 // name and encoding, where nothing else is wanted.
 nb::dict encodings(const Catalog& catalog) {
   nb::dict rows;
@@ -73,6 +101,8 @@ void bind_catalog(nb::module_& module) {
       .def_prop_ro("root", &Catalog::root)
       .def_prop_ro("total_bytes", &Catalog::total_bytes)
       .def_prop_ro("findings", &Catalog::findings)
+      .def("read", &read_tensor, nb::arg("name"), nb::arg("dtype") = "", nb::arg("begin") = 0,
+           nb::arg("end").none() = nb::none())
       .def_prop_ro("shards",
                    [](const Catalog& self) {
                      std::vector<std::string> paths;

@@ -111,9 +111,9 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<Ta
                     const std::vector<std::string>& no_split_modules,
                     const std::string& offload_folder, std::string_view missing,
                     std::string_view unexpected, std::uint64_t staging_bytes_max, unsigned threads,
-                    bool allow_non_finite, bool mmap,
-                    const Recipes* recipes, bool knows_all_sources, const Pairs& expected_sources,
-                    const Pairs& missing_of, const std::vector<std::string>& explained,
+                    bool allow_non_finite, bool mmap, const Recipes* recipes,
+                    bool knows_all_sources, const Pairs& expected_sources, const Pairs& missing_of,
+                    const std::vector<std::string>& explained,
                     const std::vector<QuantizeRow>& quantize,
                     const std::vector<std::string>& bare_modules, bool allows_unknown_modules) {
   PlanOptions options;
@@ -184,10 +184,9 @@ void bind_plan(nb::module_& module) {
              nb::arg("device_map_mode"), nb::arg("device_map"), nb::arg("max_memory"),
              nb::arg("no_split_modules"), nb::arg("offload_folder"), nb::arg("missing"),
              nb::arg("unexpected"), nb::arg("staging_bytes_max"), nb::arg("threads"),
-             nb::arg("allow_non_finite"), nb::arg("mmap"),
-             nb::arg("recipes").none() = nb::none(), nb::arg("knows_all_sources") = false,
-             nb::arg("expected_sources") = Pairs(), nb::arg("missing_of") = Pairs(),
-             nb::arg("explained") = std::vector<std::string>(),
+             nb::arg("allow_non_finite"), nb::arg("mmap"), nb::arg("recipes").none() = nb::none(),
+             nb::arg("knows_all_sources") = false, nb::arg("expected_sources") = Pairs(),
+             nb::arg("missing_of") = Pairs(), nb::arg("explained") = std::vector<std::string>(),
              nb::arg("quantize") = std::vector<QuantizeRow>(),
              nb::arg("bare_modules") = std::vector<std::string>(),
              nb::arg("allows_unknown_modules") = false);

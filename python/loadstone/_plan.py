@@ -378,15 +378,15 @@ def make_plan(
         allows_unknown_modules: entries of the device map that name nothing of the model are a
             warning, as for libraries that pass over them, and no error.
     """
-    needs = needs_of(model)
-    if traced is not None:
-        needs.rows = [traced.row(row) for row in needs.rows]
-        if traced.units is not None:
-            needs.rows, dtype = traced.units.rows(needs.rows), traced.units.dtype_left(dtype)
-            needs.findings = [f for f in needs.findings if not traced.units.is_state(f.target)]
-            needs.findings += traced.units.findings
-            quantize = {**(quantize or {}), **traced.units.quantize}
-        needs.findings += traced.findings + traced.unexpected_findings(unexpected)
+    needs, traced = needs_of(model), traced or Traced(None)
+    units = traced.units
+    needs.rows = [traced.row(row) for row in needs.rows]
+    if units is not None:
+        needs.rows, dtype = units.rows(needs.rows), units.dtype_left(dtype)
+        needs.findings = [f for f in needs.findings if not units.is_state(f.target)]
+        needs.findings += units.findings
+        quantize = {**(quantize or {}), **units.quantize}
+    needs.findings += traced.findings + traced.unexpected_findings(unexpected)
     mode, entries = _device_map(device_map)
     default, policies = missing_policies(missing, [row[0] for row in needs.rows])
     make_core = functools.partial(
@@ -406,29 +406,25 @@ def make_plan(
         threads=threads or 0,
         allow_non_finite=allow_non_finite,
         mmap=mmap,
-        recipes=traced.recipes if traced is not None else None,
-        knows_all_sources=traced is not None and traced.recipes is not None,
-        expected_sources=list(traced.expected.items()) if traced is not None else [],
-        missing_of=policies,
-        explained=[*traced.explained, *traced.broken()] if traced is not None else [],
+        recipes=traced.recipes,
+        knows_all_sources=traced.recipes is not None,
+        expected_sources=list(traced.expected.items()),
+        explained=[*traced.explained, *traced.broken()],
         quantize=[(name, *astuple(how)) for name, how in (quantize or {}).items()],
         bare_modules=_modules.among(needs.module, [path for path, _ in entries]),
         allows_unknown_modules=allows_unknown_modules,
     )
-    core = make_core(targets=needs.rows)
+    core = make_core(targets=needs.rows, missing_of=policies)
     if needs.keep_candidates and needs.leave_kept(core):
-        core = make_core(
-            targets=needs.rows,
-            missing_of=missing_policies(missing, [row[0] for row in needs.rows])[1],
-        )
-    if traced is not None and traced.units is not None:
-        needs.findings += traced.units.misplaced(core.targets())
+        policies = missing_policies(missing, [row[0] for row in needs.rows])[1]
+        core = make_core(targets=needs.rows, missing_of=policies)
+    if units is not None:
+        needs.findings += units.misplaced(core.targets())
     if needs.module is not None and not initialises and _initialises(default, policies):
         from loadstone import _initialise
 
         needs.findings += _initialise.findings(core, needs.module)
     core.add_findings(needs.findings)
-    units = traced.units if traced is not None else None
     made = Plan(core, needs.module, needs.constructor_values, units, needs.forms)
     core.add_findings(needs.overlaps(made))
     return made

@@ -253,7 +253,23 @@ def planned(path, staging: int = 64 << 20) -> _core.Plan:
         for name, tensor in Experts().state_dict().items()
     ]
     return _core.make_plan(
-        catalog, rows, True, "", "", "", [], [], [], "", "error", "error", staging, False, recipes
+        catalog,
+        rows,
+        True,
+        "",
+        "",
+        "",
+        [],
+        [],
+        [],
+        "",
+        "error",
+        "error",
+        staging,
+        0,
+        False,
+        False,
+        recipes,
     )
 
 

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "base/text.h"
-#include "codec/gguf/gguf.h"
 #include "codec/tensor_table.h"
 #include "convert/expert_series.h"
 #include "convert/values.h"
@@ -171,7 +170,7 @@ class Maker {
         decodings_.try_emplace({box.source, is_direct ? dtype : Dtype::f32},
                                static_cast<std::uint32_t>(recipes_.decodings.size()));
     if (is_new) {
-      Decoding decoding = block_decoding(box.source, tensor, known->first.second);
+      Decoding decoding = numbers_decoding(catalog_, box.source, known->first.second);
       DecodeForm form;
       if (auto problem = check_decoding(catalog_.tensors(), decoding, form)) {
         fail(item, "plan.encoding", "cannot be decoded: " + problem->message,

@@ -62,6 +62,10 @@ void check_destinations(const Plan& plan, std::span<const Destination> destinati
   for (std::size_t i = 0; i < destinations.size(); ++i) {
     const PlannedTarget& target = plan.targets[i];
     const Destination& destination = destinations[i];
+    if (destination.kind != MemoryKind::host) {
+      refuse_destination(&target, "this version writes to the memory of the host", "device memory",
+                         "host memory");
+    }
     if (target.quantization) check_parts(target, destination);
     if (target.delivery != Delivery::memory || destination.data == nullptr) continue;
     if (destination.byte_count != target.byte_count()) {

@@ -2,6 +2,9 @@
 
 #include <unordered_set>
 
+#include "codec/gguf/gguf.h"
+#include "loadstone/quantized_tensors.h"
+
 namespace loadstone {
 
 Encoding encoding_of(const Box& box, const std::vector<TensorInfo>& tensors,
@@ -26,6 +29,22 @@ std::vector<std::uint32_t> sources_of(const std::vector<Box>& boxes,
     }
   }
   return sources;
+}
+
+View numbers_view(const Catalog& catalog, std::uint32_t tensor, std::uint32_t number) {
+  const QuantizedTensor* const quantized = catalog.quantized().find(tensor);
+  if (quantized == nullptr) return whole_view(number, catalog.tensors()[tensor].shape);
+  View view = whole_view(number, quantized->decoding.shape);
+  if (quantized->is_transposed) (void)transpose(view, -1, -2);  // of a rank that has both
+  return view;
+}
+
+Decoding numbers_decoding(const Catalog& catalog, std::uint32_t tensor, Dtype dtype) {
+  const QuantizedTensor* const quantized = catalog.quantized().find(tensor);
+  if (quantized == nullptr) return block_decoding(tensor, catalog.tensors()[tensor], dtype);
+  Decoding decoding = quantized->decoding;
+  decoding.dtype = dtype;
+  return decoding;
 }
 
 }  // namespace loadstone

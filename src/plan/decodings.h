@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "boxes/view.h"
 #include "loadstone/catalog.h"
 #include "loadstone/recipe.h"
 
@@ -18,5 +19,10 @@ namespace loadstone {
 // are left out.
 [[nodiscard]] std::vector<std::uint32_t> sources_of(const std::vector<Box>& boxes,
                                                     std::span<const Decoding> decodings);
+
+// The numbers of a tensor whose bytes are codes or blocks, as a whole source that the view calls
+// `number`; and what gives them.
+[[nodiscard]] View numbers_view(const Catalog& catalog, std::uint32_t tensor, std::uint32_t number);
+[[nodiscard]] Decoding numbers_decoding(const Catalog& catalog, std::uint32_t tensor, Dtype dtype);
 
 }  // namespace loadstone

@@ -19,6 +19,12 @@ enum class Passage : std::uint8_t {
 // nothing (the bits of a NaN apart).
 [[nodiscard]] bool is_exact(Dtype source, Dtype target) noexcept;
 
+// That a kernel gives for this target: kernels compute F32 and round it once, to a narrower dtype
+// if that is one of theirs.
+[[nodiscard]] constexpr Dtype decoded_dtype(Dtype wanted) noexcept {
+  return wanted == Dtype::bf16 || wanted == Dtype::f16 ? wanted : Dtype::f32;
+}
+
 [[nodiscard]] Passage passage(Encoding source, Dtype target) noexcept;
 
 }  // namespace loadstone

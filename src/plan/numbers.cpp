@@ -4,22 +4,12 @@
 #include <algorithm>
 
 #include "base/text.h"
-#include "codec/gguf/gguf.h"
 #include "codec/tensor_table.h"
 #include "plan/decodings.h"
+#include "plan/dtypes.h"
 #include "plan/planner.h"
 
 namespace loadstone {
-
-namespace {
-
-// Of a kernel for this target: kernels compute F32 and round it once, to a narrower dtype if that
-// is one of theirs.
-Dtype decoded_dtype(Dtype wanted) {
-  return wanted == Dtype::bf16 || wanted == Dtype::f16 ? wanted : Dtype::f32;
-}
-
-}  // namespace
 
 // Components are told by whether their scales are wanted too, so all names go first.
 void Planner::mark_taken_codes() {
@@ -102,14 +92,7 @@ bool Planner::refuse_codes(std::size_t root, const Produced& produced, Taking ta
 std::uint32_t Planner::decoding_of(std::uint32_t tensor, Dtype dtype) {
   const auto [known, is_new] =
       decodings_.try_emplace({tensor, dtype}, static_cast<std::uint32_t>(plan_.decodings.size()));
-  if (!is_new) return known->second;
-  if (const QuantizedTensor* const quantized = codes_.find(tensor)) {
-    plan_.decodings.push_back(quantized->decoding);
-    plan_.decodings.back().dtype = dtype;
-  } else {
-    const TensorInfo& source = plan_.catalog->tensors()[tensor];
-    plan_.decodings.push_back(block_decoding(tensor, source, dtype));
-  }
+  if (is_new) plan_.decodings.push_back(numbers_decoding(*plan_.catalog, tensor, dtype));
   return known->second;
 }
 

@@ -130,12 +130,7 @@ View Production::member_view(const Member& member) const {
                ? source_view(member.source, tensor)
                : whole_view(member.source, shape_of_bytes(tensor.encoding, tensor.shape));
   }
-  const std::uint32_t number = numbers_begin() + member.source;
-  const QuantizedTensor* const quantized = catalog_.quantized().find(member.source);
-  if (quantized == nullptr) return whole_view(number, tensor.shape);
-  View view = whole_view(number, quantized->decoding.shape);
-  if (quantized->is_transposed) (void)transpose(view, -1, -2);  // of a rank that has both
-  return view;
+  return numbers_view(catalog_, member.source, numbers_begin() + member.source);
 }
 
 MaybeMisfit Production::view_of(const Produced& item, View& view) const {

@@ -1,0 +1,97 @@
+#include "loadstone/tensor_reader.h"
+
+#include <gmock/gmock.h>
+
+#include "loadstone/execute.h"
+#include "support/errors.h"
+#include "support/files.h"
+
+namespace loadstone::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::SizeIs;
+
+// A plain tensor, FP8 with a scale, one whose scale is missing, and blocks of GPT-OSS's kin.
+class TensorReaderTest : public ::testing::Test {
+ protected:
+  TensorReaderTest()
+      : catalog_(open_checkpoint(folder_.write(
+            "model.safetensors",
+            safetensors_bytes(
+                {{"plain", "F32", {2, 3}, raw_all<float>({0, 1, 2, 3, 4, 5})},
+                 {"layers.0.weight", "F8_E4M3", {2, 2}, std::string("\x38\x40\xb8\x08", 4)},
+                 {"layers.0.weight_scale", "F32", {}, raw_all<float>({0.5F})},
+                 {"e.up_blocks", "U8", {1, 2, 1, 16}, std::string(32, '\x21')},
+                 {"e.up_scales", "U8", {1, 2, 1}, std::string("\x7f\x80", 2)},
+                 {"bad_blocks", "U8", {1, 2, 1, 16}, std::string(32, '\x21')},
+                 {"ids", "I64", {1}, raw_all<std::int64_t>({7})}})))) {}
+
+  [[nodiscard]] std::string code(std::string_view name, std::optional<Dtype> dtype = {}) const {
+    return code_of([&] { (void)TensorReader(catalog_, name, dtype).read(); });
+  }
+
+  TemporaryFolder folder_;
+  std::shared_ptr<const Catalog> catalog_;
+};
+
+TEST_F(TensorReaderTest, NumbersWhateverTheFileHolds) {
+  EXPECT_THAT(read_numbers(catalog_, "plain"), ElementsAre(0, 1, 2, 3, 4, 5));
+  EXPECT_THAT(read_numbers(catalog_, "layers.0.weight"),
+              ElementsAre(0.5F, 1.0F, -0.5F, 0.0078125F));
+  TensorReader experts(catalog_, "e.up");  // [experts, rows, columns], turned for the model
+  EXPECT_EQ(experts.shape(), Shape({1, 32, 2}));
+  EXPECT_EQ(experts.dtype(), Dtype::f32);
+  const std::vector<float> numbers = read_numbers(catalog_, "e.up");
+  EXPECT_THAT(std::vector(numbers.begin(), numbers.begin() + 4), ElementsAre(0.5F, 1.0F, 1, 2));
+}
+
+TEST_F(TensorReaderTest, AnyRangeInAnyDtype) {
+  TensorReader reader(catalog_, "layers.0.weight", Dtype::f64);
+  double two[2] = {};
+  reader.read(1, 3, std::as_writable_bytes(std::span(two)));
+  EXPECT_THAT(two, ElementsAre(1.0, -0.5));
+  EXPECT_THAT(TensorReader(catalog_, "plain", Dtype::bf16).read(), SizeIs(12));
+  EXPECT_THAT(TensorReader(catalog_, "plain").read(), SizeIs(24));
+}
+
+TEST_F(TensorReaderTest, WhatCannotBeReadIsNamed) {
+  EXPECT_EQ(code("nothing"), "plan.missing");
+  EXPECT_EQ(code("bad"), "q.scale_missing");
+  EXPECT_EQ(code("ids", Dtype::f32), "plan.dtype");
+  EXPECT_EQ(code("ids", Dtype::i64), "");  // the control
+  EXPECT_EQ(code_of([&] {
+              std::byte one = {};
+              TensorReader(catalog_, "plain").read(5, 7, {&one, 1});
+            }),
+            "plan.box");
+  EXPECT_EQ(code_of([] { (void)TensorReader(nullptr, "plain"); }), "plan.options");
+}
+
+// Targets that are views of the file are usable from C++ too.
+TEST_F(TensorReaderTest, ViewsOfTheFile) {
+  Skeleton skeleton;
+  skeleton.targets = {{.name = "plain", .shape = {2, 3}, .dtype = Dtype::f32},
+                      {.name = "ids", .shape = {1}, .dtype = Dtype::i64}};
+  const Plan plan =
+      make_plan(catalog_, skeleton, {.unexpected = UnexpectedPolicy::ignore, .mmap = true});
+  ASSERT_EQ(plan.targets[0].delivery, Delivery::file_view);
+  const FileViews views(plan);
+  ASSERT_THAT(views.targets()[0], SizeIs(24));
+  const auto* const numbers = reinterpret_cast<const float*>(views.targets()[0].data());
+  EXPECT_THAT(std::vector(numbers, numbers + 6), ElementsAre(0, 1, 2, 3, 4, 5));
+}
+
+TEST_F(TensorReaderTest, MemoryOfADeviceIsRefused) {
+  Skeleton skeleton;
+  skeleton.targets = {{.name = "ids", .shape = {1}, .dtype = Dtype::i64}};
+  const Plan plan = make_plan(catalog_, skeleton, {.unexpected = UnexpectedPolicy::ignore});
+  const HostMemory memory(plan);
+  std::vector<Destination> destinations = memory.destinations();
+  EXPECT_EQ(code_of([&] { execute(plan, destinations); }), "");
+  destinations[0].kind = MemoryKind::device;
+  EXPECT_EQ(code_of([&] { execute(plan, destinations); }), "plan.destination");
+}
+
+}  // namespace
+}  // namespace loadstone::test
