@@ -1,5 +1,5 @@
 // Families of encodings, each described in a folder of its own: the only list of them. Nothing else
-// switches on the name of an encoding that is read.
+// switches on the name of an encoding, whether it is read or written.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <span>
 
 #include "codec/decode.h"
+#include "codec/encode.h"
 #include "codec/tensor_table.h"
 #include "loadstone/quantized_tensor.h"
 
@@ -24,6 +25,8 @@ struct Family {
   // It knows what zero points and orders of columns mean, or refuses them itself. Others do not,
   // and a tensor that has such companions is not decoded.
   bool reads_all = false;
+  // Those that numbers are quantized to.
+  std::span<const WrittenEncoding> written{};
 };
 
 [[nodiscard]] std::span<const Family* const> families() noexcept;

@@ -6,6 +6,7 @@
 #include "base/ceil_div.h"
 #include "base/text.h"
 #include "codec/bnb/decode.h"
+#include "codec/bnb/encode.h"
 #include "codec/bnb/state.h"
 #include "loadstone/error.h"
 
@@ -166,6 +167,7 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 }  // namespace
 
-const Family bnb_family = {bnb_kernels(), recognise};
+const Family bnb_family = {
+    .kernels = bnb_kernels(), .recognise = recognise, .written = bnb_written()};
 
 }  // namespace loadstone
