@@ -207,17 +207,17 @@ Shape QuantizedTensor::shape() const {
 
 std::string QuantizedTensor::role(std::uint32_t tensor, std::string_view tensor_name) const {
   if (tensor == data) return "data";
-  constexpr std::size_t nested_code = 3;  // of a decoding's sources
-  const auto& sources = decoding.sources;
-  const bool is_of_bnb = decoding.kernel.starts_with("bnb_");
-  if (is_of_bnb && sources.size() > nested_code && sources[nested_code] == tensor) {
-    return "nested_code";
+  const DecodeKernel* const kernel = find_decode_kernel(decoding.kernel);
+  if (kernel != nullptr && !kernel->components.empty()) {
+    const auto at = std::ranges::find(decoding.sources, tensor) - decoding.sources.begin();
+    const auto place = static_cast<std::size_t>(at);
+    if (place < kernel->components.size() && place < decoding.sources.size()) {
+      return std::string(kernel->components[place]);
+    }
   }
   const auto scale = std::ranges::find(scales, tensor);
-  if (scale == scales.begin() && !scales.empty()) return is_of_bnb ? "absmax" : "scale";
-  if (scale != scales.end()) {
-    return has_zero_points ? "zero_point" : is_of_bnb ? "nested_absmax" : "scale_2";
-  }
+  if (scale == scales.begin() && !scales.empty()) return "scale";
+  if (scale != scales.end()) return has_zero_points ? "zero_point" : "scale_2";
   for (const std::string_view role : {"g_idx", "shape"}) {
     if (tensor_name.ends_with(role)) return std::string(role);
   }

@@ -80,6 +80,7 @@ struct WrittenEncoding {
   QuantizeKind kind;           // of the kernels that encode its windows
   unsigned bits;               // of a code
   std::string_view code_type;  // "float" or "int", for configs
+  std::string_view kernel;     // decodes the components, in their order: a DecodeKernel's name
   // Fills in dialect, geometry and parts of a form whose kind, dtype and number of elements are
   // set, or says what does not fit.
   std::optional<DecodeProblem> (*prepare)(const Quantization& quantization, const Shape& shape,

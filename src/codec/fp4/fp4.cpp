@@ -95,11 +95,20 @@ std::optional<DecodeProblem> prepare_mxfp4(const DecodeRequest& request, DecodeF
   return std::nullopt;
 }
 
+constexpr ErrorBound e2m1_error = error_bound::of_floats(Dtype::f4, std::byte{0x77}, Dtype::u8);
+// The OCP's specification rounds exponents down: numbers below 2^3 have scales for 6.
+constexpr ErrorBound mx_error = error_bound::clamped(e2m1_error, 8.0 / 6.0);
+// Scales in E4M3 are up to 1/17 too small, half a step of 2^-3 above 1, and subnormal ones half of
+// 2^-9 of the largest, 448.
+constexpr ErrorBound nvfp4_error = error_bound::with_scale_codes(
+    error_bound::clamped(e2m1_error, 17.0 / 16.0), 0x1p-10 / 448, std::byte{0x7e});
+
 constexpr std::array kernels = {
-    DecodeKernel{"fp4_block", prepare_block},
-    DecodeKernel{"nvfp4", prepare_nvfp4<Global::factor>},
-    DecodeKernel{"nvfp4_divided", prepare_nvfp4<Global::divisor>},
-    DecodeKernel{"mxfp4", prepare_mxfp4},
+    DecodeKernel{.name = "fp4_block", .prepare = prepare_block, .error = &mx_error},
+    DecodeKernel{.name = "nvfp4", .prepare = prepare_nvfp4<Global::factor>, .error = &nvfp4_error},
+    DecodeKernel{
+        .name = "nvfp4_divided", .prepare = prepare_nvfp4<Global::divisor>, .error = &nvfp4_error},
+    DecodeKernel{.name = "mxfp4", .prepare = prepare_mxfp4, .error = &mx_error},
 };
 
 // ---- recognising
@@ -230,6 +239,7 @@ constexpr std::array written = {
         .kind = QuantizeKind::nvfp4,
         .bits = 4,
         .code_type = "float",
+        .kernel = "nvfp4",
         .prepare = write_nvfp4,
         .unified_names = unified_names,
         .compressed_names = compressed_names,
@@ -244,6 +254,7 @@ constexpr std::array written = {
         .kind = QuantizeKind::mxfp4,
         .bits = 4,
         .code_type = "float",
+        .kernel = "fp4_block",
         .prepare = write_mxfp4,
         .unified_names = std::span(unified_names).first(2),
         .compressed_names = std::span(compressed_names).first(2),

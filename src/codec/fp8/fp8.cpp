@@ -44,11 +44,16 @@ std::optional<DecodeProblem> prepare_blocks(const DecodeRequest& request, Decode
 
 constexpr std::uint64_t mx_columns = simd::mx_block;
 
+constexpr ErrorBound error =
+    error_bound::of_floats(Dtype::f8_e4m3, std::byte{0x7e}, Dtype::f8_e4m3);
+// The OCP's specification rounds exponents down: numbers below 2^9 have scales for 448.
+constexpr ErrorBound mx_error = error_bound::clamped(error, 512.0 / 448.0);
+
 constexpr std::array kernels = {
-    DecodeKernel{"fp8_block", prepare_evenly},
-    DecodeKernel{"fp8_block_128", prepare_blocks<128, 128>},
-    DecodeKernel{"fp8_rows", prepare_blocks<1, 0>},
-    DecodeKernel{"mxfp8", prepare_blocks<1, mx_columns>},
+    DecodeKernel{.name = "fp8_block", .prepare = prepare_evenly, .error = &error},
+    DecodeKernel{.name = "fp8_block_128", .prepare = prepare_blocks<128, 128>, .error = &error},
+    DecodeKernel{.name = "fp8_rows", .prepare = prepare_blocks<1, 0>, .error = &error},
+    DecodeKernel{.name = "mxfp8", .prepare = prepare_blocks<1, mx_columns>, .error = &mx_error},
 };
 
 // ---- recognising
@@ -239,6 +244,7 @@ constexpr std::array written = {
         .kind = QuantizeKind::fp8,
         .bits = 8,
         .code_type = "float",
+        .kernel = "fp8_block",
         .prepare = write_whole,
         .unified_names = names<ComponentForm::same>,
         .compressed_names = names<ComponentForm::one>,
@@ -251,6 +257,7 @@ constexpr std::array written = {
         .kind = QuantizeKind::fp8_channel,
         .bits = 8,
         .code_type = "float",
+        .kernel = "fp8_rows",
         .prepare = write_rows,
         .unified_names = names<ComponentForm::same>,
         .compressed_names = names<ComponentForm::column>,
@@ -262,6 +269,7 @@ constexpr std::array written = {
         .kind = QuantizeKind::fp8_block,
         .bits = 8,
         .code_type = "float",
+        .kernel = "fp8_block_128",
         .prepare = write_blocks,
         .unified_names = names<ComponentForm::blocks_4d>,
         .compressed_names = names<ComponentForm::same>,
@@ -273,6 +281,7 @@ constexpr std::array written = {
         .kind = QuantizeKind::mxfp8,
         .bits = 8,
         .code_type = "float",
+        .kernel = "mxfp8",
         .prepare = write_mx,
         .unified_names = names<ComponentForm::same>,
         .compressed_names = names<ComponentForm::same>,

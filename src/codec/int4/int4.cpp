@@ -60,9 +60,13 @@ std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& m
   return std::nullopt;
 }
 
+// 7 is 15 where codes are offset by 8.
+constexpr ErrorBound offset_error = error_bound::of_integers(7, std::byte{0xff}, Dtype::u8);
+constexpr ErrorBound error = error_bound::of_integers(7, std::byte{0x77}, Dtype::u8);
+
 constexpr std::array kernels = {
-    DecodeKernel{"int4_blocks", prepare<true>},
-    DecodeKernel{"int4_row_pairs", prepare<false>},
+    DecodeKernel{.name = "int4_blocks", .prepare = prepare<true>, .error = &offset_error},
+    DecodeKernel{.name = "int4_row_pairs", .prepare = prepare<false>, .error = &error},
 };
 
 // ---- recognising
@@ -170,6 +174,7 @@ constexpr std::array written = {
         .kind = QuantizeKind::int4,
         .bits = 4,
         .code_type = "int",
+        .kernel = "int4_blocks",
         .prepare = write_flat,
         .unified_names = names,
         .unified = {"int4", Described::nothing, block},
@@ -182,6 +187,7 @@ constexpr std::array written = {
         .kind = QuantizeKind::int4_awq,
         .bits = 4,
         .code_type = "int",
+        .kernel = "int4_row_pairs",
         .prepare = write_row_pairs,
         .unified_names = names,
         .unified = {"W4A16_AWQ", Described::weights, block, {}, true},

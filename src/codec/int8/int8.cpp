@@ -28,9 +28,11 @@ std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& m
   return std::nullopt;
 }
 
+constexpr ErrorBound error = error_bound::of_integers(127, std::byte{0x7f}, Dtype::i8);
+
 constexpr std::array kernels = {
-    DecodeKernel{"int8_rows", prepare<true>},
-    DecodeKernel{"int8_block", prepare<false>},
+    DecodeKernel{.name = "int8_rows", .prepare = prepare<true>, .error = &error},
+    DecodeKernel{.name = "int8_block", .prepare = prepare<false>, .error = &error},
 };
 
 // ---- recognising
@@ -93,6 +95,7 @@ constexpr std::array written = {WrittenEncoding{
     .kind = QuantizeKind::int8_channel,
     .bits = 8,
     .code_type = "int",
+    .kernel = "int8_rows",
     .prepare = write_rows,
     .unified_names = names<ComponentForm::flat>,
     .compressed_names = names<ComponentForm::same>,
