@@ -152,8 +152,9 @@ std::vector<bool> mark_companions(const TensorTable& table,
       const auto known = table.find_any(without_suffix(name, suffix), data);
       if (known != TensorTable::none && is_data[known]) marks[i] = true;
     };
-    mark(".quant_map", {""});
-    mark(".nested_quant_map", {""});
+    for (const Family* const family : families()) {
+      for (const std::string_view leaf : family->tables) mark(leaf, {""});
+    }
     for (const char* scale :
          {"input_scale", "input_global_scale", "output_scale", "pre_quant_scale"}) {
       mark(scale, {"weight", "weight_packed"});
@@ -208,12 +209,10 @@ Shape QuantizedTensor::shape() const {
 std::string QuantizedTensor::role(std::uint32_t tensor, std::string_view tensor_name) const {
   if (tensor == data) return "data";
   const DecodeKernel* const kernel = find_decode_kernel(decoding.kernel);
-  if (kernel != nullptr && !kernel->components.empty()) {
-    const auto at = std::ranges::find(decoding.sources, tensor) - decoding.sources.begin();
-    const auto place = static_cast<std::size_t>(at);
-    if (place < kernel->components.size() && place < decoding.sources.size()) {
-      return std::string(kernel->components[place]);
-    }
+  const std::size_t named =
+      kernel == nullptr ? 0 : std::min(kernel->components.size(), decoding.sources.size());
+  for (std::size_t i = 0; i < named; ++i) {
+    if (decoding.sources[i] == tensor) return std::string(kernel->components[i]);
   }
   const auto scale = std::ranges::find(scales, tensor);
   if (scale == scales.begin() && !scales.empty()) return "scale";

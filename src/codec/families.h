@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include "codec/decode.h"
 #include "codec/encode.h"
@@ -25,6 +26,8 @@ struct Family {
   // It knows what zero points and orders of columns mean, or refuses them itself. Others do not,
   // and a tensor that has such companions is not decoded.
   bool reads_all = false;
+  // Tables that stand beside the data, whether a kernel needs them or not: behind its name.
+  std::span<const std::string_view> tables{};
   // Those that numbers are quantized to.
   std::span<const WrittenEncoding> written{};
 };

@@ -72,7 +72,7 @@ std::vector<std::shared_ptr<ByteSource>> filled_sources(
 const ErrorBound* bound_of(const QuantizedTensor& quantized, const Catalog& catalog) {
   const DecodeKernel* const kernel = find_decode_kernel(quantized.decoding.kernel);
   if (kernel == nullptr || kernel->error == nullptr || quantized.has_zero_points) return nullptr;
-  const Encoding data = catalog.tensors()[quantized.data].encoding;
+  const Encoding data = catalog.tensors()[quantized.decoding.sources.front()].encoding;
   const bool fits = kernel->error->data == Dtype::u8 || data == Encoding(kernel->error->data);
   return fits ? kernel->error : nullptr;
 }

@@ -1,6 +1,7 @@
 #include "codec/bnb/bnb.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/ceil_div.h"
@@ -165,9 +166,11 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
   return std::nullopt;
 }
 
+constexpr std::array<std::string_view, 2> tables = {".quant_map", ".nested_quant_map"};
+
 }  // namespace
 
 const Family bnb_family = {
-    .kernels = bnb_kernels(), .recognise = recognise, .written = bnb_written()};
+    .kernels = bnb_kernels(), .recognise = recognise, .tables = tables, .written = bnb_written()};
 
 }  // namespace loadstone
