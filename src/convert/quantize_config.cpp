@@ -3,12 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
-#include <map>
-#include <optional>
 #include <set>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 
 #include "base/json_writer.h"
