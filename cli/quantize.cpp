@@ -2,31 +2,50 @@
 
 #include <algorithm>
 
+#include "codec/encode.h"
 #include "loadstone/error.h"
 
 namespace loadstone::cli {
+
+namespace {
+
+// Words, as many in a line as help has place for.
+std::string in_lines(std::string words) {
+  constexpr std::size_t columns = 75;
+  for (std::size_t begin = 0; begin + columns < words.size();) {
+    const std::size_t space = words.rfind(' ', begin + columns);
+    words[space] = '\n';
+    begin = space + 1;
+  }
+  return words;
+}
+
+}  // namespace
 
 void add_quantize_options(CLI::App& command, QuantizeArgs& args) {
   const char* const group = "Quantizing";
   // One word each time: a list would swallow TARGET.
   const auto add_words = [&](const char* names, std::vector<std::string>& words, const char* type,
-                             const char* help) {
+                             const std::string& help) {
     command.add_option(names, words, help)
         ->type_name(type)
         ->allow_extra_args(false)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
         ->group(group);
   };
+  std::string encodings;
+  for (const WrittenEncoding* const each : written_encodings()) {
+    encodings += std::string(each->name) + ", ";
+  }
   add_words("--quantize", args.formats, "[REGEX=]E",
-            "Encoding of weights inside decoder layers: fp8, fp8-channel, fp8-block,\n"
-            "int8-channel, int4, int4-awq, nvfp4, mxfp4, mxfp8, nf4, fp4, int8, none;\n"
-            "with a pattern of names: of these only. Repeatable, the first that fits wins");
+            "Encoding of weights inside decoder layers:\n" + in_lines(encodings + "none;") +
+                "\nwith a pattern of names: of these only. Repeatable, the first that fits wins");
   add_words("--include", args.include, "REGEX", "Quantize these too. Repeatable");
   add_words("--exclude", args.exclude, "REGEX", "Leave these as they are. Repeatable");
   command
       .add_option("--style", args.style,
-                  "Whose names and configs (default: modelopt; nf4, fp4, int8: always\n"
-                  "those of bitsandbytes)")
+                  "Whose names and configs (default: modelopt; for encodings of bitsandbytes:\n"
+                  "always its own)")
       ->type_name("STYLE")
       ->check(CLI::IsMember({"modelopt", "compressed-tensors"}))
       ->group(group);

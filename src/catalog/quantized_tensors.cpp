@@ -152,8 +152,9 @@ std::vector<bool> mark_companions(const TensorTable& table,
       const auto known = table.find_any(without_suffix(name, suffix), data);
       if (known != TensorTable::none && is_data[known]) marks[i] = true;
     };
-    mark(".quant_map", {""});
-    mark(".nested_quant_map", {""});
+    for (const Family* const family : families()) {
+      for (const std::string_view leaf : family->tables) mark(leaf, {""});
+    }
     for (const char* scale :
          {"input_scale", "input_global_scale", "output_scale", "pre_quant_scale"}) {
       mark(scale, {"weight", "weight_packed"});
@@ -207,17 +208,15 @@ Shape QuantizedTensor::shape() const {
 
 std::string QuantizedTensor::role(std::uint32_t tensor, std::string_view tensor_name) const {
   if (tensor == data) return "data";
-  constexpr std::size_t nested_code = 3;  // of a decoding's sources
-  const auto& sources = decoding.sources;
-  const bool is_of_bnb = decoding.kernel.starts_with("bnb_");
-  if (is_of_bnb && sources.size() > nested_code && sources[nested_code] == tensor) {
-    return "nested_code";
+  const DecodeKernel* const kernel = find_decode_kernel(decoding.kernel);
+  const std::size_t named =
+      kernel == nullptr ? 0 : std::min(kernel->components.size(), decoding.sources.size());
+  for (std::size_t i = 0; i < named; ++i) {
+    if (decoding.sources[i] == tensor) return std::string(kernel->components[i]);
   }
   const auto scale = std::ranges::find(scales, tensor);
-  if (scale == scales.begin() && !scales.empty()) return is_of_bnb ? "absmax" : "scale";
-  if (scale != scales.end()) {
-    return has_zero_points ? "zero_point" : is_of_bnb ? "nested_absmax" : "scale_2";
-  }
+  if (scale == scales.begin() && !scales.empty()) return "scale";
+  if (scale != scales.end()) return has_zero_points ? "zero_point" : "scale_2";
   for (const std::string_view role : {"g_idx", "shape"}) {
     if (tensor_name.ends_with(role)) return std::string(role);
   }

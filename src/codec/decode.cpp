@@ -9,17 +9,13 @@
 
 namespace loadstone {
 
-namespace {
-
-const DecodeKernel* find_kernel(std::string_view name) noexcept {
+const DecodeKernel* find_decode_kernel(std::string_view name) noexcept {
   for (const Family* const family : families()) {
     const auto found = std::ranges::find(family->kernels, name, &DecodeKernel::name);
     if (found != family->kernels.end()) return &*found;
   }
   return nullptr;
 }
-
-}  // namespace
 
 // Scales and codes of one number are as many wherever it stands, but for streams of bits.
 std::uint64_t Decoder::bytes_of_one() const noexcept {
@@ -37,7 +33,7 @@ std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
                                               Dtype dtype, float offset, DecodeForm& form,
                                               std::uint64_t group_size) {
   form = {.dtype = dtype, .elements = shape.numel().value_or(0), .decoder = {}};
-  const DecodeKernel* const found = find_kernel(kernel);
+  const DecodeKernel* const found = find_decode_kernel(kernel);
   if (found == nullptr) {
     return DecodeProblem{"there is no such kernel", std::string(kernel),
                          "fp8_block, nvfp4, mxfp4, bnb_nf4, gguf ..."};

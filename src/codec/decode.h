@@ -10,6 +10,7 @@
 #include <span>
 #include <string_view>
 
+#include "codec/error_bound.h"
 #include "kernels/decode_problem.h"
 #include "loadstone/dtype.h"
 #include "loadstone/shape.h"
@@ -86,7 +87,20 @@ struct DecodeKernel {
   bool makes_bytes = false;
   bool takes_offset = false;
   bool takes_group_size = false;
+  // Of numbers that were rounded to the nearest code, without zero points. Null: none is known.
+  const ErrorBound* error = nullptr;
+  // What the sources are called, the data first. None: "scale" and "scale_2".
+  std::span<const std::string_view> components{};
+  // A block of zeros has the scale 0. Else every scale is above zero.
+  bool has_zero_scales = false;
+  // Scales in U8 are codes of a table. Else they are powers of two.
+  bool has_table_scales = false;
+  // The data stands in any dtype, whose values mean nothing.
+  bool packs_any_dtype = false;
 };
+
+// Null where there is none of this name.
+[[nodiscard]] const DecodeKernel* find_decode_kernel(std::string_view name) noexcept;
 
 [[nodiscard]] std::optional<DecodeProblem> prepare_decoding(std::string_view kernel,
                                                             std::span<const DecodePart> parts,

@@ -1,12 +1,14 @@
 // Families of encodings, each described in a folder of its own: the only list of them. Nothing else
-// switches on the name of an encoding that is read.
+// switches on the name of an encoding, whether it is read or written.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include "codec/decode.h"
+#include "codec/encode.h"
 #include "codec/tensor_table.h"
 #include "loadstone/quantized_tensor.h"
 
@@ -24,6 +26,10 @@ struct Family {
   // It knows what zero points and orders of columns mean, or refuses them itself. Others do not,
   // and a tensor that has such companions is not decoded.
   bool reads_all = false;
+  // Tables that stand beside the data, whether a kernel needs them or not: behind its name.
+  std::span<const std::string_view> tables{};
+  // Those that numbers are quantized to.
+  std::span<const WrittenEncoding> written{};
 };
 
 [[nodiscard]] std::span<const Family* const> families() noexcept;

@@ -11,10 +11,10 @@
 #include <utility>
 
 #include "base/text.h"
+#include "codec/encode.h"
 #include "convert/experts.h"
 #include "convert/json_text.h"
 #include "convert/quantize_rules.h"
-#include "kernels/quantize.h"
 #include "loadstone/error.h"
 #include "plan/rules.h"
 
@@ -47,14 +47,6 @@ bool finds(const Pattern& pattern, std::string_view name) {
 
 bool is_wide(Dtype dtype) noexcept {
   return dtype == Dtype::f32 || dtype == Dtype::f16 || dtype == Dtype::bf16;
-}
-
-// Servers want rows of whole blocks, though a kernel may take others.
-std::uint64_t row_block(std::string_view encoding) noexcept {
-  if (encoding == "nvfp4") return 16;
-  if (encoding == "mxfp4" || encoding == "mxfp8") return 32;
-  if (encoding == "int4-awq") return 128;
-  return 1;
 }
 
 // One format with its pattern ready. The default's is null.
@@ -203,7 +195,7 @@ void part_groups(const Recipes& recipes, Choices& choices) {
     static_cast<void>(prepare_quantization(found->second, recipe.shape, recipe.dtype, form));
     Quantization& quantization = found->second;
     // ModelOpt's export of FP8 leaves each its own scale, but for experts that it takes as one.
-    const bool is_alone = quantization.dialect == "modelopt-export" &&
+    const bool is_alone = form.dialect == QuantizeDialect::exported &&
                           recipe.target.find(".experts.") == std::string::npos;
     if (!form.needs_amax || is_alone) {
       quantization.group.clear();
@@ -274,7 +266,7 @@ Choices choose_quantized(const QuantizeOptions& options, std::string_view config
     Quantization quantization = *format;
     QuantizeForm form;
     auto problem = prepare_quantization(quantization, recipe.shape, recipe.dtype, form);
-    const std::uint64_t block = row_block(quantization.encoding);
+    const std::uint64_t block = problem ? 1 : written_encoding(quantization).row_block;
     if (!problem && recipe.shape.extents().back() % block != 0) {
       problem = DecodeProblem{fmt::format("rows are no whole blocks of {}", block), {}, {}};
     }

@@ -9,7 +9,7 @@
 
 #include "base/text.h"
 #include "catalog/config_claim.h"
-#include "codec/int4/int4.h"
+#include "codec/encode.h"
 #include "convert/choose.h"
 #include "convert/expert_series.h"
 #include "convert/header.h"
@@ -129,20 +129,27 @@ void add_rows(Conversion& conversion, const Choices& choices) {
   for (auto& [key, row] : rows) conversion.quantize_rows.push_back(std::move(row));
 }
 
-// Which of ModelOpt's integers they are, where shapes do not say it.
-void name_int4(Conversion& conversion, bool is_decoded) {
+// Where shapes fit two encodings, the header's metadata says which of them it is.
+void name_ambiguous(Conversion& conversion, bool is_decoded) {
   auto& metadata = conversion.metadata;
-  if (is_decoded) {
-    std::erase_if(metadata, [](const auto& each) { return each.first == int4_metadata_key; });
+  std::map<std::string_view, std::set<std::string_view>> names;  // by the metadata's key
+  for (const WrittenEncoding* const encoding : written_encodings()) {
+    if (encoding->is_ambiguous != nullptr) names[encoding->metadata_key];
   }
-  std::set<std::string_view> encodings;
+  if (is_decoded) {
+    std::erase_if(metadata, [&](const auto& each) { return names.contains(each.first); });
+  }
   for (const PlannedTarget& target : conversion.plan.targets) {
     if (!target.quantization) continue;
-    const std::string& encoding = target.quantization->encoding;
-    if (is_ambiguous_int4(encoding, target.shape)) encodings.insert(encoding);
+    const WrittenEncoding& encoding = written_encoding(*target.quantization);
+    if (encoding.is_ambiguous != nullptr && encoding.is_ambiguous(target.shape)) {
+      names[encoding.metadata_key].insert(encoding.name);
+    }
   }
-  if (encodings.size() != 1) return;  // of both they are refused by name when they are read
-  metadata.emplace_back(int4_metadata_key, *encodings.begin());
+  for (const auto& [key, encodings] : names) {
+    // Where there are several they are refused by name when they are read.
+    if (encodings.size() == 1) metadata.emplace_back(key, *encodings.begin());
+  }
   std::ranges::sort(metadata);
 }
 
@@ -193,7 +200,7 @@ Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const Convert
   for (const PlannedTarget& target : plan.targets) check_target(conversion, target);
   check_claim(conversion, options);
   for (Finding& finding : check_moved_codes(plan)) fail(conversion, std::move(finding));
-  name_int4(conversion, is_decoded);
+  name_ambiguous(conversion, is_decoded);
   lay_out(conversion, options);
   if (quantizes) add_rows(conversion, choices);
   const bool has_decoded = is_decoded && plan.catalog->quantized().has_readable();

@@ -3,17 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
-#include <map>
-#include <optional>
 #include <set>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 
 #include "base/json_writer.h"
 #include "base/text.h"
 #include "catalog/config_claim.h"
+#include "codec/encode.h"
 #include "convert/json_text.h"
 #include "convert/quantize_style.h"
 
@@ -25,50 +22,29 @@ namespace {
 constexpr std::string_view unified_version = "0.47.0";
 constexpr std::string_view compressed_version = "0.20.0";
 
-struct Algorithm {
-  std::string_view encoding;
-  std::string_view name;
-  unsigned group_size = 0;
-  bool is_awq = false;
-  // Members of "weights" in ModelOpt's section, and whether it says something of activations too.
-  unsigned bits = 0;
-  std::string_view type{};
-  bool has_activations = false;
-  std::string_view strategy{};
-};
-
-// Without calibration nothing is known of activations: FP8 is what ModelOpt calls weights of FP8
-// with or without them.
-constexpr Algorithm algorithms[] = {
-    {"fp8", "FP8", 0, false, 8, "float", true, {}},
-    {"fp8-channel", "FP8_PER_CHANNEL_PER_TOKEN", 0, false, 8, "float", true, "channel"},
-    {"fp8-block", "fp8_pb_wo"},
-    {"int8-channel", "W8A16", 0, false, 8, "int", false, {}},
-    {"int4", "int4", 128},
-    {"int4-awq", "W4A16_AWQ", 128, true, 4, "int", false, {}},
-    {"nvfp4", "W4A16_NVFP4", 16, false, 4, "float", false, {}},
-    {"mxfp4", "mxfp4"},
-    {"mxfp8", "MXFP8", 32, false, 8, "float", true, {}},
-};
-
-const Algorithm& algorithm_of(std::string_view encoding) {
-  const auto* const found = std::ranges::find(algorithms, encoding, &Algorithm::encoding);
-  static constexpr Algorithm unknown = {};
-  return found != std::end(algorithms) ? *found : unknown;
-}
-
-std::vector<std::string_view> encodings_of(const QuantizedModules& modules) {
-  std::vector<std::string_view> encodings;
+// In the order in which the plan has them.
+std::vector<const WrittenEncoding*> encodings_of(const QuantizedModules& modules) {
+  std::vector<const WrittenEncoding*> encodings;
   for (const auto& [name, quantization] : modules.quantized) {
-    if (std::ranges::find(encodings, quantization->encoding) == encodings.end()) {
-      encodings.push_back(quantization->encoding);
-    }
+    const WrittenEncoding* const encoding = &written_encoding(*quantization);
+    if (std::ranges::find(encodings, encoding) == encodings.end()) encodings.push_back(encoding);
   }
   return encodings;
 }
 
-void write_algorithm(JsonWriter& json, const Algorithm& algorithm, bool with_kv_cache) {
-  json.member("quant_algo", algorithm.name);
+// What a group of modules applies to: names, or all linear layers where there is one group only.
+std::vector<std::string> targets_of(const QuantizedModules& modules,
+                                    const WrittenEncoding& encoding, bool is_mixed) {
+  if (!is_mixed) return {"Linear"};
+  std::vector<std::string> targets;
+  for (const auto& [name, quantization] : modules.quantized) {
+    if (quantization->encoding == encoding.name) targets.push_back(name);
+  }
+  return targets;
+}
+
+void write_algorithm(JsonWriter& json, const UnifiedConfig& algorithm, bool with_kv_cache) {
+  json.member("quant_algo", algorithm.algorithm);
   if (with_kv_cache) {
     json.key("kv_cache_quant_algo");
     json.null();
@@ -80,12 +56,13 @@ void write_algorithm(JsonWriter& json, const Algorithm& algorithm, bool with_kv_
   }
 }
 
-void write_numbers(JsonWriter& json, std::string_view key, const Algorithm& algorithm) {
+void write_numbers(JsonWriter& json, std::string_view key, const WrittenEncoding& encoding) {
+  const UnifiedConfig& algorithm = encoding.unified;
   json.key(key);
   json.begin_object();
   json.member("dynamic", false);
-  json.member("num_bits", algorithm.bits);
-  json.member("type", algorithm.type);
+  json.member("num_bits", encoding.bits);
+  json.member("type", encoding.code_type);
   if (algorithm.group_size != 0) json.member("group_size", algorithm.group_size);
   if (key == "weights" && !algorithm.strategy.empty()) {
     json.member("strategy", algorithm.strategy);
@@ -107,7 +84,7 @@ void write_layers(JsonWriter& json, const QuantizedModules& modules) {
   for (const auto& [name, quantization] : modules.quantized) {
     json.key(name);
     json.begin_object();
-    write_algorithm(json, algorithm_of(quantization->encoding), false);
+    write_algorithm(json, written_encoding(*quantization).unified, false);
     json.end_object();
   }
   json.end_object();
@@ -117,59 +94,27 @@ void write_layers(JsonWriter& json, const QuantizedModules& modules) {
 void write_groups(JsonWriter& json, const QuantizedModules& modules) {
   const auto encodings = encodings_of(modules);
   const bool is_mixed = encodings.size() > 1;
-  // ModelOpt writes groups for these alone.
-  const std::string_view only = encodings.front();
-  if (!is_mixed && only != "fp8" && only != "nvfp4") return;
+  if (!is_mixed && !encodings.front()->unified.has_groups) return;
   json.key("config_groups");
   json.begin_object();
   for (std::size_t i = 0; i < encodings.size(); ++i) {
-    const Algorithm& algorithm = algorithm_of(encodings[i]);
+    const UnifiedConfig& algorithm = encodings[i]->unified;
     json.key("group_" + std::to_string(i));
     json.begin_object();
-    if (algorithm.has_activations) write_numbers(json, "input_activations", algorithm);
-    if (algorithm.bits != 0) {
-      write_numbers(json, "weights", algorithm);
+    if (algorithm.described == Described::weights_and_activations) {
+      write_numbers(json, "input_activations", *encodings[i]);
+    }
+    if (algorithm.described != Described::nothing) {
+      write_numbers(json, "weights", *encodings[i]);
     } else {
-      json.member("quant_algo", algorithm.name);
+      json.member("quant_algo", algorithm.algorithm);
     }
-    std::vector<std::string> targets = {"Linear"};
-    if (is_mixed) {
-      targets.clear();
-      for (const auto& [name, quantization] : modules.quantized) {
-        if (quantization->encoding == encodings[i]) targets.push_back(name);
-      }
-      std::ranges::sort(targets);
-    }
+    std::vector<std::string> targets = targets_of(modules, *encodings[i], is_mixed);
+    std::ranges::sort(targets);
     json.member("targets", targets);
     json.end_object();
   }
   json.end_object();
-}
-
-struct CompressedScheme {
-  std::string_view encoding;
-  std::string_view format;
-  unsigned bits;
-  std::string_view type;
-  std::string_view strategy;
-  unsigned group_size;
-  std::string_view scale_dtype;
-  // Of activations, that servers quantize as they come; empty: they stay as they are.
-  std::string_view activations;
-};
-
-constexpr CompressedScheme schemes[] = {
-    {"fp8", "float-quantized", 8, "float", "tensor", 0, {}, "token"},
-    {"fp8-channel", "float-quantized", 8, "float", "channel", 0, {}, "token"},
-    {"fp8-block", "float-quantized", 8, "float", "block", 0, {}, "group"},
-    {"int8-channel", "int-quantized", 8, "int", "channel", 0, {}, "token"},
-    {"nvfp4", "nvfp4-pack-quantized", 4, "float", "tensor_group", 16, "torch.float8_e4m3fn", {}},
-    {"mxfp4", "mxfp4-pack-quantized", 4, "float", "group", 32, "torch.uint8", {}},
-    {"mxfp8", "mxfp8-quantized", 8, "float", "group", 32, "torch.uint8", {}},
-};
-
-const CompressedScheme& scheme_of(std::string_view encoding) {
-  return *std::ranges::find(schemes, encoding, &CompressedScheme::encoding);
 }
 
 void write_null(JsonWriter& json, std::string_view key) {
@@ -177,8 +122,9 @@ void write_null(JsonWriter& json, std::string_view key) {
   json.null();
 }
 
-void write_scheme(JsonWriter& json, std::string_view key, const CompressedScheme& scheme,
+void write_scheme(JsonWriter& json, std::string_view key, const WrittenEncoding& encoding,
                   bool is_weight) {
+  const CompressedConfig& scheme = encoding.compressed;
   json.key(key);
   json.begin_object();
   write_null(json, "actorder");
@@ -196,7 +142,7 @@ void write_scheme(JsonWriter& json, std::string_view key, const CompressedScheme
   } else {
     json.null();
   }
-  json.member("num_bits", scheme.bits);
+  json.member("num_bits", encoding.bits);
   json.key("observer");
   if (is_weight) {
     json.value("memoryless_minmax");
@@ -216,7 +162,7 @@ void write_scheme(JsonWriter& json, std::string_view key, const CompressedScheme
   }
   json.member("strategy", is_weight ? scheme.strategy : scheme.activations);
   json.member("symmetric", true);
-  json.member("type", scheme.type);
+  json.member("type", encoding.code_type);
   json.end_object();
 }
 
@@ -289,7 +235,7 @@ std::string unified_config(const QuantizedModules& modules) {
     write_null(json, "kv_cache_quant_algo");
     write_layers(json, modules);
   } else {
-    write_algorithm(json, algorithm_of(encodings.front()), true);
+    write_algorithm(json, encodings.front()->unified, true);
     json.member("exclude_modules", summed_up(modules));
   }
   json.end_object();
@@ -298,14 +244,14 @@ std::string unified_config(const QuantizedModules& modules) {
 }
 
 std::string unified_section(const QuantizedModules& modules) {
-  const bool is_mixed = encodings_of(modules).size() > 1;
+  const auto encodings = encodings_of(modules);
+  const bool is_mixed = encodings.size() > 1;
   JsonWriter json(2, 8);
   json.begin_object();
   write_groups(json, modules);
   if (is_mixed) write_layers(json, modules);
   json.member("ignore", summed_up(modules));
-  json.member("quant_algo",
-              is_mixed ? "MIXED_PRECISION" : algorithm_of(encodings_of(modules).front()).name);
+  json.member("quant_algo", is_mixed ? "MIXED_PRECISION" : encodings.front()->unified.algorithm);
   write_producer(json);
   json.member("quant_method", "modelopt");
   json.end_object();
@@ -320,29 +266,22 @@ std::string compressed_section(const QuantizedModules& modules) {
   json.key("config_groups");
   json.begin_object();
   for (std::size_t i = 0; i < encodings.size(); ++i) {
-    const CompressedScheme& scheme = scheme_of(encodings[i]);
+    const CompressedConfig& scheme = encodings[i]->compressed;
     json.key("group_" + std::to_string(i));
     json.begin_object();
     json.member("format", scheme.format);
     if (scheme.activations.empty()) {
       write_null(json, "input_activations");
     } else {
-      write_scheme(json, "input_activations", scheme, false);
+      write_scheme(json, "input_activations", *encodings[i], false);
     }
     write_null(json, "output_activations");
-    std::vector<std::string> targets = {"Linear"};
-    if (is_mixed) {
-      targets.clear();
-      for (const auto& [name, quantization] : modules.quantized) {
-        if (quantization->encoding == encodings[i]) targets.push_back(name);
-      }
-    }
-    json.member("targets", targets);
-    write_scheme(json, "weights", scheme, true);
+    json.member("targets", targets_of(modules, *encodings[i], is_mixed));
+    write_scheme(json, "weights", *encodings[i], true);
     json.end_object();
   }
   json.end_object();
-  json.member("format", is_mixed ? "mixed-precision" : scheme_of(encodings.front()).format);
+  json.member("format", is_mixed ? "mixed-precision" : encodings.front()->compressed.format);
   write_null(json, "global_compression_ratio");
   json.member("ignore", modules.plain);
   write_null(json, "kv_cache_scheme");
@@ -357,17 +296,15 @@ std::string compressed_section(const QuantizedModules& modules) {
 }
 
 std::string section_of_bitsandbytes(const QuantizedModules& modules, Dtype dtype) {
-  const std::string_view encoding = modules.quantized.front().second->encoding;
-  const bool is_eight = encoding == "int8";
+  const WrittenEncoding& encoding = written_encoding(*modules.quantized.front().second);
+  const bool is_eight = encoding.bits == 8;
   JsonWriter json(2, 8);
   json.begin_object();
   json.member("_load_in_4bit", !is_eight);
   json.member("_load_in_8bit", is_eight);
-  json.member("bnb_4bit_compute_dtype", dtype == Dtype::bf16  ? "bfloat16"
-                                        : dtype == Dtype::f16 ? "float16"
-                                                              : "float32");
+  json.member("bnb_4bit_compute_dtype", dtype_info(dtype).torch_name);
   json.member("bnb_4bit_quant_storage", "uint8");
-  json.member("bnb_4bit_quant_type", is_eight ? std::string_view("fp4") : encoding);
+  json.member("bnb_4bit_quant_type", is_eight ? std::string_view("fp4") : encoding.name);
   json.member("bnb_4bit_use_double_quant", false);
   json.member("llm_int8_enable_fp32_cpu_offload", false);
   json.member("llm_int8_has_fp16_weight", false);
@@ -388,7 +325,7 @@ std::vector<ExtraFile> extra_files(const Plan& plan, const ConvertOptions& optio
   const QuantizedModules modules = quantized_modules(plan);
   std::string section;
   if (!modules.quantized.empty()) {
-    if (is_bitsandbytes(modules.quantized.front().second->encoding)) {
+    if (written_encoding(*modules.quantized.front().second).is_bitsandbytes()) {
       const auto first = std::ranges::find_if(plan.targets, [](const PlannedTarget& target) {
         return target.quantization.has_value();
       });

@@ -19,8 +19,6 @@ namespace loadstone {
 // style does not have it.
 void check_style(const QuantizeOptions& options);
 
-[[nodiscard]] bool is_bitsandbytes(std::string_view encoding) noexcept;
-
 // The module that a weight belongs to: "a.weight" is of "a".
 [[nodiscard]] std::string_view module_of(std::string_view name) noexcept;
 

@@ -11,10 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
-#include <string>
-#include <string_view>
 
 #include "kernels/quantize.h"
 
@@ -68,15 +65,6 @@ void decode_int4_rows(float upper, float lower, const std::byte* data, std::uint
                       Dtype target, std::byte* first, std::byte* second) noexcept;
 
 // ---- whole values
-
-// Nothing where the name is none of this family.
-[[nodiscard]] std::optional<QuantizeKind> scaled_kind(std::string_view encoding) noexcept;
-
-// All of them: "fp8, fp8-channel ...".
-[[nodiscard]] std::string scaled_names();
-
-[[nodiscard]] std::optional<DecodeProblem> prepare_scaled(const Quantization& quantization,
-                                                          const Shape& shape, QuantizeForm& form);
 
 void scaled_part_ranges(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
                         std::span<PartRange> ranges) noexcept;

@@ -72,7 +72,8 @@ struct PartRange {
   [[nodiscard]] std::uint64_t size() const noexcept { return end - begin; }
 };
 
-// Fills in `form` and returns nothing, or says what does not fit.
+// Fills in `form` and returns nothing, or says what does not fit. Defined in codec/encode.cpp,
+// which knows the encodings by their names; what follows knows them by their kinds.
 [[nodiscard]] std::optional<DecodeProblem> prepare_quantization(const Quantization& quantization,
                                                                 const Shape& shape, Dtype dtype,
                                                                 QuantizeForm& form);

@@ -11,6 +11,7 @@
 
 #include "base/text.h"
 #include "base/thread_count.h"
+#include "codec/decode.h"
 #include "execute/team.h"
 #include "loadstone/error.h"
 #include "verify/finding_of.h"
@@ -155,10 +156,12 @@ VerifyReport verify_values(const Catalog& catalog, const VerifyOptions& options)
   VerifyReport report;
   report.bytes_read = jobs.bytes_done();
   const QuantizedTensors stored = find_quantized_tensors(catalog, options.storage);
-  // Floats that bitsandbytes packs codes into are none.
+  // Floats that codes are packed into are none.
   const auto is_storage = [&](std::size_t i) {
     const QuantizedTensor* const found = stored.find(static_cast<std::uint32_t>(i));
-    return found != nullptr && found->decoding.kernel.starts_with("bnb_");
+    const auto* const kernel =
+        found == nullptr ? nullptr : find_decode_kernel(found->decoding.kernel);
+    return kernel != nullptr && kernel->packs_any_dtype;
   };
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (counts[i].nan + counts[i].infinite > 0 && !is_storage(i)) {

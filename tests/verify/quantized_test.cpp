@@ -1,10 +1,18 @@
 // Weights that are stored quantized: their scales, and their distance from what they were made of.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cmath>
+#include <fstream>
+#include <functional>
 #include <limits>
 #include <random>
+#include <span>
 
+#include "codec/encode.h"
+#include "kernels/cast.h"
+#include "loadstone/convert.h"
+#include "loadstone/quantized_tensors.h"
 #include "loadstone/verify.h"
 #include "support/files.h"
 #include "support/hostile_cases.h"
@@ -116,6 +124,136 @@ TEST(VerifyQuantized, NanAmongItsNumbersIsFound) {
   };
   EXPECT_THAT(findings('\x7e'), IsEmpty());
   EXPECT_THAT(findings('\x7f'), ElementsAre(Field(&Finding::code, "q.nan")));
+}
+
+// ---- what conversions write, and what is wrong with it afterwards
+
+constexpr const char* weight = "layers.0.up_proj.weight";
+
+struct Written {
+  const WrittenEncoding& encoding;
+  std::string name;
+  std::optional<QuantizeStyle> style;
+};
+
+std::vector<Written> written_files() {
+  std::vector<Written> all;
+  for (const WrittenEncoding* const each : written_encodings()) {
+    const std::string name(each->name);
+    if (each->is_bitsandbytes()) {
+      all.push_back({*each, name, std::nullopt});
+      continue;
+    }
+    all.push_back({*each, name + "-unified", QuantizeStyle::unified});
+    if (each->compressed_names.empty()) continue;
+    all.push_back({*each, name + "-compressed", QuantizeStyle::compressed_tensors});
+  }
+  return all;
+}
+
+// A file of one weight of each kind of rows.
+std::string converted(const TemporaryFolder& folder, const std::string& source,
+                      const Written& written) {
+  ConvertOptions options;
+  options.quantize.formats = {{.quantization = quantization_from_user(written.encoding.name)}};
+  options.quantize.style = written.style;
+  const std::string target = folder / written.name;
+  convert(make_conversion(open_checkpoint(source), options), target);
+  return target;
+}
+
+// Bytes of a tensor in place.
+void edit(const Catalog& catalog, std::uint32_t tensor,
+          const std::function<void(std::span<std::byte>)>& change) {
+  const TensorInfo& info = catalog.tensors()[tensor];
+  const std::string& path = catalog.shards()[info.shard].path;
+  std::string file = read_file(path);
+  const auto bytes = std::as_writable_bytes(std::span(file));
+  change(bytes.subspan(info.offset_begin, info.byte_count()));
+  std::ofstream(path, std::ios::binary) << file;
+}
+
+void scale_by(const Catalog& catalog, std::uint32_t tensor, int power) {
+  const Dtype dtype = catalog.tensors()[tensor].encoding.dtype();
+  edit(catalog, tensor, [&](std::span<std::byte> bytes) {
+    if (dtype == Dtype::u8) {  // exponents
+      for (auto& each : bytes) each = static_cast<std::byte>(static_cast<int>(each) + power);
+      return;
+    }
+    std::vector<float> wide(bytes.size() / element_bytes(dtype));
+    auto* const values = reinterpret_cast<std::byte*>(wide.data());
+    cast_between(dtype, Dtype::f32).run(bytes.data(), values, wide.size());
+    for (float& value : wide) value = std::ldexp(value, power);
+    cast_between(Dtype::f32, dtype).run(values, bytes.data(), wide.size());
+  });
+}
+
+std::string plain_file(const TemporaryFolder& folder, const std::vector<float>& numbers) {
+  const std::uint64_t size = numbers.size() / 512;
+  return folder.write("plain.safetensors",
+                      safetensors_bytes({{weight, "F32", {size, 512}, raw_all(numbers)}}));
+}
+
+std::vector<float> normal_numbers(std::size_t count) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal(0, 0.02f);
+  std::vector<float> values(count);
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+TEST(VerifyQuantized, WhatConversionsWriteIsExplainedEitherWay) {
+  const TemporaryFolder folder;
+  std::vector<float> values = normal_numbers(512 * 512);
+  values[70000] = 50;  // outside of all samples, and the largest of all
+  const auto one = open_checkpoint(plain_file(folder, values));
+  std::vector<std::shared_ptr<const Catalog>> others;
+  for (const Written& written : written_files()) {
+    const auto other = open_checkpoint(converted(folder, one->shards()[0].path, written));
+    for (const VerifyReport& report : {compare(*one, *other), compare(*other, *one)}) {
+      EXPECT_TRUE(report.ok()) << written.name << "\n" << to_table(report);
+      ASSERT_THAT(report.quantized, SizeIs(1)) << written.name;
+      EXPECT_EQ(report.quantized[0].encoding, written.encoding.name);
+      EXPECT_GT(report.quantized[0].relative, 0) << written.name;
+    }
+    others.push_back(other);
+  }
+  // Each in its own rounding, and neither the real numbers.
+  for (const auto& other : others) {
+    const VerifyReport report = compare(*others.front(), *other);
+    for (const Difference& each : report.differences) EXPECT_NE(each.kind, DifferenceKind::values);
+  }
+}
+
+TEST(VerifyQuantized, WrongScalesAndOrdersOfEachEncodingAreDifferences) {
+  const TemporaryFolder folder;
+  const auto one = open_checkpoint(plain_file(folder, normal_numbers(256 * 512)));
+  for (const Written& written : written_files()) {
+    const std::string path = converted(folder, one->shards()[0].path, written);
+    const auto expect_found = [&](const char* what) {
+      const VerifyReport report = compare(*one, *open_checkpoint(path));
+      EXPECT_THAT(report.differences,
+                  ElementsAre(AllOf(Field(&Difference::name, weight),
+                                    Field(&Difference::kind, DifferenceKind::values))))
+          << written.name << ": " << what;
+    };
+    const auto other = open_checkpoint(path);
+    const QuantizedTensor found = find_quantized_tensors(*other).tensors().front();
+    scale_by(*other, found.scales.back(), 1);
+    expect_found("scales doubled");
+    scale_by(*other, found.scales.back(), -2);
+    expect_found("scales halved");
+    scale_by(*other, found.scales.back(), 1);
+    EXPECT_TRUE(compare(*one, *open_checkpoint(path)).ok()) << written.name;
+    edit(*other, found.data, [&](std::span<std::byte> codes) {
+      if (written.encoding.bits == 4) {
+        for (std::byte& code : codes) code = (code << 4) | (code >> 4);
+      } else {
+        std::rotate(codes.begin(), codes.begin() + 1, codes.end());
+      }
+    });
+    expect_found("another order");
+  }
 }
 
 // The cases of the manifest whose files open: what is wrong are the weights in them.

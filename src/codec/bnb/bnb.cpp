@@ -1,11 +1,13 @@
 #include "codec/bnb/bnb.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/ceil_div.h"
 #include "base/text.h"
 #include "codec/bnb/decode.h"
+#include "codec/bnb/encode.h"
 #include "codec/bnb/state.h"
 #include "loadstone/error.h"
 
@@ -164,8 +166,11 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
   return std::nullopt;
 }
 
+constexpr std::array<std::string_view, 2> tables = {".quant_map", ".nested_quant_map"};
+
 }  // namespace
 
-const Family bnb_family = {bnb_kernels(), recognise};
+const Family bnb_family = {
+    .kernels = bnb_kernels(), .recognise = recognise, .tables = tables, .written = bnb_written()};
 
 }  // namespace loadstone

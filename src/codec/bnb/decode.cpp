@@ -7,11 +7,16 @@
 #include <vector>
 
 #include "kernels/bnb.h"
+#include "kernels/bnb/map_data.h"
+#include "kernels/bnb/tables.h"
 #include "kernels/bnb_parts.h"
 
 namespace loadstone {
 
 namespace {
+
+constexpr std::array<std::string_view, 4> components = {"data", "absmax", "nested_absmax",
+                                                        "nested_code"};
 
 // Scales that are decoded in one go: they stay in the first-level cache.
 constexpr std::uint64_t scales_max = 512;
@@ -95,14 +100,13 @@ std::optional<std::uint64_t> block_size_of(std::uint64_t elements, std::uint64_t
 // The same rules as for tensors at hand.
 std::optional<DecodeProblem> check(const DecodeRequest& request, BnbEncoding encoding,
                                    std::uint64_t block_size) {
-  constexpr std::array names = {"data", "absmax", "nested_absmax", "nested_code"};
   std::vector<BnbPart> checked;
   for (std::size_t i = 0; i < request.parts.size(); ++i) {
     const DecodePart& part = request.parts[i];
     if (!part.encoding.is_dtype()) {
       return DecodeProblem{"a part is of a block format", std::string(part.encoding.name()), {}};
     }
-    checked.push_back({names[i], part.encoding.dtype(), part.shape});
+    checked.push_back({std::string(components[i]), part.encoding.dtype(), part.shape});
   }
   // Where it is no part of its own it comes with the request.
   if (request.parts.size() == 4) checked.push_back({"nested_offset", Dtype::f32, Shape()});
@@ -145,10 +149,48 @@ std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& m
   return std::nullopt;
 }
 
+// Nested scales are off by half of the widest gap of their table, whose last code is 1.
+constexpr ErrorBound with_nested_scales(ErrorBound bound) noexcept {
+  double gap = 0;
+  for (std::size_t i = 0; i + 1 < simd::bnb_map.size(); ++i) {
+    gap = std::max(gap, double{simd::bnb_map[i + 1]} - simd::bnb_map[i]);
+  }
+  return error_bound::with_scale_codes(bound, gap / 2, std::byte{0xff});
+}
+
+// Numbers become F16 first, whose least subnormal is 2^-24.
+constexpr ErrorBound by_way_of_f16(ErrorBound bound) noexcept {
+  bound.constant = 0x1p-25;
+  return bound;
+}
+
+constexpr ErrorBound nf4_error =
+    with_nested_scales(error_bound::of_table(simd::nf4_values, std::byte{0xff}));
+constexpr ErrorBound fp4_error =
+    with_nested_scales(error_bound::of_table(simd::fp4_values, std::byte{0x33}));
+constexpr ErrorBound int8_error =
+    by_way_of_f16(error_bound::of_integers(127, std::byte{0x7f}, Dtype::i8));
+
+constexpr DecodeKernel four_bit(std::string_view name, decltype(DecodeKernel::prepare) prepare,
+                                const ErrorBound& error) noexcept {
+  return {.name = name,
+          .prepare = prepare,
+          .takes_offset = true,
+          .error = &error,
+          .components = components,
+          .has_zero_scales = true,
+          .has_table_scales = true,
+          .packs_any_dtype = true};
+}
+
 constexpr std::array kernels = {
-    DecodeKernel{"bnb_nf4", prepare<BnbEncoding::nf4>, false, true},
-    DecodeKernel{"bnb_fp4", prepare<BnbEncoding::fp4>, false, true},
-    DecodeKernel{"bnb_int8", prepare<BnbEncoding::int8>},
+    four_bit("bnb_nf4", prepare<BnbEncoding::nf4>, nf4_error),
+    four_bit("bnb_fp4", prepare<BnbEncoding::fp4>, fp4_error),
+    DecodeKernel{.name = "bnb_int8",
+                 .prepare = prepare<BnbEncoding::int8>,
+                 .error = &int8_error,
+                 .components = components,
+                 .has_zero_scales = true},
 };
 
 }  // namespace

@@ -101,6 +101,12 @@ void check_bnb_nested_map(const TensorInfo& tensor, std::string_view bytes) {
   raise(tensor, check_bnb_nested_code(reinterpret_cast<const std::byte*>(bytes.data())));
 }
 
+std::string bnb_state_text(std::string_view type, const BnbState& state) {
+  return fmt::format(R"({{"quant_type": "{}", "blocksize": {}, "dtype": "{}", "shape": [{}]}})",
+                     type, state.block_size, dtype_info(state.dtype).torch_name,
+                     fmt::join(state.shape.extents(), ", "));
+}
+
 BnbState parse_bnb_state(std::string_view text, const std::string& name) {
   try {
     return parse(text, name);

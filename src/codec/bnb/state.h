@@ -25,6 +25,9 @@ struct BnbState {
 // Throws Error "q.quant_state" or "q.group_size" that names the tensor `name`.
 [[nodiscard]] BnbState parse_bnb_state(std::string_view text, const std::string& name);
 
+// The state of a weight of this type, as bitsandbytes writes it; the scales are not nested.
+[[nodiscard]] std::string bnb_state_text(std::string_view type, const BnbState& state);
+
 // The tables "quant_map" and "nested_quant_map", by the rules of kernels/bnb_parts.h. Throw Error
 // that names the tensor.
 void check_bnb_map(const TensorInfo& tensor, std::string_view bytes, std::string_view type);

@@ -3,9 +3,10 @@
 #include <array>
 #include <utility>
 
-#include "codec/int4/int4.h"
+#include "codec/scaled/encode.h"
 #include "codec/scaled/scaled.h"
 #include "codec/unknown/foreign_scale.h"
+#include "kernels/modelopt/scales.h"
 
 namespace loadstone {
 
@@ -19,7 +20,7 @@ using scaled::Codes;
 using scaled::Form;
 using scaled::Global;
 
-constexpr std::uint64_t nvfp4_block = 16;
+using scaled::nvfp4_block;
 constexpr std::uint64_t mxfp4_block_bytes = 16;
 
 std::optional<DecodeProblem> prepare_block(const DecodeRequest& request, DecodeForm& made) {
@@ -94,11 +95,20 @@ std::optional<DecodeProblem> prepare_mxfp4(const DecodeRequest& request, DecodeF
   return std::nullopt;
 }
 
+constexpr ErrorBound e2m1_error = error_bound::of_floats(Dtype::f4, std::byte{0x77}, Dtype::u8);
+// The OCP's specification rounds exponents down: numbers below 2^3 have scales for 6.
+constexpr ErrorBound mx_error = error_bound::clamped(e2m1_error, 8.0 / 6.0);
+// Scales in E4M3 are up to 1/17 too small, half a step of 2^-3 above 1, and subnormal ones half of
+// 2^-9 of the largest, 448.
+constexpr ErrorBound nvfp4_error = error_bound::with_scale_codes(
+    error_bound::clamped(e2m1_error, 17.0 / 16.0), 0x1p-10 / 448, std::byte{0x7e});
+
 constexpr std::array kernels = {
-    DecodeKernel{"fp4_block", prepare_block},
-    DecodeKernel{"nvfp4", prepare_nvfp4<Global::factor>},
-    DecodeKernel{"nvfp4_divided", prepare_nvfp4<Global::divisor>},
-    DecodeKernel{"mxfp4", prepare_mxfp4},
+    DecodeKernel{.name = "fp4_block", .prepare = prepare_block, .error = &mx_error},
+    DecodeKernel{.name = "nvfp4", .prepare = prepare_nvfp4<Global::factor>, .error = &nvfp4_error},
+    DecodeKernel{
+        .name = "nvfp4_divided", .prepare = prepare_nvfp4<Global::divisor>, .error = &nvfp4_error},
+    DecodeKernel{.name = "mxfp4", .prepare = prepare_mxfp4, .error = &mx_error},
 };
 
 // ---- recognising
@@ -185,8 +195,78 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
   return made;
 }
 
+// ---- writing
+
+using scaled::blocks_in;
+using scaled::with_last;
+using simd::mx_block;
+
+std::optional<DecodeProblem> write_nvfp4(const Quantization& quantization, const Shape& shape,
+                                         QuantizeForm& form) {
+  if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
+  const std::uint64_t blocks = blocks_in(form.columns, nvfp4_block);
+  form.needs_amax = true;
+  form.window_elements = scaled::window_of_blocks(form, nvfp4_block);
+  form.parts = {{"data", with_last(shape, 1, {blocks * nvfp4_block / 2}), Dtype::u8},
+                {"scale", with_last(shape, 1, {blocks}), Dtype::f8_e4m3},
+                {"scale_2", with_last(shape, 2, {}), Dtype::f32}};
+  return std::nullopt;
+}
+
+std::optional<DecodeProblem> write_mxfp4(const Quantization& quantization, const Shape& shape,
+                                         QuantizeForm& form) {
+  if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
+  if (form.columns % mx_block != 0) {
+    return DecodeProblem{"a row is no whole blocks of 32 numbers", shape.text(),
+                         "columns a multiple of 32"};
+  }
+  form.window_elements = mx_block;
+  form.parts = {{"data", with_last(shape, 1, {form.columns / 2}), Dtype::u8},
+                {"scale", with_last(shape, 1, {form.columns / mx_block}), Dtype::u8}};
+  return std::nullopt;
+}
+
+constexpr std::array unified_names = {ComponentName{"data", "weight"},
+                                      ComponentName{"scale", "weight_scale"},
+                                      ComponentName{"scale_2", "weight_scale_2"}};
+constexpr std::array compressed_names = {
+    ComponentName{"data", "weight_packed"}, ComponentName{"scale", "weight_scale"},
+    ComponentName{"scale_2", "weight_global_scale", ComponentForm::one, true}};
+
+constexpr std::array written = {
+    WrittenEncoding{
+        .name = "nvfp4",
+        .kind = QuantizeKind::nvfp4,
+        .bits = 4,
+        .code_type = "float",
+        .kernel = "nvfp4",
+        .prepare = write_nvfp4,
+        .unified_names = unified_names,
+        .compressed_names = compressed_names,
+        .unified = {"W4A16_NVFP4", Described::weights, nvfp4_block, {}, false, true},
+        .compressed =
+            {"nvfp4-pack-quantized", "tensor_group", {}, nvfp4_block, "torch.float8_e4m3fn"},
+        .exported_dialect = "modelopt-compat",
+        .row_block = nvfp4_block,
+    },
+    WrittenEncoding{
+        .name = "mxfp4",
+        .kind = QuantizeKind::mxfp4,
+        .bits = 4,
+        .code_type = "float",
+        .kernel = "fp4_block",
+        .prepare = write_mxfp4,
+        .unified_names = std::span(unified_names).first(2),
+        .compressed_names = std::span(compressed_names).first(2),
+        .unified = {"mxfp4"},
+        .compressed = {"mxfp4-pack-quantized", "group", {}, mx_block, "torch.uint8"},
+        .exported_dialect = "modelopt-compat",
+        .row_block = mx_block,
+    },
+};
+
 }  // namespace
 
-const Family fp4_family = {kernels, recognise};
+const Family fp4_family = {.kernels = kernels, .recognise = recognise, .written = written};
 
 }  // namespace loadstone

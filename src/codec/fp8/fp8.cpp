@@ -6,8 +6,10 @@
 #include <utility>
 
 #include "base/ceil_div.h"
+#include "codec/scaled/encode.h"
 #include "codec/scaled/scaled.h"
 #include "codec/unknown/foreign_scale.h"
+#include "kernels/modelopt/scales.h"
 
 namespace loadstone {
 
@@ -40,13 +42,18 @@ std::optional<DecodeProblem> prepare_blocks(const DecodeRequest& request, Decode
                  [&](Form& form) { return scaled::cut_by(request, rows, columns, form); });
 }
 
-constexpr std::uint64_t mx_columns = 32;
+constexpr std::uint64_t mx_columns = simd::mx_block;
+
+constexpr ErrorBound error =
+    error_bound::of_floats(Dtype::f8_e4m3, std::byte{0x7e}, Dtype::f8_e4m3);
+// The OCP's specification rounds exponents down: numbers below 2^9 have scales for 448.
+constexpr ErrorBound mx_error = error_bound::clamped(error, 512.0 / 448.0);
 
 constexpr std::array kernels = {
-    DecodeKernel{"fp8_block", prepare_evenly},
-    DecodeKernel{"fp8_block_128", prepare_blocks<128, 128>},
-    DecodeKernel{"fp8_rows", prepare_blocks<1, 0>},
-    DecodeKernel{"mxfp8", prepare_blocks<1, mx_columns>},
+    DecodeKernel{.name = "fp8_block", .prepare = prepare_evenly, .error = &error},
+    DecodeKernel{.name = "fp8_block_128", .prepare = prepare_blocks<128, 128>, .error = &error},
+    DecodeKernel{.name = "fp8_rows", .prepare = prepare_blocks<1, 0>, .error = &error},
+    DecodeKernel{.name = "mxfp8", .prepare = prepare_blocks<1, mx_columns>, .error = &mx_error},
 };
 
 // ---- recognising
@@ -182,8 +189,111 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
   return made;
 }
 
+// ---- writing
+
+using scaled::blocks_in;
+using scaled::with_last;
+
+void set_parts(const Shape& shape, Shape scales, Dtype scale, QuantizeForm& form) {
+  form.parts = {{"data", shape, Dtype::f8_e4m3}, {"scale", std::move(scales), scale}};
+}
+
+std::optional<DecodeProblem> write_whole(const Quantization& quantization, const Shape& shape,
+                                         QuantizeForm& form) {
+  if (auto problem = scaled::begin_encoding(quantization, shape, form, true)) return problem;
+  form.needs_amax = true;
+  set_parts(shape, with_last(shape, 2, {}), scaled::scale_dtype(form), form);
+  return std::nullopt;
+}
+
+std::optional<DecodeProblem> write_rows(const Quantization& quantization, const Shape& shape,
+                                        QuantizeForm& form) {
+  if (auto problem = scaled::begin_matrices(quantization, shape, form)) return problem;
+  form.window_elements = form.columns;
+  set_parts(shape, with_last(shape, 1, {}), scaled::scale_dtype(form), form);
+  return std::nullopt;
+}
+
+std::optional<DecodeProblem> write_blocks(const Quantization& quantization, const Shape& shape,
+                                          QuantizeForm& form) {
+  constexpr std::uint64_t block = scaled::fp8_block;
+  if (auto problem = scaled::begin_matrices(quantization, shape, form)) return problem;
+  const bool is_cut = form.rows % block == 0 || form.stack == 1;
+  form.window_elements = (is_cut ? std::min(form.rows, block) : form.rows) * form.columns;
+  set_parts(shape,
+            with_last(shape, 2, {blocks_in(form.rows, block), blocks_in(form.columns, block)}),
+            scaled::scale_dtype(form), form);
+  return std::nullopt;
+}
+
+std::optional<DecodeProblem> write_mx(const Quantization& quantization, const Shape& shape,
+                                      QuantizeForm& form) {
+  if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
+  form.window_elements = scaled::window_of_blocks(form, mx_columns);
+  set_parts(shape, with_last(shape, 1, {blocks_in(form.columns, mx_columns)}), Dtype::u8, form);
+  return std::nullopt;
+}
+
+template <ComponentForm form>
+constexpr std::array names = {ComponentName{"data", "weight"},
+                              ComponentName{"scale", "weight_scale", form}};
+
+constexpr std::array written = {
+    WrittenEncoding{
+        .name = "fp8",
+        .kind = QuantizeKind::fp8,
+        .bits = 8,
+        .code_type = "float",
+        .kernel = "fp8_block",
+        .prepare = write_whole,
+        .unified_names = names<ComponentForm::same>,
+        .compressed_names = names<ComponentForm::one>,
+        .unified = {"FP8", Described::weights_and_activations, 0, {}, false, true},
+        .compressed = {"float-quantized", "tensor", "token"},
+        .exported_dialect = "modelopt-export",
+    },
+    WrittenEncoding{
+        .name = "fp8-channel",
+        .kind = QuantizeKind::fp8_channel,
+        .bits = 8,
+        .code_type = "float",
+        .kernel = "fp8_rows",
+        .prepare = write_rows,
+        .unified_names = names<ComponentForm::same>,
+        .compressed_names = names<ComponentForm::column>,
+        .unified = {"FP8_PER_CHANNEL_PER_TOKEN", Described::weights_and_activations, 0, "channel"},
+        .compressed = {"float-quantized", "channel", "token"},
+    },
+    WrittenEncoding{
+        .name = "fp8-block",
+        .kind = QuantizeKind::fp8_block,
+        .bits = 8,
+        .code_type = "float",
+        .kernel = "fp8_block_128",
+        .prepare = write_blocks,
+        .unified_names = names<ComponentForm::blocks_4d>,
+        .compressed_names = names<ComponentForm::same>,
+        .unified = {"fp8_pb_wo"},
+        .compressed = {"float-quantized", "block", "group"},
+    },
+    WrittenEncoding{
+        .name = "mxfp8",
+        .kind = QuantizeKind::mxfp8,
+        .bits = 8,
+        .code_type = "float",
+        .kernel = "mxfp8",
+        .prepare = write_mx,
+        .unified_names = names<ComponentForm::same>,
+        .compressed_names = names<ComponentForm::same>,
+        .unified = {"MXFP8", Described::weights_and_activations, mx_columns},
+        .compressed = {"mxfp8-quantized", "group", {}, mx_columns, "torch.uint8"},
+        .exported_dialect = "modelopt-compat",
+        .row_block = mx_columns,
+    },
+};
+
 }  // namespace
 
-const Family fp8_family = {kernels, recognise};
+const Family fp8_family = {.kernels = kernels, .recognise = recognise, .written = written};
 
 }  // namespace loadstone

@@ -4,13 +4,18 @@
 #include <optional>
 #include <utility>
 
+#include "codec/scaled/encode.h"
 #include "codec/scaled/scaled.h"
+#include "kernels/modelopt/scales.h"
 
 namespace loadstone {
 
 namespace {
 
-constexpr std::uint64_t block = 128;
+constexpr std::uint64_t block = scaled::int4_block;
+// Where shapes fit both layouts a conversion writes "int4" or "int4-awq" under this key of the
+// header's metadata.
+constexpr std::string_view metadata_key = "loadstone.int4";
 
 // ---- decoding
 
@@ -55,9 +60,13 @@ std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& m
   return std::nullopt;
 }
 
+// 7 is 15 where codes are offset by 8.
+constexpr ErrorBound offset_error = error_bound::of_integers(7, std::byte{0xff}, Dtype::u8);
+constexpr ErrorBound error = error_bound::of_integers(7, std::byte{0x77}, Dtype::u8);
+
 constexpr std::array kernels = {
-    DecodeKernel{"int4_blocks", prepare<true>},
-    DecodeKernel{"int4_row_pairs", prepare<false>},
+    DecodeKernel{.name = "int4_blocks", .prepare = prepare<true>, .error = &offset_error},
+    DecodeKernel{.name = "int4_row_pairs", .prepare = prepare<false>, .error = &error},
 };
 
 // ---- recognising
@@ -103,13 +112,13 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
   const Int4Shapes shapes = int4_shapes(data.shape, scales.shape);
   const bool may_be_pairs = shapes.row_pairs && is_dtype(scales, {Dtype::f32});
   if (!shapes.blocks && !may_be_pairs) return std::nullopt;
-  const std::string_view written = table.metadata(int4_metadata_key);
-  const bool is_said = written == "int4" || written == "int4-awq";
+  const std::string_view said = table.metadata(metadata_key);
+  const bool is_said = said == "int4" || said == "int4-awq";
   QuantizedTensor made = quantized_tensor(data.name, tensor, {scale});
   if (shapes.blocks && may_be_pairs && !is_said) {
     refuse(made, "q.scale_shape", "may be int4 or int4-awq: its scales fit both", {scales.name},
            scales.shape.text());
-  } else if (shapes.blocks && (!may_be_pairs || written == "int4")) {
+  } else if (shapes.blocks && (!may_be_pairs || said == "int4")) {
     set_decoding(table, made, "int4",
                  {"int4_blocks", {tensor, scale}, *shapes.blocks, Dtype::bf16});
   } else {
@@ -119,15 +128,78 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
   return made;
 }
 
+// ---- writing
+
+std::optional<DecodeProblem> write_flat(const Quantization& quantization, const Shape& shape,
+                                        QuantizeForm& form) {
+  if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
+  if (form.matrix_elements() % block != 0 || form.columns % 2 != 0) {
+    return DecodeProblem{"a matrix is no whole blocks of 128 numbers", shape.text(),
+                         "an even number of columns, and rows * columns a multiple of 128"};
+  }
+  form.window_elements = block;
+  form.parts = {{"data", scaled::with_last(shape, 1, {form.columns / 2}), Dtype::u8},
+                {"scale", scaled::with_last(shape, 2, {form.matrix_elements() / block, 1}),
+                 scaled::scale_dtype(form)}};
+  return std::nullopt;
+}
+
+std::optional<DecodeProblem> write_row_pairs(const Quantization& quantization, const Shape& shape,
+                                             QuantizeForm& form) {
+  if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
+  if (shape.rank() < 2 || form.columns % block != 0 || form.rows % 2 != 0) {
+    return DecodeProblem{"a matrix is no whole pairs of rows of blocks of 128 numbers",
+                         shape.text(), "an even number of rows, and columns a multiple of 128"};
+  }
+  form.window_elements = 2 * form.columns;
+  form.parts = {
+      {"data", scaled::with_last(shape, 2, {form.rows / 2, form.columns}), Dtype::u8},
+      {"scale", scaled::with_last(shape, 1, {form.columns / block}), Dtype::f32},
+  };
+  return std::nullopt;
+}
+
+// Bytes and scales of these numbers have the shapes of both layouts.
+template <std::uint64_t columns>
+bool is_ambiguous(const Shape& shape) noexcept {
+  return shape.rank() > 1 && shape[shape.rank() - 1] == columns;
+}
+
+constexpr std::array names = {ComponentName{"data", "weight"},
+                              ComponentName{"scale", "weight_scale"}};
+
+constexpr std::array written = {
+    WrittenEncoding{
+        .name = "int4",
+        .kind = QuantizeKind::int4,
+        .bits = 4,
+        .code_type = "int",
+        .kernel = "int4_blocks",
+        .prepare = write_flat,
+        .unified_names = names,
+        .unified = {"int4", Described::nothing, block},
+        .exported_dialect = "modelopt-compat",
+        .is_ambiguous = is_ambiguous<2 * block>,
+        .metadata_key = metadata_key,
+    },
+    WrittenEncoding{
+        .name = "int4-awq",
+        .kind = QuantizeKind::int4_awq,
+        .bits = 4,
+        .code_type = "int",
+        .kernel = "int4_row_pairs",
+        .prepare = write_row_pairs,
+        .unified_names = names,
+        .unified = {"W4A16_AWQ", Described::weights, block, {}, true},
+        .exported_dialect = "modelopt-compat",
+        .row_block = block,
+        .is_ambiguous = is_ambiguous<block>,
+        .metadata_key = metadata_key,
+    },
+};
+
 }  // namespace
 
-const Family int4_family = {kernels, recognise};
-
-bool is_ambiguous_int4(std::string_view encoding, const Shape& shape) noexcept {
-  if (shape.rank() < 2) return false;
-  const std::uint64_t columns = shape[shape.rank() - 1];
-  return (encoding == "int4" && columns == 2 * block) ||
-         (encoding == "int4-awq" && columns == block);
-}
+const Family int4_family = {.kernels = kernels, .recognise = recognise, .written = written};
 
 }  // namespace loadstone

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "base/ceil_div.h"
+#include "codec/scaled/encode.h"
 #include "codec/scaled/scaled.h"
 #include "codec/unknown/foreign_scale.h"
 
@@ -27,9 +28,11 @@ std::optional<DecodeProblem> prepare(const DecodeRequest& request, DecodeForm& m
   return std::nullopt;
 }
 
+constexpr ErrorBound error = error_bound::of_integers(127, std::byte{0x7f}, Dtype::i8);
+
 constexpr std::array kernels = {
-    DecodeKernel{"int8_rows", prepare<true>},
-    DecodeKernel{"int8_block", prepare<false>},
+    DecodeKernel{.name = "int8_rows", .prepare = prepare<true>, .error = &error},
+    DecodeKernel{.name = "int8_block", .prepare = prepare<false>, .error = &error},
 };
 
 // ---- recognising
@@ -72,8 +75,37 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
   return made;
 }
 
+// ---- writing
+
+std::optional<DecodeProblem> write_rows(const Quantization& quantization, const Shape& shape,
+                                        QuantizeForm& form) {
+  if (auto problem = scaled::begin_matrices(quantization, shape, form)) return problem;
+  form.window_elements = form.columns;
+  form.parts = {{"data", shape, Dtype::i8},
+                {"scale", scaled::with_last(shape, 1, {1}), scaled::scale_dtype(form)}};
+  return std::nullopt;
+}
+
+template <ComponentForm form>
+constexpr std::array names = {ComponentName{"data", "weight"},
+                              ComponentName{"scale", "weight_scale", form}};
+
+constexpr std::array written = {WrittenEncoding{
+    .name = "int8-channel",
+    .kind = QuantizeKind::int8_channel,
+    .bits = 8,
+    .code_type = "int",
+    .kernel = "int8_rows",
+    .prepare = write_rows,
+    .unified_names = names<ComponentForm::flat>,
+    .compressed_names = names<ComponentForm::same>,
+    .unified = {"W8A16", Described::weights},
+    .compressed = {"int-quantized", "channel", "token"},
+}};
+
 }  // namespace
 
-const Family int8_family = {kernels, recognise, true};
+const Family int8_family = {
+    .kernels = kernels, .recognise = recognise, .reads_all = true, .written = written};
 
 }  // namespace loadstone

@@ -1,0 +1,128 @@
+#include "codec/encode.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "codec/families.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+std::span<const ComponentName> WrittenEncoding::names(NamingStyle style) const noexcept {
+  switch (style) {
+    case NamingStyle::unified:
+      return unified_names;
+    case NamingStyle::compressed:
+      return compressed_names;
+    case NamingStyle::bnb:
+      break;
+  }
+  return bnb_names;
+}
+
+const WrittenEncoding* find_written_encoding(std::string_view name) noexcept {
+  for (const Family* const family : families()) {
+    const auto found = std::ranges::find(family->written, name, &WrittenEncoding::name);
+    if (found != family->written.end()) return &*found;
+  }
+  return nullptr;
+}
+
+const WrittenEncoding& written_encoding(const Quantization& quantization) {
+  const WrittenEncoding* const found = find_written_encoding(quantization.encoding);
+  if (found == nullptr)
+    throw Error("internal", "no such encoding", {.found = quantization.encoding});
+  return *found;
+}
+
+std::vector<const WrittenEncoding*> written_encodings() {
+  std::vector<const WrittenEncoding*> all;
+  for (const Family* const family : families()) {
+    for (const WrittenEncoding& each : family->written) all.push_back(&each);
+  }
+  return all;
+}
+
+std::string written_encoding_names() {
+  std::string names;
+  for (const WrittenEncoding* const each : written_encodings()) {
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", each->name);
+  }
+  return names;
+}
+
+const ComponentName* find_component(const WrittenEncoding& encoding, NamingStyle style,
+                                    std::string_view component) {
+  const auto names = encoding.names(style);
+  const auto found = std::ranges::find(names, component, &ComponentName::component);
+  return found == names.end() ? nullptr : &*found;
+}
+
+Shape shape_in_file(ComponentForm form, const Shape& shape) {
+  std::vector<std::uint64_t> extents = shape.extents();
+  switch (form) {
+    case ComponentForm::same:
+      break;
+    case ComponentForm::flat:
+      if (extents.size() > 1 && extents.back() == 1) extents.pop_back();
+      break;
+    case ComponentForm::column:
+      if (extents.size() == 1) extents.push_back(1);
+      break;
+    case ComponentForm::one:
+      if (extents.empty()) extents.push_back(1);
+      break;
+    case ComponentForm::blocks_4d:
+      if (extents.size() == 2) extents = {extents[0], 1, extents[1], 1};
+      break;
+  }
+  return Shape(std::move(extents));
+}
+
+// Declared in kernels/quantize.h, and defined here, where the table of encodings is known.
+std::optional<DecodeProblem> prepare_quantization(const Quantization& quantization,
+                                                  const Shape& shape, Dtype dtype,
+                                                  QuantizeForm& form) {
+  form = {};
+  if (dtype != Dtype::f32 && dtype != Dtype::f16 && dtype != Dtype::bf16) {
+    return DecodeProblem{"only F32, F16 and BF16 are quantized", std::string(name(dtype)), {}};
+  }
+  const auto elements = shape.numel();
+  if (!elements || !Encoding(dtype).byte_count(*elements)) {
+    return DecodeProblem{"the size does not fit 64 bits", shape.text(), {}};
+  }
+  if (quantization.nested_offset && !quantization.nested) {
+    return DecodeProblem{"an offset of nested scales, and the scales are not nested", {}, {}};
+  }
+  const WrittenEncoding* const encoding = find_written_encoding(quantization.encoding);
+  if (encoding == nullptr) {
+    return DecodeProblem{"no such encoding", quantization.encoding, written_encoding_names()};
+  }
+  form.kind = encoding->kind;
+  form.dtype = dtype;
+  form.elements = *elements;
+  if (auto problem = encoding->prepare(quantization, shape, form)) return problem;
+  for (const QuantizedPart& part : form.parts) {
+    const auto count = part.shape.numel();
+    if (!count || !Encoding(part.dtype).byte_count(*count)) {
+      return DecodeProblem{"the size does not fit 64 bits", shape.text(), {}};
+    }
+  }
+  return std::nullopt;
+}
+
+std::vector<QuantizedPart> quantized_parts(const Quantization& quantization, const Shape& shape,
+                                           Dtype dtype) {
+  QuantizeForm form;
+  if (auto problem = prepare_quantization(quantization, shape, dtype, form)) {
+    throw Error("plan.quantize", std::move(problem->message),
+                {.field = "quantize",
+                 .found = std::move(problem->found),
+                 .expected = std::move(problem->expected)});
+  }
+  return std::move(form.parts);
+}
+
+}  // namespace loadstone

@@ -1,0 +1,130 @@
+// The writing half of codecs: one descriptor for each encoding that numbers are quantized to. It
+// says how components are laid out, what they are called in files and what configs say of them.
+// Nothing else in the tree compares names of encodings that are written.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/quantize.h"
+#include "loadstone/dtype.h"
+#include "loadstone/quantization.h"
+#include "loadstone/shape.h"
+
+namespace loadstone {
+
+// Whose names components have in files.
+enum class NamingStyle : std::uint8_t {
+  unified,     // ModelOpt's exports
+  compressed,  // compressed-tensors
+  bnb
+};
+
+// The shape that a style gives to a component.
+enum class ComponentForm : std::uint8_t {
+  same,      // as the encoder has it
+  flat,      // [rows] in place of [rows, 1]
+  column,    // [rows, 1] in place of [rows]
+  one,       // [1] in place of []
+  blocks_4d  // [a, 1, b, 1] in place of [a, b]: ModelOpt's blocks in two dims
+};
+
+struct ComponentName {
+  std::string_view component;  // "data", "scale": one of QuantizeForm::parts
+  std::string_view suffix;     // after the module's name and a dot
+  ComponentForm form = ComponentForm::same;
+  bool is_inverted = false;  // files hold 1 / the component's numbers
+};
+
+// A tensor that stands beside the components and whose bytes depend on no numbers.
+struct ConstantComponent {
+  std::string suffix;
+  Shape shape;
+  Dtype dtype = Dtype::u8;
+  std::shared_ptr<const std::vector<std::byte>> bytes;
+};
+
+// What ModelOpt's section says of numbers beside the algorithm's name. Without calibration nothing
+// is known of activations: "FP8" is what ModelOpt calls weights of FP8 with or without them.
+enum class Described : std::uint8_t { nothing, weights, weights_and_activations };
+
+// Members of ModelOpt's sections.
+struct UnifiedConfig {
+  std::string_view algorithm;
+  Described described = Described::nothing;
+  unsigned group_size = 0;  // 0: it is not said
+  std::string_view strategy{};
+  bool is_awq = false;
+  bool has_groups = false;  // "config_groups" are written where it is the only encoding
+};
+
+// Members of compressed-tensors' section.
+struct CompressedConfig {
+  std::string_view format;
+  std::string_view strategy;
+  // The strategy of activations, which servers quantize as they come; empty: they stay as they are.
+  std::string_view activations;
+  unsigned group_size = 0;
+  std::string_view scale_dtype{};
+};
+
+// An encoding that numbers are quantized to. Only constants of a family; immutable.
+struct WrittenEncoding {
+  std::string_view name;
+  QuantizeKind kind;           // of the kernels that encode its windows
+  unsigned bits;               // of a code
+  std::string_view code_type;  // "float" or "int", for configs
+  std::string_view kernel;     // decodes the components, in their order: a DecodeKernel's name
+  // Fills in dialect, geometry and parts of a form whose kind, dtype and number of elements are
+  // set, or says what does not fit.
+  std::optional<DecodeProblem> (*prepare)(const Quantization& quantization, const Shape& shape,
+                                          QuantizeForm& form);
+
+  // By style; no names: files of the style do not hold the encoding.
+  std::span<const ComponentName> unified_names{};
+  std::span<const ComponentName> compressed_names{};
+  std::span<const ComponentName> bnb_names{};
+  // What else files hold for a weight of this shape and dtype. Null: nothing.
+  std::vector<ConstantComponent> (*constants)(const Quantization& quantization, const Shape& shape,
+                                              Dtype dtype) = nullptr;
+
+  UnifiedConfig unified{};
+  CompressedConfig compressed{};
+
+  // The dialect of files that ModelOpt exports, which is not always that of a compressed model.
+  // Empty: its files have the bytes of "exact".
+  std::string_view exported_dialect{};
+  bool takes_block_size = false;  // users may choose Quantization::block_size
+  // Servers want rows of whole blocks, though a kernel may take others.
+  std::uint64_t row_block = 1;
+  // Shapes of some weights fit another encoding as well. Null: of none. A conversion writes the
+  // encoding's name under `metadata_key` of the header's metadata then.
+  bool (*is_ambiguous)(const Shape& shape) noexcept = nullptr;
+  std::string_view metadata_key{};
+
+  [[nodiscard]] std::span<const ComponentName> names(NamingStyle style) const noexcept;
+  // bitsandbytes' encodings have its names, its config and no others.
+  [[nodiscard]] bool is_bitsandbytes() const noexcept { return !bnb_names.empty(); }
+};
+
+// Null where there is none of this name.
+[[nodiscard]] const WrittenEncoding* find_written_encoding(std::string_view name) noexcept;
+// Of a quantization that has been prepared; Error "internal" for others.
+[[nodiscard]] const WrittenEncoding& written_encoding(const Quantization& quantization);
+// All of them, in the order of families.
+[[nodiscard]] std::vector<const WrittenEncoding*> written_encodings();
+// "nf4, fp4, int8, fp8 ...", for messages.
+[[nodiscard]] std::string written_encoding_names();
+
+// Null where the style has no such component.
+[[nodiscard]] const ComponentName* find_component(const WrittenEncoding& encoding,
+                                                  NamingStyle style, std::string_view component);
+[[nodiscard]] Shape shape_in_file(ComponentForm form, const Shape& shape);
+
+}  // namespace loadstone

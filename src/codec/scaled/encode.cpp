@@ -1,0 +1,65 @@
+#include "codec/scaled/encode.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace loadstone::scaled {
+
+namespace {
+
+std::optional<QuantizeDialect> dialect_of(std::string_view name, bool has_export) noexcept {
+  if (name.empty() || name == "exact") return QuantizeDialect::exact;
+  if (name == "modelopt-compat") return QuantizeDialect::compressed;
+  if (name == "modelopt-export" && has_export) return QuantizeDialect::exported;
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<DecodeProblem> begin_encoding(const Quantization& quantization, const Shape& shape,
+                                            QuantizeForm& form, bool has_export) {
+  const auto dialect = dialect_of(quantization.dialect, has_export);
+  if (!dialect) {
+    return DecodeProblem{
+        "no such dialect", quantization.dialect,
+        has_export ? "exact, modelopt-compat or modelopt-export" : "exact or modelopt-compat"};
+  }
+  form.dialect = *dialect;
+  if (quantization.nested) {
+    return DecodeProblem{quantization.encoding + " has no nested scales", {}, {}};
+  }
+  if (shape.rank() == 0 || form.elements == 0) {
+    return DecodeProblem{"there are no rows to scale", shape.text(), "[..., rows, columns]"};
+  }
+  form.columns = shape[shape.rank() - 1];
+  form.rows = shape.rank() > 1 ? shape[shape.rank() - 2] : 1;
+  form.stack = form.elements / form.rows / form.columns;
+  return std::nullopt;
+}
+
+std::optional<DecodeProblem> begin_matrices(const Quantization& quantization, const Shape& shape,
+                                            QuantizeForm& form) {
+  if (auto problem = begin_encoding(quantization, shape, form)) return problem;
+  if (shape.rank() > 1) return std::nullopt;
+  return DecodeProblem{"it takes matrices", shape.text(), "[..., rows, columns]"};
+}
+
+Shape with_last(const Shape& shape, std::size_t taken,
+                std::initializer_list<std::uint64_t> others) {
+  std::vector<std::uint64_t> extents = shape.extents();
+  extents.resize(extents.size() - std::min(taken, extents.size()));
+  extents.insert(extents.end(), others.begin(), others.end());
+  return Shape(std::move(extents));
+}
+
+Dtype scale_dtype(const QuantizeForm& form) noexcept {
+  return form.dialect == QuantizeDialect::compressed ? form.dtype : Dtype::f32;
+}
+
+std::uint64_t window_of_blocks(const QuantizeForm& form, std::uint64_t block) noexcept {
+  return form.columns % block == 0 ? block : form.columns;
+}
+
+}  // namespace loadstone::scaled

@@ -1,0 +1,146 @@
+#include "verify/numbers.h"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <utility>
+
+#include "codec/decode.h"
+#include "verify/tensor_bytes.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::uint64_t staging_bytes = 4 << 20;
+
+// Catalogs outlive what is done here.
+std::shared_ptr<const Catalog> borrowed(const Catalog& catalog) {
+  return {std::shared_ptr<const Catalog>(), &catalog};
+}
+
+// A shard whose filled tensors are not read.
+class FilledSource final : public ByteSource {
+ public:
+  FilledSource(std::shared_ptr<ByteSource> source, std::uint32_t shard,
+               const std::vector<Numbers::Filled>& filled)
+      : source_(std::move(source)), shard_(shard), filled_(filled) {}
+
+  [[nodiscard]] const std::string& path() const noexcept override { return source_->path(); }
+  [[nodiscard]] FileIdentity identity() const override { return source_->identity(); }
+
+  void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
+    for (const std::span<std::byte> piece : pieces) {
+      read_piece(offset, piece);
+      offset += piece.size();
+    }
+  }
+
+ private:
+  void read_piece(std::uint64_t offset, std::span<std::byte> piece) {
+    const std::uint64_t end = offset + piece.size();
+    const auto covers = [&](const Numbers::Filled& each) {
+      return each.shard == shard_ && each.offset_begin <= offset && end <= each.offset_end;
+    };
+    if (std::ranges::none_of(filled_, covers)) source_->read(offset, {&piece, 1});
+    for (const Numbers::Filled& each : filled_) {
+      const std::uint64_t from = std::max(offset, each.offset_begin);
+      const std::uint64_t until = std::min(end, each.offset_end);
+      if (each.shard != shard_ || from >= until) continue;
+      std::ranges::fill(piece.subspan(from - offset, until - from), each.byte);
+    }
+  }
+
+  std::shared_ptr<ByteSource> source_;
+  std::uint32_t shard_;
+  const std::vector<Numbers::Filled>& filled_;
+};
+
+std::vector<std::shared_ptr<ByteSource>> filled_sources(
+    std::span<const std::shared_ptr<ByteSource>> sources,
+    const std::vector<Numbers::Filled>& filled) {
+  std::vector<std::shared_ptr<ByteSource>> made;
+  for (const auto& source : sources) {
+    const auto shard = static_cast<std::uint32_t>(made.size());
+    made.push_back(source == nullptr ? nullptr
+                                     : std::make_shared<FilledSource>(source, shard, filled));
+  }
+  return made;
+}
+
+// Null where the kernel has none for such data.
+const ErrorBound* bound_of(const QuantizedTensor& quantized, const Catalog& catalog) {
+  const DecodeKernel* const kernel = find_decode_kernel(quantized.decoding.kernel);
+  if (kernel == nullptr || kernel->error == nullptr || quantized.has_zero_points) return nullptr;
+  const Encoding data = catalog.tensors()[quantized.decoding.sources.front()].encoding;
+  const bool fits = kernel->error->data == Dtype::u8 || data == Encoding(kernel->error->data);
+  return fits ? kernel->error : nullptr;
+}
+
+}  // namespace
+
+Numbers::Numbers(const OpenShards& shards, std::atomic<bool>& stop)
+    : catalog_(shards.catalog()),
+      sources_(filled_sources(shards.sources(), filled_)),
+      reader_(borrowed(shards.catalog()), sources_, staging_bytes, stop) {}
+
+void Numbers::open(const std::string& name, const Shape& shape, const QuantizedTensor* quantized,
+                   std::uint32_t tensor) {
+  decodings_.clear();
+  is_exact_ = quantized == nullptr;
+  bound_ = is_exact_ ? nullptr : bound_of(*quantized, catalog_);
+  if (quantized == nullptr) {
+    box_ = whole_box(tensor, catalog_.tensors()[tensor]);
+  } else {
+    box_ = {
+        .dims = {{.extent = shape.numel().value_or(0), .source_stride = 1, .target_stride = 1}}};
+    if (quantized->is_transposed) {
+      const std::uint64_t rows = shape[shape.rank() - 2];
+      const std::uint64_t columns = shape[shape.rank() - 1];
+      const std::uint64_t matrices = shape.numel().value_or(0) / (rows * columns);
+      box_.dims = {
+          {matrices, rows * columns, rows * columns}, {rows, 1, columns}, {columns, rows, 1}};
+    }
+    decodings_.push_back(quantized->decoding);
+    decodings_.back().dtype = Dtype::f32;
+    box_.source = quantized->decoding.sources.front();
+    box_.decoding = 0;
+  }
+  reader_.open({.name = name,
+                .boxes = {&box_, 1},
+                .decodings = decodings_,
+                .shape = shape,
+                .dtype = Dtype::f32});
+}
+
+const std::vector<float>& Numbers::read(std::uint64_t begin, std::uint64_t end) {
+  values_.resize(end - begin);
+  reader_.read(begin, end, std::as_writable_bytes(std::span(values_)));
+  return values_;
+}
+
+void Numbers::fill(std::uint32_t tensor, std::byte byte) {
+  const TensorInfo& info = catalog_.tensors()[tensor];
+  filled_.push_back({info.shard, info.offset_begin, info.offset_begin + info.byte_count(), byte});
+}
+
+std::vector<double> Numbers::slack(std::uint64_t begin, std::uint64_t end) {
+  std::vector<double> slack(end - begin, bound_ == nullptr ? 0 : bound_->constant);
+  if (bound_ == nullptr) return slack;
+  const auto add = [&](double part) {
+    const std::vector<float>& reach = read(begin, end);
+    for (std::size_t i = 0; i < slack.size(); ++i) slack[i] += part * std::abs(double{reach[i]});
+  };
+  const auto& sources = decodings_.front().sources;
+  fill(sources[0], bound_->top_code);
+  add(bound_->of_reach);
+  // Scales of scales come behind them.
+  if (bound_->of_outer > 0 && sources.size() > 2) {
+    fill(sources[1], bound_->top_scale);
+    add(bound_->of_outer);
+  }
+  filled_.clear();
+  return slack;
+}
+
+}  // namespace loadstone

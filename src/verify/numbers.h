@@ -1,0 +1,66 @@
+// The numbers of a tensor, stored quantized or not, and how far they can be from those that they
+// were made of.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "codec/error_bound.h"
+#include "execute/shard_files.h"
+#include "execute/value_reader.h"
+#include "loadstone/catalog.h"
+#include "loadstone/quantized_tensor.h"
+
+namespace loadstone {
+
+// Not thread-safe. The shards must live as long.
+class Numbers {
+ public:
+  Numbers(const OpenShards& shards, std::atomic<bool>& stop);
+  Numbers(const Numbers&) = delete;
+  Numbers& operator=(const Numbers&) = delete;
+
+  // `quantized` null: the tensor of this index as it is.
+  void open(const std::string& name, const Shape& shape, const QuantizedTensor* quantized,
+            std::uint32_t tensor);
+
+  // F32, valid until the next call.
+  const std::vector<float>& read(std::uint64_t begin, std::uint64_t end);
+
+  // Whether the numbers are exact, or a bound is known of their distance from the real ones: at
+  // most relative() times the real number's magnitude, and slack().
+  [[nodiscard]] bool is_bounded() const noexcept { return is_exact_ || bound_ != nullptr; }
+  [[nodiscard]] bool is_exact() const noexcept { return is_exact_; }
+  [[nodiscard]] double relative() const noexcept { return is_exact_ ? 0 : bound_->relative; }
+  // Of each of these numbers. Reads scales only.
+  std::vector<double> slack(std::uint64_t begin, std::uint64_t end);
+
+  [[nodiscard]] std::uint64_t bytes_read() const noexcept { return reader_.bytes_read(); }
+
+  // A tensor that is read as if all of its bytes were this one.
+  struct Filled {
+    std::uint32_t shard;
+    std::uint64_t offset_begin;
+    std::uint64_t offset_end;
+    std::byte byte;
+  };
+
+ private:
+  void fill(std::uint32_t tensor, std::byte byte);
+
+  const Catalog& catalog_;
+  std::vector<Filled> filled_;  // that the sources look at
+  std::vector<std::shared_ptr<ByteSource>> sources_;
+  ValueReader reader_;
+  Box box_;
+  std::vector<Decoding> decodings_;
+  bool is_exact_ = true;
+  const ErrorBound* bound_ = nullptr;
+  std::vector<float> values_;
+};
+
+}  // namespace loadstone

@@ -1,0 +1,128 @@
+// Descriptors of encodings that are written: whole, and the only list.
+#include "codec/encode.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <set>
+
+#include "codec/families.h"
+
+namespace loadstone {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::array styles = {NamingStyle::unified, NamingStyle::compressed, NamingStyle::bnb};
+
+Quantization quantization_of(const WrittenEncoding& encoding) {
+  return {.encoding = std::string(encoding.name), .nested_offset = {}};
+}
+
+QuantizeForm form_of(const WrittenEncoding& encoding) {
+  QuantizeForm form;
+  const auto problem =
+      prepare_quantization(quantization_of(encoding), {256, 512}, Dtype::bf16, form);
+  EXPECT_FALSE(problem) << encoding.name << ": " << problem->message;
+  return form;
+}
+
+TEST(WrittenEncodings, HaveNamesOfTheirOwn) {
+  std::set<std::string_view> names;
+  for (const WrittenEncoding* const each : written_encodings()) {
+    EXPECT_TRUE(names.insert(each->name).second) << each->name;
+    EXPECT_EQ(find_written_encoding(each->name), each);
+    EXPECT_THAT(written_encoding_names(), HasSubstr(std::string(each->name)));
+  }
+  EXPECT_EQ(names.size(), 12u);
+  EXPECT_EQ(find_written_encoding("nf5"), nullptr);
+  EXPECT_EQ(find_written_encoding(""), nullptr);
+}
+
+// By their kinds: each kind of encoder is reached, and what is prepared has the descriptor's.
+TEST(WrittenEncodings, ReachEveryEncoder) {
+  std::set<QuantizeKind> kinds;
+  for (const WrittenEncoding* const each : written_encodings()) {
+    EXPECT_EQ(form_of(*each).kind, each->kind) << each->name;
+    kinds.insert(each->kind);
+  }
+  EXPECT_EQ(kinds.size(), static_cast<std::size_t>(QuantizeKind::mxfp8) + 1);
+}
+
+TEST(WrittenEncodings, NameEachComponentInEachStyleTheyHave) {
+  for (const WrittenEncoding* const each : written_encodings()) {
+    const QuantizeForm form = form_of(*each);
+    std::size_t claimed = 0;
+    for (const NamingStyle style : styles) {
+      if (each->names(style).empty()) continue;
+      ++claimed;
+      EXPECT_EQ(each->names(style).size(), form.parts.size()) << each->name;
+      std::set<std::string_view> suffixes;
+      for (const QuantizedPart& part : form.parts) {
+        const ComponentName* const found = find_component(*each, style, part.name);
+        ASSERT_NE(found, nullptr) << each->name << " " << part.name;
+        EXPECT_TRUE(suffixes.insert(found->suffix).second) << each->name << " " << found->suffix;
+        // Only ones come and go.
+        EXPECT_EQ(shape_in_file(found->form, part.shape).numel(), part.shape.numel());
+      }
+      EXPECT_EQ(find_component(*each, style, "zeros"), nullptr);
+    }
+    EXPECT_GT(claimed, 0u) << each->name;
+    EXPECT_TRUE(!each->is_bitsandbytes() || claimed == 1) << each->name;
+  }
+}
+
+TEST(WrittenEncodings, AreSaidByTheConfigOfEachStyleTheyHave) {
+  for (const WrittenEncoding* const each : written_encodings()) {
+    EXPECT_EQ(each->unified_names.empty(), each->unified.algorithm.empty()) << each->name;
+    EXPECT_EQ(each->compressed_names.empty(), each->compressed.format.empty()) << each->name;
+    EXPECT_EQ(each->is_ambiguous == nullptr, each->metadata_key.empty()) << each->name;
+    EXPECT_TRUE(each->bits == 4 || each->bits == 8) << each->name;
+    EXPECT_GT(each->row_block, 0u) << each->name;
+  }
+}
+
+// Files hold what servers read, so the dialect that they have must be one.
+TEST(WrittenEncodings, ArePreparedInTheDialectOfExportedFiles) {
+  for (const WrittenEncoding* const each : written_encodings()) {
+    Quantization quantization = quantization_of(*each);
+    quantization.dialect = each->exported_dialect;
+    QuantizeForm form;
+    EXPECT_FALSE(prepare_quantization(quantization, {256, 512}, Dtype::bf16, form)) << each->name;
+    quantization.dialect = "nobody's";
+    const auto problem = prepare_quantization(quantization, {256, 512}, Dtype::bf16, form);
+    ASSERT_TRUE(problem) << each->name;
+    EXPECT_EQ(problem->message, "no such dialect");
+  }
+}
+
+TEST(WrittenEncodings, RefuseUnknownNamesWithAllThatThereAre) {
+  QuantizeForm form;
+  const auto problem =
+      prepare_quantization({.encoding = "nf5", .nested_offset = {}}, {4, 4}, Dtype::f32, form);
+  ASSERT_TRUE(problem);
+  EXPECT_EQ(problem->found, "nf5");
+  EXPECT_EQ(problem->expected, written_encoding_names());
+}
+
+TEST(WrittenEncodings, GiveBitsandbytesItsConstants) {
+  const auto constants = [](const char* name) {
+    const WrittenEncoding& encoding = *find_written_encoding(name);
+    return encoding.constants(quantization_of(encoding), {6, 4}, Dtype::bf16);
+  };
+  const auto state = constants("nf4");
+  ASSERT_EQ(state.size(), 2u);
+  EXPECT_EQ(state[0].suffix, "weight.quant_map");
+  EXPECT_EQ(state[0].bytes->size(), 16 * sizeof(float));
+  EXPECT_EQ(state[1].suffix, "weight.quant_state.bitsandbytes__nf4");
+  const auto& bytes = *state[1].bytes;
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()),
+            R"({"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [6, 4]})");
+  EXPECT_EQ(state[0].bytes, constants("nf4")[0].bytes) << "one table for all weights";
+  EXPECT_NE(*state[0].bytes, *constants("fp4")[0].bytes);
+  ASSERT_EQ(constants("int8").size(), 1u);
+  EXPECT_EQ(*constants("int8")[0].bytes, std::vector{std::byte{0}});
+}
+
+}  // namespace
+}  // namespace loadstone
