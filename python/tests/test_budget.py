@@ -235,7 +235,7 @@ def test_the_peak_is_the_promised_one(
     assert measured <= promised + LISTS
     assert promised <= 1.1 * measured + 8 * MIB
     assert document["staging_bytes_peak"] <= promised - model
-    assert model + document["staging_bytes_peak"] <= measured + LISTS
+    assert measured <= model + document["staging_bytes_peak"] + LISTS  # it misses nothing
 
 
 def test_memory_beyond_the_promise_would_be_seen(
