@@ -61,7 +61,7 @@ void refuse_memory(Conversion& conversion, std::uint64_t limit, std::uint64_t le
 
 void choose_sizes(Conversion& conversion, const ConvertOptions& options) {
   const std::uint64_t lists = list_bytes(conversion);
-  const Needs needs(conversion.plan, Destinations::files);
+  const Needs needs(conversion.plan, SinkKind::files);
   BudgetLimits limits = {.threads = thread_count(options.threads, defaults::threads_max),
                          .bytes_max = options.staging_bytes_max,
                          .thread_bytes_wanted = thread_bytes_wanted,

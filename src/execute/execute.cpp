@@ -182,7 +182,7 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   check_destinations(plan, destinations);
   Storage& storage = plan.catalog->storage(options.storage);
   const std::vector<DecodeForm> forms = prepare_decodings(plan);
-  const Needs needs(plan, Destinations::memory);
+  const Needs needs(plan, SinkKind::memory);
   const unsigned threads = options.threads != 0 ? options.threads : plan.threads;
   const Budget budget = load_budget(
       plan, needs, threads, std::max<std::uint64_t>(options.chunk_bytes, element_bytes_max));

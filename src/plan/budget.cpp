@@ -41,9 +41,9 @@ std::uint64_t bytes_of(std::uint64_t elements, Dtype dtype) {
 // With what follows on a page of its own.
 std::uint64_t pages(std::uint64_t bytes) { return round_up(bytes, page_bytes); }
 
-std::uint64_t held_bytes_of(const QuantizeForm& form, Destinations destinations) {
+std::uint64_t held_bytes_of(const QuantizeForm& form, SinkKind sink) {
   std::uint64_t bytes = form.scratch_bytes + (form.needs_amax ? form.stack * sizeof(float) : 0);
-  if (destinations == Destinations::memory) return bytes;
+  if (sink == SinkKind::memory) return bytes;
   std::vector<PartRange> ranges(form.parts.size());
   part_ranges(form, 0, form.elements, ranges);
   for (std::size_t i = 0; i < ranges.size(); ++i) {
@@ -112,8 +112,7 @@ Slot Needs::Ways::slot(std::uint64_t most, std::uint64_t chunk_bytes) const {
   return slot;
 }
 
-Needs::Needs(const Plan& plan, Destinations destinations)
-    : plan_(plan), destinations_(destinations) {
+Needs::Needs(const Plan& plan, SinkKind sink) : plan_(plan), sink_(sink) {
   std::map<std::string_view, std::size_t> shared;
   std::set<std::tuple<std::string_view, Dtype, std::vector<std::uint64_t>>> kinds;
   for (const PlannedTarget& target : plan.targets) {
@@ -124,7 +123,7 @@ Needs::Needs(const Plan& plan, Destinations destinations)
     const bool is_quantized =
         target.quantization &&
         !prepare_quantization(*target.quantization, target.shape, target.dtype, form);
-    const bool is_whole = destinations == Destinations::memory && !is_quantized;
+    const bool is_whole = sink == SinkKind::memory && !is_quantized;
     add_boxes(target, is_whole ? whole_ : windows_);
     if (is_whole) continue;
     add_window_value(target, is_quantized ? &form : nullptr, shared);
@@ -155,7 +154,7 @@ void Needs::add_window_value(const PlannedTarget& target, const QuantizeForm* fo
     const std::uint64_t bytes = aligned_part(bytes_of(elements, target.dtype));
     its.number_bytes = sum(its.number_bytes, bytes);
     number_bytes_ = sum(number_bytes_, bytes);
-    its.held_bytes = sum(its.held_bytes, held_bytes_of(*form, destinations_));
+    its.held_bytes = sum(its.held_bytes, held_bytes_of(*form, sink_));
     step_bytes_ = std::max(step_bytes_, form->step_bytes());
   }
 }
@@ -283,7 +282,7 @@ std::uint64_t Needs::held_bytes(unsigned threads) const {
 // The most that so many bytes of numbers become.
 std::uint64_t Needs::encoded_bytes(std::uint64_t piece_bytes) const {
   std::uint64_t bytes = 0;
-  if (destinations_ == Destinations::memory) return 0;  // they are encoded into their places
+  if (sink_ == SinkKind::memory) return 0;  // they are encoded into their places
   for (const QuantizeForm& form : forms_) {
     bytes = std::max(bytes, encoded_bytes_of(form, elements_in(form, piece_bytes)));
   }

@@ -53,7 +53,7 @@ struct WindowLimits {
 
 // Where the values of a plan go, and so how: into memory whole values are read in the order of the
 // file, and only what is quantized is made window by window; into files all are.
-enum class Destinations : std::uint8_t { memory, files };
+enum class SinkKind : std::uint8_t { memory, files };
 
 // What a budget may be. Threads are fewer where each would have less than is worth a thread.
 struct BudgetLimits {
@@ -77,7 +77,7 @@ class Needs;
 // What the values of a plan need, whatever the budget. Made once for a plan, which it refers to.
 class Needs {
  public:
-  Needs(const Plan& plan, Destinations destinations);
+  Needs(const Plan& plan, SinkKind sink);
 
   // Of the sources, each byte once.
   [[nodiscard]] std::uint64_t bytes_to_read() const noexcept { return bytes_to_read_; }
@@ -137,7 +137,7 @@ class Needs {
   [[nodiscard]] Budget share(unsigned threads, std::uint64_t each, std::uint64_t chunk_bytes) const;
 
   const Plan& plan_;
-  Destinations destinations_;
+  SinkKind sink_;
   Ways whole_;                       // of whole values
   Ways windows_;                     // of values that are made by windows
   std::vector<Stretch> stretches_;   // until they are counted

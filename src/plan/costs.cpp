@@ -70,7 +70,7 @@ void count_costs(Plan& plan) {
       plan.bytes_to_write = sum(plan.bytes_to_write, bytes);
     }
   }
-  const Needs needs(plan, Destinations::memory);
+  const Needs needs(plan, SinkKind::memory);
   plan.bytes_to_read = needs.bytes_to_read();
   cpu = sum(cpu, bytes_promised(plan, needs));
   if (plan.bytes_to_write > 0) plan.peak_bytes["disk"] = plan.bytes_to_write;

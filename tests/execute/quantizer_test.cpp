@@ -93,7 +93,7 @@ std::size_t quantize_random_plan(unsigned seed) {
   const Report report =
       execute(plan, memory.destinations(),
               {.threads = static_cast<unsigned>(1 + random() % 4), .storage = &builder.storage});
-  EXPECT_LE(report.staging_bytes_peak, bytes_promised(plan, Needs(plan, Destinations::memory)));
+  EXPECT_LE(report.staging_bytes_peak, bytes_promised(plan, Needs(plan, SinkKind::memory)));
   audit(plan, report).require_real();
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
     const PlannedTarget& target = plan.targets[i];
@@ -183,7 +183,7 @@ TEST(Quantizer, EachByteIsReadOnceAndStagingIsBounded) {
   const Report report =
       execute(plan, memory.destinations(), {.threads = 2, .storage = &builder.storage});
   EXPECT_EQ(report.bytes_read, rows * columns * 2);
-  EXPECT_LE(report.staging_bytes_peak, bytes_promised(plan, Needs(plan, Destinations::memory)));
+  EXPECT_LE(report.staging_bytes_peak, bytes_promised(plan, Needs(plan, SinkKind::memory)));
   EXPECT_LT(report.bytes_written, rows * columns);
 }
 
@@ -226,7 +226,7 @@ TEST(Quantizer, AGroupSharesItsScale) {
         const bool is_kept = staging > 100 * rows * columns;
         EXPECT_EQ(report.bytes_read, rows * columns * 2 * 4 * (is_kept ? 1 : 2));
         EXPECT_LE(report.staging_bytes_peak,
-                  bytes_promised(partners.plan, Needs(partners.plan, Destinations::memory)));
+                  bytes_promised(partners.plan, Needs(partners.plan, SinkKind::memory)));
         for (std::size_t i = 0; i < 4; ++i) {
           const PlannedTarget& target = partners.plan.targets[i];
           const std::vector<Bytes> others(partners.numbers.begin(), partners.numbers.begin() + 3);

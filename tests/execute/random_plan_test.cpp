@@ -30,7 +30,7 @@ void load_random_plan(unsigned seed) {
                                 {.threads = static_cast<unsigned>(1 + random() % 4),
                                  .chunk_bytes = std::uint64_t{1} << random() % 23,
                                  .storage = &builder.storage});
-  const Needs needs(plan, Destinations::memory);
+  const Needs needs(plan, SinkKind::memory);
   const std::uint64_t promised = bytes_promised(plan, needs);
   EXPECT_LE(report.staging_bytes_peak, promised);
   EXPECT_LE(promised, std::max(builder.staging_bytes_max, needs.thread_bytes_least()));
