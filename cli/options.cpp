@@ -202,7 +202,7 @@ void add_threads_option(CLI::App& command, unsigned& threads, const std::string&
   const std::string how_many = default_text(fmt::format("one per core, at most {}", most));
   command.add_option("--threads", threads, help + how_many)
       ->type_name("N")
-      ->check(CLI::Range(0u, 256u, "0-256"));
+      ->check(CLI::Range(0u, defaults::threads_most, "0-256"));
 }
 
 void add_html_option(CLI::App& command, std::string& path) {

@@ -14,5 +14,7 @@ inline constexpr std::uint64_t shard_bytes_max = 5'000'000'000;
 // Threads are as many as cores, at most so many.
 inline constexpr unsigned threads_max = 4;
 inline constexpr unsigned verify_threads_max = 8;
+// Nobody may ask for more.
+inline constexpr unsigned threads_most = 256;
 
 }  // namespace loadstone::defaults

@@ -77,10 +77,13 @@ def names(load: Load) -> list[str]:
     return [f"model.layers.{i}.mlp.up_proj.weight" for i in range(load.count)]
 
 
-def tensors_of(load: Load) -> dict[str, tuple[str, list[int], bytes | None]]:
-    """Dtype, shape and bytes; None: zeros, which are not stored."""
+# Dtype, shape and bytes; None: zeros, which are not stored.
+Stored = dict[str, tuple[str, list[int], bytes | None]]
+
+
+def tensors_of(load: Load) -> Stored:
     rows, columns = load.shape
-    tensors: dict[str, tuple[str, list[int], bytes | None]] = {}
+    tensors: Stored = {}
     for name in names(load):
         module = name.removesuffix(".weight")
         if load.source in ("BF16", "F32"):
@@ -119,9 +122,18 @@ WIDTHS = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "U8": 1, "I32": 4}
 
 
 def write_safetensors(load: Load, folder: Path) -> Path:
+    write_tensors(tensors_of(load), folder)
+    if load.source == "gptq":
+        config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}
+        config |= {"sym": False, "checkpoint_format": "gptq_v2"}
+        (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    return folder
+
+
+def write_tensors(tensors: Stored, folder: Path) -> Path:
     header: dict[str, Any] = {}
     places, at = [], 0
-    for name, (dtype, shape, data) in tensors_of(load).items():
+    for name, (dtype, shape, data) in tensors.items():
         size = WIDTHS[dtype]
         for extent in shape:
             size *= extent
@@ -130,6 +142,7 @@ def write_safetensors(load: Load, folder: Path) -> Path:
         at += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    folder.mkdir(exist_ok=True)
     path = folder / "model.safetensors"
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
@@ -138,11 +151,7 @@ def write_safetensors(load: Load, folder: Path) -> Path:
                 file.seek(8 + len(text) + offset)
                 file.write(data)
         file.truncate(8 + len(text) + at)
-    if load.source == "gptq":
-        config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True}
-        config |= {"sym": False, "checkpoint_format": "gptq_v2"}
-        (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
-    return folder
+    return path
 
 
 def write_gguf(load: Load, folder: Path) -> Path:
@@ -236,6 +245,26 @@ def test_the_peak_is_the_promised_one(
     assert promised <= 1.1 * measured + 8 * MIB
     assert document["staging_bytes_peak"] <= promised - model
     assert measured <= model + document["staging_bytes_peak"] + LISTS  # it misses nothing
+
+
+def test_a_conversion_of_many_sources_keeps_its_limit(tmp_path: Path) -> None:
+    """Each thread walks the boxes of all sources of a target."""
+    tensors: Stored = {f"s{i}": ("BF16", [256, 1], None) for i in range(20_000)}
+    checkpoint = write_tensors(tensors, tmp_path)
+    rule = {"op": "concat", "sources": [r"s(\d+)"], "targets": ["model.layers.0.w"], "dim": 1}
+    (tmp_path / "rules.json").write_text(json.dumps([rule]))
+    arguments = ["--rules", tmp_path / "rules.json", "--threads", 16, "--json"]
+    small = write_tensors({"t": ("BF16", [1], None)}, tmp_path / "small")
+    nothing = json.loads(run("convert", small, tmp_path / "nothing", "--json").stdout)
+    before = nothing["process"]["anonymous_bytes_peak"]
+    for limit in ([], ["--max-memory", "40MiB"]):
+        done = run("convert", checkpoint, tmp_path / f"out{len(limit)}", *arguments, *limit)
+        assert done.returncode == 0, done.stderr
+        document = json.loads(done.stdout)
+        assert document["peak_bytes"] <= 40 * MIB or not limit
+        measured = document["process"]["anonymous_bytes_peak"] - before
+        print(f"promised {document['peak_bytes'] / MIB:.1f} MiB, measured {measured / MIB:.1f}")
+        assert 0 < measured <= document["peak_bytes"]
 
 
 def test_memory_beyond_the_promise_would_be_seen(

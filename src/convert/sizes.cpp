@@ -62,25 +62,25 @@ void refuse_memory(Conversion& conversion, std::uint64_t limit, std::uint64_t le
 void choose_sizes(Conversion& conversion, const ConvertOptions& options) {
   const std::uint64_t lists = list_bytes(conversion);
   const Needs needs(conversion.plan, SinkKind::files);
+  const std::uint64_t overhead = thread_overhead + needs.box_bytes();
   BudgetLimits limits = {.threads = thread_count(options.threads, defaults::threads_max),
                          .bytes_max = options.staging_bytes_max,
                          .thread_bytes_wanted = thread_bytes_wanted,
                          .thread_bytes_max = thread_bytes_max};
   if (const auto most = options.memory_bytes_max) {
     const std::uint64_t thread_least = needs.thread_bytes_least();
-    const std::uint64_t least = lists + thread_overhead + thread_least + needs.held_bytes(1);
+    const std::uint64_t least = lists + overhead + thread_least + needs.held_bytes(1);
     if (*most < least) refuse_memory(conversion, *most, least, lists);
     const std::uint64_t room = std::max(*most, least) - lists;
-    const std::uint64_t wanted = thread_overhead + std::max(thread_bytes_wanted, thread_least);
+    const std::uint64_t wanted = overhead + std::max(thread_bytes_wanted, thread_least);
     unsigned& threads = limits.threads;
     while (threads > 1 && threads * wanted + needs.held_bytes(threads) > room) --threads;
     limits.bytes_max =
-        std::min(limits.bytes_max, room - threads * thread_overhead - needs.held_bytes(threads));
+        std::min(limits.bytes_max, room - threads * overhead - needs.held_bytes(threads));
   }
   conversion.budget = needs.budget(limits);
   conversion.bytes_to_read = needs.bytes_to_read();
-  conversion.peak_bytes =
-      lists + conversion.budget.threads * thread_overhead + conversion.budget.bytes();
+  conversion.peak_bytes = lists + conversion.budget.threads * overhead + conversion.budget.bytes();
 }
 
 }  // namespace loadstone

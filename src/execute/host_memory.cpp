@@ -10,10 +10,11 @@ namespace loadstone {
 
 namespace {
 
-// Small values share pages; large ones begin on a page of their own, so that two threads seldom
-// fault in the same page.
+// Large values begin on a page of their own, so that two threads seldom fault in the same one.
+// Those of a few pages do not: what they would leave unused is more than the plan promises.
 constexpr std::uint64_t small_alignment = 64;
 constexpr std::uint64_t page_bytes = 4096;
+constexpr std::uint64_t large_bytes = 1 << 20;
 
 [[noreturn]] void too_large() {
   throw Error("memory.host", "the plan's values do not fit the address space");
@@ -40,7 +41,7 @@ struct HostMemory::Impl {
 HostMemory::HostMemory(const Plan& plan) : impl_(std::make_unique<Impl>()) {
   std::uint64_t end = 0;
   const auto reserve = [&](std::uint64_t bytes) {
-    const std::uint64_t begin = align_up(end, bytes >= page_bytes ? page_bytes : small_alignment);
+    const std::uint64_t begin = align_up(end, bytes >= large_bytes ? page_bytes : small_alignment);
     const auto sum = checked_add(begin, bytes);
     if (!sum) too_large();
     end = *sum;

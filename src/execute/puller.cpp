@@ -33,11 +33,12 @@ class Puller {
   void encode_piece(const Window& window, std::uint64_t begin, std::uint64_t end,
                     const std::byte* numbers);
   void finish(GroupMember& member, std::span<const float> amax);
+  void clear_parts(const GroupMember& member);
 
   // The numbers of the window, behind `offset` bytes of the buffer.
   std::byte* read(const Window& window, std::uint64_t offset = 0);
   void read_to(const Window& window, std::byte* to);
-  void tell_not_finite(std::uint32_t target, std::uint64_t element);
+  void tell_not_finite(const GroupMember& member, std::uint64_t element);
 
   [[nodiscard]] static GroupMember& member_of(const Window& window) {
     return window.group->members[window.member];
@@ -132,7 +133,7 @@ void Puller::measure(const Window& window, const std::byte* numbers, std::span<f
   if (is_stopped()) return;
   const GroupMember& member = member_of(window);
   const std::uint64_t bad = measure_window(*member.form, window.begin, window.end, numbers, amax);
-  if (bad < window.end) tell_not_finite(member.target, bad);
+  if (bad < window.end) tell_not_finite(member, bad);
   if (window.step == Window::Step::measure) {
     work_.bytes_done += bytes_of(window, window.end - window.begin);
   }
@@ -194,7 +195,7 @@ void Puller::encode_piece(const Window& window, std::uint64_t begin, std::uint64
   encoded_.use(0, offset);
   const std::uint64_t bad =
       quantize_window(form, begin, end, numbers, parts_, window.group->amax, member.scratch.data());
-  if (bad < end && !form.needs_amax) tell_not_finite(member.target, bad);
+  if (bad < end && !form.needs_amax) tell_not_finite(member, bad);
   for (std::size_t i = 0; i < ranges_.size() && !is_stopped(); ++i) {
     if (parts_[i] == nullptr || work_.sink.place(member.target, i) != nullptr) continue;
     work_.sink.write(member.target, i, ranges_[i].begin, {parts_[i], ranges_[i].size()});
@@ -208,24 +209,41 @@ void Puller::finish(GroupMember& member, std::span<const float> amax) {
     parts_[i] = held.empty() ? work_.sink.place(member.target, i) : held.data();
   }
   finish_quantized(*member.form, parts_, amax, member.scratch.data());
+  if (member.elements == 0) clear_parts(member);
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     if (!member.held[i].empty()) work_.sink.write(member.target, i, 0, member.held[i]);
   }
   work_.sink.finish(member.target);
 }
 
+// Rows without numbers have scales all the same, which no window writes.
+void Puller::clear_parts(const GroupMember& member) {
+  for (std::size_t i = 0; i < member.form->parts.size(); ++i) {
+    std::vector<std::byte> zeros(member.form->parts[i].byte_count());
+    if (zeros.empty() || !member.held[i].empty()) continue;
+    if (std::byte* const place = work_.sink.place(member.target, i)) {
+      std::memset(place, 0, zeros.size());
+    } else {
+      work_.sink.write(member.target, i, 0, zeros);
+    }
+  }
+}
+
 // The first of a value, where several are found.
-void Puller::tell_not_finite(std::uint32_t number, std::uint64_t element) {
-  const PlannedTarget& target = work_.plan.targets[number];
-  std::string message = fmt::format("'{}': element {} is NaN or infinite, and is to become {}",
-                                    printable(target.name), element, target.quantization->encoding);
+void Puller::tell_not_finite(const GroupMember& member, std::uint64_t element) {
+  const PlannedTarget& target = work_.plan.targets[member.target];
+  // What is finite may be infinite there.
+  const bool is_f16 = member.form->kind == QuantizeKind::bnb_int8;
+  std::string message = fmt::format("'{}': element {} is NaN or infinite{}, and is to become {}",
+                                    printable(target.name), element, is_f16 ? " as F16" : "",
+                                    target.quantization->encoding);
   if (!work_.plan.allow_non_finite) {
     throw Error("q.nan", std::move(message),
                 {.tensor = target.name,
                  .found = fmt::format("element {} of {}", element, target.shape.text())});
   }
   const std::lock_guard lock(work_.mutex);
-  const auto [known, is_new] = work_.not_finite.try_emplace(number, element, message);
+  const auto [known, is_new] = work_.not_finite.try_emplace(member.target, element, message);
   if (!is_new && element < known->second.first) known->second = {element, std::move(message)};
 }
 

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/text.h"
-#include "boxes/view.h"
 #include "execute/shard_files.h"
 #include "execute/value_reader.h"
 #include "loadstone/error.h"
@@ -37,57 +36,41 @@ std::uint32_t index_of(const Catalog& catalog, std::string_view name) {
 }  // namespace
 
 struct TensorReader::Impl {
-  Impl(std::shared_ptr<const Catalog> of, std::uint32_t tensor, std::string_view name,
+  Impl(std::shared_ptr<const Catalog> of, std::uint32_t tensor, std::string_view named,
        std::optional<Dtype> wanted, Storage* storage)
       : catalog(std::move(of)),
-        target(target_of(*catalog, tensor, name, wanted, decodings)),
-        elements(target.shape.numel().value_or(0)),
+        name(named),
+        recipe(tensor_recipe(*catalog, tensor, wanted)),
+        dtype(wanted.value_or(recipe.dtype)),
+        elements(recipe.shape.numel().value_or(0)),
         shards(*catalog, storage, needed()),
         reader(catalog, shards.sources(), staging_bytes_max, stop) {
-    reader.open({.name = target.name,
-                 .boxes = target.recipe.boxes,
-                 .decodings = decodings,
-                 .shape = target.shape,
-                 .dtype = target.dtype});
-  }
-
-  static PlannedTarget target_of(const Catalog& catalog, std::uint32_t tensor,
-                                 std::string_view name, std::optional<Dtype> wanted,
-                                 std::vector<Decoding>& decodings) {
-    const TensorInfo& source = catalog.tensors()[tensor];
-    const bool is_decoded =
-        catalog.quantized().find(tensor) != nullptr || !source.encoding.is_dtype();
-    PlannedTarget target;
-    target.name = name;
-    target.dtype = wanted.value_or(is_decoded ? Dtype::f32 : source.encoding.dtype());
-    View view = is_decoded ? numbers_view(catalog, tensor, tensor) : source_view(tensor, source);
-    target.shape = view.shape;
-    target.recipe.boxes = boxes_of(view);
-    Encoding encoding = source.encoding;
-    if (is_decoded) {
-      decodings = {numbers_decoding(catalog, tensor, decoded_dtype(target.dtype))};
-      for (Box& box : target.recipe.boxes) box.decoding = 0;
-      encoding = decodings.front().dtype;
+    const Passage way = passage(recipe.dtype, dtype);
+    if (way != Passage::same && way != Passage::cast) {
+      throw Error("plan.dtype", "there is no cast between these",
+                  {.tensor = name,
+                   .found = std::string(loadstone::name(recipe.dtype)),
+                   .expected = std::string(loadstone::name(dtype))});
     }
-    const Passage way = passage(encoding, target.dtype);
-    if (way == Passage::same || way == Passage::cast) return target;
-    throw Error("plan.dtype", "there is no cast between these",
-                {.tensor = target.name,
-                 .found = std::string(encoding.name()),
-                 .expected = std::string(loadstone::name(target.dtype))});
+    reader.open({.name = name,
+                 .boxes = recipe.boxes,
+                 .decodings = recipe.decodings,
+                 .shape = recipe.shape,
+                 .dtype = dtype});
   }
 
   [[nodiscard]] std::vector<bool> needed() const {
     std::vector<bool> shards_needed(catalog->shards().size(), false);
-    for (const std::uint32_t source : sources_of(target.recipe.boxes, decodings)) {
+    for (const std::uint32_t source : sources_of(recipe.boxes, recipe.decodings)) {
       shards_needed[catalog->tensors()[source].shard] = true;
     }
     return shards_needed;
   }
 
   std::shared_ptr<const Catalog> catalog;
-  std::vector<Decoding> decodings;
-  PlannedTarget target;
+  std::string name;
+  TensorRecipe recipe;
+  Dtype dtype;
   std::uint64_t elements;
   OpenShards shards;
   std::atomic<bool> stop = false;
@@ -105,8 +88,8 @@ TensorReader::TensorReader(TensorReader&&) noexcept = default;
 TensorReader& TensorReader::operator=(TensorReader&&) noexcept = default;
 TensorReader::~TensorReader() = default;
 
-const Shape& TensorReader::shape() const noexcept { return impl_->target.shape; }
-Dtype TensorReader::dtype() const noexcept { return impl_->target.dtype; }
+const Shape& TensorReader::shape() const noexcept { return impl_->recipe.shape; }
+Dtype TensorReader::dtype() const noexcept { return impl_->dtype; }
 std::uint64_t TensorReader::elements() const noexcept { return impl_->elements; }
 
 void TensorReader::read(std::uint64_t begin, std::uint64_t end, std::span<std::byte> to) {
@@ -114,7 +97,7 @@ void TensorReader::read(std::uint64_t begin, std::uint64_t end, std::span<std::b
 }
 
 std::vector<std::byte> TensorReader::read() {
-  std::vector<std::byte> bytes(impl_->target.byte_count());
+  std::vector<std::byte> bytes(Encoding(dtype()).byte_count(elements()).value_or(0));
   read(0, elements(), bytes);
   return bytes;
 }

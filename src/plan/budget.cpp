@@ -27,6 +27,9 @@ constexpr std::uint64_t staging_bytes_least = 32 << 10;
 // Numbers that are encoded in one go stay in the nearer caches.
 constexpr std::uint64_t piece_bytes_wanted = 1 << 20;
 constexpr std::uint64_t page_bytes = 4096;
+// A copy of a box and of its dimensions, and what a window's walk over it takes.
+constexpr std::uint64_t bytes_of_a_box = 256;
+constexpr std::uint64_t boxes_uncounted = 64;
 
 std::uint64_t sum(std::uint64_t a, std::uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
@@ -126,6 +129,7 @@ Needs::Needs(const Plan& plan, SinkKind sink) : plan_(plan), sink_(sink) {
     const bool is_whole = sink == SinkKind::memory && !is_quantized;
     add_boxes(target, is_whole ? whole_ : windows_);
     if (is_whole) continue;
+    boxes_most_ = std::max<std::uint64_t>(boxes_most_, target.recipe.boxes.size());
     add_window_value(target, is_quantized ? &form : nullptr, shared);
     if (is_quantized &&
         kinds.emplace(target.quantization->encoding, target.dtype, target.shape.extents()).second) {
@@ -146,11 +150,14 @@ void Needs::add_window_value(const PlannedTarget& target, const QuantizeForm* fo
   Group& its = groups_[group];
   const std::uint64_t elements = target.shape.numel().value_or(0);
   its.is_turned = its.is_turned || is_turned(target);
+  ++its.members;
   if (form == nullptr) {
     its.number_bytes = bytes_of(elements, target.dtype);
     number_bytes_ = sum(number_bytes_, its.number_bytes);
   } else {
     its.is_quantized = true;
+    its.is_measured = its.is_measured || form->needs_amax;
+    its.step_bytes = std::max(its.step_bytes, form->step_bytes());
     const std::uint64_t bytes = aligned_part(bytes_of(elements, target.dtype));
     its.number_bytes = sum(its.number_bytes, bytes);
     number_bytes_ = sum(number_bytes_, bytes);
@@ -257,18 +264,45 @@ void Needs::count_reads() {
   stretches_ = {};
 }
 
+std::uint64_t Needs::box_bytes() const noexcept {
+  return boxes_most_ <= boxes_uncounted ? 0 : pages(boxes_most_ * bytes_of_a_box);
+}
+
+// How many there will be, those that are only measured included: a thread without a window touches
+// no memory for one.
+std::uint64_t Needs::window_count(std::uint64_t window_bytes) const {
+  std::uint64_t count = 0;
+  for (const Group& group : groups_) {
+    if (group.is_quantized && group.number_bytes <= window_bytes) {
+      count = sum(count, 1);
+      continue;
+    }
+    const std::uint64_t most =
+        group.is_turned ? window_bytes : std::min(window_bytes, straight_window_bytes);
+    // Whole steps of it, and at least one.
+    const std::uint64_t window =
+        std::max(most - std::min(most, group.step_bytes), group.step_bytes);
+    const std::uint64_t each =
+        sum(ceil_div(group.number_bytes, std::max<std::uint64_t>(window, 1)), group.members);
+    count = sum(count, group.is_measured ? sum(each, each) : each);
+  }
+  return count;
+}
+
 // A thread may still bring whole values while others make windows.
 std::uint64_t Needs::bytes_under_way(const Budget& budget) const {
   const std::uint64_t whole = std::min(budget.threads * budget.whole.used_bytes, whole_.bytes);
-  std::uint64_t windows = budget.threads * budget.window_thread_bytes();
+  const std::uint64_t threads =
+      std::min<std::uint64_t>(budget.threads, window_count(budget.window_bytes));
+  std::uint64_t windows = threads * budget.window_thread_bytes();
   // Each number is read once, and once more where it is measured before: unless windows need bytes
   // that others needed.
   if (!windows_.has_turned && !windows_.has_decoded) {
     const std::uint64_t once = sum(number_bytes_, windows_.bytes);
-    windows = std::min(windows, sum(sum(once, once), budget.threads * budget.encoded_bytes));
+    windows = std::min(windows, sum(sum(once, once), threads * budget.encoded_bytes));
   }
   return sum(std::min(sum(whole, windows), budget.threads * budget.thread_bytes()),
-             budget.held_bytes);
+             sum(budget.held_bytes, threads * box_bytes()));
 }
 
 std::uint64_t Needs::held_bytes(unsigned threads) const {

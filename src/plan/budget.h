@@ -85,6 +85,8 @@ class Needs {
   [[nodiscard]] std::uint64_t thread_bytes_least() const;
   // Of the largest values that so many threads have in hand: one more waits for its last window.
   [[nodiscard]] std::uint64_t held_bytes(unsigned threads) const;
+  // Of each thread: what the boxes of the value that has most take, once they are cut and walked.
+  [[nodiscard]] std::uint64_t box_bytes() const noexcept;
   // That so many threads take with this budget: less than it, where there is less to move.
   [[nodiscard]] std::uint64_t bytes_under_way(const Budget& budget) const;
 
@@ -109,7 +111,10 @@ class Needs {
   struct Group {
     std::uint64_t number_bytes = 0;
     std::uint64_t held_bytes = 0;
+    std::uint64_t step_bytes = 0;  // of the largest step of windows
+    std::uint64_t members = 0;
     bool is_quantized = false;
+    bool is_measured = false;
     bool is_turned = false;
   };
   // Bytes of a shard.
@@ -134,6 +139,7 @@ class Needs {
   void stage(const Stretch& first, const Stretch& second);
   [[nodiscard]] std::uint64_t encoded_bytes(std::uint64_t piece_bytes) const;
   [[nodiscard]] std::uint64_t window_use(std::uint64_t window_bytes) const;
+  [[nodiscard]] std::uint64_t window_count(std::uint64_t window_bytes) const;
   [[nodiscard]] Budget share(unsigned threads, std::uint64_t each, std::uint64_t chunk_bytes) const;
 
   const Plan& plan_;
@@ -144,6 +150,7 @@ class Needs {
   std::vector<Group> groups_;        // the largest held_bytes first
   std::vector<QuantizeForm> forms_;  // one of each kind
   std::uint64_t number_bytes_ = 0;   // of all that is made by windows
+  std::uint64_t boxes_most_ = 0;     // of one of them
   std::uint64_t step_bytes_ = 0;     // of numbers, that no form can do with less than
   std::uint64_t bytes_to_read_ = 0;
 };

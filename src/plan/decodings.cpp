@@ -4,6 +4,7 @@
 
 #include "codec/gguf/gguf.h"
 #include "loadstone/quantized_tensors.h"
+#include "plan/dtypes.h"
 
 namespace loadstone {
 
@@ -45,6 +46,24 @@ Decoding numbers_decoding(const Catalog& catalog, std::uint32_t tensor, Dtype dt
   Decoding decoding = quantized->decoding;
   decoding.dtype = dtype;
   return decoding;
+}
+
+TensorRecipe tensor_recipe(const Catalog& catalog, std::uint32_t tensor,
+                           std::optional<Dtype> wanted) {
+  const TensorInfo& source = catalog.tensors()[tensor];
+  const bool is_decoded =
+      catalog.quantized().find(tensor) != nullptr || !source.encoding.is_dtype();
+  const View view =
+      is_decoded ? numbers_view(catalog, tensor, tensor) : source_view(tensor, source);
+  TensorRecipe recipe = {.shape = view.shape, .boxes = boxes_of(view)};
+  if (!is_decoded) {
+    recipe.dtype = source.encoding.dtype();
+    return recipe;
+  }
+  recipe.dtype = decoded_dtype(wanted.value_or(Dtype::f32));
+  recipe.decodings = {numbers_decoding(catalog, tensor, recipe.dtype)};
+  for (Box& box : recipe.boxes) box.decoding = 0;
+  return recipe;
 }
 
 }  // namespace loadstone

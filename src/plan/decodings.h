@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -19,6 +20,17 @@ namespace loadstone {
 // are left out.
 [[nodiscard]] std::vector<std::uint32_t> sources_of(const std::vector<Box>& boxes,
                                                     std::span<const Decoding> decodings);
+
+// All of one tensor, decoded where its bytes are codes or blocks: to F32, or to BF16 or F16 where
+// that is `wanted`.
+struct TensorRecipe {
+  Shape shape;
+  Dtype dtype = Dtype::f32;  // before any cast
+  std::vector<Box> boxes;
+  std::vector<Decoding> decodings;
+};
+[[nodiscard]] TensorRecipe tensor_recipe(const Catalog& catalog, std::uint32_t tensor,
+                                         std::optional<Dtype> wanted = std::nullopt);
 
 // The numbers of a tensor whose bytes are codes or blocks, as a whole source that the view calls
 // `number`; and what gives them.

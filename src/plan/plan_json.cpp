@@ -15,7 +15,6 @@ namespace loadstone {
 namespace {
 
 constexpr std::size_t text_bytes_max = std::size_t{2} << 30;
-constexpr std::uint64_t threads_most = 4096;
 
 // ---- writing
 
@@ -358,9 +357,9 @@ void read_totals(const JsonReader& reader, JsonObject& fields, Plan& plan) {
   };
   plan.staging_bytes_max = number("staging_bytes_max");
   const std::uint64_t threads = number("threads");
-  if (threads == 0 || threads > threads_most) {
+  if (threads == 0 || threads > defaults::threads_most) {
     reader.refuse(fields.at("threads"), "no number of threads", std::to_string(threads),
-                  "1 to " + std::to_string(threads_most));
+                  "1 to " + std::to_string(defaults::threads_most));
   }
   plan.threads = static_cast<unsigned>(threads);
   plan.allow_non_finite =

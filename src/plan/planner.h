@@ -102,6 +102,7 @@ class Planner {
   std::vector<std::string> unexpected_names_;  // in the order of their findings
   std::size_t unexpected_begin_ = 0;           // the first of them in plan_.findings
   std::map<std::pair<Dtype, Dtype>, Finding> casts_;
+  std::map<std::string, std::uint64_t> group_stacks_;  // matrices of each that shares a scale
 };
 
 }  // namespace loadstone

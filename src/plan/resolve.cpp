@@ -161,6 +161,13 @@ void Planner::quantize(std::size_t root) {
                             std::string(name(planned.recipe.origin)),
                             {}};
   }
+  if (!problem && form.needs_amax && !asked->second.group.empty()) {
+    const auto [first, is_new] = group_stacks_.try_emplace(asked->second.group, form.stack);
+    if (first->second != form.stack) {
+      problem = DecodeProblem{"others of its group are stacks of another height",
+                              target.shape.text(), fmt::format("{} matrices", first->second)};
+    }
+  }
   for (std::size_t i = 1; i < form.parts.size() && !problem; ++i) {
     const std::string part = target.name + "." + form.parts[i].name;
     if (index_.contains(part)) problem = DecodeProblem{"a part has the name of a target", part, {}};

@@ -2,17 +2,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <span>
 #include <utility>
 
 #include "codec/decode.h"
-#include "verify/tensor_bytes.h"
 
 namespace loadstone {
 
 namespace {
 
 constexpr std::uint64_t staging_bytes = 4 << 20;
+// Scales are no larger than numbers need, so the largest code is less than twice the largest
+// number: what does not fit F32 any more is at most this.
+constexpr double reach_max = 2.0 * std::numeric_limits<float>::max();
 
 // Catalogs outlive what is done here.
 std::shared_ptr<const Catalog> borrowed(const Catalog& catalog) {
@@ -84,32 +87,15 @@ Numbers::Numbers(const OpenShards& shards, std::atomic<bool>& stop)
       sources_(filled_sources(shards.sources(), filled_)),
       reader_(borrowed(shards.catalog()), sources_, staging_bytes, stop) {}
 
-void Numbers::open(const std::string& name, const Shape& shape, const QuantizedTensor* quantized,
+void Numbers::open(const std::string& name, const QuantizedTensor* quantized,
                    std::uint32_t tensor) {
-  decodings_.clear();
   is_exact_ = quantized == nullptr;
   bound_ = is_exact_ ? nullptr : bound_of(*quantized, catalog_);
-  if (quantized == nullptr) {
-    box_ = whole_box(tensor, catalog_.tensors()[tensor]);
-  } else {
-    box_ = {
-        .dims = {{.extent = shape.numel().value_or(0), .source_stride = 1, .target_stride = 1}}};
-    if (quantized->is_transposed) {
-      const std::uint64_t rows = shape[shape.rank() - 2];
-      const std::uint64_t columns = shape[shape.rank() - 1];
-      const std::uint64_t matrices = shape.numel().value_or(0) / (rows * columns);
-      box_.dims = {
-          {matrices, rows * columns, rows * columns}, {rows, 1, columns}, {columns, rows, 1}};
-    }
-    decodings_.push_back(quantized->decoding);
-    decodings_.back().dtype = Dtype::f32;
-    box_.source = quantized->decoding.sources.front();
-    box_.decoding = 0;
-  }
+  recipe_ = tensor_recipe(catalog_, is_exact_ ? tensor : quantized->data);
   reader_.open({.name = name,
-                .boxes = {&box_, 1},
-                .decodings = decodings_,
-                .shape = shape,
+                .boxes = recipe_.boxes,
+                .decodings = recipe_.decodings,
+                .shape = recipe_.shape,
                 .dtype = Dtype::f32});
 }
 
@@ -129,9 +115,11 @@ std::vector<double> Numbers::slack(std::uint64_t begin, std::uint64_t end) {
   if (bound_ == nullptr) return slack;
   const auto add = [&](double part) {
     const std::vector<float>& reach = read(begin, end);
-    for (std::size_t i = 0; i < slack.size(); ++i) slack[i] += part * std::abs(double{reach[i]});
+    for (std::size_t i = 0; i < slack.size(); ++i) {
+      slack[i] += part * std::min(std::abs(double{reach[i]}), reach_max);
+    }
   };
-  const auto& sources = decodings_.front().sources;
+  const auto& sources = recipe_.decodings.front().sources;
   fill(sources[0], bound_->top_code);
   add(bound_->of_reach);
   // Scales of scales come behind them.

@@ -14,6 +14,7 @@
 #include "execute/value_reader.h"
 #include "loadstone/catalog.h"
 #include "loadstone/quantized_tensor.h"
+#include "plan/decodings.h"
 
 namespace loadstone {
 
@@ -25,8 +26,7 @@ class Numbers {
   Numbers& operator=(const Numbers&) = delete;
 
   // `quantized` null: the tensor of this index as it is.
-  void open(const std::string& name, const Shape& shape, const QuantizedTensor* quantized,
-            std::uint32_t tensor);
+  void open(const std::string& name, const QuantizedTensor* quantized, std::uint32_t tensor);
 
   // F32, valid until the next call.
   const std::vector<float>& read(std::uint64_t begin, std::uint64_t end);
@@ -56,8 +56,7 @@ class Numbers {
   std::vector<Filled> filled_;  // that the sources look at
   std::vector<std::shared_ptr<ByteSource>> sources_;
   ValueReader reader_;
-  Box box_;
-  std::vector<Decoding> decodings_;
+  TensorRecipe recipe_;
   bool is_exact_ = true;
   const ErrorBound* bound_ = nullptr;
   std::vector<float> values_;

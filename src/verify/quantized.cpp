@@ -26,6 +26,8 @@ constexpr std::uint64_t sample_elements = 4096;
 // For codes without a bound: GPTQ and AWQ do not take the nearest code, and E5M2 and zero points
 // are only read here. Codes in another order have an error of about 1.4, doubled scales one of 1.
 constexpr double error_max_unknown = 0.5;
+// Of the bounds, which are computed in double precision of decoded F32.
+constexpr double rounding = 0x1p-20;
 
 struct Counts {
   std::uint64_t not_finite = 0;
@@ -62,6 +64,9 @@ struct Comparison {
   double power = 0;
   double allowed = 0;  // and of what each difference can be
   bool is_bounded = true;
+  std::uint64_t numbers = 0;
+  std::uint64_t unexplained = 0;   // differ by more than their codes explain
+  std::uint64_t first_number = 0;  // of those
 
   [[nodiscard]] double relative() const {
     return difference == 0 ? 0 : std::sqrt(difference / power);
@@ -69,10 +74,14 @@ struct Comparison {
   [[nodiscard]] double most() const {
     return is_bounded ? std::sqrt(allowed / power) : error_max_unknown;
   }
-  // Not where anything is no number.
   [[nodiscard]] bool is_explained() const {
-    if (!is_bounded) return relative() <= error_max_unknown;
-    return difference <= allowed && std::isfinite(allowed);
+    return is_bounded ? unexplained == 0 : relative() <= error_max_unknown;
+  }
+  [[nodiscard]] std::string text() const {
+    if (!is_bounded) return fmt::format("a relative error of {:.3g}", relative());
+    return fmt::format(
+        "{} of {} numbers are further off, element {} first; a relative error of {:.3g}",
+        unexplained, numbers, first_number, relative());
   }
 };
 
@@ -90,6 +99,7 @@ void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::
     b_slack = second.slack(begin, end);
   }
   made.is_bounded = is_bounded;
+  made.numbers += a.size();
   for (std::size_t i = 0; i < a.size(); ++i) {
     const double step = double{a[i]} - double{b[i]};
     made.difference += step * step;
@@ -100,6 +110,9 @@ void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::
                             : (std::abs(double{a[i]}) + a_slack[i]) / (1 - first.relative());
     const double bound = (first.relative() + second.relative()) * real + a_slack[i] + b_slack[i];
     made.allowed += bound * bound;
+    // Not where either is no number.
+    const bool is_explained = std::abs(step) <= bound * (1 + rounding);
+    if (!is_explained && made.unexplained++ == 0) made.first_number = begin + i;
   }
 }
 
@@ -149,19 +162,16 @@ Shape QuantizedPairs::Side::shape() const {
   return stored != nullptr ? stored->shape() : catalog->tensors()[tensor].shape;
 }
 
-QuantizedPairs::QuantizedPairs(const Catalog& first, const Catalog& second,
-                               const VerifyOptions& options)
+QuantizedPairs::QuantizedPairs(const Catalog& first, const Catalog& second)
     : first_(first),
       second_(second),
-      first_stored_(find_quantized_tensors(first, options.storage)),
-      second_stored_(find_quantized_tensors(second, options.storage)),
       in_first_(first.tensors().size(), false),
       in_second_(second.tensors().size(), false) {
   std::map<std::string_view, std::pair<const QuantizedTensor*, const QuantizedTensor*>> by_name;
-  for (const QuantizedTensor& value : first_stored_.tensors()) {
+  for (const QuantizedTensor& value : first_.quantized().tensors()) {
     if (value.is_readable()) by_name[value.name].first = &value;
   }
-  for (const QuantizedTensor& value : second_stored_.tensors()) {
+  for (const QuantizedTensor& value : second_.quantized().tensors()) {
     if (value.is_readable()) by_name[value.name].second = &value;
   }
   for (const auto& [name, sides] : by_name) add(std::string(name), sides.first, sides.second);
@@ -175,6 +185,7 @@ void QuantizedPairs::add(const std::string& name, const QuantizedTensor* first,
     if (side->stored != nullptr) continue;
     const auto index = side->catalog->find(name);
     if (!index || !side->catalog->tensors()[*index].encoding.is_dtype()) return;
+    if (side->catalog->quantized().find(*index) != nullptr) return;  // codes that nothing decodes
     side->tensor = *index;
   }
   if (pair.first.shape() != pair.second.shape() || pair.first.shape().numel() == 0u) return;
@@ -200,17 +211,17 @@ void QuantizedPairs::measure(const OpenShards& first_shards, const OpenShards& s
   Numbers second(second_shards, stop);
   for (const Pair& pair : pairs_) {
     const Shape shape = pair.first.shape();
-    first.open(pair.name, shape, pair.first.stored, pair.first.tensor);
-    second.open(pair.name, shape, pair.second.stored, pair.second.tensor);
+    first.open(pair.name, pair.first.stored, pair.first.tensor);
+    second.open(pair.name, pair.second.stored, pair.second.tensor);
     const Comparison found = compare_numbers(first, second, shape.numel().value_or(0));
     const QuantizedTensor* const stored =
         pair.second.stored != nullptr ? pair.second.stored : pair.first.stored;
     report.quantized.push_back({pair.name, stored->encoding, found.relative()});
     if (!found.is_explained()) {
       report.differences.push_back(
-          {pair.name, DifferenceKind::values,
-           fmt::format("a relative error of {:.3g}", found.relative()),
-           fmt::format("at most {:.3g} for {}", found.most(), stored->encoding)});
+          {pair.name, DifferenceKind::values, found.text(),
+           fmt::format("at most {:.3g} for {}, and each number near its code's", found.most(),
+                       stored->encoding)});
     }
   }
   report.bytes_read += first.bytes_read() + second.bytes_read();

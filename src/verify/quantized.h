@@ -20,7 +20,7 @@ namespace loadstone {
 // Values that are quantized in one of two checkpoints, or in both but differently.
 class QuantizedPairs {
  public:
-  QuantizedPairs(const Catalog& first, const Catalog& second, const VerifyOptions& options);
+  QuantizedPairs(const Catalog& first, const Catalog& second);
 
   // Whether the tensor is part of a pair, so that it has no partner of its own name.
   [[nodiscard]] bool covers_first(std::uint32_t tensor) const { return in_first_[tensor]; }
@@ -49,8 +49,6 @@ class QuantizedPairs {
 
   const Catalog& first_;
   const Catalog& second_;
-  QuantizedTensors first_stored_;
-  QuantizedTensors second_stored_;
   std::vector<bool> in_first_;
   std::vector<bool> in_second_;
   std::vector<Pair> pairs_;

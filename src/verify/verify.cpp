@@ -155,7 +155,7 @@ VerifyReport verify_values(const Catalog& catalog, const VerifyOptions& options)
   const std::vector<ValueCounts> counts = distinct.of_tensors(range_counts);
   VerifyReport report;
   report.bytes_read = jobs.bytes_done();
-  const QuantizedTensors stored = find_quantized_tensors(catalog, options.storage);
+  const QuantizedTensors& stored = catalog.quantized();
   // Floats that codes are packed into are none.
   const auto is_storage = [&](std::size_t i) {
     const QuantizedTensor* const found = stored.find(static_cast<std::uint32_t>(i));
@@ -189,7 +189,7 @@ VerifyReport compare(const Catalog& first, const Catalog& second, const VerifyOp
   const OpenShards first_shards(first, options.storage);
   const OpenShards second_shards(second, options.storage);
   const auto& tensors = first.tensors();
-  const QuantizedPairs pairs(first, second, options);
+  const QuantizedPairs pairs(first, second);
   std::vector<std::optional<Difference>> found(tensors.size());
   Jobs jobs(options, first.total_bytes() + second.total_bytes());
   jobs.run(tensors.size(), [&](std::size_t i, std::vector<std::byte>& scratch) {

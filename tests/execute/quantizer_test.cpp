@@ -264,6 +264,40 @@ TEST(Quantizer, AFailureWhileOthersMeasureEndsAll) {
   }
 }
 
+// Rows without numbers have scales, which are zeros and not what was in the memory before.
+TEST(Quantizer, NoPartOfAnEmptyValueIsLeftAsItWas) {
+  for (const Quantization& quantization : quantizations()) {
+    QuantizeForm form;
+    if (prepare_quantization(quantization, {64, 0}, Dtype::bf16, form)) continue;
+    PlanBuilder builder;
+    builder.add_shard();
+    builder.add_plain("w", Dtype::bf16, Dtype::bf16, {64, 0}, {}).quantization = quantization;
+    const Plan plan = builder.build();
+    const HostMemory memory(plan);
+    for (const auto& part : memory.destinations()[0].parts) {
+      std::ranges::fill(part, std::byte{0xab});
+    }
+    execute(plan, memory.destinations(), {.storage = &builder.storage});
+    for (const auto& part : memory.destinations()[0].parts) {
+      EXPECT_EQ(std::ranges::count(part, std::byte{0xab}), 0) << quantization.encoding;
+    }
+  }
+}
+
+// Values of a few pages stand close to each other: what they leave unused is no part of the plan.
+TEST(HostMemoryTest, TakesLittleMoreThanItsValues) {
+  PlanBuilder builder;
+  builder.add_shard();
+  for (int i = 0; i < 500; ++i) {
+    builder.add_plain("t" + std::to_string(i), Dtype::u8, Dtype::u8, {4097}, Bytes(4097));
+  }
+  const Plan plan = builder.build();
+  const HostMemory memory(plan);
+  const auto& destinations = memory.destinations();
+  const auto taken = destinations.back().data + 4097 - destinations.front().data;
+  EXPECT_LE(taken, 500 * (4097 + 64));
+}
+
 TEST(Quantizer, AGroupIsOfOneHeight) {
   PlanBuilder builder;
   builder.add_shard();

@@ -324,6 +324,7 @@ TEST_F(SavedPlans, OtherLiesAreRefused) {
       changed("\"offload_folder\": \"/tmp/offload\"", "\"offload_folder\": \"\"");
   EXPECT_EQ(code_of([&] { (void)plan_from_json(folderless, options_); }), "plan.json");
   EXPECT_EQ(code("\"findings\"", "\"finding\""), "plan.json");
+  EXPECT_EQ(code("\"threads\": ", "\"threads\": 90"), "plan.json");  // hundreds
   EXPECT_EQ(code("\"bytes_to_read\"", "\"x\": 1, \"bytes_to_read\""), "plan.json");
   EXPECT_EQ(code_of([&] { (void)read(text_.substr(0, text_.size() / 2)); }), "plan.json");
   EXPECT_EQ(code_of([&] { (void)read("{}"); }), "plan.json");

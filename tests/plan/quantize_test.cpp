@@ -13,6 +13,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 Target tie_of(const std::string& name, Target target) {
   target.tie_of = std::exchange(target.name, name);
@@ -177,6 +178,26 @@ TEST(Quantize, APlanFromTextIsTheSame) {
     EXPECT_EQ(back.targets[0].quantization, quantization);
     EXPECT_EQ(to_json(back), to_json(plan));
   }
+}
+
+// Before anything is read.
+TEST(Quantize, StacksOfAGroupAreOfOneHeight) {
+  const auto codes = [](const Shape& second) {
+    const Quantization quantization = {
+        .encoding = "fp8", .dialect = {}, .nested_offset = {}, .group = "g"};
+    const Shape first = {128, 256};
+    PlanOptions options;
+    options.quantize = {{"a", quantization}, {"b", quantization}};
+    std::vector<std::string> found;
+    const Plan plan = make_plan(
+        fake_catalog({{"a", first, Dtype::bf16}, {"b", second, Dtype::bf16}}),
+        skeleton_of({target_of("a", first, Dtype::bf16), target_of("b", second, Dtype::bf16)}),
+        options);
+    for (const Finding& finding : plan.findings) found.push_back(finding.code);
+    return found;
+  };
+  EXPECT_THAT(codes({2, 128, 256}), ElementsAre("plan.quantize"));
+  EXPECT_THAT(codes({64, 256}), IsEmpty());  // the control
 }
 
 TEST(Quantize, APlanFromTextIsNotBelieved) {

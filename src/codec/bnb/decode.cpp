@@ -164,10 +164,16 @@ constexpr ErrorBound by_way_of_f16(ErrorBound bound) noexcept {
   return bound;
 }
 
-constexpr ErrorBound nf4_error =
-    with_nested_scales(error_bound::of_table(simd::nf4_values, std::byte{0xff}));
-constexpr ErrorBound fp4_error =
-    with_nested_scales(error_bound::of_table(simd::fp4_values, std::byte{0x33}));
+// The inverse of a scale below 2^-128 is infinite: its numbers get the outermost codes, or none.
+constexpr ErrorBound with_inverse_scales(ErrorBound bound) noexcept {
+  bound.constant = 0x1p-127;
+  return bound;
+}
+
+constexpr ErrorBound nf4_error = with_inverse_scales(
+    with_nested_scales(error_bound::of_table(simd::nf4_values, std::byte{0xff})));
+constexpr ErrorBound fp4_error = with_inverse_scales(
+    with_nested_scales(error_bound::of_table(simd::fp4_values, std::byte{0x33})));
 constexpr ErrorBound int8_error =
     by_way_of_f16(error_bound::of_integers(127, std::byte{0x7f}, Dtype::i8));
 

@@ -1,0 +1,144 @@
+"""``verify`` of a quantized copy: what its codes explain passes, and a damaged part does not.
+
+The limits follow from the codes, number by number, so that one wrong row of many is found.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from command import run
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+ENCODINGS = ["fp8", "fp8-channel", "fp8-block", "int8-channel", "int4", "int4-awq", "nvfp4"]
+ENCODINGS += ["mxfp4", "mxfp8", "nf4", "fp4", "int8"]
+NIBBLES = ["int4", "int4-awq", "nvfp4", "mxfp4", "nf4", "fp4"]
+WEIGHT = "model.layers.0.mlp.up_proj.weight"
+ROWS, COLUMNS = 256, 512
+
+
+def converted(weight: torch.Tensor, encoding: str, folder: Path) -> tuple[Path, Path]:
+    """A file with this weight, and its quantized copy."""
+    source, target = folder / "source.safetensors", folder / "quantized"
+    save_file({WEIGHT: weight}, source)
+    done = run("convert", source, target, "--quantize", encoding)
+    assert done.returncode == 0, done.stderr
+    return source, target
+
+
+def status(source: Path, target: Path) -> int:
+    done = run("verify", source, target, "--json")
+    document = json.loads(done.stdout)
+    assert document["ok"] == (done.returncode == 0), done.stdout
+    return done.returncode
+
+
+def normal(dtype: torch.dtype = torch.bfloat16, scale: float = 0.02) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(14)
+    return (torch.randn(ROWS, COLUMNS, generator=generator) * scale).to(dtype)
+
+
+def heavy_tails() -> torch.Tensor:
+    """Of Student's distribution with three degrees of freedom."""
+    generator = torch.Generator().manual_seed(15)
+    parts = [torch.randn(ROWS, COLUMNS, generator=generator) for _ in range(4)]
+    spread = (parts[1] ** 2 + parts[2] ** 2 + parts[3] ** 2).div(3).sqrt()
+    return (0.02 * parts[0] / spread).bfloat16()
+
+
+LEGAL: dict[str, Callable[[], torch.Tensor]] = {
+    "normal": normal,
+    "heavy tails": heavy_tails,
+    "near the largest F32": lambda: torch.full((ROWS, COLUMNS), 2.6e38),
+    "one outlier": lambda: normal(torch.float32).index_put(
+        (torch.tensor([3]), torch.tensor([5])), torch.tensor(3e38)
+    ),
+    "subnormal": lambda: normal(torch.float32, 1e-39),
+    "least subnormals": lambda: normal(torch.bfloat16, 1e-41),
+    "zeros": lambda: torch.zeros(ROWS, COLUMNS, dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("weights", LEGAL)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_legal_copy_passes(encoding: str, weights: str, tmp_path: Path) -> None:
+    weight = LEGAL[weights]()
+    if encoding == "int8" and weight.abs().max() > 65504:
+        pytest.skip("infinite in F16, which this encoding computes in")
+    assert status(*converted(weight, encoding, tmp_path)) == 0
+
+
+def rows_of(codes: torch.Tensor) -> torch.Tensor:
+    """Bytes, a row of the weight in each; int4-awq has two in each."""
+    return codes.view(torch.uint8).reshape(
+        min(len(codes), ROWS) if codes.shape[-1] > 1 else ROWS, -1
+    )
+
+
+def swap_two_rows(codes: torch.Tensor) -> None:
+    rows = rows_of(codes)
+    rows[[0, 1]] = rows[[1, 0]]
+
+
+def shift_a_row(codes: torch.Tensor) -> None:
+    rows = rows_of(codes)
+    rows[0] = rows[0].roll(1)
+
+
+def swap_nibbles_of_a_row(codes: torch.Tensor) -> None:
+    rows = rows_of(codes)
+    rows[0] = (rows[0] >> 4) | (rows[0] << 4)
+
+
+def damaged(target: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    """A copy of the folder with its tensors changed."""
+    copy = target.with_name("damaged")
+    shutil.copytree(target, copy)
+    (file,) = copy.glob("*.safetensors")
+    with safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata)
+    return copy
+
+
+@pytest.mark.parametrize("weight", [normal, heavy_tails])
+@pytest.mark.parametrize("harm", [swap_two_rows, shift_a_row, swap_nibbles_of_a_row])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_one_damaged_row_is_found(
+    encoding: str,
+    harm: Callable[[torch.Tensor], None],
+    weight: Callable[[], torch.Tensor],
+    tmp_path: Path,
+) -> None:
+    if harm is swap_nibbles_of_a_row and encoding not in NIBBLES:
+        pytest.skip("a code is a byte")
+    source, target = converted(weight(), encoding, tmp_path)
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        (name,) = {WEIGHT, f"{WEIGHT}_packed"} & set(tensors)
+        harm(tensors[name])
+
+    assert status(source, target) == 0
+    assert status(source, damaged(target, change)) == 1
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5])
+@pytest.mark.parametrize("encoding", ["fp8-channel", "int8-channel", "int4", "nvfp4", "nf4", "fp4"])
+def test_one_wrong_scale_is_found(encoding: str, factor: float, tmp_path: Path) -> None:
+    source, target = converted(normal(), encoding, tmp_path)
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        names = [f"{WEIGHT}_scale", f"{WEIGHT}.absmax"]
+        (scales,) = (tensors[name] for name in names if name in tensors)
+        flat = scales.reshape(-1)
+        flat[0] = (flat[0].float() * factor).to(scales.dtype)
+
+    assert status(source, damaged(target, change)) == 1
