@@ -23,6 +23,7 @@
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
+#include "plan/planner.h"
 
 namespace loadstone {
 
@@ -194,7 +195,7 @@ Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const Convert
     skeleton.targets.push_back(
         {.name = recipe.target, .shape = recipe.shape, .dtype = recipe.dtype});
   }
-  conversion.plan = make_plan(std::move(catalog), skeleton, plan_options);
+  conversion.plan = Planner(std::move(catalog), skeleton, plan_options).run(SinkKind::files);
   Plan& plan = conversion.plan;
   plan.findings.insert(plan.findings.end(), findings.begin(), findings.end());
   for (const PlannedTarget& target : plan.targets) check_target(conversion, target);
@@ -206,6 +207,7 @@ Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const Convert
   const bool has_decoded = is_decoded && plan.catalog->quantized().has_readable();
   conversion.extras = extra_files(plan, options, has_decoded, plan.findings);
   choose_sizes(conversion, options);
+  plan.bytes_to_read = conversion.bytes_to_read;
   plan.bytes_to_write = conversion.bytes_to_write;
   plan.peak_bytes = {{"cpu", conversion.peak_bytes}};
   sort_findings(plan.findings);

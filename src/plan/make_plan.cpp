@@ -90,7 +90,7 @@ void Planner::check_recipes() const {
   }
 }
 
-Plan Planner::run() && {
+Plan Planner::run(SinkKind sink) && {
   check_options();
   plan_.offload_folder = options_.offload_folder;
   plan_.staging_bytes_max = options_.staging_bytes_max;
@@ -125,8 +125,10 @@ Plan Planner::run() && {
   suggest();
   fold_casts();
   place();
-  count_costs(plan_);
-  check_budget();
+  if (sink == SinkKind::memory) {
+    count_costs(plan_);
+    check_budget();
+  }
   // Rules and recipes are many ways to make boxes; this is the one place that vouches for them.
   for (const PlannedTarget& target : plan_.targets) {
     if (target.recipe.origin != Origin::checkpoint) continue;

@@ -13,6 +13,7 @@
 #include "loadstone/name_hash.h"
 #include "loadstone/plan.h"
 #include "plan/balance.h"
+#include "plan/budget.h"
 #include "plan/codes.h"
 #include "plan/produce.h"
 #include "plan/rules.h"
@@ -25,7 +26,8 @@ class Planner {
   Planner(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleton,
           const PlanOptions& options);
 
-  [[nodiscard]] Plan run() &&;
+  // Costs are those of a load; of values that go to files whoever writes these counts them.
+  [[nodiscard]] Plan run(SinkKind sink = SinkKind::memory) &&;
 
  private:
   // A target without a source, for the suggestions.
