@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "codec/encode.h"
 #include "kernels/cast.h"
 #include "kernels/quantize.h"
 

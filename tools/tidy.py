@@ -42,7 +42,7 @@ LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
 # The room that a public header belongs to, where it is not its own name's.
 HEADER_ROOM = {
-    "budget": "tensor",
+    "budget": "base",
     "decoding": "codec",
     "defaults": "base",
     "dtype": "tensor",

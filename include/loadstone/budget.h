@@ -13,12 +13,12 @@ struct Slot {
   std::uint64_t used_bytes = 0;
 };
 
-// What each thread has. Value type.
+// The memory that each thread has. Value type.
 struct Budget {
   unsigned threads = 1;
   std::uint64_t chunk_bytes = 0;    // of one read
   Slot whole{};                     // for values that are read into memory as they are
-  Slot staging{};                   // for what windows of values are made of
+  Slot staging{};                   // for the bytes that windows of values are made of
   std::uint64_t window_bytes = 0;   // of numbers, or of values that go to files
   std::uint64_t piece_bytes = 0;    // of numbers that are quantized in one go
   std::uint64_t encoded_bytes = 0;  // that these become before they go to files

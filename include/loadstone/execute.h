@@ -46,10 +46,10 @@ class HostMemory {
   std::unique_ptr<Impl> impl_;
 };
 
-// What HostMemory is to the other targets, for those with Delivery::file_view (PlanOptions::mmap):
-// their bytes in shards that are mapped privately, so that writing to them never reaches the file.
-// The files must stay as they are while this lives: what others change in them may show, and what
-// they cut off ends the process. Movable; thread-safe while nobody writes to the memory.
+// Memory for the targets with Delivery::file_view (PlanOptions::mmap), as HostMemory is for the
+// others: their bytes in shards that are mapped privately, so that writing to them never reaches
+// the file. The files must stay as they are while this lives: what others change in them may show,
+// and what they cut off ends the process. Movable; thread-safe while nobody writes to the memory.
 class FileViews {
  public:
   // Maps each shard once. Throws Error "io.changed" where one is no more what the plan was made

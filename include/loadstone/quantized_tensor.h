@@ -52,7 +52,7 @@ struct QuantizedTensor {
   [[nodiscard]] bool is_readable() const noexcept { return !decoding.kernel.empty(); }
   // Of the model's tensor; only where is_readable().
   [[nodiscard]] Shape shape() const;
-  // What a component is called by its role: "data", "scale", "scale_2", "absmax", "state" ...
+  // The name of a component's role: "data", "scale", "scale_2", "absmax", "state" ...
   [[nodiscard]] std::string role(std::uint32_t tensor, std::string_view tensor_name) const;
   // Scales and states: all that gives the codes their meaning.
   [[nodiscard]] std::vector<std::uint32_t> companions() const;

@@ -21,7 +21,7 @@
 
 namespace loadstone {
 
-// What is quantized, or stands in blocks, is decoded; then it is cast to the wanted dtype. Opens
+// Decodes tensors that are quantized or in blocks, then casts to the wanted dtype. Opens
 // the shards that it needs and keeps them open. Not thread-safe; readers may share a catalog.
 class TensorReader {
  public:

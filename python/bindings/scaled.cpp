@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "bindings.h"
+#include "codec/encode.h"
 #include "kernels/quantize.h"
 
 namespace loadstone::python {

@@ -291,7 +291,7 @@ def plan(
             regular expressions of whole names with one of these each, where all else is an error.
         unexpected: ``"warn"``, ``"error"`` or ``"ignore"``.
         staging_bytes_max: memory for bytes under way, beside the model's own. A load that
-            quantizes takes two of its windows at least (of FP8 blocks: 128 rows), which
+            quantizes takes one of its windows at least (of FP8 blocks: 128 rows), which
             ``peak_bytes`` counts.
         threads: readers that ``peak_bytes`` counts; ``None``: one per core, at most four.
             :meth:`Plan.execute` may have others, in no more memory.

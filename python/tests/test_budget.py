@@ -1,9 +1,9 @@
 """The peak that a plan promises is the peak that its load takes: 50 loads, each in a fresh process.
 
-What is drawn at random: encoding of the file, dtype of the targets, order of their dimensions,
-stacking, quantizing, readers and staging. Measured is the resident set at its largest, less that of
-a load of nothing: the files are read, not mapped, so that it grows by anonymous memory only. The
-engine's own count of bytes under way has to agree.
+Drawn at random are the encoding of the file, dtype of the targets, order of their dimensions,
+stacking, quantizing, readers and staging. The test measures the resident set at its largest, less
+that of a load of nothing: files are read, not mapped, so that it grows by anonymous memory only.
+The engine's own count of bytes under way has to agree.
 """
 
 from __future__ import annotations

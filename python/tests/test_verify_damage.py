@@ -65,13 +65,14 @@ LEGAL: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("weights", LEGAL)
-@pytest.mark.parametrize("encoding", ENCODINGS)
+# LLM.int8 computes in F16, where the largest of these are infinite.
+BEYOND_F16 = {"near the largest F32", "one outlier"}
+COPIES = [(e, w) for e in ENCODINGS for w in LEGAL if e != "int8" or w not in BEYOND_F16]
+
+
+@pytest.mark.parametrize(("encoding", "weights"), COPIES)
 def test_a_legal_copy_passes(encoding: str, weights: str, tmp_path: Path) -> None:
-    weight = LEGAL[weights]()
-    if encoding == "int8" and weight.abs().max() > 65504:
-        pytest.skip("infinite in F16, which this encoding computes in")
-    assert status(*converted(weight, encoding, tmp_path)) == 0
+    assert status(*converted(LEGAL[weights](), encoding, tmp_path)) == 0
 
 
 def rows_of(codes: torch.Tensor) -> torch.Tensor:
@@ -109,17 +110,18 @@ def damaged(target: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> 
     return copy
 
 
+HARMS = [(e, harm) for e in ENCODINGS for harm in (swap_two_rows, shift_a_row)]
+HARMS += [(e, swap_nibbles_of_a_row) for e in NIBBLES]
+
+
 @pytest.mark.parametrize("weight", [normal, heavy_tails])
-@pytest.mark.parametrize("harm", [swap_two_rows, shift_a_row, swap_nibbles_of_a_row])
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize(("encoding", "harm"), HARMS)
 def test_one_damaged_row_is_found(
     encoding: str,
     harm: Callable[[torch.Tensor], None],
     weight: Callable[[], torch.Tensor],
     tmp_path: Path,
 ) -> None:
-    if harm is swap_nibbles_of_a_row and encoding not in NIBBLES:
-        pytest.skip("a code is a byte")
     source, target = converted(weight(), encoding, tmp_path)
 
     def change(tensors: dict[str, torch.Tensor]) -> None:

@@ -89,7 +89,7 @@ struct DecodeKernel {
   bool takes_group_size = false;
   // Of numbers that were rounded to the nearest code, without zero points. Null: none is known.
   const ErrorBound* error = nullptr;
-  // What the sources are called, the data first. None: "scale" and "scale_2".
+  // Names of the sources, the data first. None: "scale" and "scale_2".
   std::span<const std::string_view> components{};
   // A block of zeros has the scale 0. Else every scale is above zero.
   bool has_zero_scales = false;

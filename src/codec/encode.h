@@ -50,8 +50,9 @@ struct ConstantComponent {
   std::shared_ptr<const std::vector<std::byte>> bytes;
 };
 
-// What ModelOpt's section says of numbers beside the algorithm's name. Without calibration nothing
-// is known of activations: "FP8" is what ModelOpt calls weights of FP8 with or without them.
+// How much ModelOpt's section says of numbers beside the algorithm's name. Without calibration
+// nothing is known of activations: "FP8" is what ModelOpt calls weights of FP8 with or without
+// them.
 enum class Described : std::uint8_t { nothing, weights, weights_and_activations };
 
 // Members of ModelOpt's sections.
@@ -90,7 +91,7 @@ struct WrittenEncoding {
   std::span<const ComponentName> unified_names{};
   std::span<const ComponentName> compressed_names{};
   std::span<const ComponentName> bnb_names{};
-  // What else files hold for a weight of this shape and dtype. Null: nothing.
+  // Makes the other tensors that files hold for a weight of this shape and dtype. Null: none.
   std::vector<ConstantComponent> (*constants)(const Quantization& quantization, const Shape& shape,
                                               Dtype dtype) = nullptr;
 
@@ -112,6 +113,16 @@ struct WrittenEncoding {
   // bitsandbytes' encodings have its names, its config and no others.
   [[nodiscard]] bool is_bitsandbytes() const noexcept { return !bnb_names.empty(); }
 };
+
+// Fills in `form` and returns nothing, or says what does not fit.
+[[nodiscard]] std::optional<DecodeProblem> prepare_quantization(const Quantization& quantization,
+                                                                const Shape& shape, Dtype dtype,
+                                                                QuantizeForm& form);
+// Whether the largest magnitude of the value's group is its own too.
+[[nodiscard]] inline bool shares_scale(const Quantization& quantization,
+                                       const QuantizeForm& form) noexcept {
+  return form.needs_amax && !quantization.group.empty();
+}
 
 // Null where there is none of this name.
 [[nodiscard]] const WrittenEncoding* find_written_encoding(std::string_view name) noexcept;

@@ -12,7 +12,8 @@ namespace loadstone {
 
 namespace {
 
-// What compressed-tensors keeps of a scale. The dialect "exact" has none whose inverse is infinite.
+// compressed-tensors keeps the inverse of a scale. The dialect "exact" has none whose inverse is
+// infinite.
 void invert(const OutputTensor& tensor, std::span<std::byte> bytes) {
   for (std::size_t at = 0; at + sizeof(float) <= bytes.size(); at += sizeof(float)) {
     float scale = 0;

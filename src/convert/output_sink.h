@@ -20,7 +20,7 @@ class OutputSink final : public ValueSink {
   // Of the `wanted` files. Those without data are finished here.
   OutputSink(const Conversion& conversion, const std::vector<bool>& wanted, Output& output);
 
-  // What is to be made: file by file, and in a file in the order of the sources.
+  // Everything that is to be made: file by file, and in a file in the order of the sources.
   [[nodiscard]] GroupList groups() const;
 
   [[nodiscard]] std::byte* place(std::uint32_t, std::size_t) override { return nullptr; }

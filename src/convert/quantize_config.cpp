@@ -32,7 +32,7 @@ std::vector<const WrittenEncoding*> encodings_of(const QuantizedModules& modules
   return encodings;
 }
 
-// What a group of modules applies to: names, or all linear layers where there is one group only.
+// The targets of a group of modules: names, or all linear layers where there is one group only.
 std::vector<std::string> targets_of(const QuantizedModules& modules,
                                     const WrittenEncoding& encoding, bool is_mixed) {
   if (!is_mixed) return {"Linear"};

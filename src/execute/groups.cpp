@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "codec/encode.h"
 #include "execute/shard_files.h"
 #include "loadstone/error.h"
 #include "plan/budget.h"
@@ -37,22 +38,12 @@ void prepare(const PlannedTarget& target, GroupMember& member, Group& group) {
   if (form.needs_amax) group.amax.assign(form.stack, 0.0F);
 }
 
-// Whether the largest magnitude of its partners is the target's too.
-bool shares_scale(const PlannedTarget& target) {
-  if (!target.quantization || target.quantization->group.empty()) return false;
-  QuantizeForm form;
-  return !prepare_quantization(*target.quantization, target.shape, target.dtype, form) &&
-         form.needs_amax;
-}
-
-// What is kept from the first window to the last.
+// Keeps memory from the first window to the last.
 void hold(GroupMember& member, Group& group, ValueSink& sink) {
   const QuantizeForm& form = *member.form;
   member.held.resize(form.parts.size());
-  std::vector<PartRange> ranges(form.parts.size());
-  part_ranges(form, 0, form.elements, ranges);
-  for (std::size_t i = 0; i < ranges.size(); ++i) {
-    if (ranges[i].size() > 0 || sink.place(member.target, i) != nullptr) continue;
+  for (std::size_t i = 0; i < form.parts.size(); ++i) {
+    if (!is_finished_whole(form, i) || sink.place(member.target, i) != nullptr) continue;
     member.held[i].resize(form.parts[i].byte_count());
     group.held_bytes += member.held[i].size();
   }
@@ -62,6 +53,23 @@ void hold(GroupMember& member, Group& group, ValueSink& sink) {
 }
 
 }  // namespace
+
+GroupSize size_of(const Plan& plan, std::span<const std::uint32_t> targets) {
+  GroupSize size;
+  for (const std::uint32_t i : targets) {
+    const PlannedTarget& target = plan.targets[i];
+    QuantizeForm form;
+    const std::uint64_t bytes =
+        Encoding(target.dtype).byte_count(target.shape.numel().value_or(0)).value_or(0);
+    if (target.quantization &&
+        !prepare_quantization(*target.quantization, target.shape, target.dtype, form)) {
+      size.is_quantized = true;
+      size.is_measured = size.is_measured || form.needs_amax;
+    }
+    size.number_bytes += size.is_quantized ? aligned_part(bytes) : bytes;
+  }
+  return size;
+}
 
 void append_groups(const Plan& plan, std::span<const std::uint32_t> targets, GroupList& groups) {
   // Each with the first place of its group, and that group's number.
@@ -78,7 +86,12 @@ void append_groups(const Plan& plan, std::span<const std::uint32_t> targets, Gro
   for (std::size_t i = 0; i < items.size(); ++i) {
     items[i].group = i;
     const PlannedTarget& target = plan.targets[items[i].target];
-    if (!shares_scale(target)) continue;
+    QuantizeForm form;
+    if (!target.quantization || target.quantization->group.empty() ||
+        prepare_quantization(*target.quantization, target.shape, target.dtype, form) ||
+        !shares_scale(*target.quantization, form)) {
+      continue;
+    }
     items[i].group = shared.try_emplace(target.quantization->group, i).first->second;
   }
   std::ranges::stable_sort(items, {}, &Item::group);

@@ -60,6 +60,13 @@ struct GroupList {
   [[nodiscard]] std::size_t size() const noexcept { return ends.size(); }
 };
 
+struct GroupSize {
+  std::uint64_t number_bytes = 0;  // of all members, each at an address for kernels
+  bool is_quantized = false;
+  bool is_measured = false;  // before it is encoded
+};
+[[nodiscard]] GroupSize size_of(const Plan& plan, std::span<const std::uint32_t> targets);
+
 // Appends these targets in the order of the files that they are made of.
 void append_groups(const Plan& plan, std::span<const std::uint32_t> targets, GroupList& groups);
 

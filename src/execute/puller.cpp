@@ -33,7 +33,6 @@ class Puller {
   void encode_piece(const Window& window, std::uint64_t begin, std::uint64_t end,
                     const std::byte* numbers);
   void finish(GroupMember& member, std::span<const float> amax);
-  void clear_parts(const GroupMember& member);
 
   // The numbers of the window, behind `offset` bytes of the buffer.
   std::byte* read(const Window& window, std::uint64_t offset = 0);
@@ -159,7 +158,7 @@ void Puller::make_whole(Window& window) {
   each([&](std::uint64_t offset) { encode(window, numbers_.data() + offset); });
 }
 
-// What is encoded goes to its place piece by piece, so that it stays near the caches.
+// Encodes piece by piece, so that numbers and codes stay near the caches.
 void Puller::encode(const Window& window, const std::byte* numbers) {
   GroupMember& member = member_of(window);
   const std::uint64_t step = elements_in(*member.form, work_.budget.piece_bytes);
@@ -207,36 +206,24 @@ void Puller::finish(GroupMember& member, std::span<const float> amax) {
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     std::vector<std::byte>& held = member.held[i];
     parts_[i] = held.empty() ? work_.sink.place(member.target, i) : held.data();
+    // Rows without numbers have scales all the same, which no window writes.
+    const std::uint64_t bytes = member.form->parts[i].byte_count();
+    if (member.elements == 0 && bytes > 0) std::memset(parts_[i], 0, bytes);
   }
   finish_quantized(*member.form, parts_, amax, member.scratch.data());
-  if (member.elements == 0) clear_parts(member);
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     if (!member.held[i].empty()) work_.sink.write(member.target, i, 0, member.held[i]);
   }
   work_.sink.finish(member.target);
 }
 
-// Rows without numbers have scales all the same, which no window writes.
-void Puller::clear_parts(const GroupMember& member) {
-  for (std::size_t i = 0; i < member.form->parts.size(); ++i) {
-    std::vector<std::byte> zeros(member.form->parts[i].byte_count());
-    if (zeros.empty() || !member.held[i].empty()) continue;
-    if (std::byte* const place = work_.sink.place(member.target, i)) {
-      std::memset(place, 0, zeros.size());
-    } else {
-      work_.sink.write(member.target, i, 0, zeros);
-    }
-  }
-}
-
 // The first of a value, where several are found.
 void Puller::tell_not_finite(const GroupMember& member, std::uint64_t element) {
   const PlannedTarget& target = work_.plan.targets[member.target];
-  // What is finite may be infinite there.
-  const bool is_f16 = member.form->kind == QuantizeKind::bnb_int8;
-  std::string message = fmt::format("'{}': element {} is NaN or infinite{}, and is to become {}",
-                                    printable(target.name), element, is_f16 ? " as F16" : "",
-                                    target.quantization->encoding);
+  const auto way = member.form->computed_in;
+  std::string message = fmt::format(
+      "'{}': element {} is NaN or infinite{}, and is to become {}", printable(target.name), element,
+      way ? fmt::format(" as {}", name(*way)) : "", target.quantization->encoding);
   if (!work_.plan.allow_non_finite) {
     throw Error("q.nan", std::move(message),
                 {.tensor = target.name,

@@ -23,7 +23,7 @@
 
 namespace loadstone {
 
-// What all threads share.
+// Everything that the threads share.
 struct PullWork {
   const Plan& plan;
   std::span<const std::shared_ptr<ByteSource>> shards;  // null where nothing is read from

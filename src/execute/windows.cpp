@@ -19,18 +19,15 @@ WindowQueue::WindowQueue(const Plan& plan, const Budget& budget, const GroupList
                          ValueSink& sink, MemoryCount& memory)
     : plan_(plan), budget_(budget), groups_(groups), sink_(sink), memory_(memory) {
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    std::uint64_t bytes = 0;
-    bool is_measured = false;
+    const GroupSize size = size_of(plan, groups[i]);
+    const bool is_read_twice =
+        size.is_measured && !is_made_whole(size.number_bytes, budget.window_bytes);
     for (const std::uint32_t number : groups[i]) {
       const PlannedTarget& target = plan.targets[number];
-      bytes += Encoding(target.dtype).byte_count(target.shape.numel().value_or(0)).value_or(0);
-      QuantizeForm form;
-      is_measured = is_measured || (target.quantization &&
-                                    !prepare_quantization(*target.quantization, target.shape,
-                                                          target.dtype, form) &&
-                                    form.needs_amax);
+      const std::uint64_t elements = target.shape.numel().value_or(0);
+      bytes_total_ +=
+          Encoding(target.dtype).byte_count(elements).value_or(0) * (is_read_twice ? 2u : 1u);
     }
-    bytes_total_ += bytes * (is_measured && bytes > budget.window_bytes ? 2u : 1u);
   }
 }
 
@@ -66,7 +63,7 @@ bool WindowQueue::take_of_group(Group& group, Window& window) const {
   GroupMember& member = group.members[group.member];
   window = {};
   const bool is_new = group.member == 0 && member.next == 0 && !group.is_measured;
-  if (member.form && is_new && group.number_bytes <= budget_.window_bytes) {
+  if (member.form && is_new && is_made_whole(group.number_bytes, budget_.window_bytes)) {
     window.step = Window::Step::whole;
     group.member = group.members.size();
     return true;

@@ -18,7 +18,7 @@
 
 namespace loadstone {
 
-// What is done with the elements [begin, end) of a value.
+// A step that is done with the elements [begin, end) of a value.
 struct Window {
   enum class Step : std::uint8_t {
     copy,     // brought as they are

@@ -38,6 +38,12 @@ void part_ranges(const QuantizeForm& form, std::uint64_t begin, std::uint64_t en
   ranges[1] = {begin / block * scale, ceil_div(end, block) * scale};
 }
 
+bool is_finished_whole(const QuantizeForm& form, std::size_t part) {
+  std::vector<PartRange> ranges(form.parts.size());
+  part_ranges(form, 0, form.elements, ranges);
+  return ranges[part].size() == 0;
+}
+
 std::uint64_t quantize_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
                               const std::byte* numbers, std::span<std::byte* const> parts,
                               std::span<const float> amax, std::byte* scratch) noexcept {

@@ -52,6 +52,8 @@ struct QuantizeForm {
   bool nested = false;
   std::optional<float> nested_offset;
   Bnb4 bnb4;
+  // Numbers are cast to it first: those beyond its range are infinite for the encoder.
+  std::optional<Dtype> computed_in;
 
   [[nodiscard]] std::uint64_t matrix_elements() const noexcept { return rows * columns; }
 
@@ -72,12 +74,6 @@ struct PartRange {
   [[nodiscard]] std::uint64_t size() const noexcept { return end - begin; }
 };
 
-// Fills in `form` and returns nothing, or says what does not fit. Defined in codec/encode.cpp,
-// which knows the encodings by their names; what follows knows them by their kinds.
-[[nodiscard]] std::optional<DecodeProblem> prepare_quantization(const Quantization& quantization,
-                                                                const Shape& shape, Dtype dtype,
-                                                                QuantizeForm& form);
-
 // Joins the largest magnitudes of the numbers [begin, end), any run, to `amax`: one for each matrix
 // of the stack, 0 before the first window. Numbers that are not finite do not count. Returns the
 // place of the first of those, or `end`. Values that share their scale share the largest of theirs.
@@ -88,6 +84,9 @@ std::uint64_t measure_window(const QuantizeForm& form, std::uint64_t begin, std:
 // writes whole. As many `ranges` as parts.
 void part_ranges(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
                  std::span<PartRange> ranges) noexcept;
+
+// Whether windows leave a part to finish_quantized(), which writes it whole.
+[[nodiscard]] bool is_finished_whole(const QuantizeForm& form, std::size_t part);
 
 // Writes what the numbers [begin, end) become. `parts`: where the first byte of each of
 // part_ranges() goes. `amax`: of each matrix, where the form needs it. Returns the place of the

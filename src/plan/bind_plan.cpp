@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "boxes/check_boxes.h"
+#include "codec/encode.h"
 #include "codec/tensor_table.h"
 #include "kernels/quantize.h"
 #include "loadstone/error.h"

@@ -10,6 +10,7 @@
 #include "boxes/check_boxes.h"
 #include "boxes/dims.h"
 #include "boxes/direct_read.h"
+#include "codec/encode.h"
 #include "codec/tensor_table.h"
 #include "plan/costs.h"
 #include "plan/decodings.h"
@@ -18,7 +19,7 @@ namespace loadstone {
 
 namespace {
 
-// What is cast goes through memory twice: once more from the second-level cache.
+// A cast goes through memory twice: once more from the second-level cache.
 constexpr std::uint64_t staged_window_bytes = 1 << 20;
 // Windows that are in the order of the file gain nothing from being larger.
 constexpr std::uint64_t straight_window_bytes = 2 << 20;
@@ -27,7 +28,7 @@ constexpr std::uint64_t staging_bytes_least = 32 << 10;
 // Numbers that are encoded in one go stay in the nearer caches.
 constexpr std::uint64_t piece_bytes_wanted = 1 << 20;
 constexpr std::uint64_t page_bytes = 4096;
-// A copy of a box and of its dimensions, and what a window's walk over it takes.
+// A copy of a box and of its dimensions, and the memory of a window's walk over it.
 constexpr std::uint64_t bytes_of_a_box = 256;
 constexpr std::uint64_t boxes_uncounted = 64;
 
@@ -42,15 +43,20 @@ std::uint64_t bytes_of(std::uint64_t elements, Dtype dtype) {
 }
 
 // With what follows on a page of its own.
-std::uint64_t pages(std::uint64_t bytes) { return round_up(bytes, page_bytes); }
+std::uint64_t pages(std::uint64_t bytes) {
+  return bytes > UINT64_MAX - page_bytes ? bytes : round_up(bytes, page_bytes);
+}
+
+// A turned source is looked through again for each window, so that larger ones are cheaper.
+std::uint64_t largest_window(bool turned, std::uint64_t window_bytes) {
+  return turned ? window_bytes : std::min(window_bytes, straight_window_bytes);
+}
 
 std::uint64_t held_bytes_of(const QuantizeForm& form, SinkKind sink) {
   std::uint64_t bytes = form.scratch_bytes + (form.needs_amax ? form.stack * sizeof(float) : 0);
   if (sink == SinkKind::memory) return bytes;
-  std::vector<PartRange> ranges(form.parts.size());
-  part_ranges(form, 0, form.elements, ranges);
-  for (std::size_t i = 0; i < ranges.size(); ++i) {
-    if (ranges[i].size() == 0) bytes += form.parts[i].byte_count();
+  for (std::size_t i = 0; i < form.parts.size(); ++i) {
+    if (is_finished_whole(form, i)) bytes += form.parts[i].byte_count();
   }
   return bytes;
 }
@@ -80,7 +86,7 @@ WindowLimits window_limits(std::uint64_t slot_bytes, std::uint64_t chunk_bytes) 
 }
 
 std::uint64_t window_bytes_of(const PlannedTarget& target, std::uint64_t window_bytes) noexcept {
-  return is_turned(target) ? window_bytes : std::min(window_bytes, straight_window_bytes);
+  return largest_window(is_turned(target), window_bytes);
 }
 
 bool is_turned(const PlannedTarget& target) noexcept {
@@ -98,8 +104,8 @@ std::uint64_t elements_in(const QuantizeForm& form, std::uint64_t bytes) noexcep
   return std::min(std::max(elements, step), form.elements);
 }
 
-// What a box may have written to of a slot: see Reader. A window of what is read into its place may
-// hold pieces that are staged, at their distance from its beginning.
+// How much of a slot boxes may write to: see Reader. A window of bytes that are read into their
+// place may hold pieces that are staged, at their distance from its beginning.
 Slot Needs::Ways::slot(std::uint64_t most, std::uint64_t chunk_bytes) const {
   const WindowLimits limits = window_limits(most, chunk_bytes);
   Slot slot = {.bytes = most};
@@ -143,7 +149,7 @@ Needs::Needs(const Plan& plan, SinkKind sink) : plan_(plan), sink_(sink) {
 void Needs::add_window_value(const PlannedTarget& target, const QuantizeForm* form,
                              std::map<std::string_view, std::size_t>& shared) {
   std::size_t group = groups_.size();
-  if (form != nullptr && form->needs_amax && !target.quantization->group.empty()) {
+  if (form != nullptr && shares_scale(*target.quantization, *form)) {
     group = shared.try_emplace(target.quantization->group, group).first->second;
   }
   if (group == groups_.size()) groups_.emplace_back();
@@ -180,11 +186,11 @@ Needs::Stretch& Needs::add_stretch(std::uint32_t source, std::uint64_t begin, st
       Stretch{tensor.shard, tensor.offset_begin + begin, tensor.offset_begin + end});
 }
 
-// What the box reads, and how that gets to its place.
+// Notes the bytes that the box reads, and how they get to their place.
 std::uint64_t Needs::add_box(const PlannedTarget& target, const Box& box, Ways& ways) {
   const auto& tensors = plan_.catalog->tensors();
   const bool is_decoded = box.decoding != no_decoding;
-  // What does not exist is refused where it is read.
+  // The reader refuses sources and decodings that do not exist.
   if (is_decoded ? box.decoding >= plan_.decodings.size() : box.source >= tensors.size()) return 0;
   const ElementRange range = source_range(box);
   if (range.begin == range.end) return 0;
@@ -231,7 +237,7 @@ std::uint64_t Needs::add_decoding(const Decoding& decoding, const ElementRange& 
   return sum(bytes_of(range.end - range.begin, decoding.dtype), sum(read, read));
 }
 
-// What is read into its place is staged where others need some of it.
+// Bytes that are read into their place are staged where other boxes need some of them.
 void Needs::stage(const Stretch& first, const Stretch& second) {
   for (const Stretch* const each : {&first, &second}) {
     if (!each->is_direct) continue;
@@ -273,12 +279,11 @@ std::uint64_t Needs::box_bytes() const noexcept {
 std::uint64_t Needs::window_count(std::uint64_t window_bytes) const {
   std::uint64_t count = 0;
   for (const Group& group : groups_) {
-    if (group.is_quantized && group.number_bytes <= window_bytes) {
+    if (group.is_quantized && is_made_whole(group.number_bytes, window_bytes)) {
       count = sum(count, 1);
       continue;
     }
-    const std::uint64_t most =
-        group.is_turned ? window_bytes : std::min(window_bytes, straight_window_bytes);
+    const std::uint64_t most = largest_window(group.is_turned, window_bytes);
     // Whole steps of it, and at least one.
     const std::uint64_t window =
         std::max(most - std::min(most, group.step_bytes), group.step_bytes);
@@ -335,9 +340,10 @@ std::uint64_t Needs::thread_bytes_least() const {
 std::uint64_t Needs::window_use(std::uint64_t window_bytes) const {
   std::uint64_t use = 0;
   for (const Group& group : groups_) {
-    const bool is_whole = group.is_quantized && group.number_bytes <= window_bytes;
+    const bool is_whole = group.is_quantized && is_made_whole(group.number_bytes, window_bytes);
     const std::uint64_t window =
-        is_whole || group.is_turned ? window_bytes : std::max(step_bytes_, straight_window_bytes);
+        is_whole ? window_bytes
+                 : std::max(largest_window(group.is_turned, window_bytes), group.step_bytes);
     use = std::max(use, std::min({group.number_bytes, window, window_bytes}));
   }
   return pages(use);

@@ -21,7 +21,7 @@ inline constexpr std::uint64_t staged_hole_bytes_max = 64 << 10;
 // No reader of a value takes less: a block and its numbers have to fit.
 inline constexpr std::uint64_t reader_bytes_least = 4096;
 
-// What a decoding's components may take beside its numbers, in a slot of so many bytes.
+// The most that a decoding's components take beside its numbers, in a slot of so many bytes.
 [[nodiscard]] std::uint64_t parts_bytes_max(const DecodeForm& form,
                                             std::uint64_t slot_bytes) noexcept;
 
@@ -40,6 +40,12 @@ struct WindowLimits {
 // Whether the target's elements stand in another order than those of a source, so that each window
 // has to look through more of the source than it takes.
 [[nodiscard]] bool is_turned(const PlannedTarget& target) noexcept;
+// Whether the numbers of a group, each value at an address for kernels, are read once, measured and
+// encoded in one window.
+[[nodiscard]] constexpr bool is_made_whole(std::uint64_t number_bytes,
+                                           std::uint64_t window_bytes) noexcept {
+  return number_bytes <= window_bytes;
+}
 // Of a target, where windows may have so many.
 [[nodiscard]] std::uint64_t window_bytes_of(const PlannedTarget& target,
                                             std::uint64_t window_bytes) noexcept;
@@ -55,7 +61,7 @@ struct WindowLimits {
 // file, and only what is quantized is made window by window; into files all are.
 enum class SinkKind : std::uint8_t { memory, files };
 
-// What a budget may be. Threads are fewer where each would have less than is worth a thread.
+// The limits of a budget. Threads are fewer where each would have less than is worth a thread.
 struct BudgetLimits {
   unsigned threads = 1;
   std::uint64_t bytes_max = 0;  // all threads, less what values hold
@@ -71,10 +77,10 @@ class Needs;
 // number of threads and the default chunk.
 [[nodiscard]] Budget load_budget(const Plan& plan, const Needs& needs, unsigned threads,
                                  std::uint64_t chunk_bytes = defaults::chunk_bytes);
-// What the plan promises.
+// The bytes that the plan promises, beside those of the values themselves.
 [[nodiscard]] std::uint64_t bytes_promised(const Plan& plan, const Needs& needs);
 
-// What the values of a plan need, whatever the budget. Made once for a plan, which it refers to.
+// The needs of a plan's values, whatever the budget. Made once for a plan, which it refers to.
 class Needs {
  public:
   Needs(const Plan& plan, SinkKind sink);
@@ -85,7 +91,7 @@ class Needs {
   [[nodiscard]] std::uint64_t thread_bytes_least() const;
   // Of the largest values that so many threads have in hand: one more waits for its last window.
   [[nodiscard]] std::uint64_t held_bytes(unsigned threads) const;
-  // Of each thread: what the boxes of the value that has most take, once they are cut and walked.
+  // Of each thread: for the boxes of the value that has most, once they are cut and walked.
   [[nodiscard]] std::uint64_t box_bytes() const noexcept;
   // That so many threads take with this budget: less than it, where there is less to move.
   [[nodiscard]] std::uint64_t bytes_under_way(const Budget& budget) const;

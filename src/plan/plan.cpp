@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "codec/encode.h"
 #include "kernels/quantize.h"
 #include "loadstone/error.h"
 

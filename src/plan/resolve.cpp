@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "boxes/check_boxes.h"
+#include "codec/encode.h"
 #include "kernels/cast.h"
 #include "kernels/quantize.h"
 #include "plan/decodings.h"
@@ -161,7 +162,7 @@ void Planner::quantize(std::size_t root) {
                             std::string(name(planned.recipe.origin)),
                             {}};
   }
-  if (!problem && form.needs_amax && !asked->second.group.empty()) {
+  if (!problem && shares_scale(asked->second, form)) {
     const auto [first, is_new] = group_stacks_.try_emplace(asked->second.group, form.stack);
     if (first->second != form.stack) {
       problem = DecodeProblem{"others of its group are stacks of another height",

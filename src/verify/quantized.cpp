@@ -58,7 +58,7 @@ Counts count_scales(const TensorInfo& tensor, ByteSource& source) {
   return counts;
 }
 
-// What samples of two sides tell.
+// The result of comparing samples of two sides.
 struct Comparison {
   double difference = 0;  // sums of squares: of differences, of the first side's numbers,
   double power = 0;

@@ -69,7 +69,7 @@ std::vector<float> widened(const Bytes& bytes, Dtype dtype) {
   return wide;
 }
 
-// What a kernel is given.
+// The parts that a kernel is given.
 struct Stored {
   const DecodeKernel* kernel;
   DecodeForm form;

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <map>
 
+#include "codec/encode.h"
 #include "convert/choose.h"
 #include "convert/json_text.h"
 #include "convert/quantize_config.h"

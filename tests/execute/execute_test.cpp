@@ -251,5 +251,19 @@ TEST(ExecuteTest, ProvenanceNamesTheBytes) {
   EXPECT_THAT(json, HasSubstr(R"("tie_of": "t")"));
 }
 
+// Values of a few pages stand close to each other: what they leave unused is no part of the plan.
+TEST(HostMemoryTest, TakesLittleMoreThanItsValues) {
+  PlanBuilder builder;
+  builder.add_shard();
+  for (int i = 0; i < 500; ++i) {
+    builder.add_plain("t" + std::to_string(i), Dtype::u8, Dtype::u8, {4097}, Bytes(4097));
+  }
+  const Plan plan = builder.build();
+  const HostMemory memory(plan);
+  const auto& destinations = memory.destinations();
+  const auto taken = destinations.back().data + 4097 - destinations.front().data;
+  EXPECT_LE(taken, 500 * (4097 + 64));
+}
+
 }  // namespace
 }  // namespace loadstone

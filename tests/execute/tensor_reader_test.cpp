@@ -72,12 +72,14 @@ TEST_F(TensorReaderTest, WhatCannotBeReadIsNamed) {
 TEST_F(TensorReaderTest, ViewsOfTheFile) {
   Skeleton skeleton;
   skeleton.targets = {{.name = "plain", .shape = {2, 3}, .dtype = Dtype::f32},
-                      {.name = "ids", .shape = {1}, .dtype = Dtype::i64}};
+                      {.name = "ids", .shape = {1}, .dtype = Dtype::i64},
+                      {.name = "tied", .shape = {2, 3}, .dtype = Dtype::f32, .tie_of = "plain"}};
   const Plan plan =
       make_plan(catalog_, skeleton, {.unexpected = UnexpectedPolicy::ignore, .mmap = true});
   ASSERT_EQ(plan.targets[0].delivery, Delivery::file_view);
   const FileViews views(plan);
   ASSERT_THAT(views.targets()[0], SizeIs(24));
+  EXPECT_EQ(views.targets()[2].data(), views.targets()[0].data());
   const auto* const numbers = reinterpret_cast<const float*>(views.targets()[0].data());
   EXPECT_THAT(std::vector(numbers, numbers + 6), ElementsAre(0, 1, 2, 3, 4, 5));
 }

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "codec/decode.h"
+#include "codec/encode.h"
 #include "kernels/cast.h"
 #include "kernels/quantize.h"
 

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "codec/encode.h"
 #include "kernels/cast.h"
 
 namespace loadstone {

@@ -153,6 +153,16 @@ def test_html(run, small, tmp_path, name):
     assert "embed.weight" in page.read_text()
 
 
+def test_readers_are_part_of_the_plan(run, small, tmp_path):
+    """And others may carry it out."""
+    plan = tmp_path / "plan.json"
+    for threads in (1, 3):
+        run("plan", small, "--threads", threads, "-o", plan, status=0)
+        assert json.loads(plan.read_text())["threads"] == threads
+        run("load", "--plan", plan, "--threads", 4, status=0)
+    assert "0-256" in run("plan", small, "--threads", 257, status=2).stderr
+
+
 def test_load_json(run, small):
     document = json.loads(run("load", small, "--json", status=0).stdout)
     assert document.keys() >= {"provenance", "seconds", "bytes_read", "peak_bytes", "findings"}

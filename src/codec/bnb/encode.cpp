@@ -31,6 +31,7 @@ std::optional<DecodeProblem> write_rows(const Quantization& quantization, const 
   if (shape.rank() != 2) {
     return DecodeProblem{"int8 takes matrices", shape.text(), "[rows, columns]"};
   }
+  form.computed_in = Dtype::f16;
   form.rows = shape[0];
   form.columns = shape[1];
   form.window_elements = std::max<std::uint64_t>(shape[1], 1);

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <random>
 
+#include "codec/encode.h"
 #include "execute/plan_builder.h"
 #include "execute/random_plan.h"
 #include "loadstone/audit.h"
@@ -115,7 +116,7 @@ std::size_t quantize_random_plan(unsigned seed) {
   return count;
 }
 
-TEST(Quantizer, WindowsDoNotMatter) {
+TEST(Windows, WindowsDoNotMatter) {
   std::size_t count = 0;
   for (unsigned seed = 0; seed < 1000 && !HasFailure(); ++seed) count += quantize_random_plan(seed);
   EXPECT_GT(count, 250u);
@@ -150,7 +151,7 @@ Plan matrix_plan(PlanBuilder& builder, const Quantization& quantization, Bytes n
   return plan;
 }
 
-TEST(Quantizer, NumbersThatAreNotFiniteAreNamed) {
+TEST(Windows, NumbersThatAreNotFiniteAreNamed) {
   for (const Quantization& quantization : quantizations()) {
     Bytes numbers = normal_numbers();
     set_bf16(numbers, 70'000, INFINITY);
@@ -176,7 +177,7 @@ TEST(Quantizer, NumbersThatAreNotFiniteAreNamed) {
   EXPECT_THAT(report.findings, IsEmpty());
 }
 
-TEST(Quantizer, EachByteIsReadOnceAndStagingIsBounded) {
+TEST(Windows, EachByteIsReadOnceAndStagingIsBounded) {
   PlanBuilder builder;
   const Plan plan = matrix_plan(builder, quantizations()[0], normal_numbers());
   const HostMemory memory(plan);
@@ -214,7 +215,7 @@ struct Partners {
   }
 };
 
-TEST(Quantizer, AGroupSharesItsScale) {
+TEST(Windows, AGroupSharesItsScale) {
   for (const std::string encoding : {"fp8", "nvfp4"}) {
     for (const std::uint64_t staging : {std::uint64_t{32} << 10, std::uint64_t{64} << 20}) {
       for (const unsigned threads : {1u, 3u}) {
@@ -249,7 +250,7 @@ TEST(Quantizer, AGroupSharesItsScale) {
   }
 }
 
-TEST(Quantizer, AFailureWhileOthersMeasureEndsAll) {
+TEST(Windows, AFailureWhileOthersMeasureEndsAll) {
   for (const std::size_t last : {1u, 9u, 20u, 35u}) {
     Partners partners("fp8", 32 << 10);
     partners.builder.storage.before_read = [last](std::size_t number, const testing::ReadEvent&) {
@@ -265,7 +266,7 @@ TEST(Quantizer, AFailureWhileOthersMeasureEndsAll) {
 }
 
 // Rows without numbers have scales, which are zeros and not what was in the memory before.
-TEST(Quantizer, NoPartOfAnEmptyValueIsLeftAsItWas) {
+TEST(Windows, NoPartOfAnEmptyValueIsLeftAsItWas) {
   for (const Quantization& quantization : quantizations()) {
     QuantizeForm form;
     if (prepare_quantization(quantization, {64, 0}, Dtype::bf16, form)) continue;
@@ -284,21 +285,7 @@ TEST(Quantizer, NoPartOfAnEmptyValueIsLeftAsItWas) {
   }
 }
 
-// Values of a few pages stand close to each other: what they leave unused is no part of the plan.
-TEST(HostMemoryTest, TakesLittleMoreThanItsValues) {
-  PlanBuilder builder;
-  builder.add_shard();
-  for (int i = 0; i < 500; ++i) {
-    builder.add_plain("t" + std::to_string(i), Dtype::u8, Dtype::u8, {4097}, Bytes(4097));
-  }
-  const Plan plan = builder.build();
-  const HostMemory memory(plan);
-  const auto& destinations = memory.destinations();
-  const auto taken = destinations.back().data + 4097 - destinations.front().data;
-  EXPECT_LE(taken, 500 * (4097 + 64));
-}
-
-TEST(Quantizer, AGroupIsOfOneHeight) {
+TEST(Windows, AGroupIsOfOneHeight) {
   PlanBuilder builder;
   builder.add_shard();
   for (const Shape& shape : {Shape{2, 8, 16}, Shape{16, 16}}) {
@@ -313,7 +300,7 @@ TEST(Quantizer, AGroupIsOfOneHeight) {
   EXPECT_EQ(error.code(), "plan.quantize");
 }
 
-TEST(Quantizer, DestinationsOfPartsAreChecked) {
+TEST(Windows, DestinationsOfPartsAreChecked) {
   PlanBuilder builder;
   const Plan plan = matrix_plan(builder, quantizations()[0], normal_numbers());
   const HostMemory memory(plan);
@@ -330,7 +317,7 @@ TEST(Quantizer, DestinationsOfPartsAreChecked) {
   EXPECT_EQ(code(), "plan.destination");
 }
 
-TEST(Quantizer, AFailureNamesTheTensor) {
+TEST(Windows, AFailureNamesTheTensor) {
   PlanBuilder builder;
   const Plan plan = matrix_plan(builder, quantizations()[4], normal_numbers());
   builder.storage.before_read = [](std::size_t number, const testing::ReadEvent&) {
