@@ -160,7 +160,7 @@ def test_readers_are_part_of_the_plan(run, small, tmp_path):
         run("plan", small, "--threads", threads, "-o", plan, status=0)
         assert json.loads(plan.read_text())["threads"] == threads
         run("load", "--plan", plan, "--threads", 4, status=0)
-    assert "0-256" in run("plan", small, "--threads", 257, status=2).stderr
+    assert "0 to 256" in run("plan", small, "--threads", 257, status=2).stderr
 
 
 def test_load_json(run, small):
