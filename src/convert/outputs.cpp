@@ -3,19 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "base/text.h"
-#include "codec/tensor_table.h"
 #include "convert/expert_series.h"
 #include "convert/values.h"
 #include "kernels/cast.h"
 #include "loadstone/quantized_tensors.h"
-#include "plan/decodings.h"
 #include "plan/produce.h"
 #include "plan/rules.h"
 
@@ -43,7 +40,6 @@ class Maker {
 
   Recipes run() && {
     for (TargetRecipe& recipe : recipes_.targets) cast_to_wanted(recipe);
-    round_in_kernels();
     report_contests();
     const bool all_is_known = !options_.recipes.targets.empty() && options_.rules.empty();
     for (Produced& item : production_.items()) {
@@ -144,62 +140,13 @@ class Maker {
       fail(item, "plan.dtype", "is made of sources that have no dtype in common");
       return;
     }
-    TargetRecipe recipe = {.target = item.name, .shape = view.shape, .dtype = *dtype};
-    if (view.shape.numel() == 0u && has_blocks(item)) {
-      recipe.constant = std::make_shared<const std::vector<std::byte>>();  // nothing to decode
-    } else {
-      recipe.boxes = boxes_of(view);
-      for (Box& box : recipe.boxes) {
-        if (!decode(item, *dtype, box)) return;
-      }
+    TargetRecipe recipe = {
+        .target = item.name, .shape = view.shape, .dtype = *dtype, .boxes = boxes_of(view)};
+    for (Box& box : recipe.boxes) {
+      // The planner decodes blocks.
+      if (box.source >= production_.numbers_begin()) box.source -= production_.numbers_begin();
     }
     recipes_.targets.push_back(std::move(recipe));
-  }
-
-  [[nodiscard]] bool has_blocks(const Produced& item) const {
-    return std::ranges::any_of(item.members, &Member::is_numbers);
-  }
-
-  // Blocks are copied from as the numbers that they stand for. False: there are none.
-  bool decode(const Produced& item, Dtype dtype, Box& box) {
-    if (box.source < production_.numbers_begin()) return true;
-    box.source -= production_.numbers_begin();
-    const TensorInfo& tensor = catalog_.tensors()[box.source];
-    const bool is_direct = dtype == Dtype::f32 || dtype == Dtype::bf16 || dtype == Dtype::f16;
-    const auto [known, is_new] =
-        decodings_.try_emplace({box.source, is_direct ? dtype : Dtype::f32},
-                               static_cast<std::uint32_t>(recipes_.decodings.size()));
-    if (is_new) {
-      Decoding decoding = numbers_decoding(catalog_, box.source, known->first.second);
-      DecodeForm form;
-      if (auto problem = check_decoding(catalog_.tensors(), decoding, form)) {
-        fail(item, "plan.encoding", "cannot be decoded: " + problem->message,
-             std::string(tensor.encoding.name()));
-        decodings_.erase(known);
-        return false;
-      }
-      recipes_.decodings.push_back(std::move(decoding));
-    }
-    box.decoding = known->second;
-    return true;
-  }
-
-  // Kernels round the F32 that they compute, so a decoding of which one narrower dtype is wanted
-  // may give that itself: the same bits without a cast.
-  void round_in_kernels() {
-    std::map<std::uint32_t, std::optional<Dtype>> wanted_of;
-    for (const TargetRecipe& recipe : recipes_.targets) {
-      for (const Box& box : recipe.boxes) {
-        if (box.decoding >= recipes_.decodings.size()) continue;
-        const auto [known, is_new] = wanted_of.try_emplace(box.decoding, recipe.dtype);
-        if (known->second != recipe.dtype) known->second.reset();
-      }
-    }
-    for (const auto& [index, dtype] : wanted_of) {
-      Decoding& decoding = recipes_.decodings[index];
-      const bool narrows = dtype == Dtype::bf16 || dtype == Dtype::f16;
-      if (narrows && decoding.dtype == Dtype::f32) decoding.dtype = *dtype;
-    }
   }
 
   const Catalog& catalog_;
@@ -209,7 +156,6 @@ class Maker {
   Recipes recipes_;
   Production production_;
   std::vector<Finding>& findings_;
-  std::map<std::pair<std::uint32_t, Dtype>, std::uint32_t> decodings_;
 };
 
 // So that a shard of the output is made of neighbours in the source.

@@ -17,6 +17,7 @@
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/recipe_builder.h"
+#include "plan/dtypes.h"
 
 namespace loadstone {
 
@@ -110,15 +111,9 @@ class Maker {
       for (const std::uint32_t source : quantized.decoding.sources) is_read_.at(source) = true;
       for (const std::uint32_t source : quantized.unneeded) is_read_.at(source) = true;
       dropped_.insert(dropped_.end(), quantized.unneeded.begin(), quantized.unneeded.end());
-      decoded_.emplace(quantized.name, builder_.numbers(quantized, decoded_dtype()));
+      const Dtype dtype = decoded_dtype(options_.dtype.value_or(options_.block_dtype));
+      decoded_.emplace(quantized.name, builder_.numbers(quantized, dtype));
     }
-  }
-
-  // Kernels compute F32 and round it once. What they do not give themselves is cast from that.
-  [[nodiscard]] Dtype decoded_dtype() const {
-    const Dtype dtype = options_.dtype.value_or(options_.block_dtype);
-    const bool is_given = dtype == Dtype::bf16 || dtype == Dtype::f16;
-    return is_given ? dtype : Dtype::f32;
   }
 
   // A value by its name, decoded or as it stands there.

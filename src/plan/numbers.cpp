@@ -96,6 +96,20 @@ std::uint32_t Planner::decoding_of(std::uint32_t tensor, Dtype dtype) {
   return known->second;
 }
 
+// The one of a recipe: kernels round the F32 that they compute, so what is wanted in a narrower dtype
+// comes in that, the same bits without a cast.
+std::uint32_t Planner::rounded_decoding(std::uint32_t given, Dtype dtype) {
+  const Decoding& decoding = options_.recipes.decodings[given];
+  if (decoding.dtype != Dtype::f32) return given;
+  auto& known = rounded_[given];
+  const bool is_first = known.empty();
+  const auto [found, is_new] = known.try_emplace(
+      dtype, is_first ? given : static_cast<std::uint32_t>(plan_.decodings.size()));
+  if (is_new && !is_first) plan_.decodings.push_back(decoding);
+  plan_.decodings[found->second].dtype = dtype;
+  return found->second;
+}
+
 // Boxes of numbers and of blocks copy from decodings. False: the target has failed.
 bool Planner::decode_boxes(std::size_t root) {
   PlannedTarget& planned = plan_.targets[root];

@@ -65,6 +65,7 @@ class Planner {
   [[nodiscard]] bool refuse_codes(std::size_t root, const Produced& produced, Taking taking,
                                   std::uint32_t culprit);
   [[nodiscard]] std::uint32_t decoding_of(std::uint32_t tensor, Dtype dtype);
+  [[nodiscard]] std::uint32_t rounded_decoding(std::uint32_t given, Dtype dtype);
   [[nodiscard]] bool decode_boxes(std::size_t root);
   [[nodiscard]] bool decode_recipe(std::size_t root);
   void refuse_lone_codes();
@@ -96,6 +97,8 @@ class Planner {
   // Components of what is decoded or refused by name: none of them is left over.
   std::vector<bool> accounted_;
   std::map<std::pair<std::uint32_t, Dtype>, std::uint32_t> decodings_;  // by tensor and dtype
+  // What recipes' decodings have become, by dtype.
+  std::unordered_map<std::uint32_t, std::map<Dtype, std::uint32_t>> rounded_;
   Plan plan_;
   NameMap<std::size_t> index_;      // of the skeleton's targets
   std::vector<std::size_t> roots_;  // what each is a tie of; itself

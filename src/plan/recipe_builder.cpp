@@ -72,27 +72,6 @@ MaybeMisfit slice_steps(View& view, std::size_t dim, std::uint64_t start, std::u
   return reshape(view, Shape(std::move(split)));
 }
 
-// A decoding that gives F32 for targets of one narrower dtype only gives that dtype itself: kernels
-// round the F32 that they compute, so the bits are the same, and the cast costs nothing.
-void round_in_kernels(Recipes& recipes) {
-  std::vector<std::optional<Dtype>> wanted(recipes.decodings.size());
-  std::vector<bool> differ(recipes.decodings.size(), false);
-  for (const TargetRecipe& target : recipes.targets) {
-    for (const Box& box : target.boxes) {
-      if (box.decoding == no_decoding) continue;
-      auto& dtype = wanted[box.decoding];
-      if (dtype && *dtype != target.dtype) differ[box.decoding] = true;
-      dtype = target.dtype;
-    }
-  }
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    const bool narrows = wanted[i] == Dtype::bf16 || wanted[i] == Dtype::f16;
-    if (narrows && !differ[i] && recipes.decodings[i].dtype == Dtype::f32) {
-      recipes.decodings[i].dtype = *wanted[i];
-    }
-  }
-}
-
 }  // namespace
 
 struct RecipeBuilder::Impl {
@@ -344,9 +323,7 @@ void RecipeBuilder::add(std::string target, Value value) {
 Recipes RecipeBuilder::finish() {
   impl_->names.clear();
   // Decodings stay: values go on to name them.
-  Recipes recipes = {std::exchange(impl_->recipes.targets, {}), impl_->recipes.decodings};
-  round_in_kernels(recipes);
-  return recipes;
+  return {std::exchange(impl_->recipes.targets, {}), impl_->recipes.decodings};
 }
 
 }  // namespace loadstone

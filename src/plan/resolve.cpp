@@ -266,8 +266,13 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced, Taki
     return false;
   }
   if (taking == Taking::numbers && !decode_recipe(root)) return false;
-  // There is one cast, from the source to the target: what rounds before cannot be had.
   const Dtype wanted = plan_.targets[root].dtype;
+  const bool is_rounded = decoded_dtype(made.dtype) != Dtype::f32;
+  for (Box& box : recipe.boxes) {
+    if (box.decoding >= options_.recipes.decodings.size()) continue;
+    box.decoding = rounded_decoding(box.decoding, decoded_dtype(is_rounded ? made.dtype : wanted));
+  }
+  // There is one cast, from the source to the target: what rounds before cannot be had.
   for (const Box& box : recipe.boxes) {
     const Encoding encoding = encoding_of(box, tensors, plan_.decodings);
     const bool is_moved = tensors[box.source].encoding == Encoding(made.dtype);

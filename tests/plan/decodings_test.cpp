@@ -150,6 +150,40 @@ TEST_F(Decodings, RecipesThatSomebodyElseFilledInAreChecked) {
   EXPECT_EQ(found(make_plan(catalog_, skeleton_, options), "plan.box").size(), 1u);
 }
 
+TEST_F(Decodings, KernelsRoundToWhatIsWanted) {
+  const auto catalog = fake_catalog({{"a", {2, 256}, BlockFormat::q4_k},
+                                     {"b", {2, 256}, BlockFormat::q4_k},
+                                     {"c", {256}, BlockFormat::q4_k}});
+  RecipeBuilder builder(catalog);
+  const auto numbers = [&](const char* name, const Shape& shape) {
+    return builder.decode("gguf", {builder.source(name)}, shape, Dtype::f32);
+  };
+  const Value a = numbers("a", {2, 256});
+  const Value b = numbers("b", {2, 256});
+  builder.add("a0", builder.cast(builder.slice(a, 0, 0, 1), Dtype::bf16));
+  builder.add("a1", builder.cast(builder.slice(a, 0, 1, 1), Dtype::bf16));
+  builder.add("b0", builder.cast(builder.slice(b, 0, 0, 1), Dtype::f16));
+  builder.add("b1", builder.slice(b, 0, 1, 1));
+  builder.add("c", numbers("c", {256}));  // the model wants it narrower than the recipe says
+  PlanOptions options;
+  options.recipes = builder.finish();
+  const Plan made = make_plan(
+      catalog,
+      skeleton_of({target_of("a0", {1, 256}, Dtype::bf16), target_of("a1", {1, 256}, Dtype::bf16),
+                   target_of("b0", {1, 256}, Dtype::f16), target_of("b1", {1, 256}),
+                   target_of("c", {256}, Dtype::bf16)}),
+      options);
+  EXPECT_TRUE(made.findings.empty());  // no cast is left
+  const auto index = [&](const char* name) { return planned(made, name).recipe.boxes[0].decoding; };
+  const auto dtype = [&](const char* name) { return made.decodings.at(index(name)).dtype; };
+  EXPECT_EQ(index("a0"), index("a1"));
+  EXPECT_EQ(dtype("a0"), Dtype::bf16);
+  EXPECT_EQ(dtype("b0"), Dtype::f16);
+  EXPECT_EQ(dtype("b1"), Dtype::f32);
+  EXPECT_EQ(dtype("c"), Dtype::bf16);
+  EXPECT_EQ(made.decodings.size(), 4u);
+}
+
 // ---- as JSON
 
 TEST_F(Decodings, RecipesComeBackAsTheyWere) {

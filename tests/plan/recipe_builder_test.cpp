@@ -170,21 +170,6 @@ TEST(RecipeBuilder, TensorsOfBlockFormatsCanOnlyBeDecoded) {
   EXPECT_EQ(builder.finish().targets.size(), 2U);
 }
 
-TEST(RecipeBuilder, KernelsRoundForTargetsOfOneDtype) {
-  RecipeBuilder builder(
-      fake_catalog({{"a", {2, 256}, BlockFormat::q4_k}, {"b", {2, 256}, BlockFormat::q4_k}}));
-  const Shape shape({2, 256});
-  const Value a = builder.decode("gguf", {builder.source("a")}, shape, Dtype::f32);
-  const Value b = builder.decode("gguf", {builder.source("b")}, shape, Dtype::f32);
-  builder.add("a0", builder.cast(builder.slice(a, 0, 0, 1), Dtype::bf16));
-  builder.add("a1", builder.cast(builder.slice(a, 0, 1, 1), Dtype::bf16));
-  builder.add("b0", builder.cast(builder.slice(b, 0, 0, 1), Dtype::bf16));
-  builder.add("b1", builder.slice(b, 0, 1, 1));  // stays F32: both are rounded where they go
-  const Recipes recipes = builder.finish();
-  EXPECT_EQ(recipes.decodings[0].dtype, Dtype::bf16);
-  EXPECT_EQ(recipes.decodings[1].dtype, Dtype::f32);
-}
-
 // ---- casts
 
 TEST(RecipeBuilder, ASecondCastNeedsAnExactFirstOne) {
