@@ -96,8 +96,8 @@ std::uint32_t Planner::decoding_of(std::uint32_t tensor, Dtype dtype) {
   return known->second;
 }
 
-// The one of a recipe: kernels round the F32 that they compute, so what is wanted in a narrower dtype
-// comes in that, the same bits without a cast.
+// The one of a recipe: kernels round the F32 that they compute, so what is wanted in a narrower
+// dtype comes in that, the same bits without a cast.
 std::uint32_t Planner::rounded_decoding(std::uint32_t given, Dtype dtype) {
   const Decoding& decoding = options_.recipes.decodings[given];
   if (decoding.dtype != Dtype::f32) return given;
