@@ -37,6 +37,7 @@ help:
 	@echo 'make test-all  those too: sweeps over model classes, measurements (gigabytes, an hour),'
 	@echo '               and the C++ tests under sanitizers'
 	@echo 'make bench     speed and memory beside other loaders'
+	@echo 'make versions  which releases of other libraries load: docs/versions.md'
 	@echo 'make format    what clang-format and ruff can put right themselves'
 	@echo 'make lint      clang-format, clang-tidy, ruff, mypy, tools/tidy.py'
 	@echo 'make asan | tsan | asan-hostile | fuzz   the C++ tests under sanitizers, those of malformed'
@@ -83,6 +84,10 @@ bench: package
 	python -m bench.bnb_bench
 	python -m bench.modelopt_bench
 	python -m bench.single_files
+
+.PHONY: versions
+versions: package  # downloads some gigabytes into build/versions
+	python tools/versions.py build/versions
 
 .PHONY: format format-check
 format: setup

@@ -19,8 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from loadstone._errors import make
-
-LIBRARIES = ("transformers", "diffusers", "accelerate", "bitsandbytes", "modelopt", "peft")
+from loadstone._sites import LIBRARIES, is_known
 
 _ABSENT = object()
 _lock = threading.RLock()
@@ -368,8 +367,9 @@ def providers(libraries: Iterable[str]) -> list[Hooks]:
             raise _refused("no such library is known", name)
         if importlib.util.find_spec(name) is None:
             raise _refused("it is not installed", name)
+    known = list(filter(is_known, wanted))
     with _lock:
-        return [_provider(name) for name in wanted]
+        return [_provider(name) for name in known]
 
 
 @functools.cache

@@ -18,11 +18,11 @@ from typing import Any
 
 import accelerate
 import accelerate.big_modeling
+import accelerate.hooks
 import accelerate.utils
 import accelerate.utils.bnb
 import accelerate.utils.modeling
 import torch
-from accelerate.hooks import AlignDevicesHook
 
 from loadstone import _audit, _core, _execute
 from loadstone._accelerate import checkpoint as files
@@ -306,7 +306,7 @@ def _held_by_hooks(model: torch.nn.Module) -> set[str]:
     for path, module in model.named_modules():
         hook = getattr(module, "_hf_hook", None)
         for each in getattr(hook, "hooks", [hook]):
-            if not isinstance(each, AlignDevicesHook) or not each.offload:
+            if not isinstance(each, accelerate.hooks.AlignDevicesHook) or not each.offload:
                 continue
             inside = accelerate.utils.named_module_tensors(
                 module,

@@ -106,14 +106,14 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> Traced:
     Raises:
         Error: ``plan.options``: the model is not one of this library.
     """
-    from diffusers import ModelMixin
+    import diffusers
 
     from loadstone._diffusers.checkpoint import Checkpoint
     from loadstone._diffusers.expected import OverlookedError
     from loadstone._diffusers.load import Load, Options, Request, convert
     from loadstone._errors import make
 
-    if not isinstance(model, ModelMixin):
+    if not isinstance(model, diffusers.ModelMixin):
         found = f"{type(model).__module__}.{type(model).__qualname__}"
         raise make("plan.options", "the model is not of diffusers", field="rules", found=found)
     checkpoint = Checkpoint(catalog)

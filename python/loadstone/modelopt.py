@@ -54,8 +54,6 @@ def init_quantized_weights(
 
     Thread safety: none; the library replaces ``from_pretrained`` for the whole process.
     """
-    from modelopt.torch.quantization.plugins import accelerate as plugin
-
     from loadstone._modelopt import hooks
     from loadstone._modelopt.loading import Options
     from loadstone._patch import hooked
@@ -64,8 +62,7 @@ def init_quantized_weights(
     with contextlib.ExitStack() as stack:
         stack.enter_context(hooked(hooks.hooks()))
         stack.enter_context(hooks.options(chosen))
-        entered = plugin.init_quantized_weights(quant_cfg, gpu_mem_percentage, quant_gemm)
-        stack.enter_context(entered)
+        stack.enter_context(hooks.entered(quant_cfg, gpu_mem_percentage, quant_gemm))
         yield
 
 
@@ -112,9 +109,7 @@ def load(
 
     from loadstone._catalog import inspect
     from loadstone._modelopt import building, loading
-    from loadstone._modelopt.versions import require_known
 
-    require_known()
     options = loading.Options(
         mode, missing, device_map, max_memory, attn_implementation, progress, threads
     )

@@ -25,16 +25,17 @@ __all__ = ["patches"]
 @functools.cache
 def patches() -> Hooks:
     """What :func:`loadstone.patch` installs for this library."""
-    from loadstone import _peft
+    from loadstone._peft import hooks
 
-    return _peft.hooks()
+    return hooks.hooks()
 
 
 def with_adapters(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A call of another library's that adds an adapter, with the hooks of this one."""
     from loadstone._patch import hooked
+    from loadstone._sites import is_known
 
-    if importlib.util.find_spec("peft") is None:
+    if importlib.util.find_spec("peft") is None or not is_known("peft"):
         return original(*args, **kwargs)
     with hooked(patches()):
         return original(*args, **kwargs)

@@ -91,22 +91,20 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any =
         Error: ``plan.options``: the model is not one of this library, or the library is not one
             that is known.
     """
-    from transformers import PreTrainedModel
-    from transformers.conversion_mapping import get_model_conversion_mapping
+    import transformers
 
     from loadstone._errors import make
-    from loadstone._transformers import cache, load, versions
-    from loadstone._transformers.rules import Question
+    from loadstone._transformers import cache, load
+    from loadstone._transformers.rules import Question, registered
 
-    versions.require_known()
-    if not isinstance(model, PreTrainedModel):
+    if not isinstance(model, transformers.PreTrainedModel):
         found = f"{type(model).__module__}.{type(model).__qualname__}"
         raise make("plan.options", "the model is not of transformers", field="rules", found=found)
     quantizer = getattr(model, "hf_quantizer", None)
     built = construction_dtype(model)
     wanted = built if dtype in (None, "auto") else _dtype(dtype)
     keeps = model._get_dtype_plan(wanted)
-    conversions = get_model_conversion_mapping(model, key_mapping, quantizer)
+    conversions = registered(model, key_mapping, quantizer)
     question = Question(model, wanted, keeps, conversions, quantizer, built)
     derived = cache.derive(catalog, question)
     return load.as_traced(model, catalog, derived, ignores_mismatches=False)

@@ -4,3 +4,7 @@
 * ``planning``: the library's arguments as a plan.
 * ``offload``: tensors that lie in a folder, so that the library's hooks find them.
 """
+
+from loadstone._sites import sites_of
+
+sites_of("accelerate").require()

@@ -1,1 +1,5 @@
 """What stands behind ``loadstone.bitsandbytes``."""
+
+from loadstone._sites import sites_of
+
+sites_of("bitsandbytes").require()

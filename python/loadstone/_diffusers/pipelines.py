@@ -26,6 +26,7 @@ from loadstone._dtypes import torch_dtype
 from loadstone._errors import PlanError
 from loadstone._patch import held
 from loadstone._placement import expanded
+from loadstone._sites.diffusers import SITES
 from loadstone._torch_state import ordinary_tensors
 
 _placing: ContextVar[Placing | None] = ContextVar("loadstone_diffusers_placing", default=None)
@@ -240,7 +241,8 @@ def _empty(name: str, library: str, class_name: str, known: Mapping[str, Any]) -
     from diffusers import pipelines
     from diffusers.pipelines import pipeline_loading_utils
 
-    dtype = known["dtype"]
+    keyword = "dtype" if SITES.is_since("0.40") else "torch_dtype"
+    dtype = known[keyword]
     if isinstance(dtype, dict):
         dtype = dtype.get(name, dtype.get("default", torch.float32))
     handed_on = ("force_download", "proxies", "local_files_only", "token", "revision")
@@ -253,8 +255,8 @@ def _empty(name: str, library: str, class_name: str, known: Mapping[str, Any]) -
         is_pipeline_module=hasattr(pipelines, library),
         pipeline_class=known["pipeline_class"],
         name=name,
-        dtype=dtype,
         cached_folder=known["cached_folder"],
+        **{keyword: dtype},
         **{each: known.get(each) for each in handed_on},
     )
 

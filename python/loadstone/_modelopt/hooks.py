@@ -18,7 +18,6 @@ from typing import Any
 
 from loadstone._errors import make
 from loadstone._modelopt.loading import Options, load_into, resolved
-from loadstone._modelopt.versions import require_known
 from loadstone._patch import Hook, Hooks, gated, held
 from loadstone._torch_state import skeleton_in_turn
 
@@ -36,7 +35,6 @@ _OURS = ("device_map", "max_memory", "attn_implementation")
 @functools.cache
 def hooks() -> Hooks:
     """The functions of ModelOpt's plugin that are replaced."""
-    require_known()
     from modelopt.torch.quantization.plugins import accelerate as plugin
 
     ours: dict[str, Any] = {
@@ -46,6 +44,14 @@ def hooks() -> Hooks:
         "init_quantized_weights": _init_quantized_weights,
     }
     return Hooks([Hook(plugin, name, gated(LIBRARY, each)) for name, each in ours.items()], LIBRARY)
+
+
+def entered(*args: Any) -> contextlib.AbstractContextManager[None]:
+    """The library's ``init_quantized_weights``, hooked or not."""
+    from modelopt.torch.quantization.plugins import accelerate as plugin
+
+    found: contextlib.AbstractContextManager[None] = plugin.init_quantized_weights(*args)
+    return found
 
 
 def options(chosen: Options) -> contextlib.AbstractContextManager[Any]:

@@ -8,5 +8,8 @@
 * ``load``: the middle of ``from_pretrained``, done by loadstone.
 * ``hooks``: where that stands in the library.
 * ``adapters``, ``trainer``: other places in which the library reads files.
-* ``versions``: which libraries these were written for.
 """
+
+from loadstone._sites import sites_of
+
+sites_of("transformers").require()

@@ -28,6 +28,7 @@ from transformers import conversion_mapping, core_model_loading
 from loadstone import _core
 from loadstone._catalog import Catalog
 from loadstone._errors import Error
+from loadstone._sites.transformers import SITES
 from loadstone._transformers import rules
 from loadstone._transformers.rules import Derived, Question
 from loadstone._version import __version__
@@ -53,7 +54,7 @@ def derive(catalog: Catalog, question: Question) -> Derived:
     path = folder() / f"{key}.json"
     derived = _read(path, key, catalog)
     if derived is not None:
-        for index in derived.used:
+        for index in derived.used if SITES.is_since("5.6") else ():
             question.conversions[index]._was_used = True
         return derived
     derived = rules.derive(catalog, question)
@@ -85,15 +86,23 @@ def digest(catalog: Catalog, question: Question) -> str:
     return hashlib.blake2b(f"{text}\n{catalog.digest()}".encode(), digest_size=20).hexdigest()
 
 
+# What a transform holds that changes while it is used, or that is described on its own.
+_NOT_DESCRIBED = {
+    "collected_tensors",
+    "compiled_sources",
+    "distributed_operation",
+    "layer_targets",
+    "operations",
+    "quantization_operation",
+    "_was_used",
+}
+
+
 def _described(conversion: Any) -> Any:
     """A transform with its patterns and operations, as text that two equal ones share."""
     return [
         type(conversion).__qualname__,
-        conversion._original_source_patterns,
-        conversion._original_target_patterns,
-        conversion.scope_prefix,
-        conversion.base_model_prefix,
-        {name: str(getattr(conversion, name)) for name in _own_slots(type(conversion))},
+        {name: str(getattr(conversion, name)) for name in _attributes(conversion)},
         [
             [type(each).__qualname__, {k: str(v) for k, v in vars(each).items() if _is_plain(v)}]
             for each in getattr(conversion, "operations", ())
@@ -101,11 +110,11 @@ def _described(conversion: Any) -> Any:
     ]
 
 
-def _own_slots(cls: type) -> list[str]:
-    """Attributes that a subclass of the library's transform adds (an offset, say)."""
-    base = core_model_loading.WeightTransform.__slots__
-    names = [name for each in cls.__mro__ for name in getattr(each, "__slots__", ())]
-    return [name for name in names if name not in base and name != "operations"]
+def _attributes(conversion: Any) -> list[str]:
+    """Names of what describes it: patterns, prefixes, what a subclass adds (an offset, say)."""
+    slots = {name for cls in type(conversion).__mro__ for name in getattr(cls, "__slots__", ())}
+    held = slots | getattr(conversion, "__dict__", {}).keys()
+    return sorted(name for name in held - _NOT_DESCRIBED if hasattr(conversion, name))
 
 
 def _is_plain(value: Any) -> bool:

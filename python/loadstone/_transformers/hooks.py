@@ -19,11 +19,11 @@ import torch
 from loadstone._errors import make
 from loadstone._patch import Hook, Hooks, gated, held, suspended
 from loadstone._placement import expanded
+from loadstone._sites import is_known, sites_of
 from loadstone._skeleton import skeleton
 from loadstone._torch_state import construct, constructing, in_turn, ordinary_tensors
 from loadstone._transformers import kernels, trainer
 from loadstone._transformers.load import Load, Options
-from loadstone._transformers.versions import require_known
 from loadstone.peft import with_adapters
 
 _options: ContextVar[Options | None] = ContextVar("loadstone_transformers_options", default=None)
@@ -36,7 +36,6 @@ _OTHER_WAYS = ("tp_plan", "tp_size", "distributed_config", "device_mesh", "state
 @functools.cache
 def hooks() -> Hooks:
     """The places in ``PreTrainedModel`` that are replaced while a load runs on loadstone."""
-    require_known()
     from transformers import PreTrainedModel, modeling_utils
     from transformers.integrations.peft import PeftAdapterMixin
     from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
@@ -243,6 +242,10 @@ def _reason_against(
 
 def _reason_against_quantizer(config: Any) -> str | None:
     quantizer = config.hf_quantizer
+    method = getattr(quantizer.quantization_config, "quant_method", None)
+    if getattr(method, "value", method) == "bitsandbytes" and not is_known("bitsandbytes"):
+        known = sites_of("bitsandbytes")
+        return f"quantization_config (bitsandbytes {known.version()}; known: {known.tested})"
     if not quantizer.pre_quantized and not kernels.is_known(_operation(quantizer)):
         return f"quantization_config ({type(quantizer).__name__} quantizes while it loads)"
     if getattr(quantizer.quantization_config, "llm_int8_has_fp16_weight", False):

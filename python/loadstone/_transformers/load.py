@@ -19,6 +19,7 @@ from loadstone._constructor import parameter_values
 from loadstone._errors import make
 from loadstone._plan import Plan, make_plan
 from loadstone._report import Report
+from loadstone._sites.transformers import SITES
 from loadstone._skeleton_walk import walk
 from loadstone._traced import Traced
 from loadstone._transformers import cache
@@ -99,7 +100,7 @@ class Load:
             if target.kind not in ("parameter", "persistent_buffer") or target.name in quantized:
                 continue
             if value is not None:
-                set_param_for_module(model, target.name, value, info, config.hf_quantizer)
+                _put(model, target.name, value, info, config.hf_quantizer)
             elif target.device == "disk" and target.origin == "checkpoint":
                 info.missing_keys.discard(target.name)
         if traced.units is not None and devices is not None:
@@ -266,14 +267,7 @@ def _units(model: Any, catalog: Catalog, derived: Derived, options: Options) -> 
 
 def reportable(model: Any, unexpected: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Without those that the model's author, or the library, wants no word about."""
-    info = LoadStateDictInfo(
-        missing_keys=set(),
-        unexpected_keys={name for name, _ in unexpected},
-        mismatched_keys=set(),
-        error_msgs=[],
-        conversion_errors={},
-        skipped_pp_keys=set(),
-    )
+    info = _empty_info(unexpected)
     model._adjust_missing_and_unexpected_keys(info)
     return [(name, source) for name, source in unexpected if name in info.unexpected_keys]
 
@@ -293,15 +287,26 @@ def _ties(model: Any, loaded: Any, failed: set[str]) -> dict[str, str]:
     return ties
 
 
-def _loading_info(model: Any, derived: Derived) -> LoadStateDictInfo:
-    info = LoadStateDictInfo(
-        missing_keys=set(model.state_dict()),
-        unexpected_keys={name for name, _ in derived.unexpected},
+def _put(model: Any, name: str, value: torch.Tensor, info: Any, quantizer: Any) -> None:
+    set_in_module: Any = set_param_for_module
+    operation = () if SITES.is_since("5.16") else (None,)  # of a distributed load
+    set_in_module(model, name, value, info, *operation, quantizer)
+
+
+def _empty_info(unexpected: list[tuple[str, str]]) -> LoadStateDictInfo:
+    return LoadStateDictInfo(
+        missing_keys=set(),
+        unexpected_keys={name for name, _ in unexpected},
         mismatched_keys=set(),
-        conversion_errors={},
         error_msgs=[],
-        skipped_pp_keys=set(),
+        conversion_errors={},
+        **({"skipped_pp_keys": set()} if SITES.is_since("5.16") else {}),
     )
+
+
+def _loading_info(model: Any, derived: Derived) -> LoadStateDictInfo:
+    info = _empty_info(derived.unexpected)
+    info.missing_keys |= set(model.state_dict())
     mismatched: set[Any] = info.mismatched_keys
     for name, found, expected in derived.mismatched:
         info.missing_keys.discard(name)

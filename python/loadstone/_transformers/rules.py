@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 from transformers import core_model_loading as library
+from transformers.conversion_mapping import get_model_conversion_mapping
 
 from loadstone import _core
 from loadstone._catalog import Catalog
 from loadstone._dtypes import dtype_name
 from loadstone._errors import Error, make
+from loadstone._sites.transformers import SITES
 from loadstone._transformers import kernels
 from loadstone._transformers.absent import Groups, absent_findings, series_findings
 from loadstone.tracing import Trace
@@ -90,6 +92,12 @@ def derive(catalog: Catalog, question: Question) -> Derived:
     return _Derivation(catalog, question).run()
 
 
+def registered(model: Any, key_mapping: Any, quantizer: Any) -> list[Any]:
+    """The library's conversions for a model, with those of a key mapping and of a quantizer."""
+    found: list[Any] = get_model_conversion_mapping(model, key_mapping, quantizer)
+    return found
+
+
 def _in_order(keys: Iterable[str]) -> list[str]:
     """The order in which the library takes them."""
     try:
@@ -131,7 +139,9 @@ class _Derivation:
         derived = self.derived
         derived.recipes = self.trace.finish()
         derived.used = [
-            index for index, each in enumerate(self.question.conversions) if each.was_used()
+            index
+            for index, each in enumerate(self.question.conversions)
+            if not SITES.is_since("5.6") or each.was_used()  # before, the library keeps all
         ]
         return derived
 
@@ -144,9 +154,7 @@ class _Derivation:
             key, self.renamings, self.converters, prefix, self.state
         )
         if renamed not in self.state and key in self.state:
-            renamed, pattern = library.rename_source_key(
-                key, [], [], base_model_prefix=prefix, meta_state_dict=self.state
-            )
+            renamed, pattern = library.rename_source_key(key, [], [], prefix, self.state)
         return renamed, pattern
 
     def _collect(self, key: str, encoding: str) -> None:
@@ -172,7 +180,7 @@ class _Derivation:
         pattern = pattern if pattern is not None else key
         members.setdefault(pattern, []).append(key)
         symbol: torch.Tensor = self.trace.source(key)
-        dtype = self._dtype(renamed, mapping, encoding)
+        dtype = self._dtype(key, renamed, mapping, encoding)
         if dtype is not None and symbol.dtype != dtype:
             symbol = symbol.to(dtype)
         mapping.add_tensor(renamed, key, pattern, symbol)
@@ -183,7 +191,7 @@ class _Derivation:
         targets = self.by_pattern[pattern].target_patterns
         return [renamed.replace(targets[0], target) for target in targets]
 
-    def _dtype(self, target: str, mapping: Any, encoding: str) -> torch.dtype | None:
+    def _dtype(self, key: str, target: str, mapping: Any, encoding: str) -> torch.dtype | None:
         """The dtype in which the library reads a source."""
         question = self.question
         dtype = question.dtype
@@ -196,7 +204,13 @@ class _Derivation:
         ) and not self.is_quantized_now(target):
             dtype = self.state[target].dtype
         if question.quantizer is not None and question.quantizer.pre_quantized:
-            dtype = question.quantizer.get_new_dtype(mapping, Slice(encoding), dtype)
+            if SITES.is_since("5.21"):
+                found: torch.dtype | None = question.quantizer.get_new_dtype(
+                    mapping, Slice(encoding), dtype
+                )
+                return found
+            if key != target or not encoding.startswith(("F", "BF")):
+                return None
         return dtype
 
     def is_quantized_now(self, target: str) -> bool:

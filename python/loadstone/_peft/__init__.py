@@ -1,0 +1,5 @@
+"""What stands behind ``loadstone.peft``."""
+
+from loadstone._sites import sites_of
+
+sites_of("peft").require()

@@ -1,0 +1,145 @@
+"""Which releases of other libraries load through loadstone: installs them, tries, writes a table.
+
+    python tools/versions.py build/versions                 # all; or: transformers diffusers ...
+    python tools/versions.py build/versions --no-install    # those that are there
+
+Each release is tried in a process of its own by ``versions_suite.py``, beside what else is
+installed and the companions that it needs; its cells are compared with what that release loads by
+itself. The table is ``docs/versions.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "versions.md"
+
+# What releases of an older date need beside them.
+HUB_1 = ("huggingface_hub==1.5.0", "httpx")
+TOKENIZERS_022 = ("tokenizers==0.22.1",)
+HUB_0 = ("huggingface_hub==0.36.0", "tokenizers==0.22.1")
+HTTPX = ("httpx",)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Releases of one library that need the same companions; those installed need none."""
+
+    library: str
+    releases: tuple[str, ...]
+    companions: tuple[str, ...] = ()
+    package: str = ""  # its name for pip, where that is another one
+
+
+COHORTS = (
+    Cohort("transformers", ("5.22.2", "5.21.1", "5.20.2", "5.19.0", "5.18.0")),
+    Cohort("transformers", ("5.17.0", "5.16.1"), HUB_1),
+    Cohort(
+        "transformers",
+        (
+            *("5.15.1", "5.14.1", "5.13.1", "5.12.1", "5.11.0", "5.10.4", "5.9.0", "5.8.1"),
+            *("5.7.0", "5.6.2", "5.5.4", "5.4.0", "5.3.0", "5.2.0", "5.1.0", "5.0.0"),
+        ),
+        HUB_1 + TOKENIZERS_022,
+    ),
+    Cohort("transformers", ("4.57.3",), HUB_0),
+    Cohort("diffusers", ("0.41.0", "0.40.0")),
+    Cohort("diffusers", ("0.39.0", "0.38.0", "0.37.1", "0.36.0", "0.35.2", "0.34.0"), HTTPX),
+    Cohort("accelerate", ("1.14.0", "1.13.0", "1.12.0", "1.11.0", "1.10.1", "1.8.1", "1.6.0")),
+    Cohort("bitsandbytes", ("0.49.2", "0.48.2")),
+    Cohort("modelopt", ("0.46.1", "0.45.0", "0.43.0"), package="nvidia-modelopt"),
+)
+
+
+def installed(folder: Path, requirement: str, *options: str) -> Path:
+    """A requirement in a folder of its own, as pip puts it there."""
+    target = folder / requirement.replace("==", "-")
+    if not target.exists():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target)]
+        subprocess.run([*command, *options, requirement], check=True)
+    return target
+
+
+def tried(library: str, paths: list[Path]) -> dict[str, dict[str, str]] | str:
+    """The cells of one release; else the last line of what went wrong."""
+    # The package is the one that is installed: the release stands before it in the path.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    command = [sys.executable, "-W", "ignore", str(ROOT / "tools" / "versions_suite.py"), library]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    try:
+        cells: dict[str, dict[str, str]] = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        return (done.stderr.strip().splitlines() or ["no output"])[-1][:160]
+    return cells
+
+
+def in_words(cells: dict[str, dict[str, str]] | str) -> str:
+    """One row: how many cells are equal, and what the others are."""
+    if isinstance(cells, str):
+        return f"does not run here: {cells}"
+    doors = [(f"{name}, {door}", each) for name in cells for door, each in cells[name].items()]
+    refused = sum(each in ("refused", "own") for _, each in doors)
+    if refused == len(doors):
+        return "refused by name; a patch leaves it as it is"
+    wrong = [f"{name}: {each}" for name, each in doors if each != "equal"]
+    return f"{len(doors) - len(wrong)} of {len(doors)} equal" + "".join(f"; {e}" for e in wrong)
+
+
+def page(rows: dict[str, list[tuple[str, str]]]) -> str:
+    lines = [
+        "# Releases of other libraries",
+        "",
+        "Made by `make versions`. Each row is one release. It was tried in a process of its own,",
+        "by direct calls and by `loadstone.patch`, and every tensor was compared by its bytes with",
+        "what that release loads by itself.",
+        "",
+        "- transformers: llama, mixtral and qwen3_moe, in F32, in BF16, with a layer on disk.",
+        "- diffusers: Wan and Flux, from a folder and from one file.",
+        "- accelerate: in memory, a layer on disk, `auto`.",
+        "- bitsandbytes: nf4, fp4 and int8 on the CPU, by transformers.",
+        "- ModelOpt: fp8 and nvfp4, by its low-memory mode.",
+        "",
+        "A release that is not as loadstone's table of places says (`loadstone/_sites/`) is",
+        "refused in one sentence by direct calls. Under `loadstone.patch` it runs untouched, with",
+        "one `UserWarning`.",
+    ]
+    for library, found in rows.items():
+        lines += ["", f"## {library}", "", "| release | result |", "|---|---|"]
+        lines += [f"| {release} | {result} |" for release, result in found]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("libraries", nargs="*")
+    parser.add_argument("--no-install", action="store_true")
+    options = parser.parse_args()
+    rows: dict[str, list[tuple[str, str]]] = {}
+    for cohort in COHORTS:
+        if options.libraries and cohort.library not in options.libraries:
+            continue
+        if cohort.library not in rows:
+            rows[cohort.library] = [("installed", in_words(tried(cohort.library, [])))]
+        for release in cohort.releases:
+            name = f"{cohort.package or cohort.library}=={release}"
+            wanted = [(name, ("--no-deps",)), *((each, ()) for each in cohort.companions)]
+            if options.no_install and not (options.folder / name.replace("==", "-")).exists():
+                continue
+            paths = [installed(options.folder, each, *how) for each, how in wanted]
+            result = in_words(tried(cohort.library, paths))
+            print(f"{cohort.library} {release}: {result}", flush=True)
+            rows[cohort.library].append((release, result))
+    if not options.libraries:
+        PAGE.write_text(page(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
