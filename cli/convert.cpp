@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/json_writer.h"
+#include "base/named.h"
 #include "base/text.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
@@ -90,7 +91,7 @@ ConvertOptions convert_options(const Args& args, const Catalog& catalog) {
   if (!args.max_memory.empty()) {
     options.memory_bytes_max = bytes_from_user("--max-memory", args.max_memory, 1);
   }
-  options.unexpected = unexpected_from_user(args.unexpected);
+  options.unexpected = from_name<UnexpectedPolicy>(args.unexpected).value();
   options.threads = args.threads;
   options.quantize = quantize_options(args.quantize);
   options.experts = expert_layout(args.experts).value_or(ExpertLayout::keep);
@@ -228,7 +229,7 @@ void add_convert(CLI::App& app, Chosen& chosen) {
   add("--name", args->name, "STEM", "What files in the folder are called (default: model)");
   add("--max-memory", args->max_memory, "SIZE", "Never take more, or refuse to start");
   add("--unexpected", args->unexpected, "P", "Tensors that recipes leave over")
-      ->check(CLI::IsMember({"warn", "error", "ignore"}));
+      ->check(CLI::IsMember(names_of<UnexpectedPolicy>()));
   add_threads_option(*command, args->threads, "Threads");
   command->add_flag("--resume", args->resume,
                     "Keep the shards that an ended run of the same conversion finished");

@@ -56,7 +56,7 @@ Plan planned(const Args& args) {
   }
   const PlanPaths paths = {.root = open.paths.empty() ? std::string() : open.paths.front(),
                            .plan_folder = parent_path(args.plan_path),
-                           .offload_folder = args.plan.offload_folder};
+                           .offload_folder = args.plan.options.offload_folder};
   return parse_file(args.plan_path, [&](const std::string& text) {
     return plan_from_json(text, open.options(), paths);
   });
@@ -151,7 +151,7 @@ int load(const Args& args, bool json) {
   }
   check_machine(plan);
   if (!json) print_warnings(plan.findings);
-  const Outcome outcome = do_load(plan, args.plan.threads);
+  const Outcome outcome = do_load(plan, args.plan.options.threads);
   print_line(json ? json_of(plan, outcome) : text_of(plan, outcome));
   return 0;
 }
@@ -169,7 +169,7 @@ void add_load(CLI::App& app, Chosen& chosen) {
                    "Where it writes to disk, --offload-folder is needed again")
       ->type_name("FILE");
   args->plan_options = add_plan_options(*command, args->plan);
-  add_threads_option(*command, args->plan.threads, "Readers");
+  add_threads_option(*command, args->plan.options.threads, "Readers");
   add_html_option(*command, args->plan.html_path);
   add_open_options(*command, args->plan.open);
   add_json_flag(*command, chosen.json);

@@ -3,12 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "base/json_fields.h"
+#include "base/named.h"
 #include "base/text.h"
 #include "cli/machine.h"
 #include "cli/output.h"
@@ -34,17 +33,6 @@ std::pair<std::string, std::uint64_t> limit_from_user(const std::string& text) {
     refuse("--max-memory", text, "limit; write DEVICE=SIZE, as in cpu=8GiB");
   }
   return {text.substr(0, equals), bytes_from_user("--max-memory", text.substr(equals + 1))};
-}
-
-std::optional<DeviceMapMode> mode_from_user(std::string_view text) {
-  static constexpr std::array<std::pair<std::string_view, DeviceMapMode>, 4> modes = {
-      {{"auto", DeviceMapMode::automatic},
-       {"balanced", DeviceMapMode::balanced},
-       {"balanced_low_0", DeviceMapMode::balanced_low_0},
-       {"sequential", DeviceMapMode::sequential}}};
-  const auto* found =
-      std::ranges::find(modes, text, &std::pair<std::string_view, DeviceMapMode>::first);
-  return found == modes.end() ? std::nullopt : std::optional(found->second);
 }
 
 DeviceMap map_from_json(std::string_view text) {
@@ -89,7 +77,7 @@ void add_host_capacity(PlanOptions& options) {
 }
 
 PlanOptions plan_options(const PlanArgs& args) {
-  PlanOptions options;
+  PlanOptions options = args.options;
   if (!args.rules_path.empty()) options.rules = parse_file(args.rules_path, rules_from_json);
   if (args.dtype == "auto") {
     options.dtype_from_file = true;
@@ -99,11 +87,9 @@ PlanOptions plan_options(const PlanArgs& args) {
   if (!args.device_map.empty()) options.device_map = device_map_from_user(args.device_map);
   for (const auto& text : args.max_memory) options.max_memory.push_back(limit_from_user(text));
   if (options.device_map.mode) add_host_capacity(options);
-  options.offload_folder = args.offload_folder;
-  options.missing = args.missing == "zeros" ? MissingPolicy::zeros : MissingPolicy::error;
-  options.unexpected = unexpected_from_user(args.unexpected);
+  options.missing = from_name<MissingPolicy>(args.missing).value();
+  options.unexpected = from_name<UnexpectedPolicy>(args.unexpected).value();
   if (!args.staging.empty()) options.staging_bytes_max = bytes_from_user("--staging", args.staging);
-  options.threads = args.threads;
   return options;
 }
 
@@ -119,11 +105,6 @@ std::uint64_t bytes_from_user(std::string_view option, const std::string& text,
 Dtype dtype_option(std::string_view option, const std::string& text, std::string_view examples) {
   if (const auto dtype = dtype_from_user(text)) return *dtype;
   refuse(option, text, fmt::format("dtype such as {}", examples));
-}
-
-UnexpectedPolicy unexpected_from_user(std::string_view text) {
-  if (text == "error") return UnexpectedPolicy::error;
-  return text == "ignore" ? UnexpectedPolicy::ignore : UnexpectedPolicy::warn;
 }
 
 OpenOptions OpenArgs::options() const {
@@ -170,14 +151,15 @@ std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args) {
   add("--rules", args.rules_path, "FILE", "How names and layouts map, as JSON")->needs(skeleton);
   add("--dtype", args.dtype, "T", "Cast parameters to this dtype; auto: keep the file's");
   add("--device-map", args.device_map, "M",
-      "auto, balanced, balanced_low_0 or sequential; MODULE=DEVICE,...;\na JSON file");
+      either(names_of<DeviceMapMode>()) + "; MODULE=DEVICE,...;\na JSON file");
   add("--max-memory", args.max_memory, "D=SIZE", "Limit of a device, as in cpu=8GiB; repeatable")
       ->allow_extra_args(false);
-  add("--offload-folder", args.offload_folder, "DIR", "Where tensors placed on disk are written");
+  add("--offload-folder", args.options.offload_folder, "DIR",
+      "Where tensors placed on disk are written");
   add("--missing", args.missing, "P", "Tensors that the checkpoint lacks")
       ->check(CLI::IsMember({"error", "zeros"}));
   add("--unexpected", args.unexpected, "P", "Tensors that the model does not need")
-      ->check(CLI::IsMember({"warn", "error", "ignore"}));
+      ->check(CLI::IsMember(names_of<UnexpectedPolicy>()));
   add("--staging", args.staging, "SIZE",
       "Memory for bytes under way" + default_text(exact_bytes(defaults::staging_bytes_max)));
   return options;
@@ -202,7 +184,7 @@ void add_threads_option(CLI::App& command, unsigned& threads, const std::string&
   const std::string how_many = default_text(fmt::format("one per core, at most {}", most));
   command.add_option("--threads", threads, help + how_many)
       ->type_name("N")
-      ->check(CLI::Range(0u, defaults::threads_most, "0-256"));
+      ->check(CLI::Range(0u, defaults::threads_most, fmt::format("0-{}", defaults::threads_most)));
 }
 
 void add_html_option(CLI::App& command, std::string& path) {
@@ -211,7 +193,7 @@ void add_html_option(CLI::App& command, std::string& path) {
 
 DeviceMap device_map_from_user(const std::string& text) {
   DeviceMap map;
-  map.mode = mode_from_user(text);
+  map.mode = from_name<DeviceMapMode>(text);
   if (map.mode) return map;
   if (is_device_name(device_name(text))) {
     map.entries.emplace_back("", text);

@@ -36,11 +36,10 @@ struct PlanArgs {
   std::string dtype;
   std::string device_map;
   std::vector<std::string> max_memory;
-  std::string offload_folder;
   std::string missing = "error";
   std::string unexpected = "warn";
   std::string staging;
-  unsigned threads = 0;
+  PlanOptions options;  // those that are typed as they are
   std::string html_path;
 };
 
@@ -68,7 +67,6 @@ void add_html_option(CLI::App& command, std::string& path);
                                             std::uint64_t least = 0);
 [[nodiscard]] Dtype dtype_option(std::string_view option, const std::string& text,
                                  std::string_view examples = "bf16 or float32");
-[[nodiscard]] UnexpectedPolicy unexpected_from_user(std::string_view text);
 
 // The device map that a word, a list "prefix=device,...", JSON text or a JSON file means.
 [[nodiscard]] DeviceMap device_map_from_user(const std::string& text);

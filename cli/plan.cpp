@@ -36,7 +36,7 @@ void add_plan(CLI::App& app, Chosen& chosen) {
   const auto args = std::make_shared<Args>();
   add_checkpoint(*command, args->plan.open)->required();
   add_plan_options(*command, args->plan);
-  add_threads_option(*command, args->plan.threads, "Readers that the load will have");
+  add_threads_option(*command, args->plan.options.threads, "Readers that the load will have");
   command
       ->add_option("-o,--output", args->output_path,
                    "Also write the plan as JSON, for 'loadstone load --plan'")

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/named.h"
 #include "codec/encode.h"
 #include "loadstone/error.h"
 
@@ -47,7 +48,7 @@ void add_quantize_options(CLI::App& command, QuantizeArgs& args) {
                   "Whose names and configs (default: modelopt; for encodings of bitsandbytes:\n"
                   "always its own)")
       ->type_name("STYLE")
-      ->check(CLI::IsMember({"modelopt", "compressed-tensors"}))
+      ->check(CLI::IsMember(names_of<QuantizeStyle>()))
       ->group(group);
   command.add_option("--mode", args.mode, "exact (default), or the bytes of ModelOpt itself")
       ->type_name("MODE")
@@ -84,8 +85,7 @@ QuantizeOptions quantize_options(const QuantizeArgs& args) {
                         [](const QuantizeFormat& format) { return !format.pattern.empty(); });
   options.include = args.include;
   options.exclude = args.exclude;
-  if (args.style == "modelopt") options.style = QuantizeStyle::unified;
-  if (args.style == "compressed-tensors") options.style = QuantizeStyle::compressed_tensors;
+  options.style = from_name<QuantizeStyle>(args.style);
   options.allow_non_finite = args.allow_non_finite;
   return options;
 }

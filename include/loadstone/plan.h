@@ -25,6 +25,11 @@ enum class MissingPolicy : std::uint8_t { error, initialise, zeros };
 enum class UnexpectedPolicy : std::uint8_t { warn, error, ignore };
 enum class DeviceMapMode : std::uint8_t { automatic, balanced, balanced_low_0, sequential };
 
+// "error", "initialise", "zeros"; "warn", "error", "ignore"; "auto", "balanced" ...
+[[nodiscard]] std::string_view name(MissingPolicy policy) noexcept;
+[[nodiscard]] std::string_view name(UnexpectedPolicy policy) noexcept;
+[[nodiscard]] std::string_view name(DeviceMapMode mode) noexcept;
+
 // Where modules live. Entries are module paths ("" is the whole model) with a device: "cpu",
 // "disk", "cuda:0" ..., or "meta" (left without a value, as a named exception). The longest entry
 // wins.

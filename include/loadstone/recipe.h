@@ -28,7 +28,6 @@ enum class Origin : std::uint8_t {
 };
 
 [[nodiscard]] std::string_view name(Origin origin) noexcept;
-[[nodiscard]] bool origin_from_name(std::string_view name, Origin& origin) noexcept;
 
 // One dimension of a box: `extent` steps, each moving so many elements on either side.
 struct BoxDim {

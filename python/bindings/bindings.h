@@ -12,6 +12,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/finding_json.h"
+#include "base/named.h"
+#include "base/text.h"
 #include "loadstone/loadstone.h"
 #include "text.h"
 
@@ -41,13 +44,19 @@ void bind_scaled(nb::module_& module);
   return *dtype;
 }
 
-[[nodiscard]] inline UnexpectedPolicy unexpected_argument(std::string_view text) {
-  if (text == "warn") return UnexpectedPolicy::warn;
-  if (text == "error") return UnexpectedPolicy::error;
-  if (text == "ignore") return UnexpectedPolicy::ignore;
-  throw Error(
-      "usage", "no such policy",
-      {.field = "unexpected", .found = std::string(text), .expected = "warn, error or ignore"});
+template <typename Enum>
+[[nodiscard]] Enum enum_argument(const char* field, std::string_view text) {
+  if (const auto known = from_name<Enum>(text)) return *known;
+  throw Error("usage", "unknown word",
+              {.field = field, .found = std::string(text), .expected = either(names_of<Enum>())});
+}
+
+// The numbers that reports of work share, by name.
+template <typename Report>
+[[nodiscard]] nb::dict work_of(const Report& report) {
+  nb::dict work;
+  visit_work<Report>([&](const char* name, auto member) { work[name] = report.*member; });
+  return work;
 }
 
 }  // namespace loadstone::python

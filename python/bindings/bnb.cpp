@@ -44,15 +44,15 @@ BnbDialect dialect_argument(std::string_view text) {
 }
 
 BnbEncoding encoding_argument(std::string_view text) {
-  if (const auto encoding = bnb_encoding(text)) return *encoding;
+  if (const auto encoding = from_name<BnbEncoding>(text)) return *encoding;
   throw Error("plan.encoding", "no encoding of bitsandbytes",
-              {.found = std::string(text), .expected = "nf4, fp4 or int8"});
+              {.found = std::string(text), .expected = either(names_of<BnbEncoding>())});
 }
 
 Bnb4 form_argument(std::string_view encoding_name, std::string_view dialect,
                    std::uint64_t block_size) {
-  const BnbEncoding encoding = encoding_argument(encoding_name);
-  if (encoding == BnbEncoding::int8) {
+  const auto code = bnb4_code(encoding_argument(encoding_name));
+  if (!code) {
     throw Error("plan.encoding", "not an encoding with blocks",
                 {.found = std::string(encoding_name), .expected = "nf4 or fp4"});
   }
@@ -62,7 +62,7 @@ Bnb4 form_argument(std::string_view encoding_name, std::string_view dialect,
                  .found = std::to_string(block_size),
                  .expected = "32, 64, 128, 256, 512, 1024, 2048 or 4096"});
   }
-  return {.code = encoding == BnbEncoding::nf4 ? Bnb4Code::nf4 : Bnb4Code::fp4,
+  return {.code = *code,
           .dialect = dialect_argument(dialect),
           .block_size = static_cast<std::uint32_t>(block_size)};
 }
@@ -213,6 +213,7 @@ nb::bytes table(std::string_view name) {
 
 void bind_bnb(nb::module_& module) {
   nb::module_ bnb = module.def_submodule("bnb", "The formats of bitsandbytes.");
+  bnb.attr("ENCODINGS") = nb::tuple(nb::cast(names_of<BnbEncoding>()));
   bnb.def("encode_4bit", &encode_4bit, nb::arg("encoding"), nb::arg("dialect"),
           nb::arg("block_size"), nb::arg("numbers"), nb::arg("dtype"), nb::arg("data"),
           nb::arg("absmax"));

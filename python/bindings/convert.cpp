@@ -10,8 +10,7 @@ namespace {
 Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_view rules,
                           const Recipes* recipes, std::string_view dtype,
                           std::string_view block_dtype, std::string_view unexpected, bool one_file,
-                          const std::string& stem, std::uint64_t shard_bytes_max,
-                          std::uint64_t staging_bytes_max,
+                          const std::string& stem, std::optional<std::uint64_t> shard_bytes_max,
                           std::optional<std::uint64_t> memory_bytes_max, unsigned threads,
                           const std::vector<std::pair<std::string, std::string>>& formats,
                           std::string_view mode, const std::vector<std::string>& include,
@@ -25,19 +24,17 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
   }
   options.quantize.include = include;
   options.quantize.exclude = exclude;
-  if (style == "modelopt") options.quantize.style = QuantizeStyle::unified;
-  if (style == "compressed-tensors") options.quantize.style = QuantizeStyle::compressed_tensors;
+  if (!style.empty()) options.quantize.style = enum_argument<QuantizeStyle>("style", style);
   options.quantize.allow_non_finite = allow_non_finite;
   if (!folder.empty()) options.folder = read_model_folder(folder, copy_code);
   if (!rules.empty()) options.rules = rules_from_json(rules);
   if (recipes != nullptr) options.recipes = *recipes;
   if (!dtype.empty()) options.dtype = dtype_argument(dtype);
   options.block_dtype = dtype_argument(block_dtype);
-  options.unexpected = unexpected_argument(unexpected);
+  options.unexpected = enum_argument<UnexpectedPolicy>("unexpected", unexpected);
   options.one_file = one_file;
   options.stem = stem;
-  options.shard_bytes_max = shard_bytes_max;
-  options.staging_bytes_max = staging_bytes_max;
+  if (shard_bytes_max) options.shard_bytes_max = *shard_bytes_max;
   options.memory_bytes_max = memory_bytes_max;
   options.threads = threads;
   const auto layout = expert_layout(experts);
@@ -95,20 +92,17 @@ void bind_convert(nb::module_& module) {
   nb::class_<ConvertReport>(module, "ConvertReport")
       .def_ro("outputs", &ConvertReport::outputs)
       .def_ro("findings", &ConvertReport::findings)
-      .def_ro("seconds", &ConvertReport::seconds)
-      .def_ro("bytes_read", &ConvertReport::bytes_read)
-      .def_ro("bytes_written", &ConvertReport::bytes_written)
+      .def("work", &work_of<ConvertReport>)
       .def_ro("bytes_kept", &ConvertReport::bytes_kept)
       .def_ro("peak_bytes", &ConvertReport::peak_bytes)
       .def("to_json", [](const ConvertReport& self) { return to_json(self); });
   module.def("make_conversion", &conversion_for, nb::arg("catalog"), nb::arg("rules"),
              nb::arg("recipes").none(), nb::arg("dtype"), nb::arg("block_dtype"),
              nb::arg("unexpected"), nb::arg("one_file"), nb::arg("stem"),
-             nb::arg("shard_bytes_max"), nb::arg("staging_bytes_max"),
-             nb::arg("memory_bytes_max").none(), nb::arg("threads"), nb::arg("formats"),
-             nb::arg("mode"), nb::arg("include"), nb::arg("exclude"), nb::arg("style"),
-             nb::arg("allow_non_finite"), nb::arg("folder"), nb::arg("copy_code"),
-             nb::arg("dequantize"), nb::arg("experts"));
+             nb::arg("shard_bytes_max").none(), nb::arg("memory_bytes_max").none(),
+             nb::arg("threads"), nb::arg("formats"), nb::arg("mode"), nb::arg("include"),
+             nb::arg("exclude"), nb::arg("style"), nb::arg("allow_non_finite"), nb::arg("folder"),
+             nb::arg("copy_code"), nb::arg("dequantize"), nb::arg("experts"));
   module.def("check_target_name", &check_target_name, nb::arg("target"));
   module.def("convert", &run, nb::arg("conversion"), nb::arg("target"),
              nb::arg("progress").none() = nb::none(), nb::arg("resume") = false,

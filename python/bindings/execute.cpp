@@ -69,9 +69,7 @@ Report merge_reports(const std::vector<Report>& reports) {
         all.provenance[t] = more.provenance[t];
       }
     }
-    all.seconds += more.seconds;
-    all.bytes_read += more.bytes_read;
-    all.bytes_written += more.bytes_written;
+    visit_work<Report>([&](const char*, auto member) { all.*member += more.*member; });
     all.staging_bytes_peak = std::max(all.staging_bytes_peak, more.staging_bytes_peak);
   }
   return all;
@@ -122,9 +120,7 @@ void bind_execute(nb::module_& module) {
            })
       .def_ro("offload", &Report::offload)
       .def_ro("findings", &Report::findings)
-      .def_ro("seconds", &Report::seconds)
-      .def_ro("bytes_read", &Report::bytes_read)
-      .def_ro("bytes_written", &Report::bytes_written)
+      .def("work", &work_of<Report>)
       .def_ro("staging_bytes_peak", &Report::staging_bytes_peak)
       .def("to_json", [](const Report& self) { return to_json(self); });
   module.def("execute", &execute_plan, nb::arg("plan"), nb::arg("destinations"),

@@ -8,10 +8,7 @@ void bind_finding(nb::module_& module) {
           "__init__",
           [](Finding* self, std::string_view severity, std::string code, std::string target,
              std::vector<std::string> sources, std::string message, std::string suggestion) {
-            const Severity level = severity == "error"     ? Severity::error
-                                   : severity == "warning" ? Severity::warning
-                                                           : Severity::info;
-            new (self) Finding{.severity = level,
+            new (self) Finding{.severity = enum_argument<Severity>("severity", severity),
                                .code = std::move(code),
                                .target = std::move(target),
                                .sources = std::move(sources),

@@ -135,6 +135,11 @@ void bind_kernels(nb::module_& module) {
   module.def("decode_gguf", &decode_gguf, nb::arg("format"), nb::arg("blocks"), nb::arg("target"),
              nb::arg("dtype"), nb::arg("mode") = "exact");
   module.def("gguf_layout", &gguf_layout, nb::arg("format"));
+  module.def("dtypes", [] {
+    std::vector<std::pair<std::string_view, std::string_view>> names;
+    for (const DtypeInfo& known : dtype_table) names.emplace_back(known.name, known.torch_name);
+    return names;
+  });
   module.def("can_cast", [](std::string_view source, std::string_view target) {
     return can_cast(dtype_argument(source), dtype_argument(target));
   });

@@ -1,4 +1,5 @@
 #include "bindings.h"
+#include "execute/offload_files.h"
 #include "execute/offload_folder.h"
 #include "shared_plan.h"
 
@@ -51,6 +52,7 @@ void bind_offload(nb::module_& module) {
       .def("commit", &OffloadFolder::commit, nb::call_guard<nb::gil_scoped_release>())
       .def("abandon", &OffloadFolder::abandon)
       .def_prop_ro("sync_seconds", &OffloadFolder::sync_seconds);
+  module.attr("OFFLOAD_INDEX_FILE") = offload_index_file;
   module.def("offload_index", [](const SharedPlan& plan) {
     return index_of(offload_entries(*plan, plan->catalog->storage()));
   });

@@ -17,45 +17,20 @@ using TargetRow = std::tuple<std::string, std::vector<std::uint64_t>, std::strin
 using QuantizeRow = std::tuple<std::string, std::string, std::string, std::uint32_t, bool,
                                std::optional<float>, std::string>;
 using Pairs = std::vector<std::pair<std::string, std::string>>;
-using Capacities = std::vector<std::pair<std::string, std::uint64_t>>;
 
 Skeleton skeleton_from(const std::vector<TargetRow>& rows, bool values_known) {
   Skeleton skeleton;
   skeleton.values_known = values_known;
   skeleton.targets.reserve(rows.size());
   for (const auto& [name, extents, dtype, kind, tie_of, has_value] : rows) {
-    const auto target_kind = target_kind_from_name(kind);
-    if (!target_kind)
-      throw Error("usage", "unknown kind", {.field = "kind", .found = std::string(kind)});
     skeleton.targets.push_back({.name = name,
                                 .shape = Shape(extents),
                                 .dtype = dtype_argument(dtype),
-                                .kind = *target_kind,
+                                .kind = enum_argument<TargetKind>("kind", kind),
                                 .tie_of = tie_of,
                                 .has_value = has_value});
   }
   return skeleton;
-}
-
-MissingPolicy missing_policy(std::string_view text) {
-  if (text == "error") return MissingPolicy::error;
-  if (text == "initialise") return MissingPolicy::initialise;
-  if (text == "zeros") return MissingPolicy::zeros;
-  throw Error(
-      "usage", "no such policy",
-      {.field = "missing", .found = std::string(text), .expected = "error, initialise or zeros"});
-}
-
-std::optional<DeviceMapMode> device_map_mode(std::string_view text) {
-  if (text.empty()) return std::nullopt;
-  if (text == "auto") return DeviceMapMode::automatic;
-  if (text == "balanced") return DeviceMapMode::balanced;
-  if (text == "balanced_low_0") return DeviceMapMode::balanced_low_0;
-  if (text == "sequential") return DeviceMapMode::sequential;
-  throw Error("usage", "no such device map",
-              {.field = "device_map",
-               .found = std::string(text),
-               .expected = "auto, balanced, balanced_low_0, sequential or a dictionary"});
 }
 
 // name, shape, dtype of each.
@@ -105,43 +80,73 @@ std::pair<std::uint32_t, std::uint64_t> view_of(const SharedPlan& plan, std::siz
   return {source.shard, source.offset_begin};
 }
 
+// Options by name, each of which is taken; one that is left out has the core's default.
+class NamedOptions {
+ public:
+  explicit NamedOptions(const nb::kwargs& given) : left_(given) {}
+
+  template <typename Value>
+  void take(const char* name, Value& value) {
+    if (!left_.contains(name)) return;
+    value = nb::cast<Value>(left_[name]);
+    nb::del(left_[name]);
+  }
+  template <typename Value>
+  [[nodiscard]] Value take(const char* name) {
+    Value value{};
+    take(name, value);
+    return value;
+  }
+  void done() const {
+    for (const auto [name, value] : left_) {
+      throw Error("usage", "no such option", {.field = nb::cast<std::string>(name)});
+    }
+  }
+
+ private:
+  nb::dict left_;
+};
+
 SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRow>& rows,
-                    bool values_known, std::string_view rules, std::string_view dtype,
-                    std::string_view mode, const Pairs& entries, const Capacities& max_memory,
-                    const std::vector<std::string>& no_split_modules,
-                    const std::string& offload_folder, std::string_view missing,
-                    std::string_view unexpected, std::uint64_t staging_bytes_max, unsigned threads,
-                    bool allow_non_finite, bool mmap, const Recipes* recipes,
-                    bool knows_all_sources, const Pairs& expected_sources, const Pairs& missing_of,
-                    const std::vector<std::string>& explained,
-                    const std::vector<QuantizeRow>& quantize,
-                    const std::vector<std::string>& bare_modules, bool allows_unknown_modules) {
+                    bool values_known, const nb::kwargs& given) {
+  using Names = std::vector<std::string>;
+  NamedOptions named(given);
   PlanOptions options;
+  const auto rules = named.take<std::string>("rules");
   if (!rules.empty()) options.rules = rules_from_json(rules);
+  const auto dtype = named.take<std::string>("dtype");
   options.dtype_from_file = dtype == "auto";
   if (!dtype.empty() && !options.dtype_from_file) options.dtype = dtype_argument(dtype);
-  options.device_map.mode = device_map_mode(mode);
-  options.device_map.entries = entries;
+  const auto mode = named.take<std::string>("device_map_mode");
+  if (!mode.empty()) options.device_map.mode = enum_argument<DeviceMapMode>("device_map", mode);
+  named.take("device_map", options.device_map.entries);
+  const auto bare_modules = named.take<Names>("bare_modules");
   options.device_map.bare_modules = {bare_modules.begin(), bare_modules.end()};
-  options.device_map.allows_unknown = allows_unknown_modules;
-  options.max_memory = max_memory;
-  options.no_split_modules = no_split_modules;
-  options.offload_folder = offload_folder;
-  options.missing = missing_policy(missing);
-  options.unexpected = unexpected_argument(unexpected);
-  options.staging_bytes_max = staging_bytes_max;
-  options.threads = threads;
-  options.allow_non_finite = allow_non_finite;
-  options.mmap = mmap;
-  if (recipes != nullptr) options.recipes = *recipes;
-  options.knows_all_sources = knows_all_sources;
-  options.expected_sources = {expected_sources.begin(), expected_sources.end()};
-  for (const auto& [target, policy] : missing_of) {
-    options.missing_of.emplace(target, missing_policy(policy));
+  named.take("allows_unknown_modules", options.device_map.allows_unknown);
+  named.take("max_memory", options.max_memory);
+  named.take("no_split_modules", options.no_split_modules);
+  named.take("offload_folder", options.offload_folder);
+  const auto policy = [](const std::string& text) {
+    return enum_argument<MissingPolicy>("missing", text);
+  };
+  options.missing = policy(named.take<std::string>("missing"));
+  for (const auto& [target, text] : named.take<Pairs>("missing_of")) {
+    options.missing_of.emplace(target, policy(text));
   }
+  options.unexpected =
+      enum_argument<UnexpectedPolicy>("unexpected", named.take<std::string>("unexpected"));
+  named.take("staging_bytes_max", options.staging_bytes_max);
+  named.take("threads", options.threads);
+  named.take("allow_non_finite", options.allow_non_finite);
+  named.take("mmap", options.mmap);
+  if (const auto* const recipes = named.take<const Recipes*>("recipes")) options.recipes = *recipes;
+  named.take("knows_all_sources", options.knows_all_sources);
+  const auto expected_sources = named.take<Pairs>("expected_sources");
+  options.expected_sources = {expected_sources.begin(), expected_sources.end()};
+  const auto explained = named.take<Names>("explained");
   options.explained = {explained.begin(), explained.end()};
   for (const auto& [target, encoding, dialect, block_size, nested, nested_offset, group] :
-       quantize) {
+       named.take<std::vector<QuantizeRow>>("quantize")) {
     options.quantize[target] = {.encoding = encoding,
                                 .dialect = dialect,
                                 .block_size = block_size,
@@ -149,6 +154,7 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<Ta
                                 .nested_offset = nested_offset,
                                 .group = group};
   }
+  named.done();
   const Skeleton skeleton = skeleton_from(rows, values_known);
   const nb::gil_scoped_release release;
   return SharedPlan(make_plan(std::move(catalog), skeleton, options));
@@ -179,17 +185,11 @@ void bind_plan(nb::module_& module) {
       .def("to_json", [](const SharedPlan& self) { return to_json(*self); })
       .def("to_table", [](const SharedPlan& self) { return to_table(*self); })
       .def("to_html", [](const SharedPlan& self) { return to_html(*self); });
+  module.attr("STAGING_BYTES_MAX") = defaults::staging_bytes_max;
+  module.attr("MISSING_POLICIES") = nb::tuple(nb::cast(names_of<MissingPolicy>()));
+  module.attr("DEVICE_MAP_MODES") = nb::tuple(nb::cast(names_of<DeviceMapMode>()));
   module.def("make_plan", &plan_for, nb::arg("catalog"), nb::arg("targets"),
-             nb::arg("values_known"), nb::arg("rules"), nb::arg("dtype"),
-             nb::arg("device_map_mode"), nb::arg("device_map"), nb::arg("max_memory"),
-             nb::arg("no_split_modules"), nb::arg("offload_folder"), nb::arg("missing"),
-             nb::arg("unexpected"), nb::arg("staging_bytes_max"), nb::arg("threads"),
-             nb::arg("allow_non_finite"), nb::arg("mmap"), nb::arg("recipes").none() = nb::none(),
-             nb::arg("knows_all_sources") = false, nb::arg("expected_sources") = Pairs(),
-             nb::arg("missing_of") = Pairs(), nb::arg("explained") = std::vector<std::string>(),
-             nb::arg("quantize") = std::vector<QuantizeRow>(),
-             nb::arg("bare_modules") = std::vector<std::string>(),
-             nb::arg("allows_unknown_modules") = false);
+             nb::arg("values_known"), nb::arg("options"));
   module.def(
       "plan_from_json",
       [](std::string_view text, bool allow_links, const std::string& root,

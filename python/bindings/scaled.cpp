@@ -21,7 +21,7 @@ QuantizeForm form_for(const std::string& encoding, const std::string& dialect,
   QuantizeForm form;
   const Quantization quantization = {.encoding = encoding, .dialect = dialect, .nested_offset = {}};
   auto problem = prepare_quantization(quantization, Shape(extents), dtype_argument(dtype), form);
-  if (!problem && (form.kind == QuantizeKind::bnb4 || form.kind == QuantizeKind::bnb_int8)) {
+  if (!problem && is_bitsandbytes(form.kind)) {
     problem = DecodeProblem{"an encoding of bitsandbytes", encoding, {}};
   }
   if (problem) {

@@ -10,12 +10,16 @@ import contextlib
 import importlib
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from loadstone._errors import Error, make
+
+# What the parts of a conversion have of its report, all together.
+SUMS = ("bytes_read", "bytes_written", "bytes_kept", "sync_seconds")
 
 _RETRIES = 8  # of a part whose process or machine died
 _SLOTS = 8  # of an engine that does not say how many it has
@@ -29,9 +33,7 @@ class PartDone:
     """What a task hands back; or ``error``."""
 
     index: int
-    bytes_read: int = 0
-    bytes_written: int = 0
-    bytes_kept: int = 0
+    sums: Counter[str] = field(default_factory=Counter)  # of SUMS
     peak_bytes: int = 0
     error: Error | None = None
 
@@ -56,9 +58,8 @@ def do_part(arguments: dict[str, Any], index: int, count: int) -> PartDone:
         report = patiently(lambda: convert(**arguments, part=(index, count)))
     except Error as error:
         return PartDone(index, error=error)
-    return PartDone(
-        index, report.bytes_read, report.bytes_written, report.bytes_kept, report.peak_bytes
-    )
+    sums = Counter({name: getattr(report, name) for name in SUMS})
+    return PartDone(index, sums, report.peak_bytes)
 
 
 def run_parts(

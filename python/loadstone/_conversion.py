@@ -19,8 +19,6 @@ from loadstone._traced import Traced
 
 # Files of video models hold patch embeddings of five dims, one more than ggml knows.
 _RANK_MAX = 8
-_SHARD_BYTES = 5_000_000_000
-_STAGING_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,7 @@ class ConvertReport:
         findings: what there is to say, most severe first.
         table: what becomes of what, for people.
         files: how many hold the tensors: one, or the shards.
+        sync_seconds: of ``seconds``, bringing files to the disk.
     """
 
     outputs: list[Path]
@@ -59,6 +58,7 @@ class ConvertReport:
     table: str = ""
     bytes_kept: int = 0
     files: int = 0
+    sync_seconds: float = 0.0
 
     def __str__(self) -> str:
         return self.table
@@ -134,7 +134,7 @@ def convert(
         name: what files in a folder are called; diffusers looks for ``diffusion_pytorch_model``.
         max_memory: never take more than this, or refuse to start and say what is needed.
         unexpected: ``"warn"``, ``"error"`` or ``"ignore"``: sources that recipes leave over.
-        threads: ``None``: one per core, at most four.
+        threads: ``None``: one per core, but few.
         progress: ``True`` for a bar, or a callable that gets bytes done and bytes in all.
         dry_run: say what would be done, and do nothing.
         resume: keep the shards that an earlier run of the same conversion finished, and those of
@@ -175,8 +175,7 @@ def convert(
         unexpected=unexpected,
         one_file=one_file,
         stem=name,
-        shard_bytes_max=_SHARD_BYTES if shard_size is None else _machine.byte_count(shard_size),
-        staging_bytes_max=_STAGING_BYTES,
+        shard_bytes_max=None if shard_size is None else _machine.byte_count(shard_size),
         memory_bytes_max=None if max_memory is None else _machine.byte_count(max_memory),
         threads=threads or 0,
         formats=_formats(quantize),
@@ -212,9 +211,7 @@ def _written(
         report = _core.convert(conversion, target, callback, resume, part, finish)
     return ConvertReport(
         outputs=[Path(each) for each in report.outputs],
-        seconds=report.seconds,
-        bytes_read=report.bytes_read,
-        bytes_written=report.bytes_written,
+        **report.work(),
         bytes_kept=report.bytes_kept,
         peak_bytes=report.peak_bytes,
         findings=report.findings,
@@ -259,16 +256,16 @@ def _divided(
 
         def show(done: _cluster.PartDone) -> None:
             nonlocal bytes_done
-            bytes_done += done.bytes_written + done.bytes_kept
+            bytes_done += done.sums["bytes_written"] + done.sums["bytes_kept"]
             if callback is not None:
                 callback(bytes_done, planned.bytes_written)
 
         done = _cluster.run_parts(cluster, arguments, planned.files, parts, show)
     report = _cluster.patiently(lambda: convert(**arguments, finish=True))
     report.seconds = time.perf_counter() - begin
-    report.bytes_read += sum(each.bytes_read for each in done)
-    report.bytes_written += sum(each.bytes_written for each in done)
-    report.bytes_kept += sum(each.bytes_kept for each in done)
+    for name in _cluster.SUMS:
+        total = getattr(report, name) + sum(each.sums[name] for each in done)
+        setattr(report, name, total)
     report.peak_bytes = max(report.peak_bytes, *(each.peak_bytes for each in done))
     return report
 

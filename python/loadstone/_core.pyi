@@ -122,45 +122,24 @@ class Report:
     def offload(self) -> OffloadFolder: ...
     @property
     def findings(self) -> list[Finding]: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def bytes_read(self) -> int: ...
-    @property
-    def bytes_written(self) -> int: ...
+    def work(self) -> dict[str, Any]: ...
     @property
     def staging_bytes_peak(self) -> int: ...
     def to_json(self) -> str: ...
+
+OFFLOAD_INDEX_FILE: str
 
 def offload_index(plan: Plan) -> dict[str, dict[str, Any]]: ...
 def open_checkpoint(
     paths: Sequence[str], allow_links: bool = False, gguf_rank_max: int = 4
 ) -> Catalog: ...
+
+STAGING_BYTES_MAX: int
+MISSING_POLICIES: tuple[str, ...]
+DEVICE_MAP_MODES: tuple[str, ...]
+
 def make_plan(
-    catalog: Catalog,
-    targets: list[tuple[Any, ...]],
-    values_known: bool,
-    rules: str,
-    dtype: str,
-    device_map_mode: str,
-    device_map: list[tuple[str, str]],
-    max_memory: list[tuple[str, int]],
-    no_split_modules: list[str],
-    offload_folder: str,
-    missing: str,
-    unexpected: str,
-    staging_bytes_max: int,
-    threads: int,
-    allow_non_finite: bool,
-    mmap: bool,
-    recipes: Recipes | None = None,
-    knows_all_sources: bool = False,
-    expected_sources: Sequence[tuple[str, str]] = (),
-    missing_of: Sequence[tuple[str, str]] = (),
-    explained: Sequence[str] = (),
-    quantize: Sequence[tuple[str, str, str, int, bool, float | None, str]] = (),
-    bare_modules: Sequence[str] = (),
-    allows_unknown_modules: bool = False,
+    catalog: Catalog, targets: list[tuple[Any, ...]], values_known: bool, **options: Any
 ) -> Plan: ...
 def plan_from_json(
     text: str,
@@ -212,12 +191,7 @@ class ConvertReport:
     def outputs(self) -> list[str]: ...
     @property
     def findings(self) -> list[Finding]: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def bytes_read(self) -> int: ...
-    @property
-    def bytes_written(self) -> int: ...
+    def work(self) -> dict[str, Any]: ...
     @property
     def bytes_kept(self) -> int: ...
     @property
@@ -234,8 +208,7 @@ def make_conversion(
     unexpected: str,
     one_file: bool,
     stem: str,
-    shard_bytes_max: int,
-    staging_bytes_max: int,
+    shard_bytes_max: int | None,
     memory_bytes_max: int | None,
     threads: int,
     formats: Sequence[tuple[str, str]],
@@ -272,6 +245,7 @@ def decode_gguf(
     mode: str = "exact",
 ) -> None: ...
 def gguf_layout(format: str) -> tuple[int, int]: ...
+def dtypes() -> list[tuple[str, str]]: ...  # their names, and torch's
 def can_cast(source_dtype: str, target_dtype: str) -> bool: ...
 def codes() -> list[tuple[str, str, str]]: ...
 
@@ -306,6 +280,7 @@ class scaled:  # a submodule  # noqa: N801
     ) -> None: ...
 
 class bnb:  # a submodule  # noqa: N801
+    ENCODINGS: tuple[str, ...]
     @staticmethod
     def encode_4bit(
         encoding: str,

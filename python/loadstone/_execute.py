@@ -214,13 +214,10 @@ def account(plan: Plan, model: Any, core: _core.Report) -> Report:
             provenance[slot.name] = _kept(slot)
     report = Report(
         provenance=provenance,
-        seconds=core.seconds,
-        bytes_read=core.bytes_read,
-        bytes_written=core.bytes_written,
         staging_bytes_peak=core.staging_bytes_peak,
         peak_bytes=plan.peak_bytes,
         findings=core.findings,
-        sync_seconds=core.offload.sync_seconds,
+        **core.work() | {"sync_seconds": core.offload.sync_seconds},
     )
     remember(model, report, slots)
     return report

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 TRACED = ("transformers", "diffusers")
 
 # For what the checkpoint lacks.
-POLICIES = ("error", "initialise", "zeros")
+POLICIES = _core.MISSING_POLICIES
 
-MODES = ("auto", "balanced", "balanced_low_0", "sequential")
+MODES = _core.DEVICE_MAP_MODES
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ def plan(
     offload_folder: str | os.PathLike[str] | None = None,
     missing: str | Mapping[str, str] = "error",
     unexpected: str = "warn",
-    staging_bytes_max: int = 64 << 20,
+    staging_bytes_max: int = _core.STAGING_BYTES_MAX,
     threads: int | None = None,
     allow_non_finite: bool = False,
     mmap: bool = False,
@@ -293,7 +293,7 @@ def plan(
         staging_bytes_max: memory for bytes under way, beside the model's own. A load that
             quantizes takes one of its windows at least (of FP8 blocks: 128 rows), which
             ``peak_bytes`` counts.
-        threads: readers that ``peak_bytes`` counts; ``None``: one per core, at most four.
+        threads: readers that ``peak_bytes`` counts; ``None``: one per core, but few.
             :meth:`Plan.execute` may have others, in no more memory.
         allow_non_finite: go on where what is quantized holds NaN or infinities, and say so; else
             the load fails with ``q.nan``.
@@ -360,13 +360,11 @@ def make_plan(
     offload_folder: str | os.PathLike[str] | None = None,
     missing: str | Mapping[str, str] = "error",
     unexpected: str = "warn",
-    staging_bytes_max: int = 64 << 20,
     threads: int | None = None,
     allow_non_finite: bool = True,
-    mmap: bool = False,
     initialises: bool = False,
     quantize: Mapping[str, Quantization] | None = None,
-    allows_unknown_modules: bool = False,
+    **options: Any,
 ) -> Plan:
     """:func:`plan` for a checkpoint that is open, with recipes that an adapter worked out.
 
@@ -375,8 +373,9 @@ def make_plan(
             :class:`loadstone._execute.Parts`, and makes of them what the model needs.
         allow_non_finite: the libraries quantize NaN without a word, so scripts do not stop for it.
         initialises: the caller has initialisers of its own for what is missing.
-        allows_unknown_modules: entries of the device map that name nothing of the model are a
-            warning, as for libraries that pass over them, and no error.
+        options: for the core as they are: ``mmap`` ..., and ``allows_unknown_modules``: entries of
+            the device map that name nothing of the model are a warning, as for libraries that
+            pass over them, and no error.
     """
     needs, traced = needs_of(model), traced or Traced(None)
     units = traced.units
@@ -402,17 +401,15 @@ def make_plan(
         offload_folder=os.fsdecode(offload_folder) if offload_folder is not None else "",
         missing=default,
         unexpected=unexpected,
-        staging_bytes_max=staging_bytes_max,
         threads=threads or 0,
         allow_non_finite=allow_non_finite,
-        mmap=mmap,
         recipes=traced.recipes,
         knows_all_sources=traced.recipes is not None,
         expected_sources=list(traced.expected.items()),
         explained=[*traced.explained, *traced.broken()],
         quantize=[(name, *astuple(how)) for name, how in (quantize or {}).items()],
         bare_modules=_modules.among(needs.module, [path for path, _ in entries]),
-        allows_unknown_modules=allows_unknown_modules,
+        **options,
     )
     core = make_core(targets=needs.rows, missing_of=policies)
     if needs.keep_candidates and needs.leave_kept(core):

@@ -15,7 +15,7 @@ from loadstone._errors import make
 if TYPE_CHECKING:
     import torch
 
-BNB_ENCODINGS = ("nf4", "fp4", "int8")
+BNB_ENCODINGS = _core.bnb.ENCODINGS
 ENCODINGS = (*BNB_ENCODINGS, *_quantize_scaled.ENCODINGS)
 DIALECTS = ("bnb-cpu", "bnb-cuda")
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)

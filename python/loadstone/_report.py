@@ -85,27 +85,8 @@ class Report:
         return [item for name, item in self.provenance.items() if name in names]
 
     def to_json(self) -> str:
-        """``{provenance, seconds, bytes_read, peak_bytes, findings}``, as the command prints."""
-        names = ("severity", "code", "target", "sources", "message", "suggestion")
-        return json.dumps(
-            {
-                "provenance": {
-                    name: {
-                        **item.__dict__,
-                        "sources": [source.__dict__ for source in item.sources],
-                    }
-                    for name, item in self.provenance.items()
-                },
-                "seconds": self.seconds,
-                "sync_seconds": self.sync_seconds,
-                "bytes_read": self.bytes_read,
-                "bytes_written": self.bytes_written,
-                "staging_bytes_peak": self.staging_bytes_peak,
-                "peak_bytes": self.peak_bytes,
-                "findings": [{key: getattr(f, key) for key in names} for f in self.findings],
-            },
-            indent=1,
-        )
+        """All attributes, ``{provenance, seconds, bytes_read ...}``, as the command prints them."""
+        return json.dumps(vars(self), default=_members, indent=1)
 
     def __repr__(self) -> str:
         rate = self.bytes_read / self.seconds / 1e9 if self.seconds else 0.0
@@ -113,6 +94,12 @@ class Report:
             f"Report({len(self.provenance)} tensors, {self.bytes_read} bytes read "
             f"in {self.seconds:.3f} s, {rate:.2f} GB/s)"
         )
+
+
+def _members(item: Any) -> dict[str, Any]:
+    """Of what JSON has no word for."""
+    names = dir(item) if isinstance(item, _core.Finding) else vars(item)
+    return {name: getattr(item, name) for name in names if not name.startswith("_")}
 
 
 def filled_findings(findings: Iterable[_core.Finding]) -> list[_core.Finding]:

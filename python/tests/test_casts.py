@@ -12,25 +12,13 @@ import torch
 
 from loadstone import _core
 
+# All that the core casts and torch has.
 TORCH = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "U16": torch.uint16,
-    "I16": torch.int16,
-    "U32": torch.uint32,
-    "I32": torch.int32,
-    "U64": torch.uint64,
-    "I64": torch.int64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
+    name: getattr(torch, torch_name)
+    for name, torch_name in _core.dtypes()
+    if torch_name and _core.can_cast(name, "F32")
 }
-FLOATS = ["F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2", "F8_E8M0"]
+FLOATS = [name for name, dtype in TORCH.items() if dtype.is_floating_point]
 TARGETS = [name for name in TORCH if name != "F8_E8M0"]
 PAIRS = [(a, b) for a in TORCH for b in TARGETS if a != b]
 MANTISSA = {"F32": (23, torch.int32, 255), "F64": (52, torch.int64, 2047)}

@@ -1,13 +1,13 @@
-"""Defaults of the Python package are those of the core, whose header decides."""
+"""Defaults of the package, and those that the docs name, are those of the core's header."""
 
 import inspect
 import re
 from pathlib import Path
 
 import loadstone
-from loadstone import _conversion
 
-HEADER = Path(__file__).resolve().parents[2] / "include/loadstone/defaults.h"
+ROOT = Path(__file__).resolve().parents[2]
+HEADER = ROOT / "include/loadstone/defaults.h"
 
 
 def core(name: str) -> int:
@@ -24,6 +24,13 @@ def test_a_plan_has_the_staging_of_the_core() -> None:
     assert default == core("staging_bytes_max")
 
 
-def test_a_conversion_has_the_sizes_of_the_core() -> None:
-    assert core("convert_staging_bytes_max") == _conversion._STAGING_BYTES
-    assert core("shard_bytes_max") == _conversion._SHARD_BYTES
+def test_the_docs_name_them() -> None:
+    command = (ROOT / "docs/cli.md").read_text()
+    threads = [
+        f"one per core, at most {core(name)}" for name in ("threads_max", "verify_threads_max")
+    ]
+    said = re.findall(r"one per core, at most \d+", command)
+    assert said and set(said) == set(threads)
+    assert f"| `--staging SIZE` | `{core('staging_bytes_max') >> 20}MiB` |" in command
+    conversion = (ROOT / "docs/convert.md").read_text()
+    assert f"The default is {core('convert_staging_bytes_max') >> 20} MiB" in conversion

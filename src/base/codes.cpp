@@ -214,6 +214,8 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "Nothing to do, if both are the same."},
     {"plan.unexpected", "The checkpoint has a tensor that the model does not use.",
      "Nothing, if it is meant to be so; otherwise check the rules."},
+    {"plan.untraceable", "A library's conversion code does more than move elements about.",
+     "Write rules for the checkpoint, or load it with the library itself."},
     {"pt.arguments", "The call that makes a tensor has other arguments than torch writes.",
      "Do not trust the file."},
     {"pt.budget",

@@ -14,7 +14,7 @@ std::string_view name(Severity severity) noexcept {
     case Severity::error:
       return "error";
   }
-  return "error";
+  return {};
 }
 
 bool has_errors(const std::vector<Finding>& findings) noexcept {

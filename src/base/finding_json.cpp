@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <string>
 
 #include "base/text.h"
@@ -17,17 +16,7 @@ Finding read_finding(const JsonReader& reader, JsonReader::Element value, const 
     return std::string(reader.string(fields.required(field), fields.at(field)));
   };
   Finding finding;
-  const std::string severity = text("severity");
-  bool is_known = false;
-  for (const Severity known : {Severity::info, Severity::warning, Severity::error}) {
-    if (severity != name(known)) continue;
-    finding.severity = known;
-    is_known = true;
-  }
-  if (!is_known) {
-    reader.refuse(fields.at("severity"), "unknown severity", printable(severity),
-                  "info, warning or error");
-  }
+  finding.severity = reader.named<Severity>(fields.required("severity"), fields.at("severity"));
   finding.code = text("code");
   finding.target = text("target");
   const JsonPlace sources = fields.at("sources");

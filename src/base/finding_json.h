@@ -15,14 +15,20 @@ void write_findings(JsonWriter& json, const std::vector<Finding>& findings,
 [[nodiscard]] std::vector<Finding> read_findings(const JsonReader& reader,
                                                  JsonReader::Element value, const JsonPlace& place);
 
-// Members that reports of work share: findings, seconds and bytes.
+// Numbers that reports of work share, for JSON and for Python; those of several reports sum up.
+template <typename Report, typename Visit>
+void visit_work(Visit visit) {
+  visit("seconds", &Report::seconds);
+  visit("sync_seconds", &Report::sync_seconds);
+  visit("bytes_read", &Report::bytes_read);
+  visit("bytes_written", &Report::bytes_written);
+}
+
+// Findings, and these numbers.
 template <typename Report>
 void write_work(JsonWriter& json, const Report& report) {
   write_findings(json, report.findings);
-  json.member("seconds", report.seconds);
-  json.member("sync_seconds", report.sync_seconds);
-  json.member("bytes_read", report.bytes_read);
-  json.member("bytes_written", report.bytes_written);
+  visit_work<Report>([&](const char* name, auto member) { json.member(name, report.*member); });
 }
 
 // For people, a line each: "  warning: MESSAGE [CODE]".

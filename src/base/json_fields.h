@@ -11,6 +11,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/named.h"
+#include "base/text.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -55,6 +57,13 @@ class JsonReader {
   [[nodiscard]] std::int64_t signed_number(Element value, const JsonPlace& place) const;
   [[nodiscard]] bool boolean(Element value, const JsonPlace& place) const;
   [[nodiscard]] std::string_view string(Element value, const JsonPlace& place) const;
+  // The enumerator of this name.
+  template <typename Enum>
+  [[nodiscard]] Enum named(Element value, const JsonPlace& place) const {
+    const std::string_view text = string(value, place);
+    if (const auto known = from_name<Enum>(text)) return *known;
+    refuse(place, "unknown word", printable(text), either(names_of<Enum>()));
+  }
 
  private:
   std::string_view code_;

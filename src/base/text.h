@@ -20,6 +20,8 @@ namespace loadstone {
 [[nodiscard]] inline std::string name_list(std::span<const std::string> names) {
   return name_list(names, names.size());
 }
+// "a, b or c"
+[[nodiscard]] std::string either(std::span<const std::string> words);
 // "1 tensor", "2 tensors"
 [[nodiscard]] std::string counted(std::uint64_t count, std::string_view thing);
 

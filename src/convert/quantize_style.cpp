@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/named.h"
 #include "base/text.h"
 #include "codec/encode.h"
 #include "loadstone/error.h"
@@ -17,15 +18,13 @@ namespace {
 // Encodings of bitsandbytes have one style, whatever is asked for.
 NamingStyle naming_style(const WrittenEncoding& encoding, QuantizeStyle style) noexcept {
   if (encoding.is_bitsandbytes()) return NamingStyle::bnb;
-  return style == QuantizeStyle::unified ? NamingStyle::unified : NamingStyle::compressed;
-}
-
-std::vector<std::string_view> styles_with(const WrittenEncoding& encoding) {
-  std::vector<std::string_view> styles;
-  for (const QuantizeStyle style : {QuantizeStyle::unified, QuantizeStyle::compressed_tensors}) {
-    if (!encoding.names(naming_style(encoding, style)).empty()) styles.push_back(name(style));
+  switch (style) {
+    case QuantizeStyle::unified:
+      return NamingStyle::unified;
+    case QuantizeStyle::compressed_tensors:
+      break;
   }
-  return styles;
+  return NamingStyle::compressed;
 }
 
 [[noreturn]] void refuse(const char* field, std::string message, std::string_view found,
@@ -37,7 +36,13 @@ std::vector<std::string_view> styles_with(const WrittenEncoding& encoding) {
 }  // namespace
 
 std::string_view name(QuantizeStyle style) noexcept {
-  return style == QuantizeStyle::unified ? "modelopt" : "compressed-tensors";
+  switch (style) {
+    case QuantizeStyle::unified:
+      return "modelopt";
+    case QuantizeStyle::compressed_tensors:
+      return "compressed-tensors";
+  }
+  return {};
 }
 
 std::string_view module_of(std::string_view name) noexcept {
@@ -98,10 +103,13 @@ void check_style(const QuantizeOptions& options) {
                          encoding.name, name(style)),
              name(style), fmt::format("no style for {}", encoding.name));
     }
-    if (encoding.names(naming_style(encoding, style)).empty()) {
+    const auto holds = [&](QuantizeStyle known) {
+      return !encoding.names(naming_style(encoding, known)).empty();
+    };
+    if (!holds(style)) {
       refuse("quantize",
              fmt::format("files of the style {} do not hold {}", name(style), encoding.name),
-             encoding.name, fmt::format("style {}", fmt::join(styles_with(encoding), " or ")));
+             encoding.name, "style " + either(names_of<QuantizeStyle>(holds)));
     }
     if (first == nullptr) first = &encoding;
     if (first != &encoding && (encoding.is_bitsandbytes() || first->is_bitsandbytes())) {

@@ -15,9 +15,13 @@
 
 namespace loadstone {
 
+// What stands in an offload folder, as accelerate names it: NAME.dat holds a raw value.
+inline constexpr const char* offload_index_file = "index.json";
+inline constexpr const char* offload_raw_ending = ".dat";
+
 // Names of the files that one run makes in an offload folder; `run` is random.
 [[nodiscard]] std::string offload_lock_name(std::string_view run);   // held while it runs
-[[nodiscard]] std::string offload_index_name(std::string_view run);  // until it is index.json
+[[nodiscard]] std::string offload_index_name(std::string_view run);  // until it is the index
 [[nodiscard]] std::string offload_data_name(std::string_view run, std::size_t number, bool is_raw);
 
 // Whether the readers of safetensors that read offload folders know the dtype.
@@ -57,7 +61,7 @@ class OffloadFile {
   std::span<std::byte> memory_;
 };
 
-// An index.json that is there.
+// An index that is there.
 struct OffloadIndex {
   std::vector<std::pair<std::string, std::string>> members;  // names, and what they are as JSON
   std::set<std::string> files;                               // that they name, without folders

@@ -92,7 +92,7 @@ void OffloadFolder::begin() {
   make_folder();
   real_folder_ = std::filesystem::absolute(resolve_(folder_)).string();
   const auto lock = locked(storage_, folder_);
-  remove_stale_offload(storage_, folder_, read_offload_index(folder_ + "/index.json"));
+  remove_stale_offload(storage_, folder_, read_offload_index(index_path()));
   std::string run = random_name();
   lock_path_ = folder_ + "/" + offload_lock_name(run);
   static_cast<void>(storage_.create(lock_path_));
@@ -296,7 +296,7 @@ void OffloadFolder::commit() {
   storage_.sync_folder(folder_);
   for (const std::string& path : made_folders_) storage_.sync_folder(parent_of(path));
   const auto lock = locked(storage_, folder_);
-  const std::string path = folder_ + "/index.json";
+  const std::string path = index_path();
   const OffloadIndex known = read_offload_index(path);
   name_raw_files();
   storage_.write_whole(path, folder_ + "/" + offload_index_name(run_), index_text(known));
@@ -313,7 +313,7 @@ void OffloadFolder::commit() {
 void OffloadFolder::name_raw_files() {
   for (const OffloadEntry& entry : entries()) {
     if (!entry.is_written || !entry.safetensors_file.empty()) continue;
-    const std::string path = folder_ + "/" + entry.target + ".dat";
+    const std::string path = folder_ + "/" + entry.target + offload_raw_ending;
     if (is_there(path)) {
       throw Error("plan.dtype",
                   "a tensor of this dtype cannot be replaced in an offload folder; name another "
@@ -367,14 +367,14 @@ void OffloadFolder::files_committed() noexcept {
 // Values that no entry names any more.
 void OffloadFolder::remove_replaced(const OffloadIndex& known) noexcept {
   try {
-    const OffloadIndex now = read_offload_index(folder_ + "/index.json");
+    const OffloadIndex now = read_offload_index(index_path());
     for (const std::string& file : known.files) {
       if (!is_offload_data_name(file) || now.files.contains(file)) continue;
       storage_.remove(folder_ + "/" + file);
     }
     for (const std::string& name : known.raw_names) {
       if (name.find('/') != std::string::npos || now.raw_names.contains(name)) continue;
-      storage_.remove(folder_ + "/" + name + ".dat");
+      storage_.remove(folder_ + "/" + name + offload_raw_ending);
     }
   } catch (const std::exception&) {
     return;  // the next run removes what can be removed

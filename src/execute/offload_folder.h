@@ -85,6 +85,8 @@ class OffloadFolder {
   void end_run() noexcept;
   void remove_all() noexcept;
 
+  [[nodiscard]] std::string index_path() const { return folder_ + "/" + offload_index_file; }
+
   const std::string folder_;
   WritableStorage& storage_;
   const std::function<std::string(const std::string&)> resolve_;

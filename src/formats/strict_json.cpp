@@ -111,7 +111,9 @@ std::string StrictJson::check(Value& value) {
       break;
     case JsonKind::string:
       return "'" + std::string(text(value)) + "'";
-    default:
+    case JsonKind::number:
+    case JsonKind::boolean:
+    case JsonKind::null:
       return std::string(token(value));
   }
   return std::string(name(what));

@@ -95,13 +95,6 @@ std::optional<BnbProblem> check_rules(std::initializer_list<Rule> rules,
 
 }  // namespace
 
-std::optional<BnbEncoding> bnb_encoding(std::string_view name) noexcept {
-  if (name == "nf4") return BnbEncoding::nf4;
-  if (name == "fp4") return BnbEncoding::fp4;
-  if (name == "int8") return BnbEncoding::int8;
-  return std::nullopt;
-}
-
 std::optional<BnbSizes> bnb_sizes(BnbEncoding encoding, const Shape& shape,
                                   std::uint64_t block_size) noexcept {
   const auto elements = shape.numel();

@@ -16,8 +16,30 @@ namespace loadstone {
 
 enum class BnbEncoding : std::uint8_t { nf4, fp4, int8 };
 
-// "nf4", "fp4", "int8".
-[[nodiscard]] std::optional<BnbEncoding> bnb_encoding(std::string_view name) noexcept;
+[[nodiscard]] constexpr std::string_view name(BnbEncoding encoding) noexcept {
+  switch (encoding) {
+    case BnbEncoding::nf4:
+      return "nf4";
+    case BnbEncoding::fp4:
+      return "fp4";
+    case BnbEncoding::int8:
+      return "int8";
+  }
+  return {};
+}
+
+// The codes of an encoding with blocks; nothing for int8.
+[[nodiscard]] constexpr std::optional<Bnb4Code> bnb4_code(BnbEncoding encoding) noexcept {
+  switch (encoding) {
+    case BnbEncoding::nf4:
+      return Bnb4Code::nf4;
+    case BnbEncoding::fp4:
+      return Bnb4Code::fp4;
+    case BnbEncoding::int8:
+      break;
+  }
+  return std::nullopt;
+}
 
 // Sizes of the parts, in elements of each.
 struct BnbSizes {

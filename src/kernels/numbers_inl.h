@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cassert>
 #include <limits>
 #include <type_traits>
 
@@ -25,6 +26,16 @@ template <Dtype target>
 inline void store_number(std::byte* to, float value) noexcept {
   if (value != value) value = std::bit_cast<float>(quiet_nan_bits);
   number::store<target>(to, value, number::bf16_nan_scalar);
+}
+
+// Calls `run` for the dtype that numbers are quantized from or decoded to. Those who prepare a form
+// let no others through.
+template <class Run>
+inline auto with_numbers(Dtype dtype, Run run) {
+  if (dtype == Dtype::f32) return run.template operator()<Dtype::f32>();
+  if (dtype == Dtype::f16) return run.template operator()<Dtype::f16>();
+  assert(dtype == Dtype::bf16);
+  return run.template operator()<Dtype::bf16>();
 }
 
 // A magnitude's bits as F32.

@@ -9,14 +9,6 @@
 
 namespace loadstone {
 
-namespace {
-
-bool is_scaled(const QuantizeForm& form) {
-  return form.kind != QuantizeKind::bnb4 && form.kind != QuantizeKind::bnb_int8;
-}
-
-}  // namespace
-
 std::uint64_t QuantizeForm::step_bytes() const noexcept {
   return std::min(step_elements(), elements) * element_bytes(dtype);
 }
@@ -25,7 +17,7 @@ void part_ranges(const QuantizeForm& form, std::uint64_t begin, std::uint64_t en
                  std::span<PartRange> ranges) noexcept {
   std::ranges::fill(ranges, PartRange{});
   if (begin == end) return;
-  if (is_scaled(form)) return scaled_part_ranges(form, begin, end, ranges);
+  if (!is_bitsandbytes(form.kind)) return scaled_part_ranges(form, begin, end, ranges);
   constexpr std::uint64_t scale = sizeof(float);
   if (form.kind == QuantizeKind::bnb_int8) {
     ranges[0] = {begin, end};
@@ -48,7 +40,8 @@ std::uint64_t quantize_window(const QuantizeForm& form, std::uint64_t begin, std
                               const std::byte* numbers, std::span<std::byte* const> parts,
                               std::span<const float> amax, std::byte* scratch) noexcept {
   if (begin == end) return end;
-  if (is_scaled(form)) return encode_scaled_window(form, begin, end, numbers, parts, amax);
+  if (!is_bitsandbytes(form.kind))
+    return encode_scaled_window(form, begin, end, numbers, parts, amax);
   if (form.kind == QuantizeKind::bnb_int8) {
     return begin + encode_bnb_int8(form.bnb4.dialect, form.dtype, numbers,
                                    (end - begin) / form.columns, form.columns, parts[0], parts[1]);
@@ -60,7 +53,7 @@ std::uint64_t quantize_window(const QuantizeForm& form, std::uint64_t begin, std
 
 void finish_quantized(const QuantizeForm& form, std::span<std::byte* const> parts,
                       std::span<const float> amax, const std::byte* scratch) noexcept {
-  if (is_scaled(form)) return finish_scaled(form, parts, amax);
+  if (!is_bitsandbytes(form.kind)) return finish_scaled(form, parts, amax);
   if (!form.nested) return;
   const std::uint64_t blocks = form.scratch_bytes / sizeof(float);
   const float offset =
@@ -73,7 +66,7 @@ void finish_quantized(const QuantizeForm& form, std::span<std::byte* const> part
 void dequantize_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
                        std::span<const std::byte* const> parts, Dtype target,
                        std::byte* numbers) noexcept {
-  if (begin < end && is_scaled(form))
+  if (begin < end && !is_bitsandbytes(form.kind))
     decode_scaled_window(form, begin, end, parts, target, numbers);
 }
 

@@ -31,6 +31,26 @@ enum class QuantizeKind : std::uint8_t {
   mxfp8
 };
 
+// Kernels of bitsandbytes have forms of their own; all others are windows of modelopt/.
+[[nodiscard]] constexpr bool is_bitsandbytes(QuantizeKind kind) noexcept {
+  switch (kind) {
+    case QuantizeKind::bnb4:
+    case QuantizeKind::bnb_int8:
+      return true;
+    case QuantizeKind::fp8:
+    case QuantizeKind::fp8_channel:
+    case QuantizeKind::fp8_block:
+    case QuantizeKind::int8_channel:
+    case QuantizeKind::int4:
+    case QuantizeKind::int4_awq:
+    case QuantizeKind::nvfp4:
+    case QuantizeKind::mxfp4:
+    case QuantizeKind::mxfp8:
+      break;
+  }
+  return false;
+}
+
 // Whose bytes ModelOpt's family has: one rounding, those in a compressed model, those of its
 // export.
 enum class QuantizeDialect : std::uint8_t { exact, compressed, exported };

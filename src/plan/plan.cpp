@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
 #include "codec/encode.h"
 #include "kernels/quantize.h"
@@ -11,28 +10,78 @@
 
 namespace loadstone {
 
-namespace {
-
-constexpr std::array<std::string_view, 5> delivery_names = {"none", "memory", "file_view",
-                                                            "disk_write", "disk_keep"};
-constexpr std::array<std::string_view, 7> origin_names = {
-    "checkpoint", "constructor", "initialiser", "zeros", "constant", "tie", "exception"};
-
-}  // namespace
-
 std::string_view name(Delivery delivery) noexcept {
-  return delivery_names[static_cast<std::size_t>(delivery) % delivery_names.size()];
+  switch (delivery) {
+    case Delivery::none:
+      return "none";
+    case Delivery::memory:
+      return "memory";
+    case Delivery::file_view:
+      return "file_view";
+    case Delivery::disk_write:
+      return "disk_write";
+    case Delivery::disk_keep:
+      return "disk_keep";
+  }
+  return {};
 }
 
 std::string_view name(Origin origin) noexcept {
-  return origin_names[static_cast<std::size_t>(origin) % origin_names.size()];
+  switch (origin) {
+    case Origin::checkpoint:
+      return "checkpoint";
+    case Origin::constructor:
+      return "constructor";
+    case Origin::initialiser:
+      return "initialiser";
+    case Origin::zeros:
+      return "zeros";
+    case Origin::constant:
+      return "constant";
+    case Origin::tie:
+      return "tie";
+    case Origin::exception:
+      return "exception";
+  }
+  return {};
 }
 
-bool origin_from_name(std::string_view name, Origin& origin) noexcept {
-  const auto* found = std::ranges::find(origin_names, name);
-  if (found == origin_names.end()) return false;
-  origin = static_cast<Origin>(found - origin_names.begin());
-  return true;
+std::string_view name(MissingPolicy policy) noexcept {
+  switch (policy) {
+    case MissingPolicy::error:
+      return "error";
+    case MissingPolicy::initialise:
+      return "initialise";
+    case MissingPolicy::zeros:
+      return "zeros";
+  }
+  return {};
+}
+
+std::string_view name(UnexpectedPolicy policy) noexcept {
+  switch (policy) {
+    case UnexpectedPolicy::warn:
+      return "warn";
+    case UnexpectedPolicy::error:
+      return "error";
+    case UnexpectedPolicy::ignore:
+      return "ignore";
+  }
+  return {};
+}
+
+std::string_view name(DeviceMapMode mode) noexcept {
+  switch (mode) {
+    case DeviceMapMode::automatic:
+      return "auto";
+    case DeviceMapMode::balanced:
+      return "balanced";
+    case DeviceMapMode::balanced_low_0:
+      return "balanced_low_0";
+    case DeviceMapMode::sequential:
+      return "sequential";
+  }
+  return {};
 }
 
 std::uint64_t PlannedTarget::byte_count() const {

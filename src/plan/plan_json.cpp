@@ -1,6 +1,7 @@
 #include "plan/plan_json.h"
 
 #include <bit>
+#include <concepts>
 #include <unordered_map>
 
 #include "base/base64.h"
@@ -15,6 +16,15 @@ namespace loadstone {
 namespace {
 
 constexpr std::size_t text_bytes_max = std::size_t{2} << 30;
+
+// Numbers and switches of a plan that are saved as they are.
+template <typename AnyPlan, typename Visit>
+void visit_totals(AnyPlan& plan, Visit visit) {
+  visit("bytes_to_read", plan.bytes_to_read);
+  visit("bytes_to_write", plan.bytes_to_write);
+  visit("staging_bytes_max", plan.staging_bytes_max);
+  visit("allow_non_finite", plan.allow_non_finite);
+}
 
 // ---- writing
 
@@ -303,32 +313,20 @@ PlannedTarget read_target(const JsonReader& reader, JsonReader::Element value,
   const auto text = [&](std::string_view field) {
     return reader.string(fields.required(field), fields.at(field));
   };
-  const auto unknown = [&](std::string_view field, std::string_view found) {
-    reader.refuse(fields.at(field), "unknown word", printable(found));
-  };
   PlannedTarget target;
   target.name = text("name");
-  const auto kind = target_kind_from_name(text("kind"));
-  if (!kind) unknown("kind", text("kind"));
-  target.kind = *kind;
+  target.kind = reader.named<TargetKind>(fields.required("kind"), fields.at("kind"));
   target.shape = read_shape(reader, fields.required("shape"), fields.at("shape"));
   const auto dtype = dtype_from_name(text("dtype"));
-  if (!dtype) unknown("dtype", text("dtype"));
+  if (!dtype) reader.refuse(fields.at("dtype"), "unknown dtype", printable(text("dtype")));
   target.dtype = *dtype;
   target.device = text("device");
-  bool is_known = false;
-  for (const Delivery delivery : {Delivery::none, Delivery::memory, Delivery::file_view,
-                                  Delivery::disk_write, Delivery::disk_keep}) {
-    if (name(delivery) != text("delivery")) continue;
-    target.delivery = delivery;
-    is_known = true;
-  }
-  if (!is_known) unknown("delivery", text("delivery"));
+  target.delivery = reader.named<Delivery>(fields.required("delivery"), fields.at("delivery"));
   if (const auto quantization = fields.optional("quantization")) {
     target.quantization = read_quantization(reader, *quantization, fields.at("quantization"));
   }
   target.recipe = read_recipe(reader, fields.required("recipe"), fields.at("recipe"));
-  if (!origin_from_name(text("origin"), target.recipe.origin)) unknown("origin", text("origin"));
+  target.recipe.origin = reader.named<Origin>(fields.required("origin"), fields.at("origin"));
   fields.done();
   return target;
 }
@@ -352,20 +350,20 @@ std::pair<std::string, std::string> read_entry(const JsonReader& reader, JsonRea
 }
 
 void read_totals(const JsonReader& reader, JsonObject& fields, Plan& plan) {
-  const auto number = [&](std::string_view field) {
-    return reader.unsigned_number(fields.required(field), fields.at(field));
-  };
-  plan.staging_bytes_max = number("staging_bytes_max");
-  const std::uint64_t threads = number("threads");
+  visit_totals(plan, [&](std::string_view field, auto& total) {
+    const auto value = fields.required(field);
+    if constexpr (std::same_as<decltype(total), bool&>) {
+      total = reader.boolean(value, fields.at(field));
+    } else {
+      total = reader.unsigned_number(value, fields.at(field));
+    }
+  });
+  const auto threads = reader.unsigned_number(fields.required("threads"), fields.at("threads"));
   if (threads == 0 || threads > defaults::threads_most) {
     reader.refuse(fields.at("threads"), "no number of threads", std::to_string(threads),
                   "1 to " + std::to_string(defaults::threads_most));
   }
   plan.threads = static_cast<unsigned>(threads);
-  plan.allow_non_finite =
-      reader.boolean(fields.required("allow_non_finite"), fields.at("allow_non_finite"));
-  plan.bytes_to_read = number("bytes_to_read");
-  plan.bytes_to_write = number("bytes_to_write");
   const JsonPlace place = fields.at("peak_bytes");
   simdjson::dom::object peaks;
   if (fields.required("peak_bytes").get(peaks) != simdjson::SUCCESS) {
@@ -387,15 +385,12 @@ std::string to_json(const Plan& plan) {
   json.member("version", plan_json_version);
   json.member("root", plan.catalog->root());
   write_shards(json, *plan.catalog);
-  json.member("bytes_to_read", plan.bytes_to_read);
-  json.member("bytes_to_write", plan.bytes_to_write);
+  visit_totals(plan, [&](std::string_view field, auto total) { json.member(field, total); });
   json.key("peak_bytes");
   json.begin_object();
   for (const auto& [device, bytes] : plan.peak_bytes) json.member(device, bytes);
   json.end_object();
-  json.member("staging_bytes_max", plan.staging_bytes_max);
   json.member("threads", plan.threads);
-  json.member("allow_non_finite", plan.allow_non_finite);
   json.member("offload_folder", plan.offload_folder);
   json.key("device_map");
   json.begin_array();

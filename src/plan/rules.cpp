@@ -7,6 +7,7 @@
 #include <bit>
 #include <cctype>
 
+#include "base/named.h"
 #include "base/text.h"
 #include "loadstone/error.h"
 
@@ -26,40 +27,29 @@ constexpr std::size_t groups_max = 32;
               {.field = field, .found = std::move(found), .expected = std::move(expected)});
 }
 
-void check_counts(const std::string& at, const RuleStep& step) {
-  const auto want = [&](const char* field, std::size_t found, bool fits, const char* expected) {
-    if (!fits)
-      refuse(at + "." + field, "wrong number of values", fmt::format("{}", found), expected);
+void check_count(const std::string& field, Count wanted, std::size_t found) {
+  const auto want = [&](bool fits, const char* expected) {
+    if (!fits) refuse(field, "wrong number of values", fmt::format("{}", found), expected);
   };
-  const std::size_t dims = step.dims.size();
-  const std::size_t sizes = step.sizes.size();
-  switch (step.op) {
-    case RuleOp::rename:
-      want("dims", dims, dims == 0, "none");
-      break;
-    case RuleOp::stack:
-    case RuleOp::concat:
-    case RuleOp::split:
-      want("dim", dims, dims == 1, "one");
-      break;
-    case RuleOp::slice:
-      want("dim", dims, dims == 1, "one");
-      want("sizes", sizes, sizes == 1, "one");
-      break;
-    case RuleOp::stack_concat:
-    case RuleOp::transpose:
-      want("dims", dims, dims == 2, "two");
-      break;
-    case RuleOp::permute:
-    case RuleOp::reshape:
-      want("dims", dims, (dims == 0) == (step.op == RuleOp::reshape), "one for each dimension");
-      break;
+  switch (wanted) {
+    case Count::none:
+      return want(found == 0, "none");
+    case Count::one:
+      return want(found == 1, "one");
+    case Count::two:
+      return want(found == 2, "two");
+    case Count::all:
+      return want(found != 0, "one for each dimension");
+    case Count::any:
+      return;
   }
-  const bool takes_sizes =
-      step.op == RuleOp::split || step.op == RuleOp::slice || step.op == RuleOp::reshape;
-  if (!takes_sizes) want("sizes", sizes, sizes == 0, "none");
-  if (step.op != RuleOp::slice && step.start != 0)
-    refuse(at + ".start", "only a slice has a start");
+}
+
+void check_counts(const std::string& at, const RuleStep& step) {
+  const RuleOpRow row = rule_op_row(step.op);
+  check_count(at + (row.dims == Count::one ? ".dim" : ".dims"), row.dims, step.dims.size());
+  check_count(at + ".sizes", row.sizes, step.sizes.size());
+  if (!row.has_start && step.start != 0) refuse(at + ".start", "only a slice has a start");
 }
 
 void check_rule(const std::string& at, const Rule& rule) {
@@ -80,11 +70,10 @@ void check_rule(const std::string& at, const Rule& rule) {
   for (std::size_t i = 0; i < rule.then.size(); ++i) {
     const RuleStep& step = rule.then[i];
     const std::string field = fmt::format("{}.then[{}]", at, i);
-    const bool is_view = step.op == RuleOp::transpose || step.op == RuleOp::permute ||
-                         step.op == RuleOp::slice || step.op == RuleOp::reshape;
-    if (!is_view) {
+    const auto is_step = [](RuleOp op) { return rule_op_row(op).kind == OpKind::step; };
+    if (!is_step(step.op)) {
       refuse(field + ".op", "not a step on one tensor", std::string(name(step.op)),
-             "transpose, permute, slice or reshape");
+             either(names_of<RuleOp>(is_step)));
     }
     check_counts(field, step);
   }
@@ -194,6 +183,8 @@ std::string Template::fill(const std::vector<std::string_view>& groups) const {
 std::size_t Template::group_max() const noexcept {
   return used_ == 0 ? 0 : static_cast<std::size_t>(std::bit_width(used_)) - 1;
 }
+
+std::string_view name(RuleOp op) noexcept { return rule_op_row(op).name; }
 
 CompiledRules::CompiledRules(const Rules& rules) {
   if (rules.size() > rules_max) {

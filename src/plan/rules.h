@@ -66,9 +66,40 @@ inline constexpr std::int64_t patterns_memory_max = std::int64_t{128} << 20;
 // whose cache is full is matched more slowly.
 [[nodiscard]] std::int64_t pattern_memory(std::size_t patterns) noexcept;
 
+// How many tensors an operation takes and makes: a step is from one to one.
+enum class OpKind : std::uint8_t { name_only, joins, cuts, step };
+enum class Count : std::uint8_t { none, one, two, all, any };
+
+// All that is known of an operation, but for what it does.
+struct RuleOpRow {
+  std::string_view name;
+  OpKind kind = OpKind::name_only;
+  Count dims = Count::none;  // all: one for each dimension
+  Count sizes = Count::none;
+  bool has_start = false;
+};
+
+// The only list of what operations are: who adds one is led here by the compiler.
+// clang-format off
+[[nodiscard]] constexpr RuleOpRow rule_op_row(RuleOp op) noexcept {
+  switch (op) {
+    case RuleOp::rename: return {"rename"};
+    case RuleOp::stack: return {"stack", OpKind::joins, Count::one};
+    case RuleOp::concat: return {"concat", OpKind::joins, Count::one};
+    case RuleOp::stack_concat: return {"stack_concat", OpKind::joins, Count::two};
+    case RuleOp::split: return {"split", OpKind::cuts, Count::one, Count::any};
+    case RuleOp::transpose: return {"transpose", OpKind::step, Count::two};
+    case RuleOp::permute: return {"permute", OpKind::step, Count::all};
+    case RuleOp::slice: return {"slice", OpKind::step, Count::one, Count::one, true};
+    case RuleOp::reshape: return {"reshape", OpKind::step, Count::none, Count::any};
+  }
+  return {};
+}
+// clang-format on
+
 // Whether many sources make one target.
 [[nodiscard]] constexpr bool joins_sources(RuleOp op) noexcept {
-  return op == RuleOp::stack || op == RuleOp::concat || op == RuleOp::stack_concat;
+  return rule_op_row(op).kind == OpKind::joins;
 }
 
 // One operation on one view: transpose, permute, slice, reshape; rename does nothing.

@@ -1,10 +1,8 @@
 // Rules as JSON: docs/rules.md.
-#include <array>
 #include <string>
 
 #include "base/json_fields.h"
 #include "base/json_writer.h"
-#include "base/text.h"
 #include "loadstone/recipe.h"
 #include "plan/rules.h"
 
@@ -13,19 +11,6 @@ namespace loadstone {
 namespace {
 
 constexpr std::size_t text_bytes_max = 16u << 20;
-
-constexpr std::array<std::string_view, 9> op_names = {"rename",       "stack", "concat",
-                                                      "stack_concat", "split", "transpose",
-                                                      "permute",      "slice", "reshape"};
-
-RuleOp read_op(const JsonReader& reader, JsonObject& fields) {
-  const auto text = reader.string(fields.required("op"), fields.at("op"));
-  for (std::size_t i = 0; i < op_names.size(); ++i) {
-    if (op_names[i] == text) return static_cast<RuleOp>(i);
-  }
-  reader.refuse(fields.at("op"), "unknown operation", printable(text),
-                "rename, stack, concat, stack_concat, split, transpose, permute, slice or reshape");
-}
 
 std::vector<std::string> read_strings(const JsonReader& reader, JsonObject& fields,
                                       std::string_view field) {
@@ -43,7 +28,7 @@ std::vector<std::string> read_strings(const JsonReader& reader, JsonObject& fiel
 }
 
 void read_step(const JsonReader& reader, JsonObject& fields, RuleStep& step) {
-  step.op = read_op(reader, fields);
+  step.op = reader.named<RuleOp>(fields.required("op"), fields.at("op"));
   if (const auto dim = fields.optional("dim")) {
     step.dims.push_back(reader.signed_number(*dim, fields.at("dim")));
   }
@@ -101,10 +86,6 @@ void write_step(JsonWriter& json, const RuleStep& step) {
 }
 
 }  // namespace
-
-std::string_view name(RuleOp op) noexcept {
-  return op_names[static_cast<std::size_t>(op) % op_names.size()];
-}
 
 Rules rules_from_json(std::string_view text) {
   const JsonDocument document(text, "plan.rules", text_bytes_max);

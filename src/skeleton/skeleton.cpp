@@ -2,10 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
-
 #include "base/json_writer.h"
+#include "base/named.h"
 #include "loadstone/catalog.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
@@ -13,9 +11,6 @@
 namespace loadstone {
 
 namespace {
-
-constexpr std::array<std::string_view, 4> kind_names = {"parameter", "persistent_buffer",
-                                                        "non_persistent_buffer", "attribute"};
 
 [[noreturn]] void refuse(std::size_t index, const Target& target, std::string_view field,
                          std::string_view message, std::string found = {},
@@ -53,13 +48,21 @@ void check_tie(const std::vector<Target>& targets, const Index& index, std::size
 }  // namespace
 
 std::string_view name(TargetKind kind) noexcept {
-  return kind_names[static_cast<std::size_t>(kind) % kind_names.size()];
+  switch (kind) {
+    case TargetKind::parameter:
+      return "parameter";
+    case TargetKind::persistent_buffer:
+      return "persistent_buffer";
+    case TargetKind::non_persistent_buffer:
+      return "non_persistent_buffer";
+    case TargetKind::attribute:
+      return "attribute";
+  }
+  return {};
 }
 
 std::optional<TargetKind> target_kind_from_name(std::string_view name) noexcept {
-  const auto* found = std::ranges::find(kind_names, name);
-  if (found == kind_names.end()) return std::nullopt;
-  return static_cast<TargetKind>(found - kind_names.begin());
+  return from_name<TargetKind>(name);
 }
 
 void Skeleton::validate() const {

@@ -32,13 +32,7 @@ Target read_target(const JsonReader& reader, JsonReader::Element value, const Js
   }
   target.dtype = *dtype;
   if (const auto kind = fields.optional("kind")) {
-    const auto kind_name = reader.string(*kind, fields.at("kind"));
-    const auto known = target_kind_from_name(kind_name);
-    if (!known) {
-      reader.refuse(fields.at("kind"), "unknown kind", printable(kind_name),
-                    "parameter, persistent_buffer, non_persistent_buffer or attribute");
-    }
-    target.kind = *known;
+    target.kind = reader.named<TargetKind>(*kind, fields.at("kind"));
   }
   if (const auto tie_of = fields.optional("tie_of")) {
     target.tie_of = reader.string(*tie_of, fields.at("tie_of"));

@@ -23,7 +23,7 @@ Index = dict[str, dict[str, Any]]
 
 def read_index(folder: str | os.PathLike[str] | None) -> Index:
     """The folder's index; empty where there is none."""
-    path = Path(folder, "index.json") if folder is not None else None
+    path = Path(folder, _core.OFFLOAD_INDEX_FILE) if folder is not None else None
     if path is None or not path.is_file():
         return {}
     index: Index = json.loads(path.read_text(encoding="utf-8"))

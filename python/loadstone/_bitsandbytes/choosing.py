@@ -11,14 +11,14 @@ import torch
 
 from loadstone import _core
 from loadstone._bitsandbytes.experts import stacks
-from loadstone._bitsandbytes.form import FOUR_BIT, full
+from loadstone._bitsandbytes.form import full
 from loadstone._bitsandbytes.loading import Units, quantizations
 from loadstone._bitsandbytes.stored import groups_by_path, read
 from loadstone._catalog import Catalog
 from loadstone._errors import make
 from loadstone._plan import Quantization
 
-ENCODINGS = (*FOUR_BIT, "int8")
+ENCODINGS = _core.bnb.ENCODINGS
 
 # What libraries call the layer that makes words of numbers, where they do not tell it.
 _OUTPUT = "lm_head"

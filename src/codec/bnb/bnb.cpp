@@ -5,10 +5,12 @@
 #include <utility>
 
 #include "base/ceil_div.h"
+#include "base/named.h"
 #include "base/text.h"
 #include "codec/bnb/decode.h"
 #include "codec/bnb/encode.h"
 #include "codec/bnb/state.h"
+#include "kernels/bnb_parts.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -56,14 +58,20 @@ bool is_packed(const TensorInfo& tensor) {
          tensor.name.ends_with(".weight");
 }
 
+// What the states of a weight can be called: one for each encoding with blocks.
+std::vector<std::string> state_names(const std::string& weight) {
+  auto names = names_of<BnbEncoding>([](BnbEncoding each) { return bnb4_code(each).has_value(); });
+  for (std::string& each : names) each = weight + std::string(state_infix) + each;
+  return names;
+}
+
 // Packed bytes without a state; it may be of either type.
 std::optional<QuantizedTensor> recognise_without_state(const TensorTable& table,
                                                        std::uint32_t tensor) {
   const std::string& name = table[tensor].name;
-  std::vector<std::string> wanted;
-  for (const char* type : {"nf4", "fp4"}) {
-    wanted.push_back(name + std::string(state_infix) + type);
-    if (table.find(wanted.back()) != none) return std::nullopt;
+  std::vector<std::string> wanted = state_names(name);
+  for (const std::string& each : wanted) {
+    if (table.find(each) != none) return std::nullopt;
   }
   QuantizedTensor made = quantized_tensor(name, tensor, {});
   refuse(made, "q.scale_missing", "is packed and has no state that says how", std::move(wanted));
@@ -73,7 +81,9 @@ std::optional<QuantizedTensor> recognise_without_state(const TensorTable& table,
 void check_tables(const TensorTable& table, const QuantizedTensor& made, const std::string& type,
                   std::uint32_t nested_map) {
   if (const auto map = table.find(made.name + ".quant_map"); map != none) {
-    check_bnb_map(table[map], table.bytes_of(map), type);
+    const auto encoding = from_name<BnbEncoding>(type);
+    const auto code = encoding ? bnb4_code(*encoding) : std::nullopt;
+    if (code) check_bnb_map(table[map], table.bytes_of(map), *code);  // else there is no kernel
   }
   if (nested_map != none) check_bnb_nested_map(table[nested_map], table.bytes_of(nested_map));
 }
@@ -137,8 +147,8 @@ std::optional<QuantizedTensor> recognise_state(const TensorTable& table, std::ui
       quantized_tensor(value, table.find(value),
                        {table.find(value + ".absmax"), table.find(value + ".nested_absmax")});
   made.states.push_back(tensor);
-  for (const char* type : {"nf4", "fp4"}) {
-    const auto other = table.find(value + std::string(state_infix) + type);
+  for (const std::string& each : state_names(value)) {
+    const auto other = table.find(each);
     if (other == none || other == tensor) continue;
     if (other < tensor) return std::nullopt;
     made.states.push_back(other);

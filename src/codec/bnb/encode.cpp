@@ -9,7 +9,7 @@
 
 #include "base/ceil_div.h"
 #include "codec/bnb/state.h"
-#include "kernels/bnb.h"
+#include "kernels/bnb_parts.h"
 
 namespace loadstone {
 
@@ -96,7 +96,7 @@ constexpr std::array int8_names = {ComponentName{"data", "weight"}, ComponentNam
 
 constexpr std::array written = {
     WrittenEncoding{
-        .name = "nf4",
+        .name = name(BnbEncoding::nf4),
         .kind = QuantizeKind::bnb4,
         .bits = 4,
         .code_type = "float",
@@ -107,7 +107,7 @@ constexpr std::array written = {
         .takes_block_size = true,
     },
     WrittenEncoding{
-        .name = "fp4",
+        .name = name(BnbEncoding::fp4),
         .kind = QuantizeKind::bnb4,
         .bits = 4,
         .code_type = "float",
@@ -118,7 +118,7 @@ constexpr std::array written = {
         .takes_block_size = true,
     },
     WrittenEncoding{
-        .name = "int8",
+        .name = name(BnbEncoding::int8),
         .kind = QuantizeKind::bnb_int8,
         .bits = 8,
         .code_type = "int",

@@ -90,10 +90,10 @@ void raise(const TensorInfo& tensor, const std::optional<BnbProblem>& problem) {
 
 }  // namespace
 
-void check_bnb_map(const TensorInfo& tensor, std::string_view bytes, std::string_view type) {
+void check_bnb_map(const TensorInfo& tensor, std::string_view bytes, Bnb4Code code) {
   require_table(tensor, bytes, bnb4_values(Bnb4Code::nf4).size());
   const auto* const values = reinterpret_cast<const std::byte*>(bytes.data());
-  raise(tensor, check_bnb_code(type == "fp4" ? Bnb4Code::fp4 : Bnb4Code::nf4, values));
+  raise(tensor, check_bnb_code(code, values));
 }
 
 void check_bnb_nested_map(const TensorInfo& tensor, std::string_view bytes) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "kernels/bnb.h"
 #include "loadstone/dtype.h"
 #include "loadstone/shape.h"
 #include "loadstone/tensor_info.h"
@@ -30,7 +31,7 @@ struct BnbState {
 
 // The tables "quant_map" and "nested_quant_map", by the rules of kernels/bnb_parts.h. Throw Error
 // that names the tensor.
-void check_bnb_map(const TensorInfo& tensor, std::string_view bytes, std::string_view type);
+void check_bnb_map(const TensorInfo& tensor, std::string_view bytes, Bnb4Code code);
 void check_bnb_nested_map(const TensorInfo& tensor, std::string_view bytes);
 
 }  // namespace loadstone

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "codec/scaled/scaled.h"
 #include "kernels/cast.h"
@@ -35,8 +36,10 @@ float scale_at(Dtype dtype, const std::byte* from, std::uint64_t index) noexcept
       return number::load<Dtype::f8_e8m0>(from + index);
     case Dtype::f8_e4m3:
       return number::load<Dtype::f8_e4m3>(from + index);
-    default:
+    case Dtype::u8:
       return power_of_two(number::load_raw<std::uint8_t>(from + index));
+    default:  // set_scale_dtype() lets no other through
+      return std::numeric_limits<float>::quiet_NaN();
   }
 }
 

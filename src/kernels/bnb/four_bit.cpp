@@ -194,14 +194,9 @@ std::uint64_t encode_blocks(const Bnb4& form, const std::byte* from, std::uint64
 std::uint64_t Encode(const Bnb4& form, Dtype source, const std::byte* from, std::uint64_t count,
                      std::byte* to, std::byte* absmax) {
   using Search = std::conditional_t<holds_tables, Bisection, Counting>;
-  switch (source) {
-    case Dtype::f32:
-      return encode_blocks<Dtype::f32, Search>(form, from, count, to, absmax);
-    case Dtype::f16:
-      return encode_blocks<Dtype::f16, Search>(form, from, count, to, absmax);
-    default:
-      return encode_blocks<Dtype::bf16, Search>(form, from, count, to, absmax);
-  }
+  return with_numbers(source, [&]<Dtype dtype>() {
+    return encode_blocks<dtype, Search>(form, from, count, to, absmax);
+  });
 }
 
 // ---- decoding: what 16 codes stand for in one block, and then only that is looked up
@@ -344,14 +339,9 @@ void decode_blocks(const Bnb4& form, std::uint64_t begin, std::uint64_t end, con
 
 void Decode(const Bnb4& form, std::uint64_t begin, std::uint64_t end, const std::byte* data,
             const std::byte* absmax, Dtype target, std::byte* to) {
-  switch (target) {
-    case Dtype::f32:
-      return decode_blocks<Dtype::f32>(form, begin, end, data, absmax, to);
-    case Dtype::f16:
-      return decode_blocks<Dtype::f16>(form, begin, end, data, absmax, to);
-    default:
-      return decode_blocks<Dtype::bf16>(form, begin, end, data, absmax, to);
-  }
+  return with_numbers(target, [&]<Dtype dtype>() {
+    return decode_blocks<dtype>(form, begin, end, data, absmax, to);
+  });
 }
 
 }  // namespace loadstone::simd::HWY_NAMESPACE

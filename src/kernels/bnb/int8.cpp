@@ -101,14 +101,9 @@ std::uint64_t encode_rows(BnbDialect dialect, const std::byte* from, std::uint64
 
 std::uint64_t Encode(BnbDialect dialect, Dtype source, const std::byte* from, std::uint64_t rows,
                      std::uint64_t columns, std::byte* to, std::byte* absmax) {
-  switch (source) {
-    case Dtype::f32:
-      return encode_rows<Dtype::f32>(dialect, from, rows, columns, to, absmax);
-    case Dtype::f16:
-      return encode_rows<Dtype::f16>(dialect, from, rows, columns, to, absmax);
-    default:
-      return encode_rows<Dtype::bf16>(dialect, from, rows, columns, to, absmax);
-  }
+  return with_numbers(source, [&]<Dtype dtype>() {
+    return encode_rows<dtype>(dialect, from, rows, columns, to, absmax);
+  });
 }
 
 HWY_INLINE V decode_vector(VF factors, const std::byte* from) {
@@ -154,14 +149,9 @@ void decode_rows(std::uint64_t begin, std::uint64_t end, std::uint64_t columns,
 
 void Decode(std::uint64_t begin, std::uint64_t end, std::uint64_t columns, const std::byte* from,
             const std::byte* absmax, Dtype target, std::byte* to) {
-  switch (target) {
-    case Dtype::f32:
-      return decode_rows<Dtype::f32>(begin, end, columns, from, absmax, to);
-    case Dtype::f16:
-      return decode_rows<Dtype::f16>(begin, end, columns, from, absmax, to);
-    default:
-      return decode_rows<Dtype::bf16>(begin, end, columns, from, absmax, to);
-  }
+  return with_numbers(target, [&]<Dtype dtype>() {
+    return decode_rows<dtype>(begin, end, columns, from, absmax, to);
+  });
 }
 
 }  // namespace loadstone::simd::HWY_NAMESPACE

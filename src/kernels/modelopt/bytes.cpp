@@ -113,14 +113,8 @@ std::uint64_t encode_as(const ScaledRun& run, const std::byte* from, std::uint64
 
 std::uint64_t Encode(const ScaledRun& run, const std::byte* from, std::uint64_t count,
                      std::byte* to) {
-  switch (run.source) {
-    case Dtype::f32:
-      return encode_as<Dtype::f32>(run, from, count, to);
-    case Dtype::f16:
-      return encode_as<Dtype::f16>(run, from, count, to);
-    default:
-      return encode_as<Dtype::bf16>(run, from, count, to);
-  }
+  return with_numbers(run.source,
+                      [&]<Dtype dtype>() { return encode_as<dtype>(run, from, count, to); });
 }
 
 // ---- mxfp8: blocks of 32 with a power of two each
@@ -164,14 +158,9 @@ std::uint64_t encode_mx_row(bool is_rounded_log, const std::byte* from, std::uin
 
 std::uint64_t EncodeMx(Dtype source, bool is_rounded_log, const std::byte* from,
                        std::uint64_t columns, std::byte* to, std::byte* scales) {
-  switch (source) {
-    case Dtype::f32:
-      return encode_mx_row<Dtype::f32>(is_rounded_log, from, columns, to, scales);
-    case Dtype::f16:
-      return encode_mx_row<Dtype::f16>(is_rounded_log, from, columns, to, scales);
-    default:
-      return encode_mx_row<Dtype::bf16>(is_rounded_log, from, columns, to, scales);
-  }
+  return with_numbers(source, [&]<Dtype dtype>() {
+    return encode_mx_row<dtype>(is_rounded_log, from, columns, to, scales);
+  });
 }
 
 // ---- the largest magnitude of what is finite
@@ -193,14 +182,7 @@ std::uint64_t join_run(const std::byte* from, std::uint64_t count, float& amax) 
 }
 
 std::uint64_t Join(Dtype source, const std::byte* from, std::uint64_t count, float& amax) {
-  switch (source) {
-    case Dtype::f32:
-      return join_run<Dtype::f32>(from, count, amax);
-    case Dtype::f16:
-      return join_run<Dtype::f16>(from, count, amax);
-    default:
-      return join_run<Dtype::bf16>(from, count, amax);
-  }
+  return with_numbers(source, [&]<Dtype dtype>() { return join_run<dtype>(from, count, amax); });
 }
 
 // ---- decoding
@@ -253,14 +235,8 @@ void decode_as(bool is_int8, float scale, const std::byte* from, std::uint64_t c
 
 void Decode(bool is_int8, float scale, const std::byte* from, std::uint64_t count, Dtype target,
             std::byte* to) {
-  switch (target) {
-    case Dtype::f32:
-      return decode_as<Dtype::f32>(is_int8, scale, from, count, to);
-    case Dtype::f16:
-      return decode_as<Dtype::f16>(is_int8, scale, from, count, to);
-    default:
-      return decode_as<Dtype::bf16>(is_int8, scale, from, count, to);
-  }
+  return with_numbers(
+      target, [&]<Dtype dtype>() { return decode_as<dtype>(is_int8, scale, from, count, to); });
 }
 
 }  // namespace

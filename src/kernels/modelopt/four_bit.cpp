@@ -74,14 +74,8 @@ void decode_run(FourBit type, float scale, const std::byte* from, std::uint64_t 
 
 void Decode(FourBit type, float scale, const std::byte* from, std::uint64_t begin,
             std::uint64_t end, Dtype target, std::byte* to) {
-  switch (target) {
-    case Dtype::f32:
-      return decode_run<Dtype::f32>(type, scale, from, begin, end, to);
-    case Dtype::f16:
-      return decode_run<Dtype::f16>(type, scale, from, begin, end, to);
-    default:
-      return decode_run<Dtype::bf16>(type, scale, from, begin, end, to);
-  }
+  return with_numbers(
+      target, [&]<Dtype dtype>() { return decode_run<dtype>(type, scale, from, begin, end, to); });
 }
 
 // `count` bytes of two rows.
@@ -109,14 +103,9 @@ void decode_two_rows(float upper, float lower, const std::byte* from, std::uint6
 
 void DecodeRows(float upper, float lower, const std::byte* from, std::uint64_t count, Dtype target,
                 std::byte* first, std::byte* second) {
-  switch (target) {
-    case Dtype::f32:
-      return decode_two_rows<Dtype::f32>(upper, lower, from, count, first, second);
-    case Dtype::f16:
-      return decode_two_rows<Dtype::f16>(upper, lower, from, count, first, second);
-    default:
-      return decode_two_rows<Dtype::bf16>(upper, lower, from, count, first, second);
-  }
+  return with_numbers(target, [&]<Dtype dtype>() {
+    return decode_two_rows<dtype>(upper, lower, from, count, first, second);
+  });
 }
 
 }  // namespace

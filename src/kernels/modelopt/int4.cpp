@@ -91,14 +91,8 @@ std::uint64_t encode_as(bool rounds, const std::byte* from, std::uint64_t count,
 
 std::uint64_t Encode(Dtype source, bool rounds, const std::byte* from, std::uint64_t count,
                      std::byte* to, std::byte* scales) {
-  switch (source) {
-    case Dtype::f32:
-      return encode_as<Dtype::f32>(rounds, from, count, to, scales);
-    case Dtype::f16:
-      return encode_as<Dtype::f16>(rounds, from, count, to, scales);
-    default:
-      return encode_as<Dtype::bf16>(rounds, from, count, to, scales);
-  }
+  return with_numbers(
+      source, [&]<Dtype dtype>() { return encode_as<dtype>(rounds, from, count, to, scales); });
 }
 
 // Two rows; the scales of the first, and then those of the second.
@@ -138,14 +132,8 @@ std::uint64_t encode_two_rows(const std::byte* from, std::uint64_t columns, std:
 
 std::uint64_t EncodeRows(Dtype source, const std::byte* from, std::uint64_t columns, std::byte* to,
                          std::byte* scales) {
-  switch (source) {
-    case Dtype::f32:
-      return encode_two_rows<Dtype::f32>(from, columns, to, scales);
-    case Dtype::f16:
-      return encode_two_rows<Dtype::f16>(from, columns, to, scales);
-    default:
-      return encode_two_rows<Dtype::bf16>(from, columns, to, scales);
-  }
+  return with_numbers(
+      source, [&]<Dtype dtype>() { return encode_two_rows<dtype>(from, columns, to, scales); });
 }
 
 }  // namespace

@@ -66,14 +66,9 @@ std::uint64_t encode_blocks(bool is_rounded_log, const std::byte* from, std::uin
 
 std::uint64_t Encode(Dtype source, bool is_rounded_log, const std::byte* from, std::uint64_t count,
                      std::byte* to, std::byte* scales) {
-  switch (source) {
-    case Dtype::f32:
-      return encode_blocks<Dtype::f32>(is_rounded_log, from, count, to, scales);
-    case Dtype::f16:
-      return encode_blocks<Dtype::f16>(is_rounded_log, from, count, to, scales);
-    default:
-      return encode_blocks<Dtype::bf16>(is_rounded_log, from, count, to, scales);
-  }
+  return with_numbers(source, [&]<Dtype dtype>() {
+    return encode_blocks<dtype>(is_rounded_log, from, count, to, scales);
+  });
 }
 
 }  // namespace

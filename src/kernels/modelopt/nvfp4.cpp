@@ -150,14 +150,8 @@ std::uint64_t encode_row(float scale_2, const std::byte* from, std::uint64_t col
 
 std::uint64_t Encode(Dtype source, float scale_2, const std::byte* from, std::uint64_t columns,
                      std::byte* to, std::byte* scales) {
-  switch (source) {
-    case Dtype::f32:
-      return encode_row<Dtype::f32>(scale_2, from, columns, to, scales);
-    case Dtype::f16:
-      return encode_row<Dtype::f16>(scale_2, from, columns, to, scales);
-    default:
-      return encode_row<Dtype::bf16>(scale_2, from, columns, to, scales);
-  }
+  return with_numbers(
+      source, [&]<Dtype dtype>() { return encode_row<dtype>(scale_2, from, columns, to, scales); });
 }
 
 }  // namespace

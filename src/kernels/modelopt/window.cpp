@@ -102,6 +102,8 @@ void store_scale(Dtype dtype, float value, std::byte* to) noexcept {
 
 float load_scale(Dtype dtype, const std::byte* from) noexcept {
   switch (dtype) {
+    case Dtype::f32:
+      return number::load<Dtype::f32>(from);
     case Dtype::f16:
       return number::load<Dtype::f16>(from);
     case Dtype::bf16:
@@ -110,8 +112,8 @@ float load_scale(Dtype dtype, const std::byte* from) noexcept {
       return number::load<Dtype::f8_e4m3>(from);
     case Dtype::u8:
       return number::load<Dtype::f8_e8m0>(from);
-    default:
-      return number::load_raw<float>(from);
+    default:  // no scale that an encoding here has
+      return std::numeric_limits<float>::quiet_NaN();
   }
 }
 
@@ -125,9 +127,17 @@ std::uint64_t first_number(const QuantizeForm& form, std::uint64_t at) noexcept 
     case QuantizeKind::nvfp4:
       return at / form.columns * scaled::blocks_in(form.columns, scaled::nvfp4_block) * 8 +
              at % form.columns / 2;
-    default:
+    case QuantizeKind::fp8:
+    case QuantizeKind::fp8_channel:
+    case QuantizeKind::fp8_block:
+    case QuantizeKind::int8_channel:
+    case QuantizeKind::mxfp8:
       return at;
+    case QuantizeKind::bnb4:
+    case QuantizeKind::bnb_int8:
+      break;
   }
+  return 0;  // not one of these kernels
 }
 
 std::uint64_t first_scale(const QuantizeForm& form, std::uint64_t at) noexcept {
@@ -154,9 +164,14 @@ std::uint64_t first_scale(const QuantizeForm& form, std::uint64_t at) noexcept {
       return by_rows(scaled::int4_block);
     case QuantizeKind::nvfp4:
       return by_rows(scaled::nvfp4_block);
-    default:
+    case QuantizeKind::mxfp4:
+    case QuantizeKind::mxfp8:
       return by_rows(simd::mx_block);
+    case QuantizeKind::bnb4:
+    case QuantizeKind::bnb_int8:
+      break;
   }
+  return 0;
 }
 
 // Where the numbers from `at` on, the begin of a window or the end of all, stand in a part.
@@ -335,9 +350,14 @@ std::uint64_t encode_scaled_window(const QuantizeForm& form, std::uint64_t begin
       });
     case QuantizeKind::mxfp4:
       return begin + encode_mxfp4(form.dtype, is_compressed, numbers, count, parts[0], parts[1]);
-    default:
+    case QuantizeKind::nvfp4:
+    case QuantizeKind::mxfp8:
       return encode_rows(cut, amax);
+    case QuantizeKind::bnb4:
+    case QuantizeKind::bnb_int8:
+      break;
   }
+  return begin;
 }
 
 void finish_scaled(const QuantizeForm& form, std::span<std::byte* const> parts,
@@ -346,8 +366,9 @@ void finish_scaled(const QuantizeForm& form, std::span<std::byte* const> parts,
   const std::size_t last = form.parts.size() - 1;
   const Dtype dtype = form.parts[last].dtype;
   for (std::uint64_t i = 0; i < form.stack; ++i) {
-    const float scale = form.kind == QuantizeKind::fp8 ? scaled::scale_of(form, amax[i], 448.0f)
-                                                       : scaled::nvfp4_scale_2(form, amax[i]);
+    const float scale = form.kind == QuantizeKind::nvfp4
+                            ? scaled::nvfp4_scale_2(form, amax[i])
+                            : scaled::scale_of(form, amax[i], most_of(form));
     store_scale(dtype, scale, parts[last] + i * width(dtype));
   }
 }
@@ -457,8 +478,11 @@ void decode_scaled_window(const QuantizeForm& form, std::uint64_t begin, std::ui
                            });
     case QuantizeKind::mxfp4:
       return decode_halves(cut, simd::mx_block, target);
-    default:
+    case QuantizeKind::nvfp4:
       return decode_halves(cut, scaled::nvfp4_block, target);
+    case QuantizeKind::bnb4:
+    case QuantizeKind::bnb_int8:
+      break;
   }
 }
 
