@@ -105,16 +105,11 @@ std::vector<Finding> all_findings(const Catalog& catalog) {
   return findings;
 }
 
-// Of an array the text says what it is made of.
-std::string_view short_type(const MetadataValue& item) {
-  return std::holds_alternative<MetadataArray>(item.value) ? "array" : std::string_view(item.type);
-}
-
 std::string short_text(const MetadataValue& item) {
   constexpr std::size_t length_max = 60;
   if (const auto* text = std::get_if<std::string>(&item.value)) return printable(*text, length_max);
   if (const auto* array = std::get_if<MetadataArray>(&item.value)) {
-    return fmt::format("{} items, {}", array->size(), item.type);
+    return fmt::format("{} items, {}", array->size(), type_name(item));
   }
   JsonWriter json;
   write(json, item);
@@ -206,7 +201,7 @@ std::string to_json(const Catalog& catalog) {
   json.end_object();
   json.key("metadata_types");
   json.begin_object();
-  for (const auto& [key, item] : catalog.metadata()) json.member(key, item.type);
+  for (const auto& [key, item] : catalog.metadata()) json.member(key, type_name(item));
   json.end_object();
   json.key("quantized");
   json.begin_array();
@@ -241,7 +236,7 @@ std::string to_table(const Catalog& catalog, bool with_tensors) {
   if (!catalog.metadata().empty()) text += "metadata\n";
   for (const auto& [key, item] : catalog.metadata()) {
     text +=
-        fmt::format("  {:<40} {:<8} {}\n", printable(key, 100), short_type(item), short_text(item));
+        fmt::format("  {:<40} {:<8} {}\n", printable(key, 100), name(item.type), short_text(item));
   }
   if (with_tensors) text += "tensors\n";
   for (const TensorInfo& tensor : catalog.tensors()) {

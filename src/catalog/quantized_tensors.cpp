@@ -113,6 +113,9 @@ std::vector<QuantizedTensor> recognise_all(const TensorTable& table) {
       if (family->recognise == nullptr) continue;
       auto made = recognise_by(*family, table, i);
       if (!made) continue;
+      if (made->is_readable() && std::ranges::count(family->encodings, made->encoding) == 0) {
+        throw Error("internal", "a family does not list its encoding", {.found = made->encoding});
+      }
       if (!family->reads_all) refuse_foreign_companions(table, *made);
       found.push_back(*std::move(made));
       break;

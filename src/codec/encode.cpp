@@ -100,6 +100,11 @@ std::optional<DecodeProblem> prepare_quantization(const Quantization& quantizati
   if (encoding == nullptr) {
     return DecodeProblem{"no such encoding", quantization.encoding, written_encoding_names()};
   }
+  const auto& dialects = encoding->dialects;
+  if (!quantization.dialect.empty() && std::ranges::count(dialects, quantization.dialect) == 0) {
+    return DecodeProblem{"no such dialect", quantization.dialect,
+                         fmt::format("{}", fmt::join(dialects, " or "))};
+  }
   form.kind = encoding->kind;
   form.dtype = dtype;
   form.elements = *elements;
@@ -111,6 +116,17 @@ std::optional<DecodeProblem> prepare_quantization(const Quantization& quantizati
     }
   }
   return std::nullopt;
+}
+
+std::vector<QuantizedEncoding> quantized_encodings() {
+  std::vector<QuantizedEncoding> all;
+  for (const Family* const family : families()) {
+    for (const std::string_view name : family->encodings) {
+      const WrittenEncoding* const written = find_written_encoding(name);
+      all.push_back({name, written != nullptr ? written->dialects : decltype(all[0].dialects)()});
+    }
+  }
+  return all;
 }
 
 std::vector<QuantizedPart> quantized_parts(const Quantization& quantization, const Shape& shape,
