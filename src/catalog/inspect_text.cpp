@@ -7,6 +7,7 @@
 
 #include "base/finding_json.h"
 #include "base/json_writer.h"
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "loadstone/catalog.h"
 #include "loadstone/quantized_tensors.h"
@@ -173,7 +174,7 @@ std::string encoding_lines(const Catalog& catalog) {
 
 }  // namespace
 
-std::string to_json(const Catalog& catalog) {
+static std::string json_of(const Catalog& catalog) {
   JsonWriter json(2);
   json.begin_object();
   json.key("tensors");
@@ -228,7 +229,11 @@ std::string to_json(const Catalog& catalog) {
   return json.take();
 }
 
-std::string to_table(const Catalog& catalog, bool with_tensors) {
+std::string to_json(const Catalog& catalog) {
+  return only_errors([&] { return json_of(catalog); });
+}
+
+static std::string table_of(const Catalog& catalog, bool with_tensors) {
   std::string text = fmt::format("{}: {} tensors, {}\n", printable(catalog.root(), 400),
                                  catalog.tensors().size(), human_bytes(catalog.total_bytes()));
   text += "shards\n" + shard_lines(catalog) + "encodings\n" + encoding_lines(catalog) +
@@ -248,6 +253,10 @@ std::string to_table(const Catalog& catalog, bool with_tensors) {
   const std::vector<Finding> findings = all_findings(catalog);
   if (!findings.empty()) text += "findings\n";
   return text + finding_lines(findings);
+}
+
+std::string to_table(const Catalog& catalog, bool with_tensors) {
+  return only_errors([&] { return table_of(catalog, with_tensors); });
 }
 
 }  // namespace loadstone

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/only_errors.h"
 #include "codec/families.h"
 #include "loadstone/error.h"
 
@@ -119,26 +120,30 @@ std::optional<DecodeProblem> prepare_quantization(const Quantization& quantizati
 }
 
 std::vector<QuantizedEncoding> quantized_encodings() {
-  std::vector<QuantizedEncoding> all;
-  for (const Family* const family : families()) {
-    for (const std::string_view name : family->encodings) {
-      const WrittenEncoding* const written = find_written_encoding(name);
-      all.push_back({name, written != nullptr ? written->dialects : decltype(all[0].dialects)()});
+  return only_errors([&] {
+    std::vector<QuantizedEncoding> all;
+    for (const Family* const family : families()) {
+      for (const std::string_view name : family->encodings) {
+        const WrittenEncoding* const written = find_written_encoding(name);
+        all.push_back({name, written != nullptr ? written->dialects : decltype(all[0].dialects)()});
+      }
     }
-  }
-  return all;
+    return all;
+  });
 }
 
 std::vector<QuantizedPart> quantized_parts(const Quantization& quantization, const Shape& shape,
                                            Dtype dtype) {
-  QuantizeForm form;
-  if (auto problem = prepare_quantization(quantization, shape, dtype, form)) {
-    throw Error("plan.quantize", std::move(problem->message),
-                {.field = "quantize",
-                 .found = std::move(problem->found),
-                 .expected = std::move(problem->expected)});
-  }
-  return std::move(form.parts);
+  return only_errors([&] {
+    QuantizeForm form;
+    if (auto problem = prepare_quantization(quantization, shape, dtype, form)) {
+      throw Error("plan.quantize", std::move(problem->message),
+                  {.field = "quantize",
+                   .found = std::move(problem->found),
+                   .expected = std::move(problem->expected)});
+    }
+    return std::move(form.parts);
+  });
 }
 
 }  // namespace loadstone

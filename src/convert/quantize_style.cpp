@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "codec/encode.h"
 #include "loadstone/error.h"
@@ -56,7 +57,7 @@ std::optional<QuantizeMode> quantize_mode(std::string_view text) noexcept {
   return std::nullopt;
 }
 
-Quantization quantization_from_user(std::string_view text, QuantizeMode mode) {
+static Quantization quantization_of(std::string_view text, QuantizeMode mode) {
   Quantization quantization;
   const auto colon = text.find(':');
   for (const char character : text.substr(0, colon)) {
@@ -83,6 +84,10 @@ Quantization quantization_from_user(std::string_view text, QuantizeMode mode) {
   }
   quantization.dialect = encoding->exported_dialect;
   return quantization;
+}
+
+Quantization quantization_from_user(std::string_view text, QuantizeMode mode) {
+  return only_errors([&] { return quantization_of(text, mode); });
 }
 
 void check_style(const QuantizeOptions& options) {

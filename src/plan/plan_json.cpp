@@ -6,6 +6,7 @@
 #include "base/base64.h"
 #include "base/finding_json.h"
 #include "base/json_writer.h"
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "loadstone/error.h"
 #include "plan/decodings.h"
@@ -381,7 +382,7 @@ void read_totals(const JsonReader& reader, JsonObject& fields, Plan& plan) {
 
 }  // namespace
 
-std::string to_json(const Plan& plan) {
+static std::string json_of(const Plan& plan) {
   JsonWriter json(1, 2);
   json.begin_object();
   json.member("version", plan_json_version);
@@ -415,6 +416,10 @@ std::string to_json(const Plan& plan) {
                 {.path = plan.catalog->root(), .expected = "paths and names in UTF-8"});
   }
   return json.take() + "\n";
+}
+
+std::string to_json(const Plan& plan) {
+  return only_errors([&] { return json_of(plan); });
 }
 
 SavedPlan read_plan(std::string_view text) {
