@@ -72,13 +72,14 @@ QuantizeOptions quantize_options(const QuantizeArgs& args) {
     }
     return options;
   }
+  const QuantizeMode mode = quantize_mode(args.mode).value_or(QuantizeMode::exact);
   for (const std::string& text : args.formats) {
     // Patterns may hold the sign too; encodings do not.
     const auto sign = text.rfind('=');
     QuantizeFormat& format = options.formats.emplace_back();
     if (sign != std::string::npos) format.pattern = text.substr(0, sign);
     format.quantization =
-        quantization_from_user(sign == std::string::npos ? text : text.substr(sign + 1), args.mode);
+        quantization_from_user(sign == std::string::npos ? text : text.substr(sign + 1), mode);
   }
   // What is for all tensors goes last, wherever it was typed.
   std::stable_partition(options.formats.begin(), options.formats.end(),

@@ -6,6 +6,11 @@ set(package_folder "${CMAKE_INSTALL_LIBDIR}/cmake/loadstone")
 install(TARGETS loadstone EXPORT loadstoneTargets)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/loadstone" TYPE INCLUDE FILES_MATCHING PATTERN *.h)
 install(EXPORT loadstoneTargets NAMESPACE loadstone:: DESTINATION ${package_folder})
+if(TARGET loadstone_shared)  # for a test, which puts it in the other one's place
+  install(TARGETS loadstone_shared EXPORT loadstoneSharedTargets COMPONENT shared EXCLUDE_FROM_ALL)
+  install(EXPORT loadstoneSharedTargets NAMESPACE loadstone:: DESTINATION ${package_folder}
+    COMPONENT shared EXCLUDE_FROM_ALL)
+endif()
 if(TARGET loadstone_cli)
   install(TARGETS loadstone_cli)
 endif()

@@ -1,14 +1,27 @@
 # A stranger's program: installs loadstone into a folder, builds examples/cpp_consumer against it
 # as anybody would, and runs it. Run by ctest; BUILD, SOURCE, WORK, COMPILER and NINJA are given.
+# SHARED: with the shared library; NEEDS_COMPONENT: it is a component of its own.
 function(run)
   execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
 
 file(REMOVE_RECURSE "${WORK}")
 run("${CMAKE_COMMAND}" --install "${BUILD}" --prefix "${WORK}/prefix")
+if(NEEDS_COMPONENT)
+  run("${CMAKE_COMMAND}" --install "${BUILD}" --prefix "${WORK}/prefix" --component shared)
+  file(GLOB_RECURSE targets "${WORK}/prefix/loadstoneSharedTargets.cmake")
+  string(REPLACE "SharedTargets.cmake" "Targets.cmake" replaced "${targets}")
+  file(RENAME "${targets}" "${replaced}")
+endif()
 run("${CMAKE_COMMAND}" -S "${SOURCE}" -B "${WORK}/build" -G Ninja
   "-DCMAKE_MAKE_PROGRAM=${NINJA}" "-DCMAKE_CXX_COMPILER=${COMPILER}" -DCMAKE_BUILD_TYPE=Release
   "-DCMAKE_PREFIX_PATH=${WORK}/prefix")
 run("${CMAKE_COMMAND}" --build "${WORK}/build")
 run("${WORK}/build/cpp_consumer" "${WORK}/checkpoint")
+file(GET_RUNTIME_DEPENDENCIES EXECUTABLES "${WORK}/build/cpp_consumer"
+  RESOLVED_DEPENDENCIES_VAR libraries)
+list(FILTER libraries INCLUDE REGEX "^${WORK}/prefix/.*/libloadstone\\.so\\.0$")
+if(SHARED AND NOT libraries OR libraries AND NOT SHARED)
+  message(FATAL_ERROR "linked with the other kind of library: '${libraries}'")
+endif()
 run("${WORK}/prefix/bin/loadstone" --version)

@@ -47,6 +47,7 @@ HEADER_ROOM = {
     "defaults": "base",
     "dtype": "tensor",
     "error": "base",
+    "export": "base",
     "finding": "base",
     "loadstone": "audit",
     "name_hash": "base",

@@ -118,7 +118,11 @@ int run(const std::filesystem::path& folder) {
     std::puts("FAILED: a plan without rules claims to be complete");
     return 1;
   }
-  std::printf("Without rules: %s\n\n", incomplete.findings.front().message.c_str());
+  try {
+    loadstone::require_ok(incomplete);
+  } catch (const loadstone::Error& error) {
+    std::printf("Without rules: %s\n\n", error.what());
+  }
 
   loadstone::PlanOptions options;
   options.rules = make_rules();

@@ -5,12 +5,13 @@
 #include <vector>
 
 #include "loadstone/execute.h"
+#include "loadstone/export.h"
 #include "loadstone/plan.h"
 
 namespace loadstone {
 
 // Plain data. What each list holds are targets' names.
-struct Audit {
+struct LOADSTONE_API Audit {
   std::vector<Provenance> provenance;
   std::vector<std::string> on_meta;      // without memory, and no exception names them
   std::vector<std::string> unaccounted;  // no origin, or fewer bytes written than the target has
@@ -23,6 +24,6 @@ struct Audit {
   [[nodiscard]] std::string text() const;
 };
 
-[[nodiscard]] Audit audit(const Plan& plan, const Report& report);
+[[nodiscard]] LOADSTONE_API Audit audit(const Plan& plan, const Report& report);
 
 }  // namespace loadstone

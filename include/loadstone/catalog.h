@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "loadstone/dtype.h"
+#include "loadstone/export.h"
 #include "loadstone/finding.h"
 #include "loadstone/name_hash.h"
 #include "loadstone/quantized_tensor.h"
@@ -55,19 +56,21 @@ enum class MetadataType : std::uint8_t {
   f64,
 };
 
-[[nodiscard]] std::string_view name(MetadataType type) noexcept;  // "u8", "bool", "string" ...
+// "u8", "bool", "string" ...
+[[nodiscard]] LOADSTONE_API std::string_view name(MetadataType type) noexcept;
 
 struct MetadataValue;
 
 // The items of an array as they stand in the file, made into values when asked for: a vocabulary of
 // 250,000 tokens stays as small as its bytes. Thread-safe while nobody adds to it.
-class MetadataArray {
+class LOADSTONE_API MetadataArray {
  public:
   explicit MetadataArray(MetadataType item_type) : item_type_(item_type) {}
 
   [[nodiscard]] MetadataType item_type() const noexcept { return item_type_; }
   [[nodiscard]] std::size_t size() const noexcept;
   [[nodiscard]] bool empty() const noexcept { return size() == 0; }
+  // `index` is less than size().
   [[nodiscard]] MetadataValue operator[](std::size_t index) const;
 
   // Numbers and bools, little-endian, as many bytes as their count says.
@@ -104,14 +107,18 @@ class MetadataArray {
   std::vector<MetadataArray> arrays_;
 };
 
-// A value of GGUF metadata, or of the strings of safetensors' __metadata__.
+// A value of GGUF metadata, or of the strings of safetensors' __metadata__. Integers are held as
+// the 64 bits of their sign, floats as double, whatever width `type` says they have in the file.
 struct MetadataValue {
   std::variant<std::string, bool, std::int64_t, std::uint64_t, double, MetadataArray> value;
-  std::string type;  // "string", "u32", "array of f32" ...: GGUF distinguishes 13
+  MetadataType type = MetadataType::string;
 };
 
+// "string", "u32", "array of f32" ...
+[[nodiscard]] LOADSTONE_API std::string type_name(const MetadataValue& value);
+
 // Immutable once made, so thread-safe; shared by plans, which keep it alive.
-class Catalog {
+class LOADSTONE_API Catalog {
  public:
   // Checks names for duplicates across shards (Error "ix.duplicate"). Tensors come in file order:
   // by shard, then by offset.
@@ -133,12 +140,13 @@ class Catalog {
   [[nodiscard]] const std::vector<Finding>& findings() const noexcept { return findings_; }
   // `other`, or where that is null the storage that the checkpoint was opened through.
   [[nodiscard]] Storage& storage(Storage* other = nullptr) const noexcept;
+  // Index into tensors(); none where no tensor has the name.
   [[nodiscard]] std::optional<std::uint32_t> find(std::string_view name) const;
   // Where a claim is made, FP8 tensors without scales have lost them. Only looked for where there
   // are FP8 tensors; none elsewhere.
   [[nodiscard]] const QuantizationClaim& quantization_claim() const noexcept { return claim_; }
-  // Which tensors are the components of quantized ones; found when it is asked for first, see
-  // find_quantized_tensors().
+  // Which tensors are the components of quantized ones; found when it is asked for first, which may
+  // read, see find_quantized_tensors(). Lives as long as the catalog. Throws Error "io.*".
   [[nodiscard]] const QuantizedTensors& quantized() const;
   // Sum of the tensors' bytes.
   [[nodiscard]] std::uint64_t total_bytes() const noexcept { return total_bytes_; }
@@ -171,17 +179,18 @@ struct OpenOptions {
 // Opens a file, a folder (with or without an index), an index file, a glob pattern, or one part of
 // a split GGUF (then all parts). Reads headers only. Throws Error for anything that breaks a rule
 // of the format. Which files of a folder are taken: docs/formats/sharded-index.md.
-[[nodiscard]] std::shared_ptr<const Catalog> open_checkpoint(const std::string& path,
-                                                             const OpenOptions& options = {});
-// Several files that together are one checkpoint.
-[[nodiscard]] std::shared_ptr<const Catalog> open_checkpoint(const std::vector<std::string>& paths,
-                                                             const OpenOptions& options = {});
+[[nodiscard]] LOADSTONE_API std::shared_ptr<const Catalog> open_checkpoint(
+    const std::string& path, const OpenOptions& options = {});
+// Several files that together are one checkpoint; Error "format.no_checkpoint" where there are
+// none.
+[[nodiscard]] LOADSTONE_API std::shared_ptr<const Catalog> open_checkpoint(
+    const std::vector<std::string>& paths, const OpenOptions& options = {});
 
 // The catalog as the JSON that `loadstone inspect --json` prints.
-[[nodiscard]] std::string to_json(const Catalog& catalog);
+[[nodiscard]] LOADSTONE_API std::string to_json(const Catalog& catalog);
 
 // The same for people: shards, metadata, totals per encoding, findings; with a row a tensor on
 // request.
-[[nodiscard]] std::string to_table(const Catalog& catalog, bool with_tensors);
+[[nodiscard]] LOADSTONE_API std::string to_table(const Catalog& catalog, bool with_tensors);
 
 }  // namespace loadstone

@@ -12,6 +12,7 @@
 
 #include "loadstone/budget.h"
 #include "loadstone/catalog.h"
+#include "loadstone/export.h"
 #include "loadstone/finding.h"
 #include "loadstone/observer.h"
 #include "loadstone/plan.h"
@@ -25,25 +26,36 @@ namespace loadstone {
 // tensor ("mlp.experts.gate_up_proj" [experts, 2 * inner, hidden], "mlp.experts.down_proj").
 enum class ExpertLayout : std::uint8_t { keep, fused, separate };
 
-[[nodiscard]] std::string_view name(ExpertLayout layout) noexcept;
-[[nodiscard]] std::optional<ExpertLayout> expert_layout(std::string_view name) noexcept;
+// "keep", "fused", "separate"
+[[nodiscard]] LOADSTONE_API std::string_view name(ExpertLayout layout) noexcept;
+[[nodiscard]] LOADSTONE_API std::optional<ExpertLayout> expert_layout(
+    std::string_view name) noexcept;
 
 // Whose names, shapes and configs the parts of quantized tensors get: `unified` is what ModelOpt
 // calls its exports. Those of bitsandbytes' encodings are always its own.
 enum class QuantizeStyle : std::uint8_t { unified, compressed_tensors };
 
-[[nodiscard]] std::string_view name(QuantizeStyle style) noexcept;
+// "modelopt", "compressed-tensors"
+[[nodiscard]] LOADSTONE_API std::string_view name(QuantizeStyle style) noexcept;
 
-// What tensors become whose name the pattern finds.
+// Format for tensors whose name matches `pattern`.
 struct QuantizeFormat {
   std::string pattern{};        // RE2 syntax, anywhere in the name; empty: all that are chosen
   Quantization quantization{};  // encoding "none": they stay as they are
 };
 
-// An encoding as users write it: "nf4", "NVFP4", "nf4:128" with a block size, "none". `mode` is
-// "exact" or "modelopt-compat", whose bytes are ModelOpt's own. Throws Error "plan.options".
-[[nodiscard]] Quantization quantization_from_user(std::string_view text,
-                                                  std::string_view mode = "exact");
+// Whose bytes files get: those of the encoding's first dialect, or those that ModelOpt writes.
+enum class QuantizeMode : std::uint8_t { exact, compat };
+
+// "exact", "modelopt-compat"
+[[nodiscard]] LOADSTONE_API std::string_view name(QuantizeMode mode) noexcept;
+[[nodiscard]] LOADSTONE_API std::optional<QuantizeMode> quantize_mode(
+    std::string_view name) noexcept;
+
+// An encoding as users write it: "nf4", "NVFP4", "nf4:128" with a block size, "none". Throws Error
+// "plan.options".
+[[nodiscard]] LOADSTONE_API Quantization
+quantization_from_user(std::string_view text, QuantizeMode mode = QuantizeMode::exact);
 
 // Which tensors are quantized: weights of linear layers inside decoder layers, less what servers
 // want plain (src/convert/quantize_rules.cpp says which), plus `include`, less `exclude`.
@@ -72,7 +84,8 @@ struct ModelFolder {
 
 // Looks into a folder; what is no folder holds nothing. `with_code`: Python files too. Throws Error
 // "io.read".
-[[nodiscard]] ModelFolder read_model_folder(const std::string& path, bool with_code = false);
+[[nodiscard]] LOADSTONE_API ModelFolder read_model_folder(const std::string& path,
+                                                          bool with_code = false);
 
 struct ConvertOptions {
   // ---- what changes the result
@@ -168,8 +181,8 @@ struct Conversion {
 };
 
 // What will happen. Pure. Throws Error "plan.rules" and "plan.options" as make_plan() does.
-[[nodiscard]] Conversion make_conversion(std::shared_ptr<const Catalog> catalog,
-                                         const ConvertOptions& options = {});
+[[nodiscard]] LOADSTONE_API Conversion make_conversion(std::shared_ptr<const Catalog> catalog,
+                                                       const ConvertOptions& options = {});
 
 // One of so many shares of the output's shards; different processes may do them at once.
 struct ConvertPart {
@@ -179,7 +192,7 @@ struct ConvertPart {
 
 // Throws Error "convert.target" for a target that is named like a file of a format that is not
 // written: "x.gguf" would become a folder of that name ("x.gguf/" says that it is to).
-void check_target_name(std::string_view target);
+LOADSTONE_API void check_target_name(std::string_view target);
 
 // What one call does of a conversion. As it stands: all of it, from the beginning.
 struct ConvertRun {
@@ -207,12 +220,12 @@ struct ConvertReport {
 // shards of the source, or is a folder that holds a model that is no older output of this name;
 // "convert.extra" where a file that is to stand beside the model cannot be copied; "io.no_space"
 // where the disk has no room. convert() asks first; a dry run may want to know too.
-void check_target(const Conversion& conversion, const std::string& target,
-                  const ConvertRun& run = {});
+LOADSTONE_API void check_target(const Conversion& conversion, const std::string& target,
+                                const ConvertRun& run = {});
 
 // Which files a share has: balanced by bytes, the same in every process.
-[[nodiscard]] std::vector<std::uint32_t> files_of_part(const Conversion& conversion,
-                                                       const ConvertPart& part);
+[[nodiscard]] LOADSTONE_API std::vector<std::uint32_t> files_of_part(const Conversion& conversion,
+                                                                     const ConvertPart& part);
 
 // Writes the target: a file that is replaced, or a folder. Under its name nothing appears but what
 // is whole; until then files are in a folder beside it called .loadstone-NAME.part, each shard
@@ -222,15 +235,15 @@ void check_target(const Conversion& conversion, const std::string& target,
 // "convert.locked" where another process is at the same work, "convert.state" where what is there
 // belongs to another conversion, "convert.incomplete" where there is nothing whole to finish.
 // `storage` is what the sources are read from and the target is written to; null: the catalog's.
-ConvertReport convert(const Conversion& conversion, const std::string& target,
-                      Observer* observer = nullptr, Storage* storage = nullptr,
-                      const ConvertRun& run = {});
+LOADSTONE_API ConvertReport convert(const Conversion& conversion, const std::string& target,
+                                    Observer* observer = nullptr, Storage* storage = nullptr,
+                                    const ConvertRun& run = {});
 
 // {"outputs", "seconds", "bytes_read", "bytes_written", "bytes_kept", "peak_bytes", "findings"}
-[[nodiscard]] std::string to_json(const ConvertReport& report);
+[[nodiscard]] LOADSTONE_API std::string to_json(const ConvertReport& report);
 // What would be done: {"files", "tensors", "metadata", "threads", "bytes_to_read" ...}
-[[nodiscard]] std::string to_json(const Conversion& conversion);
+[[nodiscard]] LOADSTONE_API std::string to_json(const Conversion& conversion);
 // For people: files, dtypes before and after, totals; with a row a tensor on request.
-[[nodiscard]] std::string to_table(const Conversion& conversion, bool with_tensors);
+[[nodiscard]] LOADSTONE_API std::string to_table(const Conversion& conversion, bool with_tensors);
 
 }  // namespace loadstone

@@ -12,7 +12,7 @@ namespace loadstone {
 
 // A tensor that a kernel makes of some sources, of which boxes copy like of any other: quantized
 // weights and their scales, say. It is never there as a whole, only the chunks that are under way.
-// Kernels: docs/plan-json.md.
+// Kernels are a set that grows, so they have names: docs/plan-json.md.
 struct Decoding {
   std::string kernel;                  // "fp8_block", "fp4_block", "mxfp4", "nvfp4" ...
   std::vector<std::uint32_t> sources;  // index into Catalog::tensors(); the weights go first

@@ -7,17 +7,14 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string_view>
 
-namespace loadstone {
+#include "loadstone/export.h"
 
-// Bytes go from files to memory as they are, and files are little-endian.
-static_assert(std::endian::native == std::endian::little,
-              "loadstone is for little-endian machines");
+namespace loadstone {
 
 enum class Dtype : std::uint8_t {
   boolean,
@@ -154,10 +151,11 @@ inline constexpr std::size_t element_bytes_max =
 [[nodiscard]] constexpr bool is_in_safetensors(Dtype dtype) noexcept {
   return dtype != Dtype::c128;
 }
-// The exact name only: "f32" is no dtype of the format, and files that say so are refused.
-[[nodiscard]] std::optional<Dtype> dtype_from_name(std::string_view name) noexcept;
+// None where no dtype has the name. The exact name only: "f32" is no dtype of the format, and files
+// that say so are refused.
+[[nodiscard]] LOADSTONE_API std::optional<Dtype> dtype_from_name(std::string_view name) noexcept;
 // What people type: any case, and torch's names ("bfloat16", "float8_e4m3fn", "half").
-[[nodiscard]] std::optional<Dtype> dtype_from_user(std::string_view name) noexcept;
+[[nodiscard]] LOADSTONE_API std::optional<Dtype> dtype_from_user(std::string_view name) noexcept;
 
 // Block formats of GGUF, in the order of their type ids.
 enum class BlockFormat : std::uint8_t {
@@ -197,7 +195,7 @@ struct BlockLayout {
 };
 
 // Value type, cheap to copy. Thread-safe: immutable.
-class Encoding {
+class LOADSTONE_API Encoding {
  public:
   constexpr Encoding(Dtype dtype) noexcept  // NOLINT(google-explicit-constructor): a dtype is one
       : is_dtype_(true), code_(static_cast<std::uint8_t>(dtype)) {}
@@ -213,6 +211,7 @@ class Encoding {
   }
   // "BF16", "Q4_K" ...
   [[nodiscard]] std::string_view name() const noexcept;
+  // None where no dtype or block format has the name.
   [[nodiscard]] static std::optional<Encoding> from_name(std::string_view name) noexcept;
   // Bytes that `elements` numbers take (rows of whole blocks); nothing when the count does not fill
   // whole blocks or whole bytes, or when the product does not fit 64 bits.
@@ -225,6 +224,7 @@ class Encoding {
   std::uint8_t code_;
 };
 
-[[nodiscard]] BlockLayout layout(BlockFormat format) noexcept;
+// Of one block.
+[[nodiscard]] LOADSTONE_API BlockLayout layout(BlockFormat format) noexcept;
 
 }  // namespace loadstone

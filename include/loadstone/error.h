@@ -11,6 +11,8 @@
 #include <string>
 #include <string_view>
 
+#include "loadstone/export.h"
+
 namespace loadstone {
 
 // Where something went wrong. What is not known stays empty.
@@ -26,8 +28,10 @@ struct Where {
 
 // what() is one line that holds everything known: file, tensor, field, message, found, expected,
 // offset, system error, and [code] at its end. Control characters in names are escaped.
-class Error : public std::runtime_error {
+// Value type; a copy takes memory.
+class LOADSTONE_API Error : public std::runtime_error {
  public:
+  // `code`: one of all_codes().
   Error(std::string code, std::string message, Where where = {});
 
   [[nodiscard]] const std::string& code() const noexcept { return code_; }
@@ -47,11 +51,12 @@ struct CodeInfo {
 };
 
 // Every code that loadstone can say, sorted by code.
-[[nodiscard]] std::span<const CodeInfo> all_codes() noexcept;
-[[nodiscard]] const CodeInfo* find_code(std::string_view code) noexcept;
+[[nodiscard]] LOADSTONE_API std::span<const CodeInfo> all_codes() noexcept;
+// Null for a code that is not among them. It lives as long as the program.
+[[nodiscard]] LOADSTONE_API const CodeInfo* find_code(std::string_view code) noexcept;
 
 // The command line's exit status for a code: 1 found something, 3 bad file, 4 input/output,
 // 5 does not fit in memory, 130 interrupted; 2 is wrong usage.
-[[nodiscard]] int exit_status(std::string_view code) noexcept;
+[[nodiscard]] LOADSTONE_API int exit_status(std::string_view code) noexcept;
 
 }  // namespace loadstone

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "loadstone/export.h"
 #include "loadstone/observer.h"
 #include "loadstone/plan.h"
 
@@ -20,8 +21,8 @@ struct Destination {
   std::byte* data = nullptr;  // null: this target is not loaded in this call
   std::uint64_t byte_count = 0;
   Dtype dtype = Dtype::u8;
-  // Of a quantized target, in the order of quantized_parts(); `data` is null then. None: this
-  // target is not loaded in this call.
+  // Memory of a quantized target's components, in the order of quantized_parts(); `data` is null
+  // then. None: this target is not loaded in this call.
   std::vector<std::span<std::byte>> parts;
   // This version writes to the host's: device memory is Error "plan.destination".
   MemoryKind kind = MemoryKind::host;
@@ -30,19 +31,20 @@ struct Destination {
 // One destination for each target of the plan with Delivery::memory, fresh memory of this process
 // that costs nothing until it is written to. Movable; thread-safe while nobody writes to the
 // memory.
-class HostMemory {
+class LOADSTONE_API HostMemory {
  public:
+  // Throws Error "memory.host".
   explicit HostMemory(const Plan& plan);
   HostMemory(HostMemory&&) noexcept;
   HostMemory& operator=(HostMemory&&) noexcept;
   ~HostMemory();
 
   // In the order of plan.targets; null data where nothing is delivered to memory. A tie shows the
-  // memory of the target that it is tied to.
+  // memory of the target that it is tied to. The memory lives as long as this.
   [[nodiscard]] const std::vector<Destination>& destinations() const noexcept;
 
  private:
-  struct Impl;
+  struct LOADSTONE_PRIVATE Impl;
   std::unique_ptr<Impl> impl_;
 };
 
@@ -50,7 +52,7 @@ class HostMemory {
 // others: their bytes in shards that are mapped privately, so that writing to them never reaches
 // the file. The files must stay as they are while this lives: what others change in them may show,
 // and what they cut off ends the process. Movable; thread-safe while nobody writes to the memory.
-class FileViews {
+class LOADSTONE_API FileViews {
  public:
   // Maps each shard once. Throws Error "io.changed" where one is no more what the plan was made
   // for, and "memory.host".
@@ -63,7 +65,7 @@ class FileViews {
   [[nodiscard]] const std::vector<std::span<std::byte>>& targets() const noexcept;
 
  private:
-  struct Impl;
+  struct LOADSTONE_PRIVATE Impl;
   std::unique_ptr<Impl> impl_;
 };
 
@@ -78,7 +80,7 @@ struct ExecuteOptions {
   bool holds_offload = false;
 };
 
-class OffloadFolder;
+class OffloadFolder;  // none of the interface: who holds it keeps the folder's files
 
 struct SourceRange {
   std::string tensor;
@@ -120,9 +122,9 @@ struct Report {
 // into `destinations` (one per target of the plan). Origins zeros and constant are written too;
 // constructor and initialiser values are the caller's. On the first failure the rest is cancelled,
 // files written to the offload folder are removed, and the Error names file, tensor and offset.
-Report execute(const Plan& plan, std::span<const Destination> destinations,
-               const ExecuteOptions& options = {});
+LOADSTONE_API Report execute(const Plan& plan, std::span<const Destination> destinations,
+                             const ExecuteOptions& options = {});
 
-[[nodiscard]] std::string to_json(const Report& report);
+[[nodiscard]] LOADSTONE_API std::string to_json(const Report& report);
 
 }  // namespace loadstone

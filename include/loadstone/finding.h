@@ -8,15 +8,18 @@
 #include <string_view>
 #include <vector>
 
+#include "loadstone/export.h"
+
 namespace loadstone {
 
 enum class Severity : std::uint8_t { info, warning, error };
 
-[[nodiscard]] std::string_view name(Severity severity) noexcept;  // "info", "warning", "error"
+// "info", "warning", "error"
+[[nodiscard]] LOADSTONE_API std::string_view name(Severity severity) noexcept;
 
 struct Finding {
   Severity severity = Severity::info;
-  std::string code{};                  // "plan.missing", "ix.unlisted" ...
+  std::string code{};                  // one of all_codes(): "plan.missing", "ix.unlisted" ...
   std::string target{};                // the model's name; empty where no target is concerned
   std::vector<std::string> sources{};  // the expected or concerned names in the checkpoint
   std::string message{};               // one sentence that names target and sources
@@ -27,9 +30,10 @@ struct Finding {
   friend bool operator==(const Finding&, const Finding&) = default;
 };
 
-[[nodiscard]] bool has_errors(const std::vector<Finding>& findings) noexcept;
+// Whether one of them has Severity::error.
+[[nodiscard]] LOADSTONE_API bool has_errors(const std::vector<Finding>& findings) noexcept;
 
 // Most severe first, then by code, target and sources: the order in which people should read them.
-void sort_findings(std::vector<Finding>& findings);
+LOADSTONE_API void sort_findings(std::vector<Finding>& findings);
 
 }  // namespace loadstone

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "loadstone/export.h"
+
 namespace loadstone {
 
 struct Progress {
@@ -10,11 +12,13 @@ struct Progress {
   std::uint64_t bytes_total = 0;
 };
 
-// Called from the thread that called execute(), about 20 times a second, never at the same time.
-class Observer {
+// Called from the thread that called execute(), convert(), verify_values() or compare(), about 20
+// times a second, never at the same time.
+class LOADSTONE_API Observer {
  public:
   virtual ~Observer() = default;
-  // Return false to cancel: execute() then throws Error "cancelled" within 0.2 s.
+  // Return false to cancel: that function then throws Error "cancelled" within 0.2 s. What this
+  // throws, of whatever type, stops the work as well and comes out of that function as it is.
   virtual bool on_progress(const Progress& progress) = 0;
 };
 

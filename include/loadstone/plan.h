@@ -14,6 +14,7 @@
 
 #include "loadstone/catalog.h"
 #include "loadstone/defaults.h"
+#include "loadstone/export.h"
 #include "loadstone/finding.h"
 #include "loadstone/quantization.h"
 #include "loadstone/recipe.h"
@@ -26,13 +27,13 @@ enum class UnexpectedPolicy : std::uint8_t { warn, error, ignore };
 enum class DeviceMapMode : std::uint8_t { automatic, balanced, balanced_low_0, sequential };
 
 // "error", "initialise", "zeros"; "warn", "error", "ignore"; "auto", "balanced" ...
-[[nodiscard]] std::string_view name(MissingPolicy policy) noexcept;
-[[nodiscard]] std::string_view name(UnexpectedPolicy policy) noexcept;
-[[nodiscard]] std::string_view name(DeviceMapMode mode) noexcept;
+[[nodiscard]] LOADSTONE_API std::string_view name(MissingPolicy policy) noexcept;
+[[nodiscard]] LOADSTONE_API std::string_view name(UnexpectedPolicy policy) noexcept;
+[[nodiscard]] LOADSTONE_API std::string_view name(DeviceMapMode mode) noexcept;
 
-// Where modules live. Entries are module paths ("" is the whole model) with a device: "cpu",
-// "disk", "cuda:0" ..., or "meta" (left without a value, as a named exception). The longest entry
-// wins.
+// Where modules live. Devices are names, since there is one for each index. Entries are module
+// paths ("" is the whole model) with a device: "cpu", "disk", "cuda:0" ..., or "meta" (left without
+// a value, as a named exception). The longest entry wins.
 struct DeviceMap {
   std::optional<DeviceMapMode>
       mode;  // computed from sizes and max_memory; entries are then ignored
@@ -101,14 +102,14 @@ enum class Delivery : std::uint8_t {
   disk_keep,   // offloaded: the shard holds it, in this dtype or one that its reader casts
 };
 
-[[nodiscard]] std::string_view name(Delivery delivery) noexcept;
+[[nodiscard]] LOADSTONE_API std::string_view name(Delivery delivery) noexcept;
 
-struct PlannedTarget {
+struct LOADSTONE_API PlannedTarget {
   std::string name;
   TargetKind kind = TargetKind::parameter;
   Shape shape;
   Dtype dtype = Dtype::f32;  // the final one, or of the numbers that are quantized
-  std::string device;        // "cpu", "disk", "cuda:0", "meta"
+  std::string device;        // as in DeviceMap::entries
   Delivery delivery = Delivery::none;
   Recipe recipe;                             // of the numbers
   std::optional<Quantization> quantization;  // then its parts are delivered, not the numbers
@@ -143,15 +144,17 @@ struct Plan {
 // Never throws for what it finds: see Plan::findings. Throws Error "plan.rules" for rules that are
 // not rules, "plan.options" for options that contradict each other, "skeleton.json" for a broken
 // skeleton.
-[[nodiscard]] Plan make_plan(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleton,
-                             const PlanOptions& options = {});
+[[nodiscard]] LOADSTONE_API Plan make_plan(std::shared_ptr<const Catalog> catalog,
+                                           const Skeleton& skeleton,
+                                           const PlanOptions& options = {});
 
-// Throws Error of the first error finding (its message says how many more there are).
-void require_ok(const Plan& plan);
+// Throws Error with the code of the first error among the findings, if there is one; its message
+// says how many more there are.
+LOADSTONE_API void require_ok(const Plan& plan);
 
 // A plan as JSON holds each shard's relative path, size, modification time, inode and header
 // digest.
-[[nodiscard]] std::string to_json(const Plan& plan);
+[[nodiscard]] LOADSTONE_API std::string to_json(const Plan& plan);
 
 // The caller's word for paths, for a plan from a file is not believed where it leads.
 struct PlanPaths {
@@ -169,12 +172,13 @@ struct PlanPaths {
 // Opens the shards again. Trusts nothing: a shard of another size or header is Error "io.changed"
 // (another modification time is a warning finding "io.time"); a box, shape or size that does not
 // fit catalog and target is Error "plan.box" or "plan.json".
-[[nodiscard]] Plan plan_from_json(std::string_view text, const OpenOptions& options = {},
-                                  const PlanPaths& paths = {});
+[[nodiscard]] LOADSTONE_API Plan plan_from_json(std::string_view text,
+                                                const OpenOptions& options = {},
+                                                const PlanPaths& paths = {});
 
 // A table for people: one row a target (runs of like rows folded), findings, totals.
-[[nodiscard]] std::string to_table(const Plan& plan);
+[[nodiscard]] LOADSTONE_API std::string to_table(const Plan& plan);
 // One self-contained page.
-[[nodiscard]] std::string to_html(const Plan& plan);
+[[nodiscard]] LOADSTONE_API std::string to_html(const Plan& plan);
 
 }  // namespace loadstone

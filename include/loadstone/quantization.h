@@ -1,21 +1,36 @@
-// How a value is kept in fewer bits than its numbers have: as parts, which only together mean it.
+// Quantizing a tensor: the encoding to write, and the components that it becomes.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "loadstone/dtype.h"
+#include "loadstone/export.h"
 #include "loadstone/shape.h"
 
 namespace loadstone {
 
-// What to make of a value. Encodings and their parts: docs/formats/bitsandbytes.md,
-// docs/formats/modelopt.md.
+// An encoding of quantized tensors. The set grows, so encodings and dialects are names and no enum.
+// Bytes: docs/formats/bitsandbytes.md, docs/formats/modelopt.md and their neighbours.
+struct QuantizedEncoding {
+  std::string_view name;  // "nf4", "fp8-block" ...
+  // Whose bytes are written ("exact", "modelopt-compat", "bnb-cuda" ...), the default first; empty:
+  // the encoding is read only.
+  std::span<const std::string_view> dialects;
+};
+
+// All that are read; those that are written are among them. What it names lives as long as the
+// program.
+[[nodiscard]] LOADSTONE_API std::vector<QuantizedEncoding> quantized_encodings();
+
+// How to quantize a tensor.
 struct Quantization {
-  std::string encoding;                // "nf4", "fp8", "nvfp4" ...
-  std::string dialect;                 // whose bytes; empty: the encoding's first
+  std::string encoding;                // of quantized_encodings(), one with dialects
+  std::string dialect;                 // one of the encoding's; empty: its first
   std::uint32_t block_size = 64;       // nf4, fp4: 32, 64 ... 4096 elements with one scale
   bool nested = false;                 // nf4, fp4: the scales in 8 bits
   std::optional<float> nested_offset;  // none: the mean of the scales
@@ -26,7 +41,7 @@ struct Quantization {
   friend bool operator==(const Quantization&, const Quantization&) = default;
 };
 
-// A tensor that is part of a quantized value.
+// A component of a quantized tensor.
 struct QuantizedPart {
   std::string name;  // "data", "absmax" ...
   Shape shape;
@@ -37,9 +52,9 @@ struct QuantizedPart {
   }
 };
 
-// The parts of a value of this shape and dtype, the data first. Throws Error "plan.quantize" where
-// there is no such encoding for it.
-[[nodiscard]] std::vector<QuantizedPart> quantized_parts(const Quantization& quantization,
-                                                         const Shape& shape, Dtype dtype);
+// The components of a tensor of this shape and dtype (of its numbers: F32, F16 or BF16), the data
+// first. Throws Error "plan.quantize" where there is no such encoding for it.
+[[nodiscard]] LOADSTONE_API std::vector<QuantizedPart> quantized_parts(
+    const Quantization& quantization, const Shape& shape, Dtype dtype);
 
 }  // namespace loadstone

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "loadstone/decoding.h"
+#include "loadstone/export.h"
 #include "loadstone/finding.h"
 #include "loadstone/shape.h"
 
@@ -19,8 +20,9 @@ struct QuantizationClaim {
   bool is_made = false;
   // Rows and columns of an FP8 block that shares a scale. Zeros: the configs give several sizes.
   std::optional<std::array<std::uint64_t, 2>> block = {};
-  // Of GPTQ, AWQ and compressed-tensors, whose tensors do not describe themselves; what is not
-  // said, or not the same in all groups of a config, is left out.
+  // The words of GPTQ's, AWQ's and compressed-tensors' configs (no closed set), whose tensors do
+  // not describe themselves; what is not said, or not the same in all groups of a config, is left
+  // out.
   std::string method = {};                           // "gptq", "awq", "compressed-tensors" ...
   std::string layout = {};                           // "gptq_v2", "gemm" ...
   std::optional<std::uint64_t> bits = std::nullopt;  // of a code
@@ -32,12 +34,11 @@ struct QuantizationClaim {
 };
 
 // One quantized tensor. Numbers of tensors are indices into Catalog::tensors().
-struct QuantizedTensor {
+struct LOADSTONE_API QuantizedTensor {
   static constexpr std::uint32_t none = UINT32_MAX;
 
-  std::string name;      // of the numbers: "model.layers.0.mlp.up_proj.weight"
-  std::string encoding;  // "fp8", "fp8-channel", "fp8-block", "int8-channel", "nvfp4", "mxfp4",
-                         // "mxfp8", "int4", "int4-awq", "nf4", "fp4", "int8"; empty: unknown
+  std::string name;                   // of the numbers: "model.layers.0.mlp.up_proj.weight"
+  std::string encoding;               // one of quantized_encodings(); empty: unknown
   std::uint32_t data = none;          // the codes; none: they are missing
   std::vector<std::uint32_t> scales;  // scales, then scales of scales
   std::vector<std::uint32_t> states;  // bitsandbytes' descriptions; whatever makes a layout unknown

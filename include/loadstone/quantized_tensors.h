@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "loadstone/catalog.h"
+#include "loadstone/export.h"
 #include "loadstone/finding.h"
 #include "loadstone/quantized_tensor.h"
 #include "loadstone/storage.h"
@@ -13,7 +14,7 @@
 namespace loadstone {
 
 // All of one catalog. Immutable once made, so thread-safe.
-class QuantizedTensors {
+class LOADSTONE_API QuantizedTensors {
  public:
   QuantizedTensors() = default;
   // `count`: of the catalog's tensors. `companions`: marks others that belong to codes.
@@ -46,7 +47,7 @@ class QuantizedTensors {
 // weight_scale_2; weight_packed, weight_global_scale), GPT-OSS (_blocks, _scales) and bitsandbytes.
 // Reads the states and tables of bitsandbytes, some 200 bytes each and 1 KiB where scales are
 // nested, through `storage`; null: the catalog's. Catalog::quantized() keeps the result.
-[[nodiscard]] QuantizedTensors find_quantized_tensors(const Catalog& catalog,
-                                                      Storage* storage = nullptr);
+[[nodiscard]] LOADSTONE_API QuantizedTensors find_quantized_tensors(const Catalog& catalog,
+                                                                    Storage* storage = nullptr);
 
 }  // namespace loadstone

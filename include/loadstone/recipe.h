@@ -10,6 +10,7 @@
 
 #include "loadstone/decoding.h"
 #include "loadstone/dtype.h"
+#include "loadstone/export.h"
 #include "loadstone/shape.h"
 
 namespace loadstone {
@@ -27,7 +28,8 @@ enum class Origin : std::uint8_t {
   exception,  // no value on purpose: the reason says why
 };
 
-[[nodiscard]] std::string_view name(Origin origin) noexcept;
+// "checkpoint", "constructor" ...
+[[nodiscard]] LOADSTONE_API std::string_view name(Origin origin) noexcept;
 
 // One dimension of a box: `extent` steps, each moving so many elements on either side.
 struct BoxDim {
@@ -89,10 +91,11 @@ struct Recipes {
 };
 
 // Compact: what a cache of plans stores.
-[[nodiscard]] std::string to_json(const Recipes& recipes, const Catalog& catalog);
+[[nodiscard]] LOADSTONE_API std::string to_json(const Recipes& recipes, const Catalog& catalog);
 // Trusts nothing: Error "plan.recipe" for text that is no such JSON, and for sources that the
 // catalog does not hold.
-[[nodiscard]] Recipes recipes_from_json(const Catalog& catalog, std::string_view text);
+[[nodiscard]] LOADSTONE_API Recipes recipes_from_json(const Catalog& catalog,
+                                                      std::string_view text);
 
 // What one rule does with the tensors that it matches.
 enum class RuleOp : std::uint8_t {
@@ -131,12 +134,12 @@ struct Rule {
   std::vector<RuleStep> then;        // done to each target of the rule, in this order
 };
 
-[[nodiscard]] std::string_view name(RuleOp op) noexcept;
+[[nodiscard]] LOADSTONE_API std::string_view name(RuleOp op) noexcept;
 
 using Rules = std::vector<Rule>;
 
 // Throw Error "plan.rules" that names the rule's index and field.
-[[nodiscard]] Rules rules_from_json(std::string_view text);
-[[nodiscard]] std::string rules_to_json(const Rules& rules);
+[[nodiscard]] LOADSTONE_API Rules rules_from_json(std::string_view text);
+[[nodiscard]] LOADSTONE_API std::string rules_to_json(const Rules& rules);
 
 }  // namespace loadstone

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "loadstone/catalog.h"
+#include "loadstone/export.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/recipe.h"
 
@@ -17,7 +18,7 @@ namespace loadstone {
 // Values are numbers that stand for tensors made of sources. Operations leave their arguments as
 // they are. What does not fit is Error "plan.recipe" with what was found and what was expected.
 // Not thread-safe.
-class RecipeBuilder {
+class LOADSTONE_API RecipeBuilder {
  public:
   using Value = std::uint32_t;
 
@@ -63,7 +64,7 @@ class RecipeBuilder {
   [[nodiscard]] Recipes finish();
 
  private:
-  struct Impl;
+  struct LOADSTONE_PRIVATE Impl;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -9,16 +9,19 @@
 #include <string>
 #include <vector>
 
+#include "loadstone/export.h"
+
 namespace loadstone {
 
-// Any rank: a file may hold a tensor of rank 201. Not thread-safe while written to.
-class Shape {
+// Any rank: a file may hold a tensor of rank 201. Value type.
+class LOADSTONE_API Shape {
  public:
   Shape() = default;
   Shape(std::initializer_list<std::uint64_t> extents) : extents_(extents) {}
   explicit Shape(std::vector<std::uint64_t> extents) : extents_(std::move(extents)) {}
 
   [[nodiscard]] std::size_t rank() const noexcept { return extents_.size(); }
+  // `dim` is less than rank().
   [[nodiscard]] std::uint64_t operator[](std::size_t dim) const noexcept { return extents_[dim]; }
   [[nodiscard]] const std::vector<std::uint64_t>& extents() const noexcept { return extents_; }
   // Number of elements; 1 for rank 0; nothing when the product does not fit 64 bits (also when a

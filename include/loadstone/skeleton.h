@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "loadstone/dtype.h"
+#include "loadstone/export.h"
 #include "loadstone/shape.h"
 
 namespace loadstone {
@@ -22,8 +23,9 @@ enum class TargetKind : std::uint8_t {
 };
 
 // "parameter", "persistent_buffer", "non_persistent_buffer", "attribute"
-[[nodiscard]] std::string_view name(TargetKind kind) noexcept;
-[[nodiscard]] std::optional<TargetKind> target_kind_from_name(std::string_view name) noexcept;
+[[nodiscard]] LOADSTONE_API std::string_view name(TargetKind kind) noexcept;
+[[nodiscard]] LOADSTONE_API std::optional<TargetKind> target_kind_from_name(
+    std::string_view name) noexcept;
 
 struct Target {
   std::string name;
@@ -36,7 +38,7 @@ struct Target {
 };
 
 // Plain data. Not thread-safe while written to.
-struct Skeleton {
+struct LOADSTONE_API Skeleton {
   std::vector<Target> targets;
   // Whether has_value means anything. A skeleton read from JSON holds no values, and buffers
   // without one are then exceptions with a reason; in a model at hand they are errors

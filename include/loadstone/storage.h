@@ -2,7 +2,8 @@
 //
 // The catalog reads headers, execute() reads data and everything that writes files writes them
 // through these interfaces only, so tests can log every access, inject failures at each of them,
-// and keep files in memory.
+// and keep files in memory. What an implementation throws is an Error; another exception becomes
+// Error "internal".
 #pragma once
 
 #include <cstddef>
@@ -12,6 +13,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "loadstone/export.h"
 
 namespace loadstone {
 
@@ -28,7 +31,7 @@ struct FileIdentity {
 };
 
 // One open file. Thread-safe: any number of threads may read at once.
-class ByteSource {
+class LOADSTONE_API ByteSource {
  public:
   virtual ~ByteSource() = default;
   [[nodiscard]] virtual const std::string& path() const noexcept = 0;
@@ -54,7 +57,7 @@ enum class Reserve : std::uint8_t {
 // what the system's call would: an error number of errno.h, 0 for success. The others are the
 // rules above them, the same for all: interrupted calls are made again, short writes go on, and an
 // error becomes Error "io.no_space", "io.denied" or "io.write" with the path.
-class FileSink {
+class LOADSTONE_API FileSink {
  public:
   virtual ~FileSink() = default;
   [[nodiscard]] virtual const std::string& path() const noexcept = 0;
@@ -62,7 +65,7 @@ class FileSink {
   virtual int try_reserve(std::uint64_t byte_count, Reserve how) = 0;
   // How many of the bytes were written, at least one; or a negative error number.
   virtual std::int64_t try_write(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
-  // The whole file as memory that lives as long as the sink. To be reserved before.
+  // The whole file as memory that lives as long as the sink. The file is reserved before.
   virtual int try_map(std::uint64_t byte_count, std::byte*& memory) = 0;
   // Brings all that was written, to the mapped memory too, to the disk.
   virtual int try_sync() = 0;
@@ -78,7 +81,7 @@ enum class LockResult : std::uint8_t { taken, busy, unsupported };
 
 // A file or folder that processes lock to keep out of each other's way. Unlocked at its end, and
 // when the process ends, however it does.
-class FileLock {
+class LOADSTONE_API FileLock {
  public:
   virtual ~FileLock() = default;
   [[nodiscard]] virtual const std::string& path() const noexcept = 0;
@@ -93,7 +96,7 @@ class FileLock {
 
 // The file system as far as it is written to. Thread-safe. For names that begin with try_, and for
 // errors, see FileSink.
-class WritableStorage {
+class LOADSTONE_API WritableStorage {
  public:
   virtual ~WritableStorage() = default;
 
@@ -130,7 +133,7 @@ class WritableStorage {
 };
 
 // The file system. Thread-safe.
-class Storage {
+class LOADSTONE_API Storage {
  public:
   virtual ~Storage() = default;
   // Opens a regular file for reading; never blocks on a pipe. Throws Error: "io.not_found",
@@ -138,15 +141,15 @@ class Storage {
   [[nodiscard]] virtual std::shared_ptr<ByteSource> open(const std::string& path) = 0;
   // What stands at `path`, links followed. Throws Error "io.not_found", "io.denied".
   [[nodiscard]] virtual EntryKind kind(const std::string& path) = 0;
-  // Names (not paths) in a folder, sorted.
+  // Names (not paths) in a folder, sorted. Throws Error "io.not_found", "io.denied", "io.read".
   [[nodiscard]] virtual std::vector<std::string> list(const std::string& folder) = 0;
-  // The path with all links resolved.
+  // The path with all links resolved. Throws Error "io.not_found", "io.denied".
   [[nodiscard]] virtual std::string resolve(const std::string& path) = 0;
   // Where files are written; by default the machine's own file system.
   [[nodiscard]] virtual WritableStorage& writable();
 };
 
-// The machine's own file system: pread into the caller's memory.
-[[nodiscard]] Storage& local_storage();
+// The machine's own file system: pread into the caller's memory. It lives as long as the program.
+[[nodiscard]] LOADSTONE_API Storage& local_storage();
 
 }  // namespace loadstone

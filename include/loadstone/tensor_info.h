@@ -1,4 +1,4 @@
-// A tensor of a shard: name, encoding, shape and place.
+// A tensor of a shard: name, encoding, shape and byte range.
 #pragma once
 
 #include <cstdint>

@@ -16,6 +16,7 @@
 
 #include "loadstone/catalog.h"
 #include "loadstone/dtype.h"
+#include "loadstone/export.h"
 #include "loadstone/shape.h"
 #include "loadstone/storage.h"
 
@@ -23,7 +24,7 @@ namespace loadstone {
 
 // Decodes tensors that are quantized or in blocks, then casts to the wanted dtype. Opens
 // the shards that it needs and keeps them open. Not thread-safe; readers may share a catalog.
-class TensorReader {
+class LOADSTONE_API TensorReader {
  public:
   // Memory for bytes under way.
   static constexpr std::uint64_t staging_bytes_max = std::uint64_t{4} << 20;
@@ -51,12 +52,12 @@ class TensorReader {
   [[nodiscard]] std::vector<std::byte> read();
 
  private:
-  struct Impl;
+  struct LOADSTONE_PRIVATE Impl;
   std::unique_ptr<Impl> impl_;
 };
 
 // All numbers of a tensor, see TensorReader.
-[[nodiscard]] std::vector<float> read_numbers(std::shared_ptr<const Catalog> catalog,
-                                              std::string_view name);
+[[nodiscard]] LOADSTONE_API std::vector<float> read_numbers(std::shared_ptr<const Catalog> catalog,
+                                                            std::string_view name);
 
 }  // namespace loadstone

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "loadstone/catalog.h"
+#include "loadstone/export.h"
 #include "loadstone/finding.h"
 #include "loadstone/observer.h"
 #include "loadstone/storage.h"
@@ -26,7 +27,7 @@ struct NotFinite {
 
 enum class DifferenceKind : std::uint8_t { missing, unexpected, encoding, shape, bytes, values };
 
-[[nodiscard]] std::string_view name(DifferenceKind kind) noexcept;
+[[nodiscard]] LOADSTONE_API std::string_view name(DifferenceKind kind) noexcept;
 
 struct Difference {
   std::string name;
@@ -73,17 +74,18 @@ struct VerifyOptions {
 };
 
 // Reads every tensor once. A shard that is no longer as it was opened is Error "io.changed".
-[[nodiscard]] VerifyReport verify_values(const Catalog& catalog, const VerifyOptions& options = {});
+[[nodiscard]] LOADSTONE_API VerifyReport verify_values(const Catalog& catalog,
+                                                       const VerifyOptions& options = {});
 
 // The same names with the same encodings, shapes and bytes, whatever the files look like: a sharded
 // checkpoint equals its single file. Reads both once, up to the first difference of a tensor. What
 // is quantized in one of them only is compared as numbers: an error that its encoding does not
 // explain is a difference.
-[[nodiscard]] VerifyReport compare(const Catalog& first, const Catalog& second,
-                                   const VerifyOptions& options = {});
+[[nodiscard]] LOADSTONE_API VerifyReport compare(const Catalog& first, const Catalog& second,
+                                                 const VerifyOptions& options = {});
 
 // {"ok", "differences", "not_finite", "findings", "quantized", "bytes_read"}
-[[nodiscard]] std::string to_json(const VerifyReport& report);
-[[nodiscard]] std::string to_table(const VerifyReport& report);
+[[nodiscard]] LOADSTONE_API std::string to_json(const VerifyReport& report);
+[[nodiscard]] LOADSTONE_API std::string to_table(const VerifyReport& report);
 
 }  // namespace loadstone

@@ -18,9 +18,15 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
                           bool allow_non_finite, const std::string& folder, bool copy_code,
                           bool dequantize, std::string_view experts) {
   ConvertOptions options;
+  const auto written = quantize_mode(mode);
+  if (!written) {
+    throw Error(
+        "plan.options", "no such mode",
+        {.field = "mode", .found = std::string(mode), .expected = "exact or modelopt-compat"});
+  }
   for (const auto& [pattern, encoding] : formats) {
     options.quantize.formats.push_back(
-        {.pattern = pattern, .quantization = quantization_from_user(encoding, mode)});
+        {.pattern = pattern, .quantization = quantization_from_user(encoding, *written)});
   }
   options.quantize.include = include;
   options.quantize.exclude = exclude;

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
@@ -70,7 +71,7 @@ NameMap<const Provenance*> by_name(const Report& report) {
 
 }  // namespace
 
-Audit audit(const Plan& plan, const Report& report) {
+static Audit audited(const Plan& plan, const Report& report) {
   Audit result;
   result.provenance = report.provenance;
   const auto entries = by_name(report);
@@ -97,11 +98,17 @@ Audit audit(const Plan& plan, const Report& report) {
   return result;
 }
 
+Audit audit(const Plan& plan, const Report& report) {
+  return only_errors([&] { return audited(plan, report); });
+}
+
 void Audit::require_real() const {
-  if (!on_meta.empty()) {
-    refuse("audit.on_meta", on_meta, "without memory that no exception names");
-  }
-  if (!unaccounted.empty()) refuse("audit.unaccounted", unaccounted, "without a known origin");
+  only_errors([&] {
+    if (!on_meta.empty()) {
+      refuse("audit.on_meta", on_meta, "without memory that no exception names");
+    }
+    if (!unaccounted.empty()) refuse("audit.unaccounted", unaccounted, "without a known origin");
+  });
 }
 
 std::string Audit::text() const {

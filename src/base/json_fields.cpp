@@ -45,6 +45,7 @@ JsonDocument::JsonDocument(std::string_view text, std::string_view code, std::si
   if (text.empty()) text = "";  // the parser copies from the pointer, which may be null
   auto problem = parser_.allocate(text.size() + 1, depth_max);
   if (problem == simdjson::SUCCESS) problem = parser_.parse(text.data(), text.size()).get(root_);
+  if (problem == simdjson::MEMALLOC) throw std::bad_alloc();
   if (problem != simdjson::SUCCESS) {
     throw Error(std::string(code), fmt::format("not JSON: {}", simdjson::error_message(problem)));
   }

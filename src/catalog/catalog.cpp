@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/only_errors.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 
@@ -11,7 +12,7 @@ namespace loadstone {
 
 Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<TensorInfo> tensors,
                  std::map<std::string, MetadataValue> metadata, std::vector<Finding> findings,
-                 Storage* storage, QuantizationClaim claim)
+                 Storage* storage, QuantizationClaim claim) try
     : root_(std::move(root)),
       shards_(std::move(shards)),
       tensors_(std::move(tensors)),
@@ -43,15 +44,19 @@ Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<Tensor
     throw Error("ix.duplicate", "two shards hold a tensor of this name", std::move(where));
   }
   sort_findings(findings_);
+} catch (...) {
+  throw_as_error();
 }
 
 Catalog::~Catalog() = default;
 
 const QuantizedTensors& Catalog::quantized() const {
-  std::call_once(quantized_once_, [&] {
-    quantized_ = std::make_unique<const QuantizedTensors>(find_quantized_tensors(*this));
+  return only_errors([&]() -> const QuantizedTensors& {
+    std::call_once(quantized_once_, [&] {
+      quantized_ = std::make_unique<const QuantizedTensors>(find_quantized_tensors(*this));
+    });
+    return *quantized_;
   });
-  return *quantized_;
 }
 
 Storage& Catalog::storage(Storage* other) const noexcept {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 
+#include "base/json_dom.h"
 #include "base/python_json.h"
 #include "catalog/paths.h"
 #include "loadstone/error.h"
@@ -144,9 +145,9 @@ QuantizationClaim claim_in_file(const FileOpener& opener, const std::string& fol
 QuantizationClaim quantization_claim(std::string_view config) {
   QuantizationClaim claim;
   simdjson::dom::parser parser;
-  const simdjson::padded_string padded(without_number_words(config));
   Object root;
-  if (parser.parse(padded).get(root) != simdjson::SUCCESS) return {.is_made = true};
+  if (parsed_json(parser, without_number_words(config)).get(root) != simdjson::SUCCESS)
+    return {.is_made = true};
   add_claims(claim, root);
   for (const auto field : root) {
     if (Object part; field.value.get(part) == simdjson::SUCCESS) add_claims(claim, part);

@@ -7,6 +7,7 @@
 
 #include "base/finding_json.h"
 #include "base/json_writer.h"
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "loadstone/catalog.h"
 #include "loadstone/quantized_tensors.h"
@@ -105,16 +106,11 @@ std::vector<Finding> all_findings(const Catalog& catalog) {
   return findings;
 }
 
-// Of an array the text says what it is made of.
-std::string_view short_type(const MetadataValue& item) {
-  return std::holds_alternative<MetadataArray>(item.value) ? "array" : std::string_view(item.type);
-}
-
 std::string short_text(const MetadataValue& item) {
   constexpr std::size_t length_max = 60;
   if (const auto* text = std::get_if<std::string>(&item.value)) return printable(*text, length_max);
   if (const auto* array = std::get_if<MetadataArray>(&item.value)) {
-    return fmt::format("{} items, {}", array->size(), item.type);
+    return fmt::format("{} items, {}", array->size(), type_name(item));
   }
   JsonWriter json;
   write(json, item);
@@ -178,7 +174,7 @@ std::string encoding_lines(const Catalog& catalog) {
 
 }  // namespace
 
-std::string to_json(const Catalog& catalog) {
+static std::string json_of(const Catalog& catalog) {
   JsonWriter json(2);
   json.begin_object();
   json.key("tensors");
@@ -206,7 +202,7 @@ std::string to_json(const Catalog& catalog) {
   json.end_object();
   json.key("metadata_types");
   json.begin_object();
-  for (const auto& [key, item] : catalog.metadata()) json.member(key, item.type);
+  for (const auto& [key, item] : catalog.metadata()) json.member(key, type_name(item));
   json.end_object();
   json.key("quantized");
   json.begin_array();
@@ -233,7 +229,11 @@ std::string to_json(const Catalog& catalog) {
   return json.take();
 }
 
-std::string to_table(const Catalog& catalog, bool with_tensors) {
+std::string to_json(const Catalog& catalog) {
+  return only_errors([&] { return json_of(catalog); });
+}
+
+static std::string table_of(const Catalog& catalog, bool with_tensors) {
   std::string text = fmt::format("{}: {} tensors, {}\n", printable(catalog.root(), 400),
                                  catalog.tensors().size(), human_bytes(catalog.total_bytes()));
   text += "shards\n" + shard_lines(catalog) + "encodings\n" + encoding_lines(catalog) +
@@ -241,7 +241,7 @@ std::string to_table(const Catalog& catalog, bool with_tensors) {
   if (!catalog.metadata().empty()) text += "metadata\n";
   for (const auto& [key, item] : catalog.metadata()) {
     text +=
-        fmt::format("  {:<40} {:<8} {}\n", printable(key, 100), short_type(item), short_text(item));
+        fmt::format("  {:<40} {:<8} {}\n", printable(key, 100), name(item.type), short_text(item));
   }
   if (with_tensors) text += "tensors\n";
   for (const TensorInfo& tensor : catalog.tensors()) {
@@ -253,6 +253,10 @@ std::string to_table(const Catalog& catalog, bool with_tensors) {
   const std::vector<Finding> findings = all_findings(catalog);
   if (!findings.empty()) text += "findings\n";
   return text + finding_lines(findings);
+}
+
+std::string to_table(const Catalog& catalog, bool with_tensors) {
+  return only_errors([&] { return table_of(catalog, with_tensors); });
 }
 
 }  // namespace loadstone

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "catalog/config_claim.h"
 #include "catalog/index_check.h"
@@ -278,15 +279,20 @@ Storage& storage_of(const OpenOptions& options) {
 
 std::shared_ptr<const Catalog> open_checkpoint(const std::string& path,
                                                const OpenOptions& options) {
-  Storage& storage = storage_of(options);
-  return CheckpointReader(storage, options).read(locate_checkpoint(storage, path));
+  return only_errors([&] {
+    Storage& storage = storage_of(options);
+    return CheckpointReader(storage, options).read(locate_checkpoint(storage, path));
+  });
 }
 
 std::shared_ptr<const Catalog> open_checkpoint(const std::vector<std::string>& paths,
                                                const OpenOptions& options) {
-  if (paths.empty()) throw Error("format.no_checkpoint", "an empty list of files is no checkpoint");
-  if (paths.size() == 1) return open_checkpoint(paths.front(), options);
-  return CheckpointReader(storage_of(options), options).read(as_checkpoint_files(paths));
+  return only_errors([&]() -> std::shared_ptr<const Catalog> {
+    if (paths.empty())
+      throw Error("format.no_checkpoint", "an empty list of files is no checkpoint");
+    if (paths.size() == 1) return open_checkpoint(paths.front(), options);
+    return CheckpointReader(storage_of(options), options).read(as_checkpoint_files(paths));
+  });
 }
 
 }  // namespace loadstone

@@ -10,6 +10,7 @@
 #include <utility>
 #include <variant>
 
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "catalog/quantized_names.h"
 #include "codec/families.h"
@@ -113,6 +114,9 @@ std::vector<QuantizedTensor> recognise_all(const TensorTable& table) {
       if (family->recognise == nullptr) continue;
       auto made = recognise_by(*family, table, i);
       if (!made) continue;
+      if (made->is_readable() && std::ranges::count(family->encodings, made->encoding) == 0) {
+        throw Error("internal", "a family does not list its encoding", {.found = made->encoding});
+      }
       if (!family->reads_all) refuse_foreign_companions(table, *made);
       found.push_back(*std::move(made));
       break;
@@ -201,38 +205,44 @@ QuantizedTensors find_all(const CatalogTable& table) {
 }  // namespace
 
 Shape QuantizedTensor::shape() const {
-  auto extents = decoding.shape.extents();
-  if (is_transposed) std::swap(extents[extents.size() - 2], extents.back());
-  return Shape(std::move(extents));
+  return only_errors([&] {
+    auto extents = decoding.shape.extents();
+    if (is_transposed) std::swap(extents[extents.size() - 2], extents.back());
+    return Shape(std::move(extents));
+  });
 }
 
 std::string QuantizedTensor::role(std::uint32_t tensor, std::string_view tensor_name) const {
-  if (tensor == data) return "data";
-  const DecodeKernel* const kernel = find_decode_kernel(decoding.kernel);
-  const std::size_t named =
-      kernel == nullptr ? 0 : std::min(kernel->components.size(), decoding.sources.size());
-  for (std::size_t i = 0; i < named; ++i) {
-    if (decoding.sources[i] == tensor) return std::string(kernel->components[i]);
-  }
-  const auto scale = std::ranges::find(scales, tensor);
-  if (scale == scales.begin() && !scales.empty()) return "scale";
-  if (scale != scales.end()) return has_zero_points ? "zero_point" : "scale_2";
-  for (const std::string_view role : {"g_idx", "shape"}) {
-    if (tensor_name.ends_with(role)) return std::string(role);
-  }
-  const auto state = std::ranges::find(states, tensor) - states.begin();
-  return state == 0 ? "state" : fmt::format("state_{}", state + 1);
+  return only_errors([&]() -> std::string {
+    if (tensor == data) return "data";
+    const DecodeKernel* const kernel = find_decode_kernel(decoding.kernel);
+    const std::size_t named =
+        kernel == nullptr ? 0 : std::min(kernel->components.size(), decoding.sources.size());
+    for (std::size_t i = 0; i < named; ++i) {
+      if (decoding.sources[i] == tensor) return std::string(kernel->components[i]);
+    }
+    const auto scale = std::ranges::find(scales, tensor);
+    if (scale == scales.begin() && !scales.empty()) return "scale";
+    if (scale != scales.end()) return has_zero_points ? "zero_point" : "scale_2";
+    for (const std::string_view role : {"g_idx", "shape"}) {
+      if (tensor_name.ends_with(role)) return std::string(role);
+    }
+    const auto state = std::ranges::find(states, tensor) - states.begin();
+    return state == 0 ? "state" : fmt::format("state_{}", state + 1);
+  });
 }
 
 std::vector<std::uint32_t> QuantizedTensor::companions() const {
-  std::vector<std::uint32_t> all = scales;
-  all.insert(all.end(), states.begin(), states.end());
-  return all;
+  return only_errors([&] {
+    std::vector<std::uint32_t> all = scales;
+    all.insert(all.end(), states.begin(), states.end());
+    return all;
+  });
 }
 
 QuantizedTensors::QuantizedTensors(std::vector<QuantizedTensor> tensors,
                                    std::vector<Finding> warnings, std::vector<bool> companions,
-                                   std::size_t count)
+                                   std::size_t count) try
     : tensors_(std::move(tensors)), is_companion_(std::move(companions)) {
   if (!tensors_.empty()) by_data_.assign(count, QuantizedTensor::none);
   for (std::uint32_t i = 0; i < tensors_.size(); ++i) {
@@ -240,6 +250,8 @@ QuantizedTensors::QuantizedTensors(std::vector<QuantizedTensor> tensors,
     if (!tensors_[i].defect.code.empty()) findings_.push_back(tensors_[i].defect);
   }
   std::ranges::move(warnings, std::back_inserter(findings_));
+} catch (...) {
+  throw_as_error();
 }
 
 bool QuantizedTensors::has_readable() const noexcept {
@@ -256,7 +268,7 @@ bool QuantizedTensors::is_companion(std::uint32_t tensor) const noexcept {
 }
 
 QuantizedTensors find_quantized_tensors(const Catalog& catalog, Storage* storage) {
-  return find_all(CatalogTable(catalog, &catalog.storage(storage)));
+  return only_errors([&] { return find_all(CatalogTable(catalog, &catalog.storage(storage))); });
 }
 
 QuantizedTensors name_quantized_tensors(const Catalog& catalog) {

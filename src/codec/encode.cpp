@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/only_errors.h"
 #include "codec/families.h"
 #include "loadstone/error.h"
 
@@ -100,6 +101,11 @@ std::optional<DecodeProblem> prepare_quantization(const Quantization& quantizati
   if (encoding == nullptr) {
     return DecodeProblem{"no such encoding", quantization.encoding, written_encoding_names()};
   }
+  const auto& dialects = encoding->dialects;
+  if (!quantization.dialect.empty() && std::ranges::count(dialects, quantization.dialect) == 0) {
+    return DecodeProblem{"no such dialect", quantization.dialect,
+                         fmt::format("{}", fmt::join(dialects, " or "))};
+  }
   form.kind = encoding->kind;
   form.dtype = dtype;
   form.elements = *elements;
@@ -113,16 +119,31 @@ std::optional<DecodeProblem> prepare_quantization(const Quantization& quantizati
   return std::nullopt;
 }
 
+std::vector<QuantizedEncoding> quantized_encodings() {
+  return only_errors([&] {
+    std::vector<QuantizedEncoding> all;
+    for (const Family* const family : families()) {
+      for (const std::string_view name : family->encodings) {
+        const WrittenEncoding* const written = find_written_encoding(name);
+        all.push_back({name, written != nullptr ? written->dialects : decltype(all[0].dialects)()});
+      }
+    }
+    return all;
+  });
+}
+
 std::vector<QuantizedPart> quantized_parts(const Quantization& quantization, const Shape& shape,
                                            Dtype dtype) {
-  QuantizeForm form;
-  if (auto problem = prepare_quantization(quantization, shape, dtype, form)) {
-    throw Error("plan.quantize", std::move(problem->message),
-                {.field = "quantize",
-                 .found = std::move(problem->found),
-                 .expected = std::move(problem->expected)});
-  }
-  return std::move(form.parts);
+  return only_errors([&] {
+    QuantizeForm form;
+    if (auto problem = prepare_quantization(quantization, shape, dtype, form)) {
+      throw Error("plan.quantize", std::move(problem->message),
+                  {.field = "quantize",
+                   .found = std::move(problem->found),
+                   .expected = std::move(problem->expected)});
+    }
+    return std::move(form.parts);
+  });
 }
 
 }  // namespace loadstone

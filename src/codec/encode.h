@@ -3,6 +3,7 @@
 // Nothing else in the tree compares names of encodings that are written.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -75,6 +76,9 @@ struct CompressedConfig {
   std::string_view scale_dtype{};
 };
 
+// Whose bytes, the default first. ModelOpt's: one rounding, and those of its compressed models.
+inline constexpr std::array<std::string_view, 2> scaled_dialects = {"exact", "modelopt-compat"};
+
 // An encoding that numbers are quantized to. Only constants of a family; immutable.
 struct WrittenEncoding {
   std::string_view name;
@@ -83,7 +87,7 @@ struct WrittenEncoding {
   std::string_view code_type;  // "float" or "int", for configs
   std::string_view kernel;     // decodes the components, in their order: a DecodeKernel's name
   // Fills in dialect, geometry and parts of a form whose kind, dtype and number of elements are
-  // set, or says what does not fit.
+  // set, or says what does not fit. The dialect is empty or one of `dialects`.
   std::optional<DecodeProblem> (*prepare)(const Quantization& quantization, const Shape& shape,
                                           QuantizeForm& form);
 
@@ -98,6 +102,7 @@ struct WrittenEncoding {
   UnifiedConfig unified{};
   CompressedConfig compressed{};
 
+  std::span<const std::string_view> dialects = scaled_dialects;
   // The dialect of files that ModelOpt exports, which is not always that of a compressed model.
   // Empty: its files have the bytes of "exact".
   std::string_view exported_dialect{};

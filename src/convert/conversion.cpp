@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "catalog/config_claim.h"
 #include "codec/encode.h"
@@ -156,7 +157,8 @@ void name_ambiguous(Conversion& conversion, bool is_decoded) {
 
 }  // namespace
 
-Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const ConvertOptions& options) {
+static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
+                                const ConvertOptions& options) {
   if (catalog == nullptr) refuse("catalog", "there is no catalog");
   check_options(options);
   if (!options.quantize.formats.empty() && names_are_given(options) &&
@@ -212,6 +214,10 @@ Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const Convert
   plan.peak_bytes = {{"cpu", conversion.peak_bytes}};
   sort_findings(plan.findings);
   return conversion;
+}
+
+Conversion make_conversion(std::shared_ptr<const Catalog> catalog, const ConvertOptions& options) {
+  return only_errors([&] { return conversion_of(std::move(catalog), options); });
 }
 
 }  // namespace loadstone

@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/only_errors.h"
 #include "convert/output.h"
 #include "convert/output_sink.h"
 #include "convert/source_watch.h"
@@ -95,8 +96,8 @@ void write_files(const Conversion& conversion, const OpenShards& shards, Output&
 
 }  // namespace
 
-ConvertReport convert(const Conversion& conversion, const std::string& target, Observer* observer,
-                      Storage* storage, const ConvertRun& run) {
+static ConvertReport converted(const Conversion& conversion, const std::string& target,
+                               Observer* observer, Storage* storage, const ConvertRun& run) {
   const auto begin = std::chrono::steady_clock::now();
   require_ok(conversion.plan);
   check_run(conversion, run);
@@ -136,6 +137,11 @@ ConvertReport convert(const Conversion& conversion, const std::string& target, O
   report.sync_seconds = output.sync_seconds();
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
+}
+
+ConvertReport convert(const Conversion& conversion, const std::string& target, Observer* observer,
+                      Storage* storage, const ConvertRun& run) {
+  return only_errors([&] { return converted(conversion, target, observer, storage, run); });
 }
 
 }  // namespace loadstone

@@ -10,9 +10,11 @@
 #include <string_view>
 #include <system_error>
 
+#include "base/only_errors.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "storage/new_file.h"
+#include "storage/regular_file.h"
 
 namespace loadstone {
 
@@ -98,30 +100,35 @@ std::string text_of(const std::string& path) {
 
 }  // namespace
 
-ModelFolder read_model_folder(const std::string& path, bool with_code) {
+static ModelFolder model_folder_at(const std::string& path, bool with_code) {
   ModelFolder folder;
   std::error_code problem;
   const fs::path root = path;
   if (!fs::is_directory(root, problem)) return folder;
-  fs::directory_iterator entries(root, problem);
-  if (problem) fail(root.string(), problem.value());
-  for (const fs::directory_entry& entry : entries) {
-    const std::string name = entry.path().filename().string();
+  int unreadable = 0;
+  const std::vector<std::string> names = names_in(path, &unreadable);
+  if (unreadable != 0) fail(path, unreadable);
+  for (const std::string& name : names) {
+    const std::string file = (root / name).string();
     const bool is_config = name == "config.json";
     if (!is_config && !is_known(name, with_code)) continue;
     struct stat status {};
-    if (::lstat(entry.path().c_str(), &status) != 0) continue;
+    if (::lstat(file.c_str(), &status) != 0) continue;
     if (!S_ISREG(status.st_mode)) {
       if (S_ISLNK(status.st_mode)) folder.links.push_back(name);
     } else if (is_config) {
-      folder.config = text_of(entry.path().string());
+      folder.config = text_of(file);
     } else if (static_cast<std::uint64_t>(status.st_size) <= file_bytes_max) {
-      folder.files.push_back({.name = name, .copy_of = entry.path().string()});
+      folder.files.push_back({.name = name, .copy_of = file});
     }
   }
   std::ranges::sort(folder.files, {}, &ExtraFile::name);
   std::ranges::sort(folder.links);
   return folder;
+}
+
+ModelFolder read_model_folder(const std::string& path, bool with_code) {
+  return only_errors([&] { return model_folder_at(path, with_code); });
 }
 
 }  // namespace loadstone

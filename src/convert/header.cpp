@@ -19,7 +19,7 @@ constexpr std::size_t text_bytes_max = 64 << 10;
 constexpr std::size_t header_alignment = 8;
 
 struct ToText {
-  std::string_view type;
+  MetadataType type;
 
   std::optional<std::string> operator()(const std::string& text) const {
     if (text.size() > text_bytes_max || !is_utf8(text)) return std::nullopt;
@@ -34,8 +34,8 @@ struct ToText {
   }
   // The shortest text that is the same number again, in the width that the file has.
   std::optional<std::string> operator()(double number) const {
-    return type == "f32" ? fmt::format("{}", static_cast<float>(number))
-                         : fmt::format("{}", number);
+    return type == MetadataType::f32 ? fmt::format("{}", static_cast<float>(number))
+                                     : fmt::format("{}", number);
   }
   std::optional<std::string> operator()(const MetadataArray&) const { return std::nullopt; }
 };

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "base/json_dom.h"
 #include "base/json_writer.h"
 #include "base/python_json.h"
 
@@ -108,8 +109,7 @@ bool use_member(std::string_view text, std::string_view key, Use&& use) {
   simdjson::dom::parser parser;
   simdjson::dom::element root;
   simdjson::dom::element value;
-  const simdjson::padded_string padded(without_number_words(text));
-  if (parser.parse(padded).get(root) != simdjson::SUCCESS) return false;
+  if (parsed_json(parser, without_number_words(text)).get(root) != simdjson::SUCCESS) return false;
   if (!root.is_object() || root[key].get(value) != simdjson::SUCCESS) return false;
   use(value);
   return true;
@@ -123,8 +123,7 @@ std::string key_of(std::string_view text, const Span& member) {
   }
   simdjson::dom::parser parser;
   std::string_view key;
-  const simdjson::padded_string padded(quoted_key);
-  if (parser.parse(padded).get(key) != simdjson::SUCCESS) return {};
+  if (parsed_json(parser, quoted_key).get(key) != simdjson::SUCCESS) return {};
   return std::string(key);
 }
 
@@ -177,8 +176,8 @@ std::string without_members_of_level(std::string_view text,
 bool is_json_object(std::string_view text) {
   simdjson::dom::parser parser;
   simdjson::dom::element root;
-  const simdjson::padded_string padded(without_number_words(text));
-  return parser.parse(padded).get(root) == simdjson::SUCCESS && root.is_object();
+  const auto result = parsed_json(parser, without_number_words(text));
+  return result.get(root) == simdjson::SUCCESS && root.is_object();
 }
 
 std::string string_member(std::string_view text, std::string_view key) {

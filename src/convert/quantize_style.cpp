@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/named.h"
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "codec/encode.h"
 #include "loadstone/error.h"
@@ -50,7 +51,18 @@ std::string_view module_of(std::string_view name) noexcept {
   return name.ends_with(weight) ? name.substr(0, name.size() - weight.size()) : name;
 }
 
-Quantization quantization_from_user(std::string_view text, std::string_view mode) {
+std::string_view name(QuantizeMode mode) noexcept {
+  return mode == QuantizeMode::exact ? "exact" : "modelopt-compat";
+}
+
+std::optional<QuantizeMode> quantize_mode(std::string_view text) noexcept {
+  for (const auto mode : {QuantizeMode::exact, QuantizeMode::compat}) {
+    if (text == name(mode)) return mode;
+  }
+  return std::nullopt;
+}
+
+static Quantization quantization_of(std::string_view text, QuantizeMode mode) {
   Quantization quantization;
   const auto colon = text.find(':');
   for (const char character : text.substr(0, colon)) {
@@ -70,16 +82,17 @@ Quantization quantization_from_user(std::string_view text, std::string_view mode
       refuse("quantize", "no block size that the encoding takes", text, "nf4:64");
     }
   }
-  if (mode != "exact" && mode != "modelopt-compat") {
-    refuse("mode", "no such mode", mode, "exact or modelopt-compat");
-  }
-  if (mode == "exact" || encoding == nullptr) return quantization;
+  if (mode == QuantizeMode::exact || encoding == nullptr) return quantization;
   if (encoding->is_bitsandbytes()) {
-    refuse("mode", quantization.encoding + " is bitsandbytes' and has no bytes of ModelOpt", mode,
-           "exact");
+    refuse("mode", quantization.encoding + " is bitsandbytes' and has no bytes of ModelOpt",
+           name(mode), "exact");
   }
   quantization.dialect = encoding->exported_dialect;
   return quantization;
+}
+
+Quantization quantization_from_user(std::string_view text, QuantizeMode mode) {
+  return only_errors([&] { return quantization_of(text, mode); });
 }
 
 void check_style(const QuantizeOptions& options) {

@@ -7,6 +7,7 @@
 
 #include "base/finding_json.h"
 #include "base/json_writer.h"
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "loadstone/convert.h"
 #include "plan/decodings.h"
@@ -85,17 +86,19 @@ std::string rows_text(const Conversion& conversion) {
 }  // namespace
 
 std::string to_json(const ConvertReport& report) {
-  JsonWriter json(2);
-  json.begin_object();
-  json.member("outputs", report.outputs);
-  write_work(json, report);
-  json.member("bytes_kept", report.bytes_kept);
-  json.member("peak_bytes", report.peak_bytes);
-  json.end_object();
-  return json.take();
+  return only_errors([&] {
+    JsonWriter json(2);
+    json.begin_object();
+    json.member("outputs", report.outputs);
+    write_work(json, report);
+    json.member("bytes_kept", report.bytes_kept);
+    json.member("peak_bytes", report.peak_bytes);
+    json.end_object();
+    return json.take();
+  });
 }
 
-std::string to_json(const Conversion& conversion) {
+static std::string json_of(const Conversion& conversion) {
   JsonWriter json(2);
   json.begin_object();
   json.key("files");
@@ -135,7 +138,11 @@ std::string to_json(const Conversion& conversion) {
   return json.take();
 }
 
-std::string to_table(const Conversion& conversion, bool with_tensors) {
+std::string to_json(const Conversion& conversion) {
+  return only_errors([&] { return json_of(conversion); });
+}
+
+static std::string table_of(const Conversion& conversion, bool with_tensors) {
   const Plan& plan = conversion.plan;
   std::string text =
       fmt::format("{} tensors, {} to read, {} to write, {} of memory at most\n",
@@ -175,6 +182,10 @@ std::string to_table(const Conversion& conversion, bool with_tensors) {
   }
   if (!plan.findings.empty()) text += "findings\n";
   return text + finding_lines(plan.findings);
+}
+
+std::string to_table(const Conversion& conversion, bool with_tensors) {
+  return only_errors([&] { return table_of(conversion, with_tensors); });
 }
 
 }  // namespace loadstone

@@ -3,13 +3,14 @@
 #include <numeric>
 #include <vector>
 
+#include "base/only_errors.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
 
 // The largest first, each to the share that has least so far.
-std::vector<std::uint32_t> files_of_part(const Conversion& conversion, const ConvertPart& part) {
+static std::vector<std::uint32_t> share_of(const Conversion& conversion, const ConvertPart& part) {
   if (part.count == 0 || part.index == 0 || part.index > part.count) {
     throw Error("plan.options", "a part is one of 1 to as many as there are", {.field = "part"});
   }
@@ -28,6 +29,10 @@ std::vector<std::uint32_t> files_of_part(const Conversion& conversion, const Con
   }
   std::ranges::sort(mine);
   return mine;
+}
+
+std::vector<std::uint32_t> files_of_part(const Conversion& conversion, const ConvertPart& part) {
+  return only_errors([&] { return share_of(conversion, part); });
 }
 
 }  // namespace loadstone

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/digest.h"
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "convert/extras.h"
 #include "convert/files.h"
@@ -20,6 +21,7 @@
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "storage/new_file.h"
+#include "storage/regular_file.h"
 
 namespace loadstone {
 
@@ -83,13 +85,12 @@ std::string work_name(const std::string& path) {
 // An older output goes when the new one is whole; a model of somebody else's stays.
 void check_folder(TargetPlace& place, const std::string& stem) {
   const std::string finished = place.path + "/" + work_name(place.path) + "/files/";
-  std::error_code problem;
+  int problem = 0;
   bool only_files = true;
-  for (fs::directory_iterator entry(place.path, problem), end; !problem && entry != end;
-       entry.increment(problem)) {
-    const std::string name = entry->path().filename().string();
+  for (const std::string& name : names_in(place.path, &problem)) {
     place.has_files = true;
-    only_files = only_files && fs::is_regular_file(entry->symlink_status(problem));
+    const auto status = status_of(place.path + "/" + name, false);
+    only_files = only_files && status && S_ISREG(status->st_mode);
     if (is_model_name(name) && same_file(place.path + "/" + name, finished + name)) {
       place.named.push_back(name);
       continue;
@@ -104,13 +105,13 @@ void check_folder(TargetPlace& place, const std::string& stem) {
     place.others.push_back(name);
   }
   place.is_exchangeable = place.has_files && only_files && !place.is_fixed;
-  if (!place.older.empty() && !place.is_exchangeable && !problem) {
+  if (!place.older.empty() && !place.is_exchangeable && problem == 0) {
     refuse(place.path,
            "the folder holds a model that cannot be replaced in one step: it is a "
            "link, another disk, or holds more than files",
            printable(place.older.front()));
   }
-  if (problem) fail_write(problem.value(), "cannot look into the folder", place.path);
+  if (problem != 0) fail_write(problem, "cannot look into the folder", place.path);
 }
 
 }  // namespace
@@ -183,22 +184,27 @@ void check_space(const TargetPlace& place, std::uint64_t byte_count) {
 }
 
 void check_target_name(std::string_view target) {
-  constexpr std::string_view endings[] = {".gguf", ".bin", ".pt", ".pth", ".ckpt", ".safetensors"};
-  for (const std::string_view ending : endings) {
-    if (target.size() < ending.size() || target.ends_with(".safetensors")) continue;
-    std::string last(target.substr(target.size() - ending.size()));
-    std::ranges::transform(last, last.begin(), [](char c) {
-      return static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
-    });
-    if (last != ending) continue;
-    throw Error("convert.target",
-                fmt::format("the target is named like a {} file, and only safetensors are written",
-                            ending.substr(1)),
-                {.path = std::string(target), .expected = "NAME.safetensors or a folder"});
-  }
+  only_errors([&] {
+    constexpr std::string_view endings[] = {".gguf", ".bin",  ".pt",
+                                            ".pth",  ".ckpt", ".safetensors"};
+    for (const std::string_view ending : endings) {
+      if (target.size() < ending.size() || target.ends_with(".safetensors")) continue;
+      std::string last(target.substr(target.size() - ending.size()));
+      std::ranges::transform(last, last.begin(), [](char c) {
+        return static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+      });
+      if (last != ending) continue;
+      throw Error(
+          "convert.target",
+          fmt::format("the target is named like a {} file, and only safetensors are written",
+                      ending.substr(1)),
+          {.path = std::string(target), .expected = "NAME.safetensors or a folder"});
+    }
+  });
 }
 
-void check_target(const Conversion& conversion, const std::string& target, const ConvertRun& run) {
+static void require_target(const Conversion& conversion, const std::string& target,
+                           const ConvertRun& run) {
   const TargetPlace place = look_at_target(conversion, target);
   check_extras(conversion);
   for (const OutputFile& file : conversion.files) check_file_limit(file.byte_count(), place.path);
@@ -215,6 +221,10 @@ void check_target(const Conversion& conversion, const std::string& target, const
   }
   const std::uint64_t waiting = bytes_waiting(conversion, place.work, wanted);
   check_space(place, bytes - std::min(bytes, waiting));
+}
+
+void check_target(const Conversion& conversion, const std::string& target, const ConvertRun& run) {
+  return only_errors([&] { return require_target(conversion, target, run); });
 }
 
 }  // namespace loadstone

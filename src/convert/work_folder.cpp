@@ -17,6 +17,7 @@
 #include "convert/header.h"
 #include "loadstone/error.h"
 #include "storage/new_file.h"
+#include "storage/regular_file.h"
 
 namespace loadstone {
 
@@ -34,16 +35,6 @@ constexpr std::string_view unfinished_mark = ".unfinished-";
 // False where another process has it. File systems without locks have none to take.
 bool take_lock(FileLock& lock, LockMode mode, bool waits = false) {
   return lock.take(mode, waits) != LockResult::busy;
-}
-
-std::vector<std::string> names_in(const std::string& folder) {
-  std::vector<std::string> names;
-  std::error_code problem;
-  for (fs::directory_iterator entry(folder, problem), end; !problem && entry != end;
-       entry.increment(problem)) {
-    names.push_back(entry->path().filename().string());
-  }
-  return names;
 }
 
 // "model-00001-of-00002.safetensors" of "model-00001-of-00002.safetensors.unfinished-1f..."
@@ -86,6 +77,7 @@ WorkFolder::WorkFolder(const Conversion& conversion, const TargetPlace& place,
       place_(place),
       storage_(storage),
       path_(place.work),
+      exchange_(path_ + "/exchange"),
       files_(path_ + "/files"),
       keeps_(!conversion.one_file && (run.resume || run.part || run.finish)) {
   if (run.finish && !is_plain_folder(path_)) {
@@ -108,10 +100,11 @@ WorkFolder::WorkFolder(const Conversion& conversion, const TargetPlace& place,
 
 WorkFolder::~WorkFolder() {
   if (is_removed_) return;
-  if (!keeps_) {
-    remove();
-  } else if (is_begun_ && state_.parts == 0 && names_in(files_).empty()) {
-    remove();  // nothing is finished that could be kept
+  try {
+    const bool nothing_is_finished = is_begun_ && state_.parts == 0 && names_in(files_).empty();
+    if (!keeps_ || nothing_is_finished) remove();
+  } catch (const std::exception&) {
+    return;  // the next run takes it over
   }
 }
 
@@ -211,7 +204,7 @@ void WorkFolder::open_part(const ConvertPart& part) {
   }
   const WorkState found = read_state();
   require_same(found, state_, path_);
-  if (!is_plain_folder(files_) || status_of(path_ + "/exchange", false)) {
+  if (!is_plain_folder(files_) || status_of(exchange_, false)) {
     throw Error("convert.state", "the target was about to get its name: finish or resume it",
                 {.path = path_});
   }
@@ -275,7 +268,7 @@ void WorkFolder::check_named() {
 }
 
 bool WorkFolder::exchange_is_done() {
-  const auto note = read_begin(path_ + "/exchange", 100);
+  const auto note = read_begin(exchange_, 100);
   if (!note) return false;
   const auto target = status_of(place_.path, false);
   const auto files = status_of(files_, false);
@@ -291,11 +284,11 @@ void WorkFolder::note_exchange(const std::string& target) {
   const auto files = status_of(files_, false);
   const auto old = status_of(target, false);
   const std::string text = fmt::format("{} {}\n", files ? files->st_ino : 0, old ? old->st_ino : 0);
-  storage_.write_whole(path_ + "/exchange", unfinished("exchange"), text);
+  storage_.write_whole(exchange_, unfinished("exchange"), text);
   storage_.sync_folder(path_);
 }
 
-void WorkFolder::forget_exchange() noexcept { storage_.remove(path_ + "/exchange"); }
+void WorkFolder::forget_exchange() noexcept { storage_.remove(exchange_); }
 
 void WorkFolder::put_back_old() noexcept {
   try {
@@ -451,12 +444,12 @@ void WorkFolder::remove() noexcept {
     for (const std::string& name : names_in(path_)) {
       if (name.ends_with(".lock")) storage_.remove(path_ + "/" + name);
     }
+    // The lock last: who waits for it sees that it is gone, and makes a new one.
+    storage_.remove(path_ + "/lock");
+    storage_.remove_folder(path_);
   } catch (const std::exception&) {
     return;  // what is left is taken over by the next run
   }
-  // The lock last: who waits for it sees that it is gone, and makes a new one.
-  storage_.remove(path_ + "/lock");
-  storage_.remove_folder(path_);
 }
 
 }  // namespace loadstone

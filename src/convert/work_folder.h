@@ -87,6 +87,7 @@ class WorkFolder {
   const TargetPlace place_;
   WritableStorage& storage_;
   const std::string path_;
+  const std::string exchange_;  // a file; its path is made while there is memory
   const std::string files_;
   const bool keeps_;       // what is finished stays, however the run ends
   bool is_begun_ = false;  // what is here was made by this run

@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/only_errors.h"
 #include "codec/tensor_table.h"
 #include "execute/job_queue.h"
 #include "execute/memory_count.h"
@@ -174,8 +175,8 @@ class MemorySink final : public ValueSink {
 
 }  // namespace
 
-Report execute(const Plan& plan, std::span<const Destination> destinations,
-               const ExecuteOptions& options) {
+static Report load(const Plan& plan, std::span<const Destination> destinations,
+                   const ExecuteOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   require_ok(plan);
   check_constants(plan);
@@ -240,6 +241,11 @@ Report execute(const Plan& plan, std::span<const Destination> destinations,
   report.staging_bytes_peak = memory.bytes_peak();
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
+}
+
+Report execute(const Plan& plan, std::span<const Destination> destinations,
+               const ExecuteOptions& options) {
+  return only_errors([&] { return load(plan, destinations, options); });
 }
 
 }  // namespace loadstone

@@ -2,6 +2,7 @@
 #include <span>
 #include <vector>
 
+#include "base/only_errors.h"
 #include "execute/mapped_shard.h"
 #include "loadstone/execute.h"
 #include "loadstone/name_hash.h"
@@ -13,7 +14,7 @@ struct FileViews::Impl {
   std::vector<std::span<std::byte>> targets;
 };
 
-FileViews::FileViews(const Plan& plan) : impl_(std::make_unique<Impl>()) {
+FileViews::FileViews(const Plan& plan) try : impl_(std::make_unique<Impl>()) {
   require_ok(plan);
   const Catalog& catalog = *plan.catalog;
   impl_->shards.resize(catalog.shards().size());
@@ -33,6 +34,8 @@ FileViews::FileViews(const Plan& plan) : impl_(std::make_unique<Impl>()) {
     const bool is_tie = plan.targets[i].recipe.origin == Origin::tie;
     if (is_tie && found != index.end()) impl_->targets[i] = impl_->targets[found->second];
   }
+} catch (...) {
+  throw_as_error();
 }
 
 FileViews::FileViews(FileViews&&) noexcept = default;

@@ -1,6 +1,7 @@
 #include <string_view>
 
 #include "base/checked.h"
+#include "base/only_errors.h"
 #include "execute/anonymous_memory.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
@@ -38,7 +39,7 @@ struct HostMemory::Impl {
   std::vector<Destination> destinations;
 };
 
-HostMemory::HostMemory(const Plan& plan) : impl_(std::make_unique<Impl>()) {
+HostMemory::HostMemory(const Plan& plan) try : impl_(std::make_unique<Impl>()) {
   std::uint64_t end = 0;
   const auto reserve = [&](std::uint64_t bytes) {
     const std::uint64_t begin = align_up(end, bytes >= large_bytes ? page_bytes : small_alignment);
@@ -84,6 +85,8 @@ HostMemory::HostMemory(const Plan& plan) : impl_(std::make_unique<Impl>()) {
       impl_->destinations[i].data = impl_->destinations[found->second].data;
     }
   }
+} catch (...) {
+  throw_as_error();
 }
 
 HostMemory::HostMemory(HostMemory&&) noexcept = default;

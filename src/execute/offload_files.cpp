@@ -16,6 +16,7 @@
 #include "base/ceil_div.h"
 #include "base/json_writer.h"
 #include "loadstone/error.h"
+#include "storage/regular_file.h"
 
 namespace loadstone {
 
@@ -51,16 +52,6 @@ std::string_view run_of(std::string_view name) noexcept {
   const std::size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
   rest.remove_prefix(digits);
   return digits >= 5 && (rest == ".safetensors" || rest == ".dat") ? run : std::string_view();
-}
-
-std::vector<std::string> names_in(const std::string& folder) {
-  std::vector<std::string> names;
-  std::error_code problem;
-  for (std::filesystem::directory_iterator entry(folder, problem), end; !problem && entry != end;
-       entry.increment(problem)) {
-    names.push_back(entry->path().filename().string());
-  }
-  return names;
 }
 
 // Whether nobody is at the run any more.

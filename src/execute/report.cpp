@@ -6,6 +6,7 @@
 
 #include "base/finding_json.h"
 #include "base/json_writer.h"
+#include "base/only_errors.h"
 #include "boxes/dims.h"
 #include "codec/tensor_table.h"
 #include "execute/walk.h"
@@ -133,19 +134,21 @@ std::vector<Provenance> make_provenance(
 }
 
 std::string to_json(const Report& report) {
-  JsonWriter json(2);
-  json.begin_object();
-  json.key("provenance");
-  json.begin_object();  // by name, as in Python: a plan's targets have different names
-  for (const Provenance& item : report.provenance) {
-    json.key(item.target);
-    write_provenance(json, item);
-  }
-  json.end_object();
-  write_work(json, report);
-  json.member("staging_bytes_peak", report.staging_bytes_peak);
-  json.end_object();
-  return json.take();
+  return only_errors([&] {
+    JsonWriter json(2);
+    json.begin_object();
+    json.key("provenance");
+    json.begin_object();  // by name, as in Python: a plan's targets have different names
+    for (const Provenance& item : report.provenance) {
+      json.key(item.target);
+      write_provenance(json, item);
+    }
+    json.end_object();
+    write_work(json, report);
+    json.member("staging_bytes_peak", report.staging_bytes_peak);
+    json.end_object();
+    return json.take();
+  });
 }
 
 }  // namespace loadstone

@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/only_errors.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -16,11 +17,7 @@ constexpr auto watch_interval = std::chrono::milliseconds(50);
 
 }  // namespace
 
-Team::Team(std::atomic<bool>& stop, Starter starter)
-    : stop_(stop),
-      out_of_memory_(
-          std::make_exception_ptr(Error("memory.host", "there is no memory left for the work"))),
-      starter_(std::move(starter)) {}
+Team::Team(std::atomic<bool>& stop, Starter starter) : stop_(stop), starter_(std::move(starter)) {}
 
 Team::~Team() {
   stop_ = true;
@@ -34,11 +31,12 @@ void Team::join() noexcept {
 
 // Allocates nothing: a thread that finds no memory here could not say so.
 void Team::run() noexcept {
+  const Inside inside(true);
   std::exception_ptr failure;
   try {
     work_();
   } catch (const std::bad_alloc&) {
-    failure = out_of_memory_;
+    failure = out_of_memory();
   } catch (...) {
     failure = std::current_exception();
   }
@@ -52,12 +50,8 @@ void Team::run() noexcept {
 }
 
 void Team::start(unsigned count, const Work& work) {
-  try {
-    work_ = work;
-    threads_.reserve(count);
-  } catch (const std::bad_alloc&) {
-    std::rethrow_exception(out_of_memory_);
-  }
+  work_ = work;
+  threads_.reserve(count);
   for (unsigned i = 0; i < count; ++i) {
     {
       const std::lock_guard lock(mutex_);
@@ -105,8 +99,16 @@ void run_team(unsigned count, std::atomic<bool>& stop, Observer* observer,
               const std::function<Progress()>& progress, const Team::Work& work) {
   Team team(stop);
   team.start(count, work);
-  const bool goes_on =
-      team.wait([&] { return observer == nullptr || observer->on_progress(progress()); });
+  const bool goes_on = team.wait([&] {
+    if (observer == nullptr) return true;
+    const Progress now = progress();
+    const Inside inside(false);
+    try {
+      return observer->on_progress(now);
+    } catch (...) {
+      throw CallerException{std::current_exception()};
+    }
+  });
   if (!goes_on) throw Error("cancelled", "the work was stopped by its caller");
 }
 

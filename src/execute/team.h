@@ -46,16 +46,16 @@ class Team {
   std::atomic<bool>& stop_;
   std::mutex mutex_;
   std::condition_variable ended_;
-  std::size_t running_ = 0;                 // guarded by mutex_
-  std::exception_ptr failure_;              // guarded by mutex_
-  const std::exception_ptr out_of_memory_;  // made while there is memory to make it of
+  std::size_t running_ = 0;     // guarded by mutex_
+  std::exception_ptr failure_;  // guarded by mutex_
   const Starter starter_;
   Work work_;
   std::vector<std::thread> threads_;
 };
 
 // Does `work` in `count` threads while `observer`, which may be null, is told the progress.
-// Rethrows the first failure; Error "cancelled" where the observer wants no more.
+// Rethrows the first failure; Error "cancelled" where the observer wants no more, CallerException
+// where it throws.
 void run_team(unsigned count, std::atomic<bool>& stop, Observer* observer,
               const std::function<Progress()>& progress, const Team::Work& work);
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "execute/shard_files.h"
 #include "execute/value_reader.h"
@@ -78,10 +79,12 @@ struct TensorReader::Impl {
 };
 
 TensorReader::TensorReader(std::shared_ptr<const Catalog> catalog, std::string_view name,
-                           std::optional<Dtype> dtype, Storage* storage) {
+                           std::optional<Dtype> dtype, Storage* storage) try {
   if (catalog == nullptr) throw Error("plan.options", "there is no catalog", {.field = "catalog"});
   const std::uint32_t tensor = index_of(*catalog, name);
   impl_ = std::make_unique<Impl>(std::move(catalog), tensor, name, dtype, storage);
+} catch (...) {
+  throw_as_error();
 }
 
 TensorReader::TensorReader(TensorReader&&) noexcept = default;
@@ -93,20 +96,24 @@ Dtype TensorReader::dtype() const noexcept { return impl_->dtype; }
 std::uint64_t TensorReader::elements() const noexcept { return impl_->elements; }
 
 void TensorReader::read(std::uint64_t begin, std::uint64_t end, std::span<std::byte> to) {
-  impl_->reader.read(begin, end, to);
+  only_errors([&] { impl_->reader.read(begin, end, to); });
 }
 
 std::vector<std::byte> TensorReader::read() {
-  std::vector<std::byte> bytes(Encoding(dtype()).byte_count(elements()).value_or(0));
-  read(0, elements(), bytes);
-  return bytes;
+  return only_errors([&] {
+    std::vector<std::byte> bytes(Encoding(dtype()).byte_count(elements()).value_or(0));
+    read(0, elements(), bytes);
+    return bytes;
+  });
 }
 
 std::vector<float> read_numbers(std::shared_ptr<const Catalog> catalog, std::string_view name) {
-  TensorReader reader(std::move(catalog), name, Dtype::f32);
-  std::vector<float> numbers(reader.elements());
-  reader.read(0, numbers.size(), std::as_writable_bytes(std::span(numbers)));
-  return numbers;
+  return only_errors([&] {
+    TensorReader reader(std::move(catalog), name, Dtype::f32);
+    std::vector<float> numbers(reader.elements());
+    reader.read(0, numbers.size(), std::as_writable_bytes(std::span(numbers)));
+    return numbers;
+  });
 }
 
 }  // namespace loadstone

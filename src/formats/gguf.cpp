@@ -114,9 +114,9 @@ class GgufReader {
     if (found == header_.metadata.end()) return;
     cursor_.culprit = "general.alignment";
     const MetadataValue& value = found->second;
-    if (value.type != "u32") {
+    if (value.type != MetadataType::u32) {
       cursor_.refuse({"gg.kv_type", "the alignment is not a number of 32 bits", "general.alignment",
-                      value.type, "u32"});
+                      type_name(value), "u32"});
     }
     alignment_ = std::get<std::uint64_t>(value.value);
     if (!std::has_single_bit(alignment_) || alignment_ > alignment_max) {
@@ -359,7 +359,7 @@ std::optional<std::uint64_t> split_number(const FileHeader& header, const char* 
   where.path = header.shard.path;
   where.tensor = key;
   where.field = key;
-  where.found = number != nullptr ? std::to_string(*number) : found->second.type;
+  where.found = number != nullptr ? std::to_string(*number) : type_name(found->second);
   where.expected = "an integer from 0";
   throw Error(number != nullptr ? "gg.split" : "gg.kv_type", "not a count", std::move(where));
 }

@@ -36,9 +36,9 @@ class MetadataReader {
       ahead_ = (count - i - 1) * gguf_entry_bytes_min + bytes_after_;
       std::string key = read_key();
       MetadataValue value = read_value();
-      if (key == "general.architecture" && value.type != "string") {
+      if (key == "general.architecture" && value.type != MetadataType::string) {
         cursor_.refuse({"gg.kv_type", "the architecture is not a string", "general.architecture",
-                        value.type, "string"});
+                        type_name(value), "string"});
       }
       if (!entries.emplace(std::move(key), std::move(value)).second) {
         cursor_.refuse(
@@ -77,12 +77,10 @@ class MetadataReader {
   MetadataValue read_value() {
     reader_.set_ahead(ahead_ + 1);
     const MetadataType type = read_type("kv type");
-    if (type == MetadataType::string) return {.value = read_string(), .type = "string"};
+    if (type == MetadataType::string) return {.value = read_string()};
     if (type == MetadataType::array) {
       reader_.set_ahead(ahead_);
-      MetadataArray array = read_array(0);
-      std::string text = type_text(array);
-      return {.value = std::move(array), .type = std::move(text)};
+      return {.value = read_array(0), .type = type};
     }
     reader_.set_ahead(ahead_);
     cursor_.at = reader_.offset();

@@ -3,6 +3,8 @@
 #include <array>
 #include <cstring>
 
+#include "base/only_errors.h"
+
 namespace loadstone {
 
 namespace {
@@ -45,7 +47,7 @@ std::size_t byte_count(MetadataType type) noexcept {
 }
 
 MetadataValue number_value(MetadataType type, const std::byte* bytes) {
-  MetadataValue item{.value = false, .type = std::string(name(type))};
+  MetadataValue item{.value = false, .type = type};
   switch (type) {
     case MetadataType::u8:
       item.value = std::uint64_t{number_at<std::uint8_t>(bytes)};
@@ -94,27 +96,35 @@ std::size_t MetadataArray::size() const noexcept {
 }
 
 MetadataValue MetadataArray::operator[](std::size_t index) const {
-  if (item_type_ == MetadataType::array) {
-    return {.value = arrays_[index], .type = type_text(arrays_[index])};
-  }
-  if (item_type_ != MetadataType::string) {
-    return number_value(item_type_, bytes_.data() + index * byte_count(item_type_));
-  }
-  const std::uint64_t begin = index == 0 ? 0 : string_ends_[index - 1];
-  const auto* text = reinterpret_cast<const char*>(bytes_.data());
-  return {.value = std::string(text + begin, text + string_ends_[index]), .type = "string"};
+  return only_errors([&]() -> MetadataValue {
+    if (item_type_ == MetadataType::array) {
+      return {.value = arrays_[index], .type = MetadataType::array};
+    }
+    if (item_type_ != MetadataType::string) {
+      return number_value(item_type_, bytes_.data() + index * byte_count(item_type_));
+    }
+    const std::uint64_t begin = index == 0 ? 0 : string_ends_[index - 1];
+    const auto* text = reinterpret_cast<const char*>(bytes_.data());
+    return {.value = std::string(text + begin, text + string_ends_[index])};
+  });
 }
 
 void MetadataArray::add_string(std::string_view text) {
-  const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
-  bytes_.insert(bytes_.end(), bytes, bytes + text.size());
-  string_ends_.push_back(bytes_.size());
+  only_errors([&] {
+    const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
+    bytes_.insert(bytes_.end(), bytes, bytes + text.size());
+    string_ends_.push_back(bytes_.size());
+  });
 }
 
 MetadataValue MetadataArray::Iterator::operator*() const { return (*array_)[index_]; }
 
-std::string type_text(const MetadataArray& array) {
-  return "array of " + std::string(name(array.item_type()));
+std::string type_name(const MetadataValue& value) {
+  return only_errors([&]() -> std::string {
+    const auto* array = std::get_if<MetadataArray>(&value.value);
+    if (array == nullptr) return std::string(name(value.type));
+    return "array of " + std::string(name(array->item_type()));
+  });
 }
 
 }  // namespace loadstone

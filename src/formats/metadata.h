@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
 
 #include "loadstone/catalog.h"
 
@@ -13,8 +12,5 @@ namespace loadstone {
 
 // A number or bool from its little-endian bytes.
 [[nodiscard]] MetadataValue number_value(MetadataType type, const std::byte* bytes);
-
-// "array of u32"
-[[nodiscard]] std::string type_text(const MetadataArray& array);
 
 }  // namespace loadstone

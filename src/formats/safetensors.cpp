@@ -198,7 +198,7 @@ class SafetensorsReader {
     if (json.kind(value) != JsonKind::object) bad({}, json.check(value));
     json.visit_members(value, [&](std::string_view key, StrictJson::Value& item) {
       if (json.kind(item) != JsonKind::string) bad(key, json.check(item));
-      const MetadataValue text{.value = std::string(json.text(item)), .type = "string"};
+      const MetadataValue text{.value = std::string(json.text(item))};
       if (header_.metadata.emplace(key, text).second) return;
       refuse({.code = "st.duplicate",
               .message = fmt::format("the key '{}' is given twice", printable(key)),

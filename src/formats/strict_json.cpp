@@ -1,6 +1,7 @@
 #include "formats/strict_json.h"
 
 #include <charconv>
+#include <new>
 
 #include "base/text.h"
 
@@ -37,6 +38,13 @@ bool is_number(std::string_view text) noexcept {
   return at == text.size();
 }
 
+// simdjson goes on where it finds no memory for strings, and then writes to address 0.
+struct Document : simdjson::ondemand::document {
+  static bool has_strings(simdjson::ondemand::document& document) {
+    return (document.*&Document::iter).string_buf_loc() != nullptr;
+  }
+};
+
 }  // namespace
 
 std::string_view name(JsonKind kind) noexcept {
@@ -61,6 +69,7 @@ StrictJson::StrictJson(const PaddedText& text) : text_(text.view()) {
   const simdjson::padded_string_view padded(text_.data(), text_.size(),
                                             text_.size() + simdjson::SIMDJSON_PADDING);
   document_ = checked(parser_.iterate(padded), "not JSON");
+  if (!Document::has_strings(document_)) throw std::bad_alloc();
 }
 
 JsonKind StrictJson::kind(Value& value) {
@@ -136,6 +145,7 @@ void StrictJson::require_end() {
 }
 
 void StrictJson::fail(const char* message, simdjson::error_code reason) const {
+  if (reason == simdjson::MEMALLOC) throw std::bad_alloc();
   std::string text = message;
   if (reason != simdjson::SUCCESS) {
     // simdjson words some messages as advice to its user; what stands before the stop is enough.

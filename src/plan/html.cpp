@@ -1,6 +1,7 @@
 // A plan as one page that needs nothing else.
 #include <fmt/format.h>
 
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "loadstone/plan.h"
 #include "plan/fold.h"
@@ -61,7 +62,7 @@ void add_findings(std::string& page, const Plan& plan) {
 
 }  // namespace
 
-std::string to_html(const Plan& plan) {
+static std::string page_of(const Plan& plan) {
   std::string page(head);
   page += fmt::format("<p>{}<br>{} to read", escaped(counts_text(plan)),
                       human_bytes(plan.bytes_to_read));
@@ -87,6 +88,10 @@ std::string to_html(const Plan& plan) {
         escaped(row.origin), escaped(row.from));
   }
   return page + "</table></body></html>\n";
+}
+
+std::string to_html(const Plan& plan) {
+  return only_errors([&] { return page_of(plan); });
 }
 
 }  // namespace loadstone

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/only_errors.h"
 #include "base/thread_count.h"
 #include "boxes/check_boxes.h"
 #include "codec/tensor_table.h"
@@ -144,8 +145,10 @@ Plan Planner::run(SinkKind sink) && {
 
 Plan make_plan(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleton,
                const PlanOptions& options) {
-  if (catalog == nullptr) refuse("catalog", "there is no catalog");
-  return Planner(std::move(catalog), skeleton, options).run();
+  return only_errors([&] {
+    if (catalog == nullptr) refuse("catalog", "there is no catalog");
+    return Planner(std::move(catalog), skeleton, options).run();
+  });
 }
 
 }  // namespace loadstone

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/only_errors.h"
 #include "codec/encode.h"
 #include "kernels/quantize.h"
 #include "loadstone/error.h"
@@ -85,24 +86,28 @@ std::string_view name(DeviceMapMode mode) noexcept {
 }
 
 std::uint64_t PlannedTarget::byte_count() const {
-  QuantizeForm form;
-  if (quantization && !prepare_quantization(*quantization, shape, dtype, form)) {
-    std::uint64_t bytes = 0;
-    for (const QuantizedPart& part : form.parts) bytes += part.byte_count();
-    return bytes;
-  }
-  return Encoding(dtype).byte_count(shape.numel().value_or(0)).value_or(0);
+  return only_errors([&]() -> std::uint64_t {
+    QuantizeForm form;
+    if (quantization && !prepare_quantization(*quantization, shape, dtype, form)) {
+      std::uint64_t bytes = 0;
+      for (const QuantizedPart& part : form.parts) bytes += part.byte_count();
+      return bytes;
+    }
+    return Encoding(dtype).byte_count(shape.numel().value_or(0)).value_or(0);
+  });
 }
 
 void require_ok(const Plan& plan) {
-  const auto is_error = [](const Finding& f) { return f.severity == Severity::error; };
-  const auto first = std::ranges::find_if(plan.findings, is_error);
-  if (first == plan.findings.end()) return;
-  const auto more = std::ranges::count_if(plan.findings, is_error) - 1;
-  std::string message = first->message;
-  if (more > 0) message += fmt::format(" (and {} more errors)", more);
-  throw Error(first->code, message,
-              {.tensor = first->target, .found = first->found, .expected = first->expected});
+  only_errors([&] {
+    const auto is_error = [](const Finding& f) { return f.severity == Severity::error; };
+    const auto first = std::ranges::find_if(plan.findings, is_error);
+    if (first == plan.findings.end()) return;
+    const auto more = std::ranges::count_if(plan.findings, is_error) - 1;
+    std::string message = first->message;
+    if (more > 0) message += fmt::format(" (and {} more errors)", more);
+    throw Error(first->code, message,
+                {.tensor = first->target, .found = first->found, .expected = first->expected});
+  });
 }
 
 }  // namespace loadstone

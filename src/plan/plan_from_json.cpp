@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
@@ -148,14 +149,16 @@ void take_offload_folder(Plan& plan, const std::string& folder) {
 }  // namespace
 
 Plan plan_from_json(std::string_view text, const OpenOptions& options, const PlanPaths& paths) {
-  SavedPlan saved = read_plan(text);
-  take_offload_folder(saved.plan, paths.offload_folder);
-  const std::vector<std::string> shards = ShardFinder(saved, options, paths).find();
-  OpenOptions opening = options;
-  opening.gguf_rank_max = std::max(opening.gguf_rank_max, saved_rank_max);  // as it was planned
-  auto catalog = shards.size() == 1 ? open_checkpoint(shards.front(), opening)
-                                    : open_checkpoint(shards, opening);
-  return bind_plan(std::move(saved), std::move(catalog));
+  return only_errors([&] {
+    SavedPlan saved = read_plan(text);
+    take_offload_folder(saved.plan, paths.offload_folder);
+    const std::vector<std::string> shards = ShardFinder(saved, options, paths).find();
+    OpenOptions opening = options;
+    opening.gguf_rank_max = std::max(opening.gguf_rank_max, saved_rank_max);  // as it was planned
+    auto catalog = shards.size() == 1 ? open_checkpoint(shards.front(), opening)
+                                      : open_checkpoint(shards, opening);
+    return bind_plan(std::move(saved), std::move(catalog));
+  });
 }
 
 }  // namespace loadstone

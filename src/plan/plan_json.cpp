@@ -7,6 +7,7 @@
 #include "base/base64.h"
 #include "base/finding_json.h"
 #include "base/json_writer.h"
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "loadstone/error.h"
 #include "plan/decodings.h"
@@ -379,7 +380,7 @@ void read_totals(const JsonReader& reader, JsonObject& fields, Plan& plan) {
 
 }  // namespace
 
-std::string to_json(const Plan& plan) {
+static std::string json_of(const Plan& plan) {
   JsonWriter json(1, 2);
   json.begin_object();
   json.member("version", plan_json_version);
@@ -410,6 +411,10 @@ std::string to_json(const Plan& plan) {
                 {.path = plan.catalog->root(), .expected = "paths and names in UTF-8"});
   }
   return json.take() + "\n";
+}
+
+std::string to_json(const Plan& plan) {
+  return only_errors([&] { return json_of(plan); });
 }
 
 SavedPlan read_plan(std::string_view text) {

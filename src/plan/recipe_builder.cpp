@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "boxes/view.h"
 #include "codec/tensor_table.h"
@@ -171,10 +172,12 @@ struct RecipeBuilder::Impl {
   }
 };
 
-RecipeBuilder::RecipeBuilder(std::shared_ptr<const Catalog> catalog)
+RecipeBuilder::RecipeBuilder(std::shared_ptr<const Catalog> catalog) try
     : impl_(std::make_unique<Impl>()) {
   if (catalog == nullptr) refuse("recipe", "there is no catalog");
   impl_->catalog = std::move(catalog);
+} catch (...) {
+  throw_as_error();
 }
 
 RecipeBuilder::RecipeBuilder(RecipeBuilder&& other) noexcept = default;
@@ -182,148 +185,179 @@ RecipeBuilder& RecipeBuilder::operator=(RecipeBuilder&& other) noexcept = defaul
 RecipeBuilder::~RecipeBuilder() = default;
 
 RecipeBuilder::Value RecipeBuilder::source(std::string_view name) {
-  const auto index = impl_->catalog->find(name);
-  if (!index) {
-    refuse("source", "the checkpoint holds no such tensor", printable(name), {}, std::string(name));
-  }
-  const TensorInfo& source = impl_->catalog->tensors()[*index];
-  const bool is_plain = source.encoding.is_dtype();
-  return impl_->keep({.view = source_view(*index, source),
-                      .dtype = is_plain ? source.encoding.dtype() : Dtype::u8,
-                      .is_source = true,
-                      .constant = {},
-                      .is_packed = !is_plain});
+  return only_errors([&] {
+    const auto index = impl_->catalog->find(name);
+    if (!index) {
+      refuse("source", "the checkpoint holds no such tensor", printable(name), {},
+             std::string(name));
+    }
+    const TensorInfo& source = impl_->catalog->tensors()[*index];
+    const bool is_plain = source.encoding.is_dtype();
+    return impl_->keep({.view = source_view(*index, source),
+                        .dtype = is_plain ? source.encoding.dtype() : Dtype::u8,
+                        .is_source = true,
+                        .constant = {},
+                        .is_packed = !is_plain});
+  });
 }
 
 RecipeBuilder::Value RecipeBuilder::constant(std::span<const std::byte> bytes, const Shape& shape,
                                              Dtype dtype) {
-  const auto elements = shape.numel();
-  const auto expected = elements ? Encoding(dtype).byte_count(*elements) : std::nullopt;
-  if (expected != bytes.size()) {
-    refuse("constant", "the bytes are not those of the shape",
-           fmt::format("{} bytes", bytes.size()), fmt::format("{} {}", name(dtype), shape.text()));
-  }
-  if (bytes.size() > constant_bytes_max - impl_->constant_bytes) {
-    refuse("constant", "the constants together are too large",
-           human_bytes(impl_->constant_bytes + bytes.size()), human_bytes(constant_bytes_max));
-  }
-  impl_->constant_bytes += bytes.size();
-  return impl_->keep({{shape, {}},
-                      dtype,
-                      false,
-                      false,
-                      std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end())});
+  return only_errors([&] {
+    const auto elements = shape.numel();
+    const auto expected = elements ? Encoding(dtype).byte_count(*elements) : std::nullopt;
+    if (expected != bytes.size()) {
+      refuse("constant", "the bytes are not those of the shape",
+             fmt::format("{} bytes", bytes.size()),
+             fmt::format("{} {}", name(dtype), shape.text()));
+    }
+    if (bytes.size() > constant_bytes_max - impl_->constant_bytes) {
+      refuse("constant", "the constants together are too large",
+             human_bytes(impl_->constant_bytes + bytes.size()), human_bytes(constant_bytes_max));
+    }
+    impl_->constant_bytes += bytes.size();
+    return impl_->keep(
+        {{shape, {}},
+         dtype,
+         false,
+         false,
+         std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end())});
+  });
 }
 
 RecipeBuilder::Value RecipeBuilder::decode(std::string_view kernel,
                                            const std::vector<Value>& sources, const Shape& shape,
                                            Dtype dtype, float offset) {
-  Decoding decoding = {std::string(kernel), {}, shape, dtype, offset};
-  for (const Value value : sources) {
-    const Tensor& source = impl_->at("decode", value);
-    if (!source.is_source) {
-      refuse("decode", "only tensors of the checkpoint as they are can be decoded",
-             fmt::format("a value of shape {}", source.view.shape.text()), "a source");
+  return only_errors([&] {
+    Decoding decoding = {std::string(kernel), {}, shape, dtype, offset};
+    for (const Value value : sources) {
+      const Tensor& source = impl_->at("decode", value);
+      if (!source.is_source) {
+        refuse("decode", "only tensors of the checkpoint as they are can be decoded",
+               fmt::format("a value of shape {}", source.view.shape.text()), "a source");
+      }
+      decoding.sources.push_back(source.view.pieces.front().source);
     }
-    decoding.sources.push_back(source.view.pieces.front().source);
-  }
-  return impl_->decoded(std::move(decoding));
+    return impl_->decoded(std::move(decoding));
+  });
 }
 
 RecipeBuilder::Value RecipeBuilder::numbers(const QuantizedTensor& quantized, Dtype dtype) {
-  Decoding decoding = quantized.decoding;
-  decoding.dtype = dtype;
-  const Value value = impl_->decoded(std::move(decoding));
-  return quantized.is_transposed ? transpose(value, -1, -2) : value;
+  return only_errors([&] {
+    Decoding decoding = quantized.decoding;
+    decoding.dtype = dtype;
+    const Value value = impl_->decoded(std::move(decoding));
+    return quantized.is_transposed ? transpose(value, -1, -2) : value;
+  });
 }
 
 RecipeBuilder::Value RecipeBuilder::cast(Value value, Dtype dtype) {
-  Tensor tensor = impl_->at("cast", value);
-  if (tensor.dtype == dtype) return value;
-  tensor = impl_->view_at("cast", value);
-  if (tensor.rounded) {
-    refuse("cast", "a second cast after one that rounds",
-           fmt::format("{} to {}", name(tensor.dtype), name(dtype)),
-           "the values as they are in the file, or cast without loss");
-  }
-  tensor.is_source = false;
-  for (const ViewPiece& piece : tensor.view.pieces) {
-    const Encoding source = impl_->encoding_of(piece);
-    const Passage way = passage(source, dtype);
-    if (way == Passage::mismatch || way == Passage::no_cast) {
-      refuse("cast", "there is no cast between these",
-             fmt::format("{} to {}", source.name(), name(dtype)));
+  return only_errors([&]() -> RecipeBuilder::Value {
+    Tensor tensor = impl_->at("cast", value);
+    if (tensor.dtype == dtype) return value;
+    tensor = impl_->view_at("cast", value);
+    if (tensor.rounded) {
+      refuse("cast", "a second cast after one that rounds",
+             fmt::format("{} to {}", name(tensor.dtype), name(dtype)),
+             "the values as they are in the file, or cast without loss");
     }
-    tensor.rounded = tensor.rounded || !is_exact(source.dtype(), dtype);
-  }
-  tensor.dtype = dtype;
-  return impl_->keep(std::move(tensor));
+    tensor.is_source = false;
+    for (const ViewPiece& piece : tensor.view.pieces) {
+      const Encoding source = impl_->encoding_of(piece);
+      const Passage way = passage(source, dtype);
+      if (way == Passage::mismatch || way == Passage::no_cast) {
+        refuse("cast", "there is no cast between these",
+               fmt::format("{} to {}", source.name(), name(dtype)));
+      }
+      tensor.rounded = tensor.rounded || !is_exact(source.dtype(), dtype);
+    }
+    tensor.dtype = dtype;
+    return impl_->keep(std::move(tensor));
+  });
 }
 
 RecipeBuilder::Value RecipeBuilder::transpose(Value value, std::int64_t dim_a, std::int64_t dim_b) {
-  return impl_->changed("transpose", value,
-                        [&](View& view) { return loadstone::transpose(view, dim_a, dim_b); });
+  return only_errors([&] {
+    return impl_->changed("transpose", value,
+                          [&](View& view) { return loadstone::transpose(view, dim_a, dim_b); });
+  });
 }
 
 RecipeBuilder::Value RecipeBuilder::permute(Value value, const std::vector<std::int64_t>& order) {
-  return impl_->changed("permute", value,
-                        [&](View& view) { return loadstone::permute(view, order); });
+  return only_errors([&] {
+    return impl_->changed("permute", value,
+                          [&](View& view) { return loadstone::permute(view, order); });
+  });
 }
 
 RecipeBuilder::Value RecipeBuilder::slice(Value value, std::int64_t dim, std::uint64_t start,
                                           std::uint64_t size, std::uint64_t step) {
-  return impl_->changed("slice", value, [&](View& view) -> MaybeMisfit {
-    const auto index = dim_index(dim, view.shape.rank());
-    if (step == 1 || size < 2 || !index) return loadstone::slice(view, dim, start, size);
-    const auto last = checked_mul_add(size - 1, step, start);
-    if (step == 0 || !last || *last >= view.shape[*index]) {
-      return Misfit{fmt::format("{} indices from {} on, {} apart, leave dimension {}", size, start,
-                                step, dim),
-                    view.shape.text(),
-                    {}};
-    }
-    if (view.shape.numel() == 0u) return loadstone::slice(view, dim, start, size);
-    return slice_steps(view, *index, start, size, step);
+  return only_errors([&]() -> RecipeBuilder::Value {
+    return impl_->changed("slice", value, [&](View& view) -> MaybeMisfit {
+      const auto index = dim_index(dim, view.shape.rank());
+      if (step == 1 || size < 2 || !index) return loadstone::slice(view, dim, start, size);
+      const auto last = checked_mul_add(size - 1, step, start);
+      if (step == 0 || !last || *last >= view.shape[*index]) {
+        return Misfit{fmt::format("{} indices from {} on, {} apart, leave dimension {}", size,
+                                  start, step, dim),
+                      view.shape.text(),
+                      {}};
+      }
+      if (view.shape.numel() == 0u) return loadstone::slice(view, dim, start, size);
+      return slice_steps(view, *index, start, size, step);
+    });
   });
 }
 
 RecipeBuilder::Value RecipeBuilder::reshape(Value value, const Shape& shape) {
-  return impl_->changed("reshape", value,
-                        [&](View& view) { return loadstone::reshape(view, shape); });
+  return only_errors([&] {
+    return impl_->changed("reshape", value,
+                          [&](View& view) { return loadstone::reshape(view, shape); });
+  });
 }
 
 RecipeBuilder::Value RecipeBuilder::concat(const std::vector<Value>& values, std::int64_t dim) {
-  return impl_->joined("concat", values, [&](std::vector<View> parts, View& result) {
-    return loadstone::concat(std::move(parts), dim, result);
+  return only_errors([&] {
+    return impl_->joined("concat", values, [&](std::vector<View> parts, View& result) {
+      return loadstone::concat(std::move(parts), dim, result);
+    });
   });
 }
 
 RecipeBuilder::Value RecipeBuilder::stack(const std::vector<Value>& values, std::int64_t dim) {
-  return impl_->joined("stack", values, [&](std::vector<View> parts, View& result) {
-    return loadstone::stack(std::move(parts), dim, result);
+  return only_errors([&] {
+    return impl_->joined("stack", values, [&](std::vector<View> parts, View& result) {
+      return loadstone::stack(std::move(parts), dim, result);
+    });
   });
 }
 
 const Shape& RecipeBuilder::shape(Value value) const {
-  return impl_->at("shape", value).view.shape;
+  return only_errors([&]() -> const Shape& { return impl_->at("shape", value).view.shape; });
 }
 
-Dtype RecipeBuilder::dtype(Value value) const { return impl_->at("dtype", value).dtype; }
+Dtype RecipeBuilder::dtype(Value value) const {
+  return only_errors([&] { return impl_->at("dtype", value).dtype; });
+}
 
 void RecipeBuilder::add(std::string target, Value value) {
-  const Tensor& tensor = impl_->at("add", value);
-  if (tensor.is_packed) (void)impl_->view_at("add", value);  // refuses
-  if (!impl_->names.insert(target).second) {
-    refuse("add", "the target has a recipe already", printable(target), {}, target);
-  }
-  impl_->recipes.targets.push_back({std::move(target), tensor.view.shape, tensor.dtype,
-                                    impl_->boxes_for(tensor.view), tensor.constant});
+  only_errors([&] {
+    const Tensor& tensor = impl_->at("add", value);
+    if (tensor.is_packed) (void)impl_->view_at("add", value);  // refuses
+    if (!impl_->names.insert(target).second) {
+      refuse("add", "the target has a recipe already", printable(target), {}, target);
+    }
+    impl_->recipes.targets.push_back({std::move(target), tensor.view.shape, tensor.dtype,
+                                      impl_->boxes_for(tensor.view), tensor.constant});
+  });
 }
 
 Recipes RecipeBuilder::finish() {
-  impl_->names.clear();
-  // Decodings stay: values go on to name them.
-  return {std::exchange(impl_->recipes.targets, {}), impl_->recipes.decodings};
+  return only_errors([&]() -> Recipes {
+    impl_->names.clear();
+    // Decodings stay: values go on to name them.
+    return {std::exchange(impl_->recipes.targets, {}), impl_->recipes.decodings};
+  });
 }
 
 }  // namespace loadstone

@@ -8,6 +8,7 @@
 #include "base/base64.h"
 #include "base/json_fields.h"
 #include "base/json_writer.h"
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "codec/tensor_table.h"
 #include "loadstone/catalog.h"
@@ -286,7 +287,7 @@ class Reading {
 
 }  // namespace
 
-std::string to_json(const Recipes& recipes, const Catalog& catalog) {
+static std::string json_of(const Recipes& recipes, const Catalog& catalog) {
   JsonWriter json;
   json.begin_object();
   json.member("version", version);
@@ -311,8 +312,12 @@ std::string to_json(const Recipes& recipes, const Catalog& catalog) {
   return json.take();
 }
 
+std::string to_json(const Recipes& recipes, const Catalog& catalog) {
+  return only_errors([&] { return json_of(recipes, catalog); });
+}
+
 Recipes recipes_from_json(const Catalog& catalog, std::string_view text) {
-  return Reading(catalog).run(text);
+  return only_errors([&] { return Reading(catalog).run(text); });
 }
 
 }  // namespace loadstone

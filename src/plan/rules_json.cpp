@@ -3,6 +3,8 @@
 
 #include "base/json_fields.h"
 #include "base/json_writer.h"
+#include "base/only_errors.h"
+#include "base/text.h"
 #include "loadstone/recipe.h"
 #include "plan/rules.h"
 
@@ -88,18 +90,20 @@ void write_step(JsonWriter& json, const RuleStep& step) {
 }  // namespace
 
 Rules rules_from_json(std::string_view text) {
-  const JsonDocument document(text, "plan.rules", text_bytes_max);
-  const JsonReader reader("plan.rules");
-  const JsonPlace place = {nullptr, "rules", 0};
-  Rules rules;
-  for (const auto item : reader.array(document.root(), place)) {
-    rules.push_back(read_rule(reader, item, {&place, {}, rules.size()}));
-  }
-  const CompiledRules checked(rules);
-  return rules;
+  return only_errors([&] {
+    const JsonDocument document(text, "plan.rules", text_bytes_max);
+    const JsonReader reader("plan.rules");
+    const JsonPlace place = {nullptr, "rules", 0};
+    Rules rules;
+    for (const auto item : reader.array(document.root(), place)) {
+      rules.push_back(read_rule(reader, item, {&place, {}, rules.size()}));
+    }
+    const CompiledRules checked(rules);
+    return rules;
+  });
 }
 
-std::string rules_to_json(const Rules& rules) {
+static std::string json_of(const Rules& rules) {
   JsonWriter json(1, 1);
   json.begin_array();
   for (const Rule& rule : rules) {
@@ -121,6 +125,10 @@ std::string rules_to_json(const Rules& rules) {
   }
   json.end_array();
   return json.take() + "\n";
+}
+
+std::string rules_to_json(const Rules& rules) {
+  return only_errors([&] { return json_of(rules); });
 }
 
 }  // namespace loadstone

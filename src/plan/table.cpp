@@ -5,6 +5,7 @@
 #include <array>
 #include <map>
 
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "loadstone/plan.h"
 #include "plan/fold.h"
@@ -76,7 +77,7 @@ void add_findings(std::string& text, const std::vector<Finding>& findings) {
 
 }  // namespace
 
-std::string to_table(const Plan& plan) {
+static std::string table_of(const Plan& plan) {
   std::string text;
   add_rows(text, plan);
   text += '\n';
@@ -103,6 +104,10 @@ std::string to_table(const Plan& plan) {
   return text + fmt::format("\nfound    {}, {}{}\n", counted_as(Severity::error),
                             counted_as(Severity::warning),
                             plan.ok() ? "" : ": this plan cannot be carried out");
+}
+
+std::string to_table(const Plan& plan) {
+  return only_errors([&] { return table_of(plan); });
 }
 
 }  // namespace loadstone

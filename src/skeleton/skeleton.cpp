@@ -4,6 +4,7 @@
 
 #include "base/json_writer.h"
 #include "base/named.h"
+#include "base/only_errors.h"
 #include "loadstone/catalog.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
@@ -66,59 +67,65 @@ std::optional<TargetKind> target_kind_from_name(std::string_view name) noexcept 
 }
 
 void Skeleton::validate() const {
-  Index index;
-  index.reserve(targets.size());
-  for (std::size_t i = 0; i < targets.size(); ++i) {
-    const Target& target = targets[i];
-    if (!index.emplace(target.name, i).second) {
-      refuse(i, target, "name", "the name stands here twice");
+  only_errors([&] {
+    Index index;
+    index.reserve(targets.size());
+    for (std::size_t i = 0; i < targets.size(); ++i) {
+      const Target& target = targets[i];
+      if (!index.emplace(target.name, i).second) {
+        refuse(i, target, "name", "the name stands here twice");
+      }
+      const auto elements = target.shape.numel();
+      if (!elements || !Encoding(target.dtype).byte_count(*elements)) {
+        refuse(i, target, "shape", "the size does not fit whole bytes in 64 bits",
+               fmt::format("{} {}", name(target.dtype), target.shape.text()));
+      }
     }
-    const auto elements = target.shape.numel();
-    if (!elements || !Encoding(target.dtype).byte_count(*elements)) {
-      refuse(i, target, "shape", "the size does not fit whole bytes in 64 bits",
-             fmt::format("{} {}", name(target.dtype), target.shape.text()));
+    for (std::size_t i = 0; i < targets.size(); ++i) {
+      if (!targets[i].tie_of.empty()) check_tie(targets, index, i);
     }
-  }
-  for (std::size_t i = 0; i < targets.size(); ++i) {
-    if (!targets[i].tie_of.empty()) check_tie(targets, index, i);
-  }
+  });
 }
 
 Skeleton Skeleton::from_catalog(const Catalog& catalog) {
-  Skeleton skeleton;
-  skeleton.targets.reserve(catalog.tensors().size());
-  for (const TensorInfo& tensor : catalog.tensors()) {
-    Target target;
-    target.name = tensor.name;
-    target.shape = tensor.shape;
-    target.dtype = tensor.encoding.is_dtype() ? tensor.encoding.dtype() : Dtype::f32;
-    skeleton.targets.push_back(std::move(target));
-  }
-  return skeleton;
+  return only_errors([&] {
+    Skeleton skeleton;
+    skeleton.targets.reserve(catalog.tensors().size());
+    for (const TensorInfo& tensor : catalog.tensors()) {
+      Target target;
+      target.name = tensor.name;
+      target.shape = tensor.shape;
+      target.dtype = tensor.encoding.is_dtype() ? tensor.encoding.dtype() : Dtype::f32;
+      skeleton.targets.push_back(std::move(target));
+    }
+    return skeleton;
+  });
 }
 
 std::string Skeleton::to_json() const {
-  JsonWriter json(1);
-  json.begin_object();
-  json.key("targets");
-  json.begin_array();
-  for (const Target& target : targets) {
+  return only_errors([&] {
+    JsonWriter json(1);
     json.begin_object();
-    json.member("name", target.name);
-    json.member("shape", target.shape.extents());
-    json.member("dtype", name(target.dtype));
-    json.member("kind", name(target.kind));
-    json.key("tie_of");
-    if (target.tie_of.empty()) {
-      json.null();
-    } else {
-      json.value(target.tie_of);
+    json.key("targets");
+    json.begin_array();
+    for (const Target& target : targets) {
+      json.begin_object();
+      json.member("name", target.name);
+      json.member("shape", target.shape.extents());
+      json.member("dtype", name(target.dtype));
+      json.member("kind", name(target.kind));
+      json.key("tie_of");
+      if (target.tie_of.empty()) {
+        json.null();
+      } else {
+        json.value(target.tie_of);
+      }
+      json.end_object();
     }
+    json.end_array();
     json.end_object();
-  }
-  json.end_array();
-  json.end_object();
-  return json.take() + "\n";
+    return json.take() + "\n";
+  });
 }
 
 }  // namespace loadstone

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "base/json_fields.h"
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "loadstone/skeleton.h"
 
@@ -45,19 +46,21 @@ Target read_target(const JsonReader& reader, JsonReader::Element value, const Js
 }  // namespace
 
 Skeleton Skeleton::from_json(std::string_view text) {
-  const JsonDocument document(text, "skeleton.json", text_bytes_max);
-  const JsonReader reader("skeleton.json");
-  const JsonPlace top;
-  JsonObject fields(reader, document.root(), top);
-  const JsonPlace place = fields.at("targets");
-  Skeleton skeleton;
-  skeleton.values_known = false;
-  for (const auto item : reader.array(fields.required("targets"), place)) {
-    skeleton.targets.push_back(read_target(reader, item, {&place, {}, skeleton.targets.size()}));
-  }
-  fields.done();
-  skeleton.validate();
-  return skeleton;
+  return only_errors([&] {
+    const JsonDocument document(text, "skeleton.json", text_bytes_max);
+    const JsonReader reader("skeleton.json");
+    const JsonPlace top;
+    JsonObject fields(reader, document.root(), top);
+    const JsonPlace place = fields.at("targets");
+    Skeleton skeleton;
+    skeleton.values_known = false;
+    for (const auto item : reader.array(fields.required("targets"), place)) {
+      skeleton.targets.push_back(read_target(reader, item, {&place, {}, skeleton.targets.size()}));
+    }
+    fields.done();
+    skeleton.validate();
+    return skeleton;
+  });
 }
 
 }  // namespace loadstone

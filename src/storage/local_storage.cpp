@@ -1,6 +1,5 @@
 // The machine's own file system, through pread: no shared file position, so any number of threads
 // may read one descriptor.
-#include <dirent.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/only_errors.h"
 #include "loadstone/error.h"
 #include "loadstone/storage.h"
 #include "storage/descriptors.h"
@@ -122,11 +122,13 @@ class LocalFile final : public ByteSource {
 class LocalStorage final : public Storage {
  public:
   [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override {
-    struct stat status {};
-    Descriptor file = open_regular(path, status);
-    const auto opened = std::make_shared<LocalFile>(path, file.get(), status);
-    static_cast<void>(file.release());  // it is the pool's now
-    return opened;
+    return only_errors([&]() -> std::shared_ptr<ByteSource> {
+      struct stat status {};
+      Descriptor file = open_regular(path, status);
+      const auto opened = std::make_shared<LocalFile>(path, file.get(), status);
+      static_cast<void>(file.release());  // it is the pool's now
+      return opened;
+    });
   }
 
   [[nodiscard]] EntryKind kind(const std::string& path) override {
@@ -137,31 +139,30 @@ class LocalStorage final : public Storage {
   }
 
   [[nodiscard]] std::vector<std::string> list(const std::string& folder) override {
-    require_whole_path(folder);
-    const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(folder.c_str()), &::closedir);
-    if (!stream) fail_open(folder, errno, "cannot list the folder");
-    std::vector<std::string> names;
-    while (true) {
-      errno = 0;  // the one way to tell an error from the end
-      const dirent* entry = ::readdir(stream.get());
-      if (entry == nullptr && errno != 0) fail_open(folder, errno, "cannot list the folder");
-      if (entry == nullptr) break;
-      const std::string name = entry->d_name;
-      if (name != "." && name != "..") names.push_back(name);
-    }
-    std::ranges::sort(names);
-    return names;
+    return only_errors([&] {
+      require_whole_path(folder);
+      int problem = 0;
+      std::vector<std::string> names = names_in(folder, &problem);
+      if (problem != 0) fail_open(folder, problem, "cannot list the folder");
+      std::ranges::sort(names);
+      return names;
+    });
   }
 
   [[nodiscard]] std::string resolve(const std::string& path) override {
+    return only_errors([&] { return real_path(path); });
+  }
+
+  [[nodiscard]] WritableStorage& writable() override { return local_writer(); }
+
+ private:
+  static std::string real_path(const std::string& path) {
     require_whole_path(path);
     const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr),
                                                       &std::free);
     if (!real) fail_open(path, errno, "cannot resolve the path");
     return real.get();
   }
-
-  [[nodiscard]] WritableStorage& writable() override { return local_writer(); }
 };
 
 }  // namespace

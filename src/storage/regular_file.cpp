@@ -1,6 +1,9 @@
 #include "storage/regular_file.h"
 
+#include <dirent.h>
+
 #include <cerrno>
+#include <memory>
 
 #include "loadstone/error.h"
 #include "storage/descriptors.h"
@@ -46,6 +49,20 @@ Descriptor open_regular(const std::string& path, struct stat& status) {
   refuse_kind(path, S_ISDIR(status.st_mode)    ? "a folder"
                     : S_ISFIFO(status.st_mode) ? "a named pipe"
                                                : "a device");
+}
+
+std::vector<std::string> names_in(const std::string& folder, int* problem) {
+  std::vector<std::string> names;
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(folder.c_str()), &::closedir);
+  const dirent* entry = nullptr;
+  do {
+    if (stream) errno = 0;  // the one way to tell an error from the end
+    entry = stream ? ::readdir(stream.get()) : nullptr;
+    if (entry == nullptr && problem != nullptr) *problem = errno;
+    if (entry != nullptr) names.emplace_back(entry->d_name);
+  } while (entry != nullptr);
+  std::erase_if(names, [](const std::string& name) { return name == "." || name == ".."; });
+  return names;
 }
 
 }  // namespace loadstone

@@ -3,6 +3,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/only_errors.h"
 #include "loadstone/storage.h"
 #include "storage/new_file.h"
 
@@ -26,7 +27,7 @@ template <typename Call>
 bool quietly(const Call& call) noexcept {
   try {
     return repeated(call) == 0;
-  } catch (const std::exception&) {
+  } catch (...) {
     return false;
   }
 }
@@ -63,20 +64,24 @@ void FileSink::sync() {
 }
 
 LockResult FileLock::take(LockMode mode, bool waits) {
-  const int problem = repeated([&] { return try_take(mode, waits); });
-  if (problem == 0) return LockResult::taken;
-  if (problem == EWOULDBLOCK) return LockResult::busy;
-  // Network file systems lock only what is open for writing, which a folder never is: EBADF.
-  if (problem == ENOLCK || problem == EOPNOTSUPP || problem == ENOSYS || problem == EBADF) {
-    return LockResult::unsupported;
-  }
-  fail_write(problem, "cannot lock", path());
+  return only_errors([&]() -> LockResult {
+    const int problem = repeated([&] { return try_take(mode, waits); });
+    if (problem == 0) return LockResult::taken;
+    if (problem == EWOULDBLOCK) return LockResult::busy;
+    // Network file systems lock only what is open for writing, which a folder never is: EBADF.
+    if (problem == ENOLCK || problem == EOPNOTSUPP || problem == ENOSYS || problem == EBADF) {
+      return LockResult::unsupported;
+    }
+    fail_write(problem, "cannot lock", path());
+  });
 }
 
 std::unique_ptr<FileSink> WritableStorage::create(const std::string& path) {
-  std::unique_ptr<FileSink> file;
-  require(repeated([&] { return try_create(path, file); }), "cannot make the file", path);
-  return file;
+  return only_errors([&]() -> std::unique_ptr<FileSink> {
+    std::unique_ptr<FileSink> file;
+    require(repeated([&] { return try_create(path, file); }), "cannot make the file", path);
+    return file;
+  });
 }
 
 bool WritableStorage::make_folder(const std::string& path) {
@@ -116,24 +121,28 @@ void WritableStorage::sync_folder(const std::string& path) {
 }
 
 std::unique_ptr<FileLock> WritableStorage::open_lock(const std::string& path) {
-  std::unique_ptr<FileLock> lock;
-  const int problem = repeated([&] { return try_open_lock(path, lock); });
-  if (problem == ENOENT) return nullptr;
-  require(problem, "cannot open the file to be locked", path);
-  return lock;
+  return only_errors([&]() -> std::unique_ptr<FileLock> {
+    std::unique_ptr<FileLock> lock;
+    const int problem = repeated([&] { return try_open_lock(path, lock); });
+    if (problem == ENOENT) return nullptr;
+    require(problem, "cannot open the file to be locked", path);
+    return lock;
+  });
 }
 
 void WritableStorage::write_whole(const std::string& path, const std::string& unfinished,
                                   std::string_view text) {
-  const auto file = create(unfinished);
-  try {
-    file->write(0, std::as_bytes(std::span(text)));
-    file->sync();
-    rename(unfinished, path);
-  } catch (...) {
-    remove(unfinished);
-    throw;
-  }
+  only_errors([&] {
+    const auto file = create(unfinished);
+    try {
+      file->write(0, std::as_bytes(std::span(text)));
+      file->sync();
+      rename(unfinished, path);
+    } catch (...) {
+      remove(unfinished);
+      throw;
+    }
+  });
 }
 
 WritableStorage& Storage::writable() { return local_storage().writable(); }

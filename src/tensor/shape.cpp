@@ -1,6 +1,7 @@
 #include "loadstone/shape.h"
 
 #include "base/checked.h"
+#include "base/only_errors.h"
 
 namespace loadstone {
 
@@ -22,12 +23,14 @@ std::optional<std::uint64_t> Shape::numel() const noexcept {
 }
 
 std::string Shape::text() const {
-  std::string text = "[";
-  for (const std::uint64_t extent : extents_) {
-    if (text.size() > 1) text += ", ";
-    text += std::to_string(extent);
-  }
-  return text + "]";
+  return only_errors([&] {
+    std::string text = "[";
+    for (const std::uint64_t extent : extents_) {
+      if (text.size() > 1) text += ", ";
+      text += std::to_string(extent);
+    }
+    return text + "]";
+  });
 }
 
 }  // namespace loadstone

@@ -4,6 +4,7 @@
 
 #include "base/finding_json.h"
 #include "base/json_writer.h"
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "loadstone/verify.h"
 
@@ -27,7 +28,7 @@ std::string_view name(DifferenceKind kind) noexcept {
   return "bytes";
 }
 
-std::string to_json(const VerifyReport& report) {
+static std::string json_of(const VerifyReport& report) {
   JsonWriter json(2);
   json.begin_object();
   json.member("ok", report.ok());
@@ -68,6 +69,10 @@ std::string to_json(const VerifyReport& report) {
   return json.take();
 }
 
+std::string to_json(const VerifyReport& report) {
+  return only_errors([&] { return json_of(report); });
+}
+
 namespace {
 
 // One line for each encoding.
@@ -97,20 +102,22 @@ std::string quantized_text(const VerifyReport& report) {
 }  // namespace
 
 std::string to_table(const VerifyReport& report) {
-  std::string text;
-  for (const Difference& each : report.differences) {
-    text += fmt::format("  {:<10} '{}': found {}; expected {}\n", name(each.kind),
-                        printable(each.name), printable(each.found), printable(each.expected));
-  }
-  text += finding_lines(report.findings);
-  for (const NotFinite& each : report.not_finite) {
-    text += fmt::format("  info: '{}': {} NaN, {} infinite\n", printable(each.name), each.nan,
-                        each.infinite);
-  }
-  text += quantized_text(report);
-  text +=
-      fmt::format("{}; {} read\n", report.ok() ? "ok" : "not ok", human_bytes(report.bytes_read));
-  return text;
+  return only_errors([&] {
+    std::string text;
+    for (const Difference& each : report.differences) {
+      text += fmt::format("  {:<10} '{}': found {}; expected {}\n", name(each.kind),
+                          printable(each.name), printable(each.found), printable(each.expected));
+    }
+    text += finding_lines(report.findings);
+    for (const NotFinite& each : report.not_finite) {
+      text += fmt::format("  info: '{}': {} NaN, {} infinite\n", printable(each.name), each.nan,
+                          each.infinite);
+    }
+    text += quantized_text(report);
+    text +=
+        fmt::format("{}; {} read\n", report.ok() ? "ok" : "not ok", human_bytes(report.bytes_read));
+    return text;
+  });
 }
 
 }  // namespace loadstone

@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/only_errors.h"
 #include "base/text.h"
 #include "base/thread_count.h"
 #include "codec/decode.h"
@@ -143,7 +144,7 @@ const TensorInfo* partner(const Catalog& catalog, const std::string& name) {
 
 }  // namespace
 
-VerifyReport verify_values(const Catalog& catalog, const VerifyOptions& options) {
+static VerifyReport verified(const Catalog& catalog, const VerifyOptions& options) {
   const OpenShards shards(catalog, options.storage);
   const auto& tensors = catalog.tensors();
   const DistinctRanges distinct(catalog);
@@ -185,7 +186,12 @@ VerifyReport verify_values(const Catalog& catalog, const VerifyOptions& options)
   return report;
 }
 
-VerifyReport compare(const Catalog& first, const Catalog& second, const VerifyOptions& options) {
+VerifyReport verify_values(const Catalog& catalog, const VerifyOptions& options) {
+  return only_errors([&] { return verified(catalog, options); });
+}
+
+static VerifyReport compared(const Catalog& first, const Catalog& second,
+                             const VerifyOptions& options) {
   const OpenShards first_shards(first, options.storage);
   const OpenShards second_shards(second, options.storage);
   const auto& tensors = first.tensors();
@@ -220,6 +226,10 @@ VerifyReport compare(const Catalog& first, const Catalog& second, const VerifyOp
   first_shards.require_unchanged();
   second_shards.require_unchanged();
   return report;
+}
+
+VerifyReport compare(const Catalog& first, const Catalog& second, const VerifyOptions& options) {
+  return only_errors([&] { return compared(first, second, options); });
 }
 
 }  // namespace loadstone

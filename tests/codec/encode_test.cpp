@@ -96,6 +96,29 @@ TEST(WrittenEncodings, ArePreparedInTheDialectOfExportedFiles) {
   }
 }
 
+TEST(WrittenEncodings, AreListedWithDialectsThatTheyHaveAndNoOther) {
+  std::set<std::string_view> listed;
+  for (const QuantizedEncoding& each : quantized_encodings()) {
+    EXPECT_TRUE(listed.insert(each.name).second) << each.name;
+    const WrittenEncoding* const written = find_written_encoding(each.name);
+    ASSERT_EQ(written == nullptr, each.dialects.empty()) << each.name;
+    if (written == nullptr) continue;
+    QuantizeForm form;
+    for (const std::string_view dialect :
+         {"exact", "modelopt-compat", "modelopt-export", "bnb-cpu", "bnb-cuda"}) {
+      Quantization quantization = quantization_of(*written);
+      quantization.dialect = dialect;
+      EXPECT_EQ(!prepare_quantization(quantization, {256, 512}, Dtype::bf16, form),
+                std::ranges::count(each.dialects, dialect) == 1)
+          << each.name << " " << dialect;
+    }
+  }
+  EXPECT_EQ(listed.size(), 18u);
+  for (const WrittenEncoding* const each : written_encodings()) {
+    EXPECT_TRUE(listed.contains(each->name)) << each->name;
+  }
+}
+
 TEST(WrittenEncodings, RefuseUnknownNamesWithAllThatThereAre) {
   QuantizeForm form;
   const auto problem =

@@ -97,6 +97,8 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 }  // namespace
 
-const Family awq_family = {kernels, recognise, true};
+constexpr std::array<std::string_view, 1> encodings = {"awq"};
+
+const Family awq_family = {kernels, recognise, true, encodings};
 
 }  // namespace loadstone

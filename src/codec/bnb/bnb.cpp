@@ -180,7 +180,12 @@ constexpr std::array<std::string_view, 2> tables = {".quant_map", ".nested_quant
 
 }  // namespace
 
-const Family bnb_family = {
-    .kernels = bnb_kernels(), .recognise = recognise, .tables = tables, .written = bnb_written()};
+constexpr std::array<std::string_view, 3> encodings = {"nf4", "fp4", "int8"};
+
+const Family bnb_family = {.kernels = bnb_kernels(),
+                           .recognise = recognise,
+                           .encodings = encodings,
+                           .tables = tables,
+                           .written = bnb_written()};
 
 }  // namespace loadstone

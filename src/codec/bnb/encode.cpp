@@ -15,18 +15,15 @@ namespace loadstone {
 
 namespace {
 
-std::optional<DecodeProblem> set_dialect(const Quantization& quantization, QuantizeForm& form) {
-  if (quantization.dialect == "bnb-cuda") {
-    form.bnb4.dialect = BnbDialect::cuda;
-  } else if (!quantization.dialect.empty() && quantization.dialect != "bnb-cpu") {
-    return DecodeProblem{"no such dialect", quantization.dialect, "bnb-cpu or bnb-cuda"};
-  }
-  return std::nullopt;
+constexpr std::array<std::string_view, 2> dialects = {"bnb-cpu", "bnb-cuda"};
+
+void set_dialect(const Quantization& quantization, QuantizeForm& form) {
+  if (quantization.dialect == dialects[1]) form.bnb4.dialect = BnbDialect::cuda;
 }
 
 std::optional<DecodeProblem> write_rows(const Quantization& quantization, const Shape& shape,
                                         QuantizeForm& form) {
-  if (auto problem = set_dialect(quantization, form)) return problem;
+  set_dialect(quantization, form);
   if (quantization.nested) return DecodeProblem{"int8 has no nested scales", {}, {}};
   if (shape.rank() != 2) {
     return DecodeProblem{"int8 takes matrices", shape.text(), "[rows, columns]"};
@@ -42,7 +39,7 @@ std::optional<DecodeProblem> write_rows(const Quantization& quantization, const 
 template <Bnb4Code code>
 std::optional<DecodeProblem> write_blocks(const Quantization& quantization, const Shape& /*shape*/,
                                           QuantizeForm& form) {
-  if (auto problem = set_dialect(quantization, form)) return problem;
+  set_dialect(quantization, form);
   if (!is_bnb_block_size(quantization.block_size)) {
     return DecodeProblem{"no such block size", fmt::format("{}", quantization.block_size),
                          "32, 64, 128 ... 4096"};
@@ -104,6 +101,7 @@ constexpr std::array written = {
         .prepare = write_blocks<Bnb4Code::nf4>,
         .bnb_names = four_bit_names,
         .constants = state<Bnb4Code::nf4>,
+        .dialects = dialects,
         .takes_block_size = true,
     },
     WrittenEncoding{
@@ -115,6 +113,7 @@ constexpr std::array written = {
         .prepare = write_blocks<Bnb4Code::fp4>,
         .bnb_names = four_bit_names,
         .constants = state<Bnb4Code::fp4>,
+        .dialects = dialects,
         .takes_block_size = true,
     },
     WrittenEncoding{
@@ -126,6 +125,7 @@ constexpr std::array written = {
         .prepare = write_rows,
         .bnb_names = int8_names,
         .constants = weight_format,
+        .dialects = dialects,
     },
 };
 

@@ -267,6 +267,9 @@ constexpr std::array written = {
 
 }  // namespace
 
-const Family fp4_family = {.kernels = kernels, .recognise = recognise, .written = written};
+constexpr std::array<std::string_view, 2> encodings = {"nvfp4", "mxfp4"};
+
+const Family fp4_family = {
+    .kernels = kernels, .recognise = recognise, .encodings = encodings, .written = written};
 
 }  // namespace loadstone

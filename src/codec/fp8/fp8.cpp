@@ -200,7 +200,7 @@ void set_parts(const Shape& shape, Shape scales, Dtype scale, QuantizeForm& form
 
 std::optional<DecodeProblem> write_whole(const Quantization& quantization, const Shape& shape,
                                          QuantizeForm& form) {
-  if (auto problem = scaled::begin_encoding(quantization, shape, form, true)) return problem;
+  if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
   form.needs_amax = true;
   set_parts(shape, with_last(shape, 2, {}), scaled::scale_dtype(form), form);
   return std::nullopt;
@@ -238,6 +238,9 @@ template <ComponentForm form>
 constexpr std::array names = {ComponentName{"data", "weight"},
                               ComponentName{"scale", "weight_scale", form}};
 
+constexpr std::array<std::string_view, 3> dialects = {"exact", "modelopt-compat",
+                                                      "modelopt-export"};
+
 constexpr std::array written = {
     WrittenEncoding{
         .name = "fp8",
@@ -250,6 +253,7 @@ constexpr std::array written = {
         .compressed_names = names<ComponentForm::one>,
         .unified = {"FP8", Described::weights_and_activations, 0, {}, false, true},
         .compressed = {"float-quantized", "tensor", "token"},
+        .dialects = dialects,
         .exported_dialect = "modelopt-export",
     },
     WrittenEncoding{
@@ -294,6 +298,9 @@ constexpr std::array written = {
 
 }  // namespace
 
-const Family fp8_family = {.kernels = kernels, .recognise = recognise, .written = written};
+constexpr std::array<std::string_view, 4> encodings = {"fp8", "fp8-channel", "fp8-block", "mxfp8"};
+
+const Family fp8_family = {
+    .kernels = kernels, .recognise = recognise, .encodings = encodings, .written = written};
 
 }  // namespace loadstone

@@ -267,6 +267,8 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 }  // namespace
 
-const Family gptq_family = {kernels, recognise, true};
+constexpr std::array<std::string_view, 1> encodings = {"gptq"};
+
+const Family gptq_family = {kernels, recognise, true, encodings};
 
 }  // namespace loadstone

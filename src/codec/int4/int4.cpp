@@ -200,6 +200,9 @@ constexpr std::array written = {
 
 }  // namespace
 
-const Family int4_family = {.kernels = kernels, .recognise = recognise, .written = written};
+constexpr std::array<std::string_view, 2> encodings = {"int4", "int4-awq"};
+
+const Family int4_family = {
+    .kernels = kernels, .recognise = recognise, .encodings = encodings, .written = written};
 
 }  // namespace loadstone

@@ -105,7 +105,12 @@ constexpr std::array written = {WrittenEncoding{
 
 }  // namespace
 
-const Family int8_family = {
-    .kernels = kernels, .recognise = recognise, .reads_all = true, .written = written};
+constexpr std::array<std::string_view, 3> encodings = {"int8-channel", "int8-tensor", "int8-group"};
+
+const Family int8_family = {.kernels = kernels,
+                            .recognise = recognise,
+                            .reads_all = true,
+                            .encodings = encodings,
+                            .written = written};
 
 }  // namespace loadstone

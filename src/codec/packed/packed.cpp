@@ -261,6 +261,8 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 }  // namespace
 
-const Family packed_family = {kernels, recognise, true};
+constexpr std::array<std::string_view, 2> encodings = {"int4-packed", "int8-packed"};
+
+const Family packed_family = {kernels, recognise, true, encodings};
 
 }  // namespace loadstone

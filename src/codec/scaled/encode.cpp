@@ -9,24 +9,16 @@ namespace loadstone::scaled {
 
 namespace {
 
-std::optional<QuantizeDialect> dialect_of(std::string_view name, bool has_export) noexcept {
-  if (name.empty() || name == "exact") return QuantizeDialect::exact;
+QuantizeDialect dialect_of(std::string_view name) noexcept {
   if (name == "modelopt-compat") return QuantizeDialect::compressed;
-  if (name == "modelopt-export" && has_export) return QuantizeDialect::exported;
-  return std::nullopt;
+  return name == "modelopt-export" ? QuantizeDialect::exported : QuantizeDialect::exact;
 }
 
 }  // namespace
 
 std::optional<DecodeProblem> begin_encoding(const Quantization& quantization, const Shape& shape,
-                                            QuantizeForm& form, bool has_export) {
-  const auto dialect = dialect_of(quantization.dialect, has_export);
-  if (!dialect) {
-    return DecodeProblem{
-        "no such dialect", quantization.dialect,
-        has_export ? "exact, modelopt-compat or modelopt-export" : "exact or modelopt-compat"};
-  }
-  form.dialect = *dialect;
+                                            QuantizeForm& form) {
+  form.dialect = dialect_of(quantization.dialect);
   if (quantization.nested) {
     return DecodeProblem{quantization.encoding + " has no nested scales", {}, {}};
   }

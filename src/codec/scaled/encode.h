@@ -13,10 +13,9 @@
 
 namespace loadstone::scaled {
 
-// Sets the dialect, and columns, rows and matrices. `has_export`: "modelopt-export" is a dialect.
+// Sets the dialect, and columns, rows and matrices.
 [[nodiscard]] std::optional<DecodeProblem> begin_encoding(const Quantization& quantization,
-                                                          const Shape& shape, QuantizeForm& form,
-                                                          bool has_export = false);
+                                                          const Shape& shape, QuantizeForm& form);
 // The same, for those that take no vectors.
 [[nodiscard]] std::optional<DecodeProblem> begin_matrices(const Quantization& quantization,
                                                           const Shape& shape, QuantizeForm& form);

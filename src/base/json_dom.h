@@ -1,0 +1,18 @@
+#pragma once
+
+#include <simdjson.h>
+
+#include <new>
+#include <string_view>
+
+namespace loadstone {
+
+// The parser's result, which a caller may pass over; but memory that ends is std::bad_alloc.
+[[nodiscard]] inline simdjson::simdjson_result<simdjson::dom::element> parsed_json(
+    simdjson::dom::parser& parser, std::string_view text) {
+  const auto result = parser.parse(text.data(), text.size());
+  if (result.error() == simdjson::MEMALLOC) throw std::bad_alloc();
+  return result;
+}
+
+}  // namespace loadstone
