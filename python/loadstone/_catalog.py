@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from loadstone import _core
+from loadstone import _core, _hub
 
 Checkpoint = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]]
 
@@ -116,7 +116,9 @@ def inspect(path: Checkpoint, *, allow_links: bool = False, gguf_rank_max: int =
 
     Args:
         path: a file, a folder (with or without an index), an index, a glob pattern, the first part
-            of a split GGUF, or a list of files that together are one checkpoint.
+            of a split GGUF, or a list of files that together are one checkpoint. A hub id
+            (``org/name``, ``org/name/file.gguf``) where no such path exists: what the local cache
+            of the hub holds, offline.
         allow_links: follow links that leave the folder (those into the ``blobs`` of a hub cache are
             followed always).
         gguf_rank_max: most dims of a GGUF tensor. ggml knows 4; files of video models have tensors
@@ -128,5 +130,5 @@ def inspect(path: Checkpoint, *, allow_links: bool = False, gguf_rank_max: int =
         LoadError: the path does not exist or cannot be read.
     """
     paths = [path] if isinstance(path, str | bytes | os.PathLike) else path
-    names = [os.fsdecode(each) for each in paths]
+    names = [_hub.local_path(os.fsdecode(each)) for each in paths]
     return Catalog(_core.open_checkpoint(names, allow_links, gguf_rank_max))
