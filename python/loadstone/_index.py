@@ -73,7 +73,9 @@ def select(index: Any, shape: Sequence[int], name: str) -> Selection | None:
 
 def take(tensor: Any, index: Any) -> Any:
     """What an index that is no box selects of a tensor. A list is an index of rows, as in NumPy."""
-    return tensor[(index,) if isinstance(index, list) else index]
+    import torch
+
+    return tensor[torch.as_tensor(index) if isinstance(index, list) else index]
 
 
 def _is_plain(item: Any) -> bool:

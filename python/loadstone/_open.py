@@ -21,9 +21,10 @@ class LazyTensor:
     """A tensor of an open checkpoint, of which nothing is read yet.
 
     It becomes a ``torch.Tensor`` in memory of its own by an index (``t[0:128, :]``, ``t[...]``),
-    by :meth:`tensor`, by ``torch.asarray(t)``, or as an argument of a function of torch. An index of numbers, slices,
-    ``...`` and ``None`` reads only the bytes that it selects, and the scales that they need; any
-    other index that torch has reads the whole tensor. Steps must be positive. Each use reads anew.
+    by :meth:`tensor`, by ``torch.asarray(t)``, or as an argument of a function of torch. An index
+    of numbers, slices, ``...`` and ``None`` reads only the rows that it selects, and the scales
+    that they need; any other index that torch has reads the whole tensor. Steps must be positive.
+    Each use reads anew.
     """
 
     def __init__(self, owner: OpenCheckpoint, entry: Entry) -> None:

@@ -74,7 +74,9 @@ class TensorReader:
         try:
             return self.entries[name]
         except (KeyError, TypeError):
-            raise _unknown(str(name), self.entries, self.catalog._core.root) from None
+            shards = self.catalog.shards
+            path = shards[0] if len(shards) == 1 else self.catalog._core.root
+            raise _unknown(str(name), self.entries, path) from None
 
     def read(
         self, entry: Entry, dtype: str, selection: Selection | None = None, device: str = "cpu"
