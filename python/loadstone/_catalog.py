@@ -7,9 +7,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from loadstone import _core, _hub
+from loadstone._errors import make
 
 Checkpoint = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]]
 
@@ -50,10 +52,18 @@ class EncodingTotal:
 
 
 class Catalog:
-    """Names, encodings, shapes and byte ranges of a checkpoint. Immutable."""
+    """Names, encodings, shapes and byte ranges of a checkpoint. Immutable.
 
-    def __init__(self, core: _core.Catalog) -> None:
+    It is pickled as the paths that were opened: whoever unpickles it reads the headers again, and
+    other tensors than before are refused (``io.changed``).
+    """
+
+    def __init__(self, core: _core.Catalog, opened: tuple[Any, ...] = ()) -> None:
         self._core = core
+        self._opened = opened  # the arguments of open_checkpoint()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (*self._opened, self.digest())
 
     @cached_property
     def tensors(self) -> dict[str, TensorInfo]:
@@ -131,4 +141,15 @@ def inspect(path: Checkpoint, *, allow_links: bool = False, gguf_rank_max: int =
     """
     paths = [path] if isinstance(path, str | bytes | os.PathLike) else path
     names = [_hub.local_path(os.fsdecode(each)) for each in paths]
-    return Catalog(_core.open_checkpoint(names, allow_links, gguf_rank_max))
+    absolute = [str(Path(name).absolute()) for name in names]
+    opened = (absolute, allow_links, gguf_rank_max)
+    return Catalog(_core.open_checkpoint(names, allow_links, gguf_rank_max), opened)
+
+
+def _reopened(paths: list[str], allow_links: bool, gguf_rank_max: int, digest: str) -> Catalog:
+    catalog = inspect(paths, allow_links=allow_links, gguf_rank_max=gguf_rank_max)
+    found = catalog.digest()
+    if found != digest:
+        message = "the checkpoint is not the one that was pickled"
+        raise make("io.changed", message, path=paths[0], found=found, expected=digest)
+    return catalog

@@ -12,6 +12,8 @@ class Finding:
         sources: list[str],
         message: str,
         suggestion: str = "",
+        found: str = "",
+        expected: str = "",
     ) -> None: ...
     @property
     def severity(self) -> str: ...

@@ -251,6 +251,10 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
     def __len__(self) -> int:
         return len(self._reader.entries)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._require_open("")
+        return OpenCheckpoint, (self.catalog, self._device, self._dtype)
+
     def __enter__(self) -> OpenCheckpoint:
         return self
 

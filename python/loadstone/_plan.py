@@ -19,8 +19,7 @@ from loadstone import _core, _machine, _modules
 from loadstone._catalog import Checkpoint, inspect
 from loadstone._errors import Error, make
 from loadstone._needs import Needs, needs_of
-from loadstone._policies import initialises as _initialises
-from loadstone._policies import missing_policies
+from loadstone._policies import missing_policies, runs_initialisers
 from loadstone._prefix import DEFAULT_PREFIXES, stripping_rules
 from loadstone._report import listed_errors
 from loadstone._text import read_text
@@ -100,7 +99,8 @@ class PlannedTarget:
 class Plan:
     """One recipe, one placement and one origin for every tensor; findings; predicted memory.
 
-    Made by :func:`loadstone.plan` or :meth:`Plan.load`. Holds the model weakly.
+    Made by :func:`loadstone.plan` or :meth:`Plan.load`. Holds the model weakly. Unpickled it is
+    checked against the shards, and :meth:`execute` needs ``model=``, as after :meth:`Plan.load`.
     """
 
     def __init__(
@@ -238,6 +238,11 @@ class Plan:
         )
         return cls(core)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._units is not None:
+            raise TypeError("a plan that fills modules of bitsandbytes is tied to its model")
+        return _unpickled, (self.to_json(), str(Path.cwd()), self._core.offload_folder)
+
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as one self-contained page."""
         Path(path).write_text(self._core.to_html(), encoding="utf-8")
@@ -248,6 +253,12 @@ class Plan:
     def __repr__(self) -> str:
         errors = sum(finding.severity == "error" for finding in self.findings)
         return f"Plan({len(self.targets)} targets, {self.bytes_to_read} bytes, {errors} errors)"
+
+
+def _unpickled(text: str, folder: str, offload_folder: str) -> Plan:
+    """A plan as :meth:`Plan.load` reads it: checked against the shards, and without a model."""
+    root = str(Path(folder, json.loads(text)["root"]))
+    return Plan(_core.plan_from_json(text, root=root, offload_folder=offload_folder))
 
 
 def plan(
@@ -438,7 +449,7 @@ def make_plan(
     if needs.keep_candidates and needs.leave_kept(core):
         policies = missing_policies(missing, [row[0] for row in needs.rows])[1]
         core = make_core(targets=needs.rows, missing_of=policies)
-    may_initialise = not initialises and _initialises(default, policies)
+    may_initialise = not initialises and runs_initialisers(default, policies)
     needs.findings += _of_the_plan(core, needs, units, may_initialise)
     core.add_findings(needs.findings)
     made = Plan(core, needs.module, needs.constructor_values, units, needs.forms, needs.kept)
@@ -467,11 +478,8 @@ def _take_over(units: Units, needs: Needs, dtype: Any) -> Any:
 
 
 def _with_stripping(
-    rules: Sequence[Mapping[str, Any]] | None,
-    catalog: Catalog,
-    needs: Needs,
-    prefixes: Sequence[str],
-) -> Sequence[Mapping[str, Any]]:
+    rules: Any, catalog: Catalog, needs: Needs, prefixes: Sequence[str]
+) -> list[Mapping[str, Any]]:
     """The rules, and behind them one that takes away a prefix that all names have."""
     targets = [row[0] for row in needs.rows]
     stripping, findings = stripping_rules(catalog.encodings(), targets, prefixes)

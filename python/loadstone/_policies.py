@@ -34,6 +34,6 @@ def missing_policies(
     return "error", [(name, policy) for name, policy in matched if policy is not None]
 
 
-def initialises(default: str, policies: list[tuple[str, str]]) -> bool:
+def runs_initialisers(default: str, policies: list[tuple[str, str]]) -> bool:
     """Whether an initialiser may run."""
     return "initialise" in (default, *(policy for _, policy in policies))
