@@ -15,6 +15,8 @@ from loadstone._errors import make
 
 Checkpoint = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]]
 
+_RANK_MAX = 8
+
 
 @dataclass(frozen=True)
 class TensorInfo:
@@ -63,7 +65,8 @@ class Catalog:
         self._opened = opened  # the arguments of open_checkpoint()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (*self._opened, self.digest())
+        opened = self._opened or (self.shards, True, _RANK_MAX)
+        return _reopened, (*opened, self.digest())
 
     @cached_property
     def tensors(self) -> dict[str, TensorInfo]:

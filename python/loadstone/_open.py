@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from loadstone._catalog import Catalog, Checkpoint, inspect
@@ -180,6 +179,7 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
         self.catalog = catalog
         self._device = device_argument(device)
         self._dtype = None if dtype is None else dtype_argument(dtype)
+        self._reader = TensorReader(catalog, decodes=True)
         self._is_closed = False
 
     @property
@@ -217,10 +217,6 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
     def close(self) -> None:
         """No tensor is read from now on; files are open only while they are read."""
         self._is_closed = True
-
-    @cached_property
-    def _reader(self) -> TensorReader:
-        return TensorReader(self.catalog, decodes=True)
 
     def _require_open(self, name: str) -> None:
         if self._is_closed:

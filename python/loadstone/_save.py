@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import io
 import json
 import os
 import secrets
@@ -38,7 +39,7 @@ _CODES = {
 
 
 class Serialized:
-    """Header and tensors of one file. Holds the tensors, in host memory."""
+    """Header and tensors of one file. Holds the tensors where they are."""
 
     def __init__(
         self, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
@@ -50,7 +51,7 @@ class Serialized:
         self.tensors = []
         offset = 0
         for dtype, name in rows:
-            tensor = tensors[name].detach().cpu()
+            tensor = tensors[name].detach()
             shape = list(tensor.shape)
             if dtype == "F4" and shape:
                 shape[-1] *= 2  # torch has two numbers in one element
@@ -63,16 +64,20 @@ class Serialized:
         self.header = len(text).to_bytes(8, "little") + text
 
     def pieces(self) -> Iterator[memoryview]:
-        """All bytes, in order."""
+        """All bytes, in order. A piece is valid until the next one is asked for."""
         yield memoryview(self.header)
         for tensor in self.tensors:
             if tensor.nbytes:
-                array = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+                host = tensor.cpu()
+                array = (ctypes.c_ubyte * host.nbytes).from_address(host.data_ptr())
                 yield memoryview(array).cast("B")
 
     def to_bytes(self) -> bytes:
         """The whole file."""
-        return b"".join(self.pieces())
+        data = io.BytesIO()
+        for piece in self.pieces():
+            data.write(piece)
+        return data.getvalue()
 
     def write(self, filename: str | os.PathLike[str]) -> None:
         """Writes beside the file, syncs, and renames: whoever reads it sees the old or the new.
