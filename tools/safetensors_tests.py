@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Runs safetensors' own Python tests with loadstone's functions in the place of safetensors'.
 
-    pip download safetensors==0.8.0 --no-binary :all: --no-deps && tar xf safetensors-0.8.0.tar.gz
-    python tools/safetensors_tests.py safetensors-0.8.0
+    python tools/safetensors_tests.py FOLDER [options of pytest]
+
+FOLDER is an unpacked source distribution of safetensors (from PyPI), or a checkout of its
+repository, of the version that is installed.
 
 Nothing of the tests is changed. What they import from safetensors and safetensors.torch is
 replaced where loadstone has a function of the same name; ``loadstone.Error`` counts as
 ``SafetensorError``. What loadstone does not have (safetensors.numpy, serialize ...) stays. The exit
-status is pytest's. Options of pytest may follow the folder.
+status is pytest's.
 """
 
 import os

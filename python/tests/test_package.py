@@ -104,7 +104,7 @@ def test_every_code_in_the_package_is_explained():
     known = {code for code, _, _ in loadstone._core.codes()}
     root = Path(loadstone.__file__).parent
     text = "\n".join(file.read_text() for file in sorted(root.glob("*.py")))
-    said = set(re.findall(r'"((?:plan|io|audit|skeleton|memory)\.[a-z_]+)"', text))
+    said = set(re.findall(r'"((?:plan|io|audit|skeleton|memory|open|save)\.[a-z_]+)"', text))
     assert len(said) > 5
     assert said <= known, sorted(said - known)
 
