@@ -2,6 +2,7 @@
 
 #include "base/digest.h"
 #include "bindings.h"
+#include "loadstone/quantized_tensors.h"
 #include "loadstone/tensor_reader.h"
 
 namespace loadstone::python {
@@ -94,6 +95,43 @@ nb::dict encodings(const Catalog& catalog) {
   return rows;
 }
 
+// One row a quantized tensor: name, encoding, the shape of its numbers (None: they cannot be read),
+// and the name of each component tensor by its role.
+nb::list quantized_rows(const Catalog& catalog) {
+  nb::list rows;
+  for (const QuantizedTensor& tensor : catalog.quantized().tensors()) {
+    nb::dict components;
+    const auto add = [&](std::uint32_t index) {
+      const std::string& name = catalog.tensors()[index].name;
+      const std::string role = tensor.role(index, name);
+      if (!components.contains(role.c_str())) components[nb::cast(role)] = name;
+    };
+    if (tensor.data != QuantizedTensor::none) add(tensor.data);
+    for (const std::uint32_t index : tensor.companions()) add(index);
+    for (const std::uint32_t index : tensor.decoding.sources) add(index);
+    const nb::object shape = tensor.is_readable() ? nb::tuple(nb::cast(tensor.shape().extents()))
+                                                  : nb::object(nb::none());
+    rows.append(nb::make_tuple(tensor.name, tensor.encoding, shape, components));
+  }
+  return rows;
+}
+
+// Names of the tensors that nobody needs once the numbers are decoded: scales, states, tables.
+nb::list companions(const Catalog& catalog) {
+  std::vector<bool> is_companion(catalog.tensors().size());
+  for (std::uint32_t i = 0; i < catalog.tensors().size(); ++i) {
+    is_companion[i] = catalog.quantized().is_companion(i);
+  }
+  for (const QuantizedTensor& tensor : catalog.quantized().tensors()) {
+    for (const std::uint32_t index : tensor.unneeded) is_companion[index] = true;
+  }
+  nb::list names;
+  for (std::uint32_t i = 0; i < catalog.tensors().size(); ++i) {
+    if (is_companion[i]) names.append(catalog.tensors()[i].name);
+  }
+  return names;
+}
+
 }  // namespace
 
 void bind_catalog(nb::module_& module) {
@@ -111,6 +149,8 @@ void bind_catalog(nb::module_& module) {
                    })
       .def("tensors", &tensors)
       .def("encodings", &encodings)
+      .def("quantized", &quantized_rows)
+      .def("companions", &companions)
       .def("digest", &digest)
       .def("metadata", &metadata)
       .def("to_json", [](const Catalog& self) { return to_json(self); });

@@ -1,4 +1,9 @@
+#include <algorithm>
+
 #include "bindings.h"
+#include "loadstone/quantized_tensors.h"
+#include "plan/decodings.h"
+#include "plan/dtypes.h"
 
 namespace loadstone::python {
 
@@ -12,6 +17,36 @@ nb::list target_rows(const Recipes& recipes) {
                                name(recipe.dtype)));
   }
   return rows;
+}
+
+// Null: no quantized tensor has the name. Most are called as the tensor that holds their codes.
+const QuantizedTensor* find_quantized(const Catalog& catalog, const std::string& name) {
+  if (const auto index = catalog.find(name)) {
+    const QuantizedTensor* const found = catalog.quantized().find(*index);
+    if (found == nullptr || found->name == name) return found;
+  }
+  const auto& all = catalog.quantized().tensors();
+  const auto found = std::ranges::find(all, name, &QuantizedTensor::name);
+  return found == all.end() ? nullptr : &*found;
+}
+
+// Of the quantized tensor of this name, or of one in blocks.
+RecipeBuilder::Value numbers(RecipeBuilder& self, const Catalog& catalog, const std::string& name,
+                             std::string_view dtype) {
+  const Dtype wanted = dtype_argument(dtype);
+  const QuantizedTensor* tensor = find_quantized(catalog, name);
+  QuantizedTensor blocks = {.name = name};
+  if (tensor == nullptr) {
+    const auto index = catalog.find(name);
+    if (!index) throw Error("plan.missing", "the checkpoint has no such tensor", {.tensor = name});
+    blocks.decoding = numbers_decoding(catalog, *index, decoded_dtype(wanted));
+    tensor = &blocks;
+  } else if (!tensor->is_readable()) {
+    const Finding& defect = tensor->defect;
+    throw Error(defect.code, defect.message,
+                {.tensor = name, .found = defect.found, .expected = defect.expected});
+  }
+  return self.cast(self.numbers(*tensor, decoded_dtype(wanted)), wanted);
 }
 
 }  // namespace
@@ -46,6 +81,7 @@ void bind_recipe(nb::module_& module) {
             return self.decode(kernel, sources, Shape(std::move(shape)), dtype_argument(dtype));
           },
           nb::arg("kernel"), nb::arg("sources"), nb::arg("shape"), nb::arg("dtype"))
+      .def("numbers", &numbers, nb::arg("catalog"), nb::arg("name"), nb::arg("dtype"))
       .def(
           "cast",
           [](RecipeBuilder& self, Value value, std::string_view dtype) {

@@ -28,23 +28,29 @@ from loadstone._errors import (
     PlanError,
 )
 from loadstone._load import load
+from loadstone._open import LazyTensor, OpenCheckpoint, load_file
+from loadstone._open import open as open
 from loadstone._patch import patch
 from loadstone._plan import Plan, PlannedTarget, Quantization, plan
 from loadstone._report import Provenance, Report, Source
+from loadstone._safe_open import safe_open
 from loadstone._skeleton import save_skeleton, skeleton
 from loadstone._version import __version__
 
 if TYPE_CHECKING:
-    import loadstone.accelerate as accelerate
-    import loadstone.bitsandbytes as bitsandbytes
-    import loadstone.diffusers as diffusers
-    import loadstone.modelopt as modelopt
-    import loadstone.torch as torch
-    import loadstone.transformers as transformers
+    from loadstone import accelerate as accelerate
+    from loadstone import bitsandbytes as bitsandbytes
+    from loadstone import diffusers as diffusers
+    from loadstone import modelopt as modelopt
+    from loadstone import torch as torch
+    from loadstone import transformers as transformers
     from loadstone._convert import dequantize
     from loadstone._quantize import Quantized, quantize
 
 _ADAPTERS = ("torch", "transformers", "diffusers", "accelerate", "bitsandbytes", "modelopt")
+
+# Not in __all__: `from loadstone import *` shadows no library and nothing of Python's own.
+_NOT_STARRED = (*_ADAPTERS, "open")
 
 __all__ = [
     "Audit",
@@ -55,7 +61,9 @@ __all__ = [
     "FilledWarning",
     "Finding",
     "FormatError",
+    "LazyTensor",
     "LoadError",
+    "OpenCheckpoint",
     "Plan",
     "PlanError",
     "PlannedTarget",
@@ -66,23 +74,19 @@ __all__ = [
     "Source",
     "TensorInfo",
     "__version__",
-    "accelerate",
     "audit",
-    "bitsandbytes",
     "convert",
     "dequantize",
-    "diffusers",
     "inspect",
     "load",
-    "modelopt",
+    "load_file",
     "patch",
     "plan",
     "quantize",
+    "safe_open",
     "save_recipes",
     "save_skeleton",
     "skeleton",
-    "torch",
-    "transformers",
 ]
 
 
@@ -97,4 +101,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_NOT_STARRED]

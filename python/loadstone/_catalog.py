@@ -7,11 +7,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from loadstone import _core
+from loadstone import _core, _hub
+from loadstone._errors import make
 
 Checkpoint = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]]
+
+_RANK_MAX = 8
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,19 @@ class EncodingTotal:
 
 
 class Catalog:
-    """Names, encodings, shapes and byte ranges of a checkpoint. Immutable."""
+    """Names, encodings, shapes and byte ranges of a checkpoint. Immutable.
 
-    def __init__(self, core: _core.Catalog) -> None:
+    It is pickled as the paths that were opened: whoever unpickles it reads the headers again, and
+    other tensors than before are refused (``io.changed``).
+    """
+
+    def __init__(self, core: _core.Catalog, opened: tuple[Any, ...] = ()) -> None:
         self._core = core
+        self._opened = opened  # the arguments of open_checkpoint()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        opened = self._opened or (self.shards, True, _RANK_MAX)
+        return _reopened, (*opened, self.digest())
 
     @cached_property
     def tensors(self) -> dict[str, TensorInfo]:
@@ -116,7 +129,9 @@ def inspect(path: Checkpoint, *, allow_links: bool = False, gguf_rank_max: int =
 
     Args:
         path: a file, a folder (with or without an index), an index, a glob pattern, the first part
-            of a split GGUF, or a list of files that together are one checkpoint.
+            of a split GGUF, or a list of files that together are one checkpoint. A hub id
+            (``org/name``, ``org/name/file.gguf``) where no such path exists: what the local cache
+            of the hub holds, offline.
         allow_links: follow links that leave the folder (those into the ``blobs`` of a hub cache are
             followed always).
         gguf_rank_max: most dims of a GGUF tensor. ggml knows 4; files of video models have tensors
@@ -128,5 +143,16 @@ def inspect(path: Checkpoint, *, allow_links: bool = False, gguf_rank_max: int =
         LoadError: the path does not exist or cannot be read.
     """
     paths = [path] if isinstance(path, str | bytes | os.PathLike) else path
-    names = [os.fsdecode(each) for each in paths]
-    return Catalog(_core.open_checkpoint(names, allow_links, gguf_rank_max))
+    names = [_hub.local_path(os.fsdecode(each)) for each in paths]
+    absolute = [str(Path(name).absolute()) for name in names]
+    opened = (absolute, allow_links, gguf_rank_max)
+    return Catalog(_core.open_checkpoint(names, allow_links, gguf_rank_max), opened)
+
+
+def _reopened(paths: list[str], allow_links: bool, gguf_rank_max: int, digest: str) -> Catalog:
+    catalog = inspect(paths, allow_links=allow_links, gguf_rank_max=gguf_rank_max)
+    found = catalog.digest()
+    if found != digest:
+        message = "the checkpoint is not the one that was pickled"
+        raise make("io.changed", message, path=paths[0], found=found, expected=digest)
+    return catalog

@@ -58,3 +58,21 @@ def dtype_name(dtype: torch.dtype) -> str:
         return _by_dtype()[dtype]
     except KeyError:
         raise make("plan.dtype", "no checkpoint holds this dtype", found=str(dtype)) from None
+
+
+def dtype_argument(dtype: object) -> str:
+    """The name for what a caller calls a dtype: ``torch.bfloat16``, ``"bfloat16"`` or ``"BF16"``.
+
+    Raises:
+        PlanError: nothing is called so (``plan.dtype``).
+    """
+    text = str(dtype).removeprefix("torch.")
+    for name, attribute in _TORCH_NAMES.items():
+        if text == attribute or text.upper() == name:
+            return name
+    raise make("plan.dtype", "there is no such dtype", field="dtype", found=str(dtype))
+
+
+def is_floating(name: str) -> bool:
+    """Whether a dtype by its safetensors name is of floating-point numbers."""
+    return name.startswith(("F", "BF"))

@@ -89,6 +89,17 @@ class NoMemoryError(LoadError, MemoryError):
     """A :class:`LoadError` of memory (codes ``memory.*``)."""
 
 
+class MissingTensorError(PlanError, KeyError):
+    """A name that the checkpoint does not have; the message lists the nearest ones."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError would show it with quotes
+
+
+class TensorIndexError(PlanError, IndexError):
+    """An index that is outside a tensor of a checkpoint, or a slice that cannot be read."""
+
+
 class AuditError(Error):
     """A tensor without a value, or with a value whose origin is not known."""
 
@@ -104,6 +115,8 @@ _AREAS: dict[str, type[Error]] = {
     "pt": FormatError,
     "q": FormatError,
     "format": FormatError,
+    "open": PlanError,
+    "save": PlanError,
     "plan": PlanError,
     "skeleton": PlanError,
     "audit": AuditError,
@@ -116,6 +129,8 @@ _CODES: dict[str, type[Error]] = {
     "io.not_found": MissingFileError,
     "io.denied": DeniedError,
     "ix.missing_shard": MissingShardError,
+    "open.index": TensorIndexError,
+    "open.name": MissingTensorError,
 }
 
 

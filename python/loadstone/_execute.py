@@ -210,7 +210,7 @@ def account(plan: Plan, model: Any, core: _core.Report) -> Report:
         plan._units.account(model, provenance)
     slots = walk(model)
     for slot in slots:
-        if slot.may_be_kept and slot.name not in provenance:
+        if (slot.may_be_kept or slot.name in plan._kept) and slot.name not in provenance:
             provenance[slot.name] = _kept(slot)
     report = Report(
         provenance=provenance,
@@ -228,14 +228,20 @@ def _kept(slot: TensorSlot) -> Provenance:
     tensor = slot.tensor
     dtype = dtype_name(tensor.dtype) if has_name(tensor.dtype) else str(tensor.dtype)
     place = (str(tensor.device), dtype, () if tensor.is_nested else tuple(tensor.shape))
-    reason = slot.obstacle or "it is not in the model's tree of modules"
+    outside = "it is not in the model's tree of modules"
+    absent = "the checkpoint lacks it, and it keeps the model's value"
+    reason = slot.obstacle or (outside if slot.may_be_kept else absent)
     return Provenance(slot.name, "kept", slot.kind, "none", (), *place, reason=reason)
 
 
 def _slots(plan: Plan, model: Any) -> list[TensorSlot]:
     """The model's tensors in the plan's order; the model must still be the planned one."""
     names = {target.name for target in plan.targets}
-    slots = [slot for slot in walk(model) if slot.name in names or not slot.may_be_kept]
+    slots = [
+        slot
+        for slot in walk(model)
+        if slot.name in names or not (slot.may_be_kept or slot.name in plan._kept)
+    ]
     if plan._units is not None:
         slots = plan._units.slots(slots)
     found = [(slot.name, tuple(slot.tensor.shape)) for slot in slots]

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from loadstone import _core
 from loadstone._errors import make
+
+MODES = _core.DEVICE_MAP_MODES
 
 _UNITS = {
     "": 1,
@@ -55,3 +58,14 @@ def capacities(
     if max_memory is not None:
         return [(device_name(device), byte_count(size)) for device, size in max_memory.items()]
     return list(available_memory().items()) if computed else []
+
+
+def device_map_entries(device_map: Any) -> tuple[str, list[tuple[str, str]]]:
+    """How a map is computed (``""``: it is given), and its modules with their devices."""
+    if device_map is None:
+        return "", []
+    if isinstance(device_map, str) and device_map in MODES:
+        return device_map, []
+    if isinstance(device_map, Mapping):
+        return "", [(path, device_name(device)) for path, device in device_map.items()]
+    return "", [("", device_name(device_map))]

@@ -27,6 +27,8 @@ class Needs:
     keep_candidates: frozenset[str] = frozenset()
     overlapping: list[Region] = field(default_factory=list)
     forms: dict[str, tuple[Any, str]] = field(default_factory=dict)  # dtype and tie of each tensor
+    real: frozenset[str] = frozenset()  # tensors that have memory
+    kept: frozenset[str] = frozenset()  # tensors that were taken out and keep their values
 
     def overlaps(self, plan: Plan) -> list[_core.Finding]:
         """Findings about the model's tensors that share memory, and that the plan writes to."""
@@ -40,7 +42,9 @@ class Needs:
         kept = absent & self.keep_candidates
         if not kept:
             return False
+        before = {row[0] for row in self.rows}
         self.rows = [row for row in self.rows if row[0] not in kept and row[4] not in kept]
+        self.kept = frozenset(before - {row[0] for row in self.rows})
         some = ", ".join(sorted(kept)[:5]) + (", ..." if len(kept) > 5 else "")
         self.findings.append(
             _core.Finding(
@@ -48,7 +52,7 @@ class Needs:
                 "plan.kept",
                 min(kept),
                 [],
-                f"tensors of modules that are not registered keep their values: {some}",
+                f"tensors that the checkpoint lacks keep the model's values: {some}",
             )
         )
         return True
@@ -78,7 +82,8 @@ def needs_of(model: Any) -> Needs:
     candidates = frozenset(slot.name for slot in slots if slot.may_be_kept)
     found = findings + _in_place(slots)
     forms = {slot.name: (slot.tensor.dtype, slot.tie_of or "") for slot in slots}
-    return Needs(rows, model, found, values, candidates, overlapping(slots), forms)
+    real = frozenset(slot.name for slot in slots if not slot.tensor.is_meta)
+    return Needs(rows, model, found, values, candidates, overlapping(slots), forms, real)
 
 
 def _obstacle(slot: TensorSlot) -> _core.Finding:

@@ -7,7 +7,6 @@ import functools
 import importlib
 import json
 import os
-import re
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +18,11 @@ from typing import TYPE_CHECKING, Any
 from loadstone import _core, _machine, _modules
 from loadstone._catalog import Checkpoint, inspect
 from loadstone._errors import Error, make
-from loadstone._needs import needs_of
+from loadstone._needs import Needs, needs_of
+from loadstone._policies import missing_policies, runs_initialisers
+from loadstone._prefix import DEFAULT_PREFIXES, stripping_rules
 from loadstone._report import listed_errors
+from loadstone._sites import sites_of
 from loadstone._text import read_text
 from loadstone._traced import Traced
 from loadstone._turns import in_turn_with
@@ -32,11 +34,6 @@ if TYPE_CHECKING:
 
 # Libraries whose conversion code can be asked for recipes.
 TRACED = ("transformers", "diffusers")
-
-# For what the checkpoint lacks.
-POLICIES = _core.MISSING_POLICIES
-
-MODES = _core.DEVICE_MAP_MODES
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,8 @@ class PlannedTarget:
 class Plan:
     """One recipe, one placement and one origin for every tensor; findings; predicted memory.
 
-    Made by :func:`loadstone.plan` or :meth:`Plan.load`. Holds the model weakly.
+    Made by :func:`loadstone.plan` or :meth:`Plan.load`. Holds the model weakly. Unpickled it is
+    checked against the shards, and :meth:`execute` needs ``model=``, as after :meth:`Plan.load`.
     """
 
     def __init__(
@@ -113,10 +111,12 @@ class Plan:
         constructor_values: Mapping[str, Any] | None = None,
         units: Units | None = None,
         forms: Mapping[str, tuple[Any, str]] | None = None,
+        kept: frozenset[str] = frozenset(),
     ) -> None:
         self._core = core
         self._units = units
         self._forms = dict(forms or {})  # dtype and tie of each tensor of the model, when planned
+        self._kept = kept  # tensors of the model that are no targets: they keep their values
         self._model = weakref.ref(model) if model is not None else None
         self._constructor_values = dict(constructor_values or {})
 
@@ -239,6 +239,11 @@ class Plan:
         )
         return cls(core)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._units is not None:
+            raise TypeError("a plan that fills modules of bitsandbytes is tied to its model")
+        return _unpickled, (self.to_json(), str(Path.cwd()), self._core.offload_folder)
+
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as one self-contained page."""
         Path(path).write_text(self._core.to_html(), encoding="utf-8")
@@ -249,6 +254,12 @@ class Plan:
     def __repr__(self) -> str:
         errors = sum(finding.severity == "error" for finding in self.findings)
         return f"Plan({len(self.targets)} targets, {self.bytes_to_read} bytes, {errors} errors)"
+
+
+def _unpickled(text: str, folder: str, offload_folder: str) -> Plan:
+    """A plan as :meth:`Plan.load` reads it: checked against the shards, and without a model."""
+    root = str(Path(folder, json.loads(text)["root"]))
+    return Plan(_core.plan_from_json(text, root=root, offload_folder=offload_folder))
 
 
 def plan(
@@ -263,6 +274,8 @@ def plan(
     offload_folder: str | os.PathLike[str] | None = None,
     missing: str | Mapping[str, str] = "error",
     unexpected: str = "warn",
+    strict: bool | None = None,
+    strip_prefix: Sequence[str] = DEFAULT_PREFIXES,
     staging_bytes_max: int = _core.STAGING_BYTES_MAX,
     threads: int | None = None,
     allow_non_finite: bool = False,
@@ -289,7 +302,15 @@ def plan(
         offload_folder: where tensors placed on ``"disk"`` go.
         missing: ``"error"``, ``"initialise"`` (the module's own initialiser) or ``"zeros"``; or
             regular expressions of whole names with one of these each, where all else is an error.
+            (``"initialize"`` is the same as ``"initialise"``.)
         unexpected: ``"warn"``, ``"error"`` or ``"ignore"``.
+        strict: in the place of both, as for ``load_state_dict``. ``True``: what is missing or
+            unexpected is an error. ``False``: tensors with memory that the checkpoint lacks keep
+            their values (origin ``kept``), and what is unexpected is ignored; what would stay on
+            meta is an error.
+        strip_prefix: taken from the front of the checkpoint's names where all of them have it and
+            the model's have not, after ``rules``, and not from traced ones. Where some have it, a
+            finding (``plan.prefix``) gives the rule to use. ``()``: names are left alone.
         staging_bytes_max: memory for bytes under way, beside the model's own. A load that
             quantizes takes one of its windows at least (of FP8 blocks: 128 rows), which
             ``peak_bytes`` counts.
@@ -305,10 +326,16 @@ def plan(
         Error: arguments that mean nothing (``plan.options``, ``plan.rules``). What is wrong between
             model and checkpoint is never raised here: it is in ``findings``.
     """
+    if strict is not None:
+        if missing != "error" or unexpected != "warn":
+            message = "strict stands for missing and unexpected; pass it, or these"
+            raise make("plan.options", message, field="strict", found=str(strict))
+        unexpected = "error" if strict else "ignore"
     catalog = inspect(checkpoint, allow_links=allow_links)
     is_traced = isinstance(rules, str)
     traced = _trace(rules, model, catalog, dtype) if isinstance(rules, str) else None
-    if quantize is not None or "bitsandbytes" in sys.modules:
+    holds_units = "bitsandbytes" in sys.modules and not sites_of("bitsandbytes").lacking()
+    if quantize is not None or holds_units:
         traced = _with_units(traced, model, catalog, dtype, quantize)
     made = make_plan(
         model,
@@ -321,6 +348,8 @@ def plan(
         offload_folder=offload_folder,
         missing=missing,
         unexpected=unexpected,
+        keeps_real=strict is False,
+        strip_prefix=strip_prefix,
         staging_bytes_max=staging_bytes_max,
         threads=threads,
         allow_non_finite=allow_non_finite,
@@ -364,6 +393,8 @@ def make_plan(
     allow_non_finite: bool = True,
     initialises: bool = False,
     quantize: Mapping[str, Quantization] | None = None,
+    keeps_real: bool = False,
+    strip_prefix: Sequence[str] = (),
     **options: Any,
 ) -> Plan:
     """:func:`plan` for a checkpoint that is open, with recipes that an adapter worked out.
@@ -373,6 +404,7 @@ def make_plan(
             :class:`loadstone._execute.Parts`, and makes of them what the model needs.
         allow_non_finite: the libraries quantize NaN without a word, so scripts do not stop for it.
         initialises: the caller has initialisers of its own for what is missing.
+        keeps_real: what is missing and has memory keeps its value.
         options: for the core as they are: ``mmap`` ..., and ``allows_unknown_modules``: entries of
             the device map that name nothing of the model are a warning, as for libraries that
             pass over them, and no error.
@@ -381,12 +413,13 @@ def make_plan(
     units = traced.units
     needs.rows = [traced.row(row) for row in needs.rows]
     if units is not None:
-        needs.rows, dtype = units.rows(needs.rows), units.dtype_left(dtype)
-        needs.findings = [f for f in needs.findings if not units.is_state(f.target)]
-        needs.findings += units.findings
+        dtype = _take_over(units, needs, dtype)
         quantize = {**(quantize or {}), **units.quantize}
     needs.findings += traced.findings + traced.unexpected_findings(unexpected)
-    mode, entries = _device_map(device_map)
+    needs.keep_candidates |= needs.real if keeps_real else frozenset()
+    if strip_prefix and traced.recipes is None:
+        rules = _with_stripping(rules, catalog, needs, strip_prefix)
+    mode, entries = _machine.device_map_entries(device_map)
     default, policies = missing_policies(missing, [row[0] for row in needs.rows])
     make_core = functools.partial(
         _core.make_plan,
@@ -415,39 +448,42 @@ def make_plan(
     if needs.keep_candidates and needs.leave_kept(core):
         policies = missing_policies(missing, [row[0] for row in needs.rows])[1]
         core = make_core(targets=needs.rows, missing_of=policies)
-    if units is not None:
-        needs.findings += units.misplaced(core.targets())
-    if needs.module is not None and not initialises and _initialises(default, policies):
-        from loadstone import _initialise
-
-        needs.findings += _initialise.findings(core, needs.module)
+    may_initialise = not initialises and runs_initialisers(default, policies)
+    needs.findings += _of_the_plan(core, needs, units, may_initialise)
     core.add_findings(needs.findings)
-    made = Plan(core, needs.module, needs.constructor_values, units, needs.forms)
+    made = Plan(core, needs.module, needs.constructor_values, units, needs.forms, needs.kept)
     core.add_findings(needs.overlaps(made))
     return made
 
 
-def missing_policies(
-    missing: str | Mapping[str, str], names: list[str]
-) -> tuple[str, list[tuple[str, str]]]:
-    """The policy for all, and those for single targets. The first pattern that matches wins."""
-    chosen = {missing} if isinstance(missing, str) else set(map(str, missing.values()))
-    for policy in chosen - set(POLICIES):
-        known = ", ".join(POLICIES)
-        raise make("plan.options", "no such policy", field="missing", found=policy, expected=known)
-    if isinstance(missing, str):
-        return missing, []
-    try:
-        patterns = [(re.compile(pattern), policy) for pattern, policy in missing.items()]
-    except (re.error, TypeError) as reason:
-        found = str(getattr(reason, "pattern", None) or list(missing))
-        raise make("plan.options", f"no pattern: {reason}", field="missing", found=found) from None
-    matched = ((name, next((p for r, p in patterns if r.fullmatch(name)), None)) for name in names)
-    return "error", [(name, policy) for name, policy in matched if policy is not None]
+def _of_the_plan(
+    core: _core.Plan, needs: Needs, units: Units | None, may_initialise: bool
+) -> list[_core.Finding]:
+    """What can be said once it is known where tensors go, and which are missing."""
+    findings = units.misplaced(core.targets()) if units is not None else []
+    if needs.module is not None and may_initialise:
+        from loadstone import _initialise
+
+        findings = [*findings, *_initialise.findings(core, needs.module)]
+    return findings
 
 
-def _initialises(default: str, policies: list[tuple[str, str]]) -> bool:
-    return "initialise" in (default, *(policy for _, policy in policies))
+def _take_over(units: Units, needs: Needs, dtype: Any) -> Any:
+    """Gives the units the targets that are theirs; the dtype for all others."""
+    needs.rows = units.rows(needs.rows)
+    needs.findings = [f for f in needs.findings if not units.is_state(f.target)]
+    needs.findings += units.findings
+    return units.dtype_left(dtype)
+
+
+def _with_stripping(
+    rules: Any, catalog: Catalog, needs: Needs, prefixes: Sequence[str]
+) -> list[Mapping[str, Any]]:
+    """The rules, and behind them one that takes away a prefix that all names have."""
+    targets = [row[0] for row in needs.rows]
+    stripping, findings = stripping_rules(catalog.encodings(), targets, prefixes)
+    needs.findings += findings if stripping or not rules else []
+    return [*(rules or ()), *stripping]
 
 
 def _trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> Traced:
@@ -460,13 +496,3 @@ def _trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> Traced:
     adapter = importlib.import_module(f"loadstone.{library}")
     traced: Traced = adapter.trace(model, catalog, dtype=dtype)
     return traced
-
-
-def _device_map(device_map: Any) -> tuple[str, list[tuple[str, str]]]:
-    if device_map is None:
-        return "", []
-    if isinstance(device_map, str) and device_map in MODES:
-        return device_map, []
-    if isinstance(device_map, Mapping):
-        return "", [(path, _machine.device_name(device)) for path, device in device_map.items()]
-    return "", [("", _machine.device_name(device_map))]

@@ -29,9 +29,10 @@ from loadstone._accelerate import checkpoint as files
 from loadstone._accelerate import offload, planning
 from loadstone._catalog import inspect as open_catalog
 from loadstone._errors import make
+from loadstone._machine import MODES
 from loadstone._patch import Hook, Hooks, gated, suspended
 from loadstone._placement import expanded
-from loadstone._plan import MODES, Plan
+from loadstone._plan import Plan
 from loadstone._report import Report
 from loadstone._skeleton_walk import walk
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from loadstone._errors import make
+from loadstone._machine import MODES
 from loadstone._placement import (
     DeviceMap,
     align_what_hooks_bring,
@@ -22,7 +23,6 @@ from loadstone._placement import (
     require_device,
     require_paths,
 )
-from loadstone._plan import MODES
 
 
 class Placing:

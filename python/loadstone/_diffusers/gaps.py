@@ -15,7 +15,7 @@ from loadstone._diffusers.checkpoint import Checkpoint
 from loadstone._diffusers.expected import expected_keys, prefix
 from loadstone._diffusers.supplements import supplements
 from loadstone._dtypes import dtype_name
-from loadstone._plan import missing_policies
+from loadstone._policies import missing_policies
 from loadstone._report import human_bytes
 from loadstone._traced import Traced
 from loadstone.tracing._absent import AbsentSymbol, leaves

@@ -51,9 +51,9 @@ from loadstone._diffusers.quantized import (
 )
 from loadstone._diffusers.supplements import supplement
 from loadstone._errors import PlanError, make
+from loadstone._machine import MODES
 from loadstone._patch import Hook, Hooks, gated, held
 from loadstone._placement import expanded, gathered, require_paths
-from loadstone._plan import MODES
 from loadstone._torch_state import constructing, in_turn, ordinary_tensors, skeleton_in_turn
 from loadstone.peft import with_adapters
 

@@ -1,0 +1,58 @@
+"""What wrappers put before every name: ``module.`` of DataParallel, ``_orig_mod.`` of compile."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from loadstone import _core
+
+DEFAULT_PREFIXES = ("module.", "_orig_mod.")
+
+
+def stripping_rules(
+    names: Collection[str], targets: Collection[str], prefixes: Iterable[str]
+) -> tuple[list[dict[str, Any]], list[_core.Finding]]:
+    """The rule that takes a prefix from all names of a checkpoint, and what is to say about it.
+
+    A prefix goes only where every name has it (several after each other, too), and where no tensor
+    of the model is called so. Where some names have it, a finding gives the rule to use.
+
+    Args:
+        names: of the checkpoint's tensors.
+        targets: of the model's tensors.
+    """
+    prefixes = [prefix for prefix in prefixes if prefix]
+    common = ""
+    while names:
+        longer = (common + each for each in prefixes)
+        found = next((each for each in longer if all(n.startswith(each) for n in names)), None)
+        if found is None:
+            break
+        common = found
+    if common and not any(target.startswith(common) for target in targets):
+        message = f"every name of the checkpoint begins with '{common}', which is taken away"
+        return [_rule(common)], [_core.Finding("info", "plan.prefix", "", [], message)]
+    return [], [] if common else list(_partial(names, frozenset(targets), prefixes))
+
+
+def _rule(prefix: str) -> dict[str, Any]:
+    return {"op": "rename", "sources": [re.escape(prefix) + "(.*)"], "targets": ["$1"]}
+
+
+def _partial(
+    names: Collection[str], targets: frozenset[str], prefixes: Iterable[str]
+) -> Iterable[_core.Finding]:
+    for prefix in prefixes:
+        some = [name for name in names if name.startswith(prefix)]
+        wanted = [name for name in some if name not in targets]
+        wanted = [name for name in wanted if name.removeprefix(prefix) in targets]
+        if wanted:
+            message = (
+                f"{len(some)} of {len(names)} names of the checkpoint begin with '{prefix}', so it "
+                "is not taken away"
+            )
+            advice = f"Pass rules={json.dumps([_rule(prefix)])}."
+            yield _core.Finding("warning", "plan.prefix", "", wanted[:8], message, advice)

@@ -1,0 +1,325 @@
+"""Tensors of a checkpoint read by the core, whole, in boxes or all in one pass."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from loadstone import _core
+from loadstone._dtypes import is_dtype, is_floating
+from loadstone._errors import Error, make
+from loadstone._index import Selection, whole
+
+if TYPE_CHECKING:
+    import torch
+
+    from loadstone._catalog import Catalog, TensorInfo
+
+# Reads of fewer bytes are not worth a second thread.
+ONE_THREAD_BYTES = 8 << 20
+# Tensors for another device pass through host memory in groups of at most about this size.
+GROUP_BYTES = 256 << 20
+# Names that an error lists.
+NEAREST_MAX = 3
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor as callers see it: numbers, or what stands in the file.
+
+    Attributes:
+        encoding: a dtype by its safetensors name, a block format (``"Q4_K"``) or the name of a
+            quantized encoding (``"nf4"``).
+        shape: of the numbers.
+        dtype: in which a read gives it if nothing else is wanted.
+        is_decoded: its numbers are computed from components.
+        components: names in the file by role; ``{"data": name}`` where one tensor is all.
+        stored_bytes: of all components in the file.
+    """
+
+    name: str
+    encoding: str
+    shape: tuple[int, ...]
+    dtype: str
+    is_decoded: bool
+    components: Mapping[str, str]
+    stored_bytes: int
+
+
+class TensorReader:
+    """Reads the tensors of one catalog. Thread-safe.
+
+    Args:
+        decodes: quantized tensors are their numbers, and their components have no entries; else
+            each tensor of the file is an entry, as it is there (blocks are numbers always).
+    """
+
+    def __init__(self, catalog: Catalog, *, decodes: bool) -> None:
+        self.catalog = catalog
+        self._quantized = {row[3].get("data", row[0]): row for row in catalog._core.quantized()}
+        self.entries = {entry.name: entry for entry in self._entries(decodes)}
+        self._lock = threading.Lock()
+        self.bytes_read = 0
+
+    def entry(self, name: str) -> Entry:
+        """The tensor of a name.
+
+        Raises:
+            MissingTensorError: there is none (``open.name``).
+        """
+        try:
+            return self.entries[name]
+        except (KeyError, TypeError):
+            shards = self.catalog.shards
+            path = shards[0] if len(shards) == 1 else self.catalog._core.root
+            raise _unknown(str(name), self.entries, path) from None
+
+    def read(
+        self, entry: Entry, dtype: str, selection: Selection | None = None, device: str = "cpu"
+    ) -> torch.Tensor:
+        """A tensor, or a box of it, in memory of its own.
+
+        Args:
+            dtype: by its safetensors name.
+            selection: of the entry's shape; ``None``: all.
+        """
+        selection = selection or whole(entry.shape)
+        if selection.numel == 0 and not entry.is_decoded:
+            return _empty(selection.shape, dtype).to(device)
+        builder = _core.RecipeBuilder(self.catalog._core)
+        value = self._value(builder, entry, dtype)
+        for dim, (begin, count, step) in enumerate(selection.ranges):
+            if (begin, count, step) != (0, entry.shape[dim], 1):
+                value = builder.slice(value, dim, begin, count, step)
+        tensor = _empty(builder.shape(value), dtype)
+        builder.add(entry.name, value)
+        rows = [_row(entry.name, builder.shape(value), dtype)]
+        if not entry.is_decoded:
+            rows += self._companions_of(entry, builder)
+        plan = _plan(self.catalog, rows, builder.finish())
+        self._execute(plan, [tensor, *[None] * (len(rows) - 1)], [dtype] * len(rows))
+        return tensor.view(_torch_shape(selection.shape, dtype)).to(device)
+
+    def read_all(self, dtypes: Mapping[str, str], device: str, threads: int) -> dict[str, Any]:
+        """Many tensors in one pass, in the order of the file.
+
+        Args:
+            dtypes: of each by its name.
+        """
+        entries = [self.entry(name) for name in dtypes]
+        rows = [_row(entry.name, entry.shape, dtypes[entry.name]) for entry in entries]
+        for entry in entries:
+            if entry.is_decoded and not entry.shape:  # codes that are missing have no shape
+                _core.RecipeBuilder(self.catalog._core).numbers(
+                    self.catalog._core, entry.name, "F32"
+                )
+        plan = _plan(self.catalog, rows)
+        tensors: dict[str, Any] = {}
+        for group in _groups(entries) if device != "cpu" else [set(dtypes)]:
+            made = {
+                entry.name: _empty(entry.shape, dtypes[entry.name])
+                for entry in entries
+                if entry.name in group
+            }
+            places = [made.get(entry.name) for entry in entries]
+            self._execute(plan, places, list(dtypes.values()), threads)
+            tensors.update({name: tensor.to(device) for name, tensor in made.items()})
+        return tensors
+
+    def components(self, entry: Entry) -> dict[str, Any]:
+        """What stands in the file for a tensor, by role; blocks are bytes of rows."""
+        shapes = {}
+        for name in entry.components.values():
+            info = self.catalog.tensors[name]
+            blocks = not is_dtype(info.encoding) and info.encoding != "F4"
+            shapes[name] = (_block_shape(info), "U8") if blocks else (info.shape, info.encoding)
+        plan = _plan(self.catalog, [_row(name, *shape) for name, shape in shapes.items()])
+        made = {name: _empty(*shape) for name, shape in shapes.items()}
+        self._execute(plan, list(made.values()), [dtype for _, dtype in shapes.values()])
+        return {role: made[name] for role, name in entry.components.items()}
+
+    def _entries(self, decodes: bool) -> Iterator[Entry]:
+        tensors = self.catalog.tensors
+        hidden = set(self.catalog._core.companions()) if decodes else set()
+        for name, info in tensors.items():
+            row = self._quantized.get(name) if decodes else None
+            if row is not None:
+                yield self._quantized_entry(row, info.shape)
+            elif name not in hidden:
+                blocks = not is_dtype(info.encoding) and not info.encoding.startswith(("F4", "F6"))
+                dtype = "F32" if blocks else info.encoding
+                yield Entry(
+                    name, info.encoding, info.shape, dtype, blocks, {"data": name}, info.nbytes
+                )
+        if decodes:
+            for row in self._quantized.values():
+                if "data" not in row[3]:
+                    yield self._quantized_entry(row, ())
+
+    def _quantized_entry(self, row: tuple[Any, ...], shape: tuple[int, ...]) -> Entry:
+        name, encoding, numbers_shape, components = row
+        stored = sum(self.catalog.tensors[each].nbytes for each in components.values())
+        shape = shape if numbers_shape is None else numbers_shape
+        return Entry(name, encoding or "unknown", shape, "F32", True, components, stored)
+
+    def _value(self, builder: _core.RecipeBuilder, entry: Entry, dtype: str) -> int:
+        try:
+            if entry.is_decoded:
+                return builder.numbers(self.catalog._core, entry.name, dtype)
+            source = builder.source(entry.name)
+            return source if dtype == entry.dtype else builder.cast(source, dtype)
+        except Error as error:
+            if error.code != "plan.recipe":
+                raise
+            message = "there is no cast between these"
+            found = entry.dtype if not entry.is_decoded else f"numbers of {entry.encoding}"
+            raise make(
+                "plan.dtype", message, tensor=entry.name, found=found, expected=dtype
+            ) from error
+
+    def _companions_of(self, entry: Entry, builder: _core.RecipeBuilder) -> list[Any]:
+        """Targets for what gives codes their meaning: a plan refuses codes without it."""
+        row = self._quantized.get(entry.name)
+        rows = []
+        for name in set(row[3].values()) - {entry.name} if row is not None else ():
+            info = self.catalog.tensors[name]
+            builder.add(name, builder.source(name))
+            rows.append(_row(name, info.shape, info.encoding))
+        return rows
+
+    def _execute(
+        self,
+        plan: _core.Plan,
+        tensors: Sequence[Any],
+        dtypes: Sequence[str],
+        threads: int = 0,
+    ) -> None:
+        plan.require_ok()
+        places = [_destination(tensor, d) for tensor, d in zip(tensors, dtypes, strict=True)]
+        if threads == 0 and sum(size for _, size, _ in places) < ONE_THREAD_BYTES:
+            threads = 1
+        report = _core.execute(plan, places, threads, partial=None in tensors)
+        with self._lock:
+            self.bytes_read += report.work()["bytes_read"]
+
+
+def wanted_dtype(entry: Entry, dtype: str | None) -> str:
+    """The dtype for all tensors together: floating-point numbers get it, others stay."""
+    return dtype if dtype and is_floating(entry.dtype) else entry.dtype
+
+
+def device_argument(device: Any) -> str:
+    """A device by its name in torch.
+
+    Raises:
+        PlanError: torch does not have it here, or it is ``"meta"``, which holds no values
+            (``plan.options``).
+    """
+    if str(device) == "cpu":
+        return "cpu"
+    import torch
+
+    try:
+        made = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError, ValueError) as reason:
+        text = str(reason).partition("\n")[0]
+        raise make(
+            "plan.options", f"no such device: {text}", field="device", found=str(device)
+        ) from None
+    if made.type == "meta":
+        raise make(
+            "plan.options",
+            "tensors on meta hold no values; shapes and dtypes are those of the lazy tensors",
+            field="device",
+            found="meta",
+        )
+    return str(made)
+
+
+def _unknown(name: str, names: Iterable[str], path: str) -> Error:
+    """The error for a name that is none, with the nearest ones."""
+    leaf = name.rpartition(".")[2]
+    known = list(names)
+    pool = [each for each in known if each.rpartition(".")[2] == leaf] or known
+    nearest = difflib.get_close_matches(name, pool[:2000], NEAREST_MAX, cutoff=0.5)
+    expected = " or ".join(nearest) if nearest else f"one of {len(known)} names, see keys()"
+    message = "the checkpoint has no tensor of this name"
+    return make("open.name", message, path=path, tensor=name, expected=expected)
+
+
+def _row(name: str, shape: Sequence[int], dtype: str) -> tuple[Any, ...]:
+    return name, tuple(shape), dtype, "parameter", "", False
+
+
+def _plan(
+    catalog: Catalog, rows: list[tuple[Any, ...]], recipes: _core.Recipes | None = None
+) -> _core.Plan:
+    """A plan for exactly these targets."""
+    return _core.make_plan(
+        catalog._core,
+        rows,
+        values_known=False,
+        rules="",
+        dtype="",
+        device_map_mode="",
+        device_map=[],
+        max_memory=[],
+        no_split_modules=[],
+        offload_folder="",
+        missing="error",
+        unexpected="ignore",
+        staging_bytes_max=64 << 20,
+        threads=0,
+        allow_non_finite=True,
+        mmap=False,
+        recipes=recipes,
+        knows_all_sources=recipes is not None,
+    )
+
+
+def _groups(entries: list[Entry]) -> Iterator[set[str]]:
+    group: set[str] = set()
+    size = 0
+    for entry in entries:
+        nbytes = 4 * math.prod(entry.shape)
+        if group and size + nbytes > GROUP_BYTES:
+            yield group
+            group, size = set(), 0
+        group.add(entry.name)
+        size += nbytes
+    if group:
+        yield group
+
+
+def _block_shape(info: TensorInfo) -> tuple[int, ...]:
+    """Of the bytes: rows as they are, each of so many bytes."""
+    rows = math.prod(info.shape[:-1])
+    return (*info.shape[:-1], info.nbytes // rows if rows else 0)
+
+
+def _torch_shape(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
+    """torch has two F4 numbers in one element."""
+    if dtype != "F4" or not shape:
+        return tuple(shape)
+    return (*shape[:-1], shape[-1] // 2)
+
+
+def _empty(shape: Sequence[int], dtype: str) -> torch.Tensor:
+    from loadstone import torch as memory
+
+    if dtype != "F4":
+        return memory.empty(tuple(shape), dtype)
+    import torch
+
+    pairs = memory.empty(_torch_shape(shape, dtype), "U8")
+    return pairs.view(torch.float4_e2m1fn_x2)
+
+
+def _destination(tensor: Any, dtype: str) -> tuple[int, int, str]:
+    if tensor is None:
+        return 0, 0, "U8"
+    return tensor.data_ptr(), tensor.nbytes, dtype
