@@ -183,7 +183,7 @@ def test_without_a_keyword_nothing_is_entered(
     monkeypatch.setattr(
         owner, name, staticmethod(stand_in) if isinstance(owner, type) else stand_in
     )
-    require_refused(library, f"{site}({parameter})")
+    require_refused(library, f"{site}({parameter}")
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -386,18 +386,20 @@ Budget Needs::budget(const BudgetLimits& limits) const {
 
 Budget load_budget(const Plan& plan, const Needs& needs, unsigned threads,
                    std::uint64_t chunk_bytes) {
-  const Budget promised =
-      needs.budget({.threads = plan.threads, .bytes_max = plan.staging_bytes_max});
-  const Budget wished = needs.budget(
-      {.threads = threads, .bytes_max = plan.staging_bytes_max, .chunk_bytes = chunk_bytes});
-  const bool is_kept =
-      wished.threads * wished.thread_bytes() <= promised.threads * promised.thread_bytes() &&
-      wished.held_bytes <= promised.held_bytes;
-  if (is_kept) return wished;
-  return needs.budget({.threads = threads,
-                       .bytes_max = promised.threads * promised.thread_bytes(),
-                       .held_bytes_max = promised.held_bytes,
-                       .chunk_bytes = chunk_bytes});
+  Budget promised = needs.budget({.threads = plan.threads, .bytes_max = plan.staging_bytes_max});
+  const std::uint64_t promise = needs.bytes_under_way(promised);
+  // More threads may take more in all: then each has less, or there are fewer.
+  for (unsigned count = threads; count > 0; --count) {
+    for (const std::uint64_t bytes : {plan.staging_bytes_max, promise}) {
+      const Budget wished = needs.budget({.threads = count,
+                                          .bytes_max = bytes,
+                                          .held_bytes_max = promised.held_bytes,
+                                          .chunk_bytes = chunk_bytes});
+      if (needs.bytes_under_way(wished) <= promise) return wished;
+    }
+  }
+  promised.threads = std::min(promised.threads, threads);
+  return promised;
 }
 
 std::uint64_t bytes_promised(const Plan& plan, const Needs& needs) {

@@ -150,13 +150,13 @@ class Sites:
         self._lacking = None
 
     def require(self) -> None:
-        """Raises the one error of a library that is not entered.
+        """Raises the one error of a library that is not entered. One that is not there says so.
 
         Raises:
             Error: ``plan.options``, which names the library, its version, the places and the
                 releases that were tested.
         """
-        if self.lacking():
+        if importlib.util.find_spec(self.library) is not None and self.lacking():
             raise self.refusal()
 
     def refusal(self) -> Error:
