@@ -274,6 +274,49 @@ def breaches(path: str, text: str) -> Iterator[Breach]:
         yield from rule(path, text)
 
 
+def imported(text: str, modules: set[str]) -> set[str]:
+    """Modules of the package that a file imports, wherever in it; types apart."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        for each in ast.iter_child_nodes(node):
+            is_for_types = isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING"
+            if is_for_types:
+                continue
+            if isinstance(each, ast.Import):
+                found.update(alias.name for alias in each.names)
+            elif isinstance(each, ast.ImportFrom):
+                inner = {f"{each.module}.{alias.name}" for alias in each.names}
+                found.update(inner & modules or {each.module or ""})
+            visit(each)
+
+    visit(ast.parse(text))
+    return found & modules
+
+
+def module_of(path: str) -> str:
+    return ".".join(Path(path).with_suffix("").parts[1:]).removesuffix(".__init__")
+
+
+def import_cycles(texts: dict[str, str]) -> Iterator[str]:
+    """Modules of the package that import one another, also by imports inside functions.
+
+    Args:
+        texts: by path, from the repository.
+    """
+    modules = {module_of(path): path for path in texts}
+    names = set(modules) - {"loadstone"}  # the public names: whoever asks for them is above
+    graph = {each: imported(texts[modules[each]], names) for each in names}
+    while True:  # what imports nothing that is left is in no cycle
+        leaves = {each for each, below in graph.items() if not below & graph.keys()}
+        if not leaves:
+            break
+        graph = {each: below for each, below in graph.items() if each not in leaves}
+    for each in sorted(graph):
+        others = ", ".join(sorted(graph[each] & graph.keys()))
+        yield f"{modules[each]}:1: imports in a circle: {others}"
+
+
 def files(root: Path) -> list[str]:
     """All files of the repository that people write, also before they are committed."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
@@ -283,13 +326,26 @@ def files(root: Path) -> list[str]:
     return [path for path in listed_files if not data.match(path) and (root / path).is_file()]
 
 
+def tree_breaches(root: Path) -> list[str]:
+    """All breaches of the repository, a line each."""
+    texts = {path: (root / path).read_text(encoding="utf-8") for path in files(root)}
+    package = {
+        path: text
+        for path, text in texts.items()
+        if path.startswith("python/loadstone/") and path.endswith(".py")
+    }
+    found = [
+        f"{path}:{line}: {message}"
+        for path, text in texts.items()
+        for line, message in sorted(breaches(path, text))
+    ]
+    return [*found, *import_cycles(package)]
+
+
 def main() -> int:
-    root = Path(__file__).resolve().parent.parent
-    found = 0
-    for path in files(root):
-        for line, message in sorted(breaches(path, (root / path).read_text(encoding="utf-8"))):
-            print(f"{path}:{line}: {message}")
-            found += 1
+    found = tree_breaches(Path(__file__).resolve().parent.parent)
+    for line in found:
+        print(line)
     return 1 if found else 0
 
 

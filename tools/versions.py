@@ -50,8 +50,10 @@ COHORTS = (
         HUB_1 + TOKENIZERS_022,
     ),
     Cohort("transformers", ("4.57.3",), HUB_0),
-    Cohort("diffusers", ("0.41.0", "0.40.0")),
-    Cohort("diffusers", ("0.39.0", "0.38.0", "0.37.1", "0.36.0", "0.35.2", "0.34.0"), HTTPX),
+    Cohort("diffusers", ("0.41.0",)),
+    Cohort(
+        "diffusers", ("0.40.0", "0.39.0", "0.38.0", "0.37.1", "0.36.0", "0.35.2", "0.34.0"), HTTPX
+    ),
     Cohort("accelerate", ("1.14.0", "1.13.0", "1.12.0", "1.11.0", "1.10.1", "1.8.1", "1.6.0")),
     Cohort("bitsandbytes", ("0.49.2", "0.48.2")),
     Cohort("modelopt", ("0.46.1", "0.45.0", "0.43.0"), package="nvidia-modelopt"),

@@ -52,10 +52,10 @@ def patiently(call: Callable[[], _Result]) -> _Result:
 
 def do_part(arguments: dict[str, Any], index: int, count: int) -> PartDone:
     """One task. Errors of loadstone's are handed back: another try would give the same."""
-    from loadstone._conversion import convert
+    import loadstone
 
     try:
-        report = patiently(lambda: convert(**arguments, part=(index, count)))
+        report = patiently(lambda: loadstone.convert(**arguments, part=(index, count)))
     except Error as error:
         return PartDone(index, error=error)
     sums = Counter({name: getattr(report, name) for name in SUMS})

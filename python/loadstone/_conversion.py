@@ -291,10 +291,10 @@ def save_recipes(
     Raises:
         PlanError: the checkpoint does not make the whole model; ``findings`` say what is missing.
     """
-    from loadstone._plan import _trace, make_plan
+    from loadstone._plan import make_plan, trace
 
     catalog = checkpoint if isinstance(checkpoint, Catalog) else _open(checkpoint, allow_links)
-    traced = _trace(rules, model, catalog, dtype)
+    traced = trace(rules, model, catalog, dtype)
     make_plan(model, catalog, traced).require_ok()
     if traced.recipes is None:
         raise make(

@@ -15,7 +15,6 @@ from loadstone import torch as memory
 from loadstone._audit import remember
 from loadstone._dtypes import dtype_name, has_name, torch_dtype
 from loadstone._errors import FilledWarning, make
-from loadstone._plan import Plan, PlannedTarget
 from loadstone._progress import ProgressCallback, shown
 from loadstone._report import Provenance, Report, filled_findings, human_bytes
 from loadstone._skeleton import recompute
@@ -23,6 +22,8 @@ from loadstone._skeleton_walk import TensorSlot, walk
 
 if TYPE_CHECKING:
     import torch
+
+    from loadstone._plan import Plan, PlannedTarget
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

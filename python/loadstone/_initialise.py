@@ -12,11 +12,13 @@ such a model again; else the plan refuses it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loadstone import _core
 from loadstone._errors import make
-from loadstone._plan import Plan
+
+if TYPE_CHECKING:
+    from loadstone._plan import Plan
 
 
 def findings(core: _core.Plan, model: Any) -> list[_core.Finding]:

@@ -28,6 +28,14 @@ def is_below(path: str, above: str) -> bool:
     return not above or path == above or path.startswith(f"{above}.")
 
 
+def device_of(name: str, device_map: Mapping[str, Any], default: Any = None) -> Any:
+    """The device of a tensor: that of the nearest module above it; ``default``: there is none."""
+    path = name
+    while path and path not in device_map:
+        path = path.rpartition(".")[0]
+    return device_map.get(path, default)
+
+
 def main_device(device_map: Mapping[str, Any]) -> Any:
     """Where what is offloaded is computed with: the first accelerator, else the cpu."""
     devices = device_map.values()

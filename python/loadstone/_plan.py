@@ -21,6 +21,7 @@ from loadstone._errors import Error, make
 from loadstone._needs import Needs, needs_of
 from loadstone._policies import missing_policies, runs_initialisers
 from loadstone._prefix import DEFAULT_PREFIXES, stripping_rules
+from loadstone._quantization import Quantization
 from loadstone._report import listed_errors
 from loadstone._sites import sites_of
 from loadstone._text import read_text
@@ -34,28 +35,6 @@ if TYPE_CHECKING:
 
 # Libraries whose conversion code can be asked for recipes.
 TRACED = ("transformers", "diffusers")
-
-
-@dataclass(frozen=True)
-class Quantization:
-    """How a tensor is quantized; see ``docs/formats/bitsandbytes.md`` and ``modelopt.md`` there.
-
-    Attributes:
-        encoding: ``"nf4"``, ``"fp8"``, ``"nvfp4"`` ...
-        dialect: whose bytes; ``""``: the encoding's first.
-        block_size: elements with one scale (nf4, fp4).
-        nested: whether the scales are quantized too (nf4, fp4).
-        nested_offset: ``None``: the mean of the scales.
-        group: targets with the same one, if it is not empty, share the largest magnitude that
-            fp8 and nvfp4 make a scale of.
-    """
-
-    encoding: str
-    dialect: str = ""
-    block_size: int = 64
-    nested: bool = False
-    nested_offset: float | None = None
-    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -333,7 +312,7 @@ def plan(
         unexpected = "error" if strict else "ignore"
     catalog = inspect(checkpoint, allow_links=allow_links)
     is_traced = isinstance(rules, str)
-    traced = _trace(rules, model, catalog, dtype) if isinstance(rules, str) else None
+    traced = trace(rules, model, catalog, dtype) if isinstance(rules, str) else None
     holds_units = "bitsandbytes" in sys.modules and not sites_of("bitsandbytes").lacking()
     if quantize is not None or holds_units:
         traced = _with_units(traced, model, catalog, dtype, quantize)
@@ -486,7 +465,7 @@ def _with_stripping(
     return [*(rules or ()), *stripping]
 
 
-def _trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> Traced:
+def trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> Traced:
     """Asks the adapter named after a library."""
     if library not in TRACED:
         known = ", ".join(map(repr, TRACED))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loadstone import _core
-from loadstone._dtypes import is_dtype, is_floating
+from loadstone._dtypes import is_dtype, is_floating, torch_dtype
 from loadstone._errors import Error, make
 from loadstone._index import Selection, whole
 
@@ -309,13 +309,11 @@ def _torch_shape(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
 
 
 def _empty(shape: Sequence[int], dtype: str) -> torch.Tensor:
-    from loadstone import torch as memory
-
-    if dtype != "F4":
-        return memory.empty(tuple(shape), dtype)
     import torch
 
-    pairs = memory.empty(_torch_shape(shape, dtype), "U8")
+    if dtype != "F4":
+        return torch.empty(tuple(shape), dtype=torch_dtype(dtype), device="cpu")
+    pairs = torch.empty(_torch_shape(shape, dtype), dtype=torch.uint8, device="cpu")
     return pairs.view(torch.float4_e2m1fn_x2)
 
 

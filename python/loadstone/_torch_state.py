@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from loadstone._skeleton import skeleton
-
 _lock = threading.RLock()
 
 
@@ -45,13 +43,6 @@ def constructing(dtype: torch.dtype | None = None) -> Iterator[None]:
             yield
         finally:
             torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
-def skeleton_in_turn() -> Iterator[None]:
-    """A skeleton of a library's construction, which sets torch's default dtype or follows it."""
-    with constructing(), skeleton():
-        yield
 
 
 def in_turn(wrap_call: Callable[..., Any]) -> Callable[[Any], Any]:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from loadstone._building import construction_dtype
 from loadstone._torch_state import constructing
-from loadstone.transformers import construction_dtype
 
 if TYPE_CHECKING:
     from loadstone._catalog import Catalog

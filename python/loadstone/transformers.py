@@ -10,15 +10,14 @@ is read or converted here.
 
 from __future__ import annotations
 
-import collections
-import copy
 import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loadstone._torch_state import constructing
+from loadstone._building import construction_dtype
+from loadstone._building import skeleton_builder as skeleton_builder
 
 if TYPE_CHECKING:
     from loadstone._catalog import Catalog
@@ -113,32 +112,3 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any =
 def _dtype(dtype: Any) -> torch.dtype:
     found: torch.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     return found
-
-
-def construction_dtype(model: torch.nn.Module) -> torch.dtype:
-    """The default dtype that a model was built under: that of most of its floating parameters."""
-    counts = collections.Counter(
-        parameter.dtype
-        for parameter in model.parameters()
-        if parameter.dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-    )
-    return counts.most_common(1)[0][0] if counts else torch.get_default_dtype()
-
-
-def skeleton_builder(
-    model: torch.nn.Module, dtype: torch.dtype | None = None
-) -> Callable[[], torch.nn.Module]:
-    """What builds another model of the same class and configuration as a ``PreTrainedModel``.
-
-    Args:
-        dtype: the default dtype to build under; None: the one that ``model`` was built under.
-    """
-    cls: Any = type(model)
-    config = copy.deepcopy(model.config)
-
-    def build() -> torch.nn.Module:
-        with constructing(), constructing(dtype or construction_dtype(model)):
-            made: torch.nn.Module = cls(copy.deepcopy(config))
-        return made
-
-    return build

@@ -20,7 +20,8 @@ from codec_gguf import ALIGNMENT, block_size, type_number
 from command import run
 
 import loadstone
-from loadstone._plan import Quantization, make_plan
+from loadstone import Quantization
+from loadstone._plan import make_plan
 
 MIB = 1 << 20
 # Lists of tensors, stacks of threads, and what the allocator keeps of them.

@@ -6,17 +6,19 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loadstone import _core
-from loadstone._accelerate.planning import device_of
 from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import make
-from loadstone._plan import Plan, PlannedTarget
+from loadstone._placement import device_of
 from loadstone._skeleton_walk import TensorSlot, walk
 from loadstone.torch import like
+
+if TYPE_CHECKING:
+    from loadstone._plan import Plan, PlannedTarget
 
 Index = dict[str, dict[str, Any]]
 

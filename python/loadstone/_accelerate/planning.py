@@ -14,7 +14,8 @@ from loadstone._catalog import Catalog
 from loadstone._core import Finding
 from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import make
-from loadstone._plan import TRACED, Plan, make_plan
+from loadstone._placement import device_of
+from loadstone._plan import TRACED, Plan, make_plan, trace
 from loadstone._skeleton_walk import TensorSlot, walk
 from loadstone._traced import Traced
 
@@ -99,9 +100,7 @@ def _traced(model: torch.nn.Module, catalog: Catalog, dtype: torch.dtype | None)
     """What the model's own library does to a checkpoint, where loadstone can trace it."""
     for base in type(model).__mro__:
         if base.__name__ == "PreTrainedModel" and base.__module__.partition(".")[0] in TRACED:
-            from loadstone import transformers
-
-            return transformers.trace(model, catalog, dtype=dtype)
+            return trace("transformers", model, catalog, dtype)
     return None
 
 
@@ -145,14 +144,6 @@ def _refuse_keeps(slots: list[TensorSlot], modules: list[str] | None) -> None:
                 field="keep_in_fp32_modules",
                 found=slot.name,
             )
-
-
-def device_of(name: str, device_map: Mapping[str, Any]) -> Any:
-    """The device of a tensor: that of the nearest module above it; ``None`` if there is none."""
-    path = name
-    while path and path not in device_map:
-        path = path.rpartition(".")[0]
-    return device_map.get(path)
 
 
 def placement(

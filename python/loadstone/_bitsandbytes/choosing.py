@@ -16,7 +16,7 @@ from loadstone._bitsandbytes.loading import Units, quantizations
 from loadstone._bitsandbytes.stored import groups_by_path, read
 from loadstone._catalog import Catalog
 from loadstone._errors import make
-from loadstone._plan import Quantization
+from loadstone._quantization import Quantization
 
 ENCODINGS = _core.bnb.ENCODINGS
 

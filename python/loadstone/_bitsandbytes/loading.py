@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from loadstone._bitsandbytes.installing import Installation
     from loadstone._bitsandbytes.unit import Unit
     from loadstone._execute import Filled
-    from loadstone._plan import Plan, PlannedTarget, Quantization
+    from loadstone._plan import Plan, PlannedTarget
+    from loadstone._quantization import Quantization
     from loadstone._report import Provenance
 
 # Where the tensors of a weight lie in the model, by their names inside the module in a checkpoint.
@@ -408,7 +409,7 @@ def quantizations(
         return {}
     import bitsandbytes as bnb
 
-    from loadstone._plan import Quantization
+    from loadstone._quantization import Quantization
 
     offsets = nested_offset or {}
     found = {}

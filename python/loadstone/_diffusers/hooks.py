@@ -54,7 +54,8 @@ from loadstone._errors import PlanError, make
 from loadstone._machine import MODES
 from loadstone._patch import Hook, Hooks, gated, held
 from loadstone._placement import expanded, gathered, require_paths
-from loadstone._torch_state import constructing, in_turn, ordinary_tensors, skeleton_in_turn
+from loadstone._skeleton_turn import skeleton_in_turn
+from loadstone._torch_state import constructing, in_turn, ordinary_tensors
 from loadstone.peft import with_adapters
 
 # The config may turn out to be another, and the converter to ask for what is not there or to pass

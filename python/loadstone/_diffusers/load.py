@@ -20,7 +20,7 @@ from loadstone._diffusers.quantized import parts_of, units_of
 from loadstone._diffusers.supplements import supplement
 from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import PlanError, make
-from loadstone._placement import align_what_hooks_bring
+from loadstone._placement import align_what_hooks_bring, device_of
 from loadstone._plan import Plan, make_plan
 from loadstone._report import Report
 from loadstone._skeleton_walk import walk
@@ -119,7 +119,7 @@ class Load:
         units = self._traced.units if self._traced is not None else None
         if devices is not None and units is not None:
             for unit in units.stored.values():
-                devices[unit.name] = _device_of(unit.name, devices)
+                devices[unit.name] = device_of(unit.name, devices, "cpu")
             devices = units.devices(devices)
         self._is_spread = len(set(map(str, (device_map or {}).values()))) > 1
         self.plan = make_plan(
@@ -457,18 +457,9 @@ def _devices(model: Any, device_map: Mapping[str, Any] | None) -> dict[str, Any]
         return None
     devices: dict[str, Any] = {"": "cpu", **device_map}
     for name, _ in model.named_buffers():
-        device = _device_of(name, device_map)
+        device = device_of(name, device_map, "cpu")
         devices[name] = "cpu" if device == "disk" else device
     return devices
-
-
-def _device_of(name: str, device_map: Mapping[str, Any]) -> Any:
-    path = max((each for each in device_map if _is_of(each, name)), key=len, default="")
-    return device_map.get(path, "cpu")
-
-
-def _is_of(path: str, name: str) -> bool:
-    return not path or name == path or name.startswith(f"{path}.")
 
 
 def _source(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from loadstone._errors import make
-from loadstone._torch_state import skeleton_in_turn
+from loadstone._skeleton_turn import skeleton_in_turn
 
 
 def skeleton_of(

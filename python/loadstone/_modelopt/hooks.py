@@ -19,7 +19,7 @@ from typing import Any
 from loadstone._errors import make
 from loadstone._modelopt.loading import Options, load_into, resolved
 from loadstone._patch import Hook, Hooks, gated, held
-from loadstone._torch_state import skeleton_in_turn
+from loadstone._skeleton_turn import skeleton_in_turn
 
 LIBRARY = "modelopt"
 

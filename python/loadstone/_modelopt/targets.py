@@ -12,7 +12,7 @@ from modelopt.torch.quantization.plugins.huggingface import _QuantFusedExperts
 
 from loadstone._errors import make
 from loadstone._modelopt.formats import Format, format_of, is_packing
-from loadstone._plan import Quantization
+from loadstone._quantization import Quantization
 
 MODES = ("modelopt-compat", "modelopt-export", "exact")
 

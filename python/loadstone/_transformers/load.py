@@ -167,7 +167,7 @@ class Load:
         ]
         if not unwritten:
             return
-        from loadstone.transformers import skeleton_builder
+        from loadstone._building import skeleton_builder
 
         values = parameter_values(skeleton_builder(model), unwritten)
         for name in unwritten:

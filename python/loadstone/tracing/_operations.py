@@ -326,3 +326,6 @@ _FORM_ONLY = frozenset(
         aten.new_full,
     }
 )
+
+
+Symbol.operate = staticmethod(run)

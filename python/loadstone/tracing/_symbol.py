@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 
@@ -35,6 +35,8 @@ class Symbol(torch.Tensor):
     meta: torch.Tensor
     parents: tuple[Symbol, ...]
     source: str
+    # What carries an operation out: (func, args, kwargs). Set by ``_operations``.
+    operate: ClassVar[Callable[[Any, Any, dict[str, Any]], Any]]
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -60,9 +62,7 @@ class Symbol(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Every operation on a symbol comes by here."""
-        from loadstone.tracing._operations import run
-
-        return run(func, args, kwargs or {})
+        return cls.operate(func, args, kwargs or {})
 
     @property
     def numbers(self) -> torch.Tensor:
