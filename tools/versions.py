@@ -11,6 +11,7 @@ itself. The table is ``docs/versions.md``.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -103,7 +104,7 @@ def page(rows: dict[str, list[tuple[str, str]]]) -> str:
         "what that release loads by itself.",
         "",
         "- transformers: llama, mixtral and qwen3_moe, in F32, in BF16, with a layer on disk.",
-        "- diffusers: Wan and Flux, from a folder and from one file.",
+        "- diffusers: Wan and Sana, from a folder and from one file.",
         "- accelerate: in memory, a layer on disk, `auto`.",
         "- bitsandbytes: nf4, fp4 and int8 on the CPU, by transformers.",
         "- ModelOpt: fp8 and nvfp4, by its low-memory mode.",
@@ -129,7 +130,8 @@ def main() -> None:
         if options.libraries and cohort.library not in options.libraries:
             continue
         if cohort.library not in rows:
-            rows[cohort.library] = [("installed", in_words(tried(cohort.library, [])))]
+            here = importlib.metadata.version(cohort.package or cohort.library)
+            rows[cohort.library] = [(here, in_words(tried(cohort.library, [])))]
         for release in cohort.releases:
             name = f"{cohort.package or cohort.library}=={release}"
             wanted = [(name, ("--no-deps",)), *((each, ()) for each in cohort.companions)]

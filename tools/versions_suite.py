@@ -208,7 +208,7 @@ def diffusers_cells() -> dict[str, dict[str, str]]:
             ),
         }
 
-    return cells("wan_t2v") | cells("flux")
+    return cells("wan_t2v") | cells("sana")
 
 
 def bitsandbytes_cells() -> dict[str, dict[str, str]]:
@@ -267,8 +267,10 @@ def modelopt_cells() -> dict[str, dict[str, str]]:
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
-    cells = globals()[f"{sys.argv[1]}_cells"]()
+    with tempfile.TemporaryDirectory() as folder:
+        tempfile.tempdir = folder  # of all that is made here
+        os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp()
+        cells = globals()[f"{sys.argv[1]}_cells"]()
     print("\n" + json.dumps(cells))
 
 

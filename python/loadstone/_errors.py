@@ -149,3 +149,15 @@ def make(code: str, message: str, **where: Any) -> Error:
     head = "".join(f"{where[key]}: " for key in ("path", "tensor", "field") if where.get(key))
     tail = "".join(f"; {key} {where[key]}" for key in ("found", "expected") if where.get(key))
     return error_class(code)(f"{head}{message}{tail} [{code}]", code, message, **where)
+
+
+def count_argument(field: str, value: object, most: int = 2**32 - 1) -> int:
+    """A number of things or bytes.
+
+    Raises:
+        Error: ``plan.options``.
+    """
+    if isinstance(value, int) and 0 <= value <= most:
+        return int(value)
+    message = "no whole number of this kind"
+    raise make("plan.options", message, field=field, found=repr(value), expected=f"0 to {most}")

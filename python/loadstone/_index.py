@@ -71,11 +71,18 @@ def select(index: Any, shape: Sequence[int], name: str) -> Selection | None:
     return Selection(tuple(ranges), tuple(result))
 
 
-def take(tensor: Any, index: Any) -> Any:
-    """What an index that is no box selects of a tensor. A list is an index of rows, as in NumPy."""
+def take(tensor: Any, index: Any, name: str) -> Any:
+    """What an index that is no box selects of a tensor. A list is an index of rows, as in NumPy.
+
+    Raises:
+        TensorIndexError: torch does not take it (``open.index``).
+    """
     import torch
 
-    return tensor[torch.as_tensor(index) if isinstance(index, list) else index]
+    try:
+        return tensor[torch.as_tensor(index) if isinstance(index, list) else index]
+    except (IndexError, TypeError, ValueError, RuntimeError) as reason:
+        raise _refusal(f"no index of a tensor: {reason}", name, repr(index)) from None
 
 
 def _is_plain(item: Any) -> bool:

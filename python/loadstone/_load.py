@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from loadstone._audit import audit
 from loadstone._catalog import Checkpoint
-from loadstone._plan import plan
+from loadstone._plan import Plan, plan
 from loadstone._report import Report
 from loadstone._turns import in_turn_with
 
@@ -37,6 +38,20 @@ def load(
     """
     with in_turn_with(model):
         made = plan(model, checkpoint, threads=threads, **plan_arguments)
+        if plan_arguments.get("strict") is False:
+            _warn_of_nothing(made)
         report = made.execute(progress=progress)
         audit(model, report).require_real()
     return report
+
+
+def _warn_of_nothing(made: Plan) -> None:
+    """``strict=False`` is about what is left over, and hardly means another model's checkpoint."""
+    if any(target.origin == "checkpoint" for target in made.targets):
+        return
+    warnings.warn(
+        "no tensor of the checkpoint is one of the model's, so nothing is loaded: "
+        "see the plan's findings, and rules= or strip_prefix=",
+        UserWarning,
+        stacklevel=3,
+    )

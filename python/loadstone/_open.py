@@ -233,7 +233,7 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
         selection = select(index, entry.shape, entry.name)
         wanted = wanted_dtype(entry, self._dtype)
         tensor = self._reader.read(entry, wanted, selection, self._device)
-        return tensor if selection is not None else take(tensor, index)
+        return tensor if selection is not None else take(tensor, index, entry.name)
 
     def __getitem__(self, name: str) -> LazyTensor:
         return LazyTensor(self, self._reader.entry(name))

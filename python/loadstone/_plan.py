@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadstone import _core, _machine, _modules
 from loadstone._catalog import Checkpoint, inspect
-from loadstone._errors import Error, make
+from loadstone._errors import Error, count_argument, make
 from loadstone._needs import Needs, needs_of
 from loadstone._policies import missing_policies, runs_initialisers
 from loadstone._prefix import DEFAULT_PREFIXES, stripping_rules
@@ -176,7 +176,8 @@ class Plan:
         if subject is None:
             raise make("plan.options", "this plan has no model: pass model=", field="model")
         with in_turn_with(subject):
-            return _execute.run(self, subject, progress=progress, threads=threads or 0)
+            count = count_argument("threads", threads or 0)
+            return _execute.run(self, subject, progress=progress, threads=count)
 
     def to_json(self) -> str:
         """The plan as text that the command line and C++ programs carry out too."""
@@ -329,7 +330,7 @@ def plan(
         unexpected=unexpected,
         keeps_real=strict is False,
         strip_prefix=strip_prefix,
-        staging_bytes_max=staging_bytes_max,
+        staging_bytes_max=count_argument("staging_bytes_max", staging_bytes_max, 2**63 - 1),
         threads=threads,
         allow_non_finite=allow_non_finite,
         mmap=mmap,
@@ -413,7 +414,7 @@ def make_plan(
         offload_folder=os.fsdecode(offload_folder) if offload_folder is not None else "",
         missing=default,
         unexpected=unexpected,
-        threads=threads or 0,
+        threads=count_argument("threads", threads or 0),
         allow_non_finite=allow_non_finite,
         recipes=traced.recipes,
         knows_all_sources=traced.recipes is not None,

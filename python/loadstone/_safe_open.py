@@ -107,7 +107,7 @@ class safe_open:  # noqa: N801
     def _select(self, entry: Entry, index: Any) -> Any:
         selection = select(index, entry.shape, entry.name)
         tensor = self._open().read(entry, entry.dtype, selection, self._device)
-        return self._shown(tensor if selection is not None else take(tensor, index))
+        return self._shown(tensor if selection is not None else take(tensor, index, entry.name))
 
     def _shown(self, tensor: Any) -> Any:
         return tensor.numpy() if self._framework == "np" else tensor

@@ -87,32 +87,37 @@ class Serialized:
         Raises:
             LoadError: the system cannot write it, or it is no regular file (``io.*``).
         """
-        path = os.path.realpath(os.fspath(filename))
+        given = os.fsdecode(filename)
         try:
+            path = os.path.realpath(given)
+            if given.endswith(os.sep):
+                raise make("io.not_regular", "a folder's name", path=given)
             if os.path.lexists(path) and not stat.S_ISREG(Path(path).lstat().st_mode):
                 raise make("io.not_regular", "only regular files are replaced", path=str(filename))
             with _beside(path) as descriptor:
                 for piece in self.pieces():
                     for begin in range(0, len(piece), _WRITE_BYTES):
                         _write(descriptor, piece[begin : begin + _WRITE_BYTES])
-        except OSError as reason:
+        except (OSError, ValueError) as reason:  # a path may hold a null
             if isinstance(reason, Error):
                 raise
-            code = _CODES.get(reason.errno or 0, "io.write")
-            message = reason.strerror or str(reason)
-            raise make(
-                code, message, path=os.fsdecode(filename), errno=reason.errno or 0
-            ) from reason
+            number = getattr(reason, "errno", None) or 0
+            message = getattr(reason, "strerror", None) or str(reason)
+            code = _CODES.get(number, "io.write")
+            raise make(code, message, path=given, errno=number) from reason
 
 
 @contextlib.contextmanager
 def _beside(path: str) -> Iterator[int]:
     """A new file that takes the path's place when the block ends, and is gone if it fails."""
     folder, name = os.path.split(path)
-    new = os.path.join(folder, f".{name[:200]}.{secrets.token_hex(6)}.tmp")  # noqa: PTH118
+    short = os.fsdecode(os.fsencode(name)[:200])  # a name has 255 bytes at most
+    new = os.path.join(folder, f".{short}.{secrets.token_hex(6)}.tmp")  # noqa: PTH118
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         try:
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(descriptor, stat.S_IMODE(os.stat(path).st_mode))  # noqa: PTH116
             yield descriptor
             os.fsync(descriptor)
         finally:
@@ -121,11 +126,12 @@ def _beside(path: str) -> Iterator[int]:
     except BaseException:
         os.unlink(new)  # noqa: PTH108
         raise
-    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(at)
-    finally:
-        os.close(at)
+    with contextlib.suppress(PermissionError):  # a folder that may be written to and not read
+        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(at)
+        finally:
+            os.close(at)
 
 
 def _write(descriptor: int, piece: memoryview) -> None:
@@ -152,6 +158,9 @@ def _require_writable(
     if not isinstance(tensors, Mapping):
         message = "expected a dict of [str, torch.Tensor]"
         raise make("save.tensor", message, found=str(type(tensors)))
+    if not isinstance(metadata, Mapping | None):
+        message = "the metadata is no dict of [str, str]"
+        raise make("save.tensor", message, found=str(type(metadata)))
     for key, text in (metadata or {}).items():
         _require_text(key, "a name of the metadata")
         _require_text(text, f"the metadata {key!r}")

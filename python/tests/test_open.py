@@ -220,7 +220,12 @@ def test_each_index_is_torchs(index: Any, name: str, plain: Path) -> None:
         assert same(safe.get_slice(name)[index], expected)
 
 
-@pytest.mark.parametrize("index", [7, -8, (0, 6), (0, 0, 0), slice(None, None, -1), (..., ...)])
+NO_INDICES: list[Any] = [torch.tensor([9]), torch.tensor([True, False]), 1.0, "x", [99]]
+
+
+@pytest.mark.parametrize(
+    "index", [7, -8, (0, 6), (0, 0, 0), slice(None, None, -1), (..., ...), *NO_INDICES], ids=repr
+)
 def test_an_index_that_is_none(index: Any, plain: Path) -> None:
     for lazy in (loadstone.open(plain)["int64.matrix"],
                  loadstone.safe_open(plain).get_slice("int64.matrix")):  # fmt: skip

@@ -176,10 +176,11 @@ def test_a_link_stays_one_and_rights_are_the_users(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         ours.save_file({"w": torch.ones(3)}, link)
+        ours.save_file({"w": torch.ones(3)}, tmp_path / "new")
     finally:
         os.umask(before)
     assert link.is_symlink() and same(ours.load_file(real)["w"], torch.ones(3))
-    assert real.stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.parametrize("make", [Tied, Apart])
@@ -241,3 +242,32 @@ def test_none_of_the_shared_is_all() -> None:
     model.register_buffer("b", whole[2:])
     with pytest.raises(RuntimeError, match="a, b"):
         ours.save_model(model, "nowhere")
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o664])
+def test_a_file_that_is_replaced_keeps_its_rights(mode: int, tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    file.touch()
+    file.chmod(mode)
+    loadstone.torch.save_file({"a": torch.ones(1)}, file)
+    assert file.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("name", ["\u044f" * 120, "a" * 250])
+def test_long_names(name: str, tmp_path: Path) -> None:
+    loadstone.torch.save_file({"a": torch.ones(1)}, tmp_path / name)
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["folder/", "a\0b"])
+def test_names_of_no_file(name: str, tmp_path: Path) -> None:
+    with pytest.raises(loadstone.Error):
+        loadstone.torch.save_file({"a": torch.ones(1)}, f"{tmp_path}/{name}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("metadata", [[("a", "b")], "abc", 5])
+def test_metadata_is_a_dict(metadata: Any, tmp_path: Path) -> None:
+    with pytest.raises(loadstone.Error, match="metadata"):
+        loadstone.torch.save_file({"a": torch.ones(1)}, tmp_path / "x", metadata=metadata)
+    assert list(tmp_path.iterdir()) == []

@@ -132,3 +132,64 @@ def test_initialize_is_initialise(missing: Any, tmp_path: Path) -> None:
     with pytest.warns(loadstone.FilledWarning):
         report = loadstone.load(skeleton(), tmp_path / "m", missing=missing)
     assert report.provenance["blocks.0.linear.bias"].origin == "initialiser"
+
+
+class Wrapped(torch.nn.Module):
+    """A model below one name, as wrappers hold it."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.add_module(names[0], Wrapped(*names[1:]) if names[1:] else torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("model", "prefix"),
+    [
+        pytest.param(("module", "ode"), "_orig_mod.", id="of two the outer"),
+        pytest.param(("_orig_mod", "ode"), "module.", id="of two the other"),
+        pytest.param(("ode",), "module._orig_mod.", id="both"),
+        pytest.param(("module", "head"), "module.", id="a child of that name"),
+    ],
+)
+def test_as_much_is_stripped_as_the_model_wants(
+    model: tuple[str, ...], prefix: str, tmp_path: Path
+) -> None:
+    path = ".".join(model)
+    wanted = {f"{path}.weight": torch.randn(2, 2), f"{path}.bias": torch.randn(2)}
+    save_file({prefix + name: value for name, value in wanted.items()}, tmp_path / "x.safetensors")
+    for strict in (True, False):
+        found = Wrapped(*model)
+        loadstone.load(found, tmp_path / "x.safetensors", strict=strict)
+        assert all(torch.equal(found.state_dict()[name], wanted[name]) for name in wanted)
+
+
+def test_one_prefix_is_a_prefix(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    save_file({"top.ode.weight": torch.ones(2, 2), "top.ode.bias": torch.ones(2)}, file)
+    model = Wrapped("ode")
+    loadstone.load(model, file, strip_prefix="top.")
+    assert torch.equal(model.ode.weight, torch.ones(2, 2))
+    with pytest.raises(loadstone.Error, match="strip_prefix"):
+        loadstone.plan(model, file, strip_prefix=[1])  # type: ignore[list-item]
+
+
+def test_not_strict_warns_where_nothing_is_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    save_file({"another.weight": torch.ones(2, 2), "n_averaged": torch.ones(1)}, file)
+    with pytest.warns(UserWarning, match="nothing is loaded") as said:
+        loadstone.load(Wrapped("ode"), file, strict=False)
+    assert said[0].filename == __file__
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "2", 2**70])
+@pytest.mark.parametrize("name", ["threads", "staging_bytes_max"])
+def test_counts_are_whole_numbers(name: str, value: Any, tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    save_file({"ode.weight": torch.ones(2, 2), "ode.bias": torch.ones(2)}, file)
+    arguments: dict[str, Any] = {name: value}
+    model = Wrapped("ode")
+    with pytest.raises(loadstone.Error, match=name):
+        loadstone.plan(model, file, **arguments)
+    if name == "threads":
+        with pytest.raises(loadstone.Error, match=name):
+            loadstone.plan(model, file).execute(threads=value)
