@@ -20,8 +20,6 @@ transformers
     call PreTrainedModel.get_parameter_or_buffer(self, target)
     PreTrainedModel.named_non_persistent_buffers
     PreTrainedModel.base_model_prefix
-    AutoConfig.from_pretrained
-    AutoModelForCausalLM
 transformers.modeling_utils
     LoadStateDictConfig(ignore_mismatched_sizes, device_map, disk_offload_folder, offload_buffers,
         dtype, dtype_plan, hf_quantizer, device_mesh, weight_mapping)
