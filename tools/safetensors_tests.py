@@ -23,7 +23,7 @@ FUNCTIONS = ("load", "load_file", "load_model", "save", "save_file", "save_model
 
 
 def substitute() -> None:
-    """What ``from safetensors.torch import load_file`` gives from now on is loadstone's."""
+    """Makes ``from safetensors.torch import load_file`` give loadstone's from now on."""
     import safetensors
     import safetensors.torch
 

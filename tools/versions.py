@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "versions.md"
 
-# What releases of an older date need beside them.
+# Companions of older releases.
 HUB_1 = ("huggingface_hub==1.5.0", "httpx")
 TOKENIZERS_022 = ("tokenizers==0.22.1",)
 HUB_0 = ("huggingface_hub==0.36.0", "tokenizers==0.22.1")

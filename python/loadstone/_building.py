@@ -1,11 +1,9 @@
-"""Models built anew as a library builds them."""
+"""Models built anew, as the libraries build them."""
 
 from __future__ import annotations
 
 import collections
-import copy
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -22,20 +20,20 @@ def construction_dtype(model: torch.nn.Module) -> torch.dtype:
     return counts.most_common(1)[0][0] if counts else torch.get_default_dtype()
 
 
-def skeleton_builder(
-    model: torch.nn.Module, dtype: torch.dtype | None = None
+def builder(
+    model: torch.nn.Module,
+    construct: Callable[[], torch.nn.Module],
+    dtype: torch.dtype | None = None,
 ) -> Callable[[], torch.nn.Module]:
-    """What builds another model of the same class and configuration as a ``PreTrainedModel``.
+    """A function that builds another model like this one, in one thread at a time.
 
     Args:
+        construct: the library's way to build it.
         dtype: the default dtype to build under; None: the one that ``model`` was built under.
     """
-    cls: Any = type(model)
-    config = copy.deepcopy(model.config)
 
     def build() -> torch.nn.Module:
         with constructing(), constructing(dtype or construction_dtype(model)):
-            made: torch.nn.Module = cls(copy.deepcopy(config))
-        return made
+            return construct()
 
     return build

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from loadstone._errors import Error, make
 
-# What the parts of a conversion have of its report, all together.
+# Of its report, the parts of a conversion add these up.
 SUMS = ("bytes_read", "bytes_written", "bytes_kept", "sync_seconds")
 
 _RETRIES = 8  # of a part whose process or machine died

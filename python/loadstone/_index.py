@@ -1,4 +1,4 @@
-"""What an index such as ``[0:128, :, None, -1]`` selects of a shape, before anything is read."""
+"""Indices such as ``[0:128, :, None, -1]`` as boxes of a shape, before anything is read."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def select(index: Any, shape: Sequence[int], name: str) -> Selection | None:
 
 
 def take(tensor: Any, index: Any, name: str) -> Any:
-    """What an index that is no box selects of a tensor. A list is an index of rows, as in NumPy.
+    """Applies an index that is no box to a tensor. A list is an index of rows, as in NumPy.
 
     Raises:
         TensorIndexError: torch does not take it (``open.index``).

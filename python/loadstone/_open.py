@@ -59,7 +59,7 @@ class LazyTensor:
 
     @property
     def encoding(self) -> str:
-        """What the file holds: ``"BF16"``, ``"Q4_K"``, ``"nf4"``, ``"fp8-block"`` ..."""
+        """The file's encoding: ``"BF16"``, ``"Q4_K"``, ``"nf4"``, ``"fp8-block"`` ..."""
         return self._entry.encoding
 
     @property

@@ -439,7 +439,7 @@ def make_plan(
 def _of_the_plan(
     core: _core.Plan, needs: Needs, units: Units | None, may_initialise: bool
 ) -> list[_core.Finding]:
-    """What can be said once it is known where tensors go, and which are missing."""
+    """Findings that need the places of tensors, and the missing ones."""
     findings = units.misplaced(core.targets()) if units is not None else []
     if needs.module is not None and may_initialise:
         from loadstone import _initialise

@@ -1,4 +1,4 @@
-"""What becomes of tensors that the checkpoint lacks."""
+"""Policies for tensors that the checkpoint lacks."""
 
 from __future__ import annotations
 

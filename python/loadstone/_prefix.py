@@ -1,4 +1,4 @@
-"""What wrappers put before every name: ``module.`` of DataParallel, ``_orig_mod.`` of compile."""
+"""Prefixes of wrappers: ``module.`` of DataParallel, ``_orig_mod.`` of compile."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def stripping_rules(
 
 
 def _chains(names: Collection[str], prefixes: list[str]) -> Iterator[str]:
-    """What all names begin with, made of prefixes, the shortest first."""
+    """Prefixes, and prefixes joined, that all names begin with; the shortest first."""
     common = ""
     while names:
         longer = (common + each for each in prefixes)

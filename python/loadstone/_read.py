@@ -131,7 +131,7 @@ class TensorReader:
         return tensors
 
     def components(self, entry: Entry) -> dict[str, Any]:
-        """What stands in the file for a tensor, by role; blocks are bytes of rows."""
+        """A tensor's components as they are in the file, by role; blocks are bytes of rows."""
         shapes = {}
         for name in entry.components.values():
             info = self.catalog.tensors[name]

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loadstone._building import construction_dtype
-from loadstone._torch_state import constructing
+from loadstone._building import builder
 
 if TYPE_CHECKING:
     from loadstone._catalog import Catalog
@@ -167,7 +166,7 @@ def _run(chosen: Any, cls: Any, function: str, source: Any, kwargs: dict[str, An
 def skeleton_builder(
     model: torch.nn.Module, dtype: torch.dtype | None = None
 ) -> Callable[[], torch.nn.Module]:
-    """What builds another model of the same class and configuration as a ``ModelMixin``.
+    """A function that builds another model of the class and configuration of a ``ModelMixin``.
 
     Args:
         dtype: the default dtype to build under; None: the one that ``model`` was built under.
@@ -175,10 +174,4 @@ def skeleton_builder(
     cls: Any = type(model)
     held: Any = model.config
     config = dict(held)
-
-    def build() -> torch.nn.Module:
-        with constructing(), constructing(dtype or construction_dtype(model)):
-            made: torch.nn.Module = cls.from_config(config)
-        return made
-
-    return build
+    return builder(model, lambda: cls.from_config(config), dtype)

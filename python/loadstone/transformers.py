@@ -10,14 +10,14 @@ is read or converted here.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loadstone._building import construction_dtype
-from loadstone._building import skeleton_builder as skeleton_builder
+from loadstone._building import builder, construction_dtype
 
 if TYPE_CHECKING:
     from loadstone._catalog import Catalog
@@ -112,3 +112,16 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any =
 def _dtype(dtype: Any) -> torch.dtype:
     found: torch.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     return found
+
+
+def skeleton_builder(
+    model: torch.nn.Module, dtype: torch.dtype | None = None
+) -> Callable[[], torch.nn.Module]:
+    """A function that builds another model of the class and configuration of a ``PreTrainedModel``.
+
+    Args:
+        dtype: the default dtype to build under; None: the one that ``model`` was built under.
+    """
+    cls: Any = type(model)
+    config = copy.deepcopy(model.config)
+    return builder(model, lambda: cls(copy.deepcopy(config)), dtype)

@@ -308,7 +308,7 @@ def peak_of(*arguments: object) -> int:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> int:
-    """What the program takes for next to nothing, its own code included: the same command's."""
+    """The memory of the same command for next to nothing: the program's own code."""
     folder = tmp_path_factory.mktemp("start")
     save_file({"a": torch.zeros(1)}, folder / "a.safetensors")
     return peak_of("convert", folder / "a.safetensors", folder / "b.safetensors")

@@ -1,4 +1,4 @@
-"""What one process hands to another: catalogs, plans, reports, findings, open checkpoints."""
+"""Objects that one process hands to another: catalogs, plans, reports, open checkpoints."""
 
 from __future__ import annotations
 

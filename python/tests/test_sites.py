@@ -1,4 +1,4 @@
-"""What is taken from other libraries stands in one table each, and is looked at before it is used.
+"""The places where libraries are entered stand in a table each, which is checked before use.
 
 A library that lacks one row is refused in one sentence by every direct call, and left as it is,
 with one warning, by ``loadstone.patch``.
@@ -150,7 +150,7 @@ def test_without_a_place_nothing_is_entered(
 
 
 def renamed(owner: Any, name: str, parameter: str) -> Any:
-    """What stands there, with another name of a parameter."""
+    """The function that stands there, with another name of a parameter."""
     found = getattr(owner, name)
     known = inspect.signature(found).parameters
     other = [
@@ -238,7 +238,7 @@ def names_in(library: str, text: str) -> set[str]:
 
 
 def resolved(path: str) -> Any:
-    """What a path leads to; None where it is of a module that nothing has imported."""
+    """The object at a path; None where it is of a module that nothing has imported."""
     module = path
     while module not in sys.modules:
         module = module.rpartition(".")[0]

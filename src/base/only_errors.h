@@ -23,7 +23,7 @@ class Inside {
   const bool before_;
 };
 
-// What a function of the caller's threw. It goes back to the caller as it is.
+// Holds an exception that a function of the caller's threw. The caller gets it as it is.
 struct CallerException {
   std::exception_ptr thrown;
 };

@@ -26,7 +26,7 @@ struct Family {
   // It knows what zero points and orders of columns mean, or refuses them itself. Others do not,
   // and a tensor that has such companions is not decoded.
   bool reads_all = false;
-  // What QuantizedTensor::encoding is of those that can be decoded.
+  // Values of QuantizedTensor::encoding that can be decoded.
   std::span<const std::string_view> encodings{};
   // Tables that stand beside the data, whether a kernel needs them or not: behind its name.
   std::span<const std::string_view> tables{};

@@ -15,7 +15,7 @@
 
 namespace loadstone {
 
-// What stands in an offload folder, as accelerate names it: NAME.dat holds a raw value.
+// Files of an offload folder, as accelerate names them: NAME.dat holds a raw value.
 inline constexpr const char* offload_index_file = "index.json";
 inline constexpr const char* offload_raw_ending = ".dat";
 

@@ -97,7 +97,7 @@ class Planner {
   // Components of what is decoded or refused by name: none of them is left over.
   std::vector<bool> accounted_;
   std::map<std::pair<std::uint32_t, Dtype>, std::uint32_t> decodings_;  // by tensor and dtype
-  // What recipes' decodings have become, by dtype.
+  // The decodings that those of recipes have become, by dtype.
   std::unordered_map<std::uint32_t, std::map<Dtype, std::uint32_t>> rounded_;
   Plan plan_;
   NameMap<std::size_t> index_;      // of the skeleton's targets

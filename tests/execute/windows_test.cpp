@@ -91,10 +91,15 @@ std::size_t quantize_random_plan(unsigned seed) {
   plan.threads = static_cast<unsigned>(1 + random() % 4);
   plan.allow_non_finite = true;
   const HostMemory memory(plan);
+  const Needs needs(plan, SinkKind::memory);
+  const std::uint64_t promised = bytes_promised(plan, needs);
+  for (const unsigned threads : {1, 2, 3, 4, 16}) {
+    EXPECT_LE(needs.bytes_under_way(load_budget(plan, needs, threads)), promised) << threads;
+  }
   const Report report =
       execute(plan, memory.destinations(),
               {.threads = static_cast<unsigned>(1 + random() % 4), .storage = &builder.storage});
-  EXPECT_LE(report.staging_bytes_peak, bytes_promised(plan, Needs(plan, SinkKind::memory)));
+  EXPECT_LE(report.staging_bytes_peak, promised);
   audit(plan, report).require_real();
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
     const PlannedTarget& target = plan.targets[i];

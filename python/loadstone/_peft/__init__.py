@@ -1,4 +1,4 @@
-"""What stands behind ``loadstone.peft``."""
+"""The inside of ``loadstone.peft``."""
 
 from loadstone._sites import sites_of
 

@@ -72,7 +72,7 @@ class Site:
         return self.first <= release and (not self.last or release[: len(self.last)] <= self.last)
 
     def lacks(self) -> str:
-        """What is not there, or not as the table says; "" where nothing is."""
+        """Names the part that is absent, or not as the table says; "" where there is none."""
         if self.is_late and self.module not in sys.modules:
             return ""
         if self.needs and importlib.util.find_spec(self.needs) is None:

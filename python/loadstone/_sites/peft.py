@@ -4,7 +4,7 @@ from loadstone._sites import Sites
 
 SITES = Sites(
     "peft",
-    "0.17 to 0.19",
+    "0.21",
     """
 peft
     PeftModel.from_pretrained(model, model_id)

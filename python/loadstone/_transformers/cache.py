@@ -86,7 +86,7 @@ def digest(catalog: Catalog, question: Question) -> str:
     return hashlib.blake2b(f"{text}\n{catalog.digest()}".encode(), digest_size=20).hexdigest()
 
 
-# What a transform holds that changes while it is used, or that is described on its own.
+# Attributes of a transform that change while it is used, or that are described on their own.
 _NOT_DESCRIBED = {
     "collected_tensors",
     "compiled_sources",

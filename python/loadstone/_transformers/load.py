@@ -15,7 +15,7 @@ from transformers.utils.loading_report import LoadStateDictInfo
 from loadstone import _core, _execute
 from loadstone._audit import audit
 from loadstone._catalog import Catalog
-from loadstone._constructor import parameter_values
+from loadstone._constructor import model_builder, parameter_values
 from loadstone._errors import make
 from loadstone._plan import Plan, make_plan
 from loadstone._report import Report
@@ -167,9 +167,8 @@ class Load:
         ]
         if not unwritten:
             return
-        from loadstone._building import skeleton_builder
-
-        values = parameter_values(skeleton_builder(model), unwritten)
+        build = model_builder(model)
+        values = parameter_values(build, unwritten) if build is not None else {}
         for name in unwritten:
             tensor = model.get_parameter_or_buffer(name)
             value = values.get(name)

@@ -35,7 +35,7 @@ class Symbol(torch.Tensor):
     meta: torch.Tensor
     parents: tuple[Symbol, ...]
     source: str
-    # What carries an operation out: (func, args, kwargs). Set by ``_operations``.
+    # Carries an operation out: (func, args, kwargs). Set by ``_operations``.
     operate: ClassVar[Callable[[Any, Any, dict[str, Any]], Any]]
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

@@ -58,7 +58,7 @@ bool is_packed(const TensorInfo& tensor) {
          tensor.name.ends_with(".weight");
 }
 
-// What the states of a weight can be called: one for each encoding with blocks.
+// Names that the states of a weight can have: one for each encoding with blocks.
 std::vector<std::string> state_names(const std::string& weight) {
   auto names = names_of<BnbEncoding>([](BnbEncoding each) { return bnb4_code(each).has_value(); });
   for (std::string& each : names) each = weight + std::string(state_infix) + each;
