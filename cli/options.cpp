@@ -79,6 +79,7 @@ void add_host_capacity(PlanOptions& options) {
 PlanOptions plan_options(const PlanArgs& args) {
   PlanOptions options = args.options;
   if (!args.rules_path.empty()) options.rules = parse_file(args.rules_path, rules_from_json);
+  if (!args.strip_prefixes.empty()) options.strip_prefixes = args.strip_prefixes;
   if (args.dtype == "auto") {
     options.dtype_from_file = true;
   } else if (!args.dtype.empty()) {
@@ -149,6 +150,10 @@ std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args) {
       add("--skeleton", args.skeleton_path, "FILE",
           "What the model needs, as JSON (default: the checkpoint's tensors)");
   add("--rules", args.rules_path, "FILE", "How names and layouts map, as JSON")->needs(skeleton);
+  add("--strip-prefix", args.strip_prefixes, "P",
+      "Taken from names where all have it; repeatable (default: module. and _orig_mod.)")
+      ->allow_extra_args(false)
+      ->needs(skeleton);
   add("--dtype", args.dtype, "T", "Cast parameters to this dtype; auto: keep the file's");
   add("--device-map", args.device_map, "M",
       either(names_of<DeviceMapMode>()) + "; MODULE=DEVICE,...;\na JSON file");

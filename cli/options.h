@@ -33,6 +33,7 @@ struct PlanArgs {
   OpenArgs open;
   std::string skeleton_path;
   std::string rules_path;
+  std::vector<std::string> strip_prefixes;
   std::string dtype;
   std::string device_map;
   std::vector<std::string> max_memory;

@@ -1,7 +1,9 @@
 // Defaults of the library, which the command shows and the Python package repeats.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <string_view>
 
 namespace loadstone::defaults {
 
@@ -16,5 +18,8 @@ inline constexpr unsigned threads_max = 4;
 inline constexpr unsigned verify_threads_max = 8;
 // Nobody may ask for more.
 inline constexpr unsigned threads_most = 256;
+
+// Of DataParallel and torch.compile.
+inline constexpr std::array<std::string_view, 2> strip_prefixes = {"module.", "_orig_mod."};
 
 }  // namespace loadstone::defaults

@@ -22,11 +22,13 @@
 
 namespace loadstone {
 
-enum class MissingPolicy : std::uint8_t { error, initialise, zeros };
+// What becomes of a target that the checkpoint lacks. `keep`: the value that the model at hand
+// holds (origin kept); one that holds none is missing.
+enum class MissingPolicy : std::uint8_t { error, initialise, zeros, keep };
 enum class UnexpectedPolicy : std::uint8_t { warn, error, ignore };
 enum class DeviceMapMode : std::uint8_t { automatic, balanced, balanced_low_0, sequential };
 
-// "error", "initialise", "zeros"; "warn", "error", "ignore"; "auto", "balanced" ...
+// "error", "initialise", "zeros", "keep"; "warn", "error", "ignore"; "auto", "balanced" ...
 [[nodiscard]] LOADSTONE_API std::string_view name(MissingPolicy policy) noexcept;
 [[nodiscard]] LOADSTONE_API std::string_view name(UnexpectedPolicy policy) noexcept;
 [[nodiscard]] LOADSTONE_API std::string_view name(DeviceMapMode mode) noexcept;
@@ -50,6 +52,10 @@ struct DeviceMap {
 struct PlanOptions {
   // ---- what changes the result
   Rules rules;
+  // Taken from the front of the checkpoint's names where all of them have it and none is the
+  // model's as it is. Where only some have it, finding "plan.prefix" gives the rule to use. None:
+  // defaults::strip_prefixes.
+  std::optional<std::vector<std::string>> strip_prefixes;
   // They go before rules, and the sources that they read are matched by no rule. Those that do not
   // fit are findings "plan.box", "plan.shape" or "plan.recipe".
   Recipes recipes;
@@ -62,6 +68,9 @@ struct PlanOptions {
   // finding of the caller's and have none of their own.
   std::map<std::string, std::string, std::less<>> expected_sources;
   std::map<std::string, MissingPolicy, std::less<>> missing_of;
+  // Regular expressions (RE2 syntax) of whole names, and the policy for these; the first that
+  // matches counts. `missing_of` goes before them.
+  std::vector<std::pair<std::string, MissingPolicy>> missing_patterns;
   std::set<std::string, std::less<>> explained;
   // Parameters and persistent floating buffers get this dtype; non-persistent buffers and
   // attributes never. None: the skeleton's dtype.
@@ -73,7 +82,7 @@ struct PlanOptions {
   // Targets that are quantized on their way, after the cast to their dtype. A name that is no
   // target's is Error "plan.options".
   std::map<std::string, Quantization, std::less<>> quantize;
-  DeviceMap device_map;  // empty: all on "cpu"
+  DeviceMap device_map;  // empty: where the model at hand holds it, else on "cpu"
   // Bytes per device. For a computed map the capacities, in order of preference; for an explicit
   // map limits that are checked (finding "plan.over_budget").
   std::vector<std::pair<std::string, std::uint64_t>> max_memory;

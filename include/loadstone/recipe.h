@@ -24,6 +24,7 @@ enum class Origin : std::uint8_t {
   initialiser,  // the model's own initialiser, run after the load
   zeros,
   constant,
+  kept,       // the value that the model held before the load
   tie,        // the same tensor as another target
   exception,  // no value on purpose: the reason says why
 };

@@ -27,6 +27,12 @@ enum class TargetKind : std::uint8_t {
 [[nodiscard]] LOADSTONE_API std::optional<TargetKind> target_kind_from_name(
     std::string_view name) noexcept;
 
+// A tensor with memory, in a model at hand.
+struct Held {
+  std::string device;  // "cpu", "cuda:0" ...
+  Dtype dtype = Dtype::f32;
+};
+
 struct Target {
   std::string name;
   Shape shape;
@@ -35,6 +41,7 @@ struct Target {
   std::string tie_of;  // the target that this one is the same tensor as; empty: none
   bool has_value =
       false;  // the model at hand already holds the constructor's value (never in JSON)
+  std::optional<Held> held;  // none: on meta, or there is no model at hand (never in JSON)
 };
 
 // Plain data. Not thread-safe while written to.

@@ -135,6 +135,11 @@ void bind_kernels(nb::module_& module) {
   module.def("decode_gguf", &decode_gguf, nb::arg("format"), nb::arg("blocks"), nb::arg("target"),
              nb::arg("dtype"), nb::arg("mode") = "exact");
   module.def("gguf_layout", &gguf_layout, nb::arg("format"));
+  // The safetensors name of what a user calls a dtype ("torch.bfloat16", "bf16"); None: nothing.
+  module.def("dtype_from_user", [](std::string_view text) -> std::optional<std::string_view> {
+    const auto dtype = dtype_from_user(text);
+    return dtype ? std::optional(name(*dtype)) : std::nullopt;
+  });
   module.def("dtypes", [] {
     std::vector<std::pair<std::string_view, std::string_view>> names;
     for (const DtypeInfo& known : dtype_table) names.emplace_back(known.name, known.torch_name);

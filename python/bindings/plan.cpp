@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "base/pattern.h"
 #include "bindings.h"
 #include "execute/offload.h"
 #include "plan/decodings.h"
@@ -10,27 +11,27 @@ namespace loadstone::python {
 
 namespace {
 
-// name, shape, dtype, kind, tie_of, has_value: one row a tensor of the walked model.
-using TargetRow = std::tuple<std::string, std::vector<std::uint64_t>, std::string_view,
-                             std::string_view, std::string, bool>;
 // target, encoding, dialect, block_size, nested, nested_offset, group
+using Extents = std::vector<std::uint64_t>;
 using QuantizeRow = std::tuple<std::string, std::string, std::string, std::uint32_t, bool,
                                std::optional<float>, std::string>;
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
-Skeleton skeleton_from(const std::vector<TargetRow>& rows, bool values_known) {
-  Skeleton skeleton;
-  skeleton.values_known = values_known;
-  skeleton.targets.reserve(rows.size());
-  for (const auto& [name, extents, dtype, kind, tie_of, has_value] : rows) {
-    skeleton.targets.push_back({.name = name,
-                                .shape = Shape(extents),
-                                .dtype = dtype_argument(dtype),
-                                .kind = enum_argument<TargetKind>("kind", kind),
-                                .tie_of = tie_of,
-                                .has_value = has_value});
-  }
-  return skeleton;
+std::optional<Held> held_on(std::string device, Dtype dtype) {
+  if (device.empty()) return std::nullopt;
+  return Held{std::move(device), dtype};
+}
+
+void make_target(Target* self, std::string name, Extents shape, std::string_view dtype,
+                 std::string_view kind, std::string tie_of, bool has_value, std::string device) {
+  const Dtype known = dtype_argument(dtype);
+  new (self) Target{.name = std::move(name),
+                    .shape = Shape(std::move(shape)),
+                    .dtype = known,
+                    .kind = enum_argument<TargetKind>("kind", kind),
+                    .tie_of = std::move(tie_of),
+                    .has_value = has_value,
+                    .held = held_on(std::move(device), known)};
 }
 
 // name, shape, dtype of each.
@@ -107,7 +108,7 @@ class NamedOptions {
   nb::dict left_;
 };
 
-SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<TargetRow>& rows,
+SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, std::vector<Target> targets,
                     bool values_known, const nb::kwargs& given) {
   using Names = std::vector<std::string>;
   NamedOptions named(given);
@@ -130,6 +131,10 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<Ta
     return enum_argument<MissingPolicy>("missing", text);
   };
   options.missing = policy(named.take<std::string>("missing"));
+  for (auto& [pattern, text] : named.take<Pairs>("missing_patterns")) {
+    options.missing_patterns.emplace_back(std::move(pattern), policy(text));
+  }
+  options.strip_prefixes = named.take<Names>("strip_prefixes");
   for (const auto& [target, text] : named.take<Pairs>("missing_of")) {
     options.missing_of.emplace(target, policy(text));
   }
@@ -155,7 +160,7 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, const std::vector<Ta
                                 .group = group};
   }
   named.done();
-  const Skeleton skeleton = skeleton_from(rows, values_known);
+  const Skeleton skeleton = {.targets = std::move(targets), .values_known = values_known};
   const nb::gil_scoped_release release;
   return SharedPlan(make_plan(std::move(catalog), skeleton, options));
 }
@@ -168,7 +173,30 @@ auto get(const SharedPlan& self) {
 
 }  // namespace
 
+void bind_target(nb::module_& module) {
+  nb::class_<Target>(module, "Target")
+      .def("__init__", &make_target, nb::arg("name"), nb::arg("shape"), nb::arg("dtype"),
+           nb::arg("kind") = "parameter", nb::arg("tie_of") = "", nb::arg("has_value") = false,
+           nb::arg("device") = "")
+      .def_rw("name", &Target::name)
+      .def_rw("tie_of", &Target::tie_of)
+      .def_rw("has_value", &Target::has_value)
+      .def_prop_rw(
+          "shape", [](const Target& self) { return nb::tuple(nb::cast(self.shape.extents())); },
+          [](Target& self, Extents shape) { self.shape = Shape(std::move(shape)); })
+      .def_prop_rw(
+          "dtype", [](const Target& self) { return name(self.dtype); },
+          [](Target& self, std::string_view dtype) { self.dtype = dtype_argument(dtype); })
+      .def_prop_ro("kind", [](const Target& self) { return name(self.kind); })
+      .def_prop_ro("device", [](const Target& self) {
+        return self.held ? self.held->device : std::string();
+      });
+  module.def("skeleton_targets",
+             [](std::string_view text) { return Skeleton::from_json(text).targets; });
+}
+
 void bind_plan(nb::module_& module) {
+  bind_target(module);
   nb::class_<SharedPlan>(module, "Plan")
       .def("targets", &target_rows)
       .def_prop_ro("findings", &get<&Plan::findings>)
@@ -186,6 +214,7 @@ void bind_plan(nb::module_& module) {
       .def("to_table", [](const SharedPlan& self) { return to_table(*self); })
       .def("to_html", [](const SharedPlan& self) { return to_html(*self); });
   module.attr("STAGING_BYTES_MAX") = defaults::staging_bytes_max;
+  module.attr("STRIP_PREFIXES") = nb::tuple(nb::cast(defaults::strip_prefixes));
   module.attr("MISSING_POLICIES") = nb::tuple(nb::cast(names_of<MissingPolicy>()));
   module.attr("DEVICE_MAP_MODES") = nb::tuple(nb::cast(names_of<DeviceMapMode>()));
   module.def("make_plan", &plan_for, nb::arg("catalog"), nb::arg("targets"),
@@ -215,18 +244,24 @@ void bind_plan(nb::module_& module) {
         return std::tuple(absent, check.absent_count, check.stray);
       },
       nb::arg("partners"), nb::arg("count") = 0);
+  // For each name the first pattern that matches the whole of it; -1: none does.
+  module.def(
+      "first_matches",
+      [](const std::vector<std::string>& patterns, const std::vector<std::string>& names,
+         const std::string& field) {
+        const NamePatterns compiled(patterns, field);
+        std::vector<std::int64_t> found;
+        for (const std::string& name : names) {
+          const auto match = compiled.first_match(name);
+          found.push_back(match ? static_cast<std::int64_t>(*match) : -1);
+        }
+        return found;
+      },
+      nb::arg("patterns"), nb::arg("names"), nb::arg("field"));
   module.def("identity_plan", [](const std::shared_ptr<const Catalog>& catalog) {
     PlanOptions options;
     options.unexpected = UnexpectedPolicy::ignore;
     return SharedPlan(make_plan(catalog, Skeleton::from_catalog(*catalog), options));
-  });
-  module.def("skeleton_rows", [](std::string_view text) {
-    std::vector<TargetRow> rows;
-    for (const Target& target : Skeleton::from_json(text).targets) {
-      rows.emplace_back(target.name, target.shape.extents(), name(target.dtype), name(target.kind),
-                        target.tie_of, target.has_value);
-    }
-    return rows;
   });
 }
 

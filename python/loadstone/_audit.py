@@ -134,11 +134,11 @@ def audit(model: Any, report: Report | None = None) -> Audit:
         report: of its load; ``None``: that of the last load into this model. With none at all
             nothing is accounted for.
     """
-    from loadstone._skeleton_walk import walk
+    from loadstone._turns import slots_of
 
     loads = _loads(model, report)
     result = Audit()
-    slots = walk(model)
+    slots = slots_of(model)
     elsewhere = _elsewhere(model, slots)
     lent = {id(loaded): _by_storage(loaded) for loaded in loads.values()}
     for slot in slots:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from loadstone import _core, _hub
-from loadstone._errors import make
+from loadstone._errors import FormatError, make
 
 Checkpoint = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]]
 
@@ -147,6 +147,20 @@ def inspect(path: Checkpoint, *, allow_links: bool = False, gguf_rank_max: int =
     absolute = [str(Path(name).absolute()) for name in names]
     opened = (absolute, allow_links, gguf_rank_max)
     return Catalog(_core.open_checkpoint(names, allow_links, gguf_rank_max), opened)
+
+
+def readable(paths: Checkpoint, *, allow_links: bool = False) -> tuple[Catalog | None, str]:
+    """The catalog; or why files of torch's hold what is not read here, and torch may read.
+
+    Raises:
+        FormatError, LoadError: see :func:`inspect`; for other files.
+    """
+    try:
+        return inspect(paths, allow_links=allow_links), ""
+    except FormatError as error:
+        if not error.code.startswith("pt."):
+            raise
+        return None, str(error)
 
 
 def _reopened(paths: list[str], allow_links: bool, gguf_rank_max: int, digest: str) -> Catalog:

@@ -291,7 +291,8 @@ def save_recipes(
     Raises:
         PlanError: the checkpoint does not make the whole model; ``findings`` say what is missing.
     """
-    from loadstone._plan import make_plan, trace
+    from loadstone._adapters import trace
+    from loadstone._plan import make_plan
 
     catalog = checkpoint if isinstance(checkpoint, Catalog) else _open(checkpoint, allow_links)
     traced = trace(rules, model, catalog, dtype)

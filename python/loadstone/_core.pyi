@@ -143,10 +143,32 @@ def open_checkpoint(
 
 STAGING_BYTES_MAX: int
 MISSING_POLICIES: tuple[str, ...]
+STRIP_PREFIXES: tuple[str, ...]
 DEVICE_MAP_MODES: tuple[str, ...]
 
+class Target:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    tie_of: str
+    has_value: bool
+    def __init__(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: str,
+        kind: str = "parameter",
+        tie_of: str = "",
+        has_value: bool = False,
+        device: str = "",
+    ) -> None: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+
 def make_plan(
-    catalog: Catalog, targets: list[tuple[Any, ...]], values_known: bool, **options: Any
+    catalog: Catalog, targets: list[Target], values_known: bool, **options: Any
 ) -> Plan: ...
 def plan_from_json(
     text: str,
@@ -159,7 +181,8 @@ def check_series(
     partners: list[list[str]], count: int = 0
 ) -> tuple[list[tuple[int, int]], int, list[int]]: ...
 def identity_plan(catalog: Catalog) -> Plan: ...
-def skeleton_rows(text: str) -> list[tuple[Any, ...]]: ...
+def skeleton_targets(text: str) -> list[Target]: ...
+def first_matches(patterns: Sequence[str], names: Sequence[str], field: str) -> list[int]: ...
 def execute(
     plan: Plan,
     destinations: Sequence[tuple[int, int, str]],
@@ -252,6 +275,7 @@ def decode_gguf(
     mode: str = "exact",
 ) -> None: ...
 def gguf_layout(format: str) -> tuple[int, int]: ...
+def dtype_from_user(text: str) -> str | None: ...
 def dtypes() -> list[tuple[str, str]]: ...  # their names, and torch's
 def can_cast(source_dtype: str, target_dtype: str) -> bool: ...
 def codes() -> list[tuple[str, str, str]]: ...

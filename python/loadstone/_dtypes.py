@@ -66,11 +66,10 @@ def dtype_argument(dtype: object) -> str:
     Raises:
         PlanError: nothing is called so (``plan.dtype``).
     """
-    text = str(dtype).removeprefix("torch.")
-    for name, attribute in _TORCH_NAMES.items():
-        if text == attribute or text.upper() == name:
-            return name
-    raise make("plan.dtype", "there is no such dtype", field="dtype", found=str(dtype))
+    name = _core.dtype_from_user(str(dtype))
+    if name is None or not is_dtype(name):
+        raise make("plan.dtype", "there is no such dtype", field="dtype", found=str(dtype))
+    return name
 
 
 def is_floating(name: str) -> bool:

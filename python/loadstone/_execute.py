@@ -18,12 +18,13 @@ from loadstone._errors import FilledWarning, make
 from loadstone._progress import ProgressCallback, shown
 from loadstone._report import Provenance, Report, filled_findings, human_bytes
 from loadstone._skeleton import recompute
-from loadstone._skeleton_walk import TensorSlot, walk
+from loadstone._turns import slots_of
 
 if TYPE_CHECKING:
     import torch
 
     from loadstone._plan import Plan, PlannedTarget
+    from loadstone._skeleton_walk import TensorSlot
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -59,7 +60,7 @@ def run(
     _slots(plan, model)
     made = _initialise.values(plan, model)  # before a byte is read: initialisers may fail
     filled = fill(plan, model, progress=progress, threads=threads)
-    before = walk(model)
+    before = [(slot, slot.tensor) for slot in slots_of(model)]
     try:
         complete(plan, model, filled, made, commits=settle is None)
         report = account(plan, model, filled.core)
@@ -69,8 +70,8 @@ def run(
             report.sync_seconds = filled.offload.sync_seconds
     except BaseException:
         filled.offload.abandon()
-        for slot in before:
-            slot.put_back()
+        for slot, tensor in before:
+            slot.put_back(tensor)
         raise
     return report
 
@@ -209,9 +210,9 @@ def account(plan: Plan, model: Any, core: _core.Report) -> Report:
         provenance[name] = dataclasses.replace(provenance[name], reason=reason)
     if plan._units is not None:
         plan._units.account(model, provenance)
-    slots = walk(model)
+    slots = slots_of(model)
     for slot in slots:
-        if (slot.may_be_kept or slot.name in plan._kept) and slot.name not in provenance:
+        if slot.may_be_kept and slot.name not in provenance:
             provenance[slot.name] = _kept(slot)
     report = Report(
         provenance=provenance,
@@ -229,20 +230,14 @@ def _kept(slot: TensorSlot) -> Provenance:
     tensor = slot.tensor
     dtype = dtype_name(tensor.dtype) if has_name(tensor.dtype) else str(tensor.dtype)
     place = (str(tensor.device), dtype, () if tensor.is_nested else tuple(tensor.shape))
-    outside = "it is not in the model's tree of modules"
-    absent = "the checkpoint lacks it, and it keeps the model's value"
-    reason = slot.obstacle or (outside if slot.may_be_kept else absent)
+    reason = slot.obstacle or "it is not in the model's tree of modules"
     return Provenance(slot.name, "kept", slot.kind, "none", (), *place, reason=reason)
 
 
 def _slots(plan: Plan, model: Any) -> list[TensorSlot]:
     """The model's tensors in the plan's order; the model must still be the planned one."""
     names = {target.name for target in plan.targets}
-    slots = [
-        slot
-        for slot in walk(model)
-        if slot.name in names or not (slot.may_be_kept or slot.name in plan._kept)
-    ]
+    slots = [slot for slot in slots_of(model) if slot.name in names or not slot.may_be_kept]
     if plan._units is not None:
         slots = plan._units.slots(slots)
     found = [(slot.name, tuple(slot.tensor.shape)) for slot in slots]
@@ -391,7 +386,7 @@ def _install(plan: Plan, model: Any, filled: Filled, commits: bool) -> None:
         if target.origin == "tie" or target.name in quantized:
             continue
         new = value
-        if new is None and target.origin == "constructor":
+        if new is None and target.origin in ("constructor", "kept"):
             new = _placed(target, plan._constructor_values.get(target.name, slot.tensor), slot)
         if new is None or new is slot.tensor:
             installed[target.name] = slot.tensor

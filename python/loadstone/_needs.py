@@ -1,4 +1,4 @@
-"""The tensors that a model needs: a row for the core for each, and the origin of its value."""
+"""The tensors that a model needs: a target for the core for each, and the origin of its value."""
 
 from __future__ import annotations
 
@@ -18,17 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass
 class Needs:
-    """What a model needs: the core's rows; for a module at hand what is known of its values."""
+    """What a model needs: the core's targets; for a module at hand what is known of its values.
 
-    rows: list[tuple[Any, ...]]
+    Attributes:
+        outside: real tensors that the model's state dict lacks: what the checkpoint does not hold
+            of them keeps its value, whatever the policy.
+        forms: dtype and tie of each tensor.
+    """
+
+    targets: list[_core.Target]
     module: Any = None
     findings: list[_core.Finding] = field(default_factory=list)
     constructor_values: dict[str, Any] = field(default_factory=dict)
-    keep_candidates: frozenset[str] = frozenset()
+    outside: list[str] = field(default_factory=list)
     overlapping: list[Region] = field(default_factory=list)
-    forms: dict[str, tuple[Any, str]] = field(default_factory=dict)  # dtype and tie of each tensor
-    real: frozenset[str] = frozenset()  # tensors that have memory
-    kept: frozenset[str] = frozenset()  # tensors that were taken out and keep their values
+    forms: dict[str, tuple[Any, str]] = field(default_factory=dict)
 
     def overlaps(self, plan: Plan) -> list[_core.Finding]:
         """Findings about the model's tensors that share memory, and that the plan writes to."""
@@ -36,38 +40,17 @@ class Needs:
 
         return list(_overlap.findings(self.overlapping, plan.targets)) if self.overlapping else []
 
-    def leave_kept(self, core: _core.Plan) -> bool:
-        """Takes out what a first plan finds missing and what keeps its value (``may_be_kept``)."""
-        absent = {each.target for each in core.findings if each.code == "plan.missing"}
-        kept = absent & self.keep_candidates
-        if not kept:
-            return False
-        before = {row[0] for row in self.rows}
-        self.rows = [row for row in self.rows if row[0] not in kept and row[4] not in kept]
-        self.kept = frozenset(before - {row[0] for row in self.rows})
-        some = ", ".join(sorted(kept)[:5]) + (", ..." if len(kept) > 5 else "")
-        self.findings.append(
-            _core.Finding(
-                "info",
-                "plan.kept",
-                min(kept),
-                [],
-                f"tensors that the checkpoint lacks keep the model's values: {some}",
-            )
-        )
-        return True
-
 
 def needs_of(model: Any) -> Needs:
     """Tensors that a plan has to find a value for."""
     if isinstance(model, str | os.PathLike):
-        return Needs(_core.skeleton_rows(read_text(model)))
+        return Needs(_core.skeleton_targets(read_text(model)))
     from loadstone._constructor import constructor_values
     from loadstone._overlap import overlapping
     from loadstone._skeleton import skeleton_record
-    from loadstone._skeleton_walk import walk
+    from loadstone._turns import slots_of
 
-    slots = walk(model)
+    slots = slots_of(model)
     record = skeleton_record(model)
     values = constructor_values(model, (slot for slot in slots if slot.name not in record.derived))
     had = values.keys() | record.derived.keys()
@@ -78,12 +61,15 @@ def needs_of(model: Any) -> Needs:
     ]
     findings += [_obstacle(slot) for slot in slots if slot.obstacle and not slot.may_be_kept]
     slots = [slot for slot in slots if not slot.obstacle]
-    rows = [_row(slot, not slot.tensor.is_meta or slot.name in had) for slot in slots]
-    candidates = frozenset(slot.name for slot in slots if slot.may_be_kept)
-    found = findings + _in_place(slots)
-    forms = {slot.name: (slot.tensor.dtype, slot.tie_of or "") for slot in slots}
-    real = frozenset(slot.name for slot in slots if not slot.tensor.is_meta)
-    return Needs(rows, model, found, values, candidates, overlapping(slots), forms, real)
+    return Needs(
+        targets=[_target(slot, slot.name in had) for slot in slots],
+        module=model,
+        findings=findings + _in_place(slots),
+        constructor_values=values,
+        outside=[slot.name for slot in slots if slot.may_be_kept],
+        overlapping=overlapping(slots),
+        forms={slot.name: (slot.tensor.dtype, slot.tie_of or "") for slot in slots},
+    )
 
 
 def _obstacle(slot: TensorSlot) -> _core.Finding:
@@ -93,13 +79,21 @@ def _obstacle(slot: TensorSlot) -> _core.Finding:
     return _core.Finding("error", "plan.tensor_class", slot.name, [], message, ADVICE)
 
 
-def _row(slot: TensorSlot, has_value: bool) -> tuple[Any, ...]:
-    """name, shape, dtype, kind, tie_of, has_value: what the core wants to know of a tensor."""
+def _target(slot: TensorSlot, is_made: bool) -> _core.Target:
+    """A tensor as the core wants to know it; ``is_made``: the constructor's value can be had."""
     from loadstone._dtypes import dtype_name
 
     tensor = slot.tensor
-    dtype = dtype_name(tensor.dtype)
-    return slot.name, list(tensor.shape), dtype, slot.kind, slot.tie_of or "", has_value
+    is_real = not tensor.is_meta
+    return _core.Target(
+        slot.name,
+        tensor.shape,
+        dtype_name(tensor.dtype),
+        slot.kind,
+        slot.tie_of or "",
+        is_real or is_made,
+        str(tensor.device) if is_real else "",
+    )
 
 
 def _in_place(slots: Iterable[TensorSlot]) -> list[_core.Finding]:

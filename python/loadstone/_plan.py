@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import importlib
 import json
 import os
-import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -15,15 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadstone import _core, _machine, _modules
+from loadstone import _core, _initialise, _machine, _modules
+from loadstone._adapters import trace, with_units
 from loadstone._catalog import Checkpoint, inspect
 from loadstone._errors import Error, count_argument, make
 from loadstone._needs import Needs, needs_of
-from loadstone._policies import missing_policies, runs_initialisers
-from loadstone._prefix import DEFAULT_PREFIXES, stripping_rules
+from loadstone._policies import missing_policies
 from loadstone._quantization import Quantization
 from loadstone._report import listed_errors
-from loadstone._sites import sites_of
 from loadstone._text import read_text
 from loadstone._traced import Traced
 from loadstone._turns import in_turn_with
@@ -32,9 +27,6 @@ if TYPE_CHECKING:
     from loadstone._bitsandbytes.loading import Units
     from loadstone._catalog import Catalog
     from loadstone._report import Report
-
-# Libraries whose conversion code can be asked for recipes.
-TRACED = ("transformers", "diffusers")
 
 
 @dataclass(frozen=True)
@@ -90,12 +82,10 @@ class Plan:
         constructor_values: Mapping[str, Any] | None = None,
         units: Units | None = None,
         forms: Mapping[str, tuple[Any, str]] | None = None,
-        kept: frozenset[str] = frozenset(),
     ) -> None:
         self._core = core
         self._units = units
         self._forms = dict(forms or {})  # dtype and tie of each tensor of the model, when planned
-        self._kept = kept  # tensors of the model that are no targets: they keep their values
         self._model = weakref.ref(model) if model is not None else None
         self._constructor_values = dict(constructor_values or {})
 
@@ -246,7 +236,7 @@ def plan(
     model: Any,
     checkpoint: Checkpoint,
     *,
-    rules: Sequence[Mapping[str, Any]] | str | None = None,
+    rules: Sequence[Mapping[str, Any]] | Mapping[str, str] | str | None = None,
     dtype: Any = None,
     quantize: Any = None,
     device_map: Any = None,
@@ -255,7 +245,7 @@ def plan(
     missing: str | Mapping[str, str] = "error",
     unexpected: str = "warn",
     strict: bool | None = None,
-    strip_prefix: Sequence[str] = DEFAULT_PREFIXES,
+    strip_prefix: str | Sequence[str] = _core.STRIP_PREFIXES,
     staging_bytes_max: int = _core.STAGING_BYTES_MAX,
     threads: int | None = None,
     allow_non_finite: bool = False,
@@ -269,6 +259,7 @@ def plan(
             skeleton file made by :func:`loadstone.save_skeleton`.
         checkpoint: see :func:`loadstone.inspect`.
         rules: what becomes of the file's names, first match wins; see ``docs/rules.md``. Or
+            ``{"old.": "new."}``: literal prefixes of names, and what replaces them. Or
             ``"transformers"``, ``"diffusers"``: traced from that library's own conversion code for
             the model.
         quantize: ``"nf4"``, ``"fp4"`` or ``"int8"``: for the weights of all linear layers but the
@@ -280,14 +271,13 @@ def plan(
             a dictionary from module path to device (``"disk"`` and ``"meta"`` too).
         max_memory: bytes per device (``int`` or ``"8GiB"``).
         offload_folder: where tensors placed on ``"disk"`` go.
-        missing: ``"error"``, ``"initialise"`` (the module's own initialiser) or ``"zeros"``; or
-            regular expressions of whole names with one of these each, where all else is an error.
-            (``"initialize"`` is the same as ``"initialise"``.)
+        missing: ``"error"``, ``"initialise"`` (the module's own initialiser), ``"zeros"`` or
+            ``"keep"`` (what has memory keeps its value, origin ``kept``; what has none is an
+            error); or regular expressions (RE2) of whole names with one of these each, where all
+            else is an error. (``"initialize"`` is the same as ``"initialise"``.)
         unexpected: ``"warn"``, ``"error"`` or ``"ignore"``.
         strict: in the place of both, as for ``load_state_dict``. ``True``: what is missing or
-            unexpected is an error. ``False``: tensors with memory that the checkpoint lacks keep
-            their values (origin ``kept``), and what is unexpected is ignored; what would stay on
-            meta is an error.
+            unexpected is an error. ``False``: ``missing="keep"`` and ``unexpected="ignore"``.
         strip_prefix: taken from the front of the checkpoint's names where all of them have it and
             the model's have not, after ``rules``, and not from traced ones. Where some have it, a
             finding (``plan.prefix``) gives the rule to use. ``()``: names are left alone.
@@ -310,13 +300,11 @@ def plan(
         if missing != "error" or unexpected != "warn":
             message = "strict stands for missing and unexpected; pass it, or these"
             raise make("plan.options", message, field="strict", found=str(strict))
-        unexpected = "error" if strict else "ignore"
+        missing, unexpected = ("error", "error") if strict else ("keep", "ignore")
     catalog = inspect(checkpoint, allow_links=allow_links)
     is_traced = isinstance(rules, str)
     traced = trace(rules, model, catalog, dtype) if isinstance(rules, str) else None
-    holds_units = "bitsandbytes" in sys.modules and not sites_of("bitsandbytes").lacking()
-    if quantize is not None or holds_units:
-        traced = _with_units(traced, model, catalog, dtype, quantize)
+    traced = with_units(traced, model, catalog, dtype, quantize)
     made = make_plan(
         model,
         catalog,
@@ -328,7 +316,6 @@ def plan(
         offload_folder=offload_folder,
         missing=missing,
         unexpected=unexpected,
-        keeps_real=strict is False,
         strip_prefix=strip_prefix,
         staging_bytes_max=count_argument("staging_bytes_max", staging_bytes_max, 2**63 - 1),
         threads=threads,
@@ -343,69 +330,54 @@ def plan(
     return made
 
 
-def _with_units(
-    traced: Traced | None, model: Any, catalog: Catalog, dtype: Any, quantize: Any
-) -> Traced | None:
-    """What was traced, with the weights that are quantized; the model may hold modules for them."""
-    from loadstone._bitsandbytes.choosing import chosen
-
-    units = chosen(model, catalog, quantize, traced.units if traced is not None else None)
-    if units is None:
-        return traced
-    if traced is None:
-        units.dtype = dtype
-    return dataclasses.replace(traced or Traced(None), units=units)
-
-
 def make_plan(
     model: Any,
     catalog: Catalog,
     traced: Traced | None,
     *,
-    rules: Sequence[Mapping[str, Any]] | None = None,
+    rules: Sequence[Mapping[str, Any]] | Mapping[str, str] | None = None,
     dtype: Any = None,
     device_map: Any = None,
     max_memory: Mapping[Any, int | str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
     missing: str | Mapping[str, str] = "error",
+    missing_of: Mapping[str, str] | None = None,
     unexpected: str = "warn",
     threads: int | None = None,
     allow_non_finite: bool = True,
     initialises: bool = False,
     quantize: Mapping[str, Quantization] | None = None,
-    keeps_real: bool = False,
-    strip_prefix: Sequence[str] = (),
+    strip_prefix: str | Sequence[str] = (),
     **options: Any,
 ) -> Plan:
     """:func:`plan` for a checkpoint that is open, with recipes that an adapter worked out.
 
     Args:
+        missing_of: policies of single targets, by name.
         quantize: targets that the core quantizes on their way; who carries the plan out then gets
             :class:`loadstone._execute.Parts`, and makes of them what the model needs.
         allow_non_finite: the libraries quantize NaN without a word, so scripts do not stop for it.
         initialises: the caller has initialisers of its own for what is missing.
-        keeps_real: what is missing and has memory keeps its value.
         options: for the core as they are: ``mmap`` ..., and ``allows_unknown_modules``: entries of
             the device map that name nothing of the model are a warning, as for libraries that
             pass over them, and no error.
     """
     needs, traced = needs_of(model), traced or Traced(None)
     units = traced.units
-    needs.rows = [traced.row(row) for row in needs.rows]
+    for target in needs.targets:
+        traced.adjust(target)
     if units is not None:
         dtype = _take_over(units, needs, dtype)
         quantize = {**(quantize or {}), **units.quantize}
     needs.findings += traced.findings + traced.unexpected_findings(unexpected)
-    needs.keep_candidates |= needs.real if keeps_real else frozenset()
-    if strip_prefix and traced.recipes is None:
-        rules = _with_stripping(rules, catalog, needs, strip_prefix)
     mode, entries = _machine.device_map_entries(device_map)
-    default, policies = missing_policies(missing, [row[0] for row in needs.rows])
-    make_core = functools.partial(
-        _core.make_plan,
+    default, patterns = missing_policies(missing)
+    single = dict.fromkeys(needs.outside, "keep") | dict(missing_of or {})
+    core = _core.make_plan(
         catalog._core,
+        needs.targets,
         values_known=needs.module is not None,
-        rules=json.dumps([dict(rule) for rule in rules]) if rules else "",
+        rules=_as_json(rules) if rules else "",
         dtype="" if dtype is None else str(dtype),
         device_map_mode=mode,
         device_map=entries,
@@ -413,7 +385,10 @@ def make_plan(
         no_split_modules=_modules.no_split_paths(needs.module) if mode else [],
         offload_folder=os.fsdecode(offload_folder) if offload_folder is not None else "",
         missing=default,
+        missing_patterns=patterns,
+        missing_of=list(single.items()),
         unexpected=unexpected,
+        strip_prefixes=_texts("strip_prefix", strip_prefix),
         threads=count_argument("threads", threads or 0),
         allow_non_finite=allow_non_finite,
         recipes=traced.recipes,
@@ -424,55 +399,32 @@ def make_plan(
         bare_modules=_modules.among(needs.module, [path for path, _ in entries]),
         **options,
     )
-    core = make_core(targets=needs.rows, missing_of=policies)
-    if needs.keep_candidates and needs.leave_kept(core):
-        policies = missing_policies(missing, [row[0] for row in needs.rows])[1]
-        core = make_core(targets=needs.rows, missing_of=policies)
-    may_initialise = not initialises and runs_initialisers(default, policies)
-    needs.findings += _of_the_plan(core, needs, units, may_initialise)
+    if units is not None:
+        needs.findings += units.misplaced(core.targets())
+    policies = {default, *single.values(), *(policy for _, policy in patterns)}
+    if needs.module is not None and not initialises and "initialise" in policies:
+        needs.findings += _initialise.findings(core, needs.module)
     core.add_findings(needs.findings)
-    made = Plan(core, needs.module, needs.constructor_values, units, needs.forms, needs.kept)
+    made = Plan(core, needs.module, needs.constructor_values, units, needs.forms)
     core.add_findings(needs.overlaps(made))
     return made
 
 
-def _of_the_plan(
-    core: _core.Plan, needs: Needs, units: Units | None, may_initialise: bool
-) -> list[_core.Finding]:
-    """Findings that need the places of tensors, and the missing ones."""
-    findings = units.misplaced(core.targets()) if units is not None else []
-    if needs.module is not None and may_initialise:
-        from loadstone import _initialise
+def _as_json(rules: Sequence[Mapping[str, Any]] | Mapping[str, str]) -> str:
+    return json.dumps(dict(rules) if isinstance(rules, Mapping) else [dict(rule) for rule in rules])
 
-        findings = [*findings, *_initialise.findings(core, needs.module)]
-    return findings
+
+def _texts(field: str, values: str | Sequence[str]) -> list[str]:
+    texts = [values] if isinstance(values, str) else list(values)
+    for each in texts:
+        if not isinstance(each, str):
+            raise make("plan.options", "no text", field=field, found=repr(each))
+    return texts
 
 
 def _take_over(units: Units, needs: Needs, dtype: Any) -> Any:
     """Gives the units the targets that are theirs; the dtype for all others."""
-    needs.rows = units.rows(needs.rows)
+    needs.targets = units.targets(needs.targets)
     needs.findings = [f for f in needs.findings if not units.is_state(f.target)]
     needs.findings += units.findings
     return units.dtype_left(dtype)
-
-
-def _with_stripping(
-    rules: Any, catalog: Catalog, needs: Needs, prefixes: Sequence[str]
-) -> list[Mapping[str, Any]]:
-    """The rules, and behind them one that takes away a prefix that all names have."""
-    targets = [row[0] for row in needs.rows]
-    stripping, findings = stripping_rules(catalog.encodings(), targets, prefixes)
-    needs.findings += findings if stripping or not rules else []
-    return [*(rules or ()), *stripping]
-
-
-def trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> Traced:
-    """Asks the adapter named after a library."""
-    if library not in TRACED:
-        known = ", ".join(map(repr, TRACED))
-        raise make("plan.options", "no such rules", field="rules", found=library, expected=known)
-    if isinstance(model, str | os.PathLike):
-        raise make("plan.options", "tracing needs a model, not a skeleton file", field="rules")
-    adapter = importlib.import_module(f"loadstone.{library}")
-    traced: Traced = adapter.trace(model, catalog, dtype=dtype)
-    return traced

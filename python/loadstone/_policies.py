@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from loadstone import _core
 from loadstone._errors import make
@@ -12,29 +11,29 @@ POLICIES = _core.MISSING_POLICIES
 _SPELLINGS = {"initialize": "initialise"}
 
 
-def missing_policies(
-    missing: str | Mapping[str, str], names: list[str]
-) -> tuple[str, list[tuple[str, str]]]:
-    """The policy for all, and those for single targets. The first pattern that matches wins."""
+def missing_policies(missing: str | Mapping[str, str]) -> tuple[str, list[tuple[str, str]]]:
+    """The policy for all, and patterns of whole names with theirs, of which the first counts."""
     if isinstance(missing, str):
-        missing = _SPELLINGS.get(missing, missing)
-    else:
-        missing = {name: _SPELLINGS.get(str(how), how) for name, how in missing.items()}
-    chosen = {missing} if isinstance(missing, str) else set(map(str, missing.values()))
-    for policy in chosen - set(POLICIES):
+        return _known(missing), []
+    for pattern in missing:
+        if not isinstance(pattern, str):
+            raise make("plan.options", "no pattern", field="missing", found=repr(pattern))
+    return "error", [(pattern, _known(policy)) for pattern, policy in missing.items()]
+
+
+def policies_of(
+    names: Sequence[str], missing: str | Mapping[str, str], missing_of: Mapping[str, str]
+) -> dict[str, str]:
+    """The policy of each of some targets; ``missing_of``: of single ones."""
+    default, patterns = missing_policies(missing)
+    matches = _core.first_matches([pattern for pattern, _ in patterns], names, "missing")
+    chosen = (patterns[index][1] if index >= 0 else default for index in matches)
+    return {name: missing_of.get(name, policy) for name, policy in zip(names, chosen, strict=True)}
+
+
+def _known(policy: object) -> str:
+    name = _SPELLINGS.get(str(policy), str(policy))
+    if name not in POLICIES:
         known = ", ".join(POLICIES)
-        raise make("plan.options", "no such policy", field="missing", found=policy, expected=known)
-    if isinstance(missing, str):
-        return missing, []
-    try:
-        patterns = [(re.compile(pattern), policy) for pattern, policy in missing.items()]
-    except (re.error, TypeError) as reason:
-        found = str(getattr(reason, "pattern", None) or list(missing))
-        raise make("plan.options", f"no pattern: {reason}", field="missing", found=found) from None
-    matched = ((name, next((p for r, p in patterns if r.fullmatch(name)), None)) for name in names)
-    return "error", [(name, policy) for name, policy in matched if policy is not None]
-
-
-def runs_initialisers(default: str, policies: list[tuple[str, str]]) -> bool:
-    """Whether an initialiser may run."""
-    return "initialise" in (default, *(policy for _, policy in policies))
+        raise make("plan.options", "no such policy", field="missing", found=name, expected=known)
+    return name

@@ -97,11 +97,11 @@ class TensorReader:
                 value = builder.slice(value, dim, begin, count, step)
         tensor = _empty(builder.shape(value), dtype)
         builder.add(entry.name, value)
-        rows = [_row(entry.name, builder.shape(value), dtype)]
+        targets = [_core.Target(entry.name, builder.shape(value), dtype)]
         if not entry.is_decoded:
-            rows += self._companions_of(entry, builder)
-        plan = _plan(self.catalog, rows, builder.finish())
-        self._execute(plan, [tensor, *[None] * (len(rows) - 1)], [dtype] * len(rows))
+            targets += self._companions_of(entry, builder)
+        plan = _plan(self.catalog, targets, builder.finish())
+        self._execute(plan, [tensor, *[None] * (len(targets) - 1)], [dtype] * len(targets))
         return tensor.view(_torch_shape(selection.shape, dtype)).to(device)
 
     def read_all(self, dtypes: Mapping[str, str], device: str, threads: int) -> dict[str, Any]:
@@ -111,13 +111,13 @@ class TensorReader:
             dtypes: of each by its name.
         """
         entries = [self.entry(name) for name in dtypes]
-        rows = [_row(entry.name, entry.shape, dtypes[entry.name]) for entry in entries]
+        targets = [_core.Target(entry.name, entry.shape, dtypes[entry.name]) for entry in entries]
         for entry in entries:
             if entry.is_decoded and not entry.shape:  # codes that are missing have no shape
                 _core.RecipeBuilder(self.catalog._core).numbers(
                     self.catalog._core, entry.name, "F32"
                 )
-        plan = _plan(self.catalog, rows)
+        plan = _plan(self.catalog, targets)
         tensors: dict[str, Any] = {}
         for group in _groups(entries) if device != "cpu" else [set(dtypes)]:
             made = {
@@ -137,7 +137,7 @@ class TensorReader:
             info = self.catalog.tensors[name]
             blocks = not is_dtype(info.encoding) and info.encoding != "F4"
             shapes[name] = (_block_shape(info), "U8") if blocks else (info.shape, info.encoding)
-        plan = _plan(self.catalog, [_row(name, *shape) for name, shape in shapes.items()])
+        plan = _plan(self.catalog, [_core.Target(name, *shape) for name, shape in shapes.items()])
         made = {name: _empty(*shape) for name, shape in shapes.items()}
         self._execute(plan, list(made.values()), [dtype for _, dtype in shapes.values()])
         return {role: made[name] for role, name in entry.components.items()}
@@ -181,15 +181,15 @@ class TensorReader:
                 "plan.dtype", message, tensor=entry.name, found=found, expected=dtype
             ) from error
 
-    def _companions_of(self, entry: Entry, builder: _core.RecipeBuilder) -> list[Any]:
+    def _companions_of(self, entry: Entry, builder: _core.RecipeBuilder) -> list[_core.Target]:
         """Targets for what gives codes their meaning: a plan refuses codes without it."""
         row = self._quantized.get(entry.name)
-        rows = []
+        targets = []
         for name in set(row[3].values()) - {entry.name} if row is not None else ():
             info = self.catalog.tensors[name]
             builder.add(name, builder.source(name))
-            rows.append(_row(name, info.shape, info.encoding))
-        return rows
+            targets.append(_core.Target(name, info.shape, info.encoding))
+        return targets
 
     def _execute(
         self,
@@ -251,31 +251,18 @@ def _unknown(name: str, names: Iterable[str], path: str) -> Error:
     return make("open.name", message, path=path, tensor=name, expected=expected)
 
 
-def _row(name: str, shape: Sequence[int], dtype: str) -> tuple[Any, ...]:
-    return name, tuple(shape), dtype, "parameter", "", False
-
-
 def _plan(
-    catalog: Catalog, rows: list[tuple[Any, ...]], recipes: _core.Recipes | None = None
+    catalog: Catalog, targets: list[_core.Target], recipes: _core.Recipes | None = None
 ) -> _core.Plan:
     """A plan for exactly these targets."""
     return _core.make_plan(
         catalog._core,
-        rows,
+        targets,
         values_known=False,
-        rules="",
-        dtype="",
-        device_map_mode="",
-        device_map=[],
-        max_memory=[],
-        no_split_modules=[],
-        offload_folder="",
+        strip_prefixes=[],
         missing="error",
         unexpected="ignore",
-        staging_bytes_max=64 << 20,
-        threads=0,
         allow_non_finite=True,
-        mmap=False,
         recipes=recipes,
         knows_all_sources=recipes is not None,
     )

@@ -89,7 +89,7 @@ def skeleton_record(model: Any) -> SkeletonRecord:
 
     from loadstone._skeleton_finish import known
     from loadstone._skeleton_schema import storage_key
-    from loadstone._skeleton_walk import walk
+    from loadstone._turns import slots_of
 
     known.purge()
     record = SkeletonRecord()
@@ -100,7 +100,7 @@ def skeleton_record(model: Any) -> SkeletonRecord:
         if build.random_read:
             message = "the constructor looked at a value that was drawn at random"
             record.findings.append(_finding("warning", "skeleton.random", "", message))
-    for slot in walk(model):
+    for slot in slots_of(model):
         if slot.kind == "parameter" or slot.tie_of is not None:
             continue
         key = storage_key(slot.tensor)
@@ -171,12 +171,12 @@ def recompute(model: Any) -> list[str]:
     from loadstone._skeleton_defer import Ref
     from loadstone._skeleton_finish import known
     from loadstone._skeleton_schema import storage_key
-    from loadstone._skeleton_walk import walk
+    from loadstone._turns import slots_of
 
     known.purge()
     done: dict[int, Any] = {}
     names = []
-    for slot in walk(model):
+    for slot in slots_of(model, anew=True):
         key = storage_key(slot.tensor)
         if slot.kind == "parameter" or key not in known.derived:
             continue

@@ -37,7 +37,7 @@ _LEAVES = (
 _TUPLE_VISITS_MAX = 16
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class TensorSlot:
     """A place in a model that holds a tensor.
 
@@ -46,7 +46,6 @@ class TensorSlot:
         kind: ``parameter``, ``persistent_buffer``, ``non_persistent_buffer`` or ``attribute``.
         tensor: what lies there.
         tie_of: name of the first place that holds the very same tensor object, if this is not it.
-        shares_storage_with: name of the first place whose other tensor lies in the same memory.
         is_registered: in a parameter or buffer of the model's own tree of modules, as its state
             dict has them; not in a module that a list, dictionary or plain attribute holds.
         obstacle: why no value can be read into it, or ``""``; see ``_tensor_classes``.
@@ -56,7 +55,6 @@ class TensorSlot:
     kind: Kind
     tensor: torch.Tensor
     tie_of: str | None
-    shares_storage_with: str | None
     _set: Callable[[Any], None]
     is_registered: bool = True
     obstacle: str = ""
@@ -81,9 +79,10 @@ class TensorSlot:
         self._set(tensor)
         self.tensor = tensor
 
-    def put_back(self) -> None:
-        """Puts the tensor that was found there in its place again."""
-        self._set(self.tensor)
+    def put_back(self, tensor: torch.Tensor) -> None:
+        """Puts the tensor that was found there in its place again, as it is."""
+        self._set(tensor)
+        self.tensor = tensor
 
 
 class _Name:
@@ -137,7 +136,6 @@ class _Walk:
     def __init__(self, model: torch.nn.Module) -> None:
         self.slots: list[TensorSlot] = []
         self._first: dict[int, str] = {}  # tensor object: its first name
-        self._storages: dict[int, tuple[str, int]] = {}  # storage: first name, and object
         self._seen: set[int] = set()  # modules and containers
         self._keep: list[Any] = []  # what `_seen` and `_first` know by address
         self._tuples: dict[int, _Tuple] = {}
@@ -154,7 +152,7 @@ class _Walk:
         """Notes a tensor; the places inside anything else."""
         value = place.value
         if issubclass(type(value), torch.Tensor):
-            self._slot(place.name, "attribute", value, place.set, is_registered=False)
+            self._slot(str(place.name), "attribute", value, place.set, is_registered=False)
             return self._inside_tensor(place.name, value)
         if self._is_leaf(value):
             return None
@@ -189,23 +187,26 @@ class _Walk:
         for name, module in tree:
             for registry in (module._parameters, module._buffers):
                 for leaf, tensor in list(registry.items()):
-                    if tensor is not None:
+                    if tensor is not None and getattr(tensor, "__dict__", None):
                         yield from self._inside_tensor(name.child(leaf), tensor)
             for attribute, value in list(module.__dict__.items()):
                 if attribute not in _MODULE_INTERNALS and not self._is_leaf(value):
                     yield _Place(name.child(attribute), value, _in_dict(module.__dict__, attribute))
 
     def _registered(self, path: _Name, module: torch.nn.Module, is_registered: bool) -> None:
-        for name, parameter in list(module._parameters.items()):
+        parameters, buffers = module._parameters, module._buffers
+        if not parameters and not buffers:
+            return
+        prefix = str(path.child(""))
+        for name, parameter in list(parameters.items()):
             if parameter is not None:
-                setter = _in_dict(module._parameters, name)
-                self._slot(path.child(name), "parameter", parameter, setter, is_registered)
-        for name, tensor in list(module._buffers.items()):
+                setter = _in_dict(parameters, name)
+                self._slot(prefix + name, "parameter", parameter, setter, is_registered)
+        for name, tensor in list(buffers.items()):
             if tensor is not None:
                 persistent = name not in module._non_persistent_buffers_set
                 kind = "persistent_buffer" if persistent else "non_persistent_buffer"
-                setter = _in_dict(module._buffers, name)
-                self._slot(path.child(name), kind, tensor, setter, is_registered)
+                self._slot(prefix + name, kind, tensor, _in_dict(buffers, name), is_registered)
 
     def _inside(self, name: _Name, value: Any) -> Iterator[_Place]:
         cls = type(value)
@@ -266,7 +267,7 @@ class _Walk:
 
     def _slot(
         self,
-        path: _Name,
+        name: str,
         kind: Kind,
         tensor: Any,
         setter: Callable[[Any], None],
@@ -274,25 +275,12 @@ class _Walk:
     ) -> None:
         if torch.nn.parameter.is_lazy(tensor):
             return
-        name = str(path)
         tie_of = self._first.get(id(tensor))
-        shares = None
         if tie_of is None:
             self._first[id(tensor)] = name
             self._keep.append(tensor)
-            shares = self._sharer(name, tensor)
         problem = obstacle(tensor)
-        self.slots.append(
-            TensorSlot(name, kind, tensor, tie_of, shares, setter, is_registered, problem)
-        )
-
-    def _sharer(self, name: str, tensor: torch.Tensor) -> str | None:
-        try:
-            key = int(tensor.untyped_storage()._cdata)
-        except (NotImplementedError, RuntimeError):
-            return None
-        first, owner = self._storages.setdefault(key, (name, id(tensor)))
-        return first if owner != id(tensor) else None
+        self.slots.append(TensorSlot(name, kind, tensor, tie_of, setter, is_registered, problem))
 
 
 class _Tuple:

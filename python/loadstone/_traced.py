@@ -39,11 +39,11 @@ class Traced:
     findings: list[_core.Finding] = field(default_factory=list)
     units: Units | None = None
 
-    def row(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A row for the core (see ``_plan``) with what is known of its target put in."""
-        name, shape, dtype, kind, tie_of, has_value = row
-        root = tie_of or self.ties.get(name, "")
-        return name, shape, self.dtypes.get(root or name, dtype), kind, root, has_value
+    def adjust(self, target: _core.Target) -> None:
+        """Puts in what is known of one of the model's tensors."""
+        target.tie_of = root = target.tie_of or self.ties.get(target.name, "")
+        if dtype := self.dtypes.get(root or target.name):
+            target.dtype = dtype
 
     def broken(self) -> list[str]:
         """Weights of which a finding tells why they cannot be loaded."""

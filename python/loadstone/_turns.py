@@ -1,4 +1,4 @@
-"""Loads into one model, after each other."""
+"""Loads into one model, after each other, and what a load knows of it while it lasts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from loadstone._skeleton_walk import TensorSlot
 
 
 class _Turn:
@@ -15,6 +18,8 @@ class _Turn:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.owner: int | None = None  # the thread that has it
+        self.slots: list[TensorSlot] | None = None  # the owner's last walk over the model
 
 
 _guard = threading.Lock()
@@ -46,4 +51,26 @@ def in_turn_with(model: Any) -> Iterator[None]:
         if turn is None:
             turn = _turns[id(model)] = _Turn()
     with turn.lock:
-        yield
+        outer, turn.owner = turn.owner, threading.get_ident()
+        try:
+            yield
+        finally:
+            turn.owner = outer
+            if outer is None:
+                turn.slots = None
+
+
+def slots_of(model: Any, *, anew: bool = False) -> list[TensorSlot]:
+    """Every tensor reachable from a model; whoever has a turn with it walks it once.
+
+    Args:
+        anew: the model may have got other tensors since the last walk.
+    """
+    from loadstone._skeleton_walk import walk
+
+    turn = _turns.get(id(model))
+    if turn is None or turn.owner != threading.get_ident():
+        return walk(model)
+    if turn.slots is None or anew:
+        turn.slots = walk(model)
+    return turn.slots

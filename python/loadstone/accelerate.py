@@ -27,7 +27,8 @@ import torch
 from loadstone import _audit, _core, _execute
 from loadstone._accelerate import checkpoint as files
 from loadstone._accelerate import offload, planning
-from loadstone._catalog import inspect as open_catalog
+from loadstone._catalog import readable
+from loadstone._dtypes import dtype_argument, torch_dtype
 from loadstone._errors import make
 from loadstone._machine import MODES
 from loadstone._patch import Hook, Hooks, gated, suspended
@@ -80,9 +81,11 @@ def load_checkpoint_in_model(
     arguments = dict(locals())
     for ours in ("model", "checkpoint", "missing", "progress", "threads"):
         del arguments[ours]
-    opened = files.find(checkpoint)
-    reason = files.left_to_library(model, opened, arguments)
-    catalog = open_catalog(opened.files) if opened.files is not None and not reason else None
+    paths = files.find(checkpoint)
+    reason = files.left_to_library(model, arguments)
+    catalog = None
+    if not reason:
+        catalog, reason = readable(paths)
     if catalog is not None and files.holds_bitsandbytes(catalog.tensors):
         reason = "the checkpoint was quantized by bitsandbytes"
     if reason or catalog is None:
@@ -99,7 +102,7 @@ def load_checkpoint_in_model(
         catalog,
         device_map=device_map,
         offload_folder=offload_folder,
-        dtype=_torch_dtype(dtype),
+        dtype=None if dtype is None else torch_dtype(dtype_argument(dtype)),
         offload_buffers=offload_buffers,
         keep_in_fp32_modules=keep_in_fp32_modules,
         strict=strict,
@@ -107,7 +110,7 @@ def load_checkpoint_in_model(
     )
 
     def settle(folder: _core.OffloadFolder, report: Report) -> None:
-        _name_kept(model, plan, report)
+        _name_kept(plan)
         _audit.audit(model, report).require_real()
         if device_map is not None and offload_folder is not None:
             offload.settle(model, plan, device_map, folder, offload_buffers)
@@ -248,16 +251,6 @@ def _device_map(
     return places
 
 
-def _torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """``"float16"`` and ``"torch.float16"`` are accepted too."""
-    if not isinstance(dtype, str):
-        return dtype
-    found = getattr(torch, dtype.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
-        raise make("plan.options", "torch has no such dtype", field="dtype", found=dtype)
-    return found
-
-
 def _leave_to_library(
     model: torch.nn.Module,
     checkpoint: str | os.PathLike[str],
@@ -274,18 +267,11 @@ def _leave_to_library(
     offload.require_values(model, device_map, index, {}, arguments["offload_buffers"])
 
 
-def _name_kept(model: torch.nn.Module, plan: Plan, report: Report) -> None:
-    """What stays as it is was planned as something that no checkpoint has: here is what it is."""
-    absent = {finding.target for finding in plan.findings if finding.code == "plan.missing"}
-    stayed = []
-    for slot in walk(model) if absent else ():
-        item = report.provenance[slot.name]
-        if slot.name in absent and item.origin == "constructor":
-            report.provenance[slot.name] = dataclasses.replace(item, kind=slot.kind)
-            stayed.append(slot.name)
-    if stayed:
-        some = ", ".join(stayed[:5]) + (", ..." if len(stayed) > 5 else "")
-        _logger.warning("%d tensors are not in the checkpoint and stay: %s", len(stayed), some)
+def _name_kept(plan: Plan) -> None:
+    kept = [target.name for target in plan.targets if target.origin == "kept"]
+    if kept:
+        some = ", ".join(kept[:5]) + (", ..." if len(kept) > 5 else "")
+        _logger.warning("%d tensors are not in the checkpoint and stay: %s", len(kept), some)
 
 
 def _note_moved(model: torch.nn.Module, report: Report) -> None:

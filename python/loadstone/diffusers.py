@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loadstone._building import builder
+from loadstone._dtypes import dtype_argument, torch_dtype
 
 if TYPE_CHECKING:
     from loadstone._catalog import Catalog
@@ -117,7 +118,7 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> Traced:
         raise make("plan.options", "the model is not of diffusers", field="rules", found=found)
     checkpoint = Checkpoint(catalog)
     checkpoint.decode()
-    wanted = getattr(torch, dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
+    wanted = dtype if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
     kept = getattr(type(model), "_keep_in_fp32_modules", None) or ()
     keeps = tuple(kept) if wanted in (torch.float16, torch.bfloat16) else ()
     given = None if wanted == "auto" else wanted

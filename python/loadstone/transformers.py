@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loadstone._building import builder, construction_dtype
+from loadstone._dtypes import dtype_argument, torch_dtype
 
 if TYPE_CHECKING:
     from loadstone._catalog import Catalog
@@ -101,17 +102,12 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any =
         raise make("plan.options", "the model is not of transformers", field="rules", found=found)
     quantizer = getattr(model, "hf_quantizer", None)
     built = construction_dtype(model)
-    wanted = built if dtype in (None, "auto") else _dtype(dtype)
+    wanted = built if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
     keeps = model._get_dtype_plan(wanted)
     conversions = registered(model, key_mapping, quantizer)
     question = Question(model, wanted, keeps, conversions, quantizer, built)
     derived = cache.derive(catalog, question)
     return load.as_traced(model, catalog, derived, ignores_mismatches=False)
-
-
-def _dtype(dtype: Any) -> torch.dtype:
-    found: torch.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    return found
 
 
 def skeleton_builder(

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from storages import sharers
 
 from loadstone._skeleton import recompute, skeleton, skeleton_findings
 from loadstone._skeleton_walk import walk
@@ -140,10 +141,12 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _identity(model: Any) -> list[tuple[Any, ...]]:
+    slots = walk(model)
+    shared = sharers(slots)
     return [
-        (slot.name, slot.kind, slot.tie_of, slot.shares_storage_with, str(slot.tensor.dtype),
+        (slot.name, slot.kind, slot.tie_of, shared[slot.name], str(slot.tensor.dtype),
          tuple(slot.tensor.shape), type(slot.tensor).__name__)
-        for slot in walk(model)
+        for slot in slots
     ]  # fmt: skip
 
 

@@ -361,15 +361,19 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
         ours.load_checkpoint_and_dispatch(empty(), tmp_path, device_map="sideways")
 
 
-def test_torchs_own_files_are_left_to_accelerate_and_checked(tmp_path, caplog):
+@pytest.mark.parametrize("is_read", [True, False])
+def test_torchs_own_files(tmp_path, caplog, is_read):
+    """Files that loadstone does not read are left to accelerate, and the model is checked."""
     reference = randomise(Net())
-    torch.save(reference.state_dict(), tmp_path / "pytorch_model.bin")
+    state = dict(reference.state_dict())
+    if not is_read:
+        state["sparse"] = torch.eye(2).to_sparse()
+    torch.save(state, tmp_path / "pytorch_model.bin")
     for where in (tmp_path, tmp_path / "pytorch_model.bin"):
         caplog.clear()
         model = ours.load_checkpoint_and_dispatch(empty(), where, device_map={"": "cpu"})
-        assert "torch's own files" in caplog.text
+        assert ("by accelerate itself" in caplog.text) is not is_read
         assert_same(model, reference)
-    state = reference.state_dict()
     del state["head.weight"]
     torch.save(state, tmp_path / "pytorch_model.bin")
     accelerate.load_checkpoint_in_model(empty(), str(tmp_path))  # says nothing

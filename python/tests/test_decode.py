@@ -248,13 +248,13 @@ def planned(path, staging: int = 64 << 20) -> _core.Plan:
     build(builder)
     recipes = builder.finish()
     recipes = _core.Recipes.from_json(catalog, recipes.to_json(catalog))
-    rows = [
-        (name, list(tensor.shape), NAMES[tensor.dtype], "parameter", "", False)
+    targets = [
+        _core.Target(name, tensor.shape, NAMES[tensor.dtype])
         for name, tensor in Experts().state_dict().items()
     ]
     return _core.make_plan(
         catalog,
-        rows,
+        targets,
         True,
         missing="error",
         unexpected="error",

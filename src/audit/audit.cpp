@@ -46,6 +46,7 @@ Verdict judge(const PlannedTarget& target, const Provenance& item) {
       return item.reason.empty() ? Verdict::on_meta : Verdict::exception;
     case Origin::constructor:
     case Origin::initialiser:
+    case Origin::kept:
     case Origin::tie:
       break;
   }
@@ -132,8 +133,8 @@ std::string Audit::text() const {
   }
   text += ".\n";
   constexpr std::array origins = {Origin::checkpoint, Origin::constructor, Origin::initialiser,
-                                  Origin::zeros,      Origin::constant,    Origin::tie,
-                                  Origin::exception};
+                                  Origin::zeros,      Origin::constant,    Origin::kept,
+                                  Origin::tie,        Origin::exception};
   for (const Origin origin : origins) {
     const auto count = std::ranges::count(provenance, origin, &Provenance::origin);
     if (count != 0) text += fmt::format("  {:<12} {}\n", name(origin), count);

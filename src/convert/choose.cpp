@@ -1,7 +1,6 @@
 #include "convert/choose.h"
 
 #include <fmt/format.h>
-#include <re2/re2.h>
 
 #include <algorithm>
 #include <memory>
@@ -10,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/pattern.h"
 #include "base/text.h"
 #include "codec/encode.h"
 #include "convert/experts.h"
@@ -22,27 +22,11 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::size_t pattern_bytes_max = 10'000;
 constexpr std::size_t patterns_max = 10'000;
 constexpr std::string_view none = "none";
 
-using Pattern = std::unique_ptr<const re2::RE2>;
-
 Pattern compile(std::string_view text, const char* field, std::int64_t memory_max) {
-  re2::RE2::Options options;
-  options.set_log_errors(false);
-  options.set_max_mem(memory_max);
-  if (!is_utf8(text)) options.set_encoding(re2::RE2::Options::EncodingLatin1);
-  auto pattern =
-      std::make_unique<const re2::RE2>(re2::StringPiece(text.data(), text.size()), options);
-  if (text.size() <= pattern_bytes_max && pattern->ok()) return pattern;
-  throw Error("plan.options",
-              "not a regular expression: " + (pattern->ok() ? "it is too long" : pattern->error()),
-              {.field = field, .found = printable(text)});
-}
-
-bool finds(const Pattern& pattern, std::string_view name) {
-  return re2::RE2::PartialMatch(re2::StringPiece(name.data(), name.size()), *pattern);
+  return compile_pattern(text, "plan.options", field, memory_max);
 }
 
 bool is_wide(Dtype dtype) noexcept {
@@ -100,14 +84,14 @@ class Chooser {
     if (recipe.constant != nullptr) return "constant";
     if (!is_wide(recipe.dtype)) return "its numbers are no F32, F16 or BF16";
     const std::string& name = recipe.target;
-    const auto found = [&](const Pattern& pattern) { return finds(pattern, name); };
+    const auto found = [&](const Pattern& pattern) { return is_in(*pattern, name); };
     if (std::ranges::any_of(exclude_, found)) return "excluded";
     if (std::ranges::any_of(include_, found)) return std::nullopt;
     for (const auto& [pattern, why] : plain_) {
-      if (finds(pattern, name)) return why;
+      if (is_in(*pattern, name)) return why;
     }
-    if (!finds(weight_, name)) return "no weight of a linear layer";
-    if (!finds(layer_, name)) return "outside the decoder layers";
+    if (!is_in(*weight_, name)) return "no weight of a linear layer";
+    if (!is_in(*layer_, name)) return "outside the decoder layers";
     if (is_beyond(name)) return "layer of the multi-token prediction";
     if (recipe.shape.rank() > 3) return "more than three dims";
     return std::nullopt;
@@ -116,7 +100,7 @@ class Chooser {
   // Null: it stays as it is.
   [[nodiscard]] const Quantization* format_of(const std::string& name) {
     for (Format& format : formats_) {
-      if (format.pattern != nullptr && !finds(format.pattern, name)) continue;
+      if (format.pattern != nullptr && !is_in(*format.pattern, name)) continue;
       ++format.tensors;
       return format.quantization->encoding == none ? nullptr : format.quantization;
     }

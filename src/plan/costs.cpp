@@ -61,7 +61,8 @@ void count_costs(Plan& plan) {
   for (const PlannedTarget& target : plan.targets) {
     const std::uint64_t bytes = target.byte_count();
     const Origin origin = target.recipe.origin;
-    const bool is_the_callers = origin == Origin::constructor || origin == Origin::initialiser;
+    const bool is_the_callers =
+        origin == Origin::constructor || origin == Origin::initialiser || origin == Origin::kept;
     if (target.delivery == Delivery::memory || is_the_callers) {
       std::uint64_t& peak = plan.peak_bytes[target.device];
       peak = sum(peak, bytes);

@@ -26,13 +26,30 @@ const Skeleton& validated(const Skeleton& skeleton) {
   return skeleton;
 }
 
+Stripping stripping(const Catalog& catalog, const Skeleton& skeleton, const PlanOptions& options) {
+  if (options.knows_all_sources) return {.rules = options.rules, .findings = {}};
+  if (options.strip_prefixes) {
+    return strip_prefix(catalog, skeleton, *options.strip_prefixes, options.rules);
+  }
+  const auto& usual = defaults::strip_prefixes;
+  return strip_prefix(catalog, skeleton, {usual.begin(), usual.end()}, options.rules);
+}
+
+std::vector<std::string> patterns_of(const PlanOptions& options) {
+  std::vector<std::string> patterns;
+  for (const auto& [pattern, policy] : options.missing_patterns) patterns.push_back(pattern);
+  return patterns;
+}
+
 }  // namespace
 
 Planner::Planner(std::shared_ptr<const Catalog> catalog, const Skeleton& skeleton,
                  const PlanOptions& options)
     : skeleton_(validated(skeleton)),
       options_(options),
-      rules_(options.rules),
+      stripping_(stripping(*catalog, skeleton, options)),
+      rules_(stripping_.rules),
+      missing_patterns_(patterns_of(options), "missing"),
       production_(*catalog, rules_, options),
       codes_(*catalog),
       accounted_(catalog->tensors().size(), false) {
@@ -100,6 +117,7 @@ Plan Planner::run(SinkKind sink) && {
   plan_.decodings = options_.recipes.decodings;
   check_recipes();
   plan_.findings = plan_.catalog->findings();
+  for (Finding& finding : stripping_.findings) add(std::move(finding));
   plan_.targets.reserve(skeleton_.targets.size());
   for (const Target& target : skeleton_.targets) {
     PlannedTarget& planned = plan_.targets.emplace_back();
@@ -123,6 +141,8 @@ Plan Planner::run(SinkKind sink) && {
   report_contests();
   report_unused_scales();
   report_unexpected();
+  report_kept();
+  report_patterns();
   suggest();
   fold_casts();
   place();

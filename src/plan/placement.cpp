@@ -48,7 +48,10 @@ void Planner::place() {
 
 void Planner::place_by_entries(std::vector<std::string>& devices) {
   devices.assign(plan_.targets.size(), "cpu");
-  if (options_.device_map.entries.empty()) return;
+  if (options_.device_map.entries.empty()) {
+    place_as_held(devices);
+    return;
+  }
   NameMap<std::size_t> entries;
   for (const auto& [path, device] : options_.device_map.entries) {
     entries.emplace(path, plan_.device_map.size());
@@ -92,6 +95,25 @@ void Planner::place_by_entries(std::vector<std::string>& devices) {
              fmt::format("'{}' is tied to '{}' and goes with it to {}, not to {}",
                          printable(plan_.targets[i].name), printable(plan_.targets[roots_[i]].name),
                          devices[roots_[i]], devices[i])});
+  }
+}
+
+// Without a map values go to where the model at hand holds its tensors.
+void Planner::place_as_held(std::vector<std::string>& devices) {
+  for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
+    const Held* const held = roots_[i] == i ? held_by_model(i) : nullptr;
+    if (held == nullptr || held->device == "cpu") continue;
+    devices[i] = device_name(held->device);
+    if (is_device_name(devices[i])) continue;
+    add({.severity = Severity::error,
+         .code = "plan.device_map",
+         .target = plan_.targets[i].name,
+         .message = fmt::format("'{}' is on '{}', where nothing can be loaded to",
+                                printable(plan_.targets[i].name), printable(held->device)),
+         .suggestion = "pass a device map, or move the model",
+         .found = held->device,
+         .expected = device_examples});
+    devices[i] = "cpu";
   }
 }
 

@@ -39,6 +39,8 @@ std::string_view name(Origin origin) noexcept {
       return "zeros";
     case Origin::constant:
       return "constant";
+    case Origin::kept:
+      return "kept";
     case Origin::tie:
       return "tie";
     case Origin::exception:
@@ -55,6 +57,8 @@ std::string_view name(MissingPolicy policy) noexcept {
       return "initialise";
     case MissingPolicy::zeros:
       return "zeros";
+    case MissingPolicy::keep:
+      return "keep";
   }
   return {};
 }

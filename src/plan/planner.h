@@ -10,11 +10,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/pattern.h"
 #include "loadstone/name_hash.h"
 #include "loadstone/plan.h"
 #include "plan/balance.h"
 #include "plan/budget.h"
 #include "plan/codes.h"
+#include "plan/prefix.h"
 #include "plan/produce.h"
 #include "plan/rules.h"
 
@@ -54,6 +56,9 @@ class Planner {
   [[nodiscard]] Dtype final_dtype(const Target& target, const Produced* produced,
                                   Taking taking) const;
   void resolve_missing(std::size_t root);
+  [[nodiscard]] MissingPolicy missing_policy(std::size_t root) const;
+  [[nodiscard]] bool keep(std::size_t root);
+  [[nodiscard]] const Held* held_by_model(std::size_t root) const;
   void resolve_tie(std::size_t tie);
   void fail(std::size_t target, Finding finding);
 
@@ -73,12 +78,15 @@ class Planner {
   // unmatched.cpp: what is left over on either side
   void report_contests();
   void report_unexpected();
+  void report_kept();
+  void report_patterns();
   void suggest();
   void fold_casts();
 
   // placement.cpp
   void place();
   void place_by_entries(std::vector<std::string>& devices);
+  void place_as_held(std::vector<std::string>& devices);
   void report_idle(const std::string& path);
   void report_uncovered(const std::vector<std::size_t>& uncovered);
   void settle(PlannedTarget& target, const std::string& device);
@@ -91,7 +99,9 @@ class Planner {
 
   const Skeleton& skeleton_;
   const PlanOptions& options_;
+  Stripping stripping_;
   CompiledRules rules_;
+  NamePatterns missing_patterns_;
   Production production_;
   Codes codes_;
   // Components of what is decoded or refused by name: none of them is left over.
@@ -104,6 +114,7 @@ class Planner {
   std::vector<std::size_t> roots_;  // what each is a tie of; itself
   std::unordered_map<std::size_t, std::vector<std::size_t>> groups_;  // roots that have ties
   std::vector<Gap> gaps_;
+  std::vector<std::string> kept_names_;
   std::vector<std::string> unexpected_names_;  // in the order of their findings
   std::size_t unexpected_begin_ = 0;           // the first of them in plan_.findings
   std::map<std::pair<Dtype, Dtype>, Finding> casts_;

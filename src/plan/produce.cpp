@@ -66,6 +66,7 @@ void Production::add_recipes(const Recipes& recipes, std::vector<bool>& taken) {
 
 void Production::add_match(Member member, const RuleMatch& match) {
   const CompiledRule& rule = rules_.rules()[match.rule];
+  ++matches_[{match.rule, match.pattern}];
   member.pattern = match.pattern;
   member.groups = match.groups;
   const bool joins = joins_sources(rule.rule.op);
@@ -109,6 +110,17 @@ void Production::order_members() {
       return natural_order(a.name, b.name) < 0;
     });
   }
+}
+
+std::vector<std::size_t> Production::matches() const {
+  std::vector<std::size_t> counts;
+  for (std::uint32_t r = 0; r < rules_.rules().size(); ++r) {
+    for (std::uint32_t p = 0; p < rules_.rules()[r].patterns.size(); ++p) {
+      const auto found = matches_.find({r, p});
+      counts.push_back(found == matches_.end() ? 0 : found->second);
+    }
+  }
+  return counts;
 }
 
 Produced* Production::find(std::string_view name) {

@@ -4,9 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "boxes/view.h"
@@ -65,6 +67,8 @@ class Production {
   [[nodiscard]] std::deque<Produced>& items() noexcept { return items_; }
   [[nodiscard]] Produced* find(std::string_view name);
   [[nodiscard]] const std::vector<Contest>& contests() const noexcept { return contests_; }
+  // How many names each pattern of the rules took, in their order.
+  [[nodiscard]] std::vector<std::size_t> matches() const;
 
   // The view that a rule (or no rule) makes; not for recipes. Numbers of a quantized source count
   // from numbers_begin() on; blocks that are taken as they are are bytes.
@@ -93,6 +97,7 @@ class Production {
   std::deque<Produced> items_;
   NameMap<std::size_t> index_;  // views into items_
   std::vector<Contest> contests_;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t> matches_;  // by rule and pattern
 };
 
 }  // namespace loadstone

@@ -66,7 +66,8 @@ void Planner::resolve(std::size_t root) {
   }
   if (produced == nullptr) {
     resolve_missing(root);
-    if (planned.recipe.origin != Origin::exception) quantize(root);
+    const Origin origin = planned.recipe.origin;
+    if (origin != Origin::exception && origin != Origin::kept) quantize(root);
   } else {
     if (refuse_gaps(root, *produced) || refuse_codes(root, *produced, taking, culprit)) return;
     planned.recipe.origin = Origin::checkpoint;
@@ -389,13 +390,42 @@ Dtype Planner::final_dtype(const Target& target, const Produced* produced, Takin
   return is_one && is_floating ? first.dtype() : target.dtype;
 }
 
+MissingPolicy Planner::missing_policy(std::size_t root) const {
+  const std::string& name = skeleton_.targets[root].name;
+  if (const auto own = options_.missing_of.find(name); own != options_.missing_of.end()) {
+    return own->second;
+  }
+  const auto pattern = missing_patterns_.first_match(name);
+  return pattern ? options_.missing_patterns[*pattern].second : options_.missing;
+}
+
+// Ties are one tensor: what holds one of them holds all.
+const Held* Planner::held_by_model(std::size_t root) const {
+  if (skeleton_.targets[root].held) return &*skeleton_.targets[root].held;
+  for (const std::size_t tie : members(root)) {
+    if (skeleton_.targets[tie].held) return &*skeleton_.targets[tie].held;
+  }
+  return nullptr;
+}
+
+// The value that is there stays as it is, whatever dtype and encoding others get.
+bool Planner::keep(std::size_t root) {
+  const Held* const held = held_by_model(root);
+  PlannedTarget& planned = plan_.targets[root];
+  if (held == nullptr || options_.quantize.contains(planned.name)) return false;
+  planned.recipe.origin = Origin::kept;
+  planned.dtype = held->dtype;
+  kept_names_.push_back(planned.name);
+  return true;
+}
+
 void Planner::resolve_missing(std::size_t root) {
   const Target& target = skeleton_.targets[root];
   PlannedTarget& planned = plan_.targets[root];
-  const auto own_policy = options_.missing_of.find(target.name);
-  const MissingPolicy policy =
-      own_policy == options_.missing_of.end() ? options_.missing : own_policy->second;
-  if (policy == MissingPolicy::error && options_.explained.contains(target.name)) {
+  const MissingPolicy policy = missing_policy(root);
+  if (policy == MissingPolicy::keep && keep(root)) return;
+  const bool fails = policy == MissingPolicy::error || policy == MissingPolicy::keep;
+  if (fails && options_.explained.contains(target.name)) {
     planned.recipe.reason = "plan.missing";
     return;
   }
@@ -421,6 +451,7 @@ void Planner::resolve_missing(std::size_t root) {
   };
   switch (policy) {
     case MissingPolicy::error:
+    case MissingPolicy::keep:  // of no value
       fail(root, std::move(finding));
       return;
     case MissingPolicy::zeros:

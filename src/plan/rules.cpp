@@ -18,7 +18,6 @@ namespace {
 constexpr std::size_t rules_max = 10'000;
 constexpr std::size_t patterns_max = 64;  // of one rule
 constexpr std::size_t targets_max = 4096;
-constexpr std::size_t pattern_bytes_max = 4096;
 constexpr std::size_t groups_max = 32;
 
 [[noreturn]] void refuse(const std::string& field, std::string message, std::string found = {},
@@ -79,24 +78,13 @@ void check_rule(const std::string& at, const Rule& rule) {
   }
 }
 
-std::unique_ptr<const re2::RE2> compile_pattern(const std::string& pattern,
-                                                const std::string& field, std::int64_t memory_max) {
-  if (pattern.size() > pattern_bytes_max) {
-    refuse(field, "the pattern is too long", fmt::format("{} bytes", pattern.size()),
-           fmt::format("at most {}", pattern_bytes_max));
-  }
-  re2::RE2::Options options;
-  options.set_log_errors(false);
-  options.set_max_mem(memory_max);
-  // Names are bytes: those that are no UTF-8 must be matched by '.' too.
-  if (!is_utf8(pattern)) options.set_encoding(re2::RE2::Options::EncodingLatin1);
-  auto regex = std::make_unique<const re2::RE2>(pattern, options);
-  if (!regex->ok()) refuse(field, "not a regular expression: " + regex->error(), pattern);
-  if (regex->NumberOfCapturingGroups() > static_cast<int>(groups_max)) {
-    refuse(field, "too many groups", fmt::format("{}", regex->NumberOfCapturingGroups()),
+Pattern compile_source(const std::string& text, const std::string& field, std::int64_t memory_max) {
+  Pattern pattern = compile_pattern(text, "plan.rules", field, memory_max);
+  if (pattern->NumberOfCapturingGroups() > static_cast<int>(groups_max)) {
+    refuse(field, "too many groups", fmt::format("{}", pattern->NumberOfCapturingGroups()),
            fmt::format("at most {}", groups_max));
   }
-  return regex;
+  return pattern;
 }
 
 CompiledRule compile_rule(const Rule& rule, std::size_t index, std::int64_t memory_max) {
@@ -107,7 +95,7 @@ CompiledRule compile_rule(const Rule& rule, std::size_t index, std::int64_t memo
   std::size_t groups = groups_max;
   for (std::size_t i = 0; i < rule.sources.size(); ++i) {
     auto pattern =
-        compile_pattern(rule.sources[i], fmt::format("{}.sources[{}]", at, i), memory_max);
+        compile_source(rule.sources[i], fmt::format("{}.sources[{}]", at, i), memory_max);
     groups = std::min(groups, static_cast<std::size_t>(pattern->NumberOfCapturingGroups()));
     compiled.patterns.push_back(std::move(pattern));
   }
@@ -226,12 +214,6 @@ bool CompiledRules::match(std::string_view name, RuleMatch& match) const {
     }
   }
   return false;
-}
-
-std::int64_t pattern_memory(std::size_t patterns) noexcept {
-  constexpr std::int64_t one_max = 4 << 20;
-  const auto count = static_cast<std::int64_t>(std::max<std::size_t>(patterns, 1));
-  return std::min(one_max, patterns_memory_max / count);
 }
 
 MaybeMisfit apply_step(const RuleStep& step, View& view) {

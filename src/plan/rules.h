@@ -1,14 +1,13 @@
 // Rules made ready to match names.
 #pragma once
 
-#include <re2/re2.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/pattern.h"
 #include "boxes/view.h"
 #include "loadstone/recipe.h"
 
@@ -35,7 +34,7 @@ class Template {
 
 struct CompiledRule {
   Rule rule;
-  std::vector<std::unique_ptr<const re2::RE2>> patterns;
+  std::vector<Pattern> patterns;
   std::vector<Template> targets;
 };
 
@@ -59,12 +58,6 @@ class CompiledRules {
  private:
   std::vector<CompiledRule> rules_;
 };
-
-// RE2's programs and caches of all patterns that are used together.
-inline constexpr std::int64_t patterns_memory_max = std::int64_t{128} << 20;
-// What RE2 may take for each of so many patterns. One that needs more is refused as too large; one
-// whose cache is full is matched more slowly.
-[[nodiscard]] std::int64_t pattern_memory(std::size_t patterns) noexcept;
 
 // How many tensors an operation takes and makes: a step is from one to one.
 enum class OpKind : std::uint8_t { name_only, joins, cuts, step };

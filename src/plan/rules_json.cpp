@@ -6,6 +6,7 @@
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "loadstone/recipe.h"
+#include "plan/prefix.h"
 #include "plan/rules.h"
 
 namespace loadstone {
@@ -76,6 +77,19 @@ Rule read_rule(const JsonReader& reader, JsonReader::Element value, const JsonPl
   return rule;
 }
 
+// {"old.": "new."}: literal prefixes.
+Rules read_prefixes(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place) {
+  Rules rules;
+  const JsonObject checked(reader, value, place);
+  for (const auto field : simdjson::dom::object(value)) {
+    const JsonPlace at = {&place, field.key, 0};
+    if (field.key == "op") reader.refuse(at, "a rule stands in a list: [{...}]");
+    rules.push_back(prefix_rule(field.key, reader.string(field.value, at)));
+  }
+  const CompiledRules compiled(rules);
+  return rules;
+}
+
 void write_step(JsonWriter& json, const RuleStep& step) {
   json.member("op", name(step.op));
   if (step.dims.size() == 1) {
@@ -94,6 +108,7 @@ Rules rules_from_json(std::string_view text) {
     const JsonDocument document(text, "plan.rules", text_bytes_max);
     const JsonReader reader("plan.rules");
     const JsonPlace place = {nullptr, "rules", 0};
+    if (document.root().is_object()) return read_prefixes(reader, document.root(), place);
     Rules rules;
     for (const auto item : reader.array(document.root(), place)) {
       rules.push_back(read_rule(reader, item, {&place, {}, rules.size()}));

@@ -69,6 +69,42 @@ void Planner::report_unexpected() {
   }
 }
 
+void Planner::report_kept() {
+  if (kept_names_.empty()) return;
+  const std::size_t count = kept_names_.size();
+  add({.code = "plan.kept",
+       .target = kept_names_.front(),
+       .message = fmt::format("{} that the checkpoint lacks {} the model's {}: {}",
+                              count == 1 ? "a tensor" : fmt::format("{} tensors", count),
+                              count == 1 ? "keeps" : "keep", count == 1 ? "value" : "values",
+                              name_list(kept_names_, count))});
+}
+
+// How many names each pattern took: one that took none may be mistyped.
+void Planner::report_patterns() {
+  const auto tell = [&](const char* option, const std::vector<std::string>& patterns,
+                        const std::vector<std::size_t>& counts, const char* names) {
+    add({.code = "plan.pattern",
+         .message =
+             fmt::format("{} names {} by {}", option, names, counts_text(patterns, counts))});
+  };
+  if (!options_.rules.empty()) {
+    std::vector<std::string> patterns;
+    for (const Rule& rule : options_.rules) {
+      patterns.insert(patterns.end(), rule.sources.begin(), rule.sources.end());
+    }
+    tell("rules", patterns, production_.matches(), "tensors of the checkpoint");
+  }
+  if (options_.missing_patterns.empty()) return;
+  std::vector<std::string> patterns;
+  for (const auto& [pattern, policy] : options_.missing_patterns) patterns.push_back(pattern);
+  std::vector<std::size_t> counts(patterns.size());
+  for (const Target& target : skeleton_.targets) {
+    if (const auto match = missing_patterns_.first_match(target.name)) ++counts[*match];
+  }
+  tell("missing", patterns, counts, "tensors of the model");
+}
+
 void Planner::suggest() {
   if (gaps_.empty()) return;
   NearestNames names;

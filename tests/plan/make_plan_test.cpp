@@ -93,6 +93,39 @@ TEST(MakePlan, MissingPolicies) {
   }
 }
 
+TEST(MakePlan, KeptIsWhatTheModelHolds) {
+  Target held = target_of("held", {4}, Dtype::bf16);
+  held.held = Held{.device = "cpu", .dtype = Dtype::f16};
+  Target tied = target_of("tied", {4}, Dtype::bf16);
+  tied.tie_of = "held";
+  PlanOptions options;
+  options.missing = MissingPolicy::keep;
+  options.dtype = Dtype::f32;
+  const Plan plan = make_plan(fake_catalog({{"a", {1}}}),
+                              skeleton_of({held, tied, target_of("a", {1})}), options);
+  EXPECT_TRUE(plan.ok());
+  EXPECT_EQ(planned(plan, "held").recipe.origin, Origin::kept);
+  EXPECT_EQ(planned(plan, "held").dtype, Dtype::f16);  // not cast
+  EXPECT_EQ(planned(plan, "held").delivery, Delivery::none);
+  EXPECT_EQ(planned(plan, "tied").recipe.origin, Origin::tie);
+  EXPECT_EQ(found(plan, "plan.kept").size(), 1u);
+  EXPECT_EQ(plan.peak_bytes.at("cpu"), 8u + 4u);
+  // On meta there is nothing to keep, and what is to be quantized is not there either.
+  EXPECT_FALSE(make_plan(fake_catalog({}), skeleton_of({target_of("m", {4})}), options).ok());
+  options.missing = MissingPolicy::error;
+  EXPECT_FALSE(make_plan(fake_catalog({}), skeleton_of({held}), options).ok());
+  options.missing_of = {{"held", MissingPolicy::keep}};
+  EXPECT_TRUE(make_plan(fake_catalog({}), skeleton_of({held}), options).ok());
+  options.missing_of.clear();
+  options.missing_patterns = {{"he.d", MissingPolicy::keep}};
+  EXPECT_TRUE(make_plan(fake_catalog({}), skeleton_of({held}), options).ok());
+  options.missing_patterns = {{"he", MissingPolicy::keep}};  // the whole name
+  EXPECT_FALSE(make_plan(fake_catalog({}), skeleton_of({held}), options).ok());
+  // What the checkpoint holds is loaded.
+  const Plan loaded = make_plan(fake_catalog({{"held", {4}}}), skeleton_of({held}), options);
+  EXPECT_EQ(planned(loaded, "held").recipe.origin, Origin::checkpoint);
+}
+
 TEST(MakePlan, UnexpectedPolicies) {
   PlanOptions options;
   const auto plan_with = [&](UnexpectedPolicy policy) {

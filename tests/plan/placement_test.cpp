@@ -255,6 +255,28 @@ TEST(Placement, WhereNothingIsWrittenNoFolderIsNeeded) {
   EXPECT_EQ(plan.bytes_to_read, 0u);
 }
 
+TEST(Placement, WithoutAMapWhereTheModelHoldsIt) {
+  Target held = target_of("held", {4});
+  held.held = Held{.device = "cuda:1"};
+  Target tied = target_of("tied", {4});
+  tied.tie_of = "held";
+  const auto catalog = fake_catalog({{"held", {4}}, {"blank", {4}}});
+  const auto skeleton = skeleton_of({held, tied, target_of("blank", {4})});
+  const Plan plan = make_plan(catalog, skeleton);
+  EXPECT_EQ(planned(plan, "held").device, "cuda:1");
+  EXPECT_EQ(planned(plan, "tied").device, "cuda:1");
+  EXPECT_EQ(planned(plan, "blank").device, "cpu");
+  EXPECT_EQ(plan.peak_bytes.at("cuda:1"), 16u);
+  EXPECT_TRUE(plan.device_map.empty());
+  PlanOptions options;
+  options.device_map.entries = {{"", "cpu"}};
+  EXPECT_EQ(planned(make_plan(catalog, skeleton, options), "held").device, "cpu");
+  held.held = Held{.device = "xla:0"};
+  const Plan unknown = make_plan(fake_catalog({{"held", {4}}}), skeleton_of({held}));
+  EXPECT_FALSE(unknown.ok());
+  EXPECT_EQ(found(unknown, "plan.device_map").size(), 1u);
+}
+
 TEST(Placement, NamesThatAreNoFilesStayOffTheDisk) {
   PlanOptions options;
   options.offload_folder = "/tmp/offload";

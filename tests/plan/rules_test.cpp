@@ -137,7 +137,7 @@ TEST(Rules, FirstMatchWinsAndOthersKeepTheirNames) {
       fake_catalog({{"a", {1}}, {"c", {2}}, {"d", {3}}}),
       skeleton_of({target_of("b", {1}), target_of("x", {2}), target_of("d", {3})}), options);
   EXPECT_TRUE(plan.ok());
-  EXPECT_TRUE(plan.findings.empty());
+  EXPECT_EQ(plan.findings.size(), found(plan, "plan.pattern").size());
 }
 
 TEST(Rules, PatternsMatchWholeNames) {
@@ -145,7 +145,7 @@ TEST(Rules, PatternsMatchWholeNames) {
   options.rules = rules_from_json(R"j([{"op": "rename", "sources": ["a"], "targets": ["b"]}])j");
   const Plan plan =
       make_plan(fake_catalog({{"aa", {1}}}), skeleton_of({target_of("aa", {1})}), options);
-  EXPECT_TRUE(plan.findings.empty());
+  EXPECT_EQ(plan.findings.size(), found(plan, "plan.pattern").size());
 }
 
 TEST(Rules, DollarSigns) {
@@ -154,7 +154,7 @@ TEST(Rules, DollarSigns) {
       rules_from_json(R"j([{"op": "rename", "sources": ["(.)"], "targets": ["$$$1$$"]}])j");
   const Plan plan =
       make_plan(fake_catalog({{"a", {1}}}), skeleton_of({target_of("$a$", {1})}), options);
-  EXPECT_TRUE(plan.findings.empty());
+  EXPECT_EQ(plan.findings.size(), found(plan, "plan.pattern").size());
 }
 
 TEST(Rules, JsonRoundTrip) {
@@ -238,8 +238,8 @@ INSTANTIATE_TEST_SUITE_P(
                  "rules[0].note"},
         BadRules{R"j([{"op": "rename", "op": "stack", "sources": ["a"], "targets": ["b"]}])j",
                  "rules[0].op"},
-        BadRules{R"j({"op": "rename"})j", "rules"}, BadRules{R"j([1])j", "rules[0]"},
-        BadRules{"[", ""}));
+        BadRules{R"j({"op": "rename"})j", "rules.op"}, BadRules{R"j("a")j", "rules"},
+        BadRules{R"j([1])j", "rules[0]"}, BadRules{"[", ""}));
 
 TEST(Rules, RulesMadeInCodeAreCheckedToo) {
   PlanOptions options;

@@ -18,18 +18,7 @@ _OTHER_PACKAGES = ("torchao", "torch.distributed")
 _WRAPPERS = ("torch.nn.parallel", "torch._dynamo", "torch.distributed")
 
 
-class Opened:
-    """What a checkpoint argument means.
-
-    Attributes:
-        files: for :func:`loadstone.inspect`; ``None`` where they are torch's own.
-    """
-
-    def __init__(self, files: str | list[str] | None) -> None:
-        self.files = files
-
-
-def find(checkpoint: str | os.PathLike[str]) -> Opened:
+def find(checkpoint: str | os.PathLike[str]) -> str | list[str]:
     """Resolves a file, a folder or an index.
 
     A folder that holds safetensors as well as torch's files means the former; accelerate takes
@@ -44,56 +33,43 @@ def find(checkpoint: str | os.PathLike[str]) -> Opened:
         return _in_folder(path)
     if not path.is_file():
         raise make("io.not_found", "no such file or folder", path=str(path))
-    return _index(path) if path.suffix == ".json" else _file(path)
+    return _index(path) if path.suffix == ".json" else str(path)
 
 
-def _file(path: Path) -> Opened:
-    """torch's files have many endings, so what they begin with decides: a zip, or a pickle."""
-    if path.suffix not in (".safetensors", ".gguf"):
-        with path.open("rb") as file:
-            if file.read(2).startswith((b"PK", b"\x80")):
-                return Opened(None)
-    return Opened(str(path))
-
-
-def _in_folder(folder: Path) -> Opened:
+def _in_folder(folder: Path) -> str | list[str]:
     names = sorted(each.name for each in folder.iterdir())
     if "model.safetensors" in names:
-        return Opened(str(folder / "model.safetensors"))
+        return str(folder / "model.safetensors")
     indices = [name for name in names if name.endswith(".index.json")]
     ours = [name for name in indices if ".safetensors.index." in name]
     if len(ours) == 1 or len(indices) == 1:
         return _index(folder / (ours or indices)[0])
     if not indices and "pytorch_model.bin" in names:
-        return Opened(None)
-    return Opened(str(folder))  # one file of another name, or an error that says what is there
+        return str(folder / "pytorch_model.bin")
+    return str(folder)  # one file of another name, or an error that says what is there
 
 
-def _index(path: Path) -> Opened:
+def _index(path: Path) -> str | list[str]:
     """An index is an object with a ``weight_map``, or for accelerate that map alone."""
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
-        return Opened(str(path))  # opening it says what is wrong
+        return str(path)  # opening it says what is wrong
     if not isinstance(index, dict):
-        return Opened(str(path))
+        return str(path)
     shards = index.get("weight_map", index)
     if not isinstance(shards, dict) or not all(isinstance(each, str) for each in shards.values()):
-        return Opened(str(path))
+        return str(path)
     names = sorted(set(shards.values()))
-    if any(not name.endswith((".safetensors", ".gguf")) for name in names):
-        return Opened(None)
     if "weight_map" in index:
-        return Opened(str(path))
+        return str(path)
     if any(Path(name).name != name for name in names):
         raise make("ix.path_escape", "a shard must lie beside its index", path=str(path))
-    return Opened([str(path.parent / name) for name in names])
+    return [str(path.parent / name) for name in names]
 
 
-def left_to_library(model: Any, opened: Opened, arguments: dict[str, Any]) -> str:
+def left_to_library(model: Any, arguments: dict[str, Any]) -> str:
     """Why accelerate's own function has to do this load; "" where loadstone does it."""
-    if opened.files is None:
-        return "torch's own files are left to torch"
     if arguments["offload_8bit_bnb"]:
         return "offload_8bit_bnb quantizes on the way"
     if arguments["device_map"] is None:

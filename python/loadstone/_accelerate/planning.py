@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,40 +9,34 @@ from typing import Any
 
 import torch
 
+from loadstone import _core
+from loadstone._adapters import TRACED, trace
 from loadstone._catalog import Catalog
-from loadstone._core import Finding
 from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import make
 from loadstone._placement import device_of
-from loadstone._plan import TRACED, Plan, make_plan, trace
+from loadstone._plan import Plan, make_plan
 from loadstone._skeleton_walk import TensorSlot, walk
 from loadstone._traced import Traced
 
 _FLOATING = ("F64", "F32", "F16", "BF16")
-MISSING = ("keep", "error", "initialise", "zeros")
 
 
 @dataclass
 class Adjusted(Traced):
-    """Rows for the core with what accelerate's arguments say put in.
+    """Targets for the core with what accelerate's arguments say put in.
 
     Attributes:
-        base: what was traced from the model's library; ``None``: names match as they are.
         cast: the dtype that floating parameters and saved buffers get, by name.
-        kept: tensors that the checkpoint lacks and that stay as they are.
     """
 
     recipes: Any = None
-    base: Traced | None = None
     cast: dict[str, str] = field(default_factory=dict)
-    kept: frozenset[str] = frozenset()
 
-    def row(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        name, shape, dtype, kind, tie_of, has_value = self.base.row(row) if self.base else row
-        if name in self.kept:
-            # Never read: for the core it is what no checkpoint has, with a value at hand.
-            return name, shape, row[2], "attribute", tie_of, has_value
-        return name, shape, self.cast.get(name, dtype), kind, tie_of, has_value
+    def adjust(self, target: _core.Target) -> None:
+        super().adjust(target)
+        if dtype := self.cast.get(target.name):
+            target.dtype = dtype
 
 
 def plan_load(
@@ -58,12 +51,9 @@ def plan_load(
     strict: bool,
     missing: str,
 ) -> Plan:
-    """The plan; a warning names each tensor that it leaves as it is.
-
-    A second plan is made where the first one finds tensors missing that may stay.
-    """
-    if missing not in MISSING:
-        expected = ", ".join(MISSING)
+    """The plan."""
+    if missing not in _core.MISSING_POLICIES:
+        expected = ", ".join(_core.MISSING_POLICIES)
         raise make(
             "plan.options", "no such policy", field="missing", found=missing, expected=expected
         )
@@ -76,24 +66,20 @@ def plan_load(
         adjusted = Adjusted(cast={} if follows_file else _casts(slots, dtype, keeps))
     else:
         _refuse_keeps(slots, keeps)
-        adjusted = Adjusted(base=base, **vars(base))
+        adjusted = Adjusted(**vars(base))
     ties = base.ties if base is not None else {}
     places = placement(slots, ties, device_map, offload_buffers)
-    options: dict[str, Any] = {
-        "dtype": "auto" if follows_file and base is None else None,
-        "device_map": places,
-        "offload_folder": offload_folder,
-        "missing": "error" if missing == "keep" else missing,
-        "unexpected": "error" if strict else "warn",
-        "allows_unknown_modules": True,
-    }
-    plan = make_plan(model, catalog, adjusted, **options)
-    stay = _may_stay(plan, slots, adjusted) if missing == "keep" and not strict else []
-    if stay:
-        kept = frozenset(finding.target for finding in stay)
-        plan = make_plan(model, catalog, dataclasses.replace(adjusted, kept=kept), **options)
-        plan._core.add_findings(stay)
-    return plan
+    return make_plan(
+        model,
+        catalog,
+        adjusted,
+        dtype="auto" if follows_file and base is None else None,
+        device_map=places,
+        offload_folder=offload_folder,
+        missing="error" if strict and missing == "keep" else missing,
+        unexpected="error" if strict else "warn",
+        allows_unknown_modules=True,
+    )
 
 
 def _traced(model: torch.nn.Module, catalog: Catalog, dtype: torch.dtype | None) -> Traced | None:
@@ -151,18 +137,17 @@ def placement(
     ties: Mapping[str, str],
     device_map: Mapping[str, Any] | None,
     offload_buffers: bool,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """The device map for the plan, with an entry for each tensor that does not go with its module.
 
     Buffers of modules on disk are real unless ``offload_buffers``; what is tied is in memory where
-    one of its modules is; without a map everything stays on the device where it is.
+    one of its modules is.
 
     Args:
         ties: those that are not made yet.
     """
     if device_map is None:
-        real = [slot for slot in slots if slot.tensor.device.type not in ("meta", "cpu")]
-        return {"": "cpu"} | {slot.name: slot.tensor.device for slot in real}
+        return None
     places = dict(device_map)
     for slot in slots:
         device = device_of(slot.name, device_map)
@@ -172,24 +157,3 @@ def placement(
         if root and device not in (None, "disk") and device_of(root, places) == "disk":
             places[root] = device
     return places
-
-
-def _may_stay(plan: Plan, slots: list[TensorSlot], adjusted: Adjusted) -> list[Finding]:
-    """A warning for each tensor that the checkpoint lacks and that holds memory.
-
-    Not for those of which it has a part (some of the experts): that is a broken checkpoint.
-    """
-    broken = {each.target for each in adjusted.findings if each.severity == "error"}
-    real = {slot.name for slot in slots if not slot.tensor.is_meta} - broken
-    return [
-        Finding(
-            "warning",
-            "plan.missing",
-            each.target,
-            each.sources,
-            f"{each.message}: the model's own value stays",
-            each.suggestion,
-        )
-        for each in plan.findings
-        if each.code == "plan.missing" and each.severity == "error" and each.target in real
-    ]

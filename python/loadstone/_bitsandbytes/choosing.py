@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -85,19 +84,24 @@ def _wanted(model: torch.nn.Module, quantize: Any) -> dict[str, Quantization]:
     if not isinstance(quantize, Mapping):
         how = _how(quantize)
         return dict.fromkeys(_usual(model), how)
-    patterns = [(_pattern(text), _how(value)) for text, value in quantize.items()]
-    found: dict[str, Quantization] = {}
-    unused = {pattern.pattern for pattern, _ in patterns}
+    patterns, hows = list(quantize), [_how(value) for value in quantize.values()]
     linears = [full(path, "weight") for path, _ in _linears(model)]
     parameters = (name for name, _ in model.named_parameters(remove_duplicate=False))
-    for weight in [*linears, *stacks(model, parameters)]:
-        path = weight.removesuffix(".weight")
-        for pattern, how in patterns:
-            if pattern.fullmatch(weight) or pattern.fullmatch(path):
-                unused.discard(pattern.pattern)
-                found.setdefault(weight, how)
-    if unused:
-        raise _refused("no weight of a linear layer has such a name", sorted(unused)[0])
+    weights = [*linears, *stacks(model, parameters)]
+    paths = [weight.removesuffix(".weight") for weight in weights]
+    by_weight, by_path = (
+        _core.first_matches(patterns, names, "quantize") for names in (weights, paths)
+    )
+    found: dict[str, Quantization] = {}
+    used = set()
+    for weight, *matches in zip(weights, by_weight, by_path, strict=True):
+        matching = [index for index in matches if index >= 0]
+        used.update(matching)
+        if matching:
+            found[weight] = hows[min(matching)]
+    for index, pattern in enumerate(patterns):
+        if index not in used:
+            raise _refused("no weight of a linear layer has such a name", pattern)
     return found
 
 
@@ -107,13 +111,6 @@ def _how(value: Any) -> Quantization:
     if value not in ENCODINGS:
         raise _refused("no such encoding", repr(value), ", ".join(ENCODINGS))
     return Quantization(value)
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as reason:
-        raise _refused(str(reason), text) from None
 
 
 def _refused(message: str, found: str = "", expected: str = "") -> Exception:

@@ -19,7 +19,7 @@ from loadstone._bitsandbytes.folder import complete_on_disk
 from loadstone._bitsandbytes.form import FOUR_BIT, Shape, full
 from loadstone._bitsandbytes.stored import StoredUnit, require_finite
 from loadstone._catalog import Catalog
-from loadstone._dtypes import dtype_name, torch_dtype
+from loadstone._dtypes import dtype_argument, dtype_name, torch_dtype
 from loadstone._errors import make
 from loadstone._skeleton_walk import TensorSlot, walk
 
@@ -43,8 +43,6 @@ _PLACES = {
 }
 _NESTED_BLOCK = 256
 _CONSTANTS = ("quant_state.code", "quant_state.state2.code")
-
-Row = tuple[Any, ...]
 
 
 @dataclass
@@ -75,27 +73,30 @@ class Units:
 
     # --- the plan --------------------------------------------------------------------------------
 
-    def rows(self, rows: Iterable[Row]) -> list[Row]:
-        """The core's rows, with all tensors of a stored weight in the place of one."""
+    def targets(self, targets: Iterable[_core.Target]) -> list[_core.Target]:
+        """The core's targets, with all tensors of a stored weight in the place of one."""
         result = []
         cast = "" if self.dtype_left(self.dtype) else _name_of(self.dtype)
-        for row in rows:
-            if row[0] in self.aliases or self.is_state(row[0]):
+        for target in targets:
+            if target.name in self.aliases or self.is_state(target.name):
                 continue
-            if self.is_state(row[4]):  # the weight lent it; now it is on its own
-                row = (*row[:4], "", *row[5:])
-            unit = self._by_weight.get(row[4] or row[0])
+            if self.is_state(target.tie_of):
+                target.tie_of = ""  # the weight lent it; now it is on its own
+            weight = target.tie_of or target.name
+            unit = self._by_weight.get(weight)
             if unit is None:
-                entry = self.broken.get(row[4] or row[0])
-                row = _cast(row, cast) if cast else row
-                result.append(row if entry is None else _as_stored(row, *entry))
+                if cast and _is_cast(target):
+                    target.dtype = cast
+                entry = self.broken.get(weight)
+                result.append(target if entry is None else _as_stored(target, *entry))
                 continue
-            (dtype, shape), *_ = unit.targets().values()
-            result.append(_as_stored(row, dtype, shape))
-            if not row[4]:
+            parts = unit.targets()
+            result.append(_as_stored(target, *parts[unit.name]))
+            if not target.tie_of:
                 result += [
-                    (name, list(shape), dtype, "persistent_buffer", "", False)
-                    for name, (dtype, shape) in list(unit.targets().items())[1:]
+                    _core.Target(name, shape, dtype, "persistent_buffer")
+                    for name, (dtype, shape) in parts.items()
+                    if name != unit.name
                 ]
         return result
 
@@ -104,7 +105,7 @@ class Units:
         return dtype if dtype in (None, "auto") or not self.stored else None
 
     def slots(self, slots: Iterable[TensorSlot]) -> list[TensorSlot]:
-        """The model's tensors as :meth:`rows` has them; nothing can be put into those added."""
+        """The model's tensors as :meth:`targets` has them; nothing can be put into those added."""
         result = []
         for slot in slots:
             if slot.name in self.aliases or self.is_state(slot.name):
@@ -120,7 +121,7 @@ class Units:
                     result.append(made)
                 elif slot.tie_of is None:
                     result.append(
-                        TensorSlot(name, "persistent_buffer", blank, None, None, lambda _: None)
+                        TensorSlot(name, "persistent_buffer", blank, None, lambda _: None)
                     )
         return result
 
@@ -321,22 +322,16 @@ class Units:
 
 
 def _name_of(dtype: Any) -> str:
-    """A dtype, or its name in torch, by its safetensors name; ``None`` is no name."""
-    if dtype is None:
-        return ""
-    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    return dtype_name(found) if isinstance(found, torch.dtype) else str(dtype)
+    return "" if dtype is None else dtype_argument(dtype)
 
 
-def _cast(row: Row, dtype: str) -> Row:
-    """The row of a floating parameter or saved buffer with the dtype that was asked for."""
-    name, shape, own, kind, *rest = row
-    is_cast = kind in ("parameter", "persistent_buffer") and own in ("F64", "F32", "F16", "BF16")
-    return (name, shape, dtype if is_cast else own, kind, *rest)
+def _is_cast(target: _core.Target) -> bool:
+    is_saved = target.kind in ("parameter", "persistent_buffer")
+    return is_saved and target.dtype in ("F64", "F32", "F16", "BF16")
 
 
-def _as_stored(row: Row, dtype: str, shape: Shape) -> Row:
-    return (row[0], list(shape), dtype, *row[3:5], False)
+def _as_stored(target: _core.Target, dtype: str, shape: Shape) -> _core.Target:
+    return _core.Target(target.name, shape, dtype, target.kind, target.tie_of)
 
 
 def _placed(entry: Provenance, slot: TensorSlot) -> Provenance:

@@ -15,7 +15,7 @@ from loadstone._diffusers.checkpoint import Checkpoint
 from loadstone._diffusers.expected import expected_keys, prefix
 from loadstone._diffusers.supplements import supplements
 from loadstone._dtypes import dtype_name
-from loadstone._policies import missing_policies
+from loadstone._policies import policies_of
 from loadstone._report import human_bytes
 from loadstone._traced import Traced
 from loadstone.tracing._absent import AbsentSymbol, leaves
@@ -27,11 +27,15 @@ class Gaps:
     Args:
         model: whose tensors they are.
         converted: the checkpoint's tensors by the model's names.
-        missing: the policies of the caller.
+        missing, missing_of: the policies of the caller, and of single tensors.
     """
 
     def __init__(
-        self, model: Any, converted: Mapping[str, Any], missing: str | Mapping[str, str]
+        self,
+        model: Any,
+        converted: Mapping[str, Any],
+        missing: str | Mapping[str, str],
+        missing_of: Mapping[str, str],
     ) -> None:
         self.state = model.state_dict()
         self.parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -39,8 +43,7 @@ class Gaps:
             name: value for name, value in converted.items() if isinstance(value, AbsentSymbol)
         }
         self.names = [name for name in self.state if name not in converted or name in self.absent]
-        default, chosen = missing_policies(missing, self.names)
-        self._policies = dict.fromkeys(self.names, default) | dict(chosen)
+        self._policies = policies_of(self.names, missing, missing_of)
 
     def tell(
         self,

@@ -128,18 +128,19 @@ class Load:
             self._traced,
             device_map=devices,
             offload_folder=self.options.offload_folder,
-            missing=self._policies(self.model),
+            missing=self.options.missing,
+            missing_of=self._left_to_constructor(self.model),
             allows_unknown_modules=True,
         )
         return self.plan
 
-    def _policies(self, model: Any) -> str | Mapping[str, str]:
+    def _left_to_constructor(self, model: Any) -> dict[str, str]:
         """Under a patch, buffers that the library leaves to the constructor are left to it too."""
         if self.options.is_direct or self.options.missing != "error":
-            return self.options.missing
+            return {}
         saved = model.state_dict().keys()
         buffers = [name for name, tensor in model.named_buffers() if not tensor.is_meta]
-        return {re.escape(name): "initialise" for name in buffers if name in saved}
+        return {name: "initialise" for name in buffers if name in saved}
 
     def carry_out(self) -> Plan:
         """Reads what was planned, and gives the model its tensors."""
@@ -219,7 +220,9 @@ class Load:
         trace = request.checkpoint.trace
         numbers = Numbers(request)
         known = converted | {name: request.converted[name] for name in parts}
-        gaps = Gaps(request.model, known, self._policies(request.model))
+        gaps = Gaps(
+            request.model, known, self.options.missing, self._left_to_constructor(request.model)
+        )
         keys: dict[str, str] = {}
         traced = Traced(recipes=None, units=units)
         for unit in units.stored.values() if units is not None else ():

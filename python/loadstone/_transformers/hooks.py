@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from loadstone._catalog import readable
 from loadstone._errors import make
 from loadstone._patch import Hook, Hooks, gated, held, suspended
 from loadstone._placement import expanded
@@ -231,8 +232,8 @@ def _reason_against(
     if not files:
         return "no checkpoint files"
     other = next((file for file in files if not str(file).endswith(".safetensors")), None)
-    if other is not None:
-        return f"files that are not safetensors ({other})"
+    if other is not None and (reason := readable(files, allow_links=True)[1]):
+        return f"a file that loadstone does not read ({reason})"
     if config.device_mesh is not None or getattr(model, "_pp_stage", None) is not None:
         return "distributed_config"
     if any(name.endswith("_extra_state") for name in model.state_dict()):

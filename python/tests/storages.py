@@ -1,0 +1,23 @@
+"""Which tensors of a model lie in one memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from loadstone._skeleton_walk import TensorSlot
+
+
+def sharers(slots: Iterable[TensorSlot]) -> dict[str, str | None]:
+    """For each name that of the first place whose other tensor lies in the same memory."""
+    first: dict[int, TensorSlot] = {}
+    found: dict[str, str | None] = {}
+    for slot in slots:
+        try:
+            key = int(slot.tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):
+            found[slot.name] = None
+            continue
+        other = first.setdefault(key, slot)
+        is_shared = slot.tie_of is None and other.tensor is not slot.tensor
+        found[slot.name] = other.name if is_shared else None
+    return found

@@ -1,0 +1,48 @@
+// Regular expressions over names. Both come from files, so RE2: none runs for ever or overflows
+// a stack.
+#pragma once
+
+#include <re2/re2.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace loadstone {
+
+using Pattern = std::unique_ptr<const re2::RE2>;
+
+// RE2's programs and caches of all patterns that are used together.
+inline constexpr std::int64_t patterns_memory_max = std::int64_t{128} << 20;
+// What RE2 may take for each of so many patterns. One that needs more is refused as too large; one
+// whose cache is full is matched more slowly.
+[[nodiscard]] std::int64_t pattern_memory(std::size_t patterns) noexcept;
+
+// Throws Error with this code and field for text that is no pattern, or too long.
+[[nodiscard]] Pattern compile_pattern(std::string_view text, const char* code, std::string field,
+                                      std::int64_t memory_max);
+
+// Whether it stands somewhere in a name.
+[[nodiscard]] bool is_in(const re2::RE2& pattern, std::string_view name);
+
+// An ordered list of which the first that matches a whole name counts. Thread-safe once made.
+class NamePatterns {
+ public:
+  // Throws Error "plan.options" with this field.
+  NamePatterns(const std::vector<std::string>& texts, const std::string& field);
+
+  [[nodiscard]] std::optional<std::size_t> first_match(std::string_view name) const;
+
+ private:
+  std::vector<Pattern> patterns_;
+};
+
+// How many names each of some patterns took: "'a.*' takes 3 names, 'b' none".
+[[nodiscard]] std::string counts_text(const std::vector<std::string>& patterns,
+                                      const std::vector<std::size_t>& counts);
+
+}  // namespace loadstone

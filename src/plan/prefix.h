@@ -1,0 +1,28 @@
+// Prefixes that wrappers put before all names: "module." of DataParallel, "_orig_mod." of compile.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/finding.h"
+#include "loadstone/recipe.h"
+#include "loadstone/skeleton.h"
+
+namespace loadstone {
+
+// The rule that replaces a literal prefix of names.
+[[nodiscard]] Rule prefix_rule(std::string_view prefix, std::string_view replacement);
+
+struct Stripping {
+  Rules rules;  // with one for the prefix that all names have, if there is one
+  std::vector<Finding> findings;
+};
+
+// A prefix goes only where every name has it (several after each other, too) and no name is the
+// model's as it is: of several the fewest that make most names the model's. Where only some names
+// have it, a finding gives the rule to use. `rules` go before it.
+[[nodiscard]] Stripping strip_prefix(const Catalog& catalog, const Skeleton& skeleton,
+                                     const std::vector<std::string>& prefixes, const Rules& rules);
+
+}  // namespace loadstone
