@@ -127,13 +127,10 @@ class Op:
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """All tensors in arguments or results of an operation."""
-    if isinstance(value, torch.Tensor):
+    if issubclass(type(value), torch.Tensor):  # not a proxy of one
         yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
+    elif isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from tensors_in(item)
 
 

@@ -1,16 +1,18 @@
 """The end of a build: what did not become a parameter is made real, wherever it is held.
 
 The tensors are those that the build has seen and that are alive, so closures, tuples and objects of
-any kind are reached, and every holder of a tensor sees it become real.
+any kind are reached, and every holder of a tensor sees it become real. Nobody but the garbage
+collector can tell whether a tensor in a reference cycle is still in use, and forcing a collection
+costs time that grows with the process: so such tensors become real, too, until Python frees them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 import types
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,9 +23,6 @@ from loadstone._skeleton_build import Build, swap
 from loadstone._skeleton_defer import Home, Op, Ref, UnreplayableError, run
 from loadstone._skeleton_schema import is_expired, storage_key, storage_weakly
 from loadstone._skeleton_seen import holders
-
-# Dead tensors in reference cycles are not worth making real: above this, they are collected first.
-COLLECT_BYTES_MIN = 32 << 20
 
 
 class Derivation:
@@ -55,15 +54,6 @@ class Derivation:
             for module, name, _ in self.parameters
             if id(module()) in paths
         ]
-
-    def moved(self, modules: dict[int, Any]) -> Derivation:
-        """The same for another model of the same build, its modules given by the ids of these."""
-        other = Derivation(self.home, self.ops)
-        for module, name, ref in self.parameters:
-            target = modules.get(id(module()))
-            if target is not None:
-                other.parameters.append((weakref.ref(target), name, ref))
-        return other
 
     def _held(self, home: Home) -> list[tuple[Ref, torch.Tensor]]:
         found = []
@@ -117,41 +107,50 @@ def _same_layout(ref: Ref, tensor: torch.Tensor) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class Fact:
+    """Why a storage does not hold what a direct construction would have put there.
+
+    Attributes:
+        code: of the finding, without ``skeleton.``.
+        reason: why the value cannot be had.
+    """
+
+    storage: StorageWeakRef
+    code: str
+    reason: str = ""
+    derivation: Derivation | None = None
+
+
 class Known:
-    """What builds have found out about storages that are still alive, and about modules.
+    """What builds have found out about storages and modules that are still alive.
 
     Thread-safe: written to under its lock, and read by single look-ups.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.random: dict[int, StorageWeakRef] = {}
-        self.blank: dict[int, StorageWeakRef] = {}
-        self.failed: dict[int, tuple[StorageWeakRef, str]] = {}
-        self.derived: dict[int, tuple[StorageWeakRef, Derivation]] = {}
+        self.facts: dict[int, Fact] = {}  # by the storage's key
         self.builds: weakref.WeakKeyDictionary[Any, Build] = weakref.WeakKeyDictionary()
 
     def purge(self) -> None:
-        """Forgets storages that are gone, before their names are given to others."""
+        """Forgets storages that are gone, before their keys are given to others."""
         with self.lock:
-            for plain in (self.random, self.blank):
-                for key in [key for key, weak in plain.items() if is_expired(weak)]:
-                    del plain[key]
-            for key in [key for key, (weak, _) in self.failed.items() if is_expired(weak)]:
-                del self.failed[key]
-            for key in [key for key, (weak, _) in self.derived.items() if is_expired(weak)]:
-                del self.derived[key]
+            for key in [key for key, fact in self.facts.items() if is_expired(fact.storage)]:
+                del self.facts[key]
 
     def add(self, build: Build, derivations: dict[Home, Derivation], modules: list[Any]) -> None:
         """Keeps what a build found out, for as long as the tensors and modules live."""
         with self.lock:
             self.purge()
-            for home, derivation in derivations.items():
-                self.derived[home.key] = (home.weakly(), derivation)
+            for key, weak in build.blank.items():
+                self.facts[key] = Fact(weak, "uninitialised")
+            for key, weak in build.random.items():
+                self.facts[key] = Fact(weak, "random")
             for home, reason in build.failures.items():
-                self.failed[home.key] = (home.weakly(), reason)
-            self.random.update(build.random)
-            self.blank.update(build.blank)
+                self.facts[home.key] = Fact(home.weakly(), "not_replayable", reason)
+            for home, derivation in derivations.items():
+                self.facts[home.key] = Fact(home.weakly(), "derived", "", derivation)
             for module in modules:
                 with contextlib.suppress(TypeError):  # a class with __eq__ and no __hash__
                     self.builds[module] = build
@@ -258,12 +257,6 @@ def finish(build: Build, frame: types.FrameType) -> None:
     with build.quietly(), torch.no_grad():
         scan = _Scan(build, frame)
         groups = _groups(build, scan)
-        waiting = sum(home.nbytes for home in groups if not home.is_parameter)
-        if waiting >= COLLECT_BYTES_MIN:
-            del scan, groups
-            gc.collect()
-            scan = _Scan(build, frame)
-            groups = _groups(build, scan)
         derivations = _settle(build, groups)
         for derivation in derivations.values():
             _place(derivation, scan)
@@ -274,7 +267,6 @@ def finish(build: Build, frame: types.FrameType) -> None:
             for op in derivation.ops:
                 for home in op.reads | op.writes:
                     home.storage, home.ops = None, []
-    build.close()
 
 
 def _groups(build: Build, scan: _Scan) -> dict[Home, list[torch.Tensor]]:
