@@ -31,7 +31,7 @@ def constructor_values(model: Any, slots: Iterable[TensorSlot]) -> dict[str, Any
 
 
 def parameter_values(build: Callable[[], Any], names: Iterable[str]) -> dict[str, Any]:
-    """What a constructor gives parameters, of which a skeleton keeps nothing.
+    """Values that a constructor gives parameters, of which a skeleton keeps nothing.
 
     Args:
         build: makes a model; called under :func:`skeleton`, so only the parameters asked for take

@@ -12,6 +12,7 @@ import contextlib
 import threading
 import types
 import weakref
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ from loadstone._skeleton_seen import holders
 
 
 class Derivation:
-    """How a tensor follows from parameters, to be computed once these have their values."""
+    """Computes a tensor that follows from parameters, once these have their values."""
 
     def __init__(self, home: Home, ops: list[Op]) -> None:
         self.home = home
@@ -123,7 +124,7 @@ class Fact:
 
 
 class Known:
-    """What builds have found out about storages and modules that are still alive.
+    """Facts that builds have found out about storages and modules that are still alive.
 
     Thread-safe: written to under its lock, and read by single look-ups.
     """
@@ -143,7 +144,7 @@ class Known:
         """Keeps what a build found out, for as long as the tensors and modules live."""
         with self.lock:
             self.purge()
-            for key, weak in build.blank.items():
+            for key, weak in build.uninitialized.items():
                 self.facts[key] = Fact(weak, "uninitialised")
             for key, weak in build.random.items():
                 self.facts[key] = Fact(weak, "random")
@@ -185,16 +186,17 @@ class _Scan:
         A parameter that no module registers is made without any operation: then the modules and
         the variables of the block are searched for it.
         """
-        held: dict[int, int] = {}
-        for tensor, _ in self.tensors:
-            held[storage_key(tensor) or 0] = held.get(storage_key(tensor) or 0, 0) + 1
-        for _, _, parameter in {id(each[2]): each for each in self.parameters}.values():
-            held[storage_key(parameter) or 0] = held.get(storage_key(parameter) or 0, 0) + 1
-        keys = [home.key for home in build.log.homes.values() if home.storage is not None]
-        return any(torch._C._storage_Use_Count(key) > 1 + held.get(key, 0) for key in keys) or any(
+        seen = [tensor for tensor, _ in self.tensors]
+        seen += {id(parameter): parameter for _, _, parameter in self.parameters}.values()
+        held = Counter(map(storage_key, seen))
+        uses = torch._C._storage_Use_Count
+        return any(
+            home.storage is not None and uses(key) > 1 + held[key]
+            for key, home in build.log.homes.items()
+        ) or any(
             not is_expired(weak)
             and home.is_parameter
-            and torch._C._storage_Use_Count(key) > held.get(key, 0) + (home.initial is not None)
+            and uses(key) > held[key] + (home.initial is not None)
             for key, (weak, home) in build.former.items()
         )
 
@@ -323,16 +325,15 @@ def _install(build: Build, home: Home, tensors: list[torch.Tensor]) -> None:
     key = int(home.real._cdata)
     if home.tainted:
         build.random[key] = storage_weakly(tensors[0])
-    if home.blank and not home.written:
-        build.blank[key] = storage_weakly(tensors[0])
+    if home.uninitialized and not home.written:
+        build.uninitialized[key] = storage_weakly(tensors[0])
 
 
 def _place(derivation: Derivation, scan: _Scan) -> None:
     """Finds the modules that hold the parameters of a derivation."""
-    wanted = {derivation.home.key, *(home.key for op in derivation.ops for home in op.reads)}
+    homes = {derivation.home, *(home for op in derivation.ops for home in op.reads)}
+    wanted = {home.key: home for home in homes}
     for module, name, parameter in scan.parameters:
-        key = storage_key(parameter)
-        if key in wanted:
-            homes = [derivation.home, *(home for op in derivation.ops for home in op.reads)]
-            home = next(each for each in homes if each.key == key)
+        home = wanted.get(storage_key(parameter) or 0)
+        if home is not None:
             derivation.parameters.append((weakref.ref(module), name, Ref(parameter, home)))

@@ -1,4 +1,4 @@
-"""What sees a constructor at work: two torch modes, which are per thread by nature.
+"""Two torch modes, which are per thread by nature, see a constructor at work.
 
 Nothing of torch is patched and no global hook is set, so another thread's constructions never come
 by here. A parameter is noticed where ``register_parameter`` asks for its ``grad_fn``: hooks for the

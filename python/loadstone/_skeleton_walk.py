@@ -18,8 +18,8 @@ from loadstone._tensor_classes import obstacle
 
 Kind = str
 
-# What nn.Module keeps about itself: walked by its own rules, or holding nothing but callbacks; and
-# accelerate's hook, whose tensors are copies of the module's own on their way to a device.
+# nn.Module's own attributes are walked by its own rules, or hold nothing but callbacks; tensors of
+# accelerate's hook are copies of the module's own on their way to a device.
 _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) | {
     "_forward_pre_hooks_with_kwargs",
     "_hf_hook",
