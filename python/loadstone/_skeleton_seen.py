@@ -37,8 +37,10 @@ class Seen:
     def tensors(self, value: Any) -> None:
         """Notes the tensors in arguments or results."""
         for tensor in tensors_in(value):
+            if isinstance(tensor, torch.nn.Parameter) and id(tensor) in self._registered:
+                continue
             known = self._tensors.get(id(tensor))
-            if id(tensor) not in self._registered and (known is None or known() is not tensor):
+            if known is None or known() is not tensor:
                 self._tensors[id(tensor)] = weakref.ref(tensor)
                 if len(self._tensors) > self._limit:
                     self._prune()

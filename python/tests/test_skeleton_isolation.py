@@ -180,6 +180,20 @@ def test_nothing_is_kept_of_a_model_that_is_gone():
     assert kept() == before
 
 
+ELSEWHERE: list[torch.Tensor] = []  # held by no module and no variable of the block
+
+
+def test_tensors_at_the_address_of_a_dropped_parameter_become_real():
+    def construct():
+        for _ in range(50):
+            nn.Linear(2, 2)
+            ELSEWHERE.append(torch.ones(LARGE))
+
+    build(construct)
+    assert all(torch.equal(each, torch.ones(LARGE)) for each in ELSEWHERE)
+    ELSEWHERE.clear()
+
+
 def test_tuples_in_other_threads_are_left_alone():
     """The collector hands out tuples that are being made; making them goes on with an error."""
 
