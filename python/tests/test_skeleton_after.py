@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -196,6 +197,29 @@ def test_blocks_that_overlap_in_threads_restore_what_the_first_found(first_out):
         leave[name].set()
         threads[name].join(60)
     assert settings() == before
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_blocks_of_its_parents_threads():
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with skeleton():
+            inside.set()
+            leave.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert inside.wait(60)
+    child = os.fork()
+    if child == 0:
+        before = settings()
+        with skeleton():
+            Careless()
+        os._exit(0 if settings() == before else 1)
+    leave.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_missing_parameters_are_drawn_anew_each_time():

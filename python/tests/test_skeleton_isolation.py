@@ -32,6 +32,7 @@ def torch_state():
     module = nn.modules.module
     return (
         torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled(),
+        torch.get_rng_state().tolist(),
         torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack(),
         dict(module._global_parameter_registration_hooks),
         dict(module._global_buffer_registration_hooks),
