@@ -31,14 +31,18 @@ def constructor_values(model: Any, slots: Iterable[TensorSlot]) -> dict[str, Any
 
 
 def parameter_values(build: Callable[[], Any], names: Iterable[str]) -> dict[str, Any]:
-    """What a constructor gives parameters, of which a skeleton keeps nothing.
+    """Values that a constructor gives parameters, of which a skeleton keeps nothing.
 
     Args:
         build: makes a model; called under :func:`skeleton`, so only the parameters asked for take
             memory.
         names: of parameters; those whose value cannot be had are left out of the result.
+
+    Values that are drawn at random are drawn from torch's generators, which go on from there: a
+    second call gives others.
     """
     from loadstone._skeleton_modes import current
+    from loadstone._torch_state import random_numbers
 
     values: dict[str, Any] = {}
     with skeleton():
@@ -49,6 +53,8 @@ def parameter_values(build: Callable[[], Any], names: Iterable[str]) -> dict[str
             with contextlib.suppress(Error):
                 if inside is not None and name in parameters:
                     values[name] = inside.value_of(parameters[name])
+        drawn = random_numbers.read()
+    random_numbers.write(drawn)
     return values
 
 

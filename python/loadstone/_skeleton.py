@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from loadstone._skeleton_build import Build
-    from loadstone._skeleton_walk import TensorSlot
 
 
 class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
@@ -31,24 +29,31 @@ class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function 
     stay as they are. Parameters that share memory without being one tensor do so until a load gives
     each its own; the plan warns of it (``plan.tie``).
 
-    What differs from a direct construction is in ``skeleton_findings(model)``: values drawn at
-    random, values that cannot be had, and tensors that follow from parameters.
+    torch's default dtype and the states of its default generators end as they were, however the
+    block ends. Both belong to the process: of blocks that overlap in several threads, the last one
+    restores them.
+
+    The findings of a plan name what differs from a direct construction: values drawn at random,
+    values that cannot be had, and tensors that follow from parameters.
     """
 
     def __init__(self) -> None:
-        self._entered: list[tuple[Build | None, Build, Any]] = []
+        self._entered: list[tuple[contextlib.ExitStack, Build | None, Build]] = []
 
     def _recreate_cm(self) -> skeleton:
         return skeleton()  # as a decorator: each call enters a context of its own
 
     def __enter__(self) -> skeleton:
         from loadstone import _skeleton_modes as modes
+        from loadstone import _torch_state as state
         from loadstone._skeleton_build import Build
 
-        outer = modes.current()
-        build = outer if outer is not None else Build()
-        ordinary = modes.ordinary_tensors()
-        self._entered.append((modes.push(build), build, ordinary))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(state.default_dtype.kept())
+            stack.enter_context(state.random_numbers.kept())
+            stack.enter_context(state.ordinary_tensors())
+            build = modes.current() or Build()
+            self._entered.append((stack.pop_all(), modes.push(build), build))
         return self
 
     def __exit__(
@@ -60,20 +65,27 @@ class skeleton(contextlib.ContextDecorator):  # noqa: N801  (used as a function 
         from loadstone import _skeleton_modes as modes
         from loadstone._skeleton_finish import finish
 
-        before, build, ordinary = self._entered.pop()
-        modes.pop(before)
-        if before is not build and (kind is None or issubclass(kind, Exception)):
-            finish(build, sys._getframe(1))
-        if ordinary is not None:
-            ordinary.__exit__(None, None, None)
+        stack, before, build = self._entered.pop()
+        with stack:
+            modes.pop(before)
+            if before is build:
+                return
+            try:
+                if kind is None or issubclass(kind, Exception):
+                    finish(build, sys._getframe(1))
+            finally:
+                build.close()
 
 
 @dataclass
 class SkeletonRecord:
-    """What is known of a model that was built under :class:`skeleton`.
+    """Everything in which a model is not as a direct construction would have made it.
 
     Attributes:
-        findings: dicts with ``severity``, ``code``, ``target`` and ``message``.
+        findings: dicts with ``severity``, ``code``, ``target`` and ``message``. The codes:
+            ``skeleton.random`` drawn at random; ``skeleton.uninitialised`` never written to by the
+            constructor; ``skeleton.not_replayable`` a value that cannot be had;
+            ``skeleton.derived`` (not a fault) follows from parameters, see :func:`recompute`.
         default_dtype: torch's default dtype when the build began; None: built elsewhere.
         derived: names of tensors that follow from parameters, with the names of these.
     """
@@ -82,9 +94,26 @@ class SkeletonRecord:
     default_dtype: Any = None
     derived: dict[str, list[str]] = field(default_factory=dict)
 
+    def add(self, severity: str, code: str, target: str, message: str) -> None:
+        """Adds a finding."""
+        found = {"severity": severity, "code": f"skeleton.{code}", "target": target}
+        self.findings.append({**found, "message": message})
+
+
+# Severity and message of the facts that a build finds out about a storage.
+_FACTS = {
+    "derived": ("info", "follows from {}: recomputed after a load"),
+    "not_replayable": ("error", "the constructor's value cannot be had: {}"),
+    "random": (
+        "warning",
+        "drawn at random by the constructor: another construction gives other values",
+    ),
+    "uninitialised": ("warning", "memory that the constructor never wrote to: it holds no value"),
+}
+
 
 def skeleton_record(model: Any) -> SkeletonRecord:
-    """What is known of a model that was built under :class:`skeleton`, as it is now."""
+    """The record of a model, as it is now."""
     import torch
 
     from loadstone._skeleton_finish import known
@@ -93,72 +122,34 @@ def skeleton_record(model: Any) -> SkeletonRecord:
 
     known.purge()
     record = SkeletonRecord()
-    builds = [known.builds.get(module) for module in model.modules()]
+    builds = (known.builds.get(module) for module in model.modules())
     build = next((each for each in builds if each is not None), None)
     if build is not None:
         record.default_dtype = build.default_dtype
         if build.random_read:
             message = "the constructor looked at a value that was drawn at random"
-            record.findings.append(_finding("warning", "skeleton.random", "", message))
+            record.add("warning", "random", "", message)
     for slot in slots_of(model):
         if slot.kind == "parameter" or slot.tie_of is not None:
             continue
-        key = storage_key(slot.tensor)
-        if key is None:
-            continue
-        if key in known.derived:
-            names = known.derived[key][1].names(model)
-            record.derived[slot.name] = names
-        found = _of_slot(slot, key, record.derived.get(slot.name, []), build is not None)
-        if found is not None:
-            record.findings.append(found)
+        fact = known.facts.get(storage_key(slot.tensor) or 0)
+        if fact is not None:
+            reason = fact.reason
+            if fact.derivation is not None:
+                record.derived[slot.name] = fact.derivation.names(model)
+                reason = ", ".join(record.derived[slot.name]) or "parameters"
+            severity, message = _FACTS[fact.code]
+            if fact.code != "uninitialised" or slot.tensor.numel():
+                record.add(severity, fact.code, slot.name, message.format(reason))
+        elif build is not None and slot.tensor.is_meta:
+            message = "the constructor itself puts it on meta"
+            record.add("error", "not_replayable", slot.name, message)
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and torch.nn.parameter.is_lazy(parameter):
-                target = f"{path}.{name}".lstrip(".")
                 message = "a lazy parameter has no shape before the first forward"
-                record.findings.append(
-                    _finding("error", "skeleton.not_replayable", target, message)
-                )
+                record.add("error", "not_replayable", f"{path}.{name}".lstrip("."), message)
     return record
-
-
-def _of_slot(
-    slot: TensorSlot, key: int, parameters: list[str], built_here: bool
-) -> dict[str, str] | None:
-    """What there is to say of one tensor that is no parameter."""
-    from loadstone._skeleton_finish import known
-
-    if key in known.derived:
-        message = f"follows from {', '.join(parameters) or 'parameters'}: recomputed after a load"
-        return _finding("info", "skeleton.derived", slot.name, message)
-    if key in known.failed:
-        message = f"the constructor's value cannot be had: {known.failed[key][1]}"
-        return _finding("error", "skeleton.not_replayable", slot.name, message)
-    if key in known.random:
-        message = "drawn at random by the constructor: another construction gives other values"
-        return _finding("warning", "skeleton.random", slot.name, message)
-    if key in known.blank and slot.tensor.numel():
-        message = "memory that the constructor never wrote to: it holds no value"
-        return _finding("warning", "skeleton.uninitialised", slot.name, message)
-    if built_here and slot.tensor.is_meta:
-        message = "the constructor itself puts it on meta"
-        return _finding("error", "skeleton.not_replayable", slot.name, message)
-    return None
-
-
-def _finding(severity: str, code: str, target: str, message: str) -> dict[str, str]:
-    return {"severity": severity, "code": code, "target": target, "message": message}
-
-
-def skeleton_findings(model: Any) -> list[dict[str, str]]:
-    """What in a model is not as a direct construction would have made it; see the codes:
-
-    ``skeleton.random`` drawn at random; ``skeleton.uninitialised`` never written to by the
-    constructor; ``skeleton.not_replayable`` a value that cannot be had; ``skeleton.derived`` (not a
-    fault) follows from parameters, see :func:`recompute`.
-    """
-    return skeleton_record(model).findings
 
 
 def recompute(model: Any) -> list[str]:
@@ -177,57 +168,16 @@ def recompute(model: Any) -> list[str]:
     done: dict[int, Any] = {}
     names = []
     for slot in slots_of(model, anew=True):
-        key = storage_key(slot.tensor)
-        if slot.kind == "parameter" or key not in known.derived:
+        fact = known.facts.get(storage_key(slot.tensor) or 0)
+        if slot.kind == "parameter" or fact is None or fact.derivation is None:
             continue
         if id(slot.tensor) not in done:
-            derivation = known.derived[key][1]
+            ref = Ref(slot.tensor, fact.derivation.home)
             with torch.no_grad():
-                done[id(slot.tensor)] = derivation.compute(Ref(slot.tensor, derivation.home))
+                done[id(slot.tensor)] = fact.derivation.compute(ref)
         slot.replace(done[id(slot.tensor)])
         names.append(slot.name)
     return names
-
-
-def second_skeleton(model: Any, builder: Callable[[], Any]) -> list[dict[str, str]]:
-    """Gives a model that is wholly on meta the constructor's values of a second one.
-
-    Args:
-        model: built by some other library on torch's meta device. Parameters stay there; buffers
-            and plain tensors on meta are replaced.
-        builder: builds another one of the same class and configuration; called under
-            :class:`skeleton`.
-
-    Returns:
-        A finding (``skeleton.not_replayable``) for every tensor that the second model lacks.
-    """
-    from loadstone._skeleton_finish import known
-    from loadstone._skeleton_schema import storage_key
-    from loadstone._skeleton_walk import walk
-
-    with skeleton():
-        second = builder()
-    sources = {slot.name: slot for slot in walk(second)}
-    modules = dict(model.named_modules())
-    counterparts = {
-        id(module): modules[path] for path, module in second.named_modules() if path in modules
-    }
-    findings = []
-    for slot in walk(model):
-        if slot.kind == "parameter" or not slot.tensor.is_meta:
-            continue
-        source = sources.get(slot.name)
-        if source is None or source.tensor.shape != slot.tensor.shape:
-            message = "a second construction makes no such tensor"
-            findings.append(_finding("error", "skeleton.not_replayable", slot.name, message))
-            continue
-        key = storage_key(source.tensor)
-        if key in known.derived:
-            with known.lock:
-                weak, derivation = known.derived[key]
-                known.derived[key] = (weak, derivation.moved(counterparts))
-        slot.replace(source.tensor)
-    return findings
 
 
 def save_skeleton(model: Any, path: str | os.PathLike[str]) -> None:

@@ -28,9 +28,9 @@ from loadstone._skeleton_defer import (
 )
 from loadstone._skeleton_modes import inside_constructor
 from loadstone._skeleton_schema import (
-    BLANK,
     FACTORIES,
     LIKE,
+    UNINITIALIZED,
     Schema,
     is_expired,
     schema_of,
@@ -45,7 +45,7 @@ CPU = torch.device("cpu")
 # Results of factories from this size on lie on meta until somebody needs their content.
 DEFERRED_BYTES_MIN = 1 << 20
 # Memory that is asked for without content has less to lose.
-BLANK_BYTES_MIN = 64 << 10
+UNINITIALIZED_BYTES_MIN = 64 << 10
 # Real operands up to this size are copied into the log; larger ones make the operation real.
 SNAPSHOT_BYTES_MAX = 64 << 10
 
@@ -62,7 +62,7 @@ class Build:
         self.born: dict[int, StorageWeakRef] = {}  # real storages made in here
         self._born_limit = 1000
         self.random: dict[int, StorageWeakRef] = {}  # of those, the ones drawn at random
-        self.blank: dict[int, StorageWeakRef] = {}  # of those, the ones never written to
+        self.uninitialized: dict[int, StorageWeakRef] = {}  # of those, the ones never written to
         self.former: dict[int, tuple[StorageWeakRef, Home]] = {}  # real storage of a parameter
         self.used_generators: list[torch.Generator] = []  # whose draws were left out
         self.failures: dict[Home, str] = {}
@@ -148,8 +148,8 @@ class Build:
         if wanted.type != "meta" and plain and kwargs.get("generator") is None:
             result = func(*args, **{**kwargs, "device": META})
             size = result.untyped_storage().nbytes()
-            if schema.name in BLANK and size >= BLANK_BYTES_MIN:
-                self.log.new_home(result, wanted).blank = True
+            if schema.name in UNINITIALIZED and size >= UNINITIALIZED_BYTES_MIN:
+                self.log.new_home(result, wanted).uninitialized = True
                 self.seen.constructors()
                 return result
             if size >= DEFERRED_BYTES_MIN:
@@ -165,8 +165,8 @@ class Build:
             kwargs = {**kwargs, "device": device}
         result = func(*args, **kwargs)
         self._note(schema, args, kwargs, [], result)
-        if schema.name in BLANK and not result.is_meta and result.numel():
-            self.blank[result.untyped_storage()._cdata] = storage_weakly(result)
+        if schema.name in UNINITIALIZED and not result.is_meta and result.numel():
+            self.uninitialized[result.untyped_storage()._cdata] = storage_weakly(result)
         return result
 
     @staticmethod
@@ -308,7 +308,7 @@ class Build:
             key = storage_key(tensor)
             if key is None:
                 continue
-            self.blank.pop(key, None)
+            self.uninitialized.pop(key, None)
             if random:
                 self.random[key] = storage_weakly(tensor)
             elif schema.overwrites and _is_whole(tensor):
@@ -330,7 +330,7 @@ class Build:
             for each in [each for each, weak in self.born.items() if is_expired(weak)]:
                 del self.born[each]
                 self.random.pop(each, None)
-                self.blank.pop(each, None)
+                self.uninitialized.pop(each, None)
             self._born_limit = 2 * len(self.born) + 1000
 
     def _keeps_order(self, kwargs: dict[str, Any]) -> bool:
@@ -364,7 +364,7 @@ class Build:
             for place, value in enumerate(args):
                 if not isinstance(value, torch.Tensor):
                     continue
-                self.blank.pop(storage_key(value) or 0, None)
+                self.uninitialized.pop(storage_key(value) or 0, None)
                 home = self.log.home(value)
                 if home is None:
                     continue
@@ -426,14 +426,11 @@ class Build:
             self.log.set_parameter(home)
 
     def close(self) -> None:
-        """Lets go of everything that only mattered while building."""
-        self.log = Log()
-        self.seen = Seen()
-        self.born.clear()
-        self.random.clear()
-        self.blank.clear()
-        self.former.clear()
-        self.failures.clear()
+        """Lets go of everything; a task that goes on in this context builds as ever."""
+        self.busy = True
+        self.log, self.seen = Log(), Seen()
+        for kept in (self.born, self.random, self.uninitialized, self.former, self.failures):
+            kept.clear()
         self.used_generators.clear()
 
     # --- parameters ------------------------------------------------------------------------------
@@ -461,8 +458,8 @@ class Build:
         home = self.log.new_home(empty, tensor.device)
         home.tainted = storage._cdata in self.random
         self.former[storage._cdata] = (storage_weakly(tensor), home)
-        if storage._cdata in self.blank:
-            home.blank = True
+        if storage._cdata in self.uninitialized:
+            home.uninitialized = True
         else:
             self.log.set_initial(home, storage)
         return home

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,27 +30,26 @@ class UnreplayableError(Exception):
     """A value that the log cannot make."""
 
 
+@dataclass(eq=False, slots=True)
 class Home:
     """A meta storage and what is known of its content."""
 
-    __slots__ = (
-        "blank", "device", "initial", "is_parameter", "key", "lost", "nbytes", "ops", "real",
-        "storage", "tainted", "written",
-    )  # fmt: skip
+    storage: Any  # held during the build, so that its address stays its name
+    device: torch.device  # where the constructor wanted it
+    real: Any = None  # the real storage, once somebody needed the content
+    initial: Any = None  # content before the first operation, where that was real
+    uninitialized: bool = False  # before the first operation it is fresh memory
+    written: bool = False  # anything was ever done to it
+    is_parameter: bool = False
+    lost: bool = False  # the content before the first operation is not known
+    tainted: bool = False  # `real` depends on the random generator
+    ops: list[Op] = field(default_factory=list)  # all that read or write it, in order
+    key: int = field(init=False)
+    nbytes: int = field(init=False)
 
-    def __init__(self, storage: Any, device: torch.device) -> None:
-        self.storage: Any = storage  # held during the build, so that its address stays its name
-        self.key = int(storage._cdata)
-        self.nbytes = int(storage.nbytes())
-        self.device = device  # where the constructor wanted it
-        self.real: Any = None  # the real storage, once somebody needed the content
-        self.initial: Any = None  # content before the first operation, where that was real
-        self.blank = False  # before the first operation it is fresh memory, of no known content
-        self.written = False  # anything was ever done to it
-        self.is_parameter = False
-        self.lost = False  # the content before the first operation is not known
-        self.tainted = False  # `real` depends on the random generator
-        self.ops: list[Op] = []  # all that read or write it, in order
+    def __post_init__(self) -> None:
+        self.key = int(self.storage._cdata)
+        self.nbytes = int(self.storage.nbytes())
 
     def weakly(self) -> StorageWeakRef:
         """A reference that keeps the storage's name from being given to another one."""
@@ -57,7 +57,7 @@ class Home:
 
 
 class Ref:
-    """Where and how a tensor lies in a storage."""
+    """A tensor's place and form in a storage."""
 
     __slots__ = ("conj", "dtype", "home", "neg", "offset", "size", "stride")
 
@@ -92,48 +92,29 @@ class Like:
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=META)
 
 
+@dataclass(eq=False, slots=True)
 class Op:
     """One operation that was not carried out yet."""
 
-    __slots__ = (
-        "args", "default_dtype", "device", "done", "func", "kwargs", "outputs", "random",
-        "reads", "seq", "writes",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        seq: int,
-        func: Callable[..., Any],
-        args: Any,
-        kwargs: dict[str, Any],
-        outputs: list[Ref | None],
-        reads: frozenset[Home],
-        writes: frozenset[Home],
-        device: torch.device,
-        random: bool,
-    ) -> None:
-        self.seq = seq
-        self.func = func
-        self.args = args
-        self.kwargs = kwargs
-        self.outputs = outputs  # by place among the results; None: no tensor, or an argument again
-        self.reads = reads
-        self.writes = writes
-        self.device = device
-        self.random = random
-        self.default_dtype = torch.get_default_dtype()
-        self.done = False
+    seq: int
+    func: Callable[..., Any]
+    args: Any
+    kwargs: dict[str, Any]
+    outputs: list[Ref | None]  # by place among the results; None: no tensor, or an argument again
+    reads: frozenset[Home]
+    writes: frozenset[Home]
+    device: torch.device
+    random: bool
+    default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
+    done: bool = False
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """All tensors in arguments or results of an operation."""
-    if isinstance(value, torch.Tensor):
+    if issubclass(type(value), torch.Tensor):  # not a proxy of one
         yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
+    elif isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from tensors_in(item)
 
 
@@ -245,13 +226,13 @@ class Log:
             return
         home.ops.clear()
         if home.real is None:
-            home.blank, home.lost, home.initial = True, False, None
+            home.uninitialized, home.lost, home.initial = True, False, None
             self._initial_bytes -= self._initials.pop(home, 0)
 
     # --- making real -----------------------------------------------------------------------------
 
     def needed(self, home: Home, *, through_parameters: bool = True) -> list[Op]:
-        """What must run, in order, so that a storage gets its content.
+        """The operations that must run, in order, so that a storage gets its content.
 
         An operation needs the earlier writes of all that it touches; one that writes also needs the
         earlier reads of what it writes to be over.
@@ -362,7 +343,7 @@ class Log:
 
 def content_before(home: Home) -> Any:
     """Memory for a storage to which nothing was done yet."""
-    if home.lost or not home.blank:
+    if home.lost or not home.uninitialized:
         raise UnreplayableError("its content was never recorded")
     size = home.nbytes
     return torch.empty(size, dtype=torch.uint8, device=home.device).untyped_storage()

@@ -1,16 +1,19 @@
 """The end of a build: what did not become a parameter is made real, wherever it is held.
 
 The tensors are those that the build has seen and that are alive, so closures, tuples and objects of
-any kind are reached, and every holder of a tensor sees it become real.
+any kind are reached, and every holder of a tensor sees it become real. Nobody but the garbage
+collector can tell whether a tensor in a reference cycle is still in use, and forcing a collection
+costs time that grows with the process: so such tensors become real, too, until Python frees them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 import types
 import weakref
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,12 +25,9 @@ from loadstone._skeleton_defer import Home, Op, Ref, UnreplayableError, run
 from loadstone._skeleton_schema import is_expired, storage_key, storage_weakly
 from loadstone._skeleton_seen import holders
 
-# Dead tensors in reference cycles are not worth making real: above this, they are collected first.
-COLLECT_BYTES_MIN = 32 << 20
-
 
 class Derivation:
-    """How a tensor follows from parameters, to be computed once these have their values."""
+    """Computes a tensor that follows from parameters, once these have their values."""
 
     def __init__(self, home: Home, ops: list[Op]) -> None:
         self.home = home
@@ -55,15 +55,6 @@ class Derivation:
             for module, name, _ in self.parameters
             if id(module()) in paths
         ]
-
-    def moved(self, modules: dict[int, Any]) -> Derivation:
-        """The same for another model of the same build, its modules given by the ids of these."""
-        other = Derivation(self.home, self.ops)
-        for module, name, ref in self.parameters:
-            target = modules.get(id(module()))
-            if target is not None:
-                other.parameters.append((weakref.ref(target), name, ref))
-        return other
 
     def _held(self, home: Home) -> list[tuple[Ref, torch.Tensor]]:
         found = []
@@ -117,41 +108,50 @@ def _same_layout(ref: Ref, tensor: torch.Tensor) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class Fact:
+    """Why a storage does not hold what a direct construction would have put there.
+
+    Attributes:
+        code: of the finding, without ``skeleton.``.
+        reason: why the value cannot be had.
+    """
+
+    storage: StorageWeakRef
+    code: str
+    reason: str = ""
+    derivation: Derivation | None = None
+
+
 class Known:
-    """What builds have found out about storages that are still alive, and about modules.
+    """Facts that builds have found out about storages and modules that are still alive.
 
     Thread-safe: written to under its lock, and read by single look-ups.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.random: dict[int, StorageWeakRef] = {}
-        self.blank: dict[int, StorageWeakRef] = {}
-        self.failed: dict[int, tuple[StorageWeakRef, str]] = {}
-        self.derived: dict[int, tuple[StorageWeakRef, Derivation]] = {}
+        self.facts: dict[int, Fact] = {}  # by the storage's key
         self.builds: weakref.WeakKeyDictionary[Any, Build] = weakref.WeakKeyDictionary()
 
     def purge(self) -> None:
-        """Forgets storages that are gone, before their names are given to others."""
+        """Forgets storages that are gone, before their keys are given to others."""
         with self.lock:
-            for plain in (self.random, self.blank):
-                for key in [key for key, weak in plain.items() if is_expired(weak)]:
-                    del plain[key]
-            for key in [key for key, (weak, _) in self.failed.items() if is_expired(weak)]:
-                del self.failed[key]
-            for key in [key for key, (weak, _) in self.derived.items() if is_expired(weak)]:
-                del self.derived[key]
+            for key in [key for key, fact in self.facts.items() if is_expired(fact.storage)]:
+                del self.facts[key]
 
     def add(self, build: Build, derivations: dict[Home, Derivation], modules: list[Any]) -> None:
         """Keeps what a build found out, for as long as the tensors and modules live."""
         with self.lock:
             self.purge()
-            for home, derivation in derivations.items():
-                self.derived[home.key] = (home.weakly(), derivation)
+            for key, weak in build.uninitialized.items():
+                self.facts[key] = Fact(weak, "uninitialised")
+            for key, weak in build.random.items():
+                self.facts[key] = Fact(weak, "random")
             for home, reason in build.failures.items():
-                self.failed[home.key] = (home.weakly(), reason)
-            self.random.update(build.random)
-            self.blank.update(build.blank)
+                self.facts[home.key] = Fact(home.weakly(), "not_replayable", reason)
+            for home, derivation in derivations.items():
+                self.facts[home.key] = Fact(home.weakly(), "derived", "", derivation)
             for module in modules:
                 with contextlib.suppress(TypeError):  # a class with __eq__ and no __hash__
                     self.builds[module] = build
@@ -186,16 +186,17 @@ class _Scan:
         A parameter that no module registers is made without any operation: then the modules and
         the variables of the block are searched for it.
         """
-        held: dict[int, int] = {}
-        for tensor, _ in self.tensors:
-            held[storage_key(tensor) or 0] = held.get(storage_key(tensor) or 0, 0) + 1
-        for _, _, parameter in {id(each[2]): each for each in self.parameters}.values():
-            held[storage_key(parameter) or 0] = held.get(storage_key(parameter) or 0, 0) + 1
-        keys = [home.key for home in build.log.homes.values() if home.storage is not None]
-        return any(torch._C._storage_Use_Count(key) > 1 + held.get(key, 0) for key in keys) or any(
+        seen = [tensor for tensor, _ in self.tensors]
+        seen += {id(parameter): parameter for _, _, parameter in self.parameters}.values()
+        held = Counter(map(storage_key, seen))
+        uses = torch._C._storage_Use_Count
+        return any(
+            home.storage is not None and uses(key) > 1 + held[key]
+            for key, home in build.log.homes.items()
+        ) or any(
             not is_expired(weak)
             and home.is_parameter
-            and torch._C._storage_Use_Count(key) > held.get(key, 0) + (home.initial is not None)
+            and uses(key) > held[key] + (home.initial is not None)
             for key, (weak, home) in build.former.items()
         )
 
@@ -258,12 +259,6 @@ def finish(build: Build, frame: types.FrameType) -> None:
     with build.quietly(), torch.no_grad():
         scan = _Scan(build, frame)
         groups = _groups(build, scan)
-        waiting = sum(home.nbytes for home in groups if not home.is_parameter)
-        if waiting >= COLLECT_BYTES_MIN:
-            del scan, groups
-            gc.collect()
-            scan = _Scan(build, frame)
-            groups = _groups(build, scan)
         derivations = _settle(build, groups)
         for derivation in derivations.values():
             _place(derivation, scan)
@@ -274,7 +269,6 @@ def finish(build: Build, frame: types.FrameType) -> None:
             for op in derivation.ops:
                 for home in op.reads | op.writes:
                     home.storage, home.ops = None, []
-    build.close()
 
 
 def _groups(build: Build, scan: _Scan) -> dict[Home, list[torch.Tensor]]:
@@ -331,16 +325,15 @@ def _install(build: Build, home: Home, tensors: list[torch.Tensor]) -> None:
     key = int(home.real._cdata)
     if home.tainted:
         build.random[key] = storage_weakly(tensors[0])
-    if home.blank and not home.written:
-        build.blank[key] = storage_weakly(tensors[0])
+    if home.uninitialized and not home.written:
+        build.uninitialized[key] = storage_weakly(tensors[0])
 
 
 def _place(derivation: Derivation, scan: _Scan) -> None:
     """Finds the modules that hold the parameters of a derivation."""
-    wanted = {derivation.home.key, *(home.key for op in derivation.ops for home in op.reads)}
+    homes = {derivation.home, *(home for op in derivation.ops for home in op.reads)}
+    wanted = {home.key: home for home in homes}
     for module, name, parameter in scan.parameters:
-        key = storage_key(parameter)
-        if key in wanted:
-            homes = [derivation.home, *(home for op in derivation.ops for home in op.reads)]
-            home = next(each for each in homes if each.key == key)
+        home = wanted.get(storage_key(parameter) or 0)
+        if home is not None:
             derivation.parameters.append((weakref.ref(module), name, Ref(parameter, home)))

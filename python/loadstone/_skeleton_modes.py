@@ -1,4 +1,4 @@
-"""What sees a constructor at work: two torch modes, which are per thread by nature.
+"""Two torch modes, which are per thread by nature, see a constructor at work.
 
 Nothing of torch is patched and no global hook is set, so another thread's constructions never come
 by here. A parameter is noticed where ``register_parameter`` asks for its ``grad_fn``: hooks for the
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from loadstone._torch_state import DispatchMode
 
 if TYPE_CHECKING:
     from loadstone._skeleton_build import Build
@@ -124,7 +125,7 @@ def _names_meta(values: Iterable[Any]) -> bool:
     )
 
 
-class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _DispatchMode(DispatchMode):
     """Sees every operation, below autograd."""
 
     def __torch_dispatch__(
@@ -152,15 +153,6 @@ class _Stack(threading.local):
 
 
 _stack = _Stack()
-
-
-def ordinary_tensors() -> Any:
-    """Leaves ``torch.inference_mode()``, whose tensors nobody can train; ``None`` outside of it."""
-    if not torch.is_inference_mode_enabled():
-        return None
-    context = torch.inference_mode(False)
-    context.__enter__()
-    return context
 
 
 def push(build: Build) -> Build | None:

@@ -1,4 +1,4 @@
-"""What the declaration of a torch operator says of what it reads, writes and makes."""
+"""Declarations of torch's operators: the arguments that they read and write, and their results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIKE = _names(
     rand_like randint_like randn_like zeros_like"""
 )
 # Of these, the ones that leave the memory as it is.
-BLANK = _names("empty empty_permuted empty_strided empty_like new_empty new_empty_strided")
+UNINITIALIZED = _names("empty empty_permuted empty_strided empty_like new_empty new_empty_strided")
 # Operators that write all of their first argument whatever it held.
 _OVERWRITES = _names(
     """bernoulli_ cauchy_ copy_ exponential_ fill_ geometric_ log_normal_ normal_ random_ uniform_
@@ -34,7 +34,7 @@ _OVERWRITES = _names(
 
 
 class Schema:
-    """What an operator's declaration says."""
+    """An operator's declaration."""
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
@@ -68,7 +68,7 @@ def schema_of(func: Any) -> Schema:
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:
-    """What a tensor's storage goes by; None where it has none."""
+    """Identifies a tensor's storage while it lives; None where there is none."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):

@@ -1,8 +1,9 @@
-"""What passed by while a skeleton was built: its tensors and modules, held weakly.
+"""The tensors and modules that a build has seen, held weakly until it ends.
 
 At the end of a build the holders of a tensor must be found again. The garbage collector knows all
 objects, but asking it for them costs time that grows with the process, and it hands out tuples that
-other threads are still making, which then fail there.
+other threads are still making, which then fail there. A weak reference to a tensor object forbids
+``torch.utils.swap_tensors``, so none outlives the build.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from typing import Any
 
 import torch
 
+from loadstone._skeleton_defer import tensors_in
 from loadstone._skeleton_modes import constructors
-from loadstone._skeleton_walk import _LEAVES, _is_ours, _own_attributes
+from loadstone._skeleton_walk import _LEAVES, _attribute_names, _attribute_value, _is_ours
 
 _PRUNED_FROM = 10_000
 
@@ -34,18 +36,14 @@ class Seen:
 
     def tensors(self, value: Any) -> None:
         """Notes the tensors in arguments or results."""
-        if issubclass(type(value), torch.Tensor):
-            known = self._tensors.get(id(value))
-            if id(value) not in self._registered and (known is None or known() is not value):
-                self._tensors[id(value)] = weakref.ref(value)
+        for tensor in tensors_in(value):
+            if isinstance(tensor, torch.nn.Parameter) and id(tensor) in self._registered:
+                continue
+            known = self._tensors.get(id(tensor))
+            if known is None or known() is not tensor:
+                self._tensors[id(tensor)] = weakref.ref(tensor)
                 if len(self._tensors) > self._limit:
                     self._prune()
-        elif isinstance(value, list | tuple):
-            for item in value:
-                self.tensors(item)
-        elif isinstance(value, dict):
-            for item in value.values():
-                self.tensors(item)
 
     def _prune(self) -> None:
         alive = {key: weak for key, weak in self._tensors.items() if weak() is not None}
@@ -90,8 +88,8 @@ class Seen:
             for copy in memo.values():
                 if issubclass(type(copy), torch.nn.Module):
                     self.module(copy)
-                else:
-                    self.tensors(copy if issubclass(type(copy), torch.Tensor) else None)
+                elif issubclass(type(copy), torch.Tensor):
+                    self.tensors(copy)
         self._copies.clear()
 
 
@@ -145,13 +143,5 @@ def _inside(value: Any, cls: type) -> Iterator[Any]:
     elif issubclass(cls, list | tuple | set | frozenset | deque):
         yield from list(value)
     if issubclass(cls, torch.nn.Module | torch.Tensor) or _is_ours(cls):
-        yield from list((_own_attributes(value) or {}).values())
-        for base in cls.__mro__:
-            slots = base.__dict__.get("__slots__", ())
-            for slot in (slots,) if isinstance(slots, str) else slots:
-                descriptor = base.__dict__.get(slot)
-                if isinstance(descriptor, types.MemberDescriptorType):
-                    try:
-                        yield descriptor.__get__(value)
-                    except AttributeError:
-                        continue
+        for name in _attribute_names(value):
+            yield _attribute_value(value, name)

@@ -18,8 +18,8 @@ from loadstone._tensor_classes import obstacle
 
 Kind = str
 
-# What nn.Module keeps about itself: walked by its own rules, or holding nothing but callbacks; and
-# accelerate's hook, whose tensors are copies of the module's own on their way to a device.
+# nn.Module's own attributes are walked by its own rules, or hold nothing but callbacks; tensors of
+# accelerate's hook are copies of the module's own on their way to a device.
 _MODULE_INTERNALS = frozenset(torch.nn.Module().__dict__) | {
     "_forward_pre_hooks_with_kwargs",
     "_hf_hook",
@@ -335,7 +335,7 @@ def _is_ours(cls: type) -> bool:
 
 
 def _attribute_names(value: Any) -> list[str]:
-    names = list(_own_attributes(value) or ())
+    names = list(_own_attributes(value))
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())
         for slot in (slots,) if isinstance(slots, str) else slots:
@@ -347,12 +347,12 @@ def _attribute_names(value: Any) -> list[str]:
     return names
 
 
-def _own_attributes(value: Any) -> dict[str, Any] | None:
+def _own_attributes(value: Any) -> dict[str, Any]:
     try:
         found = object.__getattribute__(value, "__dict__")
     except (AttributeError, TypeError):
-        return None
-    return found if isinstance(found, dict) else None
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _has(value: Any, name: str) -> bool:
@@ -363,16 +363,18 @@ def _has(value: Any, name: str) -> bool:
     return True
 
 
+def _attribute_value(owner: Any, attribute: str) -> Any:
+    """An attribute, read past properties."""
+    own = _own_attributes(owner)
+    return own[attribute] if attribute in own else object.__getattribute__(owner, attribute)
+
+
 def _attribute(owner: Any, attribute: str, name: _Name) -> _Place:
     """An attribute, read and written past properties and frozen dataclasses."""
     own = _own_attributes(owner)
-    if own is not None and attribute in own:
-        return _Place(name.child(attribute), own[attribute], _in_dict(own, attribute))
-    return _Place(
-        name.child(attribute),
-        object.__getattribute__(owner, attribute),
-        functools.partial(object.__setattr__, owner, attribute),
-    )
+    in_slot = functools.partial(object.__setattr__, owner, attribute)
+    setter = _in_dict(own, attribute) if attribute in own else in_slot
+    return _Place(name.child(attribute), _attribute_value(owner, attribute), setter)
 
 
 def _in_dict(owner: dict[str, Any], name: str) -> Callable[[Any], None]:

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from loadstone._skeleton_schema import schema_of, storage_key
 from loadstone._skeleton_walk import walk
+from loadstone._torch_state import DispatchMode
 from loadstone.torch import like
 
 Window = tuple[Any, ...]
@@ -27,7 +27,7 @@ class WriteError(Exception):
     """Code that ran on a stand-in was about to write into the model."""
 
 
-class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Writes(DispatchMode):
     """Notes writes, and refuses those into the model itself.
 
     Attributes:

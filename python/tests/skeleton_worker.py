@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from storages import sharers
 
-from loadstone._skeleton import recompute, skeleton, skeleton_findings
+from loadstone._skeleton import recompute, skeleton, skeleton_record
 from loadstone._skeleton_walk import walk
 
 # A direct construction that fills its parameters may have this size. A larger one has its random
@@ -172,7 +172,7 @@ def build_skeleton(build: Callable[[], Any]) -> Any:
 
 def compare(build: Callable[[], Any], made: Any) -> dict[str, Any]:
     """Everything in which a skeleton differs from a direct construction."""
-    findings = skeleton_findings(made)
+    findings = skeleton_record(made).findings
     torch.manual_seed(2)
     direct = build()
     problems = []

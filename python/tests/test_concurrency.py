@@ -72,7 +72,11 @@ def assert_same(model: nn.Module, reference: nn.Module) -> None:
         assert torch.equal(found[name], tensor), name
 
 
-def problems_of(*workers: Callable[[], object], background: tuple[Callable[[], object], ...] = ()):
+def problems_of(
+    *workers: Callable[[], object],
+    background: tuple[Callable[[], object], ...] = (),
+    rounds: int = ROUNDS,
+):
     """What goes wrong while each worker does its rounds and those in the background go on."""
     problems: list[BaseException] = []
     done = threading.Event()
@@ -85,14 +89,14 @@ def problems_of(*workers: Callable[[], object], background: tuple[Callable[[], o
         except BaseException as problem:
             problems.append(problem)
 
-    def rounds(count: int) -> bool:
-        return count < ROUNDS and not problems
+    def some(count: int) -> bool:
+        return count < rounds and not problems
 
     def until_done(_: int) -> bool:
         return not done.is_set() and not problems
 
     others = [threading.Thread(target=run, args=(work, until_done)) for work in background]
-    threads = [threading.Thread(target=run, args=(work, rounds)) for work in workers]
+    threads = [threading.Thread(target=run, args=(work, some)) for work in workers]
     for thread in [*others, *threads]:
         thread.start()
     for thread in threads:
@@ -159,6 +163,70 @@ def test_skeletons_leave_other_threads_alone():
         assert not Net().head.weight.is_meta
 
     assert not problems_of(build, build, build_real, make_tuples, background=OTHERS)
+
+
+def test_two_hundred_skeletons_beside_everything_else(reference: Net, file: Path):
+    loads, dtype = [], torch.get_default_dtype()
+
+    def load() -> None:
+        model = skeleton()
+        loadstone.load(model, file)
+        assert_same(model, reference)
+        loads.append(model)
+
+    def build() -> None:
+        model = skeleton()
+        assert all(parameter.is_meta for parameter in model.parameters())
+        for mine, theirs in zip(model.blocks, reference.blocks, strict=True):
+            assert torch.equal(mine.angles, theirs.angles)
+            assert torch.equal(mine.held[0], theirs.held[0])
+
+    def collect_all() -> None:
+        gc.collect()
+        time.sleep(0.1)
+
+    others = (make_tuples, unpickle, collect_all, load)
+    assert problems_of(build, build, background=others, rounds=100) == []
+    assert loads
+    assert torch.get_default_dtype() is dtype
+
+
+def test_random_numbers_go_on_as_if_nothing_was_built():
+    torch.manual_seed(0)
+    wanted = torch.rand(4)
+    torch.manual_seed(0)
+    assert problems_of(skeleton, skeleton, rounds=20) == []
+    assert torch.equal(torch.rand(4), wanted)
+
+
+def test_two_threads_that_load_different_dtypes(tmp_path: Path):
+    """The library sets the default dtype of the process while it constructs."""
+    transformers = pytest.importorskip("transformers")
+    import loadstone.transformers
+
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        vocab_size=64,
+    )  # fmt: skip
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    truth = {
+        dtype: transformers.BertModel.from_pretrained(tmp_path, dtype=dtype)
+        for dtype in (torch.bfloat16, torch.float16)
+    }
+
+    def load(dtype: torch.dtype) -> None:
+        model = loadstone.transformers.from_pretrained(
+            transformers.BertModel, tmp_path, dtype=dtype
+        )
+        assert {each.dtype for each in model.parameters()} == {dtype}
+        assert_same(model, truth[dtype])
+
+    def build() -> None:
+        assert {each.dtype for each in skeleton().parameters()} <= {torch.float32, *truth}
+
+    works = [lambda dtype=dtype: load(dtype) for dtype in truth]
+    assert problems_of(*works, background=(build, make_tuples)) == []
+    assert torch.get_default_dtype() is torch.float32
 
 
 def test_loads_beside_everything_else(reference: Net, file: Path):

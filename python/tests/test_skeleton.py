@@ -13,7 +13,7 @@ import torch
 from storages import sharers
 from torch import nn
 
-from loadstone._skeleton import recompute, skeleton, skeleton_findings, skeleton_record
+from loadstone._skeleton import recompute, skeleton, skeleton_record
 from loadstone._skeleton_walk import walk
 
 LARGE = (1 << 20,)  # 4 MiB of float32: beyond what is kept real while building
@@ -29,7 +29,7 @@ def slots(model):
 
 
 def codes(model):
-    return {(found["code"], found["target"]) for found in skeleton_findings(model)}
+    return {(found["code"], found["target"]) for found in skeleton_record(model).findings}
 
 
 def assert_as_constructed(make, *, excluded=(), derived=()):

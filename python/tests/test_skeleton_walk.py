@@ -14,7 +14,7 @@ from torch import nn
 
 from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import PlanError
-from loadstone._skeleton import save_skeleton, second_skeleton, skeleton, skeleton_findings
+from loadstone._skeleton import save_skeleton, skeleton, skeleton_record
 from loadstone._skeleton_walk import walk
 
 
@@ -229,7 +229,7 @@ def test_a_model_wholly_on_meta():
     with torch.device("meta"):
         model = nn.TransformerEncoderLayer(8, 2)
     assert names(model) == names(nn.TransformerEncoderLayer(8, 2))
-    assert skeleton_findings(model) == []
+    assert skeleton_record(model).findings == []
 
 
 # --- to a file, and from a second construction ---------------------------------------------------
@@ -276,54 +276,12 @@ def test_save_skeleton(tmp_path):
     ]
 
 
-class Rope(nn.Module):
-    def __init__(self, extra=False):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.register_buffer("angles", torch.linspace(0, 1, 5), persistent=False)
-        self.tables = [torch.arange(3), (torch.ones(2),)]
-        self.same = self.tables[0]
-        self.row = self.linear.weight[0]
-        self.drawn = torch.randn(3)
-        if extra:
-            self.extra = torch.ones(1)
-
-
-def test_second_skeleton_fills_what_a_construction_on_meta_lost():
-    with torch.device("meta"):
-        model = Rope()
-    weight = model.linear.weight
-    assert second_skeleton(model, Rope) == []
-    truth = Rope()
-    assert torch.equal(model.angles, truth.angles)
-    assert torch.equal(model.tables[0], truth.tables[0]) and model.same is model.tables[0]
-    assert torch.equal(model.tables[1][0], truth.tables[1][0])
-    assert model.linear.weight is weight and weight.is_meta
-    found = {(each["code"], each["target"]) for each in skeleton_findings(model)}
-    assert found == {("skeleton.random", "drawn"), ("skeleton.derived", "row")}
-    from loadstone._skeleton import recompute
-
-    model.linear.weight = nn.Parameter(torch.arange(16.0).view(4, 4))
-    assert recompute(model) == ["row"] and model.row.tolist() == [0, 1, 2, 3]
-
-
-def test_second_skeleton_names_what_it_cannot_fill():
-    with torch.device("meta"):
-        model = Rope(extra=True)
-    findings = second_skeleton(model, Rope)
-    assert [(each["code"], each["target"]) for each in findings] == [
-        ("skeleton.not_replayable", "extra")
-    ]
-    assert model.extra.is_meta
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_builders_for_the_libraries(dtype):
+def test_the_libraries_constructors_give_what_a_model_on_meta_lacks(dtype):
     diffusers = pytest.importorskip("diffusers")
     transformers = pytest.importorskip("transformers")
+    from loadstone._constructor import constructor_values
     from loadstone._torch_state import constructing
-    from loadstone.diffusers import skeleton_builder as for_diffusers
-    from loadstone.transformers import skeleton_builder as for_transformers
 
     def gemma():
         config = transformers.Gemma3TextConfig(
@@ -338,15 +296,13 @@ def test_builders_for_the_libraries(dtype):
             num_kv_heads=2, axes_dim_rope=(8, 8, 8), cap_feat_dim=16,
         )  # fmt: skip
 
-    for make, builder in ((gemma, for_transformers), (lumina, for_diffusers)):
+    for make in (gemma, lumina):
         with constructing(dtype):
             truth = make()
             with torch.device("meta"):
                 model = make()
-        assert any(each.tensor.is_meta for each in walk(model) if each.kind != "parameter")
-        assert second_skeleton(model, builder(model)) == []
-        for mine, theirs in zip(walk(model), walk(truth), strict=True):
-            assert mine.name == theirs.name
-            if mine.kind != "parameter":
-                assert mine.tensor.dtype == theirs.tensor.dtype, mine.name
-                assert torch.equal(mine.tensor, theirs.tensor), mine.name
+        values = constructor_values(model, walk(model))
+        tensors = {slot.name: slot.tensor for slot in walk(truth) if slot.kind != "parameter"}
+        assert values and values.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert values[name].dtype == tensor.dtype and torch.equal(values[name], tensor), name
