@@ -250,41 +250,6 @@ def test_other_ways_of_loading_are_refused_by_name(name: str, mixtral: Path):
     assert caught.value.code == "plan.options"
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-def test_torchs_own_files_are_read(
-    shards: int, mixtral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    folder, cls = copied(mixtral, tmp_path / "bin"), by_name("mixtral").cls
-    state = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    if shards == 1:
-        torch.save(state, folder / "pytorch_model.bin")
-    else:
-        places = {name: f"pytorch_model-{i % 2}.bin" for i, name in enumerate(state)}
-        for file in set(places.values()):
-            part = {name: state[name] for name in state if places[name] == file}
-            torch.save(part, folder / file)
-        index = {"metadata": {}, "weight_map": places}
-        (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    theirs = cls.from_pretrained(folder)
-    monkeypatch.setattr(torch, "load", None)  # the library's reader
-    with loadstone.patch("transformers"):
-        models = [ours(cls, folder), cls.from_pretrained(folder)]
-    for model in models:
-        assert loadstone.audit(model).ok
-        for name, tensor in theirs.state_dict().items():
-            assert torch.equal(model.state_dict()[name], tensor), name
-
-
-def test_files_that_are_not_read_are_refused_by_name(mixtral: Path, tmp_path: Path):
-    folder = copied(mixtral, tmp_path / "bin")
-    state = load_file(folder / "model.safetensors")
-    torch.save(state | {"sparse": torch.eye(2).to_sparse()}, folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(loadstone.Error, match=r"pytorch_model\.bin"):
-        ours(by_name("mixtral").cls, folder)
-
-
 def test_a_quantizer_that_quantizes_on_load_is_refused_by_name(mixtral: Path):
     pytest.importorskip("torchao")
     config = transformers.TorchAoConfig("int8_weight_only")
