@@ -4,6 +4,7 @@
 #include "bindings.h"
 #include "execute/offload.h"
 #include "plan/decodings.h"
+#include "plan/prefix.h"
 #include "plan/series.h"
 #include "shared_plan.h"
 
@@ -146,6 +147,7 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, std::vector<Target> 
   named.take("mmap", options.mmap);
   if (const auto* const recipes = named.take<const Recipes*>("recipes")) options.recipes = *recipes;
   named.take("knows_all_sources", options.knows_all_sources);
+  named.take("known_sources", options.known_sources);
   const auto expected_sources = named.take<Pairs>("expected_sources");
   options.expected_sources = {expected_sources.begin(), expected_sources.end()};
   const auto explained = named.take<Names>("explained");
@@ -258,6 +260,14 @@ void bind_plan(nb::module_& module) {
         return found;
       },
       nb::arg("patterns"), nb::arg("names"), nb::arg("field"));
+  // The rules as JSON, with the one for a prefix that a plan for these targets takes away.
+  module.def("stripping_rules",
+             [](const std::shared_ptr<const Catalog>& catalog, const std::vector<Target>& targets,
+                const std::vector<std::string>& prefixes, const std::string& rules) {
+               const Rules given = rules.empty() ? Rules() : rules_from_json(rules);
+               return rules_to_json(
+                   strip_prefix(*catalog, {.targets = targets}, prefixes, given).rules);
+             });
   module.def("identity_plan", [](const std::shared_ptr<const Catalog>& catalog) {
     PlanOptions options;
     options.unexpected = UnexpectedPolicy::ignore;
