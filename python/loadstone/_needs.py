@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,8 @@ from loadstone import _core
 from loadstone._text import read_text
 
 if TYPE_CHECKING:
+    from loadstone._catalog import Catalog
+    from loadstone._load_hooks import Effect
     from loadstone._overlap import Region
     from loadstone._plan import Plan
     from loadstone._skeleton_walk import TensorSlot
@@ -29,12 +30,46 @@ class Needs:
     forms: dict[str, tuple[Any, str]] = field(default_factory=dict)  # dtype and tie of each tensor
     real: frozenset[str] = frozenset()  # tensors that have memory
     kept: frozenset[str] = frozenset()  # tensors that were taken out and keep their values
+    slots: list[TensorSlot] = field(default_factory=list)
 
-    def overlaps(self, plan: Plan) -> list[_core.Finding]:
-        """Findings about the model's tensors that share memory, and that the plan writes to."""
+    def of_memory(self, plan: Plan, in_place: bool) -> list[_core.Finding]:
+        """Findings about memory of the model that the plan writes to, or that tensors share."""
         from loadstone import _overlap
 
-        return list(_overlap.findings(self.overlapping, plan.targets)) if self.overlapping else []
+        found = list(_overlap.findings(self.overlapping, plan.targets)) if self.overlapping else []
+        return [*found, *self._written_in_place()] if in_place else found
+
+    def held_bytes(self, plan: Plan, in_place: bool) -> dict[str, int]:
+        """Per device, what the model's own tensors take until the load is done."""
+        from loadstone._homes import held_bytes
+
+        return held_bytes(self.slots, plan.targets, in_place) if self.real else {}
+
+    def _written_in_place(self) -> list[_core.Finding]:
+        """A failure half-way leaves tensors that hold memory half-way."""
+        saved = ("parameter", "persistent_buffer")
+        real = [slot for slot in self.slots if slot.kind in saved and not slot.tensor.is_meta]
+        if not real:
+            return []
+        message = (
+            f"the memory of {len(real)} parameters and buffers is written in place; if the load "
+            "fails they are left half-written"
+        )
+        return [_core.Finding("info", "plan.in_place", real[0].name, [], message)]
+
+    def of_hooks(
+        self, catalog: Catalog, core: _core.Plan, rules: Any, missing: Any, keeps_real: bool
+    ) -> Effect | None:
+        """What the model's own code would do to the load; ``None``: nothing."""
+        from loadstone import _load_hooks
+
+        if self.module is None or any(each.code == "plan.tensor_class" for each in self.findings):
+            return None
+        policy = "zeros" if keeps_real else missing  # of extra state; all but "error" is the same
+        effect = _load_hooks.effect(self.module, catalog, core, rules or (), policy)
+        if effect is not None:
+            self.keep_candidates |= effect.kept & self.real
+        return effect
 
     def leave_kept(self, core: _core.Plan) -> bool:
         """Takes out what a first plan finds missing and what keeps its value (``may_be_kept``)."""
@@ -80,10 +115,11 @@ def needs_of(model: Any) -> Needs:
     slots = [slot for slot in slots if not slot.obstacle]
     rows = [_row(slot, not slot.tensor.is_meta or slot.name in had) for slot in slots]
     candidates = frozenset(slot.name for slot in slots if slot.may_be_kept)
-    found = findings + _in_place(slots)
     forms = {slot.name: (slot.tensor.dtype, slot.tie_of or "") for slot in slots}
     real = frozenset(slot.name for slot in slots if not slot.tensor.is_meta)
-    return Needs(rows, model, found, values, candidates, overlapping(slots), forms, real)
+    return Needs(
+        rows, model, findings, values, candidates, overlapping(slots), forms, real, slots=slots
+    )
 
 
 def _obstacle(slot: TensorSlot) -> _core.Finding:
@@ -100,15 +136,3 @@ def _row(slot: TensorSlot, has_value: bool) -> tuple[Any, ...]:
     tensor = slot.tensor
     dtype = dtype_name(tensor.dtype)
     return slot.name, list(tensor.shape), dtype, slot.kind, slot.tie_of or "", has_value
-
-
-def _in_place(slots: Iterable[TensorSlot]) -> list[_core.Finding]:
-    """Parameters that hold memory are written in place: a failure half-way leaves them half-way."""
-    real = [slot for slot in slots if slot.kind == "parameter" and not slot.tensor.is_meta]
-    if not real:
-        return []
-    message = (
-        f"{len(real)} parameters hold memory already and will be written in place; "
-        "if the load fails they are left half-written"
-    )
-    return [_core.Finding("info", "plan.in_place", real[0].name, [], message)]

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from loadstone import _core, _machine, _modules
 from loadstone._catalog import Checkpoint, inspect
 from loadstone._errors import Error, count_argument, make
+from loadstone._extra_state import ExtraState
 from loadstone._needs import Needs, needs_of
 from loadstone._policies import missing_policies, runs_initialisers
-from loadstone._prefix import DEFAULT_PREFIXES, stripping_rules
+from loadstone._prefix import DEFAULT_PREFIXES, rules_text, stripping_rules
 from loadstone._quantization import Quantization
 from loadstone._report import listed_errors
 from loadstone._sites import sites_of
@@ -86,18 +87,21 @@ class Plan:
     def __init__(
         self,
         core: _core.Plan,
-        model: Any = None,
-        constructor_values: Mapping[str, Any] | None = None,
+        needs: Needs | None = None,
         units: Units | None = None,
-        forms: Mapping[str, tuple[Any, str]] | None = None,
-        kept: frozenset[str] = frozenset(),
+        in_place: bool = False,
+        extra: ExtraState | None = None,
     ) -> None:
+        needs = needs or Needs([])
         self._core = core
         self._units = units
-        self._forms = dict(forms or {})  # dtype and tie of each tensor of the model, when planned
-        self._kept = kept  # tensors of the model that are no targets: they keep their values
-        self._model = weakref.ref(model) if model is not None else None
-        self._constructor_values = dict(constructor_values or {})
+        self._in_place = in_place
+        self._extra = extra or ExtraState()
+        self._forms = needs.forms  # dtype and tie of each tensor of the model, when planned
+        self._kept = needs.kept  # tensors of the model that are no targets: they keep their values
+        self._model = weakref.ref(needs.module) if needs.module is not None else None
+        self._constructor_values = dict(needs.constructor_values)
+        self._held = needs.held_bytes(self, in_place)  # beside the bytes that the core counts
 
     @cached_property
     def targets(self) -> list[PlannedTarget]:
@@ -128,8 +132,12 @@ class Plan:
 
     @property
     def peak_bytes(self) -> dict[str, int]:
-        """Bytes that the load will need at most, per device; ``"cpu"`` includes staging."""
-        return self._core.peak_bytes
+        """Bytes of the model and the load at most, per device; ``"cpu"`` includes staging.
+
+        Memory that the model has is freed when all values are there: until then old and new count.
+        """
+        peak = self._core.peak_bytes
+        return peak | {device: peak.get(device, 0) + size for device, size in self._held.items()}
 
     @property
     def device_map(self) -> dict[str, str]:
@@ -157,8 +165,9 @@ class Plan:
     ) -> Report:
         """Loads, exactly as planned. Until the last byte is there the model is as it was.
 
-        (A model whose parameters already hold memory is the exception: they are written in place,
-        and the plan says so.)
+        A parameter or buffer that has memory stays the object that it is and gets new memory, in
+        its own order of strides; where device or dtype change, it is a new one. A plan that was
+        made ``in_place`` writes to the memory that is there.
 
         Args:
             model: needed for a plan that was read from a file.
@@ -260,6 +269,7 @@ def plan(
     threads: int | None = None,
     allow_non_finite: bool = False,
     mmap: bool = False,
+    in_place: bool = False,
     allow_links: bool = False,
 ) -> Plan:
     """Plans a load: reads headers, no data, and changes nothing.
@@ -299,6 +309,9 @@ def plan(
         allow_non_finite: go on where what is quantized holds NaN or infinities, and say so; else
             the load fails with ``q.nan``.
         mmap: hand out views of the file where nothing changes; the file must then stay as it is.
+        in_place: write to the memory that parameters and buffers have, where device and dtype stay:
+            addresses stay and no second copy is needed, but a load that fails leaves them
+            half-written.
 
     Raises:
         FormatError: the checkpoint breaks a rule of its format.
@@ -317,7 +330,7 @@ def plan(
     holds_units = "bitsandbytes" in sys.modules and not sites_of("bitsandbytes").lacking()
     if quantize is not None or holds_units:
         traced = _with_units(traced, model, catalog, dtype, quantize)
-    made = make_plan(
+    return make_plan(
         model,
         catalog,
         traced,
@@ -334,13 +347,9 @@ def plan(
         threads=threads,
         allow_non_finite=allow_non_finite,
         mmap=mmap,
+        runs_hooks=not is_traced,
+        in_place=in_place,
     )
-    has_memory = all(finding.code != "plan.tensor_class" for finding in made.findings)
-    if has_memory and not is_traced and not isinstance(model, str | os.PathLike):
-        from loadstone import _load_hooks
-
-        made._core.add_findings(_load_hooks.findings(model, catalog, made.targets, missing))
-    return made
 
 
 def _with_units(
@@ -375,6 +384,8 @@ def make_plan(
     quantize: Mapping[str, Quantization] | None = None,
     keeps_real: bool = False,
     strip_prefix: Sequence[str] = (),
+    runs_hooks: bool = False,
+    in_place: bool = False,
     **options: Any,
 ) -> Plan:
     """:func:`plan` for a checkpoint that is open, with recipes that an adapter worked out.
@@ -385,16 +396,14 @@ def make_plan(
         allow_non_finite: the libraries quantize NaN without a word, so scripts do not stop for it.
         initialises: the caller has initialisers of its own for what is missing.
         keeps_real: what is missing and has memory keeps its value.
-        options: for the core as they are: ``mmap`` ..., and ``allows_unknown_modules``: entries of
-            the device map that name nothing of the model are a warning, as for libraries that
-            pass over them, and no error.
+        runs_hooks: the model's hooks and overrides of ``load_state_dict`` have their effect.
+        options: for the core: ``mmap`` ..., and ``allows_unknown_modules``: entries of the device
+            map that name nothing of the model are a warning, as some libraries have it.
     """
     needs, traced = needs_of(model), traced or Traced(None)
-    units = traced.units
-    needs.rows = [traced.row(row) for row in needs.rows]
+    units, needs.rows = traced.units, [traced.row(row) for row in needs.rows]
     if units is not None:
-        dtype = _take_over(units, needs, dtype)
-        quantize = {**(quantize or {}), **units.quantize}
+        dtype, quantize = _take_over(units, needs, dtype), {**(quantize or {}), **units.quantize}
     needs.findings += traced.findings + traced.unexpected_findings(unexpected)
     needs.keep_candidates |= needs.real if keeps_real else frozenset()
     if strip_prefix and traced.recipes is None:
@@ -405,7 +414,7 @@ def make_plan(
         _core.make_plan,
         catalog._core,
         values_known=needs.module is not None,
-        rules=json.dumps([dict(rule) for rule in rules]) if rules else "",
+        rules=rules_text(rules or ()),
         dtype="" if dtype is None else str(dtype),
         device_map_mode=mode,
         device_map=entries,
@@ -425,14 +434,19 @@ def make_plan(
         **options,
     )
     core = make_core(targets=needs.rows, missing_of=policies)
+    effect = needs.of_hooks(catalog, core, rules, missing, keeps_real) if runs_hooks else None
+    if effect is not None:
+        needs.findings += effect.all_findings(unexpected)
+        make_core = functools.partial(make_core, **effect.arguments(rules))
+        core = make_core(targets=needs.rows, missing_of=policies)
     if needs.keep_candidates and needs.leave_kept(core):
         policies = missing_policies(missing, [row[0] for row in needs.rows])[1]
         core = make_core(targets=needs.rows, missing_of=policies)
     may_initialise = not initialises and runs_initialisers(default, policies)
     needs.findings += _of_the_plan(core, needs, units, may_initialise)
     core.add_findings(needs.findings)
-    made = Plan(core, needs.module, needs.constructor_values, units, needs.forms, needs.kept)
-    core.add_findings(needs.overlaps(made))
+    made = Plan(core, needs, units, in_place, effect.extra if effect is not None else None)
+    core.add_findings(needs.of_memory(made, in_place))
     return made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from loadstone import _core
@@ -46,6 +46,12 @@ def stripping_rules(
     common = best if fitting(best) > 0 else chains[-1]
     message = f"every name of the checkpoint begins with '{common}', which is taken away"
     return [_rule(common)], [_core.Finding("info", "plan.prefix", "", [], message)]
+
+
+def rules_text(rules: Iterable[Mapping[str, Any]]) -> str:
+    """Rules as the core reads them."""
+    listed = [dict(rule) for rule in rules]
+    return json.dumps(listed) if listed else ""
 
 
 def _chains(names: Collection[str], prefixes: list[str]) -> Iterator[str]:
