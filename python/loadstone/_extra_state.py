@@ -26,6 +26,12 @@ class ExtraState:
         self._names = dict(names or {})
         self._before: list[tuple[Any, list[Any]]] = []
 
+    def require_none(self) -> None:
+        """Refuses to write a plan that hands over extra state: a file cannot say so."""
+        if self._names:
+            message = "a plan that hands over extra state (set_extra_state) is tied to its model"
+            raise make("plan.extra_state", message, tensor=next(iter(self._names.values())))
+
     def read(self) -> dict[str, Any]:
         """The tensors, on the CPU, by path of the module."""
         if self._catalog is None or not self._names:

@@ -23,8 +23,10 @@ from loadstone._own_symbol import OwnSymbol, WholeSymbol
 from loadstone._policies import missing_policies
 from loadstone._prefix import rules_text
 from loadstone._state_symbols import StateSymbols
+from loadstone._torch_state import ordinary_tensors
 from loadstone._traced import Traced
 from loadstone.tracing import Symbol, Trace
+from loadstone.tracing._absent import leaves
 
 if TYPE_CHECKING:
     from loadstone._catalog import Catalog
@@ -88,12 +90,13 @@ def effect(
     """
     if not any(_has_code(module) for module in model.modules()) and not _overrides(model):
         return None
-    rehearsal = _Rehearsal(model, catalog, core, rules)
-    try:
-        problem = rehearsal.run()
-    except _MisfitError:
-        return None
-    return rehearsal.effect(missing) if problem is None else Effect([problem])
+    with ordinary_tensors():
+        rehearsal = _Rehearsal(model, catalog, core, rules)
+        try:
+            problem = rehearsal.run()
+        except _MisfitError:
+            return None
+        return rehearsal.effect(missing) if problem is None else Effect([problem])
 
 
 def _is_own(module: _Module, method: str) -> bool:
@@ -153,6 +156,7 @@ class _Rehearsal:
         self.symbols = StateSymbols(self.trace, catalog, rules, self.targets)
         self.copied: dict[str, list[torch.Tensor]] = {}
         self.extra: dict[str, Any] = {}
+        self.reproduced: tuple[str, ...] = ()
         self.missing: list[str] = []
         self.unexpected: list[str] = []
 
@@ -165,7 +169,7 @@ class _Rehearsal:
         except Exception as error:
             reason = f"it cannot be copied to be examined ({type(error).__name__}: {error})"
             return _finding("", self.model, reason)
-        reproduced = self._prepare(twin)
+        self.reproduced = self._prepare(twin)
         modules = dict(twin.named_modules())
         before = {path: _members(module) for path, module in modules.items()}
         found, failure = None, None
@@ -179,12 +183,22 @@ class _Rehearsal:
                 return _finding(path, self.model.get_submodule(path), "it would change the module")
         if failure is not None:
             return failure
-        if isinstance(found, torch.nn.modules.module._IncompatibleKeys):
-            self.missing, self.unexpected = found.missing_keys, found.unexpected_keys
-        else:
-            self.missing = [name for name in self.targets if name not in self.copied]
-        self.unexpected = [n for n in self.unexpected if not n.startswith(reproduced)]
+        self._note_left_over(found)
         return None
+
+    def _note_left_over(self, found: Any) -> None:
+        """Missing and unexpected names; an override may have answered for a part of the model."""
+        if not _overrides(self.model):
+            self.missing = found.missing_keys
+            self.unexpected = [
+                n for n in found.unexpected_keys if not n.startswith(self.reproduced)
+            ]
+            return
+        self.missing = [name for name in self.targets if name not in self.copied]
+        values = [*self.extra.values(), *(each for taken in self.copied.values() for each in taken)]
+        used = {name for each in values if isinstance(each, Symbol) for name in leaves(each)[0]}
+        given = self.symbols.state.items()
+        self.unexpected = [name for name, symbol in given if symbol.source not in used]
 
     def _own(self, slot: TensorSlot) -> torch.Tensor:
         return OwnSymbol(self.trace, slot, self.copied)
@@ -209,7 +223,7 @@ class _Rehearsal:
     def _refusal(self, error: Exception) -> _core.Finding:
         """The module whose code it was is the one that the last call was about."""
         told = {each.code for each in self.core.findings if each.severity == "error"}
-        if "size mismatch for" in str(error) and "plan.shape" in told:
+        if "size mismatch for" in str(error) and told - {"plan.missing", "plan.unexpected"}:
             raise _MisfitError from error
         path, frames = "", error.__traceback__
         while frames is not None:
@@ -253,6 +267,8 @@ class _Rehearsal:
         for name in self.copied.keys() - groups.keys():
             raise make(_CODE, "it would write to a tensor that is not saved", tensor=name)
         for name, names in groups.items():
+            if name.startswith(self.reproduced):
+                continue
             given = [self.symbols.state[each] for each in names if each in self.symbols.state]
             taken = self.copied.get(name, [])
             if not taken:

@@ -190,6 +190,7 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as text that the command line and C++ programs carry out too."""
+        self._extra.require_none()
         return self._core.to_json()
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -77,3 +77,10 @@ def test_extra_state_that_is_no_tensor_is_refused(tmp_path):
     assert codes(Stateful(), tmp_path / "m.pt") == {"plan.extra_state"}
     torch.save(state | {"_extra_state": torch.ones(2)}, tmp_path / "m.pt")
     assert codes(Stateful(), tmp_path / "m.pt") == set()
+
+
+def test_a_plan_with_extra_state_is_not_written_to_a_file(tmp_path):
+    path, _ = stateful("safetensors", tmp_path, torch.ones(2))
+    plan = loadstone.plan(nn.Sequential(Stateful(), Stateful()), path)
+    with pytest.raises(loadstone.PlanError, match="extra state"):
+        plan.save(tmp_path / "plan.json")

@@ -6,6 +6,20 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from hooked_models import (
+    MOVES,
+    PLACES,
+    Nested,
+    Two,
+    W,
+    cast,
+    own,
+    rename,
+    state_for,
+    swap,
+    transpose,
+    versions,
+)
 from state_dicts import assert_same, codes, reference, save
 from torch import nn
 from torch.nn.utils import parametrizations
@@ -16,114 +30,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
 # --- hooks that move elements about --------------------------------------------------------------
-
-
-def rename(module, state, prefix, *_):
-    for name in [name for name in state if name.startswith(prefix + "old_")]:
-        state[prefix + name[len(prefix) + 4 :]] = state.pop(name)
-
-
-def split(module, state, prefix, *_):
-    both = state.pop(prefix + "both")
-    state[prefix + "weight"], state[prefix + "extra"] = both.chunk(2)
-
-
-def join(module, state, prefix, *_):
-    rows = [state.pop(f"{prefix}row{index}") for index in range(4)]
-    state[prefix + "weight"] = torch.stack(rows, dim=1)
-
-
-def transpose(module, state, prefix, *_):
-    state[prefix + "weight"] = state[prefix + "weight"].transpose(0, 1)
-
-
-def convolution(module, state, prefix, *_):
-    state[prefix + "weight"] = state[prefix + "weight"].squeeze(-1).squeeze(-1)
-
-
-def swap(module, state, prefix, *_):
-    one, other = prefix + "weight", prefix + "extra"
-    state[one], state[other] = state[other], state[one]
-
-
-def pad(module, state, prefix, *_):
-    state[prefix + "extra"] = torch.arange(16.0).view(4, 4)
-
-
-def zeros(module, state, prefix, *_):
-    state[prefix + "extra"] = torch.zeros_like(state[prefix + "weight"])
-
-
-def cast(module, state, prefix, *_):
-    state[prefix + "weight"] = state[prefix + "weight"].float().T
-
-
-def drop(module, state, prefix, *_):
-    state.pop(prefix + "junk", None)
-    state.pop(prefix + "position_ids", None)
-
-
-def own(module, state, prefix, *_):
-    state[prefix + "extra"] = module.extra.detach().clone()
-
-
-def versions(module, state, prefix, metadata, *_):
-    if metadata.get("version", 0) < 2:
-        state[prefix + "weight"] = state[prefix + "weight"].flip(0)
-
-
-W = (4, 4)
-MOVES = {
-    rename: {"old_weight": W, "old_extra": W},
-    split: {"both": (8, 4)},
-    join: {"row0": 4, "row1": 4, "row2": 4, "row3": 4, "extra": W},
-    transpose: {"weight": W, "extra": W},
-    convolution: {"weight": (4, 4, 1, 1), "extra": W},
-    swap: {"weight": W, "extra": W},
-    pad: {"weight": W},
-    zeros: {"weight": W},
-    drop: {"weight": W, "extra": W, "junk": 2, "position_ids": 3},
-    own: {"weight": W},
-    versions: {"weight": W, "extra": W},
-}
-
-
-PLACES = {
-    "real": torch.no_grad,
-    "skeleton": loadstone.skeleton,
-    "meta": lambda: torch.device("meta"),
-}
-
-
-class Two(nn.Module):
-    _version = 2
-
-    def __init__(self, hook=None):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, 4))
-        self.register_buffer("extra", torch.full((4, 4), 2.0))
-        if hook is not None:
-            self.register_load_state_dict_pre_hook(hook)
-
-
-class Nested(nn.Module):
-    def __init__(self, hook=None):
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(3))
-        self.blocks = nn.ModuleList([Two(), Two(hook)])
-
-
-def state_for(hook):
-    state = OrderedDict(
-        (f"blocks.1.{name}", torch.randn(size)) for name, size in MOVES[hook].items()
-    )
-    state |= {
-        "bias": torch.randn(3),
-        "blocks.0.weight": torch.randn(W),
-        "blocks.0.extra": torch.randn(W),
-    }
-    state._metadata = {"": {"version": 1}, "blocks.1": {"version": 1}}
-    return state
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pt"])
@@ -419,63 +325,3 @@ def test_a_hook_that_reaches_past_the_stand_in_writes_nothing(tmp_path):
     model.register_load_state_dict_pre_hook(hook)
     assert codes(model, path) == {"plan.load_hook"}
     assert torch.equal(model.weight, torch.ones(4, 4))
-
-
-# --- overrides -----------------------------------------------------------------------------------
-
-
-class Overriding(Two):
-    def load_state_dict(self, state_dict, *args, **kwargs):
-        state = {"weight": state_dict["weight"].T, "extra": state_dict.pop("extra")}
-        return super().load_state_dict(state, *args, **kwargs)
-
-
-class Custom(Two):
-    def _load_from_state_dict(self, state_dict, prefix, *rest):
-        state_dict[prefix + "weight"] = state_dict.pop(prefix + "w")
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-
-class Direct(Two):
-    def _load_from_state_dict(self, state_dict, prefix, *_):
-        with torch.no_grad():
-            self.weight.copy_(state_dict[prefix + "weight"].t())
-            self.extra.data.copy_(state_dict[prefix + "extra"])
-
-
-class Assigning(Two):
-    def _load_from_state_dict(self, state_dict, prefix, *_):
-        self.weight.data = state_dict[prefix + "weight"].t()
-        self.extra.copy_(state_dict[prefix + "extra"])
-
-
-class Silent(Two):
-    def load_state_dict(self, state_dict, strict=True):
-        with torch.no_grad():
-            self.weight.copy_(state_dict["weight"])
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [(Overriding, "weight"), (Custom, "w"), (Direct, "weight"), (Assigning, "weight")],
-)
-def test_overrides_have_their_effect(make, name, tmp_path):
-    path, state = save({name: torch.randn(W), "extra": torch.randn(W)}, tmp_path, "safetensors")
-    expected, _ = reference(make, state)
-    model = make()
-    loadstone.load(model, path, strict=True)
-    assert_same(model, expected)
-
-
-def test_an_override_that_says_nothing_lacks_what_it_does_not_copy(tmp_path):
-    path, _ = save({"weight": torch.randn(W), "extra": torch.randn(W)}, tmp_path, "safetensors")
-    assert codes(Silent(), path) == {"plan.missing"}
-
-
-def test_shapes_that_differ_are_told_by_the_plan_or_with_the_hook(tmp_path):
-    path, _ = save({"weight": torch.randn(3, 3), "extra": torch.randn(W)}, tmp_path, "safetensors")
-    assert codes(Two(drop), path) == {"plan.shape"}
-    path, _ = save(
-        {"old_weight": torch.randn(3, 3), "extra": torch.randn(W)}, tmp_path, "safetensors"
-    )
-    assert "plan.load_hook" in codes(Two(rename), path)

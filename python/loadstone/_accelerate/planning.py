@@ -86,6 +86,7 @@ def plan_load(
         "missing": "error" if missing == "keep" else missing,
         "unexpected": "error" if strict else "warn",
         "allows_unknown_modules": True,
+        "in_place": True,  # as the library: a live model has no second copy beside it
     }
     plan = make_plan(model, catalog, adjusted, **options)
     stay = _may_stay(plan, slots, adjusted) if missing == "keep" and not strict else []
