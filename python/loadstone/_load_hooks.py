@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from loadstone import _core
 from loadstone._errors import Error, make
@@ -51,7 +52,7 @@ class Effect:
         recipes: of the tensors that it makes of others.
         rules: that come before all others, and take dropped tensors away.
         unexpected: names in the state dict and in the checkpoint; ``None``: as the plan says.
-        kept: tensors that it leaves alone and does not count as missing.
+        kept: tensors that keep their values where the checkpoint lacks them.
         extra: extra state of modules.
     """
 
@@ -250,13 +251,14 @@ class _Rehearsal:
         extra, findings = self._extra_state(missing)
         made.extra, made.findings = ExtraState(self.catalog, extra), findings
         absent = {each.target for each in self.core.findings if each.code == "plan.missing"}
-        made.kept = frozenset(absent - {*self.missing, *changed})
+        made.kept = frozenset(self.targets.keys() - {*self.missing, *changed})
         if changed:
             made.recipes = self.trace.finish()
-        made.unexpected = self._unexpected()
+        left = self._unexpected()
         told = {name for each in self._told_unexpected() for name in each.sources}
-        is_told = {source for _, source in made.unexpected} == told
-        if is_told and not (changed or made.rules or made.kept or extra or findings):
+        if made.rules or {source for _, source in left} != told:
+            made.unexpected = left
+        elif not (changed or absent & made.kept or extra or findings):
             return None
         return made
 
@@ -271,11 +273,11 @@ class _Rehearsal:
                 continue
             given = [self.symbols.state[each] for each in names if each in self.symbols.state]
             taken = self.copied.get(name, [])
-            if not taken:
-                for symbol in given:
-                    made.rules += _dropping(self.symbols.sources_of(symbol))
-            elif not given or not any(_is_same(each, given[0]) for each in taken):
-                changed += self._recipe(name, taken[-1])
+            if given and any(_is_same(each, given[0]) for each in taken):
+                continue
+            changed += self._recipe(name, taken[-1]) if taken else []
+            for symbol in given:  # a source that a recipe reads is matched by no rule
+                made.rules += _dropping(self.symbols.sources_of(symbol))
         return changed
 
     def _groups(self) -> dict[str, list[str]]:
@@ -345,7 +347,7 @@ def _members(module: _Module) -> dict[str, Any]:
     own: dict[str, Any] = {name: id(value) for name, value in vars(module).items()}
     for registry in _REGISTRIES:
         own[registry] = [
-            (name, id(value), getattr(value, "shape", None))
+            (name, id(value), None if is_lazy(value) else getattr(value, "shape", None))
             for name, value in getattr(module, registry).items()
         ]
     return own

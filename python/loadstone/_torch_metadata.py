@@ -110,10 +110,8 @@ def _state(path: str) -> Any:
                     return _unwrapped(_Unpickler(file).load())
         with open(path, "rb") as file:  # noqa: PTH123
             return _unwrapped(_before_zip(file)) if file.read(1) == b"\x80" else None
-    except (OSError, zipfile.BadZipFile, pickle.UnpicklingError, EOFError):
-        return None  # the core has said what there is to say
-    except (TypeError, AttributeError, ValueError, IndexError, KeyError):
-        return None  # a pickle that does more with foreign classes than they can
+    except Exception:  # a pickle that does more with foreign classes than they can
+        return None
 
 
 def _before_zip(file: IO[bytes]) -> Any:

@@ -42,6 +42,11 @@ def pad(module, state, prefix, *_):
     state[prefix + "extra"] = torch.arange(16.0).view(4, 4)
 
 
+def overwrite(module, state, prefix, *_):
+    state[prefix + "weight"] = torch.full((4, 4), 3.0)
+    state[prefix + "extra"] = state.pop(prefix + "other").flip(1)
+
+
 def zeros(module, state, prefix, *_):
     state[prefix + "extra"] = torch.zeros_like(state[prefix + "weight"])
 
@@ -64,6 +69,10 @@ def own(module, state, prefix, *_):
     state[prefix + "extra"] = module.extra.detach().clone()
 
 
+def own_first(module, state, prefix, *_):
+    state[prefix + "extra"] = module.extra
+
+
 def versions(module, state, prefix, metadata, *_):
     if metadata.get("version", 0) < 2:
         state[prefix + "weight"] = state[prefix + "weight"].flip(0)
@@ -80,8 +89,10 @@ MOVES = {
     pad: {"weight": W},
     as_parameter: {"w": 16, "extra": W},
     zeros: {"weight": W},
+    overwrite: {"weight": W, "extra": W, "other": W},
     drop: {"weight": W, "extra": W, "junk": 2, "position_ids": 3},
     own: {"weight": W},
+    own_first: {"weight": W, "extra": W},
     versions: {"weight": W, "extra": W},
 }
 

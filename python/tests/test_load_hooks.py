@@ -13,7 +13,9 @@ from hooked_models import (
     Two,
     W,
     cast,
+    overwrite,
     own,
+    own_first,
     rename,
     state_for,
     swap,
@@ -41,13 +43,14 @@ def test_a_load_does_what_load_state_dict_does(hook, kind, place, tmp_path):
     assert not found.missing_keys and not found.unexpected_keys
     with PLACES[place]():
         model = Nested(hook)
-    if hook is own and place == "meta":
+    if hook in (own, own_first) and place == "meta":
         assert codes(model, path) == {"plan.missing"}  # there is no value that could be kept
         return
     report = loadstone.load(model, path, strict=True)
     assert_same(model, expected)
     assert loadstone.audit(model).ok
-    assert report.provenance["blocks.1.weight"].origin == "checkpoint"
+    made = "constant" if hook is overwrite else "checkpoint"
+    assert report.provenance["blocks.1.weight"].origin == made
 
 
 def test_a_cast_has_one_rounding_or_is_refused(tmp_path):
@@ -312,6 +315,36 @@ def test_hooks_that_need_values_or_change_the_module_are_refused_by_name(hook, t
     assert caught.value.code == "plan.load_hook"
     assert torch.equal(model[0].weight, torch.ones(4, 4))
     assert before == {name: id(value) for name, value in vars(model[0]).items()}
+
+
+def test_a_lazy_module_is_refused_by_name(tmp_path):
+    path, _ = save({"0.weight": torch.ones(3, 2), "0.bias": torch.ones(3)}, tmp_path, "safetensors")
+    plan = loadstone.plan(nn.Sequential(nn.LazyLinear(3)), path)
+    found = [each for each in plan.findings if each.code == "plan.load_hook"]
+    assert [each.target for each in found] == ["0"] and "_lazy_load_hook" in found[0].message
+
+
+def test_observers_of_quantization_are_loaded(tmp_path):
+    from torch.ao import quantization
+
+    def make():
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).train()
+        model.qconfig = quantization.get_default_qat_qconfig("fbgemm")
+        quantization.prepare_qat(model, inplace=True)
+        torch.manual_seed(0)
+        model(torch.zeros(2, 4))
+        return model
+
+    trained = make()
+    trained(torch.ones(2, 4))
+    path, state = save(trained.state_dict(), tmp_path, "safetensors")
+    expected, _ = reference(make, state)
+    model = make()
+    loadstone.load(model, path, strict=True)
+    assert_same(model, expected)
+    assert not torch.equal(
+        make()[0].activation_post_process.scale, expected[0].activation_post_process.scale
+    )
 
 
 def test_a_hook_that_reaches_past_the_stand_in_writes_nothing(tmp_path):
