@@ -258,3 +258,14 @@ def test_a_live_teacher_is_left_alone_with_its_memory(tmp_path):
     report = loadstone.load(model, tmp_path / "m.safetensors", strict=True)
     after = {name: (each.data_ptr(), each._version) for name, each in teacher.named_parameters()}
     assert before == after and report.provenance["held[0].weight"].origin == "kept"
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_an_expanded_buffer_gets_elements_of_its_own(in_place, tmp_path):
+    model, flat = nn.Module(), torch.zeros(6)
+    model.register_buffer("one", flat[:1].expand(4))
+    model.register_buffer("rest", flat[1:])
+    state = {"one": torch.arange(4.0), "rest": torch.ones(5)}
+    save_file(state, tmp_path / "m.safetensors")
+    loadstone.load(model, tmp_path / "m.safetensors", in_place=in_place)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.named_buffers())
