@@ -197,8 +197,34 @@ void bind_target(nb::module_& module) {
              [](std::string_view text) { return Skeleton::from_json(text).targets; });
 }
 
+void bind_names(nb::module_& module) {
+  // For each name the first pattern that matches the whole of it; -1: none does.
+  module.def(
+      "first_matches",
+      [](const std::vector<std::string>& patterns, const std::vector<std::string>& names,
+         const std::string& field) {
+        const NamePatterns compiled(patterns, field);
+        std::vector<std::int64_t> found;
+        for (const std::string& name : names) {
+          const auto match = compiled.first_match(name);
+          found.push_back(match ? static_cast<std::int64_t>(*match) : -1);
+        }
+        return found;
+      },
+      nb::arg("patterns"), nb::arg("names"), nb::arg("field"));
+  // The rules as JSON, with the one for a prefix that a plan for these targets takes away.
+  module.def(
+      "stripping_rules",
+      [](const std::shared_ptr<const Catalog>& catalog, const std::vector<Target>& targets,
+         const std::vector<std::string>& prefixes, const std::string& rules) {
+        const Rules given = rules.empty() ? Rules() : rules_from_json(rules);
+        return rules_to_json(strip_prefix(*catalog, {.targets = targets}, prefixes, given).rules);
+      });
+}
+
 void bind_plan(nb::module_& module) {
   bind_target(module);
+  bind_names(module);
   nb::class_<SharedPlan>(module, "Plan")
       .def("targets", &target_rows)
       .def_prop_ro("findings", &get<&Plan::findings>)
@@ -246,28 +272,6 @@ void bind_plan(nb::module_& module) {
         return std::tuple(absent, check.absent_count, check.stray);
       },
       nb::arg("partners"), nb::arg("count") = 0);
-  // For each name the first pattern that matches the whole of it; -1: none does.
-  module.def(
-      "first_matches",
-      [](const std::vector<std::string>& patterns, const std::vector<std::string>& names,
-         const std::string& field) {
-        const NamePatterns compiled(patterns, field);
-        std::vector<std::int64_t> found;
-        for (const std::string& name : names) {
-          const auto match = compiled.first_match(name);
-          found.push_back(match ? static_cast<std::int64_t>(*match) : -1);
-        }
-        return found;
-      },
-      nb::arg("patterns"), nb::arg("names"), nb::arg("field"));
-  // The rules as JSON, with the one for a prefix that a plan for these targets takes away.
-  module.def("stripping_rules",
-             [](const std::shared_ptr<const Catalog>& catalog, const std::vector<Target>& targets,
-                const std::vector<std::string>& prefixes, const std::string& rules) {
-               const Rules given = rules.empty() ? Rules() : rules_from_json(rules);
-               return rules_to_json(
-                   strip_prefix(*catalog, {.targets = targets}, prefixes, given).rules);
-             });
   module.def("identity_plan", [](const std::shared_ptr<const Catalog>& catalog) {
     PlanOptions options;
     options.unexpected = UnexpectedPolicy::ignore;

@@ -15,6 +15,7 @@ from loadstone import torch as memory
 from loadstone._audit import remember
 from loadstone._dtypes import dtype_name, has_name, torch_dtype
 from loadstone._errors import FilledWarning, make
+from loadstone._homes import Homes
 from loadstone._progress import ProgressCallback, shown
 from loadstone._report import Provenance, Report, filled_findings, human_bytes
 from loadstone._skeleton import recompute
@@ -70,6 +71,8 @@ def run(
             report.sync_seconds = filled.offload.sync_seconds
     except BaseException:
         filled.offload.abandon()
+        plan._extra.undo()
+        filled.homes.undo()
         for slot, tensor in before:
             slot.put_back(tensor)
         raise
@@ -119,12 +122,16 @@ class Filled:
         values: for each of them a finished tensor, the parts of a quantized one, or ``None`` where
             no bytes move.
         core: the core's report.
+        homes: where values are made, and how the model gets them.
+        extra: tensors for ``set_extra_state``, by path of the module.
         offload: the offload folder, whose index is still the old one.
     """
 
     slots: list[TensorSlot]
     values: list[Any]
     core: _core.Report
+    homes: Homes
+    extra: dict[str, torch.Tensor]
 
     @property
     def offload(self) -> _core.OffloadFolder:
@@ -141,10 +148,11 @@ def fill(
     if plan._units is not None:
         plan._units.require_values()
     values: list[Any] = [None] * len(slots)
+    homes = Homes(slots, plan.targets, plan._in_place)
     with shown(progress, "loading") as callback:
-        core = _fill(plan, slots, values, threads, callback)
+        core = _fill(plan, homes, values, threads, callback)
     _core.require_delivered(plan._core, core)
-    return Filled(slots, values, core)
+    return Filled(slots, values, core, homes, plan._extra.read())
 
 
 @_with_ordinary_tensors
@@ -291,7 +299,7 @@ def _require_forms(plan: Plan, slots: list[TensorSlot]) -> None:
 
 def _fill(
     plan: Plan,
-    slots: list[TensorSlot],
+    homes: Homes,
     values: list[Any],
     threads: int,
     callback: ProgressCallback | None,
@@ -306,7 +314,8 @@ def _fill(
         elif target.delivery == "memory":
             (on_host if target.device == "cpu" else elsewhere).append(index)
     for index in on_host:
-        values[index] = _host_memory(plan.targets[index], slots[index])
+        target = plan.targets[index]
+        values[index] = _fresh(target) if target.encoding else homes.memory(index)
     destinations, parts = _destinations(values, on_host)
     reports = [_core.execute(plan._core, destinations, threads, callback, parts=parts)]
     for wave in _waves(plan, elsewhere):
@@ -325,15 +334,6 @@ def _fresh(target: PlannedTarget) -> torch.Tensor | Parts:
     if not target.encoding:
         return memory.empty(target.shape, target.dtype)
     return Parts({name: memory.empty(shape, dtype) for name, shape, dtype in target.parts})
-
-
-def _host_memory(target: PlannedTarget, slot: TensorSlot) -> torch.Tensor | Parts:
-    """Fresh memory, or a parameter's own where it holds some that fits."""
-    if target.encoding:
-        return _fresh(target)
-    if _overlap.is_in_place(slot, target):
-        return slot.tensor
-    return memory.empty(target.shape, target.dtype)
 
 
 def _destinations(
@@ -374,37 +374,30 @@ def _waves(plan: Plan, indices: list[int]) -> Iterator[list[int]]:
 
 def _install(plan: Plan, model: Any, filled: Filled, commits: bool) -> None:
     """Gives the model its tensors, once all of them are made; what fails, fails before that."""
-    import torch
-
     slots, values = filled.slots, filled.values
     units = plan._units.installation(model, plan, filled) if plan._units is not None else None
     if commits:
         filled.offload.commit()
     quantized = plan._units.names() if plan._units is not None else ()
     installed: dict[str, Any] = {}
-    for target, slot, value in zip(plan.targets, slots, values, strict=True):
+    for index, (target, slot) in enumerate(zip(plan.targets, slots, strict=True)):
         if target.origin == "tie" or target.name in quantized:
             continue
-        new = value
+        new, values[index] = values[index], None
         if new is None and target.origin in ("constructor", "kept"):
             new = _placed(target, plan._constructor_values.get(target.name, slot.tensor), slot)
-        if new is None or new is slot.tensor:
-            installed[target.name] = slot.tensor
-            if new is not None and not slot.tensor.is_inference():
-                torch.autograd.graph.increment_version(slot.tensor)
-            continue
-        installed[target.name] = memory.like(slot.tensor, new)
+        installed[target.name] = slot.tensor if new is None else filled.homes.take(index, new)
+        del new  # where it was copied, its memory is not held any longer
+    filled.homes.commit()
     for target, slot in zip(plan.targets, slots, strict=True):
-        new = installed.get(target.name)
-        if new is not None and new is not slot.tensor:
+        if target.name in quantized or target.tie_of in quantized:
+            continue
+        new = installed[target.tie_of or target.name]
+        if new is not slot.tensor:
             slot.replace(new)
-    for target, slot in zip(plan.targets, slots, strict=True):
-        if target.origin != "tie" or target.tie_of in quantized:
-            continue
-        if slot.tensor is not installed[target.tie_of]:
-            slot.replace(installed[target.tie_of])
     if units is not None:
         units.install()
+    plan._extra.install(model, filled.extra)
 
 
 def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> torch.Tensor | None:

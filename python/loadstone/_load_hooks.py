@@ -1,24 +1,35 @@
-"""Code that ``load_state_dict`` would run, and a load does not: hooks, overrides, extra state.
+"""Code that ``load_state_dict`` would run: hooks, overrides, ``_version``, extra state.
 
-No list says which hooks matter. They run on a stand-in of the model, with a state dict of tensors
-without memory that has the checkpoint's names: a hook that leaves alone what the plan loads is not
-needed, and one that renames, makes or drops such a tensor, or changes its module, is an error.
+No list says which hooks matter. ``load_state_dict`` itself runs, on a stand-in of the model and a
+state dict of symbols in the checkpoint's names, and what it copies into the model's tensors is
+written down. What it takes as it is stays the plan's business; what a hook renames, cuts, casts or
+makes becomes a recipe. Code that looks at values, or changes its module, is refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from loadstone import _core
-from loadstone._dtypes import is_dtype, torch_dtype
-from loadstone._skeleton_schema import storage_key
+from loadstone._errors import Error, make
+from loadstone._extra_state import ExtraState
+from loadstone._own_symbol import OwnSymbol, WholeSymbol
+from loadstone._policies import policies_of
+from loadstone._state_symbols import StateSymbols
+from loadstone._torch_state import ordinary_tensors
+from loadstone._traced import Traced
+from loadstone.tracing import Symbol, Trace
+from loadstone.tracing._absent import leaves
 
 if TYPE_CHECKING:
     from loadstone._catalog import Catalog
-    from loadstone._plan import PlannedTarget
+    from loadstone._skeleton_walk import TensorSlot
 
 _Module = torch.nn.Module
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
@@ -28,74 +39,80 @@ _CODE = "plan.load_hook"
 _HINT = "write rules for the names or convert the checkpoint, or load it with load_state_dict"
 
 
-def findings(
-    model: _Module, catalog: Catalog, targets: Iterable[PlannedTarget], missing: Any
-) -> list[_core.Finding]:
-    """An error for each module whose own code would have to run."""
-    found = []
-    suspects = []
-    for path, module in model.named_modules():
-        if _is_own(module, "set_extra_state"):
-            found += _extra_state(path, module, catalog, missing)
-        if _runs_code(module) and type(module).__module__ not in _REPRODUCED:
-            suspects.append(path)
-    overrides = _is_own(model, "load_state_dict")
-    if suspects or overrides:
-        found += _rehearsed(model, catalog, list(targets), suspects, overrides)
-    return found
+@dataclass
+class Effect:
+    """What the code does to a load.
+
+    Attributes:
+        findings: what there is to say; with an error among them, nothing else is here.
+        recipes: of the tensors that it makes of others.
+        dropped: tensors of the checkpoint that it takes out of the state dict.
+        unexpected: names in the state dict and in the checkpoint; ``None``: as the plan says.
+        kept: tensors that keep their values where the checkpoint lacks them.
+        extra: extra state of modules.
+    """
+
+    findings: list[_core.Finding] = field(default_factory=list)
+    recipes: _core.Recipes | None = None
+    dropped: list[str] = field(default_factory=list)
+    unexpected: list[tuple[str, str]] | None = None
+    kept: frozenset[str] = frozenset()
+    extra: ExtraState = field(default_factory=ExtraState)
+
+    def arguments(self, unexpected: str) -> dict[str, Any]:
+        """For the core, which plans again."""
+        return {
+            "recipes": self.recipes,
+            "known_sources": self.dropped,
+            "unexpected": unexpected if self.unexpected is None else "ignore",
+        }
+
+    def all_findings(self, unexpected: str) -> list[_core.Finding]:
+        """With those that a policy makes of what is unexpected."""
+        left = Traced(None, unexpected=self.unexpected or [])
+        return self.findings + left.unexpected_findings(unexpected)
+
+
+def effect(
+    model: _Module,
+    catalog: Catalog,
+    core: _core.Plan,
+    rules: str,
+    missing: str | Mapping[str, str],
+) -> Effect | None:
+    """``None``: the model's code leaves alone what is loaded.
+
+    Args:
+        core: the plan without it.
+        rules: with which that was made, as JSON, prefixes included.
+    """
+    with ordinary_tensors():
+        rehearsal = _Rehearsal(model, catalog, core, rules)
+        try:
+            problem = rehearsal.run()
+        except _MisfitError:
+            return None
+        return rehearsal.effect(missing) if problem is None else Effect([problem])
 
 
 def _is_own(module: _Module, method: str) -> bool:
     return getattr(type(module), method) is not getattr(_Module, method)
 
 
-def _runs_code(module: _Module) -> bool:
+def _overrides(model: _Module) -> bool:
+    return _is_own(model, "load_state_dict")
+
+
+def has_code(model: _Module) -> bool:
+    """Whether ``load_state_dict`` would run code of the model's."""
+    return _overrides(model) or any(_has_code(module) for module in model.modules())
+
+
+def _has_code(module: _Module) -> bool:
     hooks = module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks
-    return bool(hooks) or _is_own(module, "_load_from_state_dict")
-
-
-def _extra_state(path: str, module: _Module, catalog: Catalog, missing: Any) -> list[_core.Finding]:
-    """Extra state may be anything, and ``set_extra_state`` may do anything with it."""
-    name = f"{path}._extra_state".lstrip(".")
-    is_there = name in catalog.tensors
-    if not is_there and missing != "error":
-        return []
-    message = (
-        f"{type(module).__name__} at '{path}' takes extra state (set_extra_state), which the "
-        f"checkpoint {'holds' if is_there else 'does not hold'} and which is not loaded"
-    )
-    sources = [name] if is_there else []
-    hint = "load this model with load_state_dict"
-    return [_core.Finding("error", "plan.extra_state", name, sources, message, hint)]
-
-
-def _rehearsed(
-    model: _Module,
-    catalog: Catalog,
-    targets: list[PlannedTarget],
-    suspects: list[str],
-    overrides: bool,
-) -> list[_core.Finding]:
-    from loadstone._stand_in import stand_in
-
-    try:
-        twin = stand_in(model)
-    except Exception as error:
-        reason = f"it cannot be copied to be examined ({type(error).__name__}: {error})"
-        return [_finding(path, model.get_submodule(path), reason) for path in suspects]
-    state = _state(catalog, targets)
-    needed = {target.name for target in targets}
-    found = []
-    for path in suspects:
-        module = twin.get_submodule(path)
-        reason = _Rehearsal(model, module, path, state, needed).reason()
-        if reason:
-            found.append(_finding(path, model.get_submodule(path), reason))
-    if overrides and not found:
-        reason = _Rehearsal(model, twin, "", state, needed).reason_of_all()
-        if reason:
-            found.append(_finding("", model, reason))
-    return found
+    methods = ("_load_from_state_dict", "set_extra_state")
+    own = bool(hooks) or any(_is_own(module, method) for method in methods)
+    return own and type(module).__module__ not in _REPRODUCED
 
 
 def _finding(path: str, module: _Module, reason: str) -> _core.Finding:
@@ -107,7 +124,8 @@ def _finding(path: str, module: _Module, reason: str) -> _core.Finding:
         for method in ("_load_from_state_dict", "load_state_dict")
         if _is_own(module, method)
     ]
-    message = f"'{path}' has code that load_state_dict runs ({', '.join(names)}): {reason}"
+    code = f" ({', '.join(names)})" if names else ""
+    message = f"'{path}' has code that load_state_dict runs{code}: {reason}"
     return _core.Finding("error", _CODE, path, [], message, _HINT)
 
 
@@ -117,102 +135,225 @@ def _hook_name(hook: Any) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def _state(catalog: Catalog, targets: list[PlannedTarget]) -> dict[str, torch.Tensor]:
-    """What ``load_state_dict`` would be given, on meta: loaded targets, and what is left over."""
-    state = {}
-    used: set[str] = set()
-    for target in targets:
-        if target.origin == "checkpoint":
-            state[target.name] = _blank(target.shape, target.dtype)
-            used.update(target.sources)
-    for name, info in catalog.tensors.items():
-        if name not in used and name not in state:
-            state[name] = _blank(tuple(info.shape), info.encoding)
-    return state
-
-
-def _blank(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-    kind = torch_dtype(dtype) if is_dtype(dtype) else torch.uint8
-    return torch.empty(shape, dtype=kind, device="meta")
+class _MisfitError(Exception):
+    """Shapes differ, and the plan says so already."""
 
 
 class _Rehearsal:
-    """The code of one module, run on its stand-in."""
+    """``load_state_dict`` of a stand-in."""
 
     def __init__(
         self,
         model: _Module,
-        module: _Module,
-        path: str,
-        state: dict[str, torch.Tensor],
-        needed: set[str],
+        catalog: Catalog,
+        core: _core.Plan,
+        rules: str,
     ) -> None:
         self.model = model
-        self.module = module
-        self.prefix = f"{path}." if path else ""
-        self.before = dict(state)
-        self.state = dict(state)
-        self.needed = needed
+        self.catalog = catalog
+        self.core = core
+        self.targets = {row["name"]: row for row in core.targets()}
+        self.trace = Trace(catalog)
+        self.symbols = StateSymbols(self.trace, catalog, rules, self.targets)
+        self.copied: dict[str, list[torch.Tensor]] = {}
+        self.extra: dict[str, Any] = {}
+        self.reproduced: tuple[str, ...] = ()
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
 
-    def reason(self) -> str:
-        """The effect of the module's code that a load lacks; ``""``: none."""
+    def run(self) -> _core.Finding | None:
+        """The finding that refuses the code, or ``None``."""
+        from loadstone._stand_in import Writes, stand_in
 
-        def run() -> None:
-            load: Any = self.module._load_from_state_dict
-            load(self.state, self.prefix, {}, True, [], [], [])
-            for hook in self.module._load_state_dict_post_hooks.values():
-                hook(self.module, torch.nn.modules.module._IncompatibleKeys([], []))
-
-        return self._run(run) or self._changes()
-
-    def reason_of_all(self) -> str:
-        """The same for ``load_state_dict`` itself."""
-        return self._run(lambda: self.module.load_state_dict(self.state, strict=False))
-
-    def _run(self, code: Any) -> str:
-        from loadstone._stand_in import Writes, window
-
-        own = self._own()
-        allowed = {
-            (storage_key(tensor), window(self.before[name]))
-            for name, tensor in self._saved()
-            if name in self.before
-        }
         try:
-            with Writes(self.model) as writes, torch.no_grad():
-                code()
+            twin = stand_in(self.model, self._own)
         except Exception as error:
-            return f"it cannot be examined without values ({type(error).__name__}: {error})"
-        mine = {storage_key(tensor) for _, tensor in self._saved()}
-        for operation, written, read in writes.made:
-            is_plain = operation == "copy_" and all((written, each) in allowed for each in read)
-            if written in mine and not is_plain:
-                return "it would load other values"
-        return "" if self._own() == own else "it would change the module"
+            reason = f"it cannot be copied to be examined ({type(error).__name__}: {error})"
+            return _finding("", self.model, reason)
+        self.reproduced = self._prepare(twin)
+        modules = dict(twin.named_modules())
+        before = {path: _members(module) for path, module in modules.items()}
+        found, failure = None, None
+        try:
+            with Writes(self.model), torch.no_grad():
+                found = twin.load_state_dict(self.symbols.copy(), strict=False)
+        except Exception as error:
+            failure = self._refusal(error)
+        for path, module in modules.items():
+            if _members(module) != before[path]:
+                return _finding(path, self.model.get_submodule(path), "it would change the module")
+        if failure is not None:
+            return failure
+        self._note_left_over(found)
+        return None
 
-    def _saved(self) -> list[tuple[str, torch.Tensor]]:
-        module = self.module
-        named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers()]
-        return [(f"{self.prefix}{name}", tensor) for name, tensor in named]
-
-    def _own(self) -> dict[str, Any]:
-        own: dict[str, Any] = {name: id(value) for name, value in vars(self.module).items()}
-        for registry in _REGISTRIES:
-            own[registry] = [
-                (name, id(value)) for name, value in getattr(self.module, registry).items()
+    def _note_left_over(self, found: Any) -> None:
+        """Missing and unexpected names; an override may have answered for a part of the model."""
+        if not _overrides(self.model):
+            self.missing = found.missing_keys
+            self.unexpected = [
+                n for n in found.unexpected_keys if not n.startswith(self.reproduced)
             ]
-        return own
+            return
+        self.missing = [name for name in self.targets if name not in self.copied]
+        values = [*self.extra.values(), *(each for taken in self.copied.values() for each in taken)]
+        used = {name for each in values if isinstance(each, Symbol) for name in leaves(each)[0]}
+        given = self.symbols.state.items()
+        self.unexpected = [name for name, symbol in given if symbol.source not in used]
 
-    def _changes(self) -> str:
-        """What became of the tensors that the plan loads, and of those that it misses."""
-        given = {storage_key(tensor) for tensor in self.before.values()}
-        for name in self.needed:
-            old, new = self.before.get(name), self.state.get(name)
-            if old is new or (old is not None and new is old):
+    def _own(self, slot: TensorSlot) -> torch.Tensor:
+        return OwnSymbol(self.trace, slot, self.copied)
+
+    def _prepare(self, twin: _Module) -> tuple[str, ...]:
+        """Takes out modules that an adapter fills (their prefixes); extra state will be noted."""
+        reproduced = []
+        for path, module in list(twin.named_modules()):
+            if type(module).__module__ in _REPRODUCED and path:
+                owner, _, leaf = path.rpartition(".")
+                twin.get_submodule(owner)._modules[leaf] = _Module()
+                reproduced.append(f"{path}.")
+            elif _is_own(module, "set_extra_state"):
+                note = types.MethodType(self._note_extra, path)
+                module.__dict__["set_extra_state"] = note
+        return tuple(reproduced)
+
+    def _note_extra(self, *noted: Any) -> None:
+        path, state = noted
+        self.extra[path] = state
+
+    def _refusal(self, error: Exception) -> _core.Finding:
+        """The module whose code it was is the one that the last call was about."""
+        told = {each.code for each in self.core.findings if each.severity == "error"}
+        if "size mismatch for" in str(error) and told - {"plan.missing", "plan.unexpected"}:
+            raise _MisfitError from error
+        path, frames = "", error.__traceback__
+        while frames is not None:
+            prefix = frames.tb_frame.f_locals.get("prefix")
+            path = prefix.rstrip(".") if isinstance(prefix, str) else path
+            frames = frames.tb_next
+        reason = f"it cannot be carried out without values ({type(error).__name__}: {error})"
+        return self._finding_at(path, reason)
+
+    def _finding_at(self, path: str, reason: str) -> _core.Finding:
+        try:
+            return _finding(path, self.model.get_submodule(path), reason)
+        except AttributeError:  # a name of the checkpoint, or a prefix of the hook's own
+            return _finding("", self.model, reason)
+
+    def effect(self, missing: str | Mapping[str, str]) -> Effect | None:
+        """What became of each tensor of the model, and of the state dict."""
+        made = Effect()
+        try:
+            changed = self._add_recipes(made)
+        except Error as error:
+            reason = f"{error.tensor}: {error.message}"
+            return Effect([self._finding_at(error.tensor.rpartition(".")[0], reason)])
+        extra, findings = self._extra_state(missing)
+        made.extra, made.findings = ExtraState(self.catalog, extra), findings
+        absent = {each.target for each in self.core.findings if each.code == "plan.missing"}
+        made.kept = frozenset(self.targets.keys() - {*self.missing, *changed})
+        if changed:
+            made.recipes = self.trace.finish()
+        left = self._unexpected()
+        told = {name for each in self._told_unexpected() for name in each.sources}
+        if made.dropped or {source for _, source in left} != told:
+            made.unexpected = left
+        elif not (changed or absent & made.kept or extra or findings):
+            return None
+        return made
+
+    def _add_recipes(self, made: Effect) -> list[str]:
+        """Recipes and rules for what is not taken as it is; the names of those with a recipe."""
+        changed = []
+        groups = self._groups()
+        for name in self.copied.keys() - groups.keys():
+            raise make(_CODE, "it would write to a tensor that is not saved", tensor=name)
+        for name, names in groups.items():
+            if name.startswith(self.reproduced):
                 continue
-            if old is not None:
-                return f"it would {'drop' if new is None else 'change'} '{name}'"
-            # what no checkpoint has (a counter of batches) is missing here, and said to be
-            if new is not None and (new.is_meta or storage_key(new) in given):
-                return f"it would make '{name}' of other tensors of the checkpoint"
-        return ""
+            given = [self.symbols.state[each] for each in names if each in self.symbols.state]
+            taken = self.copied.get(name, [])
+            if given and any(_is_same(each, given[0]) for each in taken):
+                continue
+            changed += self._recipe(name, taken[-1]) if taken else []
+            for symbol in given:  # a source that a recipe reads is matched by no rule
+                made.dropped += self.symbols.sources_of(symbol)
+        return changed
+
+    def _groups(self) -> dict[str, list[str]]:
+        """Saved tensors, each with the names that it has."""
+        groups: dict[str, list[str]] = {}
+        for name, row in self.targets.items():
+            if row["kind"] in ("parameter", "persistent_buffer"):
+                groups.setdefault(row["tie_of"] or name, []).append(name)
+        return groups
+
+    def _recipe(self, name: str, value: torch.Tensor) -> list[str]:
+        if isinstance(value, OwnSymbol):
+            if value.slot.name == name:
+                return []
+            raise make(
+                _CODE, f"it would give it what '{value.slot.name}' has in the model", tensor=name
+            )
+        if isinstance(value, WholeSymbol) or value.is_meta:
+            what = f"it would give it {value!r}, which is no tensor of the checkpoint"
+            raise make(_CODE, what, tensor=name)
+        self.trace.add(name, value)
+        return [name]
+
+    def _extra_state(self, missing: Any) -> tuple[dict[str, str], list[_core.Finding]]:
+        """Names of the tensors for ``set_extra_state``; findings where they cannot be had."""
+        extra: dict[str, str] = {}
+        findings = []
+        for path, module in self.model.named_modules():
+            if not _is_own(module, "set_extra_state") or type(module).__module__ in _REPRODUCED:
+                continue
+            name = f"{path}._extra_state".lstrip(".")
+            state = self.extra.get(path)
+            source = self.symbols.whole_source(state) if isinstance(state, Symbol) else None
+            message = ""
+            if name in self.symbols.objects:
+                message = "is no tensor in the checkpoint, and cannot be loaded"
+            elif source is not None:
+                extra[path] = source
+            elif state is not None:
+                message = "is made of tensors of the checkpoint by a hook, and cannot be loaded"
+            elif name in self.missing and policies_of([name], missing, {})[name] == "error":
+                message = "is not in the checkpoint"
+            if message:
+                what = f"the extra state of '{path}' ({type(module).__name__}.set_extra_state)"
+                hint = "load this model with load_state_dict"
+                code = "plan.extra_state"
+                findings.append(_core.Finding("error", code, name, [], f"{what} {message}", hint))
+        return extra, findings
+
+    def _told_unexpected(self) -> list[_core.Finding]:
+        return [each for each in self.core.findings if each.code == "plan.unexpected"]
+
+    def _unexpected(self) -> list[tuple[str, str]]:
+        """Names that nobody needs, as far as they are not components of quantized tensors."""
+        told = {name for each in self._told_unexpected() for name in each.sources}
+        found = []
+        for name in dict.fromkeys(self.unexpected):
+            symbol = self.symbols.state.get(name)
+            sources = self.symbols.sources_of(symbol) if symbol is not None else [name]
+            if symbol is None or not told.isdisjoint(sources):
+                found.append((name, sources[0]))
+        return found
+
+
+def _members(module: _Module) -> dict[str, Any]:
+    """What a module has, and which objects these are."""
+    own: dict[str, Any] = {name: id(value) for name, value in vars(module).items()}
+    for registry in _REGISTRIES:
+        own[registry] = [
+            (name, id(value), None if is_lazy(value) else getattr(value, "shape", None))
+            for name, value in getattr(module, registry).items()
+        ]
+    return own
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if not (isinstance(one, Symbol) and isinstance(other, Symbol)):
+        return False
+    return one.value == other.value if one.value >= 0 else one is other

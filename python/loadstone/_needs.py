@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,8 @@ from loadstone import _core
 from loadstone._text import read_text
 
 if TYPE_CHECKING:
+    from loadstone._catalog import Catalog
+    from loadstone._load_hooks import Effect
     from loadstone._overlap import Region
     from loadstone._plan import Plan
     from loadstone._skeleton_walk import TensorSlot
@@ -33,12 +35,54 @@ class Needs:
     outside: list[str] = field(default_factory=list)
     overlapping: list[Region] = field(default_factory=list)
     forms: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    slots: list[TensorSlot] = field(default_factory=list)
 
-    def overlaps(self, plan: Plan) -> list[_core.Finding]:
-        """Findings about the model's tensors that share memory, and that the plan writes to."""
+    def of_memory(self, plan: Plan, in_place: bool) -> list[_core.Finding]:
+        """Findings about memory of the model that the plan writes to, or that tensors share."""
         from loadstone import _overlap
 
-        return list(_overlap.findings(self.overlapping, plan.targets)) if self.overlapping else []
+        found = list(_overlap.findings(self.overlapping, plan.targets)) if self.overlapping else []
+        return [*found, *self._written_in_place()] if in_place else found
+
+    def held_bytes(self, plan: Plan, in_place: bool) -> dict[str, int]:
+        """Per device, what the model's own tensors take until the load is done."""
+        from loadstone._homes import held_bytes
+
+        return held_bytes(self.slots, plan.targets, in_place) if self.held() else {}
+
+    def held(self) -> set[str]:
+        """Names of the tensors that have memory."""
+        return {slot.name for slot in self.slots if not slot.tensor.is_meta}
+
+    def _written_in_place(self) -> list[_core.Finding]:
+        """A failure half-way leaves tensors that hold memory half-way."""
+        saved = ("parameter", "persistent_buffer")
+        real = [slot for slot in self.slots if slot.kind in saved and not slot.tensor.is_meta]
+        if not real:
+            return []
+        message = (
+            f"the memory of {len(real)} parameters and buffers is written in place; if the load "
+            "fails they are left half-written"
+        )
+        return [_core.Finding("info", "plan.in_place", real[0].name, [], message)]
+
+    def of_hooks(
+        self,
+        catalog: Catalog,
+        core: _core.Plan,
+        rules: str,
+        prefixes: list[str],
+        missing: str | Mapping[str, str],
+    ) -> Effect | None:
+        """What the model's own code would do to the load; ``None``: nothing."""
+        from loadstone import _load_hooks
+
+        if self.module is None or any(each.code == "plan.tensor_class" for each in self.findings):
+            return None
+        if not _load_hooks.has_code(self.module):
+            return None
+        rules = _core.stripping_rules(catalog._core, self.targets, prefixes, rules)
+        return _load_hooks.effect(self.module, catalog, core, rules, missing)
 
 
 def needs_of(model: Any) -> Needs:
@@ -64,11 +108,12 @@ def needs_of(model: Any) -> Needs:
     return Needs(
         targets=[_target(slot, slot.name in had) for slot in slots],
         module=model,
-        findings=findings + _in_place(slots),
+        findings=findings,
         constructor_values=values,
         outside=[slot.name for slot in slots if slot.may_be_kept],
         overlapping=overlapping(slots),
         forms={slot.name: (slot.tensor.dtype, slot.tie_of or "") for slot in slots},
+        slots=slots,
     )
 
 
@@ -94,15 +139,3 @@ def _target(slot: TensorSlot, is_made: bool) -> _core.Target:
         is_real or is_made,
         str(tensor.device) if is_real else "",
     )
-
-
-def _in_place(slots: Iterable[TensorSlot]) -> list[_core.Finding]:
-    """Parameters that hold memory are written in place: a failure half-way leaves them half-way."""
-    real = [slot for slot in slots if slot.kind == "parameter" and not slot.tensor.is_meta]
-    if not real:
-        return []
-    message = (
-        f"{len(real)} parameters hold memory already and will be written in place; "
-        "if the load fails they are left half-written"
-    )
-    return [_core.Finding("info", "plan.in_place", real[0].name, [], message)]

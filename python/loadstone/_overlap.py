@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loadstone import _core
-from loadstone._dtypes import dtype_name
+from loadstone._homes import WRITTEN, keeps_identity
 
 if TYPE_CHECKING:
     from loadstone._plan import PlannedTarget
     from loadstone._skeleton_walk import TensorSlot
-
-# Origins of values that a load puts into memory; a value of another origin stays where it is.
-_WRITTEN = ("checkpoint", "zeros", "initialiser")
 
 
 @dataclass(frozen=True)
@@ -128,13 +125,13 @@ def _finding(one: Region, other: Region, planned: dict[str, PlannedTarget]) -> _
         target = planned[region.slot.name]
         if target.device == "disk":
             return None  # no memory of the model is written to
-        (written if target.origin in _WRITTEN else kept).append(region.slot)
+        (written if target.origin in WRITTEN else kept).append(region.slot)
     if not written:
         return None
     names = f"'{one.slot.name}' and '{other.slot.name}'"
     name = other.slot.name
     if kept:
-        if kept[0].tensor.is_meta or is_in_place(written[0], planned[written[0].name]):
+        if kept[0].tensor.is_meta or keeps_identity(written[0], planned[written[0].name]):
             return None  # a view sees what its tensor gets; on meta it is computed anew
         message = (
             f"{names} share memory; '{written[0].name}' gets memory of its own, "
@@ -148,11 +145,3 @@ def _finding(one: Region, other: Region, planned: dict[str, PlannedTarget]) -> _
     message = f"{names} share memory, so the value of one would be written over the other's"
     advice = "build the model under loadstone.skeleton(), or make them one parameter"
     return _core.Finding("error", "plan.in_place", name, [], message, advice)
-
-
-def is_in_place(slot: TensorSlot, target: PlannedTarget) -> bool:
-    """Whether a value is written into the memory that the tensor has."""
-    tensor: Any = slot.tensor
-    has_memory = slot.kind == "parameter" and not tensor.is_meta and tensor.device.type == "cpu"
-    fits = dtype_name(tensor.dtype) == target.dtype and tensor.is_contiguous()
-    return bool(has_memory and fits and target.origin != "initialiser")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import weakref
@@ -15,6 +16,7 @@ from loadstone import _core, _initialise, _machine, _modules
 from loadstone._adapters import trace, with_units
 from loadstone._catalog import Checkpoint, inspect
 from loadstone._errors import Error, count_argument, make
+from loadstone._extra_state import ExtraState
 from loadstone._needs import Needs, needs_of
 from loadstone._policies import missing_policies
 from loadstone._quantization import Quantization
@@ -78,16 +80,20 @@ class Plan:
     def __init__(
         self,
         core: _core.Plan,
-        model: Any = None,
-        constructor_values: Mapping[str, Any] | None = None,
+        needs: Needs | None = None,
         units: Units | None = None,
-        forms: Mapping[str, tuple[Any, str]] | None = None,
+        in_place: bool = False,
+        extra: ExtraState | None = None,
     ) -> None:
+        needs = needs or Needs([])
         self._core = core
         self._units = units
-        self._forms = dict(forms or {})  # dtype and tie of each tensor of the model, when planned
-        self._model = weakref.ref(model) if model is not None else None
-        self._constructor_values = dict(constructor_values or {})
+        self._in_place = in_place
+        self._extra = extra or ExtraState()
+        self._forms = needs.forms  # dtype and tie of each tensor of the model, when planned
+        self._model = weakref.ref(needs.module) if needs.module is not None else None
+        self._constructor_values = dict(needs.constructor_values)
+        self._held = needs.held_bytes(self, in_place)  # beside the bytes that the core counts
 
     @cached_property
     def targets(self) -> list[PlannedTarget]:
@@ -118,8 +124,12 @@ class Plan:
 
     @property
     def peak_bytes(self) -> dict[str, int]:
-        """Bytes that the load will need at most, per device; ``"cpu"`` includes staging."""
-        return self._core.peak_bytes
+        """Bytes of the model and the load at most, per device; ``"cpu"`` includes staging.
+
+        Memory that the model has is freed when all values are there: until then old and new count.
+        """
+        peak = self._core.peak_bytes
+        return peak | {device: peak.get(device, 0) + size for device, size in self._held.items()}
 
     @property
     def device_map(self) -> dict[str, str]:
@@ -147,8 +157,9 @@ class Plan:
     ) -> Report:
         """Loads, exactly as planned. Until the last byte is there the model is as it was.
 
-        (A model whose parameters already hold memory is the exception: they are written in place,
-        and the plan says so.)
+        A parameter or buffer that has memory stays the object that it is and gets new memory, in
+        its own order of strides; where device or dtype change, it is a new one. A plan that was
+        made ``in_place`` writes to the memory that is there.
 
         Args:
             model: needed for a plan that was read from a file.
@@ -171,6 +182,7 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as text that the command line and C++ programs carry out too."""
+        self._extra.require_none()
         return self._core.to_json()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -250,6 +262,7 @@ def plan(
     threads: int | None = None,
     allow_non_finite: bool = False,
     mmap: bool = False,
+    in_place: bool = False,
     allow_links: bool = False,
 ) -> Plan:
     """Plans a load: reads headers, no data, and changes nothing.
@@ -289,6 +302,9 @@ def plan(
         allow_non_finite: go on where what is quantized holds NaN or infinities, and say so; else
             the load fails with ``q.nan``.
         mmap: hand out views of the file where nothing changes; the file must then stay as it is.
+        in_place: write to the memory that parameters and buffers have, where device and dtype stay:
+            addresses stay and no second copy is needed, but a load that fails leaves them
+            half-written.
 
     Raises:
         FormatError: the checkpoint breaks a rule of its format.
@@ -305,7 +321,7 @@ def plan(
     is_traced = isinstance(rules, str)
     traced = trace(rules, model, catalog, dtype) if isinstance(rules, str) else None
     traced = with_units(traced, model, catalog, dtype, quantize)
-    made = make_plan(
+    return make_plan(
         model,
         catalog,
         traced,
@@ -321,13 +337,9 @@ def plan(
         threads=threads,
         allow_non_finite=allow_non_finite,
         mmap=mmap,
+        runs_hooks=not is_traced,
+        in_place=in_place,
     )
-    has_memory = all(finding.code != "plan.tensor_class" for finding in made.findings)
-    if has_memory and not is_traced and not isinstance(model, str | os.PathLike):
-        from loadstone import _load_hooks
-
-        made._core.add_findings(_load_hooks.findings(model, catalog, made.targets, missing))
-    return made
 
 
 def make_plan(
@@ -348,6 +360,8 @@ def make_plan(
     initialises: bool = False,
     quantize: Mapping[str, Quantization] | None = None,
     strip_prefix: str | Sequence[str] = (),
+    runs_hooks: bool = False,
+    in_place: bool = False,
     **options: Any,
 ) -> Plan:
     """:func:`plan` for a checkpoint that is open, with recipes that an adapter worked out.
@@ -358,26 +372,26 @@ def make_plan(
             :class:`loadstone._execute.Parts`, and makes of them what the model needs.
         allow_non_finite: the libraries quantize NaN without a word, so scripts do not stop for it.
         initialises: the caller has initialisers of its own for what is missing.
-        options: for the core as they are: ``mmap`` ..., and ``allows_unknown_modules``: entries of
-            the device map that name nothing of the model are a warning, as for libraries that
-            pass over them, and no error.
+        runs_hooks: the model's hooks and overrides of ``load_state_dict`` have their effect.
+        options: for the core: ``mmap`` ..., and ``allows_unknown_modules``: a warning for entries
+            of the device map that name nothing of the model, as some libraries have it.
     """
     needs, traced = needs_of(model), traced or Traced(None)
-    units = traced.units
     for target in needs.targets:
         traced.adjust(target)
-    if units is not None:
-        dtype = _take_over(units, needs, dtype)
-        quantize = {**(quantize or {}), **units.quantize}
+    if (units := traced.units) is not None:
+        dtype, quantize = _take_over(units, needs, dtype), {**(quantize or {}), **units.quantize}
     needs.findings += traced.findings + traced.unexpected_findings(unexpected)
     mode, entries = _machine.device_map_entries(device_map)
     default, patterns = missing_policies(missing)
     single = dict.fromkeys(needs.outside, "keep") | dict(missing_of or {})
-    core = _core.make_plan(
+    prefixes, text = _texts("strip_prefix", strip_prefix), _as_json(rules)
+    make_core = functools.partial(
+        _core.make_plan,
         catalog._core,
         needs.targets,
         values_known=needs.module is not None,
-        rules=_as_json(rules) if rules else "",
+        rules=text,
         dtype="" if dtype is None else str(dtype),
         device_map_mode=mode,
         device_map=entries,
@@ -386,12 +400,9 @@ def make_plan(
         offload_folder=os.fsdecode(offload_folder) if offload_folder is not None else "",
         missing=default,
         missing_patterns=patterns,
-        missing_of=list(single.items()),
-        unexpected=unexpected,
-        strip_prefixes=_texts("strip_prefix", strip_prefix),
+        strip_prefixes=prefixes,
         threads=count_argument("threads", threads or 0),
         allow_non_finite=allow_non_finite,
-        recipes=traced.recipes,
         knows_all_sources=traced.recipes is not None,
         expected_sources=list(traced.expected.items()),
         explained=[*traced.explained, *traced.broken()],
@@ -399,18 +410,25 @@ def make_plan(
         bare_modules=_modules.among(needs.module, [path for path, _ in entries]),
         **options,
     )
-    if units is not None:
-        needs.findings += units.misplaced(core.targets())
-    policies = {default, *single.values(), *(policy for _, policy in patterns)}
+    core = make_core(missing_of=list(single.items()), unexpected=unexpected, recipes=traced.recipes)
+    effect = needs.of_hooks(catalog, core, text, prefixes, missing) if runs_hooks else None
+    if effect is not None:
+        needs.findings += effect.all_findings(unexpected)
+        single |= dict.fromkeys(needs.held() & effect.kept, "keep")
+        core = make_core(missing_of=list(single.items()), **effect.arguments(unexpected))
+    needs.findings += units.misplaced(core.targets()) if units is not None else []
+    policies = {default, *single.values(), *dict(patterns).values()}
     if needs.module is not None and not initialises and "initialise" in policies:
         needs.findings += _initialise.findings(core, needs.module)
     core.add_findings(needs.findings)
-    made = Plan(core, needs.module, needs.constructor_values, units, needs.forms)
-    core.add_findings(needs.overlaps(made))
+    made = Plan(core, needs, units, in_place, effect and effect.extra)
+    core.add_findings(needs.of_memory(made, in_place))
     return made
 
 
-def _as_json(rules: Sequence[Mapping[str, Any]] | Mapping[str, str]) -> str:
+def _as_json(rules: Sequence[Mapping[str, Any]] | Mapping[str, str] | None) -> str:
+    if not rules:
+        return ""
     return json.dumps(dict(rules) if isinstance(rules, Mapping) else [dict(rule) for rule in rules])
 
 

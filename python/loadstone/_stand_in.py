@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from loadstone._skeleton_schema import schema_of, storage_key
-from loadstone._skeleton_walk import walk
+from loadstone._skeleton_walk import TensorSlot, walk
 from loadstone._torch_state import DispatchMode
 from loadstone.torch import like
-
-Window = tuple[Any, ...]
-
-
-def window(tensor: torch.Tensor) -> Window:
-    """A tensor's storage, and where and how it lies in it."""
-    form = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-    return storage_key(tensor), *form
 
 
 class WriteError(Exception):
@@ -28,48 +20,44 @@ class WriteError(Exception):
 
 
 class Writes(DispatchMode):
-    """Notes writes, and refuses those into the model itself.
-
-    Attributes:
-        made: the operation, the storage that was written, and the tensors on meta that were read,
-            as :func:`window` has them.
-    """
+    """Refuses writes into the model itself."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._slots = walk(model)  # keeps the storages, and so their names
         self._protected = {storage_key(slot.tensor): slot.name for slot in self._slots}
-        self.made: list[tuple[str, int | None, frozenset[Window]]] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Every operation comes by here."""
         kwargs = kwargs or {}
-        written = schema_of(func).written_tensors(args, kwargs)
-        for tensor in written:
+        for tensor in schema_of(func).written_tensors(args, kwargs):
             key = storage_key(tensor)
             if key is not None and key in self._protected:
                 raise WriteError(f"it writes into '{self._protected[key]}' of the model itself")
-            others = [*args, *kwargs.values()]
-            tensors = [each for each in others if isinstance(each, torch.Tensor)]
-            reads = {window(each) for each in tensors if each.is_meta}
-            others_read = frozenset(each for each in reads if each[0] != key)
-            self.made.append((schema_of(func).name, key, others_read))
         return func(*args, **kwargs)
 
 
-def stand_in(model: torch.nn.Module) -> torch.nn.Module:
-    """A deep copy whose tensors lie on meta; attributes and lists are copies too."""
+def stand_in(
+    model: torch.nn.Module, make: Callable[[TensorSlot], torch.Tensor] | None = None
+) -> torch.nn.Module:
+    """A deep copy whose tensors lie on meta; attributes and lists are copies too.
+
+    Args:
+        make: makes other tensors in their place.
+    """
     memo: dict[int, Any] = {}
     for slot in walk(model):
-        tensor = slot.tensor
-        if slot.obstacle or id(tensor) in memo:
-            continue
-        form = (tuple(tensor.shape), tensor.stride())
-        blank = torch.empty_strided(*form, dtype=tensor.dtype, device="meta")
-        memo[id(tensor)] = like(tensor, blank)
+        if not slot.obstacle and id(slot.tensor) not in memo:
+            memo[id(slot.tensor)] = (make or _blank)(slot)
     return copy.deepcopy(model, memo)
+
+
+def _blank(slot: TensorSlot) -> torch.Tensor:
+    form = (tuple(slot.tensor.shape), slot.tensor.stride())
+    blank = torch.empty_strided(*form, dtype=slot.tensor.dtype, device="meta")
+    return like(slot.tensor, blank)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Code of a model that runs around a load: initialisers, hooks, extra state; and what it holds."""
+"""Code of a model that runs around a load: initialisers; and what it holds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torch.nn.utils import parametrizations
 
 import loadstone
 
@@ -192,107 +191,6 @@ def test_an_ordinary_subclass_is_loaded(file):
     model.net.weight = Named(torch.zeros(2, 2))
     loadstone.load(model, file({"net.weight": torch.ones(2, 2)}))
     assert type(model.net.weight) is Named and bool((model.net.weight == 1).all())
-
-
-# --- hooks ---------------------------------------------------------------------------------------
-
-
-def batch_norm():
-    return nn.Sequential(nn.BatchNorm1d(2), nn.InstanceNorm1d(2, track_running_stats=True))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: parametrizations.weight_norm(nn.Linear(2, 2)),
-        lambda: nn.utils.weight_norm(nn.Linear(2, 2)),
-        lambda: parametrizations.spectral_norm(nn.Linear(2, 2)),
-        lambda: nn.utils.spectral_norm(nn.Linear(2, 2)),
-        batch_norm,
-        lambda: nn.MultiheadAttention(4, 2),
-    ],
-)
-def test_hooks_that_leave_the_checkpoint_alone_are_not_needed(file, make):
-    model = make()
-    loadstone.load(model, file(plain(make())))
-    assert loadstone.audit(model).ok
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_hook_that_renames_is_refused_by_name(file):
-    path = file(plain(nn.utils.weight_norm(nn.Linear(2, 2))))
-    model = parametrizations.weight_norm(nn.Linear(2, 2))
-    for missing in ("error", "zeros"):
-        plan = loadstone.plan(model, path, missing=missing)
-        found = [each for each in plan.findings if each.code == "plan.load_hook"]
-        assert len(found) == 1 and "_weight_norm_compat_hook" in found[0].message
-
-
-def scaled(module, state, prefix, *_):
-    state[prefix + "weight"] = state[prefix + "weight"] * 2
-
-
-def reading(module, state, prefix, *_):
-    if state[prefix + "weight"].sum() > 0:
-        state.clear()
-
-
-def marking(module, *_):
-    module.mark = 1
-
-
-def after(module, _):
-    with torch.no_grad():
-        module.weight.mul_(2)
-
-
-@pytest.mark.parametrize("hook", [scaled, reading, marking, after])
-def test_hooks_with_an_effect_are_refused_and_change_nothing(file, hook):
-    path = file({"weight": torch.ones(2, 2)})
-    model = nn.Linear(2, 2, bias=False)
-    if hook is after:
-        model.register_load_state_dict_post_hook(hook)
-    else:
-        model.register_load_state_dict_pre_hook(hook)
-    before = model.weight.detach().clone()
-    assert codes(model, path) == {"plan.load_hook"}
-    with pytest.raises(loadstone.PlanError, match=hook.__name__):
-        loadstone.load(model, path)
-    assert torch.equal(before, model.weight) and not hasattr(model, "mark")
-
-
-class Overriding(nn.Linear):
-    def load_state_dict(self, state_dict, *args, **kwargs):
-        return super().load_state_dict({"weight": state_dict["weight"].T}, *args, **kwargs)
-
-
-def test_an_overridden_load_state_dict_is_refused(file):
-    model = Overriding(2, 2, bias=False)
-    assert codes(model, file({"weight": torch.ones(2, 2)})) == {"plan.load_hook"}
-
-
-def test_a_missing_counter_of_batches_is_no_matter_of_a_hook(file):
-    state = plain(nn.BatchNorm1d(2))
-    del state["num_batches_tracked"]
-    with pytest.warns(loadstone.FilledWarning):
-        loadstone.load(nn.BatchNorm1d(2), file(state), missing="initialise")
-
-
-class Stateful(nn.Linear):
-    def get_extra_state(self):
-        return torch.ones(1)
-
-    def set_extra_state(self, state):
-        raise AssertionError
-
-
-def test_extra_state_is_refused(file):
-    path = file({"weight": torch.ones(2, 2), "_extra_state": torch.ones(1)})
-    assert codes(Stateful(2, 2, bias=False), path) == {"plan.extra_state"}
-    assert codes(Stateful(2, 2, bias=False), path, missing="zeros") == {"plan.extra_state"}
-    assert codes(Stateful(2, 2, bias=False), file({"weight": torch.ones(2, 2)})) == {
-        "plan.extra_state"
-    }
 
 
 # --- a model that changes between plan and load --------------------------------------------------

@@ -79,6 +79,7 @@ def plan_load(
         missing="error" if strict and missing == "keep" else missing,
         unexpected="error" if strict else "warn",
         allows_unknown_modules=True,
+        in_place=True,  # as the library: a live model has no second copy beside it
     )
 
 

@@ -33,11 +33,11 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Carries one operation out on meta tensors and writes down what it does to elements."""
     symbols = symbols_in((args, kwargs))
     packet = func.overloadpacket
-    if packet in _READS_VALUES:
+    if packet in READS_VALUES:
         raise refusal("plan.data_dependent", packet.__name__, symbols)
     if func._schema.is_mutable:
         raise refusal("plan.untraceable", func._schema.name, symbols, "writes into a tensor")
-    if packet in _FORM_ONLY:
+    if packet in FORM_ONLY:
         return func(*_stand_ins(args), **_stand_ins(kwargs))
     handler = _HANDLERS.get(packet)
     if handler is None or (packet is aten.view and isinstance(args[1], torch.dtype)):
@@ -295,7 +295,7 @@ _HANDLERS: dict[Any, Handler] = {
 }
 
 # They ask what a tensor holds.
-_READS_VALUES = frozenset(
+READS_VALUES = frozenset(
     {
         aten._local_scalar_dense,
         aten.item,
@@ -316,7 +316,7 @@ _READS_VALUES = frozenset(
 )
 
 # They ask for a tensor's form only, and give values of their own.
-_FORM_ONLY = frozenset(
+FORM_ONLY = frozenset(
     {
         aten.zeros_like,
         aten.ones_like,

@@ -1,0 +1,75 @@
+"""Extra state: a tensor of the checkpoint that a module takes by ``set_extra_state``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from loadstone._errors import make
+from loadstone._read import TensorReader
+
+if TYPE_CHECKING:
+    from loadstone._catalog import Catalog
+
+
+class ExtraState:
+    """That of a model's modules.
+
+    Args:
+        names: in the checkpoint, by path of the module.
+    """
+
+    def __init__(
+        self, catalog: Catalog | None = None, names: Mapping[str, str] | None = None
+    ) -> None:
+        self._catalog = catalog
+        self._names = dict(names or {})
+        self._before: list[tuple[Any, list[Any]]] = []
+
+    def require_none(self) -> None:
+        """Refuses to write a plan that hands over extra state: a file cannot say so."""
+        if self._names:
+            message = "a plan that hands over extra state (set_extra_state) is tied to its model"
+            raise make("plan.extra_state", message, tensor=next(iter(self._names.values())))
+
+    def read(self) -> dict[str, Any]:
+        """The tensors, on the CPU, by path of the module."""
+        if self._catalog is None or not self._names:
+            return {}
+        reader = TensorReader(self._catalog, decodes=False)
+        dtypes = {name: reader.entry(name).dtype for name in self._names.values()}
+        tensors = reader.read_all(dtypes, "cpu", 1)
+        return {path: tensors[name] for path, name in self._names.items()}
+
+    def install(self, model: Any, values: dict[str, Any]) -> None:
+        """Hands them over.
+
+        Raises:
+            PlanError: a module does not take its own (``plan.extra_state``).
+        """
+        for path, value in values.items():
+            module = model.get_submodule(path)
+            self._before.append((module, _attributes(module)))
+            try:
+                module.set_extra_state(value)
+            except Exception as error:
+                what = f"set_extra_state() of '{path}' ({type(module).__name__}) failed"
+                message = f"{what}: {type(error).__name__}: {error}"
+                raise make("plan.extra_state", message, tensor=path) from error
+
+    def undo(self) -> None:
+        """Gives the modules the attributes that they had, and these their entries."""
+        for module, before in reversed(self._before):
+            module.__dict__.clear()
+            for name, value, entries in before:
+                module.__dict__[name] = value
+                if entries is not None:
+                    value.clear()
+                    value.update(entries)
+        self._before.clear()
+
+
+def _attributes(module: Any) -> list[tuple[str, Any, Any]]:
+    """Name and value; entries of dictionaries, the registries of parameters among them."""
+    own = module.__dict__.items()
+    return [(name, value, dict(value) if isinstance(value, dict) else None) for name, value in own]

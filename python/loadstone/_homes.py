@@ -1,0 +1,205 @@
+"""Tensors that have memory already: they stay the objects that they are, and get new memory.
+
+Optimizers, hooks and other owners hold a parameter by identity. Its value is made in memory of its
+own, and ``.data`` set when everything is there; until then the model is as it was. Tensors that
+share memory share it afterwards, too: their part of it is copied, and all of them move.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from loadstone import torch as memory
+from loadstone._dtypes import dtype_name
+
+if TYPE_CHECKING:
+    import torch
+
+    from loadstone._plan import PlannedTarget
+    from loadstone._skeleton_walk import TensorSlot
+
+# Origins of values that a load puts into memory; a value of another origin stays where it is.
+WRITTEN = ("checkpoint", "constant", "zeros", "initialiser")
+# Copied memory begins where elements of all dtypes may.
+_ALIGNMENT = 64
+
+
+def keeps_identity(slot: TensorSlot, target: PlannedTarget) -> bool:
+    """Whether a value becomes that of the tensor that is there, and not a tensor of its own.
+
+    A tensor of ``torch.inference_mode()`` gives way to one that can be trained, and an expanded one
+    to one that has its elements.
+    """
+    return _fits(slot, target) and not slot.tensor.is_inference()
+
+
+def held_bytes(
+    slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget], in_place: bool
+) -> dict[str, int]:
+    """Bytes per device that the model's own tensors take beside what the plan counts."""
+    by_name = {slot.name: slot for slot in slots if not slot.tensor.is_meta}
+    pairs = [(by_name[each.name], each) for each in targets if each.name in by_name]
+    held: dict[str, int] = defaultdict(int)
+    strided = 0
+    for slot, target in pairs:
+        if not _is_written(target) or (in_place and _is_direct(slot, target)):
+            continue
+        held[str(slot.tensor.device)] += slot.tensor.nbytes
+        strided = max(strided, 0 if slot.tensor.is_contiguous() else slot.tensor.nbytes)
+    for group in _groups(pairs) if not in_place else ():
+        beside = group.nbytes - sum(t.nbytes for s, t in pairs if s in group and _is_written(t))
+        held[group.device] += max(0, beside)
+    if strided:
+        held["cpu"] += strided  # a copy in the tensor's own order, one at a time
+    return dict(held)
+
+
+class Homes:
+    """Where values are made, and how the model gets them. For one load.
+
+    Args:
+        in_place: the memory that is there is written, and nothing is held back.
+    """
+
+    def __init__(
+        self, slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget], in_place: bool
+    ) -> None:
+        self._pairs = list(zip(slots, targets, strict=True))
+        self._in_place = in_place
+        self._views: dict[int, torch.Tensor] = {}  # of copied memory, by tensor
+        self._moves: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._undo: list[Callable[[], None]] = []
+        for group in _groups(self._pairs) if not in_place else ():
+            self._views |= group.copied()
+
+    def memory(self, index: int) -> torch.Tensor:
+        """Memory on the host for the core to write a value to."""
+        slot, target = self._pairs[index]
+        if self._in_place and _is_direct(slot, target):
+            return slot.tensor
+        view = self._views.get(id(slot.tensor))
+        if view is not None and view.is_contiguous() and target.device == "cpu":
+            return view
+        return memory.empty(target.shape, target.dtype)
+
+    def take(self, index: int, value: torch.Tensor) -> torch.Tensor:
+        """The tensor that the model will have for a value: its own, or one of the same kind."""
+        import torch
+
+        slot, target = self._pairs[index]
+        if value is slot.tensor:
+            _note_write(value)
+            return value
+        if not keeps_identity(slot, target):
+            return memory.like(slot.tensor, value)
+        home = self._views.get(id(slot.tensor))
+        if home is None:
+            is_like = self._in_place or value.stride() == slot.tensor.stride()
+            home = value if is_like else torch.empty_like(slot.tensor, requires_grad=False)
+        if home is not value and home.data_ptr() != value.data_ptr():
+            home.copy_(value)
+        self._views[id(slot.tensor)] = home
+        return slot.tensor
+
+    def commit(self) -> None:
+        """Gives the model's tensors their values."""
+        for slot, _ in self._pairs:
+            tensor, home = slot.tensor, self._views.pop(id(slot.tensor), None)
+            if home is None:
+                continue
+            if self._in_place:
+                tensor.data.copy_(home)
+            else:
+                self._moves.append((tensor, tensor.data))
+                tensor.data = home
+            _note_write(tensor)
+
+    def undo(self) -> None:
+        """Gives them those that they had before :meth:`commit`."""
+        for tensor, data in self._moves:
+            tensor.data = data
+
+
+class _Group:
+    """Tensors of a model in one memory, and the part of it that they reach into."""
+
+    def __init__(self, slots: list[TensorSlot]) -> None:
+        self._slots = slots
+        ends = [_end(slot.tensor) for slot in slots]
+        begins = [slot.tensor.storage_offset() * slot.tensor.element_size() for slot in slots]
+        self._begin, self._end = min(begins) // _ALIGNMENT * _ALIGNMENT, max(ends)
+        self.nbytes = self._end - self._begin
+        self.device = str(slots[0].tensor.device)
+
+    def __contains__(self, slot: TensorSlot) -> bool:
+        return slot in self._slots
+
+    def copied(self) -> dict[int, torch.Tensor]:
+        """By tensor, the same view of a copy of the memory."""
+        import torch
+
+        storage = self._slots[0].tensor.untyped_storage()
+        device = storage.device
+        whole = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+        copy = whole[self._begin : self._end].clone().untyped_storage()
+        views = {}
+        for slot in self._slots:
+            old = slot.tensor
+            offset = old.storage_offset() - self._begin // old.element_size()
+            blank = torch.empty(0, dtype=old.dtype, device=device)
+            views[id(old)] = blank.set_(copy, offset, old.shape, old.stride())
+        return views
+
+
+def _groups(pairs: Sequence[tuple[TensorSlot, PlannedTarget]]) -> list[_Group]:
+    """Of several tensors each, at least one of which gets a value where it is."""
+    from loadstone._skeleton_schema import storage_key
+
+    shared: dict[int, list[tuple[TensorSlot, PlannedTarget]]] = defaultdict(list)
+    for slot, target in pairs:
+        key = storage_key(slot.tensor) if slot.tie_of is None and not slot.tensor.is_meta else None
+        if key is not None and slot.tensor.numel() and keeps_identity(slot, target):
+            shared[key].append((slot, target))
+    return [
+        _Group([slot for slot, _ in group])
+        for group in shared.values()
+        if len(group) > 1 and any(_is_written(target) for _, target in group)
+    ]
+
+
+def _end(tensor: torch.Tensor) -> int:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = tensor.storage_offset() + sum((extent - 1) * stride for extent, stride in steps)
+    return int(last + 1) * tensor.element_size()
+
+
+def _fits(slot: TensorSlot, target: PlannedTarget) -> bool:
+    tensor = slot.tensor
+    if tensor.is_meta or slot.obstacle or target.encoding or _is_expanded(tensor):
+        return False
+    return (str(tensor.device), dtype_name(tensor.dtype)) == (target.device, target.dtype)
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    steps = zip(tensor.stride(), tensor.shape, strict=True)
+    return any(stride == 0 and extent > 1 for stride, extent in steps)
+
+
+def _is_written(target: PlannedTarget) -> bool:
+    return target.origin in WRITTEN and target.device not in ("disk", "meta")
+
+
+def _is_direct(slot: TensorSlot, target: PlannedTarget) -> bool:
+    """Whether the core can write to the tensor itself."""
+    on_host = target.device == "cpu" and target.origin != "initialiser"
+    return on_host and _fits(slot, target) and slot.tensor.is_contiguous()
+
+
+def _note_write(tensor: Any) -> None:
+    """What autograd saved of the tensor is the old value."""
+    import torch
+
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
