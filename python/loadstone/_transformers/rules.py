@@ -19,8 +19,9 @@ from loadstone import _core
 from loadstone._catalog import Catalog
 from loadstone._dtypes import dtype_name
 from loadstone._errors import Error, make
+from loadstone._patch import hooked
 from loadstone._sites.transformers import SITES
-from loadstone._transformers import kernels
+from loadstone._transformers import conversions, kernels
 from loadstone._transformers.absent import Groups, absent_findings, series_findings
 from loadstone.tracing import Trace
 
@@ -94,7 +95,8 @@ def derive(catalog: Catalog, question: Question) -> Derived:
 
 def registered(model: Any, key_mapping: Any, quantizer: Any) -> list[Any]:
     """The library's conversions for a model, with those of a key mapping and of a quantizer."""
-    found: list[Any] = get_model_conversion_mapping(model, key_mapping, quantizer)
+    with hooked(conversions.hooks()):
+        found: list[Any] = get_model_conversion_mapping(model, key_mapping, quantizer)
     return found
 
 
