@@ -16,7 +16,7 @@ from typing import Any
 from transformers import conversion_mapping as library
 from transformers.core_model_loading import WeightTransform
 
-from loadstone._patch import Hook, Hooks, gated
+from loadstone._patch import Hook, Hooks, gated, hooked
 
 
 @functools.cache
@@ -26,6 +26,13 @@ def hooks() -> Hooks:
         library, "get_checkpoint_conversion_mapping", gated("transformers", _conversions_of)
     )
     return Hooks([place], "transformers")
+
+
+def registered(model: Any, key_mapping: Any, quantizer: Any) -> list[Any]:
+    """The library's conversions for a model, with those of a key mapping and of a quantizer."""
+    with hooked(hooks()):
+        found: list[Any] = library.get_model_conversion_mapping(model, key_mapping, quantizer)
+    return found
 
 
 def _conversions_of(original: Any, model_type: Any) -> Any:

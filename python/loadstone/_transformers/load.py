@@ -23,7 +23,7 @@ from loadstone._sites.transformers import SITES
 from loadstone._skeleton_walk import walk
 from loadstone._traced import Traced
 from loadstone._transformers import cache
-from loadstone._transformers.rules import Derived, Question
+from loadstone._transformers.question import Derived, Question
 
 if TYPE_CHECKING:
     from loadstone._bitsandbytes.loading import Units
