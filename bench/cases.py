@@ -156,6 +156,15 @@ def transformers_private(folder: Path) -> Work:
     return _transformers(folder, "bfloat16")
 
 
+def transformers_views(folder: Path) -> Work:
+    """from_pretrained as it is: of a file that needs no cast it reads nothing yet."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    model_class = _model_class(folder)
+    return lambda: model_class.from_pretrained(folder)
+
+
 def transformers_float32(folder: Path) -> Work:
     """from_pretrained with dtype=float32."""
     return _transformers(folder, "float32")
@@ -242,6 +251,7 @@ CASES: dict[str, Callable[[Path], Work]] = {
     "safetensors load_file + clone": safetensors_clone,
     "transformers from_pretrained": transformers_private,
     "transformers, to f32": transformers_float32,
+    "transformers, views of the file": transformers_views,
     "accelerate load_checkpoint_in_model": accelerate_private,
 }
 QUANTIZED = ("nf4", "nf4, nested", "fp4", "int8")

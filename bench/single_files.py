@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import measure
-from bench.loaders import LIMIT, table
+from bench.loaders import LIMIT, compare, table
 
 Work = Callable[[], Any]
 
@@ -143,12 +142,8 @@ def main() -> None:
             run = words if case == LIMIT else command(case, folder)
             results[case].append(measure.run(run, arguments.settle))
     table("Q8_0 file of a diffusers model", results, file.stat().st_size)
-    seconds = {
-        case: statistics.median(run.seconds for run in runs) for case, runs in results.items()
-    }
     names = list(CASES)
-    for ours, theirs in (names[:2], names[2:]):
-        print(f"{ours}: {seconds[ours] / seconds[theirs]:.2f} of the time of {theirs}")
+    compare(results, dict(zip(names[::2], names[1::2], strict=True)))
 
 
 if __name__ == "__main__":

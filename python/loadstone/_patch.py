@@ -133,22 +133,19 @@ class Hooks(list[Hook]):
         self._users = 0
 
     def acquire(self) -> None:
-        """Installs them if nobody holds them yet; all or none."""
+        """Installs those that nobody holds yet; where nobody holds any, all or none."""
         with _lock:
-            if self._users == 0:
-                try:
-                    for hook in (*self, *self.late()):
-                        hook.install()
-                        self._installed.append(hook)
-                except BaseException:
-                    self._uninstall()
-                    raise
             self._users += 1
+            try:
+                self.refresh()
+            except BaseException:
+                self.release()
+                raise
 
     def refresh(self) -> None:
         """Installs what can be by now; nothing happens where nobody holds them."""
         with _lock:
-            for hook in self.late() if self._users else ():
+            for hook in (*self, *self.late()) if self._users else ():
                 if hook not in self._installed:
                     hook.install()
                     self._installed.append(hook)

@@ -91,6 +91,8 @@ def from_pretrained(
 
 def patches() -> Hooks:
     """What :func:`loadstone.patch` installs for this library."""
+    import diffusers.pipelines.pipeline_utils  # noqa: F401  (a pipeline may come at any time)
+
     from loadstone._diffusers import hooks
 
     return hooks.hooks()

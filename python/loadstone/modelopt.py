@@ -114,10 +114,12 @@ def load(
         mode, missing, device_map, max_memory, attn_implementation, progress, threads
     )
     folder = loading.resolved(checkpoint)
-    if isinstance(model, type):
+    is_callers = not isinstance(model, type)
+    if not is_callers:
         model = building.skeleton_of(model, folder, config, dtype, trust_remote_code)
     building.require_blank(model)
-    loading.check(model, inspect(folder), options)
+    if is_callers:  # a load that cannot succeed leaves it as it is
+        loading.check(model, inspect(folder), options)
     mtq.quantize(model, quant_cfg)
     mtq.compress(model, config=mtq.CompressConfig(quant_gemm=quant_gemm))
     loading.load_into(model, folder, options)

@@ -94,8 +94,8 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any =
     import transformers
 
     from loadstone._errors import make
-    from loadstone._transformers import cache, load
-    from loadstone._transformers.rules import Question, registered
+    from loadstone._transformers import cache, conversions, load
+    from loadstone._transformers.question import Question
 
     if not isinstance(model, transformers.PreTrainedModel):
         found = f"{type(model).__module__}.{type(model).__qualname__}"
@@ -104,8 +104,8 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any =
     built = construction_dtype(model)
     wanted = built if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
     keeps = model._get_dtype_plan(wanted)
-    conversions = registered(model, key_mapping, quantizer)
-    question = Question(model, wanted, keeps, conversions, quantizer, built)
+    registered = conversions.registered(model, key_mapping, quantizer)
+    question = Question(model, wanted, keeps, registered, quantizer, built)
     derived = cache.derive(catalog, question)
     return load.as_traced(model, catalog, derived, ignores_mismatches=False)
 

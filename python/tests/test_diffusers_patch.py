@@ -406,3 +406,33 @@ def test_node_without_the_patch(tmp_path: Path) -> None:
         reason = run_node(file, config)
         assert isinstance(reason, NotImplementedError)
         assert "meta tensor" in str(reason)
+
+
+PIPELINES_COME_LATE = """
+import sys
+from loadstone._diffusers import hooks
+from loadstone._patch import hooked
+
+name = "diffusers.pipelines.pipeline_utils"
+with hooked(hooks.hooks()):
+    assert name not in sys.modules
+    from diffusers import DiffusionPipeline
+    own = vars(DiffusionPipeline)["from_pretrained"]
+    with hooked(hooks.hooks()):
+        assert vars(DiffusionPipeline)["from_pretrained"] is not own
+assert vars(DiffusionPipeline)["from_pretrained"] is own
+"""
+A_PATCH_IS_FOR_ALL = """
+import loadstone
+import diffusers
+
+with loadstone.patch("diffusers"):
+    inside = vars(diffusers.DiffusionPipeline)["from_pretrained"]
+assert vars(diffusers.DiffusionPipeline)["from_pretrained"] is not inside
+"""
+
+
+@pytest.mark.parametrize("code", [PIPELINES_COME_LATE, A_PATCH_IS_FOR_ALL])
+def test_pipelines_are_entered_where_they_are(code: str):
+    """Their import alone takes longer than many a model's load; a patch waits for any of them."""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -71,7 +71,7 @@ def hooks() -> Hooks:
     """The places in diffusers that are replaced while a load runs on loadstone."""
     import accelerate
     from diffusers import configuration_utils
-    from diffusers.loaders import single_file, single_file_model, single_file_utils
+    from diffusers.loaders import single_file_model, single_file_utils
     from diffusers.loaders.peft import PeftAdapterMixin
     from diffusers.models import modeling_utils
 
@@ -86,7 +86,6 @@ def hooks() -> Hooks:
         (single_file_utils, "load_state_dict", _load_state_dict),
         (single_file_utils, "init_empty_weights", _init_empty_weights),
         (single_file_utils, "load_model_dict_into_meta", _load_dict),
-        (single_file, "load_single_file_sub_model", _load_sub_model),
         (modeling_utils, "_determine_device_map", _determine_device_map),
         (modeling_utils, "dispatch_model", _dispatch_model_of_folder),
         (modeling_utils.ModelMixin, "to", _to),
@@ -96,7 +95,6 @@ def hooks() -> Hooks:
         (accelerate, "init_empty_weights", _init_empty_weights),
         (PeftAdapterMixin, "load_lora_adapter", with_adapters),
         (PeftAdapterMixin, "add_adapter", with_adapters),
-        *PipelineHooks(_options.get, _load).places(),
         *QuantizerHooks(lambda: _current.get() is not None).places(),
     ]
     turns = [
@@ -106,6 +104,7 @@ def hooks() -> Hooks:
     return Hooks(
         [Hook(owner, name, gated("diffusers", wrapper)) for owner, name, wrapper in places] + turns,
         "diffusers",
+        PipelineHooks(_options.get, _load).late,
     )
 
 
@@ -223,16 +222,6 @@ def _should_convert(original: Any, state: Any, checkpoint: Any) -> Any:
     if load.mapping is not None and load.model is not None:
         load.conversion = conversion_of(load.model, checkpoint, *load.mapping)
     return True
-
-
-def _load_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Each component of a combined file sees all of its tensors."""
-    checkpoint, components = kwargs.get("checkpoint"), deferred()
-    if components is not None:
-        components.name = kwargs["name"]
-    if isinstance(checkpoint, Checkpoint):
-        kwargs["checkpoint"] = checkpoint.fresh()
-    return original(*args, **kwargs)
 
 
 def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: Any) -> Any:

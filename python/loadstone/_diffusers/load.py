@@ -25,6 +25,7 @@ from loadstone._plan import Plan, make_plan
 from loadstone._report import Report
 from loadstone._skeleton_walk import walk
 from loadstone._traced import Traced
+from loadstone._turns import in_turn_with
 from loadstone.tracing import Symbol
 from loadstone.tracing._absent import AbsentSymbol
 
@@ -94,8 +95,9 @@ class Load:
     def read(self, request: Request) -> Plan:
         """Plans and loads, and gives the model its tensors."""
         self.prepare(request)
-        self.make_plan(request.device_map)
-        return self.carry_out()
+        with in_turn_with(self.model):
+            self.make_plan(request.device_map)
+            return self.carry_out()
 
     def prepare(self, request: Request) -> None:
         """Traces; nothing is planned yet."""
@@ -181,9 +183,10 @@ class Load:
         """Notes where every value came from, and proves that there is none without an origin."""
         if self.plan is None or self._core is None:
             return None
-        report = _execute.account(self.plan, model, self._core)
-        align_what_hooks_bring(model)
-        audit(model).require_real()
+        with in_turn_with(model):
+            report = _execute.account(self.plan, model, self._core)
+            align_what_hooks_bring(model)
+            audit(model).require_real()
         return report
 
     def _examine(self, request: Request, converted: Mapping[str, Any]) -> Mismatch | None:
@@ -443,7 +446,7 @@ def _as_planned_on_disk(plan: Plan, model: torch.nn.Module) -> None:
         for target in plan.targets
         if target.device == "disk" and target.name not in quantized
     }
-    for slot in walk(model):
+    for slot in walk(model) if planned else ():
         if slot.tensor.is_meta and slot.name in planned and slot.tie_of is None:
             dtype = torch_dtype(planned[slot.name])
             if hasattr(slot.tensor, "quant_type"):

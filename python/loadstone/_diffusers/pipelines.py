@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -24,14 +25,18 @@ from loadstone._diffusers.expected import OverlookedError
 from loadstone._diffusers.load import Load, Options, skip_keys
 from loadstone._dtypes import torch_dtype
 from loadstone._errors import PlanError
-from loadstone._patch import held
+from loadstone._patch import Hook, gated, held
 from loadstone._placement import expanded
+from loadstone._sites import is_known
 from loadstone._sites.diffusers import SITES
 from loadstone._torch_state import ordinary_tensors
 
 _placing: ContextVar[Placing | None] = ContextVar("loadstone_diffusers_placing", default=None)
 _converting: ContextVar[bool] = ContextVar("loadstone_diffusers_converting", default=False)
 _deferred: ContextVar[Deferred | None] = ContextVar("loadstone_diffusers_deferred", default=None)
+
+
+_MODULE = "diffusers.pipelines.pipeline_utils"
 
 
 class Deferred:
@@ -72,12 +77,19 @@ class PipelineHooks:
         self.options = options
         self.load = load
 
-    def places(self) -> list[tuple[Any, str, Any]]:
-        """Owner, name and replacement."""
+    def late(self) -> tuple[Hook, ...]:
+        """The hooks, where somebody has imported pipelines: the import alone takes longer than
+        many a model's load.
+        """
+        is_there = hasattr(sys.modules.get(_MODULE), "DiffusionPipeline")
+        return self._hooks if is_there and is_known("diffusers") else ()
+
+    @functools.cached_property
+    def _hooks(self) -> tuple[Hook, ...]:
         from diffusers.loaders import single_file
         from diffusers.pipelines import pipeline_loading_utils, pipeline_utils
 
-        return [
+        places: list[tuple[Any, str, Any]] = [
             (pipeline_utils.DiffusionPipeline, "from_pretrained", self._from_pretrained),
             (pipeline_utils, "_get_final_device_map", _final_device_map),
             (pipeline_utils, "load_sub_model", _load_component),
@@ -86,7 +98,9 @@ class PipelineHooks:
             (single_file.FromSingleFileMixin, "from_single_file", self._from_single_file),
             (single_file, "create_diffusers_clip_model_from_ldm", self._text_encoder),
             (single_file, "create_diffusers_t5_model_from_checkpoint", self._text_encoder),
+            (single_file, "load_single_file_sub_model", _load_sub_model),
         ]
+        return tuple(Hook(owner, name, gated("diffusers", each)) for owner, name, each in places)
 
     # --- folders ---------------------------------------------------------------------------------
 
@@ -170,6 +184,16 @@ class ConvertedError(Exception):
 def is_converting() -> bool:
     """Whether nothing is wanted but what a file's tensors become."""
     return _converting.get()
+
+
+def _load_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Each component of a combined file sees all of its tensors."""
+    checkpoint, components = kwargs.get("checkpoint"), _deferred.get()
+    if components is not None:
+        components.name = kwargs["name"]
+    if isinstance(checkpoint, Checkpoint):
+        kwargs["checkpoint"] = checkpoint.fresh()
+    return original(*args, **kwargs)
 
 
 def _is_ours(device_map: Any) -> bool:

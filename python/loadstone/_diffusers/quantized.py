@@ -131,9 +131,7 @@ def units_of(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> Unit
     Returns:
         ``None``: there are none.
     """
-    from loadstone._bitsandbytes.choosing import _is_quantizing
-
-    paths = [path for path, module in model.named_modules() if _is_quantizing(module)]
+    paths = _quantizing(model).keys()
     if not paths:
         return None
     from loadstone._bitsandbytes.form import full
@@ -147,6 +145,17 @@ def units_of(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> Unit
     units = Units(catalog, found.units, quantizations(model, free), found.broken)
     units.findings = [*found.findings, *units.misfits(model), *units.unfilled(model)]
     return units
+
+
+def _quantizing(model: Any) -> dict[str, Any]:
+    """The layers of bitsandbytes in a model, which takes no import where there is none."""
+    classes = {type(module) for module in model.modules()}
+    bases = (base.__module__ for cls in classes for base in cls.__mro__)
+    if not any(base.startswith(f"{_METHOD}.") for base in bases):
+        return {}
+    from loadstone._bitsandbytes.choosing import _is_quantizing
+
+    return {path: module for path, module in model.named_modules() if _is_quantizing(module)}
 
 
 def parts_of(units: Units | None, names: Mapping[str, Any]) -> set[str]:
@@ -173,11 +182,7 @@ def _above(name: str) -> str:
 @contextlib.contextmanager
 def sized(model: torch.nn.Module) -> Iterator[None]:
     """Weights that will be quantized take as many bytes inside, on meta, as they will then."""
-    from loadstone._bitsandbytes.choosing import _is_quantizing
-
-    layers: dict[str, Any] = {
-        path: module for path, module in model.named_modules() if _is_quantizing(module)
-    }
+    layers = _quantizing(model)
     held = {path: layer._parameters["weight"] for path, layer in layers.items()}
     sizes = {path: _size(model, f"{path}.weight" if path else "weight") for path in layers}
     try:

@@ -27,6 +27,7 @@ from loadstone._modelopt.targets import Weight
 from loadstone._plan import Plan, PlannedTarget, make_plan
 from loadstone._report import Provenance, Report
 from loadstone._traced import Traced
+from loadstone._turns import in_turn_with
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,12 @@ def load_into(model: Any, checkpoint: str | os.PathLike[str], options: Options) 
     """
     if options.attn_implementation is not None:
         model.set_attn_implementation(options.attn_implementation)
-    weights = targets.find(model, options.mode)
-    catalog = inspect(checkpoint)
+    export.register()
+    with in_turn_with(model):
+        return _loaded(model, targets.find(model, options.mode), inspect(checkpoint), options)
+
+
+def _loaded(model: Any, weights: list[Weight], catalog: Catalog, options: Options) -> Report:
     with _Blank(model) as blank:
         quantize = {each.name: each.quantization(options.mode) for each in weights}
         plan = _planned(model, catalog, options, quantize)
@@ -85,10 +90,9 @@ def load_into(model: Any, checkpoint: str | os.PathLike[str], options: Options) 
         _execute.complete(plan, model, filled)
         packing.install()
         blank.keep()
-    export.register()
+    _dispatch(model, plan)
     report = _execute.account(plan, model, filled.core)
     packing.account(report, blank.said)
-    _dispatch(model, plan)
     audit(model, report).require_real()
     return report
 

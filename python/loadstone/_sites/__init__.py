@@ -125,6 +125,7 @@ class Sites:
         self.first = first
         self.table = tuple(_parsed(table))
         self._lacking: tuple[str, ...] | None = None
+        self._late: set[str] = set()  # late modules that were there when it was looked at
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -137,8 +138,10 @@ class Sites:
         return _release(self.version()) >= _release(release)
 
     def lacking(self) -> tuple[str, ...]:
-        """Each place that is not as the table says. Looked at once a process."""
-        if self._lacking is None:
+        """Each place that is not as the table says. Looked at again when a late module has come."""
+        late = {site.module for site in self.table if site.is_late} & sys.modules.keys()
+        if self._lacking is None or late != self._late:
+            self._late = late
             found = [site.lacks() for site in self.sites]
             if not self.is_since(self.first):
                 found.insert(0, f"all that came up to {self.first}")

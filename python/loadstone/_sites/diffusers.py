@@ -10,7 +10,7 @@ diffusers
     ModelMixin
 diffusers.configuration_utils
     ConfigMixin.from_config(config)
-diffusers.loaders.single_file
+late diffusers.loaders.single_file
     FromSingleFileMixin.from_single_file(pretrained_model_link_or_path)
     load_single_file_sub_model(name, checkpoint)
     create_diffusers_clip_model_from_ldm(cls, checkpoint)
@@ -45,7 +45,7 @@ diffusers.models.modeling_utils
     dispatch_model(model, device_map, skip_keys)
     load_state_dict(checkpoint_file)
     call no_init_weights
-diffusers.pipelines.pipeline_loading_utils
+late diffusers.pipelines.pipeline_loading_utils
     ALL_IMPORTABLE_CLASSES
     dispatch_model
     call get_class_obj_and_candidates(library_name, class_name, importable_classes, pipelines,
@@ -55,7 +55,7 @@ diffusers.pipelines.pipeline_loading_utils
         is_pipeline_module, name, dtype, cached_folder)
     [-0.39] call _load_empty_model(library_name, class_name, importable_classes, pipelines,
         is_pipeline_module, name, torch_dtype, cached_folder)
-diffusers.pipelines.pipeline_utils
+late diffusers.pipelines.pipeline_utils
     DiffusionPipeline.from_pretrained(pretrained_model_name_or_path)
     SUPPORTED_DEVICE_MAP
     load_sub_model(device_map, max_memory, offload_folder, name)

@@ -47,6 +47,7 @@ transformers.core_model_loading
         distributed_operation, hf_quantizer)
 transformers.conversion_mapping
     call get_model_conversion_mapping(model, key_mapping, hf_quantizer)
+    get_checkpoint_conversion_mapping(model_type)
 transformers.utils.loading_report
     [5.16-] call LoadStateDictInfo(missing_keys, unexpected_keys, mismatched_keys, error_msgs,
         conversion_errors, skipped_pp_keys)

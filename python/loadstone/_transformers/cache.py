@@ -29,8 +29,7 @@ from loadstone import _core
 from loadstone._catalog import Catalog
 from loadstone._errors import Error
 from loadstone._sites.transformers import SITES
-from loadstone._transformers import rules
-from loadstone._transformers.rules import Derived, Question
+from loadstone._transformers.question import Derived, Question
 from loadstone._version import __version__
 
 # Older files are removed when there are more than these.
@@ -57,6 +56,8 @@ def derive(catalog: Catalog, question: Question) -> Derived:
         for index in derived.used if SITES.is_since("5.6") else ():
             question.conversions[index]._was_used = True
         return derived
+    from loadstone._transformers import rules
+
     derived = rules.derive(catalog, question)
     if not derived.findings:
         _write(path, key, derived, catalog)
@@ -137,7 +138,7 @@ def _code(model: Any, conversions: Iterable[Any]) -> list[str]:
         for cls in {type(each) for each in model.modules()}
         if not cls.__module__.startswith("torch.")
     )
-    package = Path(rules.__file__).parent
+    package = Path(__file__).parent
     own = sorted([*package.glob("*.py"), *(package.parent / "tracing").glob("*.py")])
     return [_digest_of(name) for name in sorted(modules)] + [_digest_of_file(each) for each in own]
 

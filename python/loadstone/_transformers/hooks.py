@@ -23,7 +23,7 @@ from loadstone._placement import expanded
 from loadstone._sites import is_known, sites_of
 from loadstone._skeleton import skeleton
 from loadstone._torch_state import construct, constructing, in_turn, ordinary_tensors
-from loadstone._transformers import kernels, trainer
+from loadstone._transformers import conversions, trainer
 from loadstone._transformers.load import Load, Options
 from loadstone.peft import with_adapters
 
@@ -65,7 +65,9 @@ def hooks() -> Hooks:
         for name, each in _OF_QUANTIZERS.items()
     ]
     return Hooks(
-        [Hook(owner, name, gated("transformers", each)) for owner, name, each in places] + turns,
+        [Hook(owner, name, gated("transformers", each)) for owner, name, each in places]
+        + turns
+        + conversions.hooks(),
         "transformers",
         trainer.hooks,
     )
@@ -242,6 +244,8 @@ def _reason_against(
 
 
 def _reason_against_quantizer(config: Any) -> str | None:
+    from loadstone._transformers import kernels
+
     quantizer = config.hf_quantizer
     method = getattr(quantizer.quantization_config, "quant_method", None)
     if getattr(method, "value", method) == "bitsandbytes" and not is_known("bitsandbytes"):

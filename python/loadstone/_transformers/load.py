@@ -23,7 +23,8 @@ from loadstone._sites.transformers import SITES
 from loadstone._skeleton_walk import walk
 from loadstone._traced import Traced
 from loadstone._transformers import cache
-from loadstone._transformers.rules import Derived, Question
+from loadstone._transformers.question import Derived, Question
+from loadstone._turns import in_turn_with
 
 if TYPE_CHECKING:
     from loadstone._bitsandbytes.loading import Units
@@ -81,19 +82,20 @@ class Load:
         devices = _devices(model, config)
         if devices is not None and traced.units is not None:
             devices = traced.units.devices(devices)
-        self.plan = make_plan(
-            model,
-            catalog,
-            traced,
-            device_map=devices,
-            offload_folder=config.disk_offload_folder,
-            missing=self.options.missing,
-            initialises=True,
-            allows_unknown_modules=True,
-        )
-        filled = _execute.fill(
-            self.plan, model, progress=self.options.progress, threads=self.options.threads or 0
-        )
+        with in_turn_with(model):
+            self.plan = make_plan(
+                model,
+                catalog,
+                traced,
+                device_map=devices,
+                offload_folder=config.disk_offload_folder,
+                missing=self.options.missing,
+                initialises=True,
+                allows_unknown_modules=True,
+            )
+            filled = _execute.fill(
+                self.plan, model, progress=self.options.progress, threads=self.options.threads or 0
+            )
         self._core = filled.core
         quantized = {} if traced.units is None else self._install_units(traced.units, filled, info)
         for target, value in zip(self.plan.targets, filled.values, strict=True):
@@ -194,7 +196,11 @@ class Load:
         if self.plan is None or self._core is None or self._is_finished:
             return None
         self._is_finished = True
-        report = _execute.account(self.plan, model, self._core)
+        with in_turn_with(model):
+            return self._proved(model, self.plan, self._core)
+
+    def _proved(self, model: Any, plan: Plan, core: _core.Report) -> Report:
+        report = _execute.account(plan, model, core)
         known = report.provenance
         for slot in walk(model):
             item = known.get(slot.name)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import core_model_loading as library
-from transformers.conversion_mapping import get_model_conversion_mapping
 
 from loadstone import _core
 from loadstone._catalog import Catalog
@@ -22,54 +20,8 @@ from loadstone._errors import Error, make
 from loadstone._sites.transformers import SITES
 from loadstone._transformers import kernels
 from loadstone._transformers.absent import Groups, absent_findings, series_findings
+from loadstone._transformers.question import Derived, Question
 from loadstone.tracing import Trace
-
-
-@dataclass
-class Question:
-    """What the answer depends on, beside the checkpoint.
-
-    Attributes:
-        model: a ``PreTrainedModel`` whose parameters may lie on meta.
-        dtype: the load's; ``None``: each source's own.
-        dtype_plan: patterns of names with a dtype of their own (keep-in-fp32).
-        conversions: the library's transforms, those of a quantizer and of a key mapping too.
-        quantizer: the library's, or ``None``.
-        built_dtype: the dtype that the model was built under, where the load's is another one.
-    """
-
-    model: Any
-    dtype: torch.dtype | None
-    dtype_plan: dict[str, torch.dtype]
-    conversions: list[Any]
-    quantizer: Any = None
-    built_dtype: torch.dtype | None = None
-
-
-@dataclass
-class Derived:
-    """Recipes, and what the library would say of the rest.
-
-    Attributes:
-        recipes: of every target that the checkpoint gives, in the target's final dtype.
-        dtypes: these dtypes, by target, by their safetensors names.
-        unexpected: (the name that the library reports, the checkpoint's own).
-        mismatched: (target, shape found, shape expected).
-        used: positions in ``Question.conversions`` of the transforms that matched something.
-        units: for the path of each module whose weight is stored quantized, the tensors of the
-            checkpoint that belong to it, by their names inside the module.
-        quantized: targets that the load is to quantize.
-        findings: errors: groups that lack a source, conversions that fail or cannot be traced.
-    """
-
-    recipes: Any = None
-    dtypes: dict[str, str] = field(default_factory=dict)
-    unexpected: list[tuple[str, str]] = field(default_factory=list)
-    mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
-    used: list[int] = field(default_factory=list)
-    units: dict[str, dict[str, str]] = field(default_factory=dict)
-    quantized: list[str] = field(default_factory=list)
-    findings: list[_core.Finding] = field(default_factory=list)
 
 
 class Slice:
@@ -90,12 +42,6 @@ def derive(catalog: Catalog, question: Question) -> Derived:
     matched); nothing else is shared.
     """
     return _Derivation(catalog, question).run()
-
-
-def registered(model: Any, key_mapping: Any, quantizer: Any) -> list[Any]:
-    """The library's conversions for a model, with those of a key mapping and of a quantizer."""
-    found: list[Any] = get_model_conversion_mapping(model, key_mapping, quantizer)
-    return found
 
 
 def _in_order(keys: Iterable[str]) -> list[str]:
