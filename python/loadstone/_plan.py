@@ -421,7 +421,7 @@ def make_plan(
     if needs.module is not None and not initialises and "initialise" in policies:
         needs.findings += _initialise.findings(core, needs.module)
     core.add_findings(needs.findings)
-    made = Plan(core, needs, units, in_place, effect and effect.extra)
+    made = Plan(core, needs, units, in_place, effect.extra if effect is not None else None)
     core.add_findings(needs.of_memory(made, in_place))
     return made
 

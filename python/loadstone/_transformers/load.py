@@ -20,11 +20,10 @@ from loadstone._errors import make
 from loadstone._plan import Plan, make_plan
 from loadstone._report import Report
 from loadstone._sites.transformers import SITES
-from loadstone._skeleton_walk import walk
 from loadstone._traced import Traced
 from loadstone._transformers import cache
 from loadstone._transformers.question import Derived, Question
-from loadstone._turns import in_turn_with
+from loadstone._turns import in_turn_with, slots_of
 
 if TYPE_CHECKING:
     from loadstone._bitsandbytes.loading import Units
@@ -202,7 +201,7 @@ class Load:
     def _proved(self, model: Any, plan: Plan, core: _core.Report) -> Report:
         report = _execute.account(plan, model, core)
         known = report.provenance
-        for slot in walk(model):
+        for slot in slots_of(model):
             item = known.get(slot.name)
             if item is None:
                 continue
