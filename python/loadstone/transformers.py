@@ -64,7 +64,7 @@ def from_pretrained(
     """
     from loadstone._patch import hooked
     from loadstone._transformers import hooks
-    from loadstone._transformers.load import Options
+    from loadstone._transformers.gaps import Options
 
     chosen = Options(missing, nested_offset, quantize_experts, progress, threads, is_direct=True)
     with hooked(hooks.hooks()), hooks.options(chosen):
@@ -93,16 +93,22 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any =
     import transformers
 
     from loadstone._errors import make
-    from loadstone._transformers import cache, load
-    from loadstone._transformers.rules import Question, registered
+    from loadstone._transformers import IS_V5
 
     if not isinstance(model, transformers.PreTrainedModel):
         found = f"{type(model).__module__}.{type(model).__qualname__}"
         raise make("plan.options", "the model is not of transformers", field="rules", found=found)
+    if not IS_V5:
+        from loadstone._transformers import v4
+
+        return v4.trace(model, catalog, dtype, key_mapping)
+    from loadstone._transformers import cache, load, releases
+    from loadstone._transformers.rules import Question, registered
+
     quantizer = getattr(model, "hf_quantizer", None)
     built = construction_dtype(model)
     wanted = built if dtype in (None, "auto") else _dtype(dtype)
-    keeps = model._get_dtype_plan(wanted)
+    keeps = releases.dtype_plan(model, wanted)
     conversions = registered(model, key_mapping, quantizer)
     question = Question(model, wanted, keeps, conversions, quantizer, built)
     derived = cache.derive(catalog, question)
