@@ -25,7 +25,8 @@ PAGE = ROOT / "docs" / "versions.md"
 # Companions of older releases.
 HUB_1 = ("huggingface_hub==1.5.0", "httpx")
 TOKENIZERS_022 = ("tokenizers==0.22.1",)
-HUB_0 = ("huggingface_hub==0.36.0", "tokenizers==0.22.1")
+HUB_0 = ("huggingface_hub==0.36.0",)
+TOKENIZERS_021 = ("tokenizers==0.21.4",)
 HTTPX = ("httpx",)
 
 
@@ -50,7 +51,10 @@ COHORTS = (
         ),
         HUB_1 + TOKENIZERS_022,
     ),
-    Cohort("transformers", ("4.57.3",), HUB_0),
+    Cohort("transformers", ("4.57.6", "4.56.2"), HUB_0 + TOKENIZERS_022),
+    Cohort(
+        "transformers", ("4.55.4", "4.54.1", "4.53.3", "4.52.4", "4.51.3"), HUB_0 + TOKENIZERS_021
+    ),
     Cohort("diffusers", ("0.41.0",)),
     Cohort(
         "diffusers", ("0.40.0", "0.39.0", "0.38.0", "0.37.1", "0.36.0", "0.35.2", "0.34.0"), HTTPX
