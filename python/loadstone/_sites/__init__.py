@@ -110,7 +110,8 @@ class Sites:
 
     Args:
         library: its name, which is that of its package.
-        tested: the releases that the tests were run with, in words.
+        tested: the releases that the tests were run with, in words; the first one and the last one
+            bound the extra of the library's name in ``pyproject.toml``.
         table: see above; ``late`` and ``with PACKAGE`` before a module are :attr:`Site.is_late` and
             :attr:`Site.needs`, ``call`` and ``inherited`` before a path :attr:`Site.is_called` and
             :attr:`Site.is_inherited`.
