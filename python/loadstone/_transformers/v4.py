@@ -9,6 +9,7 @@ reading is left out, and done here when it is at its end.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -211,6 +212,8 @@ def _load_pretrained_model(
     if reason is not None and load.options.is_direct:
         raise refused(reason)
     load.fills_gaps = given.get("hf_quantizer") is None
+    if not load.fills_gaps:
+        warnings.warn(f"{reason}: the library loads it by itself", UserWarning, stacklevel=2)
     load.model = model if reason is None else None
     told = original(cls, model, state_dict, checkpoint_files, *args, **given)
     if load.model is None or checkpoint_files is None:
