@@ -25,7 +25,8 @@ PAGE = ROOT / "docs" / "versions.md"
 # Companions of older releases.
 HUB_1 = ("huggingface_hub==1.5.0", "httpx")
 TOKENIZERS_022 = ("tokenizers==0.22.1",)
-HUB_0 = ("huggingface_hub==0.36.0", "tokenizers==0.22.1")
+HUB_0 = ("huggingface_hub==0.36.0",)
+TOKENIZERS_021 = ("tokenizers==0.21.4",)
 HTTPX = ("httpx",)
 
 
@@ -50,7 +51,10 @@ COHORTS = (
         ),
         HUB_1 + TOKENIZERS_022,
     ),
-    Cohort("transformers", ("4.57.3",), HUB_0),
+    Cohort("transformers", ("4.57.6", "4.56.2"), HUB_0 + TOKENIZERS_022),
+    Cohort(
+        "transformers", ("4.55.4", "4.54.1", "4.53.3", "4.52.4", "4.51.3"), HUB_0 + TOKENIZERS_021
+    ),
     Cohort("diffusers", ("0.41.0",)),
     Cohort(
         "diffusers", ("0.40.0", "0.39.0", "0.38.0", "0.37.1", "0.36.0", "0.35.2", "0.34.0"), HTTPX
@@ -103,7 +107,10 @@ def page(rows: dict[str, list[tuple[str, str]]]) -> str:
         "by direct calls and by `loadstone.patch`, and every tensor was compared by its bytes with",
         "what that release loads by itself.",
         "",
-        "- transformers: llama, mixtral and qwen3_moe, in F32, in BF16, with a layer on disk.",
+        "- transformers: llama, mixtral, qwen3_moe (in shards) and a llama with tied embeddings:",
+        "  in F32, in BF16, with a layer on disk. A head for a base and a base for a head, missing",
+        "  tensors and other shapes (drawn alike), T5 in F16 with modules kept in F32, BERT with",
+        "  names of old, LLaVA.",
         "- diffusers: Wan and Sana, from a folder and from one file.",
         "- accelerate: in memory, a layer on disk, `auto`.",
         "- bitsandbytes: nf4, fp4 and int8 on the CPU, by transformers.",

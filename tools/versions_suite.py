@@ -30,6 +30,15 @@ SMALL = {
     "num_key_value_heads": 2,
     "vocab_size": 64,
 }
+BERT = {"num_attention_heads": 4, "intermediate_size": 64}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 16,
+    "patch_size": 8,
+}
 
 
 def randomised(model: Any) -> Any:
@@ -100,47 +109,95 @@ def doors(
     }
 
 
-def transformers_cells() -> dict[str, dict[str, str]]:
-    import transformers as library
-
-    models = {
+def transformers_models(library: Any) -> dict[str, Callable[[], Any]]:
+    tied = library.LlamaConfig(**SMALL, tie_word_embeddings=True)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    return {
         "llama": lambda: library.LlamaForCausalLM(library.LlamaConfig(**SMALL)),
         "mixtral": lambda: library.MixtralForCausalLM(
             library.MixtralConfig(**SMALL, num_local_experts=4)
         ),
         "qwen3_moe": lambda: library.Qwen3MoeForCausalLM(
-            library.Qwen3MoeConfig(
-                **SMALL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8
+            library.Qwen3MoeConfig(**SMALL, **experts, head_dim=8)
+        ),
+        "tied": lambda: library.LlamaForCausalLM(tied),
+        "base": lambda: library.LlamaModel(library.LlamaConfig(**SMALL)),
+        "t5": lambda: library.T5ForConditionalGeneration(
+            library.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+        ),
+        "bert": lambda: library.BertForMaskedLM(
+            library.BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, **BERT)
+        ),
+        "llava": lambda: library.LlavaForConditionalGeneration(
+            library.LlavaConfig(
+                vision_config=library.CLIPVisionConfig(**VISION),
+                text_config=library.LlamaConfig(**SMALL),
+                image_token_index=63,
             )
         ),
     }
+
+
+def transformers_cells() -> dict[str, dict[str, str]]:
+    import transformers as library
+
+    folders = {}
+    for name, make in transformers_models(library).items():
+        folders[name] = tempfile.mkdtemp()
+        sharded = {"max_shard_size": "20KB"} if name == "qwen3_moe" else {}
+        randomised(make()).save_pretrained(folders[name], **sharded)
+    keyword = "dtype" if sites_of("transformers").is_since("4.56") else "torch_dtype"
+    bf16, f16 = ({keyword: each} for each in (torch.bfloat16, torch.float16))
     resting = ("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head", "model.layers.0")
-    places = {**dict.fromkeys(resting, "cpu"), "model.layers.1": "disk"}
-    variants: dict[str, dict[str, Any]] = {
-        "": {},
-        " bf16": {"dtype": torch.bfloat16},
-        " disk": {"device_map": places},
-    }
-
-    def cell(folder: str, extra: dict[str, Any]) -> dict[str, str]:
-        def arguments() -> dict[str, Any]:
-            disk = {"offload_folder": tempfile.mkdtemp()} if "device_map" in extra else {}
-            return {**extra, **disk}
-
-        auto = library.AutoModelForCausalLM
-        return doors(
-            "transformers",
-            lambda: loadstone.transformers.from_pretrained(auto, folder, **arguments()),
-            lambda: auto.from_pretrained(folder, **arguments()),
-            lambda model: model(torch.arange(5)[None]).logits,
-        )
+    disk = {"device_map": {**dict.fromkeys(resting, "cpu"), "model.layers.1": "disk"}}
+    causal = library.AutoModelForCausalLM
+    other = {"ignore_mismatched_sizes": True, "vocab_size": 72}
 
     cells = {}
-    for name, make in models.items():
-        folder = tempfile.mkdtemp()
-        randomised(make()).save_pretrained(folder)
-        cells |= {name + variant: cell(folder, extra) for variant, extra in variants.items()}
+    for name in ("llama", "mixtral", "qwen3_moe", "tied"):
+        for variant, extra in (("", {}), (" bf16", bf16), (" disk", disk)):
+            cells[name + variant] = of_folder(causal, folders[name], extra)
+    cells |= {
+        "head without base": of_folder(causal, folders["base"]),
+        "base without head": of_folder(library.AutoModel, folders["llama"]),
+        "classifier": of_folder(library.AutoModelForSequenceClassification, folders["llama"]),
+        "other shapes": of_folder(causal, folders["llama"], other),
+        "t5 f16": of_folder(library.T5ForConditionalGeneration, folders["t5"], f16),
+        "bert": of_folder(library.BertForMaskedLM, with_old_names(folders["bert"], "LayerNorm")),
+        "llava": of_folder(library.LlavaForConditionalGeneration, folders["llava"]),
+    }
     return cells
+
+
+def of_folder(cls: Any, folder: str, extra: dict[str, Any] | None = None) -> dict[str, str]:
+    """One cell: a class of transformers and a folder, by both doors."""
+
+    def arguments() -> dict[str, Any]:
+        disk = {"offload_folder": tempfile.mkdtemp()} if "device_map" in (extra or {}) else {}
+        torch.manual_seed(1)  # what is missing is drawn
+        return {**(extra or {}), **disk}
+
+    is_causal = cls.__name__ == "AutoModelForCausalLM"
+    return doors(
+        "transformers",
+        lambda: loadstone.transformers.from_pretrained(cls, folder, **arguments()),
+        lambda: cls.from_pretrained(folder, **arguments()),
+        (lambda model: model(torch.arange(5)[None]).logits) if is_causal else None,
+    )
+
+
+def with_old_names(folder: str, module: str) -> str:
+    """The checkpoint with gamma and beta in the place of a module's weight and bias."""
+    from safetensors.torch import load_file, save_file
+
+    file = Path(folder, "model.safetensors")
+    old = {f"{module}.weight": f"{module}.gamma", f"{module}.bias": f"{module}.beta"}
+    tensors = {}
+    for name, value in load_file(file).items():
+        end = next((each for each in old if name.endswith(each)), "")
+        tensors[name.removesuffix(end) + old.get(end, "")] = value
+    save_file(tensors, file, {"format": "pt"})
+    return folder
 
 
 class Net(torch.nn.Module):

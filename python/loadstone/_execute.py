@@ -171,7 +171,7 @@ def complete(
     """
     for index, value in (_initialise.values(plan, model) if made is None else made).items():
         filled.values[index] = value
-    _install(plan, model, filled, commits)
+    install(plan, model, filled, commits)
     _warn_of_fills(plan)
 
 
@@ -372,7 +372,7 @@ def _waves(plan: Plan, indices: list[int]) -> Iterator[list[int]]:
         yield wave
 
 
-def _install(plan: Plan, model: Any, filled: Filled, commits: bool) -> None:
+def install(plan: Plan, model: Any, filled: Filled, commits: bool = True) -> None:
     """Gives the model its tensors, once all of them are made; what fails, fails before that."""
     slots, values = filled.slots, filled.values
     units = plan._units.installation(model, plan, filled) if plan._units is not None else None

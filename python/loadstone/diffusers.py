@@ -154,7 +154,7 @@ def _run(chosen: Any, cls: Any, function: str, source: Any, kwargs: dict[str, An
     from loadstone._diffusers import hooks
     from loadstone._patch import hooked
     from loadstone._transformers import hooks as encoders
-    from loadstone._transformers.load import Options
+    from loadstone._transformers.gaps import Options
 
     theirs = Options(missing=chosen.missing, progress=chosen.progress, threads=chosen.threads)
     with (

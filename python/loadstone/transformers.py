@@ -65,7 +65,7 @@ def from_pretrained(
     """
     from loadstone._patch import hooked
     from loadstone._transformers import hooks
-    from loadstone._transformers.load import Options
+    from loadstone._transformers.gaps import Options
 
     chosen = Options(missing, nested_offset, quantize_experts, progress, threads, is_direct=True)
     with hooked(hooks.hooks()), hooks.options(chosen):
@@ -94,16 +94,22 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any =
     import transformers
 
     from loadstone._errors import make
-    from loadstone._transformers import cache, conversions, load
-    from loadstone._transformers.question import Question
+    from loadstone._transformers import IS_V5
 
     if not isinstance(model, transformers.PreTrainedModel):
         found = f"{type(model).__module__}.{type(model).__qualname__}"
         raise make("plan.options", "the model is not of transformers", field="rules", found=found)
+    if not IS_V5:
+        from loadstone._transformers import v4
+
+        return v4.trace(model, catalog, dtype, key_mapping)
+    from loadstone._transformers import cache, conversions, load, releases
+    from loadstone._transformers.question import Question
+
     quantizer = getattr(model, "hf_quantizer", None)
     built = construction_dtype(model)
     wanted = built if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
-    keeps = model._get_dtype_plan(wanted)
+    keeps = releases.dtype_plan(model, wanted)
     registered = conversions.registered(model, key_mapping, quantizer)
     question = Question(model, wanted, keeps, registered, quantizer, built)
     derived = cache.derive(catalog, question)

@@ -54,6 +54,7 @@ from loadstone._errors import PlanError, make
 from loadstone._machine import MODES
 from loadstone._patch import Hook, Hooks, gated, held
 from loadstone._placement import expanded, gathered, require_paths
+from loadstone._sites.diffusers import SITES
 from loadstone._skeleton_turn import skeleton_in_turn
 from loadstone._torch_state import constructing, in_turn, ordinary_tensors
 from loadstone.peft import with_adapters
@@ -61,6 +62,9 @@ from loadstone.peft import with_adapters
 # The config may turn out to be another, and the converter to ask for what is not there or to pass
 # over what is: the latter twice, as another config makes another converter.
 ATTEMPTS_MAX = 6
+
+# Whether the library's `from_single_file` takes a device map.
+PLACES_FILES = SITES.is_since("0.36")
 
 _options: ContextVar[Options | None] = ContextVar("loadstone_diffusers_options", default=None)
 _current: ContextVar[Load | None] = ContextVar("loadstone_diffusers_load", default=None)
@@ -79,7 +83,6 @@ def hooks() -> Hooks:
         (single_file_model.FromOriginalModelMixin, "from_single_file", _model_from_single_file),
         (single_file_model, "init_empty_weights", _init_empty_weights),
         (single_file_model, "load_model_dict_into_meta", _load_dict),
-        (single_file_model, "_determine_device_map", _determine_device_map),
         (single_file_model, "_get_mapping_function_kwargs", _mapping_arguments),
         (single_file_model, "_should_convert_state_dict_to_diffusers", _should_convert),
         (single_file_model, "dispatch_model", _dispatch_model),
@@ -97,6 +100,8 @@ def hooks() -> Hooks:
         (PeftAdapterMixin, "add_adapter", with_adapters),
         *QuantizerHooks(lambda: _current.get() is not None).places(),
     ]
+    if PLACES_FILES:
+        places.append((single_file_model, "_determine_device_map", _determine_device_map))
     turns = [
         Hook(modeling_utils.ModelMixin, "_set_default_torch_dtype", in_turn(_set_dtype_later)),
         Hook(configuration_utils.ConfigMixin, "from_config", in_turn(_from_config)),
@@ -138,7 +143,11 @@ def _from_config(original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
     _wanted_dtype.set(None)
     with constructing(dtype):
-        return original(*args, **kwargs)
+        model = original(*args, **kwargs)
+    load = _current.get()
+    if load is not None and load.model is None and not PLACES_FILES:
+        load.model = model  # not a twin of it, built for values that are missing
+    return model
 
 
 # --- single files --------------------------------------------------------------------------------
@@ -146,6 +155,10 @@ def _from_config(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     source = args[0] if args else kwargs.pop("pretrained_model_link_or_path_or_dict", None)
+    chosen = _options.get()
+    if kwargs.get("device_map") is not None and not PLACES_FILES and chosen and chosen.is_direct:
+        message = "this release of diffusers places no model from one file"
+        raise make("plan.options", message, field="device_map", expected="diffusers 0.36 or later")
     if isinstance(source, Checkpoint) or is_readable([str(source)]):
         kwargs["low_cpu_mem_usage"] = True  # the other way copies from tensors that have no data
     with contextlib.ExitStack() as stack:

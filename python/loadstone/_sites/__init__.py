@@ -10,8 +10,8 @@ It is looked at before anything is imported from the library or replaced in it, 
 is another one is refused in one sentence. Nothing is asked with a default: what is not as the table
 says is not entered. The package behind an adapter asks when it is imported, so no door leads past.
 
-``[5.20-]`` or ``[-5.19]`` before a row: these releases alone have it, and what uses it asks
-:meth:`Sites.is_since`.
+``[5.20-]`` or ``[-5.19]`` before a row, or before a module for all its rows: these releases alone
+have it, and what uses it asks :meth:`Sites.is_since`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class Sites:
 
     Args:
         library: its name, which is that of its package.
-        tested: the releases that the tests were run with, in words.
+        tested: the releases that the tests were run with, in words; the first one and the last one
+            bound the extra of the library's name in ``pyproject.toml``.
         table: see above; ``late`` and ``with PACKAGE`` before a module are :attr:`Site.is_late` and
             :attr:`Site.needs`, ``call`` and ``inherited`` before a path :attr:`Site.is_called` and
             :attr:`Site.is_inherited`.
@@ -205,23 +206,32 @@ def _warn_once(sites: Sites) -> None:
 
 
 def _parsed(table: str) -> Iterator[Site]:
-    module, is_late, needs = "", False, ""
+    module, is_late, needs, of_module = "", False, "", ("", "")
     whole = table.replace(",\n", ", ")  # a row may go on in the next line
     for line in filter(None, map(str.rstrip, whole.splitlines())):
         if not line.startswith(" "):
+            of_module, line = _bounded(line)
             *words, module = line.split(" ")
             is_late, needs = "late" in words, words[-1] if "with" in words else ""
             continue
         path, _, parameters = line.strip().rstrip(")").partition("(")
         names = tuple(filter(None, map(str.strip, parameters.split(","))))
-        first, last = "", ""
-        if path.startswith("["):
-            bounds, _, path = path[1:].partition("] ")
-            first, _, last = bounds.partition("-")
+        own, path = _bounded(path)
+        first, last = (_release(row or above) for row, above in zip(own, of_module, strict=True))
         *words, path = path.split(" ")
         is_called, is_inherited = "call" in words, "inherited" in words
-        when = (is_late, needs, _release(first), _release(last))
-        yield Site(module, path, names, is_called, is_inherited, *when)
+        yield Site(
+            module, path, names, is_called, is_inherited, is_late, needs, first=first, last=last
+        )
+
+
+def _bounded(line: str) -> tuple[tuple[str, str], str]:
+    """The first and the last release that stand before a line, and the rest of it."""
+    if not line.startswith("["):
+        return ("", ""), line
+    bounds, _, rest = line[1:].partition("] ")
+    first, _, last = bounds.partition("-")
+    return (first, last), rest
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

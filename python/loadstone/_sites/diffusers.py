@@ -4,7 +4,7 @@ from loadstone._sites import Sites
 
 SITES = Sites(
     "diffusers",
-    "0.36 to 0.42",
+    "0.35 to 0.42",
     """
 diffusers
     ModelMixin
@@ -21,7 +21,7 @@ diffusers.loaders.single_file_model
     init_empty_weights
     load_model_dict_into_meta(model, state_dict, dtype, hf_quantizer, device_map, unexpected_keys)
     dispatch_model(model, device_map)
-    _determine_device_map(model, device_map, max_memory)
+    [0.36-] _determine_device_map(model, device_map, max_memory)
     _get_mapping_function_kwargs(mapping_fn)
     call _get_single_file_loadable_mapping_class(cls)
     _should_convert_state_dict_to_diffusers(model_state_dict, checkpoint_state_dict)

@@ -17,4 +17,5 @@ transformers
 transformers.modeling_utils
     LoadStateDictConfig(device_map)
 """,
+    first="0.21",  # the two before have these places, and do other things in them
 )

@@ -1,34 +1,53 @@
-"""Where loadstone enters transformers."""
+"""Where loadstone enters transformers: what all releases have, those from 5.0 on, and others."""
 
 from loadstone._sites import Sites
 
 SITES = Sites(
     "transformers",
-    "5.1 to 5.23",
+    "4.51 to 4.57, 5.0 to 5.23",
     """
 transformers
     PreTrainedModel.from_pretrained(pretrained_model_name_or_path, config)
+    PreTrainedModel.get_init_context(is_quantized)
+    PreTrainedModel._from_config
+    PreTrainedModel._initialize_missing_keys(self, is_quantized)
+    call PreTrainedModel.get_parameter_or_buffer(self, target)
+    PreTrainedModel.base_model_prefix
+transformers.modeling_utils
+    _get_device_map(model, device_map, max_memory, hf_quantizer)
+    call _load_parameter_into_model(model, param_name, tensor)
+    call is_fsdp_enabled
+transformers.integrations.deepspeed
+    call is_deepspeed_zero3_enabled
+transformers.integrations.peft
+    PeftAdapterMixin.load_adapter
+    PeftAdapterMixin.add_adapter
+
+[5.0-] transformers
     PreTrainedModel.get_init_context(dtype, is_quantized)
     PreTrainedModel.init_weights(self)
-    PreTrainedModel._from_config
     PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, load_config)
     PreTrainedModel._move_missing_keys_from_meta_to_device(self,
         missing_keys, device_map, hf_quantizer)
-    PreTrainedModel._initialize_missing_keys(self, is_quantized)
-    call PreTrainedModel._adjust_missing_and_unexpected_keys(self, loading_info)
-    call PreTrainedModel._get_dtype_plan(self, dtype)
-    call PreTrainedModel.get_parameter_or_buffer(self, target)
+    [5.1-] call PreTrainedModel._adjust_missing_and_unexpected_keys(self, loading_info)
+    [-5.0] call PreTrainedModel._adjust_missing_and_unexpected_keys(self, missing_keys,
+        unexpected_keys)
+    [5.1-] call PreTrainedModel._get_dtype_plan(self, dtype)
+    [-5.0] PreTrainedModel.dtype_plan
     PreTrainedModel.named_non_persistent_buffers
-    PreTrainedModel.base_model_prefix
-transformers.modeling_utils
+[5.0-] transformers.modeling_utils
     LoadStateDictConfig(ignore_mismatched_sizes, device_map, disk_offload_folder, offload_buffers,
-        dtype, dtype_plan, hf_quantizer, device_mesh, weight_mapping)
-    _get_device_map(model, device_map, max_memory, hf_quantizer)
-    call _load_parameter_into_model(model, param_name, tensor)
-transformers.core_model_loading
-    call WeightConverter.convert(self, layer_name, model, config, hf_quantizer, loading_info)
+        dtype, hf_quantizer, device_mesh, weight_mapping)
+    [5.16-] call LoadStateDictInfo(missing_keys, unexpected_keys, mismatched_keys, error_msgs,
+        conversion_errors, skipped_pp_keys)
+    [5.1-5.15] call LoadStateDictInfo(missing_keys, unexpected_keys, mismatched_keys, error_msgs,
+        conversion_errors)
+    [-5.0] call LoadStateDictInfo(missing_keys, unexpected_keys, mismatched_keys,
+        disk_offload_index, error_msgs, conversion_errors)
+[5.0-] transformers.core_model_loading
+    call WeightConverter.convert(self, layer_name, model, config, hf_quantizer)
     call inherited WeightConverter.add_tensor(self, target_key, source_key, source_pattern, future)
-    call WeightRenaming.convert(self, layer_name, model, config, hf_quantizer, loading_info)
+    call WeightRenaming.convert(self, layer_name, model, config, hf_quantizer)
     call WeightRenaming(source_patterns, target_patterns)
     WeightTransform.source_patterns
     WeightTransform.target_patterns
@@ -43,41 +62,47 @@ transformers.core_model_loading
         meta_state_dict)
     [5.16-] call set_param_for_module(model, target_name, param_value, loading_info,
         hf_quantizer)
-    [-5.15] call set_param_for_module(model, target_name, param_value, loading_info,
+    [5.1-5.15] call set_param_for_module(model, target_name, param_value, loading_info,
         distributed_operation, hf_quantizer)
-transformers.conversion_mapping
+    [-5.0] call set_param_for_module(model, target_name, param_value, mismatch_keys, missing_keys,
+        unexpected_keys, distributed_operation, hf_quantizer)
+[5.0-] transformers.conversion_mapping
     call get_model_conversion_mapping(model, key_mapping, hf_quantizer)
     get_checkpoint_conversion_mapping(model_type)
-transformers.utils.loading_report
-    [5.16-] call LoadStateDictInfo(missing_keys, unexpected_keys, mismatched_keys, error_msgs,
-        conversion_errors, skipped_pp_keys)
-    [-5.15] call LoadStateDictInfo(missing_keys, unexpected_keys, mismatched_keys, error_msgs,
-        conversion_errors)
-transformers.integrations.accelerate
+[5.0-] transformers.integrations.accelerate
     call get_device(device_map, param_name, valid_torch_device)
-transformers.integrations.deepspeed
-    call is_deepspeed_zero3_enabled
-transformers.integrations.fsdp
-    call is_fsdp_enabled
-transformers.integrations.peft
-    PeftAdapterMixin.load_adapter
-    PeftAdapterMixin.add_adapter
-transformers.quantizers.base
+[5.0-] transformers.quantizers.base
     [5.21-] call HfQuantizer.get_new_dtype(self, converter, param, dtype)
     HfQuantizer.param_needs_quantization(self, model, param_name)
-transformers.quantizers.quantizer_bnb_4bit
+[5.0-] transformers.quantizers.quantizer_bnb_4bit
     Bnb4BitHfQuantizer.validate_environment(kwargs)
     Bnb4BitHfQuantizer.adjust_max_memory(max_memory)
     inherited Bnb4BitHfQuantizer.param_element_size(self, model, param_name, param)
     Bnb4BitHfQuantizer.param_needs_quantization(self, model, param_name)
     Bnb4BitHfQuantizer.get_quantize_ops(self)
-transformers.quantizers.quantizer_bnb_8bit
+[5.0-] transformers.quantizers.quantizer_bnb_8bit
     Bnb8BitHfQuantizer.validate_environment(kwargs)
     Bnb8BitHfQuantizer.adjust_max_memory(max_memory)
     inherited Bnb8BitHfQuantizer.param_element_size(self, model, param_name, param)
     Bnb8BitHfQuantizer.get_quantize_ops(self)
-late transformers.trainer
+[5.0-] late transformers.trainer
     Trainer._load_from_checkpoint(self, resume_from_checkpoint, model)
     Trainer._load_best_model(self)
+
+[-4.57] transformers
+    PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, device_map,
+        disk_offload_folder, hf_quantizer, keep_in_fp32_regex, device_mesh)
+    call PreTrainedModel._get_key_renaming_mapping(self, checkpoint_keys, key_mapping,
+        loading_base_model_from_task_state_dict, loading_task_model_from_base_state_dict)
+    PreTrainedModel._move_missing_keys_from_meta_to_cpu(self, missing_keys, dtype, hf_quantizer)
+    PreTrainedModel._load_from_tf
+    PreTrainedModel._load_from_flax
+[-4.57] transformers.modeling_utils
+    init_empty_weights
+    call _infer_parameter_dtype(model, param_name, empty_param, keep_in_fp32_regex)
+    _load_state_dict_into_meta_model(model, state_dict)
+    [4.53-] load_shard_file(args)
+    [4.53-] load_shard_files_with_threadpool(args_list)
 """,
+    first="4.51",
 )

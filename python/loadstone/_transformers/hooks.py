@@ -16,19 +16,18 @@ from typing import Any
 
 import torch
 
-from loadstone._catalog import readable
-from loadstone._errors import make
 from loadstone._patch import Hook, Hooks, gated, held, suspended
 from loadstone._placement import expanded
 from loadstone._sites import is_known, sites_of
+from loadstone._sites.transformers import SITES
 from loadstone._skeleton import skeleton
 from loadstone._torch_state import construct, constructing, in_turn, ordinary_tensors
-from loadstone._transformers import conversions, trainer
-from loadstone._transformers.load import Load, Options
+from loadstone._transformers import IS_V5, trainer, v4
+from loadstone._transformers.call import CURRENT, constructing_in, current, reason_against, refused
+from loadstone._transformers.gaps import Gaps, Options
 from loadstone.peft import with_adapters
 
 _options: ContextVar[Options | None] = ContextVar("loadstone_transformers_options", default=None)
-_current: ContextVar[Load | None] = ContextVar("loadstone_transformers_load", default=None)
 
 # Arguments that ask for another way of loading altogether.
 _OTHER_WAYS = ("tp_plan", "tp_size", "distributed_config", "device_mesh", "state_dict", "gguf_file")
@@ -39,38 +38,53 @@ def hooks() -> Hooks:
     """The places in ``PreTrainedModel`` that are replaced while a load runs on loadstone."""
     from transformers import PreTrainedModel, modeling_utils
     from transformers.integrations.peft import PeftAdapterMixin
-    from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
-    from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
 
-    replacements: dict[str, Any] = {
-        "from_pretrained": _from_pretrained,
-        "get_init_context": _get_init_context,
-        "init_weights": _init_weights,
-        "_load_pretrained_model": _load_pretrained_model,
-        "_move_missing_keys_from_meta_to_device": _move_missing_keys,
-        "_initialize_missing_keys": _initialize_missing_keys,
-    }
     places: list[tuple[Any, str, Any]] = [
-        (PreTrainedModel, name, each) for name, each in replacements.items()
+        (PreTrainedModel, "from_pretrained", _from_pretrained),
+        (PreTrainedModel, "_initialize_missing_keys", _initialize_missing_keys),
+        (modeling_utils, "_get_device_map", _get_device_map),
+        *((PeftAdapterMixin, name, _with_adapters) for name in ("load_adapter", "add_adapter")),
+        *(_middle() if IS_V5 else v4.middle()),
     ]
-    places.append((modeling_utils, "_get_device_map", _get_device_map))
-    places += [(PeftAdapterMixin, name, _with_adapters) for name in ("load_adapter", "add_adapter")]
     turns = [
         Hook(PreTrainedModel, "get_init_context", in_turn(_one_context)),
         Hook(PreTrainedModel, "_from_config", in_turn(construct)),
     ]
-    places += [
-        (quantizer, name, each)
-        for quantizer in (Bnb4BitHfQuantizer, Bnb8BitHfQuantizer)
-        for name, each in _OF_QUANTIZERS.items()
+    found = [Hook(owner, name, gated("transformers", each)) for owner, name, each in places]
+    if not IS_V5:
+        return Hooks(found + turns, "transformers")
+    from loadstone._transformers import conversions
+
+    return Hooks(found + turns + conversions.hooks(), "transformers", trainer.hooks)
+
+
+def _middle() -> list[tuple[Any, str, Any]]:
+    """The places that releases from 5.0 on have."""
+    from transformers import PreTrainedModel
+    from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
+    from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
+
+    loading = _load_pretrained_model if SITES.is_since("5.1") else _load_by_class
+    return [
+        (PreTrainedModel, "get_init_context", _get_init_context),
+        (PreTrainedModel, "init_weights", _init_weights),
+        (PreTrainedModel, "_load_pretrained_model", loading),
+        (PreTrainedModel, "_move_missing_keys_from_meta_to_device", _move_missing_keys),
+        *(
+            (quantizer, name, each)
+            for quantizer in (Bnb4BitHfQuantizer, Bnb8BitHfQuantizer)
+            for name, each in _OF_QUANTIZERS.items()
+        ),
     ]
-    return Hooks(
-        [Hook(owner, name, gated("transformers", each)) for owner, name, each in places]
-        + turns
-        + conversions.hooks(),
-        "transformers",
-        trainer.hooks,
-    )
+
+
+def _begun(chosen: Options) -> Gaps:
+    """A call of ``from_pretrained``, read as the release at hand reads."""
+    if not IS_V5:
+        return v4.Load(chosen)
+    from loadstone._transformers.load import Load
+
+    return Load(chosen)
 
 
 def options(chosen: Options) -> contextlib.AbstractContextManager[Any]:
@@ -88,11 +102,11 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         other.append("device_map (meta beside other devices)")
     hooks().refresh()
     if other and chosen.is_direct:
-        raise _refused(other[0])
+        raise refused(other[0])
     if other or places == {"meta"}:  # a model that is wanted on meta gets no values
         with suspended("transformers"):
             return original(cls, *args, **kwargs)
-    with ordinary_tensors(), held(_current, Load(chosen)) as load:
+    with ordinary_tensors(), held(CURRENT, _begun(chosen)) as load:
         result = original(cls, *args, **kwargs)
         load.finish(result[0] if isinstance(result, tuple) else result)
     return result
@@ -100,11 +114,11 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _get_init_context(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     contexts = original(cls, *args, **kwargs)
-    load = _current.get()
+    load = current()
     if load is None or not any(isinstance(each, torch.device) for each in contexts):
         return contexts
     ours = [skeleton() if isinstance(each, torch.device) else each for each in contexts]
-    return [*ours, _constructing(load)]
+    return [*ours, constructing_in(load)]
 
 
 def _one_context(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -128,20 +142,20 @@ def _entered_in_turn(contexts: Sequence[Any]) -> Iterator[None]:
 def _get_device_map(original: Any, model: Any, device_map: Any, *args: Any, **kwargs: Any) -> Any:
     """Maps with paths inside one another, as accelerate can dispatch them."""
     found = original(model, device_map, *args, **kwargs)
-    is_ours = _current.get() is not None and not isinstance(device_map, str)
+    is_ours = current() is not None and not isinstance(device_map, str)
     return expanded(model, found) if is_ours and found is not None else found
 
 
 def _validate_environment(original: Any, quantizer: Any, *args: Any, **kwargs: Any) -> None:
     """The library refuses maps with cpu or disk, where weights stay quantized with us."""
-    if _current.get() is not None:
+    if current() is not None:
         kwargs.pop("device_map", None)
     original(quantizer, *args, **kwargs)
 
 
 def _adjust_max_memory(original: Any, quantizer: Any, max_memory: Any) -> Any:
     """The library leaves room for what is quantized on a device."""
-    return max_memory if _current.get() is not None else original(quantizer, max_memory)
+    return max_memory if current() is not None else original(quantizer, max_memory)
 
 
 def _param_element_size(
@@ -149,7 +163,7 @@ def _param_element_size(
 ) -> float:
     """The library does not count the scales."""
     size: float = original(quantizer, model, name, parameter)
-    if _current.get() is None or not quantizer.param_needs_quantization(model, name):
+    if current() is None or not quantizer.param_needs_quantization(model, name):
         return size
     from loadstone._bitsandbytes.loading import quantized_bytes
 
@@ -163,20 +177,9 @@ _OF_QUANTIZERS = {
 }
 
 
-@contextlib.contextmanager
-def _constructing(load: Load) -> Iterator[None]:
-    """The library constructs on meta, where nothing is drawn from torch's random numbers."""
-    load.is_constructing = True
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        load.is_constructing = False
-
-
 def _init_weights(original: Any, model: Any) -> Any:
     """The library leaves it out for models on meta, which it asks torch's default device for."""
-    load = _current.get()
+    load = current()
     return None if load is not None and load.is_constructing else original(model)
 
 
@@ -189,20 +192,27 @@ def _load_pretrained_model(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    load = _current.get()
+    load: Any = current()
     if load is not None and load.model is None:  # else an adapter for a model that is loaded
-        reason = _reason_against(model, state_dict, checkpoint_files, load_config)
+        mesh = load_config.device_mesh
+        reason = reason_against(model, state_dict, checkpoint_files, mesh)
+        if reason is None and load_config.hf_quantizer is not None:
+            reason = _reason_against_quantizer(load_config)
         if reason is None and checkpoint_files is not None:
             return load.read(model, checkpoint_files, load_config)
         if load.options.is_direct:
-            raise _refused(reason or "no files")
+            raise refused(reason or "no files")
         load.fills_gaps = load_config.hf_quantizer is None
     return original(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
 
+def _load_by_class(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    return _load_pretrained_model(functools.partial(original, cls), *args, **kwargs)
+
+
 def _with_adapters(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Of a folder with an adapter the model is proved first: the adapter renames its tensors."""
-    load = _current.get()
+    load = current()
     if load is not None and load.model is model:
         load.finish(model)
     return with_adapters(original, model, *args, **kwargs)
@@ -211,7 +221,7 @@ def _with_adapters(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
 def _move_missing_keys(
     original: Any, model: Any, missing_keys: Any, device_map: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    load = _current.get()
+    load: Any = current()
     if load is None or not load.fills_gaps:
         return original(model, missing_keys, device_map, *args, **kwargs)
     return load.give_memory(model, set(missing_keys), device_map)
@@ -219,28 +229,10 @@ def _move_missing_keys(
 
 def _initialize_missing_keys(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     result = original(model, *args, **kwargs)
-    load = _current.get()
+    load = current()
     if load is not None and load.fills_gaps:
         load.complete(model)
     return result
-
-
-def _reason_against(
-    model: Any, state_dict: Any, files: list[str] | None, config: Any
-) -> str | None:
-    """Why this checkpoint is not for loadstone; ``None``: it is."""
-    if state_dict is not None:
-        return "state_dict"
-    if not files:
-        return "no checkpoint files"
-    other = next((file for file in files if not str(file).endswith(".safetensors")), None)
-    if other is not None and (reason := readable(files, allow_links=True)[1]):
-        return f"a file that loadstone does not read ({reason})"
-    if config.device_mesh is not None or getattr(model, "_pp_stage", None) is not None:
-        return "distributed_config"
-    if any(name.endswith("_extra_state") for name in model.state_dict()):
-        return "extra state of modules"
-    return None if config.hf_quantizer is None else _reason_against_quantizer(config)
 
 
 def _reason_against_quantizer(config: Any) -> str | None:
@@ -277,16 +269,9 @@ def _places(device_map: Any) -> set[str]:
 
 
 def _is_sharded_by_others() -> bool:
+    from transformers import modeling_utils
     from transformers.integrations import deepspeed
-    from transformers.integrations.fsdp import is_fsdp_enabled
 
     zero3: Any = deepspeed.is_deepspeed_zero3_enabled
-    return bool(zero3() or is_fsdp_enabled())
-
-
-def _refused(what: str) -> Exception:
-    return make(
-        "plan.options",
-        "this version does not load this way: call the model class's own from_pretrained",
-        field=what,
-    )
+    fsdp: Any = modeling_utils.is_fsdp_enabled  # type: ignore[attr-defined]
+    return bool(zero3() or fsdp())

@@ -2,78 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.core_model_loading import set_param_for_module
 from transformers.integrations.accelerate import get_device
 from transformers.modeling_utils import _load_parameter_into_model
-from transformers.utils.loading_report import LoadStateDictInfo
 
 from loadstone import _core, _execute
-from loadstone._audit import audit
 from loadstone._catalog import Catalog
-from loadstone._constructor import model_builder, parameter_values
-from loadstone._errors import make
-from loadstone._plan import Plan, make_plan
-from loadstone._report import Report
-from loadstone._sites.transformers import SITES
+from loadstone._plan import make_plan
 from loadstone._traced import Traced
-from loadstone._transformers import cache
+from loadstone._transformers import cache, releases
+from loadstone._transformers.gaps import Gaps, Options, mismatch
 from loadstone._transformers.question import Derived, Question
-from loadstone._turns import in_turn_with, slots_of
+from loadstone._turns import in_turn_with
 
 if TYPE_CHECKING:
     from loadstone._bitsandbytes.loading import Units
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What loadstone's own function takes beside the library's arguments.
-
-    Attributes:
-        is_direct: loadstone was called by name: what it cannot do is refused. Else (under a patch)
-            it is left to the library.
-    """
-
-    missing: str | Mapping[str, str] = "initialise"
-    nested_offset: Mapping[str, float] | None = None
-    quantize_experts: bool = False
-    progress: bool | Callable[[int, int], object] = False
-    threads: int | None = None
-    is_direct: bool = False
-
-
-class Load:
+class Load(Gaps):
     """One call of ``from_pretrained``. For one thread."""
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        self.is_constructing = False
-        self.fills_gaps = False  # also where the library reads: what is missing gets a value
-        self.model: Any = None
-        self.plan: Plan | None = None
-        self._core: _core.Report | None = None
-        self._is_finished = False
-        self._fresh: set[str] = set()  # parameters without a value, to be initialised
-        self._constructed: set[str] = set()  # of those, the ones no initialiser wrote to
-        self._versions: dict[str, tuple[int, int]] = {}  # of buffers, before the initialisers
-        self._rewritten: set[str] = set()  # buffers that an initialiser wrote to
-
-    # --- reading the checkpoint ------------------------------------------------------------------
-
-    def read(
-        self, model: Any, files: list[str], config: Any
-    ) -> tuple[LoadStateDictInfo, dict[str, Any] | None]:
+    def read(self, model: Any, files: list[str], config: Any) -> Any:
         """Plans and loads; what ``_load_pretrained_model`` returns."""
         self.model = model
         self.fills_gaps = True
         catalog = Catalog(_core.open_checkpoint([str(file) for file in files], True))
-        question = Question(
-            model, config.dtype, config.dtype_plan, config.weight_mapping, config.hf_quantizer
-        )
+        keeps = releases.dtype_plan(model, config.dtype)
+        question = Question(model, config.dtype, keeps, config.weight_mapping, config.hf_quantizer)
         derived = cache.derive(catalog, question)
         model._weight_conversions = [config.weight_mapping[index] for index in derived.used]
         info = _loading_info(model, derived)
@@ -101,7 +58,7 @@ class Load:
             if target.kind not in ("parameter", "persistent_buffer") or target.name in quantized:
                 continue
             if value is not None:
-                _put(model, target.name, value, info, config.hf_quantizer)
+                releases.put(model, target.name, value, info, config.hf_quantizer)
             elif target.device == "disk" and target.origin == "checkpoint":
                 info.missing_keys.discard(target.name)
         if traced.units is not None and devices is not None:
@@ -113,11 +70,9 @@ class Load:
         if on_disk:
             _tie_on_disk(model, filled.offload)
         filled.offload.commit()
-        return info, filled.offload.index() if on_disk else None
+        return releases.answer(info, filled.offload.index() if on_disk else None)
 
-    def _install_units(
-        self, units: Units, filled: _execute.Filled, info: LoadStateDictInfo
-    ) -> set[str]:
+    def _install_units(self, units: Units, filled: _execute.Filled, info: Any) -> set[str]:
         """Gives the model bitsandbytes' parameters; the names of all tensors that went into them.
 
         What the library sets beside them is set here too.
@@ -135,16 +90,13 @@ class Load:
             info.missing_keys.discard(name)
         return made.keys() | units.names()
 
-    # --- what the checkpoint does not hold -------------------------------------------------------
-
     def give_memory(self, model: Any, missing: set[str], device_map: Any) -> None:
         """Memory for what is missing; buffers keep what the constructor put into them."""
         for name in missing - model.all_tied_weights_keys.keys():
             tensor = model.get_parameter_or_buffer(name)
             device = torch.device(get_device(device_map, name, valid_torch_device=True))
             if tensor.is_meta:
-                value = torch.full_like(tensor, _sentinel(tensor.dtype), device=device)
-                self._fresh.add(name)
+                value = self.unwritten(name, tensor, device=device)
             else:
                 value = tensor.to(device)
             _load_parameter_into_model(model, name, value)
@@ -152,72 +104,7 @@ class Load:
             device = torch.device(get_device(device_map, name, valid_torch_device=True))
             if buffer.device != device and not buffer.is_meta:
                 _load_parameter_into_model(model, name, buffer.to(device))
-        self._versions = {
-            name: (id(buffer), buffer._version) for name, buffer in model.named_buffers()
-        }
-
-    def complete(self, model: Any) -> None:
-        """After the library's initialisers: nothing is left without a value."""
-        for name, buffer in model.named_buffers():
-            if self._versions.get(name) != (id(buffer), buffer._version):
-                self._rewritten.add(name)
-        unwritten = [
-            name
-            for name in sorted(self._fresh)
-            if _is_unwritten(model.get_parameter_or_buffer(name))
-        ]
-        if not unwritten:
-            return
-        build = model_builder(model)
-        values = parameter_values(build, unwritten) if build is not None else {}
-        for name in unwritten:
-            tensor = model.get_parameter_or_buffer(name)
-            value = values.get(name)
-            if value is None or value.shape != tensor.shape:
-                raise make(
-                    "plan.no_initialiser",
-                    "it is missing, the model's initialiser leaves it as it is, and a second "
-                    "construction does not tell its value",
-                    tensor=name,
-                )
-            with torch.no_grad():
-                tensor.copy_(value)
-            self._constructed.add(name)
-
-    # --- proof -----------------------------------------------------------------------------------
-
-    def finish(self, model: Any) -> Report | None:
-        """Notes where every value came from, and proves that there is none without an origin.
-
-        Returns:
-            ``None`` where the library did the reading, or this was done before.
-        """
-        if self.plan is None or self._core is None or self._is_finished:
-            return None
-        self._is_finished = True
-        with in_turn_with(model):
-            return self._proved(model, self.plan, self._core)
-
-    def _proved(self, model: Any, plan: Plan, core: _core.Report) -> Report:
-        report = _execute.account(plan, model, core)
-        known = report.provenance
-        for slot in slots_of(model):
-            item = known.get(slot.name)
-            if item is None:
-                continue
-            if slot.tie_of is not None:
-                known[slot.name] = dataclasses.replace(
-                    item, origin="tie", tie_of=slot.tie_of, sources=(), reason=""
-                )
-            elif slot.name in self._constructed:
-                reason = "missing, and the model's initialiser leaves it as the constructor made it"
-                known[slot.name] = dataclasses.replace(item, origin="constructor", reason=reason)
-            elif slot.name in self._rewritten and item.origin == "constructor":
-                known[slot.name] = dataclasses.replace(item, origin="initialiser")
-            elif item.origin == "tie":  # the library found both, and that they differ
-                known[slot.name] = dataclasses.replace(item, origin="checkpoint", tie_of="")
-        audit(model).require_real()
-        return report
+        self.note_buffers(model)
 
 
 def as_traced(
@@ -231,16 +118,7 @@ def as_traced(
     findings = list(derived.findings)
     units = _units(model, catalog, derived, options or Options())
     for name, found, expected in derived.mismatched:
-        findings.append(
-            _core.Finding(
-                "warning" if ignores_mismatches else "error",
-                "plan.shape",
-                name,
-                [],
-                f"'{name}' is {list(found)} in the checkpoint, the model wants {list(expected)}",
-                "" if ignores_mismatches else "ignore_mismatched_sizes=True initialises it instead",
-            )
-        )
+        findings.append(mismatch(name, found, expected, ignores_mismatches))
     failed = {finding.target for finding in derived.findings}
     return Traced(
         recipes=derived.recipes,
@@ -271,9 +149,8 @@ def _units(model: Any, catalog: Catalog, derived: Derived, options: Options) -> 
 
 def reportable(model: Any, unexpected: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Without those that the model's author, or the library, wants no word about."""
-    info = _empty_info(unexpected)
-    model._adjust_missing_and_unexpected_keys(info)
-    return [(name, source) for name, source in unexpected if name in info.unexpected_keys]
+    left = releases.reportable(model, {name for name, _ in unexpected})
+    return [(name, source) for name, source in unexpected if name in left]
 
 
 def _ties(model: Any, loaded: Any, failed: set[str]) -> dict[str, str]:
@@ -291,25 +168,8 @@ def _ties(model: Any, loaded: Any, failed: set[str]) -> dict[str, str]:
     return ties
 
 
-def _put(model: Any, name: str, value: torch.Tensor, info: Any, quantizer: Any) -> None:
-    set_in_module: Any = set_param_for_module
-    operation = () if SITES.is_since("5.16") else (None,)  # of a distributed load
-    set_in_module(model, name, value, info, *operation, quantizer)
-
-
-def _empty_info(unexpected: list[tuple[str, str]]) -> LoadStateDictInfo:
-    return LoadStateDictInfo(
-        missing_keys=set(),
-        unexpected_keys={name for name, _ in unexpected},
-        mismatched_keys=set(),
-        error_msgs=[],
-        conversion_errors={},
-        **({"skipped_pp_keys": set()} if SITES.is_since("5.16") else {}),
-    )
-
-
-def _loading_info(model: Any, derived: Derived) -> LoadStateDictInfo:
-    info = _empty_info(derived.unexpected)
+def _loading_info(model: Any, derived: Derived) -> Any:
+    info = releases.empty_info(name for name, _ in derived.unexpected)
     info.missing_keys |= set(model.state_dict())
     mismatched: set[Any] = info.mismatched_keys
     for name, found, expected in derived.mismatched:
@@ -338,21 +198,3 @@ def _tie_on_disk(model: Any, offload: _core.OffloadFolder) -> None:
     for target, source in (getattr(model, "all_tied_weights_keys", None) or {}).items():
         if source in index and target not in index:
             offload.tie(target, source)
-
-
-def _sentinel(dtype: torch.dtype) -> float | int:
-    """What memory holds that nobody wrote to."""
-    if dtype.is_floating_point or dtype.is_complex:
-        return float("nan")
-    return 0 if dtype == torch.bool else torch.iinfo(dtype).min
-
-
-def _is_unwritten(tensor: torch.Tensor) -> bool:
-    """Whether any element is still what it was filled with."""
-    if tensor.dtype == torch.bool:
-        return True  # a sentinel cannot be told from a value: the constructor's is right anyway
-    data = tensor.detach()
-    if data.is_floating_point() or data.is_complex():
-        data = data if data.element_size() > 1 else data.float()
-        return bool(data.isnan().any())
-    return bool((data == torch.iinfo(data.dtype).min).any())

@@ -18,7 +18,7 @@ from loadstone._catalog import Catalog
 from loadstone._dtypes import dtype_name
 from loadstone._errors import Error, make
 from loadstone._sites.transformers import SITES
-from loadstone._transformers import kernels
+from loadstone._transformers import kernels, releases
 from loadstone._transformers.absent import Groups, absent_findings, series_findings
 from loadstone._transformers.question import Derived, Question
 from loadstone.tracing import Trace
@@ -174,13 +174,7 @@ class _Derivation:
             self.derived.findings += unpaired
             return
         try:
-            made = mapping.convert(
-                first,
-                model=self.model,
-                config=self.model.config,
-                hf_quantizer=self.question.quantizer,
-                loading_info=None,
-            )
+            made = releases.converted(mapping, first, self.model, self.question.quantizer)
         except Exception as reason:
             self._failed(first, mapping, reason)
             return

@@ -1,0 +1,58 @@
+"""The call of ``from_pretrained`` that is under way, and what is no call for loadstone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from loadstone._catalog import readable
+from loadstone._errors import make
+from loadstone._transformers.gaps import Gaps
+
+CURRENT: ContextVar[Gaps | None] = ContextVar("loadstone_transformers_load", default=None)
+
+
+def current() -> Gaps | None:
+    """The call in this context."""
+    return CURRENT.get()
+
+
+@contextlib.contextmanager
+def constructing_in(load: Gaps) -> Iterator[None]:
+    """The library constructs on meta, where nothing is drawn from torch's random numbers."""
+    load.is_constructing = True
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        load.is_constructing = False
+
+
+def reason_against(
+    model: Any, state_dict: Any, files: list[str] | None, device_mesh: Any
+) -> str | None:
+    """Why this checkpoint is not for loadstone; ``None``: it is."""
+    if state_dict is not None:
+        return "state_dict"
+    if not files:
+        return "no checkpoint files"
+    other = next((file for file in files if not str(file).endswith(".safetensors")), None)
+    if other is not None and (reason := readable(files, allow_links=True)[1]):
+        return f"a file that loadstone does not read ({reason})"
+    if device_mesh is not None or getattr(model, "_pp_stage", None) is not None:
+        return "distributed_config"
+    if any(name.endswith("_extra_state") for name in model.state_dict()):
+        return "extra state of modules"
+    return None
+
+
+def refused(what: str) -> Exception:
+    return make(
+        "plan.options",
+        "this version does not load this way: call the model class's own from_pretrained",
+        field=what,
+    )

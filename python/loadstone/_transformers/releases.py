@@ -1,0 +1,67 @@
+"""What releases from 5.0 on take and return in another way each; all else is the same in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from transformers.core_model_loading import set_param_for_module
+from transformers.modeling_utils import LoadStateDictInfo  # type: ignore[attr-defined]
+
+from loadstone._sites.transformers import SITES
+
+
+def dtype_plan(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """Patterns of names with a dtype of their own."""
+    since_51: Any = getattr(model, "_get_dtype_plan", None)
+    found: dict[str, torch.dtype] = model.dtype_plan if since_51 is None else since_51(dtype)
+    return found
+
+
+def converted(mapping: Any, first: str, model: Any, quantizer: Any) -> dict[str, Any]:
+    """What a transform makes of the tensors that it has collected."""
+    made: Any = mapping.convert(first, model=model, config=model.config, hf_quantizer=quantizer)
+    return made if SITES.is_since("5.1") else made[0]  # type: ignore[no-any-return]
+
+
+def empty_info(unexpected: Iterable[str] = ()) -> LoadStateDictInfo:
+    """An account of a load, with nothing in it but what is unexpected."""
+    since: dict[str, Any] = {"skipped_pp_keys": set()} if SITES.is_since("5.16") else {}
+    return LoadStateDictInfo(
+        missing_keys=set(),
+        unexpected_keys=set(unexpected),
+        mismatched_keys=set(),
+        error_msgs=[],
+        conversion_errors={},
+        **(since if SITES.is_since("5.1") else {"disk_offload_index": None}),
+    )
+
+
+def answer(info: LoadStateDictInfo, index: dict[str, Any] | None) -> Any:
+    """What ``_load_pretrained_model`` returns."""
+    if SITES.is_since("5.1"):
+        return info, index
+    info.disk_offload_index = index  # type: ignore[attr-defined]
+    return info
+
+
+def reportable(model: Any, unexpected: set[str]) -> set[str]:
+    """Without those that the model's author, or the library, wants no word about."""
+    info: Any = empty_info(unexpected)
+    if SITES.is_since("5.1"):
+        model._adjust_missing_and_unexpected_keys(info)
+        left: set[str] = info.unexpected_keys
+        return left
+    left = model._adjust_missing_and_unexpected_keys(set(), unexpected)[1]
+    return left
+
+
+def put(model: Any, name: str, value: torch.Tensor, info: Any, quantizer: Any) -> None:
+    """Gives the model a tensor, and strikes it from the missing ones."""
+    account: tuple[Any, ...] = (info,)
+    if not SITES.is_since("5.1"):
+        account = (info.mismatched_keys, info.missing_keys, info.unexpected_keys)
+    of_distributed_loads = () if SITES.is_since("5.16") else (None,)
+    set_in_module: Any = set_param_for_module
+    set_in_module(model, name, value, *account, *of_distributed_loads, quantizer)

@@ -1,0 +1,264 @@
+"""The middle of ``from_pretrained`` in releases 4.51 to 4.57, which convert no values.
+
+A tensor of the checkpoint is a tensor of the model, by the name and in the dtype that functions of
+the library tell. The library's own ``_load_pretrained_model`` runs: it finds names, and what is
+missing, unexpected or of another shape; it initialises, and says what there is to say. Only the
+reading is left out, and done here when it is at its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, modeling_utils
+
+from loadstone import _core, _execute
+from loadstone._catalog import Catalog
+from loadstone._dtypes import dtype_name
+from loadstone._placement import device_of
+from loadstone._plan import make_plan
+from loadstone._sites.transformers import SITES
+from loadstone._skeleton import skeleton
+from loadstone._skeleton_walk import walk
+from loadstone._traced import Traced
+from loadstone._transformers.call import constructing_in, current, reason_against, refused
+from loadstone._transformers.gaps import Gaps, mismatch
+from loadstone.tracing import Trace
+
+_Names = dict[str, str]
+
+_SAVED = ("parameter", "persistent_buffer")
+
+
+class Load(Gaps):
+    """One call of ``from_pretrained``. For one thread."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self.names: _Names = {}  # the library's, by those in the checkpoint
+
+    def give_memory(self, model: Any, missing: list[str], dtype: torch.dtype | None) -> None:
+        """Memory for what is missing."""
+        state = model.state_dict()
+        for name in missing:
+            if state[name].is_meta:
+                value = self.unwritten(name, state[name], device="cpu", dtype=dtype)
+                modeling_utils._load_parameter_into_model(model, name, value)
+        self.note_buffers(model)
+
+    def read(self, model: Any, files: list[str], given: dict[str, Any], told: Any) -> Any:
+        """Plans and loads.
+
+        Args:
+            given: the arguments of the library's ``_load_pretrained_model``.
+            told: what it returned: the model, the names of what is missing, unexpected and of
+                another shape, the index of the offload folder, and errors.
+
+        Returns:
+            That index.
+        """
+        catalog = Catalog(_core.open_checkpoint([str(file) for file in files], True))
+        _, _, unexpected, mismatched, _, _ = told
+        sources = source_of_each(model, self.names, unties=True)
+        traced = as_traced(
+            model, catalog, sources, given.get("keep_in_fp32_regex"), set(mismatched)
+        )
+        known = {name: key for key, name in self.names.items()}
+        traced.unexpected = [(name, known.get(name, name)) for name in unexpected]
+        device_map = given.get("device_map")
+        self.plan = make_plan(
+            model,
+            catalog,
+            traced,
+            device_map=_devices(model, device_map),
+            offload_folder=given.get("disk_offload_folder"),
+            missing=self.options.missing,
+            initialises=True,
+            allows_unknown_modules=True,
+        )
+        filled = _execute.fill(
+            self.plan, model, progress=self.options.progress, threads=self.options.threads or 0
+        )
+        self._core = filled.core
+        _execute.install(self.plan, model, filled)
+        return filled.offload.index() if "disk" in (device_map or {}).values() else None
+
+
+def as_traced(
+    model: Any, catalog: Catalog, sources: _Names, keep_in_fp32: Any, mismatched: set[str]
+) -> Traced:
+    """One tensor of the checkpoint for each of the model's, as the library would read it.
+
+    Args:
+        sources: names in the checkpoint by those of the model's tensors.
+        keep_in_fp32: the library's expression for names with a dtype of their own.
+        mismatched: of another shape, which the library was told to pass over.
+    """
+    dtype_of: Any = modeling_utils._infer_parameter_dtype  # type: ignore[attr-defined]
+    trace = Trace(catalog)
+    traced = Traced(None)
+    state = model.state_dict()
+    for name, source in sources.items():
+        symbol: torch.Tensor = trace.source(source)
+        found, expected = tuple(symbol.shape), tuple(state[name].shape)
+        if found != expected:
+            traced.findings.append(mismatch(name, found, expected, name in mismatched))
+            continue
+        dtype = dtype_of(model, name, symbol, keep_in_fp32)[1]
+        if dtype is not None and symbol.dtype != dtype:
+            symbol = symbol.to(dtype)
+        trace.add(name, symbol)
+        traced.dtypes[name] = dtype_name(symbol.dtype)
+    traced.recipes = trace.finish()
+    return traced
+
+
+def source_of_each(model: Any, names: _Names, unties: bool = False) -> _Names:
+    """Names in the checkpoint by those of the model's tensors; of tied ones by the first.
+
+    Args:
+        names: the library's, by those in the checkpoint. Of two for the same the last one counts.
+        unties: a tied tensor that has a source of its own becomes one of its own, as it does when
+            the library loads it. The library ties again afterwards.
+    """
+    known = {name: source for source, name in names.items()}
+    if unties:
+        for slot in walk(model):
+            if slot.tie_of in known and slot.name in known:
+                slot.replace(torch.empty_like(slot.tensor))
+    found: _Names = {}
+    for slot in walk(model):
+        if slot.is_registered and slot.kind in _SAVED and slot.name in known:
+            found.setdefault(slot.tie_of or slot.name, known[slot.name])
+    return found
+
+
+def trace(model: Any, catalog: Catalog, dtype: torch.dtype | None, key_mapping: Any) -> Traced:
+    """See :func:`loadstone.transformers.trace`."""
+    keys, prefix = list(catalog.encodings()), model.base_model_prefix
+    has = bool(prefix) and any(key.startswith(prefix) for key in keys)
+    expects = bool(prefix) and hasattr(model, prefix)
+    names = model._get_key_renaming_mapping(
+        keys, key_mapping, has and not expects, expects and not has
+    )
+    sources = source_of_each(model, names)
+    traced = as_traced(model, catalog, sources, None, set())
+    state = model.state_dict()
+    traced.unexpected = [(names.get(key, key), key) for key in keys if names.get(key) not in state]
+    return traced
+
+
+def _devices(model: Any, device_map: Any) -> dict[str, Any] | None:
+    """The device of every tensor; ``None``: all on the cpu. Buffers stay in memory."""
+    if device_map is None:
+        return None
+    buffers = [name for name, _ in model.named_buffers()]
+    places = {"": "cpu"}
+    for name in [*model.state_dict(), *buffers]:
+        device = device_of(name, device_map, "cpu")
+        places[name] = "cpu" if device == "disk" and name in buffers else device
+    return places
+
+
+# --- where that stands in the library ------------------------------------------------------------
+
+
+def middle() -> list[tuple[Any, str, Any]]:
+    """The places that these releases have, and what is put there."""
+    places: list[tuple[Any, str, Any]] = [
+        (modeling_utils, "init_empty_weights", _init_empty_weights),
+        (modeling_utils, "_load_state_dict_into_meta_model", _load_state_dict),
+        (PreTrainedModel, "_load_pretrained_model", _load_pretrained_model),
+        (PreTrainedModel, "_get_key_renaming_mapping", _get_key_renaming_mapping),
+        (PreTrainedModel, "_move_missing_keys_from_meta_to_cpu", _move_missing_keys),
+        (PreTrainedModel, "_load_from_tf", _load_from_another),
+        (PreTrainedModel, "_load_from_flax", _load_from_another),
+    ]
+    if SITES.is_since("4.53"):
+        places.append((modeling_utils, "load_shard_files_with_threadpool", _in_this_thread))
+    return places
+
+
+def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
+    load = current()
+    return original(*args, **kwargs) if load is None else _building(load)
+
+
+@contextlib.contextmanager
+def _building(load: Gaps) -> Iterator[None]:
+    with skeleton(), constructing_in(load):
+        yield
+
+
+def _load_pretrained_model(
+    original: Any,
+    cls: Any,
+    model: Any,
+    state_dict: Any,
+    checkpoint_files: list[str] | None,
+    *args: Any,
+    **given: Any,
+) -> Any:
+    load: Any = current()
+    if load is None or load.model is not None:
+        return original(cls, model, state_dict, checkpoint_files, *args, **given)
+    reason = reason_against(model, state_dict, checkpoint_files, given.get("device_mesh"))
+    names = map(str, checkpoint_files or ())
+    other = next((name for name in names if not name.endswith(".safetensors")), None)
+    if reason is None and other is not None:
+        reason = f"files that are not safetensors ({other}; of transformers before 5.0)"
+    if reason is None and given.get("hf_quantizer") is not None:
+        reason = "quantization_config (of transformers before 5.0)"
+    if reason is not None and load.options.is_direct:
+        raise refused(reason)
+    load.fills_gaps = given.get("hf_quantizer") is None
+    if not load.fills_gaps:
+        warnings.warn(f"{reason}: the library loads it by itself", UserWarning, stacklevel=2)
+    load.model = model if reason is None else None
+    told = original(cls, model, state_dict, checkpoint_files, *args, **given)
+    if load.model is None or checkpoint_files is None:
+        return told
+    *before, _, errors = told
+    return *before, load.read(model, checkpoint_files, given, told), errors
+
+
+def _get_key_renaming_mapping(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    names = original(model, *args, **kwargs)
+    load: Any = current()
+    if load is not None and load.model is model and not load.names:
+        load.names = dict(names)
+    return names
+
+
+def _move_missing_keys(original: Any, model: Any, missing: Any, *args: Any) -> Any:
+    load: Any = current()
+    if load is None or not load.fills_gaps:
+        return original(model, missing, *args)
+    return load.give_memory(model, missing, args[-2])
+
+
+def _load_state_dict(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    load: Any = current()
+    if load is None or load.model is not model:
+        return original(model, *args, **kwargs)
+    return None if SITES.is_since("4.57") else (None, None)  # indices of offload folders
+
+
+def _in_this_thread(original: Any, shards: Any) -> Any:
+    """Threads of the library's do not know whose load it is."""
+    if current() is None:
+        return original(shards)
+    load_one: Any = modeling_utils.load_shard_file  # type: ignore[attr-defined]
+    results = [load_one(each) for each in shards]
+    return [], *results[-1][1:]
+
+
+def _load_from_another(original: Any, *args: Any, **kwargs: Any) -> Any:
+    load = current()
+    if load is not None and load.options.is_direct:
+        raise refused("from_tf or from_flax")
+    return original(*args, **kwargs)
