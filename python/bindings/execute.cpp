@@ -87,36 +87,26 @@ nb::ndarray<nb::memview, std::uint8_t, nb::ndim<1>> map_shard(const SharedPlan& 
   return {bytes.data(), {bytes.size()}, owner};
 }
 
-nb::dict provenance_row(const Provenance& item) {
+// The fields of the package's Provenance, in their order.
+nb::tuple provenance_row(const Provenance& item) {
   nb::list sources;
   for (const SourceRange& range : item.sources) {
     sources.append(nb::make_tuple(range.tensor, range.shard, range.offset_begin, range.offset_end));
   }
-  nb::dict row;
-  row["target"] = item.target;
-  row["origin"] = name(item.origin);
-  row["kind"] = name(item.kind);
-  row["delivery"] = name(item.delivery);
-  row["sources"] = sources;
-  row["device"] = item.device;
-  row["dtype"] = name(item.dtype);
-  row["shape"] = nb::tuple(nb::cast(item.shape.extents()));
-  row["encoding"] = item.encoding;
-  row["tie_of"] = item.tie_of;
-  row["reason"] = item.reason;
-  row["bytes_written"] = item.bytes_written;
-  return row;
+  return nb::make_tuple(item.target, name(item.origin), name(item.kind), name(item.delivery),
+                        nb::tuple(sources), item.device, name(item.dtype),
+                        nb::tuple(nb::cast(item.shape.extents())), item.tie_of, item.reason,
+                        item.bytes_written, item.encoding);
 }
 
 }  // namespace
 
 void bind_execute(nb::module_& module) {
   nb::class_<Report>(module, "Report")
+      .def("__len__", [](const Report& self) { return self.provenance.size(); })
       .def("provenance",
-           [](const Report& self) {
-             nb::list rows;
-             for (const Provenance& item : self.provenance) rows.append(provenance_row(item));
-             return rows;
+           [](const Report& self, std::size_t index) {
+             return provenance_row(self.provenance.at(index));
            })
       .def_ro("offload", &Report::offload)
       .def_ro("findings", &Report::findings)

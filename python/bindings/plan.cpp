@@ -35,44 +35,30 @@ void make_target(Target* self, std::string name, Extents shape, std::string_view
                     .held = held_on(std::move(device), known)};
 }
 
+nb::tuple extents_of(const Shape& shape) { return nb::tuple(nb::cast(shape.extents())); }
+
 // name, shape, dtype of each.
-nb::list part_rows(const PlannedTarget& target) {
+nb::tuple part_rows(const PlannedTarget& target) {
   nb::list rows;
-  if (!target.quantization) return rows;
+  if (!target.quantization) return nb::tuple(rows);
   for (const auto& part : quantized_parts(*target.quantization, target.shape, target.dtype)) {
-    rows.append(
-        nb::make_tuple(part.name, nb::tuple(nb::cast(part.shape.extents())), name(part.dtype)));
+    rows.append(nb::make_tuple(part.name, extents_of(part.shape), name(part.dtype)));
   }
-  return rows;
+  return nb::tuple(rows);
 }
 
-nb::dict target_row(const Plan& plan, const PlannedTarget& target) {
+// The fields of the package's PlannedTarget, in their order.
+nb::tuple target_row(const Plan& plan, const PlannedTarget& target) {
   nb::list sources;
   for (const std::uint32_t source : sources_of(target.recipe.boxes, plan.decodings)) {
     sources.append(plan.catalog->tensors()[source].name);
   }
-  nb::dict row;
-  row["name"] = target.name;
-  row["kind"] = name(target.kind);
-  row["shape"] = nb::tuple(nb::cast(target.shape.extents()));
-  row["dtype"] = name(target.dtype);
-  row["device"] = target.device;
-  row["delivery"] = name(target.delivery);
-  row["origin"] = name(target.recipe.origin);
-  row["sources"] = sources;
-  row["boxes"] = target.recipe.boxes.size();
-  row["tie_of"] = target.recipe.tie_of;
-  row["reason"] = target.recipe.reason;
-  row["bytes"] = target.byte_count();
-  row["encoding"] = target.quantization ? target.quantization->encoding : std::string();
-  row["parts"] = part_rows(target);
-  return row;
-}
-
-nb::list target_rows(const SharedPlan& plan) {
-  nb::list rows;
-  for (const PlannedTarget& target : plan->targets) rows.append(target_row(*plan, target));
-  return rows;
+  const Recipe& recipe = target.recipe;
+  return nb::make_tuple(
+      target.name, name(target.kind), extents_of(target.shape), name(target.dtype), target.device,
+      name(target.delivery), name(recipe.origin), nb::tuple(sources), recipe.boxes.size(),
+      recipe.tie_of, recipe.reason, target.byte_count(),
+      target.quantization ? target.quantization->encoding : std::string(), part_rows(target));
 }
 
 // The shard and offset of a target that is handed out as a view of the file.
@@ -184,7 +170,7 @@ void bind_target(nb::module_& module) {
       .def_rw("tie_of", &Target::tie_of)
       .def_rw("has_value", &Target::has_value)
       .def_prop_rw(
-          "shape", [](const Target& self) { return nb::tuple(nb::cast(self.shape.extents())); },
+          "shape", [](const Target& self) { return extents_of(self.shape); },
           [](Target& self, Extents shape) { self.shape = Shape(std::move(shape)); })
       .def_prop_rw(
           "dtype", [](const Target& self) { return name(self.dtype); },
@@ -226,7 +212,9 @@ void bind_plan(nb::module_& module) {
   bind_target(module);
   bind_names(module);
   nb::class_<SharedPlan>(module, "Plan")
-      .def("targets", &target_rows)
+      .def("__len__", [](const SharedPlan& self) { return self->targets.size(); })
+      .def("target", [](const SharedPlan& self,
+                        std::size_t index) { return target_row(*self, self->targets.at(index)); })
       .def_prop_ro("findings", &get<&Plan::findings>)
       .def("add_findings", &SharedPlan::add_findings)
       .def_prop_ro("ok", [](const SharedPlan& self) { return self->ok(); })

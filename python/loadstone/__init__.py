@@ -31,11 +31,12 @@ from loadstone._load import load
 from loadstone._open import LazyTensor, OpenCheckpoint, load_file
 from loadstone._open import open as open
 from loadstone._patch import patch
-from loadstone._plan import Plan, PlannedTarget, plan
+from loadstone._plan import Plan, plan
 from loadstone._quantization import Quantization
 from loadstone._report import Provenance, Report, Source
 from loadstone._safe_open import safe_open
 from loadstone._skeleton import save_skeleton, skeleton
+from loadstone._targets import PlannedTarget
 from loadstone._version import __version__
 
 if TYPE_CHECKING:

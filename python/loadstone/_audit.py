@@ -72,7 +72,7 @@ class Audit:
         return f"Audit({self})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Noted:
     """A tensor as it was after the load.
 
@@ -82,23 +82,37 @@ class _Noted:
 
     storage: Any
     version: int | None
-    form: tuple[Any, ...]
+    kind: type
+    dtype: Any
+    shape: Any
 
     @classmethod
-    def of(cls, tensor: Any) -> _Noted:
+    def of(cls, tensor: Any, shapes: dict[Any, Any]) -> _Noted:
         """As it is now."""
-        version = None if tensor.is_inference() else tensor._version
-        form = (type(tensor), tensor.dtype, () if tensor.is_nested else tuple(tensor.shape))
-        return cls(_storage(tensor), version, form)
+        shape = _shape_of(tensor)
+        shape = shapes.setdefault(shape, shape)
+        return cls(_storage(tensor), _version(tensor), type(tensor), tensor.dtype, shape)
 
     def is_still(self, tensor: Any) -> bool:
         """Whether a tensor lies in the same memory, and nothing was written to it."""
-        now = _Noted.of(tensor)
-        if self.storage is None or now.storage is None:
-            same = self.storage is now.storage
-        else:
-            same = not self.storage.expired() and self.storage.cdata == now.storage.cdata
-        return bool(same and now.version == self.version and now.form == self.form)
+        form = (_version(tensor), type(tensor), tensor.dtype, _shape_of(tensor))
+        if form != (self.version, self.kind, self.dtype, self.shape):
+            return False
+        try:
+            now = tensor.untyped_storage()._cdata
+        except (NotImplementedError, RuntimeError):
+            return self.storage is None
+        return bool(
+            self.storage is not None and self.storage.cdata == now and not self.storage.expired()
+        )
+
+
+def _version(tensor: Any) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _shape_of(tensor: Any) -> Any:
+    return () if tensor.is_nested else tensor.shape
 
 
 class _Loaded:
@@ -114,7 +128,8 @@ _last_load: weakref.WeakKeyDictionary[Any, _Loaded] = weakref.WeakKeyDictionary(
 
 def remember(model: Any, report: Report, slots: list[TensorSlot]) -> None:
     """Notes which memory holds the loaded values, without keeping it alive."""
-    noted = {slot.name: _Noted.of(slot.tensor) for slot in slots if not slot.tensor.is_meta}
+    shapes: dict[Any, Any] = {}  # one object for all that are equal: a load makes many at a time
+    noted = {slot.name: _Noted.of(slot.tensor, shapes) for slot in slots if not slot.tensor.is_meta}
     for module in model.modules():
         _last_load.pop(module, None)  # loads of parts, before this one
     _last_load[model] = _Loaded(report, noted)
@@ -141,8 +156,9 @@ def audit(model: Any, report: Report | None = None) -> Audit:
     slots = slots_of(model)
     elsewhere = _elsewhere(model, slots)
     lent = {id(loaded): _by_storage(loaded) for loaded in loads.values()}
+    paths = sorted(loads, key=len, reverse=True)
     for slot in slots:
-        loaded, name = _load_of(loads, slot.name)
+        loaded, name = _load_of(loads, paths, slot.name)
         name = _name_before_adapters(loaded, name)
         item = loaded.report.provenance.get(name) if loaded else None
         reason = _exception(loaded.report, item) if loaded and item else None
@@ -182,9 +198,13 @@ def _loads(model: Any, report: Report | None) -> dict[str, _Loaded]:
     return found
 
 
-def _load_of(loads: dict[str, _Loaded], name: str) -> tuple[_Loaded | None, str]:
-    """The load of the nearest module above a tensor, and the tensor's name in it."""
-    for path in sorted(loads, key=len, reverse=True):
+def _load_of(loads: dict[str, _Loaded], paths: list[str], name: str) -> tuple[_Loaded | None, str]:
+    """The load of the nearest module above a tensor, and the tensor's name in it.
+
+    Args:
+        paths: of the loads, the longest first.
+    """
+    for path in paths:
         if not path or name.startswith(f"{path}."):
             return loads[path], name[len(path) + 1 :] if path else name
     return None, name

@@ -24,8 +24,9 @@ from loadstone._turns import slots_of
 if TYPE_CHECKING:
     import torch
 
-    from loadstone._plan import Plan, PlannedTarget
+    from loadstone._plan import Plan
     from loadstone._skeleton_walk import TensorSlot
+    from loadstone._targets import PlannedTarget
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -58,10 +59,11 @@ def run(
     if plan._units is None:
         _require_numbers(plan)
     plan.require_ok()
-    _slots(plan, model)
+    slots = _slots(plan, model)
     made = _initialise.values(plan, model)  # before a byte is read: initialisers may fail
-    filled = fill(plan, model, progress=progress, threads=threads)
-    before = [(slot, slot.tensor) for slot in slots_of(model)]
+    filled = fill(plan, model, progress=progress, threads=threads, slots=slots)
+    walked = slots_of(model)
+    before = [slot.tensor for slot in walked]
     try:
         complete(plan, model, filled, made, commits=settle is None)
         report = account(plan, model, filled.core)
@@ -73,7 +75,7 @@ def run(
         filled.offload.abandon()
         plan._extra.undo()
         filled.homes.undo()
-        for slot, tensor in before:
+        for slot, tensor in zip(walked, before, strict=True):
             slot.put_back(tensor)
         raise
     return report
@@ -140,11 +142,20 @@ class Filled:
 
 @_with_ordinary_tensors
 def fill(
-    plan: Plan, model: Any, *, progress: bool | ProgressCallback = False, threads: int = 0
+    plan: Plan,
+    model: Any,
+    *,
+    progress: bool | ProgressCallback = False,
+    threads: int = 0,
+    slots: list[TensorSlot] | None = None,
 ) -> Filled:
-    """Carries the plan out into fresh memory; the model is left as it is."""
+    """Carries the plan out into fresh memory; the model is left as it is.
+
+    Args:
+        slots: the model's tensors in the plan's order, where they are known.
+    """
     plan.require_ok()
-    slots = _slots(plan, model)
+    slots = _slots(plan, model) if slots is None else slots
     if plan._units is not None:
         plan._units.require_values()
     values: list[Any] = [None] * len(slots)
@@ -212,7 +223,8 @@ def _users_level() -> int:
 @_with_ordinary_tensors
 def account(plan: Plan, model: Any, core: _core.Report) -> Report:
     """Computes what follows from parameters, and notes where every value came from."""
-    provenance = {row["target"]: Provenance.from_row(row) for row in core.provenance()}
+    entries = (Provenance.from_row(core.provenance(index)) for index in range(len(core)))
+    provenance = {entry.target: entry for entry in entries}
     for name in recompute(model):
         reason = "recomputed from the model's parameters"
         provenance[name] = dataclasses.replace(provenance[name], reason=reason)

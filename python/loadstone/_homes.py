@@ -17,8 +17,8 @@ from loadstone._dtypes import dtype_name
 if TYPE_CHECKING:
     import torch
 
-    from loadstone._plan import PlannedTarget
     from loadstone._skeleton_walk import TensorSlot
+    from loadstone._targets import PlannedTarget
 
 # Origins of values that a load puts into memory; a value of another origin stays where it is.
 WRITTEN = ("checkpoint", "constant", "zeros", "initialiser")

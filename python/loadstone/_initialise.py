@@ -19,14 +19,15 @@ from loadstone._errors import make
 
 if TYPE_CHECKING:
     from loadstone._plan import Plan
+    from loadstone._targets import PlannedTarget
 
 
-def findings(core: _core.Plan, model: Any) -> list[_core.Finding]:
+def findings(targets: Iterable[PlannedTarget], model: Any) -> list[_core.Finding]:
     """One error for each missing tensor that no initialiser of the model can make."""
     bare = [
-        row["name"]
-        for row in core.targets()
-        if row["origin"] == "initialiser" and not _has_initialiser(model, row["name"])
+        target.name
+        for target in targets
+        if target.origin == "initialiser" and not _has_initialiser(model, target.name)
     ]
     known = _constructed(model, bare)
     problems = []

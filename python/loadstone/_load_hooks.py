@@ -22,6 +22,7 @@ from loadstone._extra_state import ExtraState
 from loadstone._own_symbol import OwnSymbol, WholeSymbol
 from loadstone._policies import policies_of
 from loadstone._state_symbols import StateSymbols
+from loadstone._targets import planned_targets
 from loadstone._torch_state import ordinary_tensors
 from loadstone._traced import Traced
 from loadstone.tracing import Symbol, Trace
@@ -152,7 +153,7 @@ class _Rehearsal:
         self.model = model
         self.catalog = catalog
         self.core = core
-        self.targets = {row["name"]: row for row in core.targets()}
+        self.targets = {each.name: each for each in planned_targets(core)}
         self.trace = Trace(catalog)
         self.symbols = StateSymbols(self.trace, catalog, rules, self.targets)
         self.copied: dict[str, list[torch.Tensor]] = {}
@@ -283,9 +284,9 @@ class _Rehearsal:
     def _groups(self) -> dict[str, list[str]]:
         """Saved tensors, each with the names that it has."""
         groups: dict[str, list[str]] = {}
-        for name, row in self.targets.items():
-            if row["kind"] in ("parameter", "persistent_buffer"):
-                groups.setdefault(row["tie_of"] or name, []).append(name)
+        for name, target in self.targets.items():
+            if target.kind in ("parameter", "persistent_buffer"):
+                groups.setdefault(target.tie_of or name, []).append(name)
         return groups
 
     def _recipe(self, name: str, value: torch.Tensor) -> list[str]:

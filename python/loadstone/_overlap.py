@@ -10,8 +10,8 @@ from loadstone import _core
 from loadstone._homes import WRITTEN, keeps_identity
 
 if TYPE_CHECKING:
-    from loadstone._plan import PlannedTarget
     from loadstone._skeleton_walk import TensorSlot
+    from loadstone._targets import PlannedTarget
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Region:
 def overlapping(slots: Iterable[TensorSlot]) -> list[Region]:
     """The regions that others reach into, by address; empty for nearly all models."""
     regions = sorted(
-        (region for slot in slots if (region := _region(slot)) is not None),
+        (region for slot in _near(slots) if (region := _region(slot)) is not None),
         key=lambda each: (each.space, each.begin),
     )
     found: list[Region] = []
@@ -46,6 +46,34 @@ def overlapping(slots: Iterable[TensorSlot]) -> list[Region]:
         else:
             alone, space, end = region, region.space, region.end
     return found
+
+
+def _near(slots: Iterable[TensorSlot]) -> list[TensorSlot]:
+    """Those whose storage others have too, or reach into; meta storages have no addresses."""
+    storages: dict[int, list[TensorSlot]] = {}
+    extents: dict[int, tuple[str, int, int]] = {}
+    for slot in slots:
+        if slot.tie_of is not None or slot.obstacle:
+            continue
+        try:
+            storage = slot.tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):
+            continue  # no memory of its own
+        key = int(storage._cdata)
+        storages.setdefault(key, []).append(slot)
+        if key not in extents and not slot.tensor.is_meta and (size := storage.nbytes()):
+            begin = storage.data_ptr()
+            extents[key] = str(slot.tensor.device), begin, begin + size
+    near = {key for key, found in storages.items() if len(found) > 1}
+    device, end, before = "", 0, 0
+    for key, extent in sorted(extents.items(), key=lambda item: item[1]):
+        if extent[0] == device and extent[1] < end:
+            near |= {key, before}
+        else:
+            device, end, before = extent[0], 0, key
+        if extent[2] > end:
+            end, before = extent[2], key
+    return [slot for key, found in storages.items() if key in near for slot in found]
 
 
 def findings(regions: list[Region], targets: Sequence[PlannedTarget]) -> Iterator[_core.Finding]:

@@ -7,7 +7,7 @@ import json
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from loadstone._needs import Needs, needs_of
 from loadstone._policies import missing_policies
 from loadstone._quantization import Quantization
 from loadstone._report import listed_errors
+from loadstone._targets import PlannedTarget, planned_targets
 from loadstone._text import read_text
 from loadstone._traced import Traced
 from loadstone._turns import in_turn_with
@@ -29,45 +30,6 @@ if TYPE_CHECKING:
     from loadstone._bitsandbytes.loading import Units
     from loadstone._catalog import Catalog
     from loadstone._report import Report
-
-
-@dataclass(frozen=True)
-class PlannedTarget:
-    """What will happen to one tensor of the model.
-
-    Attributes:
-        origin: where the value comes from (see :class:`loadstone.Provenance`).
-        dtype: the final one, by its safetensors name.
-        device: ``"cpu"``, ``"disk"``, ``"meta"``, ``"cuda:0"`` ...
-        sources: names in the checkpoint, in the order in which their bytes are used.
-        boxes: how many strided regions are copied; 0 where no bytes move.
-        nbytes: of the finished tensor, or of all parts of a quantized one.
-        encoding: of a quantized tensor (``"nf4"``); shape and dtype are those of its numbers.
-        parts: name, shape and dtype of each part of it, the data first.
-    """
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    dtype: str
-    device: str
-    delivery: str
-    origin: str
-    sources: tuple[str, ...]
-    boxes: int
-    tie_of: str
-    reason: str
-    nbytes: int
-    encoding: str = ""
-    parts: tuple[tuple[str, tuple[int, ...], str], ...] = ()
-
-    @property
-    def recipe(self) -> str:
-        """How the value is made, in a few words."""
-        if self.origin != "checkpoint":
-            return self.tie_of or self.reason or self.origin
-        sources = f"{len(self.sources)} sources" if len(self.sources) > 1 else self.sources[0]
-        return f"{self.boxes} boxes of {sources}" if self.boxes > 1 else sources
 
 
 class Plan:
@@ -98,9 +60,7 @@ class Plan:
     @cached_property
     def targets(self) -> list[PlannedTarget]:
         """Every tensor that the model needs, in its order."""
-        tuples = ("sources", "parts")
-        rows = ({**row, **{k: tuple(row[k]) for k in tuples}} for row in self._core.targets())
-        return [PlannedTarget(nbytes=row.pop("bytes"), **row) for row in rows]
+        return planned_targets(self._core)
 
     @property
     def findings(self) -> list[_core.Finding]:
@@ -416,13 +376,12 @@ def make_plan(
         needs.findings += effect.all_findings(unexpected)
         single |= dict.fromkeys(needs.held() & effect.kept, "keep")
         core = make_core(missing_of=list(single.items()), **effect.arguments(unexpected))
-    needs.findings += units.misplaced(core.targets()) if units is not None else []
+    made = Plan(core, needs, units, in_place, effect.extra if effect is not None else None)
+    needs.findings += units.misplaced(made.targets) if units is not None else []
     policies = {default, *single.values(), *dict(patterns).values()}
     if needs.module is not None and not initialises and "initialise" in policies:
-        needs.findings += _initialise.findings(core, needs.module)
-    core.add_findings(needs.findings)
-    made = Plan(core, needs, units, in_place, effect.extra if effect is not None else None)
-    core.add_findings(needs.of_memory(made, in_place))
+        needs.findings += _initialise.findings(made.targets, needs.module)
+    core.add_findings(needs.findings + needs.of_memory(made, in_place))
     return made
 
 

@@ -51,9 +51,11 @@ class Provenance:
     encoding: str = ""
 
     @classmethod
-    def from_row(cls, row: dict[str, Any]) -> Provenance:
-        """From the core's row."""
-        return cls(**{**row, "sources": tuple(Source(*source) for source in row["sources"])})
+    def from_row(cls, row: tuple[Any, ...]) -> Provenance:
+        """From the core's row, which has the fields in this order."""
+        target, origin, kind, delivery, sources, *rest = row
+        found = tuple(Source(*each) for each in sources)
+        return cls(target, origin, kind, delivery, found, *rest)
 
 
 @dataclass

@@ -55,7 +55,8 @@ class TensorSlot:
     kind: Kind
     tensor: torch.Tensor
     tie_of: str | None
-    _set: Callable[[Any], None]
+    _home: Any  # a registry of a module, with a key; else a function that replaces the tensor
+    _key: str | None = None
     is_registered: bool = True
     obstacle: str = ""
 
@@ -76,12 +77,14 @@ class TensorSlot:
         """Puts another tensor there. A parameter stays one."""
         if self.kind == "parameter" and not isinstance(tensor, torch.nn.Parameter):
             tensor = torch.nn.Parameter(tensor, requires_grad=self.tensor.requires_grad)
-        self._set(tensor)
-        self.tensor = tensor
+        self.put_back(tensor)
 
     def put_back(self, tensor: torch.Tensor) -> None:
         """Puts the tensor that was found there in its place again, as it is."""
-        self._set(tensor)
+        if self._key is None:
+            self._home(tensor)
+        else:
+            self._home[self._key] = tensor
         self.tensor = tensor
 
 
@@ -152,7 +155,7 @@ class _Walk:
         """Notes a tensor; the places inside anything else."""
         value = place.value
         if issubclass(type(value), torch.Tensor):
-            self._slot(str(place.name), "attribute", value, place.set, is_registered=False)
+            self._slot(str(place.name), "attribute", value, place.set, None, is_registered=False)
             return self._inside_tensor(place.name, value)
         if self._is_leaf(value):
             return None
@@ -200,13 +203,12 @@ class _Walk:
         prefix = str(path.child(""))
         for name, parameter in list(parameters.items()):
             if parameter is not None:
-                setter = _in_dict(parameters, name)
-                self._slot(prefix + name, "parameter", parameter, setter, is_registered)
+                self._slot(prefix + name, "parameter", parameter, parameters, name, is_registered)
         for name, tensor in list(buffers.items()):
             if tensor is not None:
                 persistent = name not in module._non_persistent_buffers_set
                 kind = "persistent_buffer" if persistent else "non_persistent_buffer"
-                self._slot(prefix + name, kind, tensor, _in_dict(buffers, name), is_registered)
+                self._slot(prefix + name, kind, tensor, buffers, name, is_registered)
 
     def _inside(self, name: _Name, value: Any) -> Iterator[_Place]:
         cls = type(value)
@@ -270,7 +272,8 @@ class _Walk:
         name: str,
         kind: Kind,
         tensor: Any,
-        setter: Callable[[Any], None],
+        home: Any,
+        key: str | None,
         is_registered: bool,
     ) -> None:
         if torch.nn.parameter.is_lazy(tensor):
@@ -280,7 +283,8 @@ class _Walk:
             self._first[id(tensor)] = name
             self._keep.append(tensor)
         problem = obstacle(tensor)
-        self.slots.append(TensorSlot(name, kind, tensor, tie_of, setter, is_registered, problem))
+        slot = TensorSlot(name, kind, tensor, tie_of, home, key, is_registered, problem)
+        self.slots.append(slot)
 
 
 class _Tuple:

@@ -12,6 +12,7 @@ import torch
 from loadstone import _core
 from loadstone._dtypes import is_dtype, torch_dtype
 from loadstone._own_symbol import WholeSymbol
+from loadstone._targets import PlannedTarget, planned_targets
 from loadstone._torch_metadata import metadata_of
 from loadstone.tracing import Symbol, Trace
 
@@ -35,16 +36,16 @@ class StateSymbols:
         trace: Trace,
         catalog: Catalog,
         rules: str,
-        targets: Mapping[str, Mapping[str, Any]],
+        targets: Mapping[str, PlannedTarget],
     ) -> None:
         self.state: OrderedDict[str, Symbol] = OrderedDict()
         self._sources: dict[int, list[str]] = {}
         self._whole: dict[int, str] = {}
         for name, shape, dtype, sources, is_whole in _rows(catalog, rules):
             planned = targets.get(name)
-            is_numbers = planned is not None and planned["origin"] == "checkpoint"
-            if planned is not None and is_numbers and planned["shape"] != shape:
-                shape, dtype, is_whole = planned["shape"], planned["dtype"], False
+            is_numbers = planned is not None and planned.origin == "checkpoint"
+            if planned is not None and is_numbers and planned.shape != shape:
+                shape, dtype, is_whole = planned.shape, planned.dtype, False
             symbol = trace.source(sources[0]) if is_whole else _whole(trace, shape, dtype, name)
             self.state[name] = symbol
             self._sources[id(symbol)] = sources
@@ -113,22 +114,23 @@ def _after_rules(catalog: Catalog, rules: str) -> Iterator[_Row]:
     options = {"rules": rules, "missing": "zeros", "unexpected": "ignore"}
     plan = _core.make_plan(catalog._core, targets=targets, values_known=False, **options)
     document = json.loads(plan.to_json())
-    for row, target in zip(plan.targets(), document["targets"], strict=True):
-        if row["origin"] == "checkpoint":
-            names = list(row["sources"])
-            is_whole = _is_whole(target, document["sources"], row)
-            yield row["name"], tuple(row["shape"]), row["dtype"], names, is_whole
+    for planned, target in zip(planned_targets(plan), document["targets"], strict=True):
+        if planned.origin == "checkpoint":
+            is_whole = _is_whole(target, document["sources"], planned)
+            yield planned.name, planned.shape, planned.dtype, list(planned.sources), is_whole
 
 
-def _is_whole(target: Any, sources: Any, row: Any) -> bool:
+def _is_whole(target: Any, sources: Any, planned: PlannedTarget) -> bool:
     """Whether one box takes all of a source, in its order and dtype."""
     boxes = target["recipe"]["boxes"]
     if len(boxes) != 1 or "decoding" in boxes[0]:
         return False
     source = sources[boxes[0]["source"]]
     in_order = all(dim[1] == dim[2] for dim in boxes[0]["dims"])
-    form = (source["encoding"], tuple(source["shape"]))
-    return in_order and form == (row["dtype"], tuple(row["shape"]))
+    return in_order and (source["encoding"], tuple(source["shape"])) == (
+        planned.dtype,
+        planned.shape,
+    )
 
 
 def _renamed(

@@ -285,8 +285,9 @@ def test_loads_are_what_transformers_makes(tmp_path, staging, threads):
     # a slot holds at least twice the 16 bytes that one element is decoded from
     assert report.staging_bytes_peak <= max(staging, 32)
     _core.require_delivered(plan, report)
-    row = next(row for row in report.provenance() if row["target"] == "turned")
-    assert [source[0] for source in row["sources"]] == ["turned.weight", "turned.scale"]
+    rows = (report.provenance(index) for index in range(len(report)))
+    row = next(row for row in rows if row[0] == "turned")
+    assert [source[0] for source in row[4]] == ["turned.weight", "turned.scale"]
 
 
 def test_a_saved_plan_decodes_too(tmp_path):

@@ -18,7 +18,8 @@ from loadstone._skeleton_walk import TensorSlot, walk
 from loadstone.torch import like
 
 if TYPE_CHECKING:
-    from loadstone._plan import Plan, PlannedTarget
+    from loadstone._plan import Plan
+    from loadstone._targets import PlannedTarget
 
 Index = dict[str, dict[str, Any]]
 

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from loadstone._bitsandbytes.installing import Installation
     from loadstone._bitsandbytes.unit import Unit
     from loadstone._execute import Filled
-    from loadstone._plan import Plan, PlannedTarget
+    from loadstone._plan import Plan
     from loadstone._quantization import Quantization
     from loadstone._report import Provenance
+    from loadstone._targets import PlannedTarget
 
 # Where the tensors of a weight lie in the model, by their names inside the module in a checkpoint.
 _PLACES = {
@@ -151,21 +152,21 @@ class Units:
         weight = name[: -len(place) - 1] if place else ""
         return weight in self._by_weight or weight in self.quantize or weight in self.broken
 
-    def misplaced(self, targets: Iterable[Mapping[str, Any]]) -> list[_core.Finding]:
+    def misplaced(self, targets: Iterable[PlannedTarget]) -> list[_core.Finding]:
         """An error for each stack of experts on disk: there is no hook that brings one whole."""
         return [
             _core.Finding(
                 "error",
                 "plan.device_map",
-                target["name"],
+                target.name,
                 [],
-                f"'{target['name']}' is a quantized stack of experts, which cannot be on disk",
+                f"'{target.name}' is a quantized stack of experts, which cannot be on disk",
                 "place its module in memory, or leave experts as they are",
             )
             for target in targets
-            if target["encoding"]
-            and target["device"] == "disk"
-            and target["name"].rpartition(".")[2] != "weight"
+            if target.encoding
+            and target.device == "disk"
+            and target.name.rpartition(".")[2] != "weight"
         ]
 
     def names(self) -> set[str]:

@@ -18,6 +18,7 @@ from loadstone import torch as memory
 from loadstone._bitsandbytes.form import NESTED, STATE, Entries, Form, Shape, check_group, full
 from loadstone._catalog import Catalog
 from loadstone._errors import Error, make
+from loadstone._targets import planned_targets
 
 # A state blob has less than 200 bytes; what is much larger is something else.
 SMALL_BYTES_MAX = 4096
@@ -201,12 +202,11 @@ def read_tensors(catalog: Catalog, names: Iterable[str]) -> dict[str, torch.Tens
     if not wanted:
         return {}
     plan = _core.identity_plan(catalog._core)
+    targets = planned_targets(plan)
     tensors = {
-        row["name"]: memory.empty(row["shape"], row["dtype"])
-        for row in plan.targets()
-        if row["name"] in wanted
+        each.name: memory.empty(each.shape, each.dtype) for each in targets if each.name in wanted
     }
-    rows = [memory.destination(tensors.get(row["name"])) for row in plan.targets()]
+    rows = [memory.destination(tensors.get(each.name)) for each in targets]
     _core.execute(plan, rows, threads=1, partial=True)
     return tensors
 

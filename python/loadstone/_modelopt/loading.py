@@ -24,8 +24,9 @@ from loadstone._errors import make
 from loadstone._modelopt import export, formats, targets
 from loadstone._modelopt.experts import PackedExperts
 from loadstone._modelopt.targets import Weight
-from loadstone._plan import Plan, PlannedTarget, make_plan
+from loadstone._plan import Plan, make_plan
 from loadstone._report import Provenance, Report
+from loadstone._targets import PlannedTarget
 from loadstone._traced import Traced
 from loadstone._turns import in_turn_with
 

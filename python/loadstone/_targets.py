@@ -1,0 +1,51 @@
+"""Planned targets, as the core tells them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loadstone import _core
+
+
+@dataclass(frozen=True)
+class PlannedTarget:
+    """What will happen to one tensor of the model.
+
+    Attributes:
+        origin: where the value comes from (see :class:`loadstone.Provenance`).
+        dtype: the final one, by its safetensors name.
+        device: ``"cpu"``, ``"disk"``, ``"meta"``, ``"cuda:0"`` ...
+        sources: names in the checkpoint, in the order in which their bytes are used.
+        boxes: how many strided regions are copied; 0 where no bytes move.
+        nbytes: of the finished tensor, or of all parts of a quantized one.
+        encoding: of a quantized tensor (``"nf4"``); shape and dtype are those of its numbers.
+        parts: name, shape and dtype of each part of it, the data first.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    delivery: str
+    origin: str
+    sources: tuple[str, ...]
+    boxes: int
+    tie_of: str
+    reason: str
+    nbytes: int
+    encoding: str = ""
+    parts: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+
+    @property
+    def recipe(self) -> str:
+        """How the value is made, in a few words."""
+        if self.origin != "checkpoint":
+            return self.tie_of or self.reason or self.origin
+        sources = f"{len(self.sources)} sources" if len(self.sources) > 1 else self.sources[0]
+        return f"{self.boxes} boxes of {sources}" if self.boxes > 1 else sources
+
+
+def planned_targets(core: _core.Plan) -> list[PlannedTarget]:
+    """Every target of a plan, in the model's order."""
+    return [PlannedTarget(*core.target(index)) for index in range(len(core))]
