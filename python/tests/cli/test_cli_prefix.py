@@ -1,0 +1,60 @@
+"""Prefixes of names on the command line: those of wrappers, and literal ones in rules."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+
+@pytest.fixture
+def skeleton(tmp_path: Path) -> Path:
+    path = tmp_path / "skeleton.json"
+    targets = [{"name": name, "shape": [2], "dtype": "F32"} for name in ("a", "b")]
+    path.write_text(json.dumps({"targets": targets}))
+    return path
+
+
+def checkpoint(folder: Path, *names: str) -> Path:
+    path = folder / "m.safetensors"
+    save_file({name: torch.ones(2) for name in names}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "works"),
+    [
+        (("module.a", "module.b"), (), True),
+        (("net.a", "net.b"), (), False),
+        (("net.a", "net.b"), ("--strip-prefix", "net."), True),
+        (("module.a", "module.b"), ("--strip-prefix", "net."), False),
+        (("module.a", "module.b"), ("--strip-prefix", ""), False),
+        (("module.a", "b"), (), False),
+    ],
+)
+def test_prefixes(
+    run: Any, skeleton: Path, tmp_path: Path, names: Any, options: Any, works: bool
+) -> None:
+    path = checkpoint(tmp_path, *names)
+    done = run("plan", path, "--skeleton", skeleton, "--json", *options)
+    assert (done.returncode == 0) is works, done.stdout + done.stderr
+    codes = {each["code"] for each in json.loads(done.stdout)["findings"]}
+    assert ("plan.prefix" in codes) is (works or "b" in names)
+
+
+def test_rules_of_literal_prefixes(run: Any, skeleton: Path, tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, "x.*a", "b")
+    rules = tmp_path / "rules.json"
+    rules.write_text(json.dumps({"x.*": ""}))
+    done = run("plan", path, "--skeleton", skeleton, "--rules", rules, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "'x\\.\\*(.*)' 1 name" in json.dumps(json.loads(done.stdout)["findings"]).replace(
+        "\\\\", "\\"
+    )
+    rules.write_text(json.dumps({"op": "rename", "sources": "a", "targets": "b"}))
+    done = run("plan", path, "--skeleton", skeleton, "--rules", rules)
+    assert done.returncode == 1 and "a rule stands in a list" in done.stderr
