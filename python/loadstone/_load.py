@@ -12,6 +12,9 @@ from loadstone._plan import Plan, plan
 from loadstone._report import Report
 from loadstone._turns import in_turn_with
 
+# A warning names this many tensors, and counts the others.
+NAMES_LISTED_MAX = 8
+
 
 def load(
     model: Any,
@@ -40,9 +43,26 @@ def load(
         made = plan(model, checkpoint, threads=threads, **plan_arguments)
         if plan_arguments.get("strict") is False:
             _warn_of_nothing(made)
+        _warn_of_unexpected(made)
         report = made.execute(progress=progress)
         audit(model, report).require_real()
     return report
+
+
+def _warn_of_unexpected(made: Plan) -> None:
+    """One warning for all tensors that the model does not need, unless they are an error."""
+    unexpected = [each for each in made.findings if each.code == "plan.unexpected"]
+    if not unexpected or not made.ok:
+        return
+    names = [name for each in unexpected for name in each.sources]
+    more = f" and {len(names) - NAMES_LISTED_MAX} more" if len(names) > NAMES_LISTED_MAX else ""
+    what = "tensor of the checkpoint is" if len(names) == 1 else "tensors of the checkpoint are"
+    warnings.warn(
+        f"{len(names)} {what} not needed by the model: "
+        f"{', '.join(names[:NAMES_LISTED_MAX])}{more}. Pass unexpected='ignore' if that is meant",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 def _warn_of_nothing(made: Plan) -> None:

@@ -248,7 +248,8 @@ def plan(
             ``"keep"`` (what has memory keeps its value, origin ``kept``; what has none is an
             error); or regular expressions (RE2) of whole names with one of these each, where all
             else is an error. (``"initialize"`` is the same as ``"initialise"``.)
-        unexpected: ``"warn"``, ``"error"`` or ``"ignore"``.
+        unexpected: ``"warn"`` (a finding; :func:`loadstone.load` warns once), ``"error"`` or
+            ``"ignore"``.
         strict: in the place of both, as for ``load_state_dict``. ``True``: what is missing or
             unexpected is an error. ``False``: ``missing="keep"`` and ``unexpected="ignore"``.
         strip_prefix: taken from the front of the checkpoint's names where all of them have it and

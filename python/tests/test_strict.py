@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +194,21 @@ def test_counts_are_whole_numbers(name: str, value: Any, tmp_path: Path) -> None
     if name == "threads":
         with pytest.raises(loadstone.Error, match=name):
             loadstone.plan(model, file).execute(threads=value)
+
+
+def test_what_is_unexpected_is_warned_of_once(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    wanted = {"ode.weight": torch.ones(2, 2), "ode.bias": torch.ones(2)}
+    save_file(wanted | {f"more.{i}": torch.ones(1) for i in range(10)}, file)
+    with pytest.warns(UserWarning, match="10 tensors of the checkpoint are not") as said:
+        loadstone.load(Wrapped("ode"), file)
+    assert len(said) == 1 and "more.0" in str(said[0].message) and "and 2 more" in str(said[0])
+    assert said[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loadstone.load(Wrapped("ode"), file, unexpected="ignore")
+        save_file(wanted, file)
+        loadstone.load(Wrapped("ode"), file)
+    with pytest.raises(loadstone.PlanError, match="more"):
+        save_file(wanted | {"more": torch.ones(1)}, file)
+        loadstone.load(Wrapped("ode"), file, unexpected="error")
