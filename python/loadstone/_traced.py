@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loadstone import _core
 
 if TYPE_CHECKING:
-    from loadstone._bitsandbytes.loading import Units
+    from loadstone._bitsandbytes.loading import QuantizedWeights
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Traced:
         dtypes: final dtype of each of these, by its safetensors name.
         ties: target, and the target whose tensor it is; for models whose ties are not made yet.
         unexpected: the library's name and the checkpoint's own of tensors that nobody needs.
-        explained: missing targets that one of the findings tells of.
+        reported_missing: missing targets that one of the findings tells of.
         expected: missing target, and the name that it should have in the checkpoint.
         pairs: the library's name of a tensor that nobody needs, and the missing target that it may
             be.
@@ -33,11 +33,11 @@ class Traced:
     dtypes: dict[str, str] = field(default_factory=dict)
     ties: dict[str, str] = field(default_factory=dict)
     unexpected: list[tuple[str, str]] = field(default_factory=list)
-    explained: list[str] = field(default_factory=list)
+    reported_missing: list[str] = field(default_factory=list)
     expected: dict[str, str] = field(default_factory=dict)
     pairs: dict[str, str] = field(default_factory=dict)
     findings: list[_core.Finding] = field(default_factory=list)
-    units: Units | None = None
+    units: QuantizedWeights | None = None
 
     def adjust(self, target: _core.Target) -> None:
         """Puts in what is known of one of the model's tensors."""

@@ -112,7 +112,7 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> Traced:
 
     from loadstone._diffusers.checkpoint import Checkpoint
     from loadstone._diffusers.expected import OverlookedError
-    from loadstone._diffusers.load import Load, Options, Request, convert
+    from loadstone._diffusers.load import DiffusersOptions, Load, Request, convert
     from loadstone._errors import make
 
     if not isinstance(model, diffusers.ModelMixin):
@@ -129,7 +129,7 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> Traced:
         made, used, conversion = convert(model, checkpoint, lacks)
         request = Request(model, made, used, given, keeps, conversion=conversion)
         try:
-            return Load(Options()).trace(request)
+            return Load(DiffusersOptions()).trace(request)
         except OverlookedError as overlooked:
             lacks = overlooked.lacks
     raise AssertionError("a converter passes over tensors again and again")
@@ -143,10 +143,10 @@ def _options(
     folder: Any,
     infers: bool = False,
 ) -> Any:
-    from loadstone._diffusers.load import Options
+    from loadstone._diffusers.load import DiffusersOptions
 
     where = os.fspath(folder) if folder is not None else None
-    return Options(missing, progress, threads, max_memory, where, infers, is_direct=True)
+    return DiffusersOptions(missing, progress, threads, max_memory, where, infers, is_direct=True)
 
 
 def _run(chosen: Any, cls: Any, function: str, source: Any, kwargs: dict[str, Any]) -> Any:
@@ -154,9 +154,11 @@ def _run(chosen: Any, cls: Any, function: str, source: Any, kwargs: dict[str, An
     from loadstone._diffusers import hooks
     from loadstone._patch import hooked
     from loadstone._transformers import hooks as encoders
-    from loadstone._transformers.gaps import Options
+    from loadstone._transformers.gaps import TransformersOptions
 
-    theirs = Options(missing=chosen.missing, progress=chosen.progress, threads=chosen.threads)
+    theirs = TransformersOptions(
+        missing=chosen.missing, progress=chosen.progress, threads=chosen.threads
+    )
     with (
         hooked(transformers.patches()),
         hooked(hooks.hooks()),

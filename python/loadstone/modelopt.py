@@ -55,10 +55,10 @@ def init_quantized_weights(
     Thread safety: none; the library replaces ``from_pretrained`` for the whole process.
     """
     from loadstone._modelopt import hooks
-    from loadstone._modelopt.loading import Options
+    from loadstone._modelopt.loading import ModelOptOptions
     from loadstone._patch import hooked
 
-    chosen = Options(mode=mode, missing=missing, progress=progress, threads=threads)
+    chosen = ModelOptOptions(mode=mode, missing=missing, progress=progress, threads=threads)
     with contextlib.ExitStack() as stack:
         stack.enter_context(hooked(hooks.hooks()))
         stack.enter_context(hooks.options(chosen))
@@ -110,7 +110,7 @@ def load(
     from loadstone._catalog import inspect
     from loadstone._modelopt import building, loading
 
-    options = loading.Options(
+    options = loading.ModelOptOptions(
         mode, missing, device_map, max_memory, attn_implementation, progress, threads
     )
     folder = loading.resolved(checkpoint)

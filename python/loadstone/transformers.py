@@ -65,9 +65,11 @@ def from_pretrained(
     """
     from loadstone._patch import hooked
     from loadstone._transformers import hooks
-    from loadstone._transformers.gaps import Options
+    from loadstone._transformers.gaps import TransformersOptions
 
-    chosen = Options(missing, nested_offset, quantize_experts, progress, threads, is_direct=True)
+    chosen = TransformersOptions(
+        missing, nested_offset, quantize_experts, progress, threads, is_direct=True
+    )
     with hooked(hooks.hooks()), hooks.options(chosen):
         return cls.from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
 

@@ -9,7 +9,7 @@ import torch
 
 from loadstone._bitsandbytes import layout
 from loadstone._bitsandbytes.modules import WholeLinear4bit, is_whole
-from loadstone._bitsandbytes.offloaded import Units, map_of
+from loadstone._bitsandbytes.offloaded import WholeWeights, map_of
 from loadstone._bitsandbytes.parameters import is_unit
 from loadstone._skeleton_walk import TensorSlot
 
@@ -62,7 +62,7 @@ class _Keys:
 
     def has(self, held: Any, name: str, whole: bool) -> bool:
         """Whether a parameter would be found; where it is a quantized one, with its scales."""
-        if isinstance(held, Units):
+        if isinstance(held, WholeWeights):
             return self.has(held.inner, name, whole)
         inner, prefix = getattr(held, "dataset", None), getattr(held, "prefix", None)
         if isinstance(inner, Mapping) and isinstance(prefix, str):  # a part of another map

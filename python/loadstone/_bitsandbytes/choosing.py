@@ -11,7 +11,7 @@ import torch
 from loadstone import _core
 from loadstone._bitsandbytes.experts import stacks
 from loadstone._bitsandbytes.form import full
-from loadstone._bitsandbytes.loading import Units, quantizations
+from loadstone._bitsandbytes.loading import QuantizedWeights, quantizations
 from loadstone._bitsandbytes.stored import groups_by_path, read
 from loadstone._catalog import Catalog
 from loadstone._errors import make
@@ -24,8 +24,8 @@ _OUTPUT = "lm_head"
 
 
 def chosen(
-    model: Any, catalog: Catalog, quantize: Any, traced: Units | None = None
-) -> Units | None:
+    model: Any, catalog: Catalog, quantize: Any, traced: QuantizedWeights | None = None
+) -> QuantizedWeights | None:
     """The quantized weights of a model for a plan whose names match as they are.
 
     Args:
@@ -56,7 +56,7 @@ def chosen(
     own = quantizations(model, sorted(free - stored))
     _require_agreement(wanted, own)
     quantized = {name: how for name, how in (wanted | own).items() if name not in stored}
-    units = Units(catalog, found.units, quantized, found.broken)
+    units = QuantizedWeights(catalog, found.units, quantized, found.broken)
     units.aliases = _aliases(model, units.weights())
     units.findings = [*found.findings, *units.misfits(model), *_disagreements(units, wanted)]
     return units
@@ -166,7 +166,9 @@ def _require_agreement(wanted: Mapping[str, Quantization], own: Mapping[str, Qua
             )
 
 
-def _disagreements(units: Units, wanted: Mapping[str, Quantization]) -> list[_core.Finding]:
+def _disagreements(
+    units: QuantizedWeights, wanted: Mapping[str, Quantization]
+) -> list[_core.Finding]:
     """An error for each weight that is stored in another encoding than was asked for."""
     findings = []
     for unit in units.stored.values():

@@ -46,7 +46,7 @@ _CONSTANTS = ("quant_state.code", "quant_state.state2.code")
 
 
 @dataclass
-class Units:
+class QuantizedWeights:
     """The quantized weights of a model that is to be loaded.
 
     Attributes:
@@ -297,7 +297,7 @@ class Units:
 
     # --- the report ------------------------------------------------------------------------------
 
-    def account(self, model: torch.nn.Module, known: dict[str, Provenance]) -> None:
+    def add_provenance(self, model: torch.nn.Module, known: dict[str, Provenance]) -> None:
         """Puts the model's own tensors in the place of those that only the plan has."""
         for slot in walk(model):
             if slot.name in self.aliases and slot.tie_of in known:

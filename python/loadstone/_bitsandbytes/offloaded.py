@@ -15,7 +15,7 @@ from loadstone._bitsandbytes.unit import Unit
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
-class Units(Mapping[str, Any]):
+class WholeWeights(Mapping[str, Any]):
     """A map of weights, as it was, but for a quantized weight the whole unit.
 
     The tensors that belong to it are looked up beside it, under the names of a state dict. Nothing
@@ -79,8 +79,8 @@ def adopt_hook(hook: Any) -> None:
     for each in hooks_of(hook):
         inner = getattr(each, "weights_map", None)
         if getattr(each, "offload", False) and inner is not None:
-            if not isinstance(inner, Units):
-                each.weights_map = Units(inner)
+            if not isinstance(inner, WholeWeights):
+                each.weights_map = WholeWeights(inner)
             if each.execution_device == "cpu":
                 # For a device of this spelling accelerate quantizes int8 weights again, on a GPU.
                 each.execution_device = torch.device("cpu")

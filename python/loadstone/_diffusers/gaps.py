@@ -81,7 +81,7 @@ class Gaps:
         missing, unexpected = Counter(wanted.values()), Counter(shapes.values())
         sources = dict(traced.unexpected)
         for name, shape in wanted.items():
-            if missing[shape] != 1 or unexpected[shape] != 1 or name in traced.explained:
+            if missing[shape] != 1 or unexpected[shape] != 1 or name in traced.reported_missing:
                 continue
             other = next(each for each in shapes if shapes[each] == shape)
             source = sources[other]
@@ -92,7 +92,7 @@ class Gaps:
                 f"{self._words(name)} is not in the checkpoint; {source!r}, which nothing in the "
                 "model is made of, has the same shape"
             )
-            traced.explained.append(name)
+            traced.reported_missing.append(name)
             traced.findings.append(
                 _core.Finding(
                     "error",
@@ -115,7 +115,7 @@ class Gaps:
         made = f"'{name}' is made of {there + ', which is there, and of ' if present else ''}"
         message = f"{made}{listed}, which the checkpoint lacks"
         if self._policies[name] == "error":
-            traced.explained.append(name)
+            traced.reported_missing.append(name)
             traced.findings.append(_core.Finding("error", "plan.missing", name, names, message))
         else:
             message += ": the whole of it is filled"

@@ -26,8 +26,8 @@ from loadstone._diffusers.absent import Conversion, Lacks, rehearse
 from loadstone._diffusers.checkpoint import Checkpoint, is_readable
 from loadstone._diffusers.expected import OverlookedError
 from loadstone._diffusers.load import (
+    DiffusersOptions,
     Load,
-    Options,
     Request,
     WrongConfigError,
     conversion_of,
@@ -66,7 +66,9 @@ ATTEMPTS_MAX = 6
 # Whether the library's `from_single_file` takes a device map.
 PLACES_FILES = SITES.is_since("0.36")
 
-_options: ContextVar[Options | None] = ContextVar("loadstone_diffusers_options", default=None)
+_options: ContextVar[DiffusersOptions | None] = ContextVar(
+    "loadstone_diffusers_options", default=None
+)
 _current: ContextVar[Load | None] = ContextVar("loadstone_diffusers_load", default=None)
 
 
@@ -113,14 +115,14 @@ def hooks() -> Hooks:
     )
 
 
-def options(chosen: Options) -> AbstractContextManager[Any]:
+def options(chosen: DiffusersOptions) -> AbstractContextManager[Any]:
     """What the loads in here are to do."""
     return held(_options, chosen)
 
 
 @contextlib.contextmanager
 def _load() -> Iterator[Load]:
-    with ordinary_tensors(), held(_current, Load(_options.get() or Options())) as load:
+    with ordinary_tensors(), held(_current, Load(_options.get() or DiffusersOptions())) as load:
         yield load
 
 
@@ -290,7 +292,7 @@ def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs:
     checkpoint = _checkpoint_of(state_dict)
     if checkpoint is None:
         return original(model, state_dict, *args, **kwargs)
-    load = _current.get() or Load(_options.get() or Options())
+    load = _current.get() or Load(_options.get() or DiffusersOptions())
     conversion, load.conversion = load.conversion, None  # that is done
     if load.conversion_of is not None:
         conversion = load.conversion_of(model)

@@ -31,7 +31,7 @@ from loadstone.tracing._absent import AbsentSymbol
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class DiffusersOptions:
     """What loadstone's own functions take beside the library's arguments.
 
     Attributes:
@@ -75,7 +75,7 @@ class Request:
 class Load:
     """One call of a loader. For one thread."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: DiffusersOptions) -> None:
         self.options = options
         self.model: Any = None
         self.device_map: Any = None  # as asked for, once the library has worked it out
@@ -148,8 +148,8 @@ class Load:
         """Reads what was planned, and gives the model its tensors."""
         assert self.plan is not None
         progress, threads = self.options.progress, self.options.threads or 0
-        filled = _execute.fill(self.plan, self.model, progress=progress, threads=threads)
-        _execute.complete(self.plan, self.model, filled)
+        filled = _execute.read_values(self.plan, self.model, progress=progress, threads=threads)
+        _execute.install_values(self.plan, self.model, filled)
         _as_planned_on_disk(self.plan, self.model)
         if self.plan._units is not None and self._is_spread:
             from loadstone._bitsandbytes.installing import prepare_hooks
@@ -184,7 +184,7 @@ class Load:
         if self.plan is None or self._core is None:
             return None
         with in_turn_with(model):
-            report = _execute.account(self.plan, model, self._core)
+            report = _execute.make_report(self.plan, model, self._core)
             align_what_hooks_bring(model)
             audit(model).require_real()
         return report
@@ -217,7 +217,7 @@ class Load:
                 raise WrongConfigError(fitting)
             return Traced(
                 recipes=request.checkpoint.trace.finish(),
-                explained=list(state),
+                reported_missing=list(state),
                 findings=[mismatch.finding()],
             )
         trace = request.checkpoint.trace
@@ -241,7 +241,7 @@ class Load:
             symbol = _as_wanted(request, numbers, name, value, state[name])
             if symbol.shape != state[name].shape and not is_packed(symbol):
                 traced.findings.append(_clash(name, symbol, state[name]))
-                traced.explained.append(name)
+                traced.reported_missing.append(name)
                 continue
             if is_packed(symbol):
                 _make_room(request.model, name, symbol)

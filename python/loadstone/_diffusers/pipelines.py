@@ -22,7 +22,7 @@ from loadstone._diffusers.absent import Conversion, Lacks
 from loadstone._diffusers.checkpoint import Checkpoint, is_readable
 from loadstone._diffusers.components import Placing
 from loadstone._diffusers.expected import OverlookedError
-from loadstone._diffusers.load import Load, Options, skip_keys
+from loadstone._diffusers.load import DiffusersOptions, Load, skip_keys
 from loadstone._dtypes import torch_dtype
 from loadstone._errors import PlanError
 from loadstone._patch import Hook, gated, held
@@ -71,7 +71,7 @@ class PipelineHooks:
 
     def __init__(
         self,
-        options: Callable[[], Options | None],
+        options: Callable[[], DiffusersOptions | None],
         load: Callable[[], AbstractContextManager[Load]],
     ) -> None:
         self.options = options
@@ -121,7 +121,7 @@ class PipelineHooks:
         source = args[0] if args else kwargs.get("pretrained_model_link_or_path")
         if not is_readable([str(source)]):
             return original(cls, *args, **kwargs)
-        chosen = self.options() or Options()
+        chosen = self.options() or DiffusersOptions()
         memory = kwargs.pop("max_memory", None) or chosen.max_memory
         folder = kwargs.pop("offload_folder", None) or chosen.offload_folder
         device_map = kwargs.pop("device_map", None)

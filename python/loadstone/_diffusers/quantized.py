@@ -18,7 +18,7 @@ from loadstone._errors import make
 from loadstone._patch import suspended
 
 if TYPE_CHECKING:
-    from loadstone._bitsandbytes.loading import Units
+    from loadstone._bitsandbytes.loading import QuantizedWeights
 
 _METHOD = "bitsandbytes"
 
@@ -122,7 +122,7 @@ def hand_on(quantizer: Any, device_map: Any, is_direct: bool) -> None:
         quantizer.validate_environment(device_map=device_map)
 
 
-def units_of(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> Units | None:
+def units_of(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> QuantizedWeights | None:
     """The weights of those layers of a model that the library's quantizer has put in.
 
     Args:
@@ -135,14 +135,14 @@ def units_of(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> Unit
     if not paths:
         return None
     from loadstone._bitsandbytes.form import full
-    from loadstone._bitsandbytes.loading import Units, quantizations
+    from loadstone._bitsandbytes.loading import QuantizedWeights, quantizations
     from loadstone._bitsandbytes.stored import groups_by_path, read
 
     found = read(catalog, groups_by_path(catalog, paths))
     taken = {unit.name for unit in found.units.values()} | found.broken.keys()
     names = [full(path, "weight") for path in paths]
     free = [name for name in names if name in converted and name not in taken]
-    units = Units(catalog, found.units, quantizations(model, free), found.broken)
+    units = QuantizedWeights(catalog, found.units, quantizations(model, free), found.broken)
     units.findings = [*found.findings, *units.misfits(model), *units.unfilled(model)]
     return units
 
@@ -158,7 +158,7 @@ def _quantizing(model: Any) -> dict[str, Any]:
     return {path: module for path, module in model.named_modules() if _is_quantizing(module)}
 
 
-def parts_of(units: Units | None, names: Mapping[str, Any]) -> set[str]:
+def parts_of(units: QuantizedWeights | None, names: Mapping[str, Any]) -> set[str]:
     """Those of a checkpoint's tensors that belong to weights which it holds quantized."""
     if units is None:
         return set()

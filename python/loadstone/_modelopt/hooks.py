@@ -17,13 +17,15 @@ from dataclasses import replace
 from typing import Any
 
 from loadstone._errors import make
-from loadstone._modelopt.loading import Options, load_into, resolved
+from loadstone._modelopt.loading import ModelOptOptions, load_into, resolved
 from loadstone._patch import Hook, Hooks, gated, held
 from loadstone._skeleton_turn import skeleton_in_turn
 
 LIBRARY = "modelopt"
 
-_options: ContextVar[Options | None] = ContextVar("loadstone_modelopt_options", default=None)
+_options: ContextVar[ModelOptOptions | None] = ContextVar(
+    "loadstone_modelopt_options", default=None
+)
 _capacities: ContextVar[dict[Any, Any] | None] = ContextVar(
     "loadstone_modelopt_capacities", default=None
 )
@@ -54,7 +56,7 @@ def entered(*args: Any) -> contextlib.AbstractContextManager[None]:
     return found
 
 
-def options(chosen: Options) -> contextlib.AbstractContextManager[Any]:
+def options(chosen: ModelOptOptions) -> contextlib.AbstractContextManager[Any]:
     """What the loads in here are to do."""
     return held(_options, chosen)
 
@@ -72,7 +74,7 @@ def _infer_auto_device_map(original: Any, model: Any, max_memory: Any = None, **
 def _load_checkpoint_and_dispatch(
     original: Any, model: Any, checkpoint: Any, device_map: Any = None, **kwargs: Any
 ) -> Any:
-    chosen = _options.get() or Options()
+    chosen = _options.get() or ModelOptOptions()
     room = _capacities.get() or {}
     _capacities.set(None)
     if chosen.device_map is None and any(name != "cpu" for name in room):
@@ -101,7 +103,7 @@ def _init_quantized_weights(original: Any, *args: Any, **kwargs: Any) -> Iterato
                 said = {name: named.pop(name) for name in _OURS if name in named}
                 if named.get("dtype", named.get("torch_dtype")) == "auto":
                     named.pop("dtype", None), named.pop("torch_dtype", None)
-                with held(_options, replace(_options.get() or Options(), **said)):
+                with held(_options, replace(_options.get() or ModelOptOptions(), **said)):
                     return library.__func__(cls, *given, **named)
 
             auto.from_pretrained = classmethod(functools.wraps(library.__func__)(from_pretrained))

@@ -31,7 +31,7 @@ from loadstone._turns import in_turn_with
 
 
 @dataclass(frozen=True)
-class Options:
+class ModelOptOptions:
     """What loadstone's own functions take beside the library's arguments.
 
     Attributes:
@@ -61,12 +61,12 @@ def resolved(name: str | os.PathLike[str], revision: str | None = None) -> Path:
     return Path(snapshot_download(str(name), revision=revision, allow_patterns=patterns))
 
 
-def check(model: torch.nn.Module, catalog: Catalog, options: Options) -> None:
+def check(model: torch.nn.Module, catalog: Catalog, options: ModelOptOptions) -> None:
     """Raises for what a checkpoint lacks, before quantizers are placed in the model."""
     _planned(model, catalog, options, {}).require_ok()
 
 
-def load_into(model: Any, checkpoint: str | os.PathLike[str], options: Options) -> Report:
+def load_into(model: Any, checkpoint: str | os.PathLike[str], options: ModelOptOptions) -> Report:
     """Fills a model that ModelOpt has quantized and compressed on meta.
 
     Raises:
@@ -81,23 +81,29 @@ def load_into(model: Any, checkpoint: str | os.PathLike[str], options: Options) 
         return _loaded(model, targets.find(model, options.mode), inspect(checkpoint), options)
 
 
-def _loaded(model: Any, weights: list[Weight], catalog: Catalog, options: Options) -> Report:
+def _loaded(
+    model: Any, weights: list[Weight], catalog: Catalog, options: ModelOptOptions
+) -> Report:
     with _Blank(model) as blank:
         quantize = {each.name: each.quantization(options.mode) for each in weights}
         plan = _planned(model, catalog, options, quantize)
-        filled = _execute.fill(plan, model, progress=options.progress, threads=options.threads or 0)
+        filled = _execute.read_values(
+            plan, model, progress=options.progress, threads=options.threads or 0
+        )
         packing = _Packing(plan, filled, weights, options.mode)
-        _execute.complete(plan, model, filled)
+        _execute.install_values(plan, model, filled)
         packing.install()
         blank.keep()
     _dispatch(model, plan)
-    report = _execute.account(plan, model, filled.core)
-    packing.account(report, blank.said)
+    report = _execute.make_report(plan, model, filled.core)
+    packing.add_provenance(report, blank.said)
     audit(model, report).require_real()
     return report
 
 
-def _planned(model: Any, catalog: Catalog, options: Options, quantize: Mapping[str, Any]) -> Plan:
+def _planned(
+    model: Any, catalog: Catalog, options: ModelOptOptions, quantize: Mapping[str, Any]
+) -> Plan:
     plan = make_plan(
         model,
         catalog,
@@ -211,7 +217,7 @@ class _Packing:
                 quantizer._non_persistent_buffers_set.discard(name)
             quantizer._dequantize = True
 
-    def account(self, report: Report, said: Mapping[str, torch.Tensor]) -> None:
+    def add_provenance(self, report: Report, said: Mapping[str, torch.Tensor]) -> None:
         """The origin of the quantizers' state: the weight, or the config that set it."""
         made = {
             f"{weight.path}.{inside}.{name}".lstrip("."): (weight.name, value)

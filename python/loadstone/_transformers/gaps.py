@@ -18,7 +18,7 @@ from loadstone._turns import in_turn_with, slots_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class TransformersOptions:
     """What loadstone's own function takes beside the library's arguments.
 
     Attributes:
@@ -37,7 +37,7 @@ class Options:
 class Gaps:
     """One call of ``from_pretrained``, without its reading. For one thread."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: TransformersOptions) -> None:
         self.options = options
         self.is_constructing = False
         self.fills_gaps = False  # also where the library reads: what is missing gets a value
@@ -108,7 +108,7 @@ class Gaps:
             return self._proved(model, self.plan, self._core)
 
     def _proved(self, model: Any, plan: Plan, core: _core.Report) -> Report:
-        report = _execute.account(plan, model, core)
+        report = _execute.make_report(plan, model, core)
         known = report.provenance
         for slot in slots_of(model):
             item = known.get(slot.name)

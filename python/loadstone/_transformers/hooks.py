@@ -24,10 +24,12 @@ from loadstone._skeleton import skeleton
 from loadstone._torch_state import construct, constructing, in_turn, ordinary_tensors
 from loadstone._transformers import IS_V5, trainer, v4
 from loadstone._transformers.call import CURRENT, constructing_in, current, reason_against, refused
-from loadstone._transformers.gaps import Gaps, Options
+from loadstone._transformers.gaps import Gaps, TransformersOptions
 from loadstone.peft import with_adapters
 
-_options: ContextVar[Options | None] = ContextVar("loadstone_transformers_options", default=None)
+_options: ContextVar[TransformersOptions | None] = ContextVar(
+    "loadstone_transformers_options", default=None
+)
 
 # Arguments that ask for another way of loading altogether.
 _OTHER_WAYS = ("tp_plan", "tp_size", "distributed_config", "device_mesh", "state_dict", "gguf_file")
@@ -78,7 +80,7 @@ def _middle() -> list[tuple[Any, str, Any]]:
     ]
 
 
-def _begun(chosen: Options) -> Gaps:
+def _begun(chosen: TransformersOptions) -> Gaps:
     """A call of ``from_pretrained``, read as the release at hand reads."""
     if not IS_V5:
         return v4.Load(chosen)
@@ -87,13 +89,13 @@ def _begun(chosen: Options) -> Gaps:
     return Load(chosen)
 
 
-def options(chosen: Options) -> contextlib.AbstractContextManager[Any]:
+def options(chosen: TransformersOptions) -> contextlib.AbstractContextManager[Any]:
     """What the loads in here are to do."""
     return held(_options, chosen)
 
 
 def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-    chosen = _options.get() or Options()
+    chosen = _options.get() or TransformersOptions()
     other = [name for name in _OTHER_WAYS if kwargs.get(name) is not None]
     if _is_sharded_by_others():
         other.append("DeepSpeed or FSDP")

@@ -13,12 +13,12 @@ from loadstone._catalog import Catalog
 from loadstone._plan import make_plan
 from loadstone._traced import Traced
 from loadstone._transformers import cache, releases
-from loadstone._transformers.gaps import Gaps, Options, mismatch
+from loadstone._transformers.gaps import Gaps, TransformersOptions, mismatch
 from loadstone._transformers.question import Derived, Question
 from loadstone._turns import in_turn_with
 
 if TYPE_CHECKING:
-    from loadstone._bitsandbytes.loading import Units
+    from loadstone._bitsandbytes.loading import QuantizedWeights
 
 
 class Load(Gaps):
@@ -49,7 +49,7 @@ class Load(Gaps):
                 initialises=True,
                 allows_unknown_modules=True,
             )
-            filled = _execute.fill(
+            filled = _execute.read_values(
                 self.plan, model, progress=self.options.progress, threads=self.options.threads or 0
             )
         self._core = filled.core
@@ -72,7 +72,9 @@ class Load(Gaps):
         filled.offload.commit()
         return releases.answer(info, filled.offload.index() if on_disk else None)
 
-    def _install_units(self, units: Units, filled: _execute.Filled, info: Any) -> set[str]:
+    def _install_units(
+        self, units: QuantizedWeights, filled: _execute.Filled, info: Any
+    ) -> set[str]:
         """Gives the model bitsandbytes' parameters; the names of all tensors that went into them.
 
         What the library sets beside them is set here too.
@@ -112,11 +114,11 @@ def as_traced(
     catalog: Catalog,
     derived: Derived,
     ignores_mismatches: bool,
-    options: Options | None = None,
+    options: TransformersOptions | None = None,
 ) -> Traced:
     """What was derived, as a plan takes it."""
     findings = list(derived.findings)
-    units = _units(model, catalog, derived, options or Options())
+    units = _units(model, catalog, derived, options or TransformersOptions())
     for name, found, expected in derived.mismatched:
         findings.append(mismatch(name, found, expected, ignores_mismatches))
     failed = {finding.target for finding in derived.findings}
@@ -130,7 +132,9 @@ def as_traced(
     )
 
 
-def _units(model: Any, catalog: Catalog, derived: Derived, options: Options) -> Units | None:
+def _units(
+    model: Any, catalog: Catalog, derived: Derived, options: TransformersOptions
+) -> QuantizedWeights | None:
     """Weights that bitsandbytes quantized, or that are to be quantized as it does."""
     if not derived.units and not derived.quantized and not options.quantize_experts:
         return None
@@ -140,7 +144,7 @@ def _units(model: Any, catalog: Catalog, derived: Derived, options: Options) -> 
     quantize = loading.quantizations(model, derived.quantized, options.nested_offset)
     if options.quantize_experts:
         quantize |= loading.of_experts(model, derived.dtypes, quantize, options.nested_offset)
-    units = loading.Units(catalog, found.units, quantize, found.broken)
+    units = loading.QuantizedWeights(catalog, found.units, quantize, found.broken)
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     unfilled = [each for each in units.unfilled(model) if each.target not in tied]
     units.findings = [*found.findings, *units.misfits(model), *unfilled]

@@ -80,7 +80,7 @@ class Load(Gaps):
             initialises=True,
             allows_unknown_modules=True,
         )
-        filled = _execute.fill(
+        filled = _execute.read_values(
             self.plan, model, progress=self.options.progress, threads=self.options.threads or 0
         )
         self._core = filled.core
