@@ -1,4 +1,4 @@
-"""accelerate's hooks and the maps that they fetch weights from, for weights that are units."""
+"""accelerate's hooks and their maps of weights, for quantized weights."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
 class WholeWeights(Mapping[str, Any]):
-    """A map of weights, as it was, but for a quantized weight the whole unit.
+    """A map of weights that returns a quantized weight with all its components.
 
-    The tensors that belong to it are looked up beside it, under the names of a state dict. Nothing
-    is read before a name is asked for, and nothing is kept.
+    Components are looked up in the inner map under the names of a state dict. Values are read on
+    access and not cached.
     """
 
     def __init__(self, inner: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""A skeleton with ModelOpt's quantizers gets its weights: renamed, fused and packed on their way.
+"""Loads weights into a skeleton with ModelOpt's quantizers: renamed, fused and packed.
 
-Until the last byte is there the model is as it was. Then parameters and the quantizers' state are
-put in together.
+The model does not change until all bytes are read. Then parameters and the quantizers' state are
+installed together.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from loadstone._turns import in_turn_with
 
 @dataclass(frozen=True)
 class ModelOptOptions:
-    """What loadstone's own functions take beside the library's arguments.
+    """The arguments of loadstone's own functions that the library's do not have.
 
     Attributes:
         mode: ``"modelopt-compat"``, ``"modelopt-export"`` or ``"exact"``.
@@ -51,6 +51,9 @@ class ModelOptOptions:
     threads: int | None = None
 
 
+DEFAULTS = ModelOptOptions()
+
+
 def resolved(name: str | os.PathLike[str], revision: str | None = None) -> Path:
     """The folder of a checkpoint; a name that is no folder is one of the hub's."""
     if Path(name).exists():
@@ -62,7 +65,7 @@ def resolved(name: str | os.PathLike[str], revision: str | None = None) -> Path:
 
 
 def check(model: torch.nn.Module, catalog: Catalog, options: ModelOptOptions) -> None:
-    """Raises for what a checkpoint lacks, before quantizers are placed in the model."""
+    """Raises if the checkpoint is incomplete, before quantizers are placed in the model."""
     _planned(model, catalog, options, {}).require_ok()
 
 
@@ -72,7 +75,7 @@ def load_into(model: Any, checkpoint: str | os.PathLike[str], options: ModelOptO
     Raises:
         PlanError: something is missing or does not fit; nothing was read, and the model is as it
             was.
-        Error: ``plan.quantize``: a quantizer that packs something that we cannot, named.
+        Error: ``plan.quantize``: an unsupported quantizer, named.
     """
     if options.attn_implementation is not None:
         model.set_attn_implementation(options.attn_implementation)
@@ -96,7 +99,7 @@ def _loaded(
         blank.keep()
     _dispatch(model, plan)
     report = _execute.make_report(plan, model, filled.core)
-    packing.add_provenance(report, blank.said)
+    packing.add_provenance(report, blank.configured)
     audit(model, report).require_real()
     return report
 
@@ -117,8 +120,8 @@ def _planned(
         if target.device in ("disk", "meta"):
             raise make(
                 "plan.device_map",
-                "packed weights are loaded into memory: ModelOpt has no hook that brings them "
-                "with their scales",
+                "packed weights must be in memory: ModelOpt has no hook that loads them with their "
+                "scales",
                 tensor=target.name,
                 found=target.device,
                 expected="cpu or an accelerator",
@@ -137,15 +140,14 @@ def _trace(model: Any, catalog: Catalog) -> Traced | None:
 
 
 class _Blank:
-    """Quantizers without buffers, which no checkpoint has, while a model is planned and filled.
+    """Removes buffers of quantizers, which no checkpoint has, during a load.
 
-    Those that a config sets come back in any case; those that were measured on meta, and what
-    calibrators hold of them, where the load fails.
+    Restores those that a config sets; those measured on meta only if the load fails.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
-        self.said: dict[str, torch.Tensor] = {}  # real ones, by their names in the model
+        self.configured: dict[str, torch.Tensor] = {}  # set by the config, by name in the model
         self._taken: list[tuple[dict[str, Any], str, torch.Tensor]] = []
 
     def __enter__(self) -> _Blank:
@@ -161,11 +163,11 @@ class _Blank:
                 if value is not None:
                     self._taken.append((buffers, name, buffers.pop(name)))
                     if not value.is_meta:
-                        self.said[f"{path}.{name}"] = value
+                        self.configured[f"{path}.{name}"] = value
         return self
 
     def keep(self) -> None:
-        """The load is done: what was measured on meta is gone."""
+        """Drops buffers measured on meta: the load has succeeded."""
         self._taken = [each for each in self._taken if not each[2].is_meta]
 
     def __exit__(self, *_: object) -> None:
@@ -175,7 +177,7 @@ class _Blank:
 
 
 class _Packing:
-    """Parameters and quantizer states made of what the core wrote, while the model is as it was."""
+    """Parameters and quantizer states, made before the model changes."""
 
     def __init__(
         self, plan: Plan, filled: _execute.Filled, weights: list[Weight], mode: str
@@ -207,7 +209,7 @@ class _Packing:
             self.states.append((weight, inside, made))
 
     def install(self) -> None:
-        """Nothing in here reads, computes or should fail."""
+        """Changes the model: it reads and computes nothing, and should not fail."""
         for weight, parameter in self.parameters:
             weight.module._parameters[weight.leaf] = parameter
         for weight, inside, made in self.states:
@@ -217,8 +219,8 @@ class _Packing:
                 quantizer._non_persistent_buffers_set.discard(name)
             quantizer._dequantize = True
 
-    def add_provenance(self, report: Report, said: Mapping[str, torch.Tensor]) -> None:
-        """The origin of the quantizers' state: the weight, or the config that set it."""
+    def add_provenance(self, report: Report, configured: Mapping[str, torch.Tensor]) -> None:
+        """Adds the origin of the quantizers' state: the weight, or the config that set it."""
         made = {
             f"{weight.path}.{inside}.{name}".lstrip("."): (weight.name, value)
             for weight, inside, state in self.states
@@ -231,7 +233,7 @@ class _Packing:
                 kind="persistent_buffer",
                 bytes_written=value.numel() * value.element_size(),
             )
-        for name, value in said.items():
+        for name, value in configured.items():
             report.provenance.setdefault(
                 name,
                 Provenance(
@@ -249,7 +251,7 @@ class _Packing:
 
 
 def _dispatch(model: torch.nn.Module, plan: Plan) -> None:
-    """Hooks that bring activations to where the weights are, for more devices than one."""
+    """Attaches hooks that move activations, if there is more than one device."""
     if len({target.device for target in plan.targets if target.origin != "tie"}) < 2:
         return
     from accelerate import dispatch_model
