@@ -13,7 +13,6 @@ import inspect
 import logging
 import os
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import accelerate
@@ -338,23 +337,14 @@ def patches() -> Hooks:
         "load_checkpoint_in_model": load_checkpoint_in_model,
         "load_checkpoint_and_dispatch": load_checkpoint_and_dispatch,
     }
-    places: list[tuple[ModuleType, str]] = [
-        (accelerate.utils.modeling, "load_checkpoint_in_model"),
-        (accelerate.utils, "load_checkpoint_in_model"),
-        (accelerate.utils.bnb, "load_checkpoint_in_model"),
-        (accelerate, "load_checkpoint_in_model"),
-        (accelerate.big_modeling, "load_checkpoint_in_model"),
-        (accelerate.big_modeling, "load_checkpoint_and_dispatch"),
-        (accelerate, "load_checkpoint_and_dispatch"),
+    utils, big = accelerate.utils, accelerate.big_modeling
+    hooks = [
+        Hook(module, name, gated("accelerate", _instead(function)))
+        for module in (utils.modeling, utils, utils.bnb, accelerate, big)
+        for name, function in ours.items()
+        if name in vars(module)
     ]
-    return Hooks(
-        [
-            Hook(module, name, gated("accelerate", _instead(ours[name])))
-            for module, name in places
-            if name in vars(module)
-        ],
-        "accelerate",
-    )
+    return Hooks(hooks, "accelerate")
 
 
 def _instead(function: Callable[..., Any]) -> Callable[..., Any]:

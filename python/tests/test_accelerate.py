@@ -275,7 +275,7 @@ def test_missing_in_a_real_model_stays_as_it_is(tmp_path, caplog, device_map):
     )
     result = loadstone.audit(model)
     assert result.ok
-    assert "3 tensors are not in the checkpoint and stay" in caplog.text
+    assert "3 tensors are not in the checkpoint and kept" in caplog.text
     for name in names:
         assert torch.equal(tensors(model)[name], expected.state_dict()[name])
         assert result.provenance[name].origin in ("constructor", "exception")

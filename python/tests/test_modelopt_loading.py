@@ -333,7 +333,7 @@ def test_a_mode_that_is_none_is_refused(folders: dict[str, Path]) -> None:
 
 
 def test_a_map_with_disk_is_refused(folders: dict[str, Path]) -> None:
-    with pytest.raises(loadstone.Error, match="packed weights are loaded into memory"):
+    with pytest.raises(loadstone.Error, match="packed weights must be in memory"):
         loadstone.modelopt.load(
             AutoModelForCausalLM,
             folders["llama"],

@@ -53,10 +53,8 @@ def plan_load(
 ) -> Plan:
     """The plan for a call of ``load_checkpoint_in_model``."""
     if missing not in _core.MISSING_POLICIES:
-        expected = ", ".join(_core.MISSING_POLICIES)
-        raise make(
-            "plan.options", "unknown policy", field="missing", found=missing, expected=expected
-        )
+        where = {"found": missing, "expected": ", ".join(_core.MISSING_POLICIES)}
+        raise make("plan.options", "unknown policy", field="missing", **where)
     slots = walk(model)
     keeps = keep_in_fp32_modules if dtype == torch.float16 and device_map is not None else None
     follows_file = device_map is None and dtype is None and _any_on_meta(model)

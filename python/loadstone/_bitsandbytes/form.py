@@ -114,14 +114,9 @@ class Form:
         for field in ("blocksize", "nested_blocksize"):
             size = getattr(self, field)
             if size is not None and size not in BLOCK_SIZES:
-                raise make(
-                    "q.group_size",
-                    "the block size is not one of bitsandbytes",
-                    tensor=name,
-                    field=field,
-                    found=str(size),
-                    expected=", ".join(map(str, BLOCK_SIZES)),
-                )
+                message = "the block size is not one of bitsandbytes"
+                where = {"field": field, "found": str(size), "expected": str(BLOCK_SIZES)[1:-1]}
+                raise make("q.group_size", message, tensor=name, **where)
         if self.nested and (self.nested_dtype != "float32" or not abs(self.offset) <= _F32_MAX):
             raise _bad(name, "the scales cannot be decoded with this state", found=str(self))
 
@@ -210,12 +205,8 @@ def _check_int8(prefix: str, entries: Entries, weight_format: int | None) -> Non
     if dtype != "I8":
         raise _other_dtype(prefix, "weight", dtype, "I8")
     if len(shape) != 2:
-        raise make(
-            "q.shape",
-            "an 8-bit weight must have two dimensions",
-            tensor=full(prefix, "weight"),
-            found=str(list(shape)),
-        )
+        message = "an 8-bit weight must have two dimensions"
+        raise make("q.shape", message, tensor=full(prefix, "weight"), found=str(list(shape)))
     _check_part(prefix, entries, "SCB", "F32", shape[:1])
     if weight_format not in (None, FORMAT_ROW):
         raise make(
@@ -234,13 +225,9 @@ def _check_part(prefix: str, entries: Entries, name: str, dtype: str, shape: Sha
     if found != dtype:
         raise _other_dtype(prefix, name, found, dtype)
     if found_shape != shape:
-        raise make(
-            "q.scale_shape",
-            "the shape does not fit the weight",
-            tensor=full(prefix, name),
-            found=str(list(found_shape)),
-            expected=str(list(shape)),
-        )
+        message, where = "the shape does not fit the weight", full(prefix, name)
+        found, expected = str(list(found_shape)), str(list(shape))
+        raise make("q.scale_shape", message, tensor=where, found=found, expected=expected)
 
 
 def full(prefix: str, name: str) -> str:

@@ -229,12 +229,8 @@ class Unit:
         assert scales is not None
         bad = int((~torch.isfinite(scales)).sum())
         if bad:
-            raise make(
-                "q.nan",
-                "the scales are not finite",
-                tensor=full(prefix, name),
-                found=f"{bad} of {scales.numel()}",
-            )
+            message, found = "the scales are not finite", f"{bad} of {scales.numel()}"
+            raise make("q.nan", message, tensor=full(prefix, name), found=found)
 
 
 def _entries(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, Shape]]:

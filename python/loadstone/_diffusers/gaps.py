@@ -93,16 +93,9 @@ class Gaps:
                 "model is made of, has the same shape"
             )
             traced.reported_missing.append(name)
-            traced.findings.append(
-                _core.Finding(
-                    "error",
-                    "plan.missing",
-                    name,
-                    [source],
-                    message,
-                    f"if they are one, rename {source!r} in the file",
-                )
-            )
+            hint = f"if they are one, rename {source!r} in the file"
+            finding = _core.Finding("error", "plan.missing", name, [source], message, hint)
+            traced.findings.append(finding)
 
     def _report_absent(self, traced: Traced, checkpoint: Checkpoint, name: str) -> None:
         present, lacks = leaves(self.absent[name])

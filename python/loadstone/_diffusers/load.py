@@ -421,13 +421,9 @@ def _make_room(model: Any, name: str, symbol: Any) -> None:
 
     path, _, leaf = name.rpartition(".")
     if tuple(symbol.quant_shape) != tuple(model.get_parameter(name).shape):
-        raise make(
-            "plan.shape",
-            "the blocks decode to another shape",
-            tensor=name,
-            found=str(list(symbol.quant_shape)),
-            expected=str(list(model.get_parameter(name).shape)),
-        )
+        found, expected = list(symbol.quant_shape), list(model.get_parameter(name).shape)
+        message = "the blocks decode to another shape"
+        raise make("plan.shape", message, tensor=name, found=str(found), expected=str(expected))
     blank = torch.empty(symbol.shape, dtype=torch.uint8, device="meta")
     module = model.get_submodule(path)
     module._parameters[leaf] = GGUFParameter(  # type: ignore[no-untyped-call]

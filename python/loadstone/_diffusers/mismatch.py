@@ -80,14 +80,8 @@ class Mismatch:
                 f"these configs, which diffusers knows by name, are not in the cache and were not "
                 f"tried: {names}"
             )
-        return _core.Finding(
-            "error" if fits or is_edited else "info",
-            "plan.config_mismatch",
-            "",
-            [],
-            "; ".join(lines),
-            _advice(fits, is_edited),
-        )
+        severity, hint = "error" if fits or is_edited else "info", _advice(fits, is_edited)
+        return _core.Finding(severity, "plan.config_mismatch", "", [], "; ".join(lines), hint)
 
 
 def examine(

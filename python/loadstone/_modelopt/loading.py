@@ -234,20 +234,10 @@ class _Packing:
                 bytes_written=value.numel() * value.element_size(),
             )
         for name, value in configured.items():
-            report.provenance.setdefault(
-                name,
-                Provenance(
-                    name,
-                    "constructor",
-                    "persistent_buffer",
-                    "none",
-                    (),
-                    str(value.device),
-                    dtype_name(value.dtype),
-                    tuple(value.shape),
-                    reason="set by the config of ModelOpt",
-                ),
-            )
+            form = (str(value.device), dtype_name(value.dtype), tuple(value.shape))
+            head = (name, "constructor", "persistent_buffer", "none", ())
+            item = Provenance(*head, *form, reason="set by the config of ModelOpt")
+            report.provenance.setdefault(name, item)
 
 
 def _dispatch(model: torch.nn.Module, plan: Plan) -> None:
