@@ -1,4 +1,4 @@
-"""Which adapter serves which library; an adapter is imported when a model or a call needs it."""
+"""Finds the adapter of a library, which is imported when a model or a call needs it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> Traced:
     """Recipes from the conversion code of a library, for one of its models."""
     if library not in TRACED:
         known = ", ".join(map(repr, TRACED))
-        raise make("plan.options", "no such rules", field="rules", found=library, expected=known)
+        raise make("plan.options", "unknown rules", field="rules", found=library, expected=known)
     if isinstance(model, str | os.PathLike):
         raise make("plan.options", "tracing needs a model, not a skeleton file", field="rules")
     adapter = importlib.import_module(f"loadstone.{library}")
@@ -34,7 +34,7 @@ def trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> Traced:
 def with_units(
     traced: Traced | None, model: Any, catalog: Catalog, dtype: Any, quantize: Any
 ) -> Traced | None:
-    """What was traced, with the weights that are quantized; the model may hold modules for them."""
+    """Adds the weights that bitsandbytes quantizes to what was traced."""
     if quantize is None and not _holds_modules_of("bitsandbytes", model):
         return traced
     from loadstone._bitsandbytes.choosing import chosen

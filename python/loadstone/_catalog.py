@@ -1,4 +1,4 @@
-"""What a checkpoint holds, from its headers alone."""
+"""The tensors of a checkpoint, from its headers alone."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class TensorInfo:
         encoding: a dtype by its safetensors name (``"BF16"``) or a block format (``"Q4_K"``).
         shape: outermost dimension first, for GGUF too.
         offset_begin, offset_end: bytes from the start of the shard.
-        strides: elements from one index to the next, where they do not stand in C order (views that
-            torch saved); empty otherwise.
+        strides: in elements, of tensors that are not in C order (views that torch saved); empty
+            otherwise.
     """
 
     name: str
@@ -56,8 +56,8 @@ class EncodingTotal:
 class Catalog:
     """Names, encodings, shapes and byte ranges of a checkpoint. Immutable.
 
-    It is pickled as the paths that were opened: whoever unpickles it reads the headers again, and
-    other tensors than before are refused (``io.changed``).
+    It is pickled as its paths. Unpickling reads the headers again, and refuses a checkpoint with
+    other tensors (``io.changed``).
     """
 
     def __init__(self, core: _core.Catalog, opened: tuple[Any, ...] = ()) -> None:
@@ -74,7 +74,7 @@ class Catalog:
         return {row[0]: TensorInfo(*row) for row in self._core.tensors()}
 
     def encodings(self) -> dict[str, str]:
-        """Name and encoding of every tensor, in file order, where nothing else is wanted."""
+        """Name and encoding of every tensor, in file order; cheaper than :attr:`tensors`."""
         return self._core.encodings()
 
     def digest(self) -> str:
@@ -115,7 +115,7 @@ class Catalog:
         return self._core.findings
 
     def to_json(self) -> str:
-        """What ``loadstone inspect --json`` prints."""
+        """The output of ``loadstone inspect --json``."""
         return self._core.to_json()
 
     def __repr__(self) -> str:
@@ -127,15 +127,20 @@ class Catalog:
 def inspect(path: Checkpoint, *, allow_links: bool = False, gguf_rank_max: int = 4) -> Catalog:
     """Opens a checkpoint and reads its headers, no data.
 
+    >>> loadstone.inspect("checkpoint/").tensors["lm_head.weight"].shape
+
     Args:
         path: a file, a folder (with or without an index), an index, a glob pattern, the first part
             of a split GGUF, or a list of files that together are one checkpoint. A hub id
-            (``org/name``, ``org/name/file.gguf``) where no such path exists: what the local cache
-            of the hub holds, offline.
-        allow_links: follow links that leave the folder (those into the ``blobs`` of a hub cache are
-            followed always).
-        gguf_rank_max: most dims of a GGUF tensor. ggml knows 4; files of video models have tensors
-            of 5, which are refused unless this allows them.
+            (``org/name``, ``org/name/file.gguf``), if no such path exists, is looked up in the
+            local cache of the hub, offline.
+        allow_links: follow links that leave the folder (links into the ``blobs`` of a hub cache are
+            always followed).
+        gguf_rank_max: maximal rank of a GGUF tensor. ggml has 4; files of video models have tensors
+            of rank 5, which are refused by default.
+
+    Returns:
+        The tensors and the metadata of all files.
 
     Raises:
         FormatError: a rule of the format is broken; the error names file, tensor, offset, found and
@@ -150,7 +155,7 @@ def inspect(path: Checkpoint, *, allow_links: bool = False, gguf_rank_max: int =
 
 
 def readable(paths: Checkpoint, *, allow_links: bool = False) -> tuple[Catalog | None, str]:
-    """The catalog; or why files of torch's hold what is not read here, and torch may read.
+    """The catalog; or the reason why a file of torch is unsupported, which torch may read.
 
     Raises:
         FormatError, LoadError: see :func:`inspect`; for other files.

@@ -30,7 +30,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class PartDone:
-    """What a task hands back; or ``error``."""
+    """The result of a task, or its ``error``."""
 
     index: int
     sums: Counter[str] = field(default_factory=Counter)  # of SUMS
@@ -51,7 +51,7 @@ def patiently(call: Callable[[], _Result]) -> _Result:
 
 
 def do_part(arguments: dict[str, Any], index: int, count: int) -> PartDone:
-    """One task. Errors of loadstone's are handed back: another try would give the same."""
+    """One task. Errors of loadstone are returned: a retry would fail alike."""
     import loadstone
 
     try:
@@ -81,12 +81,12 @@ def run_parts(
     return done
 
 
-# Begins so many parts and yields them as they are done; closed early, it takes back the others.
+# Begins so many parts and yields each when it is done; closing it early cancels the others.
 _Begin = Callable[[int], Generator[PartDone, None, None]]
 
 
 def _engine(cluster: Any, arguments: dict[str, Any]) -> tuple[_Begin, int]:
-    """What begins parts, and how many go at once."""
+    """A function that begins parts, and the number of parts that run at once."""
     if cluster == "ray":
         return _ray(arguments)
     if callable(getattr(cluster, "submit", None)):

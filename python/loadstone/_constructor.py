@@ -1,4 +1,4 @@
-"""The constructor's values that a model lacks because some other library built it on meta.
+"""The constructor's values for a model that another library built on meta.
 
 An adapter that knows class and configuration builds a second model under
 :func:`loadstone.skeleton`; its buffers and plain tensors are what the first one's constructor
@@ -68,7 +68,7 @@ def _fits(slot: TensorSlot, value: Any) -> bool:
 
 
 def model_builder(model: Any) -> Callable[[], Any] | None:
-    """From the adapter named after the library that the model's class, or a base of it, is from."""
+    """The ``skeleton_builder`` of the adapter for the library of the model's class or a base."""
     for base in type(model).__mro__:
         name = f"loadstone.{base.__module__.partition('.')[0]}"
         if importlib.util.find_spec(name) is not None:

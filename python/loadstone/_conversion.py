@@ -23,7 +23,7 @@ _RANK_MAX = 8
 
 @dataclass(frozen=True)
 class RulesText:
-    """Rules or recipes as JSON: what another process is told."""
+    """Rules or recipes as JSON, which can be passed to another process."""
 
     text: str
 
@@ -34,19 +34,19 @@ Quantize = str | Mapping[str, str]
 
 @dataclass
 class ConvertReport:
-    """What :func:`convert` did, or with ``dry_run`` would do.
+    """The result of :func:`convert`, or with ``dry_run`` the expected one.
 
     Attributes:
-        outputs: the files that were written, the index last; none after a dry run. With ``part``
-            its shards, where they wait.
+        outputs: the files that were written, the index last; empty after a dry run. With ``part``
+            its shards, at their temporary paths.
         seconds: wall time.
-        bytes_read, bytes_written: what is turned may be read more than once.
-        bytes_kept: of files that earlier runs finished.
-        peak_bytes: of memory, beside what the process had before.
-        findings: what there is to say, most severe first.
-        table: what becomes of what, for people.
-        files: how many hold the tensors: one, or the shards.
-        sync_seconds: of ``seconds``, bringing files to the disk.
+        bytes_read, bytes_written: transposed tensors may be read more than once.
+        bytes_kept: in files that earlier runs finished.
+        peak_bytes: of memory, in addition to what the process had before.
+        findings: problems, most severe first.
+        table: sources and targets as a readable table.
+        files: count of files that hold tensors: one, or the shards.
+        sync_seconds: part of ``seconds`` spent in syncing files to the disk.
     """
 
     outputs: list[Path]
@@ -100,62 +100,64 @@ def convert(
     cluster: Any = None,
     parts: int | None = None,
 ) -> ConvertReport:
-    """Writes a checkpoint anew as safetensors, in memory that does not grow with its size.
+    """Converts a checkpoint to safetensors, in memory that does not grow with its size.
 
-    The target appears under its name only when it is whole; a failure leaves nothing, and a file
-    that stood there as it was. The source is never written.
+    >>> loadstone.convert("model.gguf", "model.safetensors", dtype="bfloat16")
+
+    The target appears under its name only when it is complete; a failure leaves nothing behind and
+    an older file unchanged. The source is never written.
 
     Args:
-        source: see :func:`loadstone.inspect`; or what that returned.
+        source: see :func:`loadstone.inspect`; or its result.
         target: ``"name.safetensors"`` for one file; else a folder for shards and index, which may
             hold other files but no model.
-        rules: what becomes of names and layouts: a list as in ``docs/rules.md``, a JSON file of one
-            or of recipes (:func:`save_recipes`), or what an adapter traced for this very catalog.
-            Without them every tensor keeps its name.
-        dtype: floating tensors of 16 bits and more become this, block formats too. ``None``: they
-            stay as they are.
-        block_dtype: what block formats become without ``dtype``: bfloat16, float16 or float32.
+        rules: for names and layouts: a list as in ``docs/rules.md``, a JSON file of one or of
+            recipes (:func:`save_recipes`), or the trace of an adapter for this very catalog.
+            ``None``: names stay unchanged.
+        dtype: of floating tensors of 16 bits and more, and of block formats. ``None``: unchanged.
+        block_dtype: of block formats without ``dtype``: bfloat16, float16 or float32.
         quantize: an encoding for the weights inside decoder layers (``"nvfp4"``, ``"nf4:128"``
-            with a block size ...), or ``{pattern: encoding}``: regular expressions looked for in
-            names, of which the first that fits wins; ``""`` fits all, ``"none"`` leaves alone.
-        include, exclude: regular expressions of names that are quantized too, or not.
-        style: whose names, shapes and configs: ``"modelopt"`` (the default) or
-            ``"compressed-tensors"``. Encodings of bitsandbytes have its own, and no style may be
-            named beside them.
+            with a block size ...), or ``{pattern: encoding}``: regular expressions searched in
+            names, of which the first match wins; ``""`` matches all, ``"none"`` excludes.
+        include, exclude: regular expressions of names to quantize too, or not at all.
+        style: of names, shapes and configs: ``"modelopt"`` (the default) or
+            ``"compressed-tensors"``. Encodings of bitsandbytes have a style of their own, and take
+            no other.
         mode: ``"exact"``, or ``"modelopt-compat"`` for the bytes that ModelOpt makes.
-        allow_non_finite: go on where what is quantized holds NaN or infinities, and say so.
-        copy_code: copy Python files beside the model too.
-        dequantize: make numbers (``dtype``, or bfloat16) of what the source holds quantized: FP8 of
+        allow_non_finite: quantize non-finite values (NaN, inf) with a finding; default: an error.
+        copy_code: also copy Python files of the source's folder.
+        dequantize: dequantize (to ``dtype``, or bfloat16) tensors of the source: FP8 of
             any granularity, NVFP4, MXFP4, MXFP8 and int8 in the names of DeepSeek, ModelOpt,
             compressed-tensors and GPT-OSS, and bitsandbytes. ``quantize`` does that by itself.
         experts: ``"fused"``: all experts of a layer in one tensor, as transformers 5 has them;
             ``"separate"``: each by itself, as checkpoints are published; ``"keep"``.
         shard_size: bytes of tensors in a shard of a folder (``int`` or ``"5GB"``, the default).
-        name: what files in a folder are called; diffusers looks for ``diffusion_pytorch_model``.
-        max_memory: never take more than this, or refuse to start and say what is needed.
-        unexpected: ``"warn"``, ``"error"`` or ``"ignore"``: sources that recipes leave over.
-        threads: ``None``: one per core, but few.
+        name: of files in a folder; diffusers looks for ``diffusion_pytorch_model``.
+        max_memory: limit in bytes (``int`` or ``"8GiB"``); a conversion that needs more is refused.
+        unexpected: ``"warn"``, ``"error"`` or ``"ignore"``: sources that recipes do not use.
+        threads: workers; ``None``: one per core, at most a few.
         progress: ``True`` for a bar, or a callable that gets bytes done and bytes in all.
-        dry_run: say what would be done, and do nothing.
+        dry_run: plan only, and write nothing.
         resume: keep the shards that an earlier run of the same conversion finished, and those of
-            this one however it ends. One file has no shards, and is begun again.
-        part: ``(i, n)``: do this share of the shards only, ``i`` from 1 to ``n``. They wait beside
-            the target; parts may be done at once, by different processes and machines that share
-            the folder, and again.
-        finish: check the shards of all parts, and make the target of them.
-        cluster: what runs all parts as tasks: ``"ray"`` (extra ``ray``), or an object with
+            this one however it ends. A single file has no shards, and is written from the start.
+        part: ``(i, n)``: convert this share of the shards only, ``i`` from 1 to ``n``, to a folder
+            beside the target. Parts may run at the same time, on machines that share the folder,
+            and may be repeated.
+        finish: check the shards of all parts, and move them to the target.
+        cluster: runs all parts as tasks: ``"ray"`` (extra ``ray``), or an object with
             ``submit()`` as ``concurrent.futures``, Dask and MPI pools have. Each uses one thread
             unless ``threads`` says more. Shards that an earlier run finished are kept.
-        parts: how many, with ``cluster``; ``None``: one for each slot that it has.
+        parts: count of parts, with ``cluster``; ``None``: one for each of its slots.
 
     Raises:
-        PlanError: something cannot be made (all ``findings`` attached), or not in ``max_memory``.
+        PlanError: a target cannot be made (all ``findings`` attached), or not in ``max_memory``.
         FormatError: the source breaks a rule of its format.
         LoadError: input or output failed, the disk is full, the source changed meanwhile.
-        Error: ``q.nan``: what is to be quantized is not finite. ``convert.target``: the target is
-            the source, or stands in its folder, or is a folder with another model.
-            ``convert.state``: what waits beside it is of another conversion; ``convert.locked``:
-            another process is at it; ``convert.incomplete``: parts are missing.
+        Error: ``q.nan``: a tensor to quantize has non-finite values. ``convert.target``: the target
+            is the source, or in its folder, or is a folder with another model.
+            ``convert.state``: the unfinished shards are of another conversion;
+            ``convert.locked``: another process works on it; ``convert.incomplete``: parts are
+            missing.
     """
     if cluster is not None:
         return _divided(**locals())
@@ -164,7 +166,7 @@ def convert(
     _core.check_target_name(where)
     one_file = where.endswith(".safetensors")
     if one_file and shard_size is not None:
-        raise make("plan.options", "one file has no shards: name a folder", field="shard_size")
+        raise make("plan.options", "a single file has no shards: pass a folder", field="shard_size")
     listed, recipes = _chosen(rules, source, catalog)
     conversion = _core.make_conversion(
         catalog,
@@ -231,10 +233,14 @@ def _divided(
     dry_run: bool,
     **arguments: Any,
 ) -> ConvertReport:
-    """A conversion whose parts are tasks; what an earlier one of the same finished is kept."""
+    """A conversion whose parts are tasks; keeps the shards of earlier runs."""
     begin = time.perf_counter()
     if part is not None or finish or (parts is not None and parts < 1):
-        raise make("plan.options", "a cluster does all parts, and finishes them", field="cluster")
+        raise make(
+            "plan.options",
+            "a cluster runs and finishes all parts: pass no part=, finish= or parts below 1",
+            field="cluster",
+        )
     arguments |= {
         "source": _cluster.plain_source(arguments["source"]),
         "target": os.path.abspath(os.fsdecode(arguments["target"])),  # noqa: PTH100  (links stay)
@@ -279,13 +285,15 @@ def save_recipes(
     dtype: Any = None,
     allow_links: bool = False,
 ) -> None:
-    """Writes what a library's own conversion makes of a checkpoint, for ``loadstone convert``.
+    """Saves the recipes of a library's own conversion, for ``loadstone convert``.
+
+    >>> loadstone.save_recipes(model, "wan.gguf", "recipes.json", rules="diffusers")
 
     Args:
         model: of that library; may lie on meta.
         checkpoint: the one to be converted, or one with the same names, encodings and shapes.
-        path: a JSON file; it names tensors, and holds no values but small constants.
-        rules: whose conversion: ``"diffusers"`` or ``"transformers"``.
+        path: of the JSON file; it has names of tensors, and no values but small constants.
+        rules: the library: ``"diffusers"`` or ``"transformers"``.
         dtype: ``None``: the model's own. Modules that the class keeps in float32 stay so.
 
     Raises:
@@ -299,7 +307,7 @@ def save_recipes(
     make_plan(model, catalog, traced).require_ok()
     if traced.recipes is None:
         raise make(
-            "plan.options", "names match as they are, and nothing is to be saved", field="rules"
+            "plan.options", "names match unchanged, so there are no recipes to save", field="rules"
         )
     Path(path).write_text(traced.recipes.to_json(catalog._core), encoding="utf-8")
 
@@ -318,7 +326,7 @@ def _style(style: str | None) -> str:
         return ""
     if style in ("modelopt", "compressed-tensors"):
         return style
-    raise make("plan.options", "no such style", field="style", found=str(style))
+    raise make("plan.options", "unknown style", field="style", found=str(style))
 
 
 def _listed(patterns: str | Sequence[str]) -> list[str]:
@@ -344,7 +352,7 @@ def _chosen(
         return "", None
     if isinstance(rules, Traced):
         if not isinstance(source, Catalog):
-            message = "traced recipes count on the catalog that they were traced with: pass that"
+            message = "traced recipes belong to the catalog that they were traced with: pass that"
             raise make("plan.options", message, field="source")
         errors = [finding for finding in rules.findings if finding.severity == "error"]
         if errors:
@@ -360,9 +368,9 @@ def _chosen(
 
 
 def _as_text(rules: Rules | None) -> RulesText | None:
-    """What another process can be told."""
+    """Rules in a form that can be passed to another process."""
     if isinstance(rules, Traced):
-        message = "tasks take no traced rules: save them with save_recipes, and name the file"
+        message = "tasks take no traced rules: save them with save_recipes, and pass the file"
         raise make("plan.options", message, field="rules")
     if rules is None or isinstance(rules, RulesText):
         return rules

@@ -1,4 +1,4 @@
-"""Values of tensors that are at hand in an encoding."""
+"""Dequantizes tensors in memory."""
 
 from __future__ import annotations
 
@@ -25,31 +25,33 @@ def dequantize(
     block_size: int = 64,
     allow_non_finite: bool = False,
 ) -> torch.Tensor:
-    """The numbers that an encoded tensor stands for.
+    """Dequantizes a tensor from its components.
+
+    >>> loadstone.dequantize({"data": blocks}, "q4_k", (4096, 4096), torch.bfloat16)
 
     Args:
-        parts: the tensors that the encoding is made of. For the block formats of GGUF:
-            ``{"data": uint8}``, the rows' blocks one after the other, in any shape. For those of
-            bitsandbytes and ModelOpt: as in :func:`loadstone.quantize`; tables of codes may be left
-            out, and scales of ModelOpt's be F32, or F16 or BF16 of numbers that were.
-        encoding: its name, in any case: ``"q4_k"``, ``"IQ3_XXS"`` ... ``"nf4"``, ``"fp4"``,
+        parts: the components by name. For the block formats of GGUF ``{"data": uint8}``, the blocks
+            of all rows in order, in any shape. For encodings of bitsandbytes and ModelOpt as in
+            :func:`loadstone.quantize`; tables of codes are optional, and scales of ModelOpt's are
+            F32, or F16 or BF16 if the tensor was.
+        encoding: the name, in any case: ``"q4_k"``, ``"IQ3_XXS"`` ... ``"nf4"``, ``"fp4"``,
             ``"int8"``, ``"fp8"``, ``"nvfp4"`` and the others of :func:`loadstone.quantize`.
-        shape: of the result; of GGUF its last dimension is made of whole blocks.
+        shape: of the result; for GGUF the last dimension must be a multiple of the block.
         dtype: ``torch.float32``, ``torch.bfloat16`` or ``torch.float16``.
-        dialect: ``"exact"`` (the default): each number with the bits of gguf-py's F32, then rounded
-            to nearest even. ``"diffusers-compatible"``: the F16 arithmetic of diffusers, for the
-            formats that it knows. Other encodings' dialects are decoded alike.
+        dialect: for GGUF ``"exact"`` (the default: the bits of gguf-py's F32, rounded to nearest
+            even) or ``"diffusers-compatible"`` (the F16 arithmetic of diffusers, for the formats
+            that it supports). It has no effect on other encodings.
         block_size: of nf4 and fp4.
-        allow_non_finite: decode bitsandbytes' encodings also where a scale is NaN or infinite.
+        allow_non_finite: accept non-finite scales of bitsandbytes' encodings.
 
     Returns:
         A new tensor on the CPU.
 
     Raises:
-        Error: this version knows no such encoding (``plan.encoding``), the format was removed
-            (``gg.type``) or has no values (``gg.no_dequant``), parts, dialect or dtype do not fit
-            (``usage``), the bytes do not fit the shape (``plan.shape``). Of bitsandbytes a part is
-            missing, not known, or does not fit (``q.scale_missing``, ``q.scale_unused``,
+        Error: the encoding is unknown (``plan.encoding``), removed from GGUF (``gg.type``) or has
+            no values (``gg.no_dequant``); parts, dialect or dtype are unsupported (``usage``); the
+            bytes do not fit the shape (``plan.shape``); a component of bitsandbytes is missing,
+            unknown, or does not fit (``q.scale_missing``, ``q.scale_unused``,
             ``q.shape``, ``q.scale_shape``, ``q.dtype``, ``q.group_size``, ``q.code``, ``q.nan``),
             or has no memory (``audit.on_meta``).
     """

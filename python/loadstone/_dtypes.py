@@ -27,7 +27,7 @@ def _by_dtype() -> dict[torch.dtype, str]:
 
 
 def is_dtype(name: str) -> bool:
-    """Whether torch has a dtype of this safetensors name; block formats are none."""
+    """Whether torch has a dtype of this safetensors name; not for block formats."""
     return name in _TORCH_NAMES
 
 
@@ -57,18 +57,18 @@ def dtype_name(dtype: torch.dtype) -> str:
     try:
         return _by_dtype()[dtype]
     except KeyError:
-        raise make("plan.dtype", "no checkpoint holds this dtype", found=str(dtype)) from None
+        raise make("plan.dtype", "no checkpoint format has this dtype", found=str(dtype)) from None
 
 
 def dtype_argument(dtype: object) -> str:
-    """The name for what a caller calls a dtype: ``torch.bfloat16``, ``"bfloat16"`` or ``"BF16"``.
+    """The safetensors name of ``torch.bfloat16``, ``"bfloat16"`` or ``"BF16"``.
 
     Raises:
-        PlanError: nothing is called so (``plan.dtype``).
+        PlanError: the dtype is unknown (``plan.dtype``).
     """
     name = _core.dtype_from_user(str(dtype))
     if name is None or not is_dtype(name):
-        raise make("plan.dtype", "there is no such dtype", field="dtype", found=str(dtype))
+        raise make("plan.dtype", "unknown dtype", field="dtype", found=str(dtype))
     return name
 
 

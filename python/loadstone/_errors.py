@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Error(Exception):
-    """What every failure of loadstone is.
+    """The base class of all errors of loadstone.
 
     Attributes:
         code: a stable dotted word such as ``"st.hole"``; ``loadstone explain CODE`` says more.
@@ -14,7 +14,7 @@ class Error(Exception):
         path: the file concerned, or ``""``.
         tensor: the tensor or metadata key concerned, or ``""``.
         byte_offset: where in the file, in bytes from its start, or ``None``.
-        field, found, expected: what was looked at, what stood there, what should have.
+        field, found, expected: the argument or field, its value, and the accepted values.
         errno: the operating system's error number, or 0.
         findings: all findings of the plan that was refused (:class:`PlanError`), else empty.
     """
@@ -62,11 +62,11 @@ class FormatError(Error, OSError, ValueError):
 
 
 class PlanError(Error, RuntimeError, ValueError):
-    """A plan that cannot be carried out. ``findings`` holds everything it has to say."""
+    """A plan that cannot be executed. ``findings`` holds all its findings."""
 
 
 class LoadError(Error):
-    """A load that failed on the way: input and output, memory, cancellation."""
+    """A load that failed during execution: input and output, memory, cancellation."""
 
 
 class FileError(LoadError, OSError):
@@ -105,7 +105,7 @@ class AuditError(Error):
 
 
 class FilledWarning(UserWarning):
-    """Tensors that the checkpoint lacks have been given values, because the caller asked for it."""
+    """Tensors that the checkpoint lacks got other values, as the caller requested."""
 
 
 _AREAS: dict[str, type[Error]] = {
@@ -139,25 +139,40 @@ def error_class(code: str) -> type[Error]:
     return _CODES.get(code) or _AREAS.get(code.partition(".")[0], Error)
 
 
-def from_core(text: str, code: str, *rest: Any) -> Error:
-    """Called by the C++ core, which knows no Python classes."""
-    return error_class(code)(text, code, *rest)
+def from_core(
+    text: str, code: str, message: str = "", path: str = "", tensor: str = "", *rest: Any
+) -> Error:
+    """The error for one of the C++ core, which calls this."""
+    if f"'{tensor}'" in message:  # name the tensor once
+        text = text.replace(f"'{tensor}': {message}", message, 1)
+    return error_class(code)(text, code, message, path, tensor, *rest)
 
 
 def make(code: str, message: str, **where: Any) -> Error:
-    """An error raised on the Python side, worded as the core words its own."""
-    head = "".join(f"{where[key]}: " for key in ("path", "tensor", "field") if where.get(key))
+    """An error of the Python side, in the format of the core's."""
+    parts = (where.get(key) for key in ("path", "tensor", "field"))
+    head = "".join(f"{part}: " for part in parts if part and f"'{part}'" not in message)
     tail = "".join(f"; {key} {where[key]}" for key in ("found", "expected") if where.get(key))
     return error_class(code)(f"{head}{message}{tail} [{code}]", code, message, **where)
 
 
 def count_argument(field: str, value: object, most: int = 2**32 - 1) -> int:
-    """A number of things or bytes.
+    """A count from 0 to ``most``.
 
     Raises:
-        Error: ``plan.options``.
+        Error: ``plan.options``: it is not such a number.
     """
     if isinstance(value, int) and 0 <= value <= most:
         return int(value)
-    message = "no whole number of this kind"
-    raise make("plan.options", message, field=field, found=repr(value), expected=f"0 to {most}")
+    raise make(
+        "plan.options",
+        "not a whole number in range",
+        field=field,
+        found=repr(value),
+        expected=f"0 to {most}",
+    )
+
+
+def counted(count: int, one: str, several: str) -> str:
+    """A count with its noun, singular or plural."""
+    return f"{count} {one if count == 1 else several}"

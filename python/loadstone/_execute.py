@@ -61,12 +61,12 @@ def run(
     plan.require_ok()
     slots = _slots(plan, model)
     made = _initialise.values(plan, model)  # before a byte is read: initialisers may fail
-    filled = fill(plan, model, progress=progress, threads=threads, slots=slots)
+    filled = read_values(plan, model, progress=progress, threads=threads, slots=slots)
     walked = slots_of(model)
     before = [slot.tensor for slot in walked]
     try:
-        complete(plan, model, filled, made, commits=settle is None)
-        report = account(plan, model, filled.core)
+        install_values(plan, model, filled, made, commits=settle is None)
+        report = make_report(plan, model, filled.core)
         if settle is not None:
             settle(filled.offload, report)
             filled.offload.commit()
@@ -141,7 +141,7 @@ class Filled:
 
 
 @_with_ordinary_tensors
-def fill(
+def read_values(
     plan: Plan,
     model: Any,
     *,
@@ -161,13 +161,13 @@ def fill(
     values: list[Any] = [None] * len(slots)
     homes = Homes(slots, plan.targets, plan._in_place)
     with shown(progress, "loading") as callback:
-        core = _fill(plan, homes, values, threads, callback)
+        core = _read(plan, homes, values, threads, callback)
     _core.require_delivered(plan._core, core)
     return Filled(slots, values, core, homes, plan._extra.read())
 
 
 @_with_ordinary_tensors
-def complete(
+def install_values(
     plan: Plan,
     model: Any,
     filled: Filled,
@@ -221,7 +221,7 @@ def _users_level() -> int:
 
 
 @_with_ordinary_tensors
-def account(plan: Plan, model: Any, core: _core.Report) -> Report:
+def make_report(plan: Plan, model: Any, core: _core.Report) -> Report:
     """Computes what follows from parameters, and notes where every value came from."""
     entries = (Provenance.from_row(core.provenance(index)) for index in range(len(core)))
     provenance = {entry.target: entry for entry in entries}
@@ -229,7 +229,7 @@ def account(plan: Plan, model: Any, core: _core.Report) -> Report:
         reason = "recomputed from the model's parameters"
         provenance[name] = dataclasses.replace(provenance[name], reason=reason)
     if plan._units is not None:
-        plan._units.account(model, provenance)
+        plan._units.add_provenance(model, provenance)
     slots = slots_of(model)
     for slot in slots:
         if slot.may_be_kept and slot.name not in provenance:
@@ -309,7 +309,7 @@ def _require_forms(plan: Plan, slots: list[TensorSlot]) -> None:
             )
 
 
-def _fill(
+def _read(
     plan: Plan,
     homes: Homes,
     values: list[Any],

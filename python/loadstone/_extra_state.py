@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ExtraState:
-    """That of a model's modules.
+    """The extra state of a model's modules.
 
     Args:
         names: in the checkpoint, by path of the module.
@@ -42,10 +42,10 @@ class ExtraState:
         return {path: tensors[name] for path, name in self._names.items()}
 
     def install(self, model: Any, values: dict[str, Any]) -> None:
-        """Hands them over.
+        """Calls ``set_extra_state`` of each module.
 
         Raises:
-            PlanError: a module does not take its own (``plan.extra_state``).
+            PlanError: one of them raises (``plan.extra_state``).
         """
         for path, value in values.items():
             module = model.get_submodule(path)

@@ -1,4 +1,4 @@
-"""Names of the Hugging Face hub, found in the cache of this machine; nothing is downloaded."""
+"""Finds ids of the Hugging Face hub in the local cache; nothing is downloaded."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from loadstone._errors import Error, make
 
 @dataclass(frozen=True)
 class Selection:
-    """A strided box of a tensor, and the shape in which it is handed out.
+    """A strided box of a tensor, and the shape of the result.
 
     Attributes:
         ranges: first index, count and step of each dimension of the tensor.
@@ -25,14 +26,11 @@ class Selection:
     @property
     def numel(self) -> int:
         """Selected elements."""
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count
+        return math.prod(self.shape)
 
 
 def whole(shape: Sequence[int]) -> Selection:
-    """Everything."""
+    """The selection of a whole tensor."""
     return Selection(tuple((0, extent, 1) for extent in shape), tuple(shape))
 
 
@@ -72,7 +70,7 @@ def select(index: Any, shape: Sequence[int], name: str) -> Selection | None:
 
 
 def take(tensor: Any, index: Any, name: str) -> Any:
-    """Applies an index that is no box to a tensor. A list is an index of rows, as in NumPy.
+    """Applies an index that is not a box to a tensor. A list selects rows, as in NumPy.
 
     Raises:
         TensorIndexError: torch does not take it (``open.index``).
@@ -82,7 +80,7 @@ def take(tensor: Any, index: Any, name: str) -> Any:
     try:
         return tensor[torch.as_tensor(index) if isinstance(index, list) else index]
     except (IndexError, TypeError, ValueError, RuntimeError) as reason:
-        raise _refusal(f"no index of a tensor: {reason}", name, repr(index)) from None
+        raise _refusal(f"torch refuses the index: {reason}", name, repr(index)) from None
 
 
 def _is_plain(item: Any) -> bool:
@@ -112,7 +110,7 @@ def _range(item: slice, extent: int, dim: int, name: str) -> tuple[int, int, int
     try:
         begin, end, step = item.indices(extent)
     except (TypeError, ValueError) as reason:
-        raise _refusal(f"no slice of dimension {dim}: {reason}", name, repr(item)) from None
+        raise _refusal(f"not a slice of dimension {dim}: {reason}", name, repr(item)) from None
     if step < 1:
         raise _refusal("the step of a slice is not positive", name, str(step), "1 or more")
     return begin, len(range(begin, end, step)), step

@@ -89,7 +89,7 @@ def _has_initialiser(model: Any, name: str) -> bool:
 
 
 def _constructed(model: Any, names: Iterable[str]) -> dict[str, Any]:
-    """What a second construction makes of parameters, where one can be had."""
+    """Values of parameters from a second construction, where the model can be built again."""
     from loadstone._constructor import model_builder, parameter_values
 
     wanted = list(names)

@@ -26,13 +26,15 @@ def load(
 ) -> Report:
     """Loads a checkpoint into a model and proves that every tensor has a value with an origin.
 
+    >>> report = loadstone.load(model, "checkpoint/", dtype="bfloat16")
+
     Takes the arguments of :func:`loadstone.plan` and of :meth:`loadstone.Plan.execute`.
 
     Returns:
-        What was done, with the provenance of every tensor.
+        The report, with the provenance of every tensor.
 
     Raises:
-        PlanError: something is missing or does not fit; all findings are attached, and nothing was
+        PlanError: tensors are missing or do not fit; all findings are attached, and no data was
             read.
         LoadError, FormatError, AuditError: see :meth:`loadstone.Plan.execute` and
             :func:`loadstone.audit`.
@@ -66,12 +68,12 @@ def _warn_of_unexpected(made: Plan) -> None:
 
 
 def _warn_of_nothing(made: Plan) -> None:
-    """``strict=False`` is about what is left over, and hardly means another model's checkpoint."""
+    """Warns if nothing matches, which a caller of ``strict=False`` hardly wants."""
     if any(target.origin == "checkpoint" for target in made.targets):
         return
     warnings.warn(
-        "no tensor of the checkpoint is one of the model's, so nothing is loaded: "
-        "see the plan's findings, and rules= or strip_prefix=",
+        "no name of the checkpoint matches the model, so nothing is loaded: see the plan's "
+        "findings, and pass rules= or strip_prefix=",
         UserWarning,
         stacklevel=3,
     )

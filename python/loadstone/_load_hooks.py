@@ -42,11 +42,11 @@ _HINT = "write rules for the names or convert the checkpoint, or load it with lo
 
 @dataclass
 class Effect:
-    """What the code does to a load.
+    """The effect of the model's own code on a load.
 
     Attributes:
-        findings: what there is to say; with an error among them, nothing else is here.
-        recipes: of the tensors that it makes of others.
+        findings: problems; if one is an error, the other attributes are empty.
+        recipes: of the tensors that it computes from others.
         dropped: tensors of the checkpoint that it takes out of the state dict.
         unexpected: names in the state dict and in the checkpoint; ``None``: as the plan says.
         kept: tensors that keep their values where the checkpoint lacks them.
@@ -81,11 +81,11 @@ def effect(
     rules: str,
     missing: str | Mapping[str, str],
 ) -> Effect | None:
-    """``None``: the model's code leaves alone what is loaded.
+    """The effect of a model's hooks and overrides; ``None``: they change nothing.
 
     Args:
         core: the plan without it.
-        rules: with which that was made, as JSON, prefixes included.
+        rules: the rules of that plan as JSON, prefixes included.
     """
     with ordinary_tensors():
         rehearsal = _Rehearsal(model, catalog, core, rules)
@@ -224,8 +224,8 @@ class _Rehearsal:
 
     def _refusal(self, error: Exception) -> _core.Finding:
         """The module whose code it was is the one that the last call was about."""
-        told = {each.code for each in self.core.findings if each.severity == "error"}
-        if "size mismatch for" in str(error) and told - {"plan.missing", "plan.unexpected"}:
+        codes = {each.code for each in self.core.findings if each.severity == "error"}
+        if "size mismatch for" in str(error) and codes - {"plan.missing", "plan.unexpected"}:
             raise _MisfitError from error
         path, frames = "", error.__traceback__
         while frames is not None:
@@ -242,7 +242,7 @@ class _Rehearsal:
             return _finding("", self.model, reason)
 
     def effect(self, missing: str | Mapping[str, str]) -> Effect | None:
-        """What became of each tensor of the model, and of the state dict."""
+        """The effect of the rehearsed code; ``None``: it changes nothing."""
         made = Effect()
         try:
             changed = self._add_recipes(made)
@@ -256,8 +256,7 @@ class _Rehearsal:
         if changed:
             made.recipes = self.trace.finish()
         left = self._unexpected()
-        told = {name for each in self._told_unexpected() for name in each.sources}
-        if made.dropped or {source for _, source in left} != told:
+        if made.dropped or {source for _, source in left} != self._reported_unexpected():
             made.unexpected = left
         elif not (changed or absent & made.kept or extra or findings):
             return None
@@ -328,23 +327,24 @@ class _Rehearsal:
                 findings.append(_core.Finding("error", code, name, [], f"{what} {message}", hint))
         return extra, findings
 
-    def _told_unexpected(self) -> list[_core.Finding]:
-        return [each for each in self.core.findings if each.code == "plan.unexpected"]
+    def _reported_unexpected(self) -> set[str]:
+        findings = (each for each in self.core.findings if each.code == "plan.unexpected")
+        return {name for each in findings for name in each.sources}
 
     def _unexpected(self) -> list[tuple[str, str]]:
-        """Names that nobody needs, as far as they are not components of quantized tensors."""
-        told = {name for each in self._told_unexpected() for name in each.sources}
+        """Unexpected names, without components of quantized tensors."""
+        reported = self._reported_unexpected()
         found = []
         for name in dict.fromkeys(self.unexpected):
             symbol = self.symbols.state.get(name)
             sources = self.symbols.sources_of(symbol) if symbol is not None else [name]
-            if symbol is None or not told.isdisjoint(sources):
+            if symbol is None or not reported.isdisjoint(sources):
                 found.append((name, sources[0]))
         return found
 
 
 def _members(module: _Module) -> dict[str, Any]:
-    """What a module has, and which objects these are."""
+    """The attributes of a module, by the identity of their values."""
     own: dict[str, Any] = {name: id(value) for name, value in vars(module).items()}
     for registry in _REGISTRIES:
         own[registry] = [

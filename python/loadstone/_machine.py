@@ -1,4 +1,4 @@
-"""What this machine has: the capacities that a computed device map starts from."""
+"""The memory of this machine, for computed device maps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def byte_count(size: int | str) -> int:
 
 
 def device_name(device: Any) -> str:
-    """The word for a device in plans: ``0`` and ``"cuda"`` are ``"cuda:0"``; others as they are."""
+    """A device's name in plans: ``"cuda:0"`` for ``0`` and ``"cuda"``; others unchanged."""
     if isinstance(device, int):
         return f"cuda:{device}"
     name = str(device)
@@ -61,7 +61,7 @@ def capacities(
 
 
 def device_map_entries(device_map: Any) -> tuple[str, list[tuple[str, str]]]:
-    """How a map is computed (``""``: it is given), and its modules with their devices."""
+    """The strategy of a device map (``""``: none), and its modules with their devices."""
     if device_map is None:
         return "", []
     if isinstance(device_map, str) and device_map in MODES:

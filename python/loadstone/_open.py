@@ -32,12 +32,12 @@ class LazyTensor:
 
     @property
     def name(self) -> str:
-        """As in the checkpoint; of the numbers where it is quantized."""
+        """The name in the checkpoint; a quantized tensor has that of its data."""
         return self._entry.name
 
     @property
     def shape(self) -> torch.Size:
-        """Of the numbers, outermost dimension first, for GGUF too."""
+        """The decoded shape, outermost dimension first, for GGUF too."""
         import torch
 
         return torch.Size(self._entry.shape)
@@ -49,9 +49,9 @@ class LazyTensor:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the tensors which an index gives: the file's, float32 where it is decoded.
+        """The dtype of tensors that are read: the file's, or float32 for a quantized tensor.
 
-        Floating-point tensors of a checkpoint that was opened with ``dtype=`` have that one.
+        ``dtype=`` of :func:`loadstone.open` replaces it for floating-point tensors.
         """
         import torch
 
@@ -78,11 +78,11 @@ class LazyTensor:
         return self._entry.stored_bytes
 
     def numel(self) -> int:
-        """Count of numbers."""
+        """Count of elements."""
         return math.prod(self._entry.shape)
 
     def tensor(self, *, dtype: Any = None, device: Any = None) -> torch.Tensor:
-        """All of it.
+        """Reads the whole tensor.
 
         Args:
             dtype: a torch dtype or its name; ``None``: :attr:`dtype`. Rounds to nearest even, once.
@@ -96,7 +96,7 @@ class LazyTensor:
         return self._owner._read(self._entry, dtype, device)
 
     def numpy(self) -> Any:
-        """All of it as a NumPy array; dtypes that NumPy lacks are a ``TypeError``, as in torch."""
+        """Reads the whole tensor as a NumPy array; ``TypeError`` for dtypes that NumPy lacks."""
         return self.tensor(device="cpu").numpy()
 
     def components(self) -> dict[str, torch.Tensor]:
@@ -145,7 +145,10 @@ class LazyTensor:
     def __torch_function__(
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return function(*_read_all(args), **_read_all(kwargs or {}))
+        from torch.utils._pytree import tree_map_only
+
+        args, kwargs = tree_map_only(LazyTensor, LazyTensor.tensor, (args, kwargs or {}))
+        return function(*args, **kwargs)
 
     def __repr__(self) -> str:
         return (
@@ -154,25 +157,14 @@ class LazyTensor:
         )
 
 
-def _read_all(value: Any) -> Any:
-    """The value with tensors in the place of lazy ones."""
-    if isinstance(value, LazyTensor):
-        return value.tensor()
-    if isinstance(value, list | tuple):
-        return type(value)(_read_all(each) for each in value)
-    if isinstance(value, dict):
-        return {key: _read_all(each) for key, each in value.items()}
-    return value
-
-
 class OpenCheckpoint(Mapping[str, LazyTensor]):
     """A checkpoint that :func:`loadstone.open` opened: its names, each with a lazy tensor.
 
-    A quantized tensor is one name, that of its numbers; scales and tables have no names of their
+    A quantized tensor has one name, that of its data; its other components have no names of their
     own here, see :meth:`components`. Immutable, and tensors may be read from many threads.
 
     Attributes:
-        catalog: what the headers say.
+        catalog: the contents of the headers.
     """
 
     def __init__(self, catalog: Catalog, device: Any = "cpu", dtype: Any = None) -> None:
@@ -193,18 +185,18 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
         return self._reader.bytes_read
 
     def get(self, name: str, default: Any = None, *, dtype: Any = None, device: Any = None) -> Any:
-        """A tensor, read: ``self[name].tensor(dtype=dtype, device=device)``.
+        """Reads a tensor: ``self[name].tensor(dtype=dtype, device=device)``.
 
         Args:
-            default: what to return for a name that the checkpoint does not have.
+            default: returned for a name that the checkpoint does not have.
         """
         return self._read(self._reader.entry(name), dtype, device) if name in self else default
 
     def components(self, name: str) -> dict[str, torch.Tensor]:
-        """The tensors of the file that a tensor is made of, as they are, on the CPU.
+        """Reads the components of a tensor as the file holds them, on the CPU.
 
         Args:
-            name: of the numbers.
+            name: as :meth:`keys` has it.
 
         Returns:
             By role: ``"data"``, ``"scale"``, ``"absmax"``, ``"zero_point"`` ...; of block formats
@@ -215,7 +207,7 @@ class OpenCheckpoint(Mapping[str, LazyTensor]):
         return self._reader.components(self._reader.entry(name))
 
     def close(self) -> None:
-        """No tensor is read from now on; files are open only while they are read."""
+        """Refuses further reads. Files are open only while they are read."""
         self._is_closed = True
 
     def _require_open(self, name: str) -> None:
@@ -276,14 +268,14 @@ def open(
 
     Args:
         path: see :func:`loadstone.inspect`: safetensors, GGUF and torch files, folders, hub ids.
-        device: where tensors are handed out; they pass through host memory.
-        dtype: of floating-point tensors, decoded ones too; ``None``: the file's, and float32 of
-            what is decoded. Integers and bools stay as they are in the file.
+        device: where tensors are read to; they pass through host memory.
+        dtype: of floating-point and quantized tensors; ``None``: the file's, and float32 for
+            quantized ones. Integers and bools stay as they are in the file.
         allow_links, gguf_rank_max: see :func:`loadstone.inspect`.
 
     Raises:
         FormatError, LoadError: see :func:`loadstone.inspect`.
-        PlanError: no such dtype or device; ``"meta"`` is none.
+        PlanError: the dtype or device does not exist, or the device is ``"meta"``.
     """
     catalog = inspect(path, allow_links=allow_links, gguf_rank_max=gguf_rank_max)
     return OpenCheckpoint(catalog, device, dtype)
@@ -298,13 +290,15 @@ def load_file(
     allow_links: bool = False,
     gguf_rank_max: int = 4,
 ) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint in memory, read in one pass; quantized ones decoded.
+    """Reads all tensors of a checkpoint in one pass; quantized ones are decoded.
 
-    ``loadstone.torch.load_file`` gives those of a safetensors file as they stand there.
+    >>> state = loadstone.load_file("model.gguf", dtype="bfloat16")
+
+    ``loadstone.torch.load_file`` returns the components of quantized tensors instead.
 
     Args:
-        path, device, dtype, allow_links, gguf_rank_max: see :func:`loadstone.open`. For another
-            device than the CPU, host memory holds 256 MiB of them at a time.
+        path, device, dtype, allow_links, gguf_rank_max: see :func:`loadstone.open`. For a
+            device other than the CPU, host memory holds 256 MiB at a time.
         threads: readers; ``None``: one per core, at most four.
 
     Returns:

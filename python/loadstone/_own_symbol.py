@@ -21,7 +21,7 @@ _COPIES = frozenset({aten.clone, aten.contiguous, aten.lift_fresh})
 
 
 class WholeSymbol(Symbol):
-    """A value that rules make of several tensors, or that is decoded: it is handed on, no more."""
+    """A value made of several tensors, or decoded; code may only pass it on."""
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -30,12 +30,12 @@ class WholeSymbol(Symbol):
         """Copies are the same value."""
         if func.overloadpacket in _SAME_MEMORY | _COPIES:
             return args[0]
-        why = "is decoded or made of several tensors, and can only be handed on as it is"
+        why = "is decoded or made of several tensors, and can only be passed on unchanged"
         raise refusal("plan.untraceable", func.overloadpacket.__name__, [args[0]], why)
 
 
 class OwnSymbol(Symbol):
-    """A tensor of the model: it has its device, and its value is known to nobody here.
+    """A tensor of the model, with its device and without its value.
 
     Attributes:
         slot: where the tensor stands.

@@ -1,8 +1,7 @@
-"""Libraries' own entry points made to run on loadstone, and put back exactly as they were.
+"""Replaces entry points of libraries while they are patched, and restores the same objects.
 
-Two things, kept apart: *installed* (a wrapper stands in the library, for everybody) and *active*
-(the wrapper does something, for those who asked). A wrapper that stands there while its caller is
-not concerned hands the call on to the library's own function.
+A wrapper is *installed* in a library for the whole process, and *active* in the contexts that asked
+for it. An installed wrapper that is not active calls the library's own function.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ class Hook:
     Args:
         owner: the module or class that holds it.
         name: the attribute's name.
-        wrap: gets what stands there (for classes the raw descriptor, so that a ``classmethod``
-            object stays one) and returns what shall stand there instead. It may be called again
-            whenever another hook on the same attribute goes, and must have no effect of its own.
-            See :func:`gated`.
+        wrap: takes the present value (for classes the raw descriptor, so that a ``classmethod``
+            object stays one) and returns its replacement. It is called again when another hook on
+            the same attribute is removed, and must have no side effects. See :func:`gated`.
 
     Thread safety: ``install`` and ``uninstall`` may be called from any thread; one lock guards all.
     """
@@ -45,7 +43,7 @@ class Hook:
         self.wrap = wrap
 
     def install(self) -> None:
-        """Puts the wrapper around whatever stands there."""
+        """Wraps the present value of the attribute."""
         with _lock:
             key = (id(self.owner), self.name)
             site = _sites.get(key) or _Site(self.owner, self.name)
@@ -53,7 +51,7 @@ class Hook:
             _sites[key] = site
 
     def uninstall(self) -> None:
-        """Takes the wrapper away; with the last one the library's own object is back."""
+        """Removes the wrapper; the last one restores the library's own object."""
         with _lock:
             key = (id(self.owner), self.name)
             site = _sites[key]
@@ -66,7 +64,7 @@ class Hook:
 
 
 class _Site:
-    """One attribute of a library with the hooks that stand on it, innermost first."""
+    """One attribute of a library with its hooks, innermost first."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner = owner
@@ -81,7 +79,7 @@ class _Site:
         self.hooks.append(hook)
 
     def remove(self, hook: Hook) -> None:
-        """Builds the pile anew without one; leaves alone what a third party put on top of it."""
+        """Wraps again without one hook, unless a third party has replaced the attribute."""
         self.hooks.remove(hook)
         if vars(self.owner).get(self.name, _ABSENT) is not self.standing:
             return
@@ -108,14 +106,13 @@ _sites: dict[tuple[int, str], _Site] = {}
 
 
 class Hooks(list[Hook]):
-    """Hooks that are installed together, while somebody holds them.
+    """Hooks that are installed together, while there are users.
 
     Args:
         hooks: in the order in which they are installed.
-        library: what :func:`active` is asked for by their wrappers; "" where they have another
-            gate.
-        late: tells the hooks on modules that may be imported later; asked when these are installed
-            and by :meth:`refresh`. It returns the same objects each time.
+        library: the library that :func:`active` checks; "" for hooks with another gate.
+        late: returns the hooks on modules that may be imported later, the same objects each time;
+            called by :meth:`acquire` and :meth:`refresh`.
 
     Thread safety: ``acquire`` and ``release`` count under a lock; any thread may call them.
     """
@@ -133,7 +130,7 @@ class Hooks(list[Hook]):
         self._users = 0
 
     def acquire(self) -> None:
-        """Installs those that nobody holds yet; where nobody holds any, all or none."""
+        """Adds a user; installs all hooks that are not installed, or none if that fails."""
         with _lock:
             self._users += 1
             try:
@@ -143,7 +140,7 @@ class Hooks(list[Hook]):
                 raise
 
     def refresh(self) -> None:
-        """Installs what can be by now; nothing happens where nobody holds them."""
+        """Installs late hooks whose module is there by now; no effect without users."""
         with _lock:
             for hook in (*self, *self.late()) if self._users else ():
                 if hook not in self._installed:
@@ -151,7 +148,7 @@ class Hooks(list[Hook]):
                     self._installed.append(hook)
 
     def release(self) -> None:
-        """Undoes one :meth:`acquire`; the last one puts everything back."""
+        """Undoes one :meth:`acquire`; the last one uninstalls all hooks."""
         with _lock:
             if self._users == 0:
                 raise RuntimeError("hooks were released more often than acquired")
@@ -196,14 +193,14 @@ def _begin(entry: _Entry) -> None:
 
 
 def _end(entry: _Entry) -> None:
-    """Contexts that were copied meanwhile (tasks) still hold the entry: dead, it says nothing."""
+    """Ends an entry, also in contexts that were copied meanwhile (tasks)."""
     entry.alive = False
     _entries.set(tuple(each for each in _entries.get() if each.alive))
 
 
 @contextlib.contextmanager
 def held(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[Any]:
-    """A context variable that has a value inside, and the one it had before outside."""
+    """Sets a context variable inside the block."""
     token = variable.set(value)
     try:
         yield value
@@ -213,7 +210,7 @@ def held(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def hooked(hooks: Hooks) -> Iterator[None]:
-    """Hooks installed, and their library active in this context, for one call.
+    """Installs hooks and makes their library active in this context, for one call.
 
     Thread safety: other threads' calls go to the library's own functions.
     """
@@ -229,7 +226,7 @@ def hooked(hooks: Hooks) -> Iterator[None]:
 
 @contextlib.contextmanager
 def suspended(*libraries: str) -> Iterator[None]:
-    """The libraries' own functions in this context, whatever is patched; for handing a call on.
+    """Restores the libraries' own functions in this context, to pass a call on to them.
 
     Thread safety: concerns this context alone.
     """
@@ -269,19 +266,22 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
 
     >>> with loadstone.patch("transformers", "accelerate"):
     ...     model = AutoModelForCausalLM.from_pretrained("folder")
-    >>> healing = loadstone.patch("accelerate").start()    # the whole process, until healing.stop()
+    >>> patched = loadstone.patch("accelerate").start()    # the whole process, until patched.stop()
 
-    As a context manager it concerns the context that entered it: this thread, under asyncio this
-    task and those that it starts meanwhile. Other threads get the libraries' own behaviour. May be
-    nested, entered again and shared by threads. When the last user is gone, every attribute of the
-    libraries is the very object that it was.
+    As a context manager it concerns the context that entered it: this thread, and under asyncio
+    this task and those that it starts inside. Other threads get the libraries' own behaviour. It
+    may be nested, entered again and shared by threads. When the last user leaves, every attribute
+    of the libraries is the same object as before.
 
-    A name that was imported before from the library's module (``from accelerate import
-    load_checkpoint_in_model``) stays what it was, and nobody can change that.
+    A name that was imported earlier from the library's module (``from accelerate import
+    load_checkpoint_in_model``) cannot be patched.
+
+    Args:
+        libraries: one or more of ``"transformers"``, ``"diffusers"``, ``"accelerate"``,
+            ``"bitsandbytes"``, ``"modelopt"``, ``"peft"``.
 
     Raises:
-        Error: a library that this version does not patch, or that is not installed
-            (``plan.options``).
+        Error: ``plan.options``: a library is unknown or not installed.
 
     Thread safety: any thread may enter, leave, start and stop, at the same time too.
     """
@@ -314,7 +314,7 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
         self._release()
 
     def start(self) -> patch:
-        """Patches for the whole process until :meth:`stop`. Started already: nothing happens."""
+        """Patches for the whole process until :meth:`stop`. No effect if already started."""
         with _lock:
             if not self._started:
                 self._acquire()
@@ -323,7 +323,7 @@ class patch(contextlib.ContextDecorator):  # noqa: N801  (used as a function is)
         return self
 
     def stop(self) -> None:
-        """Ends :meth:`start`. Not started, or stopped before: nothing happens."""
+        """Ends :meth:`start`. No effect if not started."""
         with _lock:
             if self._started:
                 _everywhere.subtract(self.libraries)
@@ -358,12 +358,12 @@ def providers(libraries: Iterable[str]) -> list[Hooks]:
     """
     wanted = list(dict.fromkeys(libraries))
     if not wanted:
-        raise _refused("no library is named", "")
+        raise _refused("no library is given", "")
     for name in wanted:
         if name not in LIBRARIES:
-            raise _refused("no such library is known", name)
+            raise _refused("this library is not supported", name)
         if importlib.util.find_spec(name) is None:
-            raise _refused("it is not installed", name)
+            raise _refused("this library is not installed", name)
     known = list(filter(is_known, wanted))
     with _lock:
         return [_provider(name) for name in known]
@@ -373,7 +373,7 @@ def providers(libraries: Iterable[str]) -> list[Hooks]:
 def _provider(name: str) -> Hooks:
     adapter = importlib.import_module(f"loadstone.{name}")
     if not hasattr(adapter, "patches"):
-        raise _refused("this version does not patch it yet", name)
+        raise _refused("this library cannot be patched", name)
     hooks: Hooks = adapter.patches()
     return hooks
 

@@ -1,8 +1,7 @@
-"""Device maps, put in a form that hooks can carry out.
+"""Device maps, rewritten in a form that hooks support.
 
-accelerate's hooks are attached to modules: one that a map names brings and takes all that is below
-it. So a map whose paths lie inside one another has to be told by paths that do not, and a tensor
-without its module cannot be brought from disk at all.
+accelerate attaches a hook to each module that a map names, and it moves all tensors inside. So
+nested paths are rewritten as disjoint ones, and a tensor cannot be on disk without its module.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from loadstone._errors import make
 
 DeviceMap = dict[str, Any]
 
-# What torch's allocator gives; a product of a matrix and one row depends on it in its last bit.
+# The alignment of torch's allocator, on which the last bit of a matrix product depends.
 ALIGNMENT = 64
 
 _OFFLOADED = ("cpu", "disk")
@@ -29,7 +28,7 @@ def is_below(path: str, above: str) -> bool:
 
 
 def device_of(name: str, device_map: Mapping[str, Any], default: Any = None) -> Any:
-    """The device of a tensor: that of the nearest module above it; ``default``: there is none."""
+    """The device of a tensor: that of its nearest module in the map, or ``default``."""
     path = name
     while path and path not in device_map:
         path = path.rpartition(".")[0]
@@ -37,7 +36,7 @@ def device_of(name: str, device_map: Mapping[str, Any], default: Any = None) -> 
 
 
 def main_device(device_map: Mapping[str, Any]) -> Any:
-    """Where what is offloaded is computed with: the first accelerator, else the cpu."""
+    """The device that computes with offloaded tensors: the first accelerator, else the cpu."""
     devices = device_map.values()
     return next((device for device in devices if str(device) not in _OFFLOADED), "cpu")
 
@@ -45,9 +44,9 @@ def main_device(device_map: Mapping[str, Any]) -> Any:
 def expanded(model: torch.nn.Module, device_map: Mapping[str, Any]) -> DeviceMap:
     """The same places by paths of which none lies inside another.
 
-    ``{"": "cpu", "blocks.1": "disk"}`` names the children that are left beside ``blocks.1``. What
-    stands directly in a module that is taken apart, and would be on disk, is in memory: no hook
-    could bring it without the modules beside it.
+    ``{"": "cpu", "blocks.1": "disk"}`` becomes a map of the siblings of ``blocks.1``. Tensors of a
+    divided module that would be on disk stay in memory, because no hook could load them without
+    the module's children.
     """
     paths = list(device_map)
     if not any(path != other and is_below(path, other) for path in paths for other in paths):
@@ -81,7 +80,7 @@ class _Expansion:
 
 
 def own_tensors(path: str, module: torch.nn.Module) -> list[str]:
-    """The full names of what stands directly in a module."""
+    """The full names of a module's own tensors."""
     names = [*module._parameters, *module._buffers]
     held = [name for name in names if getattr(module, name, None) is not None]
     return [f"{path}.{name}" if path else name for name in held]
@@ -90,8 +89,8 @@ def own_tensors(path: str, module: torch.nn.Module) -> list[str]:
 def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> DeviceMap:
     """A computed map without tensors that are on disk apart from their module.
 
-    Such maps come from counting bytes: a module that has nothing inside it goes to disk as a whole,
-    of others the tensor stays in memory.
+    Such maps come from counting bytes. A module without children goes to disk as a whole; of others
+    the tensor stays in memory.
     """
     result = dict(device_map)
     memory = main_device(device_map)
@@ -111,13 +110,13 @@ def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> DeviceMap
 def require_paths(
     model: torch.nn.Module, device_map: Mapping[str, Any], component: str = ""
 ) -> None:
-    """Refuses a map that names what is not there, or a tensor to be on disk without its module.
+    """Refuses a map with an unknown path, or with a tensor on disk without its module.
 
     Args:
-        component: how the model is called in a pipeline's map.
+        component: the model's name in a pipeline's map.
 
     Raises:
-        PlanError: ``plan.device_map``, with the nearest path that there is.
+        PlanError: ``plan.device_map``, with the nearest known path.
     """
     modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
     known = set(modules)
@@ -128,7 +127,7 @@ def require_paths(
         if path in known and path not in modules and str(device) == "disk":
             raise make(
                 "plan.device_map",
-                "no hook brings a tensor apart from its module: name the module",
+                "no hook loads a tensor without its module: name the module",
                 field="device_map",
                 found=repr(full),
             )
@@ -136,7 +135,7 @@ def require_paths(
             near = difflib.get_close_matches(path, known, 1, 0)
             raise make(
                 "plan.device_map",
-                f"{type(model).__name__} has nothing of this path",
+                f"{type(model).__name__} has no module or tensor of this path",
                 field="device_map",
                 found=repr(full),
                 expected=f"a module such as '{near[0]}'" if near else "",
@@ -144,7 +143,7 @@ def require_paths(
 
 
 def require_device(device: Any, path: str) -> None:
-    """Refuses what is no device of torch's, and not disk.
+    """Refuses values that are neither a device of torch nor ``"disk"``.
 
     Raises:
         PlanError: ``plan.device_map``.
@@ -165,9 +164,9 @@ def require_device(device: Any, path: str) -> None:
 
 
 class AlignedWeights(Mapping[str, torch.Tensor]):
-    """What a hook brings, in memory as a model's own tensors have it.
+    """Weights for a hook, aligned as a model's own tensors are.
 
-    A tensor that a hook reads out of a safetensors file lies where the file has it.
+    A tensor that a hook maps from a safetensors file has the alignment of the file.
     """
 
     def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -185,7 +184,7 @@ class AlignedWeights(Mapping[str, torch.Tensor]):
 
 
 def align_what_hooks_bring(model: torch.nn.Module) -> None:
-    """Makes a model that is partly on disk compute, bit for bit, what it does in memory."""
+    """Makes a model that is partly on disk give the same bits as in memory."""
     for module in model.modules():
         hook: Any = getattr(module, "_hf_hook", None)
         for each in getattr(hook, "hooks", [hook]):

@@ -27,7 +27,7 @@ from loadstone._traced import Traced
 from loadstone._turns import in_turn_with
 
 if TYPE_CHECKING:
-    from loadstone._bitsandbytes.loading import Units
+    from loadstone._bitsandbytes.loading import QuantizedWeights
     from loadstone._catalog import Catalog
     from loadstone._report import Report
 
@@ -43,7 +43,7 @@ class Plan:
         self,
         core: _core.Plan,
         needs: Needs | None = None,
-        units: Units | None = None,
+        units: QuantizedWeights | None = None,
         in_place: bool = False,
         extra: ExtraState | None = None,
     ) -> None:
@@ -366,7 +366,7 @@ def make_plan(
         allow_non_finite=allow_non_finite,
         knows_all_sources=traced.recipes is not None,
         expected_sources=list(traced.expected.items()),
-        explained=[*traced.explained, *traced.broken()],
+        explained=[*traced.reported_missing, *traced.broken()],
         quantize=[(name, *astuple(how)) for name, how in (quantize or {}).items()],
         bare_modules=_modules.among(needs.module, [path for path, _ in entries]),
         **options,
@@ -400,7 +400,7 @@ def _texts(field: str, values: str | Sequence[str]) -> list[str]:
     return texts
 
 
-def _take_over(units: Units, needs: Needs, dtype: Any) -> Any:
+def _take_over(units: QuantizedWeights, needs: Needs, dtype: Any) -> Any:
     """Gives the units the targets that are theirs; the dtype for all others."""
     needs.targets = units.targets(needs.targets)
     needs.findings = [f for f in needs.findings if not units.is_state(f.target)]

@@ -12,12 +12,14 @@ _SPELLINGS = {"initialize": "initialise"}
 
 
 def missing_policies(missing: str | Mapping[str, str]) -> tuple[str, list[tuple[str, str]]]:
-    """The policy for all, and patterns of whole names with theirs, of which the first counts."""
+    """The default policy, and patterns of whole names with theirs; the first match counts."""
     if isinstance(missing, str):
         return _known(missing), []
     for pattern in missing:
         if not isinstance(pattern, str):
-            raise make("plan.options", "no pattern", field="missing", found=repr(pattern))
+            raise make(
+                "plan.options", "a pattern must be a string", field="missing", found=repr(pattern)
+            )
     return "error", [(pattern, _known(policy)) for pattern, policy in missing.items()]
 
 
@@ -35,5 +37,5 @@ def _known(policy: object) -> str:
     name = _SPELLINGS.get(str(policy), str(policy))
     if name not in POLICIES:
         known = ", ".join(POLICIES)
-        raise make("plan.options", "no such policy", field="missing", found=name, expected=known)
+        raise make("plan.options", "unknown policy", field="missing", found=name, expected=known)
     return name

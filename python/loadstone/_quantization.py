@@ -1,4 +1,4 @@
-"""How a tensor is quantized, as plans are told."""
+"""The quantization of a tensor in a plan."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ class Quantization:
 
     Attributes:
         encoding: ``"nf4"``, ``"fp8"``, ``"nvfp4"`` ...
-        dialect: whose bytes; ``""``: the encoding's first.
+        dialect: the implementation whose bytes are written; ``""``: the encoding's first.
         block_size: elements with one scale (nf4, fp4).
         nested: whether the scales are quantized too (nf4, fp4).
-        nested_offset: ``None``: the mean of the scales.
-        group: targets with the same one, if it is not empty, share the largest magnitude that
-            fp8 and nvfp4 make a scale of.
+        nested_offset: subtracted from the scales before they are quantized; ``None``: their mean.
+        group: targets of the same non-empty group share the largest magnitude, from which fp8 and
+            nvfp4 compute a scale.
     """
 
     encoding: str

@@ -1,5 +1,7 @@
-"""Tensors at hand into encodings and back: nf4, fp4 and LLM.int8 of bitsandbytes; others' are in
-``_quantize_scaled.py``."""
+"""Quantizes and dequantizes tensors in memory: nf4, fp4 and LLM.int8 of bitsandbytes.
+
+``_quantize_scaled.py`` has the encodings of ModelOpt and the MX formats.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING
 from loadstone import _core, _quantize_scaled
 from loadstone._dtypes import dtype_name
 from loadstone._errors import make
+from loadstone._quantize_scaled import _bytes
 
 if TYPE_CHECKING:
     import torch
@@ -24,18 +27,17 @@ _NESTED_BLOCK = 256
 
 @dataclass(frozen=True, eq=False)
 class Quantized:
-    """A weight as one unit: the packed numbers and all that is needed to read them.
+    """A quantized tensor with its components.
 
     Attributes:
         encoding: ``"nf4"``, ``"fp8"``, ``"nvfp4"`` ...
-        shape: of the weight.
-        dtype: that it had.
+        shape: of the tensor before.
+        dtype: of the tensor before.
         parts: ``"data"``, ``"absmax"`` and, of nf4 and fp4, ``"code"``; with nested statistics
             ``"nested_absmax"``, ``"nested_code"`` and ``"nested_offset"``. Of ModelOpt's and the MX
             formats ``"data"``, ``"scale"`` and, of nvfp4, ``"scale_2"``.
-        block_size: how many numbers share a scale, of nf4 and fp4; 0 for the others, which leave
-            no choice.
-        dialect: ``"bnb-cpu"``, ``"exact"`` ...: whose bytes they are.
+        block_size: of nf4 and fp4: elements that share a scale; 0 for other encodings.
+        dialect: the implementation whose bytes they are: ``"bnb-cpu"``, ``"exact"`` ...
         allow_non_finite: whether scales may be NaN or infinite.
     """
 
@@ -48,7 +50,7 @@ class Quantized:
     allow_non_finite: bool = False
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The numbers, as ``dtype`` or as the dtype that the weight had: a new tensor."""
+        """A new tensor of the decoded values; ``dtype``: default that of the tensor before."""
         return decode(
             self.parts,
             self.encoding,
@@ -70,7 +72,10 @@ def quantize(
     allow_non_finite: bool = False,
     amax: float | Sequence[float] | torch.Tensor | None = None,
 ) -> Quantized:
-    """A weight in one of bitsandbytes' or ModelOpt's encodings, or the OCP's MX formats.
+    """Quantizes a tensor to an encoding of bitsandbytes or ModelOpt, or an MX format of the OCP.
+
+    >>> unit = loadstone.quantize(weight, "nf4", block_size=64)
+    >>> weight = unit.dequantize(torch.bfloat16)
 
     Args:
         tensor: on the CPU, of float32, bfloat16 or float16, with any strides.
@@ -79,22 +84,24 @@ def quantize(
             ``"mxfp4"``, ``"mxfp8"``. All dimensions but the last two are a stack of matrices.
         block_size: of nf4 and fp4: 32, 64, 128 ... 4096.
         nested: whether the scales of nf4 and fp4 are quantized as well (double quantization).
-        nested_offset: what is taken off the scales before that. Without it their mean, summed in
-            float64 and rounded once: bitsandbytes' own mean changes with the number of threads.
+        nested_offset: subtracted from the scales before that. ``None``: their mean, summed in
+            float64 and rounded once; bitsandbytes' own mean depends on the number of threads.
         dialect: of nf4, fp4 and int8 ``"bnb-cpu"`` (the default) or ``"bnb-cuda"``; they differ in
             ties, in signs of zero and in blocks of zeros. Of the others ``"exact"`` (the default:
             scales in F32, one rounding), ``"modelopt-compat"`` (the bytes of a model that ModelOpt
             compressed) and, of fp8, ``"modelopt-export"``.
-        allow_non_finite: encode NaNs and infinities: as bitsandbytes does, which spoils their whole
-            block or row; in the other encodings no scale counts them.
-        amax: of fp8 and nvfp4: the largest magnitude that the scale is made of, or one for each
-            matrix of a stack, where several weights share it. ``None``: the weight's own.
+        allow_non_finite: encode non-finite values: as bitsandbytes does, which spoils their whole
+            block or row; in other encodings scales ignore them.
+        amax: of fp8 and nvfp4: the largest magnitude, from which the scale is computed, or one for
+            each matrix of a stack. ``None``: the tensor's own.
+
+    Returns:
+        The components, in new memory on the CPU.
 
     Raises:
-        Error: ``q.nan`` for a number that is not finite, ``q.group_size`` for another block size,
-            ``plan.dtype`` for another dtype, ``plan.encoding`` for another encoding, ``q.shape``
-            for int8 without rows, ``plan.quantize`` for a shape that the encoding does not take,
-            ``usage`` for the rest.
+        Error: ``q.nan``: a non-finite value; ``q.group_size``, ``plan.dtype``, ``plan.encoding``:
+            an unsupported block size, dtype or encoding; ``q.shape``: int8 without rows;
+            ``plan.quantize``: a shape that the encoding does not support; ``usage``: others.
     """
     name = encoding.lower()
     dialect = _check_options(name, block_size, nested, nested_offset, dialect)
@@ -297,10 +304,3 @@ def _table(name: str) -> torch.Tensor:
     import torch
 
     return torch.frombuffer(bytearray(_core.bnb.table(name)), dtype=torch.float32)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor."""
-    import torch
-
-    return tensor.reshape(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""Tensors at hand into the encodings of NVIDIA ModelOpt, and the MX formats, and back."""
+"""Quantizes and dequantizes tensors in memory: encodings of NVIDIA ModelOpt, and MX formats."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ ENCODINGS = (
     "mxfp4",
     "mxfp8",
 )
-# With a scale for all numbers of a matrix.
+# Encodings with one scale for a whole matrix.
 WHOLE = ("fp8", "nvfp4")
 
 
 def dialects(encoding: str) -> tuple[str, ...]:
-    """Whose bytes there are; the first are the default."""
+    """The dialects of an encoding; the first is the default."""
     extra = ("modelopt-export",) if encoding == "fp8" else ()
     return ("exact", "modelopt-compat", *extra)
 

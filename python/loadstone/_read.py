@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 ONE_THREAD_BYTES = 8 << 20
 # Tensors for another device pass through host memory in groups of at most about this size.
 GROUP_BYTES = 256 << 20
-# Names that an error lists.
+# An error lists this many names.
 NEAREST_MAX = 3
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor as callers see it: numbers, or what stands in the file.
+    """One tensor as callers see it: decoded, or as the file holds it.
 
     Attributes:
         encoding: a dtype by its safetensors name, a block format (``"Q4_K"``) or the name of a
             quantized encoding (``"nf4"``).
-        shape: of the numbers.
-        dtype: in which a read gives it if nothing else is wanted.
-        is_decoded: its numbers are computed from components.
+        shape: decoded.
+        dtype: of a read that asks for no other.
+        is_decoded: a read decodes it from its components.
         components: names in the file by role; ``{"data": name}`` where one tensor is all.
         stored_bytes: of all components in the file.
     """
@@ -54,8 +54,8 @@ class TensorReader:
     """Reads the tensors of one catalog. Thread-safe.
 
     Args:
-        decodes: quantized tensors are their numbers, and their components have no entries; else
-            each tensor of the file is an entry, as it is there (blocks are numbers always).
+        decodes: quantized tensors are decoded, and their components have no entries; else each
+            tensor of the file is an entry, as it is there (block formats are always decoded).
     """
 
     def __init__(self, catalog: Catalog, *, decodes: bool) -> None:
@@ -119,7 +119,8 @@ class TensorReader:
                 )
         plan = _plan(self.catalog, targets)
         tensors: dict[str, Any] = {}
-        for group in _groups(entries) if device != "cpu" else [set(dtypes)]:
+        sizes = {entry.name: 4 * math.prod(entry.shape) for entry in entries}
+        for group in in_groups(sizes, GROUP_BYTES) if device != "cpu" else [set(dtypes)]:
             made = {
                 entry.name: _empty(entry.shape, dtypes[entry.name])
                 for entry in entries
@@ -182,7 +183,7 @@ class TensorReader:
             ) from error
 
     def _companions_of(self, entry: Entry, builder: _core.RecipeBuilder) -> list[_core.Target]:
-        """Targets for what gives codes their meaning: a plan refuses codes without it."""
+        """Targets for companion tensors: a plan refuses codes without their scales."""
         row = self._quantized.get(entry.name)
         targets = []
         for name in set(row[3].values()) - {entry.name} if row is not None else ():
@@ -208,7 +209,7 @@ class TensorReader:
 
 
 def wanted_dtype(entry: Entry, dtype: str | None) -> str:
-    """The dtype for all tensors together: floating-point numbers get it, others stay."""
+    """The dtype of a read: ``dtype`` for floating-point entries, else the entry's own."""
     return dtype if dtype and is_floating(entry.dtype) else entry.dtype
 
 
@@ -241,7 +242,7 @@ def device_argument(device: Any) -> str:
 
 
 def _unknown(name: str, names: Iterable[str], path: str) -> Error:
-    """The error for a name that is none, with the nearest ones."""
+    """The error for an unknown name, with the nearest known ones."""
     leaf = name.rpartition(".")[2]
     known = list(names)
     pool = [each for each in known if each.rpartition(".")[2] == leaf] or known
@@ -268,16 +269,20 @@ def _plan(
     )
 
 
-def _groups(entries: list[Entry]) -> Iterator[set[str]]:
+def in_groups(sizes: Mapping[str, int], bytes_max: int) -> Iterator[set[str]]:
+    """Names in groups of at most this many bytes, or of one name.
+
+    Args:
+        sizes: bytes by name.
+    """
     group: set[str] = set()
-    size = 0
-    for entry in entries:
-        nbytes = 4 * math.prod(entry.shape)
-        if group and size + nbytes > GROUP_BYTES:
+    total = 0
+    for name, size in sizes.items():
+        if group and total + size > bytes_max:
             yield group
-            group, size = set(), 0
-        group.add(entry.name)
-        size += nbytes
+            group, total = set(), 0
+        group.add(name)
+        total += size
     if group:
         yield group
 

@@ -14,7 +14,7 @@ BACKENDS = ("mmap", "pread")
 
 
 class SafeSlice:
-    """A tensor of which an index reads a part, see :class:`loadstone.LazyTensor`."""
+    """A tensor whose parts are read by an index, as of :class:`loadstone.LazyTensor`."""
 
     def __init__(self, owner: safe_open, entry: Entry) -> None:
         self._owner = owner
@@ -35,19 +35,22 @@ class SafeSlice:
 class safe_open:  # noqa: N801
     """Opens a checkpoint as ``safetensors.safe_open`` opens a file.
 
-    Each tensor of the file is there by its own name and as it is: of a quantized tensor the codes
-    and the scales (:func:`loadstone.open` decodes them). Block formats of GGUF, for which torch
+    >>> with loadstone.safe_open("model.safetensors", framework="pt") as file:
+    ...     rows = file.get_slice("lm_head.weight")[:16]
+
+    Tensors are as the file holds them: components of a quantized tensor have names of their own
+    (:func:`loadstone.open` dequantizes). Block formats of GGUF, for which torch
     has no dtype, are decoded to float32.
 
     Args:
         filename: see :func:`loadstone.inspect`.
-        framework: ``"pt"`` or ``"numpy"``, and the other names that safetensors has for these.
+        framework: ``"pt"`` or ``"numpy"``, or another of safetensors' names for these.
         device: see :func:`loadstone.open`; for NumPy ``"cpu"``.
-        backend: of safetensors; there is no difference here, tensors have memory of their own.
+        backend: ``"mmap"`` or ``"pread"``, without effect: tensors own their memory.
 
     Raises:
         FormatError, LoadError: see :func:`loadstone.inspect`.
-        PlanError: no such framework, device or backend (``plan.options``).
+        PlanError: ``plan.options``: an unknown framework, device or backend.
     """
 
     def __init__(
@@ -60,15 +63,15 @@ class safe_open:  # noqa: N801
     ) -> None:
         if framework not in _FRAMEWORKS:
             known = ", ".join(_FRAMEWORKS)
-            raise make(
-                "plan.options", "no such framework", field="framework", found=str(framework),
-                expected=known,
-            )  # fmt: skip
+            message, found = "unknown framework", str(framework)
+            raise make("plan.options", message, field="framework", found=found, expected=known)
         require_backend(backend)
         self._framework = _FRAMEWORKS[framework]
         self._device = device_argument(device)
         if self._framework == "np" and self._device != "cpu":
-            raise make("plan.options", "NumPy is on the cpu", field="device", found=str(device))
+            raise make(
+                "plan.options", "NumPy arrays are on the cpu", field="device", found=str(device)
+            )
         self._reader: TensorReader | None = TensorReader(inspect(filename), decodes=False)
 
     def keys(self) -> list[str]:
@@ -87,7 +90,7 @@ class safe_open:  # noqa: N801
         """A whole tensor.
 
         Raises:
-            MissingTensorError: a name that is none; it is a ``KeyError`` too.
+            MissingTensorError: an unknown name; also a ``KeyError``.
         """
         reader = self._open()
         entry = reader.entry(name)
@@ -101,7 +104,7 @@ class safe_open:  # noqa: N801
         return {name: self._shown(tensor) for name, tensor in tensors.items()}
 
     def get_slice(self, name: str) -> SafeSlice:
-        """A tensor to be read in parts."""
+        """A tensor that is read by an index."""
         return SafeSlice(self, self._open().entry(name))
 
     def _select(self, entry: Entry, index: Any) -> Any:
@@ -125,9 +128,8 @@ class safe_open:  # noqa: N801
 
 
 def require_backend(backend: str) -> None:
-    """Refuses what safetensors has no backend for (``plan.options``)."""
+    """Refuses unknown names of backends (``plan.options``)."""
     if backend not in BACKENDS:
         known = ", ".join(BACKENDS)
-        raise make(
-            "plan.options", "no such backend", field="backend", found=str(backend), expected=known
-        )
+        message, found = "unknown backend", str(backend)
+        raise make("plan.options", message, field="backend", found=found, expected=known)

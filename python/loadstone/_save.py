@@ -63,8 +63,8 @@ class Serialized:
         text += b" " * (-len(text) % 8)
         self.header = len(text).to_bytes(8, "little") + text
 
-    def pieces(self) -> Iterator[memoryview]:
-        """All bytes, in order. A piece is valid until the next one is asked for."""
+    def chunks(self) -> Iterator[memoryview]:
+        """All bytes, in order. A chunk is valid until the next one is yielded."""
         yield memoryview(self.header)
         for tensor in self.tensors:
             if tensor.nbytes:
@@ -75,8 +75,8 @@ class Serialized:
     def to_bytes(self) -> bytes:
         """The whole file."""
         data = io.BytesIO()
-        for piece in self.pieces():
-            data.write(piece)
+        for chunk in self.chunks():
+            data.write(chunk)
         return data.getvalue()
 
     def write(self, filename: str | os.PathLike[str]) -> None:
@@ -95,9 +95,9 @@ class Serialized:
             if os.path.lexists(path) and not stat.S_ISREG(Path(path).lstat().st_mode):
                 raise make("io.not_regular", "only regular files are replaced", path=str(filename))
             with _beside(path) as descriptor:
-                for piece in self.pieces():
-                    for begin in range(0, len(piece), _WRITE_BYTES):
-                        _write(descriptor, piece[begin : begin + _WRITE_BYTES])
+                for chunk in self.chunks():
+                    for begin in range(0, len(chunk), _WRITE_BYTES):
+                        _write(descriptor, chunk[begin : begin + _WRITE_BYTES])
         except (OSError, ValueError) as reason:  # a path may hold a null
             if isinstance(reason, Error):
                 raise
@@ -134,9 +134,9 @@ def _beside(path: str) -> Iterator[int]:
             os.close(at)
 
 
-def _write(descriptor: int, piece: memoryview) -> None:
-    while piece:
-        piece = piece[os.write(descriptor, piece) :]
+def _write(descriptor: int, chunk: memoryview) -> None:
+    while chunk:
+        chunk = chunk[os.write(descriptor, chunk) :]
 
 
 def _dtype(name: str, tensor: torch.Tensor) -> str:
@@ -152,7 +152,7 @@ def _dtype(name: str, tensor: torch.Tensor) -> str:
 def _require_writable(
     tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
 ) -> None:
-    """Everything that can be wrong is found before a file is there."""
+    """Checks names, tensors and metadata before a file is created."""
     import torch
 
     if not isinstance(tensors, Mapping):

@@ -57,7 +57,7 @@ def _covers_storage(tensor: torch.Tensor) -> bool:
 def duplicates(
     tensors: Mapping[str, torch.Tensor], preferred: Iterable[str] = ()
 ) -> dict[str, list[str]]:
-    """Which names to leave out so that nothing is written twice.
+    """Names to leave out so that no memory is written twice.
 
     Args:
         preferred: names to keep if there is a choice.
@@ -76,8 +76,8 @@ def duplicates(
         if not complete:
             raise make(
                 "save.shared",
-                "these tensors share memory and none of them is all of it, so it is not clear "
-                "which to keep; clone them",
+                "these tensors share memory and none covers all of it, so none can stand for the "
+                "others; clone them",
                 found=", ".join(group),
             )
         kept = next((name for name in complete if name in wanted), complete[0])

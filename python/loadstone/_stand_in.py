@@ -30,7 +30,7 @@ class Writes(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Every operation comes by here."""
+        """Checks every operation for writes into the model."""
         kwargs = kwargs or {}
         for tensor in schema_of(func).written_tensors(args, kwargs):
             key = storage_key(tensor)

@@ -1,4 +1,4 @@
-"""Texts of files that may be anything."""
+"""Text files of unknown encoding."""
 
 from __future__ import annotations
 

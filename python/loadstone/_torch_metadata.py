@@ -1,7 +1,7 @@
-"""``_metadata`` of state dicts in torch's files: the versions of modules, and what is no tensor.
+"""``_metadata`` of state dicts in torch's files, and the names of entries that are not tensors.
 
-The core reads such files, and keeps tensors alone. Here the pickle is read again, for what stands
-beside them. Nothing is imported or called by name: every global is an empty class of ours.
+The core keeps only the tensors of such files, so the pickle is read again here. No name is imported
+or called: every global becomes an empty class.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Metadata:
 
 
 def metadata_of(catalog: Catalog) -> Metadata:
-    """That of all shards; of formats other than torch's there is none."""
+    """The metadata of all shards; empty for formats other than torch's."""
     found = Metadata()
     for shard in catalog.shards:
         state = _state(shard)

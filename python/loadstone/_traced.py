@@ -1,56 +1,55 @@
-"""What an adapter worked out from its library's own conversion code, for a plan."""
+"""Recipes that an adapter derives from its library's own conversion code."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from loadstone import _core
 
 if TYPE_CHECKING:
-    from loadstone._bitsandbytes.loading import Units
+    from loadstone._bitsandbytes.loading import QuantizedWeights
 
 
 @dataclass
 class Traced:
-    """Recipes, and what the library knows of the model beside them.
+    """Recipes for a plan, and the facts about the model that come with them.
 
     Attributes:
-        recipes: of the targets that the checkpoint gives; then the library has an answer for all
-            its tensors. ``None``: names match as they are.
-        dtypes: final dtype of each of these, by its safetensors name.
-        ties: target, and the target whose tensor it is; for models whose ties are not made yet.
-        unexpected: the library's name and the checkpoint's own of tensors that nobody needs.
-        explained: missing targets that one of the findings tells of.
+        recipes: of all targets that the checkpoint gives; ``None``: names match unchanged.
+        dtypes: final dtype of each such target, by its safetensors name.
+        ties: target, and the target that it is tied to; for models whose ties are not made yet.
+        unexpected: the library's name and the checkpoint's name of each unused tensor.
+        reported_missing: missing targets that a finding names already.
         expected: missing target, and the name that it should have in the checkpoint.
-        pairs: the library's name of a tensor that nobody needs, and the missing target that it may
-            be.
-        findings: what there is to say before anything is read.
-        units: weights that bitsandbytes quantized, or that are to be.
+        pairs: the library's name of an unused tensor, and the missing target that it may be.
+        findings: problems found before anything is read.
+        units: weights that bitsandbytes quantized, or that the load quantizes for it.
     """
 
     recipes: Any  # _core.Recipes, once they are there
     dtypes: dict[str, str] = field(default_factory=dict)
     ties: dict[str, str] = field(default_factory=dict)
     unexpected: list[tuple[str, str]] = field(default_factory=list)
-    explained: list[str] = field(default_factory=list)
+    reported_missing: list[str] = field(default_factory=list)
     expected: dict[str, str] = field(default_factory=dict)
     pairs: dict[str, str] = field(default_factory=dict)
     findings: list[_core.Finding] = field(default_factory=list)
-    units: Units | None = None
+    units: QuantizedWeights | None = None
 
     def adjust(self, target: _core.Target) -> None:
-        """Puts in what is known of one of the model's tensors."""
+        """Sets the tie and the final dtype of a target."""
         target.tie_of = root = target.tie_of or self.ties.get(target.name, "")
         if dtype := self.dtypes.get(root or target.name):
             target.dtype = dtype
 
     def broken(self) -> list[str]:
-        """Weights of which a finding tells why they cannot be loaded."""
+        """Quantized weights that cannot be loaded, each with a finding."""
         return list(self.units.broken) if self.units is not None else []
 
     def unexpected_findings(self, policy: str) -> list[_core.Finding]:
-        """One finding for each tensor that nobody needs."""
+        """One finding for each unused tensor of the checkpoint."""
         if policy == "ignore":
             return []
         severity = "error" if policy == "error" else "warning"
@@ -68,3 +67,16 @@ class Traced:
             )
             for name, source in self.unexpected
         ]
+
+
+def shape_mismatch(
+    name: str,
+    found: Sequence[int],
+    expected: Sequence[int],
+    sources: Sequence[str] = (),
+    severity: str = "error",
+    suggestion: str = "",
+) -> _core.Finding:
+    """The finding for a tensor that has another shape in the checkpoint than in the model."""
+    message = f"'{name}' is {list(found)} in the checkpoint, the model wants {list(expected)}"
+    return _core.Finding(severity, "plan.shape", name, list(sources), message, suggestion)

@@ -13,7 +13,6 @@ import inspect
 import logging
 import os
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import accelerate
@@ -29,7 +28,7 @@ from loadstone._accelerate import checkpoint as files
 from loadstone._accelerate import offload, planning
 from loadstone._catalog import readable
 from loadstone._dtypes import dtype_argument, torch_dtype
-from loadstone._errors import make
+from loadstone._errors import counted, make
 from loadstone._machine import MODES
 from loadstone._patch import Hook, Hooks, gated, suspended
 from loadstone._placement import expanded
@@ -61,17 +60,19 @@ def load_checkpoint_in_model(
     progress: Progress = False,
     threads: int | None = None,
 ) -> None:
-    """As :func:`accelerate.load_checkpoint_in_model`, with these differences.
+    """:func:`accelerate.load_checkpoint_in_model`, planned, read and proved by loadstone.
 
-    Everything is checked before a byte of data is read. A tensor that would stay on meta is an
-    error, a tensor that holds memory and that the checkpoint lacks stays as it is. Checkpoints of
-    transformers' models are converted as that library converts them.
+    >>> loadstone.accelerate.load_checkpoint_in_model(model, "folder", device_map={"": "cpu"})
+
+    All checks come before the first byte of data is read. A tensor that would stay on meta is an
+    error; a tensor with memory that the checkpoint lacks keeps its value. Checkpoints of models of
+    transformers are converted as that library converts them.
 
     Args:
         offload_state_dict: has no effect: no more than the model itself is ever held.
         strict: every tensor of the model must be in the checkpoint, and nothing else.
-        missing: what to do about tensors that the checkpoint lacks: ``"keep"`` (see above; an error
-            where ``strict``), ``"error"``, ``"initialise"`` or ``"zeros"``.
+        missing: policy for tensors that the checkpoint lacks: ``"keep"`` (see above; an error with
+            ``strict``), ``"error"``, ``"initialise"`` or ``"zeros"``.
         progress, threads: see :meth:`loadstone.Plan.execute`.
 
     Raises:
@@ -132,10 +133,13 @@ def dispatch_model(
     preload_module_classes: list[str] | None = None,
     force_hooks: bool = False,
 ) -> torch.nn.Module:
-    """:func:`accelerate.dispatch_model`, once it is certain that every tensor has a value.
+    """:func:`accelerate.dispatch_model`, after a check that every tensor has a value.
 
-    The hooks are accelerate's own. They find what lies on disk through ``offload_dir``, which may
-    be the offload folder of :func:`loadstone.load`.
+    The hooks are accelerate's own. They find values on disk through ``offload_dir``, which may be
+    the offload folder of :func:`loadstone.load`.
+
+    Returns:
+        The same model, with hooks.
 
     Raises:
         PlanError: a tensor is on meta and no hook would find a value for it (``plan.missing``,
@@ -187,8 +191,11 @@ def load_checkpoint_and_dispatch(
 ) -> torch.nn.Module:
     """As :func:`accelerate.load_checkpoint_and_dispatch`; see :func:`load_checkpoint_in_model`.
 
-    A device map that is named (``"auto"``, ``"balanced"``, ``"balanced_low_0"``,
-    ``"sequential"``) is the one that accelerate computes.
+    accelerate computes a device map that is named (``"auto"``, ``"balanced"``,
+    ``"balanced_low_0"``, ``"sequential"``).
+
+    Returns:
+        The same model, with hooks if a device map is given.
     """
     places = _device_map(
         model, device_map, max_memory, no_split_module_classes, dtype, offload_buffers
@@ -231,13 +238,17 @@ def _device_map(
     dtype: str | torch.dtype | None,
     offload_buffers: bool,
 ) -> DeviceMap | None:
-    """The map that accelerate's own functions make of its arguments."""
+    """The device map that accelerate's own functions compute from its arguments."""
     if not isinstance(device_map, str):
         return expanded(model, device_map) if device_map is not None else None
     if device_map not in MODES:
         expected = ", ".join(MODES)
         raise make(
-            "plan.options", "no such map", field="device_map", found=device_map, expected=expected
+            "plan.options",
+            "unknown device map",
+            field="device_map",
+            found=device_map,
+            expected=expected,
         )
     common = {"no_split_module_classes": no_split_module_classes, "dtype": dtype}
     if device_map != "sequential":
@@ -257,7 +268,7 @@ def _leave_to_library(
     reason: str,
     arguments: dict[str, Any],
 ) -> None:
-    """The whole load by accelerate's own function; what it leaves on meta is an error here too."""
+    """Loads by accelerate's own function; a tensor that it leaves on meta is an error."""
     _logger.warning("%s is loaded by accelerate itself: %s", checkpoint, reason)
     with suspended("accelerate"):
         path = os.fspath(checkpoint)  # it takes no other kind of path
@@ -271,11 +282,12 @@ def _name_kept(plan: Plan) -> None:
     kept = [target.name for target in plan.targets if target.origin == "kept"]
     if kept:
         some = ", ".join(kept[:5]) + (", ..." if len(kept) > 5 else "")
-        _logger.warning("%d tensors are not in the checkpoint and stay: %s", len(kept), some)
+        count = counted(len(kept), "tensor is", "tensors are")
+        _logger.warning("%s not in the checkpoint and kept: %s", count, some)
 
 
 def _note_moved(model: torch.nn.Module, report: Report) -> None:
-    """Tells the audit where tensors are now that accelerate, or we for it, moved after the load."""
+    """Updates the audit's record of tensors that were moved after the load."""
     slots = walk(model)
     hooked = _held_by_hooks(model)
     for slot in slots:
@@ -288,7 +300,7 @@ def _note_moved(model: torch.nn.Module, report: Report) -> None:
 
 
 def _held_by_hooks(model: torch.nn.Module) -> set[str]:
-    """Names of tensors that accelerate's hooks bring for a forward pass and take away again."""
+    """Names of tensors that accelerate's hooks load for a forward pass and remove again."""
     names: set[str] = set()
     for path, module in model.named_modules():
         hook = getattr(module, "_hf_hook", None)
@@ -308,7 +320,7 @@ def _held_by_hooks(model: torch.nn.Module) -> set[str]:
 def _warn_unexpected(
     model: torch.nn.Module, checkpoint: str | os.PathLike[str], plan: Plan
 ) -> None:
-    """Through accelerate's own logger, so that what silences it does so here."""
+    """Warns through accelerate's own logger, so that its settings apply."""
     found = (each.sources for each in plan.findings if each.code == "plan.unexpected")
     names = sorted(name for sources in found for name in sources)
     if names:
@@ -320,28 +332,19 @@ def _warn_unexpected(
 
 @functools.cache
 def patches() -> Hooks:
-    """The hooks of :func:`loadstone.patch` on accelerate: its two loaders, wherever they stand."""
+    """The hooks that :func:`loadstone.patch` installs for accelerate, on its two loaders."""
     ours: dict[str, Callable[..., Any]] = {
         "load_checkpoint_in_model": load_checkpoint_in_model,
         "load_checkpoint_and_dispatch": load_checkpoint_and_dispatch,
     }
-    places: list[tuple[ModuleType, str]] = [
-        (accelerate.utils.modeling, "load_checkpoint_in_model"),
-        (accelerate.utils, "load_checkpoint_in_model"),
-        (accelerate.utils.bnb, "load_checkpoint_in_model"),
-        (accelerate, "load_checkpoint_in_model"),
-        (accelerate.big_modeling, "load_checkpoint_in_model"),
-        (accelerate.big_modeling, "load_checkpoint_and_dispatch"),
-        (accelerate, "load_checkpoint_and_dispatch"),
+    utils, big = accelerate.utils, accelerate.big_modeling
+    hooks = [
+        Hook(module, name, gated("accelerate", _instead(function)))
+        for module in (utils.modeling, utils, utils.bnb, accelerate, big)
+        for name, function in ours.items()
+        if name in vars(module)
     ]
-    return Hooks(
-        [
-            Hook(module, name, gated("accelerate", _instead(ours[name])))
-            for module, name in places
-            if name in vars(module)
-        ],
-        "accelerate",
-    )
+    return Hooks(hooks, "accelerate")
 
 
 def _instead(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -352,7 +355,7 @@ def _instead(function: Callable[..., Any]) -> Callable[..., Any]:
             if argument not in known:
                 raise make(
                     "plan.options",
-                    f"this argument of accelerate {accelerate.__version__} is not known here",
+                    f"this argument of accelerate {accelerate.__version__} is not supported",
                     field=argument,
                 )
         return function(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""bitsandbytes: a quantized weight is one unit, wherever it lives.
+"""bitsandbytes: a quantized weight keeps its scales wherever it is moved.
 
-bitsandbytes moves the scales of a weight apart from its bytes, and shares them between copies; so
-whatever offloads a model destroys the only scales there are. See ``docs/bitsandbytes.md``.
+bitsandbytes moves the scales of a weight apart from its bytes and shares them between copies, so
+offloading a model destroys the only scales. See ``docs/bitsandbytes.md``.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ import torch
 
 from loadstone._bitsandbytes import modules, patching
 from loadstone._bitsandbytes.unit import Unit
-from loadstone._errors import make
+from loadstone._errors import counted, make
 from loadstone._patch import Hooks
 
 __all__ = ["Unit", "heal", "patches"]
 
 
 def heal(model: Any) -> Any:
-    """Makes the quantized weights of a model whole: moved, copied, offloaded and saved as one.
+    """Makes quantized weights keep their scales when they are moved, copied, offloaded or saved.
 
     >>> model = loadstone.bitsandbytes.heal(model)
     >>> accelerate.cpu_offload(model, execution_device="cuda")
 
-    The modules and weights stay the objects that they are, and change their class to one that
-    derives from it; nothing is changed in bitsandbytes or accelerate. Weights that are quantized
-    later are healed too. Doing it again has no effect. To be done before a model is moved or
-    offloaded; a model that accelerate has offloaded before is healed where its hooks find
-    all parts.
+    Modules and weights stay the same objects; their class becomes one that derives from it. Weights
+    that are quantized later are covered too, and a second call has no effect. Call it before a
+    model is moved or offloaded; a model that accelerate has offloaded already is accepted if its
+    hooks find all components.
 
     Args:
-        model: an ``nn.Module``, or a pipeline of diffusers: what has ``components``.
+        model: an ``nn.Module``, or a pipeline of diffusers (an object with ``components``).
 
     Returns:
-        the same model.
+        The same model.
 
     Raises:
-        FormatError: scales are gone already (``q.scale_missing``), naming the first weight;
-            nothing is changed.
+        FormatError: scales are lost already (``q.scale_missing``), naming the first weight; the
+            model is unchanged.
+        PlanError: ``plan.options``: the argument is neither a module nor a pipeline.
 
-    Thread safety: none while the model runs.
+    Not thread-safe while the model runs.
     """
     roots = {"": model} if isinstance(model, torch.nn.Module) else _components(model)
     found = {
@@ -54,8 +54,9 @@ def heal(model: Any) -> Any:
     if broken:
         raise make(
             "q.scale_missing",
-            f"the scales of {len(broken)} quantized weights are gone: they were moved to meta "
-            "and nothing holds a copy; load the model anew and heal it first",
+            f"the scales of {counted(len(broken), 'quantized weight', 'quantized weights')} are "
+            "lost: they were moved to meta without a copy; load the model again, and call heal() "
+            "before it is moved",
             tensor=f"{broken[0]}.weight" if broken[0] else "weight",
         )
     for module in found.values():
@@ -68,7 +69,7 @@ def _components(pipeline: Any) -> dict[str, torch.nn.Module]:
     if not isinstance(found, dict):
         raise make(
             "plan.options",
-            "neither a module nor a pipeline",
+            "the model is neither a module nor a pipeline",
             field="model",
             found=type(pipeline).__name__,
         )
@@ -77,5 +78,5 @@ def _components(pipeline: Any) -> dict[str, torch.nn.Module]:
 
 @functools.cache
 def patches() -> Hooks:
-    """The hooks of :func:`loadstone.patch`: what bitsandbytes and accelerate touch is healed."""
+    """The hooks that :func:`loadstone.patch` installs for bitsandbytes."""
     return patching.hooks()

@@ -1,10 +1,9 @@
-"""diffusers: its own loaders of single files and folders with loadstone in the middle.
+"""diffusers: its own loaders of single files and folders, planned and read by loadstone.
 
 >>> from diffusers import WanTransformer3DModel
 >>> model = loadstone.diffusers.from_single_file(WanTransformer3DModel, "wan.gguf", config="folder")
 
-Which key of a file becomes what is asked of the library's own converter of the class. No weight is
-read or converted here.
+Recipes are traced from the library's own converter of the class.
 """
 
 from __future__ import annotations
@@ -41,28 +40,27 @@ def from_single_file(
     Args:
         cls: a model or a pipeline class.
         pretrained_model_link_or_path: a file in the original or in diffusers' own key names,
-            safetensors or GGUF; with several components, too.
+            safetensors or GGUF; it may hold several components.
         missing: ``"error"``, ``"initialise"`` (the module's own initialiser) or ``"zeros"``.
-        infer_config: where the config (given, or guessed by the library) does not fit the file and
-            a small change of its fields does, that is made; ``config="infer"`` is the same, with
-            the library's guess to begin with.
-        max_memory, offload_folder: for a ``device_map``, which the library's function forgets.
+        infer_config: corrects fields of a config (given, or guessed by the library) that does not
+            fit the file; ``config="infer"`` is the same, starting with the library's guess.
+        max_memory, offload_folder: for a ``device_map``; the library's function has neither.
         progress, threads: see :meth:`loadstone.Plan.execute`.
-        kwargs: what the library's function takes (``config``, ``torch_dtype``,
+        kwargs: arguments of the library's function (``config``, ``torch_dtype``,
             ``quantization_config``, ``device_map`` ...).
 
     Returns:
-        What the library's function returns. Buffers and plain tensors hold the constructor's
-        values, in its dtype; modules that the class keeps in float32 stay so.
+        The result of the library's function. Buffers and plain tensors have the constructor's
+        values and dtype; modules that the class keeps in float32 stay so.
 
     Raises:
         PlanError: something is missing, does not fit, or cannot be traced; nothing was read.
-        Error: ``plan.options``: a kind of file that this version does not open.
+        Error: ``plan.options``: an unsupported file type.
     """
     if kwargs.get("config") == "infer":
         del kwargs["config"]
         infer_config = True
-    chosen = _options(missing, progress, threads, max_memory, offload_folder, infer_config)
+    chosen = missing, progress, threads, max_memory, offload_folder, infer_config
     return _run(chosen, cls, "from_single_file", str(pretrained_model_link_or_path), kwargs)
 
 
@@ -81,16 +79,18 @@ def from_pretrained(
 
     Args:
         missing, progress, threads: as for :func:`from_single_file`.
-        kwargs: what the library's function takes. A pipeline's ``device_map`` may be a map too,
-            over components and inside them, and disk and the CPU alone are heeded.
+        kwargs: arguments of the library's function. A pipeline's ``device_map`` may also be a map
+            of components and modules inside them, to disk and the CPU too.
+
+    Returns:
+        The result of the library's function, as for :func:`from_single_file`.
     """
-    folder = kwargs.get("offload_folder")
-    chosen = _options(missing, progress, threads, kwargs.get("max_memory"), folder)
+    chosen = missing, progress, threads, kwargs.get("max_memory"), kwargs.get("offload_folder")
     return _run(chosen, cls, "from_pretrained", pretrained_model_name_or_path, kwargs)
 
 
 def patches() -> Hooks:
-    """What :func:`loadstone.patch` installs for this library."""
+    """The hooks that :func:`loadstone.patch` installs for diffusers."""
     import diffusers.pipelines.pipeline_utils  # noqa: F401  (a pipeline may come at any time)
 
     from loadstone._diffusers import hooks
@@ -99,20 +99,20 @@ def patches() -> Hooks:
 
 
 def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> Traced:
-    """What each tensor of a ``ModelMixin`` is made of, by the library's single-file converter.
+    """Recipes for a ``ModelMixin``, traced from the library's single-file converter.
 
     Args:
         model: may lie on meta.
         dtype: ``None``: the model's own; a torch dtype or its name. Block formats are decoded.
 
     Raises:
-        Error: ``plan.options``: the model is not one of this library.
+        Error: ``plan.options``: the model is not of this library.
     """
     import diffusers
 
     from loadstone._diffusers.checkpoint import Checkpoint
     from loadstone._diffusers.expected import OverlookedError
-    from loadstone._diffusers.load import Load, Options, Request, convert
+    from loadstone._diffusers.load import DiffusersOptions, Load, Request, convert
     from loadstone._errors import make
 
     if not isinstance(model, diffusers.ModelMixin):
@@ -129,39 +129,29 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> Traced:
         made, used, conversion = convert(model, checkpoint, lacks)
         request = Request(model, made, used, given, keeps, conversion=conversion)
         try:
-            return Load(Options()).trace(request)
+            return Load(DiffusersOptions()).trace(request)
         except OverlookedError as overlooked:
             lacks = overlooked.lacks
     raise AssertionError("a converter passes over tensors again and again")
 
 
-def _options(
-    missing: str | Mapping[str, str],
-    progress: Any,
-    threads: Any,
-    max_memory: Any,
-    folder: Any,
-    infers: bool = False,
+def _run(
+    options: tuple[Any, ...], cls: Any, function: str, source: Any, kwargs: dict[str, Any]
 ) -> Any:
-    from loadstone._diffusers.load import Options
-
-    where = os.fspath(folder) if folder is not None else None
-    return Options(missing, progress, threads, max_memory, where, infers, is_direct=True)
-
-
-def _run(chosen: Any, cls: Any, function: str, source: Any, kwargs: dict[str, Any]) -> Any:
     from loadstone import transformers
     from loadstone._diffusers import hooks
-    from loadstone._patch import hooked
+    from loadstone._diffusers.load import DiffusersOptions
+    from loadstone._patch import held, hooked
     from loadstone._transformers import hooks as encoders
-    from loadstone._transformers.gaps import Options
+    from loadstone._transformers.gaps import TransformersOptions
 
-    theirs = Options(missing=chosen.missing, progress=chosen.progress, threads=chosen.threads)
+    ours = DiffusersOptions(*options, is_direct=True)
+    theirs = TransformersOptions(ours.missing, progress=ours.progress, threads=ours.threads)
     with (
         hooked(transformers.patches()),
         hooked(hooks.hooks()),
-        encoders.options(theirs),
-        hooks.options(chosen),
+        held(encoders.OPTIONS, theirs),
+        held(hooks.OPTIONS, ours),
     ):
         return getattr(cls, function)(source, **kwargs)  # looked up when the hooks stand
 

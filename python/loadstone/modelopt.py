@@ -50,19 +50,22 @@ def init_quantized_weights(
 
     Raises:
         PlanError: in ``from_pretrained``: something is missing or does not fit; nothing was read.
-        Error: ``plan.quantize``: the config packs something that this version cannot, named.
+        Error: ``plan.quantize``: the config asks for an unsupported format, named.
 
-    Thread safety: none; the library replaces ``from_pretrained`` for the whole process.
+    Not thread-safe: the library replaces ``from_pretrained`` for the whole process.
     """
-    from loadstone._modelopt import hooks
-    from loadstone._modelopt.loading import Options
-    from loadstone._patch import hooked
+    from modelopt.torch.quantization.plugins import accelerate as plugin
 
-    chosen = Options(mode=mode, missing=missing, progress=progress, threads=threads)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(hooked(hooks.hooks()))
-        stack.enter_context(hooks.options(chosen))
-        stack.enter_context(hooks.entered(quant_cfg, gpu_mem_percentage, quant_gemm))
+    from loadstone._modelopt import hooks
+    from loadstone._modelopt.loading import ModelOptOptions
+    from loadstone._patch import held, hooked
+
+    chosen = ModelOptOptions(mode=mode, missing=missing, progress=progress, threads=threads)
+    with (
+        hooked(hooks.hooks()),
+        held(hooks.OPTIONS, chosen),
+        plugin.init_quantized_weights(quant_cfg, gpu_mem_percentage, quant_gemm),
+    ):
         yield
 
 
@@ -97,12 +100,12 @@ def load(
         quant_gemm, mode, missing, progress, threads: see :func:`init_quantized_weights`.
 
     Returns:
-        the model. Where every tensor came from is in ``loadstone.audit(model)``.
+        The model. ``loadstone.audit(model)`` has the origin of every tensor.
 
     Raises:
         PlanError: something is missing or does not fit; nothing was read, and the model is as it
             was.
-        Error: ``plan.quantize``: the config packs something that this version cannot, named;
+        Error: ``plan.quantize``: the config asks for an unsupported format, named;
             ``plan.options``: the model holds memory already.
     """
     import modelopt.torch.quantization as mtq
@@ -110,7 +113,7 @@ def load(
     from loadstone._catalog import inspect
     from loadstone._modelopt import building, loading
 
-    options = loading.Options(
+    options = loading.ModelOptOptions(
         mode, missing, device_map, max_memory, attn_implementation, progress, threads
     )
     folder = loading.resolved(checkpoint)
@@ -118,7 +121,7 @@ def load(
     if not is_callers:
         model = building.skeleton_of(model, folder, config, dtype, trust_remote_code)
     building.require_blank(model)
-    if is_callers:  # a load that cannot succeed leaves it as it is
+    if is_callers:  # a load that cannot succeed does not change it
         loading.check(model, inspect(folder), options)
     mtq.quantize(model, quant_cfg)
     mtq.compress(model, config=mtq.CompressConfig(quant_gemm=quant_gemm))
@@ -128,7 +131,7 @@ def load(
 
 @functools.cache
 def patches() -> Hooks:
-    """What :func:`loadstone.patch` installs for this library."""
+    """The hooks that :func:`loadstone.patch` installs for ModelOpt."""
     from loadstone._modelopt import hooks
 
     return hooks.hooks()

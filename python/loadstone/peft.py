@@ -4,7 +4,7 @@
 ...     model.load_adapter("lora")              # model.add_adapter, pipe.load_lora_weights ...
 
 PEFT puts an adapter where the weight of its layer lies. Of a layer that a hook of accelerate's has
-offloaded that is torch's meta device, where the adapter would lose its values without a word. Calls
+offloaded that is torch's meta device, where the adapter would silently lose its values. Calls
 of :func:`loadstone.transformers.from_pretrained` and what is patched for ``"transformers"`` and
 ``"diffusers"`` do this by themselves. See ``docs/patch.md``.
 """
@@ -24,7 +24,7 @@ __all__ = ["patches"]
 
 @functools.cache
 def patches() -> Hooks:
-    """What :func:`loadstone.patch` installs for this library."""
+    """The hooks that :func:`loadstone.patch` installs for PEFT."""
     from loadstone._peft import hooks
 
     return hooks.hooks()

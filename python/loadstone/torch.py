@@ -1,10 +1,8 @@
-"""torch's memory, where tensors are made and shown to the core; and the calls of safetensors.torch.
-
-No weight is read or converted here; that is the core's work.
-"""
+"""The functions of ``safetensors.torch``, for every format; and torch's memory for the core."""
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -22,12 +20,12 @@ from loadstone._shared import duplicates
 
 
 def empty(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-    """A tensor with a storage of its own, uninitialised, on the CPU whatever the default device."""
+    """A tensor of uninitialized memory, on the CPU whatever the default device."""
     return torch.empty(shape, dtype=torch_dtype(dtype), device="cpu")
 
 
 def destination(tensor: torch.Tensor | None) -> tuple[int, int, str]:
-    """Address, bytes and dtype for the core; zeros for a tensor that it shall leave alone."""
+    """Address, bytes and dtype for the core; zeros for ``None``, which it skips."""
     if tensor is None:
         return 0, 0, "U8"
     if not tensor.is_contiguous():
@@ -38,9 +36,7 @@ def destination(tensor: torch.Tensor | None) -> tuple[int, int, str]:
 def file_view(mapping: Any, offset: int, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
     """A tensor that is a private view of a mapped shard: writes to it never reach the file."""
     kind = torch_dtype(dtype)
-    count = 1
-    for extent in shape:
-        count *= extent
+    count = math.prod(shape)
     if count == 0:
         return empty(shape, dtype)
     return torch.frombuffer(mapping, dtype=kind, count=count, offset=offset).view(shape)
@@ -62,15 +58,17 @@ def load_file(
     backend: str = "mmap",
     threads: int | None = None,
 ) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint as they are in the file (as safetensors' function).
+    """Reads all tensors of a checkpoint as the file holds them (as safetensors' function).
 
-    Codes of quantized tensors stay codes, and scales stay beside them; ``loadstone.load_file``
-    decodes. Only block formats of GGUF, for which torch has no dtype, are float32.
+    >>> state = loadstone.torch.load_file("model.safetensors")
+
+    Components of quantized tensors stay apart; ``loadstone.load_file`` dequantizes. Only block
+    formats of GGUF, for which torch has no dtype, become float32.
 
     Args:
-        filename: a file, a folder or anything else that :func:`loadstone.inspect` opens.
-        device: where the tensors are put.
-        backend: accepted for safetensors' sake; tensors have memory of their own in any case.
+        filename: see :func:`loadstone.inspect`.
+        device: of the tensors.
+        backend: ``"mmap"`` or ``"pread"``, without effect: tensors own their memory.
         threads: readers; ``None``: one per core, at most four.
 
     Returns:
@@ -78,7 +76,7 @@ def load_file(
 
     Raises:
         FormatError, LoadError: see :func:`loadstone.inspect`.
-        PlanError: no such device or backend (``plan.options``).
+        PlanError: ``plan.options``: an unknown device or backend.
     """
     require_backend(backend)
     place = device_argument(device)
@@ -88,7 +86,7 @@ def load_file(
 
 
 def load(data: bytes) -> dict[str, torch.Tensor]:
-    """All tensors of a file that is in memory as bytes, on the CPU (as safetensors' function).
+    """Reads all tensors of a file given as bytes, to the CPU (as safetensors' function).
 
     The bytes pass through a temporary file, which ``TMPDIR`` may place in memory.
     """
@@ -110,16 +108,16 @@ def save_file(
 ) -> None:
     """Writes tensors as a safetensors file (as safetensors' function, the same bytes).
 
-    The file appears when it is whole, and an older one is there until then.
+    The file appears when it is complete; an older one stays until then.
 
     Args:
         tensors: by name; contiguous, dense, none sharing memory with another, on any device.
         metadata: texts by name.
 
     Raises:
-        PlanError: a tensor or a name that cannot be written (``save.*``); it is a ``ValueError``
-            and a ``RuntimeError``.
-        LoadError: the file cannot be written (``io.*``); it is an ``OSError``.
+        PlanError: a tensor or a name cannot be written (``save.*``); also a ``ValueError`` and a
+            ``RuntimeError``.
+        LoadError: the file cannot be written (``io.*``); also an ``OSError``.
     """
     Serialized(tensors, metadata).write(filename)
 
@@ -132,10 +130,10 @@ def save_model(
 ) -> None:
     """Writes a model's state dict (as safetensors' function).
 
-    Of tensors that share memory one is written, and the metadata say for which others it stands.
+    Of tensors that share memory one is written; the metadata name the others.
 
     Args:
-        force_contiguous: writes contiguous copies of tensors that are not; else they are refused.
+        force_contiguous: write non-contiguous tensors as contiguous copies; else refuse them.
 
     Raises:
         PlanError, LoadError: see :func:`save_file`.
@@ -165,16 +163,16 @@ def load_model(
     *,
     backend: str = "mmap",
 ) -> tuple[list[str], list[str]]:
-    """Copies a file into the memory that a model has (as safetensors' function).
+    """Copies a file into the memory of a model (as safetensors' function).
 
-    For a model without memory, or a checkpoint that is quantized, there is :func:`loadstone.load`.
+    Use :func:`loadstone.load` for models without memory and for quantized checkpoints.
 
     Returns:
         Names of the model that the file lacks, and names of the file that the model lacks.
 
     Raises:
-        PlanError: with ``strict``, any of these (``plan.missing``, ``plan.unexpected``); without
-            it too, a tensor that is on meta (``plan.no_value``).
+        PlanError: with ``strict``, any of these (``plan.missing``, ``plan.unexpected``); always, a
+            tensor on meta (``plan.no_value``).
         RuntimeError: shapes differ, see ``torch.nn.Module.load_state_dict``.
     """
     own = model.state_dict()

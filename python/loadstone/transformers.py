@@ -1,11 +1,10 @@
-"""transformers: its own ``from_pretrained`` with loadstone in the middle.
+"""transformers: its own ``from_pretrained``, planned and read by loadstone.
 
 >>> from transformers import AutoModelForCausalLM
 >>> model = loadstone.transformers.from_pretrained(AutoModelForCausalLM, "folder", dtype="auto")
 
-Which key becomes what is traced from the library's conversion registry, so experts are fused,
-tensors split, renamed and transposed as the library does it, while their bytes are read. No weight
-is read or converted here.
+Recipes are traced from the library's conversion registry, so experts are fused, and tensors split,
+renamed and transposed as the library does it, while their bytes are read.
 """
 
 from __future__ import annotations
@@ -43,44 +42,46 @@ def from_pretrained(
         cls: a ``PreTrainedModel`` or an ``AutoModel`` class.
         pretrained_model_name_or_path: a folder, or a name that the library resolves through its
             hub cache.
-        missing: ``"initialise"``: the library's initialiser runs for what the checkpoint lacks, and
-            what it leaves alone gets the constructor's value; ``"error"``, ``"zeros"``.
-        nested_offset: with ``bnb_4bit_use_double_quant``: what is taken off the scales of a weight
-            before these are quantized, by the weight's name; else their mean. bitsandbytes' own
-            mean depends on the number of threads.
-        quantize_experts: with a 4-bit ``BitsAndBytesConfig``: experts that the model keeps in one
-            tensor are quantized too, which the library leaves as they are.
+        missing: ``"initialise"``: missing tensors get values of the library's initialiser, or of
+            the constructor if that does not write to them; ``"error"``, ``"zeros"``.
+        nested_offset: with ``bnb_4bit_use_double_quant``: the offset that is subtracted from the
+            scales before these are quantized, by the weight's name; default: their mean.
+            bitsandbytes' own mean depends on the number of threads.
+        quantize_experts: with a 4-bit ``BitsAndBytesConfig``: also quantizes experts that the model
+            keeps in one tensor, which the library does not.
         progress, threads: see :meth:`loadstone.Plan.execute`.
-        kwargs: what the library's function takes.
+        kwargs: arguments of the library's function.
 
     Returns:
-        What the library's function returns: the model, or model and loading info. Where every
-        tensor came from is in ``loadstone.audit(model)``.
+        The result of the library's function: the model, or model and loading info.
+        ``loadstone.audit(model)`` has the origin of every tensor.
 
     Raises:
         PlanError: something is missing, does not fit, or cannot be traced; nothing was read.
-        Error: ``plan.options``: a way of loading that is the library's own (``tp_plan``,
-            ``state_dict``, files that are not safetensors ...), named.
-        Everything that the library raises for its arguments.
+        Error: ``plan.options``: an unsupported argument, named (``tp_plan``, ``state_dict``, files
+            that are not safetensors ...).
+        Exceptions of the library for its arguments.
     """
-    from loadstone._patch import hooked
+    from loadstone._patch import held, hooked
     from loadstone._transformers import hooks
-    from loadstone._transformers.gaps import Options
+    from loadstone._transformers.gaps import TransformersOptions
 
-    chosen = Options(missing, nested_offset, quantize_experts, progress, threads, is_direct=True)
-    with hooked(hooks.hooks()), hooks.options(chosen):
+    chosen = TransformersOptions(
+        missing, nested_offset, quantize_experts, progress, threads, is_direct=True
+    )
+    with hooked(hooks.hooks()), held(hooks.OPTIONS, chosen):
         return cls.from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
 
 
 def patches() -> Hooks:
-    """What :func:`loadstone.patch` installs for this library."""
+    """The hooks that :func:`loadstone.patch` installs for transformers."""
     from loadstone._transformers import hooks
 
     return hooks.hooks()
 
 
 def trace(model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any = None) -> Traced:
-    """What each tensor of a ``PreTrainedModel`` is made of, by the library's conversion registry.
+    """Recipes for a ``PreTrainedModel``, traced from the library's conversion registry.
 
     Args:
         model: may lie on meta.
@@ -88,8 +89,7 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any =
         key_mapping: as ``from_pretrained`` takes it.
 
     Raises:
-        Error: ``plan.options``: the model is not one of this library, or the library is not one
-            that is known.
+        Error: ``plan.options``: the model is not of this library, or its version is unsupported.
     """
     import transformers
 

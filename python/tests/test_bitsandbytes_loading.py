@@ -172,7 +172,7 @@ def test_a_layer_without_numbers_is_refused(tmp_path: Path) -> None:
     """The library initialises it, does not quantize it, and it fails when it runs."""
     folder = plain("llama", tmp_path)
     change(folder, lambda tensors: tensors.pop(WEIGHT))
-    with pytest.raises(loadstone.PlanError, match="only what the checkpoint gives is quantized"):
+    with pytest.raises(loadstone.PlanError, match="only weights of the checkpoint are quantized"):
         ours(by_name("llama").cls, folder, quantization_config=config("nf4"))
 
 

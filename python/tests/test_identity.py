@@ -122,7 +122,7 @@ def test_a_failure_leaves_the_model_as_it_was_unless_in_place(in_place, tmp_path
     assert told == (["info"] if in_place else [])
 
 
-@pytest.mark.parametrize("stage", ["account", "recompute", "remember"])
+@pytest.mark.parametrize("stage", ["make_report", "recompute", "remember"])
 def test_a_failure_after_the_commit_puts_the_memory_back(stage, tmp_path, monkeypatch):
     from loadstone import _execute
 

@@ -254,7 +254,8 @@ def test_a_plan_may_be_carried_out_again(file, is_tied, dtype):
 
 
 @pytest.mark.parametrize(
-    "stage", ["values", "fill", "require_delivered", "_placed", "like", "recompute", "remember"]
+    "stage",
+    ["values", "read_values", "require_delivered", "_placed", "like", "recompute", "remember"],
 )
 def test_whatever_raises_the_model_is_as_it_was(file, monkeypatch, stage):
     from loadstone import _core, _execute, _initialise

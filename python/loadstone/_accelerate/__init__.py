@@ -1,8 +1,8 @@
-"""What stands behind :mod:`loadstone.accelerate`; no public names.
+"""The implementation of :mod:`loadstone.accelerate`; no public names.
 
-* ``checkpoint``: which files are meant, and which calls are left to the library.
+* ``checkpoint``: finds the files of a call, and the calls that are left to the library.
 * ``planning``: the library's arguments as a plan.
-* ``offload``: tensors that lie in a folder, so that the library's hooks find them.
+* ``offload``: offload folders for the library's hooks.
 """
 
 from loadstone._sites import sites_of

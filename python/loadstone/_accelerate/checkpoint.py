@@ -1,4 +1,4 @@
-"""Which files a call means, as accelerate looks for them, and what loadstone leaves to it."""
+"""Finds the files of a call as accelerate does, and the calls that are left to it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 from loadstone._errors import make
 
-# Parameters whose value is not what lies in a file: their classes pack, scale or shard it.
+# Classes of parameters that pack, scale or shard the value of the file.
 _OTHER_PARAMETERS = ("Int8Params", "FP4Params", "Params4bit", "QTensor", "QBitsTensor", "DTensor")
 _OTHER_PACKAGES = ("torchao", "torch.distributed")
-# Modules around others, whose names torch's own loading knows to leave out.
+# Wrapper modules, whose names torch's own loading leaves out.
 _WRAPPERS = ("torch.nn.parallel", "torch._dynamo", "torch.distributed")
 
 

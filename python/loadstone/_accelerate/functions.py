@@ -1,4 +1,4 @@
-"""Where functions of accelerate stand: in its modules, and where others imported them by name."""
+"""The modules that hold functions of accelerate: its own, and those that imported them by name."""
 
 from __future__ import annotations
 

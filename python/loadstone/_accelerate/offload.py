@@ -1,4 +1,4 @@
-"""Tensors in an offload folder, complete enough for accelerate's hooks to find every one."""
+"""Offload folders in which accelerate's hooks find every tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from loadstone import _core
 from loadstone._dtypes import dtype_name, torch_dtype
-from loadstone._errors import make
+from loadstone._errors import counted, make
 from loadstone._placement import device_of
 from loadstone._skeleton_walk import TensorSlot, walk
 from loadstone.torch import like
@@ -68,7 +68,7 @@ def settle(
 
 
 def add(folder: _core.OffloadFolder, name: str, tensor: torch.Tensor) -> None:
-    """Puts a tensor's value into a folder that is being written."""
+    """Adds a tensor's value to a folder before its commit."""
     value = tensor.detach().cpu().contiguous()
     folder.add(name, dtype_name(value.dtype), list(value.shape), value.data_ptr(), value.nbytes)
 
@@ -104,8 +104,8 @@ def require_modules(model: torch.nn.Module, device_map: Mapping[str, Any]) -> No
     if alone:
         raise make(
             "plan.device_map",
-            f"{len(alone)} parameters are placed on disk apart from their module, where no hook "
-            "brings them back; name the module's class, or that of the block around it, in "
+            f"{counted(len(alone), 'parameter is', 'parameters are')} on disk without the module, "
+            "where no hook loads them; name the module's class, or that of the block around it, in "
             "no_split_module_classes",
             tensor=alone[0],
         )
@@ -118,7 +118,7 @@ def require_values(
     held: Mapping[str, Any],
     offload_buffers: bool,
 ) -> None:
-    """Refuses a model of which a tensor has neither memory nor a place where hooks find it.
+    """Refuses a model with a tensor on meta that no hook would find a value for.
 
     Raises:
         PlanError: ``plan.missing``, naming the first ones.
@@ -137,6 +137,7 @@ def require_values(
         some = ", ".join(f"'{name}'" for name in lacking[:5]) + (", ..." if lacking[5:] else "")
         raise make(
             "plan.missing",
-            f"{len(lacking)} tensors are on meta, and no hook would find a value for them: {some}",
+            f"{counted(len(lacking), 'tensor is', 'tensors are')} on meta, and no hook would find "
+            f"a value: {some}",
             tensor=lacking[0],
         )

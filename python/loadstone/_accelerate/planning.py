@@ -24,7 +24,7 @@ _FLOATING = ("F64", "F32", "F16", "BF16")
 
 @dataclass
 class Adjusted(Traced):
-    """Targets for the core with what accelerate's arguments say put in.
+    """Targets for the core, adjusted by accelerate's arguments.
 
     Attributes:
         cast: the dtype that floating parameters and saved buffers get, by name.
@@ -51,12 +51,10 @@ def plan_load(
     strict: bool,
     missing: str,
 ) -> Plan:
-    """The plan."""
+    """The plan for a call of ``load_checkpoint_in_model``."""
     if missing not in _core.MISSING_POLICIES:
-        expected = ", ".join(_core.MISSING_POLICIES)
-        raise make(
-            "plan.options", "no such policy", field="missing", found=missing, expected=expected
-        )
+        where = {"found": missing, "expected": ", ".join(_core.MISSING_POLICIES)}
+        raise make("plan.options", "unknown policy", field="missing", **where)
     slots = walk(model)
     keeps = keep_in_fp32_modules if dtype == torch.float16 and device_map is not None else None
     follows_file = device_map is None and dtype is None and _any_on_meta(model)
@@ -84,7 +82,7 @@ def plan_load(
 
 
 def _traced(model: torch.nn.Module, catalog: Catalog, dtype: torch.dtype | None) -> Traced | None:
-    """What the model's own library does to a checkpoint, where loadstone can trace it."""
+    """Recipes from the model's own library, if loadstone can trace it."""
     for base in type(model).__mro__:
         if base.__name__ == "PreTrainedModel" and base.__module__.partition(".")[0] in TRACED:
             return trace("transformers", model, catalog, dtype)
@@ -122,12 +120,12 @@ def _is_kept_in_fp32(name: str, modules: list[str] | None) -> bool:
 
 
 def _refuse_keeps(slots: list[TensorSlot], modules: list[str] | None) -> None:
-    """A traced model's library decides itself what stays in fp32; a second opinion is refused."""
+    """Refuses modules to keep in fp32 for traced models, whose library decides that itself."""
     for slot in slots:
         if _is_kept_in_fp32(slot.name, modules):
             raise make(
                 "plan.options",
-                "not for models of transformers, which names these modules itself",
+                "transformers itself decides which modules of its models stay in float32",
                 field="keep_in_fp32_modules",
                 found=slot.name,
             )

@@ -1,4 +1,4 @@
-"""What stands behind ``loadstone.bitsandbytes``."""
+"""The implementation of ``loadstone.bitsandbytes``."""
 
 from loadstone._sites import sites_of
 

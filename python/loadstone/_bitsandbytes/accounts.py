@@ -1,4 +1,4 @@
-"""For the audit: tensors of a healed model that are elsewhere, or look otherwise, on purpose."""
+"""For the audit: tensors of quantized weights that are offloaded or rearranged on purpose."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from loadstone._bitsandbytes import layout
 from loadstone._bitsandbytes.modules import WholeLinear4bit, is_whole
-from loadstone._bitsandbytes.offloaded import Units, map_of
+from loadstone._bitsandbytes.offloaded import WholeWeights, map_of
 from loadstone._bitsandbytes.parameters import is_unit
 from loadstone._skeleton_walk import TensorSlot
 
@@ -18,9 +18,9 @@ REARRANGED = "rearranged for this CPU"
 
 
 def reasons(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> dict[str, str]:
-    """Why tensors have no value here, or not the loaded one, by their names.
+    """Why tensors have no value in the model, or not the loaded one, by their names.
 
-    Empty for a model that has no healed module: of that nothing is known to come back whole.
+    Empty for a model without modules that keep weights whole: its offloaded weights may be lost.
     """
     modules = dict(model.named_modules())
     if not any(is_whole(module) for module in modules.values()):
@@ -55,14 +55,14 @@ def _place(name: str, modules: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 class _Keys:
-    """The names in maps of weights, without reading a weight from a disk."""
+    """The names in maps of weights, found without reading a weight from disk."""
 
     def __init__(self) -> None:
         self._known: dict[int, frozenset[str]] = {}
 
     def has(self, held: Any, name: str, whole: bool) -> bool:
-        """Whether a parameter would be found; where it is a quantized one, with its scales."""
-        if isinstance(held, Units):
+        """Whether the map holds a parameter; a quantized one only together with its scales."""
+        if isinstance(held, WholeWeights):
             return self.has(held.inner, name, whole)
         inner, prefix = getattr(held, "dataset", None), getattr(held, "prefix", None)
         if isinstance(inner, Mapping) and isinstance(prefix, str):  # a part of another map

@@ -1,4 +1,4 @@
-"""Which weights of a model are quantized, and how: what ``quantize=`` says."""
+"""The weights that ``quantize=`` selects, and their encodings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from loadstone import _core
 from loadstone._bitsandbytes.experts import stacks
 from loadstone._bitsandbytes.form import full
-from loadstone._bitsandbytes.loading import Units, quantizations
+from loadstone._bitsandbytes.loading import QuantizedWeights, quantizations
 from loadstone._bitsandbytes.stored import groups_by_path, read
 from loadstone._catalog import Catalog
 from loadstone._errors import make
@@ -19,24 +19,24 @@ from loadstone._quantization import Quantization
 
 ENCODINGS = _core.bnb.ENCODINGS
 
-# What libraries call the layer that makes words of numbers, where they do not tell it.
+# The usual name of the output layer, for models without get_output_embeddings().
 _OUTPUT = "lm_head"
 
 
 def chosen(
-    model: Any, catalog: Catalog, quantize: Any, traced: Units | None = None
-) -> Units | None:
+    model: Any, catalog: Catalog, quantize: Any, traced: QuantizedWeights | None = None
+) -> QuantizedWeights | None:
     """The quantized weights of a model for a plan whose names match as they are.
 
     Args:
         quantize: see :func:`loadstone.plan`.
-        traced: those that the model's library knows of already.
+        traced: the weights that the model's library quantizes already.
 
     Returns:
-        ``None``: there are none.
+        The quantized weights, or ``None`` if there are none.
 
     Raises:
-        Error: ``plan.options``: an encoding or a pattern that means nothing.
+        Error: ``plan.options``: an unknown encoding, or a pattern that matches no weight.
     """
     if not isinstance(model, torch.nn.Module):
         if quantize is None:
@@ -56,14 +56,14 @@ def chosen(
     own = quantizations(model, sorted(free - stored))
     _require_agreement(wanted, own)
     quantized = {name: how for name, how in (wanted | own).items() if name not in stored}
-    units = Units(catalog, found.units, quantized, found.broken)
+    units = QuantizedWeights(catalog, found.units, quantized, found.broken)
     units.aliases = _aliases(model, units.weights())
     units.findings = [*found.findings, *units.misfits(model), *_disagreements(units, wanted)]
     return units
 
 
 def _is_quantizing(module: torch.nn.Module) -> bool:
-    """Whether a module is one of bitsandbytes', which is not imported to find out."""
+    """Whether a module is of bitsandbytes, without importing it."""
     return any(
         base.__module__.startswith("bitsandbytes.") and base.__name__ in _CLASSES
         for base in type(module).__mro__
@@ -74,7 +74,7 @@ _CLASSES = ("Linear4bit", "Linear8bitLt")
 
 
 def _is_free(module: Any) -> bool:
-    """Whether the weight of a module of bitsandbytes' has no numbers yet."""
+    """Whether the weight of a module of bitsandbytes has no value yet."""
     return bool(module.weight.is_meta)
 
 
@@ -101,7 +101,7 @@ def _wanted(model: torch.nn.Module, quantize: Any) -> dict[str, Quantization]:
             found[weight] = hows[min(matching)]
     for index, pattern in enumerate(patterns):
         if index not in used:
-            raise _refused("no weight of a linear layer has such a name", pattern)
+            raise _refused("the pattern matches no weight of a linear layer", pattern)
     return found
 
 
@@ -109,7 +109,7 @@ def _how(value: Any) -> Quantization:
     if isinstance(value, Quantization):
         return value
     if value not in ENCODINGS:
-        raise _refused("no such encoding", repr(value), ", ".join(ENCODINGS))
+        raise _refused("unknown encoding", repr(value), ", ".join(ENCODINGS))
     return Quantization(value)
 
 
@@ -118,14 +118,14 @@ def _refused(message: str, found: str = "", expected: str = "") -> Exception:
 
 
 def _linears(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Linear layers that can be replaced: those of a class of their own may compute otherwise."""
+    """Linear layers that can be replaced; subclasses of ``Linear`` may compute otherwise."""
     for path, module in model.named_modules():
         if path and (type(module) is torch.nn.Linear or _is_quantizing(module)):
             yield path, module
 
 
 def _usual(model: torch.nn.Module) -> list[str]:
-    """All weights of linear layers but the output embedding and what is tied to others."""
+    """All weights of linear layers except the output embedding and tied weights."""
     asked = getattr(model, "get_output_embeddings", None)
     output = asked() if callable(asked) else None
     owners = Counter(
@@ -144,7 +144,7 @@ def _usual(model: torch.nn.Module) -> list[str]:
 
 
 def _aliases(model: torch.nn.Module, names: set[str]) -> frozenset[str]:
-    """Other names of these weights; a module that has several paths is replaced at all of them."""
+    """Other names of these weights, whose module is replaced at all its paths."""
     modules = {id(model.get_submodule(name.rpartition(".")[0])) for name in names}
     found = {
         full(path, leaf)
@@ -160,21 +160,23 @@ def _require_agreement(wanted: Mapping[str, Quantization], own: Mapping[str, Qua
     for name, how in own.items():
         if name in wanted and wanted[name].encoding != how.encoding:
             raise _refused(
-                f"the module around '{name}' is made for another encoding",
+                f"the module of '{name}' is made for another encoding",
                 wanted[name].encoding,
                 how.encoding,
             )
 
 
-def _disagreements(units: Units, wanted: Mapping[str, Quantization]) -> list[_core.Finding]:
-    """An error for each weight that is stored in another encoding than was asked for."""
+def _disagreements(
+    units: QuantizedWeights, wanted: Mapping[str, Quantization]
+) -> list[_core.Finding]:
+    """An error for each weight that is stored in another encoding than requested."""
     findings = []
     for unit in units.stored.values():
         encoding = unit.form.quant_type if unit.form is not None else "int8"
         if unit.name in wanted and wanted[unit.name].encoding != encoding:
             message = (
-                f"'{unit.name}' is stored as {encoding}, and {wanted[unit.name].encoding} was "
-                "asked for: what is quantized already is not quantized again"
+                f"'{unit.name}' is stored as {encoding}, but {wanted[unit.name].encoding} was "
+                "requested: quantized weights are not quantized again"
             )
             sources = sorted(unit.sources.values())
             findings.append(_core.Finding("error", "plan.quantize", unit.name, sources, message))

@@ -15,6 +15,7 @@ from typing import Any
 import bitsandbytes.functional as library
 import torch
 from bitsandbytes.functional import QuantState
+from torch.utils._pytree import tree_map_only
 
 from loadstone._bitsandbytes import layout
 
@@ -25,8 +26,8 @@ class Stack(torch.Tensor):
     """A quantized tensor that is decoded where it is used: slices of its first dimension alone.
 
     Attributes:
-        packed: two numbers a byte.
-        state: bitsandbytes' of the whole tensor.
+        packed: uint8, two numbers a byte.
+        state: bitsandbytes' ``QuantState`` of the whole tensor.
     """
 
     packed: torch.Tensor
@@ -47,7 +48,7 @@ class Stack(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Every operation comes by here."""
+        """Takes slices without decoding the rest; decodes the stack for other operations."""
         first = args[0] if args else None
         packet = func.overloadpacket
         if isinstance(first, Stack):
@@ -58,20 +59,21 @@ class Stack(torch.Tensor):
             chosen = _chosen(packet, args)
             if chosen is not None:
                 return first.matrices(chosen)
-        return func(*_decoded(args), **_decoded(kwargs or {}))
+        args, kwargs = tree_map_only(Stack, Stack.numbers, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
     def matrix(self, index: int) -> torch.Tensor:
-        """The numbers of one expert."""
+        """The decoded matrix of one expert."""
         rows, *rest = self.shape
         return decode_range(self.packed, self.state, index % rows, tuple(rest))
 
     def matrices(self, indices: torch.Tensor) -> torch.Tensor:
-        """Those of several, each decoded once."""
+        """The decoded matrices of several experts, each decoded once."""
         unique, places = torch.unique(indices, return_inverse=True)
         return torch.stack([self.matrix(index) for index in unique.tolist()])[places]
 
     def numbers(self) -> torch.Tensor:
-        """Those of all."""
+        """The decoded stack."""
         return _decode(self.packed, self.state)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -80,22 +82,12 @@ class Stack(torch.Tensor):
 
 
 def _chosen(packet: Any, args: Sequence[Any]) -> torch.Tensor | None:
-    """The indices of the first dimension, where an operation picks by these alone."""
+    """The indices by which an operation selects from the first dimension alone."""
     if packet is aten.index_select and args[1] == 0:
         return args[2]  # type: ignore[no-any-return]
     if packet is aten.index and len(args[1]) == 1 and args[1][0].dtype == torch.int64:
         return args[1][0]  # type: ignore[no-any-return]
     return None
-
-
-def _decoded(value: Any) -> Any:
-    if isinstance(value, Stack):
-        return value.numbers()
-    if isinstance(value, list | tuple):
-        return type(value)(_decoded(each) for each in value)
-    if isinstance(value, dict):
-        return {key: _decoded(each) for key, each in value.items()}
-    return value
 
 
 def decode_range(
@@ -119,7 +111,7 @@ def decode_range(
 
 
 def _scales(state: Any, first: int, last: int) -> torch.Tensor:
-    """Those of some blocks, as numbers."""
+    """The scales of some blocks, decoded."""
     if not state.nested:
         return state.absmax[first:last]  # type: ignore[no-any-return]
     numbers: torch.Tensor = library.dequantize_blockwise(state.absmax, state.state2) + state.offset
@@ -134,7 +126,7 @@ def _decode(packed: torch.Tensor, state: Any) -> torch.Tensor:
 
 
 class QuantizedExperts(torch.nn.Module):
-    """What the modules of a library become: their stacks are decoded where they are read."""
+    """A library's module of experts whose stacks are decoded where they are read."""
 
     _stacks: tuple[str, ...] = ()
 
@@ -171,7 +163,7 @@ def put(module: Any, name: str, parameter: Any) -> None:
 
 
 def stacks(model: torch.nn.Module, names: Iterable[str]) -> list[str]:
-    """Which of these parameters are stacks of experts, as the library's decorator marks them."""
+    """Those of the parameters that the library's decorator marks as stacks of experts."""
     found = []
     for name in names:
         path, _, leaf = name.rpartition(".")

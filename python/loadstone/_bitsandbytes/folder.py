@@ -1,7 +1,7 @@
-"""Offload folders, completed: a hook finds all that a quantized weight consists of.
+"""Completes offload folders, so that hooks find all components of a quantized weight.
 
-The core writes packed bytes and scales; code tables, state blobs and names of bitsandbytes' come
-from here.
+The core writes packed bytes and scales; this module adds code tables, state blobs and the names of
+bitsandbytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def complete_on_disk(unit: Unit, name: str, folder: _core.OffloadFolder) -> None:
-    """What the core does not write of a weight that it quantized into an offload folder.
+    """Adds the components that the core does not write of a weight that it quantized to disk.
 
     Args:
         unit: the weight without memory.

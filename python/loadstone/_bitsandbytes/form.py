@@ -1,7 +1,7 @@
-"""The form in which a checkpoint holds a weight that bitsandbytes quantized, and its sizes.
+"""The components of a weight that bitsandbytes quantized, as a checkpoint holds them.
 
-Everything here is checked from names, dtypes, shapes and the small state blob, so that a checkpoint
-can be refused before anything of it is read. Nothing of bitsandbytes is needed.
+All checks use names, dtypes, shapes and the small state blob, so that a checkpoint is refused
+before its data is read. bitsandbytes itself is not needed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from loadstone._dtypes import torch_dtype
 from loadstone._errors import make
@@ -44,7 +43,7 @@ Entries = Mapping[str, tuple[str, Shape]]
 
 @dataclass(frozen=True)
 class Form:
-    """What the state blob of a 4-bit weight says: everything about it that is no tensor.
+    """The contents of the state blob of a 4-bit weight: its metadata.
 
     Attributes:
         quant_type: ``"nf4"`` or ``"fp4"``.
@@ -69,10 +68,8 @@ class Form:
 
     def to_bytes(self) -> bytes:
         """The blob, byte for byte as bitsandbytes writes it."""
-        said: dict[str, Any] = {name: getattr(self, name) for name in _FIELDS}
-        if self.nested:
-            said |= {name: getattr(self, name) for name in _NESTED_FIELDS}
-        return json.dumps(said).encode()
+        names = [*_FIELDS, *(_NESTED_FIELDS if self.nested else ())]
+        return json.dumps({name: getattr(self, name) for name in names}).encode()
 
     @classmethod
     def parse(cls, name: str, blob: bytes) -> Form:
@@ -85,55 +82,54 @@ class Form:
             FormatError: ``q.quant_state``, ``q.group_size``.
         """
         try:
-            said = json.loads(blob)
+            state = json.loads(blob)
         except ValueError as error:
             raise _bad(name, "the state is not JSON", found=str(error)) from None
-        if not isinstance(said, dict):
-            raise _bad(name, "the state is no JSON object", found=type(said).__name__)
-        kinds = _FIELDS | (_NESTED_FIELDS if "nested_offset" in said else {})
-        if set(said) != set(kinds):
-            found, expected = ", ".join(sorted(said)), ", ".join(sorted(kinds))
+        if not isinstance(state, dict):
+            raise _bad(name, "the state is not a JSON object", found=type(state).__name__)
+        kinds = _FIELDS | (_NESTED_FIELDS if "nested_offset" in state else {})
+        if set(state) != set(kinds):
+            found, expected = ", ".join(sorted(state)), ", ".join(sorted(kinds))
             raise _bad(name, "the state has other fields", found=found, expected=expected)
         for field, kind in kinds.items():
-            if not isinstance(said[field], kind) or isinstance(said[field], bool):
-                raise _bad(name, "a field of another kind", field=field, found=repr(said[field]))
-        form = cls(**said | {"shape": tuple(said["shape"])})
+            if not isinstance(state[field], kind) or isinstance(state[field], bool):
+                raise _bad(name, "a field has a wrong type", field=field, found=repr(state[field]))
+        form = cls(**state | {"shape": tuple(state["shape"])})
         form._check(name)
         return form
 
     def _check(self, name: str) -> None:
-        said_by_name = name.rpartition("bitsandbytes__")[2]
-        if self.quant_type not in FOUR_BIT or self.quant_type != said_by_name:
-            raise _bad(name, "another quant type than the name says", found=self.quant_type)
+        named = name.rpartition("bitsandbytes__")[2]
+        if self.quant_type not in FOUR_BIT or self.quant_type != named:
+            raise _bad(name, "the quant type is not that of the name", found=self.quant_type)
         if not self.shape or not all(type(size) is int and size > 0 for size in self.shape):
-            raise _bad(name, "no weight has this shape", field="shape", found=str(self.shape))
+            raise _bad(
+                name, "a weight cannot have this shape", field="shape", found=str(self.shape)
+            )
         if self.dtype not in _COMPUTED:
             found, expected = self.dtype, ", ".join(_COMPUTED)
-            raise _bad(name, "not a dtype to decode to", "dtype", found=found, expected=expected)
+            raise _bad(
+                name, "the dtype is not one to decode to", "dtype", found=found, expected=expected
+            )
         for field in ("blocksize", "nested_blocksize"):
             size = getattr(self, field)
             if size is not None and size not in BLOCK_SIZES:
-                raise make(
-                    "q.group_size",
-                    "not a block size of bitsandbytes",
-                    tensor=name,
-                    field=field,
-                    found=str(size),
-                    expected=", ".join(map(str, BLOCK_SIZES)),
-                )
+                message = "the block size is not one of bitsandbytes"
+                where = {"field": field, "found": str(size), "expected": str(BLOCK_SIZES)[1:-1]}
+                raise make("q.group_size", message, tensor=name, **where)
         if self.nested and (self.nested_dtype != "float32" or not abs(self.offset) <= _F32_MAX):
-            raise _bad(name, "scales cannot be decoded with this", found=str(self))
+            raise _bad(name, "the scales cannot be decoded with this state", found=str(self))
 
     @property
     def offset(self) -> float:
-        """What is added to the scales after they are decoded."""
+        """Added to the scales after they are decoded."""
         return float(self.nested_offset or 0.0)
 
 
 def check_group(
     prefix: str, entries: Entries, *, blob: bytes | None = None, weight_format: int | None = None
 ) -> Form | None:
-    """Whether the tensors of one quantized weight fit each other; reads no values.
+    """Checks the components of one quantized weight against each other; reads no values.
 
     Args:
         prefix: path of the module, ``"model.layers.0.mlp.up_proj"``, or ``""``.
@@ -143,7 +139,7 @@ def check_group(
         weight_format: value of the tensor of this name, of an 8-bit weight.
 
     Returns:
-        what the blob says; ``None`` for an 8-bit weight.
+        The contents of the blob; ``None`` for an 8-bit weight.
 
     Raises:
         FormatError: ``q.scale_missing``, ``q.scale_unused``, ``q.quant_state``, ``q.group_size``,
@@ -180,7 +176,7 @@ def _check_four_bit(prefix: str, entries: Entries, form: Form, state: str) -> No
         if name.startswith("weight.") and name not in parts and name != state:
             raise make(
                 "q.scale_unused",
-                "bitsandbytes knows no such part of a weight",
+                "bitsandbytes has no such component",
                 tensor=full(prefix, name),
                 expected=", ".join(parts),
             )
@@ -195,7 +191,7 @@ def _check_four_bit(prefix: str, entries: Entries, form: Form, state: str) -> No
     if size != -(-count // 2):
         raise make(
             "q.shape",
-            f"the bytes are not those of {list(form.shape)} in 4 bits",
+            f"the byte count is not that of {list(form.shape)} in 4 bits",
             tensor=full(prefix, "weight"),
             found=f"{size} bytes, {list(shape)}",
             expected=f"{-(-count // 2)} bytes",
@@ -209,17 +205,13 @@ def _check_int8(prefix: str, entries: Entries, weight_format: int | None) -> Non
     if dtype != "I8":
         raise _other_dtype(prefix, "weight", dtype, "I8")
     if len(shape) != 2:
-        raise make(
-            "q.shape",
-            "an 8-bit weight has two dimensions",
-            tensor=full(prefix, "weight"),
-            found=str(list(shape)),
-        )
+        message = "an 8-bit weight must have two dimensions"
+        raise make("q.shape", message, tensor=full(prefix, "weight"), found=str(list(shape)))
     _check_part(prefix, entries, "SCB", "F32", shape[:1])
     if weight_format not in (None, FORMAT_ROW):
         raise make(
             "q.weight_format",
-            "this order of an 8-bit weight is not read",
+            "the layout of the 8-bit weight is not supported",
             tensor=full(prefix, "weight_format"),
             found=str(weight_format),
             expected=f"{FORMAT_ROW} (row by row)",
@@ -233,13 +225,9 @@ def _check_part(prefix: str, entries: Entries, name: str, dtype: str, shape: Sha
     if found != dtype:
         raise _other_dtype(prefix, name, found, dtype)
     if found_shape != shape:
-        raise make(
-            "q.scale_shape",
-            "not as many as the weight has",
-            tensor=full(prefix, name),
-            found=str(list(found_shape)),
-            expected=str(list(shape)),
-        )
+        message, where = "the shape does not fit the weight", full(prefix, name)
+        found, expected = str(list(found_shape)), str(list(shape))
+        raise make("q.scale_shape", message, tensor=where, found=found, expected=expected)
 
 
 def full(prefix: str, name: str) -> str:
@@ -248,11 +236,13 @@ def full(prefix: str, name: str) -> str:
 
 
 def missing(prefix: str, name: str) -> Exception:
-    return make("q.scale_missing", "a part of the weight is missing", tensor=full(prefix, name))
+    return make(
+        "q.scale_missing", "a component of the weight is missing", tensor=full(prefix, name)
+    )
 
 
 def _other_dtype(prefix: str, name: str, found: str, expected: str) -> Exception:
-    message = "a part of the weight has another dtype"
+    message = "a component of the weight has a wrong dtype"
     return make("q.dtype", message, tensor=full(prefix, name), found=found, expected=expected)
 
 

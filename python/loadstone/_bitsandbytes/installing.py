@@ -1,4 +1,4 @@
-"""Linear layers become bitsandbytes', at the moment in which a model changes."""
+"""Replaces linear layers by those of bitsandbytes when a load installs its values."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from loadstone._bitsandbytes.parameters import adopt
 # Of activations, as in LLM.int8 and in transformers.
 THRESHOLD = 6.0
 
-# What a layer of bitsandbytes has of its own; all else a layer in its place takes over.
+# Attributes that a layer of bitsandbytes keeps; it takes all others over from the plain layer.
 _OWN = ("_parameters", "_buffers", "_modules")
 
 
 def replacement(linear: torch.nn.Linear, parameter: Any) -> torch.nn.Module:
-    """A layer of bitsandbytes' with the weight given, for a plain one; no memory is taken.
+    """A layer of bitsandbytes with the weight given; allocates nothing.
 
-    Hooks and attributes are those of the plain one, its bias is not put in yet.
+    Hooks and attributes are those of the plain layer. The caller installs its bias.
     """
     has_bias = linear.bias is not None
     with torch.device("meta"):
@@ -50,24 +50,21 @@ def replacement(linear: torch.nn.Linear, parameter: Any) -> torch.nn.Module:
 
 
 def put(module: Any, leaf: str, parameter: Any) -> None:
-    """Gives a layer of bitsandbytes' its weight, with all that refers from one to the other.
-
-    Other modules hold stacks of experts.
-    """
+    """Gives a layer of bitsandbytes its weight; other modules get a stack of experts."""
     if not isinstance(module, bnb.nn.Linear4bit | bnb.nn.Linear8bitLt):
         experts.put(module, leaf, parameter)
         return
     module._parameters["weight"] = parameter
     if isinstance(parameter, bnb.nn.Params4bit):
         parameter.module = module
-    if is_whole(module):  # inside loadstone.patch an empty layer may have been healed
+    if is_whole(module):  # inside loadstone.patch, which changes layers before they have weights
         adopt(parameter)
     elif isinstance(parameter, bnb.nn.Params4bit):
         module.quant_state = parameter.quant_state
 
 
 class Installation:
-    """New layers for a model, prepared while the model is as it was."""
+    """New layers for a model, prepared before the model changes."""
 
     def __init__(
         self,
@@ -87,7 +84,7 @@ class Installation:
                 self.new[id(module)] = replacement(module, parameter)
 
     def install(self) -> None:
-        """Swaps; nothing in here reads, computes or should fail."""
+        """Swaps layers: it reads and computes nothing, and should not fail."""
         for name, parameter in self.parameters.items():
             path, _, leaf = name.rpartition(".")
             module = self.model.get_submodule(path)
@@ -104,7 +101,7 @@ class Installation:
 
 
 def prepare_hooks(model: torch.nn.Module, offsets: Mapping[str, torch.Tensor]) -> None:
-    """Before accelerate's hooks are attached: they bring a weight whole, or not at all.
+    """Makes weights whole before accelerate attaches its hooks, which then load all components.
 
     Args:
         offsets: of the scales of weights on disk.

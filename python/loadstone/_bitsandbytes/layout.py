@@ -1,6 +1,6 @@
-"""How the codes of a 4-bit weight lie in memory, and what they decode to.
+"""The memory layout of 4-bit codes, and their decoding.
 
-A checkpoint has them row by row. For its forward pass on a CPU with AVX512-BF16 bitsandbytes
+A checkpoint holds them row by row. For its forward pass on a CPU with AVX512-BF16 bitsandbytes
 rearranges them *in the weight itself*, and rounds or drops the scales that the checkpoint had. Here
 the scales of the checkpoint are kept beside the rearranged ones, so that every byte comes back.
 """
@@ -54,8 +54,8 @@ def is_rounded(state: Any) -> bool:
 
 
 def _rounded(state: Any) -> Any:
-    """What is left of the scales after bitsandbytes rearranged them: rounded to bfloat16."""
-    left = library.QuantState(
+    """The scales after bitsandbytes rearranged them: rounded to bfloat16."""
+    return library.QuantState(
         absmax=state.absmax.T.contiguous().reshape(-1).float(),
         shape=state.shape,
         code=state.code,
@@ -63,7 +63,6 @@ def _rounded(state: Any) -> Any:
         quant_type=state.quant_type,
         dtype=state.original_dtype,
     )
-    return left
 
 
 def is_misread(state: Any) -> bool:
@@ -77,7 +76,7 @@ def is_misread(state: Any) -> bool:
 
 
 def decode(data: torch.Tensor, state: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The weight on the CPU that packed codes stand for, whatever the length of its rows.
+    """Decodes a 4-bit weight on the CPU, whatever the length of its rows.
 
     Args:
         dtype: of the result; ``None``: that of the weight that was quantized. Values are rounded to

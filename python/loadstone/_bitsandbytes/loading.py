@@ -1,8 +1,8 @@
-"""Quantized weights in a plan, in what it fills, in the model, and in the report.
+"""Quantized weights in a plan, in the model, and in the report.
 
-For a plan a weight that a checkpoint holds quantized is several tensors, under bitsandbytes' names;
-a weight that is quantized on its way is one, with parts. In the model either is one parameter of
-bitsandbytes', made when all of it is there.
+In a plan, a weight that a checkpoint holds quantized is several targets, under bitsandbytes' names;
+a weight that the load quantizes is one target with components. In the model each is one parameter
+of bitsandbytes, created when all its components are read.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from loadstone._catalog import Catalog
 from loadstone._dtypes import dtype_argument, dtype_name, torch_dtype
 from loadstone._errors import make
 from loadstone._skeleton_walk import TensorSlot, walk
+from loadstone._traced import shape_mismatch
 
 if TYPE_CHECKING:
     from loadstone._bitsandbytes.installing import Installation
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
     from loadstone._report import Provenance
     from loadstone._targets import PlannedTarget
 
-# Where the tensors of a weight lie in the model, by their names inside the module in a checkpoint.
+# Components by their path in the model: their names inside the module in a checkpoint.
 _PLACES = {
     "quant_state.absmax": "weight.absmax",
     "quant_state.code": "weight.quant_map",
     "quant_state.state2.absmax": "weight.nested_absmax",
     "quant_state.state2.code": "weight.nested_quant_map",
-    "quant_state.offset": "",  # told by the state blob
+    "quant_state.offset": "",  # in the state blob
     "SCB": "SCB",
     "CB": "weight",
 }
@@ -47,17 +48,17 @@ _CONSTANTS = ("quant_state.code", "quant_state.state2.code")
 
 
 @dataclass
-class Units:
+class QuantizedWeights:
     """The quantized weights of a model that is to be loaded.
 
     Attributes:
         catalog: of the checkpoint.
         stored: those that the checkpoint holds quantized, by the path of their module.
-        quantize: those that are quantized on their way, by the name of the weight.
+        quantize: those that the load quantizes, by the name of the weight.
         broken: dtype and shape in the checkpoint of those that cannot be loaded.
         aliases: other names of these weights, whose module has several paths.
-        findings: what there is to say of them.
-        dtype: that the other floating tensors are to have, where somebody asked for one.
+        findings: problems with these weights.
+        dtype: of the other floating tensors; ``None``: unchanged.
     """
 
     catalog: Catalog
@@ -75,7 +76,7 @@ class Units:
     # --- the plan --------------------------------------------------------------------------------
 
     def targets(self, targets: Iterable[_core.Target]) -> list[_core.Target]:
-        """The core's targets, with all tensors of a stored weight in the place of one."""
+        """The core's targets, each stored weight replaced by its components."""
         result = []
         cast = "" if self.dtype_left(self.dtype) else _name_of(self.dtype)
         for target in targets:
@@ -102,11 +103,11 @@ class Units:
         return result
 
     def dtype_left(self, dtype: Any) -> Any:
-        """The dtype that the core is to be asked for: it would cast scales too."""
+        """The dtype for the core; ``None`` with stored weights, whose scales it would cast."""
         return dtype if dtype in (None, "auto") or not self.stored else None
 
     def slots(self, slots: Iterable[TensorSlot]) -> list[TensorSlot]:
-        """The model's tensors as :meth:`targets` has them; nothing can be put into those added."""
+        """The model's tensors as :meth:`targets` has them; those added are read-only."""
         result = []
         for slot in slots:
             if slot.name in self.aliases or self.is_state(slot.name):
@@ -127,9 +128,9 @@ class Units:
         return result
 
     def devices(self, devices: Mapping[str, Any]) -> dict[str, Any]:
-        """A map with a device for each tensor of a stored weight, which goes with its module.
+        """A map with a device for each component of a stored weight: that of the weight.
 
-        What only says how to read the others stays on the host, but for what is on disk.
+        The state blob and ``weight_format`` stay on the host, except those of weights on disk.
         """
         result = dict(devices)
         for unit in self.stored.values():
@@ -144,16 +145,16 @@ class Units:
         return self._by_weight.keys() | self.quantize.keys()
 
     def is_state(self, name: str) -> bool:
-        """Whether a tensor is set on one of these weights: it comes and goes with the weight.
+        """Whether a tensor is a component of one of these weights, and installed with it.
 
-        Healed modules have such tensors on meta before the load, where nobody needs a value.
+        Modules that keep weights whole have such tensors on meta before the load.
         """
         place = next((each for each in _PLACES if name.endswith(f".{each}")), None)
         weight = name[: -len(place) - 1] if place else ""
         return weight in self._by_weight or weight in self.quantize or weight in self.broken
 
     def misplaced(self, targets: Iterable[PlannedTarget]) -> list[_core.Finding]:
-        """An error for each stack of experts on disk: there is no hook that brings one whole."""
+        """An error for each stack of experts on disk, as no hook loads a whole one."""
         return [
             _core.Finding(
                 "error",
@@ -170,14 +171,14 @@ class Units:
         ]
 
     def names(self) -> set[str]:
-        """All tensors of the plan that are, or are part of, a quantized weight."""
+        """The targets of the plan that are components of quantized weights."""
         parts = {name for unit in self.stored.values() for name in unit.targets()}
         return parts | self.quantize.keys()
 
     def unfilled(self, model: torch.nn.Module) -> list[_core.Finding]:
-        """An error for each layer of bitsandbytes' whose weight is not among these.
+        """An error for each layer of bitsandbytes whose weight is not among these.
 
-        It would have numbers that nobody quantizes, and fail when it runs.
+        Its weight would stay unquantized, and the layer fail when it runs.
         """
         import bitsandbytes as bnb
 
@@ -187,29 +188,25 @@ class Units:
             name = full(path, "weight")
             layers = bnb.nn.Linear4bit | bnb.nn.Linear8bitLt
             if isinstance(module, layers) and module.weight.is_meta and name not in known:
-                message = f"'{name}' is missing: only what the checkpoint gives is quantized"
+                message = f"'{name}' is missing, and only weights of the checkpoint are quantized"
                 findings.append(_core.Finding("error", "plan.missing", name, [], message))
         return findings
 
     def misfits(self, model: torch.nn.Module) -> list[_core.Finding]:
-        """An error for each stored weight that is none for its module."""
+        """An error for each stored weight that does not have the shape of its module."""
         findings = []
         for unit in self.stored.values():
             module: Any = model.get_submodule(unit.path)
             expected = (module.out_features, module.in_features)
             if unit.shape != expected:
-                message = (
-                    f"'{unit.name}' stands for {list(unit.shape)} in the checkpoint, the model "
-                    f"wants {list(expected)}"
-                )
                 sources = sorted(unit.sources.values())
-                findings.append(_core.Finding("error", "plan.shape", unit.name, sources, message))
+                findings.append(shape_mismatch(unit.name, unit.shape, expected, sources))
         return findings
 
     # --- the load --------------------------------------------------------------------------------
 
     def require_values(self) -> None:
-        """Refuses scales that are not numbers, before memory for a weight is taken.
+        """Refuses non-finite scales, before memory for a weight is allocated.
 
         Raises:
             FormatError: ``q.nan``.
@@ -219,7 +216,7 @@ class Units:
     def parameters(
         self, model: torch.nn.Module, plan: Plan, values: Sequence[Any]
     ) -> dict[str, Any]:
-        """bitsandbytes' parameters by name, of what was filled; on meta where it is on disk."""
+        """bitsandbytes' parameters by name, made of the values read; on meta if on disk."""
         filled = {target.name: value for target, value in zip(plan.targets, values, strict=True)}
         from loadstone._bitsandbytes.unit import Unit
 
@@ -240,7 +237,7 @@ class Units:
     def _quantized(
         self, target: PlannedTarget, parts: Mapping[str, Any] | None, module: Any
     ) -> Unit:
-        """The unit of what was quantized on its way."""
+        """The unit of a weight that the load quantized."""
         from bitsandbytes import functional
 
         from loadstone._bitsandbytes.unit import Unit
@@ -256,7 +253,8 @@ class Units:
         if how.encoding == "int8":
             return unit
         unit.dtype, unit.blocksize = torch_dtype(target.dtype), how.block_size
-        unit.data = data.view(-1).view(storage_of(module)).view(-1, 1)
+        storage = getattr(module, "quant_storage", None) or torch.uint8
+        unit.data = data.view(-1).view(storage).view(-1, 1)
         unit.code = functional.get_4bit_type(how.encoding, device=data.device)
         if how.nested:
             unit.nested_absmax, unit.offset = parts["nested_absmax"], parts["nested_offset"]
@@ -265,10 +263,7 @@ class Units:
         return unit
 
     def installation(self, model: torch.nn.Module, plan: Plan, filled: Filled) -> Installation:
-        """The layers that get these weights, where the model has plain ones.
-
-        What the core does not write of a weight on disk is written.
-        """
+        """The layers that replace plain ones; completes the offload folder."""
         from loadstone._bitsandbytes.installing import Installation
 
         self.complete_folder(model, plan, filled.offload)
@@ -277,7 +272,7 @@ class Units:
     def complete_folder(
         self, model: torch.nn.Module, plan: Plan, offload: _core.OffloadFolder
     ) -> None:
-        """Gives an offload folder what hooks need of weights that were quantized into it.
+        """Adds to an offload folder what hooks need of weights that were quantized into it.
 
         Args:
             offload: the folder, before its commit.
@@ -298,8 +293,8 @@ class Units:
 
     # --- the report ------------------------------------------------------------------------------
 
-    def account(self, model: torch.nn.Module, known: dict[str, Provenance]) -> None:
-        """Puts the model's own tensors in the place of those that only the plan has."""
+    def add_provenance(self, model: torch.nn.Module, known: dict[str, Provenance]) -> None:
+        """Replaces entries of the plan's components by those of the model's own tensors."""
         for slot in walk(model):
             if slot.name in self.aliases and slot.tie_of in known:
                 entry = dataclasses.replace(known[slot.tie_of], origin="tie", sources=())
@@ -368,7 +363,7 @@ def on_meta(stored: StoredUnit) -> Unit:
 
 
 def quantized_bytes(model: torch.nn.Module, name: str) -> int:
-    """What a weight takes that is, or will be, quantized as bitsandbytes' module around it says."""
+    """Bytes of a weight with its scales, quantized as its module of bitsandbytes asks."""
     import bitsandbytes as bnb
 
     module: Any = model.get_submodule(name.rpartition(".")[0])
@@ -383,22 +378,16 @@ def quantized_bytes(model: torch.nn.Module, name: str) -> int:
     return int(size + blocks + 4 * -(-blocks // _NESTED_BLOCK) + 4 * 256 + 4)
 
 
-def storage_of(module: Any) -> torch.dtype:
-    """The dtype that a ``Linear4bit`` keeps its packed bytes in."""
-    found: torch.dtype = getattr(module, "quant_storage", None) or torch.uint8
-    return found
-
-
 def quantizations(
     model: torch.nn.Module,
     names: Iterable[str],
     nested_offset: Mapping[str, float] | None = None,
 ) -> dict[str, Quantization]:
-    """How each of these weights is to be quantized, as bitsandbytes' module around it says.
+    """The quantization that the module of bitsandbytes around each weight asks for.
 
     Args:
-        names: of weights; those of other modules are passed over.
-        nested_offset: offsets of scales that are quantized too, by the weight's name.
+        names: of weights; those of other modules are ignored.
+        nested_offset: offsets of nested scales, by the weight's name.
     """
     wanted = [name for name in names if name.rpartition(".")[2] == "weight"]
     if not wanted:
@@ -441,7 +430,7 @@ def of_experts(
     if how is None or how.encoding not in FOUR_BIT:
         raise make(
             "plan.options",
-            "experts are quantized as the linear layers are",
+            "experts are quantized as the linear layers are, which have no 4-bit encoding",
             field="quantize_experts",
             found="not at all" if how is None else how.encoding,
             expected=", ".join(FOUR_BIT),

@@ -1,7 +1,7 @@
-"""bitsandbytes' modules whose weight stays one unit, in whichever way they are moved or offloaded.
+"""bitsandbytes' modules whose weight stays one unit, however they are moved or offloaded.
 
-A module becomes one of them by its class alone, as its weight does. Each class is made for the one
-that the module has, so that what is asked of it (``isinstance``, its name) is answered as before.
+Only the class of a module changes, as that of its weight does. The new class derives from the old
+one, so that ``isinstance`` and the name of the class answer as before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _logger = logging.getLogger("loadstone.bitsandbytes")
 
 
 class Whole(torch.nn.Module):
-    """What all of them have: the weight is moved, saved and fetched whole."""
+    """Base of modules whose weight is moved, saved and fetched with all its components."""
 
     weight: Any
 
@@ -47,7 +47,7 @@ class Whole(torch.nn.Module):
         self.__dict__.pop("_hf_hook", None)
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-        """What ``to``, ``cpu``, ``half`` and the others come to: the weight goes whole."""
+        """Moves the weight as one unit; ``to``, ``cpu``, ``half`` and the like call this."""
         weight = self._parameters["weight"]
         if not is_unit(weight):
             result = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # may quantize
@@ -72,7 +72,7 @@ class Whole(torch.nn.Module):
 
     @contextlib.contextmanager
     def _present(self) -> Iterator[None]:
-        """Inside, what a hook has offloaded is there; the module itself is not moved."""
+        """Brings offloaded parameters into the module; the module itself is not moved."""
         held = map_of(self.__dict__.get("_hf_hook"))
         before = dict(self._parameters)
         try:
@@ -131,7 +131,7 @@ def _settled(weight: Any, wanted: Any) -> Any:
 
 
 class WholeFourBit(Whole):
-    """With a ``Params4bit``. The state of the module is that of its weight, never another."""
+    """A module with a ``Params4bit``, whose quantization state it shares."""
 
     dtype: Any
     bias: Any
@@ -227,7 +227,7 @@ class WholeEmbedding4bit(WholeFourBit):
 
 
 class WholeInt8(Whole):
-    """With an ``Int8Params``."""
+    """A module with an ``Int8Params``."""
 
     def _require_whole(self) -> None:
         super()._require_whole()
@@ -289,17 +289,17 @@ def _made_anew(base: type) -> Any:
 
 
 def is_quantized(module: Any) -> bool:
-    """Whether a module is one of bitsandbytes' that hold a weight in few bits."""
+    """Whether a module is one of bitsandbytes' that hold a quantized weight."""
     return isinstance(module, tuple(kind for kind, _ in _MIXINS))
 
 
 def is_whole(module: Any) -> bool:
-    """Whether a module is healed already."""
+    """Whether a module keeps its weight whole."""
     return isinstance(module, Whole)
 
 
 def problem(module: Any) -> bool:
-    """Whether the unit of a module is broken, and nothing at hand has its parts."""
+    """Whether components of a module's weight are lost, and no hook holds them."""
     weight = module._parameters.get("weight")
     if not is_unit(weight):
         return False
@@ -314,7 +314,7 @@ def problem(module: Any) -> bool:
 
 
 def make_whole(module: Any) -> None:
-    """Heals one module of bitsandbytes; nothing happens where that is done."""
+    """Makes one module of bitsandbytes keep its weight whole; no effect if it does."""
     if is_whole(module) or not is_quantized(module):
         return
     weight = adopt(module._parameters["weight"])
@@ -334,8 +334,8 @@ def make_whole(module: Any) -> None:
             del module.__dict__["quant_state"]
         if layout.is_rounded(weight.quant_state):
             _logger.warning(
-                "a forward pass of bitsandbytes before it was healed has rounded the scales of a "
-                "%s of shape %s; heal a model before it runs",
+                "a forward pass of bitsandbytes has rounded the scales of a %s of shape %s; call "
+                "loadstone.bitsandbytes.heal(model) before the model runs",
                 type(module).__name__,
                 list(weight.quant_state.shape),
             )
@@ -344,7 +344,7 @@ def make_whole(module: Any) -> None:
 
 
 def _collect_int8(module: Any) -> None:
-    """Scales that the first forward pass put into the module's state come back to the weight."""
+    """Moves scales back to the weight; the first forward pass puts them into the module's state."""
     weight, state = module.weight, module.state
     if not is_unit(weight):
         return

@@ -1,4 +1,4 @@
-"""accelerate's hooks and the maps that they fetch weights from, for weights that are units."""
+"""accelerate's hooks and their maps of weights, for quantized weights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from loadstone._bitsandbytes.unit import Unit
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
-class Units(Mapping[str, Any]):
-    """A map of weights, as it was, but for a quantized weight the whole unit.
+class WholeWeights(Mapping[str, Any]):
+    """A map of weights that returns a quantized weight with all its components.
 
-    The tensors that belong to it are looked up beside it, under the names of a state dict. Nothing
-    is read before a name is asked for, and nothing is kept.
+    Components are looked up in the inner map under the names of a state dict. Values are read on
+    access and not cached.
     """
 
     def __init__(self, inner: Mapping[str, Any]) -> None:
@@ -79,8 +79,8 @@ def adopt_hook(hook: Any) -> None:
     for each in hooks_of(hook):
         inner = getattr(each, "weights_map", None)
         if getattr(each, "offload", False) and inner is not None:
-            if not isinstance(inner, Units):
-                each.weights_map = Units(inner)
+            if not isinstance(inner, WholeWeights):
+                each.weights_map = WholeWeights(inner)
             if each.execution_device == "cpu":
                 # For a device of this spelling accelerate quantizes int8 weights again, on a GPU.
                 each.execution_device = torch.device("cpu")

@@ -1,7 +1,7 @@
-"""bitsandbytes' parameters with moves and copies that take the whole unit, or nothing.
+"""bitsandbytes' parameters, whose moves and copies take all components or none.
 
-They have the names of bitsandbytes' own classes and derive from them, because libraries ask for
-both. A parameter becomes one of them by its class alone: the object stays the same.
+They have the names of bitsandbytes' classes and derive from them, because libraries check both.
+Only the class of a parameter changes: the object stays the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def moved(state: Any, device: Any, non_blocking: bool = False) -> Any:
 
 
 def _exact(device: Any) -> torch.device:
-    """``cuda`` as ``cuda:0``: a device as a tensor on it says it."""
+    """A device as a tensor on it reports it: ``cuda:0`` for ``cuda``."""
     return torch.empty(0, device=device).device
 
 
@@ -37,22 +37,22 @@ def lost(shape: Any) -> Exception:
     """The error for a weight with bytes and no scales."""
     return make(
         "q.scale_missing",
-        "the scales of a quantized weight are gone: its bytes were moved without them, or come "
-        "from where they are not; heal the model before it is moved or offloaded, and where hooks "
-        "are on modules around it (preload_module_classes) use loadstone.patch",
+        "the scales of a quantized weight are lost: its bytes were moved or loaded without them; "
+        "call loadstone.bitsandbytes.heal(model) before the model is moved or offloaded, and use "
+        "loadstone.patch where hooks are on modules around it (preload_module_classes)",
         tensor="weight",
         found=f"packed bytes {list(shape)} with scales on meta",
     )
 
 
 class _MovesByTo:
-    """Moves of other names, by the one that keeps a weight whole."""
+    """``cpu``, ``cuda`` and ``xpu`` by ``to``, which keeps a weight whole."""
 
     to: Any
 
     @property
     def __class__(self) -> type:
-        """bitsandbytes' own class, which callers compare with; ``type()`` tells the truth."""
+        """bitsandbytes' own class, which callers compare with; ``type()`` is this one."""
         return type(self).__bases__[1]
 
     @__class__.setter
@@ -82,7 +82,7 @@ class Params4bit(_MovesByTo, bnb.nn.Params4bit):  # type: ignore[misc]
         quant_state: Any = None,
         **kwargs: Any,
     ) -> Params4bit:
-        """As bitsandbytes' own; of ``data`` that is such a weight itself, the state is taken.
+        """As bitsandbytes' own; takes the state of ``data`` that is such a weight itself.
 
         Libraries make a weight anew from moved data and the attributes of the one before.
         """
@@ -112,7 +112,7 @@ class Params4bit(_MovesByTo, bnb.nn.Params4bit):  # type: ignore[misc]
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """A new weight on a device, whole. A dtype says nothing about packed bytes: no effect."""
+        """A new weight on a device, with its scales; a dtype has no effect on packed bytes."""
         if self.quant_state is None:
             return adopt(super().to(*args, **kwargs))
         device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
@@ -149,7 +149,7 @@ class Int8Params(_MovesByTo, bnb.nn.Int8Params):  # type: ignore[misc]
         SCB: torch.Tensor | None = None,  # noqa: N803
         **kwargs: Any,
     ) -> Int8Params:
-        """As bitsandbytes' own; of ``data`` that is such a weight itself, the scales are taken."""
+        """As bitsandbytes' own; takes the scales of ``data`` that is such a weight itself."""
         own = getattr(data, "SCB", None)
         if data is not None and data.dtype == torch.int8:
             SCB = own if own is not None else SCB  # noqa: N806
@@ -176,7 +176,7 @@ class Int8Params(_MovesByTo, bnb.nn.Int8Params):  # type: ignore[misc]
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """A new weight on a device, whole. A dtype says nothing about codes: no effect."""
+        """A new weight on a device, with its scales; a dtype has no effect on codes."""
         if self.data.dtype != torch.int8:
             return adopt(super().to(*args, **kwargs))
         device, _, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""The libraries' own functions while somebody patches: what they touch is healed first.
+"""Hooks on the libraries' functions, which make the weights that they get whole first.
 
-Healing is for good, and for one object. So what was touched inside ``loadstone.patch`` goes on to
-work after it, with nothing left in the libraries.
+That change is permanent and concerns one object. So weights that passed through these functions
+inside ``loadstone.patch`` stay whole after it, and nothing remains in the libraries.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OF_MODULES = ("forward", "_apply", "_save_to_state_dict")
 
 
 def hooks() -> Hooks:
-    """All of them; those of accelerate where it is installed."""
+    """All hooks; those on accelerate if it is installed."""
     found = [
         Hook(owner, name, gated(LIBRARY, _by_weight(name)))
         for owner in (bnb.nn.Params4bit, bnb.nn.Int8Params)

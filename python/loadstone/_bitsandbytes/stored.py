@@ -1,12 +1,12 @@
-"""Weights that a checkpoint holds quantized: their tensors found, read where small, and checked.
+"""Weights that a checkpoint holds quantized: their components are found and checked.
 
-All is decided from names, dtypes, shapes and the small state blobs: what is broken becomes findings
-of the plan, before memory for a weight is taken. Nothing of bitsandbytes is needed.
+The checks use names, dtypes, shapes and the small state blobs, and report broken weights as
+findings of the plan, before memory for a weight is allocated. bitsandbytes itself is not needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,11 +18,12 @@ from loadstone import torch as memory
 from loadstone._bitsandbytes.form import NESTED, STATE, Entries, Form, Shape, check_group, full
 from loadstone._catalog import Catalog
 from loadstone._errors import Error, make
+from loadstone._read import in_groups
 from loadstone._targets import planned_targets
 
-# A state blob has less than 200 bytes; what is much larger is something else.
+# A state blob has less than 200 bytes; a much larger tensor is not one.
 SMALL_BYTES_MAX = 4096
-# Scales are looked through in groups of at most about this size.
+# Scales are checked in groups of at most about this size.
 GROUP_BYTES = 16 << 20
 
 _ORDER = "weight_format"
@@ -36,7 +37,7 @@ class StoredUnit:
         path: of the module in the model.
         sources: names in the checkpoint, by the names inside the module (``"weight.absmax"``).
         entries: dtype and shape of each, by the names inside the module.
-        form: what the state blob says; ``None`` for an 8-bit weight.
+        form: the contents of the state blob; ``None`` for an 8-bit weight.
     """
 
     path: str
@@ -46,12 +47,12 @@ class StoredUnit:
 
     @property
     def name(self) -> str:
-        """Of the weight, in the model."""
+        """The weight's name in the model."""
         return full(self.path, "weight")
 
     @property
     def shape(self) -> Shape:
-        """Of the numbers."""
+        """The decoded shape."""
         return self.form.shape if self.form is not None else self.entries["weight"][1]
 
     @property
@@ -61,7 +62,7 @@ class StoredUnit:
 
     @property
     def scales(self) -> str:
-        """The name inside the module of the scales that are no codes themselves."""
+        """The name inside the module of the float32 scales."""
         if self.form is None:
             return "SCB"
         return NESTED[0] if self.form.nested else "weight.absmax"
@@ -74,13 +75,13 @@ class StoredUnit:
 
 @dataclass
 class Found:
-    """What of the quantized weights of a checkpoint is sound, and what not.
+    """The quantized weights of a checkpoint, sound and broken.
 
     Attributes:
         units: the weights that are sound, by path.
         broken: dtype and shape that the others have in the checkpoint, by the weight's name;
             ``None`` where it has none.
-        findings: an error for each of these.
+        findings: an error for each broken one.
     """
 
     units: dict[str, StoredUnit] = field(default_factory=dict)
@@ -134,7 +135,7 @@ def _checked(
     if state is not None and blob is None:
         raise make(
             "q.quant_state",
-            "the state is too large to be one",
+            "the state blob is too large",
             tensor=full(prefix, state),
             found=str(list(entries[state][1])),
             expected=f"at most {SMALL_BYTES_MAX} bytes",
@@ -212,9 +213,9 @@ def read_tensors(catalog: Catalog, names: Iterable[str]) -> dict[str, torch.Tens
 
 
 def require_finite(catalog: Catalog, units: Iterable[StoredUnit]) -> None:
-    """Refuses scales that are not numbers: all weights of their blocks would be none.
+    """Refuses non-finite scales, which would make all weights of their blocks NaN.
 
-    Tables of codes are looked at too: bitsandbytes decodes with what the file says.
+    Checks tables of codes too, because bitsandbytes decodes with those of the file.
 
     Raises:
         FormatError: ``q.nan`` or ``q.code``, naming the first such tensor. No packed byte was read.
@@ -222,14 +223,15 @@ def require_finite(catalog: Catalog, units: Iterable[StoredUnit]) -> None:
     units = list(units)
     tables = _tables(units)
     scales = [unit.sources[unit.scales] for unit in units]
-    for group in _in_groups(catalog, [*scales, *tables]):
+    sizes = {name: catalog.tensors[name].nbytes for name in [*scales, *tables]}
+    for group in in_groups(sizes, GROUP_BYTES):
         for name, values in read_tensors(catalog, group).items():
             if name in tables:
                 _require_table(name, values, tables[name])
                 continue
             bad = int((~torch.isfinite(values)).sum())
             if bad:
-                message = "scales are not finite"
+                message = "the scales are not finite"
                 raise make("q.nan", message, tensor=name, found=f"{bad} of {values.numel()}")
 
 
@@ -251,17 +253,3 @@ def _require_table(name: str, table: torch.Tensor, check: Callable[[Any], None])
         check(table.view(torch.uint8).numpy())
     except Error as error:
         raise make(error.code, "the table of codes is wrong", tensor=name) from error
-
-
-def _in_groups(catalog: Catalog, names: list[str]) -> Iterator[list[str]]:
-    group: list[str] = []
-    size = 0
-    for name in names:
-        nbytes = catalog.tensors[name].nbytes
-        if group and size + nbytes > GROUP_BYTES:
-            yield group
-            group, size = [], 0
-        group.append(name)
-        size += nbytes
-    if group:
-        yield group

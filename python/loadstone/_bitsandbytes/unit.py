@@ -1,4 +1,4 @@
-"""A weight that bitsandbytes quantized, as one thing: packed bytes and what gives them meaning."""
+"""A weight that bitsandbytes quantized, with all its components."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loadstone._errors import make
 
 @dataclass(eq=False)
 class Unit:
-    """One quantized weight: what is loaded, moved and saved together or not at all.
+    """One quantized weight, whose components are loaded, moved and saved together or not at all.
 
     Attributes:
         data: packed bytes, ``[(n + 1) // 2, 1]`` for 4 bits; ``[rows, columns]`` for int8.
@@ -26,7 +26,7 @@ class Unit:
         quant_type: ``"nf4"``, ``"fp4"`` or ``"int8"``.
         shape, dtype: of the weight that was quantized.
         blocksize: weights that share one scale; 0 for int8.
-        code: what the 16 codes stand for; ``None`` for int8.
+        code: float32 [16], the values of the codes; ``None`` for int8.
         nested_absmax, nested_code, nested_blocksize, offset: of the scales, where these are
             quantized too.
     """
@@ -50,12 +50,12 @@ class Unit:
 
     @property
     def device(self) -> torch.device:
-        """Where it lies; all parts lie there."""
+        """The device of all components."""
         return self.data.device
 
     @property
     def form(self) -> Form:
-        """What the state blob of a 4-bit weight says."""
+        """The contents of the state blob of a 4-bit weight."""
         about_scales: dict[str, Any] = {}
         if self.offset is not None:
             about_scales = {
@@ -145,7 +145,7 @@ class Unit:
         )
 
     def to(self, device: Any, non_blocking: bool = False) -> Unit:
-        """A new unit on a device. This one stays as it is, also where the move fails half-way."""
+        """A new unit on a device. This one is unchanged, even if the move fails half-way."""
         parts: dict[str, Any] = {
             field.name: value.to(device, non_blocking=non_blocking)
             for field in dataclasses.fields(self)
@@ -201,7 +201,7 @@ class Unit:
         return unit
 
     def check(self, prefix: str = "") -> None:
-        """Sizes against each other, and scales that are not numbers.
+        """Checks that sizes fit each other and that scales are finite.
 
         Raises:
             FormatError: as :func:`check_group`, and ``q.nan``.
@@ -216,7 +216,7 @@ class Unit:
         return dataclasses.replace(self, offset=offset).names(prefix)
 
     def check_values(self, prefix: str = "") -> None:
-        """Refuses scales that are not finite: every weight of their blocks would be NaN.
+        """Refuses non-finite scales, which would make every weight of their blocks NaN.
 
         Raises:
             FormatError: ``q.nan``.
@@ -229,12 +229,8 @@ class Unit:
         assert scales is not None
         bad = int((~torch.isfinite(scales)).sum())
         if bad:
-            raise make(
-                "q.nan",
-                "scales are not finite",
-                tensor=full(prefix, name),
-                found=f"{bad} of {scales.numel()}",
-            )
+            message, found = "the scales are not finite", f"{bad} of {scales.numel()}"
+            raise make("q.nan", message, tensor=full(prefix, name), found=found)
 
 
 def _entries(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, Shape]]:

@@ -1,8 +1,8 @@
-"""What stands behind :mod:`loadstone.diffusers`; no public names.
+"""The implementation of :mod:`loadstone.diffusers`; no public names.
 
 * ``checkpoint``: a file as diffusers' converters see it: names and tensors without data.
-* ``load``: the middle of ``from_single_file`` and ``from_pretrained``, done by loadstone.
-* ``hooks``: where that stands in the library.
+* ``load``: planning and reading in ``from_single_file`` and ``from_pretrained``.
+* ``hooks``: the replaced functions of the library.
 """
 
 from loadstone._sites import sites_of

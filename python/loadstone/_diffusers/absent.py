@@ -23,7 +23,7 @@ from loadstone.tracing._absent import AbsentSymbol, ShapeGuess, leaves
 
 Shape = tuple[int, ...]
 
-# A converter runs once for each thing that is learnt of it; a file that lacks more is told so.
+# A converter runs once for each fact that is learnt; a file that lacks more is refused.
 REHEARSALS_MAX = 64
 
 # Where a dictionary of the converter's own lacks a name: prefixes tried that it may have in files.
@@ -37,7 +37,7 @@ _NUMBER = re.compile(r"(?<![^._])\d+(?![^._])")
 
 @dataclass
 class Lacks:
-    """What a file lacks, as its converter sees it.
+    """The tensors that a file lacks, as its converter sees it.
 
     Attributes:
         asked: name that the converter asks the file for, and the shape that it should have.
@@ -53,11 +53,11 @@ class Lacks:
         return bool(self.asked or self.held)
 
     def shape(self, key: str) -> Shape:
-        """Of one of them."""
+        """The shape of one of them."""
         return self.asked[key] if key in self.asked else self.held[key]
 
     def settle(self, key: str, shape: Shape) -> None:
-        """Notes a shape that is no guess any more."""
+        """Sets a shape that is known, not guessed."""
         (self.asked if key in self.asked else self.held)[key] = shape
         self.guesses.discard(key)
 
@@ -79,10 +79,10 @@ class Conversion:
     open: Callable[[Lacks], Any]
 
     def run(self, lacks: Lacks, guess: Callable[[str], Shape] | None = None) -> Mapping[str, Any]:
-        """What becomes of a file that holds what it lacks, too.
+        """Converts the file, with absent tensors for what it lacks.
 
         Args:
-            guess: asked for the shape of what the converter asks for and is not known to lack.
+            guess: gives the shape of a missing name that is not in ``lacks``.
         """
         checkpoint = self.open(lacks)
         checkpoint.guess = guess
@@ -95,19 +95,19 @@ class Conversion:
 
 
 def likely_shape(key: str, conversion: Conversion) -> tuple[Shape, bool]:
-    """As of the same tensor in other blocks; and whether that is a mere guess."""
+    """The shape of the same tensor in other blocks; and whether it is only a guess."""
     shapes = conversion.patterns.get(_pattern(key))
     return (shapes.most_common(1)[0][0], False) if shapes else (_GUESS, True)
 
 
 def rehearse(conversion: Conversion, lacks: Lacks | None = None) -> Lacks:
-    """Finds everything that the converter asks for in vain.
+    """Finds all names that the converter asks for and the file lacks.
 
     Args:
         lacks: what is known already.
 
     Raises:
-        PlanError: ``plan.missing``, with all that was found: what becomes of it cannot be told.
+        PlanError: ``plan.missing``, with all that was found, if its targets cannot be derived.
     """
     search = _Search(conversion, Lacks() if lacks is None else lacks)
     for _ in range(REHEARSALS_MAX):
@@ -208,19 +208,19 @@ class _Search:
             if shape is not None and shape != self.lacks.shape(key):
                 self.lacks.settle(key, shape)
                 is_settled = False
-            # else the target is told by its name, and is of no shape that matters
+            # else the shapes contradict each other, and the target is reported as missing
         return is_settled
 
 
 def _shape_for(
     guess: Shape, targets: list[tuple[str, AbsentSymbol]], wanted: Mapping[str, Shape]
 ) -> Shape | None:
-    """What a key has to be for its targets to be what the model wants."""
+    """The shape of a key for which its targets have the shapes of the model."""
     shapes = [wanted[name] for name, _ in targets]
     found = [tuple(value.shape) for _, value in targets]
     if len(targets) == 1:
-        is_turned = len(guess) > 1 and found[0] == guess[::-1] != guess
-        return shapes[0][::-1] if is_turned else shapes[0]
+        is_transposed = len(guess) > 1 and found[0] == guess[::-1] != guess
+        return shapes[0][::-1] if is_transposed else shapes[0]
     if len({shape[1:] for shape in shapes}) == 1 and shapes[0]:
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])  # parts of one
     return None
@@ -235,10 +235,8 @@ def refusal(keys: Iterable[str]) -> Error:
         for name in names
     ]
     listed = ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" * (len(names) > 8))
-    message = f"the checkpoint lacks it, and {why}"
-    if len(names) > 1:
-        message = f"the checkpoint lacks {listed}, and {why.replace('it', 'them')}"
-    error = make("plan.missing", message, tensor=names[0])
+    reason = why if len(names) == 1 else why.replace("it", "them")
+    error = make("plan.missing", f"the checkpoint lacks {listed}, and {reason}", tensor=names[0])
     error.findings = findings
     return error
 

@@ -30,10 +30,10 @@ class Checkpoint(dict[str, torch.Tensor]):
     gets one of its own: :meth:`fresh`.
 
     Attributes:
-        catalog: what the files hold.
+        catalog: the tensors of the files.
         trace: the one that the symbols belong to.
-        lacks: what converters ask for and the files lack, where that is known.
-        guess: in a rehearsal, what to ask for the shape of a name that is not known to be lacking.
+        lacks: names that converters ask for and the files lack, as far as known.
+        guess: in a rehearsal, gives the shape of a missing name that is not in ``lacks``.
         prefix: of the files' names, that a converter has taken away.
     """
 
@@ -64,26 +64,25 @@ class Checkpoint(dict[str, torch.Tensor]):
         return Checkpoint(self.catalog, lacks)
 
     def __setitem__(self, key: str, value: torch.Tensor) -> None:
-        """As of a ``dict``; a name that has lost its prefix is noted."""
+        """As of a ``dict``; notes the prefix that a converter takes off a name."""
         if isinstance(value, Symbol) and value.source.endswith(key) and value.source != key:
             self.prefix = value.source[: -len(key)]
         super().__setitem__(key, value)
 
     def __missing__(self, key: str) -> torch.Tensor:
-        """What a converter asks for by name and the file lacks: its own word for it, no target."""
+        """An absent tensor for a name that converters are known to ask for in vain."""
         if key not in self.lacks.asked and self.guess is not None:
             self.guess(key)
         if key in self.lacks.asked:
             return self._absent(key)
         raise make(
             "plan.missing",
-            "the checkpoint lacks it, and the library's converter of this class asks for it by "
-            "name",
+            "the checkpoint lacks this name, which the library's converter of this class asks for",
             tensor=key,
         )
 
     def pop(self, key: str, *default: Any) -> Any:
-        """As ``dict.pop``; a missing name without a default is told as one."""
+        """As ``dict.pop``; a missing name without a default is reported as such."""
         return super().pop(key, *default) if default or key in self else self.__missing__(key)
 
     def file_key(self, key: str) -> str:
@@ -94,13 +93,13 @@ class Checkpoint(dict[str, torch.Tensor]):
         return AbsentSymbol.make(self.trace, key, self.lacks.shape(key), key in self.lacks.guesses)
 
     def as_numbers(self) -> Checkpoint:
-        """The same once more, in the same trace, with blocks as the library dequantizes them."""
+        """A copy in the same trace, with blocks dequantized as the library does it."""
         same = Checkpoint(self.catalog, self.lacks, self.trace)
         same.decode("gguf_half")
         return same
 
     def decode(self, kernel: str = "gguf") -> None:
-        """Block formats as the numbers that they stand for, in float32; casts come after."""
+        """Dequantizes block formats to float32; casts come after."""
         for name, symbol in self.items():
             if is_packed(symbol):
                 packed: Any = symbol

@@ -1,7 +1,7 @@
-"""Which component of a pipeline goes where, and which part of it.
+"""Device maps of pipelines.
 
-The library's pipelines take a string. Here a map names components, modules inside them, or both;
-what is named by a strategy is worked out by accelerate over all components at once.
+The library's pipelines take a string. A map here names components, modules inside them, or both;
+for a strategy, accelerate computes the map over all components at once.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Placing:
         return isinstance(self.device_map, str) and self.device_map in MODES
 
     @property
-    def told(self) -> DeviceMap | str | None:
-        """What the pipeline says of it: a map; a device alone if it is one; nothing if none."""
+    def reported(self) -> DeviceMap | str | None:
+        """The pipeline's ``hf_device_map``: a map, or the device if there is only one."""
         is_one = not self.is_strategy and not isinstance(self.device_map, Mapping)
         return str(self.device_map) if is_one and self.device_map != "disk" else self.flat or None
 
@@ -168,23 +168,23 @@ def split(
             continue
         name, _, inner = str(path).partition(".")
         if name not in names:
-            raise _no_component(str(path), name, names, others)
+            raise make(
+                "plan.device_map",
+                others.get(name, "the pipeline has no such component"),
+                field="device_map",
+                found=repr(str(path)),
+                expected=", ".join(names),
+            )
         below = device if isinstance(device, Mapping) else {"": device}
         for tail, place in below.items():
             full = ".".join(part for part in (inner, str(tail)) if part)
             require_device(place, f"{name}.{full}" if full else name)
             if full in found.setdefault(name, {}):
-                message = "this path has two places"
+                message = "the map places this path twice"
                 raise make("plan.device_map", message, field="device_map", found=repr(path))
             found[name][full] = place
     memory = "cpu" if rest is None else rest
     return {name: {"": memory, **found.get(name, {})} for name in names}
-
-
-def _no_component(path: str, name: str, names: list[str], others: Mapping[str, str]) -> Exception:
-    reason = others.get(name, "the pipeline has no such component")
-    expected = ", ".join(names)
-    return make("plan.device_map", reason, field="device_map", found=repr(path), expected=expected)
 
 
 def _computed(
@@ -193,9 +193,9 @@ def _computed(
     max_memory: Any,
     dtypes: Mapping[str, torch.dtype],
 ) -> dict[str, DeviceMap]:
-    """What accelerate makes of all components as one model, the largest first.
+    """The device maps that accelerate computes for all components as one model, largest first.
 
-    Nothing, where all of them have room on the CPU.
+    Empty if accelerate places all of them on the CPU.
     """
     from accelerate.utils import get_balanced_memory, get_max_memory, infer_auto_device_map
 

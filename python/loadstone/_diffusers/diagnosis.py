@@ -1,4 +1,4 @@
-"""Which fields of a config are wrong, told by the names and shapes of a file.
+"""Finds wrong fields of a config by the names and shapes of a file.
 
 A file that lacks 208 tensors of a model has no 208 holes: the config speaks of a feature that the
 file's model does not have, or of another width. Candidates are small changes of the config: a field
@@ -55,11 +55,11 @@ class Counts:
 
 @dataclass
 class Diagnosis:
-    """What a config would have to say for the file to fit.
+    """Changes of a config under which the file fits better.
 
     Attributes:
         changes: field, value in the config, value that fits.
-        before, after: what disagrees under the config as it is, and under the changed one.
+        before, after: disagreements under the given config, and under the changed one.
     """
 
     changes: dict[str, tuple[Any, Any]]
@@ -88,13 +88,13 @@ def without_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trial(cls: Any, config: Mapping[str, Any], found: Shapes) -> Counts | None:
-    """What disagrees between a file and the model of a config; ``None``: it makes none."""
+    """Disagreements of a file and the model of a config; ``None``: the config makes no model."""
     shapes = _Search(cls, dict(config)).shapes({})
     return None if shapes is None else compare(shapes, found)
 
 
 def compare(expected: Shapes, found: Shapes) -> Counts:
-    """What disagrees between a model's tensors and those of a file, by the model's names."""
+    """Disagreements of a model's tensors and those of a file, by the model's names."""
     common = expected.keys() & found.keys()
     clashes = sum(expected[name] != found[name] for name in common)
     return Counts(len(expected) - len(common), len(found) - len(common), clashes)
@@ -121,8 +121,8 @@ def diagnose(cls: Any, config: Mapping[str, Any], found: Shapes) -> Diagnosis | 
     shapes = search.shapes(changes)
     if not changes or shapes is None:
         return None
-    told = {name: (config.get(name), value) for name, value in changes.items()}
-    return Diagnosis(told, before, compare(shapes, found))
+    pairs = {name: (config.get(name), value) for name, value in changes.items()}
+    return Diagnosis(pairs, before, compare(shapes, found))
 
 
 class _Search:

@@ -1,8 +1,8 @@
 """The names that missing tensors should have in a file: guessed, and proved by the converter.
 
 A guess follows the model of a tensor that is there: of the same module, or of the same place in
-another block. It is told only if the library's converter, given a tensor of that name, makes the
-missing target of it.
+another block. It is reported only if the library's converter makes the missing target of a tensor
+with that name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class OverlookedError(Exception):
 def expected_keys(
     targets: list[str], keys: Mapping[str, str], conversion: Conversion, lacks: Lacks
 ) -> dict[str, str]:
-    """Missing target and the file's name for it, as far as they can be told.
+    """Missing targets and their names in the file, as far as they can be derived.
 
     Args:
         targets: the missing ones, by the model's names.
@@ -83,7 +83,7 @@ def guesses(target: str, keys: Mapping[str, str]) -> Iterator[str]:
 
 
 def prefix(keys: Mapping[str, str]) -> str:
-    """What stands before all names of the file that the model knows too."""
+    """The prefix that names of the file have before those of the model."""
     for target, key in keys.items():
         if key != target and key.endswith(f".{target}"):
             return key[: -len(target)]
@@ -162,7 +162,7 @@ class _Trials:
         self._lacks = lacks
 
     def run_parts(self, names: list[str]) -> None:
-        """Of names that a converter may not like; it is told fewer and fewer at once."""
+        """Tries names that a converter may refuse, in halves until it accepts them."""
         waiting = [names]
         for _ in range(PARTS_MAX):
             part = waiting.pop(0) if waiting else []
@@ -180,7 +180,7 @@ class _Trials:
         lacks.guesses |= {name for name, (_, is_guess) in shapes.items() if is_guess}
         try:
             made = self._conversion.run(lacks)
-        except Exception:  # it does not like one of the names
+        except Exception:  # the converter refuses one of the names
             return False
         for target in self.targets & made.keys():
             if isinstance(made[target], AbsentSymbol):

@@ -1,4 +1,4 @@
-"""What there is to say of a model's tensors that a file does not hold."""
+"""Findings for a model's tensors that a file does not hold."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ class Gaps:
         self.names = [name for name in self.state if name not in converted or name in self.absent]
         self._policies = policies_of(self.names, missing, missing_of)
 
-    def tell(
+    def report(
         self,
         traced: Traced,
         checkpoint: Checkpoint,
         keys: Mapping[str, str],
         conversion: Conversion | None,
     ) -> None:
-        """Puts what is known of them into a plan's material.
+        """Adds findings and expected names for them to a trace.
 
         Args:
             keys: of the tensors that are there, by the model's names.
-            conversion: what the file went through; ``None``: it has the model's names.
+            conversion: of the file; ``None``: it has the model's names.
         """
         for name in self.absent.keys() & set(self.names):
-            self._tell_absent(traced, checkpoint, name)
+            self._report_absent(traced, checkpoint, name)
         others = [name for name in self.names if name not in self.absent]
         if others and conversion is not None:
             for key, target in supplements().items():
@@ -72,7 +72,7 @@ class Gaps:
                 traced.findings.append(_unused(checkpoint.file_key(key)))
 
     def pair(self, traced: Traced, shapes: Mapping[str, Shape]) -> None:
-        """A missing and an unexpected tensor of one shape, that no others have, may be one.
+        """Pairs a missing and an unexpected tensor that alone have the same shape.
 
         Args:
             shapes: of the unexpected ones, by the names that the converter left them under.
@@ -81,7 +81,7 @@ class Gaps:
         missing, unexpected = Counter(wanted.values()), Counter(shapes.values())
         sources = dict(traced.unexpected)
         for name, shape in wanted.items():
-            if missing[shape] != 1 or unexpected[shape] != 1 or name in traced.explained:
+            if missing[shape] != 1 or unexpected[shape] != 1 or name in traced.reported_missing:
                 continue
             other = next(each for each in shapes if shapes[each] == shape)
             source = sources[other]
@@ -92,19 +92,12 @@ class Gaps:
                 f"{self._words(name)} is not in the checkpoint; {source!r}, which nothing in the "
                 "model is made of, has the same shape"
             )
-            traced.explained.append(name)
-            traced.findings.append(
-                _core.Finding(
-                    "error",
-                    "plan.missing",
-                    name,
-                    [source],
-                    message,
-                    f"if they are one, rename {source!r} in the file",
-                )
-            )
+            traced.reported_missing.append(name)
+            hint = f"if they are one, rename {source!r} in the file"
+            finding = _core.Finding("error", "plan.missing", name, [source], message, hint)
+            traced.findings.append(finding)
 
-    def _tell_absent(self, traced: Traced, checkpoint: Checkpoint, name: str) -> None:
+    def _report_absent(self, traced: Traced, checkpoint: Checkpoint, name: str) -> None:
         present, lacks = leaves(self.absent[name])
         names = [checkpoint.file_key(key) for key in lacks]
         traced.expected[name] = names[0]
@@ -115,10 +108,10 @@ class Gaps:
         made = f"'{name}' is made of {there + ', which is there, and of ' if present else ''}"
         message = f"{made}{listed}, which the checkpoint lacks"
         if self._policies[name] == "error":
-            traced.explained.append(name)
+            traced.reported_missing.append(name)
             traced.findings.append(_core.Finding("error", "plan.missing", name, names, message))
         else:
-            message += ": the whole of it is filled"
+            message += ": all of it is filled"
             traced.findings.append(_core.Finding("info", "plan.missing", name, names, message))
 
     def _lacks(self, name: str) -> list[str]:

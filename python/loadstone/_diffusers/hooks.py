@@ -1,9 +1,9 @@
-"""Where loadstone enters diffusers: its own loaders, with another middle.
+"""Hooks on the loaders of diffusers.
 
-What is replaced are the reading of a file (its tensors become symbols, on which the library's own
+They replace the reading of a file (its tensors become symbols, on which the library's own
 converters run), the context in which a model is built (a skeleton: buffers stay real), the step
-that puts tensors into the model, and what the library does afterwards that loses values: the cast
-of the whole model, and the device map that it forgets.
+that puts tensors into the model, and two later steps that lose values: the cast of the whole model,
+and the device map that the library forgets.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import contextlib
 import dataclasses
 import functools
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,8 @@ from loadstone._diffusers.absent import Conversion, Lacks, rehearse
 from loadstone._diffusers.checkpoint import Checkpoint, is_readable
 from loadstone._diffusers.expected import OverlookedError
 from loadstone._diffusers.load import (
+    DEFAULTS,
     Load,
-    Options,
     Request,
     WrongConfigError,
     conversion_of,
@@ -37,10 +35,10 @@ from loadstone._diffusers.load import (
 )
 from loadstone._diffusers.mismatch import Places
 from loadstone._diffusers.pipelines import (
+    CONVERTING,
+    DEFERRED,
     ConvertedError,
     PipelineHooks,
-    deferred,
-    is_converting,
 )
 from loadstone._diffusers.quantized import (
     QuantizerHooks,
@@ -66,7 +64,7 @@ ATTEMPTS_MAX = 6
 # Whether the library's `from_single_file` takes a device map.
 PLACES_FILES = SITES.is_since("0.36")
 
-_options: ContextVar[Options | None] = ContextVar("loadstone_diffusers_options", default=None)
+OPTIONS = ContextVar("loadstone_diffusers_options", default=DEFAULTS)
 _current: ContextVar[Load | None] = ContextVar("loadstone_diffusers_load", default=None)
 
 
@@ -109,18 +107,13 @@ def hooks() -> Hooks:
     return Hooks(
         [Hook(owner, name, gated("diffusers", wrapper)) for owner, name, wrapper in places] + turns,
         "diffusers",
-        PipelineHooks(_options.get, _load).late,
+        PipelineHooks(OPTIONS.get, _load).late,
     )
-
-
-def options(chosen: Options) -> AbstractContextManager[Any]:
-    """What the loads in here are to do."""
-    return held(_options, chosen)
 
 
 @contextlib.contextmanager
 def _load() -> Iterator[Load]:
-    with ordinary_tensors(), held(_current, Load(_options.get() or Options())) as load:
+    with ordinary_tensors(), held(_current, Load(OPTIONS.get())) as load:
         yield load
 
 
@@ -131,9 +124,9 @@ _wanted_dtype: ContextVar[torch.dtype | None] = ContextVar("loadstone_dtype", de
 
 
 def _set_dtype_later(original: Any, cls: Any, dtype: torch.dtype) -> None:
-    """The library sets it, constructs, and does not set it back where the construction fails."""
+    """Defers the setting: the library does not restore it if the construction fails."""
     with constructing():
-        original(cls, dtype)  # raises for what is no dtype of a model
+        original(cls, dtype)  # raises for a dtype that models cannot have
     _wanted_dtype.set(dtype)
 
 
@@ -155,9 +148,9 @@ def _from_config(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     source = args[0] if args else kwargs.pop("pretrained_model_link_or_path_or_dict", None)
-    chosen = _options.get()
-    if kwargs.get("device_map") is not None and not PLACES_FILES and chosen and chosen.is_direct:
-        message = "this release of diffusers places no model from one file"
+    is_direct = OPTIONS.get().is_direct
+    if kwargs.get("device_map") is not None and not PLACES_FILES and is_direct:
+        message = "this release of diffusers has no device map for single files"
         raise make("plan.options", message, field="device_map", expected="diffusers 0.36 or later")
     if isinstance(source, Checkpoint) or is_readable([str(source)]):
         kwargs["low_cpu_mem_usage"] = True  # the other way copies from tensors that have no data
@@ -182,7 +175,7 @@ def _model_from_single_file(original: Any, cls: Any, *args: Any, **kwargs: Any) 
 
 
 class _StumbledError(Exception):
-    """A converter found that the file lacks something."""
+    """A converter failed because the file lacks something."""
 
     def __init__(self, conversion: Conversion, reason: Exception) -> None:
         super().__init__()
@@ -204,7 +197,7 @@ def _attempt(original: Any, cls: Any, source: Any, kwargs: dict[str, Any], lacks
 
 
 def _prepared(load: Load, source: Any, kwargs: dict[str, Any]) -> Any:
-    """The source as a converter is to see it; a file's, when the library has it opened."""
+    """The source for a converter; a path stays one, which the library opens later."""
     config = kwargs.get("quantization_config")
     load.keeps_blocks = config is not None and not is_bitsandbytes(config)
     if not isinstance(source, Checkpoint):
@@ -216,7 +209,7 @@ def _prepared(load: Load, source: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _mapping_arguments(original: Any, function: Any, **kwargs: Any) -> Any:
-    """Notes what the converter is given beside the checkpoint."""
+    """Notes the converter's arguments other than the checkpoint."""
     arguments: dict[str, Any] = original(function, **kwargs)
     load = _current.get()
     if load is not None:
@@ -225,7 +218,7 @@ def _mapping_arguments(original: Any, function: Any, **kwargs: Any) -> Any:
 
 
 def _should_convert(original: Any, state: Any, checkpoint: Any) -> Any:
-    """Notes what the converter is about to do, should it stumble."""
+    """Notes the conversion before it runs, so that it can be rehearsed if it fails."""
     load = _current.get()
     if load is None or not isinstance(checkpoint, Checkpoint):
         return original(state, checkpoint)
@@ -239,11 +232,10 @@ def _should_convert(original: Any, state: Any, checkpoint: Any) -> Any:
 
 def _load_state_dict(original: Any, checkpoint_file: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(checkpoint_file, dict) or not is_readable([str(checkpoint_file)]):
-        chosen = _options.get()
-        if chosen is not None and chosen.is_direct and not isinstance(checkpoint_file, dict):
+        if OPTIONS.get().is_direct and not isinstance(checkpoint_file, dict):
             raise make(
                 "plan.options",
-                "this version does not open such files: call the class's own function",
+                "this file type is not supported: call the class's own function",
                 path=str(checkpoint_file),
                 field="file",
             )
@@ -264,7 +256,7 @@ def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
 def _determine_device_map(
     original: Any, model: Any, device_map: Any, max_memory: Any = None, *rest: Any
 ) -> Any:
-    """Notes the map, which the library is about to forget, in a form that hooks can carry out."""
+    """Notes the map, which the library forgets, in a form that hooks support."""
     load = _current.get()
     if load is not None:
         load.model = model
@@ -285,12 +277,12 @@ def _determine_device_map(
 
 
 def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-    if is_converting():
+    if CONVERTING.get():
         raise ConvertedError(state_dict)
     checkpoint = _checkpoint_of(state_dict)
     if checkpoint is None:
         return original(model, state_dict, *args, **kwargs)
-    load = _current.get() or Load(_options.get() or Options())
+    load = _current.get() or Load(OPTIONS.get())
     conversion, load.conversion = load.conversion, None  # that is done
     if load.conversion_of is not None:
         conversion = load.conversion_of(model)
@@ -317,8 +309,8 @@ def _load_dict(original: Any, model: Any, state_dict: Any, *args: Any, **kwargs:
 
 
 def _read(load: Load, request: Request) -> None:
-    """Now, or when all components of the file are known."""
-    components = deferred()
+    """Reads now, or defers until all components of the file are known."""
+    components = DEFERRED.get()
     if components is None:
         load.read(request)
     else:
@@ -336,7 +328,7 @@ def _dispatch_model(original: Any, model: Any, **kwargs: Any) -> Any:
 
 
 def _to(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """The cast of a whole model after its load would round what has to stay as it is."""
+    """Skips the cast of a whole model after its load, which would round float32 modules."""
     load = _current.get()
     is_cast = any(isinstance(each, torch.dtype) for each in (*args, *kwargs.values()))
     if load is not None and load.is_traced and load.model is model and is_cast:
@@ -357,7 +349,7 @@ def _model_from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -
 
 
 def _dispatch_model_of_folder(original: Any, model: Any, **kwargs: Any) -> Any:
-    """The library's pipelines know what hooks have to leave alone, its models forget it."""
+    """Adds ``skip_keys``, which the library passes for pipelines but not for models."""
     if _current.get() is not None:
         kwargs.setdefault("skip_keys", skip_keys(model))
     return original(model, **kwargs)
@@ -385,7 +377,7 @@ def _load_pretrained_model(
         return original(cls, model, state_dict, resolved_model_file, *args, **kwargs)
     folder = kwargs.get("offload_folder")
     if folder is not None:  # of this component, where the load is a pipeline's
-        load.options = dataclasses.replace(load.options, offload_folder=os.fspath(folder))
+        load.options = dataclasses.replace(load.options, offload_folder=folder)
     names = set(model.state_dict())
     _read(
         load,

@@ -1,8 +1,9 @@
-"""The middle of diffusers' loaders, done by loadstone: one object for each call under way."""
+"""The planning and reading in diffusers' loaders; one object for each call."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,34 +25,37 @@ from loadstone._placement import align_what_hooks_bring, device_of
 from loadstone._plan import Plan, make_plan
 from loadstone._report import Report
 from loadstone._skeleton_walk import walk
-from loadstone._traced import Traced
+from loadstone._traced import Traced, shape_mismatch
 from loadstone._turns import in_turn_with
 from loadstone.tracing import Symbol
 from loadstone.tracing._absent import AbsentSymbol
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """What loadstone's own functions take beside the library's arguments.
+class DiffusersOptions:
+    """The arguments of loadstone's own functions that the library's do not have.
 
     Attributes:
         infers_config: a config that does not fit the file is corrected.
-        is_direct: loadstone was called by name: what it cannot do is refused. Else (under a patch)
-            it is left to the library.
+        is_direct: loadstone was called by name, so unsupported loads are refused; under a patch
+            they are left to the library.
     """
 
     missing: str | Mapping[str, str] = "error"
     progress: bool | Callable[[int, int], object] = False
     threads: int | None = None
     max_memory: Mapping[Any, int | str] | None = None
-    offload_folder: str | None = None
+    offload_folder: str | os.PathLike[str] | None = None
     infers_config: bool = False
-    is_direct: bool = False
+    is_direct: bool = dataclasses.field(default=False, kw_only=True)
+
+
+DEFAULTS = DiffusersOptions()
 
 
 @dataclasses.dataclass
 class Request:
-    """What the library asks to be loaded.
+    """A model that the library wants loaded.
 
     Attributes:
         converted: the checkpoint's tensors by the model's names.
@@ -75,7 +79,7 @@ class Request:
 class Load:
     """One call of a loader. For one thread."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: DiffusersOptions) -> None:
         self.options = options
         self.model: Any = None
         self.device_map: Any = None  # as asked for, once the library has worked it out
@@ -107,11 +111,11 @@ class Load:
 
     @property
     def is_traced(self) -> bool:
-        """Whether the model's tensors are this load's to give, now or later."""
+        """Whether this load gives the model its tensors, now or later."""
         return self.plan is not None or self._traced is not None
 
     def dtypes(self) -> Mapping[str, str]:
-        """The dtype of each tensor that the checkpoint gives, once it is traced."""
+        """The dtype of each target that the checkpoint gives; empty before the trace."""
         return self._traced.dtypes if self._traced is not None else {}
 
     def make_plan(self, device_map: Mapping[str, Any] | None) -> Plan:
@@ -148,8 +152,8 @@ class Load:
         """Reads what was planned, and gives the model its tensors."""
         assert self.plan is not None
         progress, threads = self.options.progress, self.options.threads or 0
-        filled = _execute.fill(self.plan, self.model, progress=progress, threads=threads)
-        _execute.complete(self.plan, self.model, filled)
+        filled = _execute.read_values(self.plan, self.model, progress=progress, threads=threads)
+        _execute.install_values(self.plan, self.model, filled)
         _as_planned_on_disk(self.plan, self.model)
         if self.plan._units is not None and self._is_spread:
             from loadstone._bitsandbytes.installing import prepare_hooks
@@ -160,7 +164,7 @@ class Load:
         return self.plan
 
     def dispatch(self) -> None:
-        """Hooks for what is not in memory; nothing to do before it has been read."""
+        """Attaches hooks for tensors that are not in memory; no effect before they are read."""
         if self._core is None or self.plan is None or self.device_map is None:
             return
         devices = {str(device) for device in self.device_map.values()}
@@ -180,11 +184,11 @@ class Load:
         return (self._core.offload.index() or None) if self._core is not None else None
 
     def finish(self, model: Any) -> Report | None:
-        """Notes where every value came from, and proves that there is none without an origin."""
+        """Makes the report, and proves that every value has an origin."""
         if self.plan is None or self._core is None:
             return None
         with in_turn_with(model):
-            report = _execute.account(self.plan, model, self._core)
+            report = _execute.make_report(self.plan, model, self._core)
             align_what_hooks_bring(model)
             audit(model).require_real()
         return report
@@ -204,7 +208,7 @@ class Load:
         return examine(type(request.model), dict(config), state, found, checkpoint, self.places)
 
     def trace(self, request: Request) -> Traced:
-        """Recipes for what the checkpoint gives, and what there is to say of the rest."""
+        """Recipes for what the checkpoint gives, and findings for the rest."""
         units = units_of(request.model, request.checkpoint.catalog, request.converted)
         parts = parts_of(units, request.converted)
         state = request.model.state_dict()
@@ -217,7 +221,7 @@ class Load:
                 raise WrongConfigError(fitting)
             return Traced(
                 recipes=request.checkpoint.trace.finish(),
-                explained=list(state),
+                reported_missing=list(state),
                 findings=[mismatch.finding()],
             )
         trace = request.checkpoint.trace
@@ -240,8 +244,9 @@ class Load:
                 continue
             symbol = _as_wanted(request, numbers, name, value, state[name])
             if symbol.shape != state[name].shape and not is_packed(symbol):
-                traced.findings.append(_clash(name, symbol, state[name]))
-                traced.explained.append(name)
+                shapes = (symbol.shape, state[name].shape)
+                traced.findings.append(shape_mismatch(name, *shapes, [_source(symbol)]))
+                traced.reported_missing.append(name)
                 continue
             if is_packed(symbol):
                 _make_room(request.model, name, symbol)
@@ -251,7 +256,7 @@ class Load:
         traced.dtypes |= {
             name: dtype_name(_dtype(request, name, state[name].dtype)) for name in gaps.names
         }
-        gaps.tell(traced, request.checkpoint, keys, request.conversion)
+        gaps.report(traced, request.checkpoint, keys, request.conversion)
         gaps.pair(traced, {name: _shape(converted[name]) for name, _ in traced.unexpected})
         if mismatch is not None:
             traced.findings.append(mismatch.finding())
@@ -260,7 +265,7 @@ class Load:
 
 
 def skip_keys(model: Any) -> Any:
-    """Arguments that hooks must hand on as they are: the model writes into them."""
+    """Arguments that hooks must not copy, because the model writes into them."""
     return getattr(model, "_skip_keys", None)
 
 
@@ -272,18 +277,11 @@ _NUMBERS = re.compile(r"(?<![^._])[0-9]+(?![^._])")
 
 
 class WrongConfigError(Exception):
-    """The config that fits the file is another one; for whoever builds the model again."""
+    """Another config fits the file; the caller builds the model again with it."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         self.config = config
-
-
-def _clash(name: str, found: torch.Tensor, wanted: torch.Tensor) -> _core.Finding:
-    message = (
-        f"'{name}' is {list(found.shape)} in the checkpoint, the model wants {list(wanted.shape)}"
-    )
-    return _core.Finding("error", "plan.shape", name, [_source(found)], message)
 
 
 def convert(
@@ -341,8 +339,8 @@ def require_series(checkpoint: Checkpoint) -> None:
             if len(digits) > _DIGITS_MAX or int(digits) > limit:
                 raise make(
                     "plan.conversion",
-                    "the library's converter counts up to the numbers in names, and there are not "
-                    "as many tensors: the series has gaps",
+                    "the library's converter counts up to the numbers in names, which exceed the "
+                    "count of tensors: the series has gaps",
                     tensor=name,
                     found=digits[:_DIGITS_MAX],
                     expected=f"at most {limit}",
@@ -352,8 +350,7 @@ def require_series(checkpoint: Checkpoint) -> None:
 def conversion_of(
     model: Any, checkpoint: Checkpoint, function: Any, arguments: Mapping[str, Any]
 ) -> Conversion:
-    """What a converter is about to do."""
-
+    """The run of a converter on a checkpoint, that can be repeated."""
     require_series(checkpoint)
 
     def opened(lacks: Lacks) -> Checkpoint:
@@ -371,10 +368,10 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 class Numbers:
-    """What the library dequantizes in a model that stays quantized. For one trace.
+    """Decodes the targets that the library dequantizes in a quantized model. For one trace.
 
-    Blocks that a converter has cut or joined are no tensors of the file any more, which alone can
-    be decoded: the converter runs once more, on the numbers.
+    Only whole tensors of the file can be decoded. For blocks that a converter has cut or joined, it
+    runs again on decoded tensors.
     """
 
     def __init__(self, request: Request) -> None:
@@ -382,7 +379,7 @@ class Numbers:
         self._converted: Mapping[str, Any] | None = None
 
     def of(self, name: str, value: Any, dtype: torch.dtype) -> Any:
-        """The numbers that the blocks of a target stand for."""
+        """The decoded value of a target."""
         conversion = self._request.conversion
         if value.source or conversion is None:
             return value.decoded("gguf_half", dtype)
@@ -411,7 +408,7 @@ def _as_wanted(
 
 
 def _dtype(request: Request, name: str, own: torch.dtype) -> torch.dtype:
-    """Of a target whose own dtype is this one."""
+    """The final dtype of a target whose own dtype is ``own``."""
     if request.dtype is None or not own.is_floating_point:
         return own
     keeps_float32 = any(each in name.split(".") for each in request.keeps)
@@ -424,13 +421,9 @@ def _make_room(model: Any, name: str, symbol: Any) -> None:
 
     path, _, leaf = name.rpartition(".")
     if tuple(symbol.quant_shape) != tuple(model.get_parameter(name).shape):
-        raise make(
-            "plan.shape",
-            "the blocks decode to another shape",
-            tensor=name,
-            found=str(list(symbol.quant_shape)),
-            expected=str(list(model.get_parameter(name).shape)),
-        )
+        found, expected = list(symbol.quant_shape), list(model.get_parameter(name).shape)
+        message = "the blocks decode to another shape"
+        raise make("plan.shape", message, tensor=name, found=str(found), expected=str(expected))
     blank = torch.empty(symbol.shape, dtype=torch.uint8, device="meta")
     module = model.get_submodule(path)
     module._parameters[leaf] = GGUFParameter(  # type: ignore[no-untyped-call]
@@ -439,7 +432,7 @@ def _make_room(model: Any, name: str, symbol: Any) -> None:
 
 
 def _as_planned_on_disk(plan: Plan, model: torch.nn.Module) -> None:
-    """What is on disk has the planned dtype on meta too: hooks cast what they bring to it."""
+    """Gives meta tensors of values on disk the planned dtype, to which hooks cast."""
     quantized = plan._units.names() if plan._units is not None else ()
     planned = {
         target.name: target.dtype

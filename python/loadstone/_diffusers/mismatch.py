@@ -1,4 +1,4 @@
-"""Whether a file is of another model than the config speaks of, and of which."""
+"""Finds out whether the config describes another model than the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loadstone._diffusers.checkpoint import Checkpoint
 from loadstone._diffusers.diagnosis import Counts, Diagnosis, Shapes, compare, diagnose, trial
 from loadstone._diffusers.known import Known, at_hand, by_name
 
-# Fewer disagreements are told one by one, not blamed on the config.
+# Fewer disagreements are reported one by one, and not blamed on the config.
 DISAGREEMENTS_MIN = 4
 
 # Configs at hand are tried one by one: each makes a model, without memory.
@@ -36,11 +36,11 @@ class Places:
 
 @dataclass
 class Mismatch:
-    """What is known of a config that does not fit.
+    """A config that does not fit the file, and configs that may.
 
     Attributes:
-        before: what disagrees.
-        edited: the fields that would have to be others; ``None``: no such are known.
+        before: the disagreements.
+        edited: changes of fields that fit better; ``None``: none were found.
         known: configs at hand under which less disagrees, the best first.
         untried: repositories of such models whose configs are not at hand.
     """
@@ -59,7 +59,7 @@ class Mismatch:
         return None
 
     def finding(self) -> _core.Finding:
-        """An error, where a config is known to fit; else a word beside the single errors."""
+        """An error if a config is known to fit, else an info beside the single errors."""
         fits = [known for known, counts in self.known if counts.total == 0]
         is_edited = self.edited is not None and self.edited.is_complete
         lines = [
@@ -77,17 +77,11 @@ class Mismatch:
         if self.untried and not fits:
             names = ", ".join(map(repr, self.untried[:NAMES_MAX]))
             lines.append(
-                f"the configs of these, which diffusers knows by name, are not at hand and could "
-                f"not be tried: {names}"
+                f"these configs, which diffusers knows by name, are not in the cache and were not "
+                f"tried: {names}"
             )
-        return _core.Finding(
-            "error" if fits or is_edited else "info",
-            "plan.config_mismatch",
-            "",
-            [],
-            "; ".join(lines),
-            _advice(fits, is_edited),
-        )
+        severity, hint = "error" if fits or is_edited else "info", _advice(fits, is_edited)
+        return _core.Finding(severity, "plan.config_mismatch", "", [], "; ".join(lines), hint)
 
 
 def examine(

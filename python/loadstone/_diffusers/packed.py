@@ -19,7 +19,7 @@ class PackedSymbol(Symbol, GGUFParameter):  # type: ignore[misc]
 
     Attributes:
         quant_type: the library's name for the block format.
-        quant_shape: the shape of the numbers that the blocks stand for.
+        quant_shape: the dequantized shape.
     """
 
     quant_type: Any
@@ -34,7 +34,7 @@ class PackedSymbol(Symbol, GGUFParameter):  # type: ignore[misc]
         return self
 
     def decoded(self, kernel: str, dtype: torch.dtype) -> Symbol:
-        """The numbers that the blocks stand for, by a kernel; of a whole tensor only."""
+        """The dequantized tensor; only whole tensors of the file have one."""
         if not self.source:
             raise refusal("plan.untraceable", kernel, [self], "needs tensors as they are stored")
         trace, shape = self.tracer, tuple(self.quant_shape)
@@ -53,15 +53,17 @@ class PackedSymbol(Symbol, GGUFParameter):  # type: ignore[misc]
         types = {each.quant_type for each in packed_parents}
         rows = {each.shape[-1:] for each in packed_parents}
         if len(types) != 1 or len(packed_parents) != len(parents):
-            raise refusal("plan.untraceable", operation, parents, "joins blocks of several formats")
-        whole_rows = rows == {self.shape[-1:]} and operation not in _TURNING
+            raise refusal(
+                "plan.untraceable", operation, parents, "joins blocks of different formats"
+            )
+        whole_rows = rows == {self.shape[-1:]} and operation not in _MOVES_COLUMNS
         if not whole_rows:
             raise refusal("plan.untraceable", operation, parents, "tears quantization blocks apart")
         self._set_type(types.pop())
 
 
 # Operations after which the last dimension may be another one of the same size.
-_TURNING = frozenset({"transpose", "permute", "t", "flip", "_to_copy"})
+_MOVES_COLUMNS = frozenset({"transpose", "permute", "t", "flip", "_to_copy"})
 
 
 def packed(trace: Trace, catalog: Catalog, name: str) -> PackedSymbol:

@@ -22,7 +22,7 @@ from loadstone._diffusers.absent import Conversion, Lacks
 from loadstone._diffusers.checkpoint import Checkpoint, is_readable
 from loadstone._diffusers.components import Placing
 from loadstone._diffusers.expected import OverlookedError
-from loadstone._diffusers.load import Load, Options, skip_keys
+from loadstone._diffusers.load import DiffusersOptions, Load, skip_keys
 from loadstone._dtypes import torch_dtype
 from loadstone._errors import PlanError
 from loadstone._patch import Hook, gated, held
@@ -32,8 +32,10 @@ from loadstone._sites.diffusers import SITES
 from loadstone._torch_state import ordinary_tensors
 
 _placing: ContextVar[Placing | None] = ContextVar("loadstone_diffusers_placing", default=None)
-_converting: ContextVar[bool] = ContextVar("loadstone_diffusers_converting", default=False)
-_deferred: ContextVar[Deferred | None] = ContextVar("loadstone_diffusers_deferred", default=None)
+# Whether only the converted state dict is wanted, and no model.
+CONVERTING: ContextVar[bool] = ContextVar("loadstone_diffusers_converting", default=False)
+# The components whose reading is deferred; None: reads are not deferred.
+DEFERRED: ContextVar[Deferred | None] = ContextVar("loadstone_diffusers_deferred", default=None)
 
 
 _MODULE = "diffusers.pipelines.pipeline_utils"
@@ -52,17 +54,12 @@ class Deferred:
         self.loads: dict[str, Load] = {}
 
     def add(self, load: Load) -> None:
-        """Puts a load off that has been prepared."""
+        """Defers the reading of a prepared load."""
         self.loads[self.name] = load
 
 
-def deferred() -> Deferred | None:
-    """Where reading is put off to; ``None``: it is not."""
-    return _deferred.get()
-
-
 class PipelineHooks:
-    """What stands in the library's pipelines.
+    """The hooks on the library's pipelines.
 
     Args:
         options: those of the call under way.
@@ -71,7 +68,7 @@ class PipelineHooks:
 
     def __init__(
         self,
-        options: Callable[[], Options | None],
+        options: Callable[[], DiffusersOptions],
         load: Callable[[], AbstractContextManager[Load]],
     ) -> None:
         self.options = options
@@ -109,7 +106,7 @@ class PipelineHooks:
             return original(cls, *args, **kwargs)
         memory, folder = kwargs.pop("max_memory", None), kwargs.pop("offload_folder", None)
         placing = Placing(kwargs["device_map"], memory, folder)
-        kwargs["device_map"] = "balanced"  # what it is asked about is answered by placing
+        kwargs["device_map"] = "balanced"  # a placeholder: placing answers in its stead
         with ordinary_tensors(), held(_placing, placing):
             pipe = original(cls, *args, **kwargs)
             placing.settle(pipe)
@@ -121,19 +118,19 @@ class PipelineHooks:
         source = args[0] if args else kwargs.get("pretrained_model_link_or_path")
         if not is_readable([str(source)]):
             return original(cls, *args, **kwargs)
-        chosen = self.options() or Options()
+        chosen = self.options()
         memory = kwargs.pop("max_memory", None) or chosen.max_memory
         folder = kwargs.pop("offload_folder", None) or chosen.offload_folder
         device_map = kwargs.pop("device_map", None)
         placing = Placing(device_map, memory, folder) if device_map is not None else None
         with ordinary_tensors():
-            with held(_deferred, Deferred()) as components:
+            with held(DEFERRED, Deferred()) as components:
                 pipe = original(cls, *args, **kwargs)
             _finish(pipe, components, placing, kwargs)
         return pipe
 
     def _text_encoder(self, original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-        """A component whose class is another library's, and whose tensors the file has."""
+        """Loads a component of another library's class from the pipeline's file."""
         source = kwargs.pop("checkpoint", None)
         build = functools.partial(original, cls, *args, **kwargs)
         if not isinstance(source, Checkpoint):
@@ -150,8 +147,8 @@ class PipelineHooks:
             return fresh
 
         def convert(checkpoint: Any) -> Mapping[str, Any]:
-            """The library has no function for it alone: it is stopped when it has converted."""
-            with held(_converting, True):
+            """Converts only; the library has no function for that, so its load is stopped."""
+            with held(CONVERTING, True):
                 try:
                     build(checkpoint=checkpoint)
                 except ConvertedError as done:
@@ -170,7 +167,7 @@ class PipelineHooks:
 
 
 class ConvertedError(Exception):
-    """A file has been converted, and that was all that was wanted.
+    """Stops a load after the conversion of its file.
 
     Attributes:
         state: its tensors by the model's names.
@@ -181,14 +178,9 @@ class ConvertedError(Exception):
         self.state = {name: value for name, value in state.items() if value is not None}
 
 
-def is_converting() -> bool:
-    """Whether nothing is wanted but what a file's tensors become."""
-    return _converting.get()
-
-
 def _load_sub_model(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Each component of a combined file sees all of its tensors."""
-    checkpoint, components = kwargs.get("checkpoint"), _deferred.get()
+    checkpoint, components = kwargs.get("checkpoint"), DEFERRED.get()
     if components is not None:
         components.name = kwargs["name"]
     if isinstance(checkpoint, Checkpoint):
@@ -230,7 +222,7 @@ def _final_device_map(original: Any, *args: Any, **kwargs: Any) -> Any:
         if placing.needs_sizes(name)
     }
     placing.decide(list(classes), others, empty, _kept_in_float32(empty))
-    return placing.told
+    return placing.reported
 
 
 def _kept_in_float32(models: Mapping[str, Any]) -> dict[str, torch.dtype]:
@@ -348,7 +340,7 @@ def _finish(
         load.finish(load.model)
     if placing is not None:
         _place_the_rest(pipe, loads, placing)
-        pipe.hf_device_map = placing.told
+        pipe.hf_device_map = placing.reported
 
 
 def _dtypes(name: str, load: Load) -> Iterator[tuple[str, torch.dtype]]:

@@ -1,7 +1,7 @@
-"""Weights that bitsandbytes quantizes in models of the library: what its quantizers forget or bar.
+"""Weights that bitsandbytes quantizes in models of the library.
 
-The library's own code builds the layers; it refuses machines without a GPU and places on cpu and
-disk, where loadstone can quantize and keep what is quantized.
+The library's own code builds the layers. Its quantizers refuse machines without a GPU and places on
+cpu and disk, where loadstone can quantize.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from loadstone._errors import make
 from loadstone._patch import suspended
 
 if TYPE_CHECKING:
-    from loadstone._bitsandbytes.loading import Units
+    from loadstone._bitsandbytes.loading import QuantizedWeights
 
 _METHOD = "bitsandbytes"
 
 
 class QuantizerHooks:
-    """What stands in the library's quantizers of bitsandbytes.
+    """The hooks on the library's quantizers of bitsandbytes.
 
     Args:
         is_ours: whether a load of loadstone's is under way.
@@ -53,33 +53,33 @@ class QuantizerHooks:
     def _validate_environment(
         self, original: Any, quantizer: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """The library wants a GPU, and neither cpu nor disk in a map."""
+        """Allows machines without a GPU, and cpu and disk in device maps."""
         if not self.is_ours():
             original(quantizer, *args, **kwargs)
         elif _has_accelerator():
             kwargs.pop("device_map", None)
             original(quantizer, *args, **kwargs)
         else:
-            importlib.import_module(_METHOD)  # what else is asked for there
+            importlib.import_module(_METHOD)  # the only other requirement of the original
 
     def _update_device_map(self, original: Any, quantizer: Any, device_map: Any) -> Any:
-        """Without a map the library asks CUDA for the device, whether it is there or not."""
+        """No map without an accelerator: the library would ask CUDA for the device."""
         if device_map is None and self.is_ours() and not _has_accelerator():
             return None
         return original(quantizer, device_map)
 
     def _adjust_target_dtype(self, original: Any, quantizer: Any, dtype: Any) -> Any:
-        """The library would count all tensors as quantized; see :func:`sized`."""
+        """The dtype given: the library counts all tensors as quantized; see :func:`sized`."""
         return dtype if self.is_ours() else original(quantizer, dtype)
 
     def _adjust_max_memory(self, original: Any, quantizer: Any, max_memory: Any) -> Any:
-        """The library leaves room for what is quantized on a device."""
+        """The memory given; the library's own reserves some for quantizing on a device."""
         return max_memory if self.is_ours() else original(quantizer, max_memory)
 
     def _replace_layers(
         self, original: Any, quantizer: Any, model: Any, device_map: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """The library refuses places on cpu and disk, unless modules are to stay numbers there."""
+        """Hides the device map, as the library refuses quantized modules on cpu and disk."""
         stays = quantizer.quantization_config.llm_int8_enable_fp32_cpu_offload
         places = None if self.is_ours() and not stays else device_map
         return original(quantizer, model, places, *args, **kwargs)
@@ -96,14 +96,14 @@ def is_bitsandbytes(quantizer: Any) -> bool:
 
 
 def is_known(quantizer: Any) -> bool:
-    """Whether loadstone makes what a quantizer of the library asks for."""
+    """Whether loadstone supports a quantizer of the library."""
     if not is_bitsandbytes(quantizer):
         return False
     return not getattr(quantizer.quantization_config, "llm_int8_has_fp16_weight", False)
 
 
 def hand_on(quantizer: Any, device_map: Any, is_direct: bool) -> None:
-    """Before the library quantizes itself: what it was kept from refusing is refused now.
+    """Makes up for the library's own checks, before the library quantizes by itself.
 
     Raises:
         Error: ``plan.options``: loadstone was called by name.
@@ -114,7 +114,7 @@ def hand_on(quantizer: Any, device_map: Any, is_direct: bool) -> None:
         kept = getattr(quantizer.quantization_config, "llm_int8_has_fp16_weight", False)
         raise make(
             "plan.options",
-            "this version does not load this way: call the class's own from_pretrained",
+            "this load is not supported: call the class's own from_pretrained",
             field="quantization_config",
             found="llm_int8_has_fp16_weight" if kept else "files that are not safetensors",
         )
@@ -122,33 +122,33 @@ def hand_on(quantizer: Any, device_map: Any, is_direct: bool) -> None:
         quantizer.validate_environment(device_map=device_map)
 
 
-def units_of(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> Units | None:
-    """The weights of those layers of a model that the library's quantizer has put in.
+def units_of(model: Any, catalog: Catalog, converted: Mapping[str, Any]) -> QuantizedWeights | None:
+    """The weights of layers that the library's quantizer has put into a model.
 
     Args:
         converted: the checkpoint's tensors by the model's names.
 
     Returns:
-        ``None``: there are none.
+        ``None`` if there are none.
     """
     paths = _quantizing(model).keys()
     if not paths:
         return None
     from loadstone._bitsandbytes.form import full
-    from loadstone._bitsandbytes.loading import Units, quantizations
+    from loadstone._bitsandbytes.loading import QuantizedWeights, quantizations
     from loadstone._bitsandbytes.stored import groups_by_path, read
 
     found = read(catalog, groups_by_path(catalog, paths))
     taken = {unit.name for unit in found.units.values()} | found.broken.keys()
     names = [full(path, "weight") for path in paths]
     free = [name for name in names if name in converted and name not in taken]
-    units = Units(catalog, found.units, quantizations(model, free), found.broken)
+    units = QuantizedWeights(catalog, found.units, quantizations(model, free), found.broken)
     units.findings = [*found.findings, *units.misfits(model), *units.unfilled(model)]
     return units
 
 
 def _quantizing(model: Any) -> dict[str, Any]:
-    """The layers of bitsandbytes in a model, which takes no import where there is none."""
+    """The layers of bitsandbytes in a model; nothing is imported if there are none."""
     classes = {type(module) for module in model.modules()}
     bases = (base.__module__ for cls in classes for base in cls.__mro__)
     if not any(base.startswith(f"{_METHOD}.") for base in bases):
@@ -158,8 +158,8 @@ def _quantizing(model: Any) -> dict[str, Any]:
     return {path: module for path, module in model.named_modules() if _is_quantizing(module)}
 
 
-def parts_of(units: Units | None, names: Mapping[str, Any]) -> set[str]:
-    """Those of a checkpoint's tensors that belong to weights which it holds quantized."""
+def parts_of(units: QuantizedWeights | None, names: Mapping[str, Any]) -> set[str]:
+    """Names of tensors that are components of quantized weights."""
     if units is None:
         return set()
     weights = {unit.name for unit in units.stored.values()} | units.broken.keys()
@@ -174,14 +174,14 @@ def parts_of(units: Units | None, names: Mapping[str, Any]) -> set[str]:
 
 
 def _above(name: str) -> str:
-    """The weight that something is an attribute of."""
+    """The weight that a component belongs to, by its name."""
     path, dot, _ = name.rpartition(".weight.")
     return f"{path}.weight" if dot else "weight" if name.startswith("weight.") else ""
 
 
 @contextlib.contextmanager
 def sized(model: torch.nn.Module) -> Iterator[None]:
-    """Weights that will be quantized take as many bytes inside, on meta, as they will then."""
+    """Gives weights on meta the sizes of their quantized bytes, for accelerate's counting."""
     layers = _quantizing(model)
     held = {path: layer._parameters["weight"] for path, layer in layers.items()}
     sizes = {path: _size(model, f"{path}.weight" if path else "weight") for path in layers}

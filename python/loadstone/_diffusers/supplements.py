@@ -1,7 +1,7 @@
-"""What the library's single-file converters leave out, though its own scripts know it.
+"""Keys that the library's single-file converters leave out, though its own scripts map them.
 
-Each entry is a key that a converter passes on under the file's name, and the target that it is. An
-entry goes when the library maps the key: it acts only where the target would be missing.
+Each entry is a key that a converter passes on under the file's name, and its target. It has an
+effect only if the target would be missing, and is deleted when the library maps the key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def supplements() -> dict[str, str]:
 
 
 def supplement(converted: dict[str, Any], targets: Any) -> None:
-    """Gives keys that nobody took the name of the target that lacks them."""
+    """Renames unused keys to the missing targets that they belong to."""
     for key, target in _RENAMED.items():
         if key in converted and key not in targets and target in targets:
             converted.setdefault(target, converted.pop(key))

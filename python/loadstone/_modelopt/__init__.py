@@ -1,4 +1,4 @@
-"""NVIDIA ModelOpt's models, loaded packed."""
+"""The implementation of ``loadstone.modelopt``."""
 
 from loadstone._sites import sites_of
 

@@ -35,7 +35,7 @@ def skeleton_of(
 
 
 def require_blank(model: torch.nn.Module) -> None:
-    """Raises for a model whose parameters hold memory: the library would compress these."""
+    """Refuses a model whose parameters hold memory, which the library would compress."""
     for name, parameter in model.named_parameters():
         if not parameter.is_meta:
             raise make(

@@ -39,7 +39,7 @@ class PackedExperts(QTensorWrapper):  # type: ignore[misc]
         )
 
     def to(self, *args: Any, **kwargs: Any) -> PackedExperts:
-        """Moved; another dtype is that of the numbers, and the bytes stay."""
+        """A copy on a device; a dtype is that of the dequantized weight, and bytes stay."""
         device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
         data = self.data.to(device=device) if device is not None else self.data
         metadata: dict[str, Any] = self.metadata

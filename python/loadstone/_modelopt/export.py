@@ -1,7 +1,7 @@
 """Packed experts in ``export_hf_checkpoint``: as single projections, the bytes as they are.
 
-ModelOpt's own handler takes a stack for numbers and packs it. A handler for packed stacks is put
-before it in the library's registry, which is made for this.
+ModelOpt's own handler would pack a stack again. A handler for packed stacks is registered before it
+in the library's registry.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _export(name: str, module: Any, context: Any) -> None:
         ):
             raise make(
                 "plan.quantize",
-                "ModelOpt exports no experts in this format",
+                "ModelOpt cannot export experts in this format",
                 tensor=f"{name}.{leaf}",
                 found=_holder(stack),
                 expected=", ".join((*_ONE_SCALE, *_SCALES_OF_ROWS)),
@@ -105,7 +105,7 @@ def _projection(
 
 
 def _export_mxfp4(holder: Any) -> None:
-    """What the library would do if it took no bytes for numbers and made no scales of them."""
+    """The library's export of MXFP4, which would take packed bytes for numbers."""
     from modelopt.torch.export.quant_utils import get_activation_scaling_factor
 
     holder.register_buffer("weight_scale", holder.weight_quantizer._scale)

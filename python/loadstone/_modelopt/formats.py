@@ -1,4 +1,4 @@
-"""What a quantizer of ModelOpt makes of a weight, and where the parts of it lie in the library."""
+"""The formats of ModelOpt's quantizers, and the buffers that hold their components."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# What the scale of an encoding is multiplied with to give the largest magnitude it stands for.
+# The largest magnitude of an encoding is its scale times this.
 _BOUNDS = {
     "fp8": 448.0,
     "fp8-channel": 448.0,
@@ -41,12 +41,12 @@ class Format:
 
 
 def is_packing(quantizer: Any) -> bool:
-    """Whether a quantizer makes bytes of a weight, after ``mtq.compress``."""
+    """Whether a quantizer packs a weight in ``mtq.compress``."""
     return bool(quantizer.is_enabled and not quantizer.fake_quant)
 
 
 def format_of(quantizer: Any) -> Format | None:
-    """What an enabled quantizer packs weights into; ``None``: nothing that we can write."""
+    """The format of an enabled quantizer; ``None``: not supported."""
     blocks = dict(quantizer.block_sizes or {})
     bits, scale_bits = quantizer.num_bits, blocks.get("scale_bits")
     if quantizer.pre_quant_scale is not None or quantizer.rotate_is_enabled:
@@ -84,12 +84,11 @@ def state(
 ) -> dict[str, torch.Tensor]:
     """The buffers of a quantizer for one matrix, in memory of their own.
 
-    ``_amax`` is the one that the bytes were made with, as the scale tells it: what an export makes
-    of it is that scale again. (ModelOpt rounds the scale of fp8 to the weight's dtype, and exports
-    the unrounded one.)
+    ``_amax`` is derived from the scale, so that an export computes that scale again. (ModelOpt
+    rounds the scale of fp8 to the weight's dtype, and exports the unrounded one.)
 
     Args:
-        scales: the encoding's parts but for the data.
+        scales: the components other than the data.
         dtype: of the weight that was quantized.
         is_wide: ``_amax`` is in f32 in any case.
     """

@@ -1,10 +1,10 @@
-"""Where loadstone enters ModelOpt: its own ``init_quantized_weights``, with another middle.
+"""Hooks on ``init_quantized_weights`` of ModelOpt.
 
-The library builds the model without memory, places the quantizers, and has accelerate read the
-checkpoint by verbatim keys. What is replaced are the building (a skeleton: nothing is allocated),
-the device map (the library's counts experts unpacked) and the reading. The first three are found by
-the library in its own module when it calls them, so that a script which has imported
-``init_quantized_weights`` before is concerned too.
+The library builds the model without memory, places the quantizers, and lets accelerate read the
+checkpoint by verbatim keys. The hooks replace the building (by a skeleton), the device map (the
+library's counts experts unpacked) and the reading. The library looks these three up in its own
+module when it calls them, so a script that imported ``init_quantized_weights`` before is covered
+too.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from dataclasses import replace
 from typing import Any
 
 from loadstone._errors import make
-from loadstone._modelopt.loading import Options, load_into, resolved
+from loadstone._modelopt.loading import DEFAULTS, load_into, resolved
 from loadstone._patch import Hook, Hooks, gated, held
 from loadstone._skeleton_turn import skeleton_in_turn
 
 LIBRARY = "modelopt"
 
-_options: ContextVar[Options | None] = ContextVar("loadstone_modelopt_options", default=None)
+OPTIONS = ContextVar("loadstone_modelopt_options", default=DEFAULTS)
 _capacities: ContextVar[dict[Any, Any] | None] = ContextVar(
     "loadstone_modelopt_capacities", default=None
 )
 
-# What users say to `from_pretrained` that the library's function would hand to accelerate.
+# Arguments of `from_pretrained` that the library's function would pass to accelerate.
 _OURS = ("device_map", "max_memory", "attn_implementation")
 
 
@@ -46,25 +46,12 @@ def hooks() -> Hooks:
     return Hooks([Hook(plugin, name, gated(LIBRARY, each)) for name, each in ours.items()], LIBRARY)
 
 
-def entered(*args: Any) -> contextlib.AbstractContextManager[None]:
-    """The library's ``init_quantized_weights``, hooked or not."""
-    from modelopt.torch.quantization.plugins import accelerate as plugin
-
-    found: contextlib.AbstractContextManager[None] = plugin.init_quantized_weights(*args)
-    return found
-
-
-def options(chosen: Options) -> contextlib.AbstractContextManager[Any]:
-    """What the loads in here are to do."""
-    return held(_options, chosen)
-
-
 def _init_empty_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
     return skeleton_in_turn()
 
 
 def _infer_auto_device_map(original: Any, model: Any, max_memory: Any = None, **_: Any) -> Any:
-    """The plan makes the map, knowing what each tensor takes; here is what there is room for."""
+    """Notes the capacities only: the plan computes the map, as it knows packed sizes."""
     _capacities.set(dict(max_memory or {}))
     return {"": "cpu"}
 
@@ -72,7 +59,7 @@ def _infer_auto_device_map(original: Any, model: Any, max_memory: Any = None, **
 def _load_checkpoint_and_dispatch(
     original: Any, model: Any, checkpoint: Any, device_map: Any = None, **kwargs: Any
 ) -> Any:
-    chosen = _options.get() or Options()
+    chosen = OPTIONS.get()
     room = _capacities.get() or {}
     _capacities.set(None)
     if chosen.device_map is None and any(name != "cpu" for name in room):
@@ -81,7 +68,7 @@ def _load_checkpoint_and_dispatch(
     known = {"dtype", "torch_dtype", "revision"}
     for name, value in kwargs.items():
         if name not in known and value is not None:
-            raise make("plan.options", "not an argument of this load", field=name)
+            raise make("plan.options", "this load has no such argument", field=name)
     load_into(model, resolved(checkpoint, kwargs.get("revision")), chosen)
     return model.eval()
 
@@ -98,10 +85,10 @@ def _init_quantized_weights(original: Any, *args: Any, **kwargs: Any) -> Iterato
             library: Any = vars(auto)["from_pretrained"]
 
             def from_pretrained(cls: Any, /, *given: Any, **named: Any) -> Any:
-                said = {name: named.pop(name) for name in _OURS if name in named}
+                ours = {name: named.pop(name) for name in _OURS if name in named}
                 if named.get("dtype", named.get("torch_dtype")) == "auto":
                     named.pop("dtype", None), named.pop("torch_dtype", None)
-                with held(_options, replace(_options.get() or Options(), **said)):
+                with held(OPTIONS, replace(OPTIONS.get(), **ours)):
                     return library.__func__(cls, *given, **named)
 
             auto.from_pretrained = classmethod(functools.wraps(library.__func__)(from_pretrained))

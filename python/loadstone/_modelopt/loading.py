@@ -1,7 +1,7 @@
-"""A skeleton with ModelOpt's quantizers gets its weights: renamed, fused and packed on their way.
+"""Loads weights into a skeleton with ModelOpt's quantizers: renamed, fused and packed.
 
-Until the last byte is there the model is as it was. Then parameters and the quantizers' state are
-put in together.
+The model does not change until all bytes are read. Then parameters and the quantizers' state are
+installed together.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from loadstone._turns import in_turn_with
 
 
 @dataclass(frozen=True)
-class Options:
-    """What loadstone's own functions take beside the library's arguments.
+class ModelOptOptions:
+    """The arguments of loadstone's own functions that the library's do not have.
 
     Attributes:
         mode: ``"modelopt-compat"``, ``"modelopt-export"`` or ``"exact"``.
@@ -52,6 +52,9 @@ class Options:
     threads: int | None = None
 
 
+DEFAULTS = ModelOptOptions()
+
+
 def resolved(name: str | os.PathLike[str], revision: str | None = None) -> Path:
     """The folder of a checkpoint; a name that is no folder is one of the hub's."""
     if Path(name).exists():
@@ -62,18 +65,18 @@ def resolved(name: str | os.PathLike[str], revision: str | None = None) -> Path:
     return Path(snapshot_download(str(name), revision=revision, allow_patterns=patterns))
 
 
-def check(model: torch.nn.Module, catalog: Catalog, options: Options) -> None:
-    """Raises for what a checkpoint lacks, before quantizers are placed in the model."""
+def check(model: torch.nn.Module, catalog: Catalog, options: ModelOptOptions) -> None:
+    """Raises if the checkpoint is incomplete, before quantizers are placed in the model."""
     _planned(model, catalog, options, {}).require_ok()
 
 
-def load_into(model: Any, checkpoint: str | os.PathLike[str], options: Options) -> Report:
+def load_into(model: Any, checkpoint: str | os.PathLike[str], options: ModelOptOptions) -> Report:
     """Fills a model that ModelOpt has quantized and compressed on meta.
 
     Raises:
         PlanError: something is missing or does not fit; nothing was read, and the model is as it
             was.
-        Error: ``plan.quantize``: a quantizer that packs something that we cannot, named.
+        Error: ``plan.quantize``: an unsupported quantizer, named.
     """
     if options.attn_implementation is not None:
         model.set_attn_implementation(options.attn_implementation)
@@ -82,23 +85,29 @@ def load_into(model: Any, checkpoint: str | os.PathLike[str], options: Options) 
         return _loaded(model, targets.find(model, options.mode), inspect(checkpoint), options)
 
 
-def _loaded(model: Any, weights: list[Weight], catalog: Catalog, options: Options) -> Report:
+def _loaded(
+    model: Any, weights: list[Weight], catalog: Catalog, options: ModelOptOptions
+) -> Report:
     with _Blank(model) as blank:
         quantize = {each.name: each.quantization(options.mode) for each in weights}
         plan = _planned(model, catalog, options, quantize)
-        filled = _execute.fill(plan, model, progress=options.progress, threads=options.threads or 0)
+        filled = _execute.read_values(
+            plan, model, progress=options.progress, threads=options.threads or 0
+        )
         packing = _Packing(plan, filled, weights, options.mode)
-        _execute.complete(plan, model, filled)
+        _execute.install_values(plan, model, filled)
         packing.install()
         blank.keep()
     _dispatch(model, plan)
-    report = _execute.account(plan, model, filled.core)
-    packing.account(report, blank.said)
+    report = _execute.make_report(plan, model, filled.core)
+    packing.add_provenance(report, blank.configured)
     audit(model, report).require_real()
     return report
 
 
-def _planned(model: Any, catalog: Catalog, options: Options, quantize: Mapping[str, Any]) -> Plan:
+def _planned(
+    model: Any, catalog: Catalog, options: ModelOptOptions, quantize: Mapping[str, Any]
+) -> Plan:
     plan = make_plan(
         model,
         catalog,
@@ -112,8 +121,8 @@ def _planned(model: Any, catalog: Catalog, options: Options, quantize: Mapping[s
         if target.device in ("disk", "meta"):
             raise make(
                 "plan.device_map",
-                "packed weights are loaded into memory: ModelOpt has no hook that brings them "
-                "with their scales",
+                "packed weights must be in memory: ModelOpt has no hook that loads them with their "
+                "scales",
                 tensor=target.name,
                 found=target.device,
                 expected="cpu or an accelerator",
@@ -132,15 +141,14 @@ def _trace(model: Any, catalog: Catalog) -> Traced | None:
 
 
 class _Blank:
-    """Quantizers without buffers, which no checkpoint has, while a model is planned and filled.
+    """Removes buffers of quantizers, which no checkpoint has, during a load.
 
-    Those that a config sets come back in any case; those that were measured on meta, and what
-    calibrators hold of them, where the load fails.
+    Restores those that a config sets; those measured on meta only if the load fails.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
-        self.said: dict[str, torch.Tensor] = {}  # real ones, by their names in the model
+        self.configured: dict[str, torch.Tensor] = {}  # set by the config, by name in the model
         self._taken: list[tuple[dict[str, Any], str, torch.Tensor]] = []
 
     def __enter__(self) -> _Blank:
@@ -156,11 +164,11 @@ class _Blank:
                 if value is not None:
                     self._taken.append((buffers, name, buffers.pop(name)))
                     if not value.is_meta:
-                        self.said[f"{path}.{name}"] = value
+                        self.configured[f"{path}.{name}"] = value
         return self
 
     def keep(self) -> None:
-        """The load is done: what was measured on meta is gone."""
+        """Drops buffers measured on meta: the load has succeeded."""
         self._taken = [each for each in self._taken if not each[2].is_meta]
 
     def __exit__(self, *_: object) -> None:
@@ -170,7 +178,7 @@ class _Blank:
 
 
 class _Packing:
-    """Parameters and quantizer states made of what the core wrote, while the model is as it was."""
+    """Parameters and quantizer states, made before the model changes."""
 
     def __init__(
         self, plan: Plan, filled: _execute.Filled, weights: list[Weight], mode: str
@@ -202,7 +210,7 @@ class _Packing:
             self.states.append((weight, inside, made))
 
     def install(self) -> None:
-        """Nothing in here reads, computes or should fail."""
+        """Changes the model: it reads and computes nothing, and should not fail."""
         for weight, parameter in self.parameters:
             weight.module._parameters[weight.leaf] = parameter
         for weight, inside, made in self.states:
@@ -212,8 +220,8 @@ class _Packing:
                 quantizer._non_persistent_buffers_set.discard(name)
             quantizer._dequantize = True
 
-    def account(self, report: Report, said: Mapping[str, torch.Tensor]) -> None:
-        """The origin of the quantizers' state: the weight, or the config that set it."""
+    def add_provenance(self, report: Report, configured: Mapping[str, torch.Tensor]) -> None:
+        """Adds the origin of the quantizers' state: the weight, or the config that set it."""
         made = {
             f"{weight.path}.{inside}.{name}".lstrip("."): (weight.name, value)
             for weight, inside, state in self.states
@@ -226,25 +234,15 @@ class _Packing:
                 kind="persistent_buffer",
                 bytes_written=value.numel() * value.element_size(),
             )
-        for name, value in said.items():
-            report.provenance.setdefault(
-                name,
-                Provenance(
-                    name,
-                    "constructor",
-                    "persistent_buffer",
-                    "none",
-                    (),
-                    str(value.device),
-                    dtype_name(value.dtype),
-                    tuple(value.shape),
-                    reason="set by the config of ModelOpt",
-                ),
-            )
+        for name, value in configured.items():
+            form = (str(value.device), dtype_name(value.dtype), tuple(value.shape))
+            head = (name, "constructor", "persistent_buffer", "none", ())
+            item = Provenance(*head, *form, reason="set by the config of ModelOpt")
+            report.provenance.setdefault(name, item)
 
 
 def _dispatch(model: torch.nn.Module, plan: Plan) -> None:
-    """Hooks that bring activations to where the weights are, for more devices than one."""
+    """Attaches hooks that move activations, if there is more than one device."""
     if len({target.device for target in plan.targets if target.origin != "tie"}) < 2:
         return
     from accelerate import dispatch_model

@@ -1,4 +1,4 @@
-"""Which weights of a model ModelOpt's quantizers pack, and into what."""
+"""The weights of a model that ModelOpt's quantizers pack, and their encodings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Weight:
         path, leaf: of its module, and the parameter's name in it.
         quantizers: of each matrix, with the paths from the module.
         is_stack: whether it is a stack of experts, with a quantizer for each.
-        group: what it shares its largest magnitude with; "" for nothing.
+        group: weights of the same group share the largest magnitude; "" for none.
     """
 
     path: str
@@ -57,7 +57,7 @@ class Weight:
         return f"{self.path}.{self.leaf}" if self.path else self.leaf
 
     def quantization(self, mode: str) -> Quantization:
-        """For a plan. Only the bytes of fp8 are others in the library's exports than in models."""
+        """The quantization for a plan; only fp8 has other bytes in exports than in models."""
         is_export = mode == "modelopt-export" and self.form.encoding != "fp8"
         dialect = "modelopt-compat" if is_export else mode
         return Quantization(self.form.encoding, dialect=dialect, group=self.group)
@@ -74,11 +74,11 @@ def find(model: torch.nn.Module, mode: str) -> list[Weight]:
     """The weights that are packed, once ``mtq.compress`` has set the quantizers.
 
     Raises:
-        Error: ``plan.quantize``: a quantizer that packs something that we cannot, named.
+        Error: ``plan.quantize``: an unsupported quantizer, named.
     """
     if mode not in MODES:
         expected = ", ".join(MODES)
-        raise make("plan.options", "no such mode", field="mode", found=mode, expected=expected)
+        raise make("plan.options", "unknown mode", field="mode", found=mode, expected=expected)
     found: list[Weight] = []
     for path, module in model.named_modules():
         if isinstance(module, _QuantFusedExperts):
@@ -124,14 +124,14 @@ def _stacks(path: str, module: Any) -> list[Weight]:
 def _form(name: str, quantizer: Any) -> Format:
     form = format_of(quantizer)
     if form is None:
-        said = {"num_bits": quantizer.num_bits, "axis": quantizer.axis}
+        config = {"num_bits": quantizer.num_bits, "axis": quantizer.axis}
         blocks = dict(quantizer.block_sizes or {})
-        raise _refused(name, f"{said | ({'block_sizes': blocks} if blocks else {})}")
+        raise _refused(name, f"{config | ({'block_sizes': blocks} if blocks else {})}")
     return form
 
 
 def _require_all(model: torch.nn.Module, found: list[Weight]) -> None:
-    """Every quantizer that packs is known: another would fail when the model runs."""
+    """Refuses packing quantizers of unknown modules, which would fail when the model runs."""
     known = {id(each) for weight in found for each in weight.quantizers.values()}
     for path, quantizer in quantizers_of(model):
         if "weight_quantizer" in path and is_packing(quantizer) and id(quantizer) not in known:
@@ -139,7 +139,7 @@ def _require_all(model: torch.nn.Module, found: list[Weight]) -> None:
 
 
 def _require_alone(model: torch.nn.Module, found: list[Weight]) -> None:
-    """A weight that is another module's too would be packed for both."""
+    """Refuses tied weights, which would be packed for both modules."""
     owners: dict[int, str] = {}
     for path, module in model.named_modules():
         for leaf, parameter in module._parameters.items():
@@ -154,7 +154,7 @@ def _require_alone(model: torch.nn.Module, found: list[Weight]) -> None:
 def _join(
     found: list[Weight], partners: tuple[tuple[str, ...], ...], encodings: tuple[str, ...]
 ) -> None:
-    """Gives layers beside one another a group, where they have one scale each."""
+    """Groups layers of one module that have one scale each."""
     by_path = {weight.path: weight for weight in found if not weight.is_stack}
     for parent in sorted({path.rpartition(".")[0] for path in by_path}):
         for names in partners:
@@ -169,7 +169,7 @@ def _join(
 def _refused(name: str, found: str, expected: str = "") -> Exception:
     return make(
         "plan.quantize",
-        "this version does not pack what ModelOpt's config asks for here; leave it out with "
+        "this format of ModelOpt's config is not supported; exclude it with "
         '{"quantizer_name": ..., "enable": False}, or load it with ModelOpt itself',
         tensor=name,
         found=found,

@@ -170,8 +170,8 @@ class Sites:
         more = f" and {len(lacking) - _SHOWN_MAX} more" if len(lacking) > _SHOWN_MAX else ""
         return make(
             "plan.options",
-            f"this {self.library} is not one that loadstone knows how to enter: it lacks "
-            f"{shown}{more}; the library's own functions are the way to load then",
+            f"unsupported version of {self.library}: it lacks {shown}{more}; install a supported "
+            "one, or load with the library's own functions",
             field=self.library,
             found=self.version(),
             expected=f"{self.tested}, or one with the same functions",

@@ -1,15 +1,14 @@
-"""What stands behind :mod:`loadstone.transformers`; no public names.
+"""The implementation of :mod:`loadstone.transformers`; no public names.
 
-* ``rules``: which key of a checkpoint goes to which target, and what is done to it, as the library
-  says.
+* ``rules``: recipes, derived from the library's own conversion code.
 * ``absent``: the keys that an incomplete group of experts lacks.
 * ``kernels``: the library's arithmetic operations, matched by class to kernels of the core.
 * ``cache``: recipes kept in the user's cache folder.
-* ``load``: the middle of ``from_pretrained``, done by loadstone; ``v4``: of releases before 5.0.
-* ``gaps``: what both do beside reading.
-* ``releases``: what is called in another way in each.
-* ``hooks``: where that stands in the library.
-* ``adapters``, ``trainer``: other places in which the library reads files.
+* ``load``: planning and reading in ``from_pretrained``; ``v4``: the same for releases before 5.0.
+* ``gaps``: missing tensors and the proof, for both.
+* ``releases``: functions that differ between releases from 5.0 on.
+* ``hooks``: the replaced functions of the library.
+* ``adapters``, ``trainer``: other functions of the library that read files.
 """
 
 from loadstone._sites.transformers import SITES

@@ -54,7 +54,7 @@ def absent_findings(derivation: Any, first: str) -> list[_core.Finding]:
     """One error that names what a group lacks, seen by its other members and other layers' groups.
 
     Returns:
-        Nothing, where the group lacks nothing that can be told.
+        An empty list if no missing name can be derived.
     """
     mapping, members = derivation.groups[first]
     patterns = [pattern for pattern in mapping.source_patterns if "*" in pattern]
@@ -168,7 +168,7 @@ def _position(pattern: str, key: str, derivation: Any) -> tuple[int, int] | None
 def _expected(
     derivation: Any, first: str, pattern: str, index: int, present: dict[str, Series]
 ) -> str | None:
-    """The name that an absent key should have, after the model of one that is there."""
+    """The expected name of an absent key, after a present one."""
     like = next(iter(present[pattern].keys.values()), None)
     if like is None:  # none of this pattern in the group: as in another layer
         like = next(
@@ -193,7 +193,7 @@ def _expected(
 
 
 def _beside(derivation: Any, first: str, pattern: str, present: dict[str, Series]) -> str | None:
-    """A key of a projection that the file has nowhere, from one that stands beside it."""
+    """A key for a projection that the file lacks everywhere, after one of the same expert."""
     tail = pattern.rpartition("*.")[2]
     for other, series in present.items():
         other_tail = other.rpartition("*.")[2]

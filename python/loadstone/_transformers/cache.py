@@ -1,9 +1,8 @@
-"""Recipes kept in the user's cache folder, under a digest of all that they follow from.
+"""Recipes kept in the user's cache folder, under a digest of all that they depend on.
 
-A file is one line of JSON (what the library says beside the recipes, and a checksum), then the
-recipes as the core writes them. A file that is not as it should be is as good as none: it is
-written anew. Recipes are checked again when a plan is made of them, so a forged file
-cannot make a load reach outside its tensors.
+A file is one line of JSON (facts of the library and a checksum), then the recipes as the core
+writes them. A damaged file is ignored and written anew. A plan checks its recipes again, so a
+forged file cannot make a load reach outside its tensors.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def derive(catalog: Catalog, question: Question) -> Derived:
 
 
 def digest(catalog: Catalog, question: Question) -> str:
-    """Of everything that the recipes follow from; 40 hexadecimal digits."""
+    """The digest of everything that recipes depend on: 40 hexadecimal digits."""
     model = question.model
     cls = type(model)
     facts = {

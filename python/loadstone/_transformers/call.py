@@ -1,4 +1,4 @@
-"""The call of ``from_pretrained`` that is under way, and what is no call for loadstone."""
+"""The current call of ``from_pretrained``, and the reasons to leave it to the library."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def constructing_in(load: Gaps) -> Iterator[None]:
 def reason_against(
     model: Any, state_dict: Any, files: list[str] | None, device_mesh: Any
 ) -> str | None:
-    """Why this checkpoint is not for loadstone; ``None``: it is."""
+    """Why loadstone does not load this checkpoint; ``None``: it does."""
     if state_dict is not None:
         return "state_dict"
     if not files:
@@ -53,6 +53,6 @@ def reason_against(
 def refused(what: str) -> Exception:
     return make(
         "plan.options",
-        "this version does not load this way: call the model class's own from_pretrained",
+        "this load is not supported: call the model class's own from_pretrained",
         field=what,
     )

@@ -2,8 +2,8 @@
 
 The library makes the transforms of all models when it is asked for one: a thousand patterns are
 compiled, which takes longer than the rest of a small model's load. Its own function runs here too,
-with notes in the place of transforms; those that somebody asks for are made. The library's own
-registry stays as it is: not made yet.
+with notes in the place of transforms, which are made when they are asked for. The library's own
+registry stays empty.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from loadstone._patch import Hook, Hooks, gated, hooked
 
 @functools.cache
 def hooks() -> Hooks:
-    """The one place where the registry is asked."""
+    """The hook on the function that asks the registry."""
     place = Hook(
         library, "get_checkpoint_conversion_mapping", gated("transformers", _conversions_of)
     )
@@ -36,7 +36,7 @@ def registered(model: Any, key_mapping: Any, quantizer: Any) -> list[Any]:
 
 
 def _conversions_of(original: Any, model_type: Any) -> Any:
-    # Without these names the library is another one, whose own way is right, and slower.
+    # A release without these names uses its own function, which is slower.
     build = vars(library).get("_build_checkpoint_conversion_mapping")
     made = vars(library).get("_checkpoint_conversion_mapping_cache", build)
     if made is not None or not isinstance(build, types.FunctionType):

@@ -1,4 +1,4 @@
-"""What a load does beside reading, whatever the release: gaps in the checkpoint, and the proof."""
+"""Missing tensors and the proof of a load, for all releases."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from loadstone._constructor import model_builder, parameter_values
 from loadstone._errors import make
 from loadstone._plan import Plan
 from loadstone._report import Report
+from loadstone._traced import shape_mismatch
 from loadstone._turns import in_turn_with, slots_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-    """What loadstone's own function takes beside the library's arguments.
+class TransformersOptions:
+    """The arguments of loadstone's own function that the library's does not have.
 
     Attributes:
-        is_direct: loadstone was called by name: what it cannot do is refused. Else (under a patch)
-            it is left to the library.
+        is_direct: loadstone was called by name, so unsupported loads are refused; under a patch
+            they are left to the library.
     """
 
     missing: str | Mapping[str, str] = "initialise"
@@ -34,13 +35,16 @@ class Options:
     is_direct: bool = False
 
 
+DEFAULTS = TransformersOptions()
+
+
 class Gaps:
     """One call of ``from_pretrained``, without its reading. For one thread."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: TransformersOptions) -> None:
         self.options = options
         self.is_constructing = False
-        self.fills_gaps = False  # also where the library reads: what is missing gets a value
+        self.fills_gaps = False  # missing tensors get a value, also where the library reads
         self.model: Any = None
         self.plan: Plan | None = None
         self._core: _core.Report | None = None
@@ -51,7 +55,7 @@ class Gaps:
         self._rewritten: set[str] = set()  # buffers that an initialiser wrote to
 
     def unwritten(self, name: str, tensor: torch.Tensor, **form: Any) -> torch.Tensor:
-        """Memory for a parameter that is missing, which tells whether an initialiser wrote to it.
+        """Memory for a missing parameter, filled so that a write of an initialiser shows.
 
         Args:
             form: device, and dtype where it is another one.
@@ -60,13 +64,13 @@ class Gaps:
         return torch.full_like(tensor, _sentinel(form.get("dtype") or tensor.dtype), **form)
 
     def note_buffers(self, model: Any) -> None:
-        """Before the initialisers run."""
+        """Notes the versions of buffers before the initialisers run."""
         self._versions = {
             name: (id(buffer), buffer._version) for name, buffer in model.named_buffers()
         }
 
-    def complete(self, model: Any) -> None:
-        """After the library's initialisers: nothing is left without a value."""
+    def construct_unwritten(self, model: Any) -> None:
+        """Gives parameters that no initialiser wrote to the values of a second construction."""
         for name, buffer in model.named_buffers():
             if self._versions.get(name) != (id(buffer), buffer._version):
                 self._rewritten.add(name)
@@ -85,8 +89,8 @@ class Gaps:
             if value is None or value.shape != tensor.shape:
                 raise make(
                     "plan.no_initialiser",
-                    "it is missing, the model's initialiser leaves it as it is, and a second "
-                    "construction does not tell its value",
+                    "it is missing, the model's initialiser does not write to it, and a second "
+                    "construction gives no value for it",
                     tensor=name,
                 )
             with torch.no_grad():
@@ -96,10 +100,10 @@ class Gaps:
     # --- proof -----------------------------------------------------------------------------------
 
     def finish(self, model: Any) -> Report | None:
-        """Notes where every value came from, and proves that there is none without an origin.
+        """Makes the report, and proves that every value has an origin.
 
         Returns:
-            ``None`` where the library did the reading, or this was done before.
+            ``None`` if the library did the reading, or after the first call.
         """
         if self.plan is None or self._core is None or self._is_finished:
             return None
@@ -108,7 +112,7 @@ class Gaps:
             return self._proved(model, self.plan, self._core)
 
     def _proved(self, model: Any, plan: Plan, core: _core.Report) -> Report:
-        report = _execute.account(plan, model, core)
+        report = _execute.make_report(plan, model, core)
         known = report.provenance
         for slot in slots_of(model):
             item = known.get(slot.name)
@@ -132,28 +136,24 @@ class Gaps:
 def mismatch(
     name: str, found: tuple[int, ...], expected: tuple[int, ...], is_ignored: bool
 ) -> _core.Finding:
-    """A tensor of another shape than the model's."""
-    return _core.Finding(
-        "warning" if is_ignored else "error",
-        "plan.shape",
-        name,
-        [],
-        f"'{name}' is {list(found)} in the checkpoint, the model wants {list(expected)}",
-        "" if is_ignored else "ignore_mismatched_sizes=True initialises it instead",
-    )
+    """The finding for a tensor of another shape, by the library's policy for these."""
+    if is_ignored:
+        return shape_mismatch(name, found, expected, severity="warning")
+    hint = "ignore_mismatched_sizes=True initialises it instead"
+    return shape_mismatch(name, found, expected, suggestion=hint)
 
 
 def _sentinel(dtype: torch.dtype) -> float | int:
-    """What memory holds that nobody wrote to."""
+    """The fill of memory that no initialiser has written to."""
     if dtype.is_floating_point or dtype.is_complex:
         return float("nan")
     return 0 if dtype == torch.bool else torch.iinfo(dtype).min
 
 
 def _is_unwritten(tensor: torch.Tensor) -> bool:
-    """Whether any element is still what it was filled with."""
+    """Whether any element still holds the sentinel."""
     if tensor.dtype == torch.bool:
-        return True  # a sentinel cannot be told from a value: the constructor's is right anyway
+        return True  # bool has no sentinel, and the constructor's value is right anyway
     data = tensor.detach()
     if data.is_floating_point() or data.is_complex():
         data = data if data.element_size() > 1 else data.float()

@@ -1,8 +1,8 @@
-"""Where loadstone enters the library: its own ``from_pretrained``, with another middle.
+"""Hooks on ``from_pretrained`` of the library.
 
-What is replaced are the context in which the model is built (a skeleton: buffers stay real), the
-reading of the checkpoint, and the step that gives memory to what is missing (the library's own
-overwrites every non-persistent buffer with heap bytes). All else is the library's code: arguments,
+They replace the context in which the model is built (by a skeleton: buffers stay real), the reading
+of the checkpoint, and the step that allocates missing tensors (the library's own overwrites every
+non-persistent buffer with uninitialized memory). All else is the library's code: arguments,
 configs, quantizers, device maps, initialisers, ties, generation configs, hooks, adapters.
 """
 
@@ -24,10 +24,10 @@ from loadstone._skeleton import skeleton
 from loadstone._torch_state import construct, constructing, in_turn, ordinary_tensors
 from loadstone._transformers import IS_V5, trainer, v4
 from loadstone._transformers.call import CURRENT, constructing_in, current, reason_against, refused
-from loadstone._transformers.gaps import Gaps, Options
+from loadstone._transformers.gaps import DEFAULTS, Gaps, TransformersOptions
 from loadstone.peft import with_adapters
 
-_options: ContextVar[Options | None] = ContextVar("loadstone_transformers_options", default=None)
+OPTIONS = ContextVar("loadstone_transformers_options", default=DEFAULTS)
 
 # Arguments that ask for another way of loading altogether.
 _OTHER_WAYS = ("tp_plan", "tp_size", "distributed_config", "device_mesh", "state_dict", "gguf_file")
@@ -35,7 +35,7 @@ _OTHER_WAYS = ("tp_plan", "tp_size", "distributed_config", "device_mesh", "state
 
 @functools.cache
 def hooks() -> Hooks:
-    """The places in ``PreTrainedModel`` that are replaced while a load runs on loadstone."""
+    """The functions of the library that are replaced while a load runs on loadstone."""
     from transformers import PreTrainedModel, modeling_utils
     from transformers.integrations.peft import PeftAdapterMixin
 
@@ -59,7 +59,7 @@ def hooks() -> Hooks:
 
 
 def _middle() -> list[tuple[Any, str, Any]]:
-    """The places that releases from 5.0 on have."""
+    """The replaced functions of releases from 5.0 on."""
     from transformers import PreTrainedModel
     from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
     from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
@@ -78,8 +78,8 @@ def _middle() -> list[tuple[Any, str, Any]]:
     ]
 
 
-def _begun(chosen: Options) -> Gaps:
-    """A call of ``from_pretrained``, read as the release at hand reads."""
+def _begun(chosen: TransformersOptions) -> Gaps:
+    """A new call of ``from_pretrained``, for the installed release."""
     if not IS_V5:
         return v4.Load(chosen)
     from loadstone._transformers.load import Load
@@ -87,13 +87,8 @@ def _begun(chosen: Options) -> Gaps:
     return Load(chosen)
 
 
-def options(chosen: Options) -> contextlib.AbstractContextManager[Any]:
-    """What the loads in here are to do."""
-    return held(_options, chosen)
-
-
 def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
-    chosen = _options.get() or Options()
+    chosen = OPTIONS.get()
     other = [name for name in _OTHER_WAYS if kwargs.get(name) is not None]
     if _is_sharded_by_others():
         other.append("DeepSpeed or FSDP")
@@ -103,7 +98,7 @@ def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     hooks().refresh()
     if other and chosen.is_direct:
         raise refused(other[0])
-    if other or places == {"meta"}:  # a model that is wanted on meta gets no values
+    if other or places == {"meta"}:  # the caller wants the model on meta
         with suspended("transformers"):
             return original(cls, *args, **kwargs)
     with ordinary_tensors(), held(CURRENT, _begun(chosen)) as load:
@@ -122,7 +117,7 @@ def _get_init_context(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def _one_context(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """The library does not leave the contexts that it has entered when a later one refuses."""
+    """All contexts as one: the library leaves none of them when a later one raises."""
     return [_entered_in_turn(original(*args, **kwargs))]
 
 
@@ -147,21 +142,21 @@ def _get_device_map(original: Any, model: Any, device_map: Any, *args: Any, **kw
 
 
 def _validate_environment(original: Any, quantizer: Any, *args: Any, **kwargs: Any) -> None:
-    """The library refuses maps with cpu or disk, where weights stay quantized with us."""
+    """Allows cpu and disk in device maps, which the library refuses; weights stay quantized."""
     if current() is not None:
         kwargs.pop("device_map", None)
     original(quantizer, *args, **kwargs)
 
 
 def _adjust_max_memory(original: Any, quantizer: Any, max_memory: Any) -> Any:
-    """The library leaves room for what is quantized on a device."""
+    """The memory given; the library's own reserves some for quantizing on a device."""
     return max_memory if current() is not None else original(quantizer, max_memory)
 
 
 def _param_element_size(
     original: Any, quantizer: Any, model: Any, name: str, parameter: torch.Tensor
 ) -> float:
-    """The library does not count the scales."""
+    """Bytes per element with the scales, which the library does not count."""
     size: float = original(quantizer, model, name, parameter)
     if current() is None or not quantizer.param_needs_quantization(model, name):
         return size
@@ -178,7 +173,7 @@ _OF_QUANTIZERS = {
 
 
 def _init_weights(original: Any, model: Any) -> Any:
-    """The library leaves it out for models on meta, which it asks torch's default device for."""
+    """Skipped during construction: the library asks the default device, which is not meta here."""
     load = current()
     return None if load is not None and load.is_constructing else original(model)
 
@@ -211,7 +206,7 @@ def _load_by_class(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _with_adapters(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Of a folder with an adapter the model is proved first: the adapter renames its tensors."""
+    """Proves the model before the adapter is added, which renames its tensors."""
     load = current()
     if load is not None and load.model is model:
         load.finish(model)
@@ -231,7 +226,7 @@ def _initialize_missing_keys(original: Any, model: Any, *args: Any, **kwargs: An
     result = original(model, *args, **kwargs)
     load = current()
     if load is not None and load.fills_gaps:
-        load.complete(model)
+        load.construct_unwritten(model)
     return result
 
 
@@ -255,7 +250,7 @@ def _reason_against_quantizer(config: Any) -> str | None:
 
 
 def _operation(quantizer: Any) -> Any:
-    """What a quantizer does to a weight while the library loads."""
+    """The operation that a quantizer applies to a weight while the library loads."""
     try:
         return quantizer.get_quantize_ops()
     except NotImplementedError:
@@ -263,7 +258,7 @@ def _operation(quantizer: Any) -> Any:
 
 
 def _places(device_map: Any) -> set[str]:
-    """The kinds of devices that a map names; of a map to be computed its name."""
+    """The types of devices that a map names; for a strategy, its name."""
     named = device_map.values() if isinstance(device_map, Mapping) else [device_map]
     return {str(each).partition(":")[0] for each in named}
 

@@ -1,7 +1,7 @@
 """The library's arithmetic operations, matched by class to kernels of the core.
 
-The library's own code decides what belongs together and in which dtype the result is; only the
-function that does the arithmetic is another one: it writes down which kernel makes the value.
+The library's own code decides which tensors belong together, and the dtype of the result. Only the
+function for the arithmetic is replaced, by one that records the kernel.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from loadstone.tracing import Symbol, Trace
 
 
 def substitute(mapping: Any, trace: Trace) -> None:
-    """Puts operations that can be traced in the place of those that compute."""
+    """Replaces operations that compute by operations that can be traced."""
     operations = getattr(mapping, "operations", None)
     if operations:
         mapping.operations = [_traceable(each, trace) for each in operations]
 
 
 def quantizing(quantizer: Any, trace: Trace) -> Any:
-    """What the library does to a weight before it is quantized."""
+    """The library's operation on a weight before its quantization, made traceable."""
     return _traceable(quantizer.get_quantize_ops(), trace)
 
 
@@ -63,7 +63,7 @@ def _fp8_dequantize(operation: Any, trace: Trace) -> Any:
 
 
 def _mxfp4_dequantize(operation: Any, trace: Trace) -> Any:
-    """FP4 numbers times a power of two for each 32; then rows and columns change places."""
+    """FP4 numbers times a power of two for each 32, then transposed."""
 
     def dequantize(blocks: Symbol, scales: Symbol, dtype: torch.dtype) -> torch.Tensor:
         *leading, groups, width = blocks.shape
@@ -78,7 +78,7 @@ def _mxfp4_dequantize(operation: Any, trace: Trace) -> Any:
 
 
 def _bnb_quantize(operation: Any, trace: Trace) -> Any:
-    """The library's, which turns the weights of some modules; the core quantizes afterwards."""
+    """The library's, which transposes the weights of some modules; the core quantizes them."""
 
     def kept(value: Any, **_: Any) -> Any:
         return value
@@ -104,7 +104,7 @@ def _bnb_quantize(operation: Any, trace: Trace) -> Any:
 
 
 def _bnb_deserialize(operation: Any, trace: Trace) -> Any:
-    """The tensors of a quantized weight stay as they are; what belongs together is noted."""
+    """Keeps the components of a quantized weight unchanged, and notes them as a group."""
 
     def convert(input_dict: dict[str, Any], full_layer_name: str = "", **_: Any) -> dict[str, Any]:
         members = {

@@ -1,4 +1,4 @@
-"""The middle of ``from_pretrained``, done by loadstone: one object for each call under way."""
+"""The planning and reading in ``from_pretrained``; one object for each call."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from loadstone._catalog import Catalog
 from loadstone._plan import make_plan
 from loadstone._traced import Traced
 from loadstone._transformers import cache, releases
-from loadstone._transformers.gaps import Gaps, Options, mismatch
+from loadstone._transformers.gaps import DEFAULTS, Gaps, TransformersOptions, mismatch
 from loadstone._transformers.question import Derived, Question
 from loadstone._turns import in_turn_with
 
 if TYPE_CHECKING:
-    from loadstone._bitsandbytes.loading import Units
+    from loadstone._bitsandbytes.loading import QuantizedWeights
 
 
 class Load(Gaps):
     """One call of ``from_pretrained``. For one thread."""
 
     def read(self, model: Any, files: list[str], config: Any) -> Any:
-        """Plans and loads; what ``_load_pretrained_model`` returns."""
+        """Plans and loads; returns the result of ``_load_pretrained_model``."""
         self.model = model
         self.fills_gaps = True
         catalog = Catalog(_core.open_checkpoint([str(file) for file in files], True))
@@ -49,7 +49,7 @@ class Load(Gaps):
                 initialises=True,
                 allows_unknown_modules=True,
             )
-            filled = _execute.fill(
+            filled = _execute.read_values(
                 self.plan, model, progress=self.options.progress, threads=self.options.threads or 0
             )
         self._core = filled.core
@@ -72,10 +72,13 @@ class Load(Gaps):
         filled.offload.commit()
         return releases.answer(info, filled.offload.index() if on_disk else None)
 
-    def _install_units(self, units: Units, filled: _execute.Filled, info: Any) -> set[str]:
-        """Gives the model bitsandbytes' parameters; the names of all tensors that went into them.
+    def _install_units(
+        self, units: QuantizedWeights, filled: _execute.Filled, info: Any
+    ) -> set[str]:
+        """Gives the model bitsandbytes' parameters, marked as initialised.
 
-        What the library sets beside them is set here too.
+        Returns:
+            The names of all targets that went into them.
         """
         assert self.plan is not None
         made = units.parameters(self.model, self.plan, filled.values)
@@ -91,7 +94,7 @@ class Load(Gaps):
         return made.keys() | units.names()
 
     def give_memory(self, model: Any, missing: set[str], device_map: Any) -> None:
-        """Memory for what is missing; buffers keep what the constructor put into them."""
+        """Allocates missing parameters; buffers keep the constructor's values."""
         for name in missing - model.all_tied_weights_keys.keys():
             tensor = model.get_parameter_or_buffer(name)
             device = torch.device(get_device(device_map, name, valid_torch_device=True))
@@ -112,11 +115,11 @@ def as_traced(
     catalog: Catalog,
     derived: Derived,
     ignores_mismatches: bool,
-    options: Options | None = None,
+    options: TransformersOptions = DEFAULTS,
 ) -> Traced:
-    """What was derived, as a plan takes it."""
+    """The derived recipes, with their findings, as :class:`Traced`."""
     findings = list(derived.findings)
-    units = _units(model, catalog, derived, options or Options())
+    units = _units(model, catalog, derived, options)
     for name, found, expected in derived.mismatched:
         findings.append(mismatch(name, found, expected, ignores_mismatches))
     failed = {finding.target for finding in derived.findings}
@@ -130,7 +133,9 @@ def as_traced(
     )
 
 
-def _units(model: Any, catalog: Catalog, derived: Derived, options: Options) -> Units | None:
+def _units(
+    model: Any, catalog: Catalog, derived: Derived, options: TransformersOptions
+) -> QuantizedWeights | None:
     """Weights that bitsandbytes quantized, or that are to be quantized as it does."""
     if not derived.units and not derived.quantized and not options.quantize_experts:
         return None
@@ -140,7 +145,7 @@ def _units(model: Any, catalog: Catalog, derived: Derived, options: Options) -> 
     quantize = loading.quantizations(model, derived.quantized, options.nested_offset)
     if options.quantize_experts:
         quantize |= loading.of_experts(model, derived.dtypes, quantize, options.nested_offset)
-    units = loading.Units(catalog, found.units, quantize, found.broken)
+    units = loading.QuantizedWeights(catalog, found.units, quantize, found.broken)
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     unfilled = [each for each in units.unfilled(model) if each.target not in tied]
     units.findings = [*found.findings, *units.misfits(model), *unfilled]
@@ -148,13 +153,13 @@ def _units(model: Any, catalog: Catalog, derived: Derived, options: Options) -> 
 
 
 def reportable(model: Any, unexpected: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Without those that the model's author, or the library, wants no word about."""
+    """Unexpected names without those that the model or the library tells to ignore."""
     left = releases.reportable(model, {name for name, _ in unexpected})
     return [(name, source) for name, source in unexpected if name in left]
 
 
 def _ties(model: Any, loaded: Any, failed: set[str]) -> dict[str, str]:
-    """Which targets the library will tie to which after the load: to the one that is there."""
+    """Ties that the library will make after the load, to the tensor that was loaded."""
     ties: dict[str, str] = {}
     pairs: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     groups: dict[str, list[str]] = {}
@@ -179,7 +184,7 @@ def _loading_info(model: Any, derived: Derived) -> Any:
 
 
 def _devices(model: Any, config: Any) -> dict[str, Any] | None:
-    """The device of every tensor, as the library tells it; ``None``: all on the cpu."""
+    """The device of every tensor, by the library's function; ``None``: all on the cpu."""
     if not config.device_map or set(map(str, config.device_map.values())) == {"cpu"}:
         return None
     buffers = {name for name, _ in model.named_buffers()}
@@ -193,7 +198,7 @@ def _devices(model: Any, config: Any) -> dict[str, Any] | None:
 
 
 def _tie_on_disk(model: Any, offload: _core.OffloadFolder) -> None:
-    """What the library ties has its value under each name, also where the plan does not know."""
+    """Adds the names of tied tensors to the offload index, for ties that the plan lacks."""
     index = offload.index()
     for target, source in (getattr(model, "all_tied_weights_keys", None) or {}).items():
         if source in index and target not in index:

@@ -1,6 +1,6 @@
-"""What is asked of the library's conversion code, and the answer.
+"""The input of the library's conversion code, and the recipes derived from it.
 
-Apart from the code that works it out: a cached answer needs no tracing.
+Apart from the tracing code, which cached recipes do not need to import.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from loadstone import _core
 
 @dataclass
 class Question:
-    """What the answer depends on, beside the checkpoint.
+    """All that recipes depend on, besides the checkpoint.
 
     Attributes:
         model: a ``PreTrainedModel`` whose parameters may lie on meta.
@@ -36,7 +36,7 @@ class Question:
 
 @dataclass
 class Derived:
-    """Recipes, and what the library would say of the rest.
+    """Recipes, and the keys and targets that have none.
 
     Attributes:
         recipes: of every target that the checkpoint gives, in the target's final dtype.

@@ -1,4 +1,4 @@
-"""What releases from 5.0 on take and return in another way each; all else is the same in them."""
+"""Functions whose arguments or results differ between releases from 5.0 on."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def dtype_plan(model: Any, dtype: torch.dtype) -> dict[str, torch.dtype]:
 
 
 def converted(mapping: Any, first: str, model: Any, quantizer: Any) -> dict[str, Any]:
-    """What a transform makes of the tensors that it has collected."""
+    """The tensors that a transform makes of those collected, by name."""
     made: Any = mapping.convert(first, model=model, config=model.config, hf_quantizer=quantizer)
     return made if SITES.is_since("5.1") else made[0]  # type: ignore[no-any-return]
 
 
 def empty_info(unexpected: Iterable[str] = ()) -> LoadStateDictInfo:
-    """An account of a load, with nothing in it but what is unexpected."""
+    """Loading info that holds unexpected names only."""
     since: dict[str, Any] = {"skipped_pp_keys": set()} if SITES.is_since("5.16") else {}
     return LoadStateDictInfo(
         missing_keys=set(),
@@ -39,7 +39,7 @@ def empty_info(unexpected: Iterable[str] = ()) -> LoadStateDictInfo:
 
 
 def answer(info: LoadStateDictInfo, index: dict[str, Any] | None) -> Any:
-    """What ``_load_pretrained_model`` returns."""
+    """The result of ``_load_pretrained_model``."""
     if SITES.is_since("5.1"):
         return info, index
     info.disk_offload_index = index  # type: ignore[attr-defined]
@@ -47,7 +47,7 @@ def answer(info: LoadStateDictInfo, index: dict[str, Any] | None) -> Any:
 
 
 def reportable(model: Any, unexpected: set[str]) -> set[str]:
-    """Without those that the model's author, or the library, wants no word about."""
+    """Unexpected names without those that the model or the library tells to ignore."""
     info: Any = empty_info(unexpected)
     if SITES.is_since("5.1"):
         model._adjust_missing_and_unexpected_keys(info)
@@ -58,10 +58,10 @@ def reportable(model: Any, unexpected: set[str]) -> set[str]:
 
 
 def put(model: Any, name: str, value: torch.Tensor, info: Any, quantizer: Any) -> None:
-    """Gives the model a tensor, and strikes it from the missing ones."""
-    account: tuple[Any, ...] = (info,)
+    """Gives the model a tensor, and removes its name from the missing ones."""
+    notes: tuple[Any, ...] = (info,)
     if not SITES.is_since("5.1"):
-        account = (info.mismatched_keys, info.missing_keys, info.unexpected_keys)
+        notes = (info.mismatched_keys, info.missing_keys, info.unexpected_keys)
     of_distributed_loads = () if SITES.is_since("5.16") else (None,)
     set_in_module: Any = set_param_for_module
-    set_in_module(model, name, value, *account, *of_distributed_loads, quantizer)
+    set_in_module(model, name, value, *notes, *of_distributed_loads, quantizer)

@@ -1,7 +1,7 @@
 """The library's own conversion code, run on symbols: one recipe for every target that it makes.
 
-Which key becomes what is decided by functions of ``transformers.core_model_loading``, in the order
-in which its own loader calls them; here is only what they are called with.
+Functions of ``transformers.core_model_loading`` decide the target of each key. They are called here
+in the order of the library's own loader.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from loadstone.tracing import Trace
 
 
 class Slice:
-    """What the library's loader asks a tensor in a file for."""
+    """The part of a safetensors slice that the library's loader uses."""
 
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
 
     def get_dtype(self) -> str:
-        """By its safetensors name."""
+        """The dtype by its safetensors name."""
         return self._encoding
 
 
 def derive(catalog: Catalog, question: Question) -> Derived:
-    """Works out where every target of the model comes from. Reads no data.
+    """Derives the recipe of every target of the model. Reads no data.
 
     Thread safety: the question's conversions are written to (the library notes in them what
     matched); nothing else is shared.
@@ -45,11 +45,11 @@ def derive(catalog: Catalog, question: Question) -> Derived:
 
 
 def _in_order(keys: Iterable[str]) -> list[str]:
-    """The order in which the library takes them."""
+    """Keys in the order of the library's loader."""
     try:
         return sorted(keys, key=library.dot_natural_key)
-    except ValueError as reason:  # digits that Python makes no number of
-        message = f"the library sorts the names of the checkpoint, and fails: {reason}"
+    except ValueError as reason:  # digits that int() refuses
+        message = f"the library fails to sort the names of the checkpoint: {reason}"
         raise make("plan.conversion", message) from None
 
 
@@ -94,7 +94,7 @@ class _Derivation:
     # --- which key goes where --------------------------------------------------------------------
 
     def rename(self, key: str) -> tuple[str, str | None]:
-        """The target that a key goes to first, and the pattern of the converter that takes it."""
+        """The first target of a key, and the pattern of the converter that takes it."""
         prefix = self.model.base_model_prefix
         renamed, pattern = library.rename_source_key(
             key, self.renamings, self.converters, prefix, self.state
@@ -109,9 +109,7 @@ class _Derivation:
             for name in self._unexpected_names(renamed, pattern):
                 self.derived.unexpected.append((name, key))
             return
-        if (
-            renamed not in self.groups
-        ):  # one converter a target; the library copies one for each key
+        if renamed not in self.groups:  # one copy of the converter a target; the library: a key
             mapping = (
                 copy.deepcopy(self.by_pattern[pattern])
                 if pattern is not None
@@ -138,7 +136,7 @@ class _Derivation:
         return [renamed.replace(targets[0], target) for target in targets]
 
     def _dtype(self, key: str, target: str, mapping: Any, encoding: str) -> torch.dtype | None:
-        """The dtype in which the library reads a source."""
+        """The dtype in which the library reads a source; ``None``: its own."""
         question = self.question
         dtype = question.dtype
         match = self.keeps[0].search(target) if self.keeps is not None else None
@@ -160,7 +158,7 @@ class _Derivation:
         return dtype
 
     def is_quantized_now(self, target: str) -> bool:
-        """Whether a target is quantized by the load, in the library's words."""
+        """Whether the load quantizes a target, by the library's own answer."""
         quantizer = self.question.quantizer
         if quantizer is None or quantizer.pre_quantized:
             return False
@@ -194,13 +192,13 @@ class _Derivation:
                     self.derived.quantized.append(name)
 
     def _is_unit(self, first: str) -> bool:
-        """Whether a weight is stored quantized: one that is not comes alone, to another module."""
+        """Whether a weight is stored quantized: it has components, or its module asks for it."""
         if set(self.stored[first]) != {"weight"}:
             return True
         return bool(self.question.quantizer.param_needs_quantization(self.model, first))
 
     def _add_unit(self, first: str) -> None:
-        """The tensors of a quantized weight, as they are."""
+        """Adds the components of a quantized weight, unchanged."""
         members, path = self.stored[first], first.rpartition(".")[0]
         for inside, symbol in members.items():
             name = f"{path}.{inside}" if path else inside

@@ -20,7 +20,7 @@ _FILES = ("model.safetensors.index.json", "model.safetensors")
 
 
 def hooks() -> tuple[Hook, ...]:
-    """Those on ``Trainer``, where a script has imported it: the import alone takes seconds."""
+    """Hooks on ``Trainer`` if a script has imported it: the import alone takes seconds."""
     return _hooks() if hasattr(sys.modules.get(_MODULE), "Trainer") else ()
 
 

@@ -1,9 +1,9 @@
-"""The middle of ``from_pretrained`` in releases 4.51 to 4.57, which convert no values.
+"""Planning and reading in ``from_pretrained`` of releases 4.51 to 4.57, which convert no values.
 
-A tensor of the checkpoint is a tensor of the model, by the name and in the dtype that functions of
-the library tell. The library's own ``_load_pretrained_model`` runs: it finds names, and what is
-missing, unexpected or of another shape; it initialises, and says what there is to say. Only the
-reading is left out, and done here when it is at its end.
+Each tensor of the checkpoint becomes one tensor of the model, with the name and dtype that
+functions of the library return. The library's own ``_load_pretrained_model`` runs: it finds
+missing, unexpected and mismatched names, initialises and warns. Only its reading is replaced, by
+:meth:`Load.read`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Load(Gaps):
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        self.names: _Names = {}  # the library's, by those in the checkpoint
+        self.names: _Names = {}  # the library's names, by those in the checkpoint
 
     def give_memory(self, model: Any, missing: list[str], dtype: torch.dtype | None) -> None:
-        """Memory for what is missing."""
+        """Allocates missing tensors."""
         state = model.state_dict()
         for name in missing:
             if state[name].is_meta:
@@ -50,19 +50,19 @@ class Load(Gaps):
                 modeling_utils._load_parameter_into_model(model, name, value)
         self.note_buffers(model)
 
-    def read(self, model: Any, files: list[str], given: dict[str, Any], told: Any) -> Any:
+    def read(self, model: Any, files: list[str], given: dict[str, Any], result: Any) -> Any:
         """Plans and loads.
 
         Args:
             given: the arguments of the library's ``_load_pretrained_model``.
-            told: what it returned: the model, the names of what is missing, unexpected and of
-                another shape, the index of the offload folder, and errors.
+            result: of that function: the model, the missing, unexpected and mismatched names, the
+                index of the offload folder, and errors.
 
         Returns:
-            That index.
+            The index of the offload folder.
         """
         catalog = Catalog(_core.open_checkpoint([str(file) for file in files], True))
-        _, _, unexpected, mismatched, _, _ = told
+        _, _, unexpected, mismatched, _, _ = result
         sources = source_of_each(model, self.names, unties=True)
         traced = as_traced(
             model, catalog, sources, given.get("keep_in_fp32_regex"), set(mismatched)
@@ -80,7 +80,7 @@ class Load(Gaps):
             initialises=True,
             allows_unknown_modules=True,
         )
-        filled = _execute.fill(
+        filled = _execute.read_values(
             self.plan, model, progress=self.options.progress, threads=self.options.threads or 0
         )
         self._core = filled.core
@@ -95,8 +95,8 @@ def as_traced(
 
     Args:
         sources: names in the checkpoint by those of the model's tensors.
-        keep_in_fp32: the library's expression for names with a dtype of their own.
-        mismatched: of another shape, which the library was told to pass over.
+        keep_in_fp32: the library's regular expression for names that stay in float32.
+        mismatched: names of another shape, which the caller asked to ignore.
     """
     dtype_of: Any = modeling_utils._infer_parameter_dtype  # type: ignore[attr-defined]
     trace = Trace(catalog)
@@ -118,12 +118,12 @@ def as_traced(
 
 
 def source_of_each(model: Any, names: _Names, unties: bool = False) -> _Names:
-    """Names in the checkpoint by those of the model's tensors; of tied ones by the first.
+    """Names in the checkpoint by those of the model's tensors; tied ones by the first.
 
     Args:
         names: the library's, by those in the checkpoint. Of two for the same the last one counts.
-        unties: a tied tensor that has a source of its own becomes one of its own, as it does when
-            the library loads it. The library ties again afterwards.
+        unties: a tied tensor with a source of its own is untied, as when the library loads it. The
+            library ties again afterwards.
     """
     known = {name: source for source, name in names.items()}
     if unties:
@@ -168,7 +168,7 @@ def _devices(model: Any, device_map: Any) -> dict[str, Any] | None:
 
 
 def middle() -> list[tuple[Any, str, Any]]:
-    """The places that these releases have, and what is put there."""
+    """The functions of these releases that are replaced."""
     places: list[tuple[Any, str, Any]] = [
         (modeling_utils, "init_empty_weights", _init_empty_weights),
         (modeling_utils, "_load_state_dict_into_meta_model", _load_state_dict),
@@ -219,11 +219,11 @@ def _load_pretrained_model(
     if not load.fills_gaps:
         warnings.warn(f"{reason}: the library loads it by itself", UserWarning, stacklevel=2)
     load.model = model if reason is None else None
-    told = original(cls, model, state_dict, checkpoint_files, *args, **given)
+    result = original(cls, model, state_dict, checkpoint_files, *args, **given)
     if load.model is None or checkpoint_files is None:
-        return told
-    *before, _, errors = told
-    return *before, load.read(model, checkpoint_files, given, told), errors
+        return result
+    *before, _, errors = result
+    return *before, load.read(model, checkpoint_files, given, result), errors
 
 
 def _get_key_renaming_mapping(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -249,7 +249,7 @@ def _load_state_dict(original: Any, model: Any, *args: Any, **kwargs: Any) -> An
 
 
 def _in_this_thread(original: Any, shards: Any) -> Any:
-    """Threads of the library's do not know whose load it is."""
+    """Reads in this thread: the library's threads do not inherit the context variable."""
     if current() is None:
         return original(shards)
     load_one: Any = modeling_utils.load_shard_file  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """Tensors that a checkpoint lacks, for code that asks for them by name.
 
-The code goes on as though they were there, and what it makes of them is known to be lacking, with
-its shape and with the names of what it would be made of.
+The code runs on as though they were present. Its results are known to be absent, with their shapes
+and the names of their sources.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-# In the place of a number in a recipe builder: there is none.
+# Absent values have no number in the recipe builder.
 _NO_VALUE = -1
 
 
@@ -25,9 +25,8 @@ class AbsentSymbol(Symbol):
     """A tensor that is not there, or one that is made of at least one such.
 
     Attributes:
-        key: what the code calls it; "" for what was made of others.
-        is_guess: nobody knows the shape yet; operations that need one in particular take it for
-            granted.
+        key: the name that the code asks for; "" for a value made of others.
+        is_guess: the shape is not known yet; operations that need a particular one assume it.
     """
 
     key: str
@@ -52,7 +51,7 @@ class ShapeGuess(Exception):  # noqa: N818  (it says what to try next)
 
 
 def run(func: Any, args: Any, kwargs: dict[str, Any], symbols: list[Symbol]) -> Any:
-    """Carries an operation out of which nothing can come: shapes only."""
+    """Carries out an operation on absent tensors, by their shapes only."""
     guesses = [each for each in symbols if isinstance(each, AbsentSymbol) and each.is_guess]
     packet = func.overloadpacket
     if guesses and packet is aten.split_with_sizes:
@@ -67,7 +66,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any], symbols: list[Symbol]) -> 
 
 
 def leaves(symbol: Symbol) -> tuple[list[str], list[str]]:
-    """What a value is made of: names in the checkpoint, and keys that it lacks."""
+    """The sources of a value: names in the checkpoint, and keys that it lacks."""
     present: dict[str, None] = {}
     absent: dict[str, None] = {}
     waiting: list[Symbol] = [symbol]
@@ -107,7 +106,7 @@ def _split(symbol: AbsentSymbol, args: Any, kwargs: dict[str, Any]) -> list[torc
 
 
 def _guess_like_others(symbols: list[Symbol]) -> None:
-    """What is joined to a tensor that is there looks like it."""
+    """An absent tensor that is joined to a present one has its shape."""
     known = next((each for each in symbols if not isinstance(each, AbsentSymbol)), None)
     if known is None:
         return

@@ -1,4 +1,4 @@
-"""What each of torch's operations does to the elements of a symbol.
+"""The effect of torch's operations on the elements of a symbol.
 
 Shapes, strides and dtypes are torch's own answer (the operation runs on meta tensors as well); here
 is only which element goes where. Layout in memory does not matter: a recipe's value is a
@@ -21,7 +21,7 @@ from loadstone.tracing._trace import Trace, symbols_in
 
 aten = torch.ops.aten
 
-# What an operation gives: a value, or one for each tensor that it returns.
+# The result of an operation: a value, or one for each tensor that it returns.
 Values = int | list[int]
 Handler = Callable[[Trace, Any, dict[str, Any], Any], Values]
 

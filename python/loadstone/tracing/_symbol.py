@@ -13,7 +13,7 @@ from loadstone._errors import Error, make
 if TYPE_CHECKING:
     from loadstone.tracing._trace import Trace
 
-# An operation that joins hundreds of experts is not told by the names of all of them.
+# An error message names this many of the tensors that an operation joins.
 NAMES_MAX = 3
 
 _CPU = torch.device("cpu")
@@ -126,7 +126,7 @@ def caller() -> str:
 
 
 def on_meta(value: Any, form: Callable[[Symbol], torch.Tensor]) -> Any:
-    """Arguments of an operation without data: ``form`` says what stands for a symbol."""
+    """Arguments of an operation without data; ``form`` gives the tensor for a symbol."""
     if isinstance(value, Symbol):
         return form(value)
     if isinstance(value, torch.Tensor):

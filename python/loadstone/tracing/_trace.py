@@ -22,7 +22,7 @@ class Trace:
         catalog: what the checkpoint holds.
 
     Attributes:
-        owner: whatever an adapter wants to find again from a symbol.
+        owner: any object that an adapter finds again from a symbol.
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -53,7 +53,7 @@ class Trace:
         return Symbol(self, value, self.form(tuple(shape), dtype), tuple(sources))
 
     def add(self, target: str, tensor: torch.Tensor) -> None:
-        """Says what a target is made of: a symbol, or a real tensor, which is a constant."""
+        """Sets the value of a target: a symbol, or a real tensor, which is a constant."""
         if isinstance(tensor, Symbol):
             if tensor.tracer is not self:
                 raise make("plan.recipe", "the value belongs to another trace", tensor=target)
@@ -69,7 +69,7 @@ class Trace:
         return self.builder.finish()
 
     def made(self, value: int, meta: torch.Tensor, parents: list[Symbol], operation: str) -> Symbol:
-        """What an operation gave: of the class of the first symbol that it was given."""
+        """A symbol for the result of an operation, of the class of its first parent."""
         symbol = type(parents[0])(self, value, meta, tuple(parents))
         symbol.inherit(parents, operation)
         return symbol
