@@ -22,6 +22,7 @@
 #include "cli/progress.h"
 #include "cli/quantize.h"
 #include "loadstone/error.h"
+#include "plan/rules.h"
 
 namespace loadstone::cli {
 
@@ -52,16 +53,14 @@ struct Args {
 // More dims than ggml knows: files of video models hold patch embeddings of five.
 constexpr std::uint32_t gguf_rank_max = 8;
 
-// A list of rules is an array, recipes are an object.
 void read_rules(const Args& args, const Catalog& catalog, ConvertOptions& options) {
   if (args.rules_path.empty()) return;
   const std::string path = args.rules_path;
   const auto read = [&](const std::string& text) {
-    const auto begin = text.find_first_not_of(" \t\r\n");
-    if (begin != std::string::npos && text[begin] == '{') {
-      options.recipes = recipes_from_json(catalog, text);
-    } else {
+    if (is_rules_json(text)) {
       options.rules = rules_from_json(text);
+    } else {
+      options.recipes = recipes_from_json(catalog, text);
     }
     return true;
   };

@@ -5,6 +5,7 @@
 #include "execute/offload.h"
 #include "plan/decodings.h"
 #include "plan/prefix.h"
+#include "plan/rules.h"
 #include "plan/series.h"
 #include "shared_plan.h"
 
@@ -198,6 +199,7 @@ void bind_names(nb::module_& module) {
         return found;
       },
       nb::arg("patterns"), nb::arg("names"), nb::arg("field"));
+  module.def("is_rules_json", &is_rules_json);
   // The rules as JSON, with the one for a prefix that a plan for these targets takes away.
   module.def(
       "stripping_rules",

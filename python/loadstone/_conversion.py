@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from loadstone import _cluster, _core, _machine
 from loadstone._catalog import Catalog, Checkpoint, inspect
 from loadstone._errors import PlanError, make
 from loadstone._progress import shown
+from loadstone._rules import rules_text
 from loadstone._text import read_text
 from loadstone._traced import Traced
 
@@ -28,7 +28,9 @@ class RulesText:
     text: str
 
 
-Rules = Sequence[Mapping[str, Any]] | str | os.PathLike[str] | Traced | RulesText
+Rules = (
+    Sequence[Mapping[str, Any]] | Mapping[str, str] | str | os.PathLike[str] | Traced | RulesText
+)
 Quantize = str | Mapping[str, str]
 
 
@@ -363,7 +365,7 @@ def _chosen(
     if isinstance(rules, RulesText):
         return _read(rules.text, catalog)
     if not isinstance(rules, str | os.PathLike):
-        return json.dumps([dict(rule) for rule in rules]), None
+        return rules_text(rules), None
     return _read(read_text(rules), catalog)
 
 
@@ -376,13 +378,13 @@ def _as_text(rules: Rules | None) -> RulesText | None:
         return rules
     if isinstance(rules, str | os.PathLike):
         return RulesText(read_text(rules))
-    return RulesText(json.dumps([dict(rule) for rule in rules]))
+    return RulesText(rules_text(rules))
 
 
 def _read(text: str, catalog: _core.Catalog) -> tuple[str, _core.Recipes | None]:
-    if text.lstrip().startswith("{"):
-        return "", _core.Recipes.from_json(catalog, text)
-    return text, None
+    if _core.is_rules_json(text):
+        return text, None
+    return "", _core.Recipes.from_json(catalog, text)
 
 
 def _planned(conversion: _core.Conversion) -> ConvertReport:

@@ -156,6 +156,7 @@ def read_values(
     """
     plan.require_ok()
     slots = _slots(plan, model) if slots is None else slots
+    _require_devices(plan)
     if plan._units is not None:
         plan._units.require_values()
     values: list[Any] = [None] * len(slots)
@@ -272,10 +273,36 @@ def _slots(plan: Plan, model: Any) -> list[TensorSlot]:
             found=f"{name} {list(shape)}" if (name, shape) in found else "no such tensor",
         )
     _require_forms(plan, slots)
+    _require_kept(plan, slots)
     for finding in _overlap.findings(_overlap.overlapping(slots), plan.targets):
         if finding.severity == "error":  # in a model that is not the one at hand when planning
             raise make(finding.code, finding.message, tensor=finding.target)
     return slots
+
+
+def _require_kept(plan: Plan, slots: list[TensorSlot]) -> None:
+    """Refuses a model without the values that the plan keeps."""
+    for target, slot in zip(plan.targets, slots, strict=True):
+        if target.origin == "kept" and slot.tensor.is_meta:
+            raise make(
+                "plan.model_changed",
+                "the plan keeps the value of a tensor, which has none in this model",
+                tensor=target.name,
+                found="a tensor on meta",
+            )
+
+
+def _require_devices(plan: Plan) -> None:
+    """Refuses devices that this machine lacks, before anything is read."""
+    import torch
+
+    for name in {target.device for target in plan.targets if target.delivery == "memory"}:
+        try:
+            torch.empty(0, device=name)
+        except (AssertionError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0]
+            message = f"this machine has no such device: {reason}"
+            raise make("plan.device_map", message, field="device_map", found=name) from error
 
 
 def _require_forms(plan: Plan, slots: list[TensorSlot]) -> None:
@@ -398,6 +425,8 @@ def install(plan: Plan, model: Any, filled: Filled, commits: bool = True) -> Non
         new, values[index] = values[index], None
         if new is None and target.origin in ("constructor", "kept"):
             new = _placed(target, plan._constructor_values.get(target.name, slot.tensor), slot)
+        if new is None and target.device in ("disk", "meta") and not slot.tensor.is_meta:
+            new = slot.tensor.detach().to("meta", torch_dtype(target.dtype))
         installed[target.name] = slot.tensor if new is None else filled.homes.take(index, new)
         del new  # where it was copied, its memory is not held any longer
     filled.homes.commit()

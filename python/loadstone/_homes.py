@@ -29,8 +29,8 @@ _ALIGNMENT = 64
 def keeps_identity(slot: TensorSlot, target: PlannedTarget) -> bool:
     """Whether a value becomes that of the tensor that is there, and not a tensor of its own.
 
-    A tensor of ``torch.inference_mode()`` gives way to one that can be trained, and an expanded one
-    to one that has its elements.
+    A tensor of ``torch.inference_mode()`` gives way to one that can be trained, and one that
+    overlaps itself to one that has its elements.
     """
     return _fits(slot, target) and not slot.tensor.is_inference()
 
@@ -177,14 +177,20 @@ def _end(tensor: torch.Tensor) -> int:
 
 def _fits(slot: TensorSlot, target: PlannedTarget) -> bool:
     tensor = slot.tensor
-    if tensor.is_meta or slot.obstacle or target.encoding or _is_expanded(tensor):
+    if tensor.is_meta or slot.obstacle or target.encoding or _overlaps_itself(tensor):
         return False
     return (str(tensor.device), dtype_name(tensor.dtype)) == (target.device, target.dtype)
 
 
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    steps = zip(tensor.stride(), tensor.shape, strict=True)
-    return any(stride == 0 and extent > 1 for stride, extent in steps)
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements may be one: expanded tensors, strides within the extent of others."""
+    reach = 0
+    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if extent > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (extent - 1)
+    return False
 
 
 def _is_written(target: PlannedTarget) -> bool:

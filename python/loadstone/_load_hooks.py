@@ -9,11 +9,12 @@ makes becomes a recipe. Code that looks at values, or changes its module, is ref
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from loadstone import _core
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from loadstone._skeleton_walk import TensorSlot
 
 _Module = torch.nn.Module
+_METHODS = ("_load_from_state_dict", "set_extra_state")
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 # Their layers are filled by an adapter, which does what these do.
 _REPRODUCED = ("bitsandbytes.nn.modules",)
@@ -97,22 +99,37 @@ def effect(
 
 
 def _is_own(module: _Module, method: str) -> bool:
-    return getattr(type(module), method) is not getattr(_Module, method)
+    return method in vars(module) or getattr(type(module), method) is not getattr(_Module, method)
 
 
 def _overrides(model: _Module) -> bool:
     return _is_own(model, "load_state_dict")
 
 
-def has_code(model: _Module) -> bool:
-    """Whether ``load_state_dict`` would run code of the model's."""
-    return _overrides(model) or any(_has_code(module) for module in model.modules())
+def has_code(model: _Module, core: _core.Plan | None = None) -> bool:
+    """Whether ``load_state_dict`` would run code of the model's.
+
+    That of torch's batch norms adds the counter that old checkpoints lack, and nothing else.
+
+    Args:
+        core: a plan without that code, which says whether a counter is missing.
+    """
+    missing = (each for each in core.findings if each.code == "plan.missing") if core else ()
+    counts = any(each.target.endswith("num_batches_tracked") for each in missing)
+    modules = (module for module in model.modules() if counts or not _is_batch_norm(module))
+    return _overrides(model) or any(_has_code(module) for module in modules)
+
+
+def _is_batch_norm(module: _Module) -> bool:
+    plain = type(module)._load_from_state_dict is _NormBase._load_from_state_dict
+    hooks = module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks
+    own = vars(module).keys() & set(_METHODS) or _is_own(module, "set_extra_state")
+    return plain and not hooks and not own
 
 
 def _has_code(module: _Module) -> bool:
     hooks = module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks
-    methods = ("_load_from_state_dict", "set_extra_state")
-    own = bool(hooks) or any(_is_own(module, method) for method in methods)
+    own = bool(hooks) or any(_is_own(module, method) for method in _METHODS)
     return own and type(module).__module__ not in _REPRODUCED
 
 
@@ -174,12 +191,19 @@ class _Rehearsal:
         self.reproduced = self._prepare(twin)
         modules = dict(twin.named_modules())
         before = {path: _members(module) for path, module in modules.items()}
+        own = {path: _members(module) for path, module in self.model.named_modules()}
         found, failure = None, None
+        writes = Writes(self.model)
         try:
-            with Writes(self.model), torch.no_grad():
+            with writes, torch.no_grad():
                 found = twin.load_state_dict(self.symbols.copy(), strict=False)
         except Exception as error:
             failure = self._refusal(error)
+        for refused in (*writes.refused, *self.trace.refused):  # the code may have caught it
+            failure = failure or self._refusal(refused)
+        for path, module in self.model.named_modules():
+            if _members(module) != own.get(path):
+                return _finding(path, module, "it would change the model itself")
         for path, module in modules.items():
             if _members(module) != before[path]:
                 return _finding(path, self.model.get_submodule(path), "it would change the module")
@@ -252,19 +276,20 @@ class _Rehearsal:
         extra, findings = self._extra_state(missing)
         made.extra, made.findings = ExtraState(self.catalog, extra), findings
         absent = {each.target for each in self.core.findings if each.code == "plan.missing"}
-        made.kept = frozenset(self.targets.keys() - {*self.missing, *changed})
+        made.kept |= absent - {*self.missing, *changed}
         if changed:
             made.recipes = self.trace.finish()
         left = self._unexpected()
         if made.dropped or {source for _, source in left} != self._reported_unexpected():
             made.unexpected = left
-        elif not (changed or absent & made.kept or extra or findings):
+        elif not (changed or made.kept or extra or findings):
             return None
         return made
 
-    def _add_recipes(self, made: Effect) -> list[str]:
+    def _add_recipes(self, made: Effect) -> set[str]:
         """Recipes and rules for what is not taken as it is; the names of those with a recipe."""
-        changed = []
+        changed: dict[str, torch.Tensor] = {}
+        plain: dict[str, Symbol] = {}
         groups = self._groups()
         for name in self.copied.keys() - groups.keys():
             raise make(_CODE, "it would write to a tensor that is not saved", tensor=name)
@@ -273,12 +298,38 @@ class _Rehearsal:
                 continue
             given = [self.symbols.state[each] for each in names if each in self.symbols.state]
             taken = self.copied.get(name, [])
-            if given and any(_is_same(each, given[0]) for each in taken):
+            if given and taken and _is_same(taken[-1], given[0]):
+                plain[name] = given[0]
                 continue
-            changed += self._recipe(name, taken[-1]) if taken else []
-            for symbol in given:  # a source that a recipe reads is matched by no rule
+            if taken and self._needs_recipe(name, taken[-1]):
+                changed[name] = taken[-1]
+            elif taken:  # the model's own value, also where the checkpoint has another
+                made.kept |= {name}
+            for symbol in given:
                 made.dropped += self.symbols.sources_of(symbol)
-        return changed
+        changed |= self._read_by(changed.values(), plain)
+        for name, value in changed.items():
+            self.trace.add(name, value)
+        return set(changed)
+
+    def _read_by(
+        self, values: Iterable[torch.Tensor], plain: Mapping[str, Symbol]
+    ) -> dict[str, Symbol]:
+        """Of the tensors that are taken as they are, those that recipes read too.
+
+        The core matches no name with a source that a recipe reads.
+        """
+        symbols = [each for each in values if isinstance(each, Symbol)]
+        read = {name for each in symbols for name in leaves(each)[0]}
+        found = {}
+        for name, symbol in plain.items():
+            if read.isdisjoint(self.symbols.sources_of(symbol)):
+                continue
+            if isinstance(symbol, WholeSymbol):
+                what = "it would use one of the several tensors that this one is made of"
+                raise make(_CODE, what, tensor=name)
+            found[name] = symbol
+        return found
 
     def _groups(self) -> dict[str, list[str]]:
         """Saved tensors, each with the names that it has."""
@@ -288,18 +339,18 @@ class _Rehearsal:
                 groups.setdefault(target.tie_of or name, []).append(name)
         return groups
 
-    def _recipe(self, name: str, value: torch.Tensor) -> list[str]:
+    def _needs_recipe(self, name: str, value: torch.Tensor) -> bool:
+        """Whether a value is another one than the tensor has; refuses one that cannot be had."""
         if isinstance(value, OwnSymbol):
             if value.slot.name == name:
-                return []
+                return False
             raise make(
                 _CODE, f"it would give it what '{value.slot.name}' has in the model", tensor=name
             )
         if isinstance(value, WholeSymbol) or value.is_meta:
             what = f"it would give it {value!r}, which is no tensor of the checkpoint"
             raise make(_CODE, what, tensor=name)
-        self.trace.add(name, value)
-        return [name]
+        return True
 
     def _extra_state(self, missing: Any) -> tuple[dict[str, str], list[_core.Finding]]:
         """Names of the tensors for ``set_extra_state``; findings where they cannot be had."""
@@ -348,10 +399,14 @@ def _members(module: _Module) -> dict[str, Any]:
     own: dict[str, Any] = {name: id(value) for name, value in vars(module).items()}
     for registry in _REGISTRIES:
         own[registry] = [
-            (name, id(value), None if is_lazy(value) else getattr(value, "shape", None))
-            for name, value in getattr(module, registry).items()
+            (name, id(value), *_form(value)) for name, value in getattr(module, registry).items()
         ]
     return own
+
+
+def _form(value: Any) -> tuple[Any, ...]:
+    is_tensor = isinstance(value, torch.Tensor) and not is_lazy(value)
+    return (value.shape, value.requires_grad) if is_tensor else ()
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -79,7 +79,7 @@ class Needs:
 
         if self.module is None or any(each.code == "plan.tensor_class" for each in self.findings):
             return None
-        if not _load_hooks.has_code(self.module):
+        if not _load_hooks.has_code(self.module, core):
             return None
         rules = _core.stripping_rules(catalog._core, self.targets, prefixes, rules)
         return _load_hooks.effect(self.module, catalog, core, rules, missing)

@@ -21,6 +21,7 @@ from loadstone._needs import Needs, needs_of
 from loadstone._policies import missing_policies
 from loadstone._quantization import Quantization
 from loadstone._report import listed_errors
+from loadstone._rules import rules_text
 from loadstone._targets import PlannedTarget, planned_targets
 from loadstone._text import read_text
 from loadstone._traced import Traced
@@ -143,6 +144,9 @@ class Plan:
     def to_json(self) -> str:
         """The plan as text that the command line and C++ programs carry out too."""
         self._extra.require_none()
+        if self._in_place:
+            message = "a plan that writes in place is tied to its model; a file cannot say so"
+            raise make("plan.options", message, field="in_place")
         return self._core.to_json()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -253,8 +257,9 @@ def plan(
         strict: in the place of both, as for ``load_state_dict``. ``True``: what is missing or
             unexpected is an error. ``False``: ``missing="keep"`` and ``unexpected="ignore"``.
         strip_prefix: taken from the front of the checkpoint's names where all of them have it and
-            the model's have not, after ``rules``, and not from traced ones. Where some have it, a
-            finding (``plan.prefix``) gives the rule to use. ``()``: names are left alone.
+            the model's have not; not from names that ``rules`` match, and not from traced ones.
+            Where some have it, a finding (``plan.prefix``) gives the rule to use. ``()``: names are
+            left alone.
         staging_bytes_max: memory for bytes under way, beside the model's own. A load that
             quantizes takes one of its windows at least (of FP8 blocks: 128 rows), which
             ``peak_bytes`` counts.
@@ -346,7 +351,7 @@ def make_plan(
     mode, entries = _machine.device_map_entries(device_map)
     default, patterns = missing_policies(missing)
     single = dict.fromkeys(needs.outside, "keep") | dict(missing_of or {})
-    prefixes, text = _texts("strip_prefix", strip_prefix), _as_json(rules)
+    prefixes, text = _texts("strip_prefix", strip_prefix), rules_text(rules)
     make_core = functools.partial(
         _core.make_plan,
         catalog._core,
@@ -384,12 +389,6 @@ def make_plan(
         needs.findings += _initialise.findings(made.targets, needs.module)
     core.add_findings(needs.findings + needs.of_memory(made, in_place))
     return made
-
-
-def _as_json(rules: Sequence[Mapping[str, Any]] | Mapping[str, str] | None) -> str:
-    if not rules:
-        return ""
-    return json.dumps(dict(rules) if isinstance(rules, Mapping) else [dict(rule) for rule in rules])
 
 
 def _texts(field: str, values: str | Sequence[str]) -> list[str]:

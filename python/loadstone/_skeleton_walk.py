@@ -68,7 +68,7 @@ class TensorSlot:
         not registered (a teacher in a list), and buffers and attributes that no value can be read
         into (sparse ones).
         """
-        if self.tensor.is_meta:
+        if self.tensor.is_meta or self.tensor.is_conj() or self.tensor.is_neg():
             return False
         is_saved = self.kind in ("parameter", "persistent_buffer")
         return not self.is_registered if is_saved else bool(self.obstacle)

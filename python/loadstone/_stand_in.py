@@ -25,6 +25,7 @@ class Writes(DispatchMode):
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._slots = walk(model)  # keeps the storages, and so their names
+        self.refused: list[WriteError] = []  # those that the code caught too
         self._protected = {storage_key(slot.tensor): slot.name for slot in self._slots}
 
     def __torch_dispatch__(
@@ -35,7 +36,9 @@ class Writes(DispatchMode):
         for tensor in schema_of(func).written_tensors(args, kwargs):
             key = storage_key(tensor)
             if key is not None and key in self._protected:
-                raise WriteError(f"it writes into '{self._protected[key]}' of the model itself")
+                error = WriteError(f"it writes into '{self._protected[key]}' of the model itself")
+                self.refused.append(error)
+                raise error
         return func(*args, **kwargs)
 
 

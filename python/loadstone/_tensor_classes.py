@@ -80,6 +80,8 @@ def obstacle(tensor: torch.Tensor) -> str:
         return f"its layout is {tensor.layout}".replace("torch.", "")
     if tensor.is_nested:
         return "it is a nested tensor"
+    if tensor.is_conj() or tensor.is_neg():
+        return "it is a conjugated or negated view, whose memory holds other numbers"
     if not has_name(tensor.dtype):
         return f"no checkpoint holds its dtype ({tensor.dtype})"
     return ""

@@ -59,6 +59,9 @@ class CompiledRules {
   std::vector<CompiledRule> rules_;
 };
 
+// Whether JSON is rules, and not recipes: a list, or an object of texts.
+[[nodiscard]] bool is_rules_json(std::string_view text) noexcept;
+
 // How many tensors an operation takes and makes: a step is from one to one.
 enum class OpKind : std::uint8_t { name_only, joins, cuts, step };
 enum class Count : std::uint8_t { none, one, two, all, any };

@@ -1,4 +1,5 @@
 // Rules as JSON: docs/rules.md.
+#include <algorithm>
 #include <string>
 
 #include "base/json_fields.h"
@@ -102,6 +103,23 @@ void write_step(JsonWriter& json, const RuleStep& step) {
 }
 
 }  // namespace
+
+bool is_rules_json(std::string_view text) noexcept {
+  constexpr std::string_view blank = " \t\r\n";
+  const auto skip = [&](std::size_t at) {
+    return std::min(text.find_first_not_of(blank, at), text.size());
+  };
+  std::size_t at = skip(0);
+  if (at == text.size() || text[at] != '{') return true;
+  at = skip(at + 1);
+  if (at == text.size() || text[at] != '"') return true;
+  for (++at; at < text.size() && text[at] != '"'; ++at) {
+    if (text[at] == '\\') ++at;
+  }
+  at = skip(std::min(at + 1, text.size()));
+  if (at < text.size() && text[at] == ':') at = skip(at + 1);
+  return at == text.size() || text[at] == '"';
+}
 
 Rules rules_from_json(std::string_view text) {
   return only_errors([&] {

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from loadstone._errors import make
+from loadstone._load_hooks import has_code
 
 # Classes of parameters that pack, scale or shard the value of the file.
 _OTHER_PARAMETERS = ("Int8Params", "FP4Params", "Params4bit", "QTensor", "QBitsTensor", "DTensor")
@@ -80,6 +81,8 @@ def left_to_library(model: Any, arguments: dict[str, Any]) -> str:
         for module in model.modules():
             if type(module).__module__.startswith(_WRAPPERS):
                 return f"{type(module).__name__} is a module around another"
+        if has_code(model):
+            return "the model has hooks or overrides of load_state_dict"
     for name, parameter in model.named_parameters():
         cls = type(parameter.data if type(parameter) is torch.nn.Parameter else parameter)
         if cls.__name__ in _OTHER_PARAMETERS or cls.__module__.startswith(_OTHER_PACKAGES):

@@ -72,6 +72,15 @@ class Symbol(torch.Tensor):
     def inherit(self, parents: list[Symbol], operation: str) -> None:
         """Takes over what a subclass keeps beside the elements; may refuse the operation."""
 
+    @property
+    def data(self) -> torch.Tensor:
+        """The same value."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        raise refusal("plan.untraceable", "data", [self], "gets another value")
+
     def tolist(self) -> NoReturn:
         """Refused: there are no values to list."""
         raise refusal("plan.data_dependent", "tolist", [self])
@@ -108,7 +117,10 @@ def refusal(code: str, operation: str, symbols: list[Symbol], why: str = "") -> 
         f"{caller()} calls {operation} on {', '.join(map(repr, sources)) or 'a tensor'}, "
         f"which {why or reasons[code]}"
     )
-    return make(code, message, tensor=sources[0] if sources else "", found=operation)
+    error = make(code, message, tensor=sources[0] if sources else "", found=operation)
+    for symbol in symbols[:1]:
+        symbol.tracer.refused.append(error)
+    return error
 
 
 def caller() -> str:

@@ -9,7 +9,7 @@ import torch
 from loadstone import _core
 from loadstone._catalog import Catalog
 from loadstone._dtypes import dtype_name, torch_dtype
-from loadstone._errors import make
+from loadstone._errors import Error, make
 from loadstone.tracing._symbol import Symbol, refusal
 
 _BYTES = torch.uint8
@@ -23,10 +23,12 @@ class Trace:
 
     Attributes:
         owner: any object that an adapter finds again from a symbol.
+        refused: errors of operations that could not be written down, also those that were caught.
     """
 
     def __init__(self, catalog: Catalog) -> None:
         self.owner: Any = None
+        self.refused: list[Error] = []
         self.builder = _core.RecipeBuilder(catalog._core)
         self._forms: dict[tuple[tuple[int, ...], torch.dtype], torch.Tensor] = {}
 
