@@ -49,6 +49,11 @@ class Quantized:
     dialect: str
     allow_non_finite: bool = False
 
+    @property
+    def components(self) -> Mapping[str, torch.Tensor]:
+        """The component tensors by name: another name of ``parts``."""
+        return self.parts
+
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A new tensor of the decoded values; ``dtype``: default that of the tensor before."""
         return decode(

@@ -97,7 +97,7 @@ def test_four_bits_are_those_of_the_oracle(
                 tensor, encoding, block_size, dialect=dialect, allow_non_finite=True
             )
             data, absmax = oracle.encode_4bit(wide(tensor), encoding, block_size, dialect)
-            assert np.array_equal(unit.parts["data"].flatten().numpy(), data)
+            assert np.array_equal(unit.components["data"].flatten().numpy(), data)
             assert same(unit.parts["absmax"], torch.from_numpy(absmax))
             values = oracle.decode_4bit(data, absmax, tensor.numel(), encoding, block_size)
             for target in DTYPES:

@@ -202,10 +202,10 @@ WRONG: list[tuple[Any, str, str]] = [
     ({"unet.mid": "disk"}, "plan.device_map", "'unet.mid'; expected .*'mid_block'"),
     ({"unet": {"mid": "cpu"}}, "plan.device_map", "UNet2DConditionModel.*'unet.mid'"),
     ({"text_encoder.encoder.layers.2": "disk"}, "plan.device_map", "layers.1"),
-    ({"unet.conv_in.bias": "disk"}, "plan.device_map", "apart from its module"),
+    ({"unet.conv_in.bias": "disk"}, "plan.device_map", "without its module"),
     ({"unet": "dsk"}, "plan.device_map", "'dsk' for 'unet'"),
     ({"unet": None}, "plan.device_map", "None for 'unet'"),
-    ({"unet.mid_block": "cpu", "unet": {"mid_block": "disk"}}, "plan.device_map", "two places"),
+    ({"unet.mid_block": "cpu", "unet": {"mid_block": "disk"}}, "plan.device_map", "path twice"),
     ("dsk", "plan.device_map", "no such device"),
     ({"vae": "disk"}, "plan.offload_folder", "placed on disk.*vae"),
 ]

@@ -139,7 +139,7 @@ def test_full_size_under_the_guessed_config(
     told = dict(re.findall(r"(\w+)=(\w+) \(not", found.message))
     assert told == fields
     assert "all fit" in found.message
-    untried = found.message.partition("could not be tried: ")[2]
+    untried = found.message.partition("were not tried: ")[2]
     assert "'Wan-AI/Wan2.1-T2V-14B-Diffusers'" in untried
     assert WAN21 not in untried  # it is at hand, and was
 
