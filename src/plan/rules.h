@@ -59,7 +59,7 @@ class CompiledRules {
   std::vector<CompiledRule> rules_;
 };
 
-// Whether JSON is rules, and not recipes: a list, or an object of texts.
+// Whether JSON is rules, and not recipes: a list, or an object that begins with a text.
 [[nodiscard]] bool is_rules_json(std::string_view text) noexcept;
 
 // How many tensors an operation takes and makes: a step is from one to one.

@@ -112,7 +112,7 @@ bool is_rules_json(std::string_view text) noexcept {
   std::size_t at = skip(0);
   if (at == text.size() || text[at] != '{') return true;
   at = skip(at + 1);
-  if (at == text.size() || text[at] != '"') return true;
+  if (at == text.size() || text[at] != '"') return false;
   for (++at; at < text.size() && text[at] != '"'; ++at) {
     if (text[at] == '\\') ++at;
   }

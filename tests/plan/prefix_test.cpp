@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "loadstone/plan.h"
+#include "plan/rules.h"
 #include "support/errors.h"
 #include "support/plans.h"
 
@@ -67,6 +68,15 @@ TEST(Prefix, RulesOfPrefixesAreLiteral) {
   const auto refused = error_of([] { static_cast<void>(rules_from_json(R"({"old.": 1})")); });
   ASSERT_TRUE(refused);
   EXPECT_EQ(refused->code(), "plan.rules");
+}
+
+TEST(Prefix, RulesAreToldFromRecipes) {
+  for (const char* text : {"[]", "  [1]", R"({"a": "b"})", R"( {"a\"": "b"})", "", "nonsense"}) {
+    EXPECT_TRUE(is_rules_json(text)) << text;
+  }
+  for (const char* text : {"{}", R"({"version": 1})", R"({"a": {}})", "{1}"}) {
+    EXPECT_FALSE(is_rules_json(text)) << text;
+  }
 }
 
 TEST(Prefix, PatternsSayHowManyNamesTheyTake) {
