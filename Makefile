@@ -79,8 +79,10 @@ bench: package
 	for program in build/bench/bin/*_bench; do "$$program"; done
 	python -m bench.loaders
 	python -m bench.large_plan
+	python -m bench.many_tensors
 	python -m bench.gguf_bench
 	python -m bench.quantize_files
+	python -m bench.outputs
 	python -m bench.bnb_bench
 	python -m bench.modelopt_bench
 	python -m bench.single_files

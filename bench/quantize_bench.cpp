@@ -1,8 +1,12 @@
-// The kernels of ModelOpt's encodings, and MX, by themselves, on one thread: bytes of BF16 a second
-// of processor time. bench/modelopt_bench.py has them beside ModelOpt.
+// The kernels of ModelOpt's encodings, of MX and of GGUF's blocks, by themselves, on one thread:
+// bytes of BF16 a second of processor time. bench/modelopt_bench.py has the former beside ModelOpt.
+// Where LOADSTONE_GGML_ORACLE names the library of tools/ggml_oracle.py, its functions run as well,
+// on the same numbers as F32 (and are counted as if they were BF16).
 #include <benchmark/benchmark.h>
+#include <dlfcn.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
@@ -81,7 +85,41 @@ void decode(benchmark::State& state, const std::string& encoding) {
   count_bytes(state);
 }
 
+// ggml's function for an encoding: numbers, blocks, rows, columns, importance.
+using GgmlEncode = std::size_t (*)(const float*, void*, std::int64_t, std::int64_t, const float*);
+
+void encode_by_ggml(benchmark::State& state, GgmlEncode function, const std::string& encoding) {
+  const Bytes numbers = weights();
+  std::vector<float> wide(rows * columns);
+  loadstone::cast_between(Dtype::bf16, Dtype::f32)
+      .run(numbers.data(), reinterpret_cast<std::byte*>(wide.data()), rows * columns);
+  Value value(encoding, "");
+  for (auto _ : state) {
+    function(wide.data(), value.places[0], rows, columns, nullptr);
+    benchmark::ClobberMemory();
+  }
+  count_bytes(state);
+}
+
+void register_gguf() {
+  const char* const library = std::getenv("LOADSTONE_GGML_ORACLE");
+  void* const ggml = library != nullptr ? dlopen(library, RTLD_NOW) : nullptr;
+  for (const char* const encoding :
+       {"q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl",
+        "iq4_xs", "tq1_0", "tq2_0", "mxfp4-gguf"}) {
+    const std::string name = encoding;
+    benchmark::RegisterBenchmark(("encode/" + name).c_str(), encode, name, std::string());
+    if (ggml == nullptr) continue;
+    std::string symbol = "quantize_" + name.substr(0, name.find('-'));
+    if (symbol.ends_with("_k")) symbol.back() = 'K';
+    const auto function = reinterpret_cast<GgmlEncode>(dlsym(ggml, symbol.c_str()));
+    if (function == nullptr) continue;
+    benchmark::RegisterBenchmark(("ggml/" + name).c_str(), encode_by_ggml, function, name);
+  }
+}
+
 int register_all() {
+  register_gguf();
   for (const char* const encoding : {"fp8", "fp8-channel", "fp8-block", "int8-channel", "int4",
                                      "int4-awq", "nvfp4", "mxfp4", "mxfp8"}) {
     const std::string name = encoding;

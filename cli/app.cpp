@@ -42,7 +42,7 @@ std::string command_so_far(const CLI::App& app) {
 }
 
 std::string usage_message(const CLI::App& app, const CLI::ParseError& problem) {
-  static constexpr const char* commands = "inspect, plan, load, convert, verify or explain";
+  static constexpr const char* commands = "inspect, plan, load, convert, merge, verify or explain";
   std::string said = problem.what();
   if (app.get_subcommands().empty()) {
     const auto words = app.remaining();
@@ -91,6 +91,7 @@ int run(int argc, const char* const* argv) {
   add_plan(app, chosen);
   add_load(app, chosen);
   add_convert(app, chosen);
+  add_merge(app, chosen);
   add_verify(app, chosen);
   add_explain(app, chosen);
   try {

@@ -16,6 +16,7 @@ void add_inspect(CLI::App& app, Chosen& chosen);
 void add_plan(CLI::App& app, Chosen& chosen);
 void add_load(CLI::App& app, Chosen& chosen);
 void add_convert(CLI::App& app, Chosen& chosen);
+void add_merge(CLI::App& app, Chosen& chosen);
 void add_verify(CLI::App& app, Chosen& chosen);
 void add_explain(CLI::App& app, Chosen& chosen);
 

@@ -40,7 +40,8 @@ void add_quantize_options(CLI::App& command, QuantizeArgs& args) {
   }
   add_words("--quantize", args.formats, "[REGEX=]E",
             "Encoding of weights inside decoder layers:\n" + in_lines(encodings + "none;") +
-                "\nwith a pattern of names: of these only. Repeatable, the first that fits wins");
+                "\nwith a pattern of names: of these only. Repeatable, the first that fits wins."
+                "\nTo NAME.gguf also llama.cpp's mixes: q4_k_m, q5_k_s, f16 ...");
   add_words("--include", args.include, "REGEX", "Quantize these too. Repeatable");
   add_words("--exclude", args.exclude, "REGEX", "Leave these as they are. Repeatable");
   command
@@ -60,7 +61,7 @@ void add_quantize_options(CLI::App& command, QuantizeArgs& args) {
       ->group(group);
 }
 
-QuantizeOptions quantize_options(const QuantizeArgs& args) {
+QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
   QuantizeOptions options;
   if (args.formats.empty()) {
     if (!args.include.empty() || !args.exclude.empty()) {
@@ -76,14 +77,14 @@ QuantizeOptions quantize_options(const QuantizeArgs& args) {
   for (const std::string& text : args.formats) {
     // Patterns may hold the sign too; encodings do not.
     const auto sign = text.rfind('=');
-    QuantizeFormat& format = options.formats.emplace_back();
-    if (sign != std::string::npos) format.pattern = text.substr(0, sign);
-    format.quantization =
-        quantization_from_user(sign == std::string::npos ? text : text.substr(sign + 1), mode);
+    QuantizeFormat& made = options.formats.emplace_back();
+    if (sign != std::string::npos) made.pattern = text.substr(0, sign);
+    made.quantization = quantization_from_user(
+        sign == std::string::npos ? text : text.substr(sign + 1), mode, format);
   }
   // What is for all tensors goes last, wherever it was typed.
   std::stable_partition(options.formats.begin(), options.formats.end(),
-                        [](const QuantizeFormat& format) { return !format.pattern.empty(); });
+                        [](const QuantizeFormat& each) { return !each.pattern.empty(); });
   options.include = args.include;
   options.exclude = args.exclude;
   options.style = from_name<QuantizeStyle>(args.style);

@@ -23,6 +23,6 @@ struct QuantizeArgs {
 void add_quantize_options(CLI::App& command, QuantizeArgs& args);
 
 // Throws Error "usage" for options that mean nothing without --quantize.
-[[nodiscard]] QuantizeOptions quantize_options(const QuantizeArgs& args);
+[[nodiscard]] QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format);
 
 }  // namespace loadstone::cli

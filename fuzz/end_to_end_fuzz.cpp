@@ -129,7 +129,11 @@ bool keeps_everything(const Catalog& catalog, const ConvertOptions& options) {
 std::shared_ptr<const Catalog> convert_to(const std::shared_ptr<const Catalog>& catalog, Run& run,
                                           Storage* storage, const std::string& name) {
   ConvertOptions options = convert_options_for(catalog, run.input);
-  const std::string target = work_folder() / (options.one_file ? name + ".safetensors" : name);
+  const bool is_gguf = options.format == FileFormat::gguf;
+  if (options.is_split) options.stem = name;
+  const std::string target = work_folder() / (is_gguf            ? name + ".gguf"
+                                              : options.one_file ? name + ".safetensors"
+                                                                 : name);
   try {
     const Conversion conversion = make_conversion(catalog, options);
     require(!to_table(conversion, true).empty() && !to_json(conversion).empty());
@@ -138,7 +142,7 @@ std::shared_ptr<const Catalog> convert_to(const std::shared_ptr<const Catalog>& 
     const ConvertReport report = convert(conversion, target, nullptr, storage, how);
     require(conversion.ok());
     require(!to_json(report).empty());
-    auto made = open_checkpoint(target);
+    auto made = open_checkpoint(is_gguf ? report.outputs.front() : target, {.gguf_rank_max = 8});
     if (keeps_everything(*catalog, options)) {
       require(made->tensors().size() == catalog->tensors().size());
     }

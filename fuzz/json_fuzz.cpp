@@ -1,4 +1,5 @@
-// Any text as a skeleton, as rules, as recipes and as a plan: refused with an Error, or read.
+// Any text as a skeleton, as rules, as metadata, as recipes and as a plan: refused with an Error,
+// or read.
 #include <string_view>
 
 #include "fuzz/memory_file.h"
@@ -25,6 +26,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   try_to([&] { (void)loadstone::Skeleton::from_json(text); });
   try_to([&] { (void)loadstone::rules_from_json(text); });
+  try_to([&] { (void)loadstone::metadata_from_json(text); });
   static const loadstone::Catalog catalog("/", {}, {}, {}, {});
   try_to([&] { (void)loadstone::recipes_from_json(catalog, text); });
   loadstone::fuzz::MemoryStorage storage("/model.safetensors", {});

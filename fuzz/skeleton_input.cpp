@@ -202,6 +202,30 @@ PlanOptions plan_options_for(const std::shared_ptr<const Catalog>& catalog,
   return options;
 }
 
+// A GGUF file, which has encodings, metadata and a way of splitting of its own.
+static void write_gguf(Input& input, ConvertOptions& options) {
+  static constexpr auto formats =
+      std::to_array<const char*>({"q4_0", "q8_0", "q6_k", "q4_k_m", "f16", "none", "iq2_xs"});
+  options.format = FileFormat::gguf;
+  options.is_split = !options.one_file;
+  options.beyond_ggml = input.chance(50);
+  options.quantize.style.reset();
+  for (QuantizeFormat& format : options.quantize.formats) {
+    format.quantization = {};
+    format.quantization.encoding = input.pick(formats);
+  }
+  if (input.chance(90)) {
+    options.metadata.emplace("general.architecture", MetadataValue{.value = "llama"});
+  }
+  const auto number = [](std::uint64_t value) {
+    return MetadataValue{.value = value, .type = MetadataType::u32};
+  };
+  if (input.chance(50)) options.metadata.emplace("llama.block_count", number(input.below(4)));
+  if (input.chance(20)) {
+    options.metadata.emplace("general.alignment", number(std::uint64_t{1} << input.below(14)));
+  }
+}
+
 ConvertOptions convert_options_for(const std::shared_ptr<const Catalog>& catalog, Input& input) {
   ConvertOptions options;
   if (input.chance(30)) options.dtype = input.pick(dtypes);
@@ -232,6 +256,7 @@ ConvertOptions convert_options_for(const std::shared_ptr<const Catalog>& catalog
   if (input.chance(10)) options.memory_bytes_max = input.large_number();
   options.threads = static_cast<unsigned>(input.below(4));
   options.dequantize = input.chance(40);
+  if (input.chance(30)) write_gguf(input, options);
   return options;
 }
 

@@ -50,6 +50,8 @@ HEADER_ROOM = {
     "export": "base",
     "finding": "base",
     "loadstone": "audit",
+    "merge": "boxes",
+    "merge_options": "convert",
     "name_hash": "base",
     "observer": "base",
     "quantization": "tensor",

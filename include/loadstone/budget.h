@@ -22,11 +22,12 @@ struct Budget {
   std::uint64_t window_bytes = 0;   // of numbers, or of values that go to files
   std::uint64_t piece_bytes = 0;    // of numbers that are quantized in one go
   std::uint64_t encoded_bytes = 0;  // that these become before they go to files
+  std::uint64_t merge_bytes = 0;    // of numbers that are computed from several values
   // All threads together: what values keep from their first window to their last.
   std::uint64_t held_bytes = 0;
 
   [[nodiscard]] std::uint64_t window_thread_bytes() const noexcept {
-    return window_bytes + encoded_bytes + staging.used_bytes;
+    return window_bytes + encoded_bytes + merge_bytes + staging.used_bytes;
   }
   // A thread brings whole values, and then makes windows.
   [[nodiscard]] std::uint64_t thread_bytes() const noexcept {

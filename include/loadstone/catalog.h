@@ -28,6 +28,9 @@ class QuantizedTensors;
 
 enum class FileFormat : std::uint8_t { safetensors, gguf, torch };
 
+// "safetensors", "gguf", "torch"
+[[nodiscard]] LOADSTONE_API std::string_view name(FileFormat format) noexcept;
+
 struct Shard {
   std::string path;           // as opened
   std::string relative_path;  // to the checkpoint's root; what a saved plan holds
@@ -114,18 +117,38 @@ struct MetadataValue {
   MetadataType type = MetadataType::string;
 };
 
+// Values by key.
+using Metadata = std::map<std::string, MetadataValue>;
+
+// Metadata as people and programs write it, docs/formats/gguf.md: {"format":
+// "loadstone-gguf-metadata", "version": 1, "entries": [{"key", "type", "value"} ...]}. Trusts
+// nothing: Error "convert.metadata_json" for what is no such JSON, for keys that GGUF does not have
+// and values that do not fit their type.
+[[nodiscard]] LOADSTONE_API Metadata metadata_from_json(std::string_view text);
+
 // "string", "u32", "array of f32" ...
 [[nodiscard]] LOADSTONE_API std::string type_name(const MetadataValue& value);
 
 // Immutable once made, so thread-safe; shared by plans, which keep it alive.
 class LOADSTONE_API Catalog {
  public:
+  // Indices into tensors(): [begin, end).
+  struct Range {
+    std::uint32_t begin = 0;
+    std::uint32_t end = 0;
+  };
+
   // Checks names for duplicates across shards (Error "ix.duplicate"). Tensors come in file order:
   // by shard, then by offset.
   // `storage`: what the shards are read through; it must live as long. Null: the machine's own.
   Catalog(std::string root, std::vector<Shard> shards, std::vector<TensorInfo> tensors,
-          std::map<std::string, MetadataValue> metadata, std::vector<Finding> findings,
-          Storage* storage = nullptr, QuantizationClaim claim = {});
+          Metadata metadata, std::vector<Finding> findings, Storage* storage = nullptr,
+          QuantizationClaim claim = {});
+  // Several checkpoints in one plan: a base and adapters, models that are merged. Shards and
+  // tensors follow one another; names are looked up in each checkpoint by itself, and root,
+  // metadata and claim are those of the first. Throws Error "plan.options" where there are none,
+  // one is joined already, or they are read through different storages.
+  explicit Catalog(std::vector<std::shared_ptr<const Catalog>> checkpoints);
   ~Catalog();
   Catalog(const Catalog&) = delete;
   Catalog& operator=(const Catalog&) = delete;
@@ -133,15 +156,20 @@ class LOADSTONE_API Catalog {
   [[nodiscard]] const std::string& root() const noexcept { return root_; }
   [[nodiscard]] const std::vector<Shard>& shards() const noexcept { return shards_; }
   [[nodiscard]] const std::vector<TensorInfo>& tensors() const noexcept { return tensors_; }
-  [[nodiscard]] const std::map<std::string, MetadataValue>& metadata() const noexcept {
-    return metadata_;
-  }
+  [[nodiscard]] const Metadata& metadata() const noexcept { return metadata_; }
   // Warnings met while opening; never errors (those are thrown).
   [[nodiscard]] const std::vector<Finding>& findings() const noexcept { return findings_; }
   // `other`, or where that is null the storage that the checkpoint was opened through.
   [[nodiscard]] Storage& storage(Storage* other = nullptr) const noexcept;
-  // Index into tensors(); none where no tensor has the name.
-  [[nodiscard]] std::optional<std::uint32_t> find(std::string_view name) const;
+  // Index into tensors(); none where no tensor of the checkpoint has the name.
+  [[nodiscard]] std::optional<std::uint32_t> find(std::string_view name,
+                                                  std::uint32_t checkpoint = 0) const;
+  // Those that were joined; none: the catalog is of one checkpoint.
+  [[nodiscard]] const std::vector<std::shared_ptr<const Catalog>>& checkpoints() const noexcept {
+    return checkpoints_;
+  }
+  // The tensors of one of them. Names that rules and models use are those of the first.
+  [[nodiscard]] Range tensors_of(std::uint32_t checkpoint) const;
   // Where a claim is made, FP8 tensors without scales have lost them. Only looked for where there
   // are FP8 tensors; none elsewhere.
   [[nodiscard]] const QuantizationClaim& quantization_claim() const noexcept { return claim_; }
@@ -155,10 +183,11 @@ class LOADSTONE_API Catalog {
   std::string root_;
   std::vector<Shard> shards_;
   std::vector<TensorInfo> tensors_;
-  std::map<std::string, MetadataValue> metadata_;
+  Metadata metadata_;
   std::vector<Finding> findings_;
   Storage* storage_;              // not owned; null: the machine's own
-  NameMap<std::uint32_t> index_;  // views into tensors_
+  NameMap<std::uint32_t> index_;  // views into tensors_; empty where checkpoints are joined
+  std::vector<std::shared_ptr<const Catalog>> checkpoints_;
   std::uint64_t total_bytes_ = 0;
   QuantizationClaim claim_;
   mutable std::once_flag quantized_once_;

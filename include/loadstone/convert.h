@@ -14,6 +14,7 @@
 #include "loadstone/catalog.h"
 #include "loadstone/export.h"
 #include "loadstone/finding.h"
+#include "loadstone/merge_options.h"
 #include "loadstone/observer.h"
 #include "loadstone/plan.h"
 #include "loadstone/quantization.h"
@@ -32,16 +33,19 @@ enum class ExpertLayout : std::uint8_t { keep, fused, separate };
     std::string_view name) noexcept;
 
 // Whose names, shapes and configs the parts of quantized tensors get: `unified` is what ModelOpt
-// calls its exports. Those of bitsandbytes' encodings are always its own.
-enum class QuantizeStyle : std::uint8_t { unified, compressed_tensors };
+// calls its exports, `gguf` are tensors of a block format under their own names. Those of
+// bitsandbytes' encodings are always its own.
+enum class QuantizeStyle : std::uint8_t { unified, compressed_tensors, gguf };
 
-// "modelopt", "compressed-tensors"
+// "modelopt", "compressed-tensors", "gguf"
 [[nodiscard]] LOADSTONE_API std::string_view name(QuantizeStyle style) noexcept;
 
 // Format for tensors whose name matches `pattern`.
 struct QuantizeFormat {
-  std::string pattern{};        // RE2 syntax, anywhere in the name; empty: all that are chosen
-  Quantization quantization{};  // encoding "none": they stay as they are
+  std::string pattern{};  // RE2 syntax, anywhere in the name; empty: all that are chosen
+  // Encoding "none": they stay as they are. In files of GGUF it may be a plain type, or without a
+  // pattern a mix, which gives types by llama.cpp's rules.
+  Quantization quantization{};
 };
 
 // Whose bytes files get: those of the encoding's first dialect, or those that ModelOpt writes.
@@ -52,10 +56,11 @@ enum class QuantizeMode : std::uint8_t { exact, compat };
 [[nodiscard]] LOADSTONE_API std::optional<QuantizeMode> quantize_mode(
     std::string_view name) noexcept;
 
-// An encoding as users write it: "nf4", "NVFP4", "nf4:128" with a block size, "none". Throws Error
-// "plan.options".
+// An encoding as users write it: "nf4", "NVFP4", "nf4:128" with a block size, "none"; for files of
+// GGUF also mixes ("q4_k_m") and plain types ("bf16"). Throws Error "plan.options".
 [[nodiscard]] LOADSTONE_API Quantization
-quantization_from_user(std::string_view text, QuantizeMode mode = QuantizeMode::exact);
+quantization_from_user(std::string_view text, QuantizeMode mode = QuantizeMode::exact,
+                       FileFormat format = FileFormat::safetensors);
 
 // Which tensors are quantized: weights of linear layers inside decoder layers, less what servers
 // want plain (src/convert/quantize_rules.cpp says which), plus `include`, less `exclude`.
@@ -89,6 +94,8 @@ struct ModelFolder {
 
 struct ConvertOptions {
   // ---- what changes the result
+  // Of the files that are written: safetensors or GGUF.
+  FileFormat format = FileFormat::safetensors;
   // What becomes of names and layouts; tensors that no rule matches keep their names.
   Rules rules;
   // Made for this catalog. They alone decide what the output holds, unless there are rules too:
@@ -97,7 +104,8 @@ struct ConvertOptions {
   // Floating tensors of 16 bits and more get this dtype, and so do blocks. None: tensors keep
   // theirs. Narrower floats keep theirs always: without their scales they are no numbers.
   std::optional<Dtype> dtype;
-  // What blocks of numbers become where `dtype` says nothing: F32, BF16 or F16.
+  // Blocks of numbers become F32, BF16 or F16 where `dtype` says nothing and the file cannot hold
+  // them as they are. A GGUF file keeps blocks whose rows stay whole.
   Dtype block_dtype = Dtype::bf16;
   // Quantized tensors become numbers, of `dtype` or else `block_dtype`; `quantize` implies it for
   // those that are encoded anew. Names then stay as they are, and so where experts change their
@@ -105,12 +113,25 @@ struct ConvertOptions {
   bool dequantize = false;
   ExpertLayout experts = ExpertLayout::keep;
   QuantizeOptions quantize;
+  // Keys that are added to the source's metadata, or replace them. A GGUF file has them typed, and
+  // needs "general.architecture" from one of the two; safetensors have them as text.
+  Metadata metadata;
+  // GGUF files: tensors of more than 4 dims and names of more than 63 bytes, which ggml refuses and
+  // programs for video models read.
+  bool beyond_ggml = false;
+  // The catalog joins models and adapters, which become one. No rules, recipes and layouts of
+  // experts beside it.
+  std::optional<MergeOptions> merge;
   // What the target's folder gets beside the model; its config says what was quantized.
   ModelFolder folder;
   // Sources that recipes leave over.
   UnexpectedPolicy unexpected = UnexpectedPolicy::warn;
   // One file; else a folder: one file there where that is enough, or shards and their index.
   bool one_file = true;
+  // Shards that stand beside one another under the target's name, as llama.cpp has them: out.gguf
+  // becomes out-00001-of-00003.gguf, or out.gguf where one is enough. `stem` is its name without
+  // the suffix, and `one_file` false. GGUF files only.
+  bool is_split = false;
   // What files in a folder are called: STEM.safetensors, STEM-00001-of-00002.safetensors ...
   std::string stem = "model";
   // Of tensors; a larger tensor has its own shard.
@@ -132,7 +153,7 @@ struct OutputTensor {
   std::uint32_t part = no_part;  // of quantized_parts(); none: the target, or a constant beside it
   std::string name{};
   Shape shape{};
-  Dtype dtype = Dtype::u8;
+  Encoding encoding = Dtype::u8;
   Constant constant{};       // known before anything is read
   bool is_inverted = false;  // F32: one divided by what the part holds
   std::uint64_t begin = 0;   // bytes from the first one after the header
@@ -144,8 +165,8 @@ struct OutputTensor {
 struct OutputFile {
   std::string name;  // in the target's folder; empty: the target itself
   std::vector<OutputTensor> tensors;
-  std::uint64_t header_bytes = 0;  // with the 8 bytes of its length
-  std::uint64_t data_bytes = 0;
+  std::uint64_t header_bytes = 0;  // all bytes before the data
+  std::uint64_t data_bytes = 0;    // with the zeros between tensors, where the format asks for some
 
   [[nodiscard]] std::uint64_t byte_count() const noexcept { return header_bytes + data_bytes; }
 };
@@ -167,10 +188,12 @@ struct Conversion {
   Plan plan;  // its targets are the output's tensors; its peak is the conversion's
   std::vector<OutputFile> files;
   std::string index_name;  // in the target's folder; empty where there is no index
-  std::vector<std::pair<std::string, std::string>> metadata;  // of every file's header
-  std::vector<ExtraFile> extras;                              // of a folder; written with the index
+  FileFormat format = FileFormat::safetensors;
+  Metadata metadata;              // of every file's header; of a split GGUF the first one's
+  std::vector<ExtraFile> extras;  // of a folder; written with the index
   std::vector<QuantizeRow> quantize_rows;  // where something is quantized: what becomes of what
   bool one_file = true;
+  bool is_split = false;  // several files beside one another
   std::string stem;
   Budget budget;
   std::uint64_t bytes_to_read = 0;  // each byte once; what is turned may be read again
@@ -190,9 +213,10 @@ struct ConvertPart {
   std::uint32_t count = 1;
 };
 
-// Throws Error "convert.target" for a target that is named like a file of a format that is not
-// written: "x.gguf" would become a folder of that name ("x.gguf/" says that it is to).
-LOADSTONE_API void check_target_name(std::string_view target);
+// Told by the target's name: ".safetensors" and ".gguf" are one file of that format, other names
+// are folders. Throws Error "convert.target" for a target that is named like a file of a format
+// that is not written: "x.pt" would become a folder of that name ("x.pt/" says that it is to).
+[[nodiscard]] LOADSTONE_API std::optional<FileFormat> format_of_target(std::string_view target);
 
 // What one call does of a conversion. As it stands: all of it, from the beginning.
 struct ConvertRun {

@@ -22,8 +22,8 @@
 
 namespace loadstone {
 
-// What becomes of a target that the checkpoint lacks. `keep`: the value that the model at hand
-// holds (origin kept); one that holds none is missing.
+// For targets that the checkpoint lacks. `keep`: they keep the value that the model at hand holds
+// (origin kept); one that holds none is missing.
 enum class MissingPolicy : std::uint8_t { error, initialise, zeros, keep };
 enum class UnexpectedPolicy : std::uint8_t { warn, error, ignore };
 enum class DeviceMapMode : std::uint8_t { automatic, balanced, balanced_low_0, sequential };

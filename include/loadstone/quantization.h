@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -37,6 +38,10 @@ struct Quantization {
   // Targets of one plan with the same one, if it is not empty, share what would be the scale of
   // each (fp8, nvfp4): that of the largest magnitude in any of them, matrix by matrix of a stack.
   std::string group;
+  // Blocks of GGUF: how much the numbers of each column weigh, as in ggml's "imatrix": finite, not
+  // negative, one for each column, or for each column of each matrix of a stack. Null: the numbers
+  // decide. Equal quantizations have the same object.
+  std::shared_ptr<const std::vector<float>> importance{};
 
   friend bool operator==(const Quantization&, const Quantization&) = default;
 };

@@ -16,6 +16,7 @@
 namespace loadstone {
 
 class Catalog;
+struct Merge;
 
 // Where a value comes from. Every target has exactly one.
 enum class Origin : std::uint8_t {
@@ -69,19 +70,21 @@ inline constexpr std::uint64_t constant_bytes_max = 16u << 20;
 
 struct Recipe {
   Origin origin = Origin::exception;
-  std::vector<Box> boxes;  // origin checkpoint: together they write each element once
-  Constant constant;       // origin constant: as many bytes as the target has
-  std::string tie_of;      // origin tie
-  std::string reason;      // origin exception
+  std::vector<Box> boxes;              // origin checkpoint: together they write each element once
+  std::shared_ptr<const Merge> merge;  // see merge.h; null: the boxes are all there is
+  Constant constant;                   // origin constant: as many bytes as the target has
+  std::string tie_of;                  // origin tie
+  std::string reason;                  // origin exception
 };
 
 // What something worked out that one target is made of: a trace of a library's own converter, say.
 struct TargetRecipe {
   std::string target;
   Shape shape;
-  Dtype dtype = Dtype::f32;  // what the sources become; a target may want another one
-  std::vector<Box> boxes;    // together they write each element once
-  Constant constant;         // in place of boxes
+  Dtype dtype = Dtype::f32;            // what the sources become; a target may want another one
+  std::vector<Box> boxes;              // together they write each element once
+  Constant constant;                   // in place of boxes
+  std::shared_ptr<const Merge> merge;  // beside boxes
 };
 
 // Plain data, made by a RecipeBuilder or recipes_from_json(). Boxes count on the catalog that it

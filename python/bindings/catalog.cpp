@@ -164,6 +164,12 @@ void bind_catalog(nb::module_& module) {
                                  : open_checkpoint(paths, options);
       },
       nb::arg("paths"), nb::arg("allow_links") = false, nb::arg("gguf_rank_max") = 4);
+  module.def(
+      "join_checkpoints",
+      [](std::vector<std::shared_ptr<const Catalog>> checkpoints) {
+        return std::make_shared<const Catalog>(std::move(checkpoints));
+      },
+      nb::arg("checkpoints"));
 }
 
 }  // namespace loadstone::python

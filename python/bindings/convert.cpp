@@ -7,6 +7,30 @@ namespace loadstone::python {
 
 namespace {
 
+// `adapters`: of each its factor and the patterns of what is left out of it.
+MergeOptions merge_options(const std::vector<float>& weights,
+                           const std::vector<std::pair<float, std::vector<std::string>>>& adapters,
+                           std::string_view method, std::optional<bool> normalise, float scale,
+                           double density, std::uint64_t seed) {
+  const auto known = merge_method(method);
+  if (!known) {
+    throw Error("plan.options", "no such method",
+                {.field = "method",
+                 .found = std::string(method),
+                 .expected = "linear, slerp, task-arithmetic, ties, dare-linear or dare-ties"});
+  }
+  MergeOptions options = {.weights = weights,
+                          .method = *known,
+                          .normalise = normalise,
+                          .scale = scale,
+                          .density = density,
+                          .seed = seed};
+  for (const auto& [factor, ignore] : adapters) {
+    options.adapters.push_back({.factor = factor, .ignore = ignore});
+  }
+  return options;
+}
+
 Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_view rules,
                           const Recipes* recipes, std::string_view dtype,
                           std::string_view block_dtype, std::string_view unexpected, bool one_file,
@@ -16,8 +40,15 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
                           std::string_view mode, const std::vector<std::string>& include,
                           const std::vector<std::string>& exclude, std::string_view style,
                           bool allow_non_finite, const std::string& folder, bool copy_code,
-                          bool dequantize, std::string_view experts) {
+                          bool dequantize, std::string_view experts, std::string_view format,
+                          std::string_view metadata, bool beyond_ggml, bool is_split,
+                          const MergeOptions* merge) {
   ConvertOptions options;
+  if (merge != nullptr) options.merge = *merge;
+  options.format = enum_argument<FileFormat>("format", format);
+  if (!metadata.empty()) options.metadata = metadata_from_json(metadata);
+  options.beyond_ggml = beyond_ggml;
+  options.is_split = is_split;
   const auto written = quantize_mode(mode);
   if (!written) {
     throw Error(
@@ -26,7 +57,8 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
   }
   for (const auto& [pattern, encoding] : formats) {
     options.quantize.formats.push_back(
-        {.pattern = pattern, .quantization = quantization_from_user(encoding, *written)});
+        {.pattern = pattern,
+         .quantization = quantization_from_user(encoding, *written, options.format)});
   }
   options.quantize.include = include;
   options.quantize.exclude = exclude;
@@ -102,14 +134,26 @@ void bind_convert(nb::module_& module) {
       .def_ro("bytes_kept", &ConvertReport::bytes_kept)
       .def_ro("peak_bytes", &ConvertReport::peak_bytes)
       .def("to_json", [](const ConvertReport& self) { return to_json(self); });
-  module.def("make_conversion", &conversion_for, nb::arg("catalog"), nb::arg("rules"),
-             nb::arg("recipes").none(), nb::arg("dtype"), nb::arg("block_dtype"),
-             nb::arg("unexpected"), nb::arg("one_file"), nb::arg("stem"),
-             nb::arg("shard_bytes_max").none(), nb::arg("memory_bytes_max").none(),
-             nb::arg("threads"), nb::arg("formats"), nb::arg("mode"), nb::arg("include"),
-             nb::arg("exclude"), nb::arg("style"), nb::arg("allow_non_finite"), nb::arg("folder"),
-             nb::arg("copy_code"), nb::arg("dequantize"), nb::arg("experts"));
-  module.def("check_target_name", &check_target_name, nb::arg("target"));
+  nb::class_<MergeOptions>(module, "MergeOptions");
+  module.def("merge_options", &merge_options, nb::arg("weights"), nb::arg("adapters"),
+             nb::arg("method"), nb::arg("normalise").none(), nb::arg("scale"), nb::arg("density"),
+             nb::arg("seed"));
+  module.def(
+      "make_conversion", &conversion_for, nb::arg("catalog"), nb::arg("rules"),
+      nb::arg("recipes").none(), nb::arg("dtype"), nb::arg("block_dtype"), nb::arg("unexpected"),
+      nb::arg("one_file"), nb::arg("stem"), nb::arg("shard_bytes_max").none(),
+      nb::arg("memory_bytes_max").none(), nb::arg("threads"), nb::arg("formats"), nb::arg("mode"),
+      nb::arg("include"), nb::arg("exclude"), nb::arg("style"), nb::arg("allow_non_finite"),
+      nb::arg("folder"), nb::arg("copy_code"), nb::arg("dequantize"), nb::arg("experts"),
+      nb::arg("format") = "safetensors", nb::arg("metadata") = "", nb::arg("beyond_ggml") = false,
+      nb::arg("is_split") = false, nb::arg("merge").none() = nb::none());
+  module.def(
+      "format_of_target",
+      [](std::string_view target) -> std::optional<std::string> {
+        const auto format = format_of_target(target);
+        return format ? std::optional(std::string(name(*format))) : std::nullopt;
+      },
+      nb::arg("target"));
   module.def("convert", &run, nb::arg("conversion"), nb::arg("target"),
              nb::arg("progress").none() = nb::none(), nb::arg("resume") = false,
              nb::arg("part").none() = nb::none(), nb::arg("finish") = false);

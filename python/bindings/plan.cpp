@@ -13,8 +13,8 @@ namespace loadstone::python {
 
 namespace {
 
-// target, encoding, dialect, block_size, nested, nested_offset, group
 using Extents = std::vector<std::uint64_t>;
+// target, encoding, dialect, block_size, nested, nested_offset, group
 using QuantizeRow = std::tuple<std::string, std::string, std::string, std::uint32_t, bool,
                                std::optional<float>, std::string>;
 using Pairs = std::vector<std::pair<std::string, std::string>>;
@@ -51,7 +51,8 @@ nb::tuple part_rows(const PlannedTarget& target) {
 // The fields of the package's PlannedTarget, in their order.
 nb::tuple target_row(const Plan& plan, const PlannedTarget& target) {
   nb::list sources;
-  for (const std::uint32_t source : sources_of(target.recipe.boxes, plan.decodings)) {
+  for (const std::uint32_t source :
+       sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge)) {
     sources.append(plan.catalog->tensors()[source].name);
   }
   const Recipe& recipe = target.recipe;
@@ -167,19 +168,12 @@ void bind_target(nb::module_& module) {
       .def("__init__", &make_target, nb::arg("name"), nb::arg("shape"), nb::arg("dtype"),
            nb::arg("kind") = "parameter", nb::arg("tie_of") = "", nb::arg("has_value") = false,
            nb::arg("device") = "")
-      .def_rw("name", &Target::name)
+      .def_ro("name", &Target::name)
       .def_rw("tie_of", &Target::tie_of)
-      .def_rw("has_value", &Target::has_value)
-      .def_prop_rw(
-          "shape", [](const Target& self) { return extents_of(self.shape); },
-          [](Target& self, Extents shape) { self.shape = Shape(std::move(shape)); })
       .def_prop_rw(
           "dtype", [](const Target& self) { return name(self.dtype); },
           [](Target& self, std::string_view dtype) { self.dtype = dtype_argument(dtype); })
-      .def_prop_ro("kind", [](const Target& self) { return name(self.kind); })
-      .def_prop_ro("device", [](const Target& self) {
-        return self.held ? self.held->device : std::string();
-      });
+      .def_prop_ro("kind", [](const Target& self) { return name(self.kind); });
   module.def("skeleton_targets",
              [](std::string_view text) { return Skeleton::from_json(text).targets; });
 }

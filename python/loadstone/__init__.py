@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadstone._audit import Audit, audit
 from loadstone._catalog import Catalog, TensorInfo, inspect
-from loadstone._conversion import ConvertReport, convert, save_recipes
+from loadstone._conversion import convert, save_recipes
 from loadstone._core import Finding
 from loadstone._errors import (
     AuditError,
@@ -28,8 +28,10 @@ from loadstone._errors import (
     PlanError,
 )
 from loadstone._load import load
+from loadstone._merge import merge
 from loadstone._open import LazyTensor, OpenCheckpoint, load_file
 from loadstone._open import open as open
+from loadstone._output import ConvertReport
 from loadstone._patch import patch
 from loadstone._plan import Plan, plan
 from loadstone._quantization import Quantization
@@ -43,13 +45,22 @@ if TYPE_CHECKING:
     from loadstone import accelerate as accelerate
     from loadstone import bitsandbytes as bitsandbytes
     from loadstone import diffusers as diffusers
+    from loadstone import llama_cpp as llama_cpp
     from loadstone import modelopt as modelopt
     from loadstone import torch as torch
     from loadstone import transformers as transformers
     from loadstone._convert import dequantize
     from loadstone._quantize import Quantized, quantize
 
-_ADAPTERS = ("torch", "transformers", "diffusers", "accelerate", "bitsandbytes", "modelopt")
+_ADAPTERS = (
+    "torch",
+    "transformers",
+    "diffusers",
+    "accelerate",
+    "bitsandbytes",
+    "llama_cpp",
+    "modelopt",
+)
 
 # Not in __all__: `from loadstone import *` shadows no library and nothing of Python's own.
 _NOT_STARRED = (*_ADAPTERS, "open")
@@ -82,6 +93,7 @@ __all__ = [
     "inspect",
     "load",
     "load_file",
+    "merge",
     "patch",
     "plan",
     "quantize",

@@ -8,6 +8,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from loadstone import _collector
 from loadstone._errors import make
 from loadstone._report import Provenance, Report
 
@@ -21,7 +22,7 @@ _OF_ADAPTERS = ("base_layer", "original_module")
 
 @dataclass
 class Audit:
-    """What a walk over the model found.
+    """The result of a walk over the model.
 
     Attributes:
         provenance: one entry for every tensor that is accounted for.
@@ -98,13 +99,10 @@ class _Noted:
         form = (_version(tensor), type(tensor), tensor.dtype, _shape_of(tensor))
         if form != (self.version, self.kind, self.dtype, self.shape):
             return False
-        try:
-            now = tensor.untyped_storage()._cdata
-        except (NotImplementedError, RuntimeError):
-            return self.storage is None
-        return bool(
-            self.storage is not None and self.storage.cdata == now and not self.storage.expired()
-        )
+        from loadstone._skeleton_schema import storage_key
+
+        # The weak reference keeps the number from being given to another storage.
+        return storage_key(tensor) == (None if self.storage is None else self.storage.cdata)
 
 
 def _version(tensor: Any) -> int | None:
@@ -141,6 +139,7 @@ def last_report(model: Any) -> Report | None:
     return loaded.report if loaded else None
 
 
+@_collector.paused()
 def audit(model: Any, report: Report | None = None) -> Audit:
     """Walks parameters, buffers and every tensor reachable through attributes.
 

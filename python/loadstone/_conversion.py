@@ -5,20 +5,30 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadstone import _cluster, _core, _machine
-from loadstone._catalog import Catalog, Checkpoint, inspect
-from loadstone._errors import PlanError, make
+from loadstone import _cluster, _core, _machine, llama_cpp
+from loadstone._catalog import Catalog, Checkpoint
+from loadstone._errors import make
+from loadstone._metadata import Metadata, metadata_text
+from loadstone._output import (
+    ConvertReport,
+    Quantize,
+    carry_out,
+    dry_report,
+    folder_of,
+    form_of,
+    format_rows,
+    open_source,
+    patterns_of,
+    style_name,
+)
 from loadstone._progress import shown
 from loadstone._rules import rules_text
 from loadstone._text import read_text
 from loadstone._traced import Traced
-
-# Files of video models hold patch embeddings of five dims, one more than ggml knows.
-_RANK_MAX = 8
 
 
 @dataclass(frozen=True)
@@ -31,45 +41,6 @@ class RulesText:
 Rules = (
     Sequence[Mapping[str, Any]] | Mapping[str, str] | str | os.PathLike[str] | Traced | RulesText
 )
-Quantize = str | Mapping[str, str]
-
-
-@dataclass
-class ConvertReport:
-    """The result of :func:`convert`, or with ``dry_run`` the expected one.
-
-    Attributes:
-        outputs: the files that were written, the index last; empty after a dry run. With ``part``
-            its shards, at their temporary paths.
-        seconds: wall time.
-        bytes_read, bytes_written: transposed tensors may be read more than once.
-        bytes_kept: in files that earlier runs finished.
-        peak_bytes: of memory, in addition to what the process had before.
-        findings: problems, most severe first.
-        table: sources and targets as a readable table.
-        files: count of files that hold tensors: one, or the shards.
-        sync_seconds: part of ``seconds`` spent in syncing files to the disk.
-    """
-
-    outputs: list[Path]
-    seconds: float
-    bytes_read: int
-    bytes_written: int
-    peak_bytes: int
-    findings: list[_core.Finding] = field(default_factory=list)
-    table: str = ""
-    bytes_kept: int = 0
-    files: int = 0
-    sync_seconds: float = 0.0
-
-    def __str__(self) -> str:
-        return self.table
-
-    def __repr__(self) -> str:
-        return (
-            f"ConvertReport({len(self.outputs)} files, {self.bytes_written} bytes written "
-            f"in {self.seconds:.3f} s)"
-        )
 
 
 def convert(
@@ -88,6 +59,10 @@ def convert(
     copy_code: bool = False,
     dequantize: bool = False,
     experts: str = "keep",
+    metadata: Metadata | None = None,
+    beyond_ggml: bool = False,
+    converter: str | os.PathLike[str] | None = None,
+    trust_code: bool = False,
     shard_size: int | str | None = None,
     name: str = "model",
     max_memory: int | str | None = None,
@@ -102,24 +77,27 @@ def convert(
     cluster: Any = None,
     parts: int | None = None,
 ) -> ConvertReport:
-    """Converts a checkpoint to safetensors, in memory that does not grow with its size.
+    """Converts a checkpoint to safetensors or GGUF, in memory that does not grow with its size.
 
     >>> loadstone.convert("model.gguf", "model.safetensors", dtype="bfloat16")
+    >>> loadstone.convert("wan.safetensors", "wan.gguf", metadata={"general.architecture": "wan"})
 
     The target appears under its name only when it is complete; a failure leaves nothing behind and
     an older file unchanged. The source is never written.
 
     Args:
         source: see :func:`loadstone.inspect`; or its result.
-        target: ``"name.safetensors"`` for one file; else a folder for shards and index, which may
-            hold other files but no model.
+        target: ``"name.safetensors"`` or ``"name.gguf"`` for one file; else a folder for shards and
+            index, which may hold other files but no model.
         rules: for names and layouts: a list as in ``docs/rules.md``, a JSON file of one or of
             recipes (:func:`save_recipes`), or the trace of an adapter for this very catalog.
             ``None``: names stay unchanged.
         dtype: of floating tensors of 16 bits and more, and of block formats. ``None``: unchanged.
-        block_dtype: of block formats without ``dtype``: bfloat16, float16 or float32.
+        block_dtype: of block formats without ``dtype``: bfloat16, float16 or float32. A GGUF file
+            keeps blocks as they are.
         quantize: an encoding for the weights inside decoder layers (``"nvfp4"``, ``"nf4:128"``
-            with a block size ...), or ``{pattern: encoding}``: regular expressions searched in
+            with a block size ...; for GGUF files ``"q8_0"`` and llama.cpp's mixes such as
+            ``"q4_k_m"``), or ``{pattern: encoding}``: regular expressions searched in
             names, of which the first match wins; ``""`` matches all, ``"none"`` excludes.
         include, exclude: regular expressions of names to quantize too, or not at all.
         style: of names, shapes and configs: ``"modelopt"`` (the default) or
@@ -133,7 +111,18 @@ def convert(
             compressed-tensors and GPT-OSS, and bitsandbytes. ``quantize`` does that by itself.
         experts: ``"fused"``: all experts of a layer in one tensor, as transformers 5 has them;
             ``"separate"``: each by itself, as checkpoints are published; ``"keep"``.
+        metadata: keys that are added to the source's or replace them: texts and bools by key, or
+            ``{"type": "u32", "value": 7}`` and ``{"type": "array", "items": "string", "value":
+            [...]}``; or a JSON file of them (``docs/formats/gguf.md``). A GGUF file needs
+            ``general.architecture``, from the source or from here.
+        beyond_ggml: in GGUF files allow more than 4 dims and names of more than 63 bytes, which
+            ggml refuses and programs for video models read.
+        converter: of llama.cpp, see :func:`loadstone.llama_cpp.trace`. It says names, layouts and
+            metadata where the source is a folder of a language model, the target is
+            ``"name.gguf"`` and ``rules`` is ``None``; ``dtype`` is then the matrices'.
+        trust_code: let it run Python code that the folder's configs name.
         shard_size: bytes of tensors in a shard of a folder (``int`` or ``"5GB"``, the default).
+            ``name.gguf`` becomes ``name-00001-of-00003.gguf`` and so on with it.
         name: of files in a folder; diffusers looks for ``diffusion_pytorch_model``.
         max_memory: limit in bytes (``int`` or ``"8GiB"``); a conversion that needs more is refused.
         unexpected: ``"warn"``, ``"error"`` or ``"ignore"``: sources that recipes do not use.
@@ -163,65 +152,33 @@ def convert(
     """
     if cluster is not None:
         return _divided(**locals())
-    catalog = source._core if isinstance(source, Catalog) else _open(source, allow_links)._core
     where = os.fsdecode(target)
-    _core.check_target_name(where)
-    one_file = where.endswith(".safetensors")
-    if one_file and shard_size is not None:
-        raise make("plan.options", "a single file has no shards: pass a folder", field="shard_size")
-    listed, recipes = _chosen(rules, source, catalog)
+    form = form_of(where, shard_size, name)
+    resolved = _resolved(
+        source, where, rules, dtype, metadata, unexpected, converter, trust_code, allow_links
+    )
     conversion = _core.make_conversion(
-        catalog,
-        rules=listed,
-        recipes=recipes,
-        dtype="" if dtype is None or dtype == "auto" else str(dtype),
+        **resolved,
         block_dtype=str(block_dtype),
-        unexpected=unexpected,
-        one_file=one_file,
-        stem=name,
+        **form.arguments,
         shard_bytes_max=None if shard_size is None else _machine.byte_count(shard_size),
         memory_bytes_max=None if max_memory is None else _machine.byte_count(max_memory),
         threads=threads or 0,
-        formats=_formats(quantize),
+        formats=format_rows(quantize),
         mode=mode,
-        include=_listed(include),
-        exclude=_listed(exclude),
-        style=_style(style),
+        include=patterns_of(include),
+        exclude=patterns_of(exclude),
+        style=style_name(style),
         allow_non_finite=allow_non_finite,
-        folder="" if one_file else _folder(source),
+        folder=folder_of(source) if form.is_folder else "",
         copy_code=copy_code,
         dequantize=dequantize,
         experts=experts,
+        beyond_ggml=beyond_ggml,
     )
     if dry_run:
-        return _planned(conversion)
-    return _written(conversion, where, progress, resume, part, finish)
-
-
-def _written(
-    conversion: _core.Conversion,
-    target: str,
-    progress: bool | Callable[[int, int], object],
-    resume: bool,
-    part: tuple[int, int] | None,
-    finish: bool,
-) -> ConvertReport:
-    try:
-        conversion.require_ok()
-    except PlanError as error:
-        error.findings = conversion.findings
-        raise
-    with shown(progress, "converting") as callback:
-        report = _core.convert(conversion, target, callback, resume, part, finish)
-    return ConvertReport(
-        outputs=[Path(each) for each in report.outputs],
-        **report.work(),
-        bytes_kept=report.bytes_kept,
-        peak_bytes=report.peak_bytes,
-        findings=report.findings,
-        table=conversion.to_table(),
-        files=conversion.file_count,
-    )
+        return dry_report(conversion)
+    return carry_out(conversion, where, progress, resume, part, finish)
 
 
 def _divided(
@@ -304,7 +261,9 @@ def save_recipes(
     from loadstone._adapters import trace
     from loadstone._plan import make_plan
 
-    catalog = checkpoint if isinstance(checkpoint, Catalog) else _open(checkpoint, allow_links)
+    catalog = (
+        checkpoint if isinstance(checkpoint, Catalog) else open_source(checkpoint, allow_links)
+    )
     traced = trace(rules, model, catalog, dtype)
     make_plan(model, catalog, traced).require_ok()
     if traced.recipes is None:
@@ -314,36 +273,43 @@ def save_recipes(
     Path(path).write_text(traced.recipes.to_json(catalog._core), encoding="utf-8")
 
 
-def _formats(quantize: Quantize | None) -> list[tuple[str, str]]:
-    """Patterns and their encodings, in order; an empty pattern is for all."""
-    if quantize is None:
-        return []
-    if isinstance(quantize, str):
-        return [("", quantize)]
-    return [(pattern, encoding) for pattern, encoding in quantize.items()]
-
-
-def _style(style: str | None) -> str:
-    if style is None:
-        return ""
-    if style in ("modelopt", "compressed-tensors"):
-        return style
-    raise make("plan.options", "unknown style", field="style", found=str(style))
-
-
-def _listed(patterns: str | Sequence[str]) -> list[str]:
-    return [patterns] if isinstance(patterns, str) else list(patterns)
-
-
-def _folder(source: Any) -> str:
-    """The folder that the source is; empty where it is something else."""
-    if isinstance(source, str | bytes | os.PathLike) and Path(os.fsdecode(source)).is_dir():
-        return os.fsdecode(source)
-    return ""
-
-
-def _open(path: Checkpoint, allow_links: bool) -> Catalog:
-    return inspect(path, allow_links=allow_links, gguf_rank_max=_RANK_MAX)
+def _resolved(
+    source: Any,
+    target: str,
+    rules: Rules | None,
+    dtype: Any,
+    metadata: Metadata | None,
+    unexpected: str,
+    converter: str | os.PathLike[str] | None,
+    trust_code: bool,
+    allow_links: bool,
+) -> dict[str, Any]:
+    """Recipes and keys for the core; those of a language model are llama.cpp's converter's."""
+    if rules is None and llama_cpp.concerns(source, target):
+        traced = llama_cpp.trace(
+            source,
+            converter=converter,
+            dtype=None if dtype == "auto" else dtype,
+            computed_bytes_max=llama_cpp.COMPUTED_BYTES_MAX,
+            trust_code=trust_code,
+            allow_links=allow_links,
+        )
+        catalog, listed, recipes, dtype = traced.catalog._core, "", traced.recipes, None
+        metadata = traced.metadata_with(metadata)
+        unexpected = traced.unexpected_policy(unexpected)
+    else:
+        catalog = (
+            source._core if isinstance(source, Catalog) else open_source(source, allow_links)._core
+        )
+        listed, recipes = _chosen(rules, source, catalog)
+    return {
+        "catalog": catalog,
+        "rules": listed,
+        "recipes": recipes,
+        "dtype": "" if dtype is None or dtype == "auto" else str(dtype),
+        "metadata": "" if metadata is None else metadata_text(metadata),
+        "unexpected": unexpected,
+    }
 
 
 def _chosen(
@@ -385,16 +351,3 @@ def _read(text: str, catalog: _core.Catalog) -> tuple[str, _core.Recipes | None]
     if _core.is_rules_json(text):
         return text, None
     return "", _core.Recipes.from_json(catalog, text)
-
-
-def _planned(conversion: _core.Conversion) -> ConvertReport:
-    return ConvertReport(
-        outputs=[],
-        seconds=0.0,
-        bytes_read=conversion.bytes_to_read,
-        bytes_written=conversion.bytes_to_write,
-        peak_bytes=conversion.peak_bytes,
-        findings=conversion.findings,
-        table=conversion.to_table(),
-        files=conversion.file_count,
-    )

@@ -142,6 +142,7 @@ def offload_index(plan: Plan) -> dict[str, dict[str, Any]]: ...
 def open_checkpoint(
     paths: Sequence[str], allow_links: bool = False, gguf_rank_max: int = 4
 ) -> Catalog: ...
+def join_checkpoints(checkpoints: Sequence[Catalog]) -> Catalog: ...
 
 STAGING_BYTES_MAX: int
 MISSING_POLICIES: tuple[str, ...]
@@ -149,11 +150,8 @@ STRIP_PREFIXES: tuple[str, ...]
 DEVICE_MAP_MODES: tuple[str, ...]
 
 class Target:
-    name: str
-    shape: tuple[int, ...]
     dtype: str
     tie_of: str
-    has_value: bool
     def __init__(
         self,
         name: str,
@@ -165,9 +163,9 @@ class Target:
         device: str = "",
     ) -> None: ...
     @property
-    def kind(self) -> str: ...
+    def name(self) -> str: ...
     @property
-    def device(self) -> str: ...
+    def kind(self) -> str: ...
 
 def make_plan(
     catalog: Catalog, targets: list[Target], values_known: bool, **options: Any
@@ -234,7 +232,19 @@ class ConvertReport:
     def peak_bytes(self) -> int: ...
     def to_json(self) -> str: ...
 
-def check_target_name(target: str) -> None: ...
+def format_of_target(target: str) -> str | None: ...
+
+class MergeOptions: ...
+
+def merge_options(
+    weights: Sequence[float],
+    adapters: Sequence[tuple[float, Sequence[str]]],
+    method: str,
+    normalise: bool | None,
+    scale: float,
+    density: float,
+    seed: int,
+) -> MergeOptions: ...
 def make_conversion(
     catalog: Catalog,
     rules: str,
@@ -257,6 +267,11 @@ def make_conversion(
     copy_code: bool,
     dequantize: bool,
     experts: str,
+    format: str = "safetensors",
+    metadata: str = "",
+    beyond_ggml: bool = False,
+    is_split: bool = False,
+    merge: MergeOptions | None = None,
 ) -> Conversion: ...
 def convert(
     conversion: Conversion,

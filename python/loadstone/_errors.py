@@ -117,6 +117,7 @@ _AREAS: dict[str, type[Error]] = {
     "format": FormatError,
     "open": PlanError,
     "save": PlanError,
+    "merge": PlanError,
     "plan": PlanError,
     "skeleton": PlanError,
     "audit": AuditError,

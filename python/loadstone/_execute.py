@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loadstone import _core, _initialise, _overlap
+from loadstone import _collector, _core, _initialise, _overlap
 from loadstone import torch as memory
 from loadstone._audit import remember
 from loadstone._dtypes import dtype_name, has_name, torch_dtype
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from loadstone._skeleton_walk import TensorSlot
     from loadstone._targets import PlannedTarget
 
+_Destinations = list[tuple[int, int, str]]  # address, bytes and dtype, by target
+_PartDestinations = list[tuple[int, list[tuple[int, int]]]]  # target; address and bytes by part
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # A warning names this many of the tensors that were filled, and counts the others.
@@ -160,13 +162,15 @@ def read_values(
     if plan._units is not None:
         plan._units.require_values()
     values: list[Any] = [None] * len(slots)
-    homes = Homes(slots, plan.targets, plan._in_place)
+    with _collector.paused():
+        homes = Homes(slots, plan.targets, plan._in_place)
     with shown(progress, "loading") as callback:
         core = _read(plan, homes, values, threads, callback)
     _core.require_delivered(plan._core, core)
     return Filled(slots, values, core, homes, plan._extra.read())
 
 
+@_collector.paused()
 @_with_ordinary_tensors
 def install_values(
     plan: Plan,
@@ -221,6 +225,7 @@ def _users_level() -> int:
     return level
 
 
+@_collector.paused()
 @_with_ordinary_tensors
 def make_report(plan: Plan, model: Any, core: _core.Report) -> Report:
     """Computes what follows from parameters, and notes where every value came from."""
@@ -255,6 +260,7 @@ def _kept(slot: TensorSlot) -> Provenance:
     return Provenance(slot.name, "kept", slot.kind, "none", (), *place, reason=reason)
 
 
+@_collector.paused()
 def _slots(plan: Plan, model: Any) -> list[TensorSlot]:
     """The model's tensors in the plan's order; the model must still be the planned one."""
     names = {target.name for target in plan.targets}
@@ -344,18 +350,7 @@ def _read(
     callback: ProgressCallback | None,
 ) -> _core.Report:
     """Puts a finished tensor into ``values`` for each target that the core delivers to memory."""
-    mappings: dict[int, Any] = {}
-    on_host: list[int] = []
-    elsewhere: list[int] = []
-    for index, target in enumerate(plan.targets):
-        if target.delivery == "file_view":
-            values[index] = _view(plan, index, target, mappings)
-        elif target.delivery == "memory":
-            (on_host if target.device == "cpu" else elsewhere).append(index)
-    for index in on_host:
-        target = plan.targets[index]
-        values[index] = _fresh(target) if target.encoding else homes.memory(index)
-    destinations, parts = _destinations(values, on_host)
+    destinations, parts, elsewhere = _places(plan, homes, values)
     reports = [_core.execute(plan._core, destinations, threads, callback, parts=parts)]
     for wave in _waves(plan, elsewhere):
         for index in wave:
@@ -369,15 +364,32 @@ def _read(
     return _core.merge_reports(reports)
 
 
+@_collector.paused()
+def _places(
+    plan: Plan, homes: Homes, values: list[Any]
+) -> tuple[_Destinations, _PartDestinations, list[int]]:
+    """Makes views, and memory on the host; targets for other devices are left."""
+    mappings: dict[int, Any] = {}
+    on_host: list[int] = []
+    elsewhere: list[int] = []
+    for index, target in enumerate(plan.targets):
+        if target.delivery == "file_view":
+            values[index] = _view(plan, index, target, mappings)
+        elif target.delivery == "memory":
+            (on_host if target.device == "cpu" else elsewhere).append(index)
+    for index in on_host:
+        target = plan.targets[index]
+        values[index] = _fresh(target) if target.encoding else homes.memory(index)
+    return *_destinations(values, on_host), elsewhere
+
+
 def _fresh(target: PlannedTarget) -> torch.Tensor | Parts:
     if not target.encoding:
         return memory.empty(target.shape, target.dtype)
     return Parts({name: memory.empty(shape, dtype) for name, shape, dtype in target.parts})
 
 
-def _destinations(
-    values: list[Any], wanted: list[int]
-) -> tuple[list[tuple[int, int, str]], list[tuple[int, list[tuple[int, int]]]]]:
+def _destinations(values: list[Any], wanted: list[int]) -> tuple[_Destinations, _PartDestinations]:
     """Where the chosen values go: one row a target, and the memory of those that have parts."""
     rows = [memory.destination(None)] * len(values)
     parts = []

@@ -204,7 +204,7 @@ def _is_direct(slot: TensorSlot, target: PlannedTarget) -> bool:
 
 
 def _note_write(tensor: Any) -> None:
-    """What autograd saved of the tensor is the old value."""
+    """Tells autograd, which may have saved the old value."""
     import torch
 
     if not tensor.is_inference():

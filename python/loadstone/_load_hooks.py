@@ -23,7 +23,7 @@ from loadstone._extra_state import ExtraState
 from loadstone._own_symbol import OwnSymbol, WholeSymbol
 from loadstone._policies import policies_of
 from loadstone._state_symbols import StateSymbols
-from loadstone._targets import planned_targets
+from loadstone._targets import SAVED, planned_targets
 from loadstone._torch_state import ordinary_tensors
 from loadstone._traced import Traced
 from loadstone.tracing import Symbol, Trace
@@ -335,7 +335,7 @@ class _Rehearsal:
         """Saved tensors, each with the names that it has."""
         groups: dict[str, list[str]] = {}
         for name, target in self.targets.items():
-            if target.kind in ("parameter", "persistent_buffer"):
+            if target.kind in SAVED:
                 groups.setdefault(target.tie_of or name, []).append(name)
         return groups
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from loadstone import _core
+from loadstone._targets import SAVED
 from loadstone._text import read_text
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Needs:
-    """What a model needs: the core's targets; for a module at hand what is known of its values.
+    """The core's targets of a model; for a module at hand its values too.
 
     Attributes:
         outside: real tensors that the model's state dict lacks: what the checkpoint does not hold
@@ -56,8 +57,7 @@ class Needs:
 
     def _written_in_place(self) -> list[_core.Finding]:
         """A failure half-way leaves tensors that hold memory half-way."""
-        saved = ("parameter", "persistent_buffer")
-        real = [slot for slot in self.slots if slot.kind in saved and not slot.tensor.is_meta]
+        real = [slot for slot in self.slots if slot.kind in SAVED and not slot.tensor.is_meta]
         if not real:
             return []
         message = (
@@ -74,7 +74,7 @@ class Needs:
         prefixes: list[str],
         missing: str | Mapping[str, str],
     ) -> Effect | None:
-        """What the model's own code would do to the load; ``None``: nothing."""
+        """The effect of the model's own code on the load; ``None``: it has none."""
         from loadstone import _load_hooks
 
         if self.module is None or any(each.code == "plan.tensor_class" for each in self.findings):

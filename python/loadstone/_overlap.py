@@ -50,20 +50,20 @@ def overlapping(slots: Iterable[TensorSlot]) -> list[Region]:
 
 def _near(slots: Iterable[TensorSlot]) -> list[TensorSlot]:
     """Those whose storage others have too, or reach into; meta storages have no addresses."""
+    from loadstone._skeleton_schema import storage_key
+
     storages: dict[int, list[TensorSlot]] = {}
     extents: dict[int, tuple[str, int, int]] = {}
     for slot in slots:
         if slot.tie_of is not None or slot.obstacle:
             continue
-        try:
-            storage = slot.tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):
+        if (key := storage_key(slot.tensor)) is None:
             continue  # no memory of its own
-        key = int(storage._cdata)
         storages.setdefault(key, []).append(slot)
-        if key not in extents and not slot.tensor.is_meta and (size := storage.nbytes()):
+        if key not in extents and not slot.tensor.is_meta:
+            storage = slot.tensor.untyped_storage()
             begin = storage.data_ptr()
-            extents[key] = str(slot.tensor.device), begin, begin + size
+            extents[key] = str(slot.tensor.device), begin, begin + storage.nbytes()
     near = {key for key, found in storages.items() if len(found) > 1}
     device, end, before = "", 0, 0
     for key, extent in sorted(extents.items(), key=lambda item: item[1]):

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadstone import _core, _initialise, _machine, _modules
+from loadstone import _collector, _core, _initialise, _machine, _modules
 from loadstone._adapters import trace, with_units
 from loadstone._catalog import Checkpoint, inspect
 from loadstone._errors import Error, count_argument, make
@@ -308,6 +308,7 @@ def plan(
     )
 
 
+@_collector.paused()
 def make_plan(
     model: Any,
     catalog: Catalog,

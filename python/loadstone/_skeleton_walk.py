@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from loadstone._targets import SAVED
 from loadstone._tensor_classes import obstacle
 
 Kind = str
@@ -70,8 +71,7 @@ class TensorSlot:
         """
         if self.tensor.is_meta or self.tensor.is_conj() or self.tensor.is_neg():
             return False
-        is_saved = self.kind in ("parameter", "persistent_buffer")
-        return not self.is_registered if is_saved else bool(self.obstacle)
+        return not self.is_registered if self.kind in SAVED else bool(self.obstacle)
 
     def replace(self, tensor: torch.Tensor) -> None:
         """Puts another tensor there. A parameter stays one."""

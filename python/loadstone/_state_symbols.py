@@ -127,10 +127,8 @@ def _is_whole(target: Any, sources: Any, planned: PlannedTarget) -> bool:
         return False
     source = sources[boxes[0]["source"]]
     in_order = all(dim[1] == dim[2] for dim in boxes[0]["dims"])
-    return in_order and (source["encoding"], tuple(source["shape"])) == (
-        planned.dtype,
-        planned.shape,
-    )
+    is_plain = source["encoding"] == planned.dtype
+    return in_order and is_plain and tuple(source["shape"]) == planned.shape
 
 
 def _renamed(

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 from loadstone import _core
 
+# Kinds of tensors that checkpoints hold.
+SAVED = ("parameter", "persistent_buffer")
+
 
 @dataclass(frozen=True)
 class PlannedTarget:
-    """What will happen to one tensor of the model.
+    """The plan for one tensor of the model.
 
     Attributes:
         origin: where the value comes from (see :class:`loadstone.Provenance`).

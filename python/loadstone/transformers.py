@@ -32,6 +32,7 @@ def from_pretrained(
     missing: str = "initialise",
     nested_offset: Mapping[str, float] | None = None,
     quantize_experts: bool = False,
+    dequantize: bool | None = None,
     progress: bool | Callable[[int, int], object] = False,
     threads: int | None = None,
     **kwargs: Any,
@@ -49,6 +50,12 @@ def from_pretrained(
             bitsandbytes' own mean depends on the number of threads.
         quantize_experts: with a 4-bit ``BitsAndBytesConfig``: also quantizes experts that the model
             keeps in one tensor, which the library does not.
+        dequantize: whether loadstone's codecs dequantize a quantized checkpoint, to ``dtype`` or
+            else the dtype of the config; the model is then an ordinary one. ``False``: the
+            library's quantizer is made. ``None``, the default: the library's, but for
+            ModelOpt's checkpoints, which it has none for, for compressed-tensors', and where it
+            raises because a package or a device is not there (a ``UserWarning`` tells of that).
+            A ``quantization_config`` of the checkpoint's own method is a wish for the library's.
         progress, threads: see :meth:`loadstone.Plan.execute`.
         kwargs: arguments of the library's function.
 
@@ -67,7 +74,7 @@ def from_pretrained(
     from loadstone._transformers.gaps import TransformersOptions
 
     chosen = TransformersOptions(
-        missing, nested_offset, quantize_experts, progress, threads, is_direct=True
+        missing, nested_offset, quantize_experts, progress, threads, dequantize, is_direct=True
     )
     with hooked(hooks.hooks()), held(hooks.OPTIONS, chosen):
         return cls.from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from loadstone._skeleton_schema import storage_key
 from loadstone._skeleton_walk import TensorSlot
 
 
 def sharers(slots: Iterable[TensorSlot]) -> dict[str, str | None]:
     """For each name that of the first place whose other tensor lies in the same memory."""
-    first: dict[int, TensorSlot] = {}
+    first: dict[int, TensorSlot] = {}  # by storage, or by the slot of a tensor without one
     found: dict[str, str | None] = {}
     for slot in slots:
-        try:
-            key = int(slot.tensor.untyped_storage()._cdata)
-        except (NotImplementedError, RuntimeError):
-            found[slot.name] = None
-            continue
-        other = first.setdefault(key, slot)
+        other = first.setdefault(storage_key(slot.tensor) or id(slot), slot)
         is_shared = slot.tie_of is None and other.tensor is not slot.tensor
         found[slot.name] = other.name if is_shared else None
     return found

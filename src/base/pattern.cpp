@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t pattern_bytes_max = 4096;
 constexpr std::size_t patterns_max = 10'000;
-constexpr std::size_t patterns_told_max = 20;
+constexpr std::size_t patterns_listed_max = 20;
 
 re2::StringPiece piece(std::string_view text) { return {text.data(), text.size()}; }
 
@@ -69,14 +69,20 @@ std::optional<std::size_t> NamePatterns::first_match(std::string_view name) cons
   return std::nullopt;
 }
 
+std::vector<std::string> NamePatterns::texts() const {
+  std::vector<std::string> texts;
+  for (const Pattern& pattern : patterns_) texts.push_back(pattern->pattern());
+  return texts;
+}
+
 std::string counts_text(const std::vector<std::string>& patterns,
                         const std::vector<std::size_t>& counts) {
   std::string text;
-  for (std::size_t i = 0; i < std::min(patterns.size(), patterns_told_max); ++i) {
+  for (std::size_t i = 0; i < std::min(patterns.size(), patterns_listed_max); ++i) {
     text += fmt::format("{}'{}' {}", i == 0 ? "" : ", ", printable(patterns[i]),
                         counts[i] == 0 ? "none" : counted(counts[i], "name"));
   }
-  const std::size_t more = patterns.size() - std::min(patterns.size(), patterns_told_max);
+  const std::size_t more = patterns.size() - std::min(patterns.size(), patterns_listed_max);
   return more == 0 ? text : text + fmt::format(", and so on ({} more)", more);
 }
 

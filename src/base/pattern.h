@@ -18,8 +18,8 @@ using Pattern = std::unique_ptr<const re2::RE2>;
 
 // RE2's programs and caches of all patterns that are used together.
 inline constexpr std::int64_t patterns_memory_max = std::int64_t{128} << 20;
-// What RE2 may take for each of so many patterns. One that needs more is refused as too large; one
-// whose cache is full is matched more slowly.
+// The memory that RE2 may take for each of so many patterns. One that needs more is refused as too
+// large; one whose cache is full is matched more slowly.
 [[nodiscard]] std::int64_t pattern_memory(std::size_t patterns) noexcept;
 
 // Throws Error with this code and field for text that is no pattern, or too long.
@@ -36,6 +36,7 @@ class NamePatterns {
   NamePatterns(const std::vector<std::string>& texts, const std::string& field);
 
   [[nodiscard]] std::optional<std::size_t> first_match(std::string_view name) const;
+  [[nodiscard]] std::vector<std::string> texts() const;
 
  private:
   std::vector<Pattern> patterns_;

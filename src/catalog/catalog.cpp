@@ -10,9 +10,21 @@
 
 namespace loadstone {
 
+std::string_view name(FileFormat format) noexcept {
+  switch (format) {
+    case FileFormat::safetensors:
+      return "safetensors";
+    case FileFormat::gguf:
+      return "gguf";
+    case FileFormat::torch:
+      return "torch";
+  }
+  return {};
+}
+
 Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<TensorInfo> tensors,
-                 std::map<std::string, MetadataValue> metadata, std::vector<Finding> findings,
-                 Storage* storage, QuantizationClaim claim) try
+                 Metadata metadata, std::vector<Finding> findings, Storage* storage,
+                 QuantizationClaim claim) try
     : root_(std::move(root)),
       shards_(std::move(shards)),
       tensors_(std::move(tensors)),
@@ -48,6 +60,43 @@ Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<Tensor
   throw_as_error();
 }
 
+Catalog::Catalog(std::vector<std::shared_ptr<const Catalog>> checkpoints) try
+    : storage_(nullptr), checkpoints_(std::move(checkpoints)) {
+  const auto refuse = [](const char* message) {
+    throw Error("plan.options", message, {.field = "checkpoints"});
+  };
+  if (checkpoints_.empty()) refuse("there is no checkpoint to join");
+  std::uint64_t tensors = 0;
+  for (const auto& each : checkpoints_) {
+    if (each == nullptr) refuse("there is no catalog");
+    if (!each->checkpoints().empty()) refuse("checkpoints are joined once");
+    if (&each->storage() != &checkpoints_.front()->storage()) {
+      refuse("checkpoints are read through one storage");
+    }
+    tensors += each->tensors().size();
+  }
+  if (tensors >= UINT32_MAX) refuse("too many tensors");
+  const Catalog& first = *checkpoints_.front();
+  root_ = first.root_;
+  metadata_ = first.metadata_;
+  storage_ = first.storage_;
+  claim_ = first.claim_;
+  tensors_.reserve(tensors);
+  for (const auto& each : checkpoints_) {
+    const auto shards_before = static_cast<std::uint32_t>(shards_.size());
+    shards_.insert(shards_.end(), each->shards_.begin(), each->shards_.end());
+    for (const TensorInfo& tensor : each->tensors_) {
+      tensors_.push_back(tensor);
+      tensors_.back().shard += shards_before;
+    }
+    findings_.insert(findings_.end(), each->findings_.begin(), each->findings_.end());
+    total_bytes_ += each->total_bytes_;
+  }
+  sort_findings(findings_);
+} catch (...) {
+  throw_as_error();
+}
+
 Catalog::~Catalog() = default;
 
 const QuantizedTensors& Catalog::quantized() const {
@@ -64,10 +113,29 @@ Storage& Catalog::storage(Storage* other) const noexcept {
   return storage_ != nullptr ? *storage_ : local_storage();
 }
 
-std::optional<std::uint32_t> Catalog::find(std::string_view name) const {
+std::optional<std::uint32_t> Catalog::find(std::string_view name, std::uint32_t checkpoint) const {
+  if (!checkpoints_.empty()) {
+    if (checkpoint >= checkpoints_.size()) return std::nullopt;
+    auto found = checkpoints_[checkpoint]->find(name);
+    if (found) *found += tensors_of(checkpoint).begin;
+    return found;
+  }
   const auto found = index_.find(name);
-  if (found == index_.end()) return std::nullopt;
+  if (found == index_.end() || checkpoint != 0) return std::nullopt;
   return found->second;
+}
+
+Catalog::Range Catalog::tensors_of(std::uint32_t checkpoint) const {
+  if (checkpoints_.empty()) {
+    const auto count = static_cast<std::uint32_t>(tensors_.size());
+    return checkpoint == 0 ? Range{0, count} : Range{count, count};
+  }
+  Range range;
+  for (std::uint32_t i = 0; i < checkpoints_.size() && i <= checkpoint; ++i) {
+    range.begin = range.end;
+    range.end += static_cast<std::uint32_t>(checkpoints_[i]->tensors().size());
+  }
+  return checkpoint < checkpoints_.size() ? range : Range{range.end, range.end};
 }
 
 }  // namespace loadstone

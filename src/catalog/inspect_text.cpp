@@ -9,40 +9,13 @@
 #include "base/json_writer.h"
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "formats/metadata.h"
 #include "loadstone/catalog.h"
 #include "loadstone/quantized_tensors.h"
 
 namespace loadstone {
 
 namespace {
-
-constexpr std::string_view format_name(FileFormat format) noexcept {
-  switch (format) {
-    case FileFormat::gguf:
-      return "gguf";
-    case FileFormat::torch:
-      return "torch";
-    case FileFormat::safetensors:
-      break;
-  }
-  return "safetensors";
-}
-
-void write(JsonWriter& json, const MetadataValue& item) {
-  if (const auto* array = std::get_if<MetadataArray>(&item.value)) {
-    json.begin_array();
-    for (const MetadataValue& each : *array) write(json, each);  // one level at most: gguf.h
-    json.end_array();
-    return;
-  }
-  std::visit(
-      [&](const auto& value) {
-        if constexpr (!std::is_same_v<std::decay_t<decltype(value)>, MetadataArray>) {
-          json.value(value);
-        }
-      },
-      item.value);
-}
 
 void write(JsonWriter& json, const Catalog& catalog, const TensorInfo& tensor) {
   json.key(tensor.name);
@@ -113,7 +86,7 @@ std::string short_text(const MetadataValue& item) {
     return fmt::format("{} items, {}", array->size(), type_name(item));
   }
   JsonWriter json;
-  write(json, item);
+  write_json(json, item);
   return json.take();
 }
 
@@ -146,7 +119,7 @@ std::string shard_lines(const Catalog& catalog) {
     const Shard& shard = catalog.shards()[i];
     text +=
         fmt::format("  {:<48} {:<11} {:>7} tensors {:>10}\n", printable(shard.relative_path, 120),
-                    format_name(shard.format), totals[i].tensors, human_bytes(totals[i].bytes));
+                    name(shard.format), totals[i].tensors, human_bytes(totals[i].bytes));
   }
   return text;
 }
@@ -185,7 +158,7 @@ static std::string json_of(const Catalog& catalog) {
   json.begin_object();
   for (const auto& [key, item] : catalog.metadata()) {
     json.key(key);
-    write(json, item);
+    write_json(json, item);
   }
   json.end_object();
   json.member("total_bytes", catalog.total_bytes());
@@ -218,7 +191,7 @@ static std::string json_of(const Catalog& catalog) {
   for (const Shard& shard : catalog.shards()) {
     json.begin_object();
     json.member("path", shard.relative_path);
-    json.member("format", format_name(shard.format));
+    json.member("format", name(shard.format));
     json.member("bytes", shard.identity.bytes);
     json.member("data_begin", shard.data_begin);
     json.member("header_digest", shard.header_digest);

@@ -267,7 +267,7 @@ class CheckpointReader {
   std::vector<FileHeader> headers_;
   std::vector<Shard> shards_;
   std::vector<TensorInfo> tensors_;
-  std::map<std::string, MetadataValue> metadata_;
+  Metadata metadata_;
   std::vector<Finding> findings_;
 };
 

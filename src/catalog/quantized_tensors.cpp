@@ -117,7 +117,7 @@ std::vector<QuantizedTensor> recognise_all(const TensorTable& table) {
       if (made->is_readable() && std::ranges::count(family->encodings, made->encoding) == 0) {
         throw Error("internal", "a family does not list its encoding", {.found = made->encoding});
       }
-      if (!family->reads_all) refuse_foreign_companions(table, *made);
+      refuse_foreign_companions(table, *made, family->reads_all);
       found.push_back(*std::move(made));
       break;
     }
@@ -202,6 +202,33 @@ QuantizedTensors find_all(const CatalogTable& table) {
   return {std::move(found), std::move(warnings), std::move(marks), table.tensors().size()};
 }
 
+// Checkpoints are looked at one by one: nothing in one of them belongs to codes of another.
+QuantizedTensors find_joined(const Catalog& catalog) {
+  std::vector<QuantizedTensor> tensors;
+  std::vector<Finding> warnings;
+  std::vector<bool> companions(catalog.tensors().size(), false);
+  for (std::uint32_t c = 0; c < catalog.checkpoints().size(); ++c) {
+    const QuantizedTensors& all = catalog.checkpoints()[c]->quantized();
+    const auto [begin, end] = catalog.tensors_of(c);
+    const auto move_on = [begin = begin](std::vector<std::uint32_t>& indices) {
+      for (std::uint32_t& index : indices) index += begin;
+    };
+    for (QuantizedTensor each : all.tensors()) {
+      if (each.data != QuantizedTensor::none) each.data += begin;
+      move_on(each.scales);
+      move_on(each.states);
+      move_on(each.unneeded);
+      move_on(each.decoding.sources);
+      tensors.push_back(std::move(each));
+    }
+    for (const Finding& finding : all.findings()) {
+      if (finding.severity != Severity::error) warnings.push_back(finding);
+    }
+    for (std::uint32_t i = begin; i < end; ++i) companions[i] = all.is_companion(i - begin);
+  }
+  return {std::move(tensors), std::move(warnings), std::move(companions), catalog.tensors().size()};
+}
+
 }  // namespace
 
 Shape QuantizedTensor::shape() const {
@@ -268,7 +295,10 @@ bool QuantizedTensors::is_companion(std::uint32_t tensor) const noexcept {
 }
 
 QuantizedTensors find_quantized_tensors(const Catalog& catalog, Storage* storage) {
-  return only_errors([&] { return find_all(CatalogTable(catalog, &catalog.storage(storage))); });
+  return only_errors([&] {
+    if (!catalog.checkpoints().empty()) return find_joined(catalog);
+    return find_all(CatalogTable(catalog, &catalog.storage(storage)));
+  });
 }
 
 QuantizedTensors name_quantized_tensors(const Catalog& catalog) {

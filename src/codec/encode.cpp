@@ -17,6 +17,8 @@ std::span<const ComponentName> WrittenEncoding::names(NamingStyle style) const n
       return unified_names;
     case NamingStyle::compressed:
       return compressed_names;
+    case NamingStyle::gguf:
+      return gguf_names;
     case NamingStyle::bnb:
       break;
   }
@@ -105,6 +107,9 @@ std::optional<DecodeProblem> prepare_quantization(const Quantization& quantizati
   if (!quantization.dialect.empty() && std::ranges::count(dialects, quantization.dialect) == 0) {
     return DecodeProblem{"no such dialect", quantization.dialect,
                          fmt::format("{}", fmt::join(dialects, " or "))};
+  }
+  if (quantization.importance != nullptr && !encoding->is_gguf()) {
+    return DecodeProblem{"it takes no importance", quantization.encoding, "an encoding of GGUF"};
   }
   form.kind = encoding->kind;
   form.dtype = dtype;

@@ -24,7 +24,8 @@ namespace loadstone {
 enum class NamingStyle : std::uint8_t {
   unified,     // ModelOpt's exports
   compressed,  // compressed-tensors
-  bnb
+  bnb,
+  gguf  // GGUF: the tensor's own name, and a block format for its encoding
 };
 
 // The shape that a style gives to a component.
@@ -95,6 +96,7 @@ struct WrittenEncoding {
   std::span<const ComponentName> unified_names{};
   std::span<const ComponentName> compressed_names{};
   std::span<const ComponentName> bnb_names{};
+  std::span<const ComponentName> gguf_names{};
   // Makes the other tensors that files hold for a weight of this shape and dtype. Null: none.
   std::vector<ConstantComponent> (*constants)(const Quantization& quantization, const Shape& shape,
                                               Dtype dtype) = nullptr;
@@ -117,6 +119,8 @@ struct WrittenEncoding {
   [[nodiscard]] std::span<const ComponentName> names(NamingStyle style) const noexcept;
   // bitsandbytes' encodings have its names, its config and no others.
   [[nodiscard]] bool is_bitsandbytes() const noexcept { return !bnb_names.empty(); }
+  // The data is blocks, whose format is QuantizeForm::block; GGUF files alone hold them.
+  [[nodiscard]] bool is_gguf() const noexcept { return !gguf_names.empty(); }
 };
 
 // Fills in `form` and returns nothing, or says what does not fit.

@@ -22,7 +22,8 @@ struct Family {
   // component): with a decoding, or with a defect. Nothing: it is none of the family's. Families
   // are asked in their order, and the first that knows a tensor has it. Null: their tensors are
   // told by their dtypes alone.
-  std::optional<QuantizedTensor> (*recognise)(const TensorTable& table, std::uint32_t tensor);
+  std::optional<QuantizedTensor> (*recognise)(const TensorTable& table,
+                                              std::uint32_t tensor) = nullptr;
   // It knows what zero points and orders of columns mean, or refuses them itself. Others do not,
   // and a tensor that has such companions is not decoded.
   bool reads_all = false;

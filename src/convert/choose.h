@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,8 @@ struct Choices {
   std::map<std::string, Quantization, std::less<>> quantize;
   // Why the others stay as they are: those that are weights of more than one dim.
   std::map<std::string, std::string_view, std::less<>> plain;
+  // Targets that become numbers although a file could hold their blocks.
+  std::set<std::string, std::less<>> numbers;
 };
 
 // Cuts stacks of experts that are to be quantized into the weights of single experts, which is how

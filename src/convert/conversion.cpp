@@ -12,9 +12,10 @@
 #include "catalog/config_claim.h"
 #include "codec/encode.h"
 #include "convert/choose.h"
+#include "convert/container.h"
 #include "convert/expert_series.h"
-#include "convert/header.h"
 #include "convert/json_text.h"
+#include "convert/kept_blocks.h"
 #include "convert/layout.h"
 #include "convert/moved_codes.h"
 #include "convert/outputs.h"
@@ -64,6 +65,13 @@ void check_options(const ConvertOptions& options) {
     refuse("style", "nothing is to be quantized, so nothing has a style",
            std::string(name(*options.quantize.style)));
   }
+  if (options.is_split &&
+      (options.one_file || !container_of(options.format).index_suffix().empty())) {
+    refuse("is_split", "only GGUF files are split without an index, into more than one file");
+  }
+  if (options.dequantize && options.merge) {
+    refuse("dequantize", "a merge makes numbers of whatever is quantized");
+  }
   if (options.shard_bytes_max == 0) refuse("shard_bytes_max", "a shard holds something");
   if (options.staging_bytes_max == 0) refuse("staging_bytes_max", "nothing moves without staging");
 }
@@ -86,24 +94,6 @@ void check_claim(Conversion& conversion, const ConvertOptions& options) {
                                "tensors is in a layout that this version knows",
                     .suggestion = "remove the section from config.json, if all tensors are plain "
                                   "numbers"});
-}
-
-// Whether the format can hold the tensor.
-void check_target(Conversion& conversion, const PlannedTarget& target) {
-  if (target.name == "__metadata__" || !is_utf8(target.name)) {
-    fail(conversion, {.code = "convert.name",
-                      .target = target.name,
-                      .message = fmt::format("'{}' cannot be a tensor's name in safetensors",
-                                             printable(target.name)),
-                      .suggestion = "rename it with a rule"});
-  }
-  if (!is_in_safetensors(target.dtype)) {
-    fail(conversion, {.code = "plan.dtype",
-                      .target = target.name,
-                      .message = fmt::format("'{}' is {}, which safetensors does not have",
-                                             printable(target.name), name(target.dtype)),
-                      .found = std::string(name(target.dtype))});
-  }
 }
 
 // What of the output becomes what, like tensors in one row.
@@ -150,9 +140,10 @@ void name_ambiguous(Conversion& conversion, bool is_decoded) {
   }
   for (const auto& [key, encodings] : names) {
     // Where there are several they are refused by name when they are read.
-    if (encodings.size() == 1) metadata.emplace_back(key, *encodings.begin());
+    if (encodings.size() != 1) continue;
+    metadata.insert_or_assign(std::string(key),
+                              MetadataValue{.value = std::string(*encodings.begin())});
   }
-  std::ranges::sort(metadata);
 }
 
 }  // namespace
@@ -161,6 +152,9 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
                                 const ConvertOptions& options) {
   if (catalog == nullptr) refuse("catalog", "there is no catalog");
   check_options(options);
+  if (!options.merge && !catalog->checkpoints().empty()) {
+    refuse("merge", "several checkpoints are to become one, and nothing says how");
+  }
   if (!options.quantize.formats.empty() && names_are_given(options) &&
       !catalog->quantized().empty()) {
     refuse("quantize", "the checkpoint is quantized, and rules name what is in it: convert twice");
@@ -168,10 +162,14 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   std::vector<Finding> findings;
   Conversion conversion;
   conversion.one_file = options.one_file;
+  conversion.is_split = options.is_split;
   conversion.stem = options.stem;
-  conversion.metadata = header_metadata(*catalog, findings);
+  conversion.format = options.format;
+  const Container& container = container_of(options.format);
+  conversion.metadata = container.metadata(*catalog, options.metadata, findings);
   PlanOptions plan_options;
   plan_options.unexpected = options.unexpected;
+  plan_options.strip_prefixes.emplace();  // none: recipes have said what each output is called
   plan_options.allow_non_finite = options.quantize.allow_non_finite;
   const bool is_decoded = decodes(*catalog, options);
   Outputs outputs = output_recipes(catalog, options, is_decoded, findings);
@@ -180,10 +178,15 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   Choices choices;
   const bool quantizes = !options.quantize.formats.empty();
   if (quantizes) {
-    check_style(options.quantize);
-    choices = choose_quantized(options.quantize, options.folder.config, cut_experts_max(*catalog),
-                               plan_options.recipes, findings);
+    choices =
+        container.choose(options, *catalog, conversion.metadata, plan_options.recipes, findings);
     plan_options.quantize = std::move(choices.quantize);
+  }
+  if (container.holds_blocks() && !options.dtype && !options.dequantize) {
+    const auto stays = [&](const std::string& name) {
+      return !plan_options.quantize.contains(name) && !choices.numbers.contains(name);
+    };
+    keep_blocks(*catalog, stays, plan_options.recipes);
   }
   // What has stood in the way once is not told again as left over.
   for (const Finding& finding : findings) {
@@ -200,7 +203,6 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   conversion.plan = Planner(std::move(catalog), skeleton, plan_options).run(SinkKind::files);
   Plan& plan = conversion.plan;
   plan.findings.insert(plan.findings.end(), findings.begin(), findings.end());
-  for (const PlannedTarget& target : plan.targets) check_target(conversion, target);
   check_claim(conversion, options);
   for (Finding& finding : check_moved_codes(plan)) fail(conversion, std::move(finding));
   name_ambiguous(conversion, is_decoded);

@@ -115,7 +115,7 @@ Finding finding_of(const Catalog& catalog, std::string_view prefix, const Layer&
 std::set<std::string, std::less<>> check_expert_series(const Catalog& catalog,
                                                        std::vector<Finding>& findings) {
   std::map<std::string_view, Layer> layers;
-  for (std::uint32_t i = 0; i < catalog.tensors().size(); ++i) {
+  for (std::uint32_t i = 0; i < catalog.tensors_of(0).end; ++i) {
     const auto place = place_of(catalog.tensors()[i].name);
     if (!place) continue;
     Layer& layer = layers[place->prefix];

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "convert/container.h"
 #include "convert/files.h"
 #include "convert/output.h"
 #include "convert/state.h"
@@ -110,7 +111,7 @@ void check_extras(const Conversion& conversion) {
     if (!is_file_name(extra.name)) {
       refuse({}, "not a name for a file in the target", printable(extra.name));
     }
-    if (is_model_name(extra.name)) {
+    if (container_of(conversion.format).is_model_name(extra.name)) {
       refuse({}, "a file beside the model has a name of the model's", printable(extra.name));
     }
     if (!names.insert(extra.name).second) {

@@ -7,9 +7,9 @@
 #include <exception>
 #include <utility>
 
+#include "convert/container.h"
 #include "convert/extras.h"
 #include "convert/files.h"
-#include "convert/header.h"
 #include "convert/work_folder.h"
 #include "loadstone/error.h"
 #include "storage/new_file.h"
@@ -19,6 +19,24 @@ namespace loadstone {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// Zeros where the format wants tensors to stand apart. Gives back how many bytes.
+std::uint64_t write_gaps(const OutputFile& file, FileSink& sink) {
+  std::uint64_t written = 0;
+  std::uint64_t at = 0;
+  const auto fill = [&](std::uint64_t end) {
+    if (end <= at) return;
+    const std::vector<std::byte> zeros(end - at);
+    sink.write(file.header_bytes + at, zeros);
+    written += zeros.size();
+  };
+  for (const OutputTensor& tensor : file.tensors) {
+    fill(tensor.begin);
+    at = tensor.end;
+  }
+  fill(file.data_bytes);
+  return written;
+}
 
 }  // namespace
 
@@ -49,12 +67,12 @@ void Output::make(std::uint32_t number) {
   File& file = files_[number];
   const OutputFile& planned = conversion_.files[number];
   file.part_path = work_.unfinished(conversion_.one_file ? "file" : planned.name);
-  const std::string header = header_text(conversion_, planned);
+  const std::string header = container_of(conversion_.format).header(conversion_, number);
   file.sink = storage_.create(file.part_path);
   file.is_made = true;
   file.sink->reserve(planned.byte_count(), Reserve::if_cheap);
   file.sink->write(0, std::as_bytes(std::span(header)));
-  bytes_written_ += header.size();
+  bytes_written_ += header.size() + write_gaps(planned, *file.sink);
 }
 
 FileSink& Output::sink_of(std::uint32_t number) {
@@ -120,7 +138,7 @@ void Output::write_beside() {
     bytes_written_ += write_extra(storage_, extra, place(extra.name));
   }
   if (conversion_.index_name.empty()) return;
-  const std::string text = index_text(conversion_);
+  const std::string text = container_of(conversion_.format).index(conversion_);
   storage_.write_whole(place(conversion_.index_name), work_.unfinished(conversion_.index_name),
                        text);
   bytes_written_ += text.size();

@@ -35,11 +35,6 @@ struct TargetPlace {
   std::vector<std::string> named;
 };
 
-// Whether a file's name is that of a model's shard or index.
-[[nodiscard]] bool is_model_name(const std::string& name);
-// Whether a file is one that a conversion with this stem writes: the file, a shard or the index.
-[[nodiscard]] bool is_output_name(const std::string& name, const std::string& stem);
-
 // Looks at what stands there. Throws Error "convert.target" where it may not be written, and
 // "io.not_found" where there is no folder to put it into.
 [[nodiscard]] TargetPlace look_at_target(const Conversion& conversion, const std::string& target);

@@ -43,7 +43,9 @@ OutputSink::OutputSink(const Conversion& conversion, const std::vector<bool>& wa
   for (std::uint32_t f = 0; f < conversion.files.size(); ++f) {
     if (!wanted[f]) continue;
     const OutputFile& file = conversion.files[f];
-    bytes_left_[f] = file.data_bytes;
+    std::uint64_t bytes = 0;
+    for (const OutputTensor& tensor : file.tensors) bytes += tensor.byte_count();
+    bytes_left_[f] = bytes;
     const auto first = static_cast<std::ptrdiff_t>(tensors_.size());
     for (const OutputTensor& tensor : file.tensors) tensors_.push_back(&tensor);
     std::ranges::sort(tensors_.begin() + first, tensors_.end(), {},
@@ -53,7 +55,7 @@ OutputSink::OutputSink(const Conversion& conversion, const std::vector<bool>& wa
       if (place.end == 0) place = {f, i, i};
       place.end = i + 1;
     }
-    if (file.data_bytes == 0) output.finish(f);
+    if (bytes == 0) output.finish(f);
   }
 }
 

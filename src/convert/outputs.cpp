@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "convert/expert_series.h"
+#include "convert/merge.h"
 #include "convert/values.h"
 #include "kernels/cast.h"
 #include "loadstone/quantized_tensors.h"
@@ -174,7 +175,8 @@ Outputs output_recipes(const std::shared_ptr<const Catalog>& catalog, const Conv
   std::set<std::string, std::less<>> broken;
   // Recipes alone say which experts they need.
   if (options.recipes.targets.empty()) broken = check_expert_series(*catalog, findings);
-  Values values = values_of(catalog, options, is_decoded, broken, findings);
+  Values values = options.merge ? merged_values(catalog, options, findings)
+                                : values_of(catalog, options, is_decoded, broken, findings);
   const bool has_values = !values.recipes.targets.empty();
   Outputs outputs;
   for (const std::uint32_t source : values.dropped) {

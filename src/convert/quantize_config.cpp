@@ -320,7 +320,7 @@ std::string section_of_bitsandbytes(const QuantizedModules& modules, Dtype dtype
 
 std::vector<ExtraFile> extra_files(const Plan& plan, const ConvertOptions& options, bool is_decoded,
                                    std::vector<Finding>& findings) {
-  if (options.one_file) return {};
+  if (options.one_file || options.is_split) return {};
   std::vector<ExtraFile> files = options.folder.files;
   const QuantizedModules modules = quantized_modules(plan);
   std::string section;

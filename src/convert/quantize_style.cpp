@@ -10,6 +10,9 @@
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "codec/encode.h"
+#include "convert/container.h"
+#include "convert/gguf_mix.h"
+#include "convert/kept_blocks.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -22,6 +25,8 @@ NamingStyle naming_style(const WrittenEncoding& encoding, QuantizeStyle style) n
   switch (style) {
     case QuantizeStyle::unified:
       return NamingStyle::unified;
+    case QuantizeStyle::gguf:
+      return NamingStyle::gguf;
     case QuantizeStyle::compressed_tensors:
       break;
   }
@@ -42,6 +47,8 @@ std::string_view name(QuantizeStyle style) noexcept {
       return "modelopt";
     case QuantizeStyle::compressed_tensors:
       return "compressed-tensors";
+    case QuantizeStyle::gguf:
+      return "gguf";
   }
   return {};
 }
@@ -62,7 +69,7 @@ std::optional<QuantizeMode> quantize_mode(std::string_view text) noexcept {
   return std::nullopt;
 }
 
-static Quantization quantization_of(std::string_view text, QuantizeMode mode) {
+static Quantization quantization_of(std::string_view text, QuantizeMode mode, FileFormat format) {
   Quantization quantization;
   const auto colon = text.find(':');
   for (const char character : text.substr(0, colon)) {
@@ -70,8 +77,15 @@ static Quantization quantization_of(std::string_view text, QuantizeMode mode) {
         static_cast<char>(character >= 'A' && character <= 'Z' ? character - 'A' + 'a' : character);
   }
   const WrittenEncoding* const encoding = find_written_encoding(quantization.encoding);
-  if (encoding == nullptr && quantization.encoding != "none") {
-    refuse("quantize", "no such encoding", text, written_encoding_names());
+  const bool is_format = container_of(format).is_format(quantization.encoding);
+  if (encoding == nullptr && !is_format && quantization.encoding != "none") {
+    const bool is_mix = find_mix(quantization.encoding).has_value();
+    refuse("quantize",
+           is_mix ? "a mix of types is for a TARGET that ends in .gguf" : "no such encoding", text,
+           written_encoding_names());
+  }
+  if (mode != QuantizeMode::exact && is_format) {
+    refuse("mode", "GGUF files have no bytes of ModelOpt", name(mode), "exact");
   }
   if (colon != std::string_view::npos) {
     const std::string_view digits = text.substr(colon + 1);
@@ -83,16 +97,18 @@ static Quantization quantization_of(std::string_view text, QuantizeMode mode) {
     }
   }
   if (mode == QuantizeMode::exact || encoding == nullptr) return quantization;
-  if (encoding->is_bitsandbytes()) {
-    refuse("mode", quantization.encoding + " is bitsandbytes' and has no bytes of ModelOpt",
+  if (encoding->is_bitsandbytes() || encoding->is_gguf()) {
+    refuse("mode",
+           fmt::format("{} is {} and has no bytes of ModelOpt", quantization.encoding,
+                       encoding->is_gguf() ? "GGUF's" : "bitsandbytes'"),
            name(mode), "exact");
   }
   quantization.dialect = encoding->exported_dialect;
   return quantization;
 }
 
-Quantization quantization_from_user(std::string_view text, QuantizeMode mode) {
-  return only_errors([&] { return quantization_of(text, mode); });
+Quantization quantization_from_user(std::string_view text, QuantizeMode mode, FileFormat format) {
+  return only_errors([&] { return quantization_of(text, mode, format); });
 }
 
 void check_style(const QuantizeOptions& options) {
@@ -106,6 +122,10 @@ void check_style(const QuantizeOptions& options) {
              std::move(problem->expected));
     }
     const WrittenEncoding& encoding = written_encoding(format.quantization);
+    if (encoding.is_gguf()) {
+      refuse("quantize", "blocks of GGUF stand in GGUF files: name a TARGET that ends in .gguf",
+             encoding.name, "NAME.gguf");
+    }
     if (format.quantization.nested) {
       refuse("quantize", "nested scales are not written to files", encoding.name);
     }
@@ -132,13 +152,15 @@ void check_style(const QuantizeOptions& options) {
   }
 }
 
-std::vector<OutputTensor> output_tensors(const PlannedTarget& target, QuantizeStyle style) {
+std::vector<OutputTensor> output_tensors(const Conversion& conversion, const PlannedTarget& target,
+                                         QuantizeStyle style) {
   std::vector<OutputTensor> tensors;
   if (!target.quantization) {
     OutputTensor& tensor = tensors.emplace_back();
+    PlainForm form = plain_form(conversion, target);
     tensor.name = target.name;
-    tensor.shape = target.shape;
-    tensor.dtype = target.dtype;
+    tensor.shape = std::move(form.shape);
+    tensor.encoding = form.encoding;
     tensor.constant = target.recipe.constant;
     return tensors;
   }
@@ -147,6 +169,16 @@ std::vector<OutputTensor> output_tensors(const PlannedTarget& target, QuantizeSt
   const std::string_view module = module_of(target.name);
   const auto parts = quantized_parts(quantization, target.shape, target.dtype);
   const WrittenEncoding& encoding = written_encoding(quantization);
+  if (encoding.is_gguf()) {
+    QuantizeForm form;
+    static_cast<void>(prepare_quantization(quantization, target.shape, target.dtype, form));
+    OutputTensor& tensor = tensors.emplace_back();
+    tensor.part = 0;
+    tensor.name = target.name;
+    tensor.shape = target.shape;
+    tensor.encoding = form.block;
+    return tensors;
+  }
   for (std::uint32_t i = 0; i < parts.size(); ++i) {
     const ComponentName* const found =
         find_component(encoding, naming_style(encoding, style), parts[i].name);
@@ -161,7 +193,7 @@ std::vector<OutputTensor> output_tensors(const PlannedTarget& target, QuantizeSt
                   : i == 0  ? target.name
                             : fmt::format("{}_{}", target.name, found->suffix);
     tensor.shape = shape_in_file(found->form, parts[i].shape);
-    tensor.dtype = parts[i].dtype;
+    tensor.encoding = parts[i].dtype;
     tensor.is_inverted = found->is_inverted;
   }
   if (encoding.constants == nullptr) return tensors;
@@ -169,7 +201,7 @@ std::vector<OutputTensor> output_tensors(const PlannedTarget& target, QuantizeSt
     OutputTensor& tensor = tensors.emplace_back();
     tensor.name = fmt::format("{}.{}", module, constant.suffix);
     tensor.shape = std::move(constant.shape);
-    tensor.dtype = constant.dtype;
+    tensor.encoding = constant.dtype;
     tensor.constant = std::move(constant.bytes);
   }
   return tensors;

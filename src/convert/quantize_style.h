@@ -12,7 +12,8 @@ namespace loadstone {
 
 // The tensors that a target becomes in a file, without their places. The target itself where it is
 // not quantized.
-[[nodiscard]] std::vector<OutputTensor> output_tensors(const PlannedTarget& target,
+[[nodiscard]] std::vector<OutputTensor> output_tensors(const Conversion& conversion,
+                                                       const PlannedTarget& target,
                                                        QuantizeStyle style);
 
 // What of the encoding's name and the style's is asked for together: Error "plan.options" where the

@@ -9,6 +9,8 @@
 #include "base/json_writer.h"
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "convert/kept_blocks.h"
+#include "formats/metadata.h"
 #include "loadstone/convert.h"
 #include "plan/decodings.h"
 
@@ -25,7 +27,8 @@ struct Total {
 std::string sources_text(const Plan& plan, const PlannedTarget& target) {
   if (target.recipe.constant) return "constant";
   std::map<std::string_view, bool> names;
-  for (const std::uint32_t source : sources_of(target.recipe.boxes, plan.decodings)) {
+  for (const std::uint32_t source :
+       sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge)) {
     names.emplace(plan.catalog->tensors()[source].encoding.name(), true);
   }
   std::string text;
@@ -116,8 +119,9 @@ static std::string json_of(const Conversion& conversion) {
   for (const PlannedTarget& target : conversion.plan.targets) {
     json.key(target.name);
     json.begin_object();
-    json.member("dtype", name(target.dtype));
-    json.member("shape", target.shape.extents());
+    const PlainForm form = plain_form(conversion, target);
+    json.member("dtype", form.encoding.name());
+    json.member("shape", form.shape.extents());
     if (target.quantization) json.member("encoding", target.quantization->encoding);
     json.member("bytes", target.byte_count());
     json.member("made_of", sources_text(conversion.plan, target));
@@ -126,7 +130,10 @@ static std::string json_of(const Conversion& conversion) {
   json.end_object();
   json.key("metadata");
   json.begin_object();
-  for (const auto& [key, text] : conversion.metadata) json.member(key, text);
+  for (const auto& [key, item] : conversion.metadata) {
+    json.key(key);
+    write_json(json, item);
+  }
   json.end_object();
   if (!conversion.quantize_rows.empty()) write_rows(json, conversion);
   json.member("threads", conversion.budget.threads);
@@ -155,8 +162,9 @@ static std::string table_of(const Conversion& conversion, bool with_tensors) {
   }
   std::map<std::pair<std::string, std::string_view>, Total> totals;
   for (const PlannedTarget& target : plan.targets) {
-    const std::string_view after =
-        target.quantization ? std::string_view(target.quantization->encoding) : name(target.dtype);
+    const std::string_view after = target.quantization
+                                       ? std::string_view(target.quantization->encoding)
+                                       : plain_form(conversion, target).encoding.name();
     Total& total = totals[{sources_text(plan, target), after}];
     ++total.tensors;
     total.bytes += target.byte_count();
@@ -176,8 +184,9 @@ static std::string table_of(const Conversion& conversion, bool with_tensors) {
   if (with_tensors) text += "tensors\n";
   for (const PlannedTarget& target : plan.targets) {
     if (!with_tensors) break;
+    const PlainForm form = plain_form(conversion, target);
     text += fmt::format("  {:<56} {:<8} {:<24} {:>10}  {}\n", printable(target.name),
-                        name(target.dtype), printable(target.shape.text(), 80),
+                        form.encoding.name(), printable(form.shape.text(), 80),
                         human_bytes(target.byte_count()), sources_text(plan, target));
   }
   if (!plan.findings.empty()) text += "findings\n";

@@ -7,6 +7,7 @@
 #include "base/thread_count.h"
 #include "convert/layout.h"
 #include "plan/budget.h"
+#include "plan/merges.h"
 
 namespace loadstone {
 
@@ -18,6 +19,15 @@ constexpr std::uint64_t thread_bytes_max = 32 << 20;
 // What a thread takes beside that: its stack, and what the allocator keeps for it.
 constexpr std::uint64_t thread_overhead = 256 << 10;
 
+// Of a tensor in a header beside its name: shape, dtype, place.
+constexpr std::uint64_t info_bytes = 96;
+
+std::uint64_t list_bytes_of(const std::vector<Box>& boxes) {
+  std::uint64_t bytes = 0;
+  for (const Box& box : boxes) bytes += 4 * (sizeof(Box) + box.dims.size() * sizeof(BoxDim));
+  return bytes;
+}
+
 // What lists of tensors take while they are made and gone through. Generous.
 std::uint64_t list_bytes(const Conversion& conversion) {
   constexpr std::uint64_t per_tensor = 1536;
@@ -28,18 +38,27 @@ std::uint64_t list_bytes(const Conversion& conversion) {
   for (const PlannedTarget& target : conversion.plan.targets) {
     bytes += per_tensor + 6 * target.name.size();
     if (target.quantization) bytes += per_tensor + 4 * target.name.size();
-    for (const Box& box : target.recipe.boxes) {
-      bytes += 4 * (sizeof(Box) + box.dims.size() * sizeof(BoxDim));
+    bytes += list_bytes_of(target.recipe.boxes);
+    if (target.recipe.merge != nullptr) {
+      bytes += per_tensor + 4 * target.recipe.merge->terms.size() * sizeof(Term);
+      for_each_operand(*target.recipe.merge,
+                       [&](const Operand& each) { bytes += list_bytes_of(each.boxes); });
     }
     if (target.recipe.constant) bytes += target.recipe.constant->size();
   }
   std::uint64_t header = 0;
+  std::uint64_t metadata = 0;
   for (const OutputFile& file : conversion.files) {
     header = std::max(header, file.header_bytes);
+    std::uint64_t infos = 0;
     for (const OutputTensor& tensor : file.tensors) {
       bytes += sizeof(OutputTensor) + 2 * tensor.name.size();
+      infos += info_bytes + tensor.name.size();
     }
+    metadata = std::max(metadata, file.header_bytes - std::min(infos, file.header_bytes));
   }
+  // A vocabulary is held by the catalog and by the conversion, and grows into a header.
+  bytes += 3 * metadata;
   for (const ExtraFile& file : conversion.extras) bytes += 2 * file.text.size();
   return bytes + 2 * header;
 }

@@ -11,10 +11,12 @@
 #include "base/json_fields.h"
 #include "base/json_writer.h"
 #include "base/text.h"
+#include "convert/container.h"
 #include "convert/extras.h"
-#include "convert/header.h"
+#include "formats/metadata.h"
 #include "loadstone/error.h"
 #include "loadstone/version.h"
+#include "plan/merges.h"
 
 namespace loadstone {
 
@@ -50,11 +52,13 @@ void add_tensor(Digest& digest, const PlannedTarget& target) {
   add_number(digest, quantization.nested ? 1 : 0);
   add_number(digest, quantization.nested_offset ? 1 : 0);
   add_number(digest, std::bit_cast<std::uint32_t>(quantization.nested_offset.value_or(0)));
+  add_number(digest, quantization.importance ? quantization.importance->size() + 1 : 0);
+  if (quantization.importance) digest.update(std::as_bytes(std::span(*quantization.importance)));
 }
 
-void add_recipe(Digest& digest, const Catalog& catalog, const Recipe& recipe) {
-  add_number(digest, recipe.boxes.size());
-  for (const Box& box : recipe.boxes) {
+void add_boxes(Digest& digest, const Catalog& catalog, const std::vector<Box>& boxes) {
+  add_number(digest, boxes.size());
+  for (const Box& box : boxes) {
     add_source(digest, catalog, box.source);
     add_number(digest, box.source_offset);
     add_number(digest, box.target_offset);
@@ -64,8 +68,40 @@ void add_recipe(Digest& digest, const Catalog& catalog, const Recipe& recipe) {
       add_numbers(digest, std::array{dim.extent, dim.source_stride, dim.target_stride});
     }
   }
+}
+
+// Checkpoints that are merged have the same names: only shards tell them apart.
+void add_operand(Digest& digest, const Catalog& catalog, const std::vector<Box>& boxes) {
+  for (const Box& box : boxes) add_number(digest, catalog.tensors().at(box.source).shard);
+  add_boxes(digest, catalog, boxes);
+}
+
+void add_merge(Digest& digest, const Catalog& catalog, const Merge& merge) {
+  add_number(digest, std::bit_cast<std::uint32_t>(merge.factor));
+  add_number(digest, merge.row_elements);
+  for (const auto form : {static_cast<int>(merge.form), static_cast<int>(merge.pruning),
+                          static_cast<int>(merge.elects_signs), static_cast<int>(merge.is_mean)}) {
+    add_number(digest, static_cast<std::uint64_t>(form));
+  }
+  add_number(digest, std::bit_cast<std::uint64_t>(merge.density));
+  add_number(digest, merge.seed);
+  add_number(digest, merge.terms.size());
+  for (const Term& term : merge.terms) {
+    add_number(digest, std::bit_cast<std::uint32_t>(term.factor));
+    add_number(digest, term.low_rank ? 1 : 0);
+    if (!term.low_rank) continue;
+    const LowRank& product = *term.low_rank;
+    add_numbers(digest, std::array{product.row_begin, product.column_begin, product.rows,
+                                   product.columns, product.rank});
+  }
+  for_each_operand(merge, [&](const Operand& each) { add_operand(digest, catalog, each.boxes); });
+}
+
+void add_recipe(Digest& digest, const Catalog& catalog, const Recipe& recipe) {
+  add_boxes(digest, catalog, recipe.boxes);
   add_number(digest, recipe.constant ? recipe.constant->size() + 1 : 0);
   if (recipe.constant) digest.update(*recipe.constant);
+  if (recipe.merge != nullptr) add_merge(digest, catalog, *recipe.merge);
 }
 
 void add_decoding(Digest& digest, const Catalog& catalog, const Decoding& decoding) {
@@ -152,9 +188,12 @@ WorkState state_of(const Conversion& conversion) {
   state.stem = conversion.stem;
   for (const Shard& shard : plan.catalog->shards()) state.sources.push_back(source_state(shard));
   Digest metadata;
-  for (const auto& [key, text] : conversion.metadata) {
+  for (const auto& [key, item] : conversion.metadata) {
     add_text(metadata, key);
-    add_text(metadata, text);
+    JsonWriter json;
+    write_json(json, item);
+    add_text(metadata, type_name(item));
+    add_text(metadata, json.take());
   }
   Digest tensors;
   Digest values;
@@ -170,10 +209,12 @@ WorkState state_of(const Conversion& conversion) {
   add_number(values, conversion.plan.allow_non_finite ? 1 : 0);
   Digest files;
   add_text(files, conversion.index_name);
-  for (const OutputFile& file : conversion.files) {
+  const Container& container = container_of(conversion.format);
+  for (std::size_t f = 0; f < conversion.files.size(); ++f) {
+    const OutputFile& file = conversion.files[f];
     add_text(files, file.name);
     add_number(files, file.data_bytes);
-    add_text(files, header_text(conversion, file));
+    add_text(files, container.header(conversion, f));
     for (const OutputTensor& tensor : file.tensors) {
       add_number(files, tensor.is_inverted ? 1 : 0);
       add_number(files, tensor.constant ? tensor.constant->size() + 1 : 0);

@@ -14,6 +14,7 @@
 #include "base/digest.h"
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "convert/container.h"
 #include "convert/extras.h"
 #include "convert/files.h"
 #include "convert/output.h"
@@ -49,8 +50,7 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
 }
 
 // Neither a source itself, nor a place from where the source would be another one afterwards.
-void check_sources(const Conversion& conversion, const TargetPlace& place) {
-  const Catalog& catalog = *conversion.plan.catalog;
+void check_source(const Catalog& catalog, const TargetPlace& place) {
   const fs::path target = real_path(place.path);
   const auto status = status_of(place.path, true);
   bool in_source_folder = false;
@@ -69,6 +69,12 @@ void check_sources(const Conversion& conversion, const TargetPlace& place) {
   }
 }
 
+void check_sources(const Conversion& conversion, const TargetPlace& place) {
+  const Catalog& catalog = *conversion.plan.catalog;
+  if (catalog.checkpoints().empty()) check_source(catalog, place);
+  for (const auto& checkpoint : catalog.checkpoints()) check_source(*checkpoint, place);
+}
+
 // Follows from the target's name, so that every run finds it.
 std::string work_name(const std::string& path) {
   constexpr std::size_t name_bytes_max = 255 - 16;
@@ -83,23 +89,25 @@ std::string work_name(const std::string& path) {
 }
 
 // An older output goes when the new one is whole; a model of somebody else's stays.
-void check_folder(TargetPlace& place, const std::string& stem) {
-  const std::string finished = place.path + "/" + work_name(place.path) + "/files/";
+// `inside`: where shards wait that are put into the folder one by one.
+void check_folder(TargetPlace& place, const Conversion& conversion, const std::string& inside) {
+  const Container& container = container_of(conversion.format);
+  const std::string finished = inside + "/files/";
   int problem = 0;
   bool only_files = true;
   for (const std::string& name : names_in(place.path, &problem)) {
     place.has_files = true;
     const auto status = status_of(place.path + "/" + name, false);
     only_files = only_files && status && S_ISREG(status->st_mode);
-    if (is_model_name(name) && same_file(place.path + "/" + name, finished + name)) {
+    if (container.is_model_name(name) && same_file(place.path + "/" + name, finished + name)) {
       place.named.push_back(name);
       continue;
     }
-    if (is_output_name(name, stem)) {
+    if (container.is_output_name(name, conversion.stem)) {
       place.older.push_back(name);
       continue;
     }
-    if (is_model_name(name)) {
+    if (container.is_model_name(name) && !conversion.is_split) {
       refuse(place.path, "the folder holds another model already", printable(name));
     }
     place.others.push_back(name);
@@ -107,8 +115,10 @@ void check_folder(TargetPlace& place, const std::string& stem) {
   place.is_exchangeable = place.has_files && only_files && !place.is_fixed;
   if (!place.older.empty() && !place.is_exchangeable && problem == 0) {
     refuse(place.path,
-           "the folder holds a model that cannot be replaced in one step: it is a "
-           "link, another disk, or holds more than files",
+           conversion.is_split
+               ? "files of this name are there already: remove them, or name the target otherwise"
+               : "the folder holds a model that cannot be replaced in one step: it is a "
+                 "link, another disk, or holds more than files",
            printable(place.older.front()));
   }
   if (problem != 0) fail_write(problem, "cannot look into the folder", place.path);
@@ -116,18 +126,15 @@ void check_folder(TargetPlace& place, const std::string& stem) {
 
 }  // namespace
 
-bool is_model_name(const std::string& name) {
-  return name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
-}
-
-bool is_output_name(const std::string& name, const std::string& stem) {
-  if (!name.starts_with(stem)) return false;
-  std::string rest = name.substr(stem.size());
-  if (rest == ".safetensors" || rest == ".safetensors.index.json") return true;
-  for (char& character : rest) {
-    if (is_digit(character)) character = '0';
-  }
-  return rest == "-00000-of-00000.safetensors";
+// Shards that stand beside one another under the target's name: the folder that it is in stays what
+// it is, whatever else it holds.
+static TargetPlace look_at_split(const Conversion& conversion, TargetPlace place) {
+  const std::string work = place.parent + "/" + work_name(place.path);
+  place.path = place.parent;
+  place.exists = place.is_fixed = place.has_files = true;
+  place.work = work;
+  check_folder(place, conversion, work);
+  return place;
 }
 
 TargetPlace look_at_target(const Conversion& conversion, const std::string& target) {
@@ -144,6 +151,7 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
     throw Error("io.not_found", "there is no folder to put the target into",
                 {.path = place.parent});
   }
+  if (conversion.is_split) return look_at_split(conversion, std::move(place));
   check_sources(conversion, place);
   place.work = place.parent + "/" + work_name(place.path);
   const auto status = status_of(place.path, false);
@@ -160,11 +168,10 @@ TargetPlace look_at_target(const Conversion& conversion, const std::string& targ
     // A link to a folder and the root of a file system stay what they are: files are put in there.
     place.is_fixed = S_ISLNK(status->st_mode) || status->st_dev != parent->st_dev;
     place.has_files = place.is_fixed;
-    check_folder(place, conversion.stem);
+    const std::string inside = place.path + "/" + work_name(place.path);
+    check_folder(place, conversion, inside);
     // What is put in there piece by piece waits there, where names can be given to it.
-    if (place.has_files && !place.is_exchangeable) {
-      place.work = place.path + "/" + work_name(place.path);
-    }
+    if (place.has_files && !place.is_exchangeable) place.work = inside;
   }
   return place;
 }
@@ -183,24 +190,30 @@ void check_space(const TargetPlace& place, std::uint64_t byte_count) {
   throw Error("io.no_space", "the disk has no room for the target", where);
 }
 
-void check_target_name(std::string_view target) {
-  only_errors([&] {
-    constexpr std::string_view endings[] = {".gguf", ".bin",  ".pt",
-                                            ".pth",  ".ckpt", ".safetensors"};
-    for (const std::string_view ending : endings) {
-      if (target.size() < ending.size() || target.ends_with(".safetensors")) continue;
-      std::string last(target.substr(target.size() - ending.size()));
-      std::ranges::transform(last, last.begin(), [](char c) {
-        return static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
-      });
-      if (last != ending) continue;
-      throw Error(
-          "convert.target",
-          fmt::format("the target is named like a {} file, and only safetensors are written",
-                      ending.substr(1)),
-          {.path = std::string(target), .expected = "NAME.safetensors or a folder"});
-    }
-  });
+static std::optional<FileFormat> named_format(std::string_view target) {
+  for (const Container* const container : containers()) {
+    if (target.ends_with(container->suffix())) return container->format();
+  }
+  constexpr std::string_view endings[] = {".gguf", ".bin", ".pt", ".pth", ".ckpt", ".safetensors"};
+  for (const std::string_view ending : endings) {
+    if (target.size() < ending.size()) continue;
+    std::string last(target.substr(target.size() - ending.size()));
+    std::ranges::transform(last, last.begin(), [](char c) {
+      return static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+    });
+    if (last != ending) continue;
+    throw Error(
+        "convert.target",
+        fmt::format("the target is named like a {} file, and safetensors and GGUF are "
+                    "written",
+                    ending.substr(1)),
+        {.path = std::string(target), .expected = "NAME.safetensors, NAME.gguf or a folder"});
+  }
+  return std::nullopt;
+}
+
+std::optional<FileFormat> format_of_target(std::string_view target) {
+  return only_errors([&] { return named_format(target); });
 }
 
 static void require_target(const Conversion& conversion, const std::string& target,

@@ -349,7 +349,7 @@ std::optional<ExpertLayout> expert_layout(std::string_view text) noexcept {
 }
 
 bool decodes(const Catalog& catalog, const ConvertOptions& options) {
-  if (options.dequantize) return true;
+  if (options.dequantize || options.merge) return true;
   const bool names_stay = options.rules.empty() && options.recipes.targets.empty();
   if (options.quantize.formats.empty() || !names_stay) return false;
   // Weights that cannot be read are errors, not tensors to be left alone.

@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "base/text.h"
+#include "convert/container.h"
 #include "convert/extras.h"
 #include "convert/files.h"
-#include "convert/header.h"
 #include "loadstone/error.h"
 #include "storage/new_file.h"
 #include "storage/regular_file.h"
@@ -63,9 +63,12 @@ std::uint64_t bytes_waiting(const Conversion& conversion, const std::string& fol
     if (!status || begun.empty() || !is_wanted(conversion, wanted, begun)) continue;
     bytes += static_cast<std::uint64_t>(status->st_blocks) * 512;
   }
+  const Container& container = container_of(conversion.format);
   for (const std::string& name : names_in(folder + "/files")) {
     const auto status = status_of(folder + "/files/" + name, false);
-    if (!status || !is_model_name(name) || !is_wanted(conversion, wanted, name)) continue;
+    if (!status || !container.is_model_name(name) || !is_wanted(conversion, wanted, name)) {
+      continue;
+    }
     bytes += static_cast<std::uint64_t>(status->st_size);
   }
   return bytes;
@@ -251,7 +254,9 @@ void WorkFolder::take_over(bool finishes) {
 // Every file of the model, of which an ended run has given the names one by one.
 bool WorkFolder::all_are_named() const {
   const auto names = names_in(files_);
-  const auto count = std::ranges::count_if(names, is_model_name);
+  const Container& container = container_of(conversion_.format);
+  const auto count = std::ranges::count_if(
+      names, [&](const std::string& name) { return container.is_model_name(name); });
   return !place_.named.empty() && place_.named.size() == static_cast<std::size_t>(count);
 }
 
@@ -316,7 +321,7 @@ bool WorkFolder::is_whole(const std::string& path, std::uint32_t file) const {
       static_cast<std::uint64_t>(status->st_size) != planned.byte_count()) {
     return false;
   }
-  const std::string header = header_text(conversion_, planned);
+  const std::string header = container_of(conversion_.format).header(conversion_, file);
   return read_begin(path, header.size()) == header;
 }
 
@@ -337,7 +342,7 @@ bool WorkFolder::target_is_whole() const {
     if (!is_whole(place_.path + "/" + conversion_.files[i].name, i)) return false;
   }
   if (conversion_.index_name.empty()) return true;
-  const std::string index = index_text(conversion_);
+  const std::string index = container_of(conversion_.format).index(conversion_);
   return read_begin(place_.path + "/" + conversion_.index_name, index.size() + 1) == index;
 }
 
@@ -404,11 +409,12 @@ void WorkFolder::remove_unfinished(const std::vector<bool>& wanted) {
 // Shards, what is to stand beside them, and what stands in the target as well. The rest is
 // somebody's: it came into a folder that was exchanged.
 void WorkFolder::empty_files(const WorkState& known) {
+  const Container& container = container_of(conversion_.format);
   bool all_went = true;
   for (const std::string& name : names_in(files_)) {
     const std::string path = files_ + "/" + name;
-    if (is_output_name(name, conversion_.stem) || is_output_name(name, known.stem) ||
-        is_extra_name(conversion_, name) ||
+    if (container.is_output_name(name, conversion_.stem) ||
+        container.is_output_name(name, known.stem) || is_extra_name(conversion_, name) ||
         std::ranges::find(known.extra_names, name) != known.extra_names.end() ||
         same_file(path, place_.path + "/" + name)) {
       all_went = storage_.remove(path) && all_went;

@@ -139,7 +139,8 @@ class MemorySink final : public ValueSink {
         whole_[i] = is_memory ? destinations[i].data : folder.data(i);
         const bool is_known =
             target.recipe.origin == Origin::zeros || target.recipe.constant != nullptr;
-        if (whole_[i] != nullptr && is_known) by_windows_.push_back(i);
+        const bool is_made = is_known || target.recipe.merge != nullptr;
+        if (whole_[i] != nullptr && is_made) by_windows_.push_back(i);
         continue;
       }
       if (is_memory) {
@@ -153,7 +154,7 @@ class MemorySink final : public ValueSink {
 
   // Of values that are read as they are; null where nothing is written.
   [[nodiscard]] std::span<std::byte* const> whole() const noexcept { return whole_; }
-  // The others: quantized ones, and those that need no file.
+  // The others: quantized ones, sums, and those that need no file.
   [[nodiscard]] std::span<const std::uint32_t> by_windows() const noexcept { return by_windows_; }
   [[nodiscard]] bool has_written(std::uint32_t target) const noexcept { return written_[target]; }
 

@@ -24,6 +24,7 @@ JobQueue::JobQueue(const Plan& plan, std::span<std::byte* const> targets,
   for (std::uint32_t t = 0; t < plan.targets.size(); ++t) {
     const PlannedTarget& target = plan.targets[t];
     if (targets[t] == nullptr || target.recipe.origin != Origin::checkpoint) continue;
+    if (target.recipe.merge != nullptr) continue;  // made by windows
     for (std::uint32_t b = 0; b < target.recipe.boxes.size(); ++b) {
       const Box& box = target.recipe.boxes[b];
       if (is_empty(box)) continue;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "execute/merge_reader.h"
 #include "execute/populate.h"
 #include "kernels/quantize.h"
 #include "loadstone/error.h"
@@ -19,7 +20,9 @@ class Puller {
  public:
   explicit Puller(PullWork& work)
       : work_(work),
-        reader_(work.plan.catalog, work.shards, work.budget.staging.bytes, work.stop, &work.memory),
+        reader_(work.plan.catalog, work.shards, work.budget.staging.bytes, work.stop, &work.memory,
+                false),
+        merged_(work.plan, reader_, work.statistics, work.stop, work.memory),
         numbers_(work.memory, work.budget.window_bytes),
         encoded_(work.memory, work.budget.encoded_bytes) {}
 
@@ -52,6 +55,7 @@ class Puller {
 
   PullWork& work_;
   ValueReader reader_;
+  MergeReader merged_;
   CountedMemory numbers_;
   CountedMemory encoded_;
   std::vector<PartRange> ranges_;
@@ -91,6 +95,9 @@ void Puller::read_to(const Window& window, std::byte* to) {
     std::memcpy(to, target.recipe.constant->data() + bytes_of(window, window.begin), bytes);
   } else if (target.recipe.boxes.empty()) {
     std::memset(to, 0, bytes);
+  } else if (target.recipe.merge != nullptr) {
+    open_ = nullptr;
+    merged_.read(target, window.begin, window.end, {to, bytes});
   } else {
     if (open_ != &target) {
       reader_.open({.name = target.name,

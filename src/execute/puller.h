@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "execute/memory_count.h"
+#include "execute/merge_statistics.h"
 #include "execute/value_reader.h"
 #include "execute/value_sink.h"
 #include "execute/windows.h"
@@ -34,6 +35,7 @@ struct PullWork {
   std::atomic<bool>& stop;
   std::atomic<std::uint64_t> bytes_done = 0;  // of WindowQueue::bytes_total()
   std::atomic<std::uint64_t> bytes_read = 0;
+  MergeStatistics statistics{};
   std::mutex mutex{};
   // By target: the first number that is not finite, and what is to be said of it. Guarded by mutex.
   std::map<std::uint32_t, std::pair<std::uint64_t, std::string>> not_finite{};

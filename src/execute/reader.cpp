@@ -107,7 +107,7 @@ void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end
     parts_of_numbers_.emplace(context_.memory, room_bytes);
   }
   std::byte* const window = staged(begin - job.begin, end - job.begin) - (begin - job.begin);
-  populate(window + (begin - job.begin), end - begin);
+  populate_fresh(window + (begin - job.begin), end - begin);
   for (std::uint64_t at = begin / size; at < end / size;) {
     if (context_.stop.load(std::memory_order_relaxed)) return;
     std::uint64_t count = end / size - at;
@@ -137,7 +137,7 @@ void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end
 void Reader::read_part(std::uint32_t source, DecodeForm::Range bytes, std::byte* to) {
   const TensorInfo& tensor = context_.plan.catalog->tensors()[source];
   const std::uint64_t begin = tensor.offset_begin + bytes.begin;
-  populate(to, bytes.size());
+  populate_fresh(to, bytes.size());
   try {
     context_.shards[tensor.shard]->read(begin, {to, bytes.size()});
   } catch (const Error& error) {
@@ -178,7 +178,7 @@ void Reader::append(const Job& job, std::byte* to, std::uint64_t bytes) {
 
 void Reader::flush(const Job& job) {
   if (!parts_.empty() && !context_.stop.load(std::memory_order_relaxed)) {
-    for (const std::span<std::byte> part : parts_) populate(part.data(), part.size());
+    for (const std::span<std::byte> part : parts_) populate_fresh(part.data(), part.size());
     try {
       context_.shards[job.shard]->read(read_begin_, parts_);
     } catch (const Error& error) {
@@ -221,9 +221,13 @@ void Reader::copy_staged(const Job& job, const Piece& piece) {
   // Not where the piece is scattered: others write between its elements.
   std::uint64_t span = 1;
   for (const BoxDim& dim : dims) span += (dim.extent - 1) * dim.target_stride;
-  if (span < 2 * piece.elements) populate(target, span * target_bytes);
+  if (span < 2 * piece.elements) populate_fresh(target, span * target_bytes);
   copy_box(dims, cast, slot_->data() + (piece.file_begin - job.begin), source_bytes, target,
            target_bytes);
+}
+
+void Reader::populate_fresh(std::byte* data, std::uint64_t bytes) const noexcept {
+  if (context_.populates) populate(data, bytes);
 }
 
 Dtype Reader::source_dtype(const Job& job, const Piece& piece) const {

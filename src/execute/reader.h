@@ -32,6 +32,8 @@ struct ReadContext {
   std::atomic<std::uint64_t> bytes_done = 0;  // of the sources, in their places
   std::atomic<std::uint64_t> bytes_read = 0;
   std::vector<std::atomic<std::uint64_t>> written;  // bytes, per target
+  // Memory that is read into is populated before. Of no use where it is written to again and again.
+  bool populates = true;
 };
 
 // Not thread-safe.
@@ -56,6 +58,7 @@ class Reader {
   void flush(const Job& job);
   void copy_staged(const Job& job, const Piece& piece);
   void account(const Job& job, const Piece& piece);
+  void populate_fresh(std::byte* data, std::uint64_t bytes) const noexcept;
   [[nodiscard]] Dtype source_dtype(const Job& job, const Piece& piece) const;
   [[noreturn]] void rethrow_named(const Job& job, const Error& error) const;
 

@@ -11,6 +11,7 @@
 #include "codec/tensor_table.h"
 #include "execute/walk.h"
 #include "plan/decodings.h"
+#include "plan/merges.h"
 
 namespace loadstone {
 
@@ -50,9 +51,9 @@ class SourceRanges {
 // The bytes of each source that the target's value came from.
 std::vector<SourceRange> source_ranges(const Plan& plan, const PlannedTarget& target) {
   SourceRanges ranges(*plan.catalog);
-  for (const Box& box : target.recipe.boxes) {
-    if (is_empty(box)) continue;
-    const ByteBox bytes = check_box(plan, target, box);
+  const auto add = [&](const Box& box, const PlannedTarget& of) {
+    if (is_empty(box)) return;
+    const ByteBox bytes = check_box(plan, of, box);
     std::uint64_t last = bytes.box.source_offset;
     for (const BoxDim& dim : bytes.box.dims) last += (dim.extent - 1) * dim.source_stride;
     DecodeForm form;
@@ -66,12 +67,23 @@ std::vector<SourceRange> source_ranges(const Plan& plan, const PlannedTarget& ta
         if (part.size() > 0) ranges.add(sources[i], part.begin, part.end);
       }
     }
+  };
+  if (target.recipe.merge == nullptr) {
+    for (const Box& box : target.recipe.boxes) add(box, target);
+  } else {
+    PlannedTarget numbers = {.name = target.name, .shape = target.shape, .dtype = Dtype::f32};
+    for (const Box& box : target.recipe.boxes) add(box, numbers);
+    for_each_operand(*target.recipe.merge, [&](const Operand& operand) {
+      numbers.shape = operand.elements != 0 ? Shape{operand.elements} : target.shape;
+      for (const Box& box : operand.boxes) add(box, numbers);
+    });
   }
   auto found = ranges.take();
   if (!found.empty()) return found;
   // A tensor without elements has sources too, of which no byte is read.
   SourceRanges none(*plan.catalog);
-  for (const std::uint32_t source : sources_of(target.recipe.boxes, plan.decodings)) {
+  for (const std::uint32_t source :
+       sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge)) {
     none.add(source, 0, 0);
   }
   return none.take();

@@ -84,7 +84,8 @@ void OpenShards::require_unchanged() const {
 }
 
 void add_needed(const Plan& plan, const PlannedTarget& target, std::vector<bool>& needed) {
-  for (const std::uint32_t source : sources_of(target.recipe.boxes, plan.decodings)) {
+  for (const std::uint32_t source :
+       sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge)) {
     needed.at(plan.catalog->tensors().at(source).shard) = true;
   }
 }

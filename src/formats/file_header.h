@@ -17,7 +17,7 @@ namespace loadstone {
 struct FileHeader {
   Shard shard;                      // relative_path is the caller's business
   std::vector<TensorInfo> tensors;  // in file order
-  std::map<std::string, MetadataValue> metadata;
+  Metadata metadata;
   std::vector<Finding> findings;
 };
 

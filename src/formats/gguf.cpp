@@ -22,7 +22,6 @@ namespace {
 
 // The least that one of them takes in a file: what lets counts be checked before they are used.
 constexpr std::uint64_t info_bytes_min = 8 + 4 + 4 + 8;  // empty name, rank 0, type, offset
-constexpr std::uint64_t name_bytes_max = 63;             // the same: ggml keeps 64 with a NUL
 constexpr std::uint64_t alignment_max = std::uint64_t{1} << 20;
 constexpr std::uint64_t signed_max = std::numeric_limits<std::int64_t>::max();
 
@@ -119,7 +118,7 @@ class GgufReader {
                       type_name(value), "u32"});
     }
     alignment_ = std::get<std::uint64_t>(value.value);
-    if (!std::has_single_bit(alignment_) || alignment_ > alignment_max) {
+    if (!is_gguf_alignment(alignment_)) {
       cursor_.refuse({"gg.alignment", "not an alignment", "general.alignment",
                       std::to_string(alignment_),
                       fmt::format("a power of two up to {}", alignment_max)});
@@ -172,10 +171,10 @@ class GgufReader {
     if (std::ranges::any_of(name, is_control)) {
       cursor_.warnings.add("gg.name", name, "tensor name", "the name holds control characters");
     }
-    if (name.size() > name_bytes_max) {
+    if (name.size() > ggml_name_bytes_max) {
       cursor_.warnings.add("gg.name", name, "tensor name", "the name is longer than ggml can keep",
                            bytes_text(name.size()),
-                           fmt::format("at most {} bytes", name_bytes_max));
+                           fmt::format("at most {} bytes", ggml_name_bytes_max));
     }
   }
 
@@ -231,8 +230,7 @@ class GgufReader {
            "ggml type", type ? fmt::format("{} ({})", id, type->name) : std::to_string(id),
            "a type that ggml has"});
     }
-    if (*type->encoding == Encoding(BlockFormat::q8_1) ||
-        *type->encoding == Encoding(BlockFormat::q8_k)) {
+    if (is_for_activations(*type->encoding)) {
       cursor_.refuse({"gg.no_dequant", "a type for activations, which no one can dequantize",
                       "ggml type", fmt::format("{} ({})", id, type->name), "a type for weights"});
     }
@@ -345,7 +343,7 @@ class GgufReader {
   FileHeader header_;
   std::uint64_t tensor_count_ = 0;
   std::uint64_t entry_count_ = 0;
-  std::uint64_t alignment_ = 32;
+  std::uint64_t alignment_ = gguf_alignment_usual;
 };
 
 std::optional<std::uint64_t> split_number(const FileHeader& header, const char* key) {
@@ -365,6 +363,10 @@ std::optional<std::uint64_t> split_number(const FileHeader& header, const char* 
 }
 
 }  // namespace
+
+bool is_gguf_alignment(std::uint64_t alignment) noexcept {
+  return std::has_single_bit(alignment) && alignment <= alignment_max;
+}
 
 FileHeader read_gguf(ByteSource& source, std::uint32_t rank_max) {
   return GgufReader(source, rank_max).read();

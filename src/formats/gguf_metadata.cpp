@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <span>
 #include <vector>
 
 #include "base/text.h"
+#include "formats/gguf.h"
 #include "formats/metadata.h"
 
 namespace loadstone {
@@ -14,21 +14,15 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t type_bytes = 4;
-constexpr std::uint64_t length_bytes = 8;       // of a string or an array
-constexpr std::uint64_t key_bytes_max = 65535;  // longer ones are told about
-
-bool is_ascii_key(std::string_view key) noexcept {
-  return std::ranges::all_of(key, [](unsigned char byte) { return byte > 0x20 && byte < 0x7f; });
-}
-
+constexpr std::uint64_t length_bytes = 8;  // of a string or an array
 // Not thread-safe.
 class MetadataReader {
  public:
   MetadataReader(GgufCursor& cursor, std::uint64_t bytes_after)
       : cursor_(cursor), reader_(cursor.reader), bytes_after_(bytes_after) {}
 
-  std::map<std::string, MetadataValue> read(std::uint64_t count) {
-    std::map<std::string, MetadataValue> entries;
+  Metadata read(std::uint64_t count) {
+    Metadata entries;
     for (std::uint64_t i = 0; i < count; ++i) {
       cursor_.culprit.clear();
       cursor_.field = "n_kv";
@@ -56,14 +50,15 @@ class MetadataReader {
     cursor_.at = reader_.offset();
     reader_.set_ahead(ahead_ + type_bytes + 1);
     std::string key = reader_.text(length);
-    if (key.empty() || !is_ascii_key(key)) {
+    if (!is_metadata_key(key)) {
       cursor_.refuse({"gg.key", key.empty() ? "the key is empty" : "the key is not plain ASCII",
                       "key", "'" + printable_bytes(key) + "'", "printable ASCII"});
     }
     cursor_.culprit = key;
-    if (key.size() > key_bytes_max) {
+    if (key.size() > gguf_key_bytes_max) {
       cursor_.warnings.add("gg.key", key, "key", "the key is longer than the format allows",
-                           bytes_text(key.size()), fmt::format("at most {} bytes", key_bytes_max));
+                           bytes_text(key.size()),
+                           fmt::format("at most {} bytes", gguf_key_bytes_max));
     }
     return key;
   }
@@ -160,9 +155,8 @@ class MetadataReader {
 
 }  // namespace
 
-std::map<std::string, MetadataValue> read_gguf_metadata(GgufCursor& cursor,
-                                                        std::uint64_t entry_count,
-                                                        std::uint64_t bytes_after) {
+Metadata read_gguf_metadata(GgufCursor& cursor, std::uint64_t entry_count,
+                            std::uint64_t bytes_after) {
   return MetadataReader(cursor, bytes_after).read(entry_count);
 }
 

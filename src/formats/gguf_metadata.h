@@ -14,8 +14,7 @@ namespace loadstone {
 inline constexpr std::uint64_t gguf_entry_bytes_min = 8 + 1 + 4 + 1;
 
 // `bytes_after` is the least that is known to follow the section within the header.
-[[nodiscard]] std::map<std::string, MetadataValue> read_gguf_metadata(GgufCursor& cursor,
-                                                                      std::uint64_t entry_count,
-                                                                      std::uint64_t bytes_after);
+[[nodiscard]] Metadata read_gguf_metadata(GgufCursor& cursor, std::uint64_t entry_count,
+                                          std::uint64_t bytes_after);
 
 }  // namespace loadstone

@@ -55,10 +55,21 @@ constexpr auto types = std::to_array<GgufType>({
 
 }  // namespace
 
+bool is_for_activations(Encoding encoding) noexcept {
+  return encoding == Encoding(BlockFormat::q8_1) || encoding == Encoding(BlockFormat::q8_k);
+}
+
 std::optional<GgufType> gguf_type(std::uint32_t id) noexcept {
   // The ids have no gaps, so that the row is the id.
   if (id >= types.size()) return std::nullopt;
   return types[id];
+}
+
+std::optional<std::uint32_t> gguf_type_id(Encoding encoding) noexcept {
+  if (is_for_activations(encoding)) return std::nullopt;
+  const auto found = std::ranges::find(types, encoding, &GgufType::encoding);
+  if (found == types.end()) return std::nullopt;
+  return found->id;
 }
 
 }  // namespace loadstone

@@ -1,7 +1,15 @@
 #include "formats/metadata.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <array>
+#include <cmath>
+#include <concepts>
 #include <cstring>
+#include <limits>
+#include <type_traits>
+#include <utility>
 
 #include "base/only_errors.h"
 
@@ -36,10 +44,33 @@ Number number_at(const std::byte* bytes) noexcept {
   return number;
 }
 
+template <typename Number>
+bool append_as(const Number& number, std::string& bytes) {
+  const std::size_t at = bytes.size();
+  bytes.resize(at + sizeof number);
+  std::memcpy(bytes.data() + at, &number, sizeof number);
+  return true;
+}
+
+// `Held` is what the variant holds for numbers of this type.
+template <typename Number, typename Held>
+bool append_held(const MetadataValue& item, std::string& bytes) {
+  const auto* const held = std::get_if<Held>(&item.value);
+  if (held == nullptr) return false;
+  if constexpr (std::integral<Held> && !std::same_as<Held, bool>) {
+    if (!std::in_range<Number>(*held)) return false;
+  }
+  if constexpr (std::floating_point<Number>) {
+    if (std::isfinite(*held) && !std::isfinite(static_cast<Number>(*held))) return false;
+  }
+  return append_as(static_cast<Number>(*held), bytes);
+}
+
 }  // namespace
 
 std::string_view name(MetadataType type) noexcept {
-  return type_rows[static_cast<std::size_t>(type)].name;
+  const auto index = static_cast<std::size_t>(type);
+  return index < type_rows.size() ? type_rows[index].name : std::string_view();
 }
 
 std::size_t byte_count(MetadataType type) noexcept {
@@ -87,6 +118,79 @@ MetadataValue number_value(MetadataType type, const std::byte* bytes) {
       break;  // no numbers
   }
   return item;
+}
+
+bool append_number(const MetadataValue& value, std::string& bytes) {
+  switch (value.type) {
+    case MetadataType::u8:
+      return append_held<std::uint8_t, std::uint64_t>(value, bytes);
+    case MetadataType::i8:
+      return append_held<std::int8_t, std::int64_t>(value, bytes);
+    case MetadataType::u16:
+      return append_held<std::uint16_t, std::uint64_t>(value, bytes);
+    case MetadataType::i16:
+      return append_held<std::int16_t, std::int64_t>(value, bytes);
+    case MetadataType::u32:
+      return append_held<std::uint32_t, std::uint64_t>(value, bytes);
+    case MetadataType::i32:
+      return append_held<std::int32_t, std::int64_t>(value, bytes);
+    case MetadataType::f32:
+      return append_held<float, double>(value, bytes);
+    case MetadataType::u64:
+      return append_held<std::uint64_t, std::uint64_t>(value, bytes);
+    case MetadataType::i64:
+      return append_held<std::int64_t, std::int64_t>(value, bytes);
+    case MetadataType::f64:
+      return append_held<double, double>(value, bytes);
+    case MetadataType::boolean:
+      return append_held<std::uint8_t, bool>(value, bytes);
+    case MetadataType::string:
+    case MetadataType::array:
+      break;  // no numbers
+  }
+  return false;
+}
+
+bool is_metadata_key(std::string_view key) noexcept {
+  return !key.empty() &&
+         std::ranges::all_of(key, [](unsigned char byte) { return byte > 0x20 && byte < 0x7f; });
+}
+
+void write_json(JsonWriter& json, const MetadataValue& item) {
+  if (const auto* array = std::get_if<MetadataArray>(&item.value)) {
+    json.begin_array();
+    for (const MetadataValue& each : *array) write_json(json, each);  // one level at most: gguf.h
+    json.end_array();
+    return;
+  }
+  std::visit(
+      [&](const auto& value) {
+        if constexpr (!std::is_same_v<std::decay_t<decltype(value)>, MetadataArray>) {
+          json.value(value);
+        }
+      },
+      item.value);
+}
+
+std::optional<std::string> text_of(const MetadataValue& item) {
+  struct ToText {
+    MetadataType type;
+
+    std::optional<std::string> operator()(const std::string& text) const { return text; }
+    std::optional<std::string> operator()(bool truth) const { return truth ? "true" : "false"; }
+    std::optional<std::string> operator()(std::int64_t number) const {
+      return fmt::format("{}", number);
+    }
+    std::optional<std::string> operator()(std::uint64_t number) const {
+      return fmt::format("{}", number);
+    }
+    std::optional<std::string> operator()(double number) const {
+      return type == MetadataType::f32 ? fmt::format("{}", static_cast<float>(number))
+                                       : fmt::format("{}", number);
+    }
+    std::optional<std::string> operator()(const MetadataArray&) const { return std::nullopt; }
+  };
+  return std::visit(ToText{item.type}, item.value);
 }
 
 std::size_t MetadataArray::size() const noexcept {

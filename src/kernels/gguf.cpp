@@ -12,4 +12,12 @@ DecodeBlocks gguf_decoder(BlockFormat format, Dtype target, GgufMode mode) noexc
   return nullptr;
 }
 
+EncodeBlocks gguf_encoder(BlockFormat format) noexcept {
+  for (const auto family :
+       {simd::legacy_encoder, simd::k_encoder, simd::table_encoder, simd::low_bit_encoder}) {
+    if (const EncodeBlocks encoder = family(format)) return encoder;
+  }
+  return nullptr;
+}
+
 }  // namespace loadstone

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/ceil_div.h"
+#include "kernels/gguf/window.h"
 #include "kernels/modelopt.h"
 #include "kernels/modelopt/scales.h"
 
@@ -17,6 +18,11 @@ void part_ranges(const QuantizeForm& form, std::uint64_t begin, std::uint64_t en
                  std::span<PartRange> ranges) noexcept {
   std::ranges::fill(ranges, PartRange{});
   if (begin == end) return;
+  if (form.kind == QuantizeKind::gguf_blocks) {
+    const BlockLayout block = layout(form.block);
+    ranges[0] = {begin / block.elements * block.bytes, end / block.elements * block.bytes};
+    return;
+  }
   if (!is_bitsandbytes(form.kind)) return scaled_part_ranges(form, begin, end, ranges);
   constexpr std::uint64_t scale = sizeof(float);
   if (form.kind == QuantizeKind::bnb_int8) {
@@ -40,6 +46,9 @@ std::uint64_t quantize_window(const QuantizeForm& form, std::uint64_t begin, std
                               const std::byte* numbers, std::span<std::byte* const> parts,
                               std::span<const float> amax, std::byte* scratch) noexcept {
   if (begin == end) return end;
+  if (form.kind == QuantizeKind::gguf_blocks) {
+    return encode_gguf_window(form, begin, end, numbers, parts[0]);
+  }
   if (!is_bitsandbytes(form.kind))
     return encode_scaled_window(form, begin, end, numbers, parts, amax);
   if (form.kind == QuantizeKind::bnb_int8) {
@@ -66,8 +75,11 @@ void finish_quantized(const QuantizeForm& form, std::span<std::byte* const> part
 void dequantize_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
                        std::span<const std::byte* const> parts, Dtype target,
                        std::byte* numbers) noexcept {
-  if (begin < end && !is_bitsandbytes(form.kind))
-    decode_scaled_window(form, begin, end, parts, target, numbers);
+  if (begin == end) return;
+  if (form.kind == QuantizeKind::gguf_blocks) {
+    return decode_gguf_window(form, begin, end, parts[0], target, numbers);
+  }
+  if (!is_bitsandbytes(form.kind)) decode_scaled_window(form, begin, end, parts, target, numbers);
 }
 
 }  // namespace loadstone

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -28,10 +29,12 @@ enum class QuantizeKind : std::uint8_t {
   int4_awq,
   nvfp4,
   mxfp4,
-  mxfp8
+  mxfp8,
+  gguf_blocks
 };
 
-// Kernels of bitsandbytes have forms of their own; all others are windows of modelopt/.
+// Kernels of bitsandbytes have forms of their own; blocks of GGUF are windows of gguf/, all others
+// of modelopt/.
 [[nodiscard]] constexpr bool is_bitsandbytes(QuantizeKind kind) noexcept {
   switch (kind) {
     case QuantizeKind::bnb4:
@@ -46,6 +49,7 @@ enum class QuantizeKind : std::uint8_t {
     case QuantizeKind::nvfp4:
     case QuantizeKind::mxfp4:
     case QuantizeKind::mxfp8:
+    case QuantizeKind::gguf_blocks:
       break;
   }
   return false;
@@ -72,6 +76,8 @@ struct QuantizeForm {
   bool nested = false;
   std::optional<float> nested_offset;
   Bnb4 bnb4;
+  BlockFormat block = BlockFormat::q8_0;                 // of gguf_blocks
+  std::shared_ptr<const std::vector<float>> importance;  // Quantization's
   // Numbers are cast to it first: those beyond its range are infinite for the encoder.
   std::optional<Dtype> computed_in;
 

@@ -14,6 +14,7 @@
 #include "codec/tensor_table.h"
 #include "plan/costs.h"
 #include "plan/decodings.h"
+#include "plan/merges.h"
 
 namespace loadstone {
 
@@ -123,7 +124,7 @@ Slot Needs::Ways::slot(std::uint64_t most, std::uint64_t chunk_bytes) const {
 
 Needs::Needs(const Plan& plan, SinkKind sink) : plan_(plan), sink_(sink) {
   std::map<std::string_view, std::size_t> shared;
-  std::set<std::tuple<std::string_view, Dtype, std::vector<std::uint64_t>>> kinds;
+  std::set<std::tuple<std::string_view, Dtype, bool, std::vector<std::uint64_t>>> kinds;
   for (const PlannedTarget& target : plan.targets) {
     const bool is_moved =
         target.delivery == Delivery::memory || target.delivery == Delivery::disk_write;
@@ -132,13 +133,21 @@ Needs::Needs(const Plan& plan, SinkKind sink) : plan_(plan), sink_(sink) {
     const bool is_quantized =
         target.quantization &&
         !prepare_quantization(*target.quantization, target.shape, target.dtype, form);
-    const bool is_whole = sink == SinkKind::memory && !is_quantized;
-    add_boxes(target, is_whole ? whole_ : windows_);
+    const bool is_merged = target.recipe.merge != nullptr;
+    const bool is_whole = sink == SinkKind::memory && !is_quantized && !is_merged;
+    if (is_merged) {
+      add_merge(target);
+    } else {
+      add_boxes(target, is_whole ? whole_ : windows_);
+    }
     if (is_whole) continue;
     boxes_most_ = std::max<std::uint64_t>(boxes_most_, target.recipe.boxes.size());
     add_window_value(target, is_quantized ? &form : nullptr, shared);
     if (is_quantized &&
-        kinds.emplace(target.quantization->encoding, target.dtype, target.shape.extents()).second) {
+        kinds
+            .emplace(target.quantization->encoding, target.dtype,
+                     target.quantization->importance != nullptr, target.shape.extents())
+            .second) {
       forms_.push_back(std::move(form));
     }
   }
@@ -178,6 +187,23 @@ void Needs::add_boxes(const PlannedTarget& target, Ways& ways) {
   ways.bytes = sum(ways.bytes, bytes);
   const bool has_holes = target.recipe.boxes.size() > 1 && bytes > 0;
   ways.value_bytes = has_holes ? UINT64_MAX : std::max(ways.value_bytes, bytes);
+}
+
+void Needs::add_merge(const PlannedTarget& target) {
+  const Merge& merge = *target.recipe.merge;
+  const std::uint64_t elements = target.shape.numel().value_or(0);
+  // Whoever computes it refuses one that does not fit.
+  if (check_merge(merge, elements, plan_.catalog->tensors(), plan_.decodings)) return;
+  PlannedTarget numbers = {.name = target.name, .shape = target.shape, .dtype = Dtype::f32};
+  numbers.recipe.boxes = target.recipe.boxes;
+  add_boxes(numbers, windows_);
+  for_each_operand(merge, [&](const Operand& operand) {
+    numbers.recipe.boxes = operand.boxes;
+    boxes_most_ = std::max<std::uint64_t>(boxes_most_, operand.boxes.size());
+    add_boxes(numbers, windows_);
+  });
+  windows_.value_bytes = UINT64_MAX;  // of several values, one after the other
+  merge_bytes_ = std::max(merge_bytes_, pages(merge_sizes(merge, elements).bytes()));
 }
 
 Needs::Stretch& Needs::add_stretch(std::uint32_t source, std::uint64_t begin, std::uint64_t end) {
@@ -302,7 +328,7 @@ std::uint64_t Needs::bytes_under_way(const Budget& budget) const {
   std::uint64_t windows = threads * budget.window_thread_bytes();
   // Each number is read once, and once more where it is measured before: unless windows need bytes
   // that others needed.
-  if (!windows_.has_turned && !windows_.has_decoded) {
+  if (!windows_.has_turned && !windows_.has_decoded && merge_bytes_ == 0) {
     const std::uint64_t once = sum(number_bytes_, windows_.bytes);
     windows = std::min(windows, sum(sum(once, once), threads * budget.encoded_bytes));
   }
@@ -333,7 +359,7 @@ std::uint64_t Needs::thread_bytes_least() const {
   if (groups_.empty()) return least;
   const std::uint64_t window = std::max(pages(step_bytes_), window_bytes_least);
   const std::uint64_t staging = std::max(pages(windows_.bytes_least), staging_bytes_least);
-  return std::max(least, window + encoded_bytes(window) + staging);
+  return std::max(least, window + encoded_bytes(window) + merge_bytes_ + staging);
 }
 
 // The largest window that there will be, of so many bytes at most.
@@ -349,13 +375,14 @@ std::uint64_t Needs::window_use(std::uint64_t window_bytes) const {
   return pages(use);
 }
 
-// A thread's bytes: half for windows, and half for what they are made of.
+// A thread's bytes, less those of merges: half for windows, and half for what they are made of.
 Budget Needs::share(unsigned threads, std::uint64_t each, std::uint64_t chunk_bytes) const {
-  Budget budget = {.threads = threads, .chunk_bytes = chunk_bytes};
+  Budget budget = {.threads = threads, .chunk_bytes = chunk_bytes, .merge_bytes = merge_bytes_};
   budget.held_bytes = held_bytes(threads);
   const std::uint64_t slot_bytes_max = std::max(2 * chunk_bytes, whole_.bytes_least);
   budget.whole = whole_.slot(std::min(each, slot_bytes_max), chunk_bytes);
   if (groups_.empty()) return budget;
+  each -= std::min(each, merge_bytes_);  // what is least was more
   const std::uint64_t least = std::max(pages(step_bytes_), window_bytes_least);
   const std::uint64_t staging_least = std::max(pages(windows_.bytes_least), staging_bytes_least);
   std::uint64_t piece = std::max(least, std::min(piece_bytes_wanted, each / 4));

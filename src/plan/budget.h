@@ -134,6 +134,8 @@ class Needs {
   };
 
   void add_boxes(const PlannedTarget& target, Ways& ways);
+  // Of a target with a merge: each of its operands is read as a value of F32.
+  void add_merge(const PlannedTarget& target);
   // How much of it is staged.
   [[nodiscard]] std::uint64_t add_box(const PlannedTarget& target, const Box& box, Ways& ways);
   [[nodiscard]] std::uint64_t add_decoding(const Decoding& decoding, const ElementRange& range,
@@ -158,6 +160,7 @@ class Needs {
   std::uint64_t number_bytes_ = 0;   // of all that is made by windows
   std::uint64_t boxes_most_ = 0;     // of one of them
   std::uint64_t step_bytes_ = 0;     // of numbers, that no form can do with less than
+  std::uint64_t merge_bytes_ = 0;    // that the largest merge is computed in
   std::uint64_t bytes_to_read_ = 0;
 };
 

@@ -14,7 +14,7 @@ std::uint64_t sum(std::uint64_t a, std::uint64_t b) {
 // Whether the target has the elements of one whole source in the same order, cast or not.
 bool has_whole_source(const Plan& plan, const PlannedTarget& target) noexcept {
   if (target.recipe.origin != Origin::checkpoint || target.recipe.boxes.size() != 1) return false;
-  if (target.quantization) return false;
+  if (target.quantization || target.recipe.merge != nullptr) return false;
   const Box& box = target.recipe.boxes.front();
   if (box.decoding != no_decoding) return false;
   const TensorInfo& source = plan.catalog->tensors()[box.source];

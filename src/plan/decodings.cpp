@@ -5,6 +5,7 @@
 #include "codec/gguf/gguf.h"
 #include "loadstone/quantized_tensors.h"
 #include "plan/dtypes.h"
+#include "plan/merges.h"
 
 namespace loadstone {
 
@@ -15,20 +16,25 @@ Encoding encoding_of(const Box& box, const std::vector<TensorInfo>& tensors,
 }
 
 std::vector<std::uint32_t> sources_of(const std::vector<Box>& boxes,
-                                      std::span<const Decoding> decodings) {
+                                      std::span<const Decoding> decodings,
+                                      const std::shared_ptr<const Merge>& merge) {
   std::vector<std::uint32_t> sources;
   std::unordered_set<std::uint32_t> seen;
   const auto add = [&](std::uint32_t source) {
     if (!sources.empty() && sources.back() == source) return;
     if (seen.insert(source).second) sources.push_back(source);
   };
-  for (const Box& box : boxes) {
-    if (box.decoding == no_decoding) {
-      add(box.source);
-    } else if (box.decoding < decodings.size()) {
-      for (const std::uint32_t source : decodings[box.decoding].sources) add(source);
+  const auto add_all = [&](const std::vector<Box>& of) {
+    for (const Box& box : of) {
+      if (box.decoding == no_decoding) {
+        add(box.source);
+      } else if (box.decoding < decodings.size()) {
+        for (const std::uint32_t source : decodings[box.decoding].sources) add(source);
+      }
     }
-  }
+  };
+  add_all(boxes);
+  if (merge != nullptr) for_each_operand(*merge, [&](const Operand& each) { add_all(each.boxes); });
   return sources;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -17,9 +18,10 @@ namespace loadstone {
                                    std::span<const Decoding> decodings) noexcept;
 
 // All tensors that the boxes need, each once, in the order of the boxes. Those that are not there
-// are left out.
+// are left out. `merge`: of boxes that have more terms; null where they have none.
 [[nodiscard]] std::vector<std::uint32_t> sources_of(const std::vector<Box>& boxes,
-                                                    std::span<const Decoding> decodings);
+                                                    std::span<const Decoding> decodings,
+                                                    const std::shared_ptr<const Merge>& merge = {});
 
 // All of one tensor, decoded where its bytes are codes or blocks: to F32, or to BF16 or F16 where
 // that is `wanted`.

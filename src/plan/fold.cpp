@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "loadstone/name_hash.h"
+#include "plan/merges.h"
 
 namespace loadstone {
 
@@ -117,6 +118,7 @@ std::string origin_text(const PlannedTarget& target) {
   std::string text(name(recipe.origin));
   if (recipe.origin == Origin::exception) text += ": " + recipe.reason;
   if (recipe.boxes.size() > 1) text += fmt::format(", {} boxes", recipe.boxes.size());
+  if (recipe.merge != nullptr) text += ", " + counted(recipe.merge->terms.size(), "term");
   if (target.delivery == Delivery::file_view) text += ", view of the file";
   if (target.delivery == Delivery::disk_keep) text += ", kept in its shard";
   return text;
@@ -125,7 +127,7 @@ std::string origin_text(const PlannedTarget& target) {
 std::string from_text(const Plan& plan, const PlannedTarget& target) {
   if (target.recipe.origin == Origin::tie) return target.recipe.tie_of;
   std::set<std::uint32_t> sources;
-  for (const Box& box : target.recipe.boxes) sources.insert(box.source);
+  for_each_box(target.recipe, [&](const Box& box) { sources.insert(box.source); });
   if (sources.empty()) return {};
   if (sources.size() > 1) return fmt::format("{} sources", sources.size());
   const std::string& source = plan.catalog->tensors()[*sources.begin()].name;

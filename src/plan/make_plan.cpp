@@ -10,6 +10,7 @@
 #include "plan/costs.h"
 #include "plan/decodings.h"
 #include "plan/devices.h"
+#include "plan/merges.h"
 #include "plan/planner.h"
 
 namespace loadstone {
@@ -88,9 +89,14 @@ void Planner::check_options() const {
 }
 
 // Recipes are plain data, so whoever filled them in may be wrong.
-void Planner::check_recipes() const {
+void Planner::check_recipes() {
   std::uint64_t constant_bytes = 0;
   for (const TargetRecipe& recipe : options_.recipes.targets) {
+    if (recipe.merge != nullptr) keep_numbers(recipe);
+    if (recipe.merge != nullptr && recipe.boxes.empty() && recipe.shape.numel() != 0u) {
+      throw Error("plan.recipe", "a merge has boxes, to which its terms are added",
+                  {.tensor = recipe.target, .field = "recipes"});
+    }
     if (recipe.constant == nullptr) continue;
     constant_bytes += recipe.constant->size();
     if (constant_bytes <= constant_bytes_max && recipe.boxes.empty()) continue;
@@ -153,8 +159,14 @@ Plan Planner::run(SinkKind sink) && {
   // Rules and recipes are many ways to make boxes; this is the one place that vouches for them.
   for (const PlannedTarget& target : plan_.targets) {
     if (target.recipe.origin != Origin::checkpoint) continue;
-    const auto defect = check_boxes(target.recipe.boxes, target.shape.numel().value_or(0),
-                                    plan_.catalog->tensors(), plan_.decodings);
+    const std::uint64_t elements = target.shape.numel().value_or(0);
+    auto defect =
+        check_boxes(target.recipe.boxes, elements, plan_.catalog->tensors(), plan_.decodings);
+    if (!defect && target.recipe.merge != nullptr) {
+      auto found =
+          check_merge(*target.recipe.merge, elements, plan_.catalog->tensors(), plan_.decodings);
+      if (found) defect = std::move(found->defect);
+    }
     if (defect)
       throw Error("internal", "a rule made boxes that do not fit: " + defect->message,
                   {.tensor = target.name, .found = defect->found, .expected = defect->expected});

@@ -7,6 +7,7 @@
 #include "codec/tensor_table.h"
 #include "plan/decodings.h"
 #include "plan/dtypes.h"
+#include "plan/merges.h"
 #include "plan/planner.h"
 
 namespace loadstone {
@@ -183,6 +184,7 @@ void Planner::refuse_lone_codes() {
   if (plan_.catalog->quantized().empty()) return;
   std::vector<bool> delivered(plan_.catalog->tensors().size(), false);
   for (const PlannedTarget& target : plan_.targets) {
+    if (target.recipe.merge != nullptr) continue;  // numbers, whatever it reads
     for (const Box& box : target.recipe.boxes) {
       if (box.decoding == no_decoding) delivered[box.source] = true;
     }
@@ -193,14 +195,14 @@ void Planner::refuse_lone_codes() {
   for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
     const PlannedTarget& target = plan_.targets[i];
     if (options_.explained.contains(target.name)) continue;
-    for (const Box& box : target.recipe.boxes) {
-      if (box.decoding != no_decoding) continue;
-      auto finding = codes_.refuse_as_it_is(box.source, target.name, target.dtype, delivered);
-      if (!finding) continue;
-      codes_.mark_components(box.source, accounted_);
-      fail(i, *std::move(finding));
-      break;
-    }
+    const Dtype read_as = target.recipe.merge != nullptr ? Dtype::f32 : target.dtype;
+    std::optional<Finding> first;
+    for_each_box(target.recipe, [&](const Box& box) {
+      if (box.decoding != no_decoding || first) return;
+      first = codes_.refuse_as_it_is(box.source, target.name, read_as, delivered);
+      if (first) codes_.mark_components(box.source, accounted_);
+    });
+    if (first) fail(i, *std::move(first));
   }
 }
 

@@ -158,6 +158,7 @@ void Planner::settle(PlannedTarget& target, const std::string& device) {
     if (recipe.origin != Origin::exception) recipe.reason = "placed on meta by the device map";
     recipe.origin = Origin::exception;
     recipe.boxes.clear();
+    recipe.merge.reset();
     recipe.constant.reset();
     target.quantization.reset();
     return;

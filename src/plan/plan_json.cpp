@@ -56,7 +56,8 @@ Numbers write_sources(JsonWriter& json, const Plan& plan) {
   json.key("sources");
   json.begin_array();
   for (const PlannedTarget& target : plan.targets) {
-    for (const std::uint32_t index : sources_of(target.recipe.boxes, plan.decodings)) {
+    for (const std::uint32_t index :
+         sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge)) {
       const auto next = static_cast<std::uint32_t>(numbers.sources.size());
       if (!numbers.sources.emplace(index, next).second) continue;
       const TensorInfo& source = plan.catalog->tensors()[index];
@@ -129,6 +130,10 @@ void write_quantization(JsonWriter& json, const Quantization& quantization) {
     json.member("nested_offset_bits", std::bit_cast<std::uint32_t>(*quantization.nested_offset));
   }
   if (!quantization.group.empty()) json.member("group", quantization.group);
+  // Its numbers are not part of a plan, so a plan that is read back is refused without them.
+  if (quantization.importance != nullptr) {
+    json.member("importance", std::uint64_t{quantization.importance->size()});
+  }
   json.end_object();
 }
 
@@ -304,6 +309,10 @@ Quantization read_quantization(const JsonReader& reader, JsonReader::Element val
   if (const auto group = fields.optional("group")) {
     quantization.group = reader.string(*group, fields.at("group"));
   }
+  if (fields.optional("importance")) {
+    reader.refuse(fields.at("importance"), "a saved plan does not hold an importance: plan again",
+                  "an importance");
+  }
   fields.done();
   return quantization;
 }
@@ -380,7 +389,19 @@ void read_totals(const JsonReader& reader, JsonObject& fields, Plan& plan) {
 
 }  // namespace
 
+// Sources are saved by name, and those of several checkpoints have the same names.
+static void require_one_checkpoint(const Plan& plan) {
+  for (const PlannedTarget& target : plan.targets) {
+    if (target.recipe.merge == nullptr) continue;
+    throw Error("plan.json", "a plan with merges cannot be saved", {.tensor = target.name});
+  }
+  if (plan.catalog->checkpoints().empty()) return;
+  throw Error("plan.json", "a plan of several checkpoints cannot be saved",
+              {.path = plan.catalog->root()});
+}
+
 static std::string json_of(const Plan& plan) {
+  require_one_checkpoint(plan);
   JsonWriter json(1, 2);
   json.begin_object();
   json.member("version", plan_json_version);

@@ -39,7 +39,7 @@ class Planner {
   };
 
   void check_options() const;
-  void check_recipes() const;
+  void check_recipes();
 
   // resolve.cpp: recipes
   void find_groups();
@@ -61,6 +61,10 @@ class Planner {
   [[nodiscard]] const Held* held_by_model(std::size_t root) const;
   void resolve_tie(std::size_t tie);
   void fail(std::size_t target, Finding finding);
+
+  // take_merge.cpp
+  void keep_numbers(const TargetRecipe& recipe);
+  [[nodiscard]] bool take_merge(std::size_t root, const TargetRecipe& made);
 
   // numbers.cpp: quantized tensors
   void mark_taken_codes();

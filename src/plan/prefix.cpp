@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <unordered_set>
 #include <utility>
 
@@ -15,7 +16,7 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::size_t names_told_max = 8;
+constexpr std::size_t names_listed_max = 8;
 
 using Names = std::vector<std::string_view>;
 using Known = std::unordered_set<std::string_view>;
@@ -57,7 +58,7 @@ std::optional<Finding> partial(const Names& names, const Known& known, std::stri
     if (!name.starts_with(prefix)) continue;
     ++count;
     const bool is_wanted = !known.contains(name) && known.contains(name.substr(prefix.size()));
-    if (is_wanted && wanted.size() < names_told_max) wanted.emplace_back(name);
+    if (is_wanted && wanted.size() < names_listed_max) wanted.emplace_back(name);
   }
   if (wanted.empty()) return std::nullopt;
   return Finding{
@@ -74,8 +75,9 @@ std::optional<Finding> partial(const Names& names, const Known& known, std::stri
 
 Rule prefix_rule(std::string_view prefix, std::string_view replacement) {
   std::string target;
-  for (const char character : replacement)
+  for (const char character : replacement) {
     target += character == '$' ? "$$" : std::string(1, character);
+  }
   return {.op = RuleOp::rename,
           .sources = {re2::RE2::QuoteMeta(re2::StringPiece(prefix.data(), prefix.size())) + "(.*)"},
           .targets = {target + "$1"}};
@@ -89,7 +91,8 @@ Stripping strip_prefix(const Catalog& catalog, const Skeleton& skeleton,
     if (!prefix.empty()) wanted.push_back(prefix);
   }
   Names names;
-  for (const TensorInfo& tensor : catalog.tensors()) names.push_back(tensor.name);
+  const std::span tensors = std::span(catalog.tensors()).first(catalog.tensors_of(0).end);
+  for (const TensorInfo& tensor : tensors) names.push_back(tensor.name);
   if (wanted.empty() || names.empty()) return result;
   Known known;
   for (const Target& target : skeleton.targets) known.insert(target.name);

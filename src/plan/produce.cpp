@@ -22,13 +22,14 @@ Production::Production(const Catalog& catalog, const CompiledRules& rules,
   for (const std::string& name : options.known_sources) {
     if (const auto known = catalog.find(name)) taken[*known] = true;
   }
-  for (std::uint32_t i = 0; i < tensors.size() && !options.knows_all_sources; ++i) {
+  // Of several checkpoints the first one names what there is; recipes alone reach the others.
+  const std::uint32_t end = catalog.tensors_of(0).end;
+  for (std::uint32_t i = 0; i < end && !options.knows_all_sources; ++i) {
     if (!taken[i]) add_named({.source = i, .name = tensors[i].name});
   }
   // Numbers whose name is none of the file's: "experts.down_proj" of "experts.down_proj_blocks".
   for (const QuantizedTensor& each : catalog.quantized().tensors()) {
-    const bool has_own_name =
-        each.data != QuantizedTensor::none && tensors[each.data].name != each.name;
+    const bool has_own_name = each.data < end && tensors[each.data].name != each.name;
     if (!has_own_name || taken[each.data] || options.knows_all_sources) continue;
     add_named({.source = each.data, .name = each.name, .is_numbers = true});
   }
@@ -51,7 +52,7 @@ void Production::add_recipes(const Recipes& recipes, std::vector<bool>& taken) {
     Produced item;
     item.name = recipe.target;
     item.recipe = r;
-    for (const std::uint32_t source : sources_of(recipe.boxes, recipes.decodings)) {
+    for (const std::uint32_t source : sources_of(recipe.boxes, recipes.decodings, recipe.merge)) {
       if (source >= taken.size()) continue;
       taken[source] = true;
       item.members.push_back({.source = source, .name = catalog_.tensors()[source].name});

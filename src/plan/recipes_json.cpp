@@ -296,6 +296,10 @@ static std::string json_of(const Recipes& recipes, const Catalog& catalog) {
   json.key("targets");
   json.begin_array();
   for (const TargetRecipe& recipe : recipes.targets) {
+    if (recipe.merge != nullptr) {
+      throw Error(code, "a merge is not saved as a recipe: save its plan",
+                  {.tensor = recipe.target});
+    }
     json.begin_array();
     json.value(recipe.target);
     json.value(recipe.shape.extents());

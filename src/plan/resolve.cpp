@@ -126,6 +126,7 @@ void Planner::fail(std::size_t target, Finding finding) {
   Recipe& recipe = plan_.targets[target].recipe;
   recipe.origin = Origin::exception;
   recipe.boxes.clear();
+  recipe.merge.reset();
   recipe.constant.reset();
   recipe.reason = finding.code;
   finding.severity = Severity::error;
@@ -266,6 +267,7 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced, Taki
                 .expected = defect->expected});
     return false;
   }
+  if (made.merge != nullptr) return take_merge(root, made);
   if (taking == Taking::numbers && !decode_recipe(root)) return false;
   const Dtype wanted = plan_.targets[root].dtype;
   const bool is_rounded = decoded_dtype(made.dtype) != Dtype::f32;
@@ -324,6 +326,7 @@ bool Planner::check_dtypes(std::size_t root) {
   const PlannedTarget& planned = plan_.targets[root];
   const auto& tensors = plan_.catalog->tensors();
   std::unordered_set<std::uint64_t> seen;
+  if (planned.recipe.merge != nullptr) return true;  // see take_merge()
   for (const Box& box : planned.recipe.boxes) {
     const TensorInfo& source = tensors[box.source];
     const Encoding encoding = encoding_of(box, tensors, plan_.decodings);

@@ -80,29 +80,26 @@ void Planner::report_kept() {
                               name_list(kept_names_, count))});
 }
 
-// How many names each pattern took: one that took none may be mistyped.
+// One that took no name may be mistyped.
 void Planner::report_patterns() {
-  const auto tell = [&](const char* option, const std::vector<std::string>& patterns,
-                        const std::vector<std::size_t>& counts, const char* names) {
+  const auto report = [&](const char* option, const std::vector<std::string>& patterns,
+                          const std::vector<std::size_t>& counts, const char* names) {
+    if (patterns.empty()) return;
     add({.code = "plan.pattern",
          .message =
              fmt::format("{} names {} by {}", option, names, counts_text(patterns, counts))});
   };
-  if (!options_.rules.empty()) {
-    std::vector<std::string> patterns;
-    for (const Rule& rule : options_.rules) {
-      patterns.insert(patterns.end(), rule.sources.begin(), rule.sources.end());
-    }
-    tell("rules", patterns, production_.matches(), "tensors of the checkpoint");
+  std::vector<std::string> sources;
+  for (const Rule& rule : options_.rules) {
+    sources.insert(sources.end(), rule.sources.begin(), rule.sources.end());
   }
-  if (options_.missing_patterns.empty()) return;
-  std::vector<std::string> patterns;
-  for (const auto& [pattern, policy] : options_.missing_patterns) patterns.push_back(pattern);
+  report("rules", sources, production_.matches(), "tensors of the checkpoint");
+  const std::vector<std::string> patterns = missing_patterns_.texts();
   std::vector<std::size_t> counts(patterns.size());
   for (const Target& target : skeleton_.targets) {
     if (const auto match = missing_patterns_.first_match(target.name)) ++counts[*match];
   }
-  tell("missing", patterns, counts, "tensors of the model");
+  report("missing", patterns, counts, "tensors of the model");
 }
 
 void Planner::suggest() {

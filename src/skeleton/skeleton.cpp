@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <span>
+
 #include "base/json_writer.h"
 #include "base/named.h"
 #include "base/only_errors.h"
@@ -90,8 +92,9 @@ void Skeleton::validate() const {
 Skeleton Skeleton::from_catalog(const Catalog& catalog) {
   return only_errors([&] {
     Skeleton skeleton;
-    skeleton.targets.reserve(catalog.tensors().size());
-    for (const TensorInfo& tensor : catalog.tensors()) {
+    const std::uint32_t count = catalog.tensors_of(0).end;
+    skeleton.targets.reserve(count);
+    for (const TensorInfo& tensor : std::span(catalog.tensors()).first(count)) {
       Target target;
       target.name = tensor.name;
       target.shape = tensor.shape;

@@ -89,9 +89,9 @@ Numbers::Numbers(const OpenShards& shards, std::atomic<bool>& stop)
 
 void Numbers::open(const std::string& name, const QuantizedTensor* quantized,
                    std::uint32_t tensor) {
-  is_exact_ = quantized == nullptr;
-  bound_ = is_exact_ ? nullptr : bound_of(*quantized, catalog_);
-  recipe_ = tensor_recipe(catalog_, is_exact_ ? tensor : quantized->data);
+  is_exact_ = quantized == nullptr && catalog_.tensors()[tensor].encoding.is_dtype();
+  bound_ = quantized == nullptr ? nullptr : bound_of(*quantized, catalog_);
+  recipe_ = tensor_recipe(catalog_, quantized == nullptr ? tensor : quantized->data);
   reader_.open({.name = name,
                 .boxes = recipe_.boxes,
                 .decodings = recipe_.decodings,

@@ -25,7 +25,8 @@ class Numbers {
   Numbers(const Numbers&) = delete;
   Numbers& operator=(const Numbers&) = delete;
 
-  // `quantized` null: the tensor of this index as it is.
+  // `quantized` null: the tensor of this index, as it is or the numbers of its blocks. Of these no
+  // bound is known.
   void open(const std::string& name, const QuantizedTensor* quantized, std::uint32_t tensor);
 
   // F32, valid until the next call.

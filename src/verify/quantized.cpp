@@ -162,6 +162,15 @@ Shape QuantizedPairs::Side::shape() const {
   return stored != nullptr ? stored->shape() : catalog->tensors()[tensor].shape;
 }
 
+std::string_view QuantizedPairs::Side::encoding() const {
+  return stored != nullptr ? std::string_view(stored->encoding)
+                           : catalog->tensors()[tensor].encoding.name();
+}
+
+bool QuantizedPairs::Side::is_quantized() const {
+  return stored != nullptr || !catalog->tensors()[tensor].encoding.is_dtype();
+}
+
 QuantizedPairs::QuantizedPairs(const Catalog& first, const Catalog& second)
     : first_(first),
       second_(second),
@@ -175,6 +184,27 @@ QuantizedPairs::QuantizedPairs(const Catalog& first, const Catalog& second)
     if (value.is_readable()) by_name[value.name].second = &value;
   }
   for (const auto& [name, sides] : by_name) add(std::string(name), sides.first, sides.second);
+  add_blocks();
+}
+
+// Blocks of GGUF hold their scales, so that names say which tensors are pairs.
+void QuantizedPairs::add_blocks() {
+  const auto is_numbers = [](Encoding encoding) {
+    return !encoding.is_dtype() || kind(encoding.dtype()) == DtypeKind::floating;
+  };
+  for (std::uint32_t i = 0; i < first_.tensors().size(); ++i) {
+    const TensorInfo& a = first_.tensors()[i];
+    const auto partner = second_.find(a.name);
+    if (!partner || in_first_[i] || in_second_[*partner]) continue;
+    const Encoding b = second_.tensors()[*partner].encoding;
+    const bool has_blocks = !a.encoding.is_dtype() || !b.is_dtype();
+    if (a.encoding == b || !has_blocks || !is_numbers(a.encoding) || !is_numbers(b)) continue;
+    // Codes that nothing decodes.
+    if (first_.quantized().find(i) != nullptr || second_.quantized().find(*partner) != nullptr) {
+      continue;
+    }
+    keep({a.name, {&first_, nullptr, i}, {&second_, nullptr, *partner}});
+  }
 }
 
 void QuantizedPairs::add(const std::string& name, const QuantizedTensor* first,
@@ -188,6 +218,10 @@ void QuantizedPairs::add(const std::string& name, const QuantizedTensor* first,
     if (side->catalog->quantized().find(*index) != nullptr) return;  // codes that nothing decodes
     side->tensor = *index;
   }
+  keep(std::move(pair));
+}
+
+void QuantizedPairs::keep(Pair pair) {
   if (pair.first.shape() != pair.second.shape() || pair.first.shape().numel() == 0u) return;
   cover(pair.first, in_first_);
   cover(pair.second, in_second_);
@@ -214,14 +248,14 @@ void QuantizedPairs::measure(const OpenShards& first_shards, const OpenShards& s
     first.open(pair.name, pair.first.stored, pair.first.tensor);
     second.open(pair.name, pair.second.stored, pair.second.tensor);
     const Comparison found = compare_numbers(first, second, shape.numel().value_or(0));
-    const QuantizedTensor* const stored =
-        pair.second.stored != nullptr ? pair.second.stored : pair.first.stored;
-    report.quantized.push_back({pair.name, stored->encoding, found.relative()});
+    const Side& stored = pair.second.is_quantized() ? pair.second : pair.first;
+    const std::string encoding(stored.encoding());
+    report.quantized.push_back({pair.name, encoding, found.relative()});
     if (!found.is_explained()) {
       report.differences.push_back(
           {pair.name, DifferenceKind::values, found.text(),
            fmt::format("at most {:.3g} for {}, and each number near its code's", found.most(),
-                       stored->encoding)});
+                       encoding)});
     }
   }
   report.bytes_read += first.bytes_read() + second.bytes_read();

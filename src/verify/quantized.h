@@ -4,6 +4,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "loadstone/catalog.h"
@@ -34,9 +35,11 @@ class QuantizedPairs {
  private:
   struct Side {
     const Catalog* catalog = nullptr;
-    const QuantizedTensor* stored = nullptr;  // null: a tensor of its own
+    const QuantizedTensor* stored = nullptr;  // null: a tensor of its own, of numbers or of blocks
     std::uint32_t tensor = 0;
     [[nodiscard]] Shape shape() const;
+    [[nodiscard]] std::string_view encoding() const;
+    [[nodiscard]] bool is_quantized() const;
   };
   struct Pair {
     std::string name;
@@ -45,6 +48,8 @@ class QuantizedPairs {
   };
 
   void add(const std::string& name, const QuantizedTensor* first, const QuantizedTensor* second);
+  void add_blocks();
+  void keep(Pair pair);
   static void cover(const Side& side, std::vector<bool>& covered);
 
   const Catalog& first_;

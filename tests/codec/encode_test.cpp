@@ -4,7 +4,12 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "codec/families.h"
 
@@ -13,7 +18,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr std::array styles = {NamingStyle::unified, NamingStyle::compressed, NamingStyle::bnb};
+constexpr std::array styles = {NamingStyle::unified, NamingStyle::compressed, NamingStyle::bnb,
+                               NamingStyle::gguf};
 
 Quantization quantization_of(const WrittenEncoding& encoding) {
   return {.encoding = std::string(encoding.name), .nested_offset = {}};
@@ -34,7 +40,7 @@ TEST(WrittenEncodings, HaveNamesOfTheirOwn) {
     EXPECT_EQ(find_written_encoding(each->name), each);
     EXPECT_THAT(written_encoding_names(), HasSubstr(std::string(each->name)));
   }
-  EXPECT_EQ(names.size(), 12u);
+  EXPECT_EQ(names.size(), 27u);
   EXPECT_EQ(find_written_encoding("nf5"), nullptr);
   EXPECT_EQ(find_written_encoding(""), nullptr);
 }
@@ -46,7 +52,7 @@ TEST(WrittenEncodings, ReachEveryEncoder) {
     EXPECT_EQ(form_of(*each).kind, each->kind) << each->name;
     kinds.insert(each->kind);
   }
-  EXPECT_EQ(kinds.size(), static_cast<std::size_t>(QuantizeKind::mxfp8) + 1);
+  EXPECT_EQ(kinds.size(), static_cast<std::size_t>(QuantizeKind::gguf_blocks) + 1);
 }
 
 TEST(WrittenEncodings, NameEachComponentInEachStyleTheyHave) {
@@ -68,7 +74,8 @@ TEST(WrittenEncodings, NameEachComponentInEachStyleTheyHave) {
       EXPECT_EQ(find_component(*each, style, "zeros"), nullptr);
     }
     EXPECT_GT(claimed, 0u) << each->name;
-    EXPECT_TRUE(!each->is_bitsandbytes() || claimed == 1) << each->name;
+    const bool is_of_one = each->is_bitsandbytes() || each->is_gguf();
+    EXPECT_TRUE(!is_of_one || claimed == 1) << each->name;
   }
 }
 
@@ -77,7 +84,7 @@ TEST(WrittenEncodings, AreSaidByTheConfigOfEachStyleTheyHave) {
     EXPECT_EQ(each->unified_names.empty(), each->unified.algorithm.empty()) << each->name;
     EXPECT_EQ(each->compressed_names.empty(), each->compressed.format.empty()) << each->name;
     EXPECT_EQ(each->is_ambiguous == nullptr, each->metadata_key.empty()) << each->name;
-    EXPECT_TRUE(each->bits == 4 || each->bits == 8) << each->name;
+    EXPECT_TRUE(each->bits == 4 || each->bits == 8 || each->is_gguf()) << each->name;
     EXPECT_GT(each->row_block, 0u) << each->name;
   }
 }
@@ -105,7 +112,7 @@ TEST(WrittenEncodings, AreListedWithDialectsThatTheyHaveAndNoOther) {
     if (written == nullptr) continue;
     QuantizeForm form;
     for (const std::string_view dialect :
-         {"exact", "modelopt-compat", "modelopt-export", "bnb-cpu", "bnb-cuda"}) {
+         {"exact", "modelopt-compat", "modelopt-export", "bnb-cpu", "bnb-cuda", "ggml"}) {
       Quantization quantization = quantization_of(*written);
       quantization.dialect = dialect;
       EXPECT_EQ(!prepare_quantization(quantization, {256, 512}, Dtype::bf16, form),
@@ -113,9 +120,72 @@ TEST(WrittenEncodings, AreListedWithDialectsThatTheyHaveAndNoOther) {
           << each.name << " " << dialect;
     }
   }
-  EXPECT_EQ(listed.size(), 18u);
+  EXPECT_EQ(listed.size(), 33u);
   for (const WrittenEncoding* const each : written_encodings()) {
     EXPECT_TRUE(listed.contains(each->name)) << each->name;
+  }
+}
+
+// Their format is the one that the name says, and a row of anything but whole blocks is refused.
+TEST(WrittenEncodings, MakeBlocksOfWholeRows) {
+  std::size_t count = 0;
+  for (const WrittenEncoding* const each : written_encodings()) {
+    if (!each->is_gguf()) continue;
+    ++count;
+    QuantizeForm form = form_of(*each);
+    std::string name(Encoding(form.block).name());
+    std::ranges::transform(name, name.begin(), [](char letter) {
+      return static_cast<char>(letter >= 'A' && letter <= 'Z' ? letter - 'A' + 'a' : letter);
+    });
+    if (name == "mxfp4") name = "mxfp4-gguf";  // ModelOpt's has the plain name
+    EXPECT_EQ(each->name, name);
+    const BlockLayout block = layout(form.block);
+    EXPECT_EQ(form.parts[0].shape, Shape({256, 512 / block.elements * block.bytes}));
+    EXPECT_EQ(form.window_elements, block.elements);
+    const auto problem =
+        prepare_quantization(quantization_of(*each), {4, 256 + 16}, Dtype::f32, form);
+    ASSERT_TRUE(problem) << each->name;
+    EXPECT_EQ(problem->found, "[4, 272]");
+    EXPECT_EQ(problem->message, "rows are no whole blocks of " + std::to_string(block.elements));
+  }
+  EXPECT_EQ(count, 15u);
+}
+
+TEST(WrittenEncodings, TakeAnImportanceOfColumns) {
+  const auto message = [](const char* encoding, std::vector<float> importance) {
+    Quantization quantization = quantization_of(*find_written_encoding(encoding));
+    quantization.importance = std::make_shared<const std::vector<float>>(std::move(importance));
+    QuantizeForm form;
+    const auto problem = prepare_quantization(quantization, {2, 3, 256}, Dtype::bf16, form);
+    if (!problem) {
+      EXPECT_EQ(form.importance, quantization.importance);
+    }
+    return problem ? problem->message : "";
+  };
+  const std::vector<float> good(256, 1.0f);
+  EXPECT_EQ(message("q4_k", good), "");
+  EXPECT_EQ(message("q4_k", std::vector<float>(512, 0.0f)), "");  // one for each matrix
+  EXPECT_EQ(message("q4_k", std::vector<float>(255)),
+            "an importance for another number of columns");
+  EXPECT_EQ(message("nf4", good), "it takes no importance");
+  for (const float wrong : {-1.0f, std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    std::vector<float> bad = good;
+    bad[200] = wrong;
+    EXPECT_EQ(message("q4_0", bad), "an importance that is negative or not finite");
+  }
+}
+
+// Some encodings take sums over rows then, and their windows are rows.
+TEST(WrittenEncodings, CutWindowsWhereAnImportanceAllows) {
+  for (const WrittenEncoding* const each : written_encodings()) {
+    if (!each->is_gguf()) continue;
+    Quantization quantization = quantization_of(*each);
+    quantization.importance = std::make_shared<const std::vector<float>>(512);
+    QuantizeForm form;
+    ASSERT_FALSE(prepare_quantization(quantization, {4, 512}, Dtype::f32, form)) << each->name;
+    const bool is_row = each->name == "q4_0" || each->name == "q4_1" || each->name == "q5_0" ||
+                        each->name == "q5_1";
+    EXPECT_EQ(form.window_elements, is_row ? 512 : layout(form.block).elements) << each->name;
   }
 }
 

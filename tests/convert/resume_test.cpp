@@ -183,7 +183,7 @@ TEST_F(Resume, AnotherConversionIsRefusedAndNothingIsDeleted) {
   other.shard_bytes_max = 190'000;
   refused(plan(other), "shards");
   Conversion more = plan();
-  more.metadata.emplace_back("more", "text");
+  more.metadata.emplace("more", MetadataValue{.value = "text"});
   refused(more, "metadata");
   more = plan();
   more.extras.push_back({.name = "config.json", .text = "{}"});

@@ -15,6 +15,7 @@
 
 #include "kernels/cast.h"
 #include "kernels/gguf_reference.h"
+#include "kernels/golden_words.h"
 #include "kernels/number.h"
 
 namespace loadstone {
@@ -36,23 +37,6 @@ std::vector<BlockFormat> all_formats() {
 std::string text(BlockFormat format) { return std::string(Encoding(format).name()); }
 
 // ---- the blocks and fingerprints of tests/golden/make_gguf_goldens.py
-
-std::uint64_t splitmix(std::uint64_t place, std::uint64_t seed) {
-  std::uint64_t word = (place + 1) * 0x9e3779b97f4a7c15u + seed;
-  word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
-  word = (word ^ (word >> 27)) * 0x94d049bb133111ebu;
-  return word ^ (word >> 31);
-}
-
-std::uint64_t fingerprint(const Bytes& bytes) {
-  std::uint64_t sum = 0;
-  for (std::size_t i = 0; i < bytes.size() / 8; ++i) {
-    std::uint64_t word = 0;
-    std::memcpy(&word, bytes.data() + 8 * i, 8);
-    sum += (word + 1) * (splitmix(i, 99) | 1);
-  }
-  return sum;
-}
 
 constexpr std::uint64_t pattern_count = 65536;  // each pattern of a scale of 16 bits
 
@@ -242,21 +226,6 @@ TEST(GgufTest, EveryLengthAndAddressStaysInside) {
     }
   }
 }
-
-// Puts all instruction sets back.
-class ForcedTarget {
- public:
-  explicit ForcedTarget(std::int64_t target) { force(target); }
-  ~ForcedTarget() { force(0); }
-  ForcedTarget(const ForcedTarget&) = delete;
-  ForcedTarget& operator=(const ForcedTarget&) = delete;
-
- private:
-  static void force(std::int64_t sets) {
-    hwy::SetSupportedTargetsForTest(sets);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
 
 TEST(GgufTest, EveryInstructionSetGivesTheSameBytes) {
   std::size_t compared = 0;

@@ -121,7 +121,7 @@ TEST(MakePlan, KeptIsWhatTheModelHolds) {
   EXPECT_TRUE(make_plan(fake_catalog({}), skeleton_of({held}), options).ok());
   options.missing_patterns = {{"he", MissingPolicy::keep}};  // the whole name
   EXPECT_FALSE(make_plan(fake_catalog({}), skeleton_of({held}), options).ok());
-  // What the checkpoint holds is loaded.
+  // A tensor that the checkpoint holds is loaded.
   const Plan loaded = make_plan(fake_catalog({{"held", {4}}}), skeleton_of({held}), options);
   EXPECT_EQ(planned(loaded, "held").recipe.origin, Origin::checkpoint);
 }

@@ -1,7 +1,9 @@
 // Targets that are quantized on their way: what the plan says of them, and what it refuses.
 #include <gmock/gmock.h>
 
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "loadstone/plan.h"
 #include "plan/plan_json.h"
@@ -178,6 +180,16 @@ TEST(Quantize, APlanFromTextIsTheSame) {
     EXPECT_EQ(back.targets[0].quantization, quantization);
     EXPECT_EQ(to_json(back), to_json(plan));
   }
+}
+
+TEST(Quantize, SavedPlansSayThatTheyHoldNoImportance) {
+  Quantization quantization = {.encoding = "q4_k", .dialect = {}, .nested_offset = {}};
+  const auto saved = [&] { return to_json(plan_of_one(quantization, {4, 256})); };
+  EXPECT_FALSE(error_of([&] { (void)read_plan(saved()); }));  // the control
+  quantization.importance = std::make_shared<const std::vector<float>>(256, 1.0f);
+  const auto error = error_of([&] { (void)read_plan(saved()); });
+  ASSERT_TRUE(error);
+  EXPECT_THAT(error->what(), HasSubstr("does not hold an importance"));
 }
 
 // Before anything is read.

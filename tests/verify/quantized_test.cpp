@@ -139,6 +139,7 @@ struct Written {
 std::vector<Written> written_files() {
   std::vector<Written> all;
   for (const WrittenEncoding* const each : written_encodings()) {
+    if (each->is_gguf()) continue;  // no file of safetensors holds them
     const std::string name(each->name);
     if (each->is_bitsandbytes()) {
       all.push_back({*each, name, std::nullopt});

@@ -15,6 +15,7 @@ from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import counted, make
 from loadstone._placement import device_of
 from loadstone._skeleton_walk import TensorSlot, walk
+from loadstone._targets import SAVED
 from loadstone.torch import like
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def offloaded_slots(
     slots: Iterable[TensorSlot], device_map: Mapping[str, Any], offload_buffers: bool
 ) -> list[TensorSlot]:
     """The tensors that accelerate's hooks will look for in the folder."""
-    kinds = ("parameter", "persistent_buffer") if offload_buffers else ("parameter",)
+    kinds = SAVED if offload_buffers else ("parameter",)
     return [
         slot for slot in slots if slot.kind in kinds and device_of(slot.name, device_map) == "disk"
     ]

@@ -17,6 +17,7 @@ from loadstone._errors import make
 from loadstone._placement import device_of
 from loadstone._plan import Plan, make_plan
 from loadstone._skeleton_walk import TensorSlot, walk
+from loadstone._targets import SAVED
 from loadstone._traced import Traced
 
 _FLOATING = ("F64", "F32", "F16", "BF16")
@@ -107,8 +108,7 @@ def _casts(
     """The dtype of each floating tensor that a checkpoint can hold."""
     casts = {}
     for slot in slots:
-        is_saved = slot.kind in ("parameter", "persistent_buffer")
-        if is_saved and slot.tensor.is_floating_point():
+        if slot.kind in SAVED and slot.tensor.is_floating_point():
             wanted = dtype if dtype is not None else slot.tensor.dtype
             stays = _is_kept_in_fp32(slot.name, keep_in_fp32)
             casts[slot.name] = dtype_name(torch.float32 if stays else wanted)

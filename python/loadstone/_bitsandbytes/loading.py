@@ -22,6 +22,7 @@ from loadstone._catalog import Catalog
 from loadstone._dtypes import dtype_argument, dtype_name, torch_dtype
 from loadstone._errors import make
 from loadstone._skeleton_walk import TensorSlot, walk
+from loadstone._targets import SAVED
 from loadstone._traced import shape_mismatch
 
 if TYPE_CHECKING:
@@ -322,8 +323,7 @@ def _name_of(dtype: Any) -> str:
 
 
 def _is_cast(target: _core.Target) -> bool:
-    is_saved = target.kind in ("parameter", "persistent_buffer")
-    return is_saved and target.dtype in ("F64", "F32", "F16", "BF16")
+    return target.kind in SAVED and target.dtype in ("F64", "F32", "F16", "BF16")
 
 
 def _as_stored(target: _core.Target, dtype: str, shape: Shape) -> _core.Target:

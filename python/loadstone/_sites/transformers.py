@@ -36,6 +36,8 @@ transformers.integrations.peft
     [-5.0] PreTrainedModel.dtype_plan
     PreTrainedModel.named_non_persistent_buffers
 [5.0-] transformers.modeling_utils
+    get_hf_quantizer(config, quantization_config, device_map, weights_only, user_agent)
+    _get_dtype(dtype, checkpoint_files, config, weights_only, hf_quantizer)
     LoadStateDictConfig(ignore_mismatched_sizes, device_map, disk_offload_folder, offload_buffers,
         dtype, hf_quantizer, device_mesh, weight_mapping)
     [5.16-] call LoadStateDictInfo(missing_keys, unexpected_keys, mismatched_keys, error_msgs,
@@ -71,6 +73,8 @@ transformers.integrations.peft
     get_checkpoint_conversion_mapping(model_type)
 [5.0-] transformers.integrations.accelerate
     call get_device(device_map, param_name, valid_torch_device)
+[5.0-] transformers.quantizers.auto
+    AUTO_QUANTIZATION_CONFIG_MAPPING
 [5.0-] transformers.quantizers.base
     [5.21-] call HfQuantizer.get_new_dtype(self, converter, param, dtype)
     HfQuantizer.param_needs_quantization(self, model, param_name)

@@ -28,13 +28,14 @@ from loadstone import _core
 from loadstone._catalog import Catalog
 from loadstone._errors import Error
 from loadstone._sites.transformers import SITES
+from loadstone._transformers import quantized
 from loadstone._transformers.question import Derived, Question
 from loadstone._version import __version__
 
 # Older files are removed when there are more than these.
 FILES_MAX = 64
 
-_FORM = 2
+_FORM = 3
 
 
 def folder() -> Path:
@@ -79,6 +80,7 @@ def digest(catalog: Catalog, question: Question) -> str:
         "dtypes": [question.dtype, question.built_dtype, question.dtype_plan],
         "conversions": [_described(each) for each in question.conversions],
         "quantizer": None if question.quantizer is None else _quantizer(question.quantizer),
+        "numbers": quantized.digest(catalog) if question.decodes else "",
         "targets": [(name, list(t.shape), t.dtype) for name, t in model.state_dict().items()],
         "code": _code(model, question.conversions),
     }
@@ -180,6 +182,8 @@ def _read(path: Path, key: str, catalog: Catalog) -> Derived | None:
             used=answer["used"],
             units=answer["units"],
             quantized=answer["quantized"],
+            decoded=answer["decoded"],
+            unneeded=answer["unneeded"],
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, Error):
         return None

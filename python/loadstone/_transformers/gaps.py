@@ -10,11 +10,13 @@ import torch
 
 from loadstone import _core, _execute
 from loadstone._audit import audit
+from loadstone._catalog import Catalog
 from loadstone._constructor import model_builder, parameter_values
 from loadstone._errors import make
-from loadstone._plan import Plan
+from loadstone._plan import Plan, make_plan
 from loadstone._report import Report
-from loadstone._traced import shape_mismatch
+from loadstone._traced import Traced, shape_mismatch
+from loadstone._transformers.claim import Claim
 from loadstone._turns import in_turn_with, slots_of
 
 
@@ -23,6 +25,8 @@ class TransformersOptions:
     """The arguments of loadstone's own function that the library's does not have.
 
     Attributes:
+        dequantize: whether a quantized checkpoint is dequantized by loadstone; ``None``: where the
+            library has no quantizer for it, or one that cannot work here.
         is_direct: loadstone was called by name, so unsupported loads are refused; under a patch
             they are left to the library.
     """
@@ -32,6 +36,7 @@ class TransformersOptions:
     quantize_experts: bool = False
     progress: bool | Callable[[int, int], object] = False
     threads: int | None = None
+    dequantize: bool | None = None
     is_direct: bool = False
 
 
@@ -45,6 +50,7 @@ class Gaps:
         self.options = options
         self.is_constructing = False
         self.fills_gaps = False  # missing tensors get a value, also where the library reads
+        self.claim = Claim()  # the quantization that the config speaks of, and nobody took over
         self.model: Any = None
         self.plan: Plan | None = None
         self._core: _core.Report | None = None
@@ -53,6 +59,26 @@ class Gaps:
         self._constructed: set[str] = set()  # of those, the ones no initialiser wrote to
         self._versions: dict[str, tuple[int, int]] = {}  # of buffers, before the initialisers
         self._rewritten: set[str] = set()  # buffers that an initialiser wrote to
+
+    def plan_and_read(
+        self, model: Any, catalog: Catalog, traced: Traced, device_map: Any, offload_folder: Any
+    ) -> _execute.Filled:
+        """Makes the plan and reads what it says; the model is left as it is."""
+        with in_turn_with(model):
+            self.plan = make_plan(
+                model,
+                catalog,
+                traced,
+                device_map=device_map,
+                offload_folder=offload_folder,
+                missing=self.options.missing,
+                initialises=True,
+                allows_unknown_modules=True,
+            )
+            progress, threads = self.options.progress, self.options.threads or 0
+            filled = _execute.read_values(self.plan, model, progress=progress, threads=threads)
+        self._core = filled.core
+        return filled
 
     def unwritten(self, name: str, tensor: torch.Tensor, **form: Any) -> torch.Tensor:
         """Memory for a missing parameter, filled so that a write of an initialiser shows.

@@ -16,13 +16,15 @@ from typing import Any
 
 import torch
 
+from loadstone._catalog import readable
+from loadstone._dtypes import torch_dtype
 from loadstone._patch import Hook, Hooks, gated, held, suspended
 from loadstone._placement import expanded
 from loadstone._sites import is_known, sites_of
 from loadstone._sites.transformers import SITES
 from loadstone._skeleton import skeleton
 from loadstone._torch_state import construct, constructing, in_turn, ordinary_tensors
-from loadstone._transformers import IS_V5, trainer, v4
+from loadstone._transformers import IS_V5, claim, quantized, trainer, v4
 from loadstone._transformers.call import CURRENT, constructing_in, current, reason_against, refused
 from loadstone._transformers.gaps import DEFAULTS, Gaps, TransformersOptions
 from loadstone.peft import with_adapters
@@ -60,7 +62,7 @@ def hooks() -> Hooks:
 
 def _middle() -> list[tuple[Any, str, Any]]:
     """The replaced functions of releases from 5.0 on."""
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, modeling_utils
     from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
     from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
 
@@ -70,6 +72,8 @@ def _middle() -> list[tuple[Any, str, Any]]:
         (PreTrainedModel, "init_weights", _init_weights),
         (PreTrainedModel, "_load_pretrained_model", loading),
         (PreTrainedModel, "_move_missing_keys_from_meta_to_device", _move_missing_keys),
+        (modeling_utils, "get_hf_quantizer", _get_hf_quantizer),
+        (modeling_utils, "_get_dtype", _get_dtype),
         *(
             (quantizer, name, each)
             for quantizer in (Bnb4BitHfQuantizer, Bnb8BitHfQuantizer)
@@ -132,6 +136,31 @@ def _entered_in_turn(contexts: Sequence[Any]) -> Iterator[None]:
         for each in contexts:
             stack.enter_context(each)
         yield
+
+
+def _get_hf_quantizer(
+    original: Any, config: Any, quantization_config: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """None where codecs dequantize the checkpoint, of which the model knows nothing then."""
+    load = current()
+    if load is None:
+        return original(config, quantization_config, *args, **kwargs)
+    wish = load.options.dequantize
+    result, load.claim = claim.chosen(original, wish, config, quantization_config, *args, **kwargs)
+    return result
+
+
+def _get_dtype(
+    original: Any, dtype: Any, checkpoint_files: Any, config: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """The dtype of numbers: where the config has none the library takes that of the codes."""
+    load = current()
+    is_asked = dtype == "auto" and getattr(config, "dtype", None) is None
+    if load is not None and load.claim.method and is_asked and checkpoint_files:
+        catalog, _ = readable(checkpoint_files, allow_links=True)
+        if catalog is not None and quantized.is_decodable(catalog):
+            dtype = torch_dtype(quantized.dtype_of_numbers(catalog))
+    return original(dtype, checkpoint_files, config, *args, **kwargs)
 
 
 def _get_device_map(original: Any, model: Any, device_map: Any, *args: Any, **kwargs: Any) -> Any:
@@ -235,7 +264,10 @@ def _reason_against_quantizer(config: Any) -> str | None:
 
     quantizer = config.hf_quantizer
     method = getattr(quantizer.quantization_config, "quant_method", None)
-    if getattr(method, "value", method) == "bitsandbytes" and not is_known("bitsandbytes"):
+    method = getattr(method, "value", method)
+    if method == "compressed-tensors":  # the library rounds scales to the dtype of the model
+        return "quantization_config (compressed-tensors' own modules; or dequantize=True)"
+    if method == "bitsandbytes" and not is_known("bitsandbytes"):
         known = sites_of("bitsandbytes")
         return f"quantization_config (bitsandbytes {known.version()}; known: {known.tested})"
     if not quantizer.pre_quantized and not kernels.is_known(_operation(quantizer)):

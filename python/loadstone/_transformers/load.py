@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,12 +11,11 @@ from transformers.modeling_utils import _load_parameter_into_model
 
 from loadstone import _core, _execute
 from loadstone._catalog import Catalog
-from loadstone._plan import make_plan
+from loadstone._targets import SAVED
 from loadstone._traced import Traced
-from loadstone._transformers import cache, releases
+from loadstone._transformers import cache, quantized, releases
 from loadstone._transformers.gaps import DEFAULTS, Gaps, TransformersOptions, mismatch
 from loadstone._transformers.question import Derived, Question
-from loadstone._turns import in_turn_with
 
 if TYPE_CHECKING:
     from loadstone._bitsandbytes.loading import QuantizedWeights
@@ -29,33 +29,22 @@ class Load(Gaps):
         self.model = model
         self.fills_gaps = True
         catalog = Catalog(_core.open_checkpoint([str(file) for file in files], True))
+        self.claim.check(catalog)
         keeps = releases.dtype_plan(model, config.dtype)
         question = Question(model, config.dtype, keeps, config.weight_mapping, config.hf_quantizer)
         derived = cache.derive(catalog, question)
+        _warn_of_decoded(derived.decoded)
         model._weight_conversions = [config.weight_mapping[index] for index in derived.used]
         info = _loading_info(model, derived)
         traced = as_traced(model, catalog, derived, config.ignore_mismatched_sizes, self.options)
         devices = _devices(model, config)
         if devices is not None and traced.units is not None:
             devices = traced.units.devices(devices)
-        with in_turn_with(model):
-            self.plan = make_plan(
-                model,
-                catalog,
-                traced,
-                device_map=devices,
-                offload_folder=config.disk_offload_folder,
-                missing=self.options.missing,
-                initialises=True,
-                allows_unknown_modules=True,
-            )
-            filled = _execute.read_values(
-                self.plan, model, progress=self.options.progress, threads=self.options.threads or 0
-            )
-        self._core = filled.core
-        quantized = {} if traced.units is None else self._install_units(traced.units, filled, info)
+        filled = self.plan_and_read(model, catalog, traced, devices, config.disk_offload_folder)
+        assert self.plan is not None
+        installed = {} if traced.units is None else self._install_units(traced.units, filled, info)
         for target, value in zip(self.plan.targets, filled.values, strict=True):
-            if target.kind not in ("parameter", "persistent_buffer") or target.name in quantized:
+            if target.kind not in SAVED or target.name in installed:
                 continue
             if value is not None:
                 releases.put(model, target.name, value, info, config.hf_quantizer)
@@ -119,6 +108,8 @@ def as_traced(
 ) -> Traced:
     """The derived recipes, with their findings, as :class:`Traced`."""
     findings = list(derived.findings)
+    if derived.unneeded:
+        findings.append(quantized.unneeded_finding(derived.unneeded))
     units = _units(model, catalog, derived, options)
     for name, found, expected in derived.mismatched:
         findings.append(mismatch(name, found, expected, ignores_mismatches))
@@ -171,6 +162,14 @@ def _ties(model: Any, loaded: Any, failed: set[str]) -> dict[str, str]:
             if name not in loaded and name != root and name not in failed:
                 ties[name] = root
     return ties
+
+
+def _warn_of_decoded(targets: list[str]) -> None:
+    if targets:
+        names = sorted(set(targets))
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        text = "the checkpoint holds it quantized, and the model's module has no place for codes"
+        warnings.warn(f"{names[0]}{more}: {text}: dequantized", UserWarning, stacklevel=2)
 
 
 def _loading_info(model: Any, derived: Derived) -> Any:

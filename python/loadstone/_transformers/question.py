@@ -33,6 +33,30 @@ class Question:
     quantizer: Any = None
     built_dtype: torch.dtype | None = None
 
+    @property
+    def decodes(self) -> bool:
+        """Whether quantized tensors of the checkpoint are decoded, unless the model holds codes."""
+        return not self.is_quantized_already or self._is_of_bitsandbytes
+
+    def takes_codes(self, target: str) -> bool:
+        """Whether the library's quantizer put a module there that takes the components.
+
+        bitsandbytes' replaces linear layers, and leaves experts that the model has in one tensor.
+        """
+        if not self.is_quantized_already:
+            return False
+        return bool(self.quantizer.param_needs_quantization(self.model, target))
+
+    @property
+    def is_quantized_already(self) -> bool:
+        """Whether a quantizer of the library takes care of a checkpoint that is quantized."""
+        return self.quantizer is not None and bool(self.quantizer.pre_quantized)
+
+    @property
+    def _is_of_bitsandbytes(self) -> bool:
+        method = getattr(self.quantizer.quantization_config, "quant_method", "")
+        return str(getattr(method, "value", method)) == "bitsandbytes"
+
 
 @dataclass
 class Derived:
@@ -47,6 +71,8 @@ class Derived:
         units: for the path of each module whose weight is stored quantized, the tensors of the
             checkpoint that belong to it, by their names inside the module.
         quantized: targets that the load is to quantize.
+        decoded: targets that are dequantized beside others which stay quantized.
+        unneeded: tensors of the checkpoint that belong to codes, of weights that are dequantized.
         findings: errors: groups that lack a source, conversions that fail or cannot be traced.
     """
 
@@ -57,4 +83,6 @@ class Derived:
     used: list[int] = field(default_factory=list)
     units: dict[str, dict[str, str]] = field(default_factory=dict)
     quantized: list[str] = field(default_factory=list)
+    decoded: list[str] = field(default_factory=list)
+    unneeded: list[str] = field(default_factory=list)
     findings: list[_core.Finding] = field(default_factory=list)

@@ -7,10 +7,12 @@ in the order of the library's own loader.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+from transformers import conversion_mapping
 from transformers import core_model_loading as library
 
 from loadstone import _core
@@ -18,10 +20,13 @@ from loadstone._catalog import Catalog
 from loadstone._dtypes import dtype_name
 from loadstone._errors import Error, make
 from loadstone._sites.transformers import SITES
-from loadstone._transformers import kernels, releases
+from loadstone._transformers import kernels, quantized, releases
 from loadstone._transformers.absent import Groups, absent_findings, series_findings
 from loadstone._transformers.question import Derived, Question
 from loadstone.tracing import Trace
+
+# A weight of one expert, by the names that every model's experts get when they are quantized.
+_SINGLE_EXPERT = re.compile(r"(.*\.experts)\.\d+\.(?:gate_proj|up_proj|down_proj)\.weight")
 
 
 class Slice:
@@ -63,12 +68,15 @@ class _Derivation:
         self.stored: dict[str, dict[str, Any]] = {}  # groups of a quantized weight, by its name
         self.trace.owner = self.stored
         self.groups: Groups = {}
+        self.defective: set[str] = set()  # first targets with a source that cannot be decoded
         self.derived = Derived()
         is_renaming = library.WeightRenaming
         self.renamings = [each for each in question.conversions if isinstance(each, is_renaming)]
         self.converters = [
             each for each in question.conversions if isinstance(each, library.WeightConverter)
         ]
+        self.keys = self._keys()
+        self.converters = self._of_single_experts() + self.converters  # the first match counts
         self.by_pattern = {
             pattern: each for each in self.converters for pattern in each.source_patterns
         }
@@ -77,13 +85,14 @@ class _Derivation:
             self.keeps = library.build_glob_alternation(list(question.dtype_plan))
 
     def run(self) -> Derived:
-        encodings = self.catalog.encodings()
+        encodings = self.keys.encodings
         for key in _in_order(encodings):
             self._collect(key, encodings[key])
         for first, (mapping, _) in self.groups.items():
             self._convert(first, mapping)
         derived = self.derived
         derived.recipes = self.trace.finish()
+        derived.unneeded = self.keys.unneeded
         derived.used = [
             index
             for index, each in enumerate(self.question.conversions)
@@ -92,6 +101,46 @@ class _Derivation:
         return derived
 
     # --- which key goes where --------------------------------------------------------------------
+
+    def _keys(self) -> quantized.Keys:
+        """Those of the file; a quantizer of the library knows components, all else values."""
+        question = self.question
+        if not question.decodes:
+            return quantized.Keys(self.catalog.encodings())
+        leaves = {name.rpartition(".")[2] for name in self.state}
+        return quantized.keys_of(self.catalog, self._is_target, leaves, self._takes_codes)
+
+    def _is_target(self, key: str) -> bool:
+        return self.rename(key)[0] in self.state
+
+    def _takes_codes(self, key: str) -> bool:
+        target = self.rename(key)[0]
+        return target in self.state and self.question.takes_codes(target)
+
+    def _of_single_experts(self) -> list[Any]:
+        """The library's converters for experts that stand one by one, as encodings hold them.
+
+        Checkpoints of some models are published in stacks alone, so the library has no converter
+        for what is left of a stack that was quantized. Only stacks of the common layout.
+        """
+        stems: dict[str, str] = {}  # and the first key of each
+        for key in self.keys.data:
+            if (found := _SINGLE_EXPERT.fullmatch(key)) is not None:
+                stems.setdefault(found[1], key)
+        is_needed = any(not self._is_target(key) for key in stems.values())
+        if not is_needed or not all(map(self._is_common_stack, stems)):
+            return []
+        get_mapping: Any = conversion_mapping.get_checkpoint_conversion_mapping
+        common = get_mapping("qwen2_moe") or []
+        return [each for each in common if isinstance(each, library.WeightConverter)]
+
+    def _is_common_stack(self, stem: str) -> bool:
+        """Whether the model's experts are a stack [experts, gate and up, hidden] without biases."""
+        target = self.rename(f"{stem}.gate_up_proj")[0]
+        if target not in self.state:
+            return False
+        module = self.model.get_submodule(target.rpartition(".")[0])
+        return not getattr(module, "is_transposed", False) and f"{target}_bias" not in self.state
 
     def rename(self, key: str) -> tuple[str, str | None]:
         """The first target of a key, and the pattern of the converter that takes it."""
@@ -107,7 +156,7 @@ class _Derivation:
         renamed, pattern = self.rename(key)
         if renamed not in self.state:
             for name in self._unexpected_names(renamed, pattern):
-                self.derived.unexpected.append((name, key))
+                self.derived.unexpected.append((name, self.keys.data.get(key, key)))
             return
         if renamed not in self.groups:  # one copy of the converter a target; the library: a key
             mapping = (
@@ -123,11 +172,28 @@ class _Derivation:
             mapping.quantization_operation = kernels.quantizing(self.question.quantizer, self.trace)
         pattern = pattern if pattern is not None else key
         members.setdefault(pattern, []).append(key)
-        symbol: torch.Tensor = self.trace.source(key)
         dtype = self._dtype(key, renamed, mapping, encoding)
-        if dtype is not None and symbol.dtype != dtype:
-            symbol = symbol.to(dtype)
-        mapping.add_tensor(renamed, key, pattern, symbol)
+        if key in self.keys.data:
+            symbol = self._numbers(key, renamed, dtype)
+        else:
+            symbol = self.trace.source(key)
+            if dtype is not None and symbol.dtype != dtype:
+                symbol = symbol.to(dtype)
+        if symbol is not None:
+            mapping.add_tensor(renamed, key, pattern, symbol)
+
+    def _numbers(self, key: str, target: str, dtype: torch.dtype | None) -> torch.Tensor | None:
+        """The numbers of a quantized tensor, rounded once; a defect of it becomes a finding."""
+        if self.question.is_quantized_already:
+            self.derived.decoded.append(target)
+        try:
+            return self.trace.numbers(key, dtype or self.state[target].dtype)
+        except Error as error:
+            self.defective.add(target)
+            where = (target, [self.keys.data[key]])
+            what = (error.message, "", error.found, error.expected)
+            self.derived.findings.append(_core.Finding("error", error.code, *where, *what))
+            return None
 
     def _unexpected_names(self, renamed: str, pattern: str | None) -> list[str]:
         if pattern is None:
@@ -167,6 +233,8 @@ class _Derivation:
     # --- what is done to it ----------------------------------------------------------------------
 
     def _convert(self, first: str, mapping: Any) -> None:
+        if first in self.defective:
+            return
         unpaired = series_findings(self, first)
         if unpaired:
             self.derived.findings += unpaired

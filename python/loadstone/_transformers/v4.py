@@ -20,18 +20,17 @@ from loadstone import _core, _execute
 from loadstone._catalog import Catalog
 from loadstone._dtypes import dtype_name
 from loadstone._placement import device_of
-from loadstone._plan import make_plan
 from loadstone._sites.transformers import SITES
 from loadstone._skeleton import skeleton
 from loadstone._skeleton_walk import walk
+from loadstone._targets import SAVED
 from loadstone._traced import Traced
+from loadstone._transformers import claim, quantized
 from loadstone._transformers.call import constructing_in, current, reason_against, refused
 from loadstone._transformers.gaps import Gaps, mismatch
 from loadstone.tracing import Trace
 
 _Names = dict[str, str]
-
-_SAVED = ("parameter", "persistent_buffer")
 
 
 class Load(Gaps):
@@ -62,6 +61,9 @@ class Load(Gaps):
             The index of the offload folder.
         """
         catalog = Catalog(_core.open_checkpoint([str(file) for file in files], True))
+        if quantized.is_decodable(catalog):
+            _require_own_names(catalog)
+            claim.take_off(model.config)
         _, _, unexpected, mismatched, _, _ = result
         sources = source_of_each(model, self.names, unties=True)
         traced = as_traced(
@@ -70,20 +72,9 @@ class Load(Gaps):
         known = {name: key for key, name in self.names.items()}
         traced.unexpected = [(name, known.get(name, name)) for name in unexpected]
         device_map = given.get("device_map")
-        self.plan = make_plan(
-            model,
-            catalog,
-            traced,
-            device_map=_devices(model, device_map),
-            offload_folder=given.get("disk_offload_folder"),
-            missing=self.options.missing,
-            initialises=True,
-            allows_unknown_modules=True,
-        )
-        filled = _execute.read_values(
-            self.plan, model, progress=self.options.progress, threads=self.options.threads or 0
-        )
-        self._core = filled.core
+        folder, devices = given.get("disk_offload_folder"), _devices(model, device_map)
+        filled = self.plan_and_read(model, catalog, traced, devices, folder)
+        assert self.plan is not None
         _execute.install(self.plan, model, filled)
         return filled.offload.index() if "disk" in (device_map or {}).values() else None
 
@@ -102,8 +93,13 @@ def as_traced(
     trace = Trace(catalog)
     traced = Traced(None)
     state = model.state_dict()
+    decoded = {row[0] for row in catalog._core.quantized()}
     for name, source in sources.items():
-        symbol: torch.Tensor = trace.source(source)
+        symbol: torch.Tensor
+        if source in decoded:
+            symbol = trace.numbers(source, state[name].dtype)
+        else:
+            symbol = trace.source(source)
         found, expected = tuple(symbol.shape), tuple(state[name].shape)
         if found != expected:
             traced.findings.append(mismatch(name, found, expected, name in mismatched))
@@ -115,6 +111,13 @@ def as_traced(
         traced.dtypes[name] = dtype_name(symbol.dtype)
     traced.recipes = trace.finish()
     return traced
+
+
+def _require_own_names(catalog: Catalog) -> None:
+    """The library looks for ``X.weight`` in the files; codes of another name would be missing."""
+    for name, _, _, components in catalog._core.quantized():
+        if components.get("data", name) != name:
+            raise refused(f"{components['data']} (codes, with transformers before 5.0)")
 
 
 def source_of_each(model: Any, names: _Names, unties: bool = False) -> _Names:
@@ -132,7 +135,7 @@ def source_of_each(model: Any, names: _Names, unties: bool = False) -> _Names:
                 slot.replace(torch.empty_like(slot.tensor))
     found: _Names = {}
     for slot in walk(model):
-        if slot.is_registered and slot.kind in _SAVED and slot.name in known:
+        if slot.is_registered and slot.kind in SAVED and slot.name in known:
             found.setdefault(slot.tie_of or slot.name, known[slot.name])
     return found
 

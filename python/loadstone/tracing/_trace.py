@@ -29,6 +29,7 @@ class Trace:
     def __init__(self, catalog: Catalog) -> None:
         self.owner: Any = None
         self.refused: list[Error] = []
+        self._catalog = catalog._core
         self.builder = _core.RecipeBuilder(catalog._core)
         self._forms: dict[tuple[tuple[int, ...], torch.dtype], torch.Tensor] = {}
 
@@ -53,6 +54,16 @@ class Trace:
             kernel, [symbol.value for symbol in sources], list(shape), dtype_name(dtype)
         )
         return Symbol(self, value, self.form(tuple(shape), dtype), tuple(sources))
+
+    def numbers(self, name: str, dtype: torch.dtype) -> Symbol:
+        """The numbers of a quantized tensor: decoded from its components, rounded once.
+
+        Raises:
+            Error: it has a defect (``q.scale_missing`` ...), or there is no cast to the dtype
+                (``plan.recipe``).
+        """
+        value = self.builder.numbers(self._catalog, name, dtype_name(dtype))
+        return Symbol(self, value, self.form(tuple(self.builder.shape(value)), dtype), (), name)
 
     def add(self, target: str, tensor: torch.Tensor) -> None:
         """Sets the value of a target: a symbol, or a real tensor, which is a constant."""

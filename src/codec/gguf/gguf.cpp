@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "codec/gguf/encode.h"
 #include "kernels/gguf.h"
 
 namespace loadstone {
@@ -125,6 +126,7 @@ Decoding block_decoding(std::uint32_t index, const TensorInfo& tensor, Dtype dty
   return {"bytes", {index}, shape_of_bytes(tensor.encoding, tensor.shape), dtype};
 }
 
-const Family gguf_family = {kernels, nullptr};
+const Family gguf_family = {
+    .kernels = kernels, .encodings = gguf_encodings(), .written = gguf_written()};
 
 }  // namespace loadstone

@@ -1,5 +1,6 @@
 #include "codec/unknown/foreign_scale.h"
 
+#include <algorithm>
 #include <array>
 
 namespace loadstone {
@@ -43,6 +44,13 @@ std::uint32_t foreign_scale(const TensorTable& table, const std::string& name) {
   return sibling_scale(table, stem);
 }
 
+// The scale of scales, of a weight whose numbers are not computed with it.
+std::uint32_t second_scale(const TensorTable& table, const QuantizedTensor& quantized) {
+  const std::uint32_t second = table.find(quantized.name + "_scale_2");
+  const auto known = quantized.companions();
+  return std::ranges::count(known, second) == 0 ? second : none;
+}
+
 }  // namespace
 
 void refuse_layout(const TensorTable& table, QuantizedTensor& quantized) {
@@ -63,13 +71,15 @@ std::optional<QuantizedTensor> with_foreign_scale(const TensorTable& table, std:
   return made;
 }
 
-void refuse_foreign_companions(const TensorTable& table, QuantizedTensor& quantized) {
+void refuse_foreign_companions(const TensorTable& table, QuantizedTensor& quantized,
+                               bool reads_all) {
   if (quantized.data == none) return;
   const std::string& name = quantized.name;
-  std::uint32_t other = table.find_any(name, {"_zero_point", "_g_idx"});
+  std::uint32_t other = reads_all ? none : table.find_any(name, {"_zero_point", "_g_idx"});
   if (other == none && name.ends_with("weight")) {
     const std::string module = without_suffix(name, "weight");
     other = table.find_any(module, {"pre_quant_scale"});
+    if (other == none) other = second_scale(table, quantized);
     // ComfyUI's order of the scales of 4 bits is its own.
     const bool is_packed = is_dtype(table[quantized.data], {Dtype::u8});
     if (other == none && is_packed) other = table.find_any(module, {"comfy_quant"});

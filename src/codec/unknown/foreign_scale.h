@@ -13,8 +13,10 @@ namespace loadstone {
                                                                 std::uint32_t data);
 
 // Whatever is beside the codes and changes their meaning in a way that their codec does not know:
-// zero points, an order of columns, a factor for activations. The tensor then cannot be read.
-void refuse_foreign_companions(const TensorTable& table, QuantizedTensor& quantized);
+// zero points, an order of columns (unless the codec `reads_all` of these), a factor for
+// activations, a second scale. The tensor then cannot be read.
+void refuse_foreign_companions(const TensorTable& table, QuantizedTensor& quantized,
+                               bool reads_all);
 
 // The defect of a layout that is known and not decoded.
 void refuse_layout(const TensorTable& table, QuantizedTensor& quantized);

@@ -1,4 +1,4 @@
-// The decoders by family, each in a file of its own. Null where the family has no such decoder.
+// The decoders and encoders by family, each in a file of its own. Null where the family has none.
 #pragma once
 
 #include "kernels/gguf.h"
@@ -16,5 +16,14 @@ namespace loadstone::simd {
 // TQ1_0, TQ2_0, Q1_0, Q2_0.
 [[nodiscard]] DecodeBlocks low_bit_decoder(BlockFormat format, Dtype target,
                                            GgufMode mode) noexcept;
+
+// Q4_0, Q4_1, Q5_0, Q5_1, Q8_0.
+[[nodiscard]] EncodeBlocks legacy_encoder(BlockFormat format) noexcept;
+// Q2_K to Q6_K.
+[[nodiscard]] EncodeBlocks k_encoder(BlockFormat format) noexcept;
+// IQ4_NL, IQ4_XS, MXFP4.
+[[nodiscard]] EncodeBlocks table_encoder(BlockFormat format) noexcept;
+// TQ1_0, TQ2_0.
+[[nodiscard]] EncodeBlocks low_bit_encoder(BlockFormat format) noexcept;
 
 }  // namespace loadstone::simd

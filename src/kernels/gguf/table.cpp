@@ -1,5 +1,6 @@
 // IQ4_NL, IQ4_XS, MXFP4, NVFP4: codes of four bits that count the values of a table.
 #include "kernels/gguf/families.h"
+#include "kernels/gguf/tables.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gguf/table.cpp"
@@ -13,20 +14,6 @@
 #define LOADSTONE_KERNELS_GGUF_TABLE_ONCE
 
 namespace loadstone::simd {
-
-using Table = std::array<std::int8_t, 16>;
-
-alignas(16) inline constexpr Table iq4_values = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                                 1,    13,   25,  38,  53,  69,  89,  113};
-// The numbers of E2M1, doubled. Its negative zero is lost.
-alignas(16) inline constexpr Table e2m1_doubled = {0, 1,  2,  3,  4,  6,  8,  12,
-                                                   0, -1, -2, -3, -4, -6, -8, -12};
-
-// Half of the power of two that a byte of E8M0 stands for; 0xff is no NaN here.
-constexpr float half_of_e8m0(std::uint8_t byte) noexcept {
-  const std::uint32_t bits = byte < 2 ? 0x00200000u << byte : (byte - 1u) << 23;
-  return std::bit_cast<float>(bits);
-}
 
 // Half of the number of a byte of E4M3 without its sign. 0x7f is no NaN but 0 here, and 0xff is
 // what comes after the largest number.

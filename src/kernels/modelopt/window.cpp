@@ -135,6 +135,7 @@ std::uint64_t first_number(const QuantizeForm& form, std::uint64_t at) noexcept 
       return at;
     case QuantizeKind::bnb4:
     case QuantizeKind::bnb_int8:
+    case QuantizeKind::gguf_blocks:
       break;
   }
   return 0;  // not one of these kernels
@@ -169,6 +170,7 @@ std::uint64_t first_scale(const QuantizeForm& form, std::uint64_t at) noexcept {
       return by_rows(simd::mx_block);
     case QuantizeKind::bnb4:
     case QuantizeKind::bnb_int8:
+    case QuantizeKind::gguf_blocks:
       break;
   }
   return 0;
@@ -355,6 +357,7 @@ std::uint64_t encode_scaled_window(const QuantizeForm& form, std::uint64_t begin
       return encode_rows(cut, amax);
     case QuantizeKind::bnb4:
     case QuantizeKind::bnb_int8:
+    case QuantizeKind::gguf_blocks:
       break;
   }
   return begin;
@@ -482,6 +485,7 @@ void decode_scaled_window(const QuantizeForm& form, std::uint64_t begin, std::ui
       return decode_halves(cut, scaled::nvfp4_block, target);
     case QuantizeKind::bnb4:
     case QuantizeKind::bnb_int8:
+    case QuantizeKind::gguf_blocks:
       break;
   }
 }

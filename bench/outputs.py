@@ -1,0 +1,113 @@
+"""Conversions that compute, beside one that only moves bytes: merges, and GGUF's block formats.
+
+    python -m bench.outputs [--gigabytes 1.3] [--repetitions 4] [--data /dev/shm]
+
+Run by ``make bench``. The command converts a BF16 file unchanged, merges a LoRA of rank 16 into all
+its matrices, and writes it as GGUF blocks; cases are interleaved, each after the same idle time.
+Speeds are shown in relation to the unchanged copy, by the clock and by processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+SETTLE_SECONDS = 1.0
+RANK = 16
+SHAPES = {
+    "self_attn.q_proj": (2048, 2048),
+    "mlp.up_proj": (5632, 2048),
+    "mlp.down_proj": (2048, 5632),
+}
+LAYER_BYTES = 2 * sum(rows * columns for rows, columns in SHAPES.values())
+BLOCKS = ("q8_0", "q4_0", "q4_k", "q6_k")
+METADATA = {
+    "format": "loadstone-gguf-metadata",
+    "version": 1,
+    "entries": [{"key": "general.architecture", "type": "string", "value": "bench"}],
+}
+
+
+def make(folder: Path, layers: int) -> int:
+    """Writes a base and an adapter; returns the bytes of the base."""
+    base: dict[str, torch.Tensor] = {}
+    adapter: dict[str, torch.Tensor] = {}
+    for layer in range(layers):
+        for name, (rows, columns) in SHAPES.items():
+            path = f"model.layers.{layer}.{name}"
+            base[f"{path}.weight"] = torch.randn(rows, columns).bfloat16()
+            adapter[f"base_model.model.{path}.lora_A.weight"] = torch.randn(RANK, columns)
+            adapter[f"base_model.model.{path}.lora_B.weight"] = torch.randn(rows, RANK)
+    save_file(base, folder / "base.safetensors")
+    (folder / "adapter").mkdir()
+    save_file(adapter, folder / "adapter" / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK}
+    (folder / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "metadata.json").write_text(json.dumps(METADATA))
+    return sum(tensor.nbytes for tensor in base.values())
+
+
+def commands(folder: Path) -> dict[str, list[str]]:
+    """Arguments of the command by case, the unchanged copy first."""
+    base, copy, file = (
+        str(folder / name) for name in ("base.safetensors", "o.safetensors", "o.gguf")
+    )
+    keys = ["--metadata", str(folder / "metadata.json")]
+    return {
+        "unchanged": ["convert", base, copy],
+        "LoRA merged": ["merge", base, "--lora", str(folder / "adapter"), "-o", copy],
+        **{each: ["convert", base, file, *keys, "--quantize", each] for each in BLOCKS},
+    }
+
+
+def run(arguments: list[str]) -> tuple[float, float]:
+    """Seconds of one run: by the clock, and of processors."""
+    time.sleep(SETTLE_SECONDS)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = time.perf_counter()
+    subprocess.run(["loadstone", *arguments], stdout=subprocess.DEVNULL, check=True)
+    seconds = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds, busy
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gigabytes", type=float, default=1.3)
+    parser.add_argument("--repetitions", type=int, default=4)
+    parser.add_argument("--data", help="where files go; in memory no disk is measured")
+    arguments = parser.parse_args()
+    place = arguments.data or ("/dev/shm" if Path("/dev/shm").is_dir() else None)
+    with tempfile.TemporaryDirectory(dir=place) as name:
+        folder = Path(name)
+        size = make(folder, max(1, round(arguments.gigabytes * 1e9 / LAYER_BYTES)))
+        times: dict[str, list[tuple[float, float]]] = {case: [] for case in commands(folder)}
+        for _ in range(arguments.repetitions):
+            for case, command in commands(folder).items():
+                times[case].append(run(command))
+                for output in folder.glob("o.*"):
+                    output.unlink()
+    print(f"{size / 1e9:.2f} GB of BF16, {arguments.repetitions} runs each")
+    print("                 seconds   GB/s  of unchanged  by processor time")
+    first = [min(column) for column in zip(*times["unchanged"], strict=True)]
+    for case, runs in times.items():
+        least = [min(column) for column in zip(*runs, strict=True)]
+        median = statistics.median(seconds for seconds, _ in runs)
+        print(
+            f"{case:14s}{median:10.3f}{size / median / 1e9:7.2f}"
+            f"{first[0] / least[0]:13.2f}x{first[1] / least[1]:18.2f}x"
+        )
+
+
+if __name__ == "__main__":
+    main()

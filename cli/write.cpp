@@ -1,0 +1,195 @@
+#include "cli/write.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <string_view>
+#include <utility>
+
+#include "base/json_writer.h"
+#include "base/text.h"
+#include "cli/interrupt.h"
+#include "cli/machine.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "cli/progress.h"
+#include "loadstone/error.h"
+
+namespace loadstone::cli {
+
+namespace {
+
+// "2/8"
+ConvertPart part_option(const std::string& text) {
+  ConvertPart part;
+  const char* const end = text.data() + text.size();
+  const auto index = std::from_chars(text.data(), end, part.index);
+  const bool has_count = index.ec == std::errc() && index.ptr != end && *index.ptr == '/';
+  const auto count = has_count ? std::from_chars(index.ptr + 1, end, part.count) : index;
+  if (!has_count || count.ec != std::errc() || count.ptr != end || part.index == 0 ||
+      part.index > part.count) {
+    throw Error("usage",
+                fmt::format("--part: '{}' is no part such as 1/4 or 4/4", printable(text)));
+  }
+  return part;
+}
+
+// llama.cpp's shards have the target's name.
+bool is_split(const WriteArgs& args) {
+  return !args.shard_size.empty() && format_of_target(args.target) == FileFormat::gguf;
+}
+
+ConvertRun run_options(const WriteArgs& args) {
+  ConvertRun run = {.resume = args.resume, .part = {}, .finish = args.finish};
+  if (!args.part.empty()) run.part = part_option(args.part);
+  if (run.part && run.finish) {
+    throw Error("usage", "--finish comes when all parts are done, not with --part");
+  }
+  if (run.resume && run.finish) {
+    throw Error("usage", "--finish does none of the work: leave out --resume");
+  }
+  if ((run.part || run.finish) && format_of_target(args.target) && !is_split(args)) {
+    throw Error("usage", fmt::format("{} needs a folder as TARGET, and this is a file's name",
+                                     run.part ? "--part" : "--finish"));
+  }
+  return run;
+}
+
+// The report's own members, and what only this process knows.
+std::string json_of(const ConvertReport& report, const ProcessMemory& memory,
+                    std::uint64_t anonymous_bytes_peak) {
+  JsonWriter json(2);
+  json.begin_object();
+  write_process(json, memory, anonymous_bytes_peak);
+  return joined(std::move(json), to_json(report));
+}
+
+std::string text_of(const ConvertReport& report, const ConvertRun& run,
+                    const ProcessMemory& memory) {
+  std::string text = run.part
+                         ? fmt::format("part      {} of {}: ", run.part->index, run.part->count)
+                         : std::string("wrote     ");
+  text += report.outputs.empty() ? "nothing to do" : printable(report.outputs.front(), 400);
+  if (report.outputs.size() > 1)
+    text += fmt::format(" and {} more files", report.outputs.size() - 1);
+  if (report.bytes_kept > 0) {
+    text += fmt::format("\nkept      {} of files that were finished before",
+                        human_bytes(report.bytes_kept));
+  }
+  text += fmt::format("\nbytes     {} read, {} written in {}", human_bytes(report.bytes_read),
+                      human_bytes(report.bytes_written),
+                      speed_text(report.bytes_written, report.seconds));
+  if (report.sync_seconds > 0) {
+    text += fmt::format("; {:.3f} s of it to bring them to the disk", report.sync_seconds);
+  }
+  return text + fmt::format("\nmemory    peak {} of the process; the plan said {}",
+                            human_bytes(memory.peak_bytes), human_bytes(report.peak_bytes));
+}
+
+int dry_run(const WriteArgs& args, const Conversion& conversion, const ConvertRun& run,
+            bool is_strict, bool json) {
+  const Finding* const first = obstacle(conversion.plan.findings, is_strict);
+  if (first == nullptr) check_target(conversion, args.target, run);
+  print_line(json ? to_json(conversion) : to_table(conversion, args.tensors));
+  if (first == nullptr) return 0;
+  return first->severity == Severity::error ? exit_status(first->code) : 3;
+}
+
+}  // namespace
+
+void add_write_options(CLI::App& command, WriteArgs& args) {
+  const auto add = [&](const char* names, std::string& value, const char* type,
+                       const std::string& help) {
+    return command.add_option(names, value, help)->type_name(type);
+  };
+  add("--dtype", args.dtype, "T",
+      "Cast floats of 16 bits and more, and decode blocks, to this dtype\n"
+      "(default: floats stay as they are)");
+  add("--block-dtype", args.block_dtype, "T",
+      "What blocks of GGUF become without --dtype in files that do not hold them:\n"
+      "bf16 (default), f16 or f32");
+  add("--metadata", args.metadata_path, "FILE",
+      "Keys to add to the metadata or to replace there, as JSON; a GGUF file has them typed");
+  command.add_flag("--beyond-ggml", args.beyond_ggml,
+                   "GGUF: more than 4 dims and long names, which ggml refuses and ComfyUI reads");
+  add("--shard-size", args.shard_size, "SIZE",
+      "Bytes of tensors in a shard; NAME.gguf becomes NAME-00001-of-00003.gguf ..." +
+          default_text(exact_bytes(defaults::shard_bytes_max)));
+  add("--name", args.name, "STEM", "What files in the folder are called (default: model)");
+  add("--max-memory", args.max_memory, "SIZE", "Never take more, or refuse to start");
+  add_threads_option(command, args.threads, "Threads");
+  command.add_flag("--resume", args.resume,
+                   "Keep the shards that an ended run of the same conversion finished");
+  add("--part", args.part, "I/N",
+      "Do this share of the shards only; they wait beside TARGET for --finish");
+  command.add_flag("--finish", args.finish, "Check the shards of all parts and make TARGET");
+  command.add_flag("--dry-run", args.dry_run, "Say what would be written, and stop");
+  command.add_flag("--tensors", args.tensors, "With --dry-run: list every tensor");
+  command.add_flag("--copy-code", args.quantize.copy_code,
+                   "Copy Python files beside the model too");
+  add_quantize_options(command, args.quantize);
+}
+
+void check_write(const WriteArgs& args) {
+  static_cast<void>(format_of_target(args.target));
+  static_cast<void>(run_options(args));
+}
+
+ConvertOptions write_options(const WriteArgs& args, const std::string& source) {
+  ConvertOptions options;
+  const auto format = format_of_target(args.target);
+  options.format = format.value_or(FileFormat::safetensors);
+  options.is_split = is_split(args);
+  options.one_file = format && !options.is_split;
+  if (options.is_split) options.stem = std::filesystem::path(args.target).stem().string();
+  if (!args.metadata_path.empty()) {
+    options.metadata = parse_file(args.metadata_path, metadata_from_json);
+  }
+  options.beyond_ggml = args.beyond_ggml;
+  if (options.one_file && !args.shard_size.empty()) {
+    throw Error("usage", "--shard-size needs a folder as TARGET, and this is a file's name");
+  }
+  if (format && !args.name.empty()) {
+    throw Error("usage", "--name is for a folder as TARGET, and this is a file's name");
+  }
+  if (!args.name.empty()) options.stem = args.name;
+  if (!args.dtype.empty() && args.dtype != "auto") {
+    options.dtype = dtype_option("--dtype", args.dtype);
+  }
+  if (!args.block_dtype.empty()) {
+    options.block_dtype = dtype_option("--block-dtype", args.block_dtype);
+  }
+  if (!args.shard_size.empty()) {
+    options.shard_bytes_max = bytes_from_user("--shard-size", args.shard_size, 1);
+  }
+  if (!args.max_memory.empty()) {
+    options.memory_bytes_max = bytes_from_user("--max-memory", args.max_memory, 1);
+  }
+  options.threads = args.threads;
+  options.quantize = quantize_options(args.quantize, options.format);
+  if (!format) options.folder = read_model_folder(source, args.quantize.copy_code);
+  return options;
+}
+
+int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
+                     const WriteArgs& args, bool is_strict, bool json) {
+  const ConvertRun run = run_options(args);
+  const Conversion conversion = make_conversion(catalog, options);
+  if (args.dry_run) return dry_run(args, conversion, run, is_strict, json);
+  if (const Finding* const first = obstacle(conversion.plan.findings, is_strict)) {
+    return refuse(conversion.plan.findings, *first, "--dry-run", json);
+  }
+  if (!json) print_warnings(conversion.plan.findings);
+  const InterruptibleWork work;
+  WorkWatch watch;
+  const ConvertReport report = convert(conversion, args.target, &watch, nullptr, run);
+  watch.clear();
+  const ProcessMemory memory = process_memory();
+  const std::uint64_t anonymous = std::max(watch.anonymous_bytes_peak(), memory.anonymous_bytes);
+  print_line(json ? json_of(report, memory, anonymous) : text_of(report, run, memory));
+  return 0;
+}
+
+}  // namespace loadstone::cli

@@ -1,0 +1,51 @@
+// Options and work that convert and merge share: both write a checkpoint.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+
+#include "cli/quantize.h"
+#include "loadstone/catalog.h"
+#include "loadstone/convert.h"
+
+namespace loadstone::cli {
+
+// More dims than ggml knows: files of video models hold patch embeddings of five.
+inline constexpr std::uint32_t gguf_rank_max = 8;
+
+// As typed.
+struct WriteArgs {
+  std::string target;
+  std::string dtype;
+  std::string block_dtype;
+  std::string metadata_path;
+  bool beyond_ggml = false;
+  std::string shard_size;
+  std::string name;
+  std::string max_memory;
+  unsigned threads = 0;
+  std::string part;
+  bool resume = false;
+  bool finish = false;
+  bool dry_run = false;
+  bool tensors = false;
+  QuantizeArgs quantize;
+};
+
+void add_write_options(CLI::App& command, WriteArgs& args);
+
+// Before anything is opened. Throws Error "usage", and "convert.target" for a target that is named
+// like a file of another format.
+void check_write(const WriteArgs& args);
+
+// The options without rules, recipes and merges. `source`: the folder whose small files come along.
+// Throws Error "usage".
+[[nodiscard]] ConvertOptions write_options(const WriteArgs& args, const std::string& source);
+
+// Plans, and does or shows it. Returns the exit status.
+[[nodiscard]] int write_checkpoint(const std::shared_ptr<const Catalog>& catalog,
+                                   const ConvertOptions& options, const WriteArgs& args,
+                                   bool is_strict, bool json);
+
+}  // namespace loadstone::cli

@@ -1,0 +1,8 @@
+"""``python -m loadstone``: see :mod:`loadstone._command`."""
+
+import sys
+
+from loadstone._command import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,161 @@
+"""Models and adapters merged into one model, file to file; no tensor is ever whole in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from loadstone import _core, _machine
+from loadstone._catalog import Catalog
+from loadstone._errors import make
+from loadstone._metadata import Metadata, metadata_text
+from loadstone._output import (
+    ConvertReport,
+    Quantize,
+    carry_out,
+    dry_report,
+    folder_of,
+    form_of,
+    format_rows,
+    open_source,
+    patterns_of,
+    style_name,
+)
+
+Source = str | os.PathLike[str] | Catalog
+Weighted = Source | Mapping[str, float] | Sequence[Source | tuple[Source, float]]
+
+
+def merge(
+    models: Weighted,
+    target: str | os.PathLike[str],
+    *,
+    lora: Weighted = (),
+    lora_ignore: str | Sequence[str] = (),
+    method: str = "linear",
+    normalise: bool | None = None,
+    scale: float = 1.0,
+    density: float = 1.0,
+    seed: int = 0,
+    dtype: Any = None,
+    block_dtype: Any = "bfloat16",
+    quantize: Quantize | None = None,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    style: str | None = None,
+    mode: str = "exact",
+    allow_non_finite: bool = False,
+    copy_code: bool = False,
+    metadata: Metadata | None = None,
+    beyond_ggml: bool = False,
+    shard_size: int | str | None = None,
+    name: str = "model",
+    max_memory: int | str | None = None,
+    threads: int | None = None,
+    progress: bool | Callable[[int, int], object] = False,
+    dry_run: bool = False,
+    allow_links: bool = False,
+    resume: bool = False,
+    part: tuple[int, int] | None = None,
+    finish: bool = False,
+) -> ConvertReport:
+    """Merges adapters into a model, or several models into one, and writes the result.
+
+    >>> loadstone.merge("base/", "merged/", lora={"adapter/": 0.8})
+    >>> loadstone.merge({"a/": 0.5, "b/": 0.5}, "merged/")
+    >>> loadstone.merge(["base/", ("a/", 1.0), ("b/", 1.0)], "m/", method="ties", density=0.2)
+
+    All is computed in F32 and rounded once. The output has the names, shapes and dtypes of the
+    first model; quantized tensors are dequantized. See ``docs/merge.md``.
+
+    Args:
+        models: a checkpoint, or several with a weight each: a mapping, or a sequence of pairs. A
+            weight that is not given is 1. Of methods that take the first for their base it has
+            none.
+        target: ``"name.safetensors"`` or ``"name.gguf"`` for one file; else a folder for shards and
+            index.
+        lora: adapters in the names of peft, diffusers or kohya, each with a factor, as ``models``.
+        lora_ignore: regular expressions of adapters' tensors to leave out, such as those of
+            another model of a pipeline. Any other tensor that nothing uses is an error.
+        method: ``"linear"``: the sum of all, each times its weight. ``"slerp"``: the arc from the
+            first to the second, whose weight is the place on it. ``"task-arithmetic"``: the first,
+            and what the others differ from it by, each times its weight; ``"ties"``,
+            ``"dare-linear"`` and ``"dare-ties"`` prune these differences.
+        normalise: divide by the sum of the weights; ``None``: ``"ties"`` and ``"dare-ties"`` do.
+        scale: of all differences together.
+        density: the share of each difference that is kept, of methods that prune.
+        seed: of what ``"dare-linear"`` and ``"dare-ties"`` draw at random.
+        dtype, block_dtype, quantize, include, exclude, style, mode, allow_non_finite, copy_code,
+            metadata, beyond_ggml, shard_size, name, max_memory, threads, progress, dry_run,
+            allow_links, resume, part, finish: as in :func:`loadstone.convert`. What is quantized in
+            the source has ``block_dtype`` without ``dtype``.
+
+    Raises:
+        PlanError: the checkpoints do not fit each other: ``merge.adapter``, ``merge.models``,
+            ``merge.unused`` (all ``findings`` attached); or not in ``max_memory``.
+        FormatError: a checkpoint breaks a rule of its format.
+        LoadError: input or output failed, the disk is full, a source changed meanwhile.
+        Error: see :func:`loadstone.convert`.
+    """
+    given, adapters = _weighted(models, "models"), _weighted(lora, "lora")
+    if not given:
+        raise make("plan.options", "a merge begins with a model", field="models")
+    where = os.fsdecode(target)
+    form = form_of(where, shard_size, name)
+    weights, ignore = [weight for _, weight in given], patterns_of(lora_ignore)
+    factors = [(factor, ignore) for _, factor in adapters]
+    options = _core.merge_options(weights, factors, method, normalise, scale, density, seed)
+    conversion = _core.make_conversion(
+        _joined([source for source, _ in (*given, *adapters)], allow_links),
+        rules="",
+        recipes=None,
+        dtype="" if dtype is None or dtype == "auto" else str(dtype),
+        block_dtype=str(block_dtype),
+        unexpected="warn",
+        **form.arguments,
+        shard_bytes_max=None if shard_size is None else _machine.byte_count(shard_size),
+        memory_bytes_max=None if max_memory is None else _machine.byte_count(max_memory),
+        threads=threads or 0,
+        formats=format_rows(quantize),
+        mode=mode,
+        include=patterns_of(include),
+        exclude=patterns_of(exclude),
+        style=style_name(style),
+        allow_non_finite=allow_non_finite,
+        folder=folder_of(given[0][0]) if form.is_folder else "",
+        copy_code=copy_code,
+        dequantize=False,
+        experts="keep",
+        metadata="" if metadata is None else metadata_text(metadata),
+        beyond_ggml=beyond_ggml,
+        merge=options,
+    )
+    if dry_run:
+        return dry_report(conversion)
+    return carry_out(conversion, where, progress, resume, part, finish)
+
+
+def _weighted(given: Weighted, field: str) -> list[tuple[Source, float]]:
+    """Checkpoints and their weights, in order."""
+    if isinstance(given, str | os.PathLike | Catalog):
+        return [(given, 1.0)]
+    pairs = list(given.items()) if isinstance(given, Mapping) else list(given)
+    weighted = [each if isinstance(each, tuple) else (each, 1.0) for each in pairs]
+    for each in weighted:
+        if len(each) != 2 or not isinstance(each[1], int | float):
+            raise make(
+                "plan.options",
+                "not a checkpoint with a weight",
+                field=field,
+                found=repr(each),
+                expected="(path, 0.5)",
+            )
+    return weighted
+
+
+def _joined(sources: Sequence[Source], allow_links: bool) -> _core.Catalog:
+    opened = [
+        each if isinstance(each, Catalog) else open_source(each, allow_links) for each in sources
+    ]
+    return _core.join_checkpoints([catalog._core for catalog in opened])

@@ -1,0 +1,151 @@
+"""Files that conversions and merges write: where they go, and how the core is told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loadstone import _core
+from loadstone._catalog import Catalog, Checkpoint, inspect
+from loadstone._errors import PlanError, make
+from loadstone._progress import shown
+
+# Files of video models hold patch embeddings of five dims, one more than ggml knows.
+_RANK_MAX = 8
+
+
+Quantize = str | Mapping[str, str]
+
+
+@dataclass
+class ConvertReport:
+    """The result of :func:`convert`, or with ``dry_run`` the expected one.
+
+    Attributes:
+        outputs: the files that were written, the index last; empty after a dry run. With ``part``
+            its shards, at their temporary paths.
+        seconds: wall time.
+        bytes_read, bytes_written: transposed tensors may be read more than once.
+        bytes_kept: in files that earlier runs finished.
+        peak_bytes: of memory, in addition to what the process had before.
+        findings: problems, most severe first.
+        table: sources and targets as a readable table.
+        files: count of files that hold tensors: one, or the shards.
+        sync_seconds: part of ``seconds`` spent in syncing files to the disk.
+    """
+
+    outputs: list[Path]
+    seconds: float
+    bytes_read: int
+    bytes_written: int
+    peak_bytes: int
+    findings: list[_core.Finding] = field(default_factory=list)
+    table: str = ""
+    bytes_kept: int = 0
+    files: int = 0
+    sync_seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return self.table
+
+    def __repr__(self) -> str:
+        return (
+            f"ConvertReport({len(self.outputs)} files, {self.bytes_written} bytes written "
+            f"in {self.seconds:.3f} s)"
+        )
+
+
+@dataclass(frozen=True)
+class Form:
+    """Files that a target's name asks for: one, shards beside one another, or a folder."""
+
+    is_folder: bool
+    arguments: dict[str, Any]
+
+
+def form_of(target: str, shard_size: int | str | None, name: str) -> Form:
+    format = _core.format_of_target(target)
+    is_split = format == "gguf" and shard_size is not None
+    if format is not None and shard_size is not None and not is_split:
+        raise make("plan.options", "a single file has no shards: pass a folder", field="shard_size")
+    arguments = {
+        "format": format or "safetensors",
+        "one_file": format is not None and not is_split,
+        "is_split": is_split,
+        "stem": Path(target).stem if is_split else name,
+    }
+    return Form(format is None, arguments)
+
+
+def carry_out(
+    conversion: _core.Conversion,
+    target: str,
+    progress: bool | Callable[[int, int], object],
+    resume: bool,
+    part: tuple[int, int] | None,
+    finish: bool,
+) -> ConvertReport:
+    try:
+        conversion.require_ok()
+    except PlanError as error:
+        error.findings = conversion.findings
+        raise
+    with shown(progress, "converting") as callback:
+        report = _core.convert(conversion, target, callback, resume, part, finish)
+    return ConvertReport(
+        outputs=[Path(each) for each in report.outputs],
+        **report.work(),
+        bytes_kept=report.bytes_kept,
+        peak_bytes=report.peak_bytes,
+        findings=report.findings,
+        table=conversion.to_table(),
+        files=conversion.file_count,
+    )
+
+
+def dry_report(conversion: _core.Conversion) -> ConvertReport:
+    return ConvertReport(
+        outputs=[],
+        seconds=0.0,
+        bytes_read=conversion.bytes_to_read,
+        bytes_written=conversion.bytes_to_write,
+        peak_bytes=conversion.peak_bytes,
+        findings=conversion.findings,
+        table=conversion.to_table(),
+        files=conversion.file_count,
+    )
+
+
+def format_rows(quantize: Quantize | None) -> list[tuple[str, str]]:
+    """Patterns and their encodings, in order; an empty pattern is for all."""
+    if quantize is None:
+        return []
+    if isinstance(quantize, str):
+        return [("", quantize)]
+    return [(pattern, encoding) for pattern, encoding in quantize.items()]
+
+
+def style_name(style: str | None) -> str:
+    if style is None:
+        return ""
+    if style in ("modelopt", "compressed-tensors"):
+        return style
+    raise make("plan.options", "unknown style", field="style", found=str(style))
+
+
+def patterns_of(patterns: str | Sequence[str]) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def folder_of(source: Any) -> str:
+    """The folder that the source is; empty where it is something else."""
+    if isinstance(source, str | bytes | os.PathLike) and Path(os.fsdecode(source)).is_dir():
+        return os.fsdecode(source)
+    return ""
+
+
+def open_source(path: Checkpoint, allow_links: bool) -> Catalog:
+    return inspect(path, allow_links=allow_links, gguf_rank_max=_RANK_MAX)

@@ -1,0 +1,137 @@
+"""llama.cpp: the tensors, keys and tokenizer of a GGUF file, from its own converter.
+
+>>> traced = loadstone.llama_cpp.trace("model/", converter="llama.cpp/")
+>>> loadstone.convert(traced.catalog, "model.safetensors", rules=traced)
+
+The Python code of ``convert_hf_to_gguf.py`` runs on tensors without data: what it calls each one,
+how it permutes and stacks them, which types it gives them, and every key that it writes, the
+vocabulary too. There is no table of models here. See ``docs/gguf-models.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loadstone import _core
+from loadstone._catalog import inspect
+from loadstone._errors import make
+
+if TYPE_CHECKING:
+    from loadstone._llama_cpp.metadata import MetadataEntry as MetadataEntry
+    from loadstone._llama_cpp.tracing import GgufTraced as GgufTraced
+
+__all__ = ["save_recipes", "trace"]
+
+# :func:`loadstone.convert` lets the converter compute with so much: what constants may have in all.
+COMPUTED_BYTES_MAX = 16 << 20
+
+
+def trace(
+    model_folder: str | os.PathLike[str],
+    *,
+    converter: str | os.PathLike[str] | None = None,
+    dtype: Any = None,
+    computed_bytes_max: int = 0,
+    trust_code: bool = False,
+    allow_links: bool = False,
+) -> GgufTraced:
+    """Recipes and metadata of the GGUF file that llama.cpp's converter would write.
+
+    Reads headers, configs and tokenizer files, and no weights but what ``computed_bytes_max``
+    allows.
+
+    Args:
+        model_folder: a model as Hugging Face has it: ``config.json``, safetensors, tokenizer.
+        converter: a checkout of llama.cpp, or the unpacked source package of llama-cpp-python.
+            ``None``: the folder of ``sys.path`` that has ``conversion/base.py``.
+        dtype: of the matrices, as the script's ``--outtype``: float32, float16 or bfloat16.
+            ``None``: the first 16-bit one that the checkpoint has, else float16.
+        computed_bytes_max: bytes of tensors that may be read in all. The converter computes with
+            some small ones (it adds 1 to Gemma's norms); they become constants, so the recipes are
+            then for this checkpoint alone. 0: such a model is refused.
+        trust_code: let the converter run Python code that the folder's configs name.
+        allow_links: see :func:`loadstone.inspect`.
+
+    Returns:
+        Recipes for :func:`loadstone.convert`, in the order of the file, with ``architecture``,
+        ``metadata`` and ``catalog``.
+
+    Raises:
+        Error: ``plan.options``: the converter or a package that it needs is not there, or is
+            another one; the folder's tokenizer is code.
+        PlanError: the converter does not know the model (``plan.conversion``), or does what no
+            recipe can say (``plan.untraceable``, ``plan.data_dependent``, ``plan.encoding``).
+
+    Thread safety: any thread; one trace runs at a time.
+    """
+    from loadstone._llama_cpp.converter import converter_at
+    from loadstone._llama_cpp.tracing import require_no_code, trace_model
+
+    folder = Path(os.fsdecode(model_folder)).absolute()
+    if not is_model_folder(folder):
+        message = "llama.cpp's converter takes a folder with a language model's config.json"
+        raise make("plan.options", message, path=str(folder), field="model_folder")
+    entered = converter_at(converter)
+    if not trust_code:
+        require_no_code(folder)
+    catalog = inspect(folder, allow_links=allow_links)
+    return trace_model(folder, catalog, entered, dtype, computed_bytes_max)
+
+
+def save_recipes(
+    model_folder: str | os.PathLike[str],
+    name: str | os.PathLike[str],
+    *,
+    converter: str | os.PathLike[str] | None = None,
+    dtype: Any = None,
+    computed_bytes_max: int = 0,
+    trust_code: bool = False,
+    allow_links: bool = False,
+) -> tuple[Path, Path]:
+    """Saves the two files with which ``loadstone convert`` writes the GGUF file without Python.
+
+    >>> loadstone.llama_cpp.save_recipes("model/", "model", converter="llama.cpp/")
+
+    Args:
+        name: the path without its ends: ``NAME.recipes.json`` has names of tensors, and no values
+            but small constants; ``NAME.metadata.json`` has keys, values and the vocabulary.
+        model_folder, converter, dtype, computed_bytes_max, trust_code, allow_links: see
+            :func:`trace`.
+
+    Returns:
+        The paths of both.
+
+    Raises:
+        Error: see :func:`trace`.
+    """
+    traced = trace(
+        model_folder,
+        converter=converter,
+        dtype=dtype,
+        computed_bytes_max=computed_bytes_max,
+        trust_code=trust_code,
+        allow_links=allow_links,
+    )
+    return traced.save(name)
+
+
+def concerns(source: object, target: str | os.PathLike[str]) -> bool:
+    """Whether a conversion is one of a language model's folder to a GGUF file."""
+    return _core.format_of_target(os.fsdecode(target)) == "gguf" and is_model_folder(source)
+
+
+def is_model_folder(path: object) -> bool:
+    """Whether a path is of a model whose ``config.json`` names an architecture of transformers.
+
+    Those of diffusers name a class, and their GGUF files keep the names of the checkpoint.
+    """
+    if not isinstance(path, str | bytes | os.PathLike):
+        return False
+    try:
+        config = json.loads((Path(os.fsdecode(path)) / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "_class_name" not in config

@@ -1,0 +1,14 @@
+"""A converter with the functions of llama.cpp's that loadstone enters, and models of its own."""
+
+from . import base
+from .base import LazyTorchTensor, ModelBase, ModelType
+
+__all__ = ["LazyTorchTensor", "ModelBase", "ModelType", "get_model_architecture", "get_model_class"]
+
+
+def get_model_architecture(hparams, model_type):
+    return hparams["architectures"][0]
+
+
+def get_model_class(name, mmproj=False):
+    return vars(base)[name]

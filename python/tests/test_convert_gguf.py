@@ -1,0 +1,123 @@
+"""GGUF files from Python: metadata by key, and what comes back through the package."""
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import loadstone
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source.safetensors"
+    torch.manual_seed(0)
+    tensors = {
+        "blocks.0.attn.weight": torch.randn(48, 256, dtype=torch.bfloat16),
+        "blocks.0.norm.weight": torch.randn(48),
+        "ids": torch.arange(5),
+    }
+    save_file(tensors, path)
+    return path
+
+
+def fields_of(path: Path) -> dict:
+    fields = gguf.GGUFReader(path).fields
+    return {key: each.contents() for key, each in fields.items() if not key.startswith("GGUF.")}
+
+
+def types_of(path: Path) -> dict[str, str]:
+    return {each.name: each.tensor_type.name for each in gguf.GGUFReader(path).tensors}
+
+
+def test_metadata_by_key(source, tmp_path):
+    target = tmp_path / "out.gguf"
+    report = loadstone.convert(
+        source,
+        target,
+        metadata={
+            "general.architecture": "wan",
+            "flag": True,
+            "count": {"type": "u32", "value": 7},
+            "rate": {"type": "f32", "value": float("inf")},
+            "words": {"type": "array", "items": "string", "value": ["a", "b"]},
+        },
+    )
+    assert report.outputs == [target]
+    assert fields_of(target) == {
+        "general.architecture": "wan",
+        "flag": True,
+        "count": 7,
+        "rate": float("inf"),
+        "words": ["a", "b"],
+    }
+    before, after = loadstone.open(source), loadstone.open(target)
+    with before, after:
+        for name in before:
+            assert torch.equal(before[name].tensor(), after[name].tensor())
+
+
+def test_metadata_from_a_file(source, tmp_path):
+    path = tmp_path / "metadata.json"
+    entry = {"key": "general.architecture", "type": "string", "value": "wan"}
+    path.write_text(
+        json.dumps({"format": "loadstone-gguf-metadata", "version": 1, "entries": [entry]})
+    )
+    loadstone.convert(source, tmp_path / "out.gguf", metadata=path)
+    assert fields_of(tmp_path / "out.gguf") == {"general.architecture": "wan"}
+
+
+@pytest.mark.parametrize("metadata", [{"a": 1}, {"a": [1]}, {"a": None}, {"a": 0.5}])
+def test_numbers_say_their_type(source, tmp_path, metadata):
+    with pytest.raises(loadstone.Error, match="say which"):
+        loadstone.convert(source, tmp_path / "out.gguf", metadata=metadata)
+
+
+@pytest.mark.parametrize(
+    "value", [{"type": "u8", "value": 256}, {"type": "u8"}, {"type": "u9", "value": 1}, {}]
+)
+def test_values_that_are_none(source, tmp_path, value):
+    with pytest.raises(loadstone.Error) as caught:
+        loadstone.convert(source, tmp_path / "out.gguf", metadata={"a": value})
+    assert caught.value.code == "convert.metadata_json"
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_an_architecture_is_needed(source, tmp_path):
+    with pytest.raises(loadstone.Error) as caught:
+        loadstone.convert(source, tmp_path / "out.gguf")
+    assert caught.value.code == "convert.architecture"
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q5_1", "q8_0"])
+def test_blocks_are_those_of_the_gguf_package(source, tmp_path, kind):
+    target = tmp_path / "out.gguf"
+    loadstone.convert(source, target, quantize=kind, metadata={"general.architecture": "wan"})
+    assert types_of(target) == {
+        "blocks.0.attn.weight": kind.upper(),
+        "blocks.0.norm.weight": "F32",
+        "ids": "I64",
+    }
+    with loadstone.open(source) as file:
+        numbers = file["blocks.0.attn.weight"].tensor().float().numpy()
+    expected = gguf.quants.quantize(numbers, gguf.GGMLQuantizationType[kind.upper()])
+    (tensor,) = (each for each in gguf.GGUFReader(target).tensors if "attn" in each.name)
+    assert np.array_equal(np.asarray(tensor.data), expected)
+
+
+def test_split_files(source, tmp_path):
+    target = tmp_path / "out.gguf"
+    report = loadstone.convert(
+        source, target, shard_size=100, metadata={"general.architecture": "wan"}
+    )
+    assert [each.name for each in report.outputs] == [
+        f"out-{i}-of-00003.gguf" for i in ("00001", "00002", "00003")
+    ]
+    with loadstone.open(report.outputs[0]) as file:
+        assert len(file.keys()) == 3
+    with pytest.raises(loadstone.Error, match="a single file has no shards"):
+        loadstone.convert(source, tmp_path / "out.safetensors", shard_size=100)

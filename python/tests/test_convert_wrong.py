@@ -1,0 +1,173 @@
+"""Conversions that are wrong in the core, each by the smallest checkpoint that shows it.
+
+A mark goes when its conversion is right or refused by name, because it is strict.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import loadstone
+
+Tensors = dict[str, torch.Tensor]
+FP8 = torch.float8_e4m3fn
+GENERATOR = torch.Generator().manual_seed(1)
+
+
+def wrong(reason: str) -> Any:
+    found = (AssertionError, pytest.fail.Exception)
+    return pytest.mark.xfail(strict=True, raises=found, reason=reason)
+
+
+def uniform(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=GENERATOR) + 0.5
+
+
+INT8 = {"a.weight": torch.ones(256, 256, dtype=torch.int8), "a.weight_scale": uniform(256)}
+OF_FP8 = {"a.weight": torch.ones(256, 256).to(FP8), "a.weight_scale": torch.tensor(0.5)}
+INT4_AWQ = {
+    "a.weight": torch.ones(128, 256, dtype=torch.uint8),
+    "a.weight_scale": uniform(256, 2),
+}
+PACKED = {
+    "a.weight_packed": torch.ones(256, 32, dtype=torch.int32),
+    "a.weight_scale": uniform(256, 2),
+    "a.weight_shape": torch.tensor([256, 256]),
+}
+NVFP4 = {
+    "a.weight": torch.ones(256, 128, dtype=torch.uint8),
+    "a.weight_scale": uniform(256, 16).to(FP8),
+    "a.weight_scale_2": torch.tensor(0.1),
+}
+PRE = {"a.pre_quant_scale": uniform(256)}
+SECOND = {"a.weight_scale_2": torch.tensor(3.0)}
+
+# Stored tensors, and what keeps them from being decoded by their first scale alone.
+NOT_DECODED: dict[str, Any] = {
+    "nvfp4, pre_quant_scale": NVFP4 | PRE,
+    "fp8, pre_quant_scale": OF_FP8 | PRE,
+    "int8, pre_quant_scale": INT8 | PRE,  # ModelOpt's W8A8_SQ_PER_CHANNEL
+    "packed, pre_quant_scale": PACKED | PRE,
+    "int4-awq, weight_scale_2": INT4_AWQ | SECOND,  # ModelOpt's W4A8_AWQ
+    "fp8, weight_scale_2": OF_FP8 | SECOND,
+    "int8, weight_scale_2": INT8 | SECOND,
+}
+
+
+@pytest.mark.parametrize("stored", NOT_DECODED.values(), ids=NOT_DECODED)
+def test_a_scale_that_is_not_applied_is_refused(stored: Tensors, tmp_path: Path) -> None:
+    save_file(stored, tmp_path / "stored.safetensors")
+    with pytest.raises(loadstone.Error) as caught:
+        loadstone.convert(tmp_path / "stored.safetensors", tmp_path / "out", dequantize=True)
+    assert caught.value.code == "plan.encoding"
+    assert not (tmp_path / "out").exists()
+
+
+EXPERT = "model.layers.0.mlp.experts"
+
+
+def write_experts(folder: Path, model: str, layout: str) -> Path:
+    """Two experts, one by one as Qwen publishes them, or in stacks."""
+    folder.mkdir()
+    tensors = {
+        f"{EXPERT}.{expert}.{leaf}_proj.weight": uniform(*shape).bfloat16()
+        for expert in range(2)
+        for leaf, shape in (("gate", (128, 256)), ("up", (128, 256)), ("down", (256, 128)))
+    }
+    if layout == "fused":
+        tensors = {
+            f"{EXPERT}.gate_up_proj": uniform(2, 256, 256).bfloat16(),
+            f"{EXPERT}.down_proj": uniform(2, 256, 128).bfloat16(),
+        }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"model_type": model, "num_hidden_layers": 1}))
+    return folder
+
+
+def names_in(folder: Path) -> set[str]:
+    return set(loadstone.inspect(folder).tensors)
+
+
+@wrong("names of Qwen's experts are written for every model")
+def test_stacks_of_mixtral_get_the_names_that_its_readers_know(tmp_path: Path) -> None:
+    source = write_experts(tmp_path / "source", "mixtral", "fused")
+    loadstone.convert(source, tmp_path / "out", quantize="fp8")
+    leaves = {name.split(".experts.")[1].split(".")[1] for name in names_in(tmp_path / "out")}
+    assert leaves == {"w1", "w2", "w3"}
+
+
+@wrong("the option is ignored without a word")
+def test_codes_are_not_said_to_be_fused(tmp_path: Path) -> None:
+    """Formats hold experts one by one, so both wishes cannot be met."""
+    source = write_experts(tmp_path / "source", "qwen3_moe", "separate")
+    with pytest.raises(loadstone.Error):
+        loadstone.convert(source, tmp_path / "out", quantize="nvfp4", experts="fused")
+
+
+@pytest.mark.parametrize(
+    "style",
+    [
+        "modelopt",
+        pytest.param(
+            "compressed-tensors",
+            marks=wrong("of weight_packed nothing is fused, and nothing is said"),
+        ),
+    ],
+)
+def test_stored_codes_are_not_fused(style: str, tmp_path: Path) -> None:
+    source = write_experts(tmp_path / "source", "qwen3_moe", "separate")
+    loadstone.convert(source, tmp_path / "stored", quantize="nvfp4", style=style)
+    with pytest.raises(loadstone.Error) as caught:
+        loadstone.convert(tmp_path / "stored", tmp_path / "out", experts="fused")
+    assert caught.value.code == "plan.encoding"
+
+
+@wrong("the config that servers of NVIDIA ask for does not come along, and nothing is said")
+def test_a_copy_of_modelopts_folder_is_one(tmp_path: Path) -> None:
+    source = write_experts(tmp_path / "source", "qwen3_moe", "separate")
+    loadstone.convert(source, tmp_path / "stored", quantize="nvfp4")
+    assert (tmp_path / "stored" / "hf_quant_config.json").exists()
+    report = loadstone.convert(tmp_path / "stored", tmp_path / "copy", shard_size=100_000)
+    is_told = any("hf_quant_config.json" in finding.message for finding in report.findings)
+    assert (tmp_path / "copy" / "hf_quant_config.json").exists() or is_told
+
+
+# [experts, hidden, 2 * inner] and [experts, inner, hidden], as Qwen3-VL-MoE is published.
+OTHER_WAY = {
+    f"{EXPERT}.gate_up_proj": uniform(2, 64, 192).bfloat16(),
+    f"{EXPERT}.down_proj": uniform(2, 96, 64).bfloat16(),
+}
+# The second tensor alone tells which way these lie.
+SQUARE = {
+    f"{EXPERT}.gate_up_proj": uniform(2, 64, 64).bfloat16(),
+    f"{EXPERT}.down_proj": uniform(2, 32, 64).bfloat16(),
+}
+
+
+@pytest.mark.parametrize("stacks", [OTHER_WAY, SQUARE], ids=["other-way", "square"])
+def test_stacks_that_lie_the_other_way_are_transposed(stacks: Tensors, tmp_path: Path) -> None:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    save_file(stacks, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {"model_type": "qwen3_vl_moe", "text_config": {"num_hidden_layers": 1}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(loadstone.PlanError, match="lies") as caught:
+        loadstone.convert(folder, tmp_path / "out", quantize="fp8")
+    assert caught.value.code == "plan.shape"
+    assert "--experts separate" in caught.value.findings[0].suggestion
+    loadstone.convert(folder, tmp_path / "plain", experts="separate")
+    loadstone.convert(tmp_path / "plain", tmp_path / "out", quantize="fp8")
+    loadstone.convert(tmp_path / "out", tmp_path / "back", dequantize=True)
+    found = load_file(tmp_path / "back" / "model.safetensors")
+    gate, up = stacks[f"{EXPERT}.gate_up_proj"][1].T.chunk(2)
+    expected = {"gate": gate, "up": up, "down": stacks[f"{EXPERT}.down_proj"][1].T}
+    for leaf, tensor in expected.items():
+        weight = found[f"{EXPERT}.1.{leaf}_proj.weight"]
+        assert weight.shape == tensor.shape
+        assert torch.allclose(weight.float(), tensor.float(), rtol=0.07)  # 4 bits of E4M3

@@ -1,0 +1,95 @@
+"""Merges from and into GGUF files: what is merged is numbers, what is not stays as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from merge_models import added, products, write_peft
+from safetensors.torch import save_file
+
+import loadstone
+
+KEYS = {"general.architecture": "test"}
+MERGED, OTHER = "blocks.0.attn.weight", "blocks.1.attn.weight"
+SHAPE = (96, 64)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base in Q8_0, and an adapter for one of its two weights."""
+    folder = tmp_path_factory.mktemp("merge_gguf")
+    generator = torch.Generator().manual_seed(0)
+    tensors = {name: torch.randn(SHAPE, generator=generator) for name in (MERGED, OTHER)}
+    save_file(tensors, folder / "base.safetensors")
+    loadstone.convert(
+        folder / "base.safetensors", folder / "base.gguf", quantize="q8_0", metadata=KEYS
+    )
+    adapter = products(8, 1, {MERGED.removesuffix(".weight"): SHAPE})
+    write_peft(folder / "adapter", adapter)
+    return folder
+
+
+def sum_of(folder: Path) -> torch.Tensor:
+    """The merged weight, in F32."""
+    base = loadstone.load_file(folder / "base.gguf", dtype=torch.float32)[MERGED]
+    a, b = products(8, 1, {MERGED.removesuffix(".weight"): SHAPE}).values()
+    return added(base, a, b, 2.0)
+
+
+def blocks(path: Path) -> dict[str, tuple[str, bytes]]:
+    """Type and bytes of each tensor, as gguf-py reads them."""
+    reader = gguf.GGUFReader(path)
+    return {each.name: (each.tensor_type.name, each.data.tobytes()) for each in reader.tensors}
+
+
+def test_what_is_not_merged_keeps_its_blocks(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    loadstone.merge(folder / "base.gguf", out, lora=folder / "adapter")
+    before, after = blocks(folder / "base.gguf"), blocks(out)
+    assert after[OTHER] == before[OTHER]
+    assert after[MERGED][0] == "BF16"
+    assert torch.equal(loadstone.load_file(out)[MERGED], sum_of(folder).bfloat16())
+
+
+def test_a_quantized_base_is_quantized_again(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    loadstone.merge(folder / "base.gguf", out, lora=folder / "adapter", quantize="q8_0")
+    save_file({MERGED: sum_of(folder)}, tmp_path / "sum.safetensors")
+    expected = tmp_path / "sum.gguf"
+    loadstone.convert(tmp_path / "sum.safetensors", expected, quantize="q8_0", metadata=KEYS)
+    assert blocks(out)[MERGED] == blocks(expected)[MERGED]
+    assert blocks(out)[OTHER] == blocks(folder / "base.gguf")[OTHER]
+
+
+def test_a_plain_base_becomes_blocks(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    loadstone.merge(
+        folder / "base.safetensors",
+        out,
+        lora=folder / "adapter",
+        quantize="q8_0",
+        metadata=KEYS,
+    )
+    assert {name: kind for name, (kind, _) in blocks(out).items()} == {
+        MERGED: "Q8_0",
+        OTHER: "Q8_0",
+    }
+    assert blocks(out)[OTHER] == blocks(folder / "base.gguf")[OTHER]
+
+
+def test_blocks_stand_in_gguf_files_only(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    with pytest.raises(loadstone.Error) as error:
+        loadstone.merge(folder / "base.gguf", out, lora=folder / "adapter", quantize="q8_0")
+    assert error.value.code == "plan.options"
+    assert not out.exists()
+
+
+def test_a_file_without_an_architecture_is_refused(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    with pytest.raises(loadstone.Error, match=r"general\.architecture"):
+        loadstone.merge(folder / "base.safetensors", out, lora=folder / "adapter")
+    assert not out.exists()

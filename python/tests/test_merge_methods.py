@@ -1,0 +1,277 @@
+"""Task arithmetic, SLERP, TIES and DARE: held to torch, and to mergekit where it is there."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from merge_models import same_bits
+from safetensors.torch import load_file, save_file
+
+import loadstone
+
+Tensors = dict[str, torch.Tensor]
+SHAPE = (301, 997)
+WEIGHTS = (0.7, -0.4)
+MASK64 = 2**64 - 1
+
+
+def f32(number: float) -> torch.Tensor:
+    return torch.tensor(number, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base and two models that differ from it a little."""
+    folder = tmp_path_factory.mktemp("methods")
+    generator = torch.Generator().manual_seed(5)
+    base = torch.randn(SHAPE, generator=generator)
+    for name, size in {"base": 0.0, "a": 0.1, "b": 0.2}.items():
+        tensor = base + size * torch.randn(SHAPE, generator=generator)
+        save_file({"w": tensor, "i": torch.arange(3)}, folder / f"{name}.safetensors")
+    return folder
+
+
+def numbers(folder: Path) -> list[torch.Tensor]:
+    return [load_file(folder / f"{name}.safetensors")["w"] for name in ("base", "a", "b")]
+
+
+def merged(folder: Path, out: Path, method: str, **options: Any) -> torch.Tensor:
+    models = [folder / "base.safetensors"]
+    pairs = [(folder / f"{name}.safetensors", w) for name, w in zip("ab", WEIGHTS, strict=True)]
+    loadstone.merge([*models, *pairs], out, method=method, **options)
+    tensors = load_file(out)
+    assert torch.equal(tensors["i"], torch.arange(3))
+    return tensors["w"]
+
+
+def differences(folder: Path, prune: Callable[[torch.Tensor, int], torch.Tensor]) -> Any:
+    base, *models = numbers(folder)
+    return base, [
+        f32(weight) * prune(model - base, i)
+        for i, (model, weight) in enumerate(zip(models, WEIGHTS, strict=True))
+    ]
+
+
+def elected(parts: list[torch.Tensor], is_mean: bool) -> torch.Tensor:
+    """The sum of what has the sign of the sum of all."""
+    sign = torch.where(parts[0] + parts[1] >= 0, 1.0, -1.0)
+    total, divisor = torch.zeros(SHAPE), torch.zeros(SHAPE)
+    for part, weight in zip(parts, WEIGHTS, strict=True):
+        counts = part.sign() == sign
+        total = total + torch.where(counts, part, 0)
+        divisor = divisor + torch.where(counts, f32(weight), 0)
+    return total / torch.where(divisor == 0, 1, divisor) if is_mean else total
+
+
+def largest(density: float) -> Callable[[torch.Tensor, int], torch.Tensor]:
+    """Keeps what is no smaller than the k-th largest magnitude."""
+
+    def prune(difference: torch.Tensor, _: int) -> torch.Tensor:
+        kept = max(1, math.floor(density * difference.numel()))
+        least = difference.abs().flatten().sort(descending=True).values[kept - 1]
+        return torch.where(difference.abs() >= least, difference, 0)
+
+    return prune
+
+
+def mixed(bits: int) -> int:
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 & MASK64
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB & MASK64
+    return bits ^ (bits >> 31)
+
+
+STEP = 0x9E3779B97F4A7C15
+
+
+def drawn(seed: int, name: str, model: int, density: float, index: int) -> bool:
+    """The generator, as docs and headers state it."""
+    key = mixed((seed + STEP) & MASK64)
+    for byte in name.encode():
+        key = mixed(((key ^ byte) + STEP) & MASK64)
+    key = mixed(((key ^ model) + STEP) & MASK64)
+    random = mixed((key + (index + 1) * STEP) & MASK64)
+    return (random >> 32) < math.ceil(density * 2**32)
+
+
+class TestTaskArithmetic:
+    @pytest.mark.parametrize("normalise", [False, True])
+    @pytest.mark.parametrize("scale", [1.0, 0.3])
+    def test_definition(self, folder: Path, tmp_path: Path, normalise: bool, scale: float) -> None:
+        out = tmp_path / "x.safetensors"
+        options = {"normalise": normalise, "scale": scale}
+        found = merged(folder, out, "task-arithmetic", **options)
+        base, parts = differences(folder, lambda difference, _: difference)
+        total = parts[0] + parts[1]
+        if normalise:
+            total = total / (f32(WEIGHTS[0]) + f32(WEIGHTS[1]))
+        same_bits({"w": found}, {"w": base + f32(scale) * total})
+
+
+class TestTies:
+    @pytest.mark.parametrize("density", [1.0, 0.5, 0.2, 1e-9])
+    @pytest.mark.parametrize("threads", [1, 3])
+    def test_definition(self, folder: Path, tmp_path: Path, density: float, threads: int) -> None:
+        out = tmp_path / "x.safetensors"
+        found = merged(folder, out, "ties", density=density, threads=threads)
+        base, parts = differences(folder, largest(density))
+        same_bits({"w": found}, {"w": base + elected(parts, True)})
+
+    def test_without_the_mean(self, folder: Path, tmp_path: Path) -> None:
+        out = tmp_path / "x.safetensors"
+        found = merged(folder, out, "ties", density=0.5, normalise=False)
+        base, parts = differences(folder, largest(0.5))
+        same_bits({"w": found}, {"w": base + elected(parts, False)})
+
+
+class TestDare:
+    def test_rate_and_rescaling(self, folder: Path, tmp_path: Path) -> None:
+        base, model, _ = numbers(folder)
+        out = tmp_path / "x.safetensors"
+        sources = [folder / "base.safetensors", folder / "a.safetensors"]
+        for density in (0.1, 0.5, 0.9):
+            loadstone.merge(sources, out, method="dare-linear", density=density)
+            found = load_file(out)["w"]
+            kept = found != base
+            count = found.numel()
+            deviation = math.sqrt(density * (1 - density) * count)
+            assert abs(kept.sum().item() - density * count) < 5 * deviation
+            expected = base + (model - base) / f32(density)
+            assert torch.equal(found[kept], expected[kept])
+
+    @pytest.mark.parametrize("method", ["dare-linear", "dare-ties"])
+    def test_definition(self, tmp_path: Path, method: str) -> None:
+        generator = torch.Generator().manual_seed(2)
+        base, a, b = (torch.randn(7, 13, generator=generator) for _ in range(3))
+        for name, tensor in {"base": base, "a": a, "b": b}.items():
+            save_file({"layer.w": tensor}, tmp_path / f"{name}.safetensors")
+        sources = [(tmp_path / f"{x}.safetensors", 1.0) for x in ("base", "a", "b")]
+        out = tmp_path / "out.safetensors"
+        loadstone.merge(sources, out, method=method, density=0.4, seed=9, normalise=False)
+        parts = []
+        for number, model in enumerate((a, b)):
+            keeps = [drawn(9, "layer.w", number, 0.4, i) for i in range(model.numel())]
+            assert 0 < sum(keeps) < len(keeps)
+            mask = torch.tensor(keeps).view_as(model)
+            parts.append(torch.where(mask, (model - base) / f32(0.4), 0))
+        total = parts[0] + parts[1]
+        if method == "dare-ties":
+            sign = torch.where(total >= 0, 1.0, -1.0)
+            total = sum(torch.where(part.sign() == sign, part, 0) for part in parts)
+        same_bits(out, {"layer.w": base + total})
+
+    def test_masks_are_of_seed_model_and_tensor(self, tmp_path: Path) -> None:
+        for name, value in {"base": 0.0, "a": 1.0}.items():
+            tensors = {each: torch.full((4096,), value) for each in "xy"}
+            save_file(tensors, tmp_path / f"{name}.safetensors")
+        base, a = tmp_path / "base.safetensors", tmp_path / "a.safetensors"
+
+        def masks(seed: int) -> Tensors:
+            loadstone.merge(
+                [base, a], tmp_path / "o.safetensors", method="dare-linear", density=0.5, seed=seed
+            )
+            return {
+                name: tensor != 0 for name, tensor in load_file(tmp_path / "o.safetensors").items()
+            }
+
+        first, again, other = masks(1), masks(1), masks(2)
+        assert torch.equal(first["x"], again["x"])
+        for one, two in ((first["x"], first["y"]), (first["x"], other["x"])):
+            assert abs((one == two).float().mean().item() - 0.5) < 0.05
+
+
+class TestSlerp:
+    def test_definition(self, folder: Path, tmp_path: Path) -> None:
+        _, a, b = numbers(folder)
+        turned = torch.randn(SHAPE, generator=torch.Generator().manual_seed(8))
+        save_file({"w": turned}, tmp_path / "turned.safetensors")
+        save_file({"w": a}, tmp_path / "a.safetensors")
+        out = tmp_path / "x.safetensors"
+        sources = [tmp_path / "a.safetensors", (tmp_path / "turned.safetensors", 0.3)]
+        loadstone.merge(sources, out, method="slerp")
+        x, y = a.double().flatten(), turned.double().flatten()
+        angle = torch.acos(x @ y / x.norm() / y.norm())
+        place = f32(0.3).double()
+        ends = [torch.sin((1 - place) * angle), torch.sin(place * angle)]
+        exact = (ends[0] * a.double() + ends[1] * turned.double()) / torch.sin(angle)
+        found = load_file(out)["w"].double()
+        assert (found - exact).abs().max() <= 4 * 2.0**-24 * exact.abs().max()
+        assert torch.equal(a, a) and not torch.equal(b, a)
+
+    def test_what_is_parallel_is_a_line(self, folder: Path, tmp_path: Path) -> None:
+        a = numbers(folder)[1]
+        save_file({"w": a}, tmp_path / "a.safetensors")
+        save_file({"w": 2 * a}, tmp_path / "b.safetensors")
+        out = tmp_path / "x.safetensors"
+        loadstone.merge(
+            [tmp_path / "a.safetensors", (tmp_path / "b.safetensors", 0.25)], out, method="slerp"
+        )
+        same_bits(out, {"w": f32(0.75) * a + f32(0.25) * (2 * a)})
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("options", "field"),
+        [
+            ({"method": "slerp"}, "method"),
+            ({"method": "task-arithmetic", "density": 0.5}, "density"),
+            ({"method": "ties", "density": 0.0}, "density"),
+            ({"method": "linear", "scale": 2.0}, "scale"),
+            ({"method": "best"}, "method"),
+        ],
+    )
+    def test_options_that_do_not_go_together(
+        self, folder: Path, tmp_path: Path, options: dict[str, Any], field: str
+    ) -> None:
+        with pytest.raises(loadstone.Error) as caught:
+            merged(folder, tmp_path / "x.safetensors", **options)
+        assert caught.value.code == "plan.options"
+        assert caught.value.field == field
+
+
+MERGEKIT = os.environ.get("LOADSTONE_MERGEKIT", "")
+
+
+@pytest.mark.skipif(not MERGEKIT, reason="LOADSTONE_MERGEKIT names no folder that mergekit is in")
+class TestMergekit:
+    """Its own functions, which add in F32 in another order: a few roundings of the largest."""
+
+    @pytest.fixture(autouse=True)
+    def importable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "path", [*sys.path, MERGEKIT])
+
+    def close(self, found: torch.Tensor, expected: torch.Tensor) -> None:
+        assert (found - expected).abs().max() <= 8 * 2.0**-24 * expected.abs().max()
+
+    def test_slerp(self, tmp_path: Path) -> None:
+        from mergekit.merge_methods.slerp import slerp
+
+        generator = torch.Generator().manual_seed(4)
+        a, b = torch.randn(2, *SHAPE, generator=generator)
+        save_file({"w": a}, tmp_path / "a.safetensors")
+        save_file({"w": b}, tmp_path / "b.safetensors")
+        sources = [tmp_path / "a.safetensors", (tmp_path / "b.safetensors", 0.3)]
+        loadstone.merge(sources, tmp_path / "x.safetensors", method="slerp")
+        expected = slerp(torch.tensor([0.3]), a[None], b[None])[0]
+        self.close(load_file(tmp_path / "x.safetensors")["w"], expected)
+
+    @pytest.mark.parametrize("density", [1.0, 0.3])
+    def test_ties(self, folder: Path, tmp_path: Path, density: float) -> None:
+        from mergekit.merge_methods.generalized_task_arithmetic import get_mask
+        from mergekit.sparsify import magnitude
+
+        base, parts = differences(folder, lambda difference, _: magnitude(difference, density))
+        stacked = torch.stack(parts)
+        mask = get_mask(stacked, "sum", stacked.dtype)
+        weights = torch.tensor(WEIGHTS)[:, None, None]
+        divisor = (weights * mask).sum(dim=0)
+        divisor[divisor == 0] = 1
+        expected = base + (stacked * mask).sum(dim=0) / divisor
+        found = merged(folder, tmp_path / "x.safetensors", "ties", density=density)
+        self.close(found, expected)

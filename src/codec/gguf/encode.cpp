@@ -1,0 +1,92 @@
+#include "codec/gguf/encode.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "codec/gguf/gguf.h"
+#include "codec/scaled/encode.h"
+#include "kernels/gguf.h"
+
+namespace loadstone {
+
+namespace {
+
+// The bytes of ggml's reference.
+constexpr std::array<std::string_view, 1> dialects = {"ggml"};
+
+std::optional<DecodeProblem> check_importance(const Quantization& quantization,
+                                              const QuantizeForm& form) {
+  if (quantization.importance == nullptr) return std::nullopt;
+  const std::vector<float>& all = *quantization.importance;
+  if (all.size() != form.columns && all.size() != form.columns * form.stack) {
+    return DecodeProblem{"an importance for another number of columns",
+                         fmt::format("{}", all.size()), fmt::format("{}", form.columns)};
+  }
+  const auto is_wrong = [](float each) { return !(std::isfinite(each) && each >= 0); };
+  const auto wrong = std::ranges::find_if(all, is_wrong);
+  if (wrong == all.end()) return std::nullopt;
+  return DecodeProblem{"an importance that is negative or not finite", fmt::format("{}", *wrong),
+                       "numbers of 0 and more"};
+}
+
+template <BlockFormat format>
+std::optional<DecodeProblem> prepare(const Quantization& quantization, const Shape& shape,
+                                     QuantizeForm& form) {
+  if (auto problem = scaled::begin_encoding(quantization, shape, form)) return problem;
+  const BlockLayout block = layout(format);
+  if (form.columns % block.elements != 0) {
+    return DecodeProblem{fmt::format("rows are no whole blocks of {}", block.elements),
+                         shape.text(), fmt::format("a multiple of {} columns", block.elements)};
+  }
+  if (auto problem = check_importance(quantization, form)) return problem;
+  form.block = format;
+  form.importance = quantization.importance;
+  const bool takes_rows = form.importance != nullptr && asks_for_row(format);
+  form.window_elements = takes_rows ? form.columns : block.elements;
+  form.parts = {{"data", shape_of_bytes(format, shape), Dtype::u8}};
+  return std::nullopt;
+}
+
+constexpr std::array names = {ComponentName{"data", "weight"}};
+
+template <BlockFormat format>
+constexpr WrittenEncoding written_as(std::string_view name, unsigned bits) {
+  return {
+      .name = name,
+      .kind = QuantizeKind::gguf_blocks,
+      .bits = bits,
+      .code_type = "int",
+      .kernel = "gguf",
+      .prepare = prepare<format>,
+      .gguf_names = names,
+      .dialects = dialects,
+  };
+}
+
+constexpr std::array written = {
+    written_as<BlockFormat::q4_0>("q4_0", 4),        written_as<BlockFormat::q4_1>("q4_1", 4),
+    written_as<BlockFormat::q5_0>("q5_0", 5),        written_as<BlockFormat::q5_1>("q5_1", 5),
+    written_as<BlockFormat::q8_0>("q8_0", 8),        written_as<BlockFormat::q2_k>("q2_k", 2),
+    written_as<BlockFormat::q3_k>("q3_k", 3),        written_as<BlockFormat::q4_k>("q4_k", 4),
+    written_as<BlockFormat::q5_k>("q5_k", 5),        written_as<BlockFormat::q6_k>("q6_k", 6),
+    written_as<BlockFormat::iq4_nl>("iq4_nl", 4),    written_as<BlockFormat::iq4_xs>("iq4_xs", 4),
+    written_as<BlockFormat::tq1_0>("tq1_0", 2),      written_as<BlockFormat::tq2_0>("tq2_0", 2),
+    written_as<BlockFormat::mxfp4>("mxfp4-gguf", 4),
+};
+
+constexpr auto written_names = [] {
+  std::array<std::string_view, written.size()> all;
+  for (std::size_t i = 0; i < written.size(); ++i) all[i] = written[i].name;
+  return all;
+}();
+
+}  // namespace
+
+std::span<const WrittenEncoding> gguf_written() noexcept { return written; }
+
+std::span<const std::string_view> gguf_encodings() noexcept { return written_names; }
+
+}  // namespace loadstone

@@ -1,0 +1,156 @@
+#include "convert/adapter_config.h"
+
+#include <fmt/format.h>
+#include <re2/re2.h>
+#include <simdjson.h>
+
+#include <cmath>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+#include <variant>
+
+#include "base/json_dom.h"
+#include "base/text.h"
+#include "catalog/open_file.h"
+#include "catalog/paths.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+using Object = simdjson::dom::object;
+
+constexpr const char* code = "merge.adapter";
+constexpr const char* config_name = "adapter_config.json";
+constexpr const char* metadata_key = "lora_adapter_metadata";
+constexpr std::uint64_t config_bytes_max = 16u << 20;
+constexpr std::size_t rules_max = 100'000;
+
+[[noreturn]] void refuse(std::string message, std::string field, std::string found = {},
+                         std::string expected = {}) {
+  throw Error(
+      code, std::move(message),
+      {.field = std::move(field), .found = printable(found), .expected = std::move(expected)});
+}
+
+// Nothing where the field is not there, or null.
+template <typename Value>
+std::optional<Value> member(const Object& object, const std::string& field) {
+  simdjson::dom::element element;
+  if (object[field].get(element) != simdjson::SUCCESS || element.is_null()) return std::nullopt;
+  Value value{};
+  if (element.get(value) != simdjson::SUCCESS) {
+    refuse("a field of the adapter's configuration has the wrong type", field);
+  }
+  return value;
+}
+
+double positive(double number, const std::string& field) {
+  if (std::isfinite(number) && number > 0) return number;
+  refuse("a rank or alpha is a number above 0", field, std::to_string(number));
+}
+
+std::string text_of(ByteSource& file) {
+  const std::uint64_t bytes = file.identity().bytes;
+  if (bytes > config_bytes_max) {
+    throw Error(code, "too large for an adapter's configuration",
+                {.path = file.path(), .found = human_bytes(bytes)});
+  }
+  std::string text(bytes, '\0');
+  file.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+}  // namespace
+
+AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : prefix_(prefix) {
+  simdjson::dom::parser parser;
+  Object object;
+  if (parsed_json(parser, text).get(object) != simdjson::SUCCESS) {
+    refuse("the adapter's configuration is no JSON object", config_name);
+  }
+  const auto field = [&](const char* name) { return prefix_ + name; };
+  if (const auto type = member<std::string_view>(object, field("peft_type"))) {
+    if (*type != "LORA") {
+      refuse("only adapters of LoRA are merged", "peft_type", std::string(*type), "LORA");
+    }
+  }
+  for (const char* const name : {"megatron_config", "corda_config", "alora_invocation_tokens"}) {
+    simdjson::dom::element element;
+    if (object[field(name)].get(element) == simdjson::SUCCESS && !element.is_null()) {
+      refuse("adapters of this kind are not merged", name);
+    }
+  }
+  rank_ = positive(member<double>(object, field("r")).value_or(8), "r");
+  alpha_ = positive(member<double>(object, field("lora_alpha")).value_or(8), "lora_alpha");
+  has_root_scale_ = member<bool>(object, field("use_rslora")).value_or(false);
+  is_transposed_ = member<bool>(object, field("fan_in_fan_out")).value_or(false);
+  has_magnitudes_ = member<bool>(object, field("use_dora")).value_or(false);
+  const auto add_rules = [&](const char* name, std::vector<Rule>& rules) {
+    const auto patterns = member<Object>(object, field(name));
+    if (!patterns) return;
+    if (patterns->size() > rules_max) refuse("too many patterns", name);
+    const std::int64_t memory = pattern_memory(patterns->size());
+    for (const auto item : *patterns) {
+      double number = 0;
+      if (item.value.get(number) != simdjson::SUCCESS) refuse("no number", name);
+      // peft's own rule: the end of a module's name, after a dot.
+      const std::string pattern = fmt::format("(?:.*\\.)?(?:{})", item.key);
+      rules.push_back({compile_pattern(pattern, code, name, memory), positive(number, name)});
+    }
+  };
+  add_rules("rank_pattern", ranks_);
+  add_rules("alpha_pattern", alphas_);
+}
+
+float AdapterConfig::scale(const std::string& module, std::uint64_t rank) const {
+  const auto number = [&](const std::vector<Rule>& rules, double otherwise) {
+    for (const Rule& rule : rules) {
+      if (re2::RE2::FullMatch(module, *rule.pattern)) return rule.number;
+    }
+    return otherwise;
+  };
+  const double planned = number(ranks_, rank_);
+  if (planned != static_cast<double>(rank)) {
+    throw Error(code, "the adapter's configuration gives the module another rank",
+                {.tensor = module,
+                 .field = "r",
+                 .found = std::to_string(rank),
+                 .expected = fmt::format("{}", planned)});
+  }
+  const double divisor = has_root_scale_ ? std::sqrt(planned) : planned;
+  return static_cast<float>(number(alphas_, alpha_) / divisor);
+}
+
+std::vector<AdapterConfig> adapter_configs(const Catalog& adapter) {
+  std::vector<AdapterConfig> configs;
+  const FileOpener opener{adapter.storage(), false};
+  try {
+    const auto file = opener.open(join_path(adapter.root(), config_name), adapter.root());
+    configs.emplace_back(text_of(*file), "");
+    return configs;
+  } catch (const Error& error) {
+    if (error.code() != "io.not_found") throw;
+  }
+  const auto found = adapter.metadata().find(metadata_key);
+  if (found == adapter.metadata().end()) return configs;
+  const auto* const text = std::get_if<std::string>(&found->second.value);
+  if (text == nullptr) refuse("the adapter's metadata is no text", metadata_key);
+  simdjson::dom::parser parser;
+  Object object;
+  if (parsed_json(parser, *text).get(object) != simdjson::SUCCESS) {
+    refuse("the adapter's metadata is no JSON object", metadata_key);
+  }
+  std::set<std::string> prefixes;  // "transformer."
+  for (const auto item : object) {
+    const std::string_view key = item.key;
+    prefixes.emplace(key.substr(0, key.find('.') + 1));
+  }
+  for (const std::string& prefix : prefixes) configs.emplace_back(*text, prefix);
+  return configs;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,52 @@
+// The scales of an adapter's products, which stand beside its tensors.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/pattern.h"
+#include "loadstone/catalog.h"
+
+namespace loadstone {
+
+// A configuration of LoRA as peft writes it. Immutable once made.
+class AdapterConfig {
+ public:
+  // Throws Error "merge.adapter" for text that is no such configuration. `prefix`: of the fields
+  // that belong to it; the others are passed over.
+  AdapterConfig(std::string_view text, std::string_view prefix);
+
+  // Of the modules that it is about, in the names of the file; empty: all.
+  [[nodiscard]] const std::string& prefix() const noexcept { return prefix_; }
+  // The factor of a module's product: alpha / rank, or alpha / sqrt(rank). Throws Error
+  // "merge.adapter" where the configuration gives the module another rank.
+  [[nodiscard]] float scale(const std::string& module, std::uint64_t rank) const;
+  // Weights stand [in, out].
+  [[nodiscard]] bool is_transposed() const noexcept { return is_transposed_; }
+  // Every module has magnitudes.
+  [[nodiscard]] bool has_magnitudes() const noexcept { return has_magnitudes_; }
+
+ private:
+  // A number for the modules whose name a pattern matches.
+  struct Rule {
+    Pattern pattern;
+    double number = 0;
+  };
+
+  std::string prefix_;
+  double rank_ = 0;
+  double alpha_ = 0;
+  std::vector<Rule> ranks_;
+  std::vector<Rule> alphas_;
+  bool has_root_scale_ = false;
+  bool is_transposed_ = false;
+  bool has_magnitudes_ = false;
+};
+
+// Those of an adapter: of adapter_config.json in its folder, or those that diffusers writes into
+// the metadata of the file, one for each model of a pipeline. None: there is neither.
+[[nodiscard]] std::vector<AdapterConfig> adapter_configs(const Catalog& adapter);
+
+}  // namespace loadstone

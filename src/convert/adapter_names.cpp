@@ -1,0 +1,182 @@
+#include "convert/adapter_names.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+namespace loadstone {
+
+namespace {
+
+struct Ending {
+  std::string_view text;
+  AdapterRole role;
+};
+
+// The first that fits counts.
+constexpr auto endings = std::to_array<Ending>({
+    {".lora_A.weight", AdapterRole::right},
+    {".lora_B.weight", AdapterRole::left},
+    {".lora_A.default.weight", AdapterRole::right},
+    {".lora_B.default.weight", AdapterRole::left},
+    {".lora_embedding_A", AdapterRole::embedding_right},
+    {".lora_embedding_B", AdapterRole::embedding_left},
+    {".lora_magnitude_vector.weight", AdapterRole::magnitude},
+    {".lora_magnitude_vector", AdapterRole::magnitude},
+    {".lora.down.weight", AdapterRole::right},
+    {".lora.up.weight", AdapterRole::left},
+    {"_lora.down.weight", AdapterRole::right},
+    {"_lora.up.weight", AdapterRole::left},
+    {".lora_linear_layer.down.weight", AdapterRole::right},
+    {".lora_linear_layer.up.weight", AdapterRole::left},
+    {".lora_down.weight", AdapterRole::right},
+    {".lora_up.weight", AdapterRole::left},
+    {".alpha", AdapterRole::alpha},
+    {".dora_scale", AdapterRole::magnitude},
+});
+
+// Of methods that are no plain product of two matrices.
+constexpr std::string_view unknown_parts[] = {".lora_mid.", ".hada_",       ".lokr_",
+                                              ".oft_",      ".lora_B.bias", ".on_input",
+                                              ".diff",      ".vera_lambda"};
+
+// Before the base's own names. The first one after which a name is the base's counts.
+constexpr std::string_view prefixes[] = {"",
+                                         "base_model.model.",
+                                         "transformer.",
+                                         "unet.",
+                                         "text_encoder.",
+                                         "text_encoder_2.",
+                                         "diffusion_model.",
+                                         "model.diffusion_model.",
+                                         "model.",
+                                         "prior."};
+constexpr std::string_view kohya_prefixes[] = {"lora_unet_", "lora_transformer_", "lora_te_",
+                                               "lora_te1_",  "lora_te2_",         "lora_te3_"};
+
+// Projections that some models hold as one matrix, in the order of its rows.
+struct Joined {
+  std::string_view name;
+  std::array<std::string_view, 3> parts;  // the last is empty where there are two
+};
+constexpr auto joined_projections = std::to_array<Joined>({
+    {"qkv_proj", {"q_proj", "k_proj", "v_proj"}},
+    {"to_qkv", {"to_q", "to_k", "to_v"}},
+    {"gate_up_proj", {"gate_proj", "up_proj", ""}},
+});
+
+AdapterPlace::Part part_of(const Joined& joined, std::size_t index) {
+  if (index == 0) return AdapterPlace::Part::first;
+  if (index == 1 && !joined.parts[2].empty()) return AdapterPlace::Part::middle;
+  return AdapterPlace::Part::last;
+}
+
+// "mlp.experts.3.up_proj" in "mlp.experts.gate_up_proj".
+std::optional<AdapterPlace> expert_place(const std::string& module) {
+  constexpr std::string_view infix = ".experts.";
+  const auto at = module.rfind(infix);
+  if (at == std::string::npos) return std::nullopt;
+  AdapterPlace place = {.part = AdapterPlace::Part::expert};
+  const char* const begin = module.data() + at + infix.size();
+  const char* const end = module.data() + module.size();
+  const auto [after, problem] = std::from_chars(begin, end, place.expert);
+  if (problem != std::errc() || after == end || *after != '.') return std::nullopt;
+  const std::string_view role(after + 1, static_cast<std::size_t>(end - after - 1));
+  const std::string experts = module.substr(0, at + infix.size());
+  if (role == "down_proj") {
+    place.name = experts + "down_proj";
+    return place;
+  }
+  if (role != "gate_proj" && role != "up_proj") return std::nullopt;
+  place.name = experts + "gate_up_proj";
+  place.share = role == "up_proj" ? 1 : 0;
+  place.shares = 2;
+  return place;
+}
+
+std::string with_underscores(std::string name) {
+  std::ranges::replace(name, '.', '_');
+  return name;
+}
+
+}  // namespace
+
+AdapterName adapter_name(std::string_view tensor) {
+  for (const Ending& ending : endings) {
+    if (!tensor.ends_with(ending.text) || tensor.size() == ending.text.size()) continue;
+    return {std::string(tensor.substr(0, tensor.size() - ending.text.size())), ending.role};
+  }
+  const bool is_unknown = std::ranges::any_of(unknown_parts, [&](std::string_view part) {
+    return tensor.find(part) != std::string_view::npos;
+  });
+  return {std::string(tensor), is_unknown ? AdapterRole::unknown : AdapterRole::value};
+}
+
+AdapterPlaces::AdapterPlaces(const std::vector<std::string>& base) {
+  constexpr std::string_view ending = ".weight";
+  for (const std::string& name : base) {
+    names_.emplace(name, true);
+    if (!name.ends_with(ending)) continue;
+    const std::string module = name.substr(0, name.size() - ending.size());
+    underscored_[with_underscores(module)].push_back(name);
+    // A single file of a pipeline has its models' names behind theirs.
+    for (const std::string_view prefix : {"model.diffusion_model.", "cond_stage_model.transformer.",
+                                          "conditioner.embedders.0.transformer."}) {
+      if (!module.starts_with(prefix)) continue;
+      underscored_[with_underscores(module.substr(prefix.size()))].push_back(name);
+    }
+  }
+}
+
+std::optional<AdapterPlace> AdapterPlaces::find_exact(const std::string& module) const {
+  if (has(module + ".weight")) return AdapterPlace{.name = module + ".weight"};
+  if (has(module)) return AdapterPlace{.name = module};
+  const auto dot = module.rfind('.');
+  const std::string parent = dot == std::string::npos ? "" : module.substr(0, dot + 1);
+  const std::string_view leaf = std::string_view(module).substr(parent.size());
+  for (const Joined& joined : joined_projections) {
+    const auto part = std::ranges::find(joined.parts, leaf);
+    const std::string name = fmt::format("{}{}.weight", parent, joined.name);
+    if (part == joined.parts.end() || leaf.empty() || !has(name)) continue;
+    return AdapterPlace{
+        .name = name,
+        .part = part_of(joined, static_cast<std::size_t>(part - joined.parts.begin()))};
+  }
+  auto place = expert_place(module);
+  if (place && has(place->name)) return place;
+  return std::nullopt;
+}
+
+std::optional<AdapterPlace> AdapterPlaces::find(const std::string& module,
+                                                std::vector<std::string>& ambiguous) const {
+  for (const std::string_view prefix : prefixes) {
+    if (!module.starts_with(prefix)) continue;
+    if (auto place = find_exact(module.substr(prefix.size()))) return place;
+  }
+  for (const std::string_view prefix : kohya_prefixes) {
+    if (!module.starts_with(prefix)) continue;
+    const auto found = underscored_.find(std::string_view(module).substr(prefix.size()));
+    if (found == underscored_.end()) continue;
+    if (found->second.size() == 1) return AdapterPlace{.name = found->second.front()};
+    ambiguous = found->second;
+    return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> AdapterPlaces::find_value(const std::string& tensor) const {
+  std::string name = tensor;
+  constexpr std::string_view wrapped = ".base_layer.";
+  if (const auto at = name.find(wrapped); at != std::string::npos) {
+    name.erase(at, wrapped.size() - 1);
+  }
+  for (const std::string_view prefix : prefixes) {
+    if (name.starts_with(prefix) && has(name.substr(prefix.size()))) {
+      return name.substr(prefix.size());
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,397 @@
+#include "convert/adapters.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/pattern.h"
+#include "base/text.h"
+#include "convert/adapter_config.h"
+#include "loadstone/error.h"
+#include "loadstone/tensor_reader.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr const char* code = "merge.adapter";
+// Names that peft gives to adapters whose scale stands in their configuration alone.
+constexpr std::string_view peft_prefix = "base_model.model.";
+
+// A tensor of the adapter.
+struct Part {
+  std::string name;
+  MergeSource source;
+};
+
+// The tensors of one module.
+struct Module {
+  std::optional<Part> left;
+  std::optional<Part> right;
+  std::optional<Part> alpha;
+  std::optional<Part> magnitude;
+  bool is_embedding = false;
+  std::vector<std::string> names;
+};
+
+// A product as its module has it: [out, rank] times [rank, in].
+struct Product {
+  std::uint64_t out = 0;
+  std::uint64_t in = 0;
+  std::uint64_t rank = 0;
+  View left;
+  View right;
+};
+
+// Not thread-safe.
+class Adder {
+ public:
+  Adder(const Catalog& catalog, std::uint32_t checkpoint, const MergeAdapter& adapter,
+        const AdapterPlaces& places, MergeNumbers& numbers, MergeDrafts& drafts,
+        std::vector<Finding>& findings)
+      : adapter_(catalog.checkpoints().at(checkpoint)),
+        checkpoint_(checkpoint),
+        options_(adapter),
+        places_(places),
+        numbers_(numbers),
+        drafts_(drafts),
+        findings_(findings),
+        configs_(adapter_configs(*adapter_)) {}
+
+  void run() {
+    for (auto& [name, source] : numbers_.sources(checkpoint_, findings_)) sort_in(name, source);
+    for (const auto& [name, module] : modules_) {
+      try {
+        add(name, module);
+      } catch (const Error& error) {
+        if (error.code() != code) throw;
+        const Where& where = error.where();
+        fail(module.names, fmt::format("{} ({})", error.message(), printable(name)), where.found,
+             where.expected);
+      }
+    }
+  }
+
+ private:
+  void fail(std::vector<std::string> sources, const std::string& what, std::string found = {},
+            std::string expected = {}) {
+    findings_.push_back(
+        {.severity = Severity::error,
+         .code = code,
+         .message = fmt::format("the adapter in '{}': {}", printable(adapter_->root()), what),
+         .found = std::move(found),
+         .expected = std::move(expected)});
+    findings_.back().sources = std::move(sources);
+  }
+
+  void refuse(std::string message, std::string found = {}, std::string expected = {}) const {
+    throw Error(code, std::move(message),
+                {.found = std::move(found), .expected = std::move(expected)});
+  }
+
+  void unused(const std::string& name, std::string_view why) {
+    findings_.push_back(
+        {.severity = Severity::error,
+         .code = "merge.unused",
+         .sources = {name},
+         .message = fmt::format("nothing uses '{}' of the adapter in '{}': {}", printable(name),
+                                printable(adapter_->root()), why),
+         .suggestion =
+             "if it belongs to another model, leave it out by a pattern (--lora-ignore)"});
+  }
+
+  [[nodiscard]] bool is_ignored(const std::string& name) {
+    if (patterns_.size() != options_.ignore.size()) {
+      for (const std::string& text : options_.ignore) {
+        patterns_.push_back(compile_pattern(text, "plan.options", "ignore",
+                                            pattern_memory(options_.ignore.size())));
+      }
+    }
+    return std::ranges::any_of(patterns_,
+                               [&](const Pattern& pattern) { return is_in(*pattern, name); });
+  }
+
+  void sort_in(const std::string& name, const MergeSource& source) {
+    if (is_ignored(name)) return;
+    AdapterName parsed = adapter_name(name);
+    if (parsed.role == AdapterRole::unknown) {
+      unused(name, "it belongs to a method that is not LoRA");
+      return;
+    }
+    if (parsed.role == AdapterRole::value) {
+      replace(name, source);
+      return;
+    }
+    Module& module = modules_[parsed.module];
+    module.names.push_back(name);
+    const bool is_embedding =
+        parsed.role == AdapterRole::embedding_left || parsed.role == AdapterRole::embedding_right;
+    module.is_embedding = module.is_embedding || is_embedding;
+    const auto place = [&]() -> std::optional<Part>& {
+      switch (parsed.role) {
+        case AdapterRole::left:
+        case AdapterRole::embedding_left:
+          return module.left;
+        case AdapterRole::right:
+        case AdapterRole::embedding_right:
+          return module.right;
+        case AdapterRole::magnitude:
+          return module.magnitude;
+        default:
+          return module.alpha;
+      }
+    };
+    if (place()) {
+      fail({name, place()->name}, "two tensors are the same part of a module");
+      return;
+    }
+    place() = Part{name, source};
+  }
+
+  // A tensor that was trained as a whole: modules_to_save, biases.
+  void replace(const std::string& name, const MergeSource& source) {
+    const auto target = places_.find_value(name);
+    if (!target) {
+      unused(name, "it is no part of a product, and the base has no tensor of this name");
+      return;
+    }
+    MergeDraft& draft = drafts_.at(*target);
+    if (draft.source.shape != source.shape || !source.is_number || !draft.source.is_number) {
+      fail({name}, fmt::format("'{}' does not fit the base's tensor", printable(name)),
+           source.shape.text(), draft.source.shape.text());
+      return;
+    }
+    if (!draft.merge.terms.empty() || draft.is_replaced) {
+      fail({name}, fmt::format("'{}' replaces a tensor that another checkpoint changed before",
+                               printable(name)));
+      return;
+    }
+    if (options_.factor != 1) {
+      fail({name},
+           fmt::format("'{}' replaces the base's tensor, which goes with the factor 1 only",
+                       printable(name)),
+           fmt::format("{}", options_.factor), "1");
+      return;
+    }
+    draft.boxes = numbers_.boxes(source);
+    draft.merge = {};
+    draft.is_replaced = true;
+  }
+
+  void add(const std::string& name, const Module& module) {
+    std::vector<std::string> ambiguous;
+    const auto place = places_.find(name, ambiguous);
+    if (!ambiguous.empty()) {
+      fail(module.names, fmt::format("'{}' may mean {}", printable(name), name_list(ambiguous)));
+      return;
+    }
+    if (!place) {
+      for (const std::string& each : module.names) {
+        unused(each, "the base has no weight of its module");
+      }
+      return;
+    }
+    if (!module.left || !module.right) {
+      refuse("a module has one matrix of its product, and not the other");
+    }
+    MergeDraft& draft = drafts_.at(place->name);
+    if (!draft.source.is_number || !module.left->source.is_number ||
+        !module.right->source.is_number) {
+      refuse("these are no numbers that a product could be added to");
+    }
+    const AdapterConfig* const config = config_of(name);
+    const Product product = product_of(module);
+    Term term = {.factor = options_.factor * scale_of(name, module, product.rank, config)};
+    LowRank& low_rank = term.low_rank.emplace();
+    const bool is_transposed =
+        place->part == AdapterPlace::Part::expert
+            ? set_expert(draft.source.shape, *place, product, low_rank)
+            : set_rows(draft.source.shape, *place, product,
+                       module.is_embedding || (config != nullptr && config->is_transposed()),
+                       low_rank);
+    set_matrices(module, product, is_transposed, low_rank);
+    set_magnitudes(module, product, config, is_transposed, low_rank);
+    const std::uint64_t width = row_elements(*place, draft.source.shape);
+    if (draft.merge.row_elements != 0 && draft.merge.row_elements != width) {
+      refuse("products take the tensor for matrices of two widths");
+    }
+    draft.merge.row_elements = width;
+    draft.merge.terms.push_back(std::move(term));
+  }
+
+  [[nodiscard]] const AdapterConfig* config_of(const std::string& module) const {
+    for (const AdapterConfig& config : configs_) {
+      if (module.starts_with(config.prefix())) return &config;
+    }
+    return nullptr;
+  }
+
+  [[nodiscard]] float scale_of(const std::string& name, const Module& module, std::uint64_t rank,
+                               const AdapterConfig* config) const {
+    if (module.alpha) {
+      const std::vector<float> alpha = read_numbers(adapter_, module.alpha->name);
+      if (alpha.size() != 1) refuse("alpha is one number", module.alpha->source.shape.text());
+      return alpha.front() / static_cast<float>(rank);
+    }
+    const std::string_view full = name;
+    if (config != nullptr) {
+      const bool has_prefix = full.starts_with(peft_prefix);
+      const std::size_t skipped = has_prefix ? peft_prefix.size() : config->prefix().size();
+      return config->scale(std::string(full.substr(skipped)), rank);
+    }
+    if (full.starts_with(peft_prefix)) {
+      refuse("its scale stands in adapter_config.json, which is missing beside it");
+    }
+    return 1;
+  }
+
+  // Convolutions are matrices [out, in * height * width].
+  [[nodiscard]] Product product_of(const Module& module) const {
+    const Shape& left = module.left->source.shape;
+    const Shape& right = module.right->source.shape;
+    Product product = {.left = numbers_.view(module.left->source),
+                       .right = numbers_.view(module.right->source)};
+    const std::uint64_t left_count = left.numel().value_or(0);
+    const std::uint64_t right_count = right.numel().value_or(0);
+    const bool is_sound = left.rank() >= 2 && left.rank() == right.rank() && left_count > 0 &&
+                          right_count > 0 && left[0] * left[1] == left_count && left[1] == right[0];
+    if (!is_sound) {
+      refuse("the two matrices of a product do not fit each other", left.text(), right.text());
+    }
+    product.out = left[0];
+    product.rank = left[1];
+    product.in = right_count / right[0];
+    static_cast<void>(reshape(product.left, {product.out, product.rank}));
+    static_cast<void>(reshape(product.right, {product.rank, product.in}));
+    return product;
+  }
+
+  // Columns of the base's tensor as a matrix.
+  [[nodiscard]] static std::uint64_t row_elements(const AdapterPlace& place, const Shape& shape) {
+    if (place.part == AdapterPlace::Part::expert) return shape.rank() == 3 ? shape[2] : 0;
+    return shape.rank() < 2 || shape[0] == 0 ? 0 : shape.numel().value_or(0) / shape[0];
+  }
+
+  void misfit(const AdapterPlace& place, const Product& product, const Shape& shape) const {
+    refuse(fmt::format("a product does not fit '{}'", printable(place.name)),
+           fmt::format("[{}, {}]", product.out, product.in), shape.text());
+  }
+
+  // Whether it is added as its transpose: `may_be_transposed` says that it was trained so. peft
+  // trains the others of the same adapter as they are.
+  [[nodiscard]] bool set_rows(const Shape& shape, const AdapterPlace& place, const Product& product,
+                              bool may_be_transposed, LowRank& low_rank) const {
+    const std::uint64_t width = row_elements(place, shape);
+    const std::uint64_t rows = width == 0 ? 0 : shape[0];
+    const bool is_transposed = may_be_transposed && width == product.out && rows == product.in;
+    low_rank.rank = product.rank;
+    low_rank.rows = is_transposed ? product.in : product.out;
+    low_rank.columns = is_transposed ? product.out : product.in;
+    if (width != low_rank.columns || low_rank.rows > rows) misfit(place, product, shape);
+    const std::uint64_t rest = rows - low_rank.rows;
+    const bool is_pair = place.name.ends_with("gate_up_proj.weight");
+    const bool is_half = rest == low_rank.rows;
+    bool fits = false;
+    switch (place.part) {
+      case AdapterPlace::Part::first:
+        fits = is_pair ? is_half : rest > 0 && rest % 2 == 0;
+        break;
+      case AdapterPlace::Part::middle:  // there are as many rows of values as of keys
+        fits = rest > low_rank.rows;
+        low_rank.row_begin = fits ? rest - low_rank.rows : 0;
+        break;
+      case AdapterPlace::Part::last:
+        fits = is_pair ? is_half : rest > low_rank.rows;
+        low_rank.row_begin = rest;
+        break;
+      default:
+        fits = rest == 0;
+    }
+    if (!fits) misfit(place, product, shape);
+    return is_transposed;
+  }
+
+  // Of a stack [experts, out, in], or [experts, in, out]: then it is added as its transpose.
+  [[nodiscard]] bool set_expert(const Shape& shape, const AdapterPlace& place,
+                                const Product& product, LowRank& low_rank) const {
+    const std::uint64_t out = place.shares * product.out;
+    const bool has_expert = shape.rank() == 3 && place.expert < shape[0];
+    const bool is_straight = has_expert && shape[1] == out && shape[2] == product.in;
+    const bool is_transposed = has_expert && shape[1] == product.in && shape[2] == out;
+    if (!is_straight && !is_transposed) misfit(place, product, shape);
+    if (is_straight && is_transposed) {
+      refuse(fmt::format("'{}' could hold its experts in two ways", printable(place.name)),
+             fmt::format("[{}, {}]", product.out, product.in), shape.text());
+    }
+    if (drafts_.contains(place.name + "_bias")) {
+      refuse("experts with biases have gates and ups in turn, which a product cannot be added to");
+    }
+    low_rank.rank = product.rank;
+    low_rank.rows = is_straight ? product.out : product.in;
+    low_rank.columns = is_straight ? product.in : product.out;
+    low_rank.row_begin = place.expert * shape[1];
+    (is_straight ? low_rank.row_begin : low_rank.column_begin) += place.share * product.out;
+    return is_transposed;
+  }
+
+  void set_matrices(const Module& module, const Product& product, bool is_transposed,
+                    LowRank& low_rank) {
+    View left = product.left;
+    View right = product.right;
+    if (is_transposed) {
+      static_cast<void>(transpose(left, 0, 1));
+      static_cast<void>(transpose(right, 0, 1));
+    }
+    low_rank.left = numbers_.boxes(module.left->source, left);
+    low_rank.right = numbers_.boxes(module.right->source, right);
+    if (is_transposed) std::swap(low_rank.left, low_rank.right);
+  }
+
+  void set_magnitudes(const Module& module, const Product& product, const AdapterConfig* config,
+                      bool is_transposed, LowRank& low_rank) {
+    if (!module.magnitude) {
+      if (config != nullptr && config->has_magnitudes()) refuse("a module has no magnitudes");
+      return;
+    }
+    const MergeSource& source = module.magnitude->source;
+    const std::uint64_t count = source.shape.numel().value_or(0);
+    const bool is_by_row = source.shape.rank() > 0 && source.shape[0] == product.out;
+    if (!is_by_row || count != product.out || !source.is_number) {
+      refuse("magnitudes are one for each row", source.shape.text(),
+             fmt::format("[{}]", product.out));
+    }
+    if (is_transposed || low_rank.rows != product.out) {
+      refuse("magnitudes of columns are not merged");
+    }
+    if (options_.factor != 1) {
+      refuse("DoRA goes with the factor 1 only: its magnitudes were trained for the whole product",
+             fmt::format("{}", options_.factor), "1");
+    }
+    View view = numbers_.view(source);
+    static_cast<void>(reshape(view, {count}));
+    low_rank.magnitudes = numbers_.boxes(source, view);
+  }
+
+  std::shared_ptr<const Catalog> adapter_;
+  std::uint32_t checkpoint_;
+  const MergeAdapter& options_;
+  const AdapterPlaces& places_;
+  MergeNumbers& numbers_;
+  MergeDrafts& drafts_;
+  std::vector<Finding>& findings_;
+  std::vector<AdapterConfig> configs_;
+  std::vector<Pattern> patterns_;
+  std::map<std::string, Module, std::less<>> modules_;
+};
+
+}  // namespace
+
+void add_adapter(const Catalog& catalog, std::uint32_t checkpoint, const MergeAdapter& adapter,
+                 const AdapterPlaces& places, MergeNumbers& numbers, MergeDrafts& drafts,
+                 std::vector<Finding>& findings) {
+  Adder(catalog, checkpoint, adapter, places, numbers, drafts, findings).run();
+}
+
+}  // namespace loadstone

@@ -1,0 +1,65 @@
+// Which tensors may be quantized, and which format each gets: patterns of the caller and the rules
+// of quantize_rules.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/pattern.h"
+#include "loadstone/convert.h"
+#include "loadstone/finding.h"
+#include "loadstone/recipe.h"
+
+namespace loadstone {
+
+// Not thread-safe. The options must outlive it.
+class Chooser {
+ public:
+  // One format with its pattern ready. The default's is null.
+  struct Format {
+    Pattern pattern;
+    const Quantization* quantization;
+    std::size_t tensors = 0;
+  };
+
+  // Throws Error "plan.options" for a pattern that is no regular expression.
+  Chooser(const QuantizeOptions& options, std::string_view config);
+
+  [[nodiscard]] bool is_excluded(const std::string& name) const;
+  [[nodiscard]] bool is_included(const std::string& name) const;
+  // Why the tensor stays as it is; nothing where it is quantized.
+  [[nodiscard]] std::optional<std::string_view> reason(const TargetRecipe& recipe) const;
+  // The first whose pattern finds the name. Null: there is none.
+  [[nodiscard]] Format* format_for(const std::string& name);
+  // The same, and none for "none". Null: it stays as it is.
+  [[nodiscard]] const Quantization* format_of(const std::string& name);
+  // The same text for all partners of one scale; empty for a tensor that has none.
+  [[nodiscard]] std::string group_of(const std::string& name) const;
+  // A warning for each format that no tensor has.
+  void report_idle(std::vector<Finding>& findings) const;
+
+ private:
+  // Layers behind the last one of the model are those of the multi-token prediction.
+  [[nodiscard]] bool is_beyond(const std::string& name) const;
+
+  Pattern layer_;
+  Pattern weight_;
+  Pattern layer_number_;
+  std::optional<std::uint64_t> layers_;
+  std::vector<Format> formats_;
+  std::vector<Pattern> include_;
+  std::vector<Pattern> exclude_;
+  std::vector<std::pair<Pattern, std::string_view>> plain_;
+  std::vector<Pattern> partners_;
+};
+
+// "its numbers are no F32, F16 or BF16", "constant": a value that no encoder takes. Nothing: one
+// does.
+[[nodiscard]] std::optional<std::string_view> reason_of_value(const TargetRecipe& recipe);
+
+}  // namespace loadstone

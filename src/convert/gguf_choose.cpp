@@ -1,0 +1,258 @@
+#include "convert/gguf_choose.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "base/text.h"
+#include "codec/encode.h"
+#include "convert/chooser.h"
+#include "convert/gguf_mix.h"
+#include "convert/kept_blocks.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::string_view none = "none";
+// The version of the blocks that ggml writes today.
+constexpr std::uint64_t quantization_version = 2;
+
+[[noreturn]] void refuse(std::string message, std::string_view found, std::string expected) {
+  throw Error("plan.options", std::move(message),
+              {.field = "quantize", .found = printable(found), .expected = std::move(expected)});
+}
+
+// Types of which no encoding is needed.
+std::optional<Dtype> plain_type(std::string_view name) noexcept {
+  if (name == "f32") return Dtype::f32;
+  if (name == "f16") return Dtype::f16;
+  if (name == "bf16") return Dtype::bf16;
+  return std::nullopt;
+}
+
+// Which blocks an encoding writes; nothing for one of other codecs.
+std::optional<BlockFormat> block_of(const WrittenEncoding& encoding) {
+  if (!encoding.is_gguf()) return std::nullopt;
+  Quantization quantization;
+  quantization.encoding = encoding.name;
+  QuantizeForm form;
+  const Shape row = {1, 256};  // whole blocks of every format
+  if (prepare_quantization(quantization, row, Dtype::f32, form)) return std::nullopt;
+  return form.block;
+}
+
+// The encoding that writes these blocks; null where this version has none.
+const WrittenEncoding* encoding_of(BlockFormat format) {
+  for (const WrittenEncoding* const each : written_encodings()) {
+    if (block_of(*each) == format) return each;
+  }
+  return nullptr;
+}
+
+// The type that one format asks for; nothing for "none".
+std::optional<Encoding> asked_type(const std::string& name) {
+  if (name == none) return std::nullopt;
+  if (const auto dtype = plain_type(name)) return *dtype;
+  const WrittenEncoding* const encoding = find_written_encoding(name);
+  if (const auto block = encoding != nullptr ? block_of(*encoding) : std::nullopt) return *block;
+  refuse("a GGUF file does not hold that", name, "a block format such as q8_0, bf16, f16 or f32");
+}
+
+// The mix of the name, or the one whose tensors are mostly of the encoding.
+std::optional<std::uint32_t> file_type_of(const std::string& name) {
+  for (const std::string& mix : {name, name + "_s", name + "_moe"}) {
+    if (const auto found = find_mix(mix)) return info(*found).file_type;
+  }
+  return std::nullopt;
+}
+
+// Not thread-safe.
+class BlockChooser {
+ public:
+  BlockChooser(const ConvertOptions& options, const Catalog& catalog, const Metadata& metadata,
+               std::vector<Finding>& findings)
+      : options_(options),
+        catalog_(catalog),
+        chooser_(options.quantize, options.folder.config),
+        model_(mix_model(metadata)),
+        findings_(findings) {
+    for (const QuantizeFormat& format : options.quantize.formats) {
+      const std::string& name = format.quantization.encoding;
+      if (!format.pattern.empty()) {
+        static_cast<void>(asked_type(name));
+        continue;
+      }
+      usual_ = name;
+      mix_ = find_mix(name);
+      if (mix_ && !model_) mix_.reset();
+      if (!mix_ && find_mix(name) && !plain_type(name) && !find_written_encoding(name)) {
+        refuse(
+            "a mix of types is for language models under llama.cpp's names, and the metadata "
+            "has no number of layers (block_count)",
+            name, "a block format such as q8_0");
+      }
+      if (!mix_) static_cast<void>(asked_type(name));
+    }
+  }
+
+  Choices run(Recipes& recipes) {
+    std::vector<TargetRecipe*> chosen;
+    std::vector<MixTensor> tensors;
+    for (TargetRecipe& recipe : recipes.targets) {
+      if (const auto why = reason(recipe)) {
+        if (recipe.shape.rank() >= 2) choices_.plain.emplace(recipe.target, *why);
+        widen(recipe);
+        continue;
+      }
+      const Chooser::Format* const format = chooser_.format_for(recipe.target);
+      const bool is_usual = format != nullptr && format->pattern == nullptr;
+      if (format == nullptr || format->quantization->encoding == none) {
+        choices_.plain.emplace(recipe.target, "no format is for it");
+        continue;
+      }
+      MixTensor& tensor = tensors.emplace_back(MixTensor{recipe.target, &recipe.shape, {}});
+      if (!mix_ || !is_usual) tensor.asked = asked_type(format->quantization->encoding);
+      chosen.push_back(&recipe);
+    }
+    const std::vector<Encoding> types = types_of(tensors);
+    for (std::size_t i = 0; i < chosen.size(); ++i) apply(types[i], tensors[i].asked, *chosen[i]);
+    report_fallbacks();
+    report_second_rounding();
+    chooser_.report_idle(findings_);
+    return std::move(choices_);
+  }
+
+  // Sets the keys by which files tell their types.
+  void describe(Metadata& metadata) const {
+    const auto set = [&](const char* key, std::uint64_t number) {
+      metadata.insert_or_assign(key, MetadataValue{.value = number, .type = MetadataType::u32});
+    };
+    if (const auto type = file_type_of(usual_)) set("general.file_type", *type);
+    set("general.quantization_version", quantization_version);
+  }
+
+ private:
+  // Why the tensor stays as it is; nothing where it gets a type.
+  [[nodiscard]] std::optional<std::string_view> reason(const TargetRecipe& recipe) const {
+    if (!model_) return chooser_.reason(recipe);
+    if (recipe.shape.rank() < 2) return "no matrix";
+    if (const auto why = reason_of_value(recipe)) return why;
+    if (chooser_.is_excluded(recipe.target)) return "excluded";
+    if (chooser_.is_included(recipe.target)) return std::nullopt;
+    if (is_mixed(recipe.target, recipe.shape, model_->architecture)) return std::nullopt;
+    return "llama.cpp does not quantize it";
+  }
+
+  // llama.cpp adds and multiplies vectors and norms in F32 only.
+  void widen(TargetRecipe& recipe) const {
+    const bool is_vector = recipe.shape.rank() <= 1 || recipe.target.ends_with("_norm.weight");
+    const bool is_narrow = recipe.dtype == Dtype::bf16 || recipe.dtype == Dtype::f16;
+    if (model_ && is_vector && is_narrow && recipe.constant == nullptr) recipe.dtype = Dtype::f32;
+  }
+
+  [[nodiscard]] std::vector<Encoding> types_of(const std::vector<MixTensor>& tensors) const {
+    if (mix_) return mixed_types(*mix_, *model_, false, tensors);
+    std::vector<Encoding> types;
+    for (const MixTensor& tensor : tensors) {
+      types.push_back(fitting_type(*tensor.asked, *tensor.shape));
+    }
+    return types;
+  }
+
+  void apply(Encoding type, std::optional<Encoding> asked, TargetRecipe& recipe) {
+    const Encoding wanted = asked.value_or(mix_ ? info(*mix_).type : type);
+    if (type != wanted && fitting_type(wanted, recipe.shape) != wanted) {
+      auto& [count, first] = fallbacks_[{recipe.shape.text(), wanted.name(), type.name()}];
+      if (count++ == 0) first = recipe.target;
+    }
+    const auto source = source_blocks(catalog_, recipe);
+    if (type.is_dtype()) {
+      recipe.dtype = type.dtype();
+      if (source) choices_.numbers.insert(recipe.target);
+      return;
+    }
+    const bool may_keep = !options_.dtype && !options_.dequantize;
+    if (may_keep && source == type.block_format() && can_keep_blocks(catalog_, recipe)) {
+      choices_.plain.emplace(recipe.target, "it has this type already");
+      return;
+    }
+    const WrittenEncoding* const encoding = encoding_of(type.block_format());
+    if (encoding == nullptr) {
+      refuse(fmt::format("this version does not write {}, which '{}' would get", type.name(),
+                         printable(recipe.target)),
+             usual_, "another format");
+    }
+    // Blocks are decoded as exactly as their kernels compute.
+    if (source) {
+      recipe.dtype = options_.dtype.value_or(Dtype::f32);
+      ++rounded_twice_;
+    }
+    Quantization quantization;
+    quantization.encoding = encoding->name;
+    choices_.quantize.emplace(recipe.target, std::move(quantization));
+  }
+
+  void report_fallbacks() {
+    for (const auto& [key, value] : fallbacks_) {
+      const auto& [shape, wanted, type] = key;
+      const auto& [count, first] = value;
+      findings_.push_back(
+          {.severity = Severity::info,
+           .code = "convert.fallback",
+           .target = first,
+           .message = fmt::format(
+               "'{}'{} {} becomes {}: its rows are no whole blocks of {}", printable(first),
+               count > 1 ? fmt::format(" and {} like it", count - 1) : "", shape, type, wanted),
+           .found = std::string(type),
+           .expected = std::string(wanted)});
+    }
+  }
+
+  void report_second_rounding() {
+    if (rounded_twice_ == 0) return;
+    findings_.push_back(
+        {.severity = Severity::warning,
+         .code = "convert.requantized",
+         .message = fmt::format("{} {} blocks already, whose numbers are rounded once more",
+                                rounded_twice_, rounded_twice_ == 1 ? "tensor is" : "tensors are"),
+         .suggestion = "quantize the original checkpoint, if there is one"});
+  }
+
+  const ConvertOptions& options_;
+  const Catalog& catalog_;
+  Chooser chooser_;
+  std::optional<MixModel> model_;  // of a language model under llama.cpp's names
+  std::optional<Mix> mix_;
+  std::string usual_;  // the format without a pattern; empty: there is none
+  Choices choices_;
+  std::vector<Finding>& findings_;
+  // By shape and types: how many, and the first.
+  std::map<std::tuple<std::string, std::string_view, std::string_view>,
+           std::pair<std::size_t, std::string>>
+      fallbacks_;
+  std::size_t rounded_twice_ = 0;
+};
+
+}  // namespace
+
+bool is_block_format(std::string_view name) { return find_mix(name) || plain_type(name); }
+
+Choices choose_blocks(const ConvertOptions& options, const Catalog& catalog, Metadata& metadata,
+                      Recipes& recipes, std::vector<Finding>& findings) {
+  if (options.quantize.style) {
+    throw Error("plan.options", "a GGUF file has one style of its own: name none",
+                {.field = "style", .found = std::string(name(*options.quantize.style))});
+  }
+  BlockChooser chooser(options, catalog, metadata, findings);
+  Choices choices = chooser.run(recipes);
+  chooser.describe(metadata);
+  return choices;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,184 @@
+// Files of GGUF: typed metadata and tensor infos before the data, tensors aligned.
+#include <fmt/format.h>
+
+#include <string>
+#include <utility>
+
+#include "base/ceil_div.h"
+#include "base/text.h"
+#include "convert/container.h"
+#include "convert/gguf_choose.h"
+#include "formats/gguf.h"
+#include "formats/metadata.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr const char* alignment_key = "general.alignment";
+constexpr const char* architecture_key = "general.architecture";
+
+// Keys that are true of the source alone, and not of what it becomes.
+bool is_of_file(std::string_view key) noexcept {
+  return key.starts_with("split.") || key == "format";
+}
+
+std::uint64_t alignment_of(const Metadata& metadata) {
+  const auto found = metadata.find(alignment_key);
+  if (found == metadata.end()) return gguf_alignment_usual;
+  const auto* const number = std::get_if<std::uint64_t>(&found->second.value);
+  if (found->second.type == MetadataType::u32 && number != nullptr && is_gguf_alignment(*number)) {
+    return *number;
+  }
+  throw Error("plan.options", "not an alignment",
+              {.tensor = alignment_key,
+               .field = "metadata",
+               .found = type_name(found->second),
+               .expected = "u32, a power of two"});
+}
+
+class GgufContainer final : public Container {
+ public:
+  [[nodiscard]] FileFormat format() const noexcept override { return FileFormat::gguf; }
+  [[nodiscard]] std::string_view name() const noexcept override { return "GGUF"; }
+  [[nodiscard]] std::string_view suffix() const noexcept override { return ".gguf"; }
+  [[nodiscard]] std::string_view index_suffix() const noexcept override { return {}; }
+  [[nodiscard]] bool holds_blocks() const noexcept override { return true; }
+
+  [[nodiscard]] Metadata metadata(const Catalog& catalog, const Metadata& given,
+                                  std::vector<Finding>& findings) const override {
+    Metadata metadata = given;
+    std::vector<std::string> left_out;
+    for (const auto& [key, item] : catalog.metadata()) {
+      if (is_of_file(key) || given.contains(key)) continue;
+      if (!is_metadata_key(key) || key.size() > gguf_key_bytes_max) {
+        left_out.push_back(key);
+        continue;
+      }
+      metadata.emplace(key, item);
+    }
+    report_left_out(left_out, "have keys that GGUF does not take", findings);
+    const auto architecture = metadata.find(architecture_key);
+    if (architecture == metadata.end() || architecture->second.type != MetadataType::string) {
+      findings.push_back(
+          {.severity = Severity::error,
+           .code = "convert.architecture",
+           .message = "a GGUF file needs general.architecture, and nothing says it",
+           .suggestion =
+               "give it with --metadata FILE (metadata= in Python), such as \"llama\" for "
+               "llama.cpp or \"wan\" for ComfyUI"});
+    }
+    static_cast<void>(alignment_of(metadata));
+    return metadata;
+  }
+
+  [[nodiscard]] std::optional<Finding> refuse(const OutputTensor& tensor,
+                                              const ConvertOptions& options) const override {
+    if (auto finding = refuse_name(tensor, options.beyond_ggml)) return finding;
+    Finding finding = {.severity = Severity::error, .target = tensor.name};
+    if (!gguf_type_id(tensor.encoding)) {
+      finding.code = "plan.dtype";
+      finding.message = fmt::format("'{}' is {}, which GGUF does not have", printable(tensor.name),
+                                    tensor.encoding.name());
+      finding.suggestion =
+          "make numbers of what is quantized (--dequantize); for others a rule that leaves it out";
+      finding.found = std::string(tensor.encoding.name());
+      return finding;
+    }
+    if (tensor.shape.rank() <= ggml_rank_max || options.beyond_ggml) return std::nullopt;
+    finding.code = "convert.dims";
+    finding.message = fmt::format("'{}' has {} dims, and ggml reads {}", printable(tensor.name),
+                                  tensor.shape.rank(), ggml_rank_max);
+    finding.suggestion =
+        "--beyond-ggml writes it for programs that read more (ComfyUI's video models), or reshape "
+        "it with a rule";
+    finding.found = tensor.shape.text();
+    finding.expected = fmt::format("at most {} dims", ggml_rank_max);
+    return finding;
+  }
+
+  [[nodiscard]] bool is_format(std::string_view name) const override {
+    return is_block_format(name);
+  }
+  [[nodiscard]] Choices choose(const ConvertOptions& options, const Catalog& catalog,
+                               Metadata& metadata, Recipes& recipes,
+                               std::vector<Finding>& findings) const override {
+    return choose_blocks(options, catalog, metadata, recipes, findings);
+  }
+  [[nodiscard]] QuantizeStyle style(const ConvertOptions&) const noexcept override {
+    return QuantizeStyle::gguf;
+  }
+
+  // In the order of the conversion, each aligned.
+  void place(const Conversion& conversion, OutputFile& file) const override {
+    const std::uint64_t alignment = alignment_of(conversion.metadata);
+    std::uint64_t at = 0;
+    for (OutputTensor& tensor : file.tensors) {
+      const std::uint64_t bytes = tensor.byte_count();
+      tensor.begin = at;
+      tensor.end = at + bytes;
+      at = round_up(tensor.end, alignment);
+    }
+    file.data_bytes = at;
+  }
+
+  // As llama.cpp splits files: the first has the metadata, each says which one it is.
+  [[nodiscard]] std::string header(const Conversion& conversion, std::size_t file) const override {
+    const std::size_t count = conversion.files.size();
+    std::vector<GgufTensor> tensors;
+    for (const OutputTensor& tensor : conversion.files[file].tensors) {
+      if (!gguf_type_id(tensor.encoding)) continue;  // which has been refused
+      tensors.push_back({tensor.name, tensor.encoding, &tensor.shape, tensor.begin});
+    }
+    const std::uint64_t alignment = alignment_of(conversion.metadata);
+    if (count == 1) return gguf_header(conversion.metadata, tensors, alignment);
+    Metadata metadata;
+    if (file == 0) {
+      metadata = conversion.metadata;
+    } else if (const auto own = conversion.metadata.find(alignment_key);
+               own != conversion.metadata.end()) {
+      metadata.insert(*own);
+    }
+    std::size_t all = 0;
+    for (const OutputFile& each : conversion.files) all += each.tensors.size();
+    const auto add = [&](const char* key, auto number, MetadataType type) {
+      metadata.insert_or_assign(key, MetadataValue{.value = number, .type = type});
+    };
+    add("split.no", std::uint64_t{file}, MetadataType::u16);
+    add("split.count", std::uint64_t{count}, MetadataType::u16);
+    add("split.tensors.count", static_cast<std::int64_t>(all), MetadataType::i32);
+    return gguf_header(metadata, tensors, alignment);
+  }
+
+  [[nodiscard]] std::optional<Finding> refuse_header(const OutputFile&) const override {
+    return std::nullopt;
+  }
+  [[nodiscard]] std::string index(const Conversion&) const override { return {}; }
+
+ private:
+  [[nodiscard]] static std::optional<Finding> refuse_name(const OutputTensor& tensor,
+                                                          bool beyond_ggml) {
+    const std::string& name = tensor.name;
+    Finding finding = {.severity = Severity::error, .code = "convert.name", .target = name};
+    if (name.empty() || !is_utf8(name) || name.find('\0') != std::string::npos) {
+      finding.message = fmt::format("'{}' cannot be a tensor's name in GGUF", printable(name));
+      finding.suggestion = "rename it with a rule";
+      return finding;
+    }
+    if (name.size() <= ggml_name_bytes_max || beyond_ggml) return std::nullopt;
+    finding.message = fmt::format("the name '{}' is longer than ggml can keep", printable(name));
+    finding.suggestion = "rename it with a rule; --beyond-ggml writes it for other programs";
+    finding.found = fmt::format("{} bytes", name.size());
+    finding.expected = fmt::format("at most {}", ggml_name_bytes_max);
+    return finding;
+  }
+};
+
+constexpr GgufContainer the_container;
+
+}  // namespace
+
+const Container& gguf_container = the_container;
+
+}  // namespace loadstone

@@ -1,0 +1,98 @@
+// Which tensor of a language model gets which type when a GGUF file is quantized: llama.cpp's
+// rules, for tensors under llama.cpp's names, as data. docs/convert.md
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/dtype.h"
+#include "loadstone/shape.h"
+
+namespace loadstone {
+
+// A mix, which llama.cpp calls a file type: one type for most tensors, others for those that need
+// more.
+enum class Mix : std::uint8_t {
+  f32,
+  f16,
+  bf16,
+  q4_0,
+  q4_1,
+  q5_0,
+  q5_1,
+  q8_0,
+  q2_k,
+  q2_k_s,
+  q3_k_s,
+  q3_k_m,
+  q3_k_l,
+  q4_k_s,
+  q4_k_m,
+  q5_k_s,
+  q5_k_m,
+  q6_k,
+  iq1_s,
+  iq1_m,
+  iq2_xxs,
+  iq2_xs,
+  iq2_s,
+  iq2_m,
+  iq3_xxs,
+  iq3_xs,
+  iq3_s,
+  iq3_m,
+  iq4_nl,
+  iq4_xs,
+  tq1_0,
+  tq2_0,
+  mxfp4_moe,
+};
+
+struct MixInfo {
+  std::string_view name;    // "q4_k_m"
+  std::uint32_t file_type;  // the number that general.file_type gets
+  Encoding type;            // of most tensors
+};
+[[nodiscard]] const MixInfo& info(Mix mix) noexcept;
+// Nothing where no mix has the name, whatever its case.
+[[nodiscard]] std::optional<Mix> find_mix(std::string_view name);
+// "f32, f16, bf16, q4_0 ...", for messages.
+[[nodiscard]] std::string mix_names();
+
+// The facts about a model, beside its tensors, that the rules ask for.
+struct MixModel {
+  std::string architecture;
+  std::uint64_t layers = 0;
+  std::uint64_t experts = 0;
+  std::uint64_t heads = 0;     // of the first layer
+  std::uint64_t kv_heads = 0;  // the same
+};
+// From metadata of GGUF; nothing where it is of no language model: the number of layers is missing.
+[[nodiscard]] std::optional<MixModel> mix_model(const Metadata& metadata);
+
+struct MixTensor {
+  std::string_view name;
+  const Shape* shape;
+  std::optional<Encoding> asked;  // by the caller, in place of the rules
+};
+
+// Whether llama.cpp quantizes the tensor at all.
+[[nodiscard]] bool is_mixed(std::string_view name, const Shape& shape,
+                            std::string_view architecture) noexcept;
+
+// The type of each tensor, all of which are mixed. Rows that are no whole blocks of the type get
+// one that they fit: see fitting_type().
+[[nodiscard]] std::vector<Encoding> mixed_types(Mix mix, const MixModel& model, bool has_importance,
+                                                std::span<const MixTensor> tensors);
+
+// The type, or where rows are no whole blocks of it the one that llama.cpp takes in its place: of
+// smaller blocks, or F16.
+[[nodiscard]] Encoding fitting_type(Encoding type, const Shape& shape) noexcept;
+
+}  // namespace loadstone

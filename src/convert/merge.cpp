@@ -1,0 +1,275 @@
+#include "convert/merge.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "base/text.h"
+#include "convert/adapters.h"
+#include "convert/merge_numbers.h"
+#include "loadstone/error.h"
+#include "loadstone/merge.h"
+#include "loadstone/quantized_tensors.h"
+#include "plan/dtypes.h"
+
+namespace loadstone {
+
+namespace {
+
+[[noreturn]] void refuse(const char* field, std::string message, std::string found = {},
+                         std::string expected = {}) {
+  throw Error("plan.options", std::move(message),
+              {.field = field, .found = std::move(found), .expected = std::move(expected)});
+}
+
+bool has_base(MergeMethod method) noexcept {
+  return method != MergeMethod::linear && method != MergeMethod::slerp;
+}
+
+void check_method(const MergeOptions& merge) {
+  const std::size_t models = merge.weights.size();
+  if (merge.method == MergeMethod::slerp && models != 2) {
+    refuse("method", "slerp is between two models", std::to_string(models), "2");
+  }
+  if (has_base(merge.method) && models < 2) {
+    refuse("method", "the method takes a base and other models", std::to_string(models),
+           "at least 2");
+  }
+  if (merge.method != MergeMethod::linear && merge.weights.front() != 1) {
+    refuse("weights", "the base of a method has no weight of its own",
+           fmt::format("{}", merge.weights.front()), "1");
+  }
+  const bool prunes = has_base(merge.method) && merge.method != MergeMethod::task_arithmetic;
+  if (!(merge.density > 0 && merge.density <= 1)) {
+    refuse("density", "the share that is kept is above 0 and at most 1",
+           fmt::format("{}", merge.density));
+  }
+  if (merge.density != 1 && !prunes) refuse("density", "the method keeps all");
+  if (!std::isfinite(merge.scale)) refuse("scale", "a scale is finite");
+  if (merge.scale != 1 && !has_base(merge.method)) refuse("scale", "the method has no differences");
+  if (merge.normalise && merge.method == MergeMethod::slerp) {
+    refuse("normalise", "the method has no sum of weights");
+  }
+}
+
+// The operation, without its terms.
+Merge merge_of(const MergeOptions& options) {
+  Merge merge = {.factor = options.weights.front()};
+  if (options.method == MergeMethod::linear) return merge;
+  if (options.method == MergeMethod::slerp) {
+    merge.form = MergeForm::slerp;
+    return merge;
+  }
+  merge.form = MergeForm::differences;
+  merge.factor = options.scale;
+  merge.density = options.density;
+  merge.seed = options.seed;
+  const bool is_ties = options.method == MergeMethod::ties;
+  const bool is_dare_ties = options.method == MergeMethod::dare_ties;
+  if (is_ties) merge.pruning = Pruning::smallest;
+  if (is_dare_ties || options.method == MergeMethod::dare_linear) merge.pruning = Pruning::random;
+  if (merge.density == 1) merge.pruning = Pruning::none;
+  merge.elects_signs = is_ties || is_dare_ties;
+  merge.is_mean = options.normalise.value_or(merge.elects_signs);
+  return merge;
+}
+
+// Those of a linear merge add up to 1 where that is asked for.
+std::vector<float> weights_of(const MergeOptions& options) {
+  std::vector<float> weights = options.weights;
+  if (options.method != MergeMethod::linear || !options.normalise.value_or(false)) return weights;
+  double sum = 0;
+  for (const float weight : weights) sum += weight;
+  if (!(std::abs(sum) >= 1e-8)) refuse("normalise", "the weights add up to nothing");
+  for (float& weight : weights) weight = static_cast<float>(weight / sum);
+  return weights;
+}
+
+void check(const Catalog& catalog, const ConvertOptions& options) {
+  const MergeOptions& merge = *options.merge;
+  const std::size_t given = merge.weights.size() + merge.adapters.size();
+  const std::size_t there = std::max<std::size_t>(catalog.checkpoints().size(), 1);
+  if (merge.weights.empty()) refuse("weights", "a merge begins with a model");
+  if (given != there) {
+    refuse("weights", "each checkpoint of the catalog is a model or an adapter",
+           fmt::format("{} models and {} adapters", merge.weights.size(), merge.adapters.size()),
+           fmt::format("{} checkpoints", there));
+  }
+  const auto is_factor = [](float factor) { return std::isfinite(factor); };
+  const bool are_finite = std::ranges::all_of(merge.weights, is_factor) &&
+                          std::ranges::all_of(merge.adapters, is_factor, &MergeAdapter::factor);
+  if (!are_finite) refuse("weights", "weights and factors are finite");
+  if (!options.rules.empty() || !options.recipes.targets.empty()) {
+    refuse("rules", "a merge keeps the names of its first model: convert its result");
+  }
+  check_method(merge);
+  if (options.experts != ExpertLayout::keep) {
+    refuse("experts", "a merge keeps the layout of its first model: convert its result");
+  }
+}
+
+// Not thread-safe.
+class Merger {
+ public:
+  Merger(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
+         std::vector<Finding>& findings)
+      : catalog_(*catalog), options_(options), findings_(findings), numbers_(catalog) {}
+
+  Values run() {
+    MergeOptions merge = *options_.merge;
+    merge.weights = weights_ = weights_of(merge);
+    const Merge first = merge_of(merge);
+    std::vector<std::string> names;
+    for (auto& [name, source] : numbers_.sources(0, findings_)) {
+      names.push_back(name);
+      MergeDraft& draft = drafts_[name];
+      draft.boxes = numbers_.boxes(source);
+      if (source.is_number) draft.merge = first;
+      draft.source = source;
+    }
+    for (std::uint32_t model = 1; model < merge.weights.size(); ++model) add_model(model);
+    const AdapterPlaces places(names);
+    for (std::uint32_t i = 0; i < merge.adapters.size(); ++i) {
+      const auto checkpoint = static_cast<std::uint32_t>(merge.weights.size() + i);
+      add_adapter(catalog_, checkpoint, merge.adapters[i], places, numbers_, drafts_, findings_);
+    }
+    return values();
+  }
+
+ private:
+  void fail(const std::string& target, std::string message, std::string found = {},
+            std::string expected = {}) {
+    findings_.push_back({.severity = Severity::error,
+                         .code = "merge.models",
+                         .target = target,
+                         .sources = {target},
+                         .message = std::move(message),
+                         .found = std::move(found),
+                         .expected = std::move(expected)});
+  }
+
+  void add_model(std::uint32_t model) {
+    const MergeSources sources = numbers_.sources(model, findings_);
+    const std::string root = printable(catalog_.checkpoints()[model]->root());
+    for (auto& [name, draft] : drafts_) {
+      const auto found = sources.find(name);
+      if (found == sources.end()) {
+        fail(name, fmt::format("'{}' is missing from the model in '{}'", printable(name), root));
+        continue;
+      }
+      const MergeSource& source = found->second;
+      if (source.shape != draft.source.shape || source.is_number != draft.source.is_number) {
+        fail(name,
+             fmt::format("'{}' is another tensor in the model in '{}'", printable(name), root),
+             fmt::format("{} {}", source.shape.text(), loadstone::name(source.dtype)),
+             fmt::format("{} {}", draft.source.shape.text(), loadstone::name(draft.source.dtype)));
+        continue;
+      }
+      if (!source.is_number) continue;
+      draft.merge.terms.push_back(
+          {.factor = weights_[model], .boxes = numbers_.boxes(source), .low_rank = {}});
+    }
+    for (const auto& [name, source] : sources) {
+      if (drafts_.contains(name)) continue;
+      fail(name, fmt::format("'{}' of the model in '{}' is missing from the first model",
+                             printable(name), root));
+    }
+  }
+
+  // The base's tensor, with all that belongs to its codes.
+  void drop(const MergeSource& source, std::vector<std::uint32_t>& dropped) const {
+    dropped.push_back(source.tensor);
+    const QuantizedTensor* const codes = catalog_.quantized().find(source.tensor);
+    if (codes == nullptr) return;
+    const std::vector<std::uint32_t> companions = codes->companions();
+    dropped.insert(dropped.end(), companions.begin(), companions.end());
+  }
+
+  [[nodiscard]] bool is_block(const MergeSource& source) const {
+    return !catalog_.tensors()[source.tensor].encoding.is_dtype();
+  }
+
+  // As a conversion has it: blocks that become blocks again are not rounded in between.
+  [[nodiscard]] Dtype dtype_of(const MergeSource& source) const {
+    if (!source.is_decoded) return source.dtype;
+    const bool makes_blocks =
+        options_.format == FileFormat::gguf && !options_.quantize.formats.empty();
+    if (is_block(source) && makes_blocks && !options_.dtype) return Dtype::f32;
+    return decoded_dtype(options_.dtype.value_or(options_.block_dtype));
+  }
+
+  // Tensors that stay as they are get no recipe, and blocks then become what a conversion makes of
+  // them.
+  Values values() {
+    Values values;
+    for (auto& [name, draft] : drafts_) {
+      const bool is_merged = !draft.merge.terms.empty() || draft.merge.factor != 1;
+      const bool stays = !is_merged && !draft.is_replaced;
+      if (stays && (!draft.source.is_decoded || is_block(draft.source))) continue;
+      if (draft.is_replaced) drop(draft.source, values.dropped);
+      TargetRecipe recipe = {.target = name,
+                             .shape = draft.source.shape,
+                             .dtype = dtype_of(draft.source),
+                             .boxes = std::move(draft.boxes)};
+      const bool is_empty = recipe.shape.numel() == 0u;
+      if (is_merged && !is_empty) {
+        recipe.merge = std::make_shared<const Merge>(std::move(draft.merge));
+      }
+      values.recipes.targets.push_back(std::move(recipe));
+    }
+    values.recipes.decodings = numbers_.take_decodings();
+    const std::uint32_t end = catalog_.tensors_of(0).end;
+    for (const QuantizedTensor& each : catalog_.quantized().tensors()) {
+      for (const std::uint32_t source : each.unneeded) {
+        if (source < end) values.dropped.push_back(source);
+      }
+    }
+    return values;
+  }
+
+  const Catalog& catalog_;
+  const ConvertOptions& options_;
+  std::vector<Finding>& findings_;
+  MergeNumbers numbers_;
+  MergeDrafts drafts_;
+  std::vector<float> weights_;
+};
+
+}  // namespace
+
+std::string_view name(MergeMethod method) noexcept {
+  switch (method) {
+    case MergeMethod::slerp:
+      return "slerp";
+    case MergeMethod::task_arithmetic:
+      return "task-arithmetic";
+    case MergeMethod::ties:
+      return "ties";
+    case MergeMethod::dare_linear:
+      return "dare-linear";
+    case MergeMethod::dare_ties:
+      return "dare-ties";
+    case MergeMethod::linear:
+      break;
+  }
+  return "linear";
+}
+
+std::optional<MergeMethod> merge_method(std::string_view text) noexcept {
+  for (const auto method : {MergeMethod::linear, MergeMethod::slerp, MergeMethod::task_arithmetic,
+                            MergeMethod::ties, MergeMethod::dare_linear, MergeMethod::dare_ties}) {
+    if (text == name(method)) return method;
+  }
+  return std::nullopt;
+}
+
+Values merged_values(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
+                     std::vector<Finding>& findings) {
+  check(*catalog, options);
+  return Merger(catalog, options, findings).run();
+}
+
+}  // namespace loadstone

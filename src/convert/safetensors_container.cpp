@@ -1,0 +1,177 @@
+// Files of safetensors: length, JSON and padding before the data, an index beside shards.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/ceil_div.h"
+#include "base/json_writer.h"
+#include "base/text.h"
+#include "convert/container.h"
+#include "convert/expert_series.h"
+#include "convert/quantize_style.h"
+#include "formats/metadata.h"
+#include "formats/safetensors.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+// A vocabulary's worth of text is no description of a file.
+constexpr std::size_t text_bytes_max = 64 << 10;
+constexpr std::size_t header_alignment = 8;
+
+class SafetensorsContainer final : public Container {
+ public:
+  [[nodiscard]] FileFormat format() const noexcept override { return FileFormat::safetensors; }
+  [[nodiscard]] std::string_view name() const noexcept override { return "safetensors"; }
+  [[nodiscard]] std::string_view suffix() const noexcept override { return ".safetensors"; }
+  [[nodiscard]] std::string_view index_suffix() const noexcept override {
+    return ".safetensors.index.json";
+  }
+  [[nodiscard]] bool holds_blocks() const noexcept override { return false; }
+
+  // Text, numbers and bools, as text. "format" is "pt" where nothing else is said: libraries ask
+  // for it.
+  [[nodiscard]] Metadata metadata(const Catalog& catalog, const Metadata& given,
+                                  std::vector<Finding>& findings) const override {
+    Metadata metadata;
+    std::vector<std::string> left_out;
+    const auto add = [&](const std::string& key, const MetadataValue& item) {
+      auto text = is_utf8(key) ? text_of(item) : std::nullopt;
+      if (!text || text->size() > text_bytes_max || !is_utf8(*text)) return false;
+      metadata.insert_or_assign(key, MetadataValue{.value = *std::move(text)});
+      return true;
+    };
+    for (const auto& [key, item] : catalog.metadata()) {
+      if (!given.contains(key) && !add(key, item)) left_out.push_back(key);
+    }
+    for (const auto& [key, item] : given) {
+      if (add(key, item)) continue;
+      throw Error("plan.options", "safetensors hold short text only: no arrays, no long text",
+                  {.tensor = printable(key), .field = "metadata", .found = type_name(item)});
+    }
+    metadata.try_emplace("format", MetadataValue{.value = "pt"});
+    report_left_out(left_out, "are no short text", findings);
+    return metadata;
+  }
+
+  [[nodiscard]] std::optional<Finding> refuse(const OutputTensor& tensor,
+                                              const ConvertOptions&) const override {
+    if (tensor.name == "__metadata__" || !is_utf8(tensor.name)) {
+      return Finding{.severity = Severity::error,
+                     .code = "convert.name",
+                     .target = tensor.name,
+                     .message = fmt::format("'{}' cannot be a tensor's name in safetensors",
+                                            printable(tensor.name)),
+                     .suggestion = "rename it with a rule"};
+    }
+    if (tensor.encoding.is_dtype() && is_in_safetensors(tensor.encoding.dtype())) return {};
+    return Finding{.severity = Severity::error,
+                   .code = "plan.dtype",
+                   .target = tensor.name,
+                   .message = fmt::format("'{}' is {}, which safetensors does not have",
+                                          printable(tensor.name), tensor.encoding.name()),
+                   .found = std::string(tensor.encoding.name())};
+  }
+
+  [[nodiscard]] bool is_format(std::string_view) const override { return false; }
+  [[nodiscard]] Choices choose(const ConvertOptions& options, const Catalog& catalog, Metadata&,
+                               Recipes& recipes, std::vector<Finding>& findings) const override {
+    check_style(options.quantize);
+    return choose_quantized(options.quantize, options.folder.config, cut_experts_max(catalog),
+                            recipes, findings);
+  }
+  [[nodiscard]] QuantizeStyle style(const ConvertOptions& options) const noexcept override {
+    return options.quantize.style.value_or(QuantizeStyle::unified);
+  }
+
+  // The widest elements come first, so that each stands where its elements can be read in place;
+  // then names in order.
+  void place(const Conversion&, OutputFile& file) const override {
+    std::ranges::sort(file.tensors, [&](const OutputTensor& a, const OutputTensor& b) {
+      const unsigned left_bits = bits(a.encoding.dtype());
+      const unsigned right_bits = bits(b.encoding.dtype());
+      return left_bits != right_bits ? left_bits > right_bits : a.name < b.name;
+    });
+    std::uint64_t at = 0;
+    for (OutputTensor& tensor : file.tensors) {
+      const std::uint64_t bytes = tensor.byte_count();
+      tensor.begin = at;
+      tensor.end = at += bytes;
+    }
+    file.data_bytes = at;
+  }
+
+  [[nodiscard]] std::string header(const Conversion& conversion, std::size_t file) const override {
+    JsonWriter json;
+    json.begin_object();
+    json.key("__metadata__");
+    json.begin_object();
+    for (const auto& [key, item] : conversion.metadata) {
+      json.member(key, std::get<std::string>(item.value));
+    }
+    json.end_object();
+    for (const OutputTensor& tensor : conversion.files[file].tensors) {
+      json.key(tensor.name);
+      json.begin_object();
+      json.member("dtype", tensor.encoding.name());
+      json.member("shape", tensor.shape.extents());
+      json.member("data_offsets", std::vector<std::uint64_t>{tensor.begin, tensor.end});
+      json.end_object();
+    }
+    json.end_object();
+    std::string text = json.take();
+    text.resize(round_up(text.size(), header_alignment), ' ');
+    std::string length(8, '\0');
+    for (std::size_t i = 0; i < length.size(); ++i) {
+      length[i] = static_cast<char>(text.size() >> (8 * i) & 0xff);
+    }
+    return length + text;
+  }
+
+  [[nodiscard]] std::optional<Finding> refuse_header(const OutputFile& file) const override {
+    if (file.header_bytes - 8 <= safetensors_header_bytes_max) return std::nullopt;
+    return Finding{
+        .severity = Severity::error,
+        .code = "st.header_too_large",
+        .message = fmt::format("{} tensors do not fit the header of one file", file.tensors.size()),
+        .suggestion = "write a folder with smaller shards",
+        .found = fmt::format("{} bytes", file.header_bytes),
+        .expected = fmt::format("at most {}", safetensors_header_bytes_max)};
+  }
+
+  // model.safetensors.index.json
+  [[nodiscard]] std::string index(const Conversion& conversion) const override {
+    std::uint64_t total = 0;
+    std::vector<std::pair<std::string_view, std::string_view>> files;
+    for (const OutputFile& file : conversion.files) {
+      total += file.data_bytes;
+      for (const OutputTensor& tensor : file.tensors) {
+        files.emplace_back(tensor.name, file.name);
+      }
+    }
+    std::ranges::sort(files);
+    JsonWriter json(2);
+    json.begin_object();
+    json.key("metadata");
+    json.begin_object();
+    json.member("total_size", total);
+    json.end_object();
+    json.key("weight_map");
+    json.begin_object();
+    for (const auto& [tensor, file] : files) json.member(tensor, file);
+    json.end_object();
+    json.end_object();
+    return json.take() + "\n";
+  }
+};
+
+constexpr SafetensorsContainer the_container;
+
+}  // namespace
+
+const Container& safetensors_container = the_container;
+
+}  // namespace loadstone

@@ -1,0 +1,47 @@
+// Measures of whole values that a merge needs before it can compute any number of them.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "loadstone/plan.h"
+
+namespace loadstone {
+
+// Measured once for each target, by the thread that asks first; the others wait for it.
+// Thread-safe.
+class MergeStatistics {
+ public:
+  using Numbers = std::vector<float>;
+  // Nothing where the work was stopped before all was measured.
+  using Measure = std::function<std::optional<Numbers>()>;
+
+  [[nodiscard]] std::optional<Numbers> of(const PlannedTarget& target, const Measure& measure) {
+    const std::shared_ptr<Entry> entry = entry_of(target);
+    const std::lock_guard lock(entry->mutex);
+    if (!entry->numbers) entry->numbers = measure();
+    return entry->numbers;
+  }
+
+ private:
+  struct Entry {
+    std::mutex mutex;
+    std::optional<Numbers> numbers;
+  };
+
+  std::shared_ptr<Entry> entry_of(const PlannedTarget& target) {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<Entry>& entry = entries_[&target];
+    if (entry == nullptr) entry = std::make_shared<Entry>();
+    return entry;
+  }
+
+  std::mutex mutex_;
+  std::map<const PlannedTarget*, std::shared_ptr<Entry>> entries_;
+};
+
+}  // namespace loadstone

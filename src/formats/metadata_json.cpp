@@ -1,0 +1,153 @@
+// Metadata from JSON: what --metadata reads.
+#include <fmt/format.h>
+
+#include <cstring>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "base/json_fields.h"
+#include "base/only_errors.h"
+#include "base/text.h"
+#include "formats/gguf.h"
+#include "formats/metadata.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr const char* code = "convert.metadata_json";
+constexpr std::string_view format_name = "loadstone-gguf-metadata";
+constexpr std::uint64_t format_version = 1;
+// Vocabularies of some hundred thousand tokens take tens of megabytes.
+constexpr std::size_t text_bytes_max = std::size_t{512} << 20;
+
+// Not thread-safe.
+class MetadataJson {
+ public:
+  Metadata read(const JsonDocument& document) {
+    JsonObject fields(reader_, document.root(), {});
+    if (reader_.string(fields.required("format"), fields.at("format")) != format_name) {
+      reader_.refuse(fields.at("format"), "no file of metadata", {}, std::string(format_name));
+    }
+    const JsonPlace version = fields.at("version");
+    if (reader_.unsigned_number(fields.required("version"), version) != format_version) {
+      reader_.refuse(version, "unsupported version", {}, fmt::format("{}", format_version));
+    }
+    const JsonPlace entries = fields.at("entries");
+    Metadata metadata;
+    std::size_t index = 0;
+    for (const auto entry : reader_.array(fields.required("entries"), entries)) {
+      read_entry(entry, {&entries, {}, index++}, metadata);
+    }
+    fields.done();
+    return metadata;
+  }
+
+ private:
+  using Element = JsonReader::Element;
+
+  void read_entry(Element entry, const JsonPlace& place, Metadata& metadata) {
+    JsonObject fields(reader_, entry, place);
+    const JsonPlace key_place = fields.at("key");
+    const std::string key(reader_.string(fields.required("key"), key_place));
+    if (!is_metadata_key(key) || key.size() > gguf_key_bytes_max) {
+      reader_.refuse(
+          key_place, "not a key of GGUF", printable(key),
+          fmt::format("at most {} printable ASCII characters without spaces", gguf_key_bytes_max));
+    }
+    const auto type = reader_.named<MetadataType>(fields.required("type"), fields.at("type"));
+    const auto items = fields.optional("items");
+    if (items.has_value() != (type == MetadataType::array)) {
+      reader_.refuse(fields.at("items"), "the type of items goes with an array, and with it only");
+    }
+    const JsonPlace value_place = fields.at("value");
+    const Element value = fields.required("value");
+    MetadataValue item = items ? read_array(reader_.named<MetadataType>(*items, fields.at("items")),
+                                            value, value_place)
+                               : read_item(type, value, value_place);
+    fields.done();
+    if (!metadata.emplace(key, std::move(item)).second) {
+      reader_.refuse(key_place, "the key is given twice", printable(key));
+    }
+  }
+
+  MetadataValue read_array(MetadataType type, Element value, const JsonPlace& place) {
+    if (type == MetadataType::array) reader_.refuse(place, "arrays of arrays are not written");
+    MetadataArray array(type);
+    std::string numbers;
+    std::size_t index = 0;
+    for (const auto each : reader_.array(value, place)) {
+      const JsonPlace at = {&place, {}, index++};
+      const MetadataValue item = read_item(type, each, at);
+      if (const auto* const text = std::get_if<std::string>(&item.value)) {
+        array.add_string(*text);
+      } else {
+        static_cast<void>(append_number(item, numbers));  // read_item() has tried it
+      }
+    }
+    std::vector<std::byte> bytes(numbers.size());
+    if (!bytes.empty()) std::memcpy(bytes.data(), numbers.data(), bytes.size());
+    if (type != MetadataType::string) array.assign_numbers(std::move(bytes));
+    return {.value = std::move(array), .type = MetadataType::array};
+  }
+
+  MetadataValue read_item(MetadataType type, Element value, const JsonPlace& place) {
+    MetadataValue item = {.value = std::string(), .type = type};
+    switch (type) {
+      case MetadataType::string:
+        item.value = std::string(reader_.string(value, place));
+        return item;
+      case MetadataType::boolean:
+        item.value = reader_.boolean(value, place);
+        return item;
+      case MetadataType::f32:
+        item.value = floating(value, place);
+        break;
+      case MetadataType::f64:
+        item.value = floating(value, place);
+        break;
+      case MetadataType::u8:
+      case MetadataType::u16:
+      case MetadataType::u32:
+      case MetadataType::u64:
+        item.value = reader_.unsigned_number(value, place);
+        break;
+      case MetadataType::i8:
+      case MetadataType::i16:
+      case MetadataType::i32:
+      case MetadataType::i64:
+        item.value = reader_.signed_number(value, place);
+        break;
+      case MetadataType::array:
+        reader_.refuse(place, "arrays of arrays are not written");
+    }
+    std::string bytes;
+    if (!append_number(item, bytes)) {
+      reader_.refuse(place, fmt::format("the number does not fit {}", name(type)));
+    }
+    // As a file would be read that holds it: of f32 the nearest one.
+    return number_value(type, reinterpret_cast<const std::byte*>(bytes.data()));
+  }
+
+  double floating(Element value, const JsonPlace& place) const {
+    double number = 0;
+    if (value.get(number) == simdjson::SUCCESS) return number;
+    const std::string_view text = reader_.string(value, place);
+    if (text == "nan") return std::numeric_limits<double>::quiet_NaN();
+    if (text == "inf") return std::numeric_limits<double>::infinity();
+    if (text == "-inf") return -std::numeric_limits<double>::infinity();
+    reader_.refuse(place, "not a number", printable(text),
+                   "a number, \"nan\", \"inf\" or \"-inf\"");
+  }
+
+  JsonReader reader_ = JsonReader(code);
+};
+
+}  // namespace
+
+Metadata metadata_from_json(std::string_view text) {
+  return only_errors([&] { return MetadataJson().read(JsonDocument(text, code, text_bytes_max)); });
+}
+
+}  // namespace loadstone

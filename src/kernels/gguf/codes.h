@@ -1,0 +1,45 @@
+// Codes of encoders one by one, and packed eight at a time.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/number.h"
+
+namespace loadstone::simd {
+
+constexpr std::uint64_t each_byte(std::uint64_t value) noexcept {
+  return value * 0x0101010101010101u;
+}
+
+// The first of eight codes is the lowest byte.
+inline std::uint64_t eight_codes(const std::uint8_t* codes) noexcept {
+  std::uint64_t word = 0;
+  if constexpr (std::endian::native == std::endian::little) {
+    std::memcpy(&word, codes, sizeof(word));
+  } else {
+    for (std::size_t i = 0; i < 8; ++i) word |= std::uint64_t{codes[i]} << (8 * i);
+  }
+  return word;
+}
+
+// The lowest bit of each byte, that of the lowest byte first.
+constexpr std::byte gathered_bits(std::uint64_t word) noexcept {
+  return static_cast<std::byte>((word & each_byte(1)) * 0x0102040810204080u >> 56);
+}
+
+inline void store_f16(std::byte* to, float value) noexcept {
+  number::store_raw(to, number::f16_from_f32(std::bit_cast<std::uint32_t>(value)));
+}
+
+// The nearest integer, ties to even, of |value| < 2^22; what ggml makes of all others, too.
+inline int nearest_integer(float value) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(value + 12582912.0f);
+  return static_cast<int>(bits & 0x7fffffu) - 0x400000;
+}
+
+constexpr std::uint8_t byte_of(int value) noexcept { return static_cast<std::uint8_t>(value); }
+
+}  // namespace loadstone::simd

@@ -1,0 +1,54 @@
+// Codes of encoders in vectors: numbers to integers as ggml rounds them, and integers to bytes. For
+// files that Highway compiles once for each instruction set.
+
+#include "kernels/gguf/codes.h"
+
+#if defined(LOADSTONE_KERNELS_GGUF_CODES_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LOADSTONE_KERNELS_GGUF_CODES_INL_H
+#undef LOADSTONE_KERNELS_GGUF_CODES_INL_H
+#else
+#define LOADSTONE_KERNELS_GGUF_CODES_INL_H
+#endif
+
+#include <hwy/highway.h>
+
+#include "kernels/numbers_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace loadstone::simd::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using VI = hn::Vec<I32>;
+
+HWY_INLINE VI integers(int value) { return hn::Set(I32(), value); }
+HWY_INLINE VF floats(float value) { return hn::Set(F32(), value); }
+
+// nearest_integer() of each.
+HWY_INLINE VI nearest_integers(VF values) {
+  const VI bits = hn::BitCast(I32(), hn::Add(values, floats(12582912.0f)));
+  return hn::Sub(hn::And(bits, integers(0x7fffff)), integers(0x400000));
+}
+
+HWY_INLINE VI clamped(VI values, int least, int most) {
+  return hn::Min(hn::Max(values, integers(least)), integers(most));
+}
+
+// The nearest integer, ties away from zero, of magnitudes far below 2^22: what is added is the
+// largest number below a half, so that it carries no number over an integer that is not there.
+HWY_INLINE VI rounded_away(VF values) {
+  const VF half = floats(0.49999997f);
+  return hn::ConvertTo(I32(), hn::Add(values, hn::CopySign(half, values)));
+}
+
+// Integers that fit a byte, one for each lane.
+template <class Byte>
+HWY_INLINE void store_codes(VI values, Byte* to) {
+  const hn::Rebind<Byte, F32> d;
+  hn::StoreU(hn::DemoteTo(d, values), d, to);
+}
+
+}  // namespace loadstone::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

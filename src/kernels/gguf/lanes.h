@@ -1,0 +1,47 @@
+// Types of values that stand in lanes: see lanes_inl.h.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace loadstone::simd {
+
+// As many as the widest vectors have; narrower ones take them in turns.
+inline constexpr std::size_t lane_count = 16;
+
+// One number of each lane.
+using LaneNumbers = std::array<float, lane_count>;
+
+// Which of 16 runs stands in each lane.
+using LaneOrder = std::array<std::uint8_t, lane_count>;
+
+// Number i of all lanes, then number i + 1.
+template <std::size_t run>
+using LaneRows = std::array<float, run * lane_count>;
+template <std::size_t run>
+using LaneCodes = std::array<std::uint8_t, run * lane_count>;
+
+// From the order of lanes to that of runs, and back.
+inline LaneNumbers by_run(const LaneNumbers& lanes, const LaneOrder& order) noexcept {
+  LaneNumbers runs;
+  for (std::size_t lane = 0; lane < lane_count; ++lane) runs[order[lane]] = lanes[lane];
+  return runs;
+}
+inline LaneNumbers by_lane(const LaneNumbers& runs, const LaneOrder& order) noexcept {
+  LaneNumbers lanes;
+  for (std::size_t lane = 0; lane < lane_count; ++lane) lanes[lane] = runs[order[lane]];
+  return lanes;
+}
+
+// The runs as they are.
+inline constexpr LaneOrder order_of_runs = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+struct Fitted {
+  alignas(64) LaneNumbers scales;
+  alignas(64) LaneNumbers minima;  // subtracted: never below 0
+  alignas(64) LaneNumbers code_scales;
+  alignas(64) LaneNumbers code_minima;
+};
+
+}  // namespace loadstone::simd

@@ -1,0 +1,118 @@
+#include "kernels/gguf/window.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <span>
+
+#include "kernels/cast.h"
+#include "kernels/gguf.h"
+#include "kernels/modelopt.h"
+
+namespace loadstone {
+
+namespace {
+
+// Numbers that are F32 on their way: some blocks of any format, and no more than the first cache
+// holds beside them.
+constexpr std::uint64_t piece_elements = 2048;
+using Piece = std::array<float, piece_elements>;
+
+void replace_non_finite(std::span<float> block) noexcept {
+  float most = 0;
+  for (const float value : block) {
+    if (std::isfinite(value)) most = std::max(most, std::abs(value));
+  }
+  for (float& value : block) {
+    if (std::isnan(value)) value = 0;
+    if (std::isinf(value)) value = std::copysign(most, value);
+  }
+}
+
+// A run of numbers on their way to blocks.
+class Pieces {
+ public:
+  Pieces(const QuantizeForm& form, std::uint64_t begin, const std::byte* numbers)
+      : form_(form),
+        block_(layout(form.block)),
+        widen_(cast_between(form.dtype, Dtype::f32).run),
+        begin_(begin),
+        numbers_(numbers) {}
+
+  // Numbers from `at` on as F32, finite ones only; the place of the first that was not.
+  std::uint64_t load(std::uint64_t at, std::uint64_t count) noexcept {
+    const std::byte* const from = numbers_ + (at - begin_) * element_bytes(form_.dtype);
+    float most = 0;
+    const std::uint64_t good = join_amax(form_.dtype, from, count, most);
+    widen_(from, reinterpret_cast<std::byte*>(piece_.data()), count);
+    for (std::uint64_t i = 0; good < count && i < count; i += block_.elements) {
+      replace_non_finite({piece_.data() + i, block_.elements});
+    }
+    return at + good;
+  }
+
+  // Of the row that begins at `at`, summed in the order of its numbers.
+  float mean_square(std::uint64_t at) noexcept {
+    float sum = 0;
+    for (std::uint64_t done = 0; done < form_.columns;) {
+      const std::uint64_t count = std::min(piece_elements, form_.columns - done);
+      (void)load(at + done, count);
+      for (std::uint64_t i = 0; i < count; ++i) sum += piece_[i] * piece_[i];
+      done += count;
+    }
+    return sum / static_cast<float>(form_.columns);
+  }
+
+  [[nodiscard]] const float* data() const noexcept { return piece_.data(); }
+
+ private:
+  const QuantizeForm& form_;
+  const BlockLayout block_;
+  const CastRun widen_;
+  const std::uint64_t begin_;
+  const std::byte* const numbers_;
+  alignas(64) Piece piece_;
+};
+
+// Of the number at a place, and those after it in its row.
+const float* importance_at(const QuantizeForm& form, std::uint64_t at) noexcept {
+  const bool is_one = form.importance->size() == form.columns;
+  const std::uint64_t matrix = is_one ? 0 : at / form.matrix_elements();
+  return form.importance->data() + matrix * form.columns + at % form.columns;
+}
+
+}  // namespace
+
+std::uint64_t encode_gguf_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+                                 const std::byte* numbers, std::byte* blocks) noexcept {
+  const BlockLayout block = layout(form.block);
+  const EncodeBlocks encode = gguf_encoder(form.block);
+  const bool is_weighted = form.importance != nullptr;
+  std::uint64_t first_wrong = end;
+  Pieces pieces(form, begin, numbers);
+  BlockImportance importance;
+  for (std::uint64_t at = begin; at < end;) {
+    std::uint64_t count = std::min(piece_elements, end - at);
+    if (is_weighted) {
+      const std::uint64_t column = at % form.columns;
+      count = std::min(count, form.columns - column);
+      importance.numbers = importance_at(form, at);
+      if (column == 0 && asks_for_row(form.block)) importance.mean_square = pieces.mean_square(at);
+    }
+    const std::uint64_t wrong = pieces.load(at, count);
+    if (wrong < at + count) first_wrong = std::min(first_wrong, wrong);
+    encode(pieces.data(), count / block.elements, is_weighted ? &importance : nullptr, blocks);
+    blocks += count / block.elements * block.bytes;
+    at += count;
+  }
+  return first_wrong;
+}
+
+void decode_gguf_window(const QuantizeForm& form, std::uint64_t begin, std::uint64_t end,
+                        const std::byte* blocks, Dtype target, std::byte* numbers) noexcept {
+  const DecodeBlocks decode = gguf_decoder(form.block, target, GgufMode::exact);
+  decode(blocks, (end - begin) / layout(form.block).elements, numbers);
+}
+
+}  // namespace loadstone

@@ -1,0 +1,177 @@
+#include "plan/merges.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <utility>
+
+#include "base/checked.h"
+#include "plan/decodings.h"
+#include "plan/dtypes.h"
+
+namespace loadstone {
+
+namespace {
+
+// Numbers that are made in one go: they stay in the nearer caches.
+constexpr std::uint64_t piece_elements = 128 << 10;
+// Right matrices are read again where all of a target's are larger.
+constexpr std::uint64_t right_elements_kept = 2 << 20;
+
+BoxDefect defect(std::string message, std::string found = {}, std::string expected = {}) {
+  return {.message = std::move(message),
+          .found = std::move(found),
+          .expected = std::move(expected),
+          .box = {}};
+}
+
+// Whether [begin, begin + count) lies in [0, size).
+bool lies_inside(std::uint64_t begin, std::uint64_t count, std::uint64_t size) {
+  return begin <= size && count <= size - begin;
+}
+
+std::optional<BoxDefect> check_place(const Merge& merge, const LowRank& product,
+                                     std::uint64_t elements) {
+  const std::uint64_t columns = merge.row_elements;
+  if (columns == 0 || elements % columns != 0) {
+    return defect("the target's elements are no whole rows", std::to_string(elements),
+                  fmt::format("rows of {}", columns));
+  }
+  const std::uint64_t rows = elements / columns;
+  if (product.rows == 0 || product.columns == 0 || product.rank == 0) {
+    return defect("a product has elements",
+                  fmt::format("[{}, {}] of rank {}", product.rows, product.columns, product.rank));
+  }
+  if (!lies_inside(product.row_begin, product.rows, rows) ||
+      !lies_inside(product.column_begin, product.columns, columns)) {
+    return defect("a product reaches outside its target",
+                  fmt::format("rows {} + {}, columns {} + {}", product.row_begin, product.rows,
+                              product.column_begin, product.columns),
+                  fmt::format("[{}, {}]", rows, columns));
+  }
+  constexpr std::uint64_t most = UINT64_MAX / 1024;  // sums of sizes and their bytes fit too
+  const auto left = checked_mul(product.rows, product.rank);
+  const auto right = checked_mul(round_up(product.columns, panel_columns), product.rank);
+  if (!left || !right || *left > most || *right > most) {
+    return defect("the size does not fit 64 bits", fmt::format("rank {}", product.rank));
+  }
+  return std::nullopt;
+}
+
+// Terms of an operation on whole values would only cost memory.
+constexpr std::size_t values_max = 256;
+
+std::optional<MergeDefect> check_form(const Merge& merge) {
+  const auto is_value = [](const Term& term) { return !term.low_rank; };
+  const auto values = static_cast<std::size_t>(std::ranges::count_if(merge.terms, is_value));
+  if (!std::ranges::is_partitioned(merge.terms, is_value)) {
+    return MergeDefect{"terms", defect("products come last")};
+  }
+  if (merge.form == MergeForm::slerp && values != 1) {
+    return MergeDefect{"terms",
+                       defect("an arc is between two values", std::to_string(values), "1")};
+  }
+  const bool is_difference = merge.form == MergeForm::differences;
+  if (is_difference && (values == 0 || values > values_max)) {
+    return MergeDefect{"terms", defect("a number of differences that is not computed",
+                                       std::to_string(values), fmt::format("1 to {}", values_max))};
+  }
+  if (!(merge.density > 0 && merge.density <= 1)) {
+    return MergeDefect{
+        "density", defect("a share is above 0 and at most 1", fmt::format("{}", merge.density))};
+  }
+  if (!is_difference && (merge.pruning != Pruning::none || merge.elects_signs || merge.is_mean)) {
+    return MergeDefect{"form", defect("only differences are pruned")};
+  }
+  return std::nullopt;
+}
+
+std::optional<BoxDefect> check_operand(const Operand& operand, std::uint64_t elements,
+                                       const std::vector<TensorInfo>& sources,
+                                       std::span<const Decoding> decodings) {
+  const std::uint64_t count = operand.elements == 0 ? elements : operand.elements;
+  if (auto found = check_boxes(operand.boxes, count, sources, decodings)) return found;
+  for (std::size_t b = 0; b < operand.boxes.size(); ++b) {
+    const Encoding encoding = encoding_of(operand.boxes[b], sources, decodings);
+    const Passage way = passage(encoding, Dtype::f32);
+    if (way == Passage::same || way == Passage::cast) continue;
+    BoxDefect found = defect("these are no numbers that F32 could hold",
+                             std::string(encoding.name()), "a floating dtype");
+    found.box = b;
+    return found;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<MergeDefect> check_merge(const Merge& merge, std::uint64_t elements,
+                                       const std::vector<TensorInfo>& sources,
+                                       std::span<const Decoding> decodings) {
+  if (merge.terms.empty() && merge.factor == 1) {
+    return MergeDefect{"terms", defect("a merge has terms, or a factor")};
+  }
+  if (auto found = check_form(merge)) return found;
+  if (!std::isfinite(merge.factor)) return MergeDefect{"factor", defect("a factor is finite")};
+  for (std::size_t t = 0; t < merge.terms.size(); ++t) {
+    const Term& term = merge.terms[t];
+    const std::string field = fmt::format("terms[{}]", t);
+    if (!std::isfinite(term.factor)) {
+      return MergeDefect{field + ".factor", defect("a factor is finite")};
+    }
+    if (!term.low_rank) continue;
+    if (!term.boxes.empty()) return MergeDefect{field, defect("a product has no boxes beside it")};
+    if (auto found = check_place(merge, *term.low_rank, elements)) {
+      return MergeDefect{field, *std::move(found)};
+    }
+  }
+  std::optional<MergeDefect> first;
+  for_each_operand(merge, [&](const Operand& operand) {
+    if (first) return;
+    auto found = check_operand(operand, elements, sources, decodings);
+    if (!found) return;
+    first = MergeDefect{fmt::format("terms[{}].{}", operand.term, operand.name), *std::move(found)};
+  });
+  return first;
+}
+
+bool needs_whole_rows(const Merge& merge) noexcept {
+  return std::ranges::any_of(merge.terms, [](const Term& term) {
+    return term.low_rank && !term.low_rank->magnitudes.empty();
+  });
+}
+
+MergeSizes merge_sizes(const Merge& merge, std::uint64_t elements) noexcept {
+  MergeSizes sizes = {.piece = std::min(piece_elements, elements)};
+  if (merge.form == MergeForm::differences) {
+    sizes.buffers = 1 + static_cast<std::uint64_t>(std::ranges::count_if(
+                            merge.terms, [](const Term& term) { return !term.low_rank; }));
+    if (merge.pruning == Pruning::smallest) {
+      sizes.counts = (sizes.buffers - 1) * magnitude_bins;
+    }
+  }
+  const std::uint64_t columns = merge.row_elements;
+  if (columns == 0) return sizes;
+  std::uint64_t rank = 0;
+  for (const Term& term : merge.terms) {
+    if (term.low_rank) rank = std::max(rank, term.low_rank->rank);
+  }
+  // As many rows as their left matrix takes no more than the numbers themselves; at least one.
+  const std::uint64_t most = std::max<std::uint64_t>(piece_elements / std::max(rank, columns), 1);
+  const std::uint64_t rows = std::min(most, elements / columns);
+  sizes.piece = needs_whole_rows(merge) ? rows * columns : std::min(rows * columns, sizes.piece);
+  std::uint64_t total = 0;
+  for (const Term& term : merge.terms) {
+    if (!term.low_rank) continue;
+    const LowRank& product = *term.low_rank;
+    const std::uint64_t right = product.rank * round_up(product.columns, panel_columns);
+    sizes.right = std::max(sizes.right, right);
+    total = total > UINT64_MAX - right ? UINT64_MAX : total + right;
+    // A piece that begins inside a row has one more.
+    sizes.left = std::max(sizes.left, std::min(rows + 1, product.rows) * product.rank);
+  }
+  sizes.right = std::max(sizes.right, std::min(total, right_elements_kept));
+  return sizes;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,92 @@
+// Merges in a plan: what their terms read, whether they fit their target, and what memory they
+// take.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/ceil_div.h"
+#include "boxes/check_boxes.h"
+#include "kernels/merge.h"
+#include "kernels/task_vectors.h"
+#include "loadstone/catalog.h"
+#include "loadstone/merge.h"
+#include "loadstone/recipe.h"
+
+namespace loadstone {
+
+// Numbers that a merge reads as F32, beside those of the recipe's own boxes.
+struct Operand {
+  const std::vector<Box>& boxes;
+  std::uint64_t elements = 0;  // 0: as many as the target has
+  const char* name = "";       // "boxes", "left" ...: its field in a plan's JSON
+  std::size_t term = 0;
+};
+
+template <typename Visit>
+void for_each_operand(const Merge& merge, const Visit& visit) {
+  for (std::size_t t = 0; t < merge.terms.size(); ++t) {
+    const Term& term = merge.terms[t];
+    if (!term.low_rank) {
+      visit(Operand{term.boxes, 0, "boxes", t});
+      continue;
+    }
+    const LowRank& product = *term.low_rank;
+    visit(Operand{product.left, product.rows * product.rank, "left", t});
+    visit(Operand{product.right, product.rank * product.columns, "right", t});
+    if (!product.magnitudes.empty()) {
+      visit(Operand{product.magnitudes, product.rows, "magnitudes", t});
+    }
+  }
+}
+
+// All boxes that a recipe reads: its own, and those of its terms.
+template <typename Visit>
+void for_each_box(const Recipe& recipe, const Visit& visit) {
+  for (const Box& box : recipe.boxes) visit(box);
+  if (recipe.merge == nullptr) return;
+  for_each_operand(*recipe.merge, [&](const Operand& operand) {
+    for (const Box& box : operand.boxes) visit(box);
+  });
+}
+
+// A defect of a merge, and its place: "terms[2].left".
+struct MergeDefect {
+  std::string field;
+  BoxDefect defect;
+};
+
+// Checks sizes, places and boxes: everything but the decodings themselves. `elements`: of the
+// target.
+[[nodiscard]] std::optional<MergeDefect> check_merge(const Merge& merge, std::uint64_t elements,
+                                                     const std::vector<TensorInfo>& sources,
+                                                     std::span<const Decoding> decodings);
+
+// Whether something has to be known of whole values before any number can be computed.
+[[nodiscard]] constexpr bool is_measured(const Merge& merge) noexcept {
+  return merge.form == MergeForm::slerp || merge.pruning == Pruning::smallest;
+}
+
+// Whether rows have to be there as a whole: to have norms.
+[[nodiscard]] bool needs_whole_rows(const Merge& merge) noexcept;
+
+// Memory in which a thread computes a merge, in F32 numbers. It follows from the merge and its
+// target alone, so no byte depends on windows.
+struct MergeSizes {
+  std::uint64_t piece = 0;    // made in one go
+  std::uint64_t buffers = 2;  // of so many numbers each: the sum, and what is added to it
+  std::uint64_t left = 0;     // rows of left matrices that such a piece needs
+  std::uint64_t right = 0;    // right matrices that are kept
+  std::uint64_t counts = 0;   // while magnitudes are counted, of 64 bits each
+
+  [[nodiscard]] std::uint64_t bytes() const noexcept {
+    return (buffers * piece + left + right) * sizeof(float) + counts * sizeof(std::uint64_t);
+  }
+};
+[[nodiscard]] MergeSizes merge_sizes(const Merge& merge, std::uint64_t elements) noexcept;
+
+}  // namespace loadstone

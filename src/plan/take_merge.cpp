@@ -1,0 +1,45 @@
+// Targets whose recipes are merges.
+#include <fmt/format.h>
+
+#include "base/text.h"
+#include "plan/dtypes.h"
+#include "plan/merges.h"
+#include "plan/planner.h"
+
+namespace loadstone {
+
+// Sums are of F32, so what they read is never rounded for the sake of a target that reads it too.
+void Planner::keep_numbers(const TargetRecipe& recipe) {
+  for_each_box({.boxes = recipe.boxes, .merge = recipe.merge}, [&](const Box& box) {
+    if (box.decoding != no_decoding) rounded_[box.decoding].try_emplace(Dtype::f32, box.decoding);
+  });
+}
+
+// The sum is computed in F32 and rounded once, whatever its terms are. False: the target has
+// failed.
+bool Planner::take_merge(std::size_t root, const TargetRecipe& made) {
+  const Target& target = skeleton_.targets[root];
+  PlannedTarget& planned = plan_.targets[root];
+  auto found = check_merge(*made.merge, target.shape.numel().value_or(0), plan_.catalog->tensors(),
+                           plan_.decodings);
+  const Passage way = passage(Dtype::f32, planned.dtype);
+  if (!found && way != Passage::same && way != Passage::cast) {
+    found = MergeDefect{"dtype",
+                        {.message = "a sum is of floats of whole bytes",
+                         .found = std::string(name(planned.dtype)),
+                         .expected = {},
+                         .box = {}}};
+  }
+  if (!found) {
+    planned.recipe.merge = made.merge;
+    return true;
+  }
+  fail(root, {.code = "plan.box",
+              .message = fmt::format("the merge of '{}' does not fit: {}: {}",
+                                     printable(target.name), found->field, found->defect.message),
+              .found = std::move(found->defect.found),
+              .expected = std::move(found->defect.expected)});
+  return false;
+}
+
+}  // namespace loadstone

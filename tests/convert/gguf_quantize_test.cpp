@@ -1,0 +1,287 @@
+// Names, types and keys of GGUF files that are quantized on their way. The bytes of blocks are the
+// kernels' business (tests/kernels/gguf_encode_test.cpp), the rules of mixes gguf_mix_test.cpp's.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "convert/samples.h"
+#include "loadstone/convert.h"
+#include "loadstone/error.h"
+#include "loadstone/verify.h"
+#include "support/errors.h"
+#include "support/files.h"
+
+namespace loadstone::test {
+
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Finite numbers of BF16 around one.
+std::string numbers(std::uint64_t count, unsigned seed) {
+  std::string bytes = some_bytes(count * 2, seed);
+  for (std::size_t i = 1; i < bytes.size(); i += 2) {
+    bytes[i] = static_cast<char>((bytes[i] & 0x80) | 0x3e | (bytes[i] & 1));
+  }
+  return bytes;
+}
+
+// The same as F32.
+std::string float_numbers(std::uint64_t count, unsigned seed) {
+  const std::string halves = numbers(count, seed);
+  std::string bytes;
+  for (std::size_t i = 0; i < halves.size(); i += 2) {
+    bytes += std::string(2, '\0') + halves.substr(i, 2);
+  }
+  return bytes;
+}
+
+std::string llama_file() {
+  const auto tensor = [](const char* name, std::vector<std::uint64_t> shape, unsigned seed) {
+    std::uint64_t count = 1;
+    for (const std::uint64_t extent : shape) count *= extent;
+    return FileTensor{name, "BF16", std::move(shape), numbers(count, seed)};
+  };
+  return safetensors_bytes({tensor("token_embd.weight", {24, 256}, 1),
+                            {"output_norm.weight", "F32", {256}, float_numbers(256, 2)},
+                            tensor("blk.0.attn_norm.weight", {256}, 3),
+                            tensor("blk.0.attn_q.weight", {256, 256}, 4),
+                            tensor("blk.0.attn_v.weight", {128, 256}, 5),
+                            tensor("blk.0.ffn_gate_inp.weight", {4, 256}, 6),
+                            tensor("blk.0.ffn_up.weight", {96, 256}, 7),
+                            tensor("blk.0.ffn_down.weight", {256, 96}, 8),
+                            tensor("blk.0.odd.weight", {16, 40}, 9),
+                            tensor("blk.1.attn_v.weight", {128, 256}, 10),
+                            {"ids", "I64", {4}, some_bytes(32, 11)}});
+}
+
+MetadataValue number(std::uint64_t value) { return {.value = value, .type = MetadataType::u32}; }
+
+ConvertOptions llama_options(const std::string& format) {
+  ConvertOptions options;
+  options.format = FileFormat::gguf;
+  options.metadata = {{"general.architecture", {.value = "llama"}},
+                      {"llama.block_count", number(2)},
+                      {"llama.attention.head_count", number(2)},
+                      {"llama.attention.head_count_kv", number(1)}};
+  options.quantize.formats = {
+      {.pattern = {},
+       .quantization = quantization_from_user(format, QuantizeMode::exact, FileFormat::gguf)}};
+  return options;
+}
+
+QuantizeFormat format_for(const std::string& pattern, const std::string& name) {
+  return {.pattern = pattern,
+          .quantization = quantization_from_user(name, QuantizeMode::exact, FileFormat::gguf)};
+}
+
+std::vector<std::string> types_in(const std::string& path) {
+  std::vector<std::string> types;
+  const auto catalog = open_checkpoint(path);
+  for (const TensorInfo& tensor : catalog->tensors()) {
+    types.push_back(tensor.name + " " + std::string(tensor.encoding.name()));
+  }
+  return types;
+}
+
+std::vector<std::string> codes_of(const Conversion& conversion) {
+  std::vector<std::string> codes;
+  for (const Finding& finding : conversion.plan.findings) codes.push_back(finding.code);
+  return codes;
+}
+
+class GgufQuantize : public ::testing::Test {
+ protected:
+  Conversion planned(const ConvertOptions& options) const {
+    return make_conversion(open_checkpoint(source_), options);
+  }
+  std::vector<std::string> types_with(const ConvertOptions& options) const {
+    convert(planned(options), out_);
+    return types_in(out_);
+  }
+
+  const TemporaryFolder folder_;
+  const std::string source_ = folder_.write("source.safetensors", llama_file());
+  const std::string out_ = folder_ / "out.gguf";
+};
+
+TEST_F(GgufQuantize, AMixGivesLlamaCppsTypes) {
+  const ConvertOptions options = llama_options("Q4_K_M");
+  EXPECT_THAT(types_with(options),
+              ElementsAre("token_embd.weight Q6_K", "output_norm.weight F32",
+                          "blk.0.attn_norm.weight F32", "blk.0.attn_q.weight Q4_K",
+                          "blk.0.attn_v.weight Q4_K", "blk.0.ffn_gate_inp.weight BF16",
+                          "blk.0.ffn_up.weight Q4_K", "blk.0.ffn_down.weight Q5_0",
+                          "blk.0.odd.weight F16", "blk.1.attn_v.weight Q6_K", "ids I64"));
+  const auto after = open_checkpoint(out_);
+  EXPECT_EQ(std::get<std::uint64_t>(after->metadata().at("general.file_type").value), 15u);
+  EXPECT_EQ(std::get<std::uint64_t>(after->metadata().at("general.quantization_version").value),
+            2u);
+  const Conversion conversion = planned(options);
+  EXPECT_THAT(codes_of(conversion),
+              ElementsAre("convert.fallback", "convert.fallback", "plan.cast", "plan.cast"));
+  EXPECT_THAT(conversion.plan.findings[0].message, HasSubstr("no whole blocks of Q4_K"));
+}
+
+// Tensors whose dtype is another one are told; blocks are compared as numbers.
+TEST_F(GgufQuantize, VerifyTellsTheModelFromAnother) {
+  convert(planned(llama_options("q4_k_m")), out_);
+  const auto source = open_checkpoint(source_);
+  const auto told = [&](const std::string& path) {
+    std::vector<std::string> names;
+    for (const Difference& each : compare(*source, *open_checkpoint(path)).differences) {
+      names.push_back(each.name);
+    }
+    return names;
+  };
+  EXPECT_THAT(told(out_), ElementsAre("blk.0.attn_norm.weight", "blk.0.odd.weight"));
+  EXPECT_EQ(compare(*source, *open_checkpoint(out_)).quantized.size(), 6u);
+  std::string bytes = read_file(out_);
+  const auto after = open_checkpoint(out_);
+  const TensorInfo& damaged = after->tensors().at(after->find("blk.0.attn_q.weight").value());
+  std::ranges::reverse(bytes.begin() + static_cast<std::ptrdiff_t>(damaged.offset_begin),
+                       bytes.begin() + static_cast<std::ptrdiff_t>(damaged.offset_end));
+  folder_.write("damaged.gguf", bytes);
+  EXPECT_THAT(told(folder_ / "damaged.gguf"), Contains("blk.0.attn_q.weight"));
+}
+
+TEST_F(GgufQuantize, ThreadsAndMemoryChangeNoByte) {
+  ConvertOptions options = llama_options("q4_k_m");
+  convert(planned(options), out_);
+  const std::string expected = read_file(out_);
+  for (const unsigned threads : {1u, 3u}) {
+    for (const std::uint64_t staging : {1u, 4096u, 8'000'000u}) {
+      options.threads = threads;
+      options.staging_bytes_max = staging;
+      convert(planned(options), out_);
+      EXPECT_TRUE(read_file(out_) == expected) << threads << " " << staging;
+    }
+  }
+}
+
+TEST_F(GgufQuantize, AnEncodingIsForAllAndPatternsGoFirst) {
+  ConvertOptions options = llama_options("q5_k");  // no mix: one type for all
+  options.quantize.formats.insert(
+      options.quantize.formats.begin(),
+      {format_for("attn_v", "q8_0"), format_for("up", "none"), format_for("token_embd", "f32")});
+  options.quantize.include = {"gate_inp"};
+  options.quantize.exclude = {"odd"};
+  EXPECT_THAT(types_with(options),
+              ElementsAre("token_embd.weight F32", "output_norm.weight F32",
+                          "blk.0.attn_norm.weight F32", "blk.0.attn_q.weight Q5_K",
+                          "blk.0.attn_v.weight Q8_0", "blk.0.ffn_gate_inp.weight Q5_K",
+                          "blk.0.ffn_up.weight BF16", "blk.0.ffn_down.weight Q5_1",
+                          "blk.0.odd.weight BF16", "blk.1.attn_v.weight Q8_0", "ids I64"));
+  const auto after = open_checkpoint(out_);
+  EXPECT_EQ(std::get<std::uint64_t>(after->metadata().at("general.file_type").value), 16u);
+}
+
+TEST_F(GgufQuantize, AMixOfNumbers) {
+  EXPECT_THAT(types_with(llama_options("f16")),
+              ElementsAre("token_embd.weight F16", "output_norm.weight F32",
+                          "blk.0.attn_norm.weight F32", "blk.0.attn_q.weight F16",
+                          "blk.0.attn_v.weight F16", "blk.0.ffn_gate_inp.weight BF16",
+                          "blk.0.ffn_up.weight F16", "blk.0.ffn_down.weight F16",
+                          "blk.0.odd.weight F16", "blk.1.attn_v.weight F16", "ids I64"));
+}
+
+// One step from BF16 is what two steps are: numbers are exact on the way.
+TEST_F(GgufQuantize, QuantizingAWrittenFileGivesTheSameBytes) {
+  convert(planned(llama_options("q4_k_m")), out_);
+  ConvertOptions plain = llama_options("f32");
+  convert(planned(plain), folder_ / "plain.gguf");
+  ConvertOptions second = llama_options("q4_k_m");
+  second.metadata.clear();
+  const auto middle = open_checkpoint(folder_ / "plain.gguf");
+  convert(make_conversion(middle, second), folder_ / "second.gguf");
+  const auto one = open_checkpoint(out_);
+  const auto two = open_checkpoint(folder_ / "second.gguf");
+  for (const TensorInfo& tensor : one->tensors()) {
+    if (tensor.encoding.is_dtype()) continue;
+    const TensorInfo& other = two->tensors().at(two->find(tensor.name).value());
+    EXPECT_EQ(other.encoding, tensor.encoding) << tensor.name;
+    EXPECT_TRUE(read_file(out_).substr(tensor.offset_begin, tensor.byte_count()) ==
+                read_file(folder_ / "second.gguf").substr(other.offset_begin, other.byte_count()))
+        << tensor.name;
+  }
+}
+
+TEST_F(GgufQuantize, BlocksOfTheTypeStayAndOthersAreRoundedOnceMore) {
+  convert(planned(llama_options("q4_k_m")), out_);
+  ConvertOptions again = llama_options("q4_k_m");
+  again.metadata.clear();
+  const auto blocks = open_checkpoint(out_);
+  const Conversion same = make_conversion(blocks, again);
+  EXPECT_THAT(codes_of(same), Not(Contains("convert.requantized")));
+  convert(same, folder_ / "same.gguf");
+  EXPECT_TRUE(read_file(folder_ / "same.gguf") == read_file(out_));
+  again.quantize.formats = llama_options("q8_0").quantize.formats;
+  const Conversion other = make_conversion(blocks, again);
+  EXPECT_THAT(codes_of(other), Contains("convert.requantized"));
+  convert(other, folder_ / "other.gguf");
+  EXPECT_THAT(types_in(folder_ / "other.gguf"), Contains("blk.0.attn_q.weight Q8_0"));
+  EXPECT_TRUE(compare(*blocks, *open_checkpoint(folder_ / "other.gguf")).ok());
+}
+
+TEST_F(GgufQuantize, WhatDoesNotGoTogetherIsRefused) {
+  const auto parse = [](const char* text, FileFormat format) {
+    return code_of([&] { (void)quantization_from_user(text, QuantizeMode::exact, format); });
+  };
+  EXPECT_EQ(parse("q4_k_m", FileFormat::gguf), "");
+  EXPECT_EQ(parse("q4_k_m", FileFormat::safetensors), "plan.options");
+  EXPECT_EQ(parse("q9_k_m", FileFormat::gguf), "plan.options");
+  EXPECT_EQ(code_of([] {
+              (void)quantization_from_user("q4_k_m", QuantizeMode::compat, FileFormat::gguf);
+            }),
+            "plan.options");
+  const auto refused = [&](const ConvertOptions& options) {
+    return code_of([&] { (void)planned(options); });
+  };
+  ConvertOptions options = llama_options("q8_0");
+  EXPECT_EQ(refused(options), "");
+  options.format = FileFormat::safetensors;
+  EXPECT_EQ(refused(options), "plan.options");
+  options = llama_options("none");
+  options.quantize.formats.front().quantization.encoding = "nvfp4";
+  EXPECT_EQ(refused(options), "plan.options");
+  options = llama_options("q8_0");
+  options.quantize.style = QuantizeStyle::compressed_tensors;
+  EXPECT_EQ(refused(options), "plan.options");
+  options = llama_options("q8_0");
+  options.quantize.formats.insert(options.quantize.formats.begin(), format_for("up", "q4_k_m"));
+  EXPECT_EQ(refused(options), "plan.options");  // a mix knows no pattern
+  options = llama_options("q4_k_m");
+  options.metadata.erase("llama.block_count");
+  EXPECT_EQ(refused(options), "plan.options");
+  options = llama_options("iq2_xxs");  // no encoder without an importance
+  EXPECT_EQ(refused(options), "plan.options");
+}
+
+// A model that is no language model has the rules of other quantizations, and any encoding.
+TEST(GgufQuantizeDiffusion, WeightsInsideBlocks) {
+  const TemporaryFolder folder;
+  const std::string source = folder.write(
+      "source.safetensors",
+      safetensors_bytes({{"blocks.0.self_attn.q.weight", "BF16", {64, 256}, numbers(64 * 256, 1)},
+                         {"blocks.0.norm.weight", "BF16", {256}, numbers(256, 2)},
+                         {"patch_embedding.weight", "BF16", {8, 4, 1, 2, 2}, numbers(128, 3)},
+                         {"blocks.0.modulation", "F32", {1, 6, 4}, some_bytes(96, 4)}}));
+  ConvertOptions options = llama_options("q8_0");
+  options.metadata = {{"general.architecture", {.value = "wan"}}};
+  options.beyond_ggml = true;
+  convert(make_conversion(open_checkpoint(source), options), folder / "out.gguf");
+  std::vector<std::string> types;
+  const auto after = open_checkpoint(folder / "out.gguf", {.gguf_rank_max = 5});
+  for (const TensorInfo& tensor : after->tensors()) {
+    types.push_back(tensor.name + " " + std::string(tensor.encoding.name()));
+  }
+  EXPECT_THAT(types, ElementsAre("blocks.0.self_attn.q.weight Q8_0", "blocks.0.norm.weight BF16",
+                                 "patch_embedding.weight BF16", "blocks.0.modulation F32"));
+}
+
+}  // namespace
+
+}  // namespace loadstone::test

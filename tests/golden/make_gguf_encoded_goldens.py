@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Writes gguf_encoded.txt: fingerprints of the blocks that ggml's reference makes of numbers.
+
+The numbers are made by the same integer arithmetic here and in tests/kernels/gguf_encode_test.cpp,
+so only fingerprints need to be kept.
+
+Usage: make_gguf_encoded_goldens.py LIBRARY > gguf_encoded.txt
+       (LIBRARY: what tools/ggml_oracle.py built; needs torch, whose casts stand beside)
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from make_cast_goldens import splitmix
+from make_gguf_goldens import fingerprint
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+from ggml_oracle import Oracle
+
+COUNT = 65536
+COLUMNS = 1024
+FORMATS = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K"]
+FORMATS += ["iq4_nl", "iq4_xs", "tq1_0", "tq2_0", "mxfp4"]
+# An importance of each column goes with these.
+WEIGHTED = ["normal", "scales", "sparse", "integers", "outliers"]
+
+
+def normal(words: np.ndarray) -> np.ndarray:
+    """Sums of four uniform numbers, between -1 and 1: no rounding is in them."""
+    fields = sum((words >> np.uint64(16 * i)) & np.uint64(0xFFFF) for i in range(4))
+    return ((fields.astype(np.int64) - 131070).astype(np.float32)) * np.float32(2.0**-17)
+
+
+def of_bits(bits: np.ndarray) -> np.ndarray:
+    """F32 with these bits; infinite and NaN patterns become subnormal ones."""
+    bits = bits.astype(np.uint32)
+    finite = np.where((bits >> 23) & 0xFF == 0xFF, bits & np.uint32(0x807FFFFF), bits)
+    return finite.astype(np.uint32).view(np.float32)
+
+
+def spread(count: int, size: int, seed: int) -> np.ndarray:
+    """A word for each run of `size` numbers."""
+    return np.repeat(splitmix(count // size, seed), size)
+
+
+def cases() -> dict[str, np.ndarray]:
+    """The numbers, by name."""
+    words = splitmix(COUNT, 5)
+    plain = normal(words)
+    shifts = (spread(COUNT, 16, 6) % np.uint64(40)).astype(np.int32)
+    high = (words >> np.uint64(56)).astype(np.int64)
+    signed_zeros = np.where(high & 1, np.float32(-0.0), np.float32(0.0))
+    above = np.abs(plain) + np.float32(1)
+    made = {
+        "normal": plain,
+        "bits": of_bits(words & np.uint64(0xFFFFFFFF)),
+        "scales": np.ldexp(plain, -shifts),
+        "subnormal": of_bits(words & np.uint64(0x807FFFFF)),
+        "outliers": np.where(high == 0, plain * np.float32(4096), plain),
+        "sparse": np.where(high < 8, plain, signed_zeros),
+        "integers": (words >> np.uint64(40)).astype(np.int64) % 7 - 3,
+        "constants": normal(spread(COUNT, 64, 7)),
+        "positive": above,
+        "negative": -above,
+        "huge": np.ldexp(plain, 126),
+        "tiny": np.ldexp(plain, -110),
+        "zeros": np.zeros(COUNT),
+    }
+    return {name: numbers.astype(np.float32) for name, numbers in made.items()}
+
+
+def importance() -> np.ndarray:
+    """Of each column: a number from 0 to 4, and 0 for one of eight."""
+    words = splitmix(COLUMNS, 11)
+    some = (words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-22)
+    return np.where(words % np.uint64(8) == 0, np.float32(0), some)
+
+
+def main() -> None:
+    """Prints `FORMAT CASE fingerprint` for each; for the numbers the format is `-`."""
+    oracle = Oracle(Path(sys.argv[1]))
+    for case, numbers in cases().items():
+        print("-", case, f"{fingerprint(numbers.tobytes()):016x}")
+        for name in FORMATS:
+            blocks = oracle.encode(name, numbers.reshape(-1, COLUMNS))
+            print(name.upper(), case, f"{fingerprint(blocks.tobytes()):016x}")
+            if case not in WEIGHTED:
+                continue
+            blocks = oracle.encode(name, numbers.reshape(-1, COLUMNS), importance())
+            print(name.upper(), f"{case}-weighted", f"{fingerprint(blocks.tobytes()):016x}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+// Numbers that tests and the scripts of tests/golden make by the same integer arithmetic, so that
+// only fingerprints of results are kept; and instruction sets by force.
+#pragma once
+
+#include <hwy/highway.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace loadstone {
+
+// The pseudo-random word of a place.
+inline std::uint64_t splitmix(std::uint64_t place, std::uint64_t seed) {
+  std::uint64_t word = (place + 1) * 0x9e3779b97f4a7c15u + seed;
+  word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9u;
+  word = (word ^ (word >> 27)) * 0x94d049bb133111ebu;
+  return word ^ (word >> 31);
+}
+
+// The sum of each word of 8 bytes plus one times an odd word of its place.
+inline std::uint64_t fingerprint(const std::vector<std::byte>& bytes) {
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < bytes.size() / 8; ++i) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + 8 * i, 8);
+    sum += (word + 1) * (splitmix(i, 99) | 1);
+  }
+  return sum;
+}
+
+// Puts all instruction sets back.
+class ForcedTarget {
+ public:
+  explicit ForcedTarget(std::int64_t target) { force(target); }
+  ~ForcedTarget() { force(0); }
+  ForcedTarget(const ForcedTarget&) = delete;
+  ForcedTarget& operator=(const ForcedTarget&) = delete;
+
+ private:
+  static void force(std::int64_t sets) {
+    hwy::SetSupportedTargetsForTest(sets);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+};
+
+}  // namespace loadstone

@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""Builds ggml's reference encoders of GGUF blocks as a shared library, and calls them.
+
+They are what our encoders are compared with: ``ggml-quants.c`` of the source package of
+llama-cpp-python, compiled with ``-O2 -ffp-contract=off``, so that no multiply-add is fused. Nothing
+of ggml is kept here.
+
+Usage: ggml_oracle.py FOLDER [--source UNPACKED | --download]
+
+FOLDER gets the library, ``libggml-oracle.so``. ``--source`` is the package, unpacked;
+``--download`` fetches it (``pip download --no-deps --no-binary :all: llama-cpp-python``). Tests
+build it where the environment names the unpacked package, ``LOADSTONE_LLAMA_CPP=FOLDER``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+LIBRARY = "libggml-oracle.so"
+EXACT_FLAGS = ("-O2", "-ffp-contract=off")
+
+# Numbers and bytes of a block of each format, by the name of its function.
+FORMATS = {
+    "q4_0": (32, 18),
+    "q4_1": (32, 20),
+    "q5_0": (32, 22),
+    "q5_1": (32, 24),
+    "q8_0": (32, 34),
+    "q2_K": (256, 84),
+    "q3_K": (256, 110),
+    "q4_K": (256, 144),
+    "q5_K": (256, 176),
+    "q6_K": (256, 210),
+    "iq2_xxs": (256, 66),
+    "iq2_xs": (256, 74),
+    "iq2_s": (256, 82),
+    "iq3_xxs": (256, 98),
+    "iq3_s": (256, 110),
+    "iq1_s": (256, 50),
+    "iq1_m": (256, 56),
+    "iq4_nl": (32, 18),
+    "iq4_xs": (256, 136),
+    "tq1_0": (256, 54),
+    "tq2_0": (256, 66),
+    "mxfp4": (32, 17),
+}
+# Those whose grids ggml prepares first.
+_GRIDS = {"iq2_xxs", "iq2_xs", "iq2_s", "iq1_s", "iq1_m", "iq3_xxs", "iq3_s"}
+
+# The rest of ggml, as far as ggml-quants.c asks for it.
+_SHIM = """
+#define GGML_COMMON_DECL_C
+#include "ggml-common.h"
+#include "ggml.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+void iq2xs_init_impl(enum ggml_type type);
+void iq3xs_init_impl(int grid_size);
+
+void ggml_abort(const char * file, int line, const char * fmt, ...) {
+    fprintf(stderr, "%s:%d: %s\\n", file, line, fmt);
+    abort();
+}
+
+const char * ggml_type_name(enum ggml_type type) { (void) type; return "a type"; }
+
+static size_t elements_of(enum ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_Q4_0: case GGML_TYPE_Q4_1: case GGML_TYPE_Q5_0: case GGML_TYPE_Q5_1:
+        case GGML_TYPE_Q8_0: case GGML_TYPE_IQ4_NL: case GGML_TYPE_MXFP4: return 32;
+        default: return 256;
+    }
+}
+
+size_t ggml_type_size(enum ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_Q4_0: return sizeof(block_q4_0);
+        case GGML_TYPE_Q4_1: return sizeof(block_q4_1);
+        case GGML_TYPE_Q5_0: return sizeof(block_q5_0);
+        case GGML_TYPE_Q5_1: return sizeof(block_q5_1);
+        case GGML_TYPE_Q8_0: return sizeof(block_q8_0);
+        case GGML_TYPE_MXFP4: return sizeof(block_mxfp4);
+        case GGML_TYPE_Q2_K: return sizeof(block_q2_K);
+        case GGML_TYPE_Q3_K: return sizeof(block_q3_K);
+        case GGML_TYPE_Q4_K: return sizeof(block_q4_K);
+        case GGML_TYPE_Q5_K: return sizeof(block_q5_K);
+        case GGML_TYPE_Q6_K: return sizeof(block_q6_K);
+        case GGML_TYPE_IQ2_XXS: return sizeof(block_iq2_xxs);
+        case GGML_TYPE_IQ2_XS: return sizeof(block_iq2_xs);
+        case GGML_TYPE_IQ2_S: return sizeof(block_iq2_s);
+        case GGML_TYPE_IQ3_XXS: return sizeof(block_iq3_xxs);
+        case GGML_TYPE_IQ3_S: return sizeof(block_iq3_s);
+        case GGML_TYPE_IQ1_S: return sizeof(block_iq1_s);
+        case GGML_TYPE_IQ1_M: return sizeof(block_iq1_m);
+        case GGML_TYPE_IQ4_NL: return sizeof(block_iq4_nl);
+        case GGML_TYPE_IQ4_XS: return sizeof(block_iq4_xs);
+        case GGML_TYPE_TQ1_0: return sizeof(block_tq1_0);
+        case GGML_TYPE_TQ2_0: return sizeof(block_tq2_0);
+        default: abort();
+    }
+}
+
+size_t ggml_row_size(enum ggml_type type, int64_t numbers) {
+    return ggml_type_size(type) * (size_t) numbers / elements_of(type);
+}
+
+void oracle_prepare(void) {
+    iq2xs_init_impl(GGML_TYPE_IQ2_XXS);
+    iq2xs_init_impl(GGML_TYPE_IQ2_XS);
+    iq2xs_init_impl(GGML_TYPE_IQ2_S);
+    iq2xs_init_impl(GGML_TYPE_IQ1_S);
+    iq3xs_init_impl(256);
+    iq3xs_init_impl(512);
+}
+"""
+
+
+def build(source: Path, folder: Path, flags: tuple[str, ...] = EXACT_FLAGS) -> Path:
+    """Compile the library from an unpacked package.
+
+    Args:
+        source: the package, or its ``vendor/llama.cpp``.
+        folder: gets the library.
+        flags: of the compiler, for optimization and arithmetic.
+    """
+    found = sorted(source.glob("**/ggml-quants.c"))
+    if not found:
+        raise FileNotFoundError(f"no ggml-quants.c under {source}")
+    sources = found[0].parent
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / LIBRARY
+    with tempfile.TemporaryDirectory() as work:
+        shim = Path(work) / "shim.c"
+        shim.write_text(_SHIM)
+        includes = [f"-I{sources}", f"-I{sources.parent / 'include'}"]
+        command = [os.environ.get("CC", "cc"), *flags, "-DNDEBUG", "-fPIC", "-shared", *includes]
+        subprocess.run([*command, found[0], shim, "-o", library, "-lm"], check=True)
+    return library
+
+
+def download(folder: Path) -> Path:
+    """Fetch and unpack the source package."""
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:"]
+    subprocess.run([*pip, "--dest", folder, "llama-cpp-python"], check=True)
+    archive = next(folder.glob("llama_cpp_python-*.tar.gz"))
+    with tarfile.open(archive) as package:
+        package.extractall(folder, filter="data")
+    return folder
+
+
+class Oracle:
+    """The library's functions, on numpy arrays."""
+
+    def __init__(self, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self._library.oracle_prepare()
+
+    def encode(
+        self, name: str, numbers: np.ndarray, importance: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Blocks of F32 numbers ``[rows, columns]``, as bytes ``[rows, bytes of a row]``."""
+        rows, columns = numbers.shape
+        elements, size = FORMATS[name]
+        blocks = np.zeros((rows, columns // elements * size), np.uint8)
+        function = getattr(self._library, f"quantize_{name}")
+        function.restype = ctypes.c_size_t
+        weights = None
+        if importance is not None:
+            importance = np.ascontiguousarray(importance, np.float32)
+            weights = ctypes.c_void_p(importance.ctypes.data)
+        numbers = np.ascontiguousarray(numbers, np.float32)
+        written = function(
+            ctypes.c_void_p(numbers.ctypes.data),
+            ctypes.c_void_p(blocks.ctypes.data),
+            ctypes.c_int64(rows),
+            ctypes.c_int64(columns),
+            weights,
+        )
+        assert written == blocks.size
+        return blocks
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--source", type=Path)
+    where.add_argument("--download", action="store_true")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        source = args.source if args.source else download(Path(work))
+        print(build(source, args.folder))
+
+
+if __name__ == "__main__":
+    main()
