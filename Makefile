@@ -14,6 +14,9 @@ ifeq ($(origin CXX),default)
 CXX := c++
 endif
 export CXX
+# A second checkout takes the first one's objects from ccache: their paths are relative then.
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
 
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 20
