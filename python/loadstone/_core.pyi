@@ -272,6 +272,7 @@ def make_conversion(
     beyond_ggml: bool = False,
     is_split: bool = False,
     merge: MergeOptions | None = None,
+    imatrix: str = "",
 ) -> Conversion: ...
 def convert(
     conversion: Conversion,

@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "codec/encode.h"
 #include "convert/chooser.h"
+#include "convert/gguf_importance.h"
 #include "convert/gguf_mix.h"
 #include "convert/kept_blocks.h"
 #include "loadstone/error.h"
@@ -81,6 +82,7 @@ class BlockChooser {
         catalog_(catalog),
         chooser_(options.quantize, options.folder.config),
         model_(mix_model(metadata)),
+        importances_(options.quantize.importance.get()),
         findings_(findings) {
     for (const QuantizeFormat& format : options.quantize.formats) {
       const std::string& name = format.quantization.encoding;
@@ -124,6 +126,7 @@ class BlockChooser {
     for (std::size_t i = 0; i < chosen.size(); ++i) apply(types[i], tensors[i].asked, *chosen[i]);
     report_fallbacks();
     report_second_rounding();
+    importances_.report(recipes, findings_);
     chooser_.report_idle(findings_);
     return std::move(choices_);
   }
@@ -135,6 +138,7 @@ class BlockChooser {
     };
     if (const auto type = file_type_of(usual_)) set("general.file_type", *type);
     set("general.quantization_version", quantization_version);
+    importances_.describe(metadata);
   }
 
  private:
@@ -157,7 +161,7 @@ class BlockChooser {
   }
 
   [[nodiscard]] std::vector<Encoding> types_of(const std::vector<MixTensor>& tensors) const {
-    if (mix_) return mixed_types(*mix_, *model_, false, tensors);
+    if (mix_) return mixed_types(*mix_, *model_, importances_.are_given(), tensors);
     std::vector<Encoding> types;
     for (const MixTensor& tensor : tensors) {
       types.push_back(fitting_type(*tensor.asked, *tensor.shape));
@@ -195,6 +199,7 @@ class BlockChooser {
     }
     Quantization quantization;
     quantization.encoding = encoding->name;
+    quantization.importance = importances_.take(mix_, recipe, type.block_format());
     choices_.quantize.emplace(recipe.target, std::move(quantization));
   }
 
@@ -230,6 +235,7 @@ class BlockChooser {
   std::optional<MixModel> model_;  // of a language model under llama.cpp's names
   std::optional<Mix> mix_;
   std::string usual_;  // the format without a pattern; empty: there is none
+  Importances importances_;
   Choices choices_;
   std::vector<Finding>& findings_;
   // By shape and types: how many, and the first.
