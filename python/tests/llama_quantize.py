@@ -29,9 +29,15 @@ PROGRAM = os.environ.get("LOADSTONE_LLAMA_QUANTIZE", "")
 GOLDEN = Path(__file__).with_name("llama_cpp_golden") / "mixes.json"
 MIXES = [
     "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q2_k_s", "q3_k_s",
-    "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "iq4_nl", "iq4_xs",
-    "tq1_0", "tq2_0", "mxfp4_moe",
+    "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "iq1_s", "iq1_m",
+    "iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq3_xxs", "iq3_xs", "iq3_s", "iq3_m", "iq4_nl",
+    "iq4_xs", "tq1_0", "tq2_0", "mxfp4_moe",
 ]  # fmt: skip
+
+
+def is_written(error: loadstone.Error) -> bool:
+    """Whether an encoder was there, and something else was wrong."""
+    return "this version does not write" not in str(error)
 
 
 def require_program() -> None:

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -40,10 +41,13 @@ std::optional<Dtype> plain_type(std::string_view name) noexcept {
 // Which blocks an encoding writes; nothing for one of other codecs.
 std::optional<BlockFormat> block_of(const WrittenEncoding& encoding) {
   if (!encoding.is_gguf()) return std::nullopt;
+  constexpr std::uint64_t columns = 256;  // whole blocks of every format
+  static const auto any = std::make_shared<const std::vector<float>>(columns, 1.0f);
   Quantization quantization;
   quantization.encoding = encoding.name;
+  quantization.importance = any;  // which some need, and all take
   QuantizeForm form;
-  const Shape row = {1, 256};  // whole blocks of every format
+  const Shape row = {1, columns};
   if (prepare_quantization(quantization, row, Dtype::f32, form)) return std::nullopt;
   return form.block;
 }

@@ -61,7 +61,7 @@ std::shared_ptr<const std::vector<float>> Importances::take(std::optional<Mix> m
     }
     without_.add(name);
   }
-  if (needs_importance(mix, name, type)) needing_[Encoding(type).name()].add(name);
+  if (mix_needs_importance(mix, name, type)) needing_[Encoding(type).name()].add(name);
   return nullptr;
 }
 

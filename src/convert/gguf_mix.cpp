@@ -328,7 +328,8 @@ std::vector<Encoding> mixed_types(Mix mix, const MixModel& model, bool has_impor
   return Mixer(mix, model, has_importance, tensors).run();
 }
 
-bool needs_importance(std::optional<Mix> mix, std::string_view name, BlockFormat type) noexcept {
+bool mix_needs_importance(std::optional<Mix> mix, std::string_view name,
+                          BlockFormat type) noexcept {
   const Role role = role_of(name);
   if (role == Role::token_embd || role == Role::output) return false;
   switch (type) {

@@ -93,8 +93,8 @@ struct MixTensor {
 
 // Whether llama.cpp refuses to make such blocks of the tensor without an importance: those of the
 // fewest bits, but for the two tensors that are looked up or come last.
-[[nodiscard]] bool needs_importance(std::optional<Mix> mix, std::string_view name,
-                                    BlockFormat type) noexcept;
+[[nodiscard]] bool mix_needs_importance(std::optional<Mix> mix, std::string_view name,
+                                        BlockFormat type) noexcept;
 // Whether the tensor is looked up by tokens: no importance is measured of it.
 [[nodiscard]] bool is_token_embedding(std::string_view name) noexcept;
 

@@ -258,8 +258,6 @@ TEST_F(GgufQuantize, WhatDoesNotGoTogetherIsRefused) {
   options = llama_options("q4_k_m");
   options.metadata.erase("llama.block_count");
   EXPECT_EQ(refused(options), "plan.options");
-  options = llama_options("iq2_xxs");  // no encoder without an importance
-  EXPECT_EQ(refused(options), "plan.options");
 }
 
 // A model that is no language model has the rules of other quantizations, and any encoding.
