@@ -166,7 +166,7 @@ class GgufContainer final : public Container {
       finding.severity = Severity::error;
       finding.message = "a GGUF file needs general.architecture, and nothing says it";
       finding.suggestion =
-          has_diffusers_names(catalog)
+          has_unfused_names(catalog)
               ? "these are diffusers' names, which ComfyUI does not read in GGUF files: start from "
                 "the model's own checkpoint, or give it with --metadata FILE (metadata= in Python)"
               : "give it with --metadata FILE (metadata= in Python), such as \"llama\" for "

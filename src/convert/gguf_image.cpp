@@ -97,16 +97,16 @@ constexpr std::string_view qwen_image_plain[] = {"img_in.", "txt_in.", "time_tex
 constexpr std::string_view sdxl_blocks[] = {
     "input_blocks.3.0.op.weight", "input_blocks.6.0.op.weight", "output_blocks.2.2.conv.weight",
     "output_blocks.5.2.conv.weight"};
-constexpr std::string_view sdxl_diffusers[] = {"down_blocks.0.downsamplers.0.conv.weight",
-                                               "add_embedding.linear_1.weight"};
+constexpr std::string_view sdxl_library[] = {"down_blocks.0.downsamplers.0.conv.weight",
+                                             "add_embedding.linear_1.weight"};
 constexpr std::string_view sdxl_label[] = {"label_emb.0.0.weight"};
-constexpr Mark sdxl_marks[] = {sdxl_diffusers, sdxl_blocks, sdxl_label};
+constexpr Mark sdxl_marks[] = {sdxl_library, sdxl_blocks, sdxl_label};
 constexpr std::string_view sd1_blocks[] = {
     "input_blocks.3.0.op.weight",    "input_blocks.6.0.op.weight",
     "input_blocks.9.0.op.weight",    "output_blocks.2.1.conv.weight",
     "output_blocks.5.2.conv.weight", "output_blocks.8.2.conv.weight"};
-constexpr std::string_view sd1_diffusers[] = {"down_blocks.0.downsamplers.0.conv.weight"};
-constexpr Mark sd1_marks[] = {sd1_diffusers, sd1_blocks};
+constexpr std::string_view sd1_library[] = {"down_blocks.0.downsamplers.0.conv.weight"};
+constexpr Mark sd1_marks[] = {sd1_library, sd1_blocks};
 constexpr std::string_view unet_plain[] = {
     "class_embedding.", "time_embedding.", "add_embedding.", "time_embed.",
     "label_emb.",       "conv_in.",        "conv_out.",      "input_blocks.0.0.weight"};
@@ -138,11 +138,11 @@ constexpr ImageModel models[] = {
 constexpr std::string_view plain_names[] = {"proj_out.weight", "out.2.weight"};
 
 // Names of diffusers for models whose own checkpoints fuse queries, keys and values.
-constexpr std::string_view flux_diffusers[] = {"transformer_blocks.0.attn.norm_added_k.weight"};
-constexpr std::string_view sd3_diffusers[] = {"transformer_blocks.0.attn.add_q_proj.weight"};
-constexpr std::string_view aura_diffusers[] = {
+constexpr std::string_view flux_unfused[] = {"transformer_blocks.0.attn.norm_added_k.weight"};
+constexpr std::string_view sd3_unfused[] = {"transformer_blocks.0.attn.add_q_proj.weight"};
+constexpr std::string_view aura_unfused[] = {
     "joint_transformer_blocks.3.ff_context.out_projection.weight"};
-constexpr Mark diffusers_marks[] = {flux_diffusers, sd3_diffusers, aura_diffusers};
+constexpr Mark unfused_marks[] = {flux_unfused, sd3_unfused, aura_unfused};
 
 // ComfyUI takes it away.
 constexpr std::string_view comfy_prefix = "model.diffusion_model.";
@@ -234,8 +234,8 @@ const ImageModel* recognised_image_model(const Catalog& catalog) {
   return found == std::end(models) ? nullptr : found;
 }
 
-bool has_diffusers_names(const Catalog& catalog) {
-  return std::ranges::any_of(diffusers_marks, [&](Mark mark) { return are_there(mark, catalog); });
+bool has_unfused_names(const Catalog& catalog) {
+  return std::ranges::any_of(unfused_marks, [&](Mark mark) { return are_there(mark, catalog); });
 }
 
 std::string_view architecture(const ImageModel& model) noexcept { return model.architecture; }

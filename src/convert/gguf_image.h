@@ -22,9 +22,9 @@ struct ImageModel;
 [[nodiscard]] const ImageModel* image_model(const Metadata& metadata);
 // The model whose tensors these are, by the names of its own checkpoint.
 [[nodiscard]] const ImageModel* recognised_image_model(const Catalog& catalog);
-// Whether the names are those that diffusers gives to one of these models, which ComfyUI-GGUF does
+// Whether the names are those of diffusers for one of these models, which ComfyUI-GGUF does
 // not read.
-[[nodiscard]] bool has_diffusers_names(const Catalog& catalog);
+[[nodiscard]] bool has_unfused_names(const Catalog& catalog);
 
 // "wan", for general.architecture.
 [[nodiscard]] std::string_view architecture(const ImageModel& model) noexcept;
