@@ -260,17 +260,25 @@ TEST_F(GgufQuantize, WhatDoesNotGoTogetherIsRefused) {
   EXPECT_EQ(refused(options), "plan.options");
 }
 
-// A model that is no language model has the rules of other quantizations, and any encoding.
-TEST(GgufQuantizeDiffusion, WeightsInsideBlocks) {
+std::string image_file() {
+  const auto tensor = [](const char* name, std::vector<std::uint64_t> shape, unsigned seed) {
+    std::uint64_t count = 1;
+    for (const std::uint64_t extent : shape) count *= extent;
+    return FileTensor{name, "BF16", std::move(shape), numbers(count, seed)};
+  };
+  return safetensors_bytes({tensor("blocks.0.self_attn.q.weight", {64, 256}, 1),
+                            tensor("blocks.0.self_attn.v.weight", {64, 256}, 2),
+                            tensor("blocks.0.norm.weight", {256}, 3),
+                            tensor("patch_embedding.weight", {512, 4, 1, 2, 2}, 4),
+                            tensor("head.head.weight", {64, 256}, 5),
+                            {"blocks.0.modulation", "F32", {1, 6, 4}, some_bytes(96, 6)}});
+}
+
+std::vector<std::string> types_of_image(const char* architecture, const char* format) {
   const TemporaryFolder folder;
-  const std::string source = folder.write(
-      "source.safetensors",
-      safetensors_bytes({{"blocks.0.self_attn.q.weight", "BF16", {64, 256}, numbers(64 * 256, 1)},
-                         {"blocks.0.norm.weight", "BF16", {256}, numbers(256, 2)},
-                         {"patch_embedding.weight", "BF16", {8, 4, 1, 2, 2}, numbers(128, 3)},
-                         {"blocks.0.modulation", "F32", {1, 6, 4}, some_bytes(96, 4)}}));
-  ConvertOptions options = llama_options("q8_0");
-  options.metadata = {{"general.architecture", {.value = "wan"}}};
+  const std::string source = folder.write("source.safetensors", image_file());
+  ConvertOptions options = llama_options(format);
+  options.metadata = {{"general.architecture", {.value = architecture}}};
   options.beyond_ggml = true;
   convert(make_conversion(open_checkpoint(source), options), folder / "out.gguf");
   std::vector<std::string> types;
@@ -278,8 +286,23 @@ TEST(GgufQuantizeDiffusion, WeightsInsideBlocks) {
   for (const TensorInfo& tensor : after->tensors()) {
     types.push_back(tensor.name + " " + std::string(tensor.encoding.name()));
   }
-  EXPECT_THAT(types, ElementsAre("blocks.0.self_attn.q.weight Q8_0", "blocks.0.norm.weight BF16",
-                                 "patch_embedding.weight BF16", "blocks.0.modulation F32"));
+  return types;
+}
+
+TEST(GgufQuantizeImages, AMixGivesComfysTypes) {
+  EXPECT_THAT(types_of_image("wan", "q4_k_m"),
+              ElementsAre("blocks.0.self_attn.q.weight Q4_K", "blocks.0.self_attn.v.weight Q6_K",
+                          "blocks.0.norm.weight F32", "patch_embedding.weight BF16",
+                          "head.head.weight BF16", "blocks.0.modulation F32"));
+}
+
+// A model that nobody knows has the rules of other quantizations, and no mixes.
+TEST(GgufQuantizeImages, AnotherModelHasPlainTypes) {
+  EXPECT_THAT(types_of_image("another", "q8_0"),
+              ElementsAre("blocks.0.self_attn.q.weight Q8_0", "blocks.0.self_attn.v.weight Q8_0",
+                          "blocks.0.norm.weight BF16", "patch_embedding.weight BF16",
+                          "head.head.weight BF16", "blocks.0.modulation F32"));
+  EXPECT_EQ(code_of([] { types_of_image("another", "q4_k_m"); }), "plan.options");
 }
 
 // ---- importance matrices
