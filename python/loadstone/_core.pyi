@@ -305,7 +305,11 @@ def codes() -> list[tuple[str, str, str]]: ...
 class scaled:  # a submodule  # noqa: N801
     @staticmethod
     def parts_of(
-        encoding: str, dialect: str, shape: Sequence[int], dtype: str
+        encoding: str,
+        dialect: str,
+        shape: Sequence[int],
+        dtype: str,
+        importance: Sequence[float] | None = None,
     ) -> list[tuple[str, list[int], str]]: ...
     @staticmethod
     def measure(
@@ -320,6 +324,7 @@ class scaled:  # a submodule  # noqa: N801
         dtype: str,
         amax: Sequence[float],
         parts: Sequence[Any],
+        importance: Sequence[float] | None = None,
     ) -> int: ...
     @staticmethod
     def decode(
