@@ -51,7 +51,7 @@ HEADER_ROOM = {
     "finding": "base",
     "loadstone": "audit",
     "merge": "boxes",
-    "merge_options": "convert",
+    "merge_options": "plan",
     "name_hash": "base",
     "observer": "base",
     "quantization": "tensor",
