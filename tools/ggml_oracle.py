@@ -272,7 +272,7 @@ def _place_runs(numbers: np.ndarray, blocks: np.ndarray) -> None:
     zeros lie where the codes of earlier ones belong. The top bits of codes and the scales do not.
     """
     has_numbers = (numbers.reshape(-1, 8, 32) != 0).any(axis=2)
-    for block, runs in zip(blocks, has_numbers):
+    for block, runs in zip(blocks, has_numbers, strict=True):
         if runs.all():
             continue
         for begin, size in ((2, 8), (74, 4)):
