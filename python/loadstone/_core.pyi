@@ -176,6 +176,7 @@ def plan_from_json(
     root: str = "",
     plan_folder: str = "",
     offload_folder: str = "",
+    other_roots: Sequence[str] = (),
 ) -> Plan: ...
 def check_series(
     partners: list[list[str]], count: int = 0
@@ -272,6 +273,7 @@ def make_conversion(
     beyond_ggml: bool = False,
     is_split: bool = False,
     merge: MergeOptions | None = None,
+    imatrix: str = "",
 ) -> Conversion: ...
 def convert(
     conversion: Conversion,
