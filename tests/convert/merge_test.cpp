@@ -318,7 +318,7 @@ TEST_F(Merges, AreReadWithoutTrust) {
   EXPECT_EQ(code("\"row_elements\": 70", "\"row_elements\": 0"), "plan.box");
   EXPECT_EQ(code("\"factor_bits\": 1056964608", "\"factor_bits\": 2143289344"), "plan.box");
   EXPECT_EQ(code("\"form\": \"sum\"", "\"form\": \"slurp\""), "plan.json");
-  EXPECT_EQ(code("\"form\": \"sum\"", "\"form\": \"slerp\""), "plan.box");
+  EXPECT_EQ(code("\"form\": \"sum\"", "\"form\": \"differences\""), "plan.json");
   EXPECT_EQ(code("\"source\": 1", "\"source\": 9"), "plan.box");
   EXPECT_EQ(code("\"source\": 3", "\"source\": 2"), "plan.box");  // of other extents
   EXPECT_EQ(code("\"other_checkpoints\": [", "\"other_checkpoints\": [1,"), "plan.json");
