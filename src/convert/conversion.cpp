@@ -61,9 +61,15 @@ void check_options(const ConvertOptions& options) {
     refuse(options.dequantize ? "dequantize" : "experts",
            "rules and recipes name what is in the file: convert twice");
   }
-  if (options.quantize.style && options.quantize.formats.empty()) {
+  const QuantizeOptions& quantize = options.quantize;
+  if (quantize.style && quantize.formats.empty()) {
     refuse("style", "nothing is to be quantized, so nothing has a style",
-           std::string(name(*options.quantize.style)));
+           std::string(name(*quantize.style)));
+  }
+  if (quantize.importance != nullptr &&
+      (quantize.formats.empty() || !container_of(options.format).holds_blocks())) {
+    refuse("importance", "an importance matrix weighs how a GGUF file is quantized",
+           printable(quantize.importance->path, 400));
   }
   if (options.is_split &&
       (options.one_file || !container_of(options.format).index_suffix().empty())) {
