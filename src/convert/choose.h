@@ -21,6 +21,8 @@ struct Choices {
   std::map<std::string, std::string_view, std::less<>> plain;
   // Targets that become numbers although a file could hold their blocks.
   std::set<std::string, std::less<>> numbers;
+  // Targets that have the type that was asked for.
+  std::set<std::string, std::less<>> kept;
 };
 
 // Cuts stacks of experts that are to be quantized into the weights of single experts, which is how

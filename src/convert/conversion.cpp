@@ -21,6 +21,7 @@
 #include "convert/outputs.h"
 #include "convert/quantize_config.h"
 #include "convert/quantize_style.h"
+#include "convert/repack.h"
 #include "convert/values.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
@@ -37,6 +38,22 @@ namespace {
 
 bool names_are_given(const ConvertOptions& options) {
   return !options.rules.empty() || !options.recipes.targets.empty();
+}
+
+// Codes that go out as they are keep their names and the layout of their experts.
+void check_repack(const ConvertOptions& options) {
+  const std::string style(name(*options.quantize.style));
+  if (options.dequantize || options.merge) {
+    refuse("style", "nothing is to be quantized, so nothing has a style", style);
+  }
+  if (options.format != FileFormat::safetensors) {
+    refuse("style", "a GGUF file has one style of its own: name none", style);
+  }
+  if (names_are_given(options) || options.experts != ExpertLayout::keep) {
+    refuse("style",
+           "codes get the components of another style, or other names and layouts: convert twice",
+           style);
+  }
 }
 
 void check_options(const ConvertOptions& options) {
@@ -61,10 +78,7 @@ void check_options(const ConvertOptions& options) {
     refuse(options.dequantize ? "dequantize" : "experts",
            "rules and recipes name what is in the file: convert twice");
   }
-  if (options.quantize.style && options.quantize.formats.empty()) {
-    refuse("style", "nothing is to be quantized, so nothing has a style",
-           std::string(name(*options.quantize.style)));
-  }
+  if (repacks(options)) check_repack(options);
   if (options.is_split &&
       (options.one_file || !container_of(options.format).index_suffix().empty())) {
     refuse("is_split", "only GGUF files are split without an index, into more than one file");
@@ -175,6 +189,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   Outputs outputs = output_recipes(catalog, options, is_decoded, findings);
   plan_options.recipes = std::move(outputs.recipes);
   plan_options.known_sources = std::move(outputs.known_sources);
+  conversion.repacked = std::move(outputs.repacked);
   Choices choices;
   const bool quantizes = !options.quantize.formats.empty();
   if (quantizes) {
@@ -183,10 +198,18 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
     plan_options.quantize = std::move(choices.quantize);
   }
   if (container.holds_blocks() && !options.dtype && !options.dequantize) {
-    const auto stays = [&](const std::string& name) {
-      return !plan_options.quantize.contains(name) && !choices.numbers.contains(name);
-    };
-    keep_blocks(*catalog, stays, plan_options.recipes);
+    keep_blocks(
+        *catalog,
+        [&](const TargetRecipe& recipe) {
+          const std::string& target = recipe.target;
+          if (choices.kept.contains(target)) return true;
+          // Numbers of codes are kept as codes where nobody asked for numbers.
+          if (is_decoded || names_are_given(options)) {
+            if (!source_blocks(*catalog, recipe)) return false;
+          }
+          return !plan_options.quantize.contains(target) && !choices.numbers.contains(target);
+        },
+        plan_options.recipes);
   }
   // What has stood in the way once is not told again as left over.
   for (const Finding& finding : findings) {
@@ -204,12 +227,17 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   Plan& plan = conversion.plan;
   plan.findings.insert(plan.findings.end(), findings.begin(), findings.end());
   check_claim(conversion, options);
-  for (Finding& finding : check_moved_codes(plan)) fail(conversion, std::move(finding));
+  for (Finding& finding : check_moved_codes(plan, conversion.repacked))
+    fail(conversion, std::move(finding));
+  if (keeps_codes(options, is_decoded)) {
+    for (Finding& finding : check_numbers(plan)) fail(conversion, std::move(finding));
+  }
+  if (container.holds_blocks()) conversion.repacked = repacked_blocks(conversion);
   name_ambiguous(conversion, is_decoded);
   lay_out(conversion, options);
   if (quantizes) add_rows(conversion, choices);
   const bool has_decoded = is_decoded && plan.catalog->quantized().has_readable();
-  conversion.extras = extra_files(plan, options, has_decoded, plan.findings);
+  conversion.extras = extra_files(plan, conversion.repacked, options, has_decoded, plan.findings);
   choose_sizes(conversion, options);
   plan.bytes_to_read = conversion.bytes_to_read;
   plan.bytes_to_write = conversion.bytes_to_write;

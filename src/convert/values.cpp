@@ -12,6 +12,8 @@
 #include <utility>
 
 #include "base/text.h"
+#include "codec/fp4/blocks.h"
+#include "convert/container.h"
 #include "convert/expert_names.h"
 #include "convert/expert_series.h"
 #include "convert/json_text.h"
@@ -42,7 +44,7 @@ class Maker {
         is_read_(catalog_.tensors().size(), false) {}
 
   Values run() {
-    if (is_decoded_) take_quantized();
+    take_quantized();
     for (std::uint32_t i = 0; i < catalog_.tensors().size(); ++i) {
       const TensorInfo& tensor = catalog_.tensors()[i];
       if (is_read_[i] || !tensor.encoding.is_dtype()) continue;
@@ -61,10 +63,14 @@ class Maker {
 
  private:
   void take_quantized() {
+    const bool keeps = keeps_codes(options_, is_decoded_);
+    if (!is_decoded_ && !keeps) return;
     const QuantizedTensors& all = catalog_.quantized();
-    findings_.insert(findings_.end(), all.findings().begin(), all.findings().end());
+    if (is_decoded_)
+      findings_.insert(findings_.end(), all.findings().begin(), all.findings().end());
     for (const QuantizedTensor& quantized : all.tensors()) {
       if (!quantized.is_readable()) continue;
+      if (keeps && !mxfp4_blocks_of(quantized.decoding, catalog_.tensors())) continue;
       for (const std::uint32_t source : quantized.decoding.sources) is_read_.at(source) = true;
       for (const std::uint32_t source : quantized.unneeded) is_read_.at(source) = true;
       dropped_.insert(dropped_.end(), quantized.unneeded.begin(), quantized.unneeded.end());
@@ -163,6 +169,7 @@ class Maker {
   void refuse_codes(BlockOfName block_of_name) {
     std::set<std::string> told;
     for (const QuantizedTensor& quantized : catalog_.quantized().tensors()) {
+      if (decoded_.contains(quantized.name)) continue;
       const auto block = block_of_name(quantized.name);
       if (!block || !told.insert(*block).second) continue;
       const std::uint32_t data = quantized.data;
@@ -355,10 +362,16 @@ bool decodes(const Catalog& catalog, const ConvertOptions& options) {
   return catalog.quantized().has_readable() || has_errors(catalog.quantized().findings());
 }
 
+bool keeps_codes(const ConvertOptions& options, bool is_decoded) noexcept {
+  const bool names_stay = options.rules.empty() && options.recipes.targets.empty();
+  return !is_decoded && names_stay && !options.dtype && container_of(options.format).holds_blocks();
+}
+
 Values values_of(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
                  bool is_decoded, const std::set<std::string, std::less<>>& broken,
                  std::vector<Finding>& findings) {
-  if (!is_decoded && options.experts == ExpertLayout::keep) return {};
+  const bool has_codes = keeps_codes(options, is_decoded) && catalog->quantized().has_readable();
+  if (!is_decoded && !has_codes && options.experts == ExpertLayout::keep) return {};
   return Maker(catalog, options, is_decoded, broken, findings).run();
 }
 

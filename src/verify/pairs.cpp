@@ -21,8 +21,10 @@ std::shared_ptr<const Catalog> borrowed(const Catalog& catalog) {
   return {std::shared_ptr<const Catalog>(), &catalog};
 }
 
+// Blocks of codes that stand in components elsewhere have the codes' name.
 std::string codes_of(Encoding encoding) {
-  return encoding.is_dtype() ? std::string() : std::string(encoding.name());
+  if (encoding.is_dtype()) return {};
+  return encoding == Encoding(BlockFormat::mxfp4) ? "mxfp4" : std::string(encoding.name());
 }
 
 bool is_numbers(Encoding encoding) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <functional>
 #include <iterator>
 #include <optional>
@@ -99,10 +100,34 @@ Finding bad_values(const Catalog& catalog, const TensorInfo& tensor, const Value
                     "finite scales");
 }
 
-// The first byte where two values differ.
+// The first byte where both differ; nothing where they do not.
+std::optional<std::size_t> first_byte(std::span<const std::byte> left,
+                                      std::span<const std::byte> right) {
+  const auto [in_left, in_right] = std::ranges::mismatch(left, right);
+  if (in_left == left.end()) return std::nullopt;
+  return static_cast<std::size_t>(in_left - left.begin());
+}
+
+// The same of F32, where zeros are equal whatever their sign: GGUF's codes of 4 bits have one zero.
+std::optional<std::size_t> first_number(std::span<const std::byte> left,
+                                        std::span<const std::byte> right) {
+  for (std::size_t at = 0; const auto skipped = first_byte(left.subspan(at), right.subspan(at));) {
+    at = (at + *skipped) / sizeof(float) * sizeof(float);
+    float a = 0;
+    float b = 0;
+    std::memcpy(&a, left.data() + at, sizeof a);
+    std::memcpy(&b, right.data() + at, sizeof b);
+    if (a != b) return at;
+    at += sizeof(float);
+  }
+  return std::nullopt;
+}
+
+// The first byte where two values differ, as `compare` tells it.
+template <typename Compare>
 std::optional<std::uint64_t> first_difference(TensorBytes& first, TensorBytes& second,
                                               std::size_t step, Jobs& jobs,
-                                              std::vector<std::byte>& scratch) {
+                                              std::vector<std::byte>& scratch, Compare compare) {
   for (std::uint64_t at = 0; at < first.size(); at += step) {
     const std::uint64_t bytes = std::min<std::uint64_t>(step, first.size() - at);
     scratch.resize(2 * bytes);
@@ -111,8 +136,7 @@ std::optional<std::uint64_t> first_difference(TensorBytes& first, TensorBytes& s
     first.read(at, left);
     second.read(at, right);
     if (!jobs.goes_on(2 * bytes)) break;
-    const auto [in_left, in_right] = std::ranges::mismatch(left, right);
-    if (in_left != left.end()) return at + static_cast<std::uint64_t>(in_left - left.begin());
+    if (const auto found = compare(left, right)) return at + *found;
   }
   return std::nullopt;
 }
@@ -125,7 +149,7 @@ std::optional<std::uint64_t> first_difference(const OpenShards& first, const Ten
   TensorBytes left(first, a, same_order);
   TensorBytes right(second, b, same_order);
   const std::size_t step = same_order ? chunk_bytes_max : strided_chunk_bytes_max;
-  return first_difference(left, right, step, jobs, scratch);
+  return first_difference(left, right, step, jobs, scratch, first_byte);
 }
 
 // Whether the elements come in the order of the file, mostly.
@@ -143,7 +167,8 @@ std::optional<Difference> number_difference(const OpenShards& first, const OpenS
   TensorBytes right(second, pair.name, pair.second.value, pair.dtype);
   const bool in_order = is_in_order(pair.first.value) && is_in_order(pair.second.value);
   const std::size_t step = in_order ? chunk_bytes_max : strided_chunk_bytes_max;
-  const auto at = first_difference(left, right, step, jobs, scratch);
+  const auto compare = pair.first.is_quantized() ? first_number : first_byte;
+  const auto at = first_difference(left, right, step, jobs, scratch, compare);
   if (!at) return std::nullopt;
   return Difference{
       pair.name, DifferenceKind::values,
