@@ -56,6 +56,11 @@ void add_quantize_options(CLI::App& command, QuantizeArgs& args) {
       ->check(CLI::IsMember({"exact", "modelopt-compat"}))
       ->group(group);
   command
+      .add_option("--imatrix", args.imatrix,
+                  "GGUF: how much columns matter, as llama-imatrix measured it (.gguf or .dat)")
+      ->type_name("FILE")
+      ->group(group);
+  command
       .add_flag("--allow-non-finite", args.allow_non_finite,
                 "Go on where a source holds NaN or inf")
       ->group(group);
@@ -70,6 +75,9 @@ QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
     }
     if (!args.style.empty() || args.mode != "exact") {
       throw Error("usage", "--style and --mode say how --quantize writes; it is not there");
+    }
+    if (!args.imatrix.empty()) {
+      throw Error("usage", "--imatrix weighs what --quantize rounds; it is not there");
     }
     return options;
   }
@@ -89,6 +97,13 @@ QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
   options.exclude = args.exclude;
   options.style = from_name<QuantizeStyle>(args.style);
   options.allow_non_finite = args.allow_non_finite;
+  if (!args.imatrix.empty()) {
+    if (format != FileFormat::gguf) {
+      throw Error("usage", "--imatrix is for NAME.gguf as TARGET: other files have no such blocks");
+    }
+    options.importance =
+        std::make_shared<const ImportanceMatrix>(open_importance_matrix(args.imatrix));
+  }
   return options;
 }
 

@@ -16,13 +16,15 @@ struct QuantizeArgs {
   std::vector<std::string> exclude;
   std::string style;
   std::string mode = "exact";
+  std::string imatrix;
   bool allow_non_finite = false;
   bool copy_code = false;
 };
 
 void add_quantize_options(CLI::App& command, QuantizeArgs& args);
 
-// Throws Error "usage" for options that mean nothing without --quantize.
+// Reads the importance matrix. Throws Error "usage" for options that mean nothing without
+// --quantize.
 [[nodiscard]] QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format);
 
 }  // namespace loadstone::cli

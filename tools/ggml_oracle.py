@@ -53,23 +53,61 @@ FORMATS = {
     "tq2_0": (256, 66),
     "mxfp4": (32, 17),
 }
-# Those whose grids ggml prepares first.
-_GRIDS = {"iq2_xxs", "iq2_xs", "iq2_s", "iq1_s", "iq1_m", "iq3_xxs", "iq3_s"}
+# Those whose numbers are points of grids, and those of them that need an importance.
+GRIDS = ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m")
+NEED_IMPORTANCE = ("iq2_xxs", "iq2_xs", "iq1_s")
+# Above it, what IQ1 sums overflows, and ggml reads beyond its numbers.
+_IQ1_LARGEST = 1e9
+
+# Without what it prints of numbers that it does not encode.
+_ENCODERS = """
+#include <stdio.h>
+#define printf(...) ((void) 0)
+#include "ggml-quants.c"
+"""
 
 # The rest of ggml, as far as ggml-quants.c asks for it.
 _SHIM = """
 #define GGML_COMMON_DECL_C
 #include "ggml-common.h"
 #include "ggml.h"
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 void iq2xs_init_impl(enum ggml_type type);
 void iq3xs_init_impl(int grid_size);
 
+static jmp_buf refused;
+static int is_guarded = 0;
+
 void ggml_abort(const char * file, int line, const char * fmt, ...) {
+    if (is_guarded) longjmp(refused, 1);
     fprintf(stderr, "%s:%d: %s\\n", file, line, fmt);
     abort();
+}
+
+typedef size_t (*quantize)(const float *, void *, int64_t, int64_t, const float *);
+
+// One block after the other, for formats that ask for nothing beyond it. `good` says of each
+// whether ggml encoded it; others are zeros.
+void oracle_encode_blocks(quantize function, const float * numbers, char * blocks, int64_t rows,
+                          int64_t columns, int64_t elements, int64_t bytes,
+                          const float * importance, char * good) {
+    const int64_t in_row = columns / elements;
+    for (volatile int64_t i = 0; i < rows * in_row; ++i) {
+        const float * const weights =
+            importance != NULL ? importance + i % in_row * elements : NULL;
+        is_guarded = 1;
+        good[i] = setjmp(refused) == 0;
+        if (good[i]) {
+            function(numbers + i * elements, blocks + i * bytes, 1, elements, weights);
+        } else {
+            memset(blocks + i * bytes, 0, (size_t) bytes);
+        }
+        is_guarded = 0;
+    }
 }
 
 const char * ggml_type_name(enum ggml_type type) { (void) type; return "a type"; }
@@ -140,11 +178,13 @@ def build(source: Path, folder: Path, flags: tuple[str, ...] = EXACT_FLAGS) -> P
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / LIBRARY
     with tempfile.TemporaryDirectory() as work:
-        shim = Path(work) / "shim.c"
-        shim.write_text(_SHIM)
+        parts = {"encoders.c": _ENCODERS, "shim.c": _SHIM}
+        for name, text in parts.items():
+            (Path(work) / name).write_text(text)
+        files = [Path(work) / name for name in parts]
         includes = [f"-I{sources}", f"-I{sources.parent / 'include'}"]
         command = [os.environ.get("CC", "cc"), *flags, "-DNDEBUG", "-fPIC", "-shared", *includes]
-        subprocess.run([*command, found[0], shim, "-o", library, "-lm"], check=True)
+        subprocess.run([*command, *files, "-o", library, "-lm"], check=True)
     return library
 
 
@@ -188,6 +228,58 @@ class Oracle:
         )
         assert written == blocks.size
         return blocks
+
+    def encode_grid(
+        self, name: str, numbers: np.ndarray, importance: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The same for a format of `GRIDS`, whose code ends the program where squares overflow.
+
+        Returns bytes ``[blocks, bytes of a block]``, and of which blocks they are ggml's.
+        """
+        rows, columns = numbers.shape
+        elements, size = FORMATS[name]
+        blocks = np.zeros((rows * columns // elements, size), np.uint8)
+        good = np.zeros(len(blocks), np.uint8)
+        in_blocks = np.ascontiguousarray(numbers, np.float32).reshape(-1, elements)
+        is_small = np.ones(len(blocks), bool)
+        if name.startswith("iq1"):
+            is_small = np.abs(in_blocks).max(axis=1) < _IQ1_LARGEST
+            in_blocks = np.where(is_small[:, None], in_blocks, np.float32(0))
+        weights = None
+        if importance is not None:
+            importance = np.ascontiguousarray(importance, np.float32)
+            weights = ctypes.c_void_p(importance.ctypes.data)
+        self._library.oracle_encode_blocks(
+            ctypes.cast(getattr(self._library, f"quantize_{name}"), ctypes.c_void_p),
+            ctypes.c_void_p(in_blocks.ctypes.data),
+            ctypes.c_void_p(blocks.ctypes.data),
+            ctypes.c_int64(rows),
+            ctypes.c_int64(columns),
+            ctypes.c_int64(elements),
+            ctypes.c_int64(size),
+            weights,
+            ctypes.c_void_p(good.ctypes.data),
+        )
+        if name == "iq3_s":
+            _place_runs(in_blocks, blocks)
+        return blocks, good.astype(bool) & is_small
+
+
+def _place_runs(numbers: np.ndarray, blocks: np.ndarray) -> None:
+    """Move codes and signs of IQ3_S to where decoders look for them.
+
+    ggml goes on by a run only where a run has a number other than zero, so those after a run of
+    zeros lie where the codes of earlier ones belong. The top bits of codes and the scales do not.
+    """
+    has_numbers = (numbers.reshape(-1, 8, 32) != 0).any(axis=2)
+    for block, runs in zip(blocks, has_numbers):
+        if runs.all():
+            continue
+        for begin, size in ((2, 8), (74, 4)):
+            fields = block[begin : begin + 8 * size].reshape(8, size)
+            moved = np.zeros_like(fields)
+            moved[runs] = fields[: runs.sum()]
+            fields[:] = moved
 
 
 def main() -> None:

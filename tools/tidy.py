@@ -50,6 +50,7 @@ HEADER_ROOM = {
     "error": "base",
     "export": "base",
     "finding": "base",
+    "importance": "formats",
     "loadstone": "audit",
     "merge": "boxes",
     "merge_options": "convert",

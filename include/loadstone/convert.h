@@ -14,6 +14,7 @@
 #include "loadstone/catalog.h"
 #include "loadstone/export.h"
 #include "loadstone/finding.h"
+#include "loadstone/importance.h"
 #include "loadstone/merge_options.h"
 #include "loadstone/observer.h"
 #include "loadstone/plan.h"
@@ -72,6 +73,9 @@ struct QuantizeOptions {
   // A style without formats: quantized tensors get its components, and no number changes.
   std::optional<QuantizeStyle> style;
   bool allow_non_finite = false;  // NaN and infinities become findings instead of Error "q.nan"
+  // GGUF files: tensors take the entries that have their names. Null: the numbers alone decide,
+  // and encodings of the fewest bits are refused.
+  std::shared_ptr<const ImportanceMatrix> importance{};
 };
 
 // A small file that stands beside the model's: a config, a tokenizer.

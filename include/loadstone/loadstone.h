@@ -46,6 +46,7 @@
 #include "loadstone/audit.h"
 #include "loadstone/verify.h"
 #include "loadstone/merge_options.h"
+#include "loadstone/importance.h"
 #include "loadstone/convert.h"
 #include "loadstone/observer.h"
 // clang-format on

@@ -42,7 +42,7 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
                           bool allow_non_finite, const std::string& folder, bool copy_code,
                           bool dequantize, std::string_view experts, std::string_view format,
                           std::string_view metadata, bool beyond_ggml, bool is_split,
-                          const MergeOptions* merge) {
+                          const MergeOptions* merge, const std::string& imatrix) {
   ConvertOptions options;
   if (merge != nullptr) options.merge = *merge;
   options.format = enum_argument<FileFormat>("format", format);
@@ -84,6 +84,10 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
   options.experts = *layout;
   options.dequantize = dequantize;
   const nb::gil_scoped_release release;
+  if (!imatrix.empty()) {
+    options.quantize.importance =
+        std::make_shared<const ImportanceMatrix>(open_importance_matrix(imatrix));
+  }
   return make_conversion(std::move(catalog), options);
 }
 
@@ -146,7 +150,7 @@ void bind_convert(nb::module_& module) {
       nb::arg("include"), nb::arg("exclude"), nb::arg("style"), nb::arg("allow_non_finite"),
       nb::arg("folder"), nb::arg("copy_code"), nb::arg("dequantize"), nb::arg("experts"),
       nb::arg("format") = "safetensors", nb::arg("metadata") = "", nb::arg("beyond_ggml") = false,
-      nb::arg("is_split") = false, nb::arg("merge").none() = nb::none());
+      nb::arg("is_split") = false, nb::arg("merge").none() = nb::none(), nb::arg("imatrix") = "");
   module.def(
       "format_of_target",
       [](std::string_view target) -> std::optional<std::string> {

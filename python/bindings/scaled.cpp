@@ -2,6 +2,8 @@
 #include <nanobind/ndarray.h>
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "bindings.h"
@@ -15,11 +17,16 @@ namespace {
 using SourceBytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using TargetBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Extents = std::vector<std::uint64_t>;
+using Importance = std::optional<std::vector<float>>;
 
 QuantizeForm form_for(const std::string& encoding, const std::string& dialect,
-                      const Extents& extents, std::string_view dtype) {
+                      const Extents& extents, std::string_view dtype,
+                      const Importance& importance = std::nullopt) {
   QuantizeForm form;
-  const Quantization quantization = {.encoding = encoding, .dialect = dialect, .nested_offset = {}};
+  Quantization quantization = {.encoding = encoding, .dialect = dialect, .nested_offset = {}};
+  if (importance) {
+    quantization.importance = std::make_shared<const std::vector<float>>(*importance);
+  }
   auto problem = prepare_quantization(quantization, Shape(extents), dtype_argument(dtype), form);
   if (!problem && is_bitsandbytes(form.kind)) {
     problem = DecodeProblem{"an encoding of bitsandbytes", encoding, {}};
@@ -50,9 +57,9 @@ void require_parts(const QuantizeForm& form, const std::vector<Bytes>& parts) {
 
 // name, shape, dtype of each.
 nb::list parts_of(const std::string& encoding, const std::string& dialect, const Extents& extents,
-                  std::string_view dtype) {
+                  std::string_view dtype, const Importance& importance) {
   nb::list rows;
-  for (const auto& part : form_for(encoding, dialect, extents, dtype).parts) {
+  for (const auto& part : form_for(encoding, dialect, extents, dtype, importance).parts) {
     rows.append(
         nb::make_tuple(part.name, nb::cast(part.shape.extents()), std::string(name(part.dtype))));
   }
@@ -75,8 +82,9 @@ std::vector<float> measure(const std::string& encoding, const std::string& diale
 // The place of the first number that is not finite, or how many numbers there are.
 std::uint64_t encode(const std::string& encoding, const std::string& dialect,
                      const Extents& extents, const SourceBytes& numbers, std::string_view dtype,
-                     const std::vector<float>& amax, const std::vector<TargetBytes>& parts) {
-  const QuantizeForm form = form_for(encoding, dialect, extents, dtype);
+                     const std::vector<float>& amax, const std::vector<TargetBytes>& parts,
+                     const Importance& importance) {
+  const QuantizeForm form = form_for(encoding, dialect, extents, dtype, importance);
   require_bytes("numbers", numbers.size(), form.elements * bits(form.dtype) / 8);
   require_bytes("amax", amax.size(), form.needs_amax ? form.stack : 0);
   require_parts(form, parts);
@@ -117,11 +125,12 @@ void decode(const std::string& encoding, const std::string& dialect, const Exten
 void bind_scaled(nb::module_& module) {
   nb::module_ scaled = module.def_submodule("scaled", "The formats of ModelOpt, and MX.");
   scaled.def("parts_of", &parts_of, nb::arg("encoding"), nb::arg("dialect"), nb::arg("shape"),
-             nb::arg("dtype"));
+             nb::arg("dtype"), nb::arg("importance") = nb::none());
   scaled.def("measure", &measure, nb::arg("encoding"), nb::arg("dialect"), nb::arg("shape"),
              nb::arg("numbers"), nb::arg("dtype"));
   scaled.def("encode", &encode, nb::arg("encoding"), nb::arg("dialect"), nb::arg("shape"),
-             nb::arg("numbers"), nb::arg("dtype"), nb::arg("amax"), nb::arg("parts"));
+             nb::arg("numbers"), nb::arg("dtype"), nb::arg("amax"), nb::arg("parts"),
+             nb::arg("importance") = nb::none());
   scaled.def("decode", &decode, nb::arg("encoding"), nb::arg("dialect"), nb::arg("shape"),
              nb::arg("dtype"), nb::arg("parts"), nb::arg("numbers"), nb::arg("target"));
 }

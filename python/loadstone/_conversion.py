@@ -22,6 +22,7 @@ from loadstone._output import (
     form_of,
     format_rows,
     open_source,
+    path_text,
     patterns_of,
     style_name,
 )
@@ -55,6 +56,7 @@ def convert(
     exclude: str | Sequence[str] = (),
     style: str | None = None,
     mode: str = "exact",
+    imatrix: str | os.PathLike[str] | None = None,
     allow_non_finite: bool = False,
     copy_code: bool = False,
     dequantize: bool = False,
@@ -104,6 +106,9 @@ def convert(
             ``"compressed-tensors"``. Encodings of bitsandbytes have a style of their own, and take
             no other.
         mode: ``"exact"``, or ``"modelopt-compat"`` for the bytes that ModelOpt makes.
+        imatrix: for GGUF files: an importance matrix, as llama.cpp's ``llama-imatrix`` writes it
+            (``.gguf``, or the older ``.dat``). Errors of columns that matter more weigh more;
+            encodings of the fewest bits need it. It is held in memory.
         allow_non_finite: quantize non-finite values (NaN, inf) with a finding; default: an error.
         copy_code: also copy Python files of the source's folder.
         dequantize: dequantize (to ``dtype``, or bfloat16) tensors of the source: FP8 of
@@ -169,6 +174,7 @@ def convert(
         include=patterns_of(include),
         exclude=patterns_of(exclude),
         style=style_name(style),
+        imatrix=path_text(imatrix),
         allow_non_finite=allow_non_finite,
         folder=folder_of(source) if form.is_folder else "",
         copy_code=copy_code,
@@ -179,6 +185,11 @@ def convert(
     if dry_run:
         return dry_report(conversion)
     return carry_out(conversion, where, progress, resume, part, finish)
+
+
+def _absolute(path: str | os.PathLike[str] | None) -> str | None:
+    """The path for a process that runs elsewhere; links stay."""
+    return None if path is None else os.path.abspath(os.fsdecode(path))  # noqa: PTH100
 
 
 def _divided(
@@ -202,10 +213,11 @@ def _divided(
         )
     arguments |= {
         "source": _cluster.plain_source(arguments["source"]),
-        "target": os.path.abspath(os.fsdecode(arguments["target"])),  # noqa: PTH100  (links stay)
+        "target": _absolute(arguments["target"]),
         "rules": _as_text(arguments["rules"]),
         "dtype": None if arguments["dtype"] is None else str(arguments["dtype"]),
         "block_dtype": str(arguments["block_dtype"]),
+        "imatrix": _absolute(arguments["imatrix"]),
         "threads": arguments["threads"] or 1,
     }
     planned = convert(**arguments, dry_run=True)

@@ -272,6 +272,7 @@ def make_conversion(
     beyond_ggml: bool = False,
     is_split: bool = False,
     merge: MergeOptions | None = None,
+    imatrix: str = "",
 ) -> Conversion: ...
 def convert(
     conversion: Conversion,
@@ -304,7 +305,11 @@ def codes() -> list[tuple[str, str, str]]: ...
 class scaled:  # a submodule  # noqa: N801
     @staticmethod
     def parts_of(
-        encoding: str, dialect: str, shape: Sequence[int], dtype: str
+        encoding: str,
+        dialect: str,
+        shape: Sequence[int],
+        dtype: str,
+        importance: Sequence[float] | None = None,
     ) -> list[tuple[str, list[int], str]]: ...
     @staticmethod
     def measure(
@@ -319,6 +324,7 @@ class scaled:  # a submodule  # noqa: N801
         dtype: str,
         amax: Sequence[float],
         parts: Sequence[Any],
+        importance: Sequence[float] | None = None,
     ) -> int: ...
     @staticmethod
     def decode(

@@ -112,6 +112,7 @@ _AREAS: dict[str, type[Error]] = {
     "st": FormatError,
     "ix": FormatError,
     "gg": FormatError,
+    "im": FormatError,
     "pt": FormatError,
     "q": FormatError,
     "format": FormatError,

@@ -19,6 +19,7 @@ from loadstone._output import (
     form_of,
     format_rows,
     open_source,
+    path_text,
     patterns_of,
     style_name,
 )
@@ -45,6 +46,7 @@ def merge(
     exclude: str | Sequence[str] = (),
     style: str | None = None,
     mode: str = "exact",
+    imatrix: str | os.PathLike[str] | None = None,
     allow_non_finite: bool = False,
     copy_code: bool = False,
     metadata: Metadata | None = None,
@@ -86,10 +88,10 @@ def merge(
         scale: of all differences together.
         density: the share of each difference that is kept, of methods that prune.
         seed: of what ``"dare-linear"`` and ``"dare-ties"`` draw at random.
-        dtype, block_dtype, quantize, include, exclude, style, mode, allow_non_finite, copy_code,
-            metadata, beyond_ggml, shard_size, name, max_memory, threads, progress, dry_run,
-            allow_links, resume, part, finish: as in :func:`loadstone.convert`. What is quantized in
-            the source has ``block_dtype`` without ``dtype``.
+        dtype, block_dtype, quantize, include, exclude, style, mode, imatrix, allow_non_finite,
+            copy_code, metadata, beyond_ggml, shard_size, name, max_memory, threads, progress,
+            dry_run, allow_links, resume, part, finish: as in :func:`loadstone.convert`. What is
+            quantized in the source has ``block_dtype`` without ``dtype``.
 
     Raises:
         PlanError: the checkpoints do not fit each other: ``merge.adapter``, ``merge.models``,
@@ -101,8 +103,7 @@ def merge(
     given, adapters = _weighted(models, "models"), _weighted(lora, "lora")
     if not given:
         raise make("plan.options", "a merge begins with a model", field="models")
-    where = os.fsdecode(target)
-    form = form_of(where, shard_size, name)
+    form = form_of(where := os.fsdecode(target), shard_size, name)
     weights, ignore = [weight for _, weight in given], patterns_of(lora_ignore)
     factors = [(factor, ignore) for _, factor in adapters]
     options = _core.merge_options(weights, factors, method, normalise, scale, density, seed)
@@ -122,6 +123,7 @@ def merge(
         include=patterns_of(include),
         exclude=patterns_of(exclude),
         style=style_name(style),
+        imatrix=path_text(imatrix),
         allow_non_finite=allow_non_finite,
         folder=folder_of(given[0][0]) if form.is_folder else "",
         copy_code=copy_code,

@@ -140,6 +140,11 @@ def patterns_of(patterns: str | Sequence[str]) -> list[str]:
     return [patterns] if isinstance(patterns, str) else list(patterns)
 
 
+def path_text(path: str | os.PathLike[str] | None) -> str:
+    """The path; empty where there is none."""
+    return "" if path is None else os.fsdecode(path)
+
+
 def folder_of(source: Any) -> str:
     """The folder that the source is; empty where it is something else."""
     if isinstance(source, str | bytes | os.PathLike) and Path(os.fsdecode(source)).is_dir():

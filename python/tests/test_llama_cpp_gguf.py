@@ -176,7 +176,8 @@ def test_other_calls_are_passed_on(
 
 
 def test_options_of_the_converter_stay_here(model: Path, tmp_path: Path) -> None:
-    given = ["convert", str(model), "out.gguf", "--quantize", "q4_k_m", "--dtype", "f16"]
+    given = ["convert", str(model), "out.gguf", "--quantize=q4_k_m", "--imatrix=i.gguf"]
+    given += ["--dtype", "f16"]
     found = command.prepared([*given, f"--converter={CONVERTER}", "--trust-code"], tmp_path)
     assert found[:5] == given[:5]
     assert [each.partition("=")[0] for each in found[5:]] == [

@@ -109,6 +109,7 @@ struct WrittenEncoding {
   // Empty: its files have the bytes of "exact".
   std::string_view exported_dialect{};
   bool takes_block_size = false;  // users may choose Quantization::block_size
+  bool needs_importance = false;  // `prepare` refuses a Quantization without one
   // Servers want rows of whole blocks, though a kernel may take others.
   std::uint64_t row_block = 1;
   // Shapes of some weights fit another encoding as well. Null: of none. A conversion writes the

@@ -78,7 +78,13 @@ void check_options(const ConvertOptions& options) {
     refuse(options.dequantize ? "dequantize" : "experts",
            "rules and recipes name what is in the file: convert twice");
   }
+  const QuantizeOptions& quantize = options.quantize;
   if (repacks(options)) check_repack(options);
+  if (quantize.importance != nullptr &&
+      (quantize.formats.empty() || !container_of(options.format).holds_blocks())) {
+    refuse("importance", "an importance matrix weighs how a GGUF file is quantized",
+           printable(quantize.importance->path, 400));
+  }
   if (options.is_split &&
       (options.one_file || !container_of(options.format).index_suffix().empty())) {
     refuse("is_split", "only GGUF files are split without an index, into more than one file");

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -11,6 +12,8 @@
 #include "base/text.h"
 #include "codec/encode.h"
 #include "convert/chooser.h"
+#include "convert/gguf_image.h"
+#include "convert/gguf_importance.h"
 #include "convert/gguf_mix.h"
 #include "convert/kept_blocks.h"
 #include "loadstone/error.h"
@@ -39,10 +42,13 @@ std::optional<Dtype> plain_type(std::string_view name) noexcept {
 // Which blocks an encoding writes; nothing for one of other codecs.
 std::optional<BlockFormat> block_of(const WrittenEncoding& encoding) {
   if (!encoding.is_gguf()) return std::nullopt;
+  constexpr std::uint64_t columns = 256;  // whole blocks of every format
+  static const auto any = std::make_shared<const std::vector<float>>(columns, 1.0f);
   Quantization quantization;
   quantization.encoding = encoding.name;
+  quantization.importance = any;  // which some need, and all take
   QuantizeForm form;
-  const Shape row = {1, 256};  // whole blocks of every format
+  const Shape row = {1, columns};
   if (prepare_quantization(quantization, row, Dtype::f32, form)) return std::nullopt;
   return form.block;
 }
@@ -81,6 +87,8 @@ class BlockChooser {
         catalog_(catalog),
         chooser_(options.quantize, options.folder.config),
         model_(mix_model(metadata)),
+        image_(model_ ? nullptr : image_model(metadata)),
+        importances_(options.quantize.importance.get()),
         findings_(findings) {
     for (const QuantizeFormat& format : options.quantize.formats) {
       const std::string& name = format.quantization.encoding;
@@ -90,11 +98,12 @@ class BlockChooser {
       }
       usual_ = name;
       mix_ = find_mix(name);
-      if (mix_ && !model_) mix_.reset();
+      if (mix_ && !has_mixes()) mix_.reset();
       if (!mix_ && find_mix(name) && !plain_type(name) && !find_written_encoding(name)) {
         refuse(
-            "a mix of types is for language models under llama.cpp's names, and the metadata "
-            "has no number of layers (block_count)",
+            "a mix of types is for language models under llama.cpp's names and models of images "
+            "that ComfyUI-GGUF knows: the metadata has no number of layers (block_count), and "
+            "general.architecture is none of those",
             name, "a block format such as q8_0");
       }
       if (!mix_) static_cast<void>(asked_type(name));
@@ -125,6 +134,7 @@ class BlockChooser {
     for (std::size_t i = 0; i < chosen.size(); ++i) apply(types[i], tensors[i].asked, *chosen[i]);
     report_fallbacks();
     report_second_rounding();
+    importances_.report(recipes, findings_);
     chooser_.report_idle(findings_);
     return std::move(choices_);
   }
@@ -136,29 +146,43 @@ class BlockChooser {
     };
     if (const auto type = file_type_of(usual_)) set("general.file_type", *type);
     set("general.quantization_version", quantization_version);
+    importances_.describe(metadata);
   }
 
  private:
   // Why the tensor stays as it is; nothing where it gets a type.
   [[nodiscard]] std::optional<std::string_view> reason(const TargetRecipe& recipe) const {
-    if (!model_) return chooser_.reason(recipe);
+    if (!has_mixes()) return chooser_.reason(recipe);
     if (recipe.shape.rank() < 2) return "no matrix";
     if (const auto why = reason_of_value(recipe)) return why;
     if (chooser_.is_excluded(recipe.target)) return "excluded";
     if (chooser_.is_included(recipe.target)) return std::nullopt;
+    if (image_ != nullptr) {
+      if (is_image_mixed(*image_, recipe.target, recipe.shape)) return std::nullopt;
+      return "models of images keep it";
+    }
     if (is_mixed(recipe.target, recipe.shape, model_->architecture)) return std::nullopt;
     return "llama.cpp does not quantize it";
   }
 
-  // llama.cpp adds and multiplies vectors and norms in F32 only.
+  // llama.cpp adds and multiplies vectors and norms in F32 only; so does ComfyUI-GGUF by habit, but
+  // for those that are F16 from the start.
   void widen(TargetRecipe& recipe) const {
+    if (recipe.constant != nullptr) return;
+    const bool is_bf16 = recipe.dtype == Dtype::bf16;
+    if (image_ != nullptr && is_bf16 && is_wide(*image_, recipe.target, recipe.shape)) {
+      recipe.dtype = Dtype::f32;
+    }
     const bool is_vector = recipe.shape.rank() <= 1 || recipe.target.ends_with("_norm.weight");
-    const bool is_narrow = recipe.dtype == Dtype::bf16 || recipe.dtype == Dtype::f16;
-    if (model_ && is_vector && is_narrow && recipe.constant == nullptr) recipe.dtype = Dtype::f32;
+    const bool is_narrow = is_bf16 || recipe.dtype == Dtype::f16;
+    if (model_ && is_vector && is_narrow) recipe.dtype = Dtype::f32;
   }
 
+  [[nodiscard]] bool has_mixes() const noexcept { return model_ || image_ != nullptr; }
+
   [[nodiscard]] std::vector<Encoding> types_of(const std::vector<MixTensor>& tensors) const {
-    if (mix_) return mixed_types(*mix_, *model_, false, tensors);
+    if (mix_ && image_ != nullptr) return image_types(*mix_, tensors);
+    if (mix_) return mixed_types(*mix_, *model_, importances_.are_given(), tensors);
     std::vector<Encoding> types;
     for (const MixTensor& tensor : tensors) {
       types.push_back(fitting_type(*tensor.asked, *tensor.shape));
@@ -197,6 +221,7 @@ class BlockChooser {
     }
     Quantization quantization;
     quantization.encoding = encoding->name;
+    quantization.importance = importances_.take(mix_, recipe, type.block_format());
     choices_.quantize.emplace(recipe.target, std::move(quantization));
   }
 
@@ -230,8 +255,10 @@ class BlockChooser {
   const Catalog& catalog_;
   Chooser chooser_;
   std::optional<MixModel> model_;  // of a language model under llama.cpp's names
+  const ImageModel* image_;        // of images or video; null: of others
   std::optional<Mix> mix_;
   std::string usual_;  // the format without a pattern; empty: there is none
+  Importances importances_;
   Choices choices_;
   const std::vector<Decoding>* decodings_ = nullptr;  // while it runs
   std::vector<Finding>& findings_;

@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "convert/container.h"
 #include "convert/gguf_choose.h"
+#include "convert/gguf_image.h"
 #include "formats/gguf.h"
 #include "formats/metadata.h"
 #include "loadstone/error.h"
@@ -59,16 +60,7 @@ class GgufContainer final : public Container {
       metadata.emplace(key, item);
     }
     report_left_out(left_out, "have keys that GGUF does not take", findings);
-    const auto architecture = metadata.find(architecture_key);
-    if (architecture == metadata.end() || architecture->second.type != MetadataType::string) {
-      findings.push_back(
-          {.severity = Severity::error,
-           .code = "convert.architecture",
-           .message = "a GGUF file needs general.architecture, and nothing says it",
-           .suggestion =
-               "give it with --metadata FILE (metadata= in Python), such as \"llama\" for "
-               "llama.cpp or \"wan\" for ComfyUI"});
-    }
+    settle_architecture(catalog, metadata, findings);
     static_cast<void>(alignment_of(metadata));
     return metadata;
   }
@@ -157,6 +149,32 @@ class GgufContainer final : public Container {
   [[nodiscard]] std::string index(const Conversion&) const override { return {}; }
 
  private:
+  // Of models of images and video their tensors tell it, where nothing else does.
+  static void settle_architecture(const Catalog& catalog, Metadata& metadata,
+                                  std::vector<Finding>& findings) {
+    const auto found = metadata.find(architecture_key);
+    if (found != metadata.end() && found->second.type == MetadataType::string) return;
+    Finding finding = {.code = "convert.architecture"};
+    if (const ImageModel* const image = recognised_image_model(catalog);
+        image != nullptr && found == metadata.end()) {
+      const std::string name(architecture(*image));
+      metadata.emplace(architecture_key,
+                       MetadataValue{.value = name, .type = MetadataType::string});
+      finding.severity = Severity::info;
+      finding.message = fmt::format("general.architecture is '{}', by the names of tensors", name);
+    } else {
+      finding.severity = Severity::error;
+      finding.message = "a GGUF file needs general.architecture, and nothing says it";
+      finding.suggestion =
+          has_unfused_names(catalog)
+              ? "these are diffusers' names, which ComfyUI does not read in GGUF files: start from "
+                "the model's own checkpoint, or give it with --metadata FILE (metadata= in Python)"
+              : "give it with --metadata FILE (metadata= in Python), such as \"llama\" for "
+                "llama.cpp or \"wan\" for ComfyUI";
+    }
+    findings.push_back(std::move(finding));
+  }
+
   [[nodiscard]] static std::optional<Finding> refuse_name(const OutputTensor& tensor,
                                                           bool beyond_ggml) {
     const std::string& name = tensor.name;

@@ -328,6 +328,29 @@ std::vector<Encoding> mixed_types(Mix mix, const MixModel& model, bool has_impor
   return Mixer(mix, model, has_importance, tensors).run();
 }
 
+bool mix_needs_importance(std::optional<Mix> mix, std::string_view name,
+                          BlockFormat type) noexcept {
+  const Role role = role_of(name);
+  if (role == Role::token_embd || role == Role::output) return false;
+  switch (type) {
+    case Block::iq1_s:
+    case Block::iq1_m:
+    case Block::iq2_xxs:
+    case Block::iq2_xs:
+    case Block::iq2_s:
+    case Block::iq3_xxs:
+      return true;
+    case Block::q2_k:
+      return mix == Mix::q2_k_s;
+    default:
+      return false;
+  }
+}
+
+bool is_token_embedding(std::string_view name) noexcept {
+  return role_of(name) == Role::token_embd;
+}
+
 Encoding fitting_type(Encoding type, const Shape& shape) noexcept {
   if (is_whole(type, shape)) return type;
   Encoding smaller = type;

@@ -91,6 +91,13 @@ struct MixTensor {
 [[nodiscard]] std::vector<Encoding> mixed_types(Mix mix, const MixModel& model, bool has_importance,
                                                 std::span<const MixTensor> tensors);
 
+// Whether llama.cpp refuses to make such blocks of the tensor without an importance: those of the
+// fewest bits, but for the two tensors that are looked up or come last.
+[[nodiscard]] bool mix_needs_importance(std::optional<Mix> mix, std::string_view name,
+                                        BlockFormat type) noexcept;
+// Whether the tensor is looked up by tokens: no importance is measured of it.
+[[nodiscard]] bool is_token_embedding(std::string_view name) noexcept;
+
 // The type, or where rows are no whole blocks of it the one that llama.cpp takes in its place: of
 // smaller blocks, or F16.
 [[nodiscard]] Encoding fitting_type(Encoding type, const Shape& shape) noexcept;

@@ -28,6 +28,10 @@ std::uint64_t list_bytes_of(const std::vector<Box>& boxes) {
   return bytes;
 }
 
+std::uint64_t importance_bytes(const Quantization& quantization) {
+  return quantization.importance->size() * sizeof(float);
+}
+
 // What lists of tensors take while they are made and gone through. Generous.
 std::uint64_t list_bytes(const Conversion& conversion) {
   constexpr std::uint64_t per_tensor = 1536;
@@ -37,7 +41,10 @@ std::uint64_t list_bytes(const Conversion& conversion) {
   }
   for (const PlannedTarget& target : conversion.plan.targets) {
     bytes += per_tensor + 6 * target.name.size();
-    if (target.quantization) bytes += per_tensor + 4 * target.name.size();
+    if (target.quantization) {
+      bytes += per_tensor + 4 * target.name.size();
+      if (target.quantization->importance) bytes += importance_bytes(*target.quantization);
+    }
     bytes += list_bytes_of(target.recipe.boxes);
     if (target.recipe.merge != nullptr) {
       bytes += per_tensor + 4 * target.recipe.merge->terms.size() * sizeof(Term);

@@ -13,8 +13,8 @@ DecodeBlocks gguf_decoder(BlockFormat format, Dtype target, GgufMode mode) noexc
 }
 
 EncodeBlocks gguf_encoder(BlockFormat format) noexcept {
-  for (const auto family :
-       {simd::legacy_encoder, simd::k_encoder, simd::table_encoder, simd::low_bit_encoder}) {
+  for (const auto family : {simd::legacy_encoder, simd::k_encoder, simd::table_encoder,
+                            simd::grid_encoder, simd::iq1_encoder, simd::low_bit_encoder}) {
     if (const EncodeBlocks encoder = family(format)) return encoder;
   }
   return nullptr;

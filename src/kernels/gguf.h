@@ -34,10 +34,10 @@ struct BlockImportance {
 };
 
 // Encodes `block_count` blocks of finite numbers that stand one after the other; those of one row
-// where there is an importance, which may be null. The bytes are those of ggml's reference,
-// compiled without fused multiply-adds, on x86-64. Numbers are aligned as floats; `blocks` need no
-// alignment. Thread-safe; the same bytes on every instruction set, and however rows are cut between
-// blocks.
+// where there is an importance, which may be null unless the format needs one. The bytes are those
+// of ggml's reference, compiled without fused multiply-adds, on x86-64. Numbers are aligned as
+// floats; `blocks` need no alignment. Thread-safe; the same bytes on every instruction set, and
+// however rows are cut between blocks.
 using EncodeBlocks = void (*)(const float* numbers, std::uint64_t block_count,
                               const BlockImportance* importance, std::byte* blocks) noexcept;
 
@@ -47,6 +47,12 @@ using EncodeBlocks = void (*)(const float* numbers, std::uint64_t block_count,
 // Whether the format's blocks ask for the mean square of the row beside an importance.
 [[nodiscard]] constexpr bool asks_for_row(BlockFormat format) noexcept {
   return format <= BlockFormat::q5_1;
+}
+
+// Whether numbers are encoded with an importance only, as ggml has it.
+[[nodiscard]] constexpr bool needs_importance(BlockFormat format) noexcept {
+  return format == BlockFormat::iq2_xxs || format == BlockFormat::iq2_xs ||
+         format == BlockFormat::iq1_s;
 }
 
 }  // namespace loadstone

@@ -21,8 +21,13 @@ using ::testing::HasSubstr;
 constexpr std::array styles = {NamingStyle::unified, NamingStyle::compressed, NamingStyle::bnb,
                                NamingStyle::gguf};
 
+// For rows of 512 numbers.
 Quantization quantization_of(const WrittenEncoding& encoding) {
-  return {.encoding = std::string(encoding.name), .nested_offset = {}};
+  Quantization made = {.encoding = std::string(encoding.name), .nested_offset = {}};
+  if (encoding.needs_importance) {
+    made.importance = std::make_shared<const std::vector<float>>(512, 1.0f);
+  }
+  return made;
 }
 
 QuantizeForm form_of(const WrittenEncoding& encoding) {
@@ -40,7 +45,7 @@ TEST(WrittenEncodings, HaveNamesOfTheirOwn) {
     EXPECT_EQ(find_written_encoding(each->name), each);
     EXPECT_THAT(written_encoding_names(), HasSubstr(std::string(each->name)));
   }
-  EXPECT_EQ(names.size(), 27u);
+  EXPECT_EQ(names.size(), 34u);
   EXPECT_EQ(find_written_encoding("nf5"), nullptr);
   EXPECT_EQ(find_written_encoding(""), nullptr);
 }
@@ -120,7 +125,7 @@ TEST(WrittenEncodings, AreListedWithDialectsThatTheyHaveAndNoOther) {
           << each.name << " " << dialect;
     }
   }
-  EXPECT_EQ(listed.size(), 33u);
+  EXPECT_EQ(listed.size(), 40u);
   for (const WrittenEncoding* const each : written_encodings()) {
     EXPECT_TRUE(listed.contains(each->name)) << each->name;
   }
@@ -148,7 +153,7 @@ TEST(WrittenEncodings, MakeBlocksOfWholeRows) {
     EXPECT_EQ(problem->found, "[4, 272]");
     EXPECT_EQ(problem->message, "rows are no whole blocks of " + std::to_string(block.elements));
   }
-  EXPECT_EQ(count, 15u);
+  EXPECT_EQ(count, 22u);
 }
 
 TEST(WrittenEncodings, TakeAnImportanceOfColumns) {
@@ -173,6 +178,23 @@ TEST(WrittenEncodings, TakeAnImportanceOfColumns) {
     bad[200] = wrong;
     EXPECT_EQ(message("q4_0", bad), "an importance that is negative or not finite");
   }
+}
+
+// As ggml: the control is that others take none.
+TEST(WrittenEncodings, NeedAnImportanceWhereGgmlDoes) {
+  std::set<std::string_view> needing;
+  for (const WrittenEncoding* const each : written_encodings()) {
+    Quantization quantization = quantization_of(*each);
+    quantization.importance.reset();
+    QuantizeForm form;
+    const auto problem = prepare_quantization(quantization, {4, 512}, Dtype::f32, form);
+    EXPECT_EQ(problem.has_value(), each->needs_importance) << each->name;
+    if (!problem) continue;
+    EXPECT_EQ(problem->message, "it needs an importance matrix");
+    EXPECT_EQ(problem->expected, "--imatrix");
+    needing.insert(each->name);
+  }
+  EXPECT_EQ(needing, std::set<std::string_view>({"iq1_s", "iq2_xxs", "iq2_xs"}));
 }
 
 // Some encodings take sums over rows then, and their windows are rows.

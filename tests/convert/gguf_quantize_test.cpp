@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <memory>
 
 #include "convert/samples.h"
 #include "loadstone/convert.h"
@@ -256,21 +258,27 @@ TEST_F(GgufQuantize, WhatDoesNotGoTogetherIsRefused) {
   options = llama_options("q4_k_m");
   options.metadata.erase("llama.block_count");
   EXPECT_EQ(refused(options), "plan.options");
-  options = llama_options("iq2_xxs");  // no encoder without an importance
-  EXPECT_EQ(refused(options), "plan.options");
 }
 
-// A model that is no language model has the rules of other quantizations, and any encoding.
-TEST(GgufQuantizeDiffusion, WeightsInsideBlocks) {
+std::string image_file() {
+  const auto tensor = [](const char* name, std::vector<std::uint64_t> shape, unsigned seed) {
+    std::uint64_t count = 1;
+    for (const std::uint64_t extent : shape) count *= extent;
+    return FileTensor{name, "BF16", std::move(shape), numbers(count, seed)};
+  };
+  return safetensors_bytes({tensor("blocks.0.self_attn.q.weight", {64, 256}, 1),
+                            tensor("blocks.0.self_attn.v.weight", {64, 256}, 2),
+                            tensor("blocks.0.norm.weight", {256}, 3),
+                            tensor("patch_embedding.weight", {512, 4, 1, 2, 2}, 4),
+                            tensor("head.head.weight", {64, 256}, 5),
+                            {"blocks.0.modulation", "F32", {1, 6, 4}, some_bytes(96, 6)}});
+}
+
+std::vector<std::string> types_of_image(const char* architecture, const char* format) {
   const TemporaryFolder folder;
-  const std::string source = folder.write(
-      "source.safetensors",
-      safetensors_bytes({{"blocks.0.self_attn.q.weight", "BF16", {64, 256}, numbers(64 * 256, 1)},
-                         {"blocks.0.norm.weight", "BF16", {256}, numbers(256, 2)},
-                         {"patch_embedding.weight", "BF16", {8, 4, 1, 2, 2}, numbers(128, 3)},
-                         {"blocks.0.modulation", "F32", {1, 6, 4}, some_bytes(96, 4)}}));
-  ConvertOptions options = llama_options("q8_0");
-  options.metadata = {{"general.architecture", {.value = "wan"}}};
+  const std::string source = folder.write("source.safetensors", image_file());
+  ConvertOptions options = llama_options(format);
+  options.metadata = {{"general.architecture", {.value = architecture}}};
   options.beyond_ggml = true;
   convert(make_conversion(open_checkpoint(source), options), folder / "out.gguf");
   std::vector<std::string> types;
@@ -278,8 +286,190 @@ TEST(GgufQuantizeDiffusion, WeightsInsideBlocks) {
   for (const TensorInfo& tensor : after->tensors()) {
     types.push_back(tensor.name + " " + std::string(tensor.encoding.name()));
   }
-  EXPECT_THAT(types, ElementsAre("blocks.0.self_attn.q.weight Q8_0", "blocks.0.norm.weight BF16",
-                                 "patch_embedding.weight BF16", "blocks.0.modulation F32"));
+  return types;
+}
+
+TEST(GgufQuantizeImages, AMixGivesComfysTypes) {
+  EXPECT_THAT(types_of_image("wan", "q4_k_m"),
+              ElementsAre("blocks.0.self_attn.q.weight Q4_K", "blocks.0.self_attn.v.weight Q6_K",
+                          "blocks.0.norm.weight F32", "patch_embedding.weight BF16",
+                          "head.head.weight BF16", "blocks.0.modulation F32"));
+}
+
+// A model that nobody knows has the rules of other quantizations, and no mixes.
+TEST(GgufQuantizeImages, AnotherModelHasPlainTypes) {
+  EXPECT_THAT(types_of_image("another", "q8_0"),
+              ElementsAre("blocks.0.self_attn.q.weight Q8_0", "blocks.0.self_attn.v.weight Q8_0",
+                          "blocks.0.norm.weight BF16", "patch_embedding.weight BF16",
+                          "head.head.weight BF16", "blocks.0.modulation F32"));
+  EXPECT_EQ(code_of([] { types_of_image("another", "q4_k_m"); }), "plan.options");
+}
+
+// ---- importance matrices
+
+std::shared_ptr<const std::vector<float>> rising(std::size_t count, float begin = 0.5f) {
+  std::vector<float> numbers(count);
+  for (std::size_t i = 0; i < count; ++i) numbers[i] = begin + static_cast<float>(i * i % 97);
+  return std::make_shared<const std::vector<float>>(std::move(numbers));
+}
+
+ImportanceMatrix llama_importance() {
+  ImportanceMatrix matrix;
+  matrix.path = std::string(200, 'p');
+  matrix.dataset = "wiki.txt";
+  matrix.chunks = 7;
+  for (const char* const name : {"blk.0.attn_q", "blk.0.attn_v", "blk.0.ffn_up", "blk.1.attn_v"}) {
+    matrix.entries[std::string(name) + ".weight"] = rising(256);
+  }
+  matrix.entries["blk.0.ffn_down.weight"] = rising(96);
+  matrix.entries["blk.0.odd.weight"] = rising(40);
+  return matrix;
+}
+
+ConvertOptions weighed_options(const std::string& format, ImportanceMatrix matrix) {
+  ConvertOptions options = llama_options(format);
+  options.quantize.importance = std::make_shared<const ImportanceMatrix>(std::move(matrix));
+  return options;
+}
+
+std::string data_of(const std::string& path, const std::string& name) {
+  const auto catalog = open_checkpoint(path);
+  const TensorInfo& tensor = catalog->tensors().at(catalog->find(name).value());
+  return read_file(path).substr(tensor.offset_begin, tensor.byte_count());
+}
+
+TEST_F(GgufQuantize, EntriesWeighTheTensorsOfTheirNames) {
+  convert(planned(llama_options("q4_k_m")), folder_ / "plain.gguf");
+  ImportanceMatrix matrix = llama_importance();
+  matrix.entries.erase("blk.0.attn_v.weight");
+  const Conversion conversion = planned(weighed_options("q4_k_m", matrix));
+  EXPECT_THAT(codes_of(conversion), ElementsAre("convert.fallback", "convert.fallback",
+                                                "convert.importance", "plan.cast", "plan.cast"));
+  EXPECT_THAT(conversion.plan.findings[2].message, HasSubstr("token_embd.weight' and 1 other"));
+  convert(conversion, out_);
+  EXPECT_EQ(types_in(out_), types_in(folder_ / "plain.gguf"));
+  std::vector<std::string> changed;
+  const auto after = open_checkpoint(out_);
+  for (const TensorInfo& tensor : after->tensors()) {
+    if (data_of(out_, tensor.name) == data_of(folder_ / "plain.gguf", tensor.name)) continue;
+    changed.push_back(tensor.name);
+  }
+  EXPECT_THAT(changed, ElementsAre("blk.0.attn_q.weight", "blk.0.ffn_up.weight",
+                                   "blk.0.ffn_down.weight", "blk.1.attn_v.weight"));
+}
+
+TEST_F(GgufQuantize, KeysAreThoseOfLlamaQuantize) {
+  const auto keys_with = [&](const ImportanceMatrix& matrix) {
+    Metadata keys;
+    for (const auto& [key, item] : planned(weighed_options("q8_0", matrix)).metadata) {
+      if (key.starts_with("quantize.")) keys.emplace(key, item);
+    }
+    return keys;
+  };
+  ImportanceMatrix matrix = llama_importance();
+  Metadata keys = keys_with(matrix);
+  EXPECT_EQ(keys.size(), 4u);
+  EXPECT_EQ(std::get<std::string>(keys.at("quantize.imatrix.file").value), std::string(127, 'p'));
+  EXPECT_EQ(std::get<std::string>(keys.at("quantize.imatrix.dataset").value), "wiki.txt");
+  EXPECT_EQ(std::get<std::uint64_t>(keys.at("quantize.imatrix.entries_count").value), 6u);
+  EXPECT_EQ(std::get<std::uint64_t>(keys.at("quantize.imatrix.chunks_count").value), 7u);
+  EXPECT_EQ(keys.at("quantize.imatrix.chunks_count").type, MetadataType::u32);
+  matrix.chunks = 0;
+  matrix.dataset.reset();
+  EXPECT_EQ(keys_with(matrix).size(), 2u);
+  EXPECT_FALSE(planned(llama_options("q8_0")).metadata.contains("quantize.imatrix.file"));
+}
+
+// Of mixes some rules ask whether there is an importance, not of which tensors.
+TEST_F(GgufQuantize, TypesDependOnWhetherThereIsAnImportance) {
+  ConvertOptions options = weighed_options("q4_0", llama_importance());
+  options.metadata["llama.block_count"] = number(8);
+  EXPECT_THAT(types_with(options), Contains("blk.0.ffn_down.weight Q4_1"));
+  options.quantize.importance = nullptr;
+  EXPECT_THAT(types_with(options), Contains("blk.0.ffn_down.weight Q4_0"));
+}
+
+TEST_F(GgufQuantize, EntriesThatFitNoTensorAreTold) {
+  const auto found = [&](const ImportanceMatrix& matrix) {
+    std::vector<Finding> all = planned(weighed_options("q4_k_m", matrix)).plan.findings;
+    std::erase_if(all, [](const Finding& each) {
+      return each.code != "convert.importance" || each.severity == Severity::info;
+    });
+    return all;
+  };
+  ImportanceMatrix matrix = llama_importance();
+  EXPECT_THAT(found(matrix), ElementsAre());
+  // Nothing is measured of what is looked up, and of norms nothing is used.
+  matrix.entries["token_embd.weight"] = rising(24);
+  matrix.entries["output_norm.weight"] = rising(3);
+  EXPECT_THAT(found(matrix), ElementsAre());
+  matrix.entries["blk.9.attn_q.weight"] = rising(256);
+  ASSERT_EQ(found(matrix).size(), 1u);
+  EXPECT_EQ(found(matrix)[0].severity, Severity::warning);
+  EXPECT_THAT(found(matrix)[0].message, HasSubstr("1 of 9 entries"));
+  EXPECT_THAT(found(matrix)[0].message, HasSubstr("blk.9.attn_q.weight"));
+  matrix = llama_importance();
+  matrix.entries["blk.0.attn_q.weight"] = rising(255);
+  ASSERT_EQ(found(matrix).size(), 1u);
+  EXPECT_EQ(found(matrix)[0].severity, Severity::error);
+  EXPECT_EQ(found(matrix)[0].target, "blk.0.attn_q.weight");
+  EXPECT_EQ(found(matrix)[0].found, "255");
+  EXPECT_EQ(found(matrix)[0].expected, "256 columns");
+}
+
+TEST_F(GgufQuantize, BlocksOfTheFewestBitsNeedAnImportance) {
+  const auto needing = [&](const ConvertOptions& options) {
+    for (const Finding& each : planned(options).plan.findings) {
+      if (each.severity == Severity::error) return each.code + ": " + each.message;
+    }
+    return std::string();
+  };
+  EXPECT_THAT(
+      needing(llama_options("q2_k_s")),
+      HasSubstr("convert.importance: 'blk.0.attn_q.weight' and 3 others would become Q2_K"));
+  EXPECT_EQ(needing(llama_options("q2_k")), "");  // the same blocks in another mix
+  EXPECT_EQ(needing(weighed_options("q2_k_s", llama_importance())), "");
+  ImportanceMatrix matrix = llama_importance();
+  matrix.entries.erase("blk.0.ffn_up.weight");
+  EXPECT_THAT(needing(weighed_options("q2_k_s", matrix)),
+              HasSubstr("'blk.0.ffn_up.weight' would become Q2_K"));
+  const auto error = error_of([&] { convert(planned(llama_options("q2_k_s")), out_); });
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code(), "convert.importance");
+  EXPECT_FALSE(std::filesystem::exists(out_));
+}
+
+TEST_F(GgufQuantize, AnImportanceIsForBlocksOnly) {
+  const auto refused = [&](const ConvertOptions& options) {
+    return code_of([&] { (void)planned(options); });
+  };
+  ConvertOptions options = weighed_options("q4_k_m", llama_importance());
+  EXPECT_EQ(refused(options), "");
+  options.quantize.formats.clear();
+  EXPECT_EQ(refused(options), "plan.options");
+  options = ConvertOptions{};
+  options.quantize.formats = {{.pattern = {}, .quantization = quantization_from_user("nf4")}};
+  EXPECT_EQ(refused(options), "");
+  options.quantize.importance = std::make_shared<const ImportanceMatrix>(llama_importance());
+  EXPECT_EQ(refused(options), "plan.options");
+}
+
+TEST_F(GgufQuantize, PartsOfOneOutputHaveOneImportance) {
+  const auto part = [&](const ImportanceMatrix& matrix, std::uint32_t index) {
+    ConvertOptions options = weighed_options("q4_k_m", matrix);
+    options.one_file = false;
+    options.is_split = true;
+    options.stem = "out";
+    options.shard_bytes_max = 20'000;
+    return code_of([&] {
+      convert(planned(options), out_, nullptr, nullptr, {.part = ConvertPart{index, 2}});
+    });
+  };
+  ImportanceMatrix other = llama_importance();
+  other.entries["blk.0.attn_q.weight"] = rising(256, 0.75f);
+  EXPECT_EQ(part(llama_importance(), 1), "");
+  EXPECT_EQ(part(other, 2), "convert.state");
+  EXPECT_EQ(part(llama_importance(), 2), "");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "execute/no_memory.h"
 #include "loadstone/loadstone.h"
 #include "support/files.h"
+#include "support/imatrix_file.h"
 
 namespace loadstone::test {
 namespace {
@@ -77,6 +78,21 @@ TEST_F(MemoryFaults, Opening) {
     EXPECT_FALSE(to_json(*opened).empty());
     EXPECT_FALSE(to_table(*opened, true).empty());
   });
+}
+
+TEST_F(MemoryFaults, ImportanceMatrices) {
+  std::string entries;
+  GgufWriter writer = imatrix_keys(7, "wiki.txt");
+  for (int i = 0; i < 8; ++i) {
+    const std::string name = "blk." + std::to_string(i) + ".attn_output.weight";
+    entries += imatrix_entry(name, 2, {1, 2, 3});
+    add_imatrix_entry(writer, name, {1, 2, 3}, {2});
+  }
+  const std::string old = folder_.write("x.dat", raw(std::int32_t{8}) + entries);
+  const std::string gguf = folder_.write("x.gguf", writer.bytes());
+  for (const std::string& path : {old, gguf}) {
+    walk([&] { EXPECT_EQ(open_importance_matrix(path).entries.size(), 8u); });
+  }
 }
 
 TEST_F(MemoryFaults, OpeningShards) {

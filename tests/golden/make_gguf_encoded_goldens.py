@@ -16,12 +16,14 @@ from make_cast_goldens import splitmix
 from make_gguf_goldens import fingerprint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
-from ggml_oracle import Oracle
+from ggml_oracle import GRIDS, NEED_IMPORTANCE, Oracle
 
 COUNT = 65536
 COLUMNS = 1024
 FORMATS = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K"]
 FORMATS += ["iq4_nl", "iq4_xs", "tq1_0", "tq2_0", "mxfp4"]
+# As many rows of each case are encoded by formats of grids, which take long.
+GRID_ROWS = 16
 # An importance of each column goes with these.
 WEIGHTED = ["normal", "scales", "sparse", "integers", "outliers"]
 
@@ -77,6 +79,24 @@ def importance() -> np.ndarray:
     return np.where(words % np.uint64(8) == 0, np.float32(0), some)
 
 
+def show(name: str, case: str, blocks: np.ndarray) -> None:
+    """Prints a line."""
+    print(name.upper(), case, f"{fingerprint(blocks.tobytes()):016x}")
+
+
+def show_grids(oracle: Oracle, case: str, numbers: np.ndarray) -> None:
+    """Prints a line for each format of a grid; none where ggml does not encode all blocks."""
+    rows = numbers.reshape(-1, COLUMNS)[:GRID_ROWS]
+    weights = {case: None, f"{case}-weighted": importance()}
+    for name in GRIDS:
+        for label, each in weights.items():
+            if each is None and name in NEED_IMPORTANCE:
+                continue
+            blocks, good = oracle.encode_grid(name, rows, each)
+            if good.all():
+                show(name, label, blocks)
+
+
 def main() -> None:
     """Prints `FORMAT CASE fingerprint` for each; for the numbers the format is `-`."""
     oracle = Oracle(Path(sys.argv[1]))
@@ -84,11 +104,12 @@ def main() -> None:
         print("-", case, f"{fingerprint(numbers.tobytes()):016x}")
         for name in FORMATS:
             blocks = oracle.encode(name, numbers.reshape(-1, COLUMNS))
-            print(name.upper(), case, f"{fingerprint(blocks.tobytes()):016x}")
+            show(name, case, blocks)
             if case not in WEIGHTED:
                 continue
             blocks = oracle.encode(name, numbers.reshape(-1, COLUMNS), importance())
-            print(name.upper(), f"{case}-weighted", f"{fingerprint(blocks.tobytes()):016x}")
+            show(name, f"{case}-weighted", blocks)
+        show_grids(oracle, case, numbers)
 
 
 if __name__ == "__main__":

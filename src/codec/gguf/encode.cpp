@@ -18,8 +18,11 @@ namespace {
 constexpr std::array<std::string_view, 1> dialects = {"ggml"};
 
 std::optional<DecodeProblem> check_importance(const Quantization& quantization,
-                                              const QuantizeForm& form) {
-  if (quantization.importance == nullptr) return std::nullopt;
+                                              const QuantizeForm& form, BlockFormat format) {
+  if (quantization.importance == nullptr) {
+    if (!needs_importance(format)) return std::nullopt;
+    return DecodeProblem{"it needs an importance matrix", "none", "--imatrix"};
+  }
   const std::vector<float>& all = *quantization.importance;
   if (all.size() != form.columns && all.size() != form.columns * form.stack) {
     return DecodeProblem{"an importance for another number of columns",
@@ -41,7 +44,7 @@ std::optional<DecodeProblem> prepare(const Quantization& quantization, const Sha
     return DecodeProblem{fmt::format("rows are no whole blocks of {}", block.elements),
                          shape.text(), fmt::format("a multiple of {} columns", block.elements)};
   }
-  if (auto problem = check_importance(quantization, form)) return problem;
+  if (auto problem = check_importance(quantization, form, format)) return problem;
   form.block = format;
   form.importance = quantization.importance;
   const bool takes_rows = form.importance != nullptr && asks_for_row(format);
@@ -63,18 +66,22 @@ constexpr WrittenEncoding written_as(std::string_view name, unsigned bits) {
       .prepare = prepare<format>,
       .gguf_names = names,
       .dialects = dialects,
+      .needs_importance = needs_importance(format),
   };
 }
 
 constexpr std::array written = {
-    written_as<BlockFormat::q4_0>("q4_0", 4),        written_as<BlockFormat::q4_1>("q4_1", 4),
-    written_as<BlockFormat::q5_0>("q5_0", 5),        written_as<BlockFormat::q5_1>("q5_1", 5),
-    written_as<BlockFormat::q8_0>("q8_0", 8),        written_as<BlockFormat::q2_k>("q2_k", 2),
-    written_as<BlockFormat::q3_k>("q3_k", 3),        written_as<BlockFormat::q4_k>("q4_k", 4),
-    written_as<BlockFormat::q5_k>("q5_k", 5),        written_as<BlockFormat::q6_k>("q6_k", 6),
-    written_as<BlockFormat::iq4_nl>("iq4_nl", 4),    written_as<BlockFormat::iq4_xs>("iq4_xs", 4),
-    written_as<BlockFormat::tq1_0>("tq1_0", 2),      written_as<BlockFormat::tq2_0>("tq2_0", 2),
-    written_as<BlockFormat::mxfp4>("mxfp4-gguf", 4),
+    written_as<BlockFormat::q4_0>("q4_0", 4),       written_as<BlockFormat::q4_1>("q4_1", 4),
+    written_as<BlockFormat::q5_0>("q5_0", 5),       written_as<BlockFormat::q5_1>("q5_1", 5),
+    written_as<BlockFormat::q8_0>("q8_0", 8),       written_as<BlockFormat::q2_k>("q2_k", 2),
+    written_as<BlockFormat::q3_k>("q3_k", 3),       written_as<BlockFormat::q4_k>("q4_k", 4),
+    written_as<BlockFormat::q5_k>("q5_k", 5),       written_as<BlockFormat::q6_k>("q6_k", 6),
+    written_as<BlockFormat::iq1_s>("iq1_s", 1),     written_as<BlockFormat::iq1_m>("iq1_m", 1),
+    written_as<BlockFormat::iq2_xxs>("iq2_xxs", 2), written_as<BlockFormat::iq2_xs>("iq2_xs", 2),
+    written_as<BlockFormat::iq2_s>("iq2_s", 2),     written_as<BlockFormat::iq3_xxs>("iq3_xxs", 3),
+    written_as<BlockFormat::iq3_s>("iq3_s", 3),     written_as<BlockFormat::iq4_nl>("iq4_nl", 4),
+    written_as<BlockFormat::iq4_xs>("iq4_xs", 4),   written_as<BlockFormat::tq1_0>("tq1_0", 2),
+    written_as<BlockFormat::tq2_0>("tq2_0", 2),     written_as<BlockFormat::mxfp4>("mxfp4-gguf", 4),
 };
 
 constexpr auto written_names = [] {

@@ -23,6 +23,10 @@ namespace loadstone::simd {
 [[nodiscard]] EncodeBlocks k_encoder(BlockFormat format) noexcept;
 // IQ4_NL, IQ4_XS, MXFP4.
 [[nodiscard]] EncodeBlocks table_encoder(BlockFormat format) noexcept;
+// IQ2 and IQ3.
+[[nodiscard]] EncodeBlocks grid_encoder(BlockFormat format) noexcept;
+// IQ1_S, IQ1_M.
+[[nodiscard]] EncodeBlocks iq1_encoder(BlockFormat format) noexcept;
 // TQ1_0, TQ2_0.
 [[nodiscard]] EncodeBlocks low_bit_encoder(BlockFormat format) noexcept;
 

@@ -21,6 +21,8 @@ template <std::size_t run>
 using LaneRows = std::array<float, run * lane_count>;
 template <std::size_t run>
 using LaneCodes = std::array<std::uint8_t, run * lane_count>;
+template <std::size_t rows>
+using LaneWords = std::array<std::int32_t, rows * lane_count>;
 
 // From the order of lanes to that of runs, and back.
 inline LaneNumbers by_run(const LaneNumbers& lanes, const LaneOrder& order) noexcept {

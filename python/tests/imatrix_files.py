@@ -1,0 +1,65 @@
+"""Importance matrices as llama-imatrix writes them, in both formats, with numbers made here."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+CHUNKS = 7
+DATASET = "wiki.train.raw"
+
+# By tensor: sums of squares [matrices, columns], and how often each matrix was used.
+Entries = Mapping[str, tuple[np.ndarray, np.ndarray]]
+
+
+def measured(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Entries for all matrices but the embedding, which is looked up; some experts see nothing."""
+    made = {}
+    for name, shape in shapes.items():
+        if len(shape) < 2 or name in ("token_embd.weight", "output.weight"):
+            continue
+        chance = np.random.default_rng(len(made))
+        matrices, columns = (shape[0] if len(shape) == 3 else 1), shape[-1]
+        counts = chance.integers(1, 512, matrices).astype(np.float32)
+        if matrices > 2:
+            counts[1] = 0
+        # A few columns matter far more than the others, as in models.
+        sums = chance.lognormal(0, 2, (matrices, columns)).astype(np.float32)
+        made[name] = (sums * np.minimum(counts, 1)[:, None], counts)
+    return made
+
+
+def write_dat(path: Path, entries: Entries) -> Path:
+    """The format before GGUF: sums of a stack are divided by one count."""
+    with path.open("wb") as file:
+        file.write(struct.pack("<i", len(entries)))
+        for name, (sums, counts) in entries.items():
+            text = name.encode()
+            file.write(struct.pack("<i", len(text)) + text)
+            file.write(struct.pack("<ii", int(counts.max()), sums.size) + sums.tobytes())
+        text = DATASET.encode()
+        file.write(struct.pack("<ii", CHUNKS, len(text)) + text)
+    return path
+
+
+def write_gguf(path: Path, entries: Entries) -> Path:
+    writer = gguf.GGUFWriter(path, "imatrix")
+    writer.add_type("imatrix")
+    writer.add_array("imatrix.datasets", [DATASET, "another.txt"])
+    writer.add_uint32("imatrix.chunk_count", CHUNKS)
+    writer.add_uint32("imatrix.chunk_size", 512)
+    for name, (sums, counts) in entries.items():
+        writer.add_tensor(f"{name}.in_sum2", sums)
+        writer.add_tensor(f"{name}.counts", counts.reshape(-1, 1))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+WRITERS = {"dat": write_dat, "gguf": write_gguf}

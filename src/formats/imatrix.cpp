@@ -1,0 +1,345 @@
+#include "formats/imatrix.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+#include "base/only_errors.h"
+#include "base/text.h"
+#include "formats/file_header.h"
+#include "formats/gguf.h"
+#include "formats/gguf_cursor.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::string_view gguf_magic = "GGUF";
+// Both formats keep it in 32 bits, and one reads it as signed.
+constexpr std::uint64_t chunks_max = std::numeric_limits<std::int32_t>::max();
+
+std::string number_text(float number) { return fmt::format("{}", number); }
+
+bool is_importance(float number) noexcept { return std::isfinite(number) && number >= 0; }
+
+std::vector<float> read_floats(ByteSource& source, std::uint64_t offset, std::uint64_t count) {
+  std::vector<float> floats(count);
+  source.read(offset, std::as_writable_bytes(std::span(floats)));
+  return floats;
+}
+
+// Sums of squares, or counts.
+void require_importances(const ByteSource& source, std::string_view culprit, const char* field,
+                         std::span<const float> numbers, std::uint64_t begin) {
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    if (is_importance(numbers[i])) continue;
+    refuse(source.path(), {.code = "im.value",
+                           .message = fmt::format("number {} is none that a sum can be", i),
+                           .culprit = culprit,
+                           .field = field,
+                           .found = number_text(numbers[i]),
+                           .expected = "a finite number from 0",
+                           .byte_offset = begin + i * sizeof(float)});
+  }
+}
+
+void add_entry(const ByteSource& source, ImportanceMatrix& matrix, std::string name,
+               std::vector<float> numbers, std::uint64_t offset) {
+  auto shared = std::make_shared<const std::vector<float>>(std::move(numbers));
+  const auto [place, is_new] = matrix.entries.try_emplace(std::move(name), std::move(shared));
+  if (is_new) return;
+  refuse(source.path(), {.code = "im.duplicate",
+                         .message = "two entries have this name",
+                         .culprit = place->first,
+                         .field = "name",
+                         .found = "a second one",
+                         .expected = "one entry",
+                         .byte_offset = offset});
+}
+
+// What C reads of it: llama-quantize keeps names of datasets up to a NUL.
+std::string until_nul(const std::string& text) { return text.c_str(); }
+
+// ---- the format before GGUF: a count, entries, and maybe chunks and dataset. Not thread-safe.
+
+class BinaryReader {
+ public:
+  explicit BinaryReader(ByteSource& source) : source_(source), end_(source.identity().bytes) {}
+
+  ImportanceMatrix read() {
+    ImportanceMatrix matrix;
+    reading_ = "the count of entries";
+    const std::uint64_t count = size("entries", 1, entry_bytes_min);
+    for (std::uint64_t i = 0; i < count; ++i) {
+      culprit_.clear();
+      reading_ = fmt::format("entry {} of {}", i + 1, count);
+      read_entry(matrix);
+    }
+    culprit_.clear();
+    if (offset_ < end_) read_end(matrix);
+    return matrix;
+  }
+
+ private:
+  // A name of one byte and one number, with its sizes.
+  static constexpr std::uint64_t entry_bytes_min = 4 + 1 + 4 + 4 + 4;
+
+  [[noreturn]] void fail(const char* code, std::string message, const char* field,
+                         std::string found, std::string expected, std::uint64_t at) const {
+    refuse(source_.path(), {.code = code,
+                            .message = std::move(message),
+                            .culprit = culprit_,
+                            .field = field,
+                            .found = std::move(found),
+                            .expected = std::move(expected),
+                            .byte_offset = at});
+  }
+
+  void require(std::uint64_t bytes, const char* field) const {
+    if (bytes <= end_ - offset_) return;
+    fail("im.truncated", fmt::format("the file ends inside {}", reading_), field,
+         "a file of " + bytes_text(end_),
+         fmt::format("{} more at byte {}", bytes_text(bytes), offset_), offset_);
+  }
+
+  std::int32_t number(const char* field) {
+    require(sizeof(std::int32_t), field);
+    std::int32_t number = 0;
+    source_.read(offset_, std::as_writable_bytes(std::span(&number, 1)));
+    offset_ += sizeof number;
+    return number;
+  }
+
+  // A count of things of at least `each_bytes`, which the rest of the file must be able to hold.
+  std::uint64_t size(const char* field, std::int32_t least, std::uint64_t each_bytes) {
+    const std::uint64_t at = offset_;
+    const std::int32_t size = number(field);
+    const std::uint64_t most = (end_ - offset_) / each_bytes;
+    if (size >= least && static_cast<std::uint64_t>(size) <= most) {
+      return static_cast<std::uint64_t>(size);
+    }
+    fail("im.count",
+         fmt::format("{} say so many, and the file has no place for them, or is none", reading_),
+         field, std::to_string(size), fmt::format("{} to {}", least, most), at);
+  }
+
+  std::string text(std::uint64_t length) {
+    std::string text(length, '\0');
+    source_.read(offset_, std::as_writable_bytes(std::span(text)));
+    offset_ += length;
+    return text;
+  }
+
+  void read_entry(ImportanceMatrix& matrix) {
+    const std::uint64_t length = size("name length", 1, 1);
+    const std::uint64_t name_at = offset_;
+    culprit_ = text(length);
+    if (!is_utf8(culprit_) || culprit_.find('\0') != std::string::npos) {
+      const std::string found = printable_bytes(std::exchange(culprit_, {}));
+      fail("im.name", fmt::format("the name of {} is no tensor's", reading_), "name", found,
+           "UTF-8 without NUL", name_at);
+    }
+    const std::uint64_t calls_at = offset_;
+    const std::int32_t calls = number("calls");
+    if (calls < 0) {
+      fail("im.count", "the sums are divided by it", "calls", std::to_string(calls),
+           "a number from 0", calls_at);
+    }
+    const std::uint64_t count = size("numbers", 1, sizeof(float));
+    std::vector<float> numbers = read_floats(source_, offset_, count);
+    require_importances(source_, culprit_, "numbers", numbers, offset_);
+    offset_ += count * sizeof(float);
+    // Without calls the numbers are taken as they are.
+    if (calls > 0) {
+      for (float& each : numbers) each /= static_cast<float>(calls);
+    }
+    add_entry(source_, matrix, culprit_, std::move(numbers), name_at);
+  }
+
+  void read_end(ImportanceMatrix& matrix) {
+    reading_ = "what follows the entries";
+    const std::uint64_t at = offset_;
+    const std::int32_t chunks = number("chunks");
+    if (chunks < 0) {
+      fail("im.count", "a count of chunks", "chunks", std::to_string(chunks), "a number from 0",
+           at);
+    }
+    matrix.chunks = static_cast<std::uint32_t>(chunks);
+    if (offset_ == end_) return;
+    const std::uint64_t length = size("dataset length", 0, 1);
+    if (length > 0) matrix.dataset = until_nul(text(length));
+    if (offset_ == end_) return;
+    fail("im.trailing", fmt::format("{} follow the dataset", bytes_text(end_ - offset_)), "file",
+         "a file of " + bytes_text(end_), bytes_text(offset_), offset_);
+  }
+
+  ByteSource& source_;
+  std::uint64_t end_;
+  std::uint64_t offset_ = 0;
+  std::string culprit_;  // the entry at hand
+  std::string reading_;  // for messages
+};
+
+// ---- the GGUF form: two tensors an entry
+
+class GgufReader {
+ public:
+  explicit GgufReader(ByteSource& source) : source_(source), header_(read_gguf(source)) {}
+
+  ImportanceMatrix read() {
+    ImportanceMatrix matrix;
+    matrix.dataset = first_dataset();
+    matrix.chunks = static_cast<std::uint32_t>(whole_number("imatrix.chunk_count"));
+    static_cast<void>(whole_number("imatrix.chunk_size"));
+    for (const auto& [name, entry] : entries()) read_entry(std::string(name), entry, matrix);
+    if (!matrix.entries.empty()) return matrix;
+    refuse(source_.path(), {.code = "im.empty",
+                            .message = "the file holds no importance of any tensor",
+                            .field = "tensors",
+                            .found = fmt::format("{} tensors", header_.tensors.size()),
+                            .expected = "NAME.in_sum2 and NAME.counts"});
+  }
+
+ private:
+  struct Entry {
+    const TensorInfo* sums = nullptr;
+    const TensorInfo* counts = nullptr;
+  };
+
+  // Other tensors are none of ours, as for llama.cpp.
+  [[nodiscard]] std::map<std::string_view, Entry> entries() const {
+    std::map<std::string_view, Entry> entries;
+    for (const TensorInfo& tensor : header_.tensors) {
+      std::string_view name = tensor.name;
+      const auto has_end = [&](std::string_view end) {
+        if (!name.ends_with(end)) return false;
+        name.remove_suffix(end.size());
+        return true;
+      };
+      if (has_end(".in_sum2")) {
+        entries[name].sums = &tensor;
+      } else if (has_end(".counts")) {
+        entries[name].counts = &tensor;
+      }
+    }
+    return entries;
+  }
+
+  [[nodiscard]] const MetadataValue& value(const char* key) const {
+    const auto found = header_.metadata.find(key);
+    if (found != header_.metadata.end()) return found->second;
+    fail_key(key, "the key is missing, so this is no importance matrix", "no such key", "the key");
+  }
+
+  [[noreturn]] void fail_key(const char* key, std::string message, std::string found,
+                             std::string expected) const {
+    refuse(source_.path(), {.code = "im.metadata",
+                            .message = std::move(message),
+                            .culprit = key,
+                            .field = key,
+                            .found = std::move(found),
+                            .expected = std::move(expected)});
+  }
+
+  [[nodiscard]] std::uint64_t whole_number(const char* key) const {
+    const MetadataValue& item = value(key);
+    const auto* const number = std::get_if<std::uint64_t>(&item.value);
+    if (item.type == MetadataType::u32 && number != nullptr && *number <= chunks_max) {
+      return *number;
+    }
+    const bool is_large = item.type == MetadataType::u32 && number != nullptr;
+    fail_key(key, "not a count", is_large ? std::to_string(*number) : type_name(item),
+             fmt::format("u32 up to {}", chunks_max));
+  }
+
+  // An array of texts may be empty; one of other things says nothing.
+  [[nodiscard]] std::optional<std::string> first_dataset() const {
+    const MetadataValue& item = value("imatrix.datasets");
+    const auto* const array = std::get_if<MetadataArray>(&item.value);
+    if (array == nullptr || array->empty()) return std::nullopt;
+    const MetadataValue first = (*array)[0];
+    const auto* const text = std::get_if<std::string>(&first.value);
+    return text == nullptr ? std::nullopt : std::optional(until_nul(*text));
+  }
+
+  [[noreturn]] void fail_tensor(const char* code, const std::string& name, std::string message,
+                                const TensorInfo& tensor, std::string expected) const {
+    refuse(source_.path(),
+           {.code = code,
+            .message = std::move(message),
+            .culprit = name,
+            .field = tensor.name,
+            .found = fmt::format("{} {}", tensor.encoding.name(), tensor.shape.text()),
+            .expected = std::move(expected),
+            .byte_offset = tensor.offset_begin});
+  }
+
+  [[nodiscard]] std::vector<float> floats(const std::string& name, const TensorInfo& tensor) const {
+    const std::uint64_t count = tensor.shape.numel().value_or(0);
+    if (tensor.encoding != Encoding(Dtype::f32)) {
+      fail_tensor("im.dtype", name, "sums and counts are F32", tensor, "F32");
+    }
+    if (count == 0) fail_tensor("im.shape", name, "there are no numbers", tensor, "some numbers");
+    std::vector<float> floats = read_floats(source_, tensor.offset_begin, count);
+    require_importances(source_, name, "numbers", floats, tensor.offset_begin);
+    return floats;
+  }
+
+  void read_entry(std::string name, const Entry& entry, ImportanceMatrix& matrix) const {
+    if (entry.sums == nullptr || entry.counts == nullptr) {
+      const TensorInfo& only = entry.sums != nullptr ? *entry.sums : *entry.counts;
+      fail_tensor("im.pair", name, "sums and counts belong together", only,
+                  entry.sums != nullptr ? ".counts beside it" : ".in_sum2 beside it");
+    }
+    if (name.empty()) fail_tensor("im.name", name, "an entry of no tensor", *entry.sums, "a name");
+    const std::vector<float> counts = floats(name, *entry.counts);
+    std::vector<float> sums = floats(name, *entry.sums);
+    if (sums.size() % counts.size() != 0) {
+      fail_tensor("im.shape", name,
+                  fmt::format("{} counts for {} sums", counts.size(), sums.size()), *entry.sums,
+                  "as many sums for each count");
+    }
+    const std::size_t columns = sums.size() / counts.size();
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      const float count = std::round(counts[i]);
+      for (float& each : std::span(sums).subspan(i * columns, columns)) {
+        // An expert that saw no token has all its columns alike.
+        each = count > 0 ? each / count : 1;
+      }
+    }
+    add_entry(source_, matrix, std::move(name), std::move(sums), entry.sums->offset_begin);
+  }
+
+  ByteSource& source_;
+  FileHeader header_;
+};
+
+}  // namespace
+
+ImportanceMatrix read_imatrix(ByteSource& source) {
+  std::string magic(gguf_magic.size(), '\0');
+  const bool has_magic = source.identity().bytes >= magic.size();
+  if (has_magic) source.read(0, std::as_writable_bytes(std::span(magic)));
+  const bool is_gguf = has_magic && magic == gguf_magic;
+  ImportanceMatrix matrix = is_gguf ? GgufReader(source).read() : BinaryReader(source).read();
+  matrix.path = source.path();
+  return matrix;
+}
+
+ImportanceMatrix open_importance_matrix(const std::string& path, Storage* storage) {
+  return only_errors([&] {
+    Storage& from = storage == nullptr ? local_storage() : *storage;
+    ImportanceMatrix matrix = read_imatrix(*from.open(path));
+    matrix.path = path;
+    return matrix;
+  });
+}
+
+}  // namespace loadstone

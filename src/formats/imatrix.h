@@ -1,0 +1,13 @@
+// Files of importance matrices, as llama.cpp's llama-imatrix writes them, in both formats.
+// Rules and codes: docs/formats/imatrix.md.
+#pragma once
+
+#include "loadstone/importance.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+// Reads the whole file. Throws Error "im.*"; "gg.*" for a GGUF file that breaks a rule of GGUF.
+[[nodiscard]] ImportanceMatrix read_imatrix(ByteSource& source);
+
+}  // namespace loadstone

@@ -1,0 +1,86 @@
+// The grids of IQ1, IQ2 and IQ3 as their encoders see them: the index of each point, and for every
+// other place of the lattice the points near it.
+//
+// A place is packed like the points of grid_data.h: codes of coordinates in 16 bits, the first one
+// lowest. Maps are made when they are first asked for, by one thread, in memory that stands ready
+// and is not touched before; nothing is allocated. All six take 1.8 MB, the largest one 730 KB.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace loadstone::simd {
+
+template <std::size_t coordinates, std::size_t codes>
+struct Lattice {
+  static constexpr std::size_t dims = coordinates;
+  static constexpr std::size_t levels = codes;  // a code counts from 0 to levels - 1
+  static constexpr unsigned bits = 16 / dims;   // of a code
+  static constexpr std::uint32_t mask = (1u << bits) - 1;
+  static constexpr std::size_t half_places = [] {  // of the coordinates in one byte
+    std::size_t count = 1;
+    for (std::size_t i = 0; i < dims / 2; ++i) count *= levels;
+    return count;
+  }();
+  static constexpr std::size_t places = half_places * half_places;
+
+  // Numbers places without gaps.
+  static constexpr std::size_t place(std::uint32_t packed) noexcept {
+    return numbers[packed & 255] + half_places * numbers[packed >> 8];
+  }
+  // The packed place of a number.
+  static constexpr std::uint32_t packed(std::size_t place) noexcept {
+    std::uint32_t codes_of_all = 0;
+    for (std::size_t i = 0; i < dims; ++i, place /= levels) {
+      codes_of_all |= static_cast<std::uint32_t>(place % levels) << (bits * i);
+    }
+    return codes_of_all;
+  }
+
+ private:
+  static constexpr auto numbers = [] {
+    std::array<std::uint16_t, 256> all{};
+    for (std::size_t byte = 0; byte < all.size(); ++byte) {
+      std::size_t factor = 1;
+      for (std::size_t i = 0; i < dims / 2; ++i, factor *= levels) {
+        all[byte] = static_cast<std::uint16_t>(all[byte] + (byte >> (bits * i) & mask) * factor);
+      }
+    }
+    return all;
+  }();
+};
+
+using Lattice8 = Lattice<8, 3>;  // IQ1, IQ2
+using Lattice4 = Lattice<4, 8>;  // IQ3
+
+// Lists of neighbours are as long as a multiple of this: the last one is repeated.
+inline constexpr std::size_t neighbour_step = 8;
+
+template <class L>
+struct GridMap {
+  const std::uint16_t* indices;     // by place, of those that are points
+  const std::uint32_t* starts;      // by place, and one more: where the neighbours stand
+  const std::uint16_t* neighbours;  // packed
+
+  // Of a point.
+  [[nodiscard]] std::uint32_t index(std::uint32_t packed) const noexcept {
+    return indices[L::place(packed)];
+  }
+  // Points at the least distances, the nearest first and then in the order of the grid. A point has
+  // none.
+  [[nodiscard]] std::span<const std::uint16_t> near(std::uint32_t packed) const noexcept {
+    const std::size_t place = L::place(packed);
+    return {neighbours + starts[place], neighbours + starts[place + 1]};
+  }
+};
+
+[[nodiscard]] GridMap<Lattice8> iq2_xxs_map() noexcept;
+[[nodiscard]] GridMap<Lattice8> iq2_xs_map() noexcept;
+[[nodiscard]] GridMap<Lattice8> iq2_s_map() noexcept;
+[[nodiscard]] GridMap<Lattice8> iq1_map() noexcept;
+[[nodiscard]] GridMap<Lattice4> iq3_xxs_map() noexcept;
+[[nodiscard]] GridMap<Lattice4> iq3_s_map() noexcept;
+
+}  // namespace loadstone::simd
