@@ -64,9 +64,8 @@ def assert_same_bits(found: Tensors, expected: Tensors) -> None:
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype, name
-        assert torch.equal(
-            found[name].contiguous().view(torch.uint8), tensor.contiguous().view(torch.uint8)
-        ), name
+        bits = [each.reshape(-1).view(torch.uint8) for each in (found[name], tensor)]
+        assert torch.equal(*bits), name
 
 
 def assert_verified(source: Path, output: Path) -> None:
