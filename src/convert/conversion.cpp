@@ -168,6 +168,28 @@ void name_ambiguous(Conversion& conversion, bool is_decoded) {
 
 }  // namespace
 
+// What is known of an output before blocks are kept in it.
+struct Chosen {
+  const Choices& choices;
+  const std::map<std::string, Quantization, std::less<>>& quantize;
+  bool are_decoded;
+};
+
+// Of what is not encoded anew, where the files hold it.
+static void keep_codes(const Catalog& catalog, const ConvertOptions& options, const Chosen& codes,
+                       Recipes& recipes) {
+  if (options.dtype || options.dequantize) return;
+  const bool asks_for_numbers = codes.are_decoded || names_are_given(options);
+  const auto stays = [&](const TargetRecipe& recipe) {
+    if (codes.choices.kept.contains(recipe.target)) return true;
+    // Numbers of codes are kept as codes where nobody asked for numbers.
+    if (asks_for_numbers && !source_blocks(catalog, recipe)) return false;
+    return !codes.quantize.contains(recipe.target) &&
+           !codes.choices.numbers.contains(recipe.target);
+  };
+  keep_blocks(catalog, stays, recipes);
+}
+
 static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
                                 const ConvertOptions& options) {
   if (catalog == nullptr) refuse("catalog", "there is no catalog");
@@ -203,20 +225,8 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
         container.choose(options, *catalog, conversion.metadata, plan_options.recipes, findings);
     plan_options.quantize = std::move(choices.quantize);
   }
-  if (container.holds_blocks() && !options.dtype && !options.dequantize) {
-    keep_blocks(
-        *catalog,
-        [&](const TargetRecipe& recipe) {
-          const std::string& target = recipe.target;
-          if (choices.kept.contains(target)) return true;
-          // Numbers of codes are kept as codes where nobody asked for numbers.
-          if (is_decoded || names_are_given(options)) {
-            if (!source_blocks(*catalog, recipe)) return false;
-          }
-          return !plan_options.quantize.contains(target) && !choices.numbers.contains(target);
-        },
-        plan_options.recipes);
-  }
+  const Chosen codes = {choices, plan_options.quantize, is_decoded};
+  if (container.holds_blocks()) keep_codes(*catalog, options, codes, plan_options.recipes);
   // What has stood in the way once is not told again as left over.
   for (const Finding& finding : findings) {
     if (finding.severity != Severity::error) continue;

@@ -90,8 +90,8 @@ class Keeper {
   void keep(TargetRecipe& recipe) {
     const auto format = blocks_to_keep(catalog_, recipes_.decodings, recipe);
     if (!format) return;
-    recipe.shape = shape_of_bytes(*format, recipe.shape);
     recipe.boxes = *boxes_of_bytes(*format, recipe);
+    recipe.shape = shape_of_bytes(*format, recipe.shape);
     for (Box& box : recipe.boxes) box.decoding = decoding_of(box);
     recipe.dtype = Dtype::u8;
   }
