@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadstone import _collector, _core, _initialise, _machine, _modules
+from loadstone import _collector, _core, _initialise, _machine, _modules, _remote
 from loadstone._adapters import trace, with_units
 from loadstone._catalog import Checkpoint, inspect
 from loadstone._errors import Error, count_argument, make
@@ -161,6 +161,7 @@ class Plan:
         allow_links: bool = False,
         root: str | os.PathLike[str] = "",
         offload_folder: str | os.PathLike[str] | None = None,
+        allow_remote: bool = False,
     ) -> Plan:
         """Reads a plan back and checks it against the shards, trusting nothing.
 
@@ -169,6 +170,8 @@ class Plan:
                 with the plan: in the plan's folder.
             offload_folder: where tensors placed on ``"disk"`` go. The folder that the plan names
                 is not taken from a file: pass it again.
+            allow_remote: read the checkpoint from the URL that the plan names. Without it no host
+                is contacted (``plan.remote``); a URL as ``root`` is your own word.
 
         Raises:
             PlanError: the text is no plan, or a box does not fit its tensors; or the plan writes to
@@ -182,6 +185,8 @@ class Plan:
             root=os.fsdecode(root),
             plan_folder=os.fsdecode(Path(path).parent),
             offload_folder="" if offload_folder is None else os.fsdecode(offload_folder),
+            allow_remote=allow_remote,
+            storage=_remote.storage(),
         )
         return cls(core)
 
@@ -204,8 +209,12 @@ class Plan:
 
 def _unpickled(text: str, folder: str, offload_folder: str) -> Plan:
     """A plan as :meth:`Plan.load` reads it: checked against the shards, and without a model."""
-    root = str(Path(folder, json.loads(text)["root"]))
-    return Plan(_core.plan_from_json(text, root=root, offload_folder=offload_folder))
+    root = json.loads(text)["root"]
+    root = root if _core.is_remote(root) else str(Path(folder, root))
+    core = _core.plan_from_json(
+        text, root=root, offload_folder=offload_folder, storage=_remote.storage()
+    )
+    return Plan(core)
 
 
 def plan(

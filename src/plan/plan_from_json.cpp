@@ -5,9 +5,11 @@
 
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "catalog/locate_remote.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
 #include "loadstone/error.h"
+#include "loadstone/remote.h"
 #include "loadstone/storage.h"
 #include "plan/plan_json.h"
 
@@ -34,6 +36,7 @@ bool is_inside(std::string_view path) {
 
 // A root may be given as the one shard's own path too.
 std::string folder_of(const std::string& root, Storage& storage) {
+  if (is_remote(root)) return remote_folder_of(storage, root);
   return storage.kind(root) == EntryKind::file ? parent_path(root) : root;
 }
 
@@ -73,11 +76,25 @@ class ShardFinder {
 
   std::string find_folder() {
     if (!paths_.root.empty()) return folder_of(paths_.root, opener_.storage);
+    if (is_remote(saved_.root)) return remote_folder();
     if (lies_in_plan_folder()) return folder_of(saved_.root, opener_.storage);
     if (plan_folder_holds_all()) return paths_.plan_folder;
     const std::string folder = folder_of(saved_.root, opener_.storage);
     for (const SavedShard& shard : saved_.shards) require_same_file(folder, shard);
     return folder;
+  }
+
+  // Shards beside the plan come first: they need nobody else.
+  std::string remote_folder() {
+    if (plan_folder_holds_all()) return paths_.plan_folder;
+    if (!paths_.allow_remote) {
+      throw Error("plan.remote",
+                  "the plan's checkpoint is on another machine, which is not contacted on a file's "
+                  "word; allow it (--allow-remote, allow_remote=) or name the checkpoint "
+                  "(CHECKPOINT on the command line, root= in Python)",
+                  {.path = saved_.root, .field = "root"});
+    }
+    return folder_of(saved_.root, opener_.storage);
   }
 
   [[nodiscard]] bool lies_in_plan_folder() const {
