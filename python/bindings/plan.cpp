@@ -237,12 +237,11 @@ void bind_plan(nb::module_& module) {
          const std::string& plan_folder, const std::string& offload_folder, bool allow_remote,
          Storage* storage) {
         const nb::gil_scoped_release release;
-        return SharedPlan(plan_from_json(
-            text, {.allow_links = allow_links, .storage = storage},
-            {.root = root,
-             .plan_folder = plan_folder,
-             .offload_folder = offload_folder,
-             .allow_remote = allow_remote}));
+        return SharedPlan(plan_from_json(text, {.allow_links = allow_links, .storage = storage},
+                                         {.root = root,
+                                          .plan_folder = plan_folder,
+                                          .offload_folder = offload_folder,
+                                          .allow_remote = allow_remote}));
       },
       nb::arg("text"), nb::arg("allow_links") = false, nb::arg("root") = "",
       nb::arg("plan_folder") = "", nb::arg("offload_folder") = "", nb::arg("allow_remote") = false,

@@ -45,7 +45,8 @@ void bind_remote(nb::module_& module) {
         return make_remote_storage(options_from(environment, given)).release();
       },
       nb::rv_policy::reference, nb::arg("environment"), nb::arg("given"));
-  module.def("is_remote", [](std::string_view path) { return is_remote(path); }, nb::arg("path"));
+  module.def(
+      "is_remote", [](std::string_view path) { return is_remote(path); }, nb::arg("path"));
 }
 
 }  // namespace loadstone::python

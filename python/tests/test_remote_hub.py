@@ -130,6 +130,6 @@ def test_without_a_key_nothing_is_signed(
 def test_special_characters(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     state = {"w": torch.arange(6)}
     monkeypatch.setitem(
-        store.server.files, "/b/a+b c(1)=é.safetensors", safetensors.torch.save(state)
+        store.server.files, "/b/a+b c(1)=\u00e9.safetensors", safetensors.torch.save(state)
     )
-    assert same(loadstone.load_file("s3://b/a+b c(1)=é.safetensors"), state)
+    assert same(loadstone.load_file("s3://b/a+b c(1)=\u00e9.safetensors"), state)

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/only_errors.h"
-#include "catalog/reading_threads.h"
 #include "boxes/check_boxes.h"
+#include "catalog/reading_threads.h"
 #include "codec/tensor_table.h"
 #include "loadstone/error.h"
 #include "plan/costs.h"

@@ -94,7 +94,7 @@ class ShardFinder {
                   "(CHECKPOINT on the command line, root= in Python)",
                   {.path = saved_.root, .field = "root"});
     }
-    return folder_of(saved_.root, opener_.storage);
+    return saved_.root;
   }
 
   [[nodiscard]] bool lies_in_plan_folder() const {

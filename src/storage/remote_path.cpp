@@ -24,7 +24,8 @@ bool has_scheme(std::string_view path, std::string_view scheme) noexcept {
 
 bool is_unreserved(unsigned char byte) noexcept {
   constexpr std::string_view marks = "-._~/";
-  return (byte < 0x80 && std::isalnum(byte) != 0) || marks.find(static_cast<char>(byte)) != marks.npos;
+  return (byte < 0x80 && std::isalnum(byte) != 0) ||
+         marks.find(static_cast<char>(byte)) != marks.npos;
 }
 
 int value_of(unsigned char digit) noexcept {
@@ -112,8 +113,8 @@ HubPath parse_hub_path(std::string_view path) {
   HubPath found{.repository = std::string(name.substr(0, at))};
   if (at < name.size()) found.revision = decoded_path(name.substr(at + 1));
   if (end < rest.size()) found.file = rest.substr(end + 1);
-  const bool is_name = first + 1 < at && !found.revision.empty() &&
-                       found.repository.find("..") == std::string::npos;
+  const bool is_name =
+      first + 1 < at && !found.revision.empty() && found.repository.find("..") == std::string::npos;
   if (!is_name) refuse_hub_path(path);
   return found;
 }

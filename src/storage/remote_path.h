@@ -23,9 +23,9 @@ namespace loadstone {
 
 // hf://ORG/NAME[@REVISION][/FILE]
 struct HubPath {
-  std::string repository;           // "ORG/NAME"
-  std::string revision = "main";    // a branch, a tag or a commit
-  std::string file = {};            // empty, or ends in a slash: a folder
+  std::string repository;         // "ORG/NAME"
+  std::string revision = "main";  // a branch, a tag or a commit
+  std::string file = {};          // empty, or ends in a slash: a folder
 
   [[nodiscard]] std::string text() const;
   // A commit never becomes another one.

@@ -1,9 +1,10 @@
+#include "loadstone/remote.h"
+
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 
 #include "catalog/paths.h"
 #include "loadstone/error.h"
-#include "loadstone/remote.h"
 #include "storage/remote_environment.h"
 #include "storage/remote_path.h"
 
@@ -24,7 +25,8 @@ TEST(RemotePath, KnowsUrls) {
   for (const char* path : {"https://h/x", "HTTP://h", "hf://org/name", "s3://b/k"}) {
     EXPECT_TRUE(is_remote(path)) << path;
   }
-  for (const char* path : {"", "x", "/https://h", "https:/h", "file:///etc", "ftp://h/x", "./s3://"}) {
+  for (const char* path :
+       {"", "x", "/https://h", "https:/h", "file:///etc", "ftp://h/x", "./s3://"}) {
     EXPECT_FALSE(is_remote(path)) << path;
   }
 }

@@ -5,8 +5,7 @@
 
 namespace loadstone {
 
-std::optional<std::chrono::milliseconds> Backoff::next(
-    std::optional<std::uint32_t> asked_seconds) {
+std::optional<std::chrono::milliseconds> Backoff::next(std::optional<std::uint32_t> asked_seconds) {
   if (++failures_ >= attempts_max_) return std::nullopt;
   if (asked_seconds) {
     if (*asked_seconds > retry_after_seconds_max) return std::nullopt;

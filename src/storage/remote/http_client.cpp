@@ -23,8 +23,8 @@ using Url = std::unique_ptr<CURLU, void (*)(CURLU*)>;
 
 Url parsed(const std::string& text) {
   Url url(curl_url(), &curl_url_cleanup);
-  if (url && curl_url_set(url.get(), CURLUPART_URL, text.c_str(), CURLU_NON_SUPPORT_SCHEME) !=
-                 CURLUE_OK) {
+  if (url &&
+      curl_url_set(url.get(), CURLUPART_URL, text.c_str(), CURLU_NON_SUPPORT_SCHEME) != CURLUE_OK) {
     url.reset();
   }
   return url;
@@ -244,8 +244,8 @@ HttpResult HttpClient::get(const HttpRequest& request, BodySink& sink) {
 
 std::string redirected_url(const std::string& from, const std::string& location) {
   const Url url = parsed(from);
-  if (!url || curl_url_set(url.get(), CURLUPART_URL, location.c_str(),
-                           CURLU_NON_SUPPORT_SCHEME) != CURLUE_OK) {
+  if (!url || curl_url_set(url.get(), CURLUPART_URL, location.c_str(), CURLU_NON_SUPPORT_SCHEME) !=
+                  CURLUE_OK) {
     return {};
   }
   return part_of(url.get(), CURLUPART_URL);

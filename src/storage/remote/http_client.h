@@ -31,7 +31,7 @@ class BodySink {
 
 struct HttpRequest {
   std::string url;
-  std::string range;                     // "0-99"; empty: all
+  std::string range;  // "0-99"; empty: all
   Signing signing = Signing::none;
   bool may_be_private = true;  // false: addresses of private networks are not connected to
 };
@@ -40,9 +40,9 @@ struct HttpRequest {
 struct HttpResult {
   HttpResponse response;
   CURLcode code = CURLE_OK;
-  std::string problem;               // of the connection, for people
-  bool is_private_address = false;   // whose answer it is
-  bool is_private_refused = false;   // an address that was not connected to
+  std::string problem;              // of the connection, for people
+  bool is_private_address = false;  // whose answer it is
+  bool is_private_refused = false;  // an address that was not connected to
 };
 
 // Thread-safe. Each thread that is at a request has a connection of its own; the next one gets it

@@ -19,9 +19,8 @@ std::string_view trimmed(std::string_view text) noexcept {
 }
 
 bool equals_name(std::string_view text, std::string_view lower) noexcept {
-  return std::ranges::equal(text, lower, [](unsigned char a, unsigned char b) {
-    return std::tolower(a) == b;
-  });
+  return std::ranges::equal(text, lower,
+                            [](unsigned char a, unsigned char b) { return std::tolower(a) == b; });
 }
 
 std::optional<std::uint64_t> parse_u64(std::string_view text) noexcept {

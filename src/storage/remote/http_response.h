@@ -11,7 +11,7 @@ namespace loadstone {
 // "bytes 0-9/100", "bytes */100"
 struct ContentRange {
   std::optional<std::uint64_t> begin;
-  std::uint64_t end = 0;                // one past the last byte
+  std::uint64_t end = 0;               // one past the last byte
   std::optional<std::uint64_t> total;  // of the file
 
   friend bool operator==(const ContentRange&, const ContentRange&) = default;

@@ -327,7 +327,7 @@ void RemoteFile::require_same(const HttpResponse& response) const {
          printable(expected, shown_bytes_max));
   };
   if (response.version() != seen_version_) changed(response.version(), seen_version_);
-  const auto total = response.status == 200 ? response.content_length
+  const auto total = response.status == 200   ? response.content_length
                      : response.content_range ? response.content_range->total
                                               : std::nullopt;
   if (total && *total != identity_.bytes) {
@@ -364,12 +364,11 @@ HttpResult RemoteFile::ask(const std::string& range, BodySink& sink, bool& was_c
   std::string commit;  // said by the first of the hosts
   for (int hop = 0; hop <= redirects_max; ++hop) {
     const bool is_first_host = origin_of(url) == first_origin;
-    HttpResult result = client_->get(
-        {.url = url,
-         .range = range,
-         .signing = is_first_host ? address_.signing : Signing::none,
-         .may_be_private = is_first_host || begins_private_},
-        sink);
+    HttpResult result = client_->get({.url = url,
+                                      .range = range,
+                                      .signing = is_first_host ? address_.signing : Signing::none,
+                                      .may_be_private = is_first_host || begins_private_},
+                                     sink);
     const HttpResponse& response = result.response;
     if (!is_known_ && hop == 0) begins_private_ = result.is_private_address;
     if (!response.commit.empty()) commit = response.commit;

@@ -64,12 +64,11 @@ class RemoteFile final : public ByteSource {
   [[noreturn]] void refuse_range(const HttpResponse& response, std::uint64_t begin,
                                  std::uint64_t end) const;
   [[noreturn]] void fail(const char* code, std::string message, std::string found = {},
-                         std::string expected = {},
-                         std::optional<std::uint64_t> offset = {}) const;
+                         std::string expected = {}, std::optional<std::uint64_t> offset = {}) const;
 
   const std::shared_ptr<HttpClient> client_;
   const Address address_;
-  FileIdentity identity_;    // as all below it of the first answer, and then const
+  FileIdentity identity_;     // as all below it of the first answer, and then const
   std::string seen_version_;  // of the host that serves the bytes, which may have another
   std::string linked_etag_;   // of the hub
   bool is_known_ = false;

@@ -21,9 +21,9 @@ constexpr std::string_view hub_file = ".gitattributes";
 constexpr std::size_t shown_bytes_max = 400;
 
 [[noreturn]] void refuse(const std::string& path, std::string message, std::string expected = {}) {
-  throw Error("io.remote", std::move(message),
-              {.path = printable(public_url(path), shown_bytes_max),
-               .expected = std::move(expected)});
+  throw Error(
+      "io.remote", std::move(message),
+      {.path = printable(public_url(path), shown_bytes_max), .expected = std::move(expected)});
 }
 
 std::string without_slashes(std::string text) {
