@@ -89,6 +89,7 @@ bench: package
 	python -m bench.bnb_bench
 	python -m bench.modelopt_bench
 	python -m bench.single_files
+	python -m bench.remote
 
 .PHONY: versions
 versions: package  # downloads some gigabytes into build/versions

@@ -57,7 +57,8 @@ Plan planned(const Args& args) {
   const PlanPaths paths = {.root = roots.front(),
                            .other_roots = {roots.begin() + 1, roots.end()},
                            .plan_folder = parent_path(args.plan_path),
-                           .offload_folder = args.plan.options.offload_folder};
+                           .offload_folder = args.plan.options.offload_folder,
+                           .allow_remote = open.remote.allow_remote};
   return parse_file(args.plan_path, [&](const std::string& text) {
     return plan_from_json(text, open.options(), paths);
   });
@@ -173,6 +174,8 @@ void add_load(CLI::App& app, Chosen& chosen) {
   args->plan_options = add_plan_options(*command, args->plan);
   add_threads_option(*command, args->plan.options.threads, "Readers");
   add_html_option(*command, args->plan.html_path);
+  command->add_flag("--allow-remote", args->plan.open.remote.allow_remote,
+                    "Contact the host that the plan's checkpoint is on");
   add_open_options(*command, args->plan.open);
   add_json_flag(*command, chosen.json);
   command->callback(

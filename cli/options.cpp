@@ -115,13 +115,15 @@ OpenOptions OpenArgs::options() const {
   OpenOptions options;
   options.allow_links = allow_links;
   options.gguf_rank_max = gguf_rank_max;
+  options.storage = &reading_storage(remote);
   return options;
 }
 
 CLI::Option* add_checkpoint(CLI::App& command, OpenArgs& args) {
   return command
       .add_option("CHECKPOINT", args.paths,
-                  "A file, a folder, an index, a pattern in quotes, or all files of one")
+                  "A file, a folder, an index, a pattern in quotes, or all files of one;\n"
+                  "https://, hf://ORG/NAME[@REVISION][/FILE] and s3://BUCKET/KEY too")
       ->type_name("");
 }
 
@@ -134,6 +136,14 @@ void add_open_options(CLI::App& command, OpenArgs& args) {
                       std::to_string(args.gguf_rank_max) + ")")
       ->type_name("N")
       ->check(CLI::Range(1u, 8u, "1-8"));
+  command
+      .add_option("--ca-file", args.remote.ca_file,
+                  "Trusted authorities of https, as PEM (default: SSL_CERT_FILE, the system's)")
+      ->type_name("FILE");
+  command
+      .add_option("--proxy", args.remote.proxy,
+                  "Proxy for other machines (default: HTTPS_PROXY, ALL_PROXY)")
+      ->type_name("URL");
   command.add_flag("--strict", args.strict, "Take warnings for errors (exit status 3)");
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/remote.h"
 #include "loadstone/catalog.h"
 #include "loadstone/defaults.h"
 #include "loadstone/plan.h"
@@ -18,6 +19,7 @@ struct OpenArgs {
   bool allow_links = false;
   bool strict = false;
   std::uint32_t gguf_rank_max = OpenOptions{}.gguf_rank_max;
+  RemoteArgs remote;
 
   [[nodiscard]] OpenOptions options() const;
 };

@@ -57,6 +57,18 @@ if(NOT TARGET xxHash::header)  # fetched: it has no CMakeLists.txt at its top, a
   target_include_directories(xxHash::header INTERFACE "${xxhash_SOURCE_DIR}")
 endif()
 
+# Optional: without it, files of other machines are refused by name.
+if(LOADSTONE_REMOTE)
+  find_package(CURL 7.85 QUIET)
+endif()
+if(TARGET CURL::libcurl)
+  loadstone_note(libcurl "${CURL_VERSION_STRING} (found)")
+elseif(LOADSTONE_REMOTE)
+  loadstone_note(libcurl "not found (package libcurl4-openssl-dev): no https://, hf://, s3://")
+else()
+  loadstone_note(libcurl "not wanted: no https://, hf://, s3://")
+endif()
+
 if(LOADSTONE_BUILD_CLI)
   loadstone_require(CLI11 CLI11::CLI11 2.1.2 libcli11-dev ${github}/CLIUtils/CLI11.git v2.1.2)
 endif()

@@ -61,6 +61,7 @@ HEADER_ROOM = {
     "quantized_tensors": "catalog",
     "recipe": "boxes",
     "recipe_builder": "plan",
+    "remote": "storage",
     "shape": "tensor",
     "tensor_info": "tensor",
     "tensor_reader": "execute",

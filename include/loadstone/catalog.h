@@ -40,6 +40,7 @@ struct Shard {
   std::uint64_t data_begin = 0;  // offset of the first data byte
   // Where the data end and a directory follows, as in zip archives; 0: nothing follows.
   std::uint64_t tail_begin = 0;
+  unsigned reads_at_once = 0;  // see ByteSource
 };
 
 // The 13 types of GGUF metadata, by their ids in the file.

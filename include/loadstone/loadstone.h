@@ -32,6 +32,7 @@
 #include "loadstone/defaults.h"
 #include "loadstone/finding.h"
 #include "loadstone/storage.h"
+#include "loadstone/remote.h"
 #include "loadstone/catalog.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/tensor_reader.h"

@@ -185,6 +185,9 @@ struct PlanPaths {
   // Where tensors placed on disk are written. The one that the plan names is never used: Error
   // "plan.offload_folder" where the plan needs one and this is empty.
   std::string offload_folder = {};
+  // Whether the URL that the plan names as its root may be contacted (default: Error
+  // "plan.remote"). A URL in `root` is the caller's own.
+  bool allow_remote = false;
 };
 
 // Opens the shards again. Trusts nothing: a shard of another size or header is Error "io.changed"

@@ -26,6 +26,7 @@ struct FileIdentity {
   std::int64_t changed_ns = 0;   // of the file's status: moves with every write, and cannot be set
   std::uint64_t inode = 0;
   std::uint64_t device = 0;  // the file system that numbers the inodes
+  std::string version = {};  // of a file on another machine: the ETag, else its time; else empty
 
   friend bool operator==(const FileIdentity&, const FileIdentity&) = default;
 };
@@ -36,7 +37,11 @@ class LOADSTONE_API ByteSource {
   virtual ~ByteSource() = default;
   [[nodiscard]] virtual const std::string& path() const noexcept = 0;
   // As it is now (a new fstat), not as it was when opened.
+  // Where each read tells whether the file is another by now ("io.changed"), as when opened.
   [[nodiscard]] virtual FileIdentity identity() const = 0;
+  // How many reads are best under way at a time, for files that make each one wait; 0: as many as
+  // there are threads for files of this machine.
+  [[nodiscard]] virtual unsigned reads_at_once() const noexcept { return 0; }
   // Fills the pieces one after the other from consecutive bytes at `offset`, all of them or throws
   // Error "io.read", or "io.short_read" where the file ends early.
   virtual void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) = 0;

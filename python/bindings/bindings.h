@@ -25,6 +25,7 @@ namespace nb = nanobind;
 
 void bind_error(nb::module_& module);
 void bind_finding(nb::module_& module);
+void bind_remote(nb::module_& module);
 void bind_catalog(nb::module_& module);
 void bind_recipe(nb::module_& module);
 void bind_plan(nb::module_& module);

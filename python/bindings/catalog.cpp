@@ -156,14 +156,16 @@ void bind_catalog(nb::module_& module) {
       .def("to_json", [](const Catalog& self) { return to_json(self); });
   module.def(
       "open_checkpoint",
-      [](const std::vector<std::string>& paths, bool allow_links, std::uint32_t gguf_rank_max) {
+      [](const std::vector<std::string>& paths, bool allow_links, std::uint32_t gguf_rank_max,
+         Storage* storage) {
         const OpenOptions options{
-            .allow_links = allow_links, .gguf_rank_max = gguf_rank_max, .storage = nullptr};
+            .allow_links = allow_links, .gguf_rank_max = gguf_rank_max, .storage = storage};
         const nb::gil_scoped_release release;
         return paths.size() == 1 ? open_checkpoint(paths.front(), options)
                                  : open_checkpoint(paths, options);
       },
-      nb::arg("paths"), nb::arg("allow_links") = false, nb::arg("gguf_rank_max") = 4);
+      nb::arg("paths"), nb::arg("allow_links") = false, nb::arg("gguf_rank_max") = 4,
+      nb::arg("storage").none() = nb::none());
   module.def(
       "join_checkpoints",
       [](std::vector<std::shared_ptr<const Catalog>> checkpoints) {

@@ -7,6 +7,7 @@ NB_MODULE(_core, module) {
   module.doc() = "The C++ core of loadstone. Private: use the functions of the package.";
   bind_error(module);
   bind_finding(module);
+  bind_remote(module);
   bind_catalog(module);
   bind_recipe(module);
   bind_plan(module);

@@ -241,17 +241,19 @@ void bind_plan(nb::module_& module) {
       "plan_from_json",
       [](std::string_view text, bool allow_links, const std::string& root,
          const std::string& plan_folder, const std::string& offload_folder,
-         const std::vector<std::string>& other_roots) {
+         const std::vector<std::string>& other_roots, bool allow_remote, Storage* storage) {
         const nb::gil_scoped_release release;
-        return SharedPlan(plan_from_json(text, {.allow_links = allow_links},
+        return SharedPlan(plan_from_json(text, {.allow_links = allow_links, .storage = storage},
                                          {.root = root,
                                           .other_roots = other_roots,
                                           .plan_folder = plan_folder,
-                                          .offload_folder = offload_folder}));
+                                          .offload_folder = offload_folder,
+                                          .allow_remote = allow_remote}));
       },
       nb::arg("text"), nb::arg("allow_links") = false, nb::arg("root") = "",
       nb::arg("plan_folder") = "", nb::arg("offload_folder") = "",
-      nb::arg("other_roots") = std::vector<std::string>());
+      nb::arg("other_roots") = std::vector<std::string>(), nb::arg("allow_remote") = false,
+      nb::arg("storage").none() = nb::none());
   module.def(
       "check_series",
       [](const std::vector<std::vector<std::string>>& partners, std::uint64_t count) {

@@ -35,6 +35,7 @@ from loadstone._output import ConvertReport
 from loadstone._patch import patch
 from loadstone._plan import Plan, plan
 from loadstone._quantization import Quantization
+from loadstone._remote import configure_remote
 from loadstone._report import Provenance, Report, Source
 from loadstone._safe_open import safe_open
 from loadstone._skeleton import save_skeleton, skeleton
@@ -88,6 +89,7 @@ __all__ = [
     "TensorInfo",
     "__version__",
     "audit",
+    "configure_remote",
     "convert",
     "dequantize",
     "inspect",

@@ -7,10 +7,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from loadstone import _core, _hub
+from loadstone import _core, _hub, _remote
 from loadstone._errors import FormatError, make
 
 Checkpoint = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]]
@@ -133,7 +132,8 @@ def inspect(path: Checkpoint, *, allow_links: bool = False, gguf_rank_max: int =
         path: a file, a folder (with or without an index), an index, a glob pattern, the first part
             of a split GGUF, or a list of files that together are one checkpoint. A hub id
             (``org/name``, ``org/name/file.gguf``), if no such path exists, is looked up in the
-            local cache of the hub, offline.
+            local cache of the hub, offline. ``https://`` URLs of files, ``hf://org/name@revision``
+            and ``s3://bucket/key`` are read where they are (:func:`loadstone.configure_remote`).
         allow_links: follow links that leave the folder (links into the ``blobs`` of a hub cache are
             always followed).
         gguf_rank_max: maximal rank of a GGUF tensor. ggml has 4; files of video models have tensors
@@ -149,9 +149,9 @@ def inspect(path: Checkpoint, *, allow_links: bool = False, gguf_rank_max: int =
     """
     paths = [path] if isinstance(path, str | bytes | os.PathLike) else path
     names = [_hub.local_path(os.fsdecode(each)) for each in paths]
-    absolute = [str(Path(name).absolute()) for name in names]
-    opened = (absolute, allow_links, gguf_rank_max)
-    return Catalog(_core.open_checkpoint(names, allow_links, gguf_rank_max), opened)
+    opened = ([_remote.absolute(name) for name in names], allow_links, gguf_rank_max)
+    core = _core.open_checkpoint(names, allow_links, gguf_rank_max, _remote.storage())
+    return Catalog(core, opened)
 
 
 def readable(paths: Checkpoint, *, allow_links: bool = False) -> tuple[Catalog | None, str]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from loadstone._errors import Error, make
+from loadstone._remote import absolute
 
 # Of its report, the parts of a conversion add these up.
 SUMS = ("bytes_read", "bytes_written", "bytes_kept", "sync_seconds")
@@ -139,8 +140,8 @@ def _ray(arguments: dict[str, Any]) -> tuple[_Begin, int]:
 def plain_source(source: Any) -> str | list[str]:
     """A path, or some, that mean the same in another process."""
     if isinstance(source, str | bytes | os.PathLike):
-        return os.path.abspath(os.fsdecode(source))  # noqa: PTH100  (patterns and links stay)
+        return absolute(os.fsdecode(source))
     if isinstance(source, Sequence):
-        return [os.path.abspath(os.fsdecode(path)) for path in source]  # noqa: PTH100
+        return [absolute(os.fsdecode(path)) for path in source]
     message = "tasks open the checkpoint themselves: pass its path, not a catalog"
     raise make("plan.options", message, field="source")

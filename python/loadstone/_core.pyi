@@ -139,8 +139,16 @@ class Report:
 OFFLOAD_INDEX_FILE: str
 
 def offload_index(plan: Plan) -> dict[str, dict[str, Any]]: ...
+
+class Storage: ...
+
+def remote_storage(environment: dict[str, str], given: dict[str, str]) -> Storage: ...
+def is_remote(path: str) -> bool: ...
 def open_checkpoint(
-    paths: Sequence[str], allow_links: bool = False, gguf_rank_max: int = 4
+    paths: Sequence[str],
+    allow_links: bool = False,
+    gguf_rank_max: int = 4,
+    storage: Storage | None = None,
 ) -> Catalog: ...
 def join_checkpoints(checkpoints: Sequence[Catalog]) -> Catalog: ...
 
@@ -177,6 +185,8 @@ def plan_from_json(
     plan_folder: str = "",
     offload_folder: str = "",
     other_roots: Sequence[str] = (),
+    allow_remote: bool = False,
+    storage: Storage | None = None,
 ) -> Plan: ...
 def check_series(
     partners: list[list[str]], count: int = 0

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadstone import _collector, _core, _initialise, _machine, _modules
+from loadstone import _collector, _core, _initialise, _machine, _modules, _remote
 from loadstone._adapters import trace, with_units
 from loadstone._catalog import Checkpoint, inspect
 from loadstone._errors import Error, count_argument, make
@@ -162,6 +162,7 @@ class Plan:
         allow_links: bool = False,
         root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = "",
         offload_folder: str | os.PathLike[str] | None = None,
+        allow_remote: bool = False,
     ) -> Plan:
         """Reads a plan back and checks it against the shards, trusting nothing.
 
@@ -171,6 +172,8 @@ class Plan:
                 each follows.
             offload_folder: where tensors placed on ``"disk"`` go. The folder that the plan names
                 is not taken from a file: pass it again.
+            allow_remote: read the checkpoint from the URL that the plan names. Without it no host
+                is contacted (``plan.remote``); a URL as ``root`` is your own word.
 
         Raises:
             PlanError: the text is no plan, or a box does not fit its tensors; or the plan writes to
@@ -187,6 +190,8 @@ class Plan:
             other_roots=others,
             plan_folder=os.fsdecode(Path(path).parent),
             offload_folder="" if offload_folder is None else os.fsdecode(offload_folder),
+            allow_remote=allow_remote,
+            storage=_remote.storage(),
         )
         return cls(core)
 
@@ -211,8 +216,15 @@ def _unpickled(text: str, folder: str, offload_folder: str) -> Plan:
     """A plan as :meth:`Plan.load` reads it: checked against the shards, and without a model."""
     saved = json.loads(text)
     checkpoints = [saved, *saved.get("other_checkpoints", [])]
-    root, *others = [str(Path(folder, each["root"])) for each in checkpoints]
-    core = _core.plan_from_json(text, root=root, other_roots=others, offload_folder=offload_folder)
+    roots = [each["root"] for each in checkpoints]
+    root, *others = [each if _core.is_remote(each) else str(Path(folder, each)) for each in roots]
+    core = _core.plan_from_json(
+        text,
+        root=root,
+        other_roots=others,
+        offload_folder=offload_folder,
+        storage=_remote.storage(),
+    )
     return Plan(core)
 
 

@@ -10,10 +10,13 @@
 
 #include "base/natural_order.h"
 #include "base/text.h"
+#include "catalog/locate_remote.h"
 #include "catalog/paths.h"
 #include "formats/sharded_index.h"
 #include "formats/torch.h"
 #include "loadstone/error.h"
+#include "loadstone/remote.h"
+#include "storage/remote_path.h"
 
 namespace loadstone {
 
@@ -29,6 +32,8 @@ constexpr std::array<std::string_view, 2> usual_files = {"model.safetensors",
                                                          "diffusion_pytorch_model.safetensors"};
 constexpr std::array<std::string_view, 2> usual_indexes = {
     "model.safetensors.index.json", "diffusion_pytorch_model.safetensors.index.json"};
+constexpr std::array<std::string_view, 2> usual_torch_indexes = {
+    "pytorch_model.bin.index.json", "diffusion_pytorch_model.bin.index.json"};
 constexpr std::array<std::string_view, 2> usual_torch_files = {"pytorch_model.bin",
                                                                "diffusion_pytorch_model.bin"};
 
@@ -74,12 +79,23 @@ bool is_variant(const PartSet& set, const std::vector<PartSet>& all) {
   });
 }
 
+// Folders of other machines are not listed: the first of the usual names that is there.
+std::vector<std::string> names_in(Storage& storage, const std::string& folder) {
+  if (!is_remote(folder)) return storage.list(folder);
+  for (const auto& names : {usual_indexes, usual_files, usual_torch_indexes, usual_torch_files}) {
+    for (const std::string_view name : names) {
+      if (has_remote(storage, join_path(folder, name))) return {std::string(name)};
+    }
+  }
+  return {};
+}
+
 // Not thread-safe.
 class FolderSearch {
  public:
   FolderSearch(Storage& storage, const std::string& folder) : folder_(folder) {
     files_.root = folder;
-    for (const std::string& name : storage.list(folder)) {
+    for (const std::string& name : names_in(storage, folder)) {
       if (name.starts_with('.'))
         continue;  // macOS leaves "._model.safetensors" beside the real one
       if (is_index_name(name)) indexes_.push_back(name);
@@ -296,13 +312,12 @@ CheckpointFiles locate_pattern(Storage& storage, const std::string& pattern) {
   }
   if (paths.size() == 1) return locate_checkpoint(storage, paths.front());
   std::ranges::sort(paths, natural_less);
-  return as_checkpoint_files(paths);
+  return as_checkpoint_files(storage, std::move(paths));
 }
 
-CheckpointFiles locate_file(const std::string& path) {
-  const std::string name(file_name(path));
+CheckpointFiles locate_file(std::string folder, const std::string& name) {
   CheckpointFiles files;
-  files.root = parent_path(path);
+  files.root = std::move(folder);
   if (is_index_name(name) || is_torch_index_name(name)) {
     files.index = name;
     return files;
@@ -314,6 +329,11 @@ CheckpointFiles locate_file(const std::string& path) {
 }  // namespace
 
 CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path) {
+  if (is_remote(path)) {
+    const RemotePlace place = find_remote(storage, path);
+    if (place.file.empty()) return FolderSearch(storage, place.folder).find();
+    return locate_file(place.folder, place.file);
+  }
   EntryKind kind = EntryKind::other;
   try {
     kind = storage.kind(path);
@@ -322,7 +342,7 @@ CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path) {
     throw;
   }
   if (kind == EntryKind::folder) return FolderSearch(storage, path).find();
-  if (kind == EntryKind::file) return locate_file(path);
+  if (kind == EntryKind::file) return locate_file(parent_path(path), std::string(file_name(path)));
   Where where;
   where.path = path;
   where.field = "file";
@@ -331,7 +351,10 @@ CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path) {
   throw Error("ix.not_regular", "not a regular file", std::move(where));
 }
 
-CheckpointFiles as_checkpoint_files(const std::vector<std::string>& paths) {
+CheckpointFiles as_checkpoint_files(Storage& storage, std::vector<std::string> paths) {
+  for (std::string& path : paths) {
+    if (is_remote(path)) path = storage.resolve(path);
+  }
   CheckpointFiles files;
   files.root = parent_path(paths.front());
   for (const std::string& path : paths) {
@@ -340,11 +363,12 @@ CheckpointFiles as_checkpoint_files(const std::vector<std::string>& paths) {
     }
     // A bare name beside an absolute path: they share no folder that can be named.
     if (files.root == "/" && !path.starts_with('/')) files.root = ".";
+    if (is_remote(path) && !is_remote(files.root)) files.root = ".";
   }
   for (const std::string& path : paths) {
     const bool below = files.root != "." && is_below(path, files.root);
     const std::size_t length = files.root.size() + (files.root.ends_with('/') ? 0 : 1);
-    files.files.push_back(below ? path.substr(length) : path);
+    files.files.push_back(below ? name_below(files.root, path.substr(length)) : path);
   }
   return files;
 }

@@ -24,6 +24,6 @@ struct CheckpointFiles {
 [[nodiscard]] CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path);
 
 // These files and no others, relative to the folder that they share.
-[[nodiscard]] CheckpointFiles as_checkpoint_files(const std::vector<std::string>& paths);
+[[nodiscard]] CheckpointFiles as_checkpoint_files(Storage& storage, std::vector<std::string> paths);
 
 }  // namespace loadstone

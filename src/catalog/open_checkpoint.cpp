@@ -76,6 +76,7 @@ class CheckpointReader {
     const auto source = opener_.open(path, parent_path(path));
     FileHeader header = read_header(*source, gguf_rank_max_);
     header.shard.relative_path = relative;
+    header.shard.reads_at_once = source->reads_at_once();
     return header;
   }
 
@@ -103,6 +104,7 @@ class CheckpointReader {
     try {
       FileHeader header = is_torch_name(shard) ? read_torch(*source) : read_safetensors(*source);
       header.shard.relative_path = shard;
+      header.shard.reads_at_once = source->reads_at_once();
       return header;
     } catch (const Error& error) {
       rethrow_as_shard(error, index_path, shard, false);
@@ -291,7 +293,8 @@ std::shared_ptr<const Catalog> open_checkpoint(const std::vector<std::string>& p
     if (paths.empty())
       throw Error("format.no_checkpoint", "an empty list of files is no checkpoint");
     if (paths.size() == 1) return open_checkpoint(paths.front(), options);
-    return CheckpointReader(storage_of(options), options).read(as_checkpoint_files(paths));
+    Storage& storage = storage_of(options);
+    return CheckpointReader(storage, options).read(as_checkpoint_files(storage, paths));
   });
 }
 

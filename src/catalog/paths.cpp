@@ -1,12 +1,14 @@
 #include "catalog/paths.h"
 
+#include "storage/remote_path.h"
+
 namespace loadstone {
 
 std::string join_path(std::string_view folder, std::string_view name) {
   if (folder.empty() || folder == ".") return std::string(name);
   std::string path(folder);
   if (path.back() != '/') path += '/';
-  return path += name;
+  return is_http(folder) ? path += encoded_path(name) : path += name;
 }
 
 std::string parent_path(std::string_view path) {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/text.h"
-#include "base/thread_count.h"
+#include "catalog/reading_threads.h"
 #include "convert/layout.h"
 #include "plan/budget.h"
 #include "plan/merges.h"
@@ -89,10 +89,11 @@ void choose_sizes(Conversion& conversion, const ConvertOptions& options) {
   const std::uint64_t lists = list_bytes(conversion);
   const Needs needs(conversion.plan, SinkKind::files);
   const std::uint64_t overhead = thread_overhead + needs.box_bytes();
-  BudgetLimits limits = {.threads = thread_count(options.threads, defaults::threads_max),
-                         .bytes_max = options.staging_bytes_max,
-                         .thread_bytes_wanted = thread_bytes_wanted,
-                         .thread_bytes_max = thread_bytes_max};
+  BudgetLimits limits = {
+      .threads = reading_threads(*conversion.plan.catalog, options.threads, defaults::threads_max),
+      .bytes_max = options.staging_bytes_max,
+      .thread_bytes_wanted = thread_bytes_wanted,
+      .thread_bytes_max = thread_bytes_max};
   if (const auto most = options.memory_bytes_max) {
     const std::uint64_t thread_least = needs.thread_bytes_least();
     const std::uint64_t least = lists + overhead + thread_least + needs.held_bytes(1);

@@ -118,6 +118,7 @@ SourceState source_state(const Shard& shard) {
   SourceState state = {.path = printable(shard.relative_path, 4096),
                        .bytes = shard.identity.bytes,
                        .modified_ns = shard.identity.modified_ns,
+                       .version = shard.identity.version,
                        .header_digest = shard.header_digest};
   struct stat status {};
   if (::stat(shard.path.c_str(), &status) == 0) state.inode = status.st_ino;
@@ -133,6 +134,9 @@ SourceState read_source(const JsonReader& reader, JsonReader::Element value,
   state.modified_ns =
       reader.signed_number(fields.required("modified_ns"), fields.at("modified_ns"));
   state.inode = reader.unsigned_number(fields.required("inode"), fields.at("inode"));
+  if (const auto version = fields.optional("version")) {
+    state.version = reader.string(*version, fields.at("version"));
+  }
   state.header_digest = reader.string(fields.required("header_digest"), fields.at("header_digest"));
   fields.done();
   return state;
@@ -154,6 +158,7 @@ void require_same_sources(const WorkState& found, const WorkState& expected,
     const std::string_view what = then.path != now.path                     ? "name"
                                   : then.bytes != now.bytes                 ? "size"
                                   : then.modified_ns != now.modified_ns     ? "time"
+                                  : then.version != now.version             ? "version"
                                   : then.header_digest != now.header_digest ? "header"
                                                                             : "inode";
     refuse(folder, fmt::format("the work was begun with another source: '{}' has another {}",
@@ -247,6 +252,7 @@ std::string to_json(const WorkState& state) {
     json.member("bytes", source.bytes);
     json.member("modified_ns", source.modified_ns);
     json.member("inode", source.inode);
+    if (!source.version.empty()) json.member("version", source.version);
     json.member("header_digest", source.header_digest);
     json.end_object();
   }

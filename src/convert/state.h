@@ -20,7 +20,8 @@ struct SourceState {
   std::string path;  // relative to the checkpoint's root
   std::uint64_t bytes = 0;
   std::int64_t modified_ns = 0;
-  std::uint64_t inode = 0;  // 0 where the file system has none to tell
+  std::uint64_t inode = 0;   // 0 where the file system has none to tell
+  std::string version = {};  // of a file on another machine
   std::string header_digest;
 
   friend bool operator==(const SourceState&, const SourceState&) = default;

@@ -64,6 +64,10 @@ void check_shards(const std::vector<SavedShard>& saved, const Catalog& catalog,
     if (now.bytes != then.bytes) {
       changed(shards[i], "bytes", std::to_string(now.bytes), std::to_string(then.bytes));
     }
+    // A copy on another machine, or on this one, has a version of its own, or none.
+    if (!now.version.empty() && !then.version.empty() && now.version != then.version) {
+      changed(shards[i], "version", printable(now.version), printable(then.version));
+    }
     if (shards[i].header_digest != saved[i].header_digest) {
       changed(shards[i], "header_digest", shards[i].header_digest,
               printable(saved[i].header_digest));

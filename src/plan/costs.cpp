@@ -1,5 +1,6 @@
 #include "plan/costs.h"
 
+#include "loadstone/remote.h"
 #include "plan/budget.h"
 #include "plan/dtypes.h"
 
@@ -36,6 +37,7 @@ bool is_whole_source(const Plan& plan, const PlannedTarget& target) noexcept {
 bool can_keep_on_disk(const Plan& plan, const PlannedTarget& target) noexcept {
   if (!has_whole_source(plan, target)) return false;
   const TensorInfo& source = plan.catalog->tensors()[target.recipe.boxes.front().source];
+  if (is_remote(plan.catalog->shards()[source.shard].path)) return false;
   const Passage way = passage(source.encoding, target.dtype);
   const bool is_float_cast = way == Passage::cast && kind(target.dtype) == DtypeKind::floating;
   return (way == Passage::same || is_float_cast) && source.shape == target.shape &&
@@ -51,7 +53,8 @@ bool can_view(const TensorInfo& tensor) noexcept {
 bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept {
   if (!is_whole_source(plan, target)) return false;
   const TensorInfo& source = plan.catalog->tensors()[target.recipe.boxes.front().source];
-  return source.byte_count() > 0 && can_view(source);
+  return source.byte_count() > 0 && can_view(source) &&
+         !is_remote(plan.catalog->shards()[source.shard].path);
 }
 
 void count_costs(Plan& plan) {

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "base/only_errors.h"
-#include "base/thread_count.h"
 #include "boxes/check_boxes.h"
+#include "catalog/reading_threads.h"
 #include "codec/tensor_table.h"
 #include "loadstone/error.h"
 #include "plan/costs.h"
@@ -128,7 +128,7 @@ Plan Planner::run(SinkKind sink) && {
   plan_.offload_folder = options_.offload_folder;
   plan_.staging_bytes_max = options_.staging_bytes_max;
   plan_.allow_non_finite = options_.allow_non_finite;
-  plan_.threads = thread_count(options_.threads, defaults::threads_max);
+  plan_.threads = reading_threads(*plan_.catalog, options_.threads, defaults::threads_max);
   plan_.decodings = options_.recipes.decodings;
   check_recipes();
   plan_.findings = plan_.catalog->findings();

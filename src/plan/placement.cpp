@@ -5,6 +5,7 @@
 
 #include "base/text.h"
 #include "loadstone/name_hash.h"
+#include "loadstone/remote.h"
 #include "plan/costs.h"
 #include "plan/devices.h"
 #include "plan/module_tree.h"
@@ -178,6 +179,7 @@ void Planner::settle(PlannedTarget& target, const std::string& device) {
 
 void Planner::check_offload() {
   std::size_t written = 0;
+  bool is_far = false;
   Finding unaligned = {.severity = Severity::info, .code = "plan.mmap"};
   for (const PlannedTarget& target : plan_.targets) {
     const bool is_written = target.delivery == Delivery::disk_write;
@@ -193,12 +195,16 @@ void Planner::check_offload() {
         target.byte_count() > 0 && is_whole_source(plan_, target) &&
         unaligned.sources.size() < names_listed_max) {
       const auto& tensors = plan_.catalog->tensors();
-      unaligned.sources.push_back(tensors[target.recipe.boxes.front().source].name);
+      const TensorInfo& source = tensors[target.recipe.boxes.front().source];
+      is_far = is_far || is_remote(plan_.catalog->shards()[source.shard].path);
+      unaligned.sources.push_back(source.name);
     }
   }
   if (!unaligned.sources.empty()) {
     unaligned.message = name_list(unaligned.sources, unaligned.sources.size(), 1) +
-                        " cannot be a view of the file, for where it stands there, and is copied";
+                        (is_far ? " cannot be a view of a file on another machine, and is copied"
+                                : " cannot be a view of the file, for where it stands there, and "
+                                  "is copied");
     add(std::move(unaligned));
   }
   if (written == 0 || !options_.offload_folder.empty()) return;

@@ -5,9 +5,11 @@
 
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "catalog/locate_remote.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
 #include "loadstone/error.h"
+#include "loadstone/remote.h"
 #include "loadstone/storage.h"
 #include "plan/plan_json.h"
 
@@ -34,6 +36,7 @@ bool is_inside(std::string_view path) {
 
 // A root may be given as the one shard's own path too.
 std::string folder_of(const std::string& root, Storage& storage) {
+  if (is_remote(root)) return remote_folder_of(storage, root);
   return storage.kind(root) == EntryKind::file ? parent_path(root) : root;
 }
 
@@ -46,6 +49,7 @@ class ShardFinder {
       : saved_(saved),
         root_(root),
         plan_folder_(paths.plan_folder),
+        allow_remote_(paths.allow_remote),
         opener_{options.storage != nullptr ? *options.storage : local_storage(),
                 options.allow_links} {}
 
@@ -76,11 +80,25 @@ class ShardFinder {
 
   std::string find_folder() {
     if (!root_.empty()) return folder_of(root_, opener_.storage);
+    if (is_remote(saved_.root)) return remote_folder();
     if (lies_in_plan_folder()) return folder_of(saved_.root, opener_.storage);
     if (plan_folder_holds_all()) return plan_folder_;
     const std::string folder = folder_of(saved_.root, opener_.storage);
     for (const SavedShard& shard : saved_.shards) require_same_file(folder, shard);
     return folder;
+  }
+
+  // Shards beside the plan come first: they need nobody else.
+  std::string remote_folder() {
+    if (plan_folder_holds_all()) return plan_folder_;
+    if (!allow_remote_) {
+      throw Error("plan.remote",
+                  "the plan's checkpoint is on another machine, which is not contacted on a file's "
+                  "word; allow it (--allow-remote, allow_remote=) or name the checkpoint "
+                  "(CHECKPOINT on the command line, root= in Python)",
+                  {.path = saved_.root, .field = "root"});
+    }
+    return saved_.root;
   }
 
   [[nodiscard]] bool lies_in_plan_folder() const {
@@ -128,6 +146,7 @@ class ShardFinder {
   const SavedCheckpoint& saved_;
   const std::string& root_;
   const std::string& plan_folder_;
+  bool allow_remote_;
   FileOpener opener_;
 };
 

@@ -42,6 +42,7 @@ void write_checkpoint(JsonWriter& json, const Catalog& catalog) {
     json.member("bytes", shard.identity.bytes);
     json.member("modified_ns", shard.identity.modified_ns);
     if (shard.identity.inode != 0) json.member("inode", shard.identity.inode);
+    if (!shard.identity.version.empty()) json.member("version", shard.identity.version);
     json.member("header_digest", shard.header_digest);
     json.end_object();
   }
@@ -179,6 +180,9 @@ SavedShard read_shard(const JsonReader& reader, JsonReader::Element value, const
       reader.signed_number(fields.required("modified_ns"), fields.at("modified_ns"));
   if (const auto inode = fields.optional("inode")) {
     shard.identity.inode = reader.unsigned_number(*inode, fields.at("inode"));
+  }
+  if (const auto version = fields.optional("version")) {
+    shard.identity.version = reader.string(*version, fields.at("version"));
   }
   shard.header_digest = reader.string(fields.required("header_digest"), fields.at("header_digest"));
   fields.done();

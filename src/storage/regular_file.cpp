@@ -7,6 +7,7 @@
 
 #include "loadstone/error.h"
 #include "storage/descriptors.h"
+#include "storage/remote_path.h"
 
 namespace loadstone {
 
@@ -23,6 +24,12 @@ void fail_open(const std::string& path, int problem, const char* doing) {
   Where where;
   where.path = path;
   where.system_error = problem;
+  if (is_remote(path)) {
+    where.path = public_url(path);
+    where.system_error = 0;
+    throw Error("io.remote", "files of other machines are read through a remote storage",
+                std::move(where));
+  }
   if (problem == ENOENT || problem == ENOTDIR) {
     throw Error("io.not_found", "no such file or folder", where);
   }

@@ -1,0 +1,86 @@
+"""How other machines are reached: options of the caller, else those of the environment."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from loadstone import _core
+
+# Others are not the core's business.
+_PREFIXES = ("AWS_", "HF_")
+_VARIABLES = {
+    *("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"),
+    *("SSL_CERT_FILE", "XDG_CACHE_HOME", "HOME"),
+}
+
+_lock = threading.Lock()
+_given: dict[str, str] = {}
+_storages: dict[tuple[tuple[str, str], ...], _core.Storage] = {}
+
+
+def configure_remote(
+    *,
+    token: str | None = None,
+    ca_file: str | os.PathLike[str] | None = None,
+    proxy: str | None = None,
+    endpoint: str | None = None,
+    s3_endpoint: str | None = None,
+    s3_region: str | None = None,
+    s3_access_key: str | None = None,
+    s3_secret_key: str | None = None,
+    s3_session_token: str | None = None,
+) -> None:
+    """Sets how ``https://``, ``hf://`` and ``s3://`` are read from now on in this process.
+
+    >>> loadstone.configure_remote(ca_file="corporate.pem")
+
+    Each option takes the place of variables of the environment; ``None`` leaves it to them. Options
+    of an earlier call are forgotten. Nothing of it is written to plans, messages or logs.
+
+    Args:
+        token: of the hub (``HF_TOKEN``, or the file that ``hf auth login`` writes). It is sent to
+            ``endpoint`` only, and not to where that redirects.
+        ca_file: PEM file of trusted authorities (``SSL_CERT_FILE``). Default: the system's.
+        proxy: URL of a proxy (``HTTPS_PROXY``, ``ALL_PROXY``; ``NO_PROXY`` lists exceptions);
+            ``""`` for none.
+        endpoint: of the hub (``HF_ENDPOINT``). Default: ``https://huggingface.co``.
+        s3_endpoint: of a store that is not AWS's (``AWS_ENDPOINT_URL``).
+        s3_region, s3_access_key, s3_secret_key, s3_session_token: ``AWS_REGION``,
+            ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``. Without a key
+            requests are not signed.
+    """
+    options = {
+        "hub_token": token,
+        "ca_file": None if ca_file is None else os.fsdecode(ca_file),
+        "proxy": proxy,
+        "hub_endpoint": endpoint,
+        "s3_endpoint": s3_endpoint,
+        "s3_region": s3_region,
+        "s3_access_key": s3_access_key,
+        "s3_secret_key": s3_secret_key,
+        "s3_session_token": s3_session_token,
+    }
+    with _lock:
+        _given.clear()
+        _given.update({name: value for name, value in options.items() if value is not None})
+
+
+def storage() -> _core.Storage:
+    """What checkpoints are read through, local ones too: one for each choice of options."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _VARIABLES or name.startswith(_PREFIXES)
+    }
+    with _lock:
+        key = (*sorted(environment.items()), ("", ""), *sorted(_given.items()))
+        if key not in _storages:
+            _storages[key] = _core.remote_storage(environment, _given)
+        return _storages[key]
+
+
+def absolute(path: str) -> str:
+    """The path as it means the same from another folder; links and patterns stay."""
+    return path if _core.is_remote(path) else str(Path(path).absolute())

@@ -1,0 +1,184 @@
+"""A server on 127.0.0.1 that serves ranges of files, counts, and fails on purpose."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+
+
+@dataclasses.dataclass
+class Fault:
+    """What goes wrong with requests for a file, from the byte ``begins`` on, ``times`` times.
+
+    Attributes:
+        kind: ``drop`` (the connection ends within the body), ``status``, ``whole`` (200), ``other``
+            (another range), ``total`` (another length of the file), ``short``, ``long``, ``etag``,
+            ``no_etag``, ``encoding``, ``redirect``.
+    """
+
+    kind: str
+    begins: int = 0
+    times: int = 1
+    status: int = 503
+    headers: dict[str, str] = dataclasses.field(default_factory=dict)
+    location: str = ""
+    sends: int = 1000
+    hits: int = 0
+
+
+@dataclasses.dataclass
+class Seen:
+    path: str
+    headers: dict[str, str]
+    begin: int
+    end: int
+
+
+@dataclasses.dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    declared: int | None = None  # length, where the connection ends before it
+
+
+class Server:
+    """Files by their path; what was asked for; how many bytes of bodies were sent.
+
+    ``route`` may answer a request itself, or return ``None``.
+    """
+
+    def __init__(self, certificate: tuple[Path, Path] | None = None) -> None:
+        self.files: dict[str, bytes] = {}
+        self.etags: dict[str, str] = {}
+        self.faults: list[Fault] = []
+        self.seen: list[Seen] = []
+        self.sent = 0
+        self.route: Callable[[Seen], Answer | None] = lambda _: None
+        self.lock = threading.Lock()
+        outer = self
+
+        class Handler(_Handler):
+            server_of = outer
+
+        self._http = _Quiet(("127.0.0.1", 0), Handler)
+        self.scheme = "http"
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificate)
+            self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
+            self.scheme = "https"
+        self.port = self._http.server_address[1]
+        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+
+    def url(self, path: str = "", host: str = "127.0.0.1") -> str:
+        return f"{self.scheme}://{host}:{self.port}{path}"
+
+    def add_folder(self, folder: Path, below: str = "") -> None:
+        for path in folder.iterdir():
+            self.files[f"{below}/{path.name}"] = path.read_bytes()
+
+    def reset(self) -> None:
+        self.faults, self.seen, self.sent = [], [], 0
+        self.etags = {}
+        self.route = lambda _: None
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    def answer(self, seen: Seen) -> Answer:
+        with self.lock:
+            self.seen.append(seen)
+        routed = self.route(seen)
+        if routed is not None:
+            return routed
+        return self.ranged(seen, unquote(urlsplit(seen.path).path))
+
+    def ranged(self, seen: Seen, path: str) -> Answer:
+        body = self.files.get(path)
+        if body is None:
+            return Answer(404, {}, b"no such file")
+        etag = self.etags.get(path, '"1"')
+        total = len(body)
+        begin, end = seen.begin, min(seen.end, total)
+        headers = {"ETag": etag, "Content-Range": f"bytes {begin}-{end - 1}/{total}"}
+        answer = Answer(206, headers, body[begin:end])
+        fault = self._fault(begin)
+        return answer if fault is None else self._spoilt(answer, fault, body)
+
+    def _fault(self, begin: int) -> Fault | None:
+        with self.lock:
+            for fault in self.faults:
+                if begin >= fault.begins and fault.hits < fault.times:
+                    fault.hits += 1
+                    return fault
+        return None
+
+    def _spoilt(self, answer: Answer, fault: Fault, whole: bytes) -> Answer:
+        etag, span = answer.headers["ETag"], answer.headers["Content-Range"]
+        if fault.kind == "drop":
+            return dataclasses.replace(
+                answer, body=answer.body[: fault.sends], declared=len(answer.body)
+            )
+        if fault.kind == "status":
+            return Answer(fault.status, fault.headers, b"later")
+        if fault.kind == "redirect":
+            return Answer(302, {"Location": fault.location}, b"")
+        if fault.kind == "whole":
+            return Answer(200, {"ETag": etag}, whole)
+        if fault.kind in ("short", "long"):
+            body = answer.body[:-7] if fault.kind == "short" else answer.body + b"more"
+            return Answer(206, answer.headers, body)
+        changed = {
+            "other": {"Content-Range": re.sub(r"\d+-", "1-", span, count=1)},
+            "total": {"Content-Range": f"{span}0"},
+            "etag": {"ETag": '"2"'},
+            "no_etag": {"ETag": ""},
+            "encoding": {"Content-Encoding": "gzip"},
+        }[fault.kind]
+        return Answer(206, {**answer.headers, **changed}, answer.body)
+
+
+class _Quiet(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: Any) -> None:
+        """Clients that hang up, or do not trust the certificate, are part of the tests."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_of: Server
+
+    def do_GET(self) -> None:
+        match = _RANGE.fullmatch(self.headers.get("Range", ""))
+        begin, end = (int(match[1]), int(match[2]) + 1) if match else (0, 1 << 62)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        answer = self.server_of.answer(Seen(self.path, headers, begin, end))
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            if value:
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(answer.declared or len(answer.body)))
+        self.end_headers()
+        self.wfile.write(answer.body)
+        with self.server_of.lock:
+            self.server_of.sent += len(answer.body)
+        if answer.declared:
+            self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_RDWR)
+            self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""

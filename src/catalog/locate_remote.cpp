@@ -1,0 +1,32 @@
+#include "catalog/locate_remote.h"
+
+#include "catalog/paths.h"
+#include "loadstone/error.h"
+#include "storage/remote_path.h"
+
+namespace loadstone {
+
+RemotePlace find_remote(Storage& storage, const std::string& path) {
+  std::string place = storage.resolve(path);
+  if (storage.kind(place) == EntryKind::file) {
+    const std::string folder = parent_path(place);
+    return {folder, name_below(folder, file_name(place))};
+  }
+  while (place.ends_with('/')) place.pop_back();
+  return {std::move(place), {}};
+}
+
+std::string remote_folder_of(Storage& storage, const std::string& path) {
+  return find_remote(storage, path).folder;
+}
+
+bool has_remote(Storage& storage, const std::string& path) {
+  try {
+    return storage.kind(path) == EntryKind::file;
+  } catch (const Error& error) {
+    if (error.code() != "io.not_found") throw;
+    return false;
+  }
+}
+
+}  // namespace loadstone

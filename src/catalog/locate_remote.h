@@ -1,0 +1,24 @@
+// Which file of another machine a path means.
+#pragma once
+
+#include <string>
+
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+struct RemotePlace {
+  std::string folder;  // of one revision, where the path names a moving one
+  std::string file;    // a name below the folder; empty: the folder is meant
+};
+
+// Paths that end in a slash, and those of whole repositories, are folders. Throws Error "io.*".
+[[nodiscard]] RemotePlace find_remote(Storage& storage, const std::string& path);
+
+// The folder, or that of the file.
+[[nodiscard]] std::string remote_folder_of(Storage& storage, const std::string& path);
+
+// False where the host says that there is no such file.
+[[nodiscard]] bool has_remote(Storage& storage, const std::string& path);
+
+}  // namespace loadstone

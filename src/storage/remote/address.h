@@ -1,0 +1,20 @@
+// Whom to ask for a file, and what to show of it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace loadstone {
+
+enum class Signing : std::uint8_t { none, bearer, aws };
+
+struct Address {
+  std::string path;        // for catalogs, plans and messages
+  std::string url;         // without secrets
+  std::string query = {};  // with its '?'; may be a secret
+  Signing signing = Signing::none;
+
+  [[nodiscard]] std::string full_url() const { return url + query; }
+};
+
+}  // namespace loadstone

@@ -1,0 +1,35 @@
+// How long to wait before a request is made again.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+namespace loadstone {
+
+// Doubles from wait to wait, up to a limit, with a random part, so that many clients do not come
+// back at the same moment. Not thread-safe.
+class Backoff {
+ public:
+  static constexpr std::chrono::milliseconds wait_max{8000};
+  // A server that asks for more is told no by giving up.
+  static constexpr std::uint32_t retry_after_seconds_max = 60;
+
+  Backoff(std::uint32_t first_wait_ms, unsigned attempts_max) noexcept
+      : first_wait_ms_(first_wait_ms), attempts_max_(attempts_max) {}
+
+  // After a failed attempt: how long to wait; nothing where there were enough of them.
+  // `asked_seconds`: the server's own word.
+  [[nodiscard]] std::optional<std::chrono::milliseconds> next(
+      std::optional<std::uint32_t> asked_seconds);
+  // Bytes have come: the attempts are counted anew.
+  void progressed() noexcept { failures_ = 0; }
+  [[nodiscard]] unsigned failures() const noexcept { return failures_; }
+
+ private:
+  std::uint32_t first_wait_ms_;
+  unsigned attempts_max_;
+  unsigned failures_ = 0;
+};
+
+}  // namespace loadstone

@@ -1,0 +1,261 @@
+#include "storage/remote/http_client.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "loadstone/version.h"
+#include "storage/remote/private_address.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr long connect_milliseconds = 30'000;
+constexpr long buffer_bytes = 512 << 10;
+// Of answers that nobody reads: so much is passed over to keep the connection.
+constexpr std::uint64_t ignored_bytes_max = 64 << 10;
+
+using Url = std::unique_ptr<CURLU, void (*)(CURLU*)>;
+
+Url parsed(const std::string& text) {
+  Url url(curl_url(), &curl_url_cleanup);
+  if (url &&
+      curl_url_set(url.get(), CURLUPART_URL, text.c_str(), CURLU_NON_SUPPORT_SCHEME) != CURLUE_OK) {
+    url.reset();
+  }
+  return url;
+}
+
+std::string part_of(CURLU* url, CURLUPart part, unsigned flags = 0) {
+  char* text = nullptr;
+  if (curl_url_get(url, part, &text, flags) != CURLUE_OK) return {};
+  std::string copy(text);
+  curl_free(text);
+  return copy;
+}
+
+void initialise() {
+  static const CURLcode code = curl_global_init(CURL_GLOBAL_DEFAULT);
+  if (code != CURLE_OK) throw std::bad_alloc();
+}
+
+}  // namespace
+
+// Of one request; libcurl calls it back. Not thread-safe.
+struct Transfer {
+  HttpResponse response;
+  BodySink& sink;
+  bool may_be_private;
+  bool is_private_refused = false;
+  bool has_begun = false;  // the sink takes the body
+  std::uint64_t ignored_bytes = 0;
+  std::exception_ptr failure = nullptr;
+
+  [[nodiscard]] bool is_good() const noexcept {
+    return response.status == 200 || response.status == 206;
+  }
+
+  static std::size_t on_header(char* data, std::size_t size, std::size_t count, void* self) {
+    auto& transfer = *static_cast<Transfer*>(self);
+    try {
+      transfer.response.take_line({data, size * count});
+    } catch (...) {
+      transfer.failure = std::current_exception();
+      return 0;
+    }
+    return size * count;
+  }
+
+  static std::size_t on_body(char* data, std::size_t size, std::size_t count, void* self) {
+    auto& transfer = *static_cast<Transfer*>(self);
+    const std::size_t bytes = size * count;
+    try {
+      if (!transfer.is_good()) {
+        transfer.ignored_bytes += bytes;
+        return transfer.ignored_bytes > ignored_bytes_max ? 0 : bytes;
+      }
+      transfer.begin();
+      transfer.sink.take(std::as_bytes(std::span(data, bytes)));
+    } catch (...) {
+      transfer.failure = std::current_exception();
+      return 0;
+    }
+    return bytes;
+  }
+
+  static curl_socket_t on_socket(void* self, curlsocktype, curl_sockaddr* address) {
+    auto& transfer = *static_cast<Transfer*>(self);
+    if (!transfer.may_be_private && is_private_address(address->addr)) {
+      transfer.is_private_refused = true;
+      return CURL_SOCKET_BAD;
+    }
+    return ::socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
+  }
+
+  void begin() {
+    if (has_begun) return;
+    has_begun = true;
+    sink.begin(response);
+  }
+};
+
+// A connection that is this request's alone.
+class HttpClient::Lease {
+ public:
+  explicit Lease(HttpClient& client) : client_(client) {
+    {
+      const std::lock_guard lock(client.mutex_);
+      // Those of the parent process are still its own: neither used nor closed here.
+      if (client.process_ != ::getpid()) client.idle_.clear();
+      client.process_ = ::getpid();
+      if (!client.idle_.empty()) {
+        handle_ = client.idle_.back();
+        client.idle_.pop_back();
+      }
+    }
+    if (handle_ == nullptr) handle_ = curl_easy_init();
+    if (handle_ == nullptr) throw std::bad_alloc();
+  }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  ~Lease() {
+    curl_easy_reset(handle_);  // connections stay
+    try {
+      const std::lock_guard lock(client_.mutex_);
+      client_.idle_.push_back(handle_);
+    } catch (...) {
+      curl_easy_cleanup(handle_);
+    }
+  }
+  [[nodiscard]] CURL* get() const noexcept { return handle_; }
+
+ private:
+  HttpClient& client_;
+  CURL* handle_ = nullptr;
+};
+
+namespace {
+
+// Text lines of a request.
+class Lines {
+ public:
+  void add(const std::string& line) {
+    curl_slist* const more = curl_slist_append(lines_, line.c_str());
+    if (more == nullptr) throw std::bad_alloc();
+    lines_ = more;
+  }
+  Lines() = default;
+  Lines(const Lines&) = delete;
+  Lines& operator=(const Lines&) = delete;
+  ~Lines() { curl_slist_free_all(lines_); }
+  [[nodiscard]] curl_slist* get() const noexcept { return lines_; }
+
+ private:
+  curl_slist* lines_ = nullptr;
+};
+
+template <typename Value>
+void set(CURL* handle, CURLoption option, Value value) {
+  if (curl_easy_setopt(handle, option, value) == CURLE_OUT_OF_MEMORY) throw std::bad_alloc();
+}
+
+bool is_connected_privately(CURL* handle) {
+  char* text = nullptr;
+  if (curl_easy_getinfo(handle, CURLINFO_PRIMARY_IP, &text) != CURLE_OK || text == nullptr) {
+    return false;
+  }
+  return is_private_address(std::string(text));
+}
+
+}  // namespace
+
+HttpClient::HttpClient(RemoteOptions options) : options_(std::move(options)) { initialise(); }
+
+HttpClient::~HttpClient() {
+  if (process_ != ::getpid()) return;
+  for (CURL* const handle : idle_) curl_easy_cleanup(handle);
+}
+
+// Everything that libcurl would take from the environment is set here.
+void HttpClient::prepare(CURL* handle, const HttpRequest& request, Transfer& transfer) const {
+  set(handle, CURLOPT_URL, request.url.c_str());
+  set(handle, CURLOPT_PROTOCOLS_STR, "http,https");
+  set(handle, CURLOPT_FOLLOWLOCATION, 0L);
+  set(handle, CURLOPT_NOSIGNAL, 1L);
+  set(handle, CURLOPT_USERAGENT, "loadstone/" LOADSTONE_VERSION);
+  set(handle, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_2TLS));
+  set(handle, CURLOPT_PROXY, options_.proxy.c_str());
+  set(handle, CURLOPT_NOPROXY, options_.no_proxy.c_str());
+  set(handle, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
+  if (!options_.ca_file.empty()) set(handle, CURLOPT_CAINFO, options_.ca_file.c_str());
+  set(handle, CURLOPT_CONNECTTIMEOUT_MS, connect_milliseconds);
+  set(handle, CURLOPT_LOW_SPEED_LIMIT, 1L);
+  set(handle, CURLOPT_LOW_SPEED_TIME, static_cast<long>(options_.stall_seconds));
+  set(handle, CURLOPT_BUFFERSIZE, buffer_bytes);
+  if (!request.range.empty()) set(handle, CURLOPT_RANGE, request.range.c_str());
+  set(handle, CURLOPT_HEADERFUNCTION, &Transfer::on_header);
+  set(handle, CURLOPT_HEADERDATA, &transfer);
+  set(handle, CURLOPT_WRITEFUNCTION, &Transfer::on_body);
+  set(handle, CURLOPT_WRITEDATA, &transfer);
+  set(handle, CURLOPT_OPENSOCKETFUNCTION, &Transfer::on_socket);
+  set(handle, CURLOPT_OPENSOCKETDATA, &transfer);
+}
+
+HttpResult HttpClient::get(const HttpRequest& request, BodySink& sink) {
+  const Lease lease(*this);
+  CURL* const handle = lease.get();
+  // With a proxy, the address that is connected to is the caller's.
+  const bool has_proxy = !options_.proxy.empty();
+  Transfer transfer = {
+      .response = {}, .sink = sink, .may_be_private = request.may_be_private || has_proxy};
+  prepare(handle, request, transfer);
+  Lines lines;
+  if (request.signing == Signing::bearer) {
+    set(handle, CURLOPT_HTTPAUTH, static_cast<long>(CURLAUTH_BEARER));
+    set(handle, CURLOPT_XOAUTH2_BEARER, options_.hub_token.c_str());
+  } else if (request.signing == Signing::aws) {
+    set(handle, CURLOPT_AWS_SIGV4, ("aws:amz:" + options_.s3_region + ":s3").c_str());
+    set(handle, CURLOPT_USERNAME, options_.s3_access_key.c_str());
+    set(handle, CURLOPT_PASSWORD, options_.s3_secret_key.c_str());
+    lines.add("x-amz-content-sha256: UNSIGNED-PAYLOAD");
+    if (!options_.s3_session_token.empty()) {
+      lines.add("x-amz-security-token: " + options_.s3_session_token);
+    }
+  }
+  // Never signed: what stands between may write it anew.
+  if (request.signing != Signing::aws) lines.add("Accept-Encoding: identity");
+  set(handle, CURLOPT_HTTPHEADER, lines.get());
+  HttpResult result;
+  result.code = curl_easy_perform(handle);
+  if (transfer.failure) std::rethrow_exception(transfer.failure);
+  if (result.code == CURLE_OK && transfer.is_good()) transfer.begin();  // an empty body
+  const bool is_passed_over = transfer.ignored_bytes > ignored_bytes_max;
+  if (is_passed_over) result.code = CURLE_OK;
+  if (result.code != CURLE_OK) result.problem = curl_easy_strerror(result.code);
+  result.is_private_address = !has_proxy && is_connected_privately(handle);
+  result.is_private_refused = transfer.is_private_refused;
+  result.response = std::move(transfer.response);
+  return result;
+}
+
+std::string redirected_url(const std::string& from, const std::string& location) {
+  const Url url = parsed(from);
+  if (!url || curl_url_set(url.get(), CURLUPART_URL, location.c_str(), CURLU_NON_SUPPORT_SCHEME) !=
+                  CURLUE_OK) {
+    return {};
+  }
+  return part_of(url.get(), CURLUPART_URL);
+}
+
+std::string origin_of(const std::string& text) {
+  const Url url = parsed(text);
+  if (!url) return {};
+  return part_of(url.get(), CURLUPART_SCHEME) + "://" + part_of(url.get(), CURLUPART_HOST) + ":" +
+         part_of(url.get(), CURLUPART_PORT, CURLU_DEFAULT_PORT);
+}
+
+}  // namespace loadstone

@@ -1,0 +1,77 @@
+// One request after the other over connections that stay open.
+#pragma once
+
+#include <curl/curl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "loadstone/remote.h"
+#include "storage/remote/address.h"
+#include "storage/remote/http_response.h"
+
+namespace loadstone {
+
+// Where the body of a good answer goes.
+class BodySink {
+ public:
+  virtual ~BodySink() = default;
+  // The header of a 200 or 206 is there; throws Error where the body is not what was asked for.
+  virtual void begin(const HttpResponse& response) = 0;
+  // Throws Error where there is more than was asked for.
+  virtual void take(std::span<const std::byte> bytes) = 0;
+};
+
+struct HttpRequest {
+  std::string url;
+  std::string range;  // "0-99"; empty: all
+  Signing signing = Signing::none;
+  bool may_be_private = true;  // false: addresses of private networks are not connected to
+};
+
+// How one request has ended. An answer other than 200 and 206 is one too.
+struct HttpResult {
+  HttpResponse response;
+  CURLcode code = CURLE_OK;
+  std::string problem;              // of the connection, for people
+  bool is_private_address = false;  // whose answer it is
+  bool is_private_refused = false;  // an address that was not connected to
+};
+
+// Thread-safe. Each thread that is at a request has a connection of its own; the next one gets it
+// afterwards. In a child after fork() it begins without connections.
+class HttpClient {
+ public:
+  explicit HttpClient(RemoteOptions options);
+  ~HttpClient();
+  HttpClient(const HttpClient&) = delete;
+  HttpClient& operator=(const HttpClient&) = delete;
+
+  [[nodiscard]] const RemoteOptions& options() const noexcept { return options_; }
+
+  // Redirects are not followed. Throws what the sink throws.
+  [[nodiscard]] HttpResult get(const HttpRequest& request, BodySink& sink);
+
+ private:
+  class Lease;
+  void prepare(CURL* handle, const HttpRequest& request, struct Transfer& transfer) const;
+
+  const RemoteOptions options_;
+  std::mutex mutex_;
+  std::vector<CURL*> idle_;  // guarded by mutex_
+  long process_ = 0;         // whose connections they are; guarded by mutex_
+};
+
+// The absolute URL that a Location leads to; empty where it is none.
+[[nodiscard]] std::string redirected_url(const std::string& from, const std::string& location);
+// "https://host:443": scheme, host and port; empty where it is no URL.
+[[nodiscard]] std::string origin_of(const std::string& url);
+
+}  // namespace loadstone

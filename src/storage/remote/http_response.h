@@ -1,0 +1,45 @@
+// The lines of a response's header that decide what its body is.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace loadstone {
+
+// "bytes 0-9/100", "bytes */100"
+struct ContentRange {
+  std::optional<std::uint64_t> begin;
+  std::uint64_t end = 0;               // one past the last byte
+  std::optional<std::uint64_t> total;  // of the file
+
+  friend bool operator==(const ContentRange&, const ContentRange&) = default;
+};
+
+[[nodiscard]] std::optional<ContentRange> parse_content_range(std::string_view text);
+
+struct HttpResponse {
+  long status = 0;
+  std::optional<std::uint64_t> content_length;
+  std::string content_range_text;
+  std::optional<ContentRange> content_range;
+  std::string content_encoding;
+  std::string etag;
+  std::string last_modified;
+  std::string location;
+  std::optional<std::uint32_t> retry_after_seconds;
+  // Of a model hub.
+  std::string commit;
+  std::string linked_etag;  // of the file that is redirected to
+  std::string error_code;
+
+  // A line with its end; the first one of a response forgets those of an earlier response.
+  void take_line(std::string_view line);
+  // What tells this file from a later one of the same name; empty: the server does not say.
+  [[nodiscard]] const std::string& version() const noexcept {
+    return etag.empty() ? last_modified : etag;
+  }
+};
+
+}  // namespace loadstone

@@ -1,0 +1,421 @@
+#include "storage/remote/remote_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "base/text.h"
+#include "loadstone/error.h"
+#include "storage/remote_path.h"
+
+namespace loadstone {
+
+namespace {
+
+// The first request brings so much: most headers, for one wait.
+constexpr std::uint64_t probe_bytes = 16 << 10;
+// Reads below are served from blocks, which grow while they are used up.
+constexpr std::uint64_t small_bytes = 16 << 10;
+constexpr std::uint64_t block_bytes_max = 256 << 10;
+constexpr int redirects_max = 5;
+constexpr std::size_t shown_bytes_max = 400;
+
+std::string range_text(std::uint64_t begin, std::uint64_t end) {
+  return fmt::format("{}-{}", begin, end - 1);
+}
+
+std::uint64_t total_of(std::span<const std::span<std::byte>> pieces) {
+  std::uint64_t bytes = 0;
+  for (const auto& piece : pieces) bytes += piece.size();
+  return bytes;
+}
+
+// Copies into pieces one after the other. Not thread-safe.
+class Scatter {
+ public:
+  explicit Scatter(std::span<const std::span<std::byte>> pieces) : pieces_(pieces) {}
+
+  // No more than the pieces have room for.
+  void add(std::span<const std::byte> bytes) noexcept {
+    while (!bytes.empty()) {
+      while (done_ == pieces_[piece_].size()) {
+        ++piece_;
+        done_ = 0;
+      }
+      const std::size_t count = std::min(bytes.size(), pieces_[piece_].size() - done_);
+      std::memcpy(pieces_[piece_].data() + done_, bytes.data(), count);
+      done_ += count;
+      bytes = bytes.subspan(count);
+    }
+  }
+
+ private:
+  std::span<const std::span<std::byte>> pieces_;
+  std::size_t piece_ = 0;
+  std::size_t done_ = 0;
+};
+
+bool is_plain(const HttpResponse& response) noexcept {
+  return response.content_encoding.empty() || response.content_encoding == "identity";
+}
+
+bool is_temporary(long status) noexcept {
+  return status == 408 || status == 429 || status == 500 || status == 502 || status == 503 ||
+         status == 504;
+}
+
+bool is_redirect(long status) noexcept {
+  return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
+}
+
+bool is_certificate_problem(CURLcode code) noexcept {
+  return code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE ||
+         code == CURLE_SSL_ISSUER_ERROR || code == CURLE_SSL_PINNEDPUBKEYNOTMATCH ||
+         code == CURLE_SSL_INVALIDCERTSTATUS;
+}
+
+}  // namespace
+
+// The beginning of a file of which nothing is known.
+class RemoteFile::ProbeSink final : public BodySink {
+ public:
+  explicit ProbeSink(const RemoteFile& file) : file_(file) {}
+
+  void begin(const HttpResponse& response) override {
+    bytes.clear();
+    if (!is_plain(response)) {
+      file_.fail("io.remote", "the server sends another encoding of the file",
+                 printable(response.content_encoding), "identity");
+    }
+    if (response.status == 206) {
+      const auto& range = response.content_range;
+      const bool is_beginning = range && range->begin == 0 && range->total && *range->total > 0 &&
+                                range->end <= *range->total &&
+                                range->end == std::min(probe_bytes, *range->total);
+      if (!is_beginning) file_.refuse_range(response, 0, probe_bytes);
+      total = *range->total;
+      expected_ = range->end;
+    } else {
+      // All of a file that is no longer than the range is an answer too.
+      if (!response.content_length || *response.content_length > probe_bytes) {
+        file_.fail("io.remote", "the server does not serve ranges of files, so only all of it",
+                   "status 200", "status 206");
+      }
+      total = expected_ = *response.content_length;
+    }
+  }
+  void take(std::span<const std::byte> more) override {
+    if (more.size() > expected_ - bytes.size()) {
+      file_.fail("io.remote", "the server sends more than was asked for", {},
+                 fmt::format("{} bytes", expected_));
+    }
+    bytes.insert(bytes.end(), more.begin(), more.end());
+  }
+  [[nodiscard]] bool is_whole() const noexcept { return bytes.size() == expected_; }
+
+  std::uint64_t total = 0;
+  std::vector<std::byte> bytes;
+
+ private:
+  const RemoteFile& file_;
+  std::uint64_t expected_ = 0;
+};
+
+// The rest of a range, after what earlier requests have brought.
+class RemoteFile::RangeSink final : public BodySink {
+ public:
+  RangeSink(const RemoteFile& file, std::uint64_t begin, std::uint64_t end,
+            std::span<const std::span<std::byte>> pieces)
+      : file_(file), at_(begin), end_(end), scatter_(pieces) {}
+
+  void begin(const HttpResponse& response) override {
+    file_.require_same(response);
+    if (!is_plain(response)) {
+      file_.fail("io.remote", "the server sends another encoding of the file",
+                 printable(response.content_encoding), "identity", at_);
+    }
+    const std::uint64_t total = file_.identity_.bytes;
+    if (response.status == 200) {
+      if (at_ == 0 && end_ == total && response.content_length == total) return;
+      file_.fail("io.remote", "the server answers with the whole file instead of a range",
+                 "status 200", "status 206", at_);
+    }
+    const auto& range = response.content_range;
+    const bool is_asked = range && range->begin == at_ && range->end == end_ &&
+                          (!response.content_length || *response.content_length == end_ - at_);
+    if (!is_asked) file_.refuse_range(response, at_, end_);
+  }
+  void take(std::span<const std::byte> bytes) override {
+    if (bytes.size() > end_ - at_) {
+      file_.fail("io.remote", "the server sends more than was asked for", {}, {}, end_);
+    }
+    scatter_.add(bytes);
+    at_ += bytes.size();
+  }
+  [[nodiscard]] std::uint64_t at() const noexcept { return at_; }
+
+ private:
+  const RemoteFile& file_;
+  std::uint64_t at_;
+  std::uint64_t end_;
+  Scatter scatter_;
+};
+
+RemoteFile::RemoteFile(std::shared_ptr<HttpClient> client, Address address, std::string* commit)
+    : client_(std::move(client)), address_(std::move(address)) {
+  probe(commit);
+}
+
+unsigned RemoteFile::reads_at_once() const noexcept { return client_->options().reads_at_once; }
+
+void RemoteFile::probe(std::string* commit) {
+  Backoff backoff(client_->options().first_wait_ms, client_->options().attempts_max);
+  while (true) {
+    ProbeSink sink(*this);
+    const HttpResult result = follow(range_text(0, probe_bytes), sink);
+    const HttpResponse& response = result.response;
+    if (commit != nullptr) *commit = response.commit;
+    // An empty file has no range that could be asked for.
+    const bool is_empty = result.code == CURLE_OK && response.status == 416 &&
+                          response.content_range && response.content_range->total == 0;
+    const bool is_good = response.status == 200 || response.status == 206;
+    if (!is_empty && (result.code != CURLE_OK || !is_good || !sink.is_whole())) {
+      wait(backoff, result, 0);
+      continue;
+    }
+    identity_.bytes = sink.total;
+    seen_version_ = response.version();
+    identity_.version = linked_etag_.empty() ? seen_version_ : linked_etag_;
+    is_known_ = true;
+    block_ = std::make_shared<const Block>(Block{0, std::move(sink.bytes)});
+    return;
+  }
+}
+
+void RemoteFile::read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) {
+  const std::uint64_t bytes = total_of(pieces);
+  if (bytes == 0) return;
+  if (offset > identity_.bytes || bytes > identity_.bytes - offset) {
+    fail("io.short_read", "the file ends early", {}, {}, offset);
+  }
+  const std::uint64_t end = offset + bytes;
+  if (bytes < small_bytes) {
+    read_small(offset, end, pieces);
+  } else {
+    read_range(offset, end, pieces);
+  }
+}
+
+void RemoteFile::read_small(std::uint64_t begin, std::uint64_t end,
+                            std::span<const std::span<std::byte>> pieces) {
+  std::shared_ptr<const Block> block;
+  std::uint64_t block_bytes = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    block = block_;
+    block_bytes = block_bytes_;
+  }
+  if (!block->holds(begin, end)) {
+    // Whoever reads on from the last block is likely to go on further.
+    const bool goes_on = block->begin <= begin && begin <= block->begin + block->bytes.size();
+    block_bytes = goes_on ? std::min(2 * block_bytes, block_bytes_max) : 0;
+    block_bytes = std::max(block_bytes, small_bytes);
+    Block next{begin, {}};
+    next.bytes.resize(std::min(std::max(block_bytes, end - begin), identity_.bytes - begin));
+    const std::span<std::byte> all(next.bytes);
+    read_range(begin, begin + all.size(), {&all, 1});
+    block = std::make_shared<const Block>(std::move(next));
+    const std::lock_guard lock(mutex_);
+    block_ = block;
+    block_bytes_ = block_bytes;
+  }
+  Scatter scatter(pieces);
+  scatter.add(std::span(block->bytes).subspan(begin - block->begin, end - begin));
+}
+
+void RemoteFile::read_range(std::uint64_t begin, std::uint64_t end,
+                            std::span<const std::span<std::byte>> pieces) {
+  Backoff backoff(client_->options().first_wait_ms, client_->options().attempts_max);
+  RangeSink sink(*this, begin, end, pieces);
+  while (true) {
+    const std::uint64_t before = sink.at();
+    const HttpResult result = follow(range_text(before, end), sink);
+    if (sink.at() == end) return;
+    if (sink.at() > before) backoff.progressed();
+    wait(backoff, result, sink.at());
+  }
+}
+
+// Sleeps before the next attempt, or throws where there is to be none.
+void RemoteFile::wait(Backoff& backoff, const HttpResult& result, std::uint64_t offset) const {
+  if (!is_worth_retrying(result)) refuse(result, offset);
+  const auto pause = backoff.next(result.response.retry_after_seconds);
+  if (!pause) refuse(result, offset);
+  std::this_thread::sleep_for(*pause);
+}
+
+// A host that was never reached is more likely misspelt than away for a moment.
+bool RemoteFile::is_worth_retrying(const HttpResult& result) const noexcept {
+  switch (result.code) {
+    case CURLE_OK:
+      return is_temporary(result.response.status) || result.response.status == 200 ||
+             result.response.status == 206;
+    case CURLE_COULDNT_RESOLVE_HOST:
+    case CURLE_COULDNT_RESOLVE_PROXY:
+    case CURLE_COULDNT_CONNECT:
+      return is_known_ && !result.is_private_refused;
+    case CURLE_URL_MALFORMAT:
+    case CURLE_UNSUPPORTED_PROTOCOL:
+    case CURLE_NOT_BUILT_IN:
+    case CURLE_BAD_FUNCTION_ARGUMENT:
+      return false;
+    default:
+      return !is_certificate_problem(result.code);
+  }
+}
+
+void RemoteFile::refuse(const HttpResult& result, std::uint64_t offset) const {
+  const HttpResponse& response = result.response;
+  const std::string status = fmt::format("status {}", response.status);
+  if (result.code != CURLE_OK && result.is_private_refused) {
+    fail("io.redirect", "a public host redirects to an address of a private network");
+  }
+  if (result.code != CURLE_OK) {
+    if (is_certificate_problem(result.code)) {
+      fail("io.tls", "the host's certificate is not trusted", result.problem,
+           "one of the trusted authorities (--ca-file, ca_file=)");
+    }
+    fail("io.remote", "the connection failed", result.problem, {}, offset);
+  }
+  if (response.status == 401 || response.status == 403) {
+    fail("io.denied", "the host denies access; a token or signature may be missing or too old",
+         status);
+  }
+  if (response.status == 404 || response.status == 410) {
+    if (is_known_) fail("io.changed", "the file has been removed meanwhile", status);
+    fail("io.not_found", "the host has no such file", status);
+  }
+  if (response.status == 412 || (response.status == 416 && is_known_)) {
+    fail("io.changed", "the file has been replaced meanwhile", status);
+  }
+  if (response.status == 200 || response.status == 206) {
+    fail("io.remote", "the answer ends early", status, {}, offset);
+  }
+  fail("io.remote",
+       is_temporary(response.status) ? "the host goes on to refuse the request"
+                                     : "the host refuses the request",
+       status, {}, offset);
+}
+
+void RemoteFile::refuse_range(const HttpResponse& response, std::uint64_t begin,
+                              std::uint64_t end) const {
+  std::string found = printable(response.content_range_text, shown_bytes_max);
+  if (response.content_length) found += fmt::format(", length {}", *response.content_length);
+  fail("io.remote", "the server answers with another range than it was asked for", found,
+       fmt::format("bytes {}-{}/{}", begin, end - 1,
+                   is_known_ ? std::to_string(identity_.bytes) : "*"),
+       begin);
+}
+
+void RemoteFile::require_same(const HttpResponse& response) const {
+  const auto changed = [&](const std::string& found, const std::string& expected) {
+    fail("io.changed", "the file has been replaced while it was in use",
+         found.empty() ? "no version" : printable(found, shown_bytes_max),
+         printable(expected, shown_bytes_max));
+  };
+  if (response.version() != seen_version_) changed(response.version(), seen_version_);
+  const auto total = response.status == 200   ? response.content_length
+                     : response.content_range ? response.content_range->total
+                                              : std::nullopt;
+  if (total && *total != identity_.bytes) {
+    changed(fmt::format("{} bytes", *total), fmt::format("{} bytes", identity_.bytes));
+  }
+}
+
+// One attempt. A redirect that is known is taken at once; where it leads nowhere any more, as
+// signatures expire, the first host is asked again.
+HttpResult RemoteFile::follow(const std::string& range, BodySink& sink) {
+  bool was_cached = false;
+  HttpResult result = ask(range, sink, was_cached);
+  const long status = result.response.status;
+  const bool is_stale = result.code == CURLE_OK && status >= 400 && !is_temporary(status);
+  if (was_cached && is_stale) {
+    {
+      const std::lock_guard lock(mutex_);
+      redirected_.clear();
+    }
+    result = ask(range, sink, was_cached);
+  }
+  return result;
+}
+
+HttpResult RemoteFile::ask(const std::string& range, BodySink& sink, bool& was_cached) {
+  std::string url;
+  {
+    const std::lock_guard lock(mutex_);
+    url = redirected_;
+  }
+  was_cached = !url.empty();
+  if (!was_cached) url = address_.full_url();
+  const std::string first_origin = origin_of(address_.url);
+  std::string commit;  // said by the first of the hosts
+  for (int hop = 0; hop <= redirects_max; ++hop) {
+    const bool is_first_host = origin_of(url) == first_origin;
+    HttpResult result = client_->get({.url = url,
+                                      .range = range,
+                                      .signing = is_first_host ? address_.signing : Signing::none,
+                                      .may_be_private = is_first_host || begins_private_},
+                                     sink);
+    const HttpResponse& response = result.response;
+    if (!is_known_ && hop == 0) begins_private_ = result.is_private_address;
+    if (!response.commit.empty()) commit = response.commit;
+    if (!response.linked_etag.empty()) take_linked(response.linked_etag);
+    if (result.code != CURLE_OK || !is_redirect(response.status)) {
+      const bool is_good = response.status == 200 || response.status == 206;
+      if (hop > 0 && result.code == CURLE_OK && is_good) {
+        const std::lock_guard lock(mutex_);
+        redirected_ = url;
+      }
+      result.response.commit = commit;
+      return result;
+    }
+    url = redirect(url, response.location);
+  }
+  fail("io.redirect", "the host redirects again and again", {},
+       fmt::format("at most {} redirects", redirects_max));
+}
+
+std::string RemoteFile::redirect(const std::string& from, const std::string& location) const {
+  std::string to = redirected_url(from, location);
+  const std::string shown = printable(public_url(to.empty() ? location : to), shown_bytes_max);
+  if (!is_http(to)) fail("io.redirect", "the host redirects to what is no https URL", shown);
+  if (is_https(from) && !is_https(to)) {
+    fail("io.redirect", "the host redirects to a connection that is not secured", shown,
+         "an https URL");
+  }
+  return to;
+}
+
+// The hub's own word for the content, which says more than that of whoever serves it.
+void RemoteFile::take_linked(const std::string& etag) {
+  if (!is_known_) {
+    linked_etag_ = etag;
+  } else if (etag != linked_etag_) {
+    fail("io.changed", "the file has been replaced while it was in use",
+         printable(etag, shown_bytes_max), printable(linked_etag_, shown_bytes_max));
+  }
+}
+
+void RemoteFile::fail(const char* code, std::string message, std::string found,
+                      std::string expected, std::optional<std::uint64_t> offset) const {
+  throw Error(code, std::move(message),
+              {.path = address_.path,
+               .found = std::move(found),
+               .expected = std::move(expected),
+               .byte_offset = offset});
+}
+
+}  // namespace loadstone

@@ -1,0 +1,83 @@
+// A file that is read by ranges of HTTP.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "loadstone/storage.h"
+#include "storage/remote/address.h"
+#include "storage/remote/backoff.h"
+#include "storage/remote/http_client.h"
+
+namespace loadstone {
+
+// Size and version of the file are those of the first answer. Each further one must have the same,
+// else Error "io.changed"; so no read mixes two files, and identity() asks nobody. Thread-safe.
+//
+// A read is one request, straight into the caller's memory; where the connection breaks, the next
+// request goes on from there. Small reads come from a block that is kept.
+class RemoteFile final : public ByteSource {
+ public:
+  // Asks for the file's beginning. Throws Error "io.not_found", "io.denied", "io.remote",
+  // "io.redirect", "io.tls".
+  // `commit`: of a hub's repository, as the answer says it, even if that is "io.not_found".
+  RemoteFile(std::shared_ptr<HttpClient> client, Address address, std::string* commit = nullptr);
+
+  [[nodiscard]] const std::string& path() const noexcept override { return address_.path; }
+  [[nodiscard]] FileIdentity identity() const override { return identity_; }
+  [[nodiscard]] unsigned reads_at_once() const noexcept override;
+  using ByteSource::read;
+  void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override;
+
+ private:
+  // Bytes that are kept for small reads.
+  struct Block {
+    std::uint64_t begin = 0;
+    std::vector<std::byte> bytes;
+
+    [[nodiscard]] bool holds(std::uint64_t first, std::uint64_t last) const noexcept {
+      return begin <= first && last <= begin + bytes.size();
+    }
+  };
+  class ProbeSink;
+  class RangeSink;
+
+  void probe(std::string* commit);
+  void read_range(std::uint64_t begin, std::uint64_t end,
+                  std::span<const std::span<std::byte>> pieces);
+  void read_small(std::uint64_t begin, std::uint64_t end,
+                  std::span<const std::span<std::byte>> pieces);
+  [[nodiscard]] HttpResult follow(const std::string& range, BodySink& sink);
+  [[nodiscard]] HttpResult ask(const std::string& range, BodySink& sink, bool& was_cached);
+  [[nodiscard]] std::string redirect(const std::string& from, const std::string& location) const;
+  void take_linked(const std::string& etag);
+  void require_same(const HttpResponse& response) const;
+  [[nodiscard]] bool is_worth_retrying(const HttpResult& result) const noexcept;
+  void wait(Backoff& backoff, const HttpResult& result, std::uint64_t offset) const;
+  [[noreturn]] void refuse(const HttpResult& result, std::uint64_t offset) const;
+  [[noreturn]] void refuse_range(const HttpResponse& response, std::uint64_t begin,
+                                 std::uint64_t end) const;
+  [[noreturn]] void fail(const char* code, std::string message, std::string found = {},
+                         std::string expected = {}, std::optional<std::uint64_t> offset = {}) const;
+
+  const std::shared_ptr<HttpClient> client_;
+  const Address address_;
+  FileIdentity identity_;     // as all below it of the first answer, and then const
+  std::string seen_version_;  // of the host that serves the bytes, which may have another
+  std::string linked_etag_;   // of the hub
+  bool is_known_ = false;
+  bool begins_private_ = true;  // the address that the caller named
+
+  mutable std::mutex mutex_;
+  std::string redirected_;  // guarded by mutex_, as all that follows: where the bytes are served
+  std::uint64_t block_bytes_ = 0;
+  std::shared_ptr<const Block> block_;
+};
+
+}  // namespace loadstone

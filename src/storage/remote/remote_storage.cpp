@@ -1,0 +1,201 @@
+// Where a path becomes a request: the one place that knows schemes, hubs and buckets.
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "base/only_errors.h"
+#include "base/text.h"
+#include "loadstone/error.h"
+#include "loadstone/remote.h"
+#include "storage/remote/http_client.h"
+#include "storage/remote/remote_file.h"
+#include "storage/remote_path.h"
+
+namespace loadstone {
+
+namespace {
+
+// Each repository of a hub has it.
+constexpr std::string_view hub_file = ".gitattributes";
+constexpr std::size_t shown_bytes_max = 400;
+
+[[noreturn]] void refuse(const std::string& path, std::string message, std::string expected = {}) {
+  throw Error(
+      "io.remote", std::move(message),
+      {.path = printable(public_url(path), shown_bytes_max), .expected = std::move(expected)});
+}
+
+std::string without_slashes(std::string text) {
+  while (text.ends_with('/')) text.pop_back();
+  return text;
+}
+
+// A name between two slashes.
+std::string encoded_name(std::string_view name) {
+  std::string text = encoded_path(name);
+  for (std::size_t at = text.find('/'); at != std::string::npos; at = text.find('/', at)) {
+    text.replace(at, 1, "%2F");
+  }
+  return text;
+}
+
+// Thread-safe.
+class RemoteStorage final : public Storage {
+ public:
+  explicit RemoteStorage(RemoteOptions options)
+      : client_(std::make_shared<HttpClient>(std::move(options))) {}
+
+  [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override {
+    if (!is_remote(path)) return local_storage().open(path);
+    return only_errors([&]() -> std::shared_ptr<ByteSource> {
+      const Address address = address_of(path);
+      if (auto known = take_probed(address.path)) return known;
+      return std::make_shared<RemoteFile>(client_, address);
+    });
+  }
+
+  [[nodiscard]] EntryKind kind(const std::string& path) override {
+    if (!is_remote(path)) return local_storage().kind(path);
+    return only_errors([&] {
+      if (is_folder(path)) return EntryKind::folder;
+      const Address address = address_of(path);
+      keep_probed(std::make_shared<RemoteFile>(client_, address));
+      return EntryKind::file;
+    });
+  }
+
+  [[nodiscard]] std::vector<std::string> list(const std::string& folder) override {
+    if (!is_remote(folder)) return local_storage().list(folder);
+    refuse(folder, "folders of other machines are not listed", "the URL of a file");
+  }
+
+  // Without a query, and with the commit in the place of a branch.
+  [[nodiscard]] std::string resolve(const std::string& path) override {
+    if (!is_remote(path)) return local_storage().resolve(path);
+    return only_errors([&] {
+      if (is_hub(path)) return pinned(parse_hub_path(path)).text();
+      const bool is_url = is_http(path) && !is_folder(path);
+      return is_url ? address_of(path).path : public_url(path);
+    });
+  }
+
+  [[nodiscard]] WritableStorage& writable() override { return local_storage().writable(); }
+
+ private:
+  static constexpr std::size_t probed_max = 64;
+
+  [[nodiscard]] static bool is_folder(const std::string& path) {
+    if (is_http(path)) return public_url(path).ends_with('/');
+    if (path.ends_with('/')) return true;
+    return is_hub(path) ? parse_hub_path(path).file.empty() : s3_key(path).second.empty();
+  }
+
+  [[nodiscard]] static std::pair<std::string, std::string> s3_key(const std::string& path) {
+    const std::string rest = path.substr(std::string_view("s3://").size());
+    const std::size_t slash = std::min(rest.find('/'), rest.size());
+    if (slash == 0) refuse(path, "an s3 path without a bucket", "s3://BUCKET/KEY");
+    return {rest.substr(0, slash), slash < rest.size() ? rest.substr(slash + 1) : std::string()};
+  }
+
+  [[nodiscard]] Address address_of(const std::string& path) {
+    if (path.find('\0') != std::string::npos) refuse(path, "a path cannot hold a NUL");
+    if (is_hub(path)) return hub_address(parse_hub_path(path));
+    return is_s3(path) ? s3_address(path) : url_address(path);
+  }
+
+  [[nodiscard]] Address url_address(const std::string& path) {
+    Address address{.path = public_url(path), .url = public_url(path)};
+    const std::string whole = path.substr(0, path.find('#'));
+    const std::size_t query = whole.find('?');
+    if (whole.substr(0, query).size() != address.url.size()) {
+      refuse(path, "a URL is given without user and password");
+    }
+    const std::lock_guard lock(mutex_);
+    if (query != std::string::npos) queries_[address.url] = whole.substr(query);
+    if (const auto known = queries_.find(address.url); known != queries_.end()) {
+      address.query = known->second;
+    }
+    const RemoteOptions& options = client_->options();
+    const bool is_hubs = origin_of(address.url) == origin_of(options.hub_endpoint);
+    if (is_hubs && !options.hub_token.empty()) address.signing = Signing::bearer;
+    return address;
+  }
+
+  [[nodiscard]] Address hub_address(const HubPath& hub) const {
+    const RemoteOptions& options = client_->options();
+    return {.path = hub.text(),
+            .url = without_slashes(options.hub_endpoint) + "/" + encoded_path(hub.repository) +
+                   "/resolve/" + encoded_name(hub.revision) + "/" + encoded_path(hub.file),
+            .signing = options.hub_token.empty() ? Signing::none : Signing::bearer};
+  }
+
+  [[nodiscard]] Address s3_address(const std::string& path) const {
+    const RemoteOptions& options = client_->options();
+    const auto [bucket, key] = s3_key(path);
+    const std::string place = "/" + encoded_path(key);
+    // Dots in a bucket's name are none of the certificate's.
+    const bool is_host = options.s3_endpoint.empty() && bucket.find('.') == std::string::npos;
+    const std::string aws = "s3." + options.s3_region + ".amazonaws.com";
+    std::string url = options.s3_endpoint.empty() ? "https://" + aws : options.s3_endpoint;
+    url = is_host ? "https://" + encoded_name(bucket) + "." + aws
+                  : without_slashes(std::move(url)) + "/" + encoded_name(bucket);
+    return {.path = path,
+            .url = url + place,
+            .signing = options.s3_access_key.empty() ? Signing::none : Signing::aws};
+  }
+
+  // All files of a checkpoint are of the commit that its name means now.
+  [[nodiscard]] HubPath pinned(HubPath hub) {
+    if (hub.is_pinned()) return hub;
+    HubPath asked = hub;
+    if (asked.file.empty() || asked.file.ends_with('/')) asked.file = hub_file;
+    std::string commit;
+    std::shared_ptr<RemoteFile> file;
+    try {
+      file = std::make_shared<RemoteFile>(client_, hub_address(asked), &commit);
+    } catch (const Error& error) {
+      // That there is no such file is said of a commit too.
+      if (error.code() != "io.not_found" || commit.empty()) throw;
+    }
+    hub.revision = commit;
+    if (!hub.is_pinned()) {
+      throw Error("io.remote", "the hub does not say which commit the revision is",
+                  {.path = asked.text(), .field = "X-Repo-Commit", .found = printable(commit)});
+    }
+    return hub;
+  }
+
+  void keep_probed(std::shared_ptr<RemoteFile> file) {
+    const std::lock_guard lock(mutex_);
+    if (probed_.size() >= probed_max) probed_.clear();
+    probed_[file->path()] = std::move(file);
+  }
+
+  [[nodiscard]] std::shared_ptr<RemoteFile> take_probed(const std::string& path) {
+    const std::lock_guard lock(mutex_);
+    const auto found = probed_.find(path);
+    if (found == probed_.end()) return nullptr;
+    auto file = std::move(found->second);
+    probed_.erase(found);
+    return file;
+  }
+
+  const std::shared_ptr<HttpClient> client_;
+  std::mutex mutex_;
+  std::map<std::string, std::string> queries_;  // guarded by mutex_, as what follows; by URL
+  // What kind() has found, for the next open().
+  std::map<std::string, std::shared_ptr<RemoteFile>> probed_;
+};
+
+}  // namespace
+
+std::unique_ptr<Storage> make_remote_storage(RemoteOptions options) {
+  return only_errors([&]() -> std::unique_ptr<Storage> {
+    return std::make_unique<RemoteStorage>(std::move(options));
+  });
+}
+
+bool can_read_remote() noexcept { return true; }
+
+}  // namespace loadstone

@@ -1,0 +1,44 @@
+// In the place of remote/, where libcurl was not there to be built with.
+#include "loadstone/error.h"
+#include "loadstone/remote.h"
+
+namespace loadstone {
+
+namespace {
+
+void require_local(const std::string& path) {
+  if (!is_remote(path)) return;
+  throw Error("io.remote",
+              "this loadstone was built without libcurl and reads no files of other machines",
+              {.path = path.substr(0, path.find('?')), .expected = "a path of this machine"});
+}
+
+class LocalOnly final : public Storage {
+ public:
+  [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override {
+    require_local(path);
+    return local_storage().open(path);
+  }
+  [[nodiscard]] EntryKind kind(const std::string& path) override {
+    require_local(path);
+    return local_storage().kind(path);
+  }
+  [[nodiscard]] std::vector<std::string> list(const std::string& folder) override {
+    require_local(folder);
+    return local_storage().list(folder);
+  }
+  [[nodiscard]] std::string resolve(const std::string& path) override {
+    require_local(path);
+    return local_storage().resolve(path);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Storage> make_remote_storage(RemoteOptions /*options*/) {
+  return std::make_unique<LocalOnly>();
+}
+
+bool can_read_remote() noexcept { return false; }
+
+}  // namespace loadstone

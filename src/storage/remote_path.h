@@ -1,0 +1,37 @@
+// Paths of other machines as text: nothing here contacts anybody.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "loadstone/remote.h"
+
+namespace loadstone {
+
+[[nodiscard]] bool is_http(std::string_view path) noexcept;  // or https
+[[nodiscard]] bool is_https(std::string_view path) noexcept;
+[[nodiscard]] bool is_hub(std::string_view path) noexcept;
+[[nodiscard]] bool is_s3(std::string_view path) noexcept;
+
+// A URL as messages and plans may hold it: without query, fragment, user and password.
+[[nodiscard]] std::string public_url(std::string_view url);
+
+// A file's name as a part of a URL; slashes stay.
+[[nodiscard]] std::string encoded_path(std::string_view name);
+// The part of a path below the folder as the name of a file.
+[[nodiscard]] std::string name_below(std::string_view folder, std::string_view path);
+
+// hf://ORG/NAME[@REVISION][/FILE]
+struct HubPath {
+  std::string repository;         // "ORG/NAME"
+  std::string revision = "main";  // a branch, a tag or a commit
+  std::string file = {};          // empty, or ends in a slash: a folder
+
+  [[nodiscard]] std::string text() const;
+  // A commit never becomes another one.
+  [[nodiscard]] bool is_pinned() const noexcept;
+};
+// Throws Error "io.remote" where the path is not of that form.
+[[nodiscard]] HubPath parse_hub_path(std::string_view path);
+
+}  // namespace loadstone

@@ -1,0 +1,82 @@
+// What answers and addresses mean; empty where loadstone is built without libcurl.
+#if __has_include(<curl/curl.h>)
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+
+#include "storage/remote/backoff.h"
+#include "storage/remote/http_client.h"
+#include "storage/remote/http_response.h"
+#include "storage/remote/private_address.h"
+
+namespace loadstone {
+
+namespace {
+
+TEST(HttpResponse, ContentRange) {
+  const auto range = parse_content_range("bytes 5-9/100");
+  ASSERT_TRUE(range);
+  EXPECT_EQ(range->begin, 5u);
+  EXPECT_EQ(range->end, 10u);
+  EXPECT_EQ(range->total, 100u);
+  EXPECT_EQ(parse_content_range("bytes 5-9/*")->total, std::nullopt);
+  EXPECT_EQ(parse_content_range("bytes */7")->begin, std::nullopt);
+  for (const char* wrong : {"", "bytes", "bytes 9-5/100", "bytes 5-/9", "items 0-1/2", "bytes 0-1",
+                            "bytes 0-18446744073709551615/5", "bytes -1-2/3"}) {
+    EXPECT_FALSE(parse_content_range(wrong)) << wrong;
+  }
+}
+
+TEST(HttpResponse, LinesOfALaterResponseForgetTheEarlierOnes) {
+  HttpResponse response;
+  for (const char* line : {"HTTP/1.1 100 Continue\r\n", "ETag: \"old\"\r\n", "\r\n",
+                           "HTTP/2 206\r\n", "content-length: 12\r\n", "Retry-After: 3\r\n",
+                           "Last-Modified: Mon\r\n", "X-Other: a: b\r\n", "nonsense\r\n"}) {
+    response.take_line(line);
+  }
+  EXPECT_EQ(response.status, 206);
+  EXPECT_EQ(response.content_length, 12u);
+  EXPECT_EQ(response.retry_after_seconds, 3u);
+  EXPECT_EQ(response.version(), "Mon");
+}
+
+TEST(Backoff, GrowsAndEnds) {
+  Backoff backoff(100, 4);
+  for (const int most : {100, 200, 400}) {
+    const auto wait = backoff.next({});
+    ASSERT_TRUE(wait);
+    EXPECT_LE(wait->count(), most);
+    EXPECT_GE(wait->count(), most / 2);
+  }
+  EXPECT_FALSE(backoff.next({}));
+  backoff.progressed();
+  EXPECT_EQ(backoff.next(2), std::chrono::milliseconds(2000));
+  EXPECT_FALSE(backoff.next(3600));
+}
+
+TEST(PrivateAddress, Networks) {
+  for (const char* address : {"127.0.0.1", "10.1.2.3", "172.16.0.1", "172.31.255.255",
+                              "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",
+                              "224.0.0.1", "::1", "::", "fe80::1", "fd00::1", "::ffff:10.0.0.1"}) {
+    EXPECT_TRUE(is_private_address(std::string(address))) << address;
+  }
+  for (const char* address : {"8.8.8.8", "172.32.0.1", "192.169.0.1", "2606:4700::1111",
+                              "::ffff:8.8.8.8", "no address"}) {
+    EXPECT_FALSE(is_private_address(std::string(address))) << address;
+  }
+}
+
+TEST(HttpClient, OriginsAndRedirects) {
+  EXPECT_EQ(origin_of("https://h/x?y"), "https://h:443");
+  EXPECT_EQ(origin_of("https://h:443/"), origin_of("https://h/z"));
+  EXPECT_NE(origin_of("http://h/"), origin_of("https://h/"));
+  EXPECT_EQ(redirected_url("https://h/a/b?s", "../c"), "https://h/c");
+  EXPECT_EQ(redirected_url("https://h/a", "//other/x"), "https://other/x");
+  EXPECT_EQ(redirected_url("https://h/a", "file:///etc/passwd"), "file:///etc/passwd");
+}
+
+}  // namespace
+
+}  // namespace loadstone
+
+#endif
