@@ -112,6 +112,8 @@ class Server:
         etag = self.etags.get(path, '"1"')
         total = len(body)
         begin, end = seen.begin, min(seen.end, total)
+        if begin >= total:
+            return Answer(416, {"Content-Range": f"bytes */{total}"}, b"")
         headers = {"ETag": etag, "Content-Range": f"bytes {begin}-{end - 1}/{total}"}
         answer = Answer(206, headers, body[begin:end])
         fault = self._fault(begin)

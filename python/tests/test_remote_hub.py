@@ -52,7 +52,7 @@ def test_a_signature_that_expires_is_fetched_anew(hub: Hub, folder: Path) -> Non
     with loadstone.open("hf://org/one") as opened:
         hub.signature = "second"
         assert torch.equal(opened["layers.0.bias"], _bias(folder))
-    hub.server.faults = [Fault("status", 16 << 10, status=403)]
+    hub.server.faults = [Fault("status", 1, status=403)]
     assert same(loadstone.load_file("hf://org/one"), loadstone.load_file(folder / "one"))
     assert hub.server.faults[0].hits == 1
 
