@@ -51,10 +51,11 @@ Plan planned(const Args& args) {
     throw Error("usage",
                 fmt::format("--plan has decided all; {} comes too late", option->get_name()));
   }
-  if (open.paths.size() > 1) {
-    throw Error("usage", "--plan takes at most one CHECKPOINT, the folder that its shards are in");
-  }
-  const PlanPaths paths = {.root = open.paths.empty() ? std::string() : open.paths.front(),
+  // One for each checkpoint of the plan: adapters come behind the model.
+  std::vector<std::string> roots = open.paths;
+  if (roots.empty()) roots.emplace_back();
+  const PlanPaths paths = {.root = roots.front(),
+                           .other_roots = {roots.begin() + 1, roots.end()},
                            .plan_folder = parent_path(args.plan_path),
                            .offload_folder = args.plan.options.offload_folder};
   return parse_file(args.plan_path, [&](const std::string& text) {
@@ -165,7 +166,8 @@ void add_load(CLI::App& app, Chosen& chosen) {
   command
       ->add_option("--plan", args->plan_path,
                    "Do what this plan says ('plan -o' writes one); CHECKPOINT is then\n"
-                   "the folder that the shards are in now, where they have moved.\n"
+                   "the folder that the shards are in now, where they have moved;\n"
+                   "one for each adapter follows.\n"
                    "Where it writes to disk, --offload-folder is needed again")
       ->type_name("FILE");
   args->plan_options = add_plan_options(*command, args->plan);

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
 #include <string_view>
 #include <utility>
 
@@ -139,6 +142,47 @@ std::shared_ptr<const Catalog> open_paths(const OpenArgs& args) {
                                 : open_checkpoint(args.paths, args.options());
 }
 
+Weighted weighted_from_user(const std::string& text) {
+  std::error_code problem;
+  const auto colon = text.rfind(':');
+  if (colon == std::string::npos || std::filesystem::exists(text, problem)) return {text};
+  float weight = 0;
+  const char* const end = text.data() + text.size();
+  const auto [after, error] = std::from_chars(text.data() + colon + 1, end, weight);
+  if (error != std::errc() || after != end) return {text};
+  if (!std::isfinite(weight)) {
+    throw Error("usage", fmt::format("'{}': a weight is a finite number", printable(text)));
+  }
+  return {text.substr(0, colon), weight};
+}
+
+std::vector<MergeAdapter> AdapterArgs::open(
+    const OpenArgs& how, std::vector<std::shared_ptr<const Catalog>>& checkpoints) const {
+  if (!ignore.empty() && adapters.empty()) {
+    throw Error("usage", "--lora-ignore goes with --lora");
+  }
+  std::vector<MergeAdapter> opened;
+  for (const std::string& text : adapters) {
+    const auto [path, factor] = weighted_from_user(text);
+    checkpoints.push_back(open_checkpoint(path, how.options()));
+    opened.push_back({.factor = factor, .ignore = ignore});
+  }
+  return opened;
+}
+
+std::vector<CLI::Option*> add_adapter_options(CLI::App& command, AdapterArgs& args) {
+  return {command
+              .add_option("--lora", args.adapters,
+                          "An adapter with the factor of what it adds: a:0.8; repeatable")
+              ->type_name("ADAPTER")
+              ->allow_extra_args(false),
+          command
+              .add_option("--lora-ignore", args.ignore,
+                          "Tensors of adapters that are left out, by a pattern; repeatable")
+              ->type_name("PATTERN")
+              ->allow_extra_args(false)};
+}
+
 std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args) {
   std::vector<CLI::Option*> options;
   const auto add = [&](const char* names, auto& value, const char* type, const std::string& help) {
@@ -167,15 +211,21 @@ std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args) {
       ->check(CLI::IsMember(names_of<UnexpectedPolicy>()));
   add("--staging", args.staging, "SIZE",
       "Memory for bytes under way" + default_text(exact_bytes(defaults::staging_bytes_max)));
+  for (CLI::Option* const option : add_adapter_options(command, args.lora)) {
+    options.push_back(option->group(std::string(plan_group)));
+  }
   return options;
 }
 
 Plan make_plan(const PlanArgs& args) {
-  const PlanOptions options = plan_options(args);
+  PlanOptions options = plan_options(args);
   const bool has_skeleton = !args.skeleton_path.empty();
   Skeleton skeleton;
   if (has_skeleton) skeleton = parse_file(args.skeleton_path, Skeleton::from_json);
-  const auto catalog = open_paths(args.open);
+  std::vector<std::shared_ptr<const Catalog>> checkpoints = {open_paths(args.open)};
+  options.adapters = args.lora.open(args.open, checkpoints);
+  auto catalog = checkpoints.front();
+  if (checkpoints.size() > 1) catalog = std::make_shared<const Catalog>(std::move(checkpoints));
   if (!has_skeleton) skeleton = Skeleton::from_catalog(*catalog);
   return make_plan(catalog, skeleton, options);
 }

@@ -28,6 +28,26 @@ void add_open_options(CLI::App& command, OpenArgs& args);
 
 [[nodiscard]] std::shared_ptr<const Catalog> open_paths(const OpenArgs& args);
 
+// A path, and the weight that was typed behind it: "models/a:0.5". A path that is there means
+// itself. Throws Error "usage".
+struct Weighted {
+  std::string path;
+  float weight = 1;
+};
+[[nodiscard]] Weighted weighted_from_user(const std::string& text);
+
+// Adapters to merge, as typed.
+struct AdapterArgs {
+  std::vector<std::string> adapters;
+  std::vector<std::string> ignore;
+
+  // Opens them, behind the checkpoints that are there. Throws Error "usage".
+  [[nodiscard]] std::vector<MergeAdapter> open(
+      const OpenArgs& how, std::vector<std::shared_ptr<const Catalog>>& checkpoints) const;
+};
+// Returns the options.
+std::vector<CLI::Option*> add_adapter_options(CLI::App& command, AdapterArgs& args);
+
 // What makes a plan, as typed.
 struct PlanArgs {
   OpenArgs open;
@@ -40,6 +60,7 @@ struct PlanArgs {
   std::string missing = "error";
   std::string unexpected = "warn";
   std::string staging;
+  AdapterArgs lora;
   PlanOptions options;  // those that are typed as they are
   std::string html_path;
 };

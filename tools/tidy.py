@@ -53,7 +53,7 @@ HEADER_ROOM = {
     "importance": "formats",
     "loadstone": "audit",
     "merge": "boxes",
-    "merge_options": "convert",
+    "merge_options": "plan",
     "name_hash": "base",
     "observer": "base",
     "quantization": "tensor",

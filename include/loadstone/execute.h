@@ -97,6 +97,7 @@ struct Provenance {
   TargetKind kind = TargetKind::parameter;
   Delivery delivery = Delivery::none;
   std::vector<SourceRange> sources;
+  std::vector<std::string> merged;  // roots of the adapters that are merged into it
   std::string device;
   Dtype dtype = Dtype::f32;
   Shape shape;

@@ -1,5 +1,5 @@
-// Several checkpoints made into one on their way through a conversion: models that are put
-// together, and adapters that are merged into a base.
+// Several checkpoints made into one on their way: models that are put together in a conversion, and
+// adapters that are merged into a base, in a load too.
 #pragma once
 
 #include <cstdint>

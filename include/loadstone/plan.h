@@ -16,6 +16,7 @@
 #include "loadstone/defaults.h"
 #include "loadstone/export.h"
 #include "loadstone/finding.h"
+#include "loadstone/merge_options.h"
 #include "loadstone/quantization.h"
 #include "loadstone/recipe.h"
 #include "loadstone/skeleton.h"
@@ -82,6 +83,11 @@ struct PlanOptions {
   // Targets that are quantized on their way, after the cast to their dtype. A name that is no
   // target's is Error "plan.options".
   std::map<std::string, Quantization, std::less<>> quantize;
+  // Added to the targets' numbers on their way. The catalog joins the checkpoint and these, in this
+  // order; their modules are the model's, or those of the checkpoint. What does not fit is finding
+  // "merge.adapter", a tensor of an adapter that nothing uses "merge.unused". Small tensors and
+  // configurations are read when the plan is made, as those of quantized tensors are.
+  std::vector<MergeAdapter> adapters;
   DeviceMap device_map;  // empty: where the model at hand holds it, else on "cpu"
   // Bytes per device. For a computed map the capacities, in order of preference; for an explicit
   // map limits that are checked (finding "plan.over_budget").
@@ -171,6 +177,9 @@ struct PlanPaths {
   // `plan_folder` or its files are those that the plan was made for (by size and inode); else
   // `plan_folder`, if it holds the shards.
   std::string root = {};
+  // The same for the checkpoints behind the first: adapters, in the plan's order. Empty or left
+  // out: as for `root`.
+  std::vector<std::string> other_roots = {};
   // The folder that the plan was read from; empty: none.
   std::string plan_folder = {};
   // Where tensors placed on disk are written. The one that the plan names is never used: Error

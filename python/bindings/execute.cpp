@@ -96,7 +96,7 @@ nb::tuple provenance_row(const Provenance& item) {
   return nb::make_tuple(item.target, name(item.origin), name(item.kind), name(item.delivery),
                         nb::tuple(sources), item.device, name(item.dtype),
                         nb::tuple(nb::cast(item.shape.extents())), item.tie_of, item.reason,
-                        item.bytes_written, item.encoding);
+                        item.bytes_written, item.encoding, nb::tuple(nb::cast(item.merged)));
 }
 
 }  // namespace

@@ -55,12 +55,14 @@ nb::tuple target_row(const Plan& plan, const PlannedTarget& target) {
        sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge)) {
     sources.append(plan.catalog->tensors()[source].name);
   }
+  const auto merged = merged_roots(*plan.catalog, plan.decodings, target.recipe);
   const Recipe& recipe = target.recipe;
-  return nb::make_tuple(
-      target.name, name(target.kind), extents_of(target.shape), name(target.dtype), target.device,
-      name(target.delivery), name(recipe.origin), nb::tuple(sources), recipe.boxes.size(),
-      recipe.tie_of, recipe.reason, target.byte_count(),
-      target.quantization ? target.quantization->encoding : std::string(), part_rows(target));
+  return nb::make_tuple(target.name, name(target.kind), extents_of(target.shape),
+                        name(target.dtype), target.device, name(target.delivery),
+                        name(recipe.origin), nb::tuple(sources), recipe.boxes.size(), recipe.tie_of,
+                        recipe.reason, target.byte_count(),
+                        target.quantization ? target.quantization->encoding : std::string(),
+                        part_rows(target), nb::tuple(nb::cast(merged)));
 }
 
 // The shard and offset of a target that is handed out as a view of the file.
@@ -149,6 +151,10 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, std::vector<Target> 
                                 .nested_offset = nested_offset,
                                 .group = group};
   }
+  for (auto& [factor, ignore] :
+       named.take<std::vector<std::pair<float, std::vector<std::string>>>>("adapters")) {
+    options.adapters.push_back({.factor = factor, .ignore = std::move(ignore)});
+  }
   named.done();
   const Skeleton skeleton = {.targets = std::move(targets), .values_known = values_known};
   const nb::gil_scoped_release release;
@@ -234,14 +240,18 @@ void bind_plan(nb::module_& module) {
   module.def(
       "plan_from_json",
       [](std::string_view text, bool allow_links, const std::string& root,
-         const std::string& plan_folder, const std::string& offload_folder) {
+         const std::string& plan_folder, const std::string& offload_folder,
+         const std::vector<std::string>& other_roots) {
         const nb::gil_scoped_release release;
-        return SharedPlan(plan_from_json(
-            text, {.allow_links = allow_links},
-            {.root = root, .plan_folder = plan_folder, .offload_folder = offload_folder}));
+        return SharedPlan(plan_from_json(text, {.allow_links = allow_links},
+                                         {.root = root,
+                                          .other_roots = other_roots,
+                                          .plan_folder = plan_folder,
+                                          .offload_folder = offload_folder}));
       },
       nb::arg("text"), nb::arg("allow_links") = false, nb::arg("root") = "",
-      nb::arg("plan_folder") = "", nb::arg("offload_folder") = "");
+      nb::arg("plan_folder") = "", nb::arg("offload_folder") = "",
+      nb::arg("other_roots") = std::vector<std::string>());
   module.def(
       "check_series",
       [](const std::vector<std::vector<std::string>>& partners, std::uint64_t count) {

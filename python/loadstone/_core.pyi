@@ -176,6 +176,7 @@ def plan_from_json(
     root: str = "",
     plan_folder: str = "",
     offload_folder: str = "",
+    other_roots: Sequence[str] = (),
 ) -> Plan: ...
 def check_series(
     partners: list[list[str]], count: int = 0

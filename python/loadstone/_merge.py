@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from loadstone import _core, _machine
-from loadstone._catalog import Catalog
 from loadstone._errors import make
 from loadstone._metadata import Metadata, metadata_text
 from loadstone._output import (
@@ -18,14 +17,11 @@ from loadstone._output import (
     folder_of,
     form_of,
     format_rows,
-    open_source,
     path_text,
     patterns_of,
     style_name,
 )
-
-Source = str | os.PathLike[str] | Catalog
-Weighted = Source | Mapping[str, float] | Sequence[Source | tuple[Source, float]]
+from loadstone._weighted import Weighted, joined, opened, weighted
 
 
 def merge(
@@ -100,7 +96,7 @@ def merge(
         LoadError: input or output failed, the disk is full, a source changed meanwhile.
         Error: see :func:`loadstone.convert`.
     """
-    given, adapters = _weighted(models, "models"), _weighted(lora, "lora")
+    given, adapters = weighted(models, "models"), weighted(lora, "lora")
     if not given:
         raise make("plan.options", "a merge begins with a model", field="models")
     form = form_of(where := os.fsdecode(target), shard_size, name)
@@ -108,7 +104,7 @@ def merge(
     factors = [(factor, ignore) for _, factor in adapters]
     options = _core.merge_options(weights, factors, method, normalise, scale, density, seed)
     conversion = _core.make_conversion(
-        _joined([source for source, _ in (*given, *adapters)], allow_links),
+        joined([opened(source, allow_links) for source, _ in (*given, *adapters)]),
         rules="",
         recipes=None,
         dtype="" if dtype is None or dtype == "auto" else str(dtype),
@@ -136,28 +132,3 @@ def merge(
     if dry_run:
         return dry_report(conversion)
     return carry_out(conversion, where, progress, resume, part, finish)
-
-
-def _weighted(given: Weighted, field: str) -> list[tuple[Source, float]]:
-    """Checkpoints and their weights, in order."""
-    if isinstance(given, str | os.PathLike | Catalog):
-        return [(given, 1.0)]
-    pairs = list(given.items()) if isinstance(given, Mapping) else list(given)
-    weighted = [each if isinstance(each, tuple) else (each, 1.0) for each in pairs]
-    for each in weighted:
-        if len(each) != 2 or not isinstance(each[1], int | float):
-            raise make(
-                "plan.options",
-                "not a checkpoint with a weight",
-                field=field,
-                found=repr(each),
-                expected="(path, 0.5)",
-            )
-    return weighted
-
-
-def _joined(sources: Sequence[Source], allow_links: bool) -> _core.Catalog:
-    opened = [
-        each if isinstance(each, Catalog) else open_source(each, allow_links) for each in sources
-    ]
-    return _core.join_checkpoints([catalog._core for catalog in opened])

@@ -26,6 +26,7 @@ from loadstone._targets import PlannedTarget, planned_targets
 from loadstone._text import read_text
 from loadstone._traced import Traced
 from loadstone._turns import in_turn_with
+from loadstone._weighted import Adapters, Weighted, adapters
 
 if TYPE_CHECKING:
     from loadstone._bitsandbytes.loading import QuantizedWeights
@@ -159,14 +160,15 @@ class Plan:
         path: str | os.PathLike[str],
         *,
         allow_links: bool = False,
-        root: str | os.PathLike[str] = "",
+        root: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = "",
         offload_folder: str | os.PathLike[str] | None = None,
     ) -> Plan:
         """Reads a plan back and checks it against the shards, trusting nothing.
 
         Args:
             root: the checkpoint's folder. Needed where it was moved or copied, unless it stands
-                with the plan: in the plan's folder.
+                with the plan: in the plan's folder. Of a plan with adapters a list: the folder of
+                each follows.
             offload_folder: where tensors placed on ``"disk"`` go. The folder that the plan names
                 is not taken from a file: pass it again.
 
@@ -176,10 +178,13 @@ class Plan:
             LoadError: a shard is not the planned one (``io.changed``). One that was only modified
                 at another time is a warning in ``findings`` (``io.time``).
         """
+        roots = [root] if isinstance(root, str | os.PathLike) else list(root)
+        first, *others = [os.fsdecode(each) for each in roots] or [""]
         core = _core.plan_from_json(
             read_text(path),
             allow_links=allow_links,
-            root=os.fsdecode(root),
+            root=first,
+            other_roots=others,
             plan_folder=os.fsdecode(Path(path).parent),
             offload_folder="" if offload_folder is None else os.fsdecode(offload_folder),
         )
@@ -204,8 +209,11 @@ class Plan:
 
 def _unpickled(text: str, folder: str, offload_folder: str) -> Plan:
     """A plan as :meth:`Plan.load` reads it: checked against the shards, and without a model."""
-    root = str(Path(folder, json.loads(text)["root"]))
-    return Plan(_core.plan_from_json(text, root=root, offload_folder=offload_folder))
+    saved = json.loads(text)
+    checkpoints = [saved, *saved.get("other_checkpoints", [])]
+    root, *others = [str(Path(folder, each["root"])) for each in checkpoints]
+    core = _core.plan_from_json(text, root=root, other_roots=others, offload_folder=offload_folder)
+    return Plan(core)
 
 
 def plan(
@@ -215,6 +223,8 @@ def plan(
     rules: Sequence[Mapping[str, Any]] | Mapping[str, str] | str | None = None,
     dtype: Any = None,
     quantize: Any = None,
+    lora: Weighted = (),
+    lora_ignore: str | Sequence[str] = (),
     device_map: Any = None,
     max_memory: Mapping[Any, int | str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
@@ -242,6 +252,10 @@ def plan(
         quantize: ``"nf4"``, ``"fp4"`` or ``"int8"``: for the weights of all linear layers but the
             output embedding and tied ones; or regular expressions of whole names with one of these,
             or a :class:`Quantization`, each: for exactly these. See ``docs/bitsandbytes.md``.
+        lora: adapters that are merged into the model's numbers on their way: a path, several, or
+            a mapping of paths to factors, as for :func:`loadstone.merge`. See ``docs/merge.md``.
+        lora_ignore: regular expressions of adapters' tensors to leave out. Any other tensor that
+            nothing uses is an error.
         dtype: ``None``: the model's own; a torch dtype or its name: for parameters and persistent
             floating buffers, never for others; ``"auto"``: the file's.
         device_map: ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, a device, or
@@ -291,6 +305,7 @@ def plan(
         model,
         catalog,
         traced,
+        adapters=adapters(lora, lora_ignore, allow_links),
         rules=None if isinstance(rules, str) else rules,
         dtype=None if is_traced else dtype,
         device_map=device_map,
@@ -314,6 +329,7 @@ def make_plan(
     catalog: Catalog,
     traced: Traced | None,
     *,
+    adapters: Adapters | None = None,
     rules: Sequence[Mapping[str, Any]] | Mapping[str, str] | None = None,
     dtype: Any = None,
     device_map: Any = None,
@@ -334,6 +350,7 @@ def make_plan(
     """:func:`plan` for a checkpoint that is open, with recipes that an adapter worked out.
 
     Args:
+        adapters: what is merged into the numbers of the targets.
         missing_of: policies of single targets, by name.
         quantize: targets that the core quantizes on their way; who carries the plan out then gets
             :class:`loadstone._execute.Parts`, and makes of them what the model needs.
@@ -344,6 +361,7 @@ def make_plan(
             of the device map that name nothing of the model, as some libraries have it.
     """
     needs, traced = needs_of(model), traced or Traced(None)
+    adapters = adapters or Adapters()
     for target in needs.targets:
         traced.adjust(target)
     if (units := traced.units) is not None:
@@ -355,7 +373,7 @@ def make_plan(
     prefixes, text = _texts("strip_prefix", strip_prefix), rules_text(rules)
     make_core = functools.partial(
         _core.make_plan,
-        catalog._core,
+        adapters.behind(catalog),
         needs.targets,
         values_known=needs.module is not None,
         rules=text,
@@ -374,6 +392,7 @@ def make_plan(
         expected_sources=list(traced.expected.items()),
         explained=[*traced.reported_missing, *traced.broken()],
         quantize=[(name, *astuple(how)) for name, how in (quantize or {}).items()],
+        adapters=list(adapters.rows),
         bare_modules=_modules.among(needs.module, [path for path, _ in entries]),
         **options,
     )

@@ -33,6 +33,7 @@ class Provenance:
         origin: ``checkpoint | constructor | initialiser | zeros | constant | tie | kept |
             exception``. ``kept``: the value that the model held.
         delivery: ``none | memory | file_view | disk_write | disk_keep``.
+        merged: the adapters that were merged into it; ``sources`` has their ranges too.
         reason: for ``exception``, why there is no value here.
         encoding: of a quantized value (``"nf4"``); dtype and shape are those of its numbers.
     """
@@ -49,6 +50,7 @@ class Provenance:
     reason: str = ""
     bytes_written: int = 0
     encoding: str = ""
+    merged: tuple[str, ...] = ()
 
     @classmethod
     def from_row(cls, row: tuple[Any, ...]) -> Provenance:

@@ -22,6 +22,7 @@ class PlannedTarget:
         boxes: how many strided regions are copied; 0 where no bytes move.
         nbytes: of the finished tensor, or of all parts of a quantized one.
         encoding: of a quantized tensor (``"nf4"``); shape and dtype are those of its numbers.
+        merged: the adapters that are merged into it, whose tensors are among ``sources``.
         parts: name, shape and dtype of each part of it, the data first.
     """
 
@@ -39,6 +40,7 @@ class PlannedTarget:
     nbytes: int
     encoding: str = ""
     parts: tuple[tuple[str, tuple[int, ...], str], ...] = ()
+    merged: tuple[str, ...] = ()
 
     @property
     def recipe(self) -> str:

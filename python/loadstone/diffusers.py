@@ -9,7 +9,7 @@ Recipes are traced from the library's own converter of the class.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from loadstone._catalog import Catalog
     from loadstone._patch import Hooks
     from loadstone._traced import Traced
+    from loadstone._weighted import Adapters, Weighted
 
 
 def from_single_file(
@@ -31,6 +32,8 @@ def from_single_file(
     infer_config: bool = False,
     max_memory: Mapping[Any, int | str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
+    lora: Weighted = (),
+    lora_ignore: str | Sequence[str] = (),
     progress: bool | Callable[[int, int], object] = False,
     threads: int | None = None,
     **kwargs: Any,
@@ -45,6 +48,8 @@ def from_single_file(
         infer_config: corrects fields of a config (given, or guessed by the library) that does not
             fit the file; ``config="infer"`` is the same, starting with the library's guess.
         max_memory, offload_folder: for a ``device_map``; the library's function has neither.
+        lora, lora_ignore: adapters that are merged into a model, see :func:`loadstone.plan`. Of a
+            pipeline pass each model with its own.
         progress, threads: see :meth:`loadstone.Plan.execute`.
         kwargs: arguments of the library's function (``config``, ``torch_dtype``,
             ``quantization_config``, ``device_map`` ...).
@@ -61,7 +66,8 @@ def from_single_file(
         del kwargs["config"]
         infer_config = True
     chosen = missing, progress, threads, max_memory, offload_folder, infer_config
-    return _run(chosen, cls, "from_single_file", str(pretrained_model_link_or_path), kwargs)
+    merged = _adapters(cls, lora, lora_ignore)
+    return _run(chosen, merged, cls, "from_single_file", str(pretrained_model_link_or_path), kwargs)
 
 
 def from_pretrained(
@@ -69,6 +75,8 @@ def from_pretrained(
     pretrained_model_name_or_path: str | os.PathLike[str],
     *,
     missing: str | Mapping[str, str] = "error",
+    lora: Weighted = (),
+    lora_ignore: str | Sequence[str] = (),
     progress: bool | Callable[[int, int], object] = False,
     threads: int | None = None,
     **kwargs: Any,
@@ -78,7 +86,7 @@ def from_pretrained(
     Of a pipeline every component goes through loadstone, those of transformers too.
 
     Args:
-        missing, progress, threads: as for :func:`from_single_file`.
+        missing, lora, lora_ignore, progress, threads: as for :func:`from_single_file`.
         kwargs: arguments of the library's function. A pipeline's ``device_map`` may also be a map
             of components and modules inside them, to disk and the CPU too.
 
@@ -86,7 +94,8 @@ def from_pretrained(
         The result of the library's function, as for :func:`from_single_file`.
     """
     chosen = missing, progress, threads, kwargs.get("max_memory"), kwargs.get("offload_folder")
-    return _run(chosen, cls, "from_pretrained", pretrained_model_name_or_path, kwargs)
+    merged = _adapters(cls, lora, lora_ignore)
+    return _run(chosen, merged, cls, "from_pretrained", pretrained_model_name_or_path, kwargs)
 
 
 def patches() -> Hooks:
@@ -135,8 +144,26 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None) -> Traced:
     raise AssertionError("a converter passes over tensors again and again")
 
 
+def _adapters(cls: Any, lora: Weighted, ignore: str | Sequence[str]) -> Adapters:
+    from diffusers import DiffusionPipeline
+
+    from loadstone._errors import make
+    from loadstone._weighted import adapters
+
+    found = adapters(lora, ignore)
+    if found.catalogs and isinstance(cls, type) and issubclass(cls, DiffusionPipeline):
+        message = "a pipeline has several models: load the model with its adapter and pass it"
+        raise make("plan.options", message, field="lora", found=cls.__name__)
+    return found
+
+
 def _run(
-    options: tuple[Any, ...], cls: Any, function: str, source: Any, kwargs: dict[str, Any]
+    options: tuple[Any, ...],
+    merged: Adapters,
+    cls: Any,
+    function: str,
+    source: Any,
+    kwargs: dict[str, Any],
 ) -> Any:
     from loadstone import transformers
     from loadstone._diffusers import hooks
@@ -145,7 +172,7 @@ def _run(
     from loadstone._transformers import hooks as encoders
     from loadstone._transformers.gaps import TransformersOptions
 
-    ours = DiffusersOptions(*options, is_direct=True)
+    ours = DiffusersOptions(*options, is_direct=True, adapters=merged)
     theirs = TransformersOptions(ours.missing, progress=ours.progress, threads=ours.threads)
     with (
         hooked(transformers.patches()),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from loadstone._catalog import Catalog
     from loadstone._patch import Hooks
     from loadstone._traced import Traced
+    from loadstone._weighted import Weighted
 
 
 def from_pretrained(
@@ -33,6 +34,8 @@ def from_pretrained(
     nested_offset: Mapping[str, float] | None = None,
     quantize_experts: bool = False,
     dequantize: bool | None = None,
+    lora: Weighted = (),
+    lora_ignore: str | Sequence[str] = (),
     progress: bool | Callable[[int, int], object] = False,
     threads: int | None = None,
     **kwargs: Any,
@@ -56,6 +59,10 @@ def from_pretrained(
             ModelOpt's checkpoints, which it has none for, for compressed-tensors', and where it
             raises because a package or a device is not there (a ``UserWarning`` tells of that).
             A ``quantization_config`` of the checkpoint's own method is a wish for the library's.
+        lora: adapters that are merged into the model's numbers on their way: a path, several, or
+            a mapping of paths to factors, as for :func:`loadstone.merge`. See ``docs/merge.md``.
+        lora_ignore: regular expressions of adapters' tensors to leave out. Any other tensor that
+            nothing uses is an error.
         progress, threads: see :meth:`loadstone.Plan.execute`.
         kwargs: arguments of the library's function.
 
@@ -72,9 +79,17 @@ def from_pretrained(
     from loadstone._patch import held, hooked
     from loadstone._transformers import hooks
     from loadstone._transformers.gaps import TransformersOptions
+    from loadstone._weighted import adapters
 
     chosen = TransformersOptions(
-        missing, nested_offset, quantize_experts, progress, threads, dequantize, is_direct=True
+        missing,
+        nested_offset,
+        quantize_experts,
+        progress,
+        threads,
+        dequantize,
+        is_direct=True,
+        adapters=adapters(lora, lora_ignore),
     )
     with hooked(hooks.hooks()), held(hooks.OPTIONS, chosen):
         return cls.from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)

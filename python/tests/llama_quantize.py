@@ -35,11 +35,6 @@ MIXES = [
 ]  # fmt: skip
 
 
-def is_written(error: loadstone.Error) -> bool:
-    """Whether an encoder was there, and something else was wrong."""
-    return "this version does not write" not in str(error)
-
-
 def require_program() -> None:
     if not PROGRAM:
         pytest.skip("LOADSTONE_LLAMA_QUANTIZE names no llama-quantize")

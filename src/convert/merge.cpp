@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "base/text.h"
-#include "convert/adapters.h"
-#include "convert/merge_numbers.h"
+#include "plan/adapters.h"
+#include "plan/merge_numbers.h"
 #include "loadstone/error.h"
 #include "loadstone/merge.h"
 #include "loadstone/quantized_tensors.h"
@@ -122,16 +122,14 @@ class Merger {
     MergeOptions merge = *options_.merge;
     merge.weights = weights_ = weights_of(merge);
     const Merge first = merge_of(merge);
-    std::vector<std::string> names;
     for (auto& [name, source] : numbers_.sources(0, findings_)) {
-      names.push_back(name);
-      MergeDraft& draft = drafts_[name];
+      MergeDraft& draft = drafts_.items[name];
       draft.boxes = numbers_.boxes(source);
       if (source.is_number) draft.merge = first;
       draft.source = source;
     }
     for (std::uint32_t model = 1; model < merge.weights.size(); ++model) add_model(model);
-    const AdapterPlaces places(names);
+    const AdapterPlaces places(drafts_.names());
     for (std::uint32_t i = 0; i < merge.adapters.size(); ++i) {
       const auto checkpoint = static_cast<std::uint32_t>(merge.weights.size() + i);
       add_adapter(catalog_, checkpoint, merge.adapters[i], places, numbers_, drafts_, findings_);
@@ -154,7 +152,7 @@ class Merger {
   void add_model(std::uint32_t model) {
     const MergeSources sources = numbers_.sources(model, findings_);
     const std::string root = printable(catalog_.checkpoints()[model]->root());
-    for (auto& [name, draft] : drafts_) {
+    for (auto& [name, draft] : drafts_.items) {
       const auto found = sources.find(name);
       if (found == sources.end()) {
         fail(name, fmt::format("'{}' is missing from the model in '{}'", printable(name), root));
@@ -205,7 +203,7 @@ class Merger {
   // them.
   Values values() {
     Values values;
-    for (auto& [name, draft] : drafts_) {
+    for (auto& [name, draft] : drafts_.items) {
       const bool is_merged = !draft.merge.terms.empty() || draft.merge.factor != 1;
       const bool stays = !is_merged && !draft.is_replaced;
       if (stays && (!draft.source.is_decoded || is_block(draft.source))) continue;

@@ -106,6 +106,7 @@ void write_provenance(JsonWriter& json, const Provenance& item) {
     json.end_object();
   }
   json.end_array();
+  if (!item.merged.empty()) json.member("merged", item.merged);
   json.member("device", item.device);
   json.member("dtype", name(item.dtype));
   json.member("shape", item.shape.extents());
@@ -128,6 +129,7 @@ std::vector<Provenance> make_provenance(
     item.target = target.name;
     item.origin = target.recipe.origin;
     item.kind = target.kind;
+    item.merged = merged_roots(*plan.catalog, plan.decodings, target.recipe);
     item.delivery = target.delivery;
     item.sources = source_ranges(plan, target);
     item.device = target.device;

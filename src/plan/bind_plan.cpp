@@ -16,6 +16,7 @@
 #include "plan/decodings.h"
 #include "plan/devices.h"
 #include "plan/dtypes.h"
+#include "plan/merges.h"
 #include "plan/plan_json.h"
 
 namespace loadstone {
@@ -47,8 +48,9 @@ Finding other_times(const std::vector<const Shard*>& shards) {
           .suggestion = "if the shards were not merely copied, plan again"};
 }
 
+// Adds the shards that were modified at another time to `other_time`.
 void check_shards(const std::vector<SavedShard>& saved, const Catalog& catalog,
-                  std::vector<Finding>& findings) {
+                  std::vector<const Shard*>& other_time) {
   const auto& shards = catalog.shards();
   if (shards.size() != saved.size()) {
     throw Error("io.changed", "the checkpoint has another number of shards",
@@ -56,7 +58,6 @@ void check_shards(const std::vector<SavedShard>& saved, const Catalog& catalog,
                  .found = std::to_string(shards.size()),
                  .expected = std::to_string(saved.size())});
   }
-  std::vector<const Shard*> other_time;
   for (std::size_t i = 0; i < shards.size(); ++i) {
     const FileIdentity& now = shards[i].identity;
     const FileIdentity& then = saved[i].identity;
@@ -68,6 +69,15 @@ void check_shards(const std::vector<SavedShard>& saved, const Catalog& catalog,
               printable(saved[i].header_digest));
     }
     if (now.modified_ns != then.modified_ns) other_time.push_back(&shards[i]);
+  }
+}
+
+void check_checkpoints(const std::vector<SavedCheckpoint>& saved, const Catalog& catalog,
+                       std::vector<Finding>& findings) {
+  std::vector<const Shard*> other_time;
+  for (std::size_t c = 0; c < saved.size(); ++c) {
+    const auto& joined = catalog.checkpoints();
+    check_shards(saved[c].shards, joined.empty() ? catalog : *joined.at(c), other_time);
   }
   if (other_time.empty()) return;
   findings.push_back(other_times(other_time));
@@ -121,7 +131,12 @@ class Binder {
                      .found = std::move(found),
                      .expected = std::move(expected)});
       };
-      const auto found = plan_.catalog->find(saved.name);
+      const std::size_t checkpoints = std::max<std::size_t>(plan_.catalog->checkpoints().size(), 1);
+      if (saved.checkpoint >= checkpoints) {
+        fail("checkpoint", "there is no such checkpoint", std::to_string(saved.checkpoint),
+             fmt::format("one of {}", checkpoints));
+      }
+      const auto found = plan_.catalog->find(saved.name, saved.checkpoint);
       if (!found) fail("name", "the checkpoint holds no such tensor", saved.name, {});
       const TensorInfo& source = plan_.catalog->tensors()[*found];
       if (source.encoding != saved.encoding) {
@@ -214,6 +229,9 @@ class Binder {
       refuse(i, "recipe.boxes", "only origin checkpoint has boxes",
              std::string(name(target.recipe.origin)));
     }
+    if (target.recipe.merge != nullptr && target.recipe.boxes.empty()) {
+      refuse(i, "recipe.merge", "a merge has boxes, to which its terms are added");
+    }
     check_constant(i);
     if ((target.recipe.origin == Origin::tie) == target.recipe.tie_of.empty()) {
       refuse(i, "recipe.tie_of", "a tie names its target, and nothing else does");
@@ -256,53 +274,99 @@ class Binder {
     }
   }
 
-  void check_target_boxes(std::size_t i) {
-    PlannedTarget& target = plan_.targets[i];
-    const auto fail = [&](std::optional<std::size_t> box, std::string message, std::string found,
-                          std::string expected) {
-      std::string field = fmt::format("targets[{}].recipe.boxes", i);
-      if (box) field += fmt::format("[{}]", *box);
-      throw Error("plan.box", std::move(message),
-                  {.tensor = target.name,
-                   .field = std::move(field),
-                   .found = std::move(found),
-                   .expected = std::move(expected)});
-    };
-    for (std::size_t b = 0; b < target.recipe.boxes.size(); ++b) {
-      Box& box = target.recipe.boxes[b];
+  [[noreturn]] void refuse_box(std::size_t target, std::string_view field,
+                               std::optional<std::size_t> box, std::string message,
+                               std::string found, std::string expected) const {
+    std::string place = fmt::format("targets[{}].recipe.{}", target, field);
+    if (box) place += fmt::format("[{}]", *box);
+    throw Error("plan.box", std::move(message),
+                {.tensor = plan_.targets[target].name,
+                 .field = std::move(place),
+                 .found = std::move(found),
+                 .expected = std::move(expected)});
+  }
+
+  // Numbers of the file become indices into the catalog.
+  void bind_boxes(std::size_t i, std::string_view field, std::vector<Box>& boxes) const {
+    for (std::size_t b = 0; b < boxes.size(); ++b) {
+      Box& box = boxes[b];
       if (box.decoding != no_decoding) {
         if (box.decoding >= plan_.decodings.size()) {
-          fail(b, "the box's decoding does not exist", fmt::format("decoding {}", box.decoding),
-               fmt::format("one of {}", plan_.decodings.size()));
+          refuse_box(i, field, b, "the box's decoding does not exist",
+                     fmt::format("decoding {}", box.decoding),
+                     fmt::format("one of {}", plan_.decodings.size()));
         }
         box.source = plan_.decodings[box.decoding].sources.front();
         continue;
       }
       if (box.source >= bound_.size()) {
-        fail(b, "the box's source does not exist", fmt::format("source {}", box.source),
-             fmt::format("one of {}", bound_.size()));
+        refuse_box(i, field, b, "the box's source does not exist",
+                   fmt::format("source {}", box.source), fmt::format("one of {}", bound_.size()));
       }
       box.source = bound_[box.source];
     }
+  }
+
+  void bind_merge(std::size_t i) {
+    PlannedTarget& target = plan_.targets[i];
+    Merge merge = *target.recipe.merge;
+    for (std::size_t t = 0; t < merge.terms.size(); ++t) {
+      Term& term = merge.terms[t];
+      const std::string field = fmt::format("merge.terms[{}].", t);
+      bind_boxes(i, field + "boxes", term.boxes);
+      if (!term.low_rank) continue;
+      bind_boxes(i, field + "low_rank.left", term.low_rank->left);
+      bind_boxes(i, field + "low_rank.right", term.low_rank->right);
+      bind_boxes(i, field + "low_rank.magnitudes", term.low_rank->magnitudes);
+    }
+    auto found = check_merge(merge, target.shape.numel().value_or(0), plan_.catalog->tensors(),
+                             plan_.decodings);
+    if (found) {
+      refuse_box(i, "merge." + found->field, found->defect.box, std::move(found->defect.message),
+                 std::move(found->defect.found), std::move(found->defect.expected));
+    }
+    target.recipe.merge = std::make_shared<const Merge>(std::move(merge));
+  }
+
+  void check_target_boxes(std::size_t i) {
+    PlannedTarget& target = plan_.targets[i];
+    bind_boxes(i, "boxes", target.recipe.boxes);
     const auto& tensors = plan_.catalog->tensors();
     auto defect = check_boxes(target.recipe.boxes, target.shape.numel().value_or(0), tensors,
                               plan_.decodings);
     if (defect) {
-      fail(defect->box, std::move(defect->message), std::move(defect->found),
-           std::move(defect->expected));
+      refuse_box(i, "boxes", defect->box, std::move(defect->message), std::move(defect->found),
+                 std::move(defect->expected));
     }
+    const bool is_merged = target.recipe.merge != nullptr;
+    if (is_merged) {
+      bind_merge(i);
+      require_sum(i);
+    }
+    const Dtype read_as = is_merged ? Dtype::f32 : target.dtype;
     for (std::size_t b = 0; b < target.recipe.boxes.size(); ++b) {
       const Box& box = target.recipe.boxes[b];
       const Encoding encoding = encoding_of(box, tensors, plan_.decodings);
-      const Passage way = passage(encoding, target.dtype);
-      if (way == Passage::mismatch || way == Passage::no_cast) {
-        fail(b, "there is no cast from the source's encoding to the target's dtype",
-             std::string(encoding.name()), std::string(name(target.dtype)));
+      const Passage way = passage(encoding, read_as);
+      const bool is_sound = is_merged ? way == Passage::same || way == Passage::cast
+                                      : way != Passage::mismatch && way != Passage::no_cast;
+      if (!is_sound) {
+        refuse_box(i, "boxes", b,
+                   "there is no cast from the source's encoding to the target's dtype",
+                   std::string(encoding.name()), std::string(name(read_as)));
       }
-      if (!moves_whole_bytes(box, bits(target.dtype))) {
-        fail(b, "elements of less than a byte can only be moved as whole bytes", {}, {});
+      if (!moves_whole_bytes(box, bits(read_as))) {
+        refuse_box(i, "boxes", b, "elements of less than a byte can only be moved as whole bytes",
+                   {}, {});
       }
     }
+  }
+
+  void require_sum(std::size_t i) const {
+    const Dtype dtype = plan_.targets[i].dtype;
+    const Passage way = passage(Dtype::f32, dtype);
+    if (way == Passage::same || way == Passage::cast) return;
+    refuse(i, "dtype", "a sum is of floats of whole bytes", std::string(name(dtype)));
   }
 
   // The rule of make_plan(), for whatever wrote the boxes.
@@ -310,22 +374,23 @@ class Binder {
     const Codes codes(*plan_.catalog);
     std::vector<bool> delivered(plan_.catalog->tensors().size(), false);
     for (const PlannedTarget& target : plan_.targets) {
+      if (target.recipe.merge != nullptr) continue;  // numbers, whatever it reads
       for (const Box& box : target.recipe.boxes) {
         if (box.decoding == no_decoding) delivered[box.source] = true;
       }
     }
     for (const PlannedTarget& target : plan_.targets) {
-      for (const Box& box : target.recipe.boxes) {
-        if (box.decoding != no_decoding) continue;
-        const auto finding =
-            codes.refuse_as_it_is(box.source, target.name, target.dtype, delivered);
-        if (!finding) continue;
+      const Dtype read_as = target.recipe.merge != nullptr ? Dtype::f32 : target.dtype;
+      for_each_box(target.recipe, [&](const Box& box) {
+        if (box.decoding != no_decoding) return;
+        const auto finding = codes.refuse_as_it_is(box.source, target.name, read_as, delivered);
+        if (!finding) return;
         throw Error(finding->code, finding->message + "; " + finding->suggestion,
                     {.path = plan_.catalog->root(),
                      .tensor = target.name,
                      .found = finding->found,
                      .expected = finding->expected});
-      }
+      });
     }
   }
 
@@ -403,7 +468,7 @@ class Binder {
 }  // namespace
 
 Plan bind_plan(SavedPlan saved, std::shared_ptr<const Catalog> catalog) {
-  check_shards(saved.shards, *catalog, saved.plan.findings);
+  check_checkpoints(saved.checkpoints, *catalog, saved.plan.findings);
   return Binder(std::move(saved), std::move(catalog)).run();
 }
 

@@ -1,5 +1,6 @@
 #include "plan/decodings.h"
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "codec/gguf/gguf.h"
@@ -36,6 +37,20 @@ std::vector<std::uint32_t> sources_of(const std::vector<Box>& boxes,
   add_all(boxes);
   if (merge != nullptr) for_each_operand(*merge, [&](const Operand& each) { add_all(each.boxes); });
   return sources;
+}
+
+std::vector<std::string> merged_roots(const Catalog& catalog, std::span<const Decoding> decodings,
+                                      const Recipe& recipe) {
+  std::vector<std::string> roots;
+  const auto& checkpoints = catalog.checkpoints();
+  if (checkpoints.size() < 2) return roots;
+  const auto sources = sources_of(recipe.boxes, decodings, recipe.merge);
+  for (std::uint32_t c = 1; c < checkpoints.size(); ++c) {
+    const auto [begin, end] = catalog.tensors_of(c);
+    const auto is_here = [&](std::uint32_t source) { return begin <= source && source < end; };
+    if (std::ranges::any_of(sources, is_here)) roots.push_back(checkpoints[c]->root());
+  }
+  return roots;
 }
 
 View numbers_view(const Catalog& catalog, std::uint32_t tensor, std::uint32_t number) {

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/only_errors.h"
 #include "base/thread_count.h"
@@ -71,6 +72,14 @@ void Planner::check_options() const {
   if (options_.device_map.mode && !options_.device_map.entries.empty()) {
     refuse("device_map", "either computed or given, not both");
   }
+  const std::size_t given = 1 + options_.adapters.size();
+  const std::size_t there = std::max<std::size_t>(plan_.catalog->checkpoints().size(), 1);
+  if (given > 1 && given != there) {
+    refuse("adapters", "each checkpoint of the catalog behind the first is an adapter",
+           fmt::format("{} adapters and {} checkpoints", given - 1, there));
+  }
+  const auto is_factor = [](const MergeAdapter& adapter) { return std::isfinite(adapter.factor); };
+  if (!std::ranges::all_of(options_.adapters, is_factor)) refuse("adapters", "factors are finite");
   std::vector<std::string> devices;
   for (const auto& [device, bytes] : options_.max_memory) {
     devices.push_back(device_name(device));
@@ -140,6 +149,7 @@ Plan Planner::run(SinkKind sink) && {
   for (std::size_t i = 0; i < roots_.size(); ++i) {
     if (roots_[i] == i) resolve(i);
   }
+  merge_adapters();
   refuse_lone_codes();
   for (std::size_t i = 0; i < roots_.size(); ++i) {
     if (roots_[i] != i) resolve_tie(i);

@@ -105,6 +105,30 @@ std::optional<BoxDefect> check_operand(const Operand& operand, std::uint64_t ele
 
 }  // namespace
 
+std::string_view name(MergeForm form) noexcept {
+  switch (form) {
+    case MergeForm::sum:
+      return "sum";
+    case MergeForm::slerp:
+      return "slerp";
+    case MergeForm::differences:
+      return "differences";
+  }
+  return {};
+}
+
+std::string_view name(Pruning pruning) noexcept {
+  switch (pruning) {
+    case Pruning::none:
+      return "none";
+    case Pruning::random:
+      return "random";
+    case Pruning::smallest:
+      return "smallest";
+  }
+  return {};
+}
+
 std::optional<MergeDefect> check_merge(const Merge& merge, std::uint64_t elements,
                                        const std::vector<TensorInfo>& sources,
                                        std::span<const Decoding> decodings) {

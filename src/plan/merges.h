@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/ceil_div.h"
@@ -18,6 +19,10 @@
 #include "loadstone/recipe.h"
 
 namespace loadstone {
+
+// "sum", "slerp", "differences"; "none", "random", "smallest"
+[[nodiscard]] std::string_view name(MergeForm form) noexcept;
+[[nodiscard]] std::string_view name(Pruning pruning) noexcept;
 
 // Numbers that a merge reads as F32, beside those of the recipe's own boxes.
 struct Operand {

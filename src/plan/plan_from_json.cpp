@@ -37,12 +37,15 @@ std::string folder_of(const std::string& root, Storage& storage) {
   return storage.kind(root) == EntryKind::file ? parent_path(root) : root;
 }
 
-// Where the shards are opened, and who says so. Not thread-safe; used once.
+// Where a checkpoint's shards are opened, and who says so. Not thread-safe; used once.
 class ShardFinder {
  public:
-  ShardFinder(const SavedPlan& saved, const OpenOptions& options, const PlanPaths& paths)
+  // `root`: the caller's word; empty: none.
+  ShardFinder(const SavedCheckpoint& saved, const OpenOptions& options, const std::string& root,
+              const PlanPaths& paths)
       : saved_(saved),
-        paths_(paths),
+        root_(root),
+        plan_folder_(paths.plan_folder),
         opener_{options.storage != nullptr ? *options.storage : local_storage(),
                 options.allow_links} {}
 
@@ -72,19 +75,18 @@ class ShardFinder {
   }
 
   std::string find_folder() {
-    if (!paths_.root.empty()) return folder_of(paths_.root, opener_.storage);
+    if (!root_.empty()) return folder_of(root_, opener_.storage);
     if (lies_in_plan_folder()) return folder_of(saved_.root, opener_.storage);
-    if (plan_folder_holds_all()) return paths_.plan_folder;
+    if (plan_folder_holds_all()) return plan_folder_;
     const std::string folder = folder_of(saved_.root, opener_.storage);
     for (const SavedShard& shard : saved_.shards) require_same_file(folder, shard);
     return folder;
   }
 
   [[nodiscard]] bool lies_in_plan_folder() const {
-    if (paths_.plan_folder.empty()) return false;
+    if (plan_folder_.empty()) return false;
     try {
-      return is_below(opener_.storage.resolve(saved_.root),
-                      opener_.storage.resolve(paths_.plan_folder));
+      return is_below(opener_.storage.resolve(saved_.root), opener_.storage.resolve(plan_folder_));
     } catch (const Error&) {
       return false;  // there is no such root
     }
@@ -92,11 +94,10 @@ class ShardFinder {
 
   // The plan and its checkpoint were moved together.
   [[nodiscard]] bool plan_folder_holds_all() const {
-    if (paths_.plan_folder.empty()) return false;
+    if (plan_folder_.empty()) return false;
     return std::ranges::all_of(saved_.shards, [&](const SavedShard& shard) {
       try {
-        const auto source =
-            opener_.open(join_path(paths_.plan_folder, shard.path), paths_.plan_folder);
+        const auto source = opener_.open(join_path(plan_folder_, shard.path), plan_folder_);
         return source->identity().bytes == shard.identity.bytes;
       } catch (const Error&) {
         return false;
@@ -124,8 +125,9 @@ class ShardFinder {
                  .expected = text(shard.identity)});
   }
 
-  const SavedPlan& saved_;
-  const PlanPaths& paths_;
+  const SavedCheckpoint& saved_;
+  const std::string& root_;
+  const std::string& plan_folder_;
   FileOpener opener_;
 };
 
@@ -146,17 +148,36 @@ void take_offload_folder(Plan& plan, const std::string& folder) {
   plan.offload_folder = folder;
 }
 
+std::shared_ptr<const Catalog> open_saved(const SavedPlan& saved, const OpenOptions& options,
+                                          const PlanPaths& paths) {
+  OpenOptions opening = options;
+  opening.gguf_rank_max = std::max(opening.gguf_rank_max, saved_rank_max);  // as it was planned
+  if (paths.other_roots.size() >= saved.checkpoints.size()) {
+    throw Error("plan.options", "there are more roots than checkpoints in the plan",
+                {.field = "root",
+                 .found = std::to_string(1 + paths.other_roots.size()),
+                 .expected = fmt::format("at most {}", saved.checkpoints.size())});
+  }
+  std::vector<std::string> roots = {paths.root};
+  roots.insert(roots.end(), paths.other_roots.begin(), paths.other_roots.end());
+  roots.resize(saved.checkpoints.size());
+  std::vector<std::shared_ptr<const Catalog>> opened;
+  for (std::size_t c = 0; c < roots.size(); ++c) {
+    const auto shards = ShardFinder(saved.checkpoints[c], options, roots[c], paths).find();
+    opened.push_back(shards.size() == 1 ? open_checkpoint(shards.front(), opening)
+                                        : open_checkpoint(shards, opening));
+  }
+  if (opened.size() == 1) return opened.front();
+  return std::make_shared<const Catalog>(std::move(opened));
+}
+
 }  // namespace
 
 Plan plan_from_json(std::string_view text, const OpenOptions& options, const PlanPaths& paths) {
   return only_errors([&] {
     SavedPlan saved = read_plan(text);
     take_offload_folder(saved.plan, paths.offload_folder);
-    const std::vector<std::string> shards = ShardFinder(saved, options, paths).find();
-    OpenOptions opening = options;
-    opening.gguf_rank_max = std::max(opening.gguf_rank_max, saved_rank_max);  // as it was planned
-    auto catalog = shards.size() == 1 ? open_checkpoint(shards.front(), opening)
-                                      : open_checkpoint(shards, opening);
+    auto catalog = open_saved(saved, options, paths);
     return bind_plan(std::move(saved), std::move(catalog));
   });
 }

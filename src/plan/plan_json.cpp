@@ -2,7 +2,7 @@
 
 #include <bit>
 #include <concepts>
-#include <unordered_map>
+#include <span>
 
 #include "base/base64.h"
 #include "base/finding_json.h"
@@ -11,6 +11,8 @@
 #include "base/text.h"
 #include "loadstone/error.h"
 #include "plan/decodings.h"
+#include "plan/merge_json.h"
+#include "plan/merges.h"
 
 namespace loadstone {
 
@@ -29,7 +31,9 @@ void visit_totals(AnyPlan& plan, Visit visit) {
 
 // ---- writing
 
-void write_shards(JsonWriter& json, const Catalog& catalog) {
+// Its root and shards.
+void write_checkpoint(JsonWriter& json, const Catalog& catalog) {
+  json.member("root", catalog.root());
   json.key("shards");
   json.begin_array();
   for (const Shard& shard : catalog.shards()) {
@@ -44,14 +48,29 @@ void write_shards(JsonWriter& json, const Catalog& catalog) {
   json.end_array();
 }
 
-struct Numbers {
-  std::unordered_map<std::uint32_t, std::uint32_t> sources;
-  std::unordered_map<std::uint32_t, std::uint32_t> decodings;
-};
+// Adapters. Left out where there are none.
+void write_others(JsonWriter& json, const Catalog& catalog) {
+  if (catalog.checkpoints().size() < 2) return;
+  json.key("other_checkpoints");
+  json.begin_array();
+  for (const auto& other : std::span(catalog.checkpoints()).subspan(1)) {
+    json.begin_object();
+    write_checkpoint(json, *other);
+    json.end_object();
+  }
+  json.end_array();
+}
+
+// The checkpoint that a source is of.
+std::uint32_t checkpoint_of(const Catalog& catalog, std::uint32_t source) {
+  std::uint32_t checkpoint = 0;
+  while (source >= catalog.tensors_of(checkpoint).end) ++checkpoint;
+  return checkpoint;
+}
 
 // What boxes name, numbered in the order of its use.
-Numbers write_sources(JsonWriter& json, const Plan& plan) {
-  Numbers numbers;
+PlanNumbers write_sources(JsonWriter& json, const Plan& plan) {
+  PlanNumbers numbers;
   std::vector<const Decoding*> decodings;
   json.key("sources");
   json.begin_array();
@@ -63,16 +82,18 @@ Numbers write_sources(JsonWriter& json, const Plan& plan) {
       const TensorInfo& source = plan.catalog->tensors()[index];
       json.begin_object();
       json.member("name", source.name);
+      const std::uint32_t checkpoint = checkpoint_of(*plan.catalog, index);
+      if (checkpoint != 0) json.member("checkpoint", std::uint64_t{checkpoint});
       json.member("encoding", source.encoding.name());
       json.member("shape", source.shape.extents());
       json.end_object();
     }
-    for (const Box& box : target.recipe.boxes) {
-      if (box.decoding == no_decoding) continue;
+    for_each_box(target.recipe, [&](const Box& box) {
+      if (box.decoding == no_decoding) return;
       const auto next = static_cast<std::uint32_t>(decodings.size());
-      if (!numbers.decodings.emplace(box.decoding, next).second) continue;
+      if (!numbers.decodings.emplace(box.decoding, next).second) return;
       decodings.push_back(&plan.decodings[box.decoding]);
-    }
+    });
   }
   json.end_array();
   if (decodings.empty()) return numbers;
@@ -97,28 +118,6 @@ Numbers write_sources(JsonWriter& json, const Plan& plan) {
   return numbers;
 }
 
-void write_box(JsonWriter& json, const Box& box, const Numbers& numbers) {
-  json.begin_object();
-  if (box.decoding == no_decoding) {
-    json.member("source", numbers.sources.at(box.source));
-  } else {
-    json.member("decoding", numbers.decodings.at(box.decoding));
-  }
-  json.member("source_offset", box.source_offset);
-  json.member("target_offset", box.target_offset);
-  json.key("dims");
-  json.begin_array();
-  for (const BoxDim& dim : box.dims) {
-    json.begin_array();
-    json.value(dim.extent);
-    json.value(dim.source_stride);
-    json.value(dim.target_stride);
-    json.end_array();
-  }
-  json.end_array();
-  json.end_object();
-}
-
 void write_quantization(JsonWriter& json, const Quantization& quantization) {
   json.key("quantization");
   json.begin_object();
@@ -137,7 +136,7 @@ void write_quantization(JsonWriter& json, const Quantization& quantization) {
   json.end_object();
 }
 
-void write_target(JsonWriter& json, const PlannedTarget& target, const Numbers& numbers) {
+void write_target(JsonWriter& json, const PlannedTarget& target, const PlanNumbers& numbers) {
   const Recipe& recipe = target.recipe;
   json.begin_object();
   json.member("name", target.name);
@@ -150,12 +149,8 @@ void write_target(JsonWriter& json, const PlannedTarget& target, const Numbers& 
   if (target.quantization) write_quantization(json, *target.quantization);
   json.key("recipe");
   json.begin_object();
-  if (!recipe.boxes.empty()) {
-    json.key("boxes");
-    json.begin_array();
-    for (const Box& box : recipe.boxes) write_box(json, box, numbers);
-    json.end_array();
-  }
+  if (!recipe.boxes.empty()) write_boxes(json, "boxes", recipe.boxes, numbers);
+  if (recipe.merge != nullptr) write_merge(json, *recipe.merge, numbers);
   if (recipe.constant != nullptr) json.member("constant", base64_from(*recipe.constant));
   if (!recipe.tie_of.empty()) json.member("tie_of", recipe.tie_of);
   if (!recipe.reason.empty()) json.member("reason", recipe.reason);
@@ -194,6 +189,9 @@ SavedSource read_source(const JsonReader& reader, JsonReader::Element value,
                         const JsonPlace& place) {
   JsonObject fields(reader, value, place);
   SavedSource source;
+  if (const auto checkpoint = fields.optional("checkpoint")) {
+    source.checkpoint = small_number(reader, *checkpoint, fields.at("checkpoint"));
+  }
   source.name = reader.string(fields.required("name"), fields.at("name"));
   const auto text = reader.string(fields.required("encoding"), fields.at("encoding"));
   const auto encoding = Encoding::from_name(text);
@@ -235,45 +233,14 @@ Decoding read_decoding(const JsonReader& reader, JsonReader::Element value,
   return decoding;
 }
 
-Box read_box(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place) {
-  JsonObject fields(reader, value, place);
-  const auto number = [&](std::string_view field) {
-    return reader.unsigned_number(fields.required(field), fields.at(field));
-  };
-  Box box;
-  const bool is_decoded = fields.optional("decoding").has_value();
-  const std::string_view from = is_decoded ? "decoding" : "source";
-  const std::uint64_t index = number(from);
-  if (index >= no_decoding) {
-    reader.refuse(fields.at(from), "there is no such one", std::to_string(index));
-  }
-  (is_decoded ? box.decoding : box.source) = static_cast<std::uint32_t>(index);
-  box.source_offset = number("source_offset");
-  box.target_offset = number("target_offset");
-  const JsonPlace dims_place = fields.at("dims");
-  for (const auto item : reader.array(fields.required("dims"), dims_place)) {
-    const JsonPlace dim_place = {&dims_place, {}, box.dims.size()};
-    const auto parts = reader.array(item, dim_place);
-    if (parts.size() != 3) {
-      reader.refuse(dim_place, "a dimension has three numbers", std::to_string(parts.size()),
-                    "[extent, source_stride, target_stride]");
-    }
-    box.dims.push_back({reader.unsigned_number(parts.at(0).value_unsafe(), dim_place),
-                        reader.unsigned_number(parts.at(1).value_unsafe(), dim_place),
-                        reader.unsigned_number(parts.at(2).value_unsafe(), dim_place)});
-  }
-  fields.done();
-  return box;
-}
-
 Recipe read_recipe(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place) {
   JsonObject fields(reader, value, place);
   Recipe recipe;
-  const JsonPlace boxes_place = fields.at("boxes");
   if (const auto boxes = fields.optional("boxes")) {
-    for (const auto item : reader.array(*boxes, boxes_place)) {
-      recipe.boxes.push_back(read_box(reader, item, {&boxes_place, {}, recipe.boxes.size()}));
-    }
+    recipe.boxes = read_boxes(reader, *boxes, fields.at("boxes"));
+  }
+  if (const auto merge = fields.optional("merge")) {
+    recipe.merge = std::make_shared<const Merge>(read_merge(reader, *merge, fields.at("merge")));
   }
   if (const auto constant = fields.optional("constant")) {
     auto bytes = bytes_from_base64(reader.string(*constant, fields.at("constant")));
@@ -294,9 +261,7 @@ Quantization read_quantization(const JsonReader& reader, JsonReader::Element val
                                const JsonPlace& place) {
   JsonObject fields(reader, value, place);
   const auto small = [&](std::string_view field, JsonReader::Element number) {
-    const auto found = reader.unsigned_number(number, fields.at(field));
-    if (found > UINT32_MAX) reader.refuse(fields.at(field), "too large", std::to_string(found));
-    return static_cast<std::uint32_t>(found);
+    return small_number(reader, number, fields.at(field));
   };
   Quantization quantization;
   quantization.encoding = reader.string(fields.required("encoding"), fields.at("encoding"));
@@ -351,6 +316,21 @@ void read_array(const JsonReader& reader, JsonObject& fields, std::string_view f
   }
 }
 
+SavedCheckpoint read_root(const JsonReader& reader, JsonObject& fields) {
+  SavedCheckpoint checkpoint;
+  checkpoint.root = reader.string(fields.required("root"), fields.at("root"));
+  read_array(reader, fields, "shards", checkpoint.shards, read_shard);
+  return checkpoint;
+}
+
+SavedCheckpoint read_other(const JsonReader& reader, JsonReader::Element value,
+                           const JsonPlace& place) {
+  JsonObject fields(reader, value, place);
+  SavedCheckpoint checkpoint = read_root(reader, fields);
+  fields.done();
+  return checkpoint;
+}
+
 std::pair<std::string, std::string> read_entry(const JsonReader& reader, JsonReader::Element value,
                                                const JsonPlace& place) {
   const auto parts = reader.array(value, place);
@@ -389,24 +369,13 @@ void read_totals(const JsonReader& reader, JsonObject& fields, Plan& plan) {
 
 }  // namespace
 
-// Sources are saved by name, and those of several checkpoints have the same names.
-static void require_one_checkpoint(const Plan& plan) {
-  for (const PlannedTarget& target : plan.targets) {
-    if (target.recipe.merge == nullptr) continue;
-    throw Error("plan.json", "a plan with merges cannot be saved", {.tensor = target.name});
-  }
-  if (plan.catalog->checkpoints().empty()) return;
-  throw Error("plan.json", "a plan of several checkpoints cannot be saved",
-              {.path = plan.catalog->root()});
-}
-
 static std::string json_of(const Plan& plan) {
-  require_one_checkpoint(plan);
   JsonWriter json(1, 2);
   json.begin_object();
   json.member("version", plan_json_version);
-  json.member("root", plan.catalog->root());
-  write_shards(json, *plan.catalog);
+  const auto& joined = plan.catalog->checkpoints();
+  write_checkpoint(json, joined.empty() ? *plan.catalog : *joined.front());
+  write_others(json, *plan.catalog);
   visit_totals(plan, [&](std::string_view field, auto total) { json.member(field, total); });
   json.key("peak_bytes");
   json.begin_object();
@@ -421,7 +390,7 @@ static std::string json_of(const Plan& plan) {
   }
   json.end_array();
   write_findings(json, plan.findings);
-  const Numbers numbers = write_sources(json, plan);
+  const PlanNumbers numbers = write_sources(json, plan);
   json.key("targets");
   json.begin_array();
   for (const PlannedTarget& target : plan.targets) write_target(json, target, numbers);
@@ -449,8 +418,10 @@ SavedPlan read_plan(std::string_view text) {
                   std::to_string(plan_json_version));
   }
   SavedPlan saved;
-  saved.root = reader.string(fields.required("root"), fields.at("root"));
-  read_array(reader, fields, "shards", saved.shards, read_shard);
+  saved.checkpoints.push_back(read_root(reader, fields));
+  if (fields.optional("other_checkpoints")) {
+    read_array(reader, fields, "other_checkpoints", saved.checkpoints, read_other);
+  }
   read_array(reader, fields, "sources", saved.sources, read_source);
   if (fields.optional("decodings")) {
     read_array(reader, fields, "decodings", saved.plan.decodings, read_decoding);

@@ -19,8 +19,15 @@ struct SavedShard {
   std::string header_digest;
 };
 
+// Where it was, and its files.
+struct SavedCheckpoint {
+  std::string root;
+  std::vector<SavedShard> shards;
+};
+
 struct SavedSource {
   std::string name;
+  std::uint32_t checkpoint = 0;  // position in SavedPlan::checkpoints
   Encoding encoding = Dtype::u8;
   Shape shape;
 };
@@ -28,8 +35,7 @@ struct SavedSource {
 // A plan as a file tells it: nothing is checked against a catalog. Boxes name sources by their
 // position in `sources`; plan.catalog is null.
 struct SavedPlan {
-  std::string root;
-  std::vector<SavedShard> shards;
+  std::vector<SavedCheckpoint> checkpoints;  // at least one; adapters follow it
   std::vector<SavedSource> sources;
   Plan plan;
 };

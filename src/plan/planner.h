@@ -13,6 +13,7 @@
 #include "base/pattern.h"
 #include "loadstone/name_hash.h"
 #include "loadstone/plan.h"
+#include "plan/adapters.h"
 #include "plan/balance.h"
 #include "plan/budget.h"
 #include "plan/codes.h"
@@ -64,7 +65,15 @@ class Planner {
 
   // take_merge.cpp
   void keep_numbers(const TargetRecipe& recipe);
-  [[nodiscard]] bool take_merge(std::size_t root, const TargetRecipe& made);
+  [[nodiscard]] bool take_merge(std::size_t root, const std::shared_ptr<const Merge>& merge);
+
+  // merge_adapters.cpp
+  void merge_adapters();
+  [[nodiscard]] MergeDrafts drafts() const;
+  [[nodiscard]] std::string obstacle_of(std::size_t root) const;
+  [[nodiscard]] std::string source_name(std::size_t root) const;
+  void take_draft(std::size_t root, MergeDraft draft, std::uint32_t decodings_begin);
+  void decode_to_f32(std::vector<Box>& boxes);
 
   // numbers.cpp: quantized tensors
   void mark_taken_codes();
@@ -113,6 +122,7 @@ class Planner {
   std::map<std::pair<std::uint32_t, Dtype>, std::uint32_t> decodings_;  // by tensor and dtype
   // The decodings that those of recipes have become, by dtype.
   std::unordered_map<std::uint32_t, std::map<Dtype, std::uint32_t>> rounded_;
+  std::map<std::uint32_t, std::uint32_t> f32_decodings_;  // of those of another dtype
   Plan plan_;
   NameMap<std::size_t> index_;      // of the skeleton's targets
   std::vector<std::size_t> roots_;  // what each is a tie of; itself

@@ -267,7 +267,7 @@ bool Planner::find_recipe_boxes(std::size_t root, const Produced& produced, Taki
                 .expected = defect->expected});
     return false;
   }
-  if (made.merge != nullptr) return take_merge(root, made);
+  if (made.merge != nullptr) return take_merge(root, made.merge);
   if (taking == Taking::numbers && !decode_recipe(root)) return false;
   const Dtype wanted = plan_.targets[root].dtype;
   const bool is_rounded = decoded_dtype(made.dtype) != Dtype::f32;

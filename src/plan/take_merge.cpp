@@ -17,10 +17,10 @@ void Planner::keep_numbers(const TargetRecipe& recipe) {
 
 // The sum is computed in F32 and rounded once, whatever its terms are. False: the target has
 // failed.
-bool Planner::take_merge(std::size_t root, const TargetRecipe& made) {
+bool Planner::take_merge(std::size_t root, const std::shared_ptr<const Merge>& merge) {
   const Target& target = skeleton_.targets[root];
   PlannedTarget& planned = plan_.targets[root];
-  auto found = check_merge(*made.merge, target.shape.numel().value_or(0), plan_.catalog->tensors(),
+  auto found = check_merge(*merge, target.shape.numel().value_or(0), plan_.catalog->tensors(),
                            plan_.decodings);
   const Passage way = passage(Dtype::f32, planned.dtype);
   if (!found && way != Passage::same && way != Passage::cast) {
@@ -31,7 +31,7 @@ bool Planner::take_merge(std::size_t root, const TargetRecipe& made) {
                          .box = {}}};
   }
   if (!found) {
-    planned.recipe.merge = made.merge;
+    planned.recipe.merge = merge;
     return true;
   }
   fail(root, {.code = "plan.box",

@@ -27,6 +27,7 @@ from loadstone._report import Report
 from loadstone._skeleton_walk import walk
 from loadstone._traced import Traced, shape_mismatch
 from loadstone._turns import in_turn_with
+from loadstone._weighted import Adapters
 from loadstone.tracing import Symbol
 from loadstone.tracing._absent import AbsentSymbol
 
@@ -37,6 +38,7 @@ class DiffusersOptions:
 
     Attributes:
         infers_config: a config that does not fit the file is corrected.
+        adapters: what is merged into the model; loads by name only.
         is_direct: loadstone was called by name, so unsupported loads are refused; under a patch
             they are left to the library.
     """
@@ -48,6 +50,7 @@ class DiffusersOptions:
     offload_folder: str | os.PathLike[str] | None = None
     infers_config: bool = False
     is_direct: bool = dataclasses.field(default=False, kw_only=True)
+    adapters: Adapters | None = dataclasses.field(default=None, kw_only=True)
 
 
 DEFAULTS = DiffusersOptions()
@@ -132,6 +135,7 @@ class Load:
             self.model,
             self._request.checkpoint.catalog,
             self._traced,
+            adapters=self.options.adapters,
             device_map=devices,
             offload_folder=self.options.offload_folder,
             missing=self.options.missing,

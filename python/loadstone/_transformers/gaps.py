@@ -18,6 +18,7 @@ from loadstone._report import Report
 from loadstone._traced import Traced, shape_mismatch
 from loadstone._transformers.claim import Claim
 from loadstone._turns import in_turn_with, slots_of
+from loadstone._weighted import Adapters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,7 @@ class TransformersOptions:
     Attributes:
         dequantize: whether a quantized checkpoint is dequantized by loadstone; ``None``: where the
             library has no quantizer for it, or one that cannot work here.
+        adapters: what is merged into the model; loads by name only.
         is_direct: loadstone was called by name, so unsupported loads are refused; under a patch
             they are left to the library.
     """
@@ -38,6 +40,7 @@ class TransformersOptions:
     threads: int | None = None
     dequantize: bool | None = None
     is_direct: bool = False
+    adapters: Adapters | None = None
 
 
 DEFAULTS = TransformersOptions()
@@ -69,6 +72,7 @@ class Gaps:
                 model,
                 catalog,
                 traced,
+                adapters=self.options.adapters,
                 device_map=device_map,
                 offload_folder=offload_folder,
                 missing=self.options.missing,

@@ -24,6 +24,9 @@ struct MergeSource {
   bool is_number = false;  // a float of 16 bits or more
 };
 
+// Whether merges compute with numbers of this dtype.
+[[nodiscard]] bool is_merged_dtype(Dtype dtype) noexcept;
+
 using MergeSources = std::map<std::string, MergeSource, std::less<>>;
 
 // Not thread-safe.

@@ -1,4 +1,4 @@
-#include "convert/adapters.h"
+#include "plan/adapters.h"
 
 #include <fmt/format.h>
 
@@ -8,9 +8,8 @@
 
 #include "base/pattern.h"
 #include "base/text.h"
-#include "convert/adapter_config.h"
+#include "catalog/adapter_config.h"
 #include "loadstone/error.h"
-#include "loadstone/tensor_reader.h"
 
 namespace loadstone {
 
@@ -53,6 +52,7 @@ class Adder {
         std::vector<Finding>& findings)
       : adapter_(catalog.checkpoints().at(checkpoint)),
         checkpoint_(checkpoint),
+        first_tensor_(catalog.tensors_of(checkpoint).begin),
         options_(adapter),
         places_(places),
         numbers_(numbers),
@@ -158,6 +158,10 @@ class Adder {
       return;
     }
     MergeDraft& draft = drafts_.at(*target);
+    if (!draft.obstacle.empty()) {
+      fail({name}, fmt::format("'{}' cannot be replaced: {}", printable(*target), draft.obstacle));
+      return;
+    }
     if (draft.source.shape != source.shape || !source.is_number || !draft.source.is_number) {
       fail({name}, fmt::format("'{}' does not fit the base's tensor", printable(name)),
            source.shape.text(), draft.source.shape.text());
@@ -197,6 +201,10 @@ class Adder {
       refuse("a module has one matrix of its product, and not the other");
     }
     MergeDraft& draft = drafts_.at(place->name);
+    if (!draft.obstacle.empty()) {
+      refuse(
+          fmt::format("nothing can be added to '{}': {}", printable(place->name), draft.obstacle));
+    }
     if (!draft.source.is_number || !module.left->source.is_number ||
         !module.right->source.is_number) {
       refuse("these are no numbers that a product could be added to");
@@ -231,9 +239,8 @@ class Adder {
   [[nodiscard]] float scale_of(const std::string& name, const Module& module, std::uint64_t rank,
                                const AdapterConfig* config) const {
     if (module.alpha) {
-      const std::vector<float> alpha = read_numbers(adapter_, module.alpha->name);
-      if (alpha.size() != 1) refuse("alpha is one number", module.alpha->source.shape.text());
-      return alpha.front() / static_cast<float>(rank);
+      const std::uint32_t alpha = module.alpha->source.tensor - first_tensor_;
+      return adapter_number(*adapter_, adapter_->tensors()[alpha]) / static_cast<float>(rank);
     }
     const std::string_view full = name;
     if (config != nullptr) {
@@ -376,6 +383,7 @@ class Adder {
 
   std::shared_ptr<const Catalog> adapter_;
   std::uint32_t checkpoint_;
+  std::uint32_t first_tensor_;  // of the adapter, in the joined catalog
   const MergeAdapter& options_;
   const AdapterPlaces& places_;
   MergeNumbers& numbers_;
@@ -387,6 +395,13 @@ class Adder {
 };
 
 }  // namespace
+
+std::vector<std::string> MergeDrafts::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, draft] : items) names.push_back(name);
+  for (const auto& [name, draft] : other_names) names.push_back(name);
+  return names;
+}
 
 void add_adapter(const Catalog& catalog, std::uint32_t checkpoint, const MergeAdapter& adapter,
                  const AdapterPlaces& places, MergeNumbers& numbers, MergeDrafts& drafts,

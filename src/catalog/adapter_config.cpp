@@ -1,9 +1,10 @@
-#include "convert/adapter_config.h"
+#include "catalog/adapter_config.h"
 
 #include <fmt/format.h>
 #include <re2/re2.h>
 #include <simdjson.h>
 
+#include <array>
 #include <cmath>
 #include <optional>
 #include <set>
@@ -15,6 +16,7 @@
 #include "base/text.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
+#include "kernels/cast.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -151,6 +153,32 @@ std::vector<AdapterConfig> adapter_configs(const Catalog& adapter) {
   }
   for (const std::string& prefix : prefixes) configs.emplace_back(*text, prefix);
   return configs;
+}
+
+float adapter_number(const Catalog& adapter, const TensorInfo& tensor) {
+  const auto of = [&](const char* field, std::string found, std::string expected) {
+    return Where{.path = adapter.shards()[tensor.shard].path,
+                 .tensor = tensor.name,
+                 .field = field,
+                 .found = std::move(found),
+                 .expected = std::move(expected)};
+  };
+  if (tensor.shape.numel() != 1u) {
+    throw Error(code, "alpha is one number", of("shape", tensor.shape.text(), "one element"));
+  }
+  const bool is_float =
+      tensor.encoding.is_dtype() && kind(tensor.encoding.dtype()) == DtypeKind::floating;
+  const Cast cast = is_float ? cast_between(tensor.encoding.dtype(), Dtype::f32) : Cast();
+  if (cast.run == nullptr) {
+    throw Error(code, "alpha is a float",
+                of("dtype", std::string(tensor.encoding.name()), "a floating dtype"));
+  }
+  std::array<std::byte, sizeof(double)> bytes{};
+  const std::span<std::byte> used(bytes.data(), tensor.byte_count());
+  adapter.storage().open(adapter.shards()[tensor.shard].path)->read(tensor.offset_begin, used);
+  float number = 0;
+  cast.run(bytes.data(), std::as_writable_bytes(std::span(&number, 1)).data(), 1);
+  return number;
 }
 
 }  // namespace loadstone

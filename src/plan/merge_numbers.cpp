@@ -1,4 +1,4 @@
-#include "convert/merge_numbers.h"
+#include "plan/merge_numbers.h"
 
 #include <set>
 
@@ -7,13 +7,9 @@
 
 namespace loadstone {
 
-namespace {
-
-bool is_wide_float(Dtype dtype) noexcept {
+bool is_merged_dtype(Dtype dtype) noexcept {
   return dtype == Dtype::f64 || dtype == Dtype::f32 || dtype == Dtype::f16 || dtype == Dtype::bf16;
 }
-
-}  // namespace
 
 MergeSources MergeNumbers::sources(std::uint32_t checkpoint, std::vector<Finding>& findings) const {
   const QuantizedTensors& quantized = catalog_->quantized();
@@ -35,7 +31,7 @@ MergeSources MergeNumbers::sources(std::uint32_t checkpoint, std::vector<Finding
     source.is_decoded = codes != nullptr || !tensor.encoding.is_dtype();
     if (codes != nullptr) source.shape = codes->shape();
     if (!source.is_decoded) source.dtype = tensor.encoding.dtype();
-    source.is_number = source.is_decoded || is_wide_float(source.dtype);
+    source.is_number = source.is_decoded || is_merged_dtype(source.dtype);
     sources.emplace(codes != nullptr ? codes->name : tensor.name, std::move(source));
   }
   return sources;

@@ -1,4 +1,4 @@
-#include "convert/adapter_names.h"
+#include "plan/adapter_names.h"
 
 #include <fmt/format.h>
 

@@ -49,4 +49,8 @@ class AdapterConfig {
 // the metadata of the file, one for each model of a pipeline. None: there is neither.
 [[nodiscard]] std::vector<AdapterConfig> adapter_configs(const Catalog& adapter);
 
+// The one number of a small tensor, such as an alpha. Throws Error "merge.adapter" for a tensor of
+// another size or of a dtype that is none of floats.
+[[nodiscard]] float adapter_number(const Catalog& adapter, const TensorInfo& tensor);
+
 }  // namespace loadstone

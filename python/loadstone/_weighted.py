@@ -1,0 +1,70 @@
+"""Checkpoints with a weight each, and adapters that are merged into a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from loadstone import _core
+from loadstone._catalog import Catalog
+from loadstone._errors import make
+from loadstone._output import open_source, patterns_of
+
+Source = str | os.PathLike[str] | Catalog
+Weighted = Source | Mapping[str, float] | Sequence[Source | tuple[Source, float]]
+
+
+def weighted(given: Weighted, field: str) -> list[tuple[Source, float]]:
+    """Checkpoints and their weights, in order."""
+    if isinstance(given, str | os.PathLike | Catalog):
+        return [(given, 1.0)]
+    pairs = list(given.items()) if isinstance(given, Mapping) else list(given)
+    found = [each if isinstance(each, tuple) else (each, 1.0) for each in pairs]
+    for each in found:
+        if len(each) != 2 or not isinstance(each[1], int | float):
+            raise make(
+                "plan.options",
+                "not a checkpoint with a weight",
+                field=field,
+                found=repr(each),
+                expected="(path, 0.5)",
+            )
+    return found
+
+
+def opened(source: Source, allow_links: bool) -> Catalog:
+    """Reads the headers of what is not open yet."""
+    return source if isinstance(source, Catalog) else open_source(source, allow_links)
+
+
+def joined(catalogs: Sequence[Catalog]) -> _core.Catalog:
+    """Several checkpoints as one; names are those of the first."""
+    return _core.join_checkpoints([catalog._core for catalog in catalogs])
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Adapters that a load merges into its model, in order.
+
+    Attributes:
+        rows: of each its factor, and patterns of the tensors that are left out.
+    """
+
+    catalogs: tuple[Catalog, ...] = ()
+    rows: tuple[tuple[float, list[str]], ...] = ()
+
+    def behind(self, base: Catalog) -> _core.Catalog:
+        """The base with these behind it."""
+        return joined([base, *self.catalogs]) if self.catalogs else base._core
+
+
+def adapters(
+    lora: Weighted, ignore: str | Sequence[str] = (), allow_links: bool = False
+) -> Adapters:
+    """Opens the adapters that a caller names as for :func:`loadstone.merge`."""
+    pairs, patterns = weighted(lora, "lora"), patterns_of(ignore)
+    if patterns and not pairs:
+        raise make("plan.options", "it goes with lora", field="lora_ignore")
+    catalogs = tuple(opened(source, allow_links) for source, _ in pairs)
+    return Adapters(catalogs, tuple((float(factor), patterns) for _, factor in pairs))

@@ -1,0 +1,51 @@
+// Adapters as terms of merges.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "loadstone/finding.h"
+#include "loadstone/merge.h"
+#include "loadstone/merge_options.h"
+#include "plan/adapter_names.h"
+#include "plan/merge_numbers.h"
+
+namespace loadstone {
+
+// A tensor of the output while terms are added to it.
+struct MergeDraft {
+  MergeSource source;  // the first model's
+  std::vector<Box> boxes;
+  Merge merge;
+  bool is_replaced = false;  // by an adapter's own tensor
+  // Where it is no number that could be changed: why, in a few words.
+  std::string obstacle{};
+};
+
+// Those of a base. Adapters may know a tensor by other names too: those of its ties, and that of
+// the checkpoint. Not thread-safe.
+struct MergeDrafts {
+  std::map<std::string, MergeDraft, std::less<>> items;
+  std::map<std::string, std::string, std::less<>> other_names;  // and the name among `items`
+
+  [[nodiscard]] bool contains(std::string_view name) const {
+    return items.contains(name) || other_names.contains(name);
+  }
+  [[nodiscard]] MergeDraft& at(std::string_view name) {
+    const auto other = other_names.find(name);
+    return items.find(other == other_names.end() ? name : std::string_view(other->second))->second;
+  }
+  // All that adapters may use.
+  [[nodiscard]] std::vector<std::string> names() const;
+};
+
+// Adds one adapter, which is this checkpoint of the catalog, to what it changes. A tensor of the
+// adapter that is used by nothing is an error among the findings.
+void add_adapter(const Catalog& catalog, std::uint32_t checkpoint, const MergeAdapter& adapter,
+                 const AdapterPlaces& places, MergeNumbers& numbers, MergeDrafts& drafts,
+                 std::vector<Finding>& findings);
+
+}  // namespace loadstone

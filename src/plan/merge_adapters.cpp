@@ -1,0 +1,146 @@
+// Adapters that are merged into a model's targets, whatever made these.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/text.h"
+#include "loadstone/quantized_tensors.h"
+#include "plan/adapters.h"
+#include "plan/decodings.h"
+#include "plan/planner.h"
+
+namespace loadstone {
+
+namespace {
+
+// Boxes of an adapter count its own decodings, which now stand behind others.
+void move_decodings(std::vector<Box>& boxes, std::uint32_t by) {
+  for (Box& box : boxes) {
+    if (box.decoding != no_decoding) box.decoding += by;
+  }
+}
+
+void move_decodings(Merge& merge, std::uint32_t by) {
+  for (Term& term : merge.terms) {
+    move_decodings(term.boxes, by);
+    if (!term.low_rank) continue;
+    move_decodings(term.low_rank->left, by);
+    move_decodings(term.low_rank->right, by);
+    move_decodings(term.low_rank->magnitudes, by);
+  }
+}
+
+}  // namespace
+
+// Why nothing can be added to a target. Targets that have failed are told by their own finding.
+std::string Planner::obstacle_of(std::size_t root) const {
+  const PlannedTarget& planned = plan_.targets[root];
+  const Origin origin = planned.recipe.origin;
+  if (origin == Origin::exception) return {};
+  if (origin != Origin::checkpoint) {
+    return fmt::format("its value is not the checkpoint's but of origin {}", name(origin));
+  }
+  const bool is_number = std::ranges::all_of(planned.recipe.boxes, [&](const Box& box) {
+    const Encoding encoding = encoding_of(box, plan_.catalog->tensors(), plan_.decodings);
+    return encoding.is_dtype() && is_merged_dtype(encoding.dtype());
+  });
+  if (is_number && is_merged_dtype(planned.dtype)) return {};
+  return fmt::format(
+      "the model holds it as {}, and sums are of floats of 16 bits or more; merge into a file "
+      "first",
+      name(planned.dtype));
+}
+
+// The checkpoint's own name of a target that has one whole source; empty where there is none.
+std::string Planner::source_name(std::size_t root) const {
+  const PlannedTarget& planned = plan_.targets[root];
+  if (planned.recipe.origin != Origin::checkpoint || planned.recipe.boxes.size() != 1) return {};
+  const Box& box = planned.recipe.boxes.front();
+  const bool is_straight = box.source_offset == 0 && box.target_offset == 0 &&
+                           box.dims.size() <= 1 &&
+                           std::ranges::all_of(box.dims, [](const BoxDim& dim) {
+                             return dim.source_stride == 1 && dim.target_stride == 1;
+                           });
+  const TensorInfo& source = plan_.catalog->tensors()[box.source];
+  const Shape& shape =
+      box.decoding == no_decoding ? source.shape : plan_.decodings[box.decoding].shape;
+  if (!is_straight || shape != planned.shape) return {};
+  const QuantizedTensor* const quantized = plan_.catalog->quantized().find(box.source);
+  return quantized == nullptr ? source.name : quantized->name;
+}
+
+MergeDrafts Planner::drafts() const {
+  MergeDrafts drafts;
+  for (std::size_t i = 0; i < roots_.size(); ++i) {
+    const std::string& name = skeleton_.targets[i].name;
+    const std::string& root = skeleton_.targets[roots_[i]].name;
+    if (!is_saved(roots_[i])) continue;
+    if (roots_[i] != i) {
+      drafts.other_names.emplace(name, root);
+      continue;
+    }
+    MergeDraft& draft = drafts.items[name];
+    draft.source.shape = plan_.targets[i].shape;
+    draft.source.dtype = plan_.targets[i].dtype;
+    draft.source.is_number = true;
+    draft.obstacle = obstacle_of(i);
+  }
+  for (std::size_t i = 0; i < roots_.size(); ++i) {
+    if (roots_[i] != i || !is_saved(i)) continue;
+    std::string name = source_name(i);
+    if (name.empty() || drafts.contains(name)) continue;  // the model's names go first
+    drafts.other_names.emplace(std::move(name), skeleton_.targets[i].name);
+  }
+  return drafts;
+}
+
+void Planner::merge_adapters() {
+  if (options_.adapters.empty()) return;
+  MergeDrafts base = drafts();
+  MergeNumbers numbers(plan_.catalog);
+  const AdapterPlaces places(base.names());
+  for (std::uint32_t i = 0; i < options_.adapters.size(); ++i) {
+    add_adapter(*plan_.catalog, i + 1, options_.adapters[i], places, numbers, base, plan_.findings);
+  }
+  const auto decodings_begin = static_cast<std::uint32_t>(plan_.decodings.size());
+  for (Decoding& decoding : numbers.take_decodings()) {
+    plan_.decodings.push_back(std::move(decoding));
+  }
+  for (auto& [name, draft] : base.items) {
+    const std::size_t root = index_.at(name);
+    const bool is_changed = draft.is_replaced || !draft.merge.terms.empty();
+    if (!is_changed || plan_.targets[root].recipe.origin != Origin::checkpoint) continue;
+    take_draft(root, std::move(draft), decodings_begin);
+  }
+}
+
+void Planner::take_draft(std::size_t root, MergeDraft draft, std::uint32_t decodings_begin) {
+  Recipe& recipe = plan_.targets[root].recipe;
+  if (draft.is_replaced) {
+    recipe.boxes = std::move(draft.boxes);
+    move_decodings(recipe.boxes, decodings_begin);
+    if (!check_dtypes(root)) return;
+  }
+  if (draft.merge.terms.empty() || plan_.targets[root].shape.numel() == 0u) return;
+  move_decodings(draft.merge, decodings_begin);
+  decode_to_f32(recipe.boxes);
+  static_cast<void>(take_merge(root, std::make_shared<const Merge>(std::move(draft.merge))));
+}
+
+// Sums are of F32. Other targets may read the same decodings in a narrower dtype.
+void Planner::decode_to_f32(std::vector<Box>& boxes) {
+  for (Box& box : boxes) {
+    if (box.decoding == no_decoding || plan_.decodings[box.decoding].dtype == Dtype::f32) continue;
+    const auto [known, is_new] = f32_decodings_.try_emplace(
+        box.decoding, static_cast<std::uint32_t>(plan_.decodings.size()));
+    if (is_new) {
+      Decoding wide = plan_.decodings[box.decoding];
+      wide.dtype = Dtype::f32;
+      plan_.decodings.push_back(std::move(wide));
+    }
+    box.decoding = known->second;
+  }
+}
+
+}  // namespace loadstone
