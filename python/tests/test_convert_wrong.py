@@ -176,3 +176,12 @@ def test_stacks_that_lie_the_other_way_are_transposed(stacks: Tensors, tmp_path:
         weight = found[f"{EXPERT}.1.{leaf}_proj.weight"]
         assert weight.shape == tensor.shape
         assert torch.allclose(weight.float(), tensor.float(), rtol=0.07)  # 4 bits of E4M3
+
+
+def test_a_scale_beyond_f16_is_refused(tmp_path: Path) -> None:
+    save_file({"layers.0.a.weight": torch.full((4, 256), 3e38)}, tmp_path / "big.safetensors")
+    options: dict[str, Any] = {"quantize": "q8_0", "metadata": {"general.architecture": "test"}}
+    with pytest.raises(loadstone.Error, match="the scale of its block") as caught:
+        loadstone.convert(tmp_path / "big.safetensors", tmp_path / "out.gguf", **options)
+    assert (caught.value.code, caught.value.tensor) == ("q.nan", "layers.0.a.weight")
+    assert not (tmp_path / "out.gguf").exists()
