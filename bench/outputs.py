@@ -1,6 +1,7 @@
 """Conversions that compute, beside one that only moves bytes: merges, and GGUF's block formats.
 
     python -m bench.outputs [--gigabytes 1.3] [--repetitions 4] [--data /dev/shm]
+    LOADSTONE_MERGEKIT=DIR python -m bench.outputs     # also a linear merge, beside mergekit's
 
 Run by ``make bench``. The command converts a BF16 file unchanged, merges a LoRA of rank 16 into all
 its matrices, and writes it as GGUF blocks; cases are interleaved, each after the same idle time.
@@ -11,11 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
+import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
+from importlib.metadata import distributions
 from pathlib import Path
 
 import torch
@@ -29,6 +34,7 @@ SHAPES = {
     "mlp.down_proj": (2048, 5632),
 }
 LAYER_BYTES = 2 * sum(rows * columns for rows, columns in SHAPES.values())
+MODELS = ("first", "second")
 BLOCKS = ("q8_0", "q4_0", "q4_k", "q6_k")
 METADATA = {
     "format": "loadstone-gguf-metadata",
@@ -69,12 +75,54 @@ def commands(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def run(arguments: list[str]) -> tuple[float, float]:
+def make_models(folder: Path) -> None:
+    """Two models of the base's tensors, in folders as mergekit takes them."""
+    config = {"architectures": ["Bench"], "model_type": "llama"}
+    for name in ("first", "second"):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+        (folder / name / "model.safetensors").hardlink_to(folder / "base.safetensors")
+    models = [{"model": str(folder / name), "parameters": {"weight": 0.5}} for name in MODELS]
+    recipe = {"merge_method": "linear", "dtype": "bfloat16", "models": models}
+    (folder / "linear.yml").write_text(json.dumps(recipe))  # JSON is YAML too
+
+
+def compare_with_mergekit(folder: Path, place: str, repetitions: int) -> None:
+    """Seconds of a linear merge of two models: ours, mergekit's, and mergekit's start alone."""
+    make_models(folder)
+    theirs = [sys.executable, "-m", "mergekit.scripts.run_yaml"]
+    merged = [str(folder / "linear.yml"), str(folder / "o.mergekit")]
+    ours = [f"{folder / name}:0.5" for name in MODELS]
+    cases = {
+        "linear merge": ["loadstone", "merge", *ours, "-o", str(folder / "o.linear")],
+        "mergekit": [*theirs, *merged, "--no-copy-tokenizer", "--no-write-model-card"],
+        "its start": [*theirs, "--help"],
+    }
+    paths = filter(None, [place, os.environ.get("PYTHONPATH")])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
+    times: dict[str, list[float]] = {case: [] for case in cases}
+    for _ in range(repetitions):
+        for case, command in cases.items():
+            times[case].append(run(command, environment)[0])
+            for output in folder.glob("o.*"):
+                shutil.rmtree(output)
+    ours_best, theirs_best, start = (min(times[case]) for case in cases)
+    for case in cases:
+        print(f"{case:14s}{statistics.median(times[case]):10.3f}")
+    without = (theirs_best - start) / ours_best
+    print(f"mergekit takes {theirs_best / ours_best:.1f}x, without its start {without:.1f}x")
+    version = [d.version for d in distributions(path=[place]) if d.name == "mergekit"]
+    print(f"mergekit {', '.join(version)}, torch {torch.__version__}")
+
+
+def run(command: list[str], environment: dict[str, str] | None = None) -> tuple[float, float]:
     """Seconds of one run: by the clock, and of processors."""
     time.sleep(SETTLE_SECONDS)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
-    subprocess.run(["loadstone", *arguments], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=True
+    )
     seconds = time.perf_counter() - start
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -94,9 +142,12 @@ def main() -> None:
         times: dict[str, list[tuple[float, float]]] = {case: [] for case in commands(folder)}
         for _ in range(arguments.repetitions):
             for case, command in commands(folder).items():
-                times[case].append(run(command))
+                times[case].append(run(["loadstone", *command]))
                 for output in folder.glob("o.*"):
                     output.unlink()
+        mergekit = os.environ.get("LOADSTONE_MERGEKIT", "")
+        if mergekit:
+            compare_with_mergekit(folder, mergekit, arguments.repetitions)
     print(f"{size / 1e9:.2f} GB of BF16, {arguments.repetitions} runs each")
     print("                 seconds   GB/s  of unchanged  by processor time")
     first = [min(column) for column in zip(*times["unchanged"], strict=True)]

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -42,9 +43,12 @@ struct Value {
   std::vector<float> amax;
 
   Value(const std::string& encoding, const std::string& dialect) {
-    (void)loadstone::prepare_quantization(
-        {.encoding = encoding, .dialect = dialect, .nested_offset = {}}, {rows, columns},
-        Dtype::bf16, form);
+    loadstone::Quantization quantization = {
+        .encoding = encoding, .dialect = dialect, .nested_offset = {}};
+    if (loadstone::find_written_encoding(encoding)->needs_importance) {
+      quantization.importance = std::make_shared<const std::vector<float>>(columns, 1.0f);
+    }
+    (void)loadstone::prepare_quantization(quantization, {rows, columns}, Dtype::bf16, form);
     for (const auto& part : form.parts) parts.emplace_back(part.byte_count());
     for (Bytes& part : parts) places.push_back(part.data());
   }
@@ -87,6 +91,7 @@ void decode(benchmark::State& state, const std::string& encoding) {
 
 // ggml's function for an encoding: numbers, blocks, rows, columns, importance.
 using GgmlEncode = std::size_t (*)(const float*, void*, std::int64_t, std::int64_t, const float*);
+using GgmlPrepare = void (*)(const char*);
 
 void encode_by_ggml(benchmark::State& state, GgmlEncode function, const std::string& encoding) {
   const Bytes numbers = weights();
@@ -94,8 +99,10 @@ void encode_by_ggml(benchmark::State& state, GgmlEncode function, const std::str
   loadstone::cast_between(Dtype::bf16, Dtype::f32)
       .run(numbers.data(), reinterpret_cast<std::byte*>(wide.data()), rows * columns);
   Value value(encoding, "");
+  const float* const importance =
+      value.form.importance != nullptr ? value.form.importance->data() : nullptr;
   for (auto _ : state) {
-    function(wide.data(), value.places[0], rows, columns, nullptr);
+    function(wide.data(), value.places[0], rows, columns, importance);
     benchmark::ClobberMemory();
   }
   count_bytes(state);
@@ -105,8 +112,9 @@ void register_gguf() {
   const char* const library = std::getenv("LOADSTONE_GGML_ORACLE");
   void* const ggml = library != nullptr ? dlopen(library, RTLD_NOW) : nullptr;
   for (const char* const encoding :
-       {"q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl",
-        "iq4_xs", "tq1_0", "tq2_0", "mxfp4-gguf"}) {
+       {"q4_0",   "q4_1",  "q5_0",    "q5_1",   "q8_0",  "q2_k",  "q3_k",       "q4_k",
+        "q5_k",   "q6_k",  "iq4_nl",  "iq4_xs", "tq1_0", "tq2_0", "mxfp4-gguf", "iq2_xxs",
+        "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s",  "iq1_s", "iq1_m"}) {
     const std::string name = encoding;
     benchmark::RegisterBenchmark(("encode/" + name).c_str(), encode, name, std::string());
     if (ggml == nullptr) continue;
@@ -114,6 +122,8 @@ void register_gguf() {
     if (symbol.ends_with("_k")) symbol.back() = 'K';
     const auto function = reinterpret_cast<GgmlEncode>(dlsym(ggml, symbol.c_str()));
     if (function == nullptr) continue;
+    const auto prepare = reinterpret_cast<GgmlPrepare>(dlsym(ggml, "oracle_prepare"));
+    prepare(name.c_str());
     benchmark::RegisterBenchmark(("ggml/" + name).c_str(), encode_by_ggml, function, name);
   }
 }

@@ -47,7 +47,7 @@ void add_quantize_options(CLI::App& command, QuantizeArgs& args) {
   command
       .add_option("--style", args.style,
                   "Whose names and configs (default: modelopt; for encodings of bitsandbytes:\n"
-                  "always its own)")
+                  "always its own). Without --quantize: codes get them, and no number changes")
       ->type_name("STYLE")
       ->check(CLI::IsMember(names_of<QuantizeStyle>()))
       ->group(group);
@@ -73,12 +73,13 @@ QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
       throw Error("usage",
                   "--include and --exclude choose what --quantize is for; it is not there");
     }
-    if (!args.style.empty() || args.mode != "exact") {
-      throw Error("usage", "--style and --mode say how --quantize writes; it is not there");
+    if (args.mode != "exact") {
+      throw Error("usage", "--mode says how --quantize writes; it is not there");
     }
     if (!args.imatrix.empty()) {
       throw Error("usage", "--imatrix weighs what --quantize rounds; it is not there");
     }
+    options.style = from_name<QuantizeStyle>(args.style);
     return options;
   }
   const QuantizeMode mode = quantize_mode(args.mode).value_or(QuantizeMode::exact);

@@ -152,13 +152,13 @@ size_t ggml_row_size(enum ggml_type type, int64_t numbers) {
     return ggml_type_size(type) * (size_t) numbers / elements_of(type);
 }
 
-void oracle_prepare(void) {
-    iq2xs_init_impl(GGML_TYPE_IQ2_XXS);
-    iq2xs_init_impl(GGML_TYPE_IQ2_XS);
-    iq2xs_init_impl(GGML_TYPE_IQ2_S);
-    iq2xs_init_impl(GGML_TYPE_IQ1_S);
-    iq3xs_init_impl(256);
-    iq3xs_init_impl(512);
+void oracle_prepare(const char * name) {
+    if (strcmp(name, "iq2_xxs") == 0) iq2xs_init_impl(GGML_TYPE_IQ2_XXS);
+    if (strcmp(name, "iq2_xs") == 0) iq2xs_init_impl(GGML_TYPE_IQ2_XS);
+    if (strcmp(name, "iq2_s") == 0) iq2xs_init_impl(GGML_TYPE_IQ2_S);
+    if (strncmp(name, "iq1", 3) == 0) iq2xs_init_impl(GGML_TYPE_IQ1_S);
+    if (strcmp(name, "iq3_xxs") == 0) iq3xs_init_impl(256);
+    if (strcmp(name, "iq3_s") == 0) iq3xs_init_impl(512);
 }
 """
 
@@ -203,7 +203,6 @@ class Oracle:
 
     def __init__(self, library: Path) -> None:
         self._library = ctypes.CDLL(str(library))
-        self._library.oracle_prepare()
 
     def encode(
         self, name: str, numbers: np.ndarray, importance: np.ndarray | None = None
@@ -212,6 +211,7 @@ class Oracle:
         rows, columns = numbers.shape
         elements, size = FORMATS[name]
         blocks = np.zeros((rows, columns // elements * size), np.uint8)
+        self._library.oracle_prepare(name.encode())  # seconds for some grids, once
         function = getattr(self._library, f"quantize_{name}")
         function.restype = ctypes.c_size_t
         weights = None
@@ -249,6 +249,7 @@ class Oracle:
         if importance is not None:
             importance = np.ascontiguousarray(importance, np.float32)
             weights = ctypes.c_void_p(importance.ctypes.data)
+        self._library.oracle_prepare(name.encode())
         self._library.oracle_encode_blocks(
             ctypes.cast(getattr(self._library, f"quantize_{name}"), ctypes.c_void_p),
             ctypes.c_void_p(in_blocks.ctypes.data),

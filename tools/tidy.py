@@ -35,7 +35,8 @@ ROOMS = (
     ("boxes",),
     ("plan",),
     ("execute",),
-    ("audit", "convert", "verify"),
+    ("convert",),
+    ("audit", "verify"),
     ("cli", "bindings"),
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}

@@ -70,6 +70,7 @@ struct QuantizeOptions {
   std::vector<std::string> include;     // RE2 syntax, anywhere in the name
   std::vector<std::string> exclude;
   // Those of bitsandbytes have one style, and none may be named; for others none means `unified`.
+  // A style without formats: quantized tensors get its components, and no number changes.
   std::optional<QuantizeStyle> style;
   bool allow_non_finite = false;  // NaN and infinities become findings instead of Error "q.nan"
   // GGUF files: tensors take the entries that have their names. Null: the numbers alone decide,
@@ -187,6 +188,14 @@ struct QuantizeRow {
   std::uint64_t bytes_after = 0;
 };
 
+// Numbers whose codes go out as they are, in the layout of another style or of GGUF's blocks.
+struct RepackedTensor {
+  std::string name;  // of the numbers
+  Shape shape;
+  Quantization quantization;
+  std::vector<std::string> targets{};  // of the plan: the components
+};
+
 // Plain data, made by make_conversion(). Thread-safe while nobody writes to it.
 struct Conversion {
   Plan plan;  // its targets are the output's tensors; its peak is the conversion's
@@ -196,6 +205,7 @@ struct Conversion {
   Metadata metadata;              // of every file's header; of a split GGUF the first one's
   std::vector<ExtraFile> extras;  // of a folder; written with the index
   std::vector<QuantizeRow> quantize_rows;  // where something is quantized: what becomes of what
+  std::vector<RepackedTensor> repacked;    // by which no number changes
   bool one_file = true;
   bool is_split = false;  // several files beside one another
   std::string stem;

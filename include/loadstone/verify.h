@@ -49,12 +49,22 @@ struct QuantizationError {
   friend bool operator==(const QuantizationError&, const QuantizationError&) = default;
 };
 
+// A value that the second checkpoint has in a wider dtype, with the same numbers.
+struct Widened {
+  std::string name;
+  std::string found;     // in the second checkpoint: "F32"
+  std::string expected;  // in the first: "BF16"
+
+  friend bool operator==(const Widened&, const Widened&) = default;
+};
+
 struct VerifyReport {
   std::vector<NotFinite> not_finite;  // floating tensors that hold such values, in file order
   // Values that are wrong: "st.bool_value", "gg.scale_nan", "q.nan" and "q.scale_value" of scales;
   // and errors "q.scale_missing" ... of weights that cannot be read.
   std::vector<Finding> findings;
   std::vector<QuantizationError> quantized;  // of two checkpoints, in the order of names
+  std::vector<Widened> widened;              // of two checkpoints: no differences
   std::vector<Difference>
       differences;  // in the first checkpoint's order, then those without a match
   std::uint64_t bytes_read = 0;
@@ -78,13 +88,15 @@ struct VerifyOptions {
                                                        const VerifyOptions& options = {});
 
 // The same names with the same encodings, shapes and bytes, whatever the files look like: a sharded
-// checkpoint equals its single file. Reads both once, up to the first difference of a tensor. What
-// is quantized in one of them only is compared as numbers: an error that its encoding does not
-// explain is a difference.
+// checkpoint equals its single file. Reads both once, up to the first difference of a tensor. Also
+// equal are values that convert() makes of the first one without changing a number: experts that
+// were joined or taken apart, codes in another layout, floats in a wider dtype. What is quantized
+// in one of them only is compared as numbers: an error that its encoding does not explain is a
+// difference.
 [[nodiscard]] LOADSTONE_API VerifyReport compare(const Catalog& first, const Catalog& second,
                                                  const VerifyOptions& options = {});
 
-// {"ok", "differences", "not_finite", "findings", "quantized", "bytes_read"}
+// {"ok", "differences", "not_finite", "findings", "quantized", "widened", "bytes_read"}
 [[nodiscard]] LOADSTONE_API std::string to_json(const VerifyReport& report);
 [[nodiscard]] LOADSTONE_API std::string to_table(const VerifyReport& report);
 

@@ -104,7 +104,8 @@ def convert(
         include, exclude: regular expressions of names to quantize too, or not at all.
         style: of names, shapes and configs: ``"modelopt"`` (the default) or
             ``"compressed-tensors"``. Encodings of bitsandbytes have a style of their own, and take
-            no other.
+            no other. Without ``quantize`` what is quantized gets them, byte for byte, and no
+            number changes (``convert.lossy`` where that cannot be).
         mode: ``"exact"``, or ``"modelopt-compat"`` for the bytes that ModelOpt makes.
         imatrix: for GGUF files: an importance matrix, as llama.cpp's ``llama-imatrix`` writes it
             (``.gguf``, or the older ``.dat``). Errors of columns that matter more weigh more;

@@ -32,7 +32,6 @@ from torch import nn
 
 import loadstone
 
-
 COMMAND = Path(os.environ.get("LOADSTONE_CLI", Path(sys.executable).parent / "loadstone"))
 
 
@@ -285,11 +284,12 @@ class TestSaved:
     def test_carried_out_by_the_command(self, folder: Path, tmp_path: Path) -> None:
         lora = [f"{path}:{factor}" for path, factor in both(folder).items()]
         out = tmp_path / "plan.json"
-        options = ["--lora", lora[0], "--lora", lora[1]]
+        loadstone.save_skeleton(skeleton(), tmp_path / "skeleton.json")
+        options = ["--lora", lora[0], "--lora", lora[1], "--skeleton", tmp_path / "skeleton.json"]
         run("plan", folder / "base", *options, "-o", out)
         loaded = json.loads(run("load", "--plan", out, "--json"))
         assert loaded["audit"]["ok"]
-        item = next(p for p in loaded["provenance"] if p["target"].endswith("0.mlp.up_proj.weight"))
+        item = loaded["provenance"]["model.layers.0.mlp.up_proj.weight"]
         assert len(item["merged"]) == 2
         loaded = json.loads(run("load", folder / "base", *options, "--json"))
         assert loaded["audit"]["ok"]

@@ -64,35 +64,15 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Outputs:
     return Outputs(tmp_path_factory.mktemp("cells"))
 
 
-# Wrong in the core; the mark goes when its cells are right, because it is strict.
-NAMES_IN_VERIFY = pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="verify compares by names: a stack of experts is not its experts there",
-)
-
-
-def each_cell(
-    wrong: Callable[[Source], list[Any]] = lambda source: [],
-    is_taken: Callable[[Source], bool] = lambda source: True,
-) -> Any:
-    """The cells, but those whose oracle is not installed.
-
-    Args:
-        wrong: marks of the cells of a source.
-        is_taken: whether a source's cells are among them.
-    """
+def each_cell(is_taken: Callable[[Source], bool] = lambda source: True) -> Any:
+    """The cells whose source is taken, but those whose oracle is not installed."""
     found = []
     for cell in filter(lambda each: is_taken(each.source), cells()):
         library = "compressed_tensors" if cell.style == "compressed-tensors" else "bitsandbytes"
         is_absent = cell.style != "modelopt" and importlib.util.find_spec(library) is None
         absent = pytest.mark.skipif(is_absent, reason=f"{library} is not installed")
-        found.append(pytest.param(cell, id=str(cell), marks=[absent, *wrong(cell.source)]))
+        found.append(pytest.param(cell, id=str(cell), marks=[absent]))
     return pytest.mark.parametrize("cell", found)
-
-
-def for_verify(source: Source) -> list[Any]:
-    return [NAMES_IN_VERIFY] if source.layout == "fused" else []
 
 
 def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -108,7 +88,7 @@ def test_verify_finds_nothing(cell: Cell, outputs: Outputs) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@each_cell(for_verify)
+@each_cell()
 def test_verify_compares_source_and_output(cell: Cell, outputs: Outputs) -> None:
     done = run("verify", outputs.source(cell.source), outputs.of(cell).folder)
     assert done.returncode == 0, done.stdout + done.stderr

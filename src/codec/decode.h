@@ -95,6 +95,8 @@ struct DecodeKernel {
   bool has_zero_scales = false;
   // Scales in U8 are codes of a table. Else they are powers of two.
   bool has_table_scales = false;
+  // Scales are divided by the third component, and not multiplied with it.
+  bool divides_by_outer = false;
   // The data stands in any dtype, whose values mean nothing.
   bool packs_any_dtype = false;
 };

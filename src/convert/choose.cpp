@@ -12,6 +12,7 @@
 #include "convert/chooser.h"
 #include "convert/experts.h"
 #include "convert/json_text.h"
+#include "loadstone/error.h"
 
 namespace loadstone {
 
@@ -93,15 +94,22 @@ std::string folded_name(std::string_view name) {
   return folded;
 }
 
-Choices choose_quantized(const QuantizeOptions& options, std::string_view config,
-                         std::uint64_t cut_max, Recipes& recipes, std::vector<Finding>& findings) {
+Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max, Recipes& recipes,
+                         std::vector<Finding>& findings) {
   Choices choices;
-  Chooser chooser(options, config);
+  const std::string& config = options.folder.config;
+  Chooser chooser(options.quantize, config);
   // A stack is cut where its weights would be quantized.
-  split_stacks(
+  const std::size_t cut = split_stacks(
       recipes, string_member(config, "model_type"),
       [&](const TargetRecipe& recipe) { return !chooser.reason(recipe).has_value(); }, cut_max,
       findings);
+  if (cut > 0 && options.experts == ExpertLayout::fused) {
+    throw Error("plan.options",
+                "experts that are quantized stand one by one in files: --exclude them, or leave "
+                "--experts out",
+                {.field = "experts", .found = "fused", .expected = "separate"});
+  }
   Misfits misfits;
   for (const TargetRecipe& recipe : recipes.targets) {
     if (const auto why = chooser.reason(recipe)) {

@@ -21,15 +21,16 @@ struct Choices {
   std::map<std::string, std::string_view, std::less<>> plain;
   // Targets that become numbers although a file could hold their blocks.
   std::set<std::string, std::less<>> numbers;
+  // Targets that have the type that was asked for.
+  std::set<std::string, std::less<>> kept;
 };
 
 // Cuts stacks of experts that are to be quantized into the weights of single experts, which is how
 // servers' formats hold them, and chooses. Throws Error "plan.options" for a pattern that is no
-// regular expression and for formats that do not go together.
+// regular expression, for formats that do not go together, and for stacks that are to stay whole.
 // `cut_max`: how many tensors stacks may become.
-[[nodiscard]] Choices choose_quantized(const QuantizeOptions& options, std::string_view config,
-                                       std::uint64_t cut_max, Recipes& recipes,
-                                       std::vector<Finding>& findings);
+[[nodiscard]] Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max,
+                                       Recipes& recipes, std::vector<Finding>& findings);
 
 // Names with * for numbers: what is alike has one.
 [[nodiscard]] std::string folded_name(std::string_view name);

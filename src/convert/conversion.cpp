@@ -21,6 +21,7 @@
 #include "convert/outputs.h"
 #include "convert/quantize_config.h"
 #include "convert/quantize_style.h"
+#include "convert/repack.h"
 #include "convert/values.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
@@ -37,6 +38,22 @@ namespace {
 
 bool names_are_given(const ConvertOptions& options) {
   return !options.rules.empty() || !options.recipes.targets.empty();
+}
+
+// Codes that go out as they are keep their names and the layout of their experts.
+void check_repack(const ConvertOptions& options) {
+  const std::string style(name(*options.quantize.style));
+  if (options.dequantize || options.merge) {
+    refuse("style", "nothing is to be quantized, so nothing has a style", style);
+  }
+  if (options.format != FileFormat::safetensors) {
+    refuse("style", "a GGUF file has one style of its own: name none", style);
+  }
+  if (names_are_given(options) || options.experts != ExpertLayout::keep) {
+    refuse("style",
+           "codes get the components of another style, or other names and layouts: convert twice",
+           style);
+  }
 }
 
 void check_options(const ConvertOptions& options) {
@@ -62,10 +79,7 @@ void check_options(const ConvertOptions& options) {
            "rules and recipes name what is in the file: convert twice");
   }
   const QuantizeOptions& quantize = options.quantize;
-  if (quantize.style && quantize.formats.empty()) {
-    refuse("style", "nothing is to be quantized, so nothing has a style",
-           std::string(name(*quantize.style)));
-  }
+  if (repacks(options)) check_repack(options);
   if (quantize.importance != nullptr &&
       (quantize.formats.empty() || !container_of(options.format).holds_blocks())) {
     refuse("importance", "an importance matrix weighs how a GGUF file is quantized",
@@ -154,6 +168,28 @@ void name_ambiguous(Conversion& conversion, bool is_decoded) {
 
 }  // namespace
 
+// What is known of an output before blocks are kept in it.
+struct Chosen {
+  const Choices& choices;
+  const std::map<std::string, Quantization, std::less<>>& quantize;
+  bool are_decoded;
+};
+
+// Of what is not encoded anew, where the files hold it.
+static void keep_codes(const Catalog& catalog, const ConvertOptions& options, const Chosen& codes,
+                       Recipes& recipes) {
+  if (options.dtype || options.dequantize) return;
+  const bool asks_for_numbers = codes.are_decoded || names_are_given(options);
+  const auto stays = [&](const TargetRecipe& recipe) {
+    if (codes.choices.kept.contains(recipe.target)) return true;
+    // Numbers of codes are kept as codes where nobody asked for numbers.
+    if (asks_for_numbers && !source_blocks(catalog, recipe)) return false;
+    return !codes.quantize.contains(recipe.target) &&
+           !codes.choices.numbers.contains(recipe.target);
+  };
+  keep_blocks(catalog, stays, recipes);
+}
+
 static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
                                 const ConvertOptions& options) {
   if (catalog == nullptr) refuse("catalog", "there is no catalog");
@@ -181,6 +217,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   Outputs outputs = output_recipes(catalog, options, is_decoded, findings);
   plan_options.recipes = std::move(outputs.recipes);
   plan_options.known_sources = std::move(outputs.known_sources);
+  conversion.repacked = std::move(outputs.repacked);
   Choices choices;
   const bool quantizes = !options.quantize.formats.empty();
   if (quantizes) {
@@ -188,12 +225,8 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
         container.choose(options, *catalog, conversion.metadata, plan_options.recipes, findings);
     plan_options.quantize = std::move(choices.quantize);
   }
-  if (container.holds_blocks() && !options.dtype && !options.dequantize) {
-    const auto stays = [&](const std::string& name) {
-      return !plan_options.quantize.contains(name) && !choices.numbers.contains(name);
-    };
-    keep_blocks(*catalog, stays, plan_options.recipes);
-  }
+  const Chosen codes = {choices, plan_options.quantize, is_decoded};
+  if (container.holds_blocks()) keep_codes(*catalog, options, codes, plan_options.recipes);
   // What has stood in the way once is not told again as left over.
   for (const Finding& finding : findings) {
     if (finding.severity != Severity::error) continue;
@@ -210,12 +243,17 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   Plan& plan = conversion.plan;
   plan.findings.insert(plan.findings.end(), findings.begin(), findings.end());
   check_claim(conversion, options);
-  for (Finding& finding : check_moved_codes(plan)) fail(conversion, std::move(finding));
+  for (Finding& finding : check_moved_codes(plan, conversion.repacked))
+    fail(conversion, std::move(finding));
+  if (keeps_codes(options, is_decoded)) {
+    for (Finding& finding : check_numbers(plan)) fail(conversion, std::move(finding));
+  }
+  if (container.holds_blocks()) conversion.repacked = repacked_blocks(conversion);
   name_ambiguous(conversion, is_decoded);
   lay_out(conversion, options);
   if (quantizes) add_rows(conversion, choices);
   const bool has_decoded = is_decoded && plan.catalog->quantized().has_readable();
-  conversion.extras = extra_files(plan, options, has_decoded, plan.findings);
+  conversion.extras = extra_files(plan, conversion.repacked, options, has_decoded, plan.findings);
   choose_sizes(conversion, options);
   plan.bytes_to_read = conversion.bytes_to_read;
   plan.bytes_to_write = conversion.bytes_to_write;

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -115,37 +116,55 @@ std::map<std::string, Shape> down_shapes(const Recipes& recipes) {
   return shapes;
 }
 
+// The rule whose stack the recipe is, and its module. Null: it is none that can be cut.
+const StackRule* rule_of(const TargetRecipe& recipe, std::string& module) {
+  if (recipe.shape.rank() != 3 || recipe.shape.numel().value_or(0) == 0) return nullptr;
+  if (recipe.constant != nullptr) return nullptr;
+  const std::uint64_t width = recipe.merge == nullptr ? 0 : recipe.merge->row_elements;
+  if (width != 0 && width != recipe.shape[2]) return nullptr;
+  for (const StackRule& rule : stack_rules()) {
+    const bool fits = re2::RE2::FullMatch(recipe.target, re2::RE2(piece(rule.pattern)), &module);
+    if (fits && (!rule.second || recipe.shape[1] % 2 == 0)) return &rule;
+  }
+  return nullptr;
+}
+
+// The weights of a stack's experts.
+void cut_stack(const TargetRecipe& stack, const StackRule& rule, const std::string& prefix,
+               ExpertWords words, std::vector<TargetRecipe>& targets) {
+  const std::uint64_t rows = stack.shape[1] / (rule.second ? 2 : 1);
+  std::uint64_t begin = 0;
+  for (std::uint64_t expert = 0; expert < stack.shape[0]; ++expert) {
+    for (const auto role : {std::optional(rule.first), rule.second}) {
+      if (!role) continue;
+      targets.push_back(rows_of(
+          stack, fmt::format("{}.{}.{}.weight", prefix, expert, name(*role, words)), begin, rows));
+      begin += rows * stack.shape[2];
+    }
+  }
+}
+
 }  // namespace
 
-void split_stacks(Recipes& recipes, std::string_view model_type,
-                  const std::function<bool(const TargetRecipe&)>& wanted, std::uint64_t tensors_max,
-                  std::vector<Finding>& findings) {
-  if (re2::RE2::FullMatch(piece(model_type), re2::RE2(piece(turned_stack_types())))) return;
-  std::vector<TargetRecipe> targets;
-  std::uint64_t made = 0;
+std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
+                         const std::function<bool(const TargetRecipe&)>& wanted,
+                         std::uint64_t tensors_max, std::vector<Finding>& findings) {
+  if (re2::RE2::FullMatch(piece(model_type), re2::RE2(piece(turned_stack_types())))) return 0;
+  const ExpertWords words = expert_words(model_type);
   const std::map<std::string, Shape> downs = down_shapes(recipes);
-  const auto rule_of = [&](const TargetRecipe& recipe, std::string& module) -> const StackRule* {
-    bool is_stack = recipe.shape.rank() == 3 && recipe.shape.numel().value_or(0) > 0;
-    if (is_stack && recipe.merge != nullptr) {
-      const std::uint64_t width = recipe.merge->row_elements;
-      is_stack = width == 0 || width == recipe.shape[2];
-    }
-    if (!is_stack || recipe.constant != nullptr || !wanted(recipe)) return nullptr;
-    for (const StackRule& rule : stack_rules()) {
-      const bool fits = re2::RE2::FullMatch(recipe.target, re2::RE2(piece(rule.pattern)), &module);
-      if (fits && (rule.second.empty() || recipe.shape[1] % 2 == 0)) return &rule;
-    }
-    return nullptr;
-  };
+  std::vector<TargetRecipe> targets;
+  std::set<std::string, std::less<>> blocks;  // of stacks that were cut
+  std::uint64_t made = 0;
+  std::size_t stacks = 0;
   targets.reserve(recipes.targets.size());
   for (TargetRecipe& recipe : recipes.targets) {
     std::string module;
     const StackRule* const rule = rule_of(recipe, module);
-    if (rule == nullptr) {
+    if (rule == nullptr || !wanted(recipe)) {
       targets.push_back(std::move(recipe));
       continue;
     }
-    const std::uint64_t parts = rule->second.empty() ? 1 : 2;
+    const std::uint64_t parts = rule->second ? 2 : 1;
     const auto down = downs.find(module);
     if (parts == 2 && down != downs.end() && recipe.shape[2] == 2 * down->second[1]) {
       findings.push_back(lies_otherwise(recipe));
@@ -156,18 +175,16 @@ void split_stacks(Recipes& recipes, std::string_view model_type,
       continue;
     }
     made += recipe.shape[0] * parts;
-    const std::uint64_t rows = recipe.shape[1] / parts;
-    std::uint64_t begin = 0;
-    for (std::uint64_t expert = 0; expert < recipe.shape[0]; ++expert) {
-      for (const std::string_view projection : {rule->first, rule->second}) {
-        if (projection.empty()) continue;
-        targets.push_back(rows_of(
-            recipe, fmt::format("{}.{}.{}.weight", module, expert, projection), begin, rows));
-        begin += rows * recipe.shape[2];
-      }
-    }
+    ++stacks;
+    blocks.emplace(block_of(module));
+    cut_stack(recipe, *rule, separate_name(module, words), words, targets);
+  }
+  for (TargetRecipe& recipe : targets) {
+    if (!is_in_block(blocks, recipe.target)) continue;
+    recipe.target = separate_name(std::move(recipe.target), words);
   }
   recipes.targets = std::move(targets);
+  return stacks;
 }
 
 }  // namespace loadstone

@@ -50,6 +50,7 @@ constexpr std::string_view known_names[] = {
     "config_sentence_transformers.json",
     "scheduler_config.json",
     "dtypes.json",
+    "hf_quant_config.json",
 };
 // Endings of names that belong to tokenizers.
 constexpr std::string_view known_endings[] = {".model", ".tiktoken", ".jinja", ".spm", ".vocab"};

@@ -111,6 +111,7 @@ class BlockChooser {
   }
 
   Choices run(Recipes& recipes) {
+    decodings_ = &recipes.decodings;
     std::vector<TargetRecipe*> chosen;
     std::vector<MixTensor> tensors;
     for (TargetRecipe& recipe : recipes.targets) {
@@ -202,8 +203,9 @@ class BlockChooser {
       return;
     }
     const bool may_keep = !options_.dtype && !options_.dequantize;
-    if (may_keep && source == type.block_format() && can_keep_blocks(catalog_, recipe)) {
+    if (may_keep && blocks_to_keep(catalog_, *decodings_, recipe) == type.block_format()) {
       choices_.plain.emplace(recipe.target, "it has this type already");
+      choices_.kept.insert(recipe.target);
       return;
     }
     const WrittenEncoding* const encoding = encoding_of(type.block_format());
@@ -258,6 +260,7 @@ class BlockChooser {
   std::string usual_;  // the format without a pattern; empty: there is none
   Importances importances_;
   Choices choices_;
+  const std::vector<Decoding>* decodings_ = nullptr;  // while it runs
   std::vector<Finding>& findings_;
   // By shape and types: how many, and the first.
   std::map<std::tuple<std::string, std::string_view, std::string_view>,

@@ -1,11 +1,15 @@
 #include "convert/kept_blocks.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
+#include "codec/fp4/blocks.h"
 #include "codec/gguf/gguf.h"
 #include "convert/container.h"
 
@@ -47,28 +51,29 @@ bool recount(Box& box, Units units) {
 }
 
 // The one format that all boxes copy; nothing where there are several, or numbers.
-template <typename SourceOf>
-std::optional<BlockFormat> format_of(const Catalog& catalog, const std::vector<Box>& boxes,
-                                     SourceOf source_of) {
+template <typename FormatOf>
+std::optional<BlockFormat> format_of(const std::vector<Box>& boxes, FormatOf format_of_box) {
   std::optional<BlockFormat> format;
   for (const Box& box : boxes) {
-    const std::optional<std::uint32_t> source = source_of(box);
-    if (!source || *source >= catalog.tensors().size()) return std::nullopt;
-    const Encoding encoding = catalog.tensors()[*source].encoding;
-    if (encoding.is_dtype()) return std::nullopt;
-    if (format && *format != encoding.block_format()) return std::nullopt;
-    format = encoding.block_format();
+    const std::optional<BlockFormat> each = format_of_box(box);
+    if (!each || (format && *format != *each)) return std::nullopt;
+    format = each;
   }
   return format;
 }
 
-// The boxes of a recipe in bytes; nothing where it is not made of whole blocks of one format.
-std::optional<std::vector<Box>> boxes_of_bytes(const Catalog& catalog, const TargetRecipe& recipe) {
-  const auto format = source_blocks(catalog, recipe);
+std::optional<BlockFormat> format_of_source(const Catalog& catalog, std::uint32_t source) {
+  if (source >= catalog.tensors().size()) return std::nullopt;
+  const Encoding encoding = catalog.tensors()[source].encoding;
+  return encoding.is_dtype() ? std::nullopt : std::optional(encoding.block_format());
+}
+
+// The boxes of a recipe in bytes; nothing where they are no whole blocks of the format.
+std::optional<std::vector<Box>> boxes_of_bytes(BlockFormat format, const TargetRecipe& recipe) {
   const auto& extents = recipe.shape.extents();
   if (recipe.merge != nullptr) return std::nullopt;  // it is of numbers
-  if (!format || extents.empty() || recipe.shape.numel() == 0u) return std::nullopt;
-  const BlockLayout block = layout(*format);
+  if (recipe.boxes.empty() || extents.empty() || recipe.shape.numel() == 0u) return std::nullopt;
+  const BlockLayout block = layout(format);
   if (extents.back() % block.elements != 0) return std::nullopt;
   std::vector<Box> boxes = recipe.boxes;
   for (Box& box : boxes) {
@@ -83,60 +88,77 @@ class Keeper {
   Keeper(const Catalog& catalog, Recipes& recipes) : catalog_(catalog), recipes_(recipes) {}
 
   void keep(TargetRecipe& recipe) {
-    auto boxes = boxes_of_bytes(catalog_, recipe);
-    if (!boxes) return;
-    recipe.shape = shape_of_bytes(*source_blocks(catalog_, recipe), recipe.shape);
-    for (Box& box : *boxes) box.decoding = decoding_of(box.source);
-    recipe.boxes = *std::move(boxes);
+    const auto format = blocks_to_keep(catalog_, recipes_.decodings, recipe);
+    if (!format) return;
+    recipe.boxes = *boxes_of_bytes(*format, recipe);
+    recipe.shape = shape_of_bytes(*format, recipe.shape);
+    for (Box& box : recipe.boxes) box.decoding = decoding_of(box);
     recipe.dtype = Dtype::u8;
   }
 
  private:
-  std::uint32_t decoding_of(std::uint32_t source) {
-    const auto [known, is_new] =
-        decodings_.try_emplace(source, static_cast<std::uint32_t>(recipes_.decodings.size()));
+  std::uint32_t decoding_of(const Box& box) {
+    const auto [known, is_new] = decodings_.try_emplace(
+        {box.source, box.decoding}, static_cast<std::uint32_t>(recipes_.decodings.size()));
     if (is_new) {
-      recipes_.decodings.push_back(block_decoding(source, catalog_.tensors()[source], Dtype::u8));
+      Decoding made = box.decoding == no_decoding
+                          ? block_decoding(box.source, catalog_.tensors()[box.source], Dtype::u8)
+                          : *mxfp4_blocks_of(recipes_.decodings[box.decoding], catalog_.tensors());
+      recipes_.decodings.push_back(std::move(made));
     }
     return known->second;
   }
 
   const Catalog& catalog_;
   Recipes& recipes_;
-  std::map<std::uint32_t, std::uint32_t> decodings_;  // by source
+  // By source, and what decodes it.
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> decodings_;
 };
 
 }  // namespace
 
 std::optional<BlockFormat> source_blocks(const Catalog& catalog, const TargetRecipe& recipe) {
-  return format_of(catalog, recipe.boxes, [](const Box& box) {
-    return box.decoding == no_decoding ? std::optional(box.source) : std::nullopt;
+  return format_of(recipe.boxes, [&](const Box& box) {
+    return box.decoding == no_decoding ? format_of_source(catalog, box.source) : std::nullopt;
   });
 }
 
-bool can_keep_blocks(const Catalog& catalog, const TargetRecipe& recipe) {
-  return boxes_of_bytes(catalog, recipe).has_value();
+std::optional<BlockFormat> blocks_to_keep(const Catalog& catalog,
+                                          const std::vector<Decoding>& decodings,
+                                          const TargetRecipe& recipe) {
+  const auto format = format_of(recipe.boxes, [&](const Box& box) -> std::optional<BlockFormat> {
+    if (box.decoding == no_decoding) return format_of_source(catalog, box.source);
+    const bool is_known = box.decoding < decodings.size();
+    if (!is_known || !mxfp4_blocks_of(decodings[box.decoding], catalog.tensors())) return {};
+    return BlockFormat::mxfp4;
+  });
+  return format && boxes_of_bytes(*format, recipe) ? format : std::nullopt;
 }
 
-void keep_blocks(const Catalog& catalog, const std::function<bool(const std::string&)>& wanted,
+void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRecipe&)>& wanted,
                  Recipes& recipes) {
   Keeper keeper(catalog, recipes);
   for (TargetRecipe& recipe : recipes.targets) {
     const bool is_floating = kind(recipe.dtype) == DtypeKind::floating;
-    if (is_floating && !recipe.boxes.empty() && wanted(recipe.target)) keeper.keep(recipe);
+    if (is_floating && !recipe.boxes.empty() && wanted(recipe)) keeper.keep(recipe);
   }
+}
+
+// Of the blocks whose bytes a decoding gives.
+static std::optional<BlockFormat> format_given(const Catalog& catalog, const Decoding& decoding) {
+  if (gives_mxfp4_blocks(decoding)) return BlockFormat::mxfp4;
+  if (decoding.kernel != bytes_kernel || decoding.sources.empty()) return std::nullopt;
+  return format_of_source(catalog, decoding.sources.front());
 }
 
 // Nothing for a target that keeps no blocks.
 static std::optional<PlainForm> kept_blocks(const Plan& plan, const PlannedTarget& target) {
   if (target.dtype != Dtype::u8 || target.recipe.boxes.empty()) return std::nullopt;
-  const auto source_of = [&](const Box& box) -> std::optional<std::uint32_t> {
-    if (box.decoding >= plan.decodings.size()) return std::nullopt;
-    const Decoding& decoding = plan.decodings[box.decoding];
-    if (decoding.kernel != bytes_kernel || decoding.sources.empty()) return std::nullopt;
-    return decoding.sources.front();
-  };
-  const auto format = format_of(*plan.catalog, target.recipe.boxes, source_of);
+  const auto format = format_of(target.recipe.boxes, [&](const Box& box) {
+    return box.decoding < plan.decodings.size()
+               ? format_given(*plan.catalog, plan.decodings[box.decoding])
+               : std::nullopt;
+  });
   auto extents = target.shape.extents();
   if (!format || extents.empty()) return std::nullopt;
   const BlockLayout block = layout(*format);
@@ -155,6 +177,43 @@ PlainForm plain_form(const Conversion& conversion, const PlannedTarget& target) 
     return *std::move(blocks);
   }
   return {target.dtype, target.shape};
+}
+
+std::vector<RepackedTensor> repacked_blocks(const Conversion& conversion) {
+  std::vector<RepackedTensor> repacked;
+  const Plan& plan = conversion.plan;
+  for (const PlannedTarget& target : plan.targets) {
+    const auto is_packed = [&](const Box& box) {
+      return box.decoding < plan.decodings.size() &&
+             gives_mxfp4_blocks(plan.decodings[box.decoding]);
+    };
+    if (!std::ranges::any_of(target.recipe.boxes, is_packed)) continue;
+    PlainForm form = plain_form(conversion, target);
+    repacked.push_back({.name = target.name,
+                        .shape = std::move(form.shape),
+                        .quantization = {.encoding = "mxfp4-gguf"},
+                        .targets = {target.name}});
+  }
+  return repacked;
+}
+
+std::vector<Finding> check_numbers(const Plan& plan) {
+  std::vector<Finding> findings;
+  for (const PlannedTarget& target : plan.targets) {
+    const auto is_decoded = [&](const Box& box) {
+      return box.decoding < plan.decodings.size() &&
+             mxfp4_blocks_of(plan.decodings[box.decoding], plan.catalog->tensors());
+    };
+    if (target.quantization || std::ranges::none_of(target.recipe.boxes, is_decoded)) continue;
+    findings.push_back(
+        {.severity = Severity::error,
+         .code = "convert.lossy",
+         .target = target.name,
+         .message = fmt::format("'{}' {} is no whole blocks of MXFP4 in GGUF as its codes lie",
+                                printable(target.name), target.shape.text()),
+         .suggestion = "make numbers of them with --dequantize, or name a type with --quantize"});
+  }
+  return findings;
 }
 
 }  // namespace loadstone

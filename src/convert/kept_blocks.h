@@ -5,9 +5,11 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "loadstone/catalog.h"
 #include "loadstone/convert.h"
+#include "loadstone/finding.h"
 #include "loadstone/plan.h"
 #include "loadstone/recipe.h"
 
@@ -16,13 +18,21 @@ namespace loadstone {
 // The format of the blocks that a recipe is made of; nothing where there are several, or numbers.
 [[nodiscard]] std::optional<BlockFormat> source_blocks(const Catalog& catalog,
                                                        const TargetRecipe& recipe);
-// Whether the recipe leaves them whole.
-[[nodiscard]] bool can_keep_blocks(const Catalog& catalog, const TargetRecipe& recipe);
+// The format that a recipe can keep, because it leaves blocks of it whole: those of the source, or
+// codes whose numbers its boxes copy and that have blocks of their own in such files.
+[[nodiscard]] std::optional<BlockFormat> blocks_to_keep(const Catalog& catalog,
+                                                        const std::vector<Decoding>& decodings,
+                                                        const TargetRecipe& recipe);
 
-// Makes bytes of each recipe that is made of blocks of one format, leaves them whole, and is
-// `wanted`. Others stay numbers.
-void keep_blocks(const Catalog& catalog, const std::function<bool(const std::string&)>& wanted,
+// Makes bytes of each recipe that is `wanted` and has blocks to keep. Others stay numbers.
+void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRecipe&)>& wanted,
                  Recipes& recipes);
+
+// The targets of a plan that hold codes of the source in blocks.
+[[nodiscard]] std::vector<RepackedTensor> repacked_blocks(const Conversion& conversion);
+// Errors for targets whose codes files do not hold as they lie, and that nobody asked to be
+// numbers.
+[[nodiscard]] std::vector<Finding> check_numbers(const Plan& plan);
 
 // The form in which files hold a target that is not quantized on its way: a dtype, or the blocks
 // that it keeps and the shape of their numbers.

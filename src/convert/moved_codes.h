@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "loadstone/convert.h"
 #include "loadstone/finding.h"
 #include "loadstone/plan.h"
 
@@ -10,7 +11,8 @@ namespace loadstone {
 
 // An error for each target that holds codes which readers of the output would take for something
 // else: experts that are joined while their scales stay one by one, say, or a weight that was
-// renamed without them.
-[[nodiscard]] std::vector<Finding> check_moved_codes(const Plan& plan);
+// renamed without them. `repacked` have the components that readers look for.
+[[nodiscard]] std::vector<Finding> check_moved_codes(const Plan& plan,
+                                                     const std::vector<RepackedTensor>& repacked);
 
 }  // namespace loadstone

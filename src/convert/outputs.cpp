@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "convert/expert_series.h"
 #include "convert/merge.h"
+#include "convert/repack.h"
 #include "convert/values.h"
 #include "kernels/cast.h"
 #include "loadstone/quantized_tensors.h"
@@ -72,7 +73,8 @@ class Maker {
   }
 
   void cast_to_wanted(TargetRecipe& recipe) const {
-    if (is_of_scale(recipe)) return;
+    // Constants of repacked tensors are their scales.
+    if (is_of_scale(recipe) || (repacks(options_) && recipe.constant != nullptr)) return;
     const Dtype before = std::exchange(recipe.dtype, wanted(recipe.dtype));
     if (recipe.constant == nullptr || recipe.dtype == before) return;
     const std::uint64_t elements = recipe.constant->size() / element_bytes(before);
@@ -175,10 +177,17 @@ Outputs output_recipes(const std::shared_ptr<const Catalog>& catalog, const Conv
   std::set<std::string, std::less<>> broken;
   // Recipes alone say which experts they need.
   if (options.recipes.targets.empty()) broken = check_expert_series(*catalog, findings);
-  Values values = options.merge ? merged_values(catalog, options, findings)
-                                : values_of(catalog, options, is_decoded, broken, findings);
-  const bool has_values = !values.recipes.targets.empty();
   Outputs outputs;
+  Values values;
+  if (repacks(options)) {
+    RepackedValues repacked = repacked_values(catalog, *options.quantize.style, findings);
+    values = {std::move(repacked.recipes), std::move(repacked.dropped)};
+    outputs.repacked = std::move(repacked.tensors);
+  } else {
+    values = options.merge ? merged_values(catalog, options, findings)
+                           : values_of(catalog, options, is_decoded, broken, findings);
+  }
+  const bool has_values = !values.recipes.targets.empty();
   for (const std::uint32_t source : values.dropped) {
     outputs.known_sources.push_back(catalog->tensors()[source].name);
   }

@@ -15,6 +15,7 @@ namespace loadstone {
 struct Outputs {
   Recipes recipes;                         // one for each tensor of the output, in the file's order
   std::vector<std::string> known_sources;  // that are left out on purpose
+  std::vector<RepackedTensor> repacked;
 };
 
 // What stands in the way is added to `findings`.

@@ -21,6 +21,7 @@ namespace {
 // The version of ModelOpt whose layout this is. Servers ask for the producer's name.
 constexpr std::string_view unified_version = "0.47.0";
 constexpr std::string_view compressed_version = "0.20.0";
+constexpr std::string_view claim_name = "hf_quant_config.json";
 
 // In the order in which the plan has them.
 std::vector<const WrittenEncoding*> encodings_of(const QuantizedModules& modules) {
@@ -186,9 +187,15 @@ std::string with_section(const std::string& config, const std::string& section) 
 
 }  // namespace
 
-QuantizedModules quantized_modules(const Plan& plan) {
+QuantizedModules quantized_modules(const Plan& plan, const std::vector<RepackedTensor>& repacked) {
   QuantizedModules modules;
+  std::set<std::string_view> components;
+  for (const RepackedTensor& tensor : repacked) {
+    modules.quantized.emplace_back(module_of(tensor.name), &tensor.quantization);
+    components.insert(tensor.targets.begin(), tensor.targets.end());
+  }
   for (const PlannedTarget& target : plan.targets) {
+    if (components.contains(target.name)) continue;
     std::string module(module_of(target.name));
     if (target.quantization) {
       modules.quantized.emplace_back(std::move(module), &*target.quantization);
@@ -318,11 +325,16 @@ std::string section_of_bitsandbytes(const QuantizedModules& modules, Dtype dtype
   return json.take();
 }
 
-std::vector<ExtraFile> extra_files(const Plan& plan, const ConvertOptions& options, bool is_decoded,
+std::vector<ExtraFile> extra_files(const Plan& plan, const std::vector<RepackedTensor>& repacked,
+                                   const ConvertOptions& options, bool is_decoded,
                                    std::vector<Finding>& findings) {
   if (options.one_file || options.is_split) return {};
   std::vector<ExtraFile> files = options.folder.files;
-  const QuantizedModules modules = quantized_modules(plan);
+  const QuantizedModules modules = quantized_modules(plan, repacked);
+  const bool is_changed = !modules.quantized.empty() || is_decoded;
+  // The source's word on how it is quantized, which is another one now.
+  if (is_changed)
+    std::erase_if(files, [](const ExtraFile& each) { return each.name == claim_name; });
   std::string section;
   if (!modules.quantized.empty()) {
     if (written_encoding(*modules.quantized.front().second).is_bitsandbytes()) {
@@ -332,7 +344,7 @@ std::vector<ExtraFile> extra_files(const Plan& plan, const ConvertOptions& optio
       section = section_of_bitsandbytes(modules, first->dtype);
     } else if (options.quantize.style != QuantizeStyle::compressed_tensors) {
       section = unified_section(modules);
-      files.push_back({.name = "hf_quant_config.json", .text = unified_config(modules)});
+      files.push_back({.name = std::string(claim_name), .text = unified_config(modules)});
     } else {
       section = compressed_section(modules);
     }
@@ -349,7 +361,6 @@ std::vector<ExtraFile> extra_files(const Plan& plan, const ConvertOptions& optio
                         .suggestion = "name the folder that holds the files themselves"});
   }
   std::string config = options.folder.config;
-  const bool is_changed = !section.empty() || is_decoded;
   if (!config.empty() && !is_json_object(config)) {
     const char* const problem =
         is_changed ? "config.json is no JSON object, and has to say another encoding"

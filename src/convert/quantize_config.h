@@ -16,7 +16,9 @@ struct QuantizedModules {
   std::vector<std::pair<std::string, const Quantization*>> quantized;
 };
 
-[[nodiscard]] QuantizedModules quantized_modules(const Plan& plan);
+// `repacked`: what is quantized without being encoded.
+[[nodiscard]] QuantizedModules quantized_modules(const Plan& plan,
+                                                 const std::vector<RepackedTensor>& repacked);
 
 // Prefixes with * that cover the plain modules and no quantized one, as ModelOpt sums them up.
 [[nodiscard]] std::vector<std::string> summed_up(const QuantizedModules& modules);
@@ -30,7 +32,9 @@ struct QuantizedModules {
 
 // The files of the folder, config.json edited. `is_decoded`: what the source had quantized is
 // numbers now. Findings say what could not be written.
-[[nodiscard]] std::vector<ExtraFile> extra_files(const Plan& plan, const ConvertOptions& options,
-                                                 bool is_decoded, std::vector<Finding>& findings);
+[[nodiscard]] std::vector<ExtraFile> extra_files(const Plan& plan,
+                                                 const std::vector<RepackedTensor>& repacked,
+                                                 const ConvertOptions& options, bool is_decoded,
+                                                 std::vector<Finding>& findings);
 
 }  // namespace loadstone

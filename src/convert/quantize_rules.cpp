@@ -48,10 +48,10 @@ constexpr PartnerRule partners[] = {
 };
 
 constexpr StackRule stacks[] = {
-    {R"(^(.*\.experts)\.gate_up_proj(?:\.weight)?$)", "gate_proj", "up_proj"},
-    {R"(^(.*\.experts)\.(?:down_proj)(?:\.weight)?$)", "down_proj", {}},
-    {R"(^(.*\.experts)\.(?:gate_proj)(?:\.weight)?$)", "gate_proj", {}},
-    {R"(^(.*\.experts)\.(?:up_proj)(?:\.weight)?$)", "up_proj", {}},
+    {R"(^(.*\.experts)\.gate_up_proj(?:\.weight)?$)", ExpertRole::gate, ExpertRole::up},
+    {R"(^(.*\.experts)\.(?:down_proj)(?:\.weight)?$)", ExpertRole::down, {}},
+    {R"(^(.*\.experts)\.(?:gate_proj)(?:\.weight)?$)", ExpertRole::gate, {}},
+    {R"(^(.*\.experts)\.(?:up_proj)(?:\.weight)?$)", ExpertRole::up, {}},
 };
 
 }  // namespace
@@ -60,5 +60,6 @@ std::span<const PlainRule> plain_rules() noexcept { return plain; }
 std::span<const PartnerRule> partner_rules() noexcept { return partners; }
 std::span<const StackRule> stack_rules() noexcept { return stacks; }
 std::string_view turned_stack_types() noexcept { return "gpt_oss|llama4|llama4_text"; }
+std::string_view mixtral_word_types() noexcept { return "mixtral|minimax|minimax_m2|phimoe"; }
 
 }  // namespace loadstone

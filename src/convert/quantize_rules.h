@@ -2,8 +2,11 @@
 // to be read and extended.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string_view>
+
+#include "convert/expert_names.h"
 
 namespace loadstone {
 
@@ -24,9 +27,9 @@ struct PartnerRule {
 
 // A tensor [experts, rows, columns] as the weights of single experts.
 struct StackRule {
-  std::string_view pattern;  // group 1: the module of the experts
-  std::string_view first;    // names of what the rows of an expert are, in equal shares
-  std::string_view second;   // empty: all rows are one weight
+  std::string_view pattern;          // group 1: the module of the experts
+  ExpertRole first;                  // what the rows of an expert are, in equal shares
+  std::optional<ExpertRole> second;  // none: all rows are one weight
 };
 
 // What may be quantized at all.
@@ -40,5 +43,7 @@ inline constexpr std::string_view weight_pattern =
 [[nodiscard]] std::span<const StackRule> stack_rules() noexcept;
 // Model types whose stacks of experts are kept [experts, columns, rows], or with rows interleaved.
 [[nodiscard]] std::string_view turned_stack_types() noexcept;
+// Model types that are published with Mixtral's words for experts.
+[[nodiscard]] std::string_view mixtral_word_types() noexcept;
 
 }  // namespace loadstone

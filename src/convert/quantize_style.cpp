@@ -19,20 +19,6 @@ namespace loadstone {
 
 namespace {
 
-// Encodings of bitsandbytes have one style, whatever is asked for.
-NamingStyle naming_style(const WrittenEncoding& encoding, QuantizeStyle style) noexcept {
-  if (encoding.is_bitsandbytes()) return NamingStyle::bnb;
-  switch (style) {
-    case QuantizeStyle::unified:
-      return NamingStyle::unified;
-    case QuantizeStyle::gguf:
-      return NamingStyle::gguf;
-    case QuantizeStyle::compressed_tensors:
-      break;
-  }
-  return NamingStyle::compressed;
-}
-
 [[noreturn]] void refuse(const char* field, std::string message, std::string_view found,
                          std::string expected = {}) {
   throw Error("plan.options", std::move(message),
@@ -56,6 +42,34 @@ std::string_view name(QuantizeStyle style) noexcept {
 std::string_view module_of(std::string_view name) noexcept {
   constexpr std::string_view weight = ".weight";
   return name.ends_with(weight) ? name.substr(0, name.size() - weight.size()) : name;
+}
+
+NamingStyle naming_style(const WrittenEncoding& encoding, QuantizeStyle style) noexcept {
+  if (encoding.is_bitsandbytes()) return NamingStyle::bnb;
+  switch (style) {
+    case QuantizeStyle::unified:
+      return NamingStyle::unified;
+    case QuantizeStyle::gguf:
+      return NamingStyle::gguf;
+    case QuantizeStyle::compressed_tensors:
+      break;
+  }
+  return NamingStyle::compressed;
+}
+
+const ComponentName& component_of(const WrittenEncoding& encoding, QuantizeStyle style,
+                                  std::string_view component) {
+  const ComponentName* const found =
+      find_component(encoding, naming_style(encoding, style), component);
+  if (found == nullptr) {
+    throw Error("internal", "a part has no name in this style", {.found = std::string(component)});
+  }
+  return *found;
+}
+
+std::string component_name(const std::string& target, std::size_t part, std::string_view suffix) {
+  if (target.ends_with(".weight")) return fmt::format("{}.{}", module_of(target), suffix);
+  return part == 0 ? target : fmt::format("{}_{}", target, suffix);
 }
 
 std::string_view name(QuantizeMode mode) noexcept {
@@ -165,7 +179,6 @@ std::vector<OutputTensor> output_tensors(const Conversion& conversion, const Pla
     return tensors;
   }
   const Quantization& quantization = *target.quantization;
-  const bool is_weight = target.name.ends_with(".weight");
   const std::string_view module = module_of(target.name);
   const auto parts = quantized_parts(quantization, target.shape, target.dtype);
   const WrittenEncoding& encoding = written_encoding(quantization);
@@ -180,21 +193,13 @@ std::vector<OutputTensor> output_tensors(const Conversion& conversion, const Pla
     return tensors;
   }
   for (std::uint32_t i = 0; i < parts.size(); ++i) {
-    const ComponentName* const found =
-        find_component(encoding, naming_style(encoding, style), parts[i].name);
-    if (found == nullptr) {
-      throw Error("internal", "a part has no name in this style",
-                  {.tensor = target.name, .found = parts[i].name});
-    }
+    const ComponentName& named = component_of(encoding, style, parts[i].name);
     OutputTensor& tensor = tensors.emplace_back();
     tensor.part = i;
-    // A parameter that is no ".weight" gives its name to the parts.
-    tensor.name = is_weight ? fmt::format("{}.{}", module, found->suffix)
-                  : i == 0  ? target.name
-                            : fmt::format("{}_{}", target.name, found->suffix);
-    tensor.shape = shape_in_file(found->form, parts[i].shape);
+    tensor.name = component_name(target.name, i, named.suffix);
+    tensor.shape = shape_in_file(named.form, parts[i].shape);
     tensor.encoding = parts[i].dtype;
-    tensor.is_inverted = found->is_inverted;
+    tensor.is_inverted = named.is_inverted;
   }
   if (encoding.constants == nullptr) return tensors;
   for (auto& constant : encoding.constants(quantization, target.shape, target.dtype)) {

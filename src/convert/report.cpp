@@ -2,13 +2,16 @@
 #include <fmt/format.h>
 
 #include <map>
+#include <set>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "base/finding_json.h"
 #include "base/json_writer.h"
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "convert/choose.h"
 #include "convert/kept_blocks.h"
 #include "formats/metadata.h"
 #include "loadstone/convert.h"
@@ -41,6 +44,50 @@ std::string sources_text(const Plan& plan, const PlannedTarget& target) {
 
 std::string file_label(const OutputFile& file) {
   return file.name.empty() ? "one file" : file.name;
+}
+
+// Names of the targets whose bytes hold codes in another layout than the source's.
+std::set<std::string_view> repacked_targets(const Conversion& conversion) {
+  std::set<std::string_view> targets;
+  for (const RepackedTensor& tensor : conversion.repacked) {
+    targets.insert(tensor.targets.begin(), tensor.targets.end());
+  }
+  return targets;
+}
+
+// Like tensors that are repacked: how many, by names, shape and encoding.
+std::map<std::tuple<std::string, std::string, std::string>, std::size_t> repacked_rows(
+    const Conversion& conversion) {
+  std::map<std::tuple<std::string, std::string, std::string>, std::size_t> rows;
+  for (const RepackedTensor& tensor : conversion.repacked) {
+    ++rows[{folded_name(tensor.name), tensor.shape.text(), tensor.quantization.encoding}];
+  }
+  return rows;
+}
+
+void write_repacked(JsonWriter& json, const Conversion& conversion) {
+  json.key("repacked");
+  json.begin_array();
+  for (const auto& [row, count] : repacked_rows(conversion)) {
+    const auto& [names, shape, encoding] = row;
+    json.begin_object();
+    json.member("names", names);
+    json.member("shape", shape);
+    json.member("encoding", encoding);
+    json.member("tensors", count);
+    json.end_object();
+  }
+  json.end_array();
+}
+
+std::string repacked_text(const Conversion& conversion) {
+  std::string text = "repacked: no number changes\n";
+  for (const auto& [row, count] : repacked_rows(conversion)) {
+    const auto& [names, shape, encoding] = row;
+    text += fmt::format("  {:<52} {:<18} {:>6} x  {}\n", printable(names), printable(shape, 80),
+                        count, encoding);
+  }
+  return text;
 }
 
 void write_rows(JsonWriter& json, const Conversion& conversion) {
@@ -114,6 +161,7 @@ static std::string json_of(const Conversion& conversion) {
     json.end_object();
   }
   json.end_array();
+  const std::set<std::string_view> repacked = repacked_targets(conversion);
   json.key("tensors");
   json.begin_object();
   for (const PlannedTarget& target : conversion.plan.targets) {
@@ -123,6 +171,11 @@ static std::string json_of(const Conversion& conversion) {
     json.member("dtype", form.encoding.name());
     json.member("shape", form.shape.extents());
     if (target.quantization) json.member("encoding", target.quantization->encoding);
+    if (repacked.contains(target.name)) {
+      json.member("lossless", "repacked");
+    } else if (!target.quantization && !form.encoding.is_dtype()) {
+      json.member("lossless", "kept");
+    }
     json.member("bytes", target.byte_count());
     json.member("made_of", sources_text(conversion.plan, target));
     json.end_object();
@@ -136,6 +189,7 @@ static std::string json_of(const Conversion& conversion) {
   }
   json.end_object();
   if (!conversion.quantize_rows.empty()) write_rows(json, conversion);
+  if (!conversion.repacked.empty()) write_repacked(json, conversion);
   json.member("threads", conversion.budget.threads);
   json.member("bytes_to_read", conversion.bytes_to_read);
   json.member("bytes_to_write", conversion.bytes_to_write);
@@ -176,6 +230,7 @@ static std::string table_of(const Conversion& conversion, bool with_tensors) {
                         human_bytes(total.bytes));
   }
   if (!conversion.quantize_rows.empty()) text += rows_text(conversion);
+  if (!conversion.repacked.empty()) text += repacked_text(conversion);
   if (!conversion.extras.empty()) {
     text += "beside them\n ";
     for (const ExtraFile& file : conversion.extras) text += " " + printable(file.name);

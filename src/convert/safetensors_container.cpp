@@ -80,8 +80,7 @@ class SafetensorsContainer final : public Container {
   [[nodiscard]] Choices choose(const ConvertOptions& options, const Catalog& catalog, Metadata&,
                                Recipes& recipes, std::vector<Finding>& findings) const override {
     check_style(options.quantize);
-    return choose_quantized(options.quantize, options.folder.config, cut_experts_max(catalog),
-                            recipes, findings);
+    return choose_quantized(options, cut_experts_max(catalog), recipes, findings);
   }
   [[nodiscard]] QuantizeStyle style(const ConvertOptions& options) const noexcept override {
     return options.quantize.style.value_or(QuantizeStyle::unified);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <map>
 #include <optional>
 #include <set>
@@ -13,7 +12,11 @@
 #include <utility>
 
 #include "base/text.h"
+#include "codec/fp4/blocks.h"
+#include "convert/container.h"
+#include "convert/expert_names.h"
 #include "convert/expert_series.h"
+#include "convert/json_text.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/recipe_builder.h"
@@ -24,51 +27,6 @@ namespace loadstone {
 namespace {
 
 using Value = RecipeBuilder::Value;
-
-constexpr std::array<std::string_view, 3> roles = {"gate_proj", "up_proj", "down_proj"};
-// What Mixtral calls them, in the same order.
-constexpr std::array<std::string_view, 3> short_roles = {"w1", "w3", "w2"};
-constexpr std::string_view mixtral_block = ".block_sparse_moe.";
-
-// "model.layers.0.mlp.experts.3.up_proj.weight"
-struct ExpertName {
-  std::string prefix;  // "model.layers.0.mlp.experts"
-  std::uint64_t expert = 0;
-  std::size_t role = 0;
-  bool is_short = false;
-};
-
-std::optional<ExpertName> expert_name(std::string_view name) {
-  constexpr std::string_view infix = ".experts.";
-  constexpr std::string_view suffix = ".weight";
-  const auto at = name.rfind(infix);
-  if (at == std::string_view::npos || !name.ends_with(suffix)) return std::nullopt;
-  const std::string_view rest =
-      name.substr(at + infix.size(), name.size() - at - infix.size() - suffix.size());
-  ExpertName found;
-  found.prefix = name.substr(0, at + infix.size() - 1);
-  const char* const end = rest.data() + rest.size();
-  const auto [after, problem] = std::from_chars(rest.data(), end, found.expert);
-  if (problem != std::errc() || after == end || *after != '.') return std::nullopt;
-  const std::string_view role(after + 1, static_cast<std::size_t>(end - after - 1));
-  for (const bool is_short : {false, true}) {
-    const auto& names = is_short ? short_roles : roles;
-    const auto known = std::ranges::find(names, role);
-    if (known == names.end()) continue;
-    found.role = static_cast<std::size_t>(known - names.begin());
-    found.is_short = is_short;
-    return found;
-  }
-  return std::nullopt;
-}
-
-// Mixtral's block has another name in models whose experts are one tensor.
-std::string fused_name(std::string name) {
-  if (const auto at = name.find(mixtral_block); at != std::string::npos) {
-    name.replace(at, mixtral_block.size(), ".mlp.");
-  }
-  return name;
-}
 
 // Not thread-safe.
 class Maker {
@@ -81,11 +39,12 @@ class Maker {
         is_decoded_(is_decoded),
         broken_(broken),
         findings_(findings),
+        words_(expert_words(string_member(options.folder.config, "model_type"))),
         builder_(catalog),
         is_read_(catalog_.tensors().size(), false) {}
 
   Values run() {
-    if (is_decoded_) take_quantized();
+    take_quantized();
     for (std::uint32_t i = 0; i < catalog_.tensors().size(); ++i) {
       const TensorInfo& tensor = catalog_.tensors()[i];
       if (is_read_[i] || !tensor.encoding.is_dtype()) continue;
@@ -104,10 +63,14 @@ class Maker {
 
  private:
   void take_quantized() {
+    const bool keeps = keeps_codes(options_, is_decoded_);
+    if (!is_decoded_ && !keeps) return;
     const QuantizedTensors& all = catalog_.quantized();
-    findings_.insert(findings_.end(), all.findings().begin(), all.findings().end());
+    if (is_decoded_)
+      findings_.insert(findings_.end(), all.findings().begin(), all.findings().end());
     for (const QuantizedTensor& quantized : all.tensors()) {
       if (!quantized.is_readable()) continue;
+      if (keeps && !mxfp4_blocks_of(quantized.decoding, catalog_.tensors())) continue;
       for (const std::uint32_t source : quantized.decoding.sources) is_read_.at(source) = true;
       for (const std::uint32_t source : quantized.unneeded) is_read_.at(source) = true;
       dropped_.insert(dropped_.end(), quantized.unneeded.begin(), quantized.unneeded.end());
@@ -152,21 +115,26 @@ class Maker {
 
   struct Experts {
     std::map<std::uint64_t, std::array<std::string, 3>> names;
-    bool is_short = false;
+    ExpertWords words = ExpertWords::usual;
     std::string first;  // the name that was met first
     std::string other;  // one that has Mixtral's words where that has the others, or the reverse
   };
 
   void fuse() {
+    if (!is_decoded_)
+      refuse_codes([](const std::string& name) -> std::optional<std::string> {
+        const auto found = expert_name(name);
+        return found ? std::optional(fused_name(found->prefix)) : std::nullopt;
+      });
     std::map<std::string, Experts> blocks;
     for (const std::string& name : names()) {
       if (auto found = expert_name(name)) {
         const auto [block, is_new] = blocks.try_emplace(found->prefix);
         Experts& experts = block->second;
         if (is_new) experts.first = name;
-        if (!is_new && experts.is_short != found->is_short) experts.other = name;
-        experts.names[found->expert][found->role] = name;
-        experts.is_short = found->is_short;
+        if (!is_new && experts.words != found->words) experts.other = name;
+        experts.names[found->expert][static_cast<std::size_t>(found->role)] = name;
+        experts.words = found->words;
       }
     }
     for (const auto& [prefix, experts] : blocks) {
@@ -185,9 +153,33 @@ class Maker {
       }
     }
     for (const std::string& name : names()) {
-      if (name.find(mixtral_block) == std::string::npos || used_.contains(name)) continue;
-      add(fused_name(name), *value(name));
-      used_.insert(name);
+      if (!used_.contains(name)) rename(name, fused_name(name));
+    }
+  }
+
+  void rename(const std::string& name, const std::string& other) {
+    if (other == name) return;
+    add(other, *value(name));
+    used_.insert(name);
+  }
+
+  // Codes mean nothing without their scales, which are not moved along. `block_of_name`: the
+  // experts that a tensor of this name is of; nothing for other tensors.
+  template <typename BlockOfName>
+  void refuse_codes(BlockOfName block_of_name) {
+    std::set<std::string> told;
+    for (const QuantizedTensor& quantized : catalog_.quantized().tensors()) {
+      if (decoded_.contains(quantized.name)) continue;
+      const auto block = block_of_name(quantized.name);
+      if (!block || !told.insert(*block).second) continue;
+      const std::uint32_t data = quantized.data;
+      const std::string& source =
+          data == QuantizedTensor::none ? quantized.name : catalog_.tensors()[data].name;
+      fail(*block, "plan.encoding",
+           fmt::format("the experts are stored as codes, '{}', which keep their layout",
+                       printable(source)),
+           {source});
+      findings_.back().suggestion = "make numbers of them with --dequantize";
     }
   }
 
@@ -203,12 +195,12 @@ class Maker {
   void fuse_block(const std::string& prefix, const Experts& experts) {
     const std::uint64_t count = experts.names.size();
     std::vector<std::string> missing;
-    const auto& role_names = experts.is_short ? short_roles : roles;
     for (std::uint64_t e = 0; e < count; ++e) {
       const auto known = experts.names.find(e);
-      for (std::size_t role = 0; role < roles.size(); ++role) {
-        if (known != experts.names.end() && !known->second[role].empty()) continue;
-        missing.push_back(fmt::format("{}.{}.{}.weight", prefix, e, role_names[role]));
+      for (const ExpertRole role : expert_roles) {
+        const auto index = static_cast<std::size_t>(role);
+        if (known != experts.names.end() && !known->second[index].empty()) continue;
+        missing.push_back(fmt::format("{}.{}.{}.weight", prefix, e, name(role, experts.words)));
       }
     }
     if (!missing.empty()) {
@@ -234,15 +226,26 @@ class Maker {
   // ---- one tensor to experts one by one
 
   void separate() {
-    constexpr std::string_view suffix = ".experts.gate_up_proj";
+    constexpr std::string_view suffix = ".gate_up_proj";
+    const auto prefix_of = [&](const std::string& name) -> std::optional<std::string> {
+      if (!name.ends_with(".experts.gate_up_proj")) return std::nullopt;
+      return name.substr(0, name.size() - suffix.size());
+    };
+    if (!is_decoded_) refuse_codes(prefix_of);
+    std::set<std::string, std::less<>> blocks;
     for (const std::string& name : names()) {
-      if (!name.ends_with(suffix)) continue;
-      const std::string prefix = name.substr(0, name.size() - suffix.size()) + ".experts";
+      const auto prefix = prefix_of(name);
+      if (!prefix) continue;
       try {
-        separate_block(prefix);
+        separate_block(*prefix);
+        blocks.emplace(block_of(*prefix));
       } catch (const Error& error) {
-        fail(prefix, "plan.shape", "experts cannot be taken apart: " + error.message(), {name});
+        fail(*prefix, "plan.shape", "experts cannot be taken apart: " + error.message(), {name});
       }
+    }
+    for (const std::string& name : names()) {
+      if (used_.contains(name) || !is_in_block(blocks, name)) continue;
+      rename(name, separate_name(name, words_));
     }
   }
 
@@ -277,9 +280,10 @@ class Maker {
     // Experts with biases (GPT-OSS) have gate and up in turn.
     const auto bias = value(prefix + ".gate_up_proj_bias");
     const std::uint64_t inner = narrow[2];
-    const auto part = [&](Value of, std::size_t role) {
-      return bias ? builder_.slice(of, 0, role, inner, 2)
-                  : builder_.slice(of, 0, role * inner, inner);
+    const auto part = [&](Value of, ExpertRole role) {
+      const auto index = static_cast<std::uint64_t>(role);
+      return bias ? builder_.slice(of, 0, index, inner, 2)
+                  : builder_.slice(of, 0, index * inner, inner);
     };
     const std::uint64_t count = wide[0];
     cut_ += 3 * count;
@@ -288,18 +292,19 @@ class Maker {
                                             "size holds {} at most",
                                             count, 3 * count, most));
     }
+    const std::string module = separate_name(prefix, words_);
     for (std::uint64_t e = 0; e < count; ++e) {
-      const auto name = [&](std::size_t role, const char* what) {
-        return fmt::format("{}.{}.{}.{}", prefix, e, roles[role], what);
+      const auto target = [&](ExpertRole role, const char* what) {
+        return fmt::format("{}.{}.{}.{}", module, e, name(role, words_), what);
       };
       const Value both = one(gate_up, e);
-      for (const std::size_t role : {std::size_t{0}, std::size_t{1}}) {
-        add(name(role, "weight"), part(both, role));
-        if (bias) add(name(role, "bias"), part(one(*bias, e), role));
+      for (const ExpertRole role : {ExpertRole::gate, ExpertRole::up}) {
+        add(target(role, "weight"), part(both, role));
+        if (bias) add(target(role, "bias"), part(one(*bias, e), role));
       }
-      add(name(2, "weight"), one(down, e));
+      add(target(ExpertRole::down, "weight"), one(down, e));
       const auto down_bias = value(prefix + ".down_proj_bias");
-      if (down_bias) add(name(2, "bias"), one(*down_bias, e));
+      if (down_bias) add(target(ExpertRole::down, "bias"), one(*down_bias, e));
     }
     for (const char* suffix :
          {".gate_up_proj", ".down_proj", ".gate_up_proj_bias", ".down_proj_bias"}) {
@@ -318,6 +323,7 @@ class Maker {
   bool is_decoded_;
   const std::set<std::string, std::less<>>& broken_;
   std::vector<Finding>& findings_;
+  ExpertWords words_;
   RecipeBuilder builder_;
   std::vector<bool> is_read_;
   std::map<std::string, Value> decoded_;
@@ -356,10 +362,16 @@ bool decodes(const Catalog& catalog, const ConvertOptions& options) {
   return catalog.quantized().has_readable() || has_errors(catalog.quantized().findings());
 }
 
+bool keeps_codes(const ConvertOptions& options, bool is_decoded) noexcept {
+  const bool names_stay = options.rules.empty() && options.recipes.targets.empty();
+  return !is_decoded && names_stay && !options.dtype && container_of(options.format).holds_blocks();
+}
+
 Values values_of(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
                  bool is_decoded, const std::set<std::string, std::less<>>& broken,
                  std::vector<Finding>& findings) {
-  if (!is_decoded && options.experts == ExpertLayout::keep) return {};
+  const bool has_codes = keeps_codes(options, is_decoded) && catalog->quantized().has_readable();
+  if (!is_decoded && !has_codes && options.experts == ExpertLayout::keep) return {};
   return Maker(catalog, options, is_decoded, broken, findings).run();
 }
 

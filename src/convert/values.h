@@ -24,6 +24,10 @@ struct Values {
 // quantized by names as they are in the file.
 [[nodiscard]] bool decodes(const Catalog& catalog, const ConvertOptions& options);
 
+// Whether codes that the files' blocks hold stay codes, in blocks: their recipes are those of their
+// numbers until it is known what becomes of them.
+[[nodiscard]] bool keeps_codes(const ConvertOptions& options, bool is_decoded) noexcept;
+
 // As `is_decoded` and `options.experts` ask for. `broken`: what check_expert_series() found.
 [[nodiscard]] Values values_of(const std::shared_ptr<const Catalog>& catalog,
                                const ConvertOptions& options, bool is_decoded,

@@ -228,9 +228,11 @@ void Puller::finish(GroupMember& member, std::span<const float> amax) {
 void Puller::tell_not_finite(const GroupMember& member, std::uint64_t element) {
   const PlannedTarget& target = work_.plan.targets[member.target];
   const auto way = member.form->computed_in;
+  const bool has_blocks = member.form->kind == QuantizeKind::gguf_blocks;
   std::string message = fmt::format(
-      "'{}': element {} is NaN or infinite{}, and is to become {}", printable(target.name), element,
-      way ? fmt::format(" as {}", name(*way)) : "", target.quantization->encoding);
+      "'{}': element {} is NaN or infinite{}{}, and is to become {}", printable(target.name),
+      element, way ? fmt::format(" as {}", name(*way)) : "",
+      has_blocks ? ", or the scale of its block is" : "", target.quantization->encoding);
   if (!work_.plan.allow_non_finite) {
     throw Error("q.nan", std::move(message),
                 {.tensor = target.name,

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/ceil_div.h"
+#include "kernels/gguf/block_scales.h"
 #include "kernels/gguf/window.h"
 #include "kernels/modelopt.h"
 #include "kernels/modelopt/scales.h"
@@ -36,6 +37,17 @@ void part_ranges(const QuantizeForm& form, std::uint64_t begin, std::uint64_t en
   ranges[1] = {begin / block * scale, ceil_div(end, block) * scale};
 }
 
+// The first number of the first block whose scale is beyond F16, as numbers near the largest F32
+// have; or `end`.
+static std::uint64_t first_odd_block(const QuantizeForm& form, std::uint64_t begin,
+                                     std::uint64_t end, const std::byte* blocks) noexcept {
+  const BlockLayout block = layout(form.block);
+  for (std::uint64_t at = begin; at < end; at += block.elements, blocks += block.bytes) {
+    if (has_odd_scale(form.block, blocks)) return at;
+  }
+  return end;
+}
+
 bool is_finished_whole(const QuantizeForm& form, std::size_t part) {
   std::vector<PartRange> ranges(form.parts.size());
   part_ranges(form, 0, form.elements, ranges);
@@ -47,7 +59,8 @@ std::uint64_t quantize_window(const QuantizeForm& form, std::uint64_t begin, std
                               std::span<const float> amax, std::byte* scratch) noexcept {
   if (begin == end) return end;
   if (form.kind == QuantizeKind::gguf_blocks) {
-    return encode_gguf_window(form, begin, end, numbers, parts[0]);
+    const std::uint64_t bad = encode_gguf_window(form, begin, end, numbers, parts[0]);
+    return std::min(bad, first_odd_block(form, begin, end, parts[0]));
   }
   if (!is_bitsandbytes(form.kind))
     return encode_scaled_window(form, begin, end, numbers, parts, amax);

@@ -22,6 +22,12 @@ Production::Production(const Catalog& catalog, const CompiledRules& rules,
   for (const std::string& name : options.known_sources) {
     if (const auto known = catalog.find(name)) taken[*known] = true;
   }
+  // A constant stands in the place of a source of its name that nothing else is made of.
+  for (const TargetRecipe& recipe : options.recipes.targets) {
+    RuleMatch match;
+    if (recipe.constant == nullptr || rules.match(recipe.target, match)) continue;
+    if (const auto known = catalog.find(recipe.target)) taken[*known] = true;
+  }
   // Of several checkpoints the first one names what there is; recipes alone reach the others.
   const std::uint32_t end = catalog.tensors_of(0).end;
   for (std::uint32_t i = 0; i < end && !options.knows_all_sources; ++i) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "codec/decode.h"
+#include "loadstone/quantized_tensors.h"
 
 namespace loadstone {
 
@@ -72,12 +73,28 @@ std::vector<std::shared_ptr<ByteSource>> filled_sources(
 }
 
 // Null where the kernel has none for such data.
-const ErrorBound* bound_of(const QuantizedTensor& quantized, const Catalog& catalog) {
-  const DecodeKernel* const kernel = find_decode_kernel(quantized.decoding.kernel);
-  if (kernel == nullptr || kernel->error == nullptr || quantized.has_zero_points) return nullptr;
-  const Encoding data = catalog.tensors()[quantized.decoding.sources.front()].encoding;
+const ErrorBound* bound_of(const Decoding& decoding, const Catalog& catalog) {
+  const DecodeKernel* const kernel = find_decode_kernel(decoding.kernel);
+  if (kernel == nullptr || kernel->error == nullptr) return nullptr;
+  const std::uint32_t source = decoding.sources.front();
+  const QuantizedTensor* const quantized = catalog.quantized().find(source);
+  if (quantized == nullptr || quantized->has_zero_points) return nullptr;
+  const Encoding data = catalog.tensors()[source].encoding;
   const bool fits = kernel->error->data == Dtype::u8 || data == Encoding(kernel->error->data);
   return fits ? kernel->error : nullptr;
+}
+
+// That of all numbers; null where there is no such one.
+const ErrorBound* bound_of(const TensorRecipe& value, const Catalog& catalog) {
+  const ErrorBound* bound = nullptr;
+  const auto is_decoded = [](const Box& box) { return box.decoding != no_decoding; };
+  if (!std::ranges::all_of(value.boxes, is_decoded)) return nullptr;
+  for (const Decoding& decoding : value.decodings) {
+    const ErrorBound* const each = bound_of(decoding, catalog);
+    if (each == nullptr || (bound != nullptr && each != bound)) return nullptr;
+    bound = each;
+  }
+  return bound;
 }
 
 }  // namespace
@@ -87,15 +104,14 @@ Numbers::Numbers(const OpenShards& shards, std::atomic<bool>& stop)
       sources_(filled_sources(shards.sources(), filled_)),
       reader_(borrowed(shards.catalog()), sources_, staging_bytes, stop) {}
 
-void Numbers::open(const std::string& name, const QuantizedTensor* quantized,
-                   std::uint32_t tensor) {
-  is_exact_ = quantized == nullptr && catalog_.tensors()[tensor].encoding.is_dtype();
-  bound_ = quantized == nullptr ? nullptr : bound_of(*quantized, catalog_);
-  recipe_ = tensor_recipe(catalog_, quantized == nullptr ? tensor : quantized->data);
+void Numbers::open(const std::string& name, const TensorRecipe& value) {
+  is_exact_ = value.decodings.empty();
+  bound_ = bound_of(value, catalog_);
+  value_ = &value;
   reader_.open({.name = name,
-                .boxes = recipe_.boxes,
-                .decodings = recipe_.decodings,
-                .shape = recipe_.shape,
+                .boxes = value.boxes,
+                .decodings = value.decodings,
+                .shape = value.shape,
                 .dtype = Dtype::f32});
 }
 
@@ -119,13 +135,18 @@ std::vector<double> Numbers::slack(std::uint64_t begin, std::uint64_t end) {
       slack[i] += part * std::min(std::abs(double{reach[i]}), reach_max);
     }
   };
-  const auto& sources = recipe_.decodings.front().sources;
-  fill(sources[0], bound_->top_code);
+  for (const Decoding& decoding : value_->decodings) {
+    fill(decoding.sources[0], bound_->top_code);
+  }
   add(bound_->of_reach);
-  // Scales of scales come behind them.
-  if (bound_->of_outer > 0 && sources.size() > 2) {
-    fill(sources[1], bound_->top_scale);
-    add(bound_->of_outer);
+  if (bound_->of_outer > 0) {
+    bool has_outer = false;
+    for (const Decoding& decoding : value_->decodings) {
+      if (decoding.sources.size() <= 2) continue;  // scales of scales come behind them
+      fill(decoding.sources[1], bound_->top_scale);
+      has_outer = true;
+    }
+    if (has_outer) add(bound_->of_outer);
   }
   filled_.clear();
   return slack;

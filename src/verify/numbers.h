@@ -25,9 +25,9 @@ class Numbers {
   Numbers(const Numbers&) = delete;
   Numbers& operator=(const Numbers&) = delete;
 
-  // `quantized` null: the tensor of this index, as it is or the numbers of its blocks. Of these no
-  // bound is known.
-  void open(const std::string& name, const QuantizedTensor* quantized, std::uint32_t tensor);
+  // `value` must live as long as it is open. Of blocks, and of codes of several kinds, no bound is
+  // known.
+  void open(const std::string& name, const TensorRecipe& value);
 
   // F32, valid until the next call.
   const std::vector<float>& read(std::uint64_t begin, std::uint64_t end);
@@ -57,7 +57,7 @@ class Numbers {
   std::vector<Filled> filled_;  // that the sources look at
   std::vector<std::shared_ptr<ByteSource>> sources_;
   ValueReader reader_;
-  TensorRecipe recipe_;
+  const TensorRecipe* value_ = nullptr;
   bool is_exact_ = true;
   const ErrorBound* bound_ = nullptr;
   std::vector<float> values_;

@@ -3,17 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <span>
-#include <utility>
 
-#include "base/text.h"
 #include "codec/decode.h"
 #include "kernels/cast.h"
 #include "verify/finding_of.h"
-#include "verify/numbers.h"
-#include "verify/tensor_bytes.h"
 
 namespace loadstone {
 
@@ -158,107 +153,25 @@ std::vector<Finding> check_scales(const OpenShards& shards, const QuantizedTenso
   return findings;
 }
 
-Shape QuantizedPairs::Side::shape() const {
-  return stored != nullptr ? stored->shape() : catalog->tensors()[tensor].shape;
+Samples::Samples(const OpenShards& first, const OpenShards& second)
+    : first_(first, stop_), second_(second, stop_) {}
+
+void Samples::compare(const Pair& pair, VerifyReport& report) {
+  first_.open(pair.name, pair.first.value);
+  second_.open(pair.name, pair.second.value);
+  const Shape& shape = pair.first.value.shape;
+  const Comparison found = compare_numbers(first_, second_, shape.numel().value_or(0));
+  const Side& stored = pair.second.is_quantized() ? pair.second : pair.first;
+  report.quantized.push_back({pair.name, stored.encoding, found.relative()});
+  if (found.is_explained()) return;
+  report.differences.push_back(
+      {pair.name, DifferenceKind::values, found.text(),
+       fmt::format("at most {:.3g} for {}, and each number near its code's", found.most(),
+                   stored.encoding)});
 }
 
-std::string_view QuantizedPairs::Side::encoding() const {
-  return stored != nullptr ? std::string_view(stored->encoding)
-                           : catalog->tensors()[tensor].encoding.name();
-}
-
-bool QuantizedPairs::Side::is_quantized() const {
-  return stored != nullptr || !catalog->tensors()[tensor].encoding.is_dtype();
-}
-
-QuantizedPairs::QuantizedPairs(const Catalog& first, const Catalog& second)
-    : first_(first),
-      second_(second),
-      in_first_(first.tensors().size(), false),
-      in_second_(second.tensors().size(), false) {
-  std::map<std::string_view, std::pair<const QuantizedTensor*, const QuantizedTensor*>> by_name;
-  for (const QuantizedTensor& value : first_.quantized().tensors()) {
-    if (value.is_readable()) by_name[value.name].first = &value;
-  }
-  for (const QuantizedTensor& value : second_.quantized().tensors()) {
-    if (value.is_readable()) by_name[value.name].second = &value;
-  }
-  for (const auto& [name, sides] : by_name) add(std::string(name), sides.first, sides.second);
-  add_blocks();
-}
-
-// Blocks of GGUF hold their scales, so that names say which tensors are pairs.
-void QuantizedPairs::add_blocks() {
-  const auto is_numbers = [](Encoding encoding) {
-    return !encoding.is_dtype() || kind(encoding.dtype()) == DtypeKind::floating;
-  };
-  for (std::uint32_t i = 0; i < first_.tensors().size(); ++i) {
-    const TensorInfo& a = first_.tensors()[i];
-    const auto partner = second_.find(a.name);
-    if (!partner || in_first_[i] || in_second_[*partner]) continue;
-    const Encoding b = second_.tensors()[*partner].encoding;
-    const bool has_blocks = !a.encoding.is_dtype() || !b.is_dtype();
-    if (a.encoding == b || !has_blocks || !is_numbers(a.encoding) || !is_numbers(b)) continue;
-    // Codes that nothing decodes.
-    if (first_.quantized().find(i) != nullptr || second_.quantized().find(*partner) != nullptr) {
-      continue;
-    }
-    keep({a.name, {&first_, nullptr, i}, {&second_, nullptr, *partner}});
-  }
-}
-
-void QuantizedPairs::add(const std::string& name, const QuantizedTensor* first,
-                         const QuantizedTensor* second) {
-  if (first != nullptr && second != nullptr && first->encoding == second->encoding) return;
-  Pair pair = {name, {&first_, first}, {&second_, second}};
-  for (Side* const side : {&pair.first, &pair.second}) {
-    if (side->stored != nullptr) continue;
-    const auto index = side->catalog->find(name);
-    if (!index || !side->catalog->tensors()[*index].encoding.is_dtype()) return;
-    if (side->catalog->quantized().find(*index) != nullptr) return;  // codes that nothing decodes
-    side->tensor = *index;
-  }
-  keep(std::move(pair));
-}
-
-void QuantizedPairs::keep(Pair pair) {
-  if (pair.first.shape() != pair.second.shape() || pair.first.shape().numel() == 0u) return;
-  cover(pair.first, in_first_);
-  cover(pair.second, in_second_);
-  pairs_.push_back(std::move(pair));
-}
-
-void QuantizedPairs::cover(const Side& side, std::vector<bool>& covered) {
-  if (side.stored == nullptr) {
-    covered[side.tensor] = true;
-    return;
-  }
-  for (const std::uint32_t source : side.stored->decoding.sources) covered[source] = true;
-  for (const std::uint32_t source : side.stored->unneeded) covered[source] = true;
-}
-
-void QuantizedPairs::measure(const OpenShards& first_shards, const OpenShards& second_shards,
-                             VerifyReport& report) const {
-  if (pairs_.empty()) return;
-  std::atomic<bool> stop = false;
-  Numbers first(first_shards, stop);
-  Numbers second(second_shards, stop);
-  for (const Pair& pair : pairs_) {
-    const Shape shape = pair.first.shape();
-    first.open(pair.name, pair.first.stored, pair.first.tensor);
-    second.open(pair.name, pair.second.stored, pair.second.tensor);
-    const Comparison found = compare_numbers(first, second, shape.numel().value_or(0));
-    const Side& stored = pair.second.is_quantized() ? pair.second : pair.first;
-    const std::string encoding(stored.encoding());
-    report.quantized.push_back({pair.name, encoding, found.relative()});
-    if (!found.is_explained()) {
-      report.differences.push_back(
-          {pair.name, DifferenceKind::values, found.text(),
-           fmt::format("at most {:.3g} for {}, and each number near its code's", found.most(),
-                       encoding)});
-    }
-  }
-  report.bytes_read += first.bytes_read() + second.bytes_read();
+std::uint64_t Samples::bytes_read() const noexcept {
+  return first_.bytes_read() + second_.bytes_read();
 }
 
 }  // namespace loadstone

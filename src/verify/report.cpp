@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
 #include <map>
+#include <utility>
+#include <vector>
 
 #include "base/finding_json.h"
 #include "base/json_writer.h"
@@ -64,6 +66,16 @@ static std::string json_of(const VerifyReport& report) {
     json.end_object();
   }
   json.end_array();
+  json.key("widened");
+  json.begin_array();
+  for (const Widened& each : report.widened) {
+    json.begin_object();
+    json.member("name", each.name);
+    json.member("found", each.found);
+    json.member("expected", each.expected);
+    json.end_object();
+  }
+  json.end_array();
   json.member("bytes_read", report.bytes_read);
   json.end_object();
   return json.take();
@@ -99,6 +111,21 @@ std::string quantized_text(const VerifyReport& report) {
   return text;
 }
 
+// One line for each pair of dtypes.
+std::string widened_text(const VerifyReport& report) {
+  std::map<std::pair<std::string_view, std::string_view>, std::vector<std::string_view>> rows;
+  for (const Widened& each : report.widened) {
+    rows[{each.expected, each.found}].push_back(each.name);
+  }
+  std::string text;
+  for (const auto& [dtypes, names] : rows) {
+    text += fmt::format("  info: {} of {} widened to {}, with equal numbers ('{}'{})\n",
+                        names.size(), dtypes.first, dtypes.second, printable(names.front()),
+                        names.size() > 1 ? " ..." : "");
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string to_table(const VerifyReport& report) {
@@ -114,6 +141,7 @@ std::string to_table(const VerifyReport& report) {
                           each.infinite);
     }
     text += quantized_text(report);
+    text += widened_text(report);
     text +=
         fmt::format("{}; {} read\n", report.ok() ? "ok" : "not ok", human_bytes(report.bytes_read));
     return text;

@@ -1,5 +1,7 @@
 #include "verify/tensor_bytes.h"
 
+#include <utility>
+
 #include "boxes/view.h"
 
 namespace loadstone {
@@ -15,23 +17,37 @@ Box whole_box(std::uint32_t source, const TensorInfo& tensor) {
 }
 
 TensorBytes::TensorBytes(const OpenShards& shards, const TensorInfo& tensor, bool as_in_file)
-    : shards_(shards), tensor_(tensor), size_(tensor.byte_count()) {
+    : shards_(shards), tensor_(&tensor), size_(tensor.byte_count()) {
   if (as_in_file || tensor.strides.empty()) return;
   const std::uint64_t elements = tensor.shape.numel().value_or(0);
   size_ = tensor.encoding.byte_count(elements).value_or(0);
   if (size_ == 0) return;
   element_bytes_ = size_ / elements;
   const auto index = static_cast<std::uint32_t>(&tensor - shards.catalog().tensors().data());
-  boxes_ = {whole_box(index, tensor)};
+  value_ = {tensor.shape, tensor.encoding.dtype(), {whole_box(index, tensor)}, {}};
+  open(tensor.name, tensor.encoding.dtype());
+}
+
+TensorBytes::TensorBytes(const OpenShards& shards, const std::string& name, TensorRecipe value,
+                         Dtype dtype)
+    : shards_(shards),
+      size_(value.shape.numel().value_or(0) * element_bytes(dtype)),
+      element_bytes_(element_bytes(dtype)),
+      value_(std::move(value)) {
+  open(name, dtype);
+}
+
+void TensorBytes::open(const std::string& name, Dtype dtype) {
   // The catalog outlives this, so nobody has to own it here.
-  const std::shared_ptr<const Catalog> catalog(std::shared_ptr<const Catalog>(), &shards.catalog());
-  reader_ = std::make_unique<ValueReader>(catalog, shards.sources(), staging_bytes_max, stop_);
-  reader_->open({tensor.name, boxes_, {}, tensor.shape, tensor.encoding.dtype()});
+  const std::shared_ptr<const Catalog> catalog(std::shared_ptr<const Catalog>(),
+                                               &shards_.catalog());
+  reader_ = std::make_unique<ValueReader>(catalog, shards_.sources(), staging_bytes_max, stop_);
+  reader_->open({name, value_.boxes, value_.decodings, value_.shape, dtype});
 }
 
 void TensorBytes::read(std::uint64_t begin, std::span<std::byte> into) {
   if (element_bytes_ == 0) {
-    shards_.read(tensor_, begin, into);
+    shards_.read(*tensor_, begin, into);
   } else {
     reader_->read(begin / element_bytes_, (begin + into.size()) / element_bytes_, into);
   }

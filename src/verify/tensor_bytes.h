@@ -6,33 +6,40 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "execute/shard_files.h"
 #include "execute/value_reader.h"
 #include "loadstone/catalog.h"
+#include "plan/decodings.h"
 
 namespace loadstone {
 
 // All elements of a tensor in C order, as a box of them.
 [[nodiscard]] Box whole_box(std::uint32_t source, const TensorInfo& tensor);
 
-// One tensor's elements in C order, or as they stand in the file. Not thread-safe.
+// One tensor's elements in C order, or as they stand in the file; or those of a value that is made
+// of tensors. Not thread-safe.
 class TensorBytes {
  public:
   TensorBytes(const OpenShards& shards, const TensorInfo& tensor, bool as_in_file);
+  // As this dtype.
+  TensorBytes(const OpenShards& shards, const std::string& name, TensorRecipe value, Dtype dtype);
 
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
   // Whole elements.
   void read(std::uint64_t begin, std::span<std::byte> into);
 
  private:
+  void open(const std::string& name, Dtype dtype);
+
   const OpenShards& shards_;
-  const TensorInfo& tensor_;
+  const TensorInfo* tensor_ = nullptr;
   std::uint64_t size_;
   std::uint64_t element_bytes_ = 0;  // 0: as in the file
   std::atomic<bool> stop_ = false;
-  std::vector<Box> boxes_;
+  TensorRecipe value_;
   std::unique_ptr<ValueReader> reader_;
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <functional>
 #include <iterator>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "execute/team.h"
 #include "loadstone/error.h"
 #include "verify/finding_of.h"
+#include "verify/pairs.h"
 #include "verify/quantized.h"
 #include "verify/ranges.h"
 #include "verify/tensor_bytes.h"
@@ -98,27 +100,80 @@ Finding bad_values(const Catalog& catalog, const TensorInfo& tensor, const Value
                     "finite scales");
 }
 
-// The first place where two tensors differ: in the order of their elements, which is that of their
-// bytes where both stand in the same order.
+// The first byte where both differ; nothing where they do not.
+std::optional<std::size_t> first_byte(std::span<const std::byte> left,
+                                      std::span<const std::byte> right) {
+  const auto [in_left, in_right] = std::ranges::mismatch(left, right);
+  if (in_left == left.end()) return std::nullopt;
+  return static_cast<std::size_t>(in_left - left.begin());
+}
+
+// The same of F32, where zeros are equal whatever their sign: GGUF's codes of 4 bits have one zero.
+std::optional<std::size_t> first_number(std::span<const std::byte> left,
+                                        std::span<const std::byte> right) {
+  for (std::size_t at = 0; const auto skipped = first_byte(left.subspan(at), right.subspan(at));) {
+    at = (at + *skipped) / sizeof(float) * sizeof(float);
+    float a = 0;
+    float b = 0;
+    std::memcpy(&a, left.data() + at, sizeof a);
+    std::memcpy(&b, right.data() + at, sizeof b);
+    if (a != b) return at;
+    at += sizeof(float);
+  }
+  return std::nullopt;
+}
+
+// The first byte where two values differ, as `compare` tells it.
+template <typename Compare>
+std::optional<std::uint64_t> first_difference(TensorBytes& first, TensorBytes& second,
+                                              std::size_t step, Jobs& jobs,
+                                              std::vector<std::byte>& scratch, Compare compare) {
+  for (std::uint64_t at = 0; at < first.size(); at += step) {
+    const std::uint64_t bytes = std::min<std::uint64_t>(step, first.size() - at);
+    scratch.resize(2 * bytes);
+    const auto left = std::span(scratch).first(bytes);
+    const auto right = std::span(scratch).subspan(bytes);
+    first.read(at, left);
+    second.read(at, right);
+    if (!jobs.goes_on(2 * bytes)) break;
+    if (const auto found = compare(left, right)) return at + *found;
+  }
+  return std::nullopt;
+}
+
+// In the order of their elements, which is that of their bytes where both stand in the same order.
 std::optional<std::uint64_t> first_difference(const OpenShards& first, const TensorInfo& a,
                                               const OpenShards& second, const TensorInfo& b,
                                               Jobs& jobs, std::vector<std::byte>& scratch) {
   const bool same_order = a.strides == b.strides;
-  TensorBytes left_bytes(first, a, same_order);
-  TensorBytes right_bytes(second, b, same_order);
+  TensorBytes left(first, a, same_order);
+  TensorBytes right(second, b, same_order);
   const std::size_t step = same_order ? chunk_bytes_max : strided_chunk_bytes_max;
-  for (std::uint64_t at = 0; at < left_bytes.size(); at += step) {
-    const std::uint64_t bytes = std::min<std::uint64_t>(step, left_bytes.size() - at);
-    scratch.resize(2 * bytes);
-    const auto left = std::span(scratch).first(bytes);
-    const auto right = std::span(scratch).subspan(bytes);
-    left_bytes.read(at, left);
-    right_bytes.read(at, right);
-    if (!jobs.goes_on(2 * bytes)) break;
-    const auto [in_left, in_right] = std::ranges::mismatch(left, right);
-    if (in_left != left.end()) return at + static_cast<std::uint64_t>(in_left - left.begin());
-  }
-  return std::nullopt;
+  return first_difference(left, right, step, jobs, scratch, first_byte);
+}
+
+// Whether the elements come in the order of the file, mostly.
+bool is_in_order(const TensorRecipe& value) {
+  return std::ranges::all_of(value.boxes, [](const Box& box) {
+    return box.dims.empty() || (box.dims.back().source_stride == 1);
+  });
+}
+
+// Of a value whose numbers are to be the same, wherever and as whatever they stand.
+std::optional<Difference> number_difference(const OpenShards& first, const OpenShards& second,
+                                            const Pair& pair, Jobs& jobs,
+                                            std::vector<std::byte>& scratch) {
+  TensorBytes left(first, pair.name, pair.first.value, pair.dtype);
+  TensorBytes right(second, pair.name, pair.second.value, pair.dtype);
+  const bool in_order = is_in_order(pair.first.value) && is_in_order(pair.second.value);
+  const std::size_t step = in_order ? chunk_bytes_max : strided_chunk_bytes_max;
+  const auto compare = pair.first.is_quantized() ? first_number : first_byte;
+  const auto at = first_difference(left, right, step, jobs, scratch, compare);
+  if (!at) return std::nullopt;
+  return Difference{
+      pair.name, DifferenceKind::values,
+      fmt::format("other numbers from element {} on", *at / element_bytes(pair.dtype)),
+      "equal numbers"};
 }
 
 // What the headers alone tell.
@@ -190,28 +245,54 @@ VerifyReport verify_values(const Catalog& catalog, const VerifyOptions& options)
   return only_errors([&] { return verified(catalog, options); });
 }
 
+// What the bytes tell of a tensor that has its name in both checkpoints, or in the first alone.
+static std::optional<Difference> tensor_difference(const OpenShards& first,
+                                                   const OpenShards& second, const TensorInfo& a,
+                                                   Jobs& jobs, std::vector<std::byte>& scratch) {
+  const TensorInfo* const b = partner(second.catalog(), a.name);
+  if (auto found = header_difference(a, b)) return found;
+  const auto at = first_difference(first, a, second, *b, jobs, scratch);
+  if (!at) return std::nullopt;
+  return Difference{a.name, DifferenceKind::bytes,
+                    fmt::format("other bytes from byte {} of the tensor on", *at), "equal bytes"};
+}
+
+// Samples of what is quantized differently, and a word on what is the same in other clothes.
+static void report_pairs(const Pairs& pairs, const OpenShards& first, const OpenShards& second,
+                         VerifyReport& report) {
+  Samples samples(first, second);
+  for (const Pair& pair : pairs.all()) {
+    if (!pair.is_exact) {
+      samples.compare(pair, report);
+    } else if (pair.first.is_quantized()) {
+      report.quantized.push_back({pair.name, pair.second.encoding, 0});
+    } else if (pair.first.encoding != pair.second.encoding) {
+      report.widened.push_back({pair.name, pair.second.encoding, pair.first.encoding});
+    }
+  }
+  report.bytes_read += samples.bytes_read();
+}
+
 static VerifyReport compared(const Catalog& first, const Catalog& second,
                              const VerifyOptions& options) {
   const OpenShards first_shards(first, options.storage);
   const OpenShards second_shards(second, options.storage);
   const auto& tensors = first.tensors();
-  const QuantizedPairs pairs(first, second);
-  std::vector<std::optional<Difference>> found(tensors.size());
+  const Pairs pairs(first, second);
+  std::vector<std::optional<Difference>> found(tensors.size() + pairs.all().size());
   Jobs jobs(options, first.total_bytes() + second.total_bytes());
-  jobs.run(tensors.size(), [&](std::size_t i, std::vector<std::byte>& scratch) {
-    if (pairs.covers_first(static_cast<std::uint32_t>(i))) return;
-    const TensorInfo& a = tensors[i];
-    const TensorInfo* b = partner(second, a.name);
-    found[i] = header_difference(a, b);
-    if (found[i]) return;
-    const auto at = first_difference(first_shards, a, second_shards, *b, jobs, scratch);
-    if (!at) return;
-    found[i] =
-        Difference{a.name, DifferenceKind::bytes,
-                   fmt::format("other bytes from byte {} of the tensor on", *at), "equal bytes"};
+  jobs.run(found.size(), [&](std::size_t i, std::vector<std::byte>& scratch) {
+    if (i >= tensors.size()) {
+      const Pair& pair = pairs.all()[i - tensors.size()];
+      if (!pair.is_exact) return;
+      found[i] = number_difference(first_shards, second_shards, pair, jobs, scratch);
+    } else if (!pairs.covers_first(static_cast<std::uint32_t>(i))) {
+      found[i] = tensor_difference(first_shards, second_shards, tensors[i], jobs, scratch);
+    }
   });
   VerifyReport report;
   report.bytes_read = jobs.bytes_done();
+  report.differences = pairs.differences();
   for (auto& each : found) {
     if (each) report.differences.push_back(*std::move(each));
   }
@@ -222,7 +303,7 @@ static VerifyReport compared(const Catalog& first, const Catalog& second,
                                   fmt::format("{} {}", tensor.encoding.name(), tensor.shape.text()),
                                   "nothing"});
   }
-  pairs.measure(first_shards, second_shards, report);
+  report_pairs(pairs, first_shards, second_shards, report);
   first_shards.require_unchanged();
   second_shards.require_unchanged();
   return report;

@@ -258,8 +258,7 @@ TEST_F(Merges, CodesAreNoNumbersThere) {
   EXPECT_FALSE(plan_of(bad).ok());
 }
 
-TEST_F(Merges, AreNotSaved) {
-  EXPECT_EQ(code_of([&] { (void)to_json(plan_of(merge())); }), "plan.json");
+TEST_F(Merges, AreNoRecipesInFiles) {
   Recipes recipes;
   recipes.targets.push_back({.target = "w",
                              .shape = {rows, columns},
@@ -267,6 +266,76 @@ TEST_F(Merges, AreNotSaved) {
                              .constant = {},
                              .merge = std::make_shared<const Merge>(merge())});
   EXPECT_EQ(code_of([&] { (void)to_json(recipes, *joined_); }), "plan.recipe");
+}
+
+TEST_F(Merges, AreSavedWithTheirPlans) {
+  Merge pruned = {.form = MergeForm::differences, .factor = 0.3F};
+  pruned.terms.push_back({.factor = 2, .boxes = whole("w", 1), .low_rank = {}});
+  pruned.pruning = Pruning::random;
+  pruned.density = 0.1;
+  pruned.seed = UINT64_MAX;
+  pruned.elects_signs = pruned.is_mean = true;
+  Merge arc = {.form = MergeForm::slerp};
+  arc.terms.push_back({.factor = 0.1F, .boxes = whole("w", 1), .low_rank = {}});
+  Merge scaled = merge();
+  scaled.terms[1].low_rank->magnitudes = {
+      {.source = joined_->find("left", 2).value(), .dims = {{rows, rank, 1}}}};
+  for (const Merge& each : {merge(), pruned, arc, scaled}) {
+    const Plan plan = plan_of(each);
+    ASSERT_TRUE(plan.ok());
+    const std::string text = to_json(plan);
+    const Plan again = plan_from_json(text);
+    EXPECT_EQ(*again.targets[0].recipe.merge, each);
+    EXPECT_EQ(to_json(again), text);
+    const HostMemory memory(plan);
+    const HostMemory other(again);
+    execute(plan, memory.destinations());
+    execute(again, other.destinations());
+    EXPECT_EQ(std::memcmp(memory.destinations()[0].data, other.destinations()[0].data,
+                          plan.targets[0].byte_count()),
+              0);
+  }
+}
+
+TEST_F(Merges, AreReadWithoutTrust) {
+  const std::string text = to_json(plan_of(merge()));
+  const auto code = [&](const std::string& from, const std::string& to) {
+    std::string changed = text;
+    const auto at = changed.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    if (at != std::string::npos) changed.replace(at, from.size(), to);
+    return code_of([&] { (void)plan_from_json(changed); });
+  };
+  EXPECT_EQ(code("\"left\": [", "\"left\": [],\"lost\": ["), "plan.json");
+  EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 3"), "plan.json");
+  EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 2"), "plan.json");  // no 'w' in there
+  EXPECT_EQ(code("\"checkpoint\": 1", "\"checkpoint\": 4294967296"), "plan.json");
+  EXPECT_EQ(code("\"rank\": 3", "\"rank\": 4"), "plan.box");
+  EXPECT_EQ(code("\"rank\": 3", "\"rank\": 18446744073709551615"), "plan.box");
+  EXPECT_EQ(code("\"rows\": 5", "\"rows\": 6"), "plan.box");
+  EXPECT_EQ(code("\"row_begin\": 0", "\"row_begin\": 1"), "plan.box");
+  EXPECT_EQ(code("\"row_elements\": 70", "\"row_elements\": 69"), "plan.box");
+  EXPECT_EQ(code("\"row_elements\": 70", "\"row_elements\": 0"), "plan.box");
+  EXPECT_EQ(code("\"factor_bits\": 1056964608", "\"factor_bits\": 2143289344"), "plan.box");
+  EXPECT_EQ(code("\"form\": \"sum\"", "\"form\": \"slurp\""), "plan.json");
+  EXPECT_EQ(code("\"form\": \"sum\"", "\"form\": \"differences\""), "plan.json");
+  EXPECT_EQ(code("\"source\": 1", "\"source\": 9"), "plan.box");
+  EXPECT_EQ(code("\"source\": 3", "\"source\": 2"), "plan.box");  // of other extents
+  EXPECT_EQ(code("\"other_checkpoints\": [", "\"other_checkpoints\": [1,"), "plan.json");
+  EXPECT_EQ(code("c.safetensors\"", "b.safetensors\""), "io.changed");
+}
+
+TEST_F(Merges, HaveARootForEachCheckpoint) {
+  const std::string text = to_json(plan_of(merge()));
+  const auto root = [&](std::size_t part) { return parts_[part]->shards()[0].path; };
+  const auto code = [&](std::vector<std::string> others) {
+    return code_of([&] {
+      (void)plan_from_json(text, {}, {.root = root(0), .other_roots = std::move(others)});
+    });
+  };
+  EXPECT_EQ(code({root(1), root(2)}), "");
+  EXPECT_EQ(code({}), "");  // the very files
+  EXPECT_EQ(code({root(1), root(2), root(2)}), "plan.options");
 }
 
 }  // namespace

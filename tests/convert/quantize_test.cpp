@@ -292,9 +292,10 @@ TEST(QuantizeFiles, ChoicesFollowRulesPatternsAndOptions) {
     Recipes recipes;
     recipes.targets.push_back({.target = name, .shape = {64, 64}, .dtype = Dtype::bf16});
     std::vector<Finding> findings;
-    const Choices choices =
-        choose_quantized(options, R"({"model_type": "deepseek_v3", "num_hidden_layers": 4})", 100,
-                         recipes, findings);
+    ConvertOptions convert;
+    convert.quantize = std::move(options);
+    convert.folder.config = R"({"model_type": "deepseek_v3", "num_hidden_layers": 4})";
+    const Choices choices = choose_quantized(convert, 100, recipes, findings);
     const auto found = choices.quantize.find(name);
     return found == choices.quantize.end() ? "" : found->second.encoding;
   };

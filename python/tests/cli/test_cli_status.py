@@ -119,7 +119,6 @@ def test_bad_value(run, file, code):
         ["plan"],
         ["load"],
         ["load", "--plan", "p.json", "--dtype", "bf16"],
-        ["load", "--plan", "p.json", "a", "b"],
         ["load", "x", "--threads", "-1"],
         ["load", "x", "--threads", "many"],
         ["load", "x", "--missing", "initialise"],

@@ -3,6 +3,7 @@
 #include <array>
 #include <utility>
 
+#include "codec/fp4/blocks.h"
 #include "codec/scaled/encode.h"
 #include "codec/scaled/scaled.h"
 #include "codec/unknown/foreign_scale.h"
@@ -103,12 +104,17 @@ constexpr ErrorBound mx_error = error_bound::clamped(e2m1_error, 8.0 / 6.0);
 constexpr ErrorBound nvfp4_error = error_bound::with_scale_codes(
     error_bound::clamped(e2m1_error, 17.0 / 16.0), 0x1p-10 / 448, std::byte{0x7e});
 
-constexpr std::array kernels = {
+const std::array kernels = {
     DecodeKernel{.name = "fp4_block", .prepare = prepare_block, .error = &mx_error},
     DecodeKernel{.name = "nvfp4", .prepare = prepare_nvfp4<Global::factor>, .error = &nvfp4_error},
-    DecodeKernel{
-        .name = "nvfp4_divided", .prepare = prepare_nvfp4<Global::divisor>, .error = &nvfp4_error},
+    DecodeKernel{.name = "nvfp4_divided",
+                 .prepare = prepare_nvfp4<Global::divisor>,
+                 .error = &nvfp4_error,
+                 .divides_by_outer = true},
     DecodeKernel{.name = "mxfp4", .prepare = prepare_mxfp4, .error = &mx_error},
+    mxfp4_block_kernels[0],
+    mxfp4_block_kernels[1],
+    mxfp4_block_kernels[2],
 };
 
 // ---- recognising

@@ -1,0 +1,49 @@
+// What checkpoints call the weights of single experts.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+
+namespace loadstone {
+
+enum class ExpertRole : std::uint8_t { gate, up, down };
+inline constexpr std::array expert_roles = {ExpertRole::gate, ExpertRole::up, ExpertRole::down};
+
+enum class ExpertWords : std::uint8_t {
+  usual,   // "mlp.experts.3.gate_proj", "up_proj", "down_proj"
+  mixtral  // "block_sparse_moe.experts.3.w1", "w3", "w2"; where experts are one tensor, "mlp"
+};
+
+// The words that readers of a model look for: `model_type` of its config.json.
+[[nodiscard]] ExpertWords expert_words(std::string_view model_type);
+
+// "gate_proj", "w1"
+[[nodiscard]] std::string_view name(ExpertRole role, ExpertWords words) noexcept;
+
+// "model.layers.0.mlp.experts.3.up_proj.weight"
+struct ExpertName {
+  std::string prefix;  // "model.layers.0.mlp.experts"
+  std::uint64_t expert = 0;
+  ExpertRole role = ExpertRole::gate;
+  ExpertWords words = ExpertWords::usual;
+};
+[[nodiscard]] std::optional<ExpertName> expert_name(std::string_view name);
+
+// A name in the block of experts, as a model has it whose experts are one tensor.
+[[nodiscard]] std::string fused_name(std::string name);
+// The reverse: as a model has it whose experts stand one by one.
+[[nodiscard]] std::string separate_name(std::string name, ExpertWords words);
+
+// The module that holds a layer's experts and their router, with a dot: "model.layers.0.mlp." of
+// "model.layers.0.mlp.experts".
+[[nodiscard]] std::string_view block_of(std::string_view prefix) noexcept;
+// Whether the name is of a tensor in one of these blocks.
+[[nodiscard]] bool is_in_block(const std::set<std::string, std::less<>>& blocks,
+                               std::string_view name);
+
+}  // namespace loadstone

@@ -1,0 +1,299 @@
+#include "convert/repack.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <span>
+#include <utility>
+
+#include "base/text.h"
+#include "codec/encode.h"
+#include "codec/fp4/blocks.h"
+#include "convert/choose.h"
+#include "convert/quantize_style.h"
+#include "kernels/cast.h"
+#include "loadstone/error.h"
+#include "loadstone/quantized_tensors.h"
+#include "loadstone/recipe_builder.h"
+
+namespace loadstone {
+
+namespace {
+
+// All that F8_E4M3 can be above zero.
+std::array<float, 126> positive_scales() noexcept {
+  std::array<std::byte, 126> codes{};
+  std::array<float, 126> values{};
+  for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::byte>(i + 1);
+  cast_between(Dtype::f8_e4m3, Dtype::f32)
+      .run(codes.data(), reinterpret_cast<std::byte*>(values.data()), values.size());
+  return values;
+}
+
+bool are_same(float factor, float divisor) noexcept {
+  static const std::array<float, 126> scales = positive_scales();
+  return std::ranges::all_of(scales,
+                             [&](float scale) { return scale * factor == scale / divisor; });
+}
+
+// The inverse, or the one beside it, of which `is_same` holds.
+template <typename IsSame>
+std::optional<float> inverse(float number, IsSame is_same) noexcept {
+  constexpr float most = std::numeric_limits<float>::max();
+  const float nearest = 1.0f / number;
+  for (const float each : {nearest, std::nextafter(nearest, 0.0f), std::nextafter(nearest, most)}) {
+    if (std::isnormal(each) && is_same(each)) return each;
+  }
+  return std::nullopt;
+}
+
+// As a shape without dims of 1, in which styles differ.
+std::vector<std::uint64_t> squeezed(const Shape& shape) {
+  auto extents = shape.extents();
+  std::erase(extents, std::uint64_t{1});
+  return extents;
+}
+
+// Not thread-safe.
+class Repacker {
+ public:
+  Repacker(const std::shared_ptr<const Catalog>& catalog, QuantizeStyle style,
+           std::vector<Finding>& findings)
+      : catalog_(*catalog),
+        style_(style),
+        findings_(findings),
+        builder_(catalog),
+        files_(catalog_.shards().size()) {}
+
+  RepackedValues run() {
+    const QuantizedTensors& quantized = catalog_.quantized();
+    findings_.insert(findings_.end(), quantized.findings().begin(), quantized.findings().end());
+    for (const QuantizedTensor& each : quantized.tensors()) {
+      if (each.is_readable()) repack(each);
+    }
+    for (std::uint32_t i = 0; i < catalog_.tensors().size(); ++i) {
+      if (catalog_.tensors()[i].encoding == Encoding(BlockFormat::mxfp4)) repack_blocks(i);
+    }
+    if (made_.tensors.empty() && lossy_.empty() && quantized.empty()) {
+      throw Error("plan.options",
+                  "nothing is quantized and nothing is to be, so nothing has a style",
+                  {.field = "style", .found = std::string(name(style_))});
+    }
+    report();
+    made_.recipes = builder_.finish();
+    return std::move(made_);
+  }
+
+ private:
+  using Value = RecipeBuilder::Value;
+  // Why a tensor cannot be had in the style; empty where it was added.
+  using Problem = std::string;
+
+  void repack(const QuantizedTensor& quantized) {
+    if (Problem problem = add(quantized); !problem.empty()) {
+      refuse(quantized.name, quantized.encoding, std::move(problem));
+    }
+    const auto& sources = quantized.decoding.sources;
+    made_.dropped.insert(made_.dropped.end(), sources.begin(), sources.end());
+    for (const std::uint32_t source : quantized.unneeded) {
+      made_.dropped.push_back(source);
+      const std::string& name = catalog_.tensors()[source].name;
+      if (name.find("input") == std::string::npos) continue;
+      if (activations_++ == 0) first_activation_ = name;
+    }
+  }
+
+  // GGUF's blocks, whose scale stands before the codes.
+  void repack_blocks(std::uint32_t tensor) {
+    const TensorInfo& info = catalog_.tensors()[tensor];
+    constexpr std::string_view encoding = "mxfp4";
+    const WrittenEncoding* const written = find_written_encoding(encoding);
+    QuantizeForm form;
+    Problem problem = prepare(written, info.name, info.shape, form);
+    if (problem.empty()) {
+      const Decoding parts[] = {mxfp4_codes_of(tensor, info.shape),
+                                mxfp4_scales_of(tensor, info.shape)};
+      std::vector<Value> values;
+      for (const Decoding& part : parts) {
+        values.push_back(
+            builder_.decode(part.kernel, {builder_.source(info.name)}, part.shape, part.dtype));
+      }
+      add_components(info.name, info.shape, *written, form, values);
+    } else {
+      refuse(info.name, encoding, std::move(problem));
+    }
+    made_.dropped.push_back(tensor);
+  }
+
+  // Whether the style holds it, and in which form.
+  [[nodiscard]] Problem prepare(const WrittenEncoding* encoding, std::string_view target,
+                                const Shape& shape, QuantizeForm& form) const {
+    if (encoding == nullptr || encoding->is_bitsandbytes() ||
+        encoding->names(naming_style(*encoding, style_)).empty()) {
+      return fmt::format("files of the style {} do not hold it", name(style_));
+    }
+    if (shape.rank() != 2 || !target.ends_with(".weight")) {
+      return "a weight of a linear layer alone has components there";
+    }
+    const Quantization quantization = {.encoding = std::string(encoding->name)};
+    if (auto problem = prepare_quantization(quantization, shape, Dtype::bf16, form)) {
+      return problem->message;
+    }
+    return {};
+  }
+
+  Problem add(const QuantizedTensor& quantized) {
+    const WrittenEncoding* const encoding = find_written_encoding(quantized.encoding);
+    if (quantized.has_zero_points) return "it has zero points";
+    QuantizeForm form;
+    Problem problem = prepare(encoding, quantized.name, quantized.shape(), form);
+    if (!problem.empty()) return problem;
+    const auto& sources = quantized.decoding.sources;
+    if (quantized.is_transposed || form.parts.size() != sources.size()) {
+      return "its components are laid out otherwise";
+    }
+    std::vector<Value> values;
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      const TensorInfo& source = catalog_.tensors()[sources[i]];
+      const QuantizedPart& part = form.parts[i];
+      const bool is_float = kind(part.dtype) == DtypeKind::floating && bits(part.dtype) >= 16;
+      if (!is_float && source.encoding != Encoding(part.dtype)) {
+        return fmt::format("'{}' is {}, not {}", printable(source.name), source.encoding.name(),
+                           name(part.dtype));
+      }
+      if (squeezed(source.shape) != squeezed(part.shape)) {
+        return fmt::format("'{}' is {}, not {}", printable(source.name), source.shape.text(),
+                           part.shape.text());
+      }
+      const bool is_divisor = i == 2 && divides(quantized);
+      const auto value =
+          is_divisor == component(*encoding, part).is_inverted
+              ? builder_.reshape(builder_.source(source.name), form_of(*encoding, part))
+              : inverted(sources[i], is_divisor, form_of(*encoding, part));
+      if (!value) {
+        return fmt::format(
+            "'{}' has no inverse in F32 with which all scales come to the same "
+            "numbers",
+            printable(source.name));
+      }
+      values.push_back(*value);
+    }
+    add_components(quantized.name, quantized.shape(), *encoding, form, values);
+    return {};
+  }
+
+  [[nodiscard]] const ComponentName& component(const WrittenEncoding& encoding,
+                                               const QuantizedPart& part) const {
+    return component_of(encoding, style_, part.name);
+  }
+  [[nodiscard]] Shape form_of(const WrittenEncoding& encoding, const QuantizedPart& part) const {
+    return shape_in_file(component(encoding, part).form, part.shape);
+  }
+  // Whether scales are divided by the last component.
+  [[nodiscard]] static bool divides(const QuantizedTensor& quantized) {
+    const DecodeKernel* const kernel = find_decode_kernel(quantized.decoding.kernel);
+    return kernel != nullptr && kernel->divides_by_outer;
+  }
+
+  // Nothing: one of the numbers has no inverse that changes nothing.
+  std::optional<Value> inverted(std::uint32_t tensor, bool is_divisor, const Shape& shape) {
+    const TensorInfo& info = catalog_.tensors()[tensor];
+    auto& file = files_[info.shard];
+    if (file == nullptr) file = catalog_.storage().open(catalog_.shards()[info.shard].path);
+    std::vector<float> numbers(info.byte_count() / sizeof(float));
+    file->read(info.offset_begin, std::as_writable_bytes(std::span(numbers)));
+    for (float& number : numbers) {
+      const auto same = is_divisor ? same_factor(number) : same_divisor(number);
+      if (!same) return std::nullopt;
+      number = *same;
+    }
+    return builder_.constant(std::as_bytes(std::span(numbers)), shape, Dtype::f32);
+  }
+
+  void add_components(const std::string& target, const Shape& shape,
+                      const WrittenEncoding& encoding, const QuantizeForm& form,
+                      const std::vector<Value>& values) {
+    RepackedTensor& tensor = made_.tensors.emplace_back();
+    tensor.name = target;
+    tensor.shape = shape;
+    tensor.quantization.encoding = encoding.name;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const std::string_view suffix = component(encoding, form.parts[i]).suffix;
+      tensor.targets.push_back(component_name(target, i, suffix));
+      builder_.add(tensor.targets.back(), values[i]);
+    }
+  }
+
+  void refuse(const std::string& target, std::string_view encoding, Problem problem) {
+    Lossy& lossy = lossy_[{std::string(encoding), folded_name(target)}];
+    if (lossy.targets.empty()) lossy.problem = std::move(problem);
+    lossy.targets.push_back(target);
+  }
+
+  void report() {
+    for (auto& [key, lossy] : lossy_) {
+      const std::size_t count = lossy.targets.size();
+      findings_.push_back(
+          {.severity = Severity::error,
+           .code = "convert.lossy",
+           .target = lossy.targets.front(),
+           .sources = lossy.targets,
+           .message = fmt::format("'{}'{} cannot go from {} to the style {} without a change: {}",
+                                  printable(lossy.targets.front()),
+                                  count > 1 ? fmt::format(" and {} like it", count - 1) : "",
+                                  key.first, name(style_), lossy.problem),
+           .suggestion = "--quantize rounds the numbers once more, --dequantize makes numbers",
+           .found = key.first});
+    }
+    if (activations_ == 0) return;
+    findings_.push_back(
+        {.severity = Severity::warning,
+         .code = "convert.activations",
+         .target = first_activation_,
+         .message =
+             fmt::format("{} of activations {} left out, '{}'{}: the output is of quantized "
+                         "weights",
+                         activations_ > 1 ? "scales" : "a scale", activations_ > 1 ? "are" : "is",
+                         printable(first_activation_), activations_ > 1 ? " ..." : "")});
+  }
+
+  struct Lossy {
+    Problem problem;  // of the first
+    std::vector<std::string> targets;
+  };
+
+  const Catalog& catalog_;
+  const QuantizeStyle style_;
+  std::vector<Finding>& findings_;
+  RecipeBuilder builder_;
+  std::vector<std::shared_ptr<ByteSource>> files_;
+  RepackedValues made_;
+  std::map<std::pair<std::string, std::string>, Lossy> lossy_;  // by encoding and like names
+  std::size_t activations_ = 0;
+  std::string first_activation_;
+};
+
+}  // namespace
+
+std::optional<float> same_divisor(float factor) noexcept {
+  return inverse(factor, [&](float divisor) { return are_same(factor, divisor); });
+}
+
+std::optional<float> same_factor(float divisor) noexcept {
+  return inverse(divisor, [&](float factor) { return are_same(factor, divisor); });
+}
+
+bool repacks(const ConvertOptions& options) noexcept {
+  return options.quantize.style && options.quantize.formats.empty();
+}
+
+RepackedValues repacked_values(const std::shared_ptr<const Catalog>& catalog, QuantizeStyle style,
+                               std::vector<Finding>& findings) {
+  return Repacker(catalog, style, findings).run();
+}
+
+}  // namespace loadstone

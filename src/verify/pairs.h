@@ -1,0 +1,74 @@
+// Which values of two checkpoints are the same one, where names, layouts or encodings differ.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/quantized_tensors.h"
+#include "loadstone/verify.h"
+#include "plan/decodings.h"
+
+namespace loadstone {
+
+// A value of one checkpoint: a tensor, a quantized tensor, or what a conversion makes of some.
+struct Side {
+  TensorRecipe value;
+  std::string encoding;  // "BF16", "nvfp4", "Q4_K"
+  // What its codes are called in whatever layout they stand; empty: they are plain numbers.
+  std::string codes{};
+  std::vector<std::uint32_t> tensors{};  // all that belong to it
+
+  [[nodiscard]] bool is_quantized() const noexcept { return !codes.empty(); }
+};
+
+struct Pair {
+  std::string name;  // in the second checkpoint
+  Side first;
+  Side second;
+  // Every number is to be the same when both are read as `dtype`. Else each may be as far off as
+  // codes explain, and samples are compared.
+  bool is_exact = false;
+  Dtype dtype = Dtype::f32;
+};
+
+// Not thread-safe while it is made.
+class Pairs {
+ public:
+  Pairs(const Catalog& first, const Catalog& second);
+
+  // Whether the tensor belongs to a pair, so that it has no partner of its own name.
+  [[nodiscard]] bool covers_first(std::uint32_t tensor) const { return in_first_[tensor]; }
+  [[nodiscard]] bool covers_second(std::uint32_t tensor) const { return in_second_[tensor]; }
+  [[nodiscard]] const std::vector<Pair>& all() const noexcept { return pairs_; }
+  // What headers alone tell of values that a conversion laid out anew.
+  [[nodiscard]] const std::vector<Difference>& differences() const noexcept { return differences_; }
+
+ private:
+  // A name that numbers have, and where they stand.
+  struct Named {
+    const QuantizedTensor* stored = nullptr;
+    std::uint32_t tensor = 0;
+  };
+  using Names = std::map<std::string_view, Named>;
+
+  static Names names_of(const Catalog& catalog);
+  static Side side_of(const Catalog& catalog, const Named& named);
+  void add_named(const std::string& name, const Named& first, const Named& second);
+  void add_layouts(const Names& first, const Names& second);
+  void add_layout(const Recipes& layout, const Names& first, const Names& second);
+  void keep(Pair pair);
+  static void cover(const Side& side, std::vector<bool>& covered);
+
+  const Catalog& first_;
+  const Catalog& second_;
+  std::vector<bool> in_first_;
+  std::vector<bool> in_second_;
+  std::vector<Pair> pairs_;
+  std::vector<Difference> differences_;
+};
+
+}  // namespace loadstone

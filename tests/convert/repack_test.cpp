@@ -1,0 +1,58 @@
+// The one number of a repacked weight that is computed: the global scale of NVFP4.
+#include "convert/repack.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "kernels/cast.h"
+
+namespace loadstone::test {
+namespace {
+
+float scale(unsigned code) {
+  const auto byte = static_cast<std::byte>(code);
+  float value = 0;
+  cast_between(Dtype::f8_e4m3, Dtype::f32).run(&byte, reinterpret_cast<std::byte*>(&value), 1);
+  return value;
+}
+
+TEST(Repack, AnInverseChangesNoScaleOrThereIsNone) {
+  std::mt19937 random(1);
+  std::uniform_real_distribution<float> exponents(-20, 2);
+  int found = 0;
+  constexpr int count = 1000;
+  for (int i = 0; i < count; ++i) {
+    const float factor = std::exp2(exponents(random));
+    const auto divisor = same_divisor(factor);
+    if (!divisor) continue;
+    ++found;
+    for (unsigned code = 1; code < 127; ++code) {
+      ASSERT_EQ(scale(code) * factor, scale(code) / *divisor) << factor;
+    }
+    const auto back = same_factor(*divisor);
+    ASSERT_TRUE(back.has_value()) << factor;
+    for (unsigned code = 1; code < 127; ++code) {
+      ASSERT_EQ(scale(code) * *back, scale(code) * factor) << factor;
+    }
+  }
+  EXPECT_GT(found, count / 20);  // of most numbers there is none
+  EXPECT_LT(found, count / 2);
+}
+
+TEST(Repack, PowersOfTwoHaveTheirInverse) {
+  for (int exponent = -100; exponent < 100; ++exponent) {
+    EXPECT_EQ(same_divisor(std::ldexp(1.0f, exponent)), std::ldexp(1.0f, -exponent));
+    EXPECT_EQ(same_factor(std::ldexp(1.0f, exponent)), std::ldexp(1.0f, -exponent));
+  }
+}
+
+TEST(Repack, WhatIsNoScaleHasNone) {
+  for (const float wrong : {0.0f, -0.0f, INFINITY, NAN, 1e-44f}) {
+    EXPECT_EQ(same_divisor(wrong), std::nullopt) << wrong;
+  }
+}
+
+}  // namespace
+}  // namespace loadstone::test
