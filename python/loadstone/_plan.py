@@ -362,18 +362,13 @@ def make_plan(
     """:func:`plan` for a checkpoint that is open, with recipes that an adapter worked out.
 
     Args:
-        adapters: what is merged into the numbers of the targets.
-        missing_of: policies of single targets, by name.
-        quantize: targets that the core quantizes on their way; who carries the plan out then gets
-            :class:`loadstone._execute.Parts`, and makes of them what the model needs.
-        allow_non_finite: the libraries quantize NaN without a word, so scripts do not stop for it.
-        initialises: the caller has initialisers of its own for what is missing.
+        adapters, missing_of: what is merged into the targets; policies of single ones, by name.
+        quantize: targets that become :class:`loadstone._execute.Parts`, of which the caller has use.
+        allow_non_finite: libraries quantize NaN too. initialises: the caller does so itself.
         runs_hooks: the model's hooks and overrides of ``load_state_dict`` have their effect.
-        options: for the core: ``mmap`` ..., and ``allows_unknown_modules``: a warning for entries
-            of the device map that name nothing of the model, as some libraries have it.
+        options: for the core: ``mmap`` ...; ``allows_unknown_modules``: of a device map, a warning.
     """
-    needs, traced = needs_of(model), traced or Traced(None)
-    adapters = adapters or Adapters()
+    needs, traced, merged = needs_of(model), traced or Traced(None), adapters or Adapters()
     for target in needs.targets:
         traced.adjust(target)
     if (units := traced.units) is not None:
@@ -385,7 +380,7 @@ def make_plan(
     prefixes, text = _texts("strip_prefix", strip_prefix), rules_text(rules)
     make_core = functools.partial(
         _core.make_plan,
-        adapters.behind(catalog),
+        merged.behind(catalog),
         needs.targets,
         values_known=needs.module is not None,
         rules=text,
@@ -404,7 +399,7 @@ def make_plan(
         expected_sources=list(traced.expected.items()),
         explained=[*traced.reported_missing, *traced.broken()],
         quantize=[(name, *astuple(how)) for name, how in (quantize or {}).items()],
-        adapters=list(adapters.rows),
+        adapters=list(merged.rows),
         bare_modules=_modules.among(needs.module, [path for path, _ in entries]),
         **options,
     )

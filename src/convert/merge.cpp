@@ -8,12 +8,12 @@
 #include <utility>
 
 #include "base/text.h"
-#include "plan/adapters.h"
-#include "plan/merge_numbers.h"
 #include "loadstone/error.h"
 #include "loadstone/merge.h"
 #include "loadstone/quantized_tensors.h"
+#include "plan/adapters.h"
 #include "plan/dtypes.h"
+#include "plan/merge_numbers.h"
 
 namespace loadstone {
 
