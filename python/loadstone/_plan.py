@@ -362,10 +362,11 @@ def make_plan(
     """:func:`plan` for a checkpoint that is open, with recipes that an adapter worked out.
 
     Args:
-        adapters, missing_of: what is merged into the targets; policies of single ones, by name.
-        quantize: targets that become :class:`loadstone._execute.Parts`, of which the caller has use.
-        allow_non_finite: libraries quantize NaN too. initialises: the caller does so itself.
-        runs_hooks: the model's hooks and overrides of ``load_state_dict`` have their effect.
+        adapters, missing_of: merged into the targets; policies of single ones, by name.
+        quantize: targets that become :class:`loadstone._execute.Parts`.
+        allow_non_finite: libraries quantize NaN too.
+        initialises: the caller does so itself.
+        runs_hooks: hooks and overrides of ``load_state_dict`` have their effect.
         options: for the core: ``mmap`` ...; ``allows_unknown_modules``: of a device map, a warning.
     """
     needs, traced, merged = needs_of(model), traced or Traced(None), adapters or Adapters()
@@ -411,11 +412,14 @@ def make_plan(
         core = make_core(missing_of=list(single.items()), **effect.arguments(unexpected))
     made = Plan(core, needs, units, in_place, effect.extra if effect is not None else None)
     needs.findings += units.misplaced(made.targets) if units is not None else []
-    policies = {default, *single.values(), *dict(patterns).values()}
-    if needs.module is not None and not initialises and "initialise" in policies:
-        needs.findings += _initialise.findings(made.targets, needs.module)
+    if not initialises and "initialise" in {default, *single.values(), *dict(patterns).values()}:
+        needs.findings += _of_initialisers(made, needs)
     core.add_findings(needs.findings + needs.of_memory(made, in_place))
     return made
+
+
+def _of_initialisers(made: Plan, needs: Needs) -> list[_core.Finding]:
+    return [] if needs.module is None else _initialise.findings(made.targets, needs.module)
 
 
 def _texts(field: str, values: str | Sequence[str]) -> list[str]:
