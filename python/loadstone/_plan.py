@@ -351,7 +351,7 @@ def make_plan(
 
     Args:
         adapters, missing_of: what is merged into the targets; policies of single ones, by name.
-        quantize: targets that become :class:`loadstone._execute.Parts`, of which the caller has use.
+        quantize: targets that become :class:`loadstone._execute.Parts`.
         allow_non_finite: libraries quantize NaN too. initialises: the caller does so itself.
         runs_hooks: the model's hooks and overrides of ``load_state_dict`` have their effect.
         options: for the core: ``mmap`` ...; ``allows_unknown_modules``: of a device map, a warning.
