@@ -350,7 +350,6 @@ def make_plan(
     """:func:`plan` for a checkpoint that is open, with recipes that an adapter worked out.
 
     Args:
-        adapters, missing_of: what is merged into the targets; policies of single ones, by name.
         quantize: targets that become :class:`loadstone._execute.Parts`.
         allow_non_finite: libraries quantize NaN too. initialises: the caller does so itself.
         runs_hooks: the model's hooks and overrides of ``load_state_dict`` have their effect.
