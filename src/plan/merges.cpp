@@ -33,10 +33,7 @@ bool lies_inside(std::uint64_t begin, std::uint64_t count, std::uint64_t size) {
 std::optional<BoxDefect> check_place(const Merge& merge, const LowRank& product,
                                      std::uint64_t elements) {
   const std::uint64_t columns = merge.row_elements;
-  if (columns == 0 || elements % columns != 0) {
-    return defect("the target's elements are no whole rows", std::to_string(elements),
-                  fmt::format("rows of {}", columns));
-  }
+  if (columns == 0) return defect("a product is of rows", "row_elements 0");
   const std::uint64_t rows = elements / columns;
   if (product.rows == 0 || product.columns == 0 || product.rank == 0) {
     return defect("a product has elements",
@@ -136,6 +133,12 @@ std::optional<MergeDefect> check_merge(const Merge& merge, std::uint64_t element
     return MergeDefect{"terms", defect("a merge has terms, or a factor")};
   }
   if (auto found = check_form(merge)) return found;
+  // Pieces are whole rows, whether or not a product needs them.
+  if (merge.row_elements != 0 && elements % merge.row_elements != 0) {
+    return MergeDefect{"row_elements",
+                       defect("the target's elements are no whole rows", std::to_string(elements),
+                              fmt::format("rows of {}", merge.row_elements))};
+  }
   if (!std::isfinite(merge.factor)) return MergeDefect{"factor", defect("a factor is finite")};
   for (std::size_t t = 0; t < merge.terms.size(); ++t) {
     const Term& term = merge.terms[t];

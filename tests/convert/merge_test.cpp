@@ -213,7 +213,9 @@ TEST_F(Merges, ThoseThatDoNotFitAreRefusedByPlanAndEngine) {
       {"terms[0].boxes", [](Merge& m) { m.terms[0].boxes[0].decoding = 0; }},
       {"terms[0].boxes", [](Merge& m) { m.terms[0].boxes[0].dims[0].extent += 1; }},
       {"terms[1]", [](Merge& m) { m.row_elements = 0; }},
-      {"terms[1]", [](Merge& m) { m.row_elements = columns - 1; }},
+      {"row_elements", [](Merge& m) { m.row_elements = columns - 1; }},
+      // Without a product too: pieces would have no elements, and the last one never come.
+      {"row_elements", [](Merge& m) { m.row_elements = 1ULL << 40, m.terms.pop_back(); }},
       {"terms[1]", [&](Merge& m) { product(m).row_begin = 1; }},
       {"terms[1]", [&](Merge& m) { product(m).row_begin = UINT64_MAX; }},
       {"terms[1]", [&](Merge& m) { product(m).column_begin = 1; }},
