@@ -203,7 +203,11 @@ void Needs::add_merge(const PlannedTarget& target) {
     add_boxes(numbers, windows_);
   });
   windows_.value_bytes = UINT64_MAX;  // of several values, one after the other
-  merge_bytes_ = std::max(merge_bytes_, pages(merge_sizes(merge, elements).bytes()));
+  const MergeSizes sizes = merge_sizes(merge, elements);
+  merge_numbers_ = std::max(merge_numbers_, pages(sizes.number_bytes()));
+  merge_rights_ = std::max(merge_rights_, pages(sizes.right_bytes()));
+  merge_counts_ = std::max(merge_counts_, pages(sizes.count_bytes()));
+  merge_bytes_ = sum(sum(merge_numbers_, merge_rights_), merge_counts_);
 }
 
 Needs::Stretch& Needs::add_stretch(std::uint32_t source, std::uint64_t begin, std::uint64_t end) {

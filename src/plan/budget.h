@@ -160,7 +160,11 @@ class Needs {
   std::uint64_t number_bytes_ = 0;   // of all that is made by windows
   std::uint64_t boxes_most_ = 0;     // of one of them
   std::uint64_t step_bytes_ = 0;     // of numbers, that no form can do with less than
-  std::uint64_t merge_bytes_ = 0;    // that the largest merge is computed in
+  // That merges are computed in: each region is that of the target that needs most of it.
+  std::uint64_t merge_numbers_ = 0;
+  std::uint64_t merge_rights_ = 0;
+  std::uint64_t merge_counts_ = 0;
+  std::uint64_t merge_bytes_ = 0;  // all of them
   std::uint64_t bytes_to_read_ = 0;
 };
 

@@ -88,8 +88,13 @@ struct MergeSizes {
   std::uint64_t right = 0;    // right matrices that are kept
   std::uint64_t counts = 0;   // while magnitudes are counted, of 64 bits each
 
-  [[nodiscard]] std::uint64_t bytes() const noexcept {
-    return (buffers * piece + left + right) * sizeof(float) + counts * sizeof(std::uint64_t);
+  // Three regions: each keeps the size of the largest that a thread has met.
+  [[nodiscard]] std::uint64_t number_bytes() const noexcept {
+    return (buffers * piece + left) * sizeof(float);
+  }
+  [[nodiscard]] std::uint64_t right_bytes() const noexcept { return right * sizeof(float); }
+  [[nodiscard]] std::uint64_t count_bytes() const noexcept {
+    return counts * sizeof(std::uint64_t);
   }
 };
 [[nodiscard]] MergeSizes merge_sizes(const Merge& merge, std::uint64_t elements) noexcept;

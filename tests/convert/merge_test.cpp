@@ -250,6 +250,54 @@ TEST_F(Merges, ThoseThatDoNotFitAreRefusedByPlanAndEngine) {
   }
 }
 
+// A thread keeps the largest region of each kind, and they may be of different targets.
+TEST(MergeMemory, IsNoMoreThanThePlanSays) {
+  const TemporaryFolder folder;
+  const auto catalog = open_checkpoint(folder.write(
+      "x.safetensors",
+      safetensors_bytes({f32("long", {1, 200'000}, 1), f32("wide", {4, 60'000}, 2),
+                         f32("z.left", {4, 16}, 3), f32("z.right", {16, 60'000}, 4)})));
+  const auto whole = [&](const std::string& name) -> std::vector<Box> {
+    const std::uint32_t source = catalog->find(name).value();
+    return {{.source = source, .dims = {{catalog->tensors()[source].shape.numel().value(), 1, 1}}}};
+  };
+  Merge differences = {.form = MergeForm::differences};
+  for (int i = 0; i < 8; ++i) {
+    differences.terms.push_back({.factor = 1, .boxes = whole("long"), .low_rank = {}});
+  }
+  Merge product = {.row_elements = 60'000};
+  product.terms.push_back({.factor = 1,
+                           .boxes = {},
+                           .low_rank = LowRank{.rows = 4,
+                                               .columns = 60'000,
+                                               .rank = 16,
+                                               .left = whole("z.left"),
+                                               .right = whole("z.right"),
+                                               .magnitudes = {}}});
+  PlanOptions options;
+  options.unexpected = UnexpectedPolicy::ignore;
+  options.staging_bytes_max = 1;
+  options.threads = 1;
+  const auto add = [&](const std::string& name, Shape shape, Merge merge) {
+    options.recipes.targets.push_back({.target = name,
+                                       .shape = std::move(shape),
+                                       .dtype = Dtype::f32,
+                                       .boxes = whole(name),
+                                       .constant = {},
+                                       .merge = std::make_shared<const Merge>(std::move(merge))});
+  };
+  add("long", {1, 200'000}, differences);
+  add("wide", {4, 60'000}, product);
+  const Plan plan = make_plan(catalog,
+                              skeleton_of({target_of("long", {1, 200'000}, Dtype::f32),
+                                           target_of("wide", {4, 60'000}, Dtype::f32)}),
+                              options);
+  ASSERT_TRUE(plan.ok());
+  const HostMemory memory(plan);
+  const Report report = execute(plan, memory.destinations());
+  EXPECT_LE(report.staging_bytes_peak + 440'000 * sizeof(float), plan.peak_bytes.at("cpu"));
+}
+
 TEST_F(Merges, CodesAreNoNumbersThere) {
   const auto fp8 = open_checkpoint(folder_.write(
       "q.safetensors", safetensors_bytes({{"w", "F8_E4M3", {rows, columns}, some_bytes(350)},
