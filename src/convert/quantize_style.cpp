@@ -129,6 +129,11 @@ void check_style(const QuantizeOptions& options) {
   const WrittenEncoding* first = nullptr;
   for (const QuantizeFormat& format : options.formats) {
     if (format.quantization.encoding == "none") continue;
+    const WrittenEncoding* const blocks = find_written_encoding(format.quantization.encoding);
+    if (blocks != nullptr && blocks->is_gguf()) {
+      refuse("quantize", "blocks of GGUF stand in GGUF files: name a TARGET that ends in .gguf",
+             blocks->name, "NAME.gguf");
+    }
     QuantizeForm form;
     if (auto problem = prepare_quantization(format.quantization, {256, 256}, Dtype::bf16, form)) {
       refuse("quantize", std::move(problem->message),
@@ -136,10 +141,6 @@ void check_style(const QuantizeOptions& options) {
              std::move(problem->expected));
     }
     const WrittenEncoding& encoding = written_encoding(format.quantization);
-    if (encoding.is_gguf()) {
-      refuse("quantize", "blocks of GGUF stand in GGUF files: name a TARGET that ends in .gguf",
-             encoding.name, "NAME.gguf");
-    }
     if (format.quantization.nested) {
       refuse("quantize", "nested scales are not written to files", encoding.name);
     }
