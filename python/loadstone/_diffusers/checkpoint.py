@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from loadstone import _core
-from loadstone._catalog import Catalog
+from loadstone._catalog import Catalog, inspect
 from loadstone._diffusers.absent import Lacks, Shape, file_key
 from loadstone._dtypes import is_dtype
 from loadstone._errors import make
@@ -57,7 +56,7 @@ class Checkpoint(dict[str, torch.Tensor]):
     @classmethod
     def open(cls, files: list[str]) -> Checkpoint:
         """Reads headers only."""
-        return cls(Catalog(_core.open_checkpoint([str(file) for file in files], True, RANK_MAX)))
+        return cls(inspect(files, allow_links=True, gguf_rank_max=RANK_MAX))
 
     def fresh(self, lacks: Lacks | None = None) -> Checkpoint:
         """The same files, before any converter."""

@@ -10,7 +10,7 @@ from transformers.integrations.accelerate import get_device
 from transformers.modeling_utils import _load_parameter_into_model
 
 from loadstone import _core, _execute
-from loadstone._catalog import Catalog
+from loadstone._catalog import Catalog, inspect
 from loadstone._targets import SAVED
 from loadstone._traced import Traced
 from loadstone._transformers import cache, quantized, releases
@@ -28,7 +28,7 @@ class Load(Gaps):
         """Plans and loads; returns the result of ``_load_pretrained_model``."""
         self.model = model
         self.fills_gaps = True
-        catalog = Catalog(_core.open_checkpoint([str(file) for file in files], True))
+        catalog = inspect(files, allow_links=True)
         self.claim.check(catalog)
         keeps = releases.dtype_plan(model, config.dtype)
         question = Question(model, config.dtype, keeps, config.weight_mapping, config.hf_quantizer)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, modeling_utils
 
-from loadstone import _core, _execute
-from loadstone._catalog import Catalog
+from loadstone import _execute
+from loadstone._catalog import Catalog, inspect
 from loadstone._dtypes import dtype_name
 from loadstone._placement import device_of
 from loadstone._sites.transformers import SITES
@@ -60,7 +60,7 @@ class Load(Gaps):
         Returns:
             The index of the offload folder.
         """
-        catalog = Catalog(_core.open_checkpoint([str(file) for file in files], True))
+        catalog = inspect(files, allow_links=True)
         if quantized.is_decodable(catalog):
             _require_own_names(catalog)
             claim.take_off(model.config)

@@ -1,0 +1,116 @@
+"""``lora=`` of the libraries' own calls: peft's numbers, whatever the library lays out anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers_models import by_name, write_config
+from safetensors.torch import save_file
+
+import loadstone
+import loadstone.diffusers
+import loadstone.transformers
+from loadstone._audit import last_report
+
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 64, "head_dim": 8, "moe_intermediate_size": 24,
+    "num_experts": 4, "num_experts_per_tok": 2,
+}  # fmt: skip
+MODELS = {
+    "llama": transformers.LlamaConfig,
+    "qwen3_moe": transformers.Qwen3MoeConfig,
+}
+
+
+def randomise(wrapped: Any) -> None:
+    """peft's left matrices are zeros at first, which would show nothing."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+
+
+def wrapped_and_saved(model: Any, folder: Path, modules: list[str]) -> dict[str, torch.Tensor]:
+    """Saves model and adapter; what peft makes of both, in F32."""
+    model.save_pretrained(folder / "base")
+    config = peft.LoraConfig(r=4, lora_alpha=6, target_modules=modules)
+    wrapped = peft.get_peft_model(model, config)
+    randomise(wrapped)
+    wrapped.save_pretrained(folder / "adapter")
+    return dict(wrapped.merge_and_unload().state_dict())
+
+
+def assert_close(found: Any, expected: dict[str, torch.Tensor], changed: int) -> None:
+    values = dict(found.state_dict())
+    assert values.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(values[name], value, rtol=1e-5, atol=1e-5)
+    assert loadstone.audit(found).ok
+    report = last_report(found)
+    assert report is not None
+    assert sum(bool(row.merged) for row in report.provenance.values()) == changed
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_transformers(tmp_path: Path, kind: str) -> None:
+    torch.manual_seed(0)
+    config = MODELS[kind](**SMALL)
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    expected = wrapped_and_saved(model, tmp_path, ["q_proj", "v_proj"])
+    cls = type(model)
+    found = loadstone.transformers.from_pretrained(
+        cls, tmp_path / "base", lora=tmp_path / "adapter", dtype=torch.float32
+    )
+    assert_close(found, expected, changed=4)
+    plain = loadstone.transformers.from_pretrained(cls, tmp_path / "base", dtype=torch.float32)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert not torch.equal(plain.state_dict()[name], expected[name])
+
+
+def test_transformers_with_a_module_that_is_not_there(tmp_path: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SMALL))
+    wrapped_and_saved(model, tmp_path, ["q_proj"])
+    smaller = transformers.LlamaConfig(**SMALL | {"num_hidden_layers": 1})
+    transformers.AutoModelForCausalLM.from_config(smaller).save_pretrained(tmp_path / "base")
+    with pytest.raises(loadstone.PlanError, match=r"layers\.1\.self_attn\.q_proj") as caught:
+        loadstone.transformers.from_pretrained(
+            transformers.LlamaForCausalLM, tmp_path / "base", lora=tmp_path / "adapter"
+        )
+    assert caught.value.code == "merge.unused"
+
+
+@pytest.mark.parametrize("single_file", [False, True])
+def test_diffusers(tmp_path: Path, single_file: bool) -> None:
+    case = by_name("wan_t2v")
+    model = case.build()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.save_pretrained(tmp_path / "base")
+    save_file(case.original(model), tmp_path / "single.safetensors")
+    config = write_config(model, tmp_path / "config")
+    generator = torch.Generator().manual_seed(3)
+    adapter = {}
+    expected = dict(before)
+    for name in ("blocks.0.attn1.to_q", "blocks.0.attn2.to_out.0", "blocks.0.ffn.net.2"):
+        rows, columns = before[f"{name}.weight"].shape
+        right = torch.randn(3, columns, generator=generator)
+        left = torch.randn(rows, 3, generator=generator)
+        adapter[f"transformer.{name}.lora_A.weight"] = right
+        adapter[f"transformer.{name}.lora_B.weight"] = left
+        expected[f"{name}.weight"] = before[f"{name}.weight"] + 0.5 * (left @ right)
+    (tmp_path / "adapter").mkdir()
+    save_file(adapter, tmp_path / "adapter" / "pytorch_lora_weights.safetensors")
+    lora = {tmp_path / "adapter": 0.5}
+    if single_file:
+        path = str(tmp_path / "single.safetensors")
+        found = loadstone.diffusers.from_single_file(case.cls, path, config=config, lora=lora)
+    else:
+        found = loadstone.diffusers.from_pretrained(case.cls, tmp_path / "base", lora=lora)
+    assert_close(found, expected, changed=3)
