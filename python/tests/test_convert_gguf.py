@@ -1,6 +1,9 @@
 """GGUF files from Python: metadata by key, and what comes back through the package."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -10,6 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 import loadstone
+
+COMMAND = Path(os.environ.get("LOADSTONE_CLI", Path(sys.executable).parent / "loadstone"))
 
 
 @pytest.fixture
@@ -121,3 +126,34 @@ def test_split_files(source, tmp_path):
         assert len(file.keys()) == 3
     with pytest.raises(loadstone.Error, match="a single file has no shards"):
         loadstone.convert(source, tmp_path / "out.safetensors", shard_size=100)
+
+
+def test_parts_of_a_file_are_not_the_callers(source, tmp_path):
+    target = tmp_path / "out.gguf"
+    with pytest.raises(loadstone.PlanError, match=r"split\.count") as caught:
+        loadstone.convert(
+            source,
+            target,
+            metadata={"general.architecture": "x", "split.count": {"type": "u16", "value": 3}},
+        )
+    assert caught.value.code == "plan.options"
+    assert not target.exists()
+
+
+BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
+BLOCKS += ("iq4_nl", "iq4_xs", "iq3_s", "tq1_0", "tq2_0", "mxfp4-gguf")
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_verify_knows_blocks_of_ordinary_weights(tmp_path, kind):
+    """Few bits are far from the numbers and yet right; rows in another order are wrong."""
+    torch.manual_seed(1)
+    weight = torch.randn(64, 512) * 0.05
+    source, target = tmp_path / "source.safetensors", tmp_path / "out.gguf"
+    save_file({"a.weight": weight}, source)
+    options = {"quantize": kind, "metadata": {"general.architecture": "x"}}
+    loadstone.convert(source, target, **options)
+    command = [COMMAND, "verify", source, target]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    save_file({"a.weight": weight.flip(0).contiguous()}, source)
+    assert subprocess.run(command, capture_output=True).returncode == 1

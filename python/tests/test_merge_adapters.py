@@ -350,3 +350,43 @@ class TestRefused:
         saved(tmp_path, **CONFIGS["dora"])
         with pytest.raises(loadstone.PlanError, match="DoRA"):
             merged(tmp_path, factor=0.5)
+
+    @pytest.mark.parametrize("method", ["pissa", "pissa_niter_4", "olora", "corda", "loftq"])
+    def test_a_method_that_changes_the_base(self, tmp_path: Path, method: str) -> None:
+        """peft changes the base anew when it loads such an adapter: it is no plain difference."""
+        saved(tmp_path, target_modules=["first"], r=4)
+        file = tmp_path / "adapter" / "adapter_config.json"
+        config = json.loads(file.read_text())
+        file.write_text(json.dumps(config | {"init_lora_weights": method}))
+        with pytest.raises(loadstone.Error, match=method) as caught:
+            merged(tmp_path)
+        assert caught.value.code == "merge.adapter"
+        assert str(file) in str(caught.value)
+
+    def test_a_field_that_stands_twice(self, tmp_path: Path) -> None:
+        saved(tmp_path, target_modules=["first"], r=4, lora_alpha=8)
+        file = tmp_path / "adapter" / "adapter_config.json"
+        file.write_text('{"lora_alpha": 8, ' + file.read_text().lstrip()[1:])
+        with pytest.raises(
+            loadstone.Error, match="lora_alpha"
+        ):
+            merged(tmp_path)
+
+    def test_one_module_under_two_names(self, tmp_path: Path) -> None:
+        saved(tmp_path, target_modules=["first"], r=4)
+        file = tmp_path / "adapter" / "adapter_model.safetensors"
+        tensors = load_file(file)
+        again = {
+            name.removeprefix("base_model.model."): each.clone() for name, each in tensors.items()
+        }
+        save_file(tensors | again, file)
+        with pytest.raises(loadstone.Error, match="two products for one weight") as caught:
+            merged(tmp_path)
+        assert caught.value.code == "plan.refused" or "merge.adapter" in str(caught.value)
+
+    def test_magnitudes_that_the_configuration_denies(self, tmp_path: Path) -> None:
+        saved(tmp_path, target_modules=["first"], r=4, use_dora=True)
+        file = tmp_path / "adapter" / "adapter_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"use_dora": False}))
+        with pytest.raises(loadstone.Error, match="use_dora"):
+            merged(tmp_path)

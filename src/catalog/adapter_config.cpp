@@ -66,6 +66,28 @@ std::string text_of(ByteSource& file) {
   return text;
 }
 
+// The last of two would count for peft.
+void refuse_twice(const Object& object) {
+  std::set<std::string_view> known;
+  for (const auto item : object) {
+    if (!known.insert(item.key).second) {
+      refuse("a field stands twice in the adapter's configuration", std::string(item.key));
+    }
+  }
+}
+
+// Methods that change the base when an adapter is begun, and that peft repeats when it loads it.
+// Its product is the difference from another base than the one at hand.
+void refuse_other_base(const Object& object, const std::string& field) {
+  std::string_view method;
+  if (object[field].get(method) != simdjson::SUCCESS) return;
+  for (const std::string_view each : {"pissa", "olora", "corda", "loftq"}) {
+    if (!method.starts_with(each)) continue;
+    refuse("the adapter was trained on a base that its method changed", "init_lora_weights",
+           std::string(method), "an adapter that peft has converted to LoRA");
+  }
+}
+
 }  // namespace
 
 AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : prefix_(prefix) {
@@ -75,6 +97,8 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : p
     refuse("the adapter's configuration is no JSON object", config_name);
   }
   const auto field = [&](const char* name) { return prefix_ + name; };
+  refuse_twice(object);
+  refuse_other_base(object, field("init_lora_weights"));
   if (const auto type = member<std::string_view>(object, field("peft_type"))) {
     if (*type != "LORA") {
       refuse("only adapters of LoRA are merged", "peft_type", std::string(*type), "LORA");
@@ -127,12 +151,27 @@ float AdapterConfig::scale(const std::string& module, std::uint64_t rank) const 
   return static_cast<float>(number(alphas_, alpha_) / divisor);
 }
 
+namespace {
+
+// Messages say in which file.
+AdapterConfig config_in(const std::string& path, std::string_view text, std::string_view prefix) {
+  try {
+    return AdapterConfig(text, prefix);
+  } catch (const Error& error) {
+    Where where = error.where();
+    where.path = path;
+    throw Error(error.code(), error.message(), std::move(where));
+  }
+}
+
+}  // namespace
+
 std::vector<AdapterConfig> adapter_configs(const Catalog& adapter) {
   std::vector<AdapterConfig> configs;
   const FileOpener opener{adapter.storage(), false};
   try {
     const auto file = opener.open(join_path(adapter.root(), config_name), adapter.root());
-    configs.emplace_back(text_of(*file), "");
+    configs.push_back(config_in(file->path(), text_of(*file), ""));
     return configs;
   } catch (const Error& error) {
     if (error.code() != "io.not_found") throw;
@@ -151,7 +190,9 @@ std::vector<AdapterConfig> adapter_configs(const Catalog& adapter) {
     const std::string_view key = item.key;
     prefixes.emplace(key.substr(0, key.find('.') + 1));
   }
-  for (const std::string& prefix : prefixes) configs.emplace_back(*text, prefix);
+  for (const std::string& prefix : prefixes) {
+    configs.push_back(config_in(adapter.root(), *text, prefix));
+  }
   return configs;
 }
 

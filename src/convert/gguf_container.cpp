@@ -1,6 +1,7 @@
 // Files of GGUF: typed metadata and tensor infos before the data, tensors aligned.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -20,10 +21,11 @@ namespace {
 constexpr const char* alignment_key = "general.alignment";
 constexpr const char* architecture_key = "general.architecture";
 
+// Keys that say which part of a split file this one is.
+bool is_of_part(std::string_view key) noexcept { return key.starts_with("split."); }
+
 // Keys that are true of the source alone, and not of what it becomes.
-bool is_of_file(std::string_view key) noexcept {
-  return key.starts_with("split.") || key == "format";
-}
+bool is_of_file(std::string_view key) noexcept { return is_of_part(key) || key == "format"; }
 
 std::uint64_t alignment_of(const Metadata& metadata) {
   const auto found = metadata.find(alignment_key);
@@ -49,6 +51,11 @@ class GgufContainer final : public Container {
 
   [[nodiscard]] Metadata metadata(const Catalog& catalog, const Metadata& given,
                                   std::vector<Finding>& findings) const override {
+    const auto of_file = std::ranges::find_if(given, is_of_part, &Metadata::value_type::first);
+    if (of_file != given.end()) {
+      throw Error("plan.options", "the key tells the parts of a file: loadstone sets it itself",
+                  {.tensor = of_file->first, .field = "metadata"});
+    }
     Metadata metadata = given;
     std::vector<std::string> left_out;
     for (const auto& [key, item] : catalog.metadata()) {

@@ -16,6 +16,11 @@ namespace {
 
 constexpr std::size_t f32_bytes = sizeof(float);
 
+// Operands of a product, behind the target's name.
+constexpr const char* left_field = " (left matrix)";
+constexpr const char* right_field = " (right matrix)";
+constexpr const char* magnitudes_field = " (magnitudes)";
+
 // Numbers of a buffer that are about to be written.
 float* used(CountedMemory& memory, std::uint64_t begin, std::uint64_t count) {
   memory.use(begin * f32_bytes, (begin + count) * f32_bytes);
@@ -183,9 +188,10 @@ void MergeReader::add_low_rank(std::size_t t, std::uint64_t begin, std::uint64_t
   const std::uint64_t left_begin = (row_begin - product.row_begin) * product.rank;
   const std::uint64_t left_count = (row_end - row_begin) * product.rank;
   float* const left = used(*numbers_, sizes_.buffers * sizes_.piece, left_count);
-  open_operand(product.left, {product.rows, product.rank}, " (left matrix)");
+  open_operand(product.left, {product.rows, product.rank}, left_field);
   read_numbers(left_begin, left_begin + left_count, left);
   if (is_stopped()) return;
+  require_finite({left, left_count}, left_field);
   float* const sum = buffer(0);
   for (std::uint64_t row = row_begin; row < row_end;) {
     const std::uint64_t first = row * width + product.column_begin;
@@ -216,15 +222,26 @@ void MergeReader::normalise(const Term& term, std::uint64_t first_row, std::uint
                             std::uint64_t begin) {
   const LowRank& product = *term.low_rank;
   float* const magnitudes = used(*numbers_, sizes_.piece, rows);
-  open_operand(product.magnitudes, {product.rows}, " (magnitudes)");
+  open_operand(product.magnitudes, {product.rows}, magnitudes_field);
   read_numbers(first_row - product.row_begin, first_row - product.row_begin + rows, magnitudes);
   if (is_stopped()) return;
+  require_finite({magnitudes, rows}, magnitudes_field);
   float* const sum = buffer(0);
   for (std::uint64_t r = 0; r < rows; ++r) {
     float* const row =
         sum + ((first_row + r) * merge_->row_elements + product.column_begin - begin);
     scale(row, product.columns, magnitudes[r] / norm(row, product.columns));
   }
+}
+
+void MergeReader::require_finite(std::span<const float> numbers, const char* field) const {
+  const auto is_none = [](float number) { return !std::isfinite(number); };
+  const auto wrong = std::ranges::find_if(numbers, is_none);
+  if (wrong == numbers.end()) return;
+  throw Error("q.nan", "a number of an adapter is NaN or infinite",
+              {.tensor = target_->name + field,
+               .found = std::isnan(*wrong) ? "NaN" : "infinity",
+               .expected = "finite numbers"});
 }
 
 // Read once for a target, where all of them have room together.
@@ -239,7 +256,7 @@ const float* MergeReader::panels_of(std::size_t t) {
   }
   float* const panels = used(*right_, right_used_, numbers);
   std::fill_n(panels, numbers, 0.0F);
-  open_operand(product.right, {product.rank, product.columns}, " (right matrix)");
+  open_operand(product.right, {product.rank, product.columns}, right_field);
   float* const part = buffer(1);
   // Several rows at once where they fit: a transposed matrix is looked through again each time.
   const std::uint64_t width = std::min(product.columns, sizes_.piece);
@@ -252,6 +269,7 @@ const float* MergeReader::panels_of(std::size_t t) {
       static_cast<void>(used(*numbers_, sizes_.piece, rows * columns));
       read_numbers(at, at + rows * columns, part);
       if (is_stopped()) return panels;
+      require_finite({part, rows * columns}, right_field);
       for (std::uint64_t r = 0; r < rows; ++r) {
         pack_row(part + r * columns, row + r, product.rank, column, columns, panels);
       }

@@ -52,6 +52,8 @@ class MergeReader {
   void normalise(const Term& term, std::uint64_t first_row, std::uint64_t rows,
                  std::uint64_t begin);
   const float* panels_of(std::size_t term);
+  // Of an adapter: one number that is none spoils a row or column of the target.
+  void require_finite(std::span<const float> numbers, const char* field) const;
 
   // Of the whole target.
   void measure();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "base/pattern.h"
@@ -200,6 +201,9 @@ class Adder {
     if (!module.left || !module.right) {
       refuse("a module has one matrix of its product, and not the other");
     }
+    const auto [known, is_new] = given_.try_emplace(
+        {place->name, place->part, place->expert, place->share}, module.left->name);
+    if (!is_new) refuse("the adapter has two products for one weight", known->second);
     MergeDraft& draft = drafts_.at(place->name);
     if (!draft.obstacle.empty()) {
       refuse(
@@ -362,6 +366,9 @@ class Adder {
       if (config != nullptr && config->has_magnitudes()) refuse("a module has no magnitudes");
       return;
     }
+    if (config != nullptr && !config->has_magnitudes()) {
+      refuse("a module has magnitudes, and the configuration says use_dora: false");
+    }
     const MergeSource& source = module.magnitude->source;
     const std::uint64_t count = source.shape.numel().value_or(0);
     const bool is_by_row = source.shape.rank() > 0 && source.shape[0] == product.out;
@@ -391,6 +398,9 @@ class Adder {
   std::vector<Finding>& findings_;
   std::vector<AdapterConfig> configs_;
   std::vector<Pattern> patterns_;
+  // The weights that have their product, each with one of its tensors.
+  std::map<std::tuple<std::string, AdapterPlace::Part, std::uint64_t, std::uint64_t>, std::string>
+      given_;
   std::map<std::string, Module, std::less<>> modules_;
 };
 

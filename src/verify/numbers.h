@@ -36,6 +36,9 @@ class Numbers {
   // most relative() times the real number's magnitude, and slack().
   [[nodiscard]] bool is_bounded() const noexcept { return is_exact_ || bound_ != nullptr; }
   [[nodiscard]] bool is_exact() const noexcept { return is_exact_; }
+  // Where no bound is known: the relative error of all numbers together that is no sign of a wrong
+  // scale or order. Those have 1 and more.
+  [[nodiscard]] double error_max() const noexcept { return error_max_; }
   [[nodiscard]] double relative() const noexcept { return is_exact_ ? 0 : bound_->relative; }
   // Of each of these numbers. Reads scales only.
   std::vector<double> slack(std::uint64_t begin, std::uint64_t end);
@@ -60,6 +63,7 @@ class Numbers {
   const TensorRecipe* value_ = nullptr;
   bool is_exact_ = true;
   const ErrorBound* bound_ = nullptr;
+  double error_max_ = 0;
   std::vector<float> values_;
 };
 

@@ -18,9 +18,6 @@ constexpr std::uint64_t chunk_bytes = 1 << 20;
 // Enough to tell a wrong scale or order of bytes from rounding, and little to read.
 constexpr std::uint64_t samples = 16;
 constexpr std::uint64_t sample_elements = 4096;
-// For codes without a bound: GPTQ and AWQ do not take the nearest code, and E5M2 and zero points
-// are only read here. Codes in another order have an error of about 1.4, doubled scales one of 1.
-constexpr double error_max_unknown = 0.5;
 // Of the bounds, which are computed in double precision of decoded F32.
 constexpr double rounding = 0x1p-20;
 
@@ -57,7 +54,8 @@ Counts count_scales(const TensorInfo& tensor, ByteSource& source) {
 struct Comparison {
   double difference = 0;  // sums of squares: of differences, of the first side's numbers,
   double power = 0;
-  double allowed = 0;  // and of what each difference can be
+  double allowed = 0;    // and of what each difference can be
+  double error_max = 0;  // where that is not known
   bool is_bounded = true;
   std::uint64_t numbers = 0;
   std::uint64_t unexplained = 0;   // differ by more than their codes explain
@@ -66,11 +64,9 @@ struct Comparison {
   [[nodiscard]] double relative() const {
     return difference == 0 ? 0 : std::sqrt(difference / power);
   }
-  [[nodiscard]] double most() const {
-    return is_bounded ? std::sqrt(allowed / power) : error_max_unknown;
-  }
+  [[nodiscard]] double most() const { return is_bounded ? std::sqrt(allowed / power) : error_max; }
   [[nodiscard]] bool is_explained() const {
-    return is_bounded ? unexplained == 0 : relative() <= error_max_unknown;
+    return is_bounded ? unexplained == 0 : relative() <= error_max;
   }
   [[nodiscard]] std::string text() const {
     if (!is_bounded) return fmt::format("a relative error of {:.3g}", relative());
@@ -112,7 +108,7 @@ void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::
 }
 
 Comparison compare_numbers(Numbers& first, Numbers& second, std::uint64_t elements) {
-  Comparison made;
+  Comparison made = {.error_max = std::max(first.error_max(), second.error_max())};
   const std::uint64_t parts = std::clamp<std::uint64_t>(elements / sample_elements, 1, samples);
   for (std::uint64_t i = 0; i < parts; ++i) {
     std::uint64_t begin = elements / parts * i;

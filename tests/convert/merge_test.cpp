@@ -298,6 +298,30 @@ TEST(MergeMemory, IsNoMoreThanThePlanSays) {
   EXPECT_LE(report.staging_bytes_peak + 440'000 * sizeof(float), plan.peak_bytes.at("cpu"));
 }
 
+// One number that is none would spoil a row or a column, and nothing else would tell.
+TEST_F(Merges, AnAdaptersNumbersAreFinite) {
+  for (const char* const name : {"left", "right"}) {
+    for (const float wrong :
+         {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+      Numbers numbers =
+          random_numbers(name == std::string("left") ? rows * rank : rank * columns, 5);
+      numbers.back() = wrong;
+      FileTensor left = f32("left", {rows, rank}, 3);
+      FileTensor right = f32("right", {rank, columns}, 4);
+      (name == left.name ? left : right).data = raw_all(numbers);
+      const auto adapter =
+          open_checkpoint(folder_.write("n.safetensors", safetensors_bytes({left, right})));
+      joined_ = std::make_shared<const Catalog>(std::vector{parts_[0], parts_[1], adapter});
+      const Plan plan = plan_of(merge());
+      const HostMemory memory(plan);
+      const auto error = error_of([&] { execute(plan, memory.destinations()); });
+      ASSERT_TRUE(error);
+      EXPECT_EQ(error->code(), "q.nan");
+      EXPECT_THAT(error->where().tensor, HasSubstr(name));
+    }
+  }
+}
+
 TEST_F(Merges, CodesAreNoNumbersThere) {
   const auto fp8 = open_checkpoint(folder_.write(
       "q.safetensors", safetensors_bytes({{"w", "F8_E4M3", {rows, columns}, some_bytes(350)},
