@@ -367,9 +367,7 @@ class TestRefused:
         saved(tmp_path, target_modules=["first"], r=4, lora_alpha=8)
         file = tmp_path / "adapter" / "adapter_config.json"
         file.write_text('{"lora_alpha": 8, ' + file.read_text().lstrip()[1:])
-        with pytest.raises(
-            loadstone.Error, match="lora_alpha"
-        ):
+        with pytest.raises(loadstone.Error, match="lora_alpha"):
             merged(tmp_path)
 
     def test_one_module_under_two_names(self, tmp_path: Path) -> None:

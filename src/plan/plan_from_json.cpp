@@ -43,10 +43,11 @@ std::string folder_of(const std::string& root, Storage& storage) {
 // Where a checkpoint's shards are opened, and who says so. Not thread-safe; used once.
 class ShardFinder {
  public:
-  // `root`: the caller's word; empty: none.
+  // `root`: the caller's word; empty: none. `is_first`: it is no adapter.
   ShardFinder(const SavedCheckpoint& saved, const OpenOptions& options, const std::string& root,
-              const PlanPaths& paths)
+              const PlanPaths& paths, bool is_first)
       : saved_(saved),
+        is_first_(is_first),
         root_(root),
         plan_folder_(paths.plan_folder),
         allow_remote_(paths.allow_remote),
@@ -82,8 +83,18 @@ class ShardFinder {
     if (!root_.empty()) return folder_of(root_, opener_.storage);
     if (is_remote(saved_.root)) return remote_folder();
     if (lies_in_plan_folder()) return folder_of(saved_.root, opener_.storage);
-    if (plan_folder_holds_all()) return plan_folder_;
-    const std::string folder = folder_of(saved_.root, opener_.storage);
+    // Files of another model may have these names and sizes: the very ones come first.
+    try {
+      return same_folder();
+    } catch (const Error&) {
+      if (plan_folder_holds_all()) return plan_folder_;
+      throw;
+    }
+  }
+
+  // The root that the plan names, if its files are those that the plan was made for.
+  std::string same_folder() const {
+    std::string folder = folder_of(saved_.root, opener_.storage);
     for (const SavedShard& shard : saved_.shards) require_same_file(folder, shard);
     return folder;
   }
@@ -110,9 +121,10 @@ class ShardFinder {
     }
   }
 
-  // The plan and its checkpoint were moved together.
+  // The plan and its checkpoint were moved together. Adapters stand in folders of their own, and
+  // have the same names and sizes.
   [[nodiscard]] bool plan_folder_holds_all() const {
-    if (plan_folder_.empty()) return false;
+    if (plan_folder_.empty() || !is_first_) return false;
     return std::ranges::all_of(saved_.shards, [&](const SavedShard& shard) {
       try {
         const auto source = opener_.open(join_path(plan_folder_, shard.path), plan_folder_);
@@ -144,6 +156,7 @@ class ShardFinder {
   }
 
   const SavedCheckpoint& saved_;
+  bool is_first_;
   const std::string& root_;
   const std::string& plan_folder_;
   bool allow_remote_;
@@ -182,7 +195,7 @@ std::shared_ptr<const Catalog> open_saved(const SavedPlan& saved, const OpenOpti
   roots.resize(saved.checkpoints.size());
   std::vector<std::shared_ptr<const Catalog>> opened;
   for (std::size_t c = 0; c < roots.size(); ++c) {
-    const auto shards = ShardFinder(saved.checkpoints[c], options, roots[c], paths).find();
+    const auto shards = ShardFinder(saved.checkpoints[c], options, roots[c], paths, c == 0).find();
     opened.push_back(shards.size() == 1 ? open_checkpoint(shards.front(), opening)
                                         : open_checkpoint(shards, opening));
   }

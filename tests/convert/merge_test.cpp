@@ -412,6 +412,47 @@ TEST_F(Merges, HaveARootForEachCheckpoint) {
   EXPECT_EQ(code({root(1), root(2), root(2)}), "plan.options");
 }
 
+// Adapters of one base have the same names, shapes and sizes, and so have tunings of it.
+TEST(SavedMerges, TakeNoOtherFileThatStandsBesideThePlan) {
+  const TemporaryFolder folder;
+  const auto write = [&](const std::string& name, unsigned seed) {
+    return folder.write(name, safetensors_bytes({f32("w", {rows, columns}, seed)}));
+  };
+  const std::string base = write("base/x.safetensors", 1);
+  const std::string one = write("one/x.safetensors", 2);
+  const std::string two = write("two/x.safetensors", 3);
+  const auto joined = std::make_shared<const Catalog>(
+      std::vector{open_checkpoint(base), open_checkpoint(one), open_checkpoint(two)});
+  Merge sum;
+  for (const std::uint32_t each : {1u, 2u}) {
+    sum.terms.push_back(
+        {.factor = 1,
+         .boxes = {{.source = joined->find("w", each).value(), .dims = {{rows * columns, 1, 1}}}},
+         .low_rank = {}});
+  }
+  PlanOptions options;
+  options.recipes.targets.push_back(
+      {.target = "w",
+       .shape = {rows, columns},
+       .boxes = {{.source = joined->find("w").value(), .dims = {{rows * columns, 1, 1}}}},
+       .constant = {},
+       .merge = std::make_shared<const Merge>(sum)});
+  const Plan plan =
+      make_plan(joined, skeleton_of({target_of("w", {rows, columns}, Dtype::f32)}), options);
+  ASSERT_TRUE(plan.ok());
+  const HostMemory expected(plan);
+  execute(plan, expected.destinations());
+  for (const char* const beside : {"base", "one", "two"}) {
+    const Plan again = plan_from_json(to_json(plan), {}, {.plan_folder = folder / beside});
+    const HostMemory found(again);
+    execute(again, found.destinations());
+    EXPECT_EQ(std::memcmp(expected.destinations()[0].data, found.destinations()[0].data,
+                          rows * columns * sizeof(float)),
+              0)
+        << beside;
+  }
+}
+
 }  // namespace
 
 }  // namespace loadstone::test
