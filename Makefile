@@ -26,7 +26,7 @@ PACKAGE_STAMP := .venv/package.stamp
 PACKAGE_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
   $(shell find cmake include src cli python/bindings python/loadstone \
     -name __pycache__ -prune -o \( -type d -o -name '*.h' -o -name '*.cpp' -o -name '*.py*' \
-    -o -name py.typed -o -name 'CMakeLists.txt' -o -name '*.cmake' \) -print)
+    -o -name '*.css' -o -name '*.js' -o -name '*.in' -o -name py.typed -o -name 'CMakeLists.txt' -o -name '*.cmake' \) -print)
 # A line for each failure, and the closing lines.
 CTEST := ctest --preset
 SHORTEN := { grep -vE '^ +Start +[0-9]+: | Passed +[0-9.]+ sec$$' || true; }
@@ -39,6 +39,7 @@ help:
 	@echo 'make test      all tests but the long ones'
 	@echo 'make test-all  those too: sweeps over model classes, measurements (gigabytes, an hour),'
 	@echo '               and the C++ tests under sanitizers'
+	@echo 'make test-page the page of a plan in a browser, which it installs'
 	@echo 'make bench     speed and memory beside other loaders'
 	@echo 'make versions  which releases of other libraries load: docs/versions.md'
 	@echo 'make format    what clang-format and ruff can put right themselves'
@@ -69,6 +70,11 @@ demo: package
 test: release package $(if $(CI),format-check)
 	$(CTEST) release | $(SHORTEN)
 	python -m pytest -q -n $(JOBS) $(PYTEST_OPTIONS)
+
+.PHONY: test-page
+test-page: package
+	tools/setup.sh chromium
+	python -m pytest -q python/tests/test_page.py
 
 test-all: release package
 	$(CTEST) release | $(SHORTEN)

@@ -37,6 +37,7 @@ struct Outcome {
   Audit audit;
   ProcessMemory memory;  // at the end of the load
   std::uint64_t anonymous_bytes_peak = 0;
+  std::vector<ProgressSample> progress;
 };
 
 Plan planned(const Args& args) {
@@ -95,6 +96,7 @@ Outcome do_load(const Plan& plan, unsigned threads) {
   Outcome outcome;
   outcome.report = execute(plan, memory.destinations(), options);
   watch.clear();
+  outcome.progress = watch.samples();
   outcome.memory = process_memory();
   outcome.anonymous_bytes_peak =
       std::max(watch.anonymous_bytes_peak(), outcome.memory.anonymous_bytes);
@@ -147,13 +149,18 @@ std::string json_of(const Plan& plan, const Outcome& outcome) {
 
 int load(const Args& args, bool json) {
   const Plan plan = planned(args);
-  if (!args.plan.html_path.empty()) write_file(args.plan.html_path, to_html(plan));
+  write_page(plan, args.plan);
   if (const Finding* const first = obstacle(plan.findings, args.plan.open.strict)) {
     return refuse(plan.findings, *first, "'loadstone plan'", json);
   }
   check_machine(plan);
   if (!json) print_warnings(plan.findings);
   const Outcome outcome = do_load(plan, args.plan.options.threads);
+  write_page(plan, args.plan,
+             LoadFigures{.seconds = outcome.report.seconds,
+                         .bytes_read = outcome.report.bytes_read,
+                         .staging_bytes_peak = outcome.report.staging_bytes_peak,
+                         .progress = outcome.progress});
   print_line(json ? json_of(plan, outcome) : text_of(plan, outcome));
   return 0;
 }

@@ -79,6 +79,12 @@ void add_host_capacity(PlanOptions& options) {
   if (const auto bytes = available_memory_bytes()) limits.insert(named("disk"), {"cpu", *bytes});
 }
 
+std::vector<std::pair<std::string, std::uint64_t>> limits_of(const PlanArgs& args) {
+  std::vector<std::pair<std::string, std::uint64_t>> limits;
+  for (const auto& text : args.max_memory) limits.push_back(limit_from_user(text));
+  return limits;
+}
+
 PlanOptions plan_options(const PlanArgs& args) {
   PlanOptions options = args.options;
   if (!args.rules_path.empty()) options.rules = parse_file(args.rules_path, rules_from_json);
@@ -89,7 +95,7 @@ PlanOptions plan_options(const PlanArgs& args) {
     options.dtype = dtype_option("--dtype", args.dtype, "bf16, float32 or auto");
   }
   if (!args.device_map.empty()) options.device_map = device_map_from_user(args.device_map);
-  for (const auto& text : args.max_memory) options.max_memory.push_back(limit_from_user(text));
+  options.max_memory = limits_of(args);
   if (options.device_map.mode) add_host_capacity(options);
   options.missing = from_name<MissingPolicy>(args.missing).value();
   options.unexpected = from_name<UnexpectedPolicy>(args.unexpected).value();
@@ -238,6 +244,14 @@ Plan make_plan(const PlanArgs& args) {
   if (checkpoints.size() > 1) catalog = std::make_shared<const Catalog>(std::move(checkpoints));
   if (!has_skeleton) skeleton = Skeleton::from_catalog(*catalog);
   return make_plan(catalog, skeleton, options);
+}
+
+void write_page(const Plan& plan, const PlanArgs& args, const std::optional<LoadFigures>& loaded) {
+  if (args.html_path.empty()) return;
+  PageOptions options;
+  options.max_memory = limits_of(args);
+  options.loaded = loaded;
+  write_file(args.html_path, to_html(plan, options));
 }
 
 void add_json_flag(CLI::App& command, bool& json) {

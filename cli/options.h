@@ -3,12 +3,14 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/remote.h"
 #include "loadstone/catalog.h"
 #include "loadstone/defaults.h"
+#include "loadstone/page.h"
 #include "loadstone/plan.h"
 
 namespace loadstone::cli {
@@ -74,6 +76,10 @@ std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args);
 // Opens the checkpoint and plans. Throws Error "usage" for text that is no size, dtype or device
 // map.
 [[nodiscard]] Plan make_plan(const PlanArgs& args);
+
+// The page of --html, if it was asked for; `loaded`: of the load that followed.
+void write_page(const Plan& plan, const PlanArgs& args,
+                const std::optional<LoadFigures>& loaded = {});
 
 // Options that stand alone.
 void add_json_flag(CLI::App& command, bool& json);

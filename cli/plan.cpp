@@ -22,7 +22,7 @@ struct Args {
 int show_plan(const Args& args, bool json) {
   const Plan plan = make_plan(args.plan);
   if (!args.output_path.empty()) write_file(args.output_path, to_json(plan));
-  if (!args.plan.html_path.empty()) write_file(args.plan.html_path, to_html(plan));
+  write_page(plan, args.plan);
   print_line(json ? to_json(plan) : to_table(plan));
   // Findings come most severe first.
   if (!plan.ok()) return exit_status(plan.findings.front().code);

@@ -19,6 +19,7 @@ namespace loadstone::cli {
 namespace {
 
 constexpr std::size_t bar_columns_max = 30;
+constexpr std::size_t samples_max = 1000;
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -69,8 +70,19 @@ WorkWatch::~WorkWatch() { clear(); }
 bool WorkWatch::on_progress(const Progress& progress) {
   anonymous_bytes_peak_ = std::max(anonymous_bytes_peak_, process_memory().anonymous_bytes);
   if (InterruptibleWork::interrupted()) return false;
+  keep(progress);
   if (on_terminal_) show(progress);
   return true;
+}
+
+void WorkWatch::keep(const Progress& progress) {
+  if (seen_++ % stride_ != 0) return;
+  if (samples_.size() == samples_max) {
+    for (std::size_t s = 0; s < samples_max / 2; ++s) samples_[s] = samples_[2 * s];
+    samples_.resize(samples_max / 2);
+    stride_ *= 2;
+  }
+  samples_.push_back({now_seconds() - seconds_begin_, progress.bytes_done});
 }
 
 void WorkWatch::show(const Progress& progress) {

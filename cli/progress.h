@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "loadstone/observer.h"
+#include "loadstone/page.h"
 
 namespace loadstone::cli {
 
@@ -26,13 +28,20 @@ class WorkWatch : public Observer {
     return anonymous_bytes_peak_;
   }
 
+  // Evenly spread over the work so far, at most a thousand.
+  [[nodiscard]] const std::vector<ProgressSample>& samples() const noexcept { return samples_; }
+
  private:
+  void keep(const Progress& progress);
   void show(const Progress& progress);
 
   bool on_terminal_;
   bool shown_ = false;
   double seconds_begin_;
   std::uint64_t anonymous_bytes_peak_ = 0;
+  std::vector<ProgressSample> samples_;
+  std::size_t seen_ = 0;
+  std::size_t stride_ = 1;  // of those seen, one in so many is kept
 };
 
 // One line of at most `width` columns.

@@ -16,6 +16,7 @@
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
+#include "loadstone/page.h"
 #include "loadstone/plan.h"
 #include "loadstone/verify.h"
 #include "support/files.h"

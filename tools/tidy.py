@@ -36,7 +36,7 @@ ROOMS = (
     ("plan",),
     ("execute",),
     ("convert",),
-    ("audit", "verify"),
+    ("audit", "page", "verify"),
     ("cli", "bindings"),
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}

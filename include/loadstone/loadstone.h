@@ -44,6 +44,7 @@
 #include "loadstone/plan.h"
 #include "loadstone/budget.h"
 #include "loadstone/execute.h"
+#include "loadstone/page.h"
 #include "loadstone/audit.h"
 #include "loadstone/verify.h"
 #include "loadstone/merge_options.h"

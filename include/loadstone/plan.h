@@ -199,7 +199,5 @@ struct PlanPaths {
 
 // A table for people: one row a target (runs of like rows folded), findings, totals.
 [[nodiscard]] LOADSTONE_API std::string to_table(const Plan& plan);
-// One self-contained page.
-[[nodiscard]] LOADSTONE_API std::string to_html(const Plan& plan);
 
 }  // namespace loadstone

@@ -3,6 +3,7 @@
 #include "base/pattern.h"
 #include "bindings.h"
 #include "execute/offload.h"
+#include "loadstone/page.h"
 #include "plan/decodings.h"
 #include "plan/prefix.h"
 #include "plan/rules.h"
@@ -167,6 +168,25 @@ auto get(const SharedPlan& self) {
   return (*self).*member;
 }
 
+// `loaded`: seconds, bytes read and the most that was staged.
+std::string page_of(const SharedPlan& plan, const std::string& model,
+                    const std::vector<std::pair<std::string, std::uint64_t>>& max_memory,
+                    const std::map<std::string, std::uint64_t>& held,
+                    const std::optional<std::tuple<double, std::uint64_t, std::uint64_t>>& loaded) {
+  PageOptions options;
+  options.model = model;
+  options.max_memory = max_memory;
+  options.held_bytes = held;
+  if (loaded) {
+    options.loaded = {.seconds = std::get<0>(*loaded),
+                      .bytes_read = std::get<1>(*loaded),
+                      .staging_bytes_peak = std::get<2>(*loaded),
+                      .progress = {}};
+  }
+  const nb::gil_scoped_release release;
+  return to_html(*plan, options);
+}
+
 }  // namespace
 
 void bind_target(nb::module_& module) {
@@ -230,7 +250,8 @@ void bind_plan(nb::module_& module) {
       .def("require_ok", [](const SharedPlan& self) { require_ok(*self); })
       .def("to_json", [](const SharedPlan& self) { return to_json(*self); })
       .def("to_table", [](const SharedPlan& self) { return to_table(*self); })
-      .def("to_html", [](const SharedPlan& self) { return to_html(*self); });
+      .def("to_html", &page_of, nb::arg("model"), nb::arg("max_memory"), nb::arg("held"),
+           nb::arg("loaded"));
   module.attr("STAGING_BYTES_MAX") = defaults::staging_bytes_max;
   module.attr("STRIP_PREFIXES") = nb::tuple(nb::cast(defaults::strip_prefixes));
   module.attr("MISSING_POLICIES") = nb::tuple(nb::cast(names_of<MissingPolicy>()));

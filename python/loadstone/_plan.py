@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import html
 import json
 import os
 import weakref
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from loadstone._bitsandbytes.loading import QuantizedWeights
     from loadstone._catalog import Catalog
     from loadstone._report import Report
+
+
+# A page of more would make a notebook of megabytes.
+_NOTEBOOK_TARGETS_MAX = 3000
 
 
 class Plan:
@@ -200,9 +205,39 @@ class Plan:
             raise TypeError("a plan that fills modules of bitsandbytes is tied to its model")
         return _unpickled, (self.to_json(), str(Path.cwd()), self._core.offload_folder)
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan as one self-contained page."""
-        Path(path).write_text(self._core.to_html(), encoding="utf-8")
+    def to_html(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        report: Report | None = None,
+        max_memory: Mapping[Any, int | str] | None = None,
+    ) -> str:
+        """The plan as one HTML page that needs no network and no other file.
+
+        Args:
+            path: where it is written too.
+            report: of this plan's execution, to see what was measured beside what was planned.
+            max_memory: bytes per device (``int`` or ``"8GiB"``), shown as limits.
+        """
+        model = self._model() if self._model is not None else None
+        page = self._core.to_html(
+            type(model).__name__ if model is not None else "",
+            _machine.capacities(max_memory, computed=False),
+            self._held,
+            report and (report.seconds, report.bytes_read, report.staging_bytes_peak),
+        )
+        if path is not None:
+            Path(path).write_text(page, encoding="utf-8")
+        return page
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the page in a frame of its own, or the table where it would be large."""
+        if len(self._core) > _NOTEBOOK_TARGETS_MAX:
+            return f"<pre>{html.escape(str(self))}</pre>"
+        return (
+            '<iframe sandbox="allow-scripts" style="width:100%;height:720px;border:0" '
+            f'srcdoc="{html.escape(self.to_html())}"></iframe>'
+        )
 
     def __str__(self) -> str:
         return self._core.to_table()

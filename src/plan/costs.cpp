@@ -57,21 +57,26 @@ bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept {
          !is_remote(plan.catalog->shards()[source.shard].path);
 }
 
+std::uint64_t bytes_placed(const PlannedTarget& target) {
+  const Origin origin = target.recipe.origin;
+  const bool is_the_callers =
+      origin == Origin::constructor || origin == Origin::initialiser || origin == Origin::kept;
+  const bool is_moved =
+      target.delivery == Delivery::memory || target.delivery == Delivery::disk_write;
+  return is_moved || is_the_callers ? target.byte_count() : 0;
+}
+
 void count_costs(Plan& plan) {
   plan.bytes_to_write = 0;
   plan.peak_bytes.clear();
   std::uint64_t& cpu = plan.peak_bytes["cpu"];
   for (const PlannedTarget& target : plan.targets) {
-    const std::uint64_t bytes = target.byte_count();
-    const Origin origin = target.recipe.origin;
-    const bool is_the_callers =
-        origin == Origin::constructor || origin == Origin::initialiser || origin == Origin::kept;
-    if (target.delivery == Delivery::memory || is_the_callers) {
-      std::uint64_t& peak = plan.peak_bytes[target.device];
-      peak = sum(peak, bytes);
-    }
+    const std::uint64_t bytes = bytes_placed(target);
     if (target.delivery == Delivery::disk_write) {
       plan.bytes_to_write = sum(plan.bytes_to_write, bytes);
+    } else if (bytes > 0) {
+      std::uint64_t& peak = plan.peak_bytes[target.device];
+      peak = sum(peak, bytes);
     }
   }
   const Needs needs(plan, SinkKind::memory);

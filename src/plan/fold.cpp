@@ -136,25 +136,35 @@ std::string from_text(const Plan& plan, const PlannedTarget& target) {
 
 }  // namespace
 
+PlanRow row_of(const Plan& plan, const PlannedTarget& target) {
+  return {.name = target.name,
+          .count = 1,
+          .kind = std::string(name(target.kind)),
+          .shape = target.shape.text(),
+          .dtype = dtype_text(plan, target),
+          .device = target.device,
+          .origin = origin_text(target),
+          .from = from_text(plan, target),
+          .bytes = target.recipe.origin == Origin::tie ? 0 : target.byte_count()};
+}
+
 std::vector<PlanRow> fold_targets(const Plan& plan) {
   std::vector<Folded> folded;
   std::unordered_map<std::string, std::size_t, NameHash, std::equal_to<>> index;
   for (const PlannedTarget& target : plan.targets) {
-    PlanRow row;
-    row.kind = std::string(name(target.kind));
-    row.shape = target.shape.text();
-    row.dtype = dtype_text(plan, target);
-    row.device = target.device;
-    row.origin = origin_text(target);
-    Pattern name = pattern_of(target.name);
-    Pattern from = pattern_of(from_text(plan, target));
+    PlanRow row = row_of(plan, target);
+    const std::uint64_t bytes = row.bytes;
+    row.bytes = 0;
+    row.count = 0;
+    Pattern name = pattern_of(row.name);
+    Pattern from = pattern_of(row.from);
     const std::string key = fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}", name.text, row.kind,
                                         row.shape, row.dtype, row.device, row.origin, from.text);
     const auto [found, is_new] = index.emplace(key, folded.size());
     if (is_new) folded.push_back({std::move(row), name, from, {}, {}});
     Folded& into = folded[found->second];
     ++into.row.count;
-    into.row.bytes += target.recipe.origin == Origin::tie ? 0 : target.byte_count();
+    into.row.bytes += bytes;
     into.names.add(name.numbers);
     into.sources.add(from.numbers);
   }

@@ -1,6 +1,7 @@
 // Many targets as few rows: those that differ by one number in their names only are one row.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -8,6 +9,9 @@
 #include "loadstone/plan.h"
 
 namespace loadstone {
+
+// Of one code and severity; the others are counted.
+inline constexpr std::size_t findings_shown_max = 300;
 
 // What people read about one or several targets.
 struct PlanRow {
@@ -21,6 +25,9 @@ struct PlanRow {
   std::string from;    // the source where it has another name, or how many there are
   std::uint64_t bytes = 0;
 };
+
+// Of one target, as it is called.
+[[nodiscard]] PlanRow row_of(const Plan& plan, const PlannedTarget& target);
 
 // In the order of each row's first target.
 [[nodiscard]] std::vector<PlanRow> fold_targets(const Plan& plan);

@@ -14,7 +14,6 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::size_t findings_per_code_max = 300;
 constexpr std::size_t name_width_max = 72;
 
 using Cells = std::array<std::string, 7>;
@@ -61,7 +60,7 @@ void add_findings(std::string& text, const std::vector<Finding>& findings) {
   std::map<std::pair<Severity, std::string>, std::size_t> counts;
   for (const Finding& finding : findings) {
     const std::size_t shown = ++counts[{finding.severity, finding.code}];
-    if (shown > findings_per_code_max) continue;
+    if (shown > findings_shown_max) continue;
     text += fmt::format("{:<7}  {}  {}\n", name(finding.severity), finding.code,
                         printable(finding.message, 1000));
     if (!finding.suggestion.empty()) {
@@ -69,9 +68,9 @@ void add_findings(std::string& text, const std::vector<Finding>& findings) {
     }
   }
   for (const auto& [which, count] : counts) {
-    if (count <= findings_per_code_max) continue;
+    if (count <= findings_shown_max) continue;
     text += fmt::format("{:<7}  {}  {} more of these\n", name(which.first), which.second,
-                        count - findings_per_code_max);
+                        count - findings_shown_max);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "loadstone/error.h"
+#include "loadstone/page.h"
 #include "loadstone/plan.h"
 #include "loadstone/recipe_builder.h"
 #include "support/errors.h"

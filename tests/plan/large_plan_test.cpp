@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include "loadstone/page.h"
 #include "loadstone/plan.h"
 #include "support/errors.h"
 #include "support/files.h"

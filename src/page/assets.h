@@ -1,0 +1,11 @@
+// Style and script of the page, from page.css and page.js.
+#pragma once
+
+#include <string_view>
+
+namespace loadstone {
+
+extern const std::string_view page_style;
+extern const std::string_view page_script;
+
+}  // namespace loadstone
