@@ -26,7 +26,8 @@ PACKAGE_STAMP := .venv/package.stamp
 PACKAGE_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
   $(shell find cmake include src cli python/bindings python/loadstone \
     -name __pycache__ -prune -o \( -type d -o -name '*.h' -o -name '*.cpp' -o -name '*.py*' \
-    -o -name '*.css' -o -name '*.js' -o -name '*.in' -o -name py.typed -o -name 'CMakeLists.txt' -o -name '*.cmake' \) -print)
+    -o -name '*.css' -o -name '*.js' -o -name '*.in' -o -name py.typed \
+    -o -name 'CMakeLists.txt' -o -name '*.cmake' \) -print)
 # A line for each failure, and the closing lines.
 CTEST := ctest --preset
 SHORTEN := { grep -vE '^ +Start +[0-9]+: | Passed +[0-9.]+ sec$$' || true; }

@@ -237,7 +237,8 @@ def adapted(path: str) -> set[str]:
 
 
 def frameworks_stay_in_adapters(path: str, text: str) -> Iterator[Breach]:
-    if path.startswith(("src/", "include/")) and path != "include/loadstone/torch.h":
+    in_core = path.startswith(("src/", "include/")) and path.endswith(CPP)
+    if in_core and path != "include/loadstone/torch.h":
         # safetensors and torch also name file formats.
         names = "|".join(sorted(FRAMEWORKS - {"safetensors"}))
         pattern = rf"\btorch::|\b({names})(?=::|_|\b)"

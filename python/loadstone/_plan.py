@@ -220,11 +220,14 @@ class Plan:
             max_memory: bytes per device (``int`` or ``"8GiB"``), shown as limits.
         """
         model = self._model() if self._model is not None else None
+        loaded = None
+        if report is not None:
+            loaded = (report.seconds, report.bytes_read, report.staging_bytes_peak)
         page = self._core.to_html(
             type(model).__name__ if model is not None else "",
             _machine.capacities(max_memory, computed=False),
             self._held,
-            report and (report.seconds, report.bytes_read, report.staging_bytes_peak),
+            loaded,
         )
         if path is not None:
             Path(path).write_text(page, encoding="utf-8")
