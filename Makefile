@@ -41,6 +41,7 @@ help:
 	@echo 'make test-all  those too: sweeps over model classes, measurements (gigabytes, an hour),'
 	@echo '               and the C++ tests under sanitizers'
 	@echo 'make test-page the page of a plan in a browser, which it installs'
+	@echo 'make screenshots  pictures of it for docs/images'
 	@echo 'make bench     speed and memory beside other loaders'
 	@echo 'make versions  which releases of other libraries load: docs/versions.md'
 	@echo 'make format    what clang-format and ruff can put right themselves'
@@ -72,7 +73,11 @@ test: release package $(if $(CI),format-check)
 	$(CTEST) release | $(SHORTEN)
 	python -m pytest -q -n $(JOBS) $(PYTEST_OPTIONS)
 
-.PHONY: test-page
+.PHONY: test-page screenshots
+screenshots: package
+	tools/setup.sh chromium
+	python tools/screenshots.py
+
 test-page: package
 	tools/setup.sh chromium
 	python -m pytest -q python/tests/test_page.py

@@ -1,0 +1,38 @@
+"""Pages lead where they say, and none is left out of the list."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGES = [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")]
+
+
+def links_of(text: str) -> list[str]:
+    without_code = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    return re.findall(r"\]\(([^)\s]+)\)", without_code)
+
+
+def broken(page: Path) -> list[str]:
+    links = [link.split("#")[0] for link in links_of(page.read_text(encoding="utf-8"))]
+    return [
+        link for link in links if link and "://" not in link and not (page.parent / link).exists()
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken(page) == []
+
+
+def test_a_broken_link_is_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("[here](page.md), [gone](gone.md#part), `[no](link.md)`", encoding="utf-8")
+    assert broken(page) == ["gone.md"]
+
+
+def test_every_page_is_listed() -> None:
+    listed = links_of((REPOSITORY / "docs" / "README.md").read_text(encoding="utf-8"))
+    pages = {page.name for page in (REPOSITORY / "docs").glob("*.md")} - {"README.md"}
+    assert pages == {link for link in listed if link.endswith(".md")} & pages

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Pictures of the page of a plan for docs/images: `make screenshots`, which needs Chromium."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+COMMAND = str(Path(sys.executable).with_name("loadstone"))
+
+
+def llama(layers: int, width: int) -> dict[str, torch.Tensor]:
+    """Names and proportions of a Llama."""
+    inner = width * 11 // 4
+    shapes = {
+        "self_attn.q_proj": (width, width),
+        "self_attn.k_proj": (width // 4, width),
+        "self_attn.v_proj": (width // 4, width),
+        "self_attn.o_proj": (width, width),
+        "mlp.gate_proj": (inner, width),
+        "mlp.up_proj": (inner, width),
+        "mlp.down_proj": (width, inner),
+    }
+    tensors = {
+        f"model.layers.{layer}.{name}.weight": torch.zeros(shape, dtype=torch.bfloat16)
+        for layer in range(layers)
+        for name, shape in shapes.items()
+    }
+    for name in ("model.embed_tokens", "lm_head"):
+        tensors[f"{name}.weight"] = torch.zeros(16 * width, width, dtype=torch.bfloat16)
+    return tensors
+
+
+def skeleton_with_errors(tensors: dict[str, torch.Tensor]) -> str:
+    targets: list[dict[str, Any]] = [
+        {"name": name, "shape": list(tensor.shape), "dtype": "BF16", "kind": "parameter"}
+        for name, tensor in tensors.items()
+    ]
+    targets[3]["name"] = "model.layers.0.self_attn.output.weight"
+    targets[5]["shape"] = [7, 7]
+    return json.dumps({"targets": [{**target, "tie_of": None} for target in targets]})
+
+
+def page(checkpoint: Path, command: str, *options: object) -> Path:
+    """The page that the command writes; a plan with errors has one too."""
+    path = checkpoint.with_suffix(".html")
+    words = [COMMAND, command, checkpoint, "--html", path, *options]
+    subprocess.run([str(word) for word in words], stdout=subprocess.DEVNULL, check=False)
+    return path
+
+
+def shoot(path: Path, name: str, width: int, height: int, *flags: str) -> None:
+    target = IMAGES / f"{name}.png"
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += [f"--window-size={width},{height}", f"--screenshot={target}", *flags]
+    subprocess.run([*command, path.as_uri()], check=True, capture_output=True)
+    print(target)
+
+
+def main() -> None:
+    IMAGES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model.safetensors"
+        tensors = llama(16, 512)
+        save_file(tensors, model)
+        shoot(page(model, "load", "--max-memory", "cpu=300MB"), "plan-loaded", 1100, 1500)
+        dark = "--blink-settings=preferredColorScheme=0"
+        shoot(page(model, "plan", "--dtype", "f32"), "plan-dark", 1100, 1300, dark)
+        shoot(page(model, "plan"), "plan-narrow", 480, 1500)
+        skeleton = Path(folder) / "skeleton.json"
+        skeleton.write_text(skeleton_with_errors(tensors), encoding="utf-8")
+        shoot(page(model, "plan", "--skeleton", skeleton), "plan-errors", 1100, 700)
+        many = Path(folder) / "many.safetensors"
+        save_file(
+            {
+                f"layers.{layer}.experts.{expert}.{part}.weight": torch.zeros(1)
+                for layer in range(65)
+                for expert in range(257)
+                for part in ("gate", "up", "down")
+            },
+            many,
+        )
+        shoot(page(many, "plan"), "plan-50000-rows", 1100, 1300)
+
+
+if __name__ == "__main__":
+    main()
