@@ -163,7 +163,8 @@ Weighted weighted_from_user(const std::string& text) {
   if (after != end || error == std::errc::invalid_argument) return {text};
   if (error == std::errc::result_out_of_range) weight = std::numeric_limits<float>::infinity();
   if (!std::isfinite(weight)) {
-    throw Error("usage", fmt::format("'{}': a weight is a finite number that F32 holds", printable(text)));
+    throw Error("usage",
+                fmt::format("'{}': a weight is a finite number that F32 holds", printable(text)));
   }
   return {text.substr(0, colon), weight};
 }

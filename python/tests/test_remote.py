@@ -241,8 +241,7 @@ def test_a_plans_adapter_contacts_nobody_by_itself(
 
     url = server.url("/adapter/x.safetensors")
     loadstone.plan(model(), tmp_path / "base.safetensors", lora=url).save(tmp_path / "plan.json")
-    text = json.loads((tmp_path / "plan.json").read_text())
-    assert url.rsplit("/", 1)[0] in json.dumps(text["root"])
+    assert url.rsplit("/", 1)[0] in (tmp_path / "plan.json").read_text()
     server.reset()
     for _ in range(2):
         with pytest.raises(loadstone.Error) as caught:

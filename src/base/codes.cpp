@@ -51,7 +51,8 @@ constexpr auto codes = std::to_array<CodeInfo>({
     {"convert.target", "The target may not be written: it is the source, or something else.",
      "Name another file or folder."},
     {"format.adapter",
-     "An adapter or its configuration is malformed, contradicts itself, or is of a kind that is not "
+     "An adapter or its configuration is malformed, contradicts itself, or is of a kind that is "
+     "not "
      "merged.",
      "The message names field or tensors; save it anew with the library that trained it."},
     {"format.ignored",

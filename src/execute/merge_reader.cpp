@@ -44,8 +44,8 @@ std::uint64_t first_not_finite(Dtype dtype, const std::byte* numbers, std::uint6
   std::array<float, step> read{};
   for (std::uint64_t begin = 0; begin < count; begin += step) {
     const std::uint64_t some = std::min(step, count - begin);
-    back.run(numbers + begin * element_bytes(dtype),
-             std::as_writable_bytes(std::span(read)).data(), some);
+    back.run(numbers + begin * element_bytes(dtype), std::as_writable_bytes(std::span(read)).data(),
+             some);
     // Magnitudes as integers: this loop becomes vectors.
     std::uint32_t largest = 0;
     for (std::uint64_t i = 0; i < some; ++i) {
@@ -101,8 +101,8 @@ void MergeReader::read_numbers(std::uint64_t begin, std::uint64_t end, float* to
   reader_.read(begin, end, std::as_writable_bytes(std::span(to, end - begin)));
 }
 
-std::uint64_t MergeReader::read(const PlannedTarget& target, std::uint64_t begin,
-                                std::uint64_t end, std::span<std::byte> to) {
+std::uint64_t MergeReader::read(const PlannedTarget& target, std::uint64_t begin, std::uint64_t end,
+                                std::span<std::byte> to) {
   if (begin == end) return end;
   operand_ = nullptr;  // the reader has been elsewhere
   if (target_ != &target) open(target);

@@ -17,7 +17,7 @@ namespace loadstone {
 
 namespace {
 
-constexpr const char* code = "merge.adapter";     // it does not go with the base
+constexpr const char* code = "merge.adapter";        // it does not go with the base
 constexpr const char* malformed = "format.adapter";  // it does not go with itself
 // Names that peft gives to adapters whose scale stands in their configuration alone.
 constexpr std::string_view peft_prefix = "base_model.model.";
@@ -283,7 +283,8 @@ class Adder {
     const bool is_sound = left.rank() >= 2 && left.rank() == right.rank() && left_count > 0 &&
                           right_count > 0 && left[0] * left[1] == left_count && left[1] == right[0];
     if (!is_sound) {
-      refuse_itself("the two matrices of a product do not fit each other", left.text(), right.text());
+      refuse_itself("the two matrices of a product do not fit each other", left.text(),
+                    right.text());
     }
     product.out = left[0];
     product.rank = left[1];
@@ -390,7 +391,7 @@ class Adder {
     const bool is_by_row = source.shape.rank() > 0 && source.shape[0] == product.out;
     if (!is_by_row || count != product.out || !source.is_number) {
       refuse_itself("magnitudes are one for each row", source.shape.text(),
-             fmt::format("[{}]", product.out));
+                    fmt::format("[{}]", product.out));
     }
     if (is_transposed || low_rank.rows != product.out) {
       refuse("magnitudes of columns are not merged");

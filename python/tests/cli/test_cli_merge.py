@@ -95,7 +95,9 @@ def test_a_factor_beyond_f32_is_no_path(
 def test_options_that_the_method_does_not_use(
     run: Run, base: Path, tmp_path: Path, options: list[str], status: int
 ) -> None:
-    done = run("merge", base, f"{base}:1", *options, "-o", tmp_path / "o.safetensors", status=status)
+    done = run(
+        "merge", base, f"{base}:1", *options, "-o", tmp_path / "o.safetensors", status=status
+    )
     assert status == 0 or "[plan.options]" in done.stderr
 
 
