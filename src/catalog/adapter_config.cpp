@@ -187,7 +187,7 @@ float AdapterConfig::scale(const std::string& module, std::uint64_t rank) const 
   const double divisor = has_root_scale_ ? std::sqrt(planned) : planned;
   const double scale = number(alphas_, alpha_) / divisor;
   if (!(scale <= std::numeric_limits<float>::max())) {
-    throw Error(code, "the scale of a module is beyond F32",
+    throw Error(code, "the scale of a module, which follows from lora_alpha, is beyond F32",
                 {.tensor = module, .field = "lora_alpha", .found = fmt::format("{}", scale)});
   }
   return static_cast<float>(scale);
