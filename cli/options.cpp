@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -165,9 +166,11 @@ Weighted weighted_from_user(const std::string& text) {
   float weight = 0;
   const char* const end = text.data() + text.size();
   const auto [after, error] = std::from_chars(text.data() + colon + 1, end, weight);
-  if (error != std::errc() || after != end) return {text};
+  if (after != end || error == std::errc::invalid_argument) return {text};
+  if (error == std::errc::result_out_of_range) weight = std::numeric_limits<float>::infinity();
   if (!std::isfinite(weight)) {
-    throw Error("usage", fmt::format("'{}': a weight is a finite number", printable(text)));
+    throw Error("usage",
+                fmt::format("'{}': a weight is a finite number that F32 holds", printable(text)));
   }
   return {text.substr(0, colon), weight};
 }

@@ -68,6 +68,7 @@ void add_quantize_options(CLI::App& command, QuantizeArgs& args) {
 
 QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
   QuantizeOptions options;
+  options.allow_non_finite = args.allow_non_finite;
   if (args.formats.empty()) {
     if (!args.include.empty() || !args.exclude.empty()) {
       throw Error("usage",
@@ -97,7 +98,6 @@ QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
   options.include = args.include;
   options.exclude = args.exclude;
   options.style = from_name<QuantizeStyle>(args.style);
-  options.allow_non_finite = args.allow_non_finite;
   if (!args.imatrix.empty()) {
     if (format != FileFormat::gguf) {
       throw Error("usage", "--imatrix is for NAME.gguf as TARGET: other files have no such blocks");

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/json_writer.h"
 #include "base/text.h"
@@ -86,6 +87,17 @@ std::string text_of(const ConvertReport& report, const ConvertRun& run,
   }
   return text + fmt::format("\nmemory    peak {} of the process; the plan said {}",
                             human_bytes(memory.peak_bytes), human_bytes(report.peak_bytes));
+}
+
+// What only values showed, such as numbers that are not finite.
+std::vector<Finding> found_since(const std::vector<Finding>& known, std::vector<Finding> findings) {
+  std::erase_if(findings, [&](const Finding& each) {
+    return std::ranges::any_of(known, [&](const Finding& before) {
+      return before.code == each.code && before.target == each.target &&
+             before.message == each.message;
+    });
+  });
+  return findings;
 }
 
 int dry_run(const WriteArgs& args, const Conversion& conversion, const ConvertRun& run,
@@ -188,6 +200,7 @@ int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const Conver
   watch.clear();
   const ProcessMemory memory = process_memory();
   const std::uint64_t anonymous = std::max(watch.anonymous_bytes_peak(), memory.anonymous_bytes);
+  if (!json) print_warnings(found_since(conversion.plan.findings, report.findings));
   print_line(json ? json_of(report, memory, anonymous) : text_of(report, run, memory));
   return 0;
 }

@@ -45,9 +45,10 @@ struct MergeOptions {
   MergeMethod method = MergeMethod::linear;
   // Divides by the weights that went into an element. None: ties and dare-ties do.
   std::optional<bool> normalise{};
-  float scale = 1;         // of all differences together
-  double density = 1;      // ties, dare: the share of a difference that is kept
-  std::uint64_t seed = 0;  // dare
+  // Each is refused where the method does not use it.
+  std::optional<float> scale{};         // of all differences together; 1 without it
+  std::optional<double> density{};      // ties, dare: the share of a difference that is kept; 1
+  std::optional<std::uint64_t> seed{};  // dare; 0
 };
 
 }  // namespace loadstone

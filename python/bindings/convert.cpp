@@ -10,8 +10,9 @@ namespace {
 // `adapters`: of each its factor and the patterns of what is left out of it.
 MergeOptions merge_options(const std::vector<float>& weights,
                            const std::vector<std::pair<float, std::vector<std::string>>>& adapters,
-                           std::string_view method, std::optional<bool> normalise, float scale,
-                           double density, std::uint64_t seed) {
+                           std::string_view method, std::optional<bool> normalise,
+                           std::optional<float> scale, std::optional<double> density,
+                           std::optional<std::uint64_t> seed) {
   const auto known = merge_method(method);
   if (!known) {
     throw Error("plan.options", "no such method",
@@ -140,8 +141,8 @@ void bind_convert(nb::module_& module) {
       .def("to_json", [](const ConvertReport& self) { return to_json(self); });
   nb::class_<MergeOptions>(module, "MergeOptions");
   module.def("merge_options", &merge_options, nb::arg("weights"), nb::arg("adapters"),
-             nb::arg("method"), nb::arg("normalise").none(), nb::arg("scale"), nb::arg("density"),
-             nb::arg("seed"));
+             nb::arg("method"), nb::arg("normalise").none(), nb::arg("scale").none(),
+             nb::arg("density").none(), nb::arg("seed").none());
   module.def(
       "make_conversion", &conversion_for, nb::arg("catalog"), nb::arg("rules"),
       nb::arg("recipes").none(), nb::arg("dtype"), nb::arg("block_dtype"), nb::arg("unexpected"),

@@ -258,9 +258,9 @@ def merge_options(
     adapters: Sequence[tuple[float, Sequence[str]]],
     method: str,
     normalise: bool | None,
-    scale: float,
-    density: float,
-    seed: int,
+    scale: float | None,
+    density: float | None,
+    seed: int | None,
 ) -> MergeOptions: ...
 def make_conversion(
     catalog: Catalog,

@@ -32,9 +32,9 @@ def merge(
     lora_ignore: str | Sequence[str] = (),
     method: str = "linear",
     normalise: bool | None = None,
-    scale: float = 1.0,
-    density: float = 1.0,
-    seed: int = 0,
+    scale: float | None = None,
+    density: float | None = None,
+    seed: int | None = None,
     dtype: Any = None,
     block_dtype: Any = "bfloat16",
     quantize: Quantize | None = None,
@@ -81,9 +81,10 @@ def merge(
             and what the others differ from it by, each times its weight; ``"ties"``,
             ``"dare-linear"`` and ``"dare-ties"`` prune these differences.
         normalise: divide by the sum of the weights; ``None``: ``"ties"`` and ``"dare-ties"`` do.
-        scale: of all differences together.
-        density: the share of each difference that is kept, of methods that prune.
-        seed: of what ``"dare-linear"`` and ``"dare-ties"`` draw at random.
+        scale: of all differences together; 1 without it. This and the next two are refused where
+            the method does not use them.
+        density: the share of each difference that is kept, of methods that prune; 1 without it.
+        seed: of what ``"dare-linear"`` and ``"dare-ties"`` draw at random; 0 without it.
         dtype, block_dtype, quantize, include, exclude, style, mode, imatrix, allow_non_finite,
             copy_code, metadata, beyond_ggml, shard_size, name, max_memory, threads, progress,
             dry_run, allow_links, resume, part, finish: as in :func:`loadstone.convert`. What is

@@ -214,6 +214,19 @@ class TestSlerp:
         )
         same_bits(out, {"w": f32(0.75) * a + f32(0.25) * (2 * a)})
 
+    @pytest.mark.parametrize("which", ["a", "b", "both"])
+    def test_zeros_have_no_direction(self, tmp_path: Path, which: str) -> None:
+        """The straight line; mergekit takes them for perpendicular to everything."""
+        numbers = torch.randn(SHAPE, generator=torch.Generator().manual_seed(8))
+        zeros = torch.zeros(SHAPE)
+        a = zeros if which in ("a", "both") else numbers
+        b = zeros if which in ("b", "both") else numbers
+        save_file({"w": a}, tmp_path / "a.safetensors")
+        save_file({"w": b}, tmp_path / "b.safetensors")
+        sources = [tmp_path / "a.safetensors", (tmp_path / "b.safetensors", 0.25)]
+        loadstone.merge(sources, tmp_path / "x.safetensors", method="slerp")
+        same_bits(tmp_path / "x.safetensors", {"w": f32(0.75) * a + f32(0.25) * b})
+
 
 class TestRefused:
     @pytest.mark.parametrize(
@@ -223,6 +236,11 @@ class TestRefused:
             ({"method": "task-arithmetic", "density": 0.5}, "density"),
             ({"method": "ties", "density": 0.0}, "density"),
             ({"method": "linear", "scale": 2.0}, "scale"),
+            ({"method": "linear", "scale": 1.0}, "scale"),
+            ({"method": "linear", "density": 1.0}, "density"),
+            ({"method": "linear", "seed": 0}, "seed"),
+            ({"method": "ties", "seed": 3}, "seed"),
+            ({"method": "task-arithmetic", "seed": 3}, "seed"),
             ({"method": "best"}, "method"),
         ],
     )
@@ -233,6 +251,83 @@ class TestRefused:
             merged(folder, tmp_path / "x.safetensors", **options)
         assert caught.value.code == "plan.options"
         assert caught.value.field == field
+
+    @pytest.mark.parametrize(
+        ("method", "weights"),
+        [
+            ("task-arithmetic", (1.0, -1.0)),
+            ("task-arithmetic", (0.0, 0.0)),
+            ("linear", (1.0, -0.9999999)),
+            ("ties", (1.0, -0.9999999)),
+            ("ties", (2.0, 0.5, -0.5)),  # together they do not cancel, but an element's may
+            ("dare-ties", (1.0, -1.0)),
+        ],
+    )
+    def test_weights_that_nearly_cancel_do_not_divide(
+        self, tmp_path: Path, method: str, weights: tuple[float, ...]
+    ) -> None:
+        files = [tmp_path / f"{i}.safetensors" for i in range(len(weights) + 1)]
+        for file in files:
+            save_file({"w": torch.randn(4, 4)}, file)
+        pairs = list(zip(files[1:], weights, strict=True))
+        sources = pairs if method == "linear" else [files[0], *pairs]
+        with pytest.raises(loadstone.Error, match="normalise off") as caught:
+            loadstone.merge(sources, tmp_path / "x.safetensors", method=method, normalise=True)
+        assert (caught.value.code, caught.value.field) == ("plan.options", "normalise")
+        loadstone.merge(sources, tmp_path / "x.safetensors", method=method, normalise=False)
+
+
+class TestNotFinite:
+    """Finite numbers may become infinite, in F32 or in the dtype of the output."""
+
+    @pytest.mark.parametrize(
+        ("dtype", "base", "weights"),
+        [
+            (torch.float32, 3e38, (1.0, 1.0)),
+            (torch.float16, 6e4, (1.0, 1.0)),
+            (torch.bfloat16, 3e38, (1.0, 1.0)),
+            (torch.float16, float("inf"), (0.5, 0.5)),
+        ],
+    )
+    @pytest.mark.parametrize("quantize", [None, "int8"])
+    def test_overflows_are_refused_by_target(
+        self,
+        tmp_path: Path,
+        dtype: torch.dtype,
+        base: float,
+        weights: tuple[float, float],
+        quantize: str | None,
+    ) -> None:
+        tensor = torch.ones(64, 64, dtype=dtype)
+        tensor[3, 2] = base
+        save_file({"l.weight": tensor}, tmp_path / "a.safetensors")
+        save_file({"l.weight": tensor.clone()}, tmp_path / "b.safetensors")
+        names = (tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+        sources = list(zip(names, weights, strict=True))
+        out = tmp_path / "x.safetensors"
+        with pytest.raises(loadstone.Error, match="element 194") as caught:
+            loadstone.merge(sources, out, quantize=quantize)
+        assert (caught.value.code, caught.value.tensor) == ("q.nan", "l.weight")
+        assert not out.exists()
+        if quantize is None:
+            report = loadstone.merge(sources, out, allow_non_finite=True)
+            assert [(each.code, each.target) for each in report.findings] == [("q.nan", "l.weight")]
+            found = load_file(out)["l.weight"]
+            assert found[3, 2].isinf() and found.isfinite().sum() == 64 * 64 - 1
+
+    def test_a_product_that_overflows(self, tmp_path: Path) -> None:
+        save_file({"l.weight": torch.ones(4, 4)}, tmp_path / "a.safetensors")
+        (tmp_path / "lora").mkdir()
+        huge = torch.full((4, 1), 1e30)
+        save_file(
+            {"l.lora_up.weight": huge, "l.lora_down.weight": huge.T.contiguous()},
+            tmp_path / "lora" / "x.safetensors",
+        )
+        with pytest.raises(loadstone.Error, match="element 0") as caught:
+            loadstone.merge(
+                tmp_path / "a.safetensors", tmp_path / "x.safetensors", lora=tmp_path / "lora"
+            )
+        assert (caught.value.code, caught.value.tensor) == ("q.nan", "l.weight")
 
 
 MERGEKIT = os.environ.get("LOADSTONE_MERGEKIT", "")

@@ -225,6 +225,35 @@ def test_a_plan_contacts_nobody_by_itself(server: Server, folder: Path, tmp_path
     assert server.seen == []
 
 
+def test_a_plans_adapter_contacts_nobody_by_itself(
+    server: Server, folder: Path, tmp_path: Path
+) -> None:
+    """The second root of a saved plan, where the first is a path."""
+    weight = torch.zeros(8, 8)
+    safetensors.torch.save_file({"l.weight": weight}, tmp_path / "base.safetensors")
+    right, left = torch.ones(2, 8), torch.full((8, 2), 0.5)
+    server.files["/adapter/x.safetensors"] = safetensors.torch.save(
+        {"l.lora_A.weight": right, "l.lora_B.weight": left}
+    )
+
+    def model() -> torch.nn.Module:
+        return torch.nn.ModuleDict({"l": torch.nn.Linear(8, 8, bias=False)})
+
+    url = server.url("/adapter/x.safetensors")
+    loadstone.plan(model(), tmp_path / "base.safetensors", lora=url).save(tmp_path / "plan.json")
+    assert url.rsplit("/", 1)[0] in (tmp_path / "plan.json").read_text()
+    server.reset()
+    for _ in range(2):
+        with pytest.raises(loadstone.Error) as caught:
+            loadstone.Plan.load(tmp_path / "plan.json")
+        assert caught.value.code == "plan.remote"
+        assert not server.seen
+    found = model()
+    again = loadstone.Plan.load(tmp_path / "plan.json", allow_remote=True)
+    again.execute(model=found)
+    assert torch.equal(found["l"].weight, torch.ones(8, 8))
+
+
 def test_a_signature_is_sent_and_never_shown(server: Server, folder: Path) -> None:
     def route(seen: Seen) -> Answer | None:
         return None if seen.path.endswith("?sig=SECRET") else Answer(403, {}, b"")

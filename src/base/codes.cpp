@@ -50,6 +50,11 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "Go on with the options and the source that it had, or remove the folder that it names."},
     {"convert.target", "The target may not be written: it is the source, or something else.",
      "Name another file or folder."},
+    {"format.adapter",
+     "An adapter or its configuration is malformed, contradicts itself, or is of a kind that is "
+     "not "
+     "merged.",
+     "The message names field or tensors; save it anew with the library that trained it."},
     {"format.ignored",
      "A folder holds weights beside the checkpoint that was opened, such as other variants.",
      "Name the file, a pattern or a list if another one is meant."},

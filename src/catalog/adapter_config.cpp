@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <set>
 #include <span>
@@ -13,6 +14,7 @@
 #include <variant>
 
 #include "base/json_dom.h"
+#include "base/python_json.h"
 #include "base/text.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
@@ -25,7 +27,7 @@ namespace {
 
 using Object = simdjson::dom::object;
 
-constexpr const char* code = "merge.adapter";
+constexpr const char* code = "format.adapter";
 constexpr const char* config_name = "adapter_config.json";
 constexpr const char* metadata_key = "lora_adapter_metadata";
 constexpr std::uint64_t config_bytes_max = 16u << 20;
@@ -52,7 +54,14 @@ std::optional<Value> member(const Object& object, const std::string& field) {
 
 double positive(double number, const std::string& field) {
   if (std::isfinite(number) && number > 0) return number;
-  refuse("a rank or alpha is a number above 0", field, std::to_string(number));
+  refuse("a rank or alpha is a number above 0", field, fmt::format("{}", number));
+}
+
+double rank_of(double number, const std::string& field) {
+  constexpr double rank_max = 1u << 31;
+  if (number >= 1 && number <= rank_max && number == std::floor(number)) return number;
+  refuse("a rank is a whole number", field, fmt::format("{}", number),
+         fmt::format("1 to {}", rank_max));
 }
 
 std::string text_of(ByteSource& file) {
@@ -77,25 +86,53 @@ void refuse_twice(const Object& object) {
 }
 
 // Methods that change the base when an adapter is begun, and that peft repeats when it loads it.
-// Its product is the difference from another base than the one at hand.
+// Its product is the difference from another base than the one at hand. Those named here leave it.
 void refuse_other_base(const Object& object, const std::string& field) {
   std::string_view method;
   if (object[field].get(method) != simdjson::SUCCESS) return;
-  for (const std::string_view each : {"pissa", "olora", "corda", "loftq"}) {
-    if (!method.starts_with(each)) continue;
-    refuse("the adapter was trained on a base that its method changed", "init_lora_weights",
-           std::string(method), "an adapter that peft has converted to LoRA");
+  for (const std::string_view each : {"gaussian", "orthogonal", "eva"}) {
+    if (method == each) return;
   }
+  refuse("the adapter was trained on a base that its method changed", "init_lora_weights",
+         std::string(method), "an adapter that peft has converted to LoRA");
+}
+
+// Fields that make something else of an adapter than products that are added: peft's variants of
+// LoRA, layers that the base lacks, tensors that are no product.
+constexpr auto refused_fields = std::to_array<const char*>(
+    {"megatron_config", "corda_config", "lora_ga_config", "velora_config", "monteclora_config",
+     "kasa_config", "arrow_config", "use_bdlora", "use_qalora", "alora_invocation_tokens",
+     "layer_replication", "lora_bias", "trainable_token_indices", "target_parameters"});
+
+// false, null, [] and {} are a field that is not used.
+bool is_set(simdjson::dom::element element) {
+  bool flag = false;
+  simdjson::dom::array array;
+  Object object;
+  if (element.is_null()) return false;
+  if (element.get(flag) == simdjson::SUCCESS) return flag;
+  if (element.get(array) == simdjson::SUCCESS) return array.begin() != array.end();
+  if (element.get(object) == simdjson::SUCCESS) return object.size() > 0;
+  return true;
+}
+
+// Throws Error for text that is none. `text` must live as long as the parser's document.
+Object object_of(simdjson::dom::parser& parser, std::string_view text, const char* field) {
+  Object object;
+  const auto result = parsed_json(parser, text);
+  if (result.get(object) == simdjson::SUCCESS) return object;
+  const std::string without = without_number_words(text);
+  if (without != text && parsed_json(parser, without).error() == simdjson::SUCCESS) {
+    refuse("a number of the adapter's configuration is NaN or infinite", field);
+  }
+  refuse("the adapter's configuration is no JSON object", field);
 }
 
 }  // namespace
 
 AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : prefix_(prefix) {
   simdjson::dom::parser parser;
-  Object object;
-  if (parsed_json(parser, text).get(object) != simdjson::SUCCESS) {
-    refuse("the adapter's configuration is no JSON object", config_name);
-  }
+  const Object object = object_of(parser, text, config_name);
   const auto field = [&](const char* name) { return prefix_ + name; };
   refuse_twice(object);
   refuse_other_base(object, field("init_lora_weights"));
@@ -104,18 +141,18 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : p
       refuse("only adapters of LoRA are merged", "peft_type", std::string(*type), "LORA");
     }
   }
-  for (const char* const name : {"megatron_config", "corda_config", "alora_invocation_tokens"}) {
+  for (const char* const name : refused_fields) {
     simdjson::dom::element element;
-    if (object[field(name)].get(element) == simdjson::SUCCESS && !element.is_null()) {
+    if (object[field(name)].get(element) == simdjson::SUCCESS && is_set(element)) {
       refuse("adapters of this kind are not merged", name);
     }
   }
-  rank_ = positive(member<double>(object, field("r")).value_or(8), "r");
+  rank_ = rank_of(member<double>(object, field("r")).value_or(8), "r");
   alpha_ = positive(member<double>(object, field("lora_alpha")).value_or(8), "lora_alpha");
   has_root_scale_ = member<bool>(object, field("use_rslora")).value_or(false);
   is_transposed_ = member<bool>(object, field("fan_in_fan_out")).value_or(false);
   has_magnitudes_ = member<bool>(object, field("use_dora")).value_or(false);
-  const auto add_rules = [&](const char* name, std::vector<Rule>& rules) {
+  const auto add_rules = [&](const char* name, const auto& checked, std::vector<Rule>& rules) {
     const auto patterns = member<Object>(object, field(name));
     if (!patterns) return;
     if (patterns->size() > rules_max) refuse("too many patterns", name);
@@ -125,11 +162,11 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : p
       if (item.value.get(number) != simdjson::SUCCESS) refuse("no number", name);
       // peft's own rule: the end of a module's name, after a dot.
       const std::string pattern = fmt::format("(?:.*\\.)?(?:{})", item.key);
-      rules.push_back({compile_pattern(pattern, code, name, memory), positive(number, name)});
+      rules.push_back({compile_pattern(pattern, code, name, memory), checked(number, name)});
     }
   };
-  add_rules("rank_pattern", ranks_);
-  add_rules("alpha_pattern", alphas_);
+  add_rules("rank_pattern", rank_of, ranks_);
+  add_rules("alpha_pattern", positive, alphas_);
 }
 
 float AdapterConfig::scale(const std::string& module, std::uint64_t rank) const {
@@ -148,7 +185,12 @@ float AdapterConfig::scale(const std::string& module, std::uint64_t rank) const 
                  .expected = fmt::format("{}", planned)});
   }
   const double divisor = has_root_scale_ ? std::sqrt(planned) : planned;
-  return static_cast<float>(number(alphas_, alpha_) / divisor);
+  const double scale = number(alphas_, alpha_) / divisor;
+  if (!(scale <= std::numeric_limits<float>::max())) {
+    throw Error(code, "the scale of a module, which follows from lora_alpha, is beyond F32",
+                {.tensor = module, .field = "lora_alpha", .found = fmt::format("{}", scale)});
+  }
+  return static_cast<float>(scale);
 }
 
 namespace {
@@ -181,10 +223,7 @@ std::vector<AdapterConfig> adapter_configs(const Catalog& adapter) {
   const auto* const text = std::get_if<std::string>(&found->second.value);
   if (text == nullptr) refuse("the adapter's metadata is no text", metadata_key);
   simdjson::dom::parser parser;
-  Object object;
-  if (parsed_json(parser, *text).get(object) != simdjson::SUCCESS) {
-    refuse("the adapter's metadata is no JSON object", metadata_key);
-  }
+  const Object object = object_of(parser, *text, metadata_key);
   std::set<std::string> prefixes;  // "transformer."
   for (const auto item : object) {
     const std::string_view key = item.key;

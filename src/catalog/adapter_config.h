@@ -14,14 +14,14 @@ namespace loadstone {
 // A configuration of LoRA as peft writes it. Immutable once made.
 class AdapterConfig {
  public:
-  // Throws Error "merge.adapter" for text that is no such configuration. `prefix`: of the fields
+  // Throws Error "format.adapter" for text that is no such configuration. `prefix`: of the fields
   // that belong to it; the others are passed over.
   AdapterConfig(std::string_view text, std::string_view prefix);
 
   // Of the modules that it is about, in the names of the file; empty: all.
   [[nodiscard]] const std::string& prefix() const noexcept { return prefix_; }
   // The factor of a module's product: alpha / rank, or alpha / sqrt(rank). Throws Error
-  // "merge.adapter" where the configuration gives the module another rank.
+  // "format.adapter" where the configuration gives the module another rank.
   [[nodiscard]] float scale(const std::string& module, std::uint64_t rank) const;
   // Weights stand [in, out].
   [[nodiscard]] bool is_transposed() const noexcept { return is_transposed_; }
@@ -49,7 +49,7 @@ class AdapterConfig {
 // the metadata of the file, one for each model of a pipeline. None: there is neither.
 [[nodiscard]] std::vector<AdapterConfig> adapter_configs(const Catalog& adapter);
 
-// The one number of a small tensor, such as an alpha. Throws Error "merge.adapter" for a tensor of
+// The one number of a small tensor, such as an alpha. Throws Error "format.adapter" for a tensor of
 // another size or of a dtype that is none of floats.
 [[nodiscard]] float adapter_number(const Catalog& adapter, const TensorInfo& tensor);
 

@@ -10,6 +10,7 @@
 #include "convert/container.h"
 #include "convert/gguf_choose.h"
 #include "convert/gguf_image.h"
+#include "convert/gguf_keys.h"
 #include "formats/gguf.h"
 #include "formats/metadata.h"
 #include "loadstone/error.h"
@@ -56,6 +57,7 @@ class GgufContainer final : public Container {
       throw Error("plan.options", "the key tells the parts of a file: loadstone sets it itself",
                   {.tensor = of_file->first, .field = "metadata"});
     }
+    check_key_types(given);
     Metadata metadata = given;
     std::vector<std::string> left_out;
     for (const auto& [key, item] : catalog.metadata()) {

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <iterator>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -42,16 +45,62 @@ void check_method(const MergeOptions& merge) {
     refuse("weights", "the base of a method has no weight of its own",
            fmt::format("{}", merge.weights.front()), "1");
   }
-  const bool prunes = has_base(merge.method) && merge.method != MergeMethod::task_arithmetic;
-  if (!(merge.density > 0 && merge.density <= 1)) {
+  const bool is_random =
+      merge.method == MergeMethod::dare_linear || merge.method == MergeMethod::dare_ties;
+  const bool prunes = is_random || merge.method == MergeMethod::ties;
+  const double density = merge.density.value_or(1);
+  if (!(density > 0 && density <= 1)) {
     refuse("density", "the share that is kept is above 0 and at most 1",
-           fmt::format("{}", merge.density));
+           fmt::format("{}", density));
   }
-  if (merge.density != 1 && !prunes) refuse("density", "the method keeps all");
-  if (!std::isfinite(merge.scale)) refuse("scale", "a scale is finite");
-  if (merge.scale != 1 && !has_base(merge.method)) refuse("scale", "the method has no differences");
+  if (merge.density && !prunes) refuse("density", "the method keeps all");
+  if (merge.seed && !is_random) refuse("seed", "the method draws nothing at random");
+  if (!std::isfinite(merge.scale.value_or(1))) refuse("scale", "a scale is finite");
+  if (merge.scale && !has_base(merge.method)) refuse("scale", "the method has no differences");
   if (merge.normalise && merge.method == MergeMethod::slerp) {
     refuse("normalise", "the method has no sum of weights");
+  }
+}
+
+// Weights that are so close to adding up to nothing cannot divide what they made larger.
+bool cancel(double sum, double magnitudes) noexcept {
+  constexpr double growth_max = 1000;
+  return !(std::abs(sum) * growth_max >= magnitudes) || magnitudes == 0;
+}
+
+// Of all of them together, and where differences are elected of each choice of them.
+void check_divisors(std::span<const float> weights, bool elects_signs) {
+  constexpr std::size_t choices_max = 16;  // weights of which each choice is looked at
+  const auto refuse_sum = [](double sum) {
+    refuse("normalise", "weights that are to divide add up to nothing, or nearly",
+           fmt::format("{}", sum), "weights of one sign, or normalise off");
+  };
+  const auto is_above = [](float weight) { return weight > 0; };
+  if (std::ranges::all_of(weights, is_above)) return;
+  double all = 0;
+  double all_magnitudes = 0;
+  for (const float weight : weights) {
+    all += weight;
+    all_magnitudes += std::abs(weight);
+  }
+  if (cancel(all, all_magnitudes)) refuse_sum(all);
+  if (!elects_signs) return;
+  // A difference whose weight is 0 has no sign, and is never elected.
+  std::vector<float> chosen;
+  std::ranges::copy_if(weights, std::back_inserter(chosen), [](float each) { return each != 0; });
+  if (chosen.size() > choices_max) {
+    refuse("normalise", "too many weights, some of them below 0, are to divide",
+           std::to_string(chosen.size()), fmt::format("at most {}", choices_max));
+  }
+  for (std::uint32_t bits = 1; bits < 1u << chosen.size(); ++bits) {
+    double sum = 0;
+    double magnitudes = 0;
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+      if ((bits >> i & 1) == 0) continue;
+      sum += chosen[i];
+      magnitudes += std::abs(chosen[i]);
+    }
+    if (cancel(sum, magnitudes)) refuse_sum(sum);
   }
 }
 
@@ -64,9 +113,9 @@ Merge merge_of(const MergeOptions& options) {
     return merge;
   }
   merge.form = MergeForm::differences;
-  merge.factor = options.scale;
-  merge.density = options.density;
-  merge.seed = options.seed;
+  merge.factor = options.scale.value_or(1);
+  merge.density = options.density.value_or(1);
+  merge.seed = options.seed.value_or(0);
   const bool is_ties = options.method == MergeMethod::ties;
   const bool is_dare_ties = options.method == MergeMethod::dare_ties;
   if (is_ties) merge.pruning = Pruning::smallest;
@@ -74,6 +123,9 @@ Merge merge_of(const MergeOptions& options) {
   if (merge.density == 1) merge.pruning = Pruning::none;
   merge.elects_signs = is_ties || is_dare_ties;
   merge.is_mean = options.normalise.value_or(merge.elects_signs);
+  if (merge.is_mean) {
+    check_divisors(std::span(options.weights).subspan(1), merge.elects_signs);
+  }
   return merge;
 }
 
@@ -81,9 +133,9 @@ Merge merge_of(const MergeOptions& options) {
 std::vector<float> weights_of(const MergeOptions& options) {
   std::vector<float> weights = options.weights;
   if (options.method != MergeMethod::linear || !options.normalise.value_or(false)) return weights;
+  check_divisors(weights, false);
   double sum = 0;
   for (const float weight : weights) sum += weight;
-  if (!(std::abs(sum) >= 1e-8)) refuse("normalise", "the weights add up to nothing");
   for (float& weight : weights) weight = static_cast<float>(weight / sum);
   return weights;
 }

@@ -9,17 +9,17 @@ namespace loadstone {
 
 namespace {
 
-// Values that point the same way, or opposite ways, have no arc between them.
+// Values that point the same way, or opposite ways, have no arc between them, and zeros point
+// nowhere.
 constexpr double dot_linear = 0.9995;
 constexpr double norm_least = 1e-8;
 
 // Factors of both ends of an arc.
 MergeStatistics::Numbers arc_factors(const DotSums& sums, double place) {
-  const auto norm_of = [](double squares) {
-    const double norm = std::sqrt(squares);
-    return norm > norm_least ? norm : 1.0;
-  };
-  const double dot = std::clamp(sums.ab / norm_of(sums.a) / norm_of(sums.b), -1.0, 1.0);
+  const double norm_a = std::sqrt(sums.a);
+  const double norm_b = std::sqrt(sums.b);
+  const bool are_directions = norm_a > norm_least && norm_b > norm_least;
+  const double dot = are_directions ? std::clamp(sums.ab / norm_a / norm_b, -1.0, 1.0) : 1.0;
   if (std::abs(dot) > dot_linear) {
     return {static_cast<float>(1 - place), static_cast<float>(place)};
   }

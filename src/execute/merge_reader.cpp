@@ -1,6 +1,8 @@
 #include "execute/merge_reader.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -32,6 +34,29 @@ void provide(std::optional<CountedMemory>& memory, MemoryCount& count, std::uint
   if (memory && memory->size() >= numbers * f32_bytes) return;
   memory.reset();
   memory.emplace(count, numbers * f32_bytes);
+}
+
+// The first of `count` numbers that is NaN or infinite in the dtype that it became, or `count`.
+std::uint64_t first_not_finite(Dtype dtype, const std::byte* numbers, std::uint64_t count) {
+  constexpr std::uint64_t step = 1024;
+  const Cast back = cast_between(dtype, Dtype::f32);
+  if (back.run == nullptr) return count;
+  std::array<float, step> read{};
+  for (std::uint64_t begin = 0; begin < count; begin += step) {
+    const std::uint64_t some = std::min(step, count - begin);
+    back.run(numbers + begin * element_bytes(dtype), std::as_writable_bytes(std::span(read)).data(),
+             some);
+    // Magnitudes as integers: this loop becomes vectors.
+    std::uint32_t largest = 0;
+    for (std::uint64_t i = 0; i < some; ++i) {
+      largest = std::max(largest, std::bit_cast<std::uint32_t>(read[i]) & 0x7fffffffu);
+    }
+    if (largest < 0x7f800000u) continue;
+    for (std::uint64_t i = 0; i < some; ++i) {
+      if (!std::isfinite(read[i])) return begin + i;
+    }
+  }
+  return count;
 }
 
 }  // namespace
@@ -76,12 +101,12 @@ void MergeReader::read_numbers(std::uint64_t begin, std::uint64_t end, float* to
   reader_.read(begin, end, std::as_writable_bytes(std::span(to, end - begin)));
 }
 
-void MergeReader::read(const PlannedTarget& target, std::uint64_t begin, std::uint64_t end,
-                       std::span<std::byte> to) {
-  if (begin == end) return;
+std::uint64_t MergeReader::read(const PlannedTarget& target, std::uint64_t begin, std::uint64_t end,
+                                std::span<std::byte> to) {
+  if (begin == end) return end;
   operand_ = nullptr;  // the reader has been elsewhere
   if (target_ != &target) open(target);
-  if (is_stopped()) return;
+  if (is_stopped()) return end;
   const Cast cast = cast_between(Dtype::f32, target.dtype);
   if (cast.run == nullptr) {
     throw Error("plan.dtype", "a merge makes floats of whole bytes",
@@ -94,13 +119,14 @@ void MergeReader::read(const PlannedTarget& target, std::uint64_t begin, std::ui
     const std::uint64_t rest = round_up(end, row) - at;
     const std::uint64_t next = at + std::min(rest, sizes_.piece);
     make_piece(at, next);
-    if (is_stopped()) return;
+    if (is_stopped()) return end;
     const std::uint64_t first = std::max(at, begin);
     const std::uint64_t last = std::min(next, end);
     cast.run(numbers_->data() + (first - at) * f32_bytes, to.data() + (first - begin) * size,
              last - first);
     at = next;
   }
+  return begin + first_not_finite(target.dtype, to.data(), end - begin);
 }
 
 float* MergeReader::buffer(std::uint64_t number) const {

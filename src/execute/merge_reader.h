@@ -27,10 +27,10 @@ class MergeReader {
       : plan_(plan), reader_(reader), statistics_(statistics), stop_(stop), memory_(memory) {}
 
   // Writes the elements [begin, end) of the target, which has a merge, in its dtype. Leaves the
-  // reader open for something else. Throws what the reader throws; Error "plan.box" for a merge
-  // that nobody checked.
-  void read(const PlannedTarget& target, std::uint64_t begin, std::uint64_t end,
-            std::span<std::byte> to);
+  // reader open for something else. Returns the first element that is NaN or infinite, or `end`.
+  // Throws what the reader throws; Error "plan.box" for a merge that nobody checked.
+  [[nodiscard]] std::uint64_t read(const PlannedTarget& target, std::uint64_t begin,
+                                   std::uint64_t end, std::span<std::byte> to);
 
  private:
   // A right matrix in panels.

@@ -41,6 +41,7 @@ class Puller {
   std::byte* read(const Window& window, std::uint64_t offset = 0);
   void read_to(const Window& window, std::byte* to);
   void tell_not_finite(const GroupMember& member, std::uint64_t element);
+  void tell_not_finite(std::uint32_t target, std::uint64_t element, std::string message);
 
   [[nodiscard]] static GroupMember& member_of(const Window& window) {
     return window.group->members[window.member];
@@ -97,7 +98,12 @@ void Puller::read_to(const Window& window, std::byte* to) {
     std::memset(to, 0, bytes);
   } else if (target.recipe.merge != nullptr) {
     open_ = nullptr;
-    merged_.read(target, window.begin, window.end, {to, bytes});
+    const std::uint64_t bad = merged_.read(target, window.begin, window.end, {to, bytes});
+    if (bad < window.end) {
+      tell_not_finite(member_of(window).target, bad,
+                      fmt::format("'{}': element {} is NaN or infinite once it is merged, as {}",
+                                  printable(target.name), bad, name(target.dtype)));
+    }
   } else {
     if (open_ != &target) {
       reader_.open({.name = target.name,
@@ -224,7 +230,6 @@ void Puller::finish(GroupMember& member, std::span<const float> amax) {
   work_.sink.finish(member.target);
 }
 
-// The first of a value, where several are found.
 void Puller::tell_not_finite(const GroupMember& member, std::uint64_t element) {
   const PlannedTarget& target = work_.plan.targets[member.target];
   const auto way = member.form->computed_in;
@@ -233,13 +238,19 @@ void Puller::tell_not_finite(const GroupMember& member, std::uint64_t element) {
       "'{}': element {} is NaN or infinite{}{}, and is to become {}", printable(target.name),
       element, way ? fmt::format(" as {}", name(*way)) : "",
       has_blocks ? ", or the scale of its block is" : "", target.quantization->encoding);
+  tell_not_finite(member.target, element, std::move(message));
+}
+
+// The first of a value, where several are found.
+void Puller::tell_not_finite(std::uint32_t number, std::uint64_t element, std::string message) {
+  const PlannedTarget& target = work_.plan.targets[number];
   if (!work_.plan.allow_non_finite) {
     throw Error("q.nan", std::move(message),
                 {.tensor = target.name,
                  .found = fmt::format("element {} of {}", element, target.shape.text())});
   }
   const std::lock_guard lock(work_.mutex);
-  const auto [known, is_new] = work_.not_finite.try_emplace(member.target, element, message);
+  const auto [known, is_new] = work_.not_finite.try_emplace(number, element, message);
   if (!is_new && element < known->second.first) known->second = {element, std::move(message)};
 }
 

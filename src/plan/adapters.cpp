@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -16,7 +17,8 @@ namespace loadstone {
 
 namespace {
 
-constexpr const char* code = "merge.adapter";
+constexpr const char* code = "merge.adapter";        // it does not go with the base
+constexpr const char* malformed = "format.adapter";  // it does not go with itself
 // Names that peft gives to adapters whose scale stands in their configuration alone.
 constexpr std::string_view peft_prefix = "base_model.model.";
 
@@ -67,10 +69,11 @@ class Adder {
       try {
         add(name, module);
       } catch (const Error& error) {
-        if (error.code() != code) throw;
+        if (error.code() != code && error.code() != malformed) throw;
         const Where& where = error.where();
         fail(module.names, fmt::format("{} ({})", error.message(), printable(name)), where.found,
              where.expected);
+        findings_.back().code = error.code();
       }
     }
   }
@@ -89,6 +92,12 @@ class Adder {
 
   void refuse(std::string message, std::string found = {}, std::string expected = {}) const {
     throw Error(code, std::move(message),
+                {.found = std::move(found), .expected = std::move(expected)});
+  }
+
+  [[noreturn]] static void refuse_itself(std::string message, std::string found = {},
+                                         std::string expected = {}) {
+    throw Error(malformed, std::move(message),
                 {.found = std::move(found), .expected = std::move(expected)});
   }
 
@@ -146,6 +155,7 @@ class Adder {
     };
     if (place()) {
       fail({name, place()->name}, "two tensors are the same part of a module");
+      findings_.back().code = malformed;
       return;
     }
     place() = Part{name, source};
@@ -199,11 +209,11 @@ class Adder {
       return;
     }
     if (!module.left || !module.right) {
-      refuse("a module has one matrix of its product, and not the other");
+      refuse_itself("a module has one matrix of its product, and not the other");
     }
     const auto [known, is_new] = given_.try_emplace(
         {place->name, place->part, place->expert, place->share}, module.left->name);
-    if (!is_new) refuse("the adapter has two products for one weight", known->second);
+    if (!is_new) refuse_itself("the adapter has two products for one weight", known->second);
     MergeDraft& draft = drafts_.at(place->name);
     if (!draft.obstacle.empty()) {
       refuse(
@@ -216,6 +226,10 @@ class Adder {
     const AdapterConfig* const config = config_of(name);
     const Product product = product_of(module);
     Term term = {.factor = options_.factor * scale_of(name, module, product.rank, config)};
+    if (!std::isfinite(term.factor)) {
+      refuse_itself("the scale of its product is NaN, infinite or beyond F32",
+                    fmt::format("{}", term.factor));
+    }
     LowRank& low_rank = term.low_rank.emplace();
     const bool is_transposed =
         place->part == AdapterPlace::Part::expert
@@ -253,7 +267,7 @@ class Adder {
       return config->scale(std::string(full.substr(skipped)), rank);
     }
     if (full.starts_with(peft_prefix)) {
-      refuse("its scale stands in adapter_config.json, which is missing beside it");
+      refuse_itself("its scale stands in adapter_config.json, which is missing beside it");
     }
     return 1;
   }
@@ -269,7 +283,8 @@ class Adder {
     const bool is_sound = left.rank() >= 2 && left.rank() == right.rank() && left_count > 0 &&
                           right_count > 0 && left[0] * left[1] == left_count && left[1] == right[0];
     if (!is_sound) {
-      refuse("the two matrices of a product do not fit each other", left.text(), right.text());
+      refuse_itself("the two matrices of a product do not fit each other", left.text(),
+                    right.text());
     }
     product.out = left[0];
     product.rank = left[1];
@@ -363,18 +378,20 @@ class Adder {
   void set_magnitudes(const Module& module, const Product& product, const AdapterConfig* config,
                       bool is_transposed, LowRank& low_rank) {
     if (!module.magnitude) {
-      if (config != nullptr && config->has_magnitudes()) refuse("a module has no magnitudes");
+      if (config != nullptr && config->has_magnitudes()) {
+        refuse_itself("a module has no magnitudes, and the configuration says use_dora: true");
+      }
       return;
     }
     if (config != nullptr && !config->has_magnitudes()) {
-      refuse("a module has magnitudes, and the configuration says use_dora: false");
+      refuse_itself("a module has magnitudes, and the configuration says use_dora: false");
     }
     const MergeSource& source = module.magnitude->source;
     const std::uint64_t count = source.shape.numel().value_or(0);
     const bool is_by_row = source.shape.rank() > 0 && source.shape[0] == product.out;
     if (!is_by_row || count != product.out || !source.is_number) {
-      refuse("magnitudes are one for each row", source.shape.text(),
-             fmt::format("[{}]", product.out));
+      refuse_itself("magnitudes are one for each row", source.shape.text(),
+                    fmt::format("[{}]", product.out));
     }
     if (is_transposed || low_rank.rows != product.out) {
       refuse("magnitudes of columns are not merged");
