@@ -230,6 +230,10 @@ std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args) {
       ->check(CLI::IsMember(names_of<UnexpectedPolicy>()));
   add("--staging", args.staging, "SIZE",
       "Memory for bytes under way" + default_text(exact_bytes(defaults::staging_bytes_max)));
+  options.push_back(command
+                        .add_flag("--allow-non-finite", args.options.allow_non_finite,
+                                  "Go on where merged numbers are NaN or infinite")
+                        ->group(std::string(plan_group)));
   for (CLI::Option* const option : add_adapter_options(command, args.lora)) {
     options.push_back(option->group(std::string(plan_group)));
   }

@@ -112,6 +112,15 @@ def test_a_sum_beyond_f32(
     assert "[q.nan]" in done.stderr
 
 
+def test_a_sum_beyond_f32_while_loading(
+    run: Run, base: Path, adapter: Callable[..., Path], tmp_path: Path
+) -> None:
+    lora = f"{adapter({'lora_alpha': 1e38})}:6"
+    thrice = [base, "--lora", lora, "--lora", lora, "--lora", lora]
+    assert "[q.nan]" in run("load", *thrice, status=3).stderr
+    run("load", *thrice, "--allow-non-finite", status=0)
+
+
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
