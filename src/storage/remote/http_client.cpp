@@ -3,18 +3,24 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <new>
+#include <thread>
 #include <utility>
 
+#include "loadstone/error.h"
 #include "loadstone/version.h"
 #include "storage/remote/private_address.h"
+#include "storage/remote/stop.h"
 
 namespace loadstone {
 
 namespace {
 
 constexpr long connect_milliseconds = 30'000;
+// How often a wait looks whether it is still wanted; libcurl asks by itself, as data comes or not.
+constexpr auto watch_interval = std::chrono::milliseconds(50);
 constexpr long buffer_bytes = 512 << 10;
 // Of answers that nobody reads: so much is passed over to keep the connection.
 constexpr std::uint64_t ignored_bytes_max = 64 << 10;
@@ -47,6 +53,7 @@ void initialise() {
 
 // Of one request; libcurl calls it back. Not thread-safe.
 struct Transfer {
+  const HttpClient& client;
   HttpResponse response;
   BodySink& sink;
   bool may_be_private;
@@ -94,6 +101,18 @@ struct Transfer {
       return CURL_SOCKET_BAD;
     }
     return ::socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
+  }
+
+  // About ten times a second, at the latest each second, also while nothing comes.
+  static int on_progress(void* self, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
+    auto& transfer = *static_cast<Transfer*>(self);
+    try {
+      transfer.client.require_wanted();
+    } catch (...) {
+      transfer.failure = std::current_exception();
+      return 1;
+    }
+    return 0;
   }
 
   void begin() {
@@ -203,6 +222,25 @@ void HttpClient::prepare(CURL* handle, const HttpRequest& request, Transfer& tra
   set(handle, CURLOPT_WRITEDATA, &transfer);
   set(handle, CURLOPT_OPENSOCKETFUNCTION, &Transfer::on_socket);
   set(handle, CURLOPT_OPENSOCKETDATA, &transfer);
+  set(handle, CURLOPT_NOPROGRESS, 0L);
+  set(handle, CURLOPT_XFERINFOFUNCTION, &Transfer::on_progress);
+  set(handle, CURLOPT_XFERINFODATA, &transfer);
+}
+
+void HttpClient::require_wanted() const {
+  if (StopScope::is_stopped() || (options_.is_stopped && options_.is_stopped())) {
+    throw Error("cancelled", "the work was stopped by its caller");
+  }
+}
+
+void HttpClient::pause(std::chrono::milliseconds time) const {
+  const auto end = std::chrono::steady_clock::now() + time;
+  while (true) {
+    require_wanted();
+    const auto left = end - std::chrono::steady_clock::now();
+    if (left <= left.zero()) return;
+    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(left, watch_interval));
+  }
 }
 
 HttpResult HttpClient::get(const HttpRequest& request, BodySink& sink) {
@@ -211,7 +249,7 @@ HttpResult HttpClient::get(const HttpRequest& request, BodySink& sink) {
   // With a proxy, the address that is connected to is the caller's.
   const bool has_proxy = !options_.proxy.empty();
   Transfer transfer = {
-      .response = {}, .sink = sink, .may_be_private = request.may_be_private || has_proxy};
+      .client = *this, .response = {}, .sink = sink, .may_be_private = request.may_be_private || has_proxy};
   prepare(handle, request, transfer);
   Lines lines;
   if (request.signing == Signing::bearer) {
@@ -240,6 +278,12 @@ HttpResult HttpClient::get(const HttpRequest& request, BodySink& sink) {
   result.is_private_refused = transfer.is_private_refused;
   result.response = std::move(transfer.response);
   return result;
+}
+
+bool is_certificate_problem(CURLcode code) noexcept {
+  return code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE ||
+         code == CURLE_SSL_ISSUER_ERROR || code == CURLE_SSL_PINNEDPUBKEYNOTMATCH ||
+         code == CURLE_SSL_INVALIDCERTSTATUS;
 }
 
 std::string redirected_url(const std::string& from, const std::string& location) {
