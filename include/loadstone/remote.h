@@ -36,7 +36,7 @@ struct RemoteOptions {
   unsigned reads_at_once = 16;        // connections that a load or conversion uses by default
   unsigned attempts_max = 6;          // without a byte of progress between them
   std::uint32_t first_wait_ms = 250;  // before the second attempt; doubled for each further one
-  std::uint32_t stall_seconds = 30;   // without a byte, after which a connection counts as lost
+  std::uint32_t stall_seconds = 30;   // of less than 1 KiB/s, then a connection is lost
 
   // Asked several times a second by each thread that waits for another machine: true ends its
   // request with Error "cancelled" within a second. Thread-safe. What it throws ends it too.

@@ -24,6 +24,9 @@ constexpr auto watch_interval = std::chrono::milliseconds(50);
 constexpr long buffer_bytes = 512 << 10;
 // Of answers that nobody reads: so much is passed over to keep the connection.
 constexpr std::uint64_t ignored_bytes_max = 64 << 10;
+constexpr std::uint64_t header_bytes_max = 256 << 10;
+// Below that for RemoteOptions::stall_seconds a connection counts as lost.
+constexpr long slow_bytes_a_second = 1024;
 
 using Url = std::unique_ptr<CURLU, void (*)(CURLU*)>;
 
@@ -60,6 +63,7 @@ struct Transfer {
   bool is_private_refused = false;
   bool has_begun = false;  // the sink takes the body
   std::uint64_t ignored_bytes = 0;
+  std::uint64_t header_bytes = 0;
   std::exception_ptr failure = nullptr;
 
   [[nodiscard]] bool is_good() const noexcept {
@@ -69,6 +73,10 @@ struct Transfer {
   static std::size_t on_header(char* data, std::size_t size, std::size_t count, void* self) {
     auto& transfer = *static_cast<Transfer*>(self);
     try {
+      transfer.header_bytes += size * count;
+      if (transfer.header_bytes > header_bytes_max) {
+        throw Error("io.remote", "the header of the answer is too long");
+      }
       transfer.response.take_line({data, size * count});
     } catch (...) {
       transfer.failure = std::current_exception();
@@ -212,7 +220,7 @@ void HttpClient::prepare(CURL* handle, const HttpRequest& request, Transfer& tra
   set(handle, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
   if (!options_.ca_file.empty()) set(handle, CURLOPT_CAINFO, options_.ca_file.c_str());
   set(handle, CURLOPT_CONNECTTIMEOUT_MS, connect_milliseconds);
-  set(handle, CURLOPT_LOW_SPEED_LIMIT, 1L);
+  set(handle, CURLOPT_LOW_SPEED_LIMIT, slow_bytes_a_second);
   set(handle, CURLOPT_LOW_SPEED_TIME, static_cast<long>(options_.stall_seconds));
   set(handle, CURLOPT_BUFFERSIZE, buffer_bytes);
   if (!request.range.empty()) set(handle, CURLOPT_RANGE, request.range.c_str());

@@ -19,6 +19,8 @@ constexpr std::uint64_t probe_bytes = 16 << 10;
 // Reads below are served from blocks, which grow while they are used up.
 constexpr std::uint64_t small_bytes = 16 << 10;
 constexpr std::uint64_t block_bytes_max = 256 << 10;
+// A server that sends a few bytes and breaks off does so for ever.
+constexpr std::uint64_t progress_bytes_min = 16 << 10;
 constexpr int redirects_max = 5;
 constexpr std::size_t shown_bytes_max = 400;
 
@@ -226,7 +228,7 @@ void RemoteFile::read_range(std::uint64_t begin, std::uint64_t end,
     const std::uint64_t before = sink.at();
     const HttpResult result = follow(range_text(before, end), sink);
     if (sink.at() == end) return;
-    if (sink.at() > before) backoff.progressed();
+    if (sink.at() - before >= progress_bytes_min) backoff.progressed();
     wait(backoff, result, sink.at());
   }
 }
@@ -253,6 +255,7 @@ bool RemoteFile::is_worth_retrying(const HttpResult& result) const noexcept {
     case CURLE_UNSUPPORTED_PROTOCOL:
     case CURLE_NOT_BUILT_IN:
     case CURLE_BAD_FUNCTION_ARGUMENT:
+    case CURLE_OUT_OF_MEMORY:  // a line of a header that is longer than libcurl takes, too
       return false;
     default:
       return !is_certificate_problem(result.code);
