@@ -115,16 +115,38 @@ def write(path: Path, size: int) -> None:
             file.write(os.urandom(each // 4) * 4)
 
 
+def processor_seconds() -> float:
+    """Of all children that have ended; the server is none of them."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def measure(url: str, size: int, folder: Path) -> None:
-    ratios = []
-    for _ in range(ROUNDS):
-        curl = by_curl(url, size)
-        ours, report = by_loadstone(url)
+    ratios, times, processor = [], [], []
+    for round_number in range(ROUNDS):
+        before = processor_seconds()
+        # In turns, as whoever comes second may find the machine in another state.
+        if round_number % 2:
+            ours, report = by_loadstone(url)
+            between = processor_seconds()
+            curl = by_curl(url, size)
+            used = (processor_seconds() - between, between - before)
+        else:
+            curl = by_curl(url, size)
+            between = processor_seconds()
+            ours, report = by_loadstone(url)
+            used = (between - before, processor_seconds() - between)
         ratios.append(curl / ours)
+        times.append((curl, ours))
+        processor.append(used)
         print(
             f"curl, {RANGES} ranges {size / curl / 1e9:.2f} GB/s; loadstone {size / ours / 1e9:.2f}"
             f" GB/s ({report['seconds']:.2f} s of it reading)"
         )
+    for number, name in enumerate(("curl", "loadstone")):
+        seconds = statistics.median(each[number] for each in times)
+        used = statistics.median(each[number] for each in processor)
+        print(f"{name}: {size / seconds / 1e9:.2f} GB/s, {used:.2f} s of processor time (medians)")
     print(f"loadstone / curl: {statistics.median(ratios):.2f} (median of {ROUNDS})")
     before = shutil.disk_usage(folder).used
     out = folder / "out"

@@ -45,7 +45,7 @@ void read_rules(const Args& args, const Catalog& catalog, ConvertOptions& option
 }
 
 ConvertOptions convert_options(const Args& args, const Catalog& catalog) {
-  ConvertOptions options = write_options(args.write, args.open.paths.front());
+  ConvertOptions options = write_options(args.write, args.open.paths.front(), catalog);
   read_rules(args, catalog, options);
   options.unexpected = from_name<UnexpectedPolicy>(args.unexpected).value();
   options.experts = expert_layout(args.experts).value_or(ExpertLayout::keep);

@@ -41,7 +41,7 @@ int merge(const Args& args, bool json) {
     if (base.empty()) base = std::move(path);
   }
   options.adapters = args.lora.open(args.open, checkpoints);
-  ConvertOptions all = write_options(args.write, base);
+  ConvertOptions all = write_options(args.write, base, *checkpoints.front());
   all.merge = std::move(options);
   const auto catalog = std::make_shared<const Catalog>(std::move(checkpoints));
   return write_checkpoint(catalog, all, args.write, args.open.strict, json);

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "cli/interrupt.h"
 #include "loadstone/remote.h"
 #include "storage/remote_environment.h"
 
@@ -16,6 +17,7 @@ Storage& reading_storage(const RemoteArgs& args) {
     });
     if (!args.ca_file.empty()) options.ca_file = args.ca_file;
     if (!args.proxy.empty()) options.proxy = args.proxy;
+    options.is_stopped = &InterruptibleWork::interrupted;
     return make_remote_storage(std::move(options));
   }();
   return *storage;

@@ -149,7 +149,8 @@ void check_write(const WriteArgs& args) {
   static_cast<void>(run_options(args));
 }
 
-ConvertOptions write_options(const WriteArgs& args, const std::string& source) {
+ConvertOptions write_options(const WriteArgs& args, const std::string& source,
+                             const Catalog& catalog) {
   ConvertOptions options;
   const auto format = format_of_target(args.target);
   options.format = format.value_or(FileFormat::safetensors);
@@ -181,7 +182,7 @@ ConvertOptions write_options(const WriteArgs& args, const std::string& source) {
   }
   options.threads = args.threads;
   options.quantize = quantize_options(args.quantize, options.format);
-  if (!format) options.folder = read_model_folder(source, args.quantize.copy_code);
+  if (!format) options.folder = read_model_folder(catalog, source, args.quantize.copy_code);
   return options;
 }
 

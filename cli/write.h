@@ -39,9 +39,11 @@ void add_write_options(CLI::App& command, WriteArgs& args);
 // like a file of another format.
 void check_write(const WriteArgs& args);
 
-// The options without rules, recipes and merges. `source`: the folder whose small files come along.
+// The options without rules, recipes and merges. `source`: the folder whose small files come along,
+// of which `catalog` was opened.
 // Throws Error "usage".
-[[nodiscard]] ConvertOptions write_options(const WriteArgs& args, const std::string& source);
+[[nodiscard]] ConvertOptions write_options(const WriteArgs& args, const std::string& source,
+                                           const Catalog& catalog);
 
 // Plans, and does or shows it. Returns the exit status.
 [[nodiscard]] int write_checkpoint(const std::shared_ptr<const Catalog>& catalog,

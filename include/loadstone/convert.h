@@ -83,6 +83,7 @@ struct ExtraFile {
   std::string name{};     // in the target's folder; no path
   std::string text{};     // what it holds, where copy_of is empty
   std::string copy_of{};  // path of a regular file (no link) that it is a copy of
+  std::shared_ptr<ByteSource> source{};  // of a file of another machine: what it is read through
 };
 
 // What stands beside a checkpoint in its folder.
@@ -90,11 +91,19 @@ struct ModelFolder {
   std::string config{};              // text of config.json; empty: there is none
   std::vector<ExtraFile> files{};    // the others that libraries look for, as copies
   std::vector<std::string> links{};  // names of those that are links, and are passed over
+  std::vector<std::string> denied{};  // names of those that another machine does not hand out
 };
 
 // Looks into a folder; what is no folder holds nothing. `with_code`: Python files too. Throws Error
 // "io.read".
 [[nodiscard]] LOADSTONE_API ModelFolder read_model_folder(const std::string& path,
+                                                          bool with_code = false);
+
+// That of a checkpoint which was opened by `path`: a folder of another machine is looked into at
+// the catalog's own revision, and through its storage. A web server lists nothing, so it is asked
+// for each of the known names; Python files are none of them: Error "convert.extra".
+[[nodiscard]] LOADSTONE_API ModelFolder read_model_folder(const Catalog& catalog,
+                                                          const std::string& path,
                                                           bool with_code = false);
 
 struct ConvertOptions {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -35,7 +36,11 @@ struct RemoteOptions {
   unsigned reads_at_once = 16;        // connections that a load or conversion uses by default
   unsigned attempts_max = 6;          // without a byte of progress between them
   std::uint32_t first_wait_ms = 250;  // before the second attempt; doubled for each further one
-  std::uint32_t stall_seconds = 30;   // without a byte, after which a connection counts as lost
+  std::uint32_t stall_seconds = 30;   // of less than 1 KiB/s, then a connection is lost
+
+  // Asked several times a second by each thread that waits for another machine: true ends its
+  // request with Error "cancelled" within a second. Thread-safe. What it throws ends it too.
+  std::function<bool()> is_stopped = {};
 };
 
 // Reads URLs, and everything else through local_storage(), where it writes too; so one storage
@@ -45,5 +50,10 @@ struct RemoteOptions {
 // A query of a URL (a signature) is kept here and sent with requests for that file; paths of
 // catalogs, plans and errors do not have it.
 [[nodiscard]] LOADSTONE_API std::unique_ptr<Storage> make_remote_storage(RemoteOptions options);
+
+// `storage` for one piece of work: reads of files of other machines end as by
+// RemoteOptions::is_stopped, which `is_stopped` is like. `storage` must outlive it.
+[[nodiscard]] LOADSTONE_API std::unique_ptr<Storage> make_stoppable(
+    Storage& storage, std::function<bool()> is_stopped);
 
 }  // namespace loadstone

@@ -144,6 +144,9 @@ class LOADSTONE_API Storage {
   // Opens a regular file for reading; never blocks on a pipe. Throws Error: "io.not_found",
   // "io.denied", "io.open", "io.not_regular".
   [[nodiscard]] virtual std::shared_ptr<ByteSource> open(const std::string& path) = 0;
+  // As open(), for a reader that knows nothing of the file yet. Where a file of another machine
+  // was opened before, open() may go on with what it knows, and reads tell that it has changed.
+  [[nodiscard]] virtual std::shared_ptr<ByteSource> open_anew(const std::string& path);
   // What stands at `path`, links followed. Throws Error "io.not_found", "io.denied".
   [[nodiscard]] virtual EntryKind kind(const std::string& path) = 0;
   // Names (not paths) in a folder, sorted. Throws Error "io.not_found", "io.denied", "io.read".

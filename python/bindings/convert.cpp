@@ -65,7 +65,7 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
   options.quantize.exclude = exclude;
   if (!style.empty()) options.quantize.style = enum_argument<QuantizeStyle>("style", style);
   options.quantize.allow_non_finite = allow_non_finite;
-  if (!folder.empty()) options.folder = read_model_folder(folder, copy_code);
+  if (!folder.empty()) options.folder = read_model_folder(*catalog, folder, copy_code);
   if (!rules.empty()) options.rules = rules_from_json(rules);
   if (recipes != nullptr) options.recipes = *recipes;
   if (!dtype.empty()) options.dtype = dtype_argument(dtype);
@@ -104,8 +104,9 @@ ConvertReport run(const Conversion& conversion, const std::string& target, nb::o
                   bool finish) {
   PythonObserver observer(std::move(callback));
   try {
+    const auto storage = observer.storage_for(*conversion.plan.catalog);
     const nb::gil_scoped_release release;
-    return convert(conversion, target, &observer, nullptr, run_for(resume, part, finish));
+    return convert(conversion, target, &observer, storage.get(), run_for(resume, part, finish));
   } catch (const Error&) {
     observer.rethrow();
     throw;

@@ -49,6 +49,10 @@ Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>&
   options.threads = threads;
   options.observer = &observer;
   options.holds_offload = true;  // libraries want more in the folder than the plan has
+  auto storage = observer.storage_for(*plan->catalog);
+  options.storage = storage.get();
+  // The report's folder may ask it later; rare, and some hundred bytes.
+  if (!plan->offload_folder.empty()) static_cast<void>(storage.release());
   try {
     const nb::gil_scoped_release release;
     return partial ? execute(without_offload(*plan), destinations, options)

@@ -1,10 +1,15 @@
 // Watching long work from Python.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <exception>
+#include <memory>
 #include <utility>
 
 #include "bindings.h"
+#include "loadstone/catalog.h"
+#include "loadstone/remote.h"
 
 namespace loadstone::python {
 
@@ -20,9 +25,18 @@ class PythonObserver final : public Observer {
       if (!callback_.is_none()) callback_(progress.bytes_done, progress.bytes_total);
     } catch (...) {
       raised_ = std::current_exception();
+      *is_stopped_ = true;
       return false;
     }
     return true;
+  }
+
+  // What the work is to read through, so that threads that wait for other machines end with it;
+  // null: the catalog's storage.
+  [[nodiscard]] std::unique_ptr<Storage> storage_for(const Catalog& catalog) {
+    const auto is_far = [](const Shard& shard) { return is_remote(shard.path); };
+    if (std::ranges::none_of(catalog.shards(), is_far)) return nullptr;
+    return make_stoppable(catalog.storage(), [stop = is_stopped_] { return stop->load(); });
   }
 
   // What Python raised (KeyboardInterrupt, or an error of the callback) goes before "cancelled".
@@ -33,6 +47,7 @@ class PythonObserver final : public Observer {
  private:
   nb::object callback_;
   std::exception_ptr raised_;
+  std::shared_ptr<std::atomic<bool>> is_stopped_ = std::make_shared<std::atomic<bool>>(false);
 };
 
 }  // namespace loadstone::python

@@ -1,8 +1,11 @@
+#include <chrono>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
 
+#include "base/only_errors.h"
 #include "bindings.h"
 #include "storage/remote_environment.h"
 
@@ -34,6 +37,24 @@ RemoteOptions options_from(const Words& environment, const Words& given) {
   return options;
 }
 
+// Ctrl-C while the main thread itself waits, as when a checkpoint is opened. Threads of a load end
+// with its observer.
+bool is_interrupted(unsigned long main_thread) {
+  if (PyThread_get_thread_ident() != main_thread) return false;
+  // libcurl asks with each packet.
+  static std::chrono::steady_clock::time_point next;  // of the main thread
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next) return false;
+  next = now + std::chrono::milliseconds(50);
+  const nb::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() == 0) return false;
+  try {
+    nb::raise_python_error();
+  } catch (...) {
+    throw CallerException{std::current_exception()};
+  }
+}
+
 }  // namespace
 
 void bind_remote(nb::module_& module) {
@@ -41,10 +62,13 @@ void bind_remote(nb::module_& module) {
   // It lives as long as the process, as catalogs and plans may that are read through it.
   module.def(
       "remote_storage",
-      [](const Words& environment, const Words& given) {
-        return make_remote_storage(options_from(environment, given)).release();
+      [](const Words& environment, const Words& given, unsigned long main_thread) {
+        RemoteOptions options = options_from(environment, given);
+        options.is_stopped = [main_thread] { return is_interrupted(main_thread); };
+        return make_remote_storage(std::move(options)).release();
       },
-      nb::rv_policy::reference, nb::arg("environment"), nb::arg("given"));
+      nb::rv_policy::reference, nb::arg("environment"), nb::arg("given"),
+      nb::arg("main_thread"));
   module.def(
       "is_remote", [](std::string_view path) { return is_remote(path); }, nb::arg("path"));
 }

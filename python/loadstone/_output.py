@@ -147,9 +147,10 @@ def path_text(path: str | os.PathLike[str] | None) -> str:
 
 def folder_of(source: Any) -> str:
     """The folder that the source is; empty where it is something else."""
-    if isinstance(source, str | bytes | os.PathLike) and Path(os.fsdecode(source)).is_dir():
-        return os.fsdecode(source)
-    return ""
+    if not isinstance(source, str | bytes | os.PathLike):
+        return ""
+    path = os.fsdecode(source)
+    return path if _core.is_remote(path) or Path(path).is_dir() else ""
 
 
 def open_source(path: Checkpoint, allow_links: bool) -> Catalog:

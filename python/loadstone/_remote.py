@@ -77,7 +77,9 @@ def storage() -> _core.Storage:
     with _lock:
         key = (*sorted(environment.items()), ("", ""), *sorted(_given.items()))
         if key not in _storages:
-            _storages[key] = _core.remote_storage(environment, _given)
+            _storages[key] = _core.remote_storage(
+                environment, _given, threading.main_thread().ident or 0
+            )
         return _storages[key]
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 from remote_server import Answer, Seen, Server
 
@@ -21,6 +23,7 @@ class Hub:
         self.server, self.folder, self.token = server, folder, token
         self.main = OLD
         self.signature = "first"
+        self.lists = True
         server.route = self.route
 
     def route(self, seen: Seen) -> Answer | None:
@@ -30,6 +33,8 @@ class Hub:
             if parts.query != f"sig={self.signature}":
                 return Answer(403, {}, b"expired")
             return self.server.ranged(seen, parts.path)
+        if parts.path.startswith("/api/models/org/"):
+            return self._tree(seen, parts.path, parts.query)
         if not parts.path.startswith("/org/"):
             return None
         if self.token and seen.headers.get("authorization") != f"Bearer {self.token}":
@@ -54,12 +59,35 @@ class Hub:
         return Answer(302, headers, b"")
 
 
+    def _tree(self, seen: Seen, path: str, query: str) -> Answer | None:
+        """Files of a folder, a page of five at a time, as the hub's API lists them."""
+        if self.token and seen.headers.get("authorization") != f"Bearer {self.token}":
+            return Answer(401, {}, b"")
+        name, _, revision, *below = path.removeprefix("/api/models/org/").split("/")
+        folder = self.folder.joinpath(name, *below)
+        if not self.lists or revision not in (OLD, NEW) or not folder.is_dir():
+            return Answer(404, {}, b"")
+        begin = int(query.removeprefix("cursor=") or 0)
+        paths = sorted(folder.iterdir())
+        rows = [
+            {
+                "type": "directory" if each.is_dir() else "file",
+                "path": str(each.relative_to(self.folder / name)),
+            }
+            for each in paths[begin : begin + 5]
+        ]
+        more = begin + 5 < len(paths)
+        link = f'<{self.server.url(path)}?cursor={begin + 5}>; rel="next"' if more else ""
+        return Answer(200, {"Link": link}, json.dumps(rows).encode())
+
+
 class Store:
     """Buckets in the path; each request must carry a signature of version 4."""
 
     def __init__(self, server: Server, session: str = "") -> None:
         self.server, self.session = server, session
         self.checked = 0
+        self.lists = True
         server.route = self.route
 
     def route(self, seen: Seen) -> Answer | None:
@@ -67,7 +95,32 @@ class Store:
         if not hmac.compare_digest(expected, seen.headers.get("authorization", "")):
             return Answer(403, {}, b"<Code>SignatureDoesNotMatch</Code>")
         self.checked += 1
-        return None
+        parts = urlsplit(seen.path)
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        return self._list(parts.path, query) if "list-type" in query else None
+
+    def _list(self, path: str, query: dict[str, str]) -> Answer:
+        """Five keys a page, as ListObjectsV2 answers."""
+        if not self.lists:
+            return Answer(403, {}, b"<Code>AccessDenied</Code>")
+        bucket = unquote(path).rstrip("/") + "/"
+        prefix = query["prefix"]
+        all_keys = [file.removeprefix(bucket) for file in self.server.files if file.startswith(bucket)]
+        keys = sorted(
+            key for key in all_keys if key.startswith(prefix) and "/" not in key[len(prefix) :]
+        )
+        begin = int(query.get("continuation-token", "/&0").removeprefix("/&"))
+        more = begin + 5 < len(keys)
+        rows = "".join(
+            f"<Contents><Key>{escape(key)}</Key><Size>1</Size></Contents>"
+            for key in keys[begin : begin + 5]
+        )
+        token = f"<NextContinuationToken>/&amp;{begin + 5}</NextContinuationToken>" if more else ""
+        text = (
+            '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<IsTruncated>{str(more).lower()}</IsTruncated>{rows}{token}</ListBucketResult>"
+        )
+        return Answer(200, {}, text.encode())
 
     def _signature(self, seen: Seen) -> str:
         """By AWS's description of signature version 4, with this module's own arithmetic."""
@@ -83,9 +136,11 @@ class Store:
             return "no session"
         stamp = seen.headers["x-amz-date"]
         path = quote(urlsplit(seen.path).path, safe="/%~")
+        pairs = parse_qsl(urlsplit(seen.path).query, keep_blank_values=True)
+        query = "&".join(sorted(f"{quote(k, safe='~')}={quote(v, safe='~')}" for k, v in pairs))
         lines = "".join(f"{name}:{seen.headers[name].strip()}\n" for name in names)
         request = "\n".join(
-            ["GET", path, "", lines, ";".join(names), seen.headers["x-amz-content-sha256"]]
+            ["GET", path, query, lines, ";".join(names), seen.headers["x-amz-content-sha256"]]
         )
         scope = f"{stamp[:8]}/eu-west-1/s3/aws4_request"
         text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import http.server
 import re
+import select
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,10 @@ class Fault:
     Attributes:
         kind: ``drop`` (the connection ends within the body), ``status``, ``whole`` (200), ``other``
             (another range), ``total`` (another length of the file), ``short``, ``long``, ``etag``,
-            ``no_etag``, ``encoding``, ``redirect``.
+            ``no_etag``, ``encoding``, ``redirect``, ``chunked`` (no length), ``weak`` (an ETag that
+            promises less), ``huge`` (a header of a megabyte), ``lies`` (a Content-Length of another
+            range), ``slow`` (a byte now and then), ``stall`` (nothing at all, until the client
+            leaves or ``seconds`` are over).
     """
 
     kind: str
@@ -33,6 +38,7 @@ class Fault:
     headers: dict[str, str] = dataclasses.field(default_factory=dict)
     location: str = ""
     sends: int = 1000
+    seconds: float = 20.0
     hits: int = 0
 
 
@@ -50,6 +56,9 @@ class Answer:
     headers: dict[str, str]
     body: bytes
     declared: int | None = None  # length, where the connection ends before it
+    chunked: bool = False
+    stalls: float = 0  # seconds after the header without a byte
+    drips: float = 0  # seconds after each byte of the first ones
 
 
 class Server:
@@ -142,7 +151,17 @@ class Server:
         if fault.kind in ("short", "long"):
             body = answer.body[:-7] if fault.kind == "short" else answer.body + b"more"
             return Answer(206, answer.headers, body)
+        if fault.kind == "chunked":
+            return dataclasses.replace(answer, chunked=True)
+        if fault.kind == "stall":
+            return dataclasses.replace(answer, stalls=fault.seconds)
+        if fault.kind == "slow":
+            return dataclasses.replace(answer, drips=fault.seconds)
+        if fault.kind == "lies":
+            return dataclasses.replace(answer, declared=len(answer.body) + 4096)
         changed = {
+            "weak": {"ETag": 'W/"1"'},
+            "huge": {"X-Long": "x" * (1 << 20)},
             "other": {"Content-Range": re.sub(r"\d+-", "1-", span, count=1)},
             "total": {"Content-Range": f"{span}0"},
             "etag": {"ETag": '"2"'},
@@ -172,15 +191,30 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for name, value in answer.headers.items():
             if value:
                 self.send_header(name, value)
-        self.send_header("Content-Length", str(answer.declared or len(answer.body)))
+        if answer.chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+        else:
+            self.send_header("Content-Length", str(answer.declared or len(answer.body)))
         self.end_headers()
-        self.wfile.write(answer.body)
+        self._send(answer)
         with self.server_of.lock:
             self.server_of.sent += len(answer.body)
         if answer.declared:
             self.wfile.flush()
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
+
+    def _send(self, answer: Answer) -> None:
+        if answer.chunked:
+            self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(answer.body), answer.body))
+            return
+        if answer.stalls:
+            self.wfile.flush()
+            select.select([self.connection], [], [], answer.stalls)
+        for at in range(5 if answer.drips else 0):
+            self.wfile.write(answer.body[at : at + 1])
+            time.sleep(answer.drips)
+        self.wfile.write(answer.body[5 if answer.drips else 0 :])
 
     def log_message(self, *_: object) -> None:
         """Says nothing."""

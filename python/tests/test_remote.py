@@ -29,6 +29,9 @@ HEALED = {
     "drop of the first answer": Fault("drop"),
     "429": Fault("status", BEYOND, status=429, headers={"Retry-After": "0"}),
     "503": Fault("status", BEYOND, status=503),
+    "chunked": Fault("chunked", BEYOND),
+    "chunked at first": Fault("chunked"),
+    "slow": Fault("slow", BEYOND, seconds=0.1),
     "500 at first": Fault("status", status=500, headers={"Retry-After": "0"}, times=2),
 }
 NAMED = {
@@ -55,6 +58,16 @@ NAMED = {
         "io.remote",
         "429",
     ),
+    "429 for a day": (
+        Fault("status", BEYOND, 99, 429, {"Retry-After": "86400"}),
+        "io.remote",
+        "429",
+    ),
+    "weak etag": (Fault("weak", BEYOND), "io.changed", "W/"),
+    "header of a megabyte": (Fault("huge", times=99), "io.remote", "connection failed"),
+    "a length that lies": (Fault("lies", BEYOND), "io.remote", "another range"),
+    "to ftp": (Fault("redirect", location="ftp://127.0.0.1/x"), "io.redirect", "ftp:"),
+    "to nothing": (Fault("redirect"), "io.redirect", "no https URL"),
     "to a file": (Fault("redirect", location="file:///etc/passwd"), "io.redirect", "file:"),
     "round and round": (Fault("redirect", times=99, location=FILE), "io.redirect", "again"),
 }

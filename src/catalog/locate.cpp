@@ -79,9 +79,10 @@ bool is_variant(const PartSet& set, const std::vector<PartSet>& all) {
   });
 }
 
-// Folders of other machines are not listed: the first of the usual names that is there.
+// Where another machine does not list its folders: the first of the usual names that is there.
 std::vector<std::string> names_in(Storage& storage, const std::string& folder) {
   if (!is_remote(folder)) return storage.list(folder);
+  if (auto listed = list_remote(storage, folder)) return std::move(*listed);
   for (const auto& names : {usual_indexes, usual_files, usual_torch_indexes, usual_torch_files}) {
     for (const std::string_view name : names) {
       if (has_remote(storage, join_path(folder, name))) return {std::string(name)};

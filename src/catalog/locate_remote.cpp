@@ -20,6 +20,17 @@ std::string remote_folder_of(Storage& storage, const std::string& path) {
   return find_remote(storage, path).folder;
 }
 
+std::optional<std::vector<std::string>> list_remote(Storage& storage, const std::string& folder) {
+  if (is_http(folder)) return std::nullopt;
+  try {
+    return storage.list(folder);
+  } catch (const Error& error) {
+    const std::string& code = error.code();
+    if (code != "io.denied" && code != "io.not_found" && code != "io.remote") throw;
+    return std::nullopt;
+  }
+}
+
 bool has_remote(Storage& storage, const std::string& path) {
   try {
     return storage.kind(path) == EntryKind::file;

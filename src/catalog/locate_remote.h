@@ -1,7 +1,9 @@
 // Which file of another machine a path means.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "loadstone/storage.h"
 
@@ -20,5 +22,9 @@ struct RemotePlace {
 
 // False where the host says that there is no such file.
 [[nodiscard]] bool has_remote(Storage& storage, const std::string& path);
+
+// Names in the folder; nothing where the host lists none, or not for us.
+[[nodiscard]] std::optional<std::vector<std::string>> list_remote(Storage& storage,
+                                                                  const std::string& folder);
 
 }  // namespace loadstone

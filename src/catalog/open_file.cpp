@@ -47,7 +47,7 @@ std::shared_ptr<ByteSource> FileOpener::open(const std::string& path,
     }
   }
   try {
-    return storage.open(path);
+    return storage.open_anew(path);
   } catch (const Error& error) {
     if (error.code() != "io.not_regular") throw;
     Where where = error.where();

@@ -64,13 +64,34 @@ bool is_file_name(const std::string& name) {
 }
 
 std::uint64_t bytes_of(const ExtraFile& extra) {
+  if (extra.source) {
+    const std::uint64_t bytes = extra.source->identity().bytes;
+    if (bytes > extra_bytes_max) {
+      refuse(extra.copy_of, "too large for a file beside a model", human_bytes(bytes));
+    }
+    return bytes;
+  }
   if (extra.copy_of.empty()) return extra.text.size();
   struct stat status {};
   const Descriptor file = open_extra(extra.copy_of, status);
   return static_cast<std::uint64_t>(status.st_size);
 }
 
+// A source tells by itself that it has changed.
+std::uint64_t copy_remote(ByteSource& source, FileSink& target) {
+  const std::uint64_t bytes = source.identity().bytes;
+  std::vector<std::byte> buffer(std::min<std::uint64_t>(bytes, copy_bytes));
+  for (std::uint64_t done = 0; done < bytes;) {
+    const auto some = std::span(buffer).first(std::min<std::uint64_t>(bytes - done, copy_bytes));
+    source.read(done, some);
+    target.write(done, some);
+    done += some.size();
+  }
+  return bytes;
+}
+
 std::uint64_t copy(const ExtraFile& extra, FileSink& target) {
+  if (extra.source) return copy_remote(*extra.source, target);
   struct stat before {};
   const Descriptor source = open_extra(extra.copy_of, before);
   std::vector<std::byte> buffer(copy_bytes);
@@ -136,6 +157,12 @@ void add_extras(const Conversion& conversion, Digest& digest) {
     add_text(digest, extra.name);
     add_text(digest, extra.text);
     if (extra.copy_of.empty()) continue;
+    if (extra.source) {
+      const FileIdentity identity = extra.source->identity();
+      add_number(digest, identity.bytes);
+      add_text(digest, identity.version);
+      continue;
+    }
     struct stat status {};
     const Descriptor file = open_extra(extra.copy_of, status);
     add_number(digest, static_cast<std::uint64_t>(status.st_size));

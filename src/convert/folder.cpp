@@ -6,15 +6,21 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <iterator>
+#include <memory>
 #include <string>
+#include <span>
 #include <string_view>
 #include <system_error>
 
 #include "base/only_errors.h"
+#include "catalog/paths.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
+#include "loadstone/remote.h"
 #include "storage/new_file.h"
 #include "storage/regular_file.h"
+#include "storage/remote_path.h"
 
 namespace loadstone {
 
@@ -59,6 +65,7 @@ constexpr std::string_view known_beginnings[] = {"README", "LICENSE",    "LICENC
                                                  "NOTICE", "USE_POLICY", "MODEL_CARD"};
 // For people, not code, whatever they are called.
 constexpr std::string_view text_endings[] = {"", ".md", ".txt", ".rst"};
+constexpr std::string_view config_name = "config.json";
 
 bool is_text_for_people(std::string_view name) {
   return std::ranges::any_of(known_beginnings, [&](std::string_view beginning) {
@@ -111,7 +118,7 @@ static ModelFolder model_folder_at(const std::string& path, bool with_code) {
   if (unreadable != 0) fail(path, unreadable);
   for (const std::string& name : names) {
     const std::string file = (root / name).string();
-    const bool is_config = name == "config.json";
+    const bool is_config = name == config_name;
     if (!is_config && !is_known(name, with_code)) continue;
     struct stat status {};
     if (::lstat(file.c_str(), &status) != 0) continue;
@@ -126,6 +133,72 @@ static ModelFolder model_folder_at(const std::string& path, bool with_code) {
   std::ranges::sort(folder.files, {}, &ExtraFile::name);
   std::ranges::sort(folder.links);
   return folder;
+}
+
+// Of a host that does not say what it has: each name that is known as a whole.
+static std::vector<std::string> names_to_try() {
+  std::vector<std::string> names(std::begin(known_names), std::end(known_names));
+  names.emplace_back(config_name);
+  for (const std::string_view beginning : known_beginnings) {
+    for (const std::string_view ending : text_endings) {
+      names.push_back(std::string(beginning) + std::string(ending));
+    }
+  }
+  return names;
+}
+
+static std::vector<std::string> remote_names(Storage& storage, const std::string& folder,
+                                             bool with_code) {
+  if (!is_http(folder)) {
+    try {
+      return storage.list(folder);
+    } catch (const Error& error) {
+      const std::string& code = error.code();
+      if (code != "io.denied" && code != "io.not_found" && code != "io.remote") throw;
+    }
+  }
+  if (with_code) {
+    throw Error("convert.extra", "which Python files there are is not known of a folder that the "
+                "host does not list", {.path = folder, .expected = "no --copy-code"});
+  }
+  return names_to_try();
+}
+
+static ModelFolder remote_folder_at(Storage& storage, const std::string& root, bool with_code) {
+  ModelFolder folder;
+  for (const std::string& name : remote_names(storage, root, with_code)) {
+    const bool is_config = name == config_name;
+    if (!is_config && !is_known(name, with_code)) continue;
+    std::shared_ptr<ByteSource> file;
+    try {
+      file = storage.open_anew(join_path(root, name));
+    } catch (const Error& error) {
+      if (error.code() == "io.not_found") continue;
+      if (error.code() != "io.denied") throw;
+      folder.denied.push_back(name);
+      continue;
+    }
+    const std::uint64_t bytes = file->identity().bytes;
+    if (is_config) {
+      if (bytes > config_bytes_max) fail(file->path(), EFBIG);
+      folder.config.resize(bytes);
+      file->read(0, std::as_writable_bytes(std::span(folder.config)));
+    } else if (bytes <= file_bytes_max) {
+      folder.files.push_back({.name = name, .copy_of = file->path(), .source = file});
+    }
+  }
+  std::ranges::sort(folder.files, {}, &ExtraFile::name);
+  std::ranges::sort(folder.denied);
+  return folder;
+}
+
+ModelFolder read_model_folder(const Catalog& catalog, const std::string& path, bool with_code) {
+  return only_errors([&] {
+    if (!is_remote(path)) return model_folder_at(path, with_code);
+    Storage& storage = catalog.storage();
+    if (storage.kind(path) != EntryKind::folder) return ModelFolder();
+    return remote_folder_at(storage, catalog.root(), with_code);
+  });
 }
 
 ModelFolder read_model_folder(const std::string& path, bool with_code) {

@@ -39,6 +39,11 @@ std::unique_ptr<Storage> make_remote_storage(RemoteOptions /*options*/) {
   return std::make_unique<LocalOnly>();
 }
 
+std::unique_ptr<Storage> make_stoppable(Storage& /*storage*/,
+                                        std::function<bool()> /*is_stopped*/) {
+  return std::make_unique<LocalOnly>();
+}
+
 bool can_read_remote() noexcept { return false; }
 
 }  // namespace loadstone

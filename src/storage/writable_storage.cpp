@@ -145,6 +145,7 @@ void WritableStorage::write_whole(const std::string& path, const std::string& un
   });
 }
 
+std::shared_ptr<ByteSource> Storage::open_anew(const std::string& path) { return open(path); }
 WritableStorage& Storage::writable() { return local_storage().writable(); }
 
 }  // namespace loadstone

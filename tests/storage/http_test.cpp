@@ -4,9 +4,12 @@
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 
+#include "loadstone/error.h"
 #include "storage/remote/backoff.h"
+#include "storage/remote/blocks.h"
 #include "storage/remote/http_client.h"
 #include "storage/remote/http_response.h"
+#include "storage/remote/listing.h"
 #include "storage/remote/private_address.h"
 
 namespace loadstone {
@@ -25,6 +28,42 @@ TEST(HttpResponse, ContentRange) {
                             "bytes 0-18446744073709551615/5", "bytes -1-2/3"}) {
     EXPECT_FALSE(parse_content_range(wrong)) << wrong;
   }
+}
+
+TEST(Listing, APageOfABucket) {
+  std::vector<std::string> names;
+  const std::string page =
+      "<?xml version='1.0'?><ListBucketResult xmlns='x'><Contents><Key>a/x&amp;&#233;.bin</Key>"
+      "</Contents><Contents><Key>a/</Key></Contents><Contents><Key>b/y</Key></Contents>"
+      "<Contents><Key>a/../c</Key></Contents>";
+  EXPECT_EQ(take_s3_page(page + "<IsTruncated>false</IsTruncated>", "a/", "s3://b/a/", names), "");
+  EXPECT_EQ(names, std::vector<std::string>{"x&\u00e9.bin"});
+  const std::string more = page + "<IsTruncated>true</IsTruncated>";
+  EXPECT_EQ(take_s3_page(more + "<NextContinuationToken>t&lt;</NextContinuationToken>", "a/", "p",
+                         names),
+            "t<");
+  const std::string no_key = "<ListBucketResult><Contents><Key>a&bad;</Key></Contents>";
+  for (const std::string& wrong : {std::string("<html>"), more, no_key}) {
+    EXPECT_THROW(static_cast<void>(take_s3_page(wrong, "a/", "p", names)), Error) << wrong;
+  }
+}
+
+TEST(Listing, TheNextOfSeveralLinks) {
+  EXPECT_EQ(next_link("<https://h/a>; rel=\"prev\", </b?c=1>; rel=\"next\""), "/b?c=1");
+  for (const char* none : {"", "<", "<a", "<a>; rel=\"prev\"", "rel=\"next\""}) {
+    EXPECT_EQ(next_link(none), "") << none;
+  }
+}
+
+TEST(Blocks, FewAreKeptHoweverManyFilesThereAre) {
+  Blocks blocks;
+  std::vector<int> files(200);
+  for (int& file : files) blocks.keep(&file, std::make_shared<const Block>());
+  std::size_t kept = 0;
+  for (int& file : files) kept += blocks.find(&file) ? 1 : 0;
+  EXPECT_EQ(kept, Blocks::count_max);
+  blocks.forget(&files.back());
+  EXPECT_EQ(blocks.find(&files.back()), nullptr);
 }
 
 TEST(HttpResponse, LinesOfALaterResponseForgetTheEarlierOnes) {

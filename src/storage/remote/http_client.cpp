@@ -3,21 +3,30 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <new>
+#include <thread>
 #include <utility>
 
+#include "loadstone/error.h"
 #include "loadstone/version.h"
 #include "storage/remote/private_address.h"
+#include "storage/remote/stop.h"
 
 namespace loadstone {
 
 namespace {
 
 constexpr long connect_milliseconds = 30'000;
+// How often a wait looks whether it is still wanted; libcurl asks by itself, as data comes or not.
+constexpr auto watch_interval = std::chrono::milliseconds(50);
 constexpr long buffer_bytes = 512 << 10;
 // Of answers that nobody reads: so much is passed over to keep the connection.
 constexpr std::uint64_t ignored_bytes_max = 64 << 10;
+constexpr std::uint64_t header_bytes_max = 256 << 10;
+// Below that for RemoteOptions::stall_seconds a connection counts as lost.
+constexpr long slow_bytes_a_second = 1024;
 
 using Url = std::unique_ptr<CURLU, void (*)(CURLU*)>;
 
@@ -47,12 +56,14 @@ void initialise() {
 
 // Of one request; libcurl calls it back. Not thread-safe.
 struct Transfer {
+  const HttpClient& client;
   HttpResponse response;
   BodySink& sink;
   bool may_be_private;
   bool is_private_refused = false;
   bool has_begun = false;  // the sink takes the body
   std::uint64_t ignored_bytes = 0;
+  std::uint64_t header_bytes = 0;
   std::exception_ptr failure = nullptr;
 
   [[nodiscard]] bool is_good() const noexcept {
@@ -62,6 +73,10 @@ struct Transfer {
   static std::size_t on_header(char* data, std::size_t size, std::size_t count, void* self) {
     auto& transfer = *static_cast<Transfer*>(self);
     try {
+      transfer.header_bytes += size * count;
+      if (transfer.header_bytes > header_bytes_max) {
+        throw Error("io.remote", "the header of the answer is too long");
+      }
       transfer.response.take_line({data, size * count});
     } catch (...) {
       transfer.failure = std::current_exception();
@@ -94,6 +109,18 @@ struct Transfer {
       return CURL_SOCKET_BAD;
     }
     return ::socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
+  }
+
+  // About ten times a second, at the latest each second, also while nothing comes.
+  static int on_progress(void* self, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
+    auto& transfer = *static_cast<Transfer*>(self);
+    try {
+      transfer.client.require_wanted();
+    } catch (...) {
+      transfer.failure = std::current_exception();
+      return 1;
+    }
+    return 0;
   }
 
   void begin() {
@@ -193,7 +220,7 @@ void HttpClient::prepare(CURL* handle, const HttpRequest& request, Transfer& tra
   set(handle, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
   if (!options_.ca_file.empty()) set(handle, CURLOPT_CAINFO, options_.ca_file.c_str());
   set(handle, CURLOPT_CONNECTTIMEOUT_MS, connect_milliseconds);
-  set(handle, CURLOPT_LOW_SPEED_LIMIT, 1L);
+  set(handle, CURLOPT_LOW_SPEED_LIMIT, slow_bytes_a_second);
   set(handle, CURLOPT_LOW_SPEED_TIME, static_cast<long>(options_.stall_seconds));
   set(handle, CURLOPT_BUFFERSIZE, buffer_bytes);
   if (!request.range.empty()) set(handle, CURLOPT_RANGE, request.range.c_str());
@@ -203,6 +230,25 @@ void HttpClient::prepare(CURL* handle, const HttpRequest& request, Transfer& tra
   set(handle, CURLOPT_WRITEDATA, &transfer);
   set(handle, CURLOPT_OPENSOCKETFUNCTION, &Transfer::on_socket);
   set(handle, CURLOPT_OPENSOCKETDATA, &transfer);
+  set(handle, CURLOPT_NOPROGRESS, 0L);
+  set(handle, CURLOPT_XFERINFOFUNCTION, &Transfer::on_progress);
+  set(handle, CURLOPT_XFERINFODATA, &transfer);
+}
+
+void HttpClient::require_wanted() const {
+  if (StopScope::is_stopped() || (options_.is_stopped && options_.is_stopped())) {
+    throw Error("cancelled", "the work was stopped by its caller");
+  }
+}
+
+void HttpClient::pause(std::chrono::milliseconds time) const {
+  const auto end = std::chrono::steady_clock::now() + time;
+  while (true) {
+    require_wanted();
+    const auto left = end - std::chrono::steady_clock::now();
+    if (left <= left.zero()) return;
+    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(left, watch_interval));
+  }
 }
 
 HttpResult HttpClient::get(const HttpRequest& request, BodySink& sink) {
@@ -211,7 +257,7 @@ HttpResult HttpClient::get(const HttpRequest& request, BodySink& sink) {
   // With a proxy, the address that is connected to is the caller's.
   const bool has_proxy = !options_.proxy.empty();
   Transfer transfer = {
-      .response = {}, .sink = sink, .may_be_private = request.may_be_private || has_proxy};
+      .client = *this, .response = {}, .sink = sink, .may_be_private = request.may_be_private || has_proxy};
   prepare(handle, request, transfer);
   Lines lines;
   if (request.signing == Signing::bearer) {
@@ -240,6 +286,12 @@ HttpResult HttpClient::get(const HttpRequest& request, BodySink& sink) {
   result.is_private_refused = transfer.is_private_refused;
   result.response = std::move(transfer.response);
   return result;
+}
+
+bool is_certificate_problem(CURLcode code) noexcept {
+  return code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE ||
+         code == CURLE_SSL_ISSUER_ERROR || code == CURLE_SSL_PINNEDPUBKEYNOTMATCH ||
+         code == CURLE_SSL_INVALIDCERTSTATUS;
 }
 
 std::string redirected_url(const std::string& from, const std::string& location) {

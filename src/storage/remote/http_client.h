@@ -3,6 +3,7 @@
 
 #include <curl/curl.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -15,6 +16,7 @@
 
 #include "loadstone/remote.h"
 #include "storage/remote/address.h"
+#include "storage/remote/blocks.h"
 #include "storage/remote/http_response.h"
 
 namespace loadstone {
@@ -56,19 +58,29 @@ class HttpClient {
 
   [[nodiscard]] const RemoteOptions& options() const noexcept { return options_; }
 
+  // Of all files that are read through it.
+  [[nodiscard]] Blocks& blocks() noexcept { return blocks_; }
+
   // Redirects are not followed. Throws what the sink throws.
+  // Error "cancelled" where the caller wants no more.
   [[nodiscard]] HttpResult get(const HttpRequest& request, BodySink& sink);
+  // Before the next attempt. Throws Error "cancelled" where the caller wants no more.
+  void pause(std::chrono::milliseconds time) const;
 
  private:
   class Lease;
+  friend struct Transfer;
+  void require_wanted() const;
   void prepare(CURL* handle, const HttpRequest& request, struct Transfer& transfer) const;
 
   const RemoteOptions options_;
+  Blocks blocks_;
   std::mutex mutex_;
   std::vector<CURL*> idle_;  // guarded by mutex_
   long process_ = 0;         // whose connections they are; guarded by mutex_
 };
 
+[[nodiscard]] bool is_certificate_problem(CURLcode code) noexcept;
 // The absolute URL that a Location leads to; empty where it is none.
 [[nodiscard]] std::string redirected_url(const std::string& from, const std::string& location);
 // "https://host:443": scheme, host and port; empty where it is no URL.

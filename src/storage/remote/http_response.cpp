@@ -40,6 +40,19 @@ std::optional<std::uint32_t> seconds_of(std::string_view text) {
 
 }  // namespace
 
+bool is_plain(const HttpResponse& response) noexcept {
+  return response.content_encoding.empty() || response.content_encoding == "identity";
+}
+
+bool is_temporary(long status) noexcept {
+  return status == 408 || status == 429 || status == 500 || status == 502 || status == 503 ||
+         status == 504;
+}
+
+bool is_redirect(long status) noexcept {
+  return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
+}
+
 std::optional<ContentRange> parse_content_range(std::string_view text) {
   constexpr std::string_view unit = "bytes ";
   if (text.size() < unit.size() || !equals_name(text.substr(0, unit.size()), unit)) {
@@ -79,12 +92,13 @@ void HttpResponse::take_line(std::string_view line) {
   if (colon == std::string_view::npos) return;
   const std::string_view name = line.substr(0, colon);
   const std::string_view value = trimmed(line.substr(colon + 1));
-  const std::array<std::pair<std::string_view, std::string*>, 8> texts = {{
+  const std::array<std::pair<std::string_view, std::string*>, 9> texts = {{
       {"content-range", &content_range_text},
       {"content-encoding", &content_encoding},
       {"etag", &etag},
       {"last-modified", &last_modified},
       {"location", &location},
+      {"link", &link},
       {"x-repo-commit", &commit},
       {"x-linked-etag", &linked_etag},
       {"x-error-code", &error_code},

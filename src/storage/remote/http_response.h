@@ -28,6 +28,7 @@ struct HttpResponse {
   std::string etag;
   std::string last_modified;
   std::string location;
+  std::string link;  // to further pages of a list
   std::optional<std::uint32_t> retry_after_seconds;
   // Of a model hub.
   std::string commit;
@@ -41,5 +42,10 @@ struct HttpResponse {
     return etag.empty() ? last_modified : etag;
   }
 };
+
+[[nodiscard]] bool is_plain(const HttpResponse& response) noexcept;
+// Answers that may be another a moment later.
+[[nodiscard]] bool is_temporary(long status) noexcept;
+[[nodiscard]] bool is_redirect(long status) noexcept;
 
 }  // namespace loadstone

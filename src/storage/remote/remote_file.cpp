@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "base/text.h"
@@ -20,6 +19,8 @@ constexpr std::uint64_t probe_bytes = 16 << 10;
 // Reads below are served from blocks, which grow while they are used up.
 constexpr std::uint64_t small_bytes = 16 << 10;
 constexpr std::uint64_t block_bytes_max = 256 << 10;
+// A server that sends a few bytes and breaks off does so for ever.
+constexpr std::uint64_t progress_bytes_min = 16 << 10;
 constexpr int redirects_max = 5;
 constexpr std::size_t shown_bytes_max = 400;
 
@@ -57,25 +58,6 @@ class Scatter {
   std::size_t piece_ = 0;
   std::size_t done_ = 0;
 };
-
-bool is_plain(const HttpResponse& response) noexcept {
-  return response.content_encoding.empty() || response.content_encoding == "identity";
-}
-
-bool is_temporary(long status) noexcept {
-  return status == 408 || status == 429 || status == 500 || status == 502 || status == 503 ||
-         status == 504;
-}
-
-bool is_redirect(long status) noexcept {
-  return status == 301 || status == 302 || status == 303 || status == 307 || status == 308;
-}
-
-bool is_certificate_problem(CURLcode code) noexcept {
-  return code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE ||
-         code == CURLE_SSL_ISSUER_ERROR || code == CURLE_SSL_PINNEDPUBKEYNOTMATCH ||
-         code == CURLE_SSL_INVALIDCERTSTATUS;
-}
 
 }  // namespace
 
@@ -169,6 +151,8 @@ RemoteFile::RemoteFile(std::shared_ptr<HttpClient> client, Address address, std:
   probe(commit);
 }
 
+RemoteFile::~RemoteFile() { client_->blocks().forget(this); }
+
 unsigned RemoteFile::reads_at_once() const noexcept { return client_->options().reads_at_once; }
 
 void RemoteFile::probe(std::string* commit) {
@@ -190,7 +174,7 @@ void RemoteFile::probe(std::string* commit) {
     seen_version_ = response.version();
     identity_.version = linked_etag_.empty() ? seen_version_ : linked_etag_;
     is_known_ = true;
-    block_ = std::make_shared<const Block>(Block{0, std::move(sink.bytes)});
+    client_->blocks().keep(this, std::make_shared<const Block>(Block{0, std::move(sink.bytes)}));
     return;
   }
 }
@@ -211,16 +195,16 @@ void RemoteFile::read(std::uint64_t offset, std::span<const std::span<std::byte>
 
 void RemoteFile::read_small(std::uint64_t begin, std::uint64_t end,
                             std::span<const std::span<std::byte>> pieces) {
-  std::shared_ptr<const Block> block;
+  std::shared_ptr<const Block> block = client_->blocks().find(this);
   std::uint64_t block_bytes = 0;
   {
     const std::lock_guard lock(mutex_);
-    block = block_;
     block_bytes = block_bytes_;
   }
-  if (!block->holds(begin, end)) {
+  if (block == nullptr || !block->holds(begin, end)) {
     // Whoever reads on from the last block is likely to go on further.
-    const bool goes_on = block->begin <= begin && begin <= block->begin + block->bytes.size();
+    const bool goes_on = block != nullptr && block->begin <= begin &&
+                         begin <= block->begin + block->bytes.size();
     block_bytes = goes_on ? std::min(2 * block_bytes, block_bytes_max) : 0;
     block_bytes = std::max(block_bytes, small_bytes);
     Block next{begin, {}};
@@ -228,8 +212,8 @@ void RemoteFile::read_small(std::uint64_t begin, std::uint64_t end,
     const std::span<std::byte> all(next.bytes);
     read_range(begin, begin + all.size(), {&all, 1});
     block = std::make_shared<const Block>(std::move(next));
+    client_->blocks().keep(this, block);
     const std::lock_guard lock(mutex_);
-    block_ = block;
     block_bytes_ = block_bytes;
   }
   Scatter scatter(pieces);
@@ -244,7 +228,7 @@ void RemoteFile::read_range(std::uint64_t begin, std::uint64_t end,
     const std::uint64_t before = sink.at();
     const HttpResult result = follow(range_text(before, end), sink);
     if (sink.at() == end) return;
-    if (sink.at() > before) backoff.progressed();
+    if (sink.at() - before >= progress_bytes_min) backoff.progressed();
     wait(backoff, result, sink.at());
   }
 }
@@ -254,7 +238,7 @@ void RemoteFile::wait(Backoff& backoff, const HttpResult& result, std::uint64_t 
   if (!is_worth_retrying(result)) refuse(result, offset);
   const auto pause = backoff.next(result.response.retry_after_seconds);
   if (!pause) refuse(result, offset);
-  std::this_thread::sleep_for(*pause);
+  client_->pause(*pause);
 }
 
 // A host that was never reached is more likely misspelt than away for a moment.
@@ -271,6 +255,7 @@ bool RemoteFile::is_worth_retrying(const HttpResult& result) const noexcept {
     case CURLE_UNSUPPORTED_PROTOCOL:
     case CURLE_NOT_BUILT_IN:
     case CURLE_BAD_FUNCTION_ARGUMENT:
+    case CURLE_OUT_OF_MEMORY:  // a line of a header that is longer than libcurl takes, too
       return false;
     default:
       return !is_certificate_problem(result.code);

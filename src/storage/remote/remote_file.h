@@ -21,13 +21,16 @@ namespace loadstone {
 // else Error "io.changed"; so no read mixes two files, and identity() asks nobody. Thread-safe.
 //
 // A read is one request, straight into the caller's memory; where the connection breaks, the next
-// request goes on from there. Small reads come from a block that is kept.
+// request goes on from there. Small reads come from a block, of which the client keeps a few.
 class RemoteFile final : public ByteSource {
  public:
   // Asks for the file's beginning. Throws Error "io.not_found", "io.denied", "io.remote",
   // "io.redirect", "io.tls".
   // `commit`: of a hub's repository, as the answer says it, even if that is "io.not_found".
   RemoteFile(std::shared_ptr<HttpClient> client, Address address, std::string* commit = nullptr);
+  ~RemoteFile() override;
+  RemoteFile(const RemoteFile&) = delete;
+  RemoteFile& operator=(const RemoteFile&) = delete;
 
   [[nodiscard]] const std::string& path() const noexcept override { return address_.path; }
   [[nodiscard]] FileIdentity identity() const override { return identity_; }
@@ -36,15 +39,6 @@ class RemoteFile final : public ByteSource {
   void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override;
 
  private:
-  // Bytes that are kept for small reads.
-  struct Block {
-    std::uint64_t begin = 0;
-    std::vector<std::byte> bytes;
-
-    [[nodiscard]] bool holds(std::uint64_t first, std::uint64_t last) const noexcept {
-      return begin <= first && last <= begin + bytes.size();
-    }
-  };
   class ProbeSink;
   class RangeSink;
 
@@ -77,7 +71,6 @@ class RemoteFile final : public ByteSource {
   mutable std::mutex mutex_;
   std::string redirected_;  // guarded by mutex_, as all that follows: where the bytes are served
   std::uint64_t block_bytes_ = 0;
-  std::shared_ptr<const Block> block_;
 };
 
 }  // namespace loadstone

@@ -9,7 +9,9 @@
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
 #include "storage/remote/http_client.h"
+#include "storage/remote/listing.h"
 #include "storage/remote/remote_file.h"
+#include "storage/remote/stop.h"
 #include "storage/remote_path.h"
 
 namespace loadstone {
@@ -50,8 +52,17 @@ class RemoteStorage final : public Storage {
     if (!is_remote(path)) return local_storage().open(path);
     return only_errors([&]() -> std::shared_ptr<ByteSource> {
       const Address address = address_of(path);
+      if (auto known = known_file(address)) return known;
+      return opened(address);
+    });
+  }
+
+  [[nodiscard]] std::shared_ptr<ByteSource> open_anew(const std::string& path) override {
+    if (!is_remote(path)) return local_storage().open_anew(path);
+    return only_errors([&]() -> std::shared_ptr<ByteSource> {
+      const Address address = address_of(path);
       if (auto known = take_probed(address.path)) return known;
-      return std::make_shared<RemoteFile>(client_, address);
+      return opened(address);
     });
   }
 
@@ -60,14 +71,24 @@ class RemoteStorage final : public Storage {
     return only_errors([&] {
       if (is_folder(path)) return EntryKind::folder;
       const Address address = address_of(path);
-      keep_probed(std::make_shared<RemoteFile>(client_, address));
+      keep_probed(opened(address));
       return EntryKind::file;
     });
   }
 
   [[nodiscard]] std::vector<std::string> list(const std::string& folder) override {
     if (!is_remote(folder)) return local_storage().list(folder);
-    refuse(folder, "folders of other machines are not listed", "the URL of a file");
+    if (is_http(folder)) {
+      refuse(folder, "a folder of a web server cannot be listed", "the URL of a file");
+    }
+    return only_errors([&] {
+      if (is_hub(folder)) return list_hub(*client_, tree_address(pinned(parse_hub_path(folder))));
+      std::string prefix = without_slashes(s3_key(folder).second);
+      if (!prefix.empty()) prefix += '/';
+      Address bucket = s3_address("s3://" + s3_key(folder).first + "/");
+      bucket.path = folder;
+      return list_s3(*client_, bucket, prefix);
+    });
   }
 
   // Without a query, and with the commit in the place of a branch.
@@ -84,6 +105,13 @@ class RemoteStorage final : public Storage {
 
  private:
   static constexpr std::size_t probed_max = 64;
+  // Without their blocks they are some hundred bytes each.
+  static constexpr std::size_t files_max = 4096;
+
+  struct Opened {
+    std::string query;
+    std::shared_ptr<RemoteFile> file;
+  };
 
   [[nodiscard]] static bool is_folder(const std::string& path) {
     if (is_http(path)) return public_url(path).ends_with('/');
@@ -130,6 +158,16 @@ class RemoteStorage final : public Storage {
             .signing = options.hub_token.empty() ? Signing::none : Signing::bearer};
   }
 
+  // Of the hub's API, which names the files of one folder.
+  [[nodiscard]] Address tree_address(HubPath hub) const {
+    hub.file = without_slashes(hub.file);
+    Address address = hub_address(hub);
+    address.url = without_slashes(client_->options().hub_endpoint) + "/api/models/" +
+                  encoded_path(hub.repository) + "/tree/" + encoded_name(hub.revision);
+    if (!hub.file.empty()) address.url += "/" + encoded_path(hub.file);
+    return address;
+  }
+
   [[nodiscard]] Address s3_address(const std::string& path) const {
     const RemoteOptions& options = client_->options();
     const auto [bucket, key] = s3_key(path);
@@ -166,6 +204,22 @@ class RemoteStorage final : public Storage {
     return hub;
   }
 
+  [[nodiscard]] std::shared_ptr<RemoteFile> opened(const Address& address) {
+    auto file = std::make_shared<RemoteFile>(client_, address);
+    const std::lock_guard lock(mutex_);
+    if (files_.size() >= files_max) files_.clear();
+    files_[address.path] = {address.query, file};
+    return file;
+  }
+
+  // The one that was opened last, with the same signature.
+  [[nodiscard]] std::shared_ptr<RemoteFile> known_file(const Address& address) {
+    const std::lock_guard lock(mutex_);
+    const auto found = files_.find(address.path);
+    const bool is_same = found != files_.end() && found->second.query == address.query;
+    return is_same ? found->second.file : nullptr;
+  }
+
   void keep_probed(std::shared_ptr<RemoteFile> file) {
     const std::lock_guard lock(mutex_);
     if (probed_.size() >= probed_max) probed_.clear();
@@ -186,6 +240,68 @@ class RemoteStorage final : public Storage {
   std::map<std::string, std::string> queries_;  // guarded by mutex_, as what follows; by URL
   // What kind() has found, for the next open().
   std::map<std::string, std::shared_ptr<RemoteFile>> probed_;
+  // What was opened last by each name: who reads the tensors of a catalog need not ask again how
+  // long each file is.
+  std::map<std::string, Opened> files_;
+};
+
+// Reads of one file for one piece of work. Thread-safe.
+class StoppableFile final : public ByteSource {
+ public:
+  StoppableFile(std::shared_ptr<ByteSource> file, std::shared_ptr<const IsStopped> is_stopped)
+      : file_(std::move(file)), is_stopped_(std::move(is_stopped)) {}
+
+  [[nodiscard]] const std::string& path() const noexcept override { return file_->path(); }
+  [[nodiscard]] FileIdentity identity() const override { return file_->identity(); }
+  [[nodiscard]] unsigned reads_at_once() const noexcept override { return file_->reads_at_once(); }
+  using ByteSource::read;
+  void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
+    const StopScope scope(*is_stopped_);
+    file_->read(offset, pieces);
+  }
+
+ private:
+  const std::shared_ptr<ByteSource> file_;
+  const std::shared_ptr<const IsStopped> is_stopped_;
+};
+
+// Thread-safe, as the storage is.
+class StoppableStorage final : public Storage {
+ public:
+  StoppableStorage(Storage& storage, IsStopped is_stopped)
+      : storage_(storage),
+        is_stopped_(std::make_shared<const IsStopped>(std::move(is_stopped))) {}
+
+  [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override {
+    return stoppable(path, [&] { return storage_.open(path); });
+  }
+  [[nodiscard]] std::shared_ptr<ByteSource> open_anew(const std::string& path) override {
+    return stoppable(path, [&] { return storage_.open_anew(path); });
+  }
+  [[nodiscard]] EntryKind kind(const std::string& path) override {
+    const StopScope scope(*is_stopped_);
+    return storage_.kind(path);
+  }
+  [[nodiscard]] std::vector<std::string> list(const std::string& folder) override {
+    const StopScope scope(*is_stopped_);
+    return storage_.list(folder);
+  }
+  [[nodiscard]] std::string resolve(const std::string& path) override {
+    const StopScope scope(*is_stopped_);
+    return storage_.resolve(path);
+  }
+  [[nodiscard]] WritableStorage& writable() override { return storage_.writable(); }
+
+ private:
+  template <typename Open>
+  [[nodiscard]] std::shared_ptr<ByteSource> stoppable(const std::string& path, const Open& open) {
+    if (!is_remote(path)) return open();
+    const StopScope scope(*is_stopped_);
+    return std::make_shared<StoppableFile>(open(), is_stopped_);
+  }
+
+  Storage& storage_;
+  const std::shared_ptr<const IsStopped> is_stopped_;
 };
 
 }  // namespace
@@ -193,6 +309,12 @@ class RemoteStorage final : public Storage {
 std::unique_ptr<Storage> make_remote_storage(RemoteOptions options) {
   return only_errors([&]() -> std::unique_ptr<Storage> {
     return std::make_unique<RemoteStorage>(std::move(options));
+  });
+}
+
+std::unique_ptr<Storage> make_stoppable(Storage& storage, std::function<bool()> is_stopped) {
+  return only_errors([&]() -> std::unique_ptr<Storage> {
+    return std::make_unique<StoppableStorage>(storage, std::move(is_stopped));
   });
 }
 

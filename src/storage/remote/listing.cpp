@@ -1,0 +1,308 @@
+#include "storage/remote/listing.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "base/json_fields.h"
+#include "base/text.h"
+#include "loadstone/error.h"
+#include "storage/remote/backoff.h"
+#include "storage/remote_path.h"
+
+namespace loadstone {
+
+namespace {
+
+// A host that lists more than that is not believed.
+constexpr std::size_t page_bytes_max = 16 << 20;
+constexpr std::size_t pages_max = 200;
+constexpr std::size_t names_max = 200'000;
+constexpr int redirects_max = 5;
+constexpr std::size_t shown_bytes_max = 400;
+
+[[noreturn]] void fail(const char* code, const std::string& path, std::string message,
+                       std::string found = {}, std::string expected = {}) {
+  throw Error(code, std::move(message),
+              {.path = path, .found = std::move(found), .expected = std::move(expected)});
+}
+
+// A whole body, in memory.
+class TextSink final : public BodySink {
+ public:
+  explicit TextSink(const Address& address) : address_(address) {}
+
+  void begin(const HttpResponse& response) override {
+    text.clear();
+    if (response.status != 200 || !is_plain(response)) {
+      fail("io.remote", address_.path, "the answer is no list of files",
+           fmt::format("status {} {}", response.status, printable(response.content_encoding)),
+           "status 200");
+    }
+  }
+  void take(std::span<const std::byte> bytes) override {
+    if (bytes.size() > page_bytes_max - text.size()) {
+      fail("io.remote", address_.path, "the list of the folder is too long", {},
+           human_bytes(page_bytes_max));
+    }
+    text.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
+
+  std::string text;
+
+ private:
+  const Address& address_;
+};
+
+[[noreturn]] void refuse(const Address& address, const HttpResult& result) {
+  const long status = result.response.status;
+  std::string found = fmt::format("status {}", status);
+  if (result.code != CURLE_OK) {
+    if (is_certificate_problem(result.code)) {
+      fail("io.tls", address.path, "the host's certificate is not trusted", result.problem);
+    }
+    fail("io.remote", address.path, "the connection failed", result.problem);
+  }
+  if (status == 401 || status == 403) {
+    fail("io.denied", address.path, "the host does not list the folder", std::move(found));
+  }
+  if (status == 404 || status == 410) {
+    fail("io.not_found", address.path, "the host has no such folder", std::move(found));
+  }
+  fail("io.remote", address.path, "the host refuses to list the folder", std::move(found));
+}
+
+struct Page {
+  std::string text;
+  HttpResponse response;
+};
+
+// One page. A redirect is followed on the same host only, as whatever signs it is for that one.
+Page fetch(HttpClient& client, const Address& address, std::string url) {
+  Backoff backoff(client.options().first_wait_ms, client.options().attempts_max);
+  const std::string origin = origin_of(address.url);
+  for (int hop = 0; hop <= redirects_max;) {
+    TextSink sink(address);
+    HttpResult result = client.get({.url = url, .range = {}, .signing = address.signing}, sink);
+    const long status = result.response.status;
+    if (result.code == CURLE_OK && status == 200) {
+      return {std::move(sink.text), std::move(result.response)};
+    }
+    if (result.code == CURLE_OK && is_redirect(status)) {
+      std::string to = redirected_url(url, result.response.location);
+      if (origin_of(to) != origin) {
+        fail("io.redirect", address.path, "the list of the folder is redirected to another host",
+             printable(public_url(to), shown_bytes_max));
+      }
+      url = std::move(to);
+      ++hop;
+      continue;
+    }
+    const bool is_broken = result.code != CURLE_OK && !is_certificate_problem(result.code) &&
+                           result.code != CURLE_COULDNT_RESOLVE_HOST &&
+                           result.code != CURLE_COULDNT_CONNECT;
+    const bool is_later = result.code == CURLE_OK && is_temporary(status);
+    const auto pause = is_broken || is_later ? backoff.next(result.response.retry_after_seconds)
+                                             : std::nullopt;
+    if (!pause) refuse(address, result);
+    client.pause(*pause);
+  }
+  fail("io.redirect", address.path, "the host redirects again and again", {},
+       fmt::format("at most {} redirects", redirects_max));
+}
+
+bool is_plain_name(std::string_view name) noexcept {
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(std::string_view("/\0", 2)) == std::string_view::npos;
+}
+
+void add(std::vector<std::string>& names, std::string name, const std::string& path) {
+  if (!is_plain_name(name)) return;
+  if (names.size() >= names_max) {
+    fail("io.remote", path, "the folder holds too many files", {},
+         fmt::format("at most {}", names_max));
+  }
+  names.push_back(std::move(name));
+}
+
+std::vector<std::string> sorted(std::vector<std::string> names) {
+  std::ranges::sort(names);
+  names.erase(std::ranges::unique(names).begin(), names.end());
+  return names;
+}
+
+// "<Key>a &amp; b</Key>" after `at`, which then stands behind it; nothing where there is none.
+std::optional<std::string_view> element(std::string_view text, std::string_view tag,
+                                        std::size_t& at) {
+  const std::string open = fmt::format("<{}>", tag);
+  const std::string close = fmt::format("</{}>", tag);
+  const std::size_t begin = text.find(open, at);
+  if (begin == std::string_view::npos) return std::nullopt;
+  const std::size_t end = text.find(close, begin + open.size());
+  if (end == std::string_view::npos) return std::nullopt;
+  at = end + close.size();
+  return text.substr(begin + open.size(), end - begin - open.size());
+}
+
+void append_utf8(std::string& text, std::uint32_t code) {
+  const auto tail = [&](int shift) {
+    text += static_cast<char>(0x80 | ((code >> shift) & 0x3f));
+  };
+  if (code < 0x80) {
+    text += static_cast<char>(code);
+  } else if (code < 0x800) {
+    text += static_cast<char>(0xc0 | (code >> 6));
+    tail(0);
+  } else if (code < 0x10000) {
+    text += static_cast<char>(0xe0 | (code >> 12));
+    tail(6);
+    tail(0);
+  } else {
+    text += static_cast<char>(0xf0 | (code >> 18));
+    tail(12);
+    tail(6);
+    tail(0);
+  }
+}
+
+// Nothing where it holds what is none of XML's own entities.
+std::optional<std::string> unescaped(std::string_view text) {
+  constexpr std::pair<std::string_view, char> entities[] = {
+      {"amp", '&'}, {"lt", '<'}, {"gt", '>'}, {"quot", '"'}, {"apos", '\''}};
+  std::string plain;
+  while (!text.empty()) {
+    if (text.front() != '&') {
+      plain += text.front();
+      text.remove_prefix(1);
+      continue;
+    }
+    const std::size_t end = text.find(';');
+    if (end == std::string_view::npos) return std::nullopt;
+    const std::string_view word = text.substr(1, end - 1);
+    text.remove_prefix(end + 1);
+    if (word.starts_with('#')) {
+      const bool is_hex = word.size() > 1 && (word[1] == 'x' || word[1] == 'X');
+      const std::string_view number = word.substr(is_hex ? 2 : 1);
+      std::uint32_t code = 0;
+      const auto [last, problem] = std::from_chars(number.data(), number.data() + number.size(),
+                                                   code, is_hex ? 16 : 10);
+      const bool is_all = problem == std::errc() && last == number.data() + number.size();
+      if (!is_all || code == 0 || code > 0x10ffff) return std::nullopt;
+      append_utf8(plain, code);
+      continue;
+    }
+    const auto known = std::ranges::find(entities, word, &std::pair<std::string_view, char>::first);
+    if (known == std::end(entities)) return std::nullopt;
+    plain += known->second;
+  }
+  return plain;
+}
+
+// For a query that is signed: names and values are encoded, slashes too.
+std::string query_value(std::string_view text) {
+  std::string value = encoded_path(text);
+  for (std::size_t at = value.find('/'); at != std::string::npos; at = value.find('/', at)) {
+    value.replace(at, 1, "%2F");
+  }
+  return value;
+}
+
+}  // namespace
+
+std::string next_link(std::string_view header) {
+  while (!header.empty()) {
+    const std::size_t begin = header.find('<');
+    const std::size_t end = header.find('>', begin);
+    if (begin == std::string_view::npos || end == std::string_view::npos) return {};
+    const std::string_view rest = header.substr(end + 1);
+    const std::string_view words = rest.substr(0, rest.find('<'));
+    if (words.find("rel=\"next\"") != std::string_view::npos ||
+        words.find("rel=next") != std::string_view::npos) {
+      return std::string(header.substr(begin + 1, end - begin - 1));
+    }
+    header = rest;
+  }
+  return {};
+}
+
+std::vector<std::string> list_hub(HttpClient& client, const Address& address) {
+  const JsonReader reader("io.remote");
+  std::vector<std::string> names;
+  std::string url = address.full_url();
+  for (std::size_t page = 0; page < pages_max; ++page) {
+    const Page found = fetch(client, address, url);
+    try {
+      const JsonDocument document(found.text, "io.remote", page_bytes_max);
+      std::size_t index = 0;
+      for (const auto item : reader.array(document.root(), {})) {
+        const JsonPlace place{nullptr, {}, index++};
+        std::string_view type;
+        std::string_view path;
+        if (item["type"].get(type) != simdjson::SUCCESS ||
+            item["path"].get(path) != simdjson::SUCCESS) {
+          reader.refuse(place, "no type and path of a file");
+        }
+        if (type != "file") continue;
+        // Paths are those below the repository, and one folder was asked for.
+        add(names, std::string(path.substr(path.rfind('/') + 1)), address.path);
+      }
+    } catch (const Error& error) {
+      fail("io.remote", address.path, "the answer is no list of files", error.what());
+    }
+    const std::string next = next_link(found.response.link);
+    if (next.empty()) return sorted(std::move(names));
+    url = redirected_url(url, next);
+    if (origin_of(url) != origin_of(address.url)) {
+      fail("io.redirect", address.path, "the list of the folder goes on at another host",
+           printable(public_url(url), shown_bytes_max));
+    }
+  }
+  fail("io.remote", address.path, "the list of the folder has no end");
+}
+
+std::string take_s3_page(std::string_view text, std::string_view prefix, const std::string& path,
+                         std::vector<std::string>& names) {
+  if (text.find("<ListBucketResult") == std::string_view::npos) {
+    fail("io.remote", path, "the answer is no list of objects");
+  }
+  std::size_t at = 0;
+  while (const auto object = element(text, "Contents", at)) {
+    std::size_t inner = 0;
+    const auto escaped = element(*object, "Key", inner);
+    const auto key = escaped ? unescaped(*escaped) : std::nullopt;
+    if (!key) fail("io.remote", path, "an object of the list has no key");
+    if (key->starts_with(prefix)) add(names, key->substr(prefix.size()), path);
+  }
+  at = 0;
+  const auto is_cut = element(text, "IsTruncated", at);
+  if (!is_cut || *is_cut != "true") return {};
+  at = 0;
+  const auto token = element(text, "NextContinuationToken", at);
+  const auto plain = token ? unescaped(*token) : std::nullopt;
+  if (!plain || plain->empty()) {
+    fail("io.remote", path, "a part of the list of objects does not say where the next begins");
+  }
+  return *plain;
+}
+
+std::vector<std::string> list_s3(HttpClient& client, const Address& address,
+                                 const std::string& prefix) {
+  std::vector<std::string> names;
+  std::string token;
+  for (std::size_t page = 0; page < pages_max; ++page) {
+    // In the order of the names, as the signature has them.
+    std::string query = "?";
+    if (!token.empty()) query += "continuation-token=" + query_value(token) + "&";
+    query += "delimiter=%2F&list-type=2&prefix=" + query_value(prefix);
+    const Page found = fetch(client, address, address.url + query);
+    token = take_s3_page(found.text, prefix, address.path, names);
+    if (token.empty()) return sorted(std::move(names));
+  }
+  fail("io.remote", address.path, "the list of the folder has no end");
+}
+
+}  // namespace loadstone

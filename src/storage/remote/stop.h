@@ -1,0 +1,28 @@
+// Whether somebody wants a request to end that only waits.
+#pragma once
+
+#include <functional>
+#include <utility>
+
+namespace loadstone {
+
+using IsStopped = std::function<bool()>;
+
+// While it lives, requests of this thread ask `is_stopped` too.
+class StopScope {
+ public:
+  explicit StopScope(const IsStopped& is_stopped) noexcept
+      : before_(std::exchange(current_, &is_stopped)) {}
+  ~StopScope() { current_ = before_; }
+  StopScope(const StopScope&) = delete;
+  StopScope& operator=(const StopScope&) = delete;
+
+  // Throws what the caller's function throws.
+  [[nodiscard]] static bool is_stopped() { return current_ != nullptr && (*current_)(); }
+
+ private:
+  static inline constinit thread_local const IsStopped* current_ = nullptr;
+  const IsStopped* const before_;
+};
+
+}  // namespace loadstone
