@@ -25,10 +25,11 @@
 namespace loadstone {
 
 class QuantizedTensors;
+struct Assembly;
 
-enum class FileFormat : std::uint8_t { safetensors, gguf, torch };
+enum class FileFormat : std::uint8_t { safetensors, gguf, torch, dcp };
 
-// "safetensors", "gguf", "torch"
+// "safetensors", "gguf", "torch", "dcp"
 [[nodiscard]] LOADSTONE_API std::string_view name(FileFormat format) noexcept;
 
 struct Shard {
@@ -41,6 +42,10 @@ struct Shard {
   // Where the data end and a directory follows, as in zip archives; 0: nothing follows.
   std::uint64_t tail_begin = 0;
   unsigned reads_at_once = 0;  // see ByteSource
+  // Tensors that lie in pieces in several files, as torch.distributed.checkpoint saves them. The
+  // shard's file is then followed by their data, each in C order, and offsets beyond its end are
+  // those of data that are read from the pieces. Null: the shard is one file, and `path` all of it.
+  std::shared_ptr<const Assembly> assembly = {};
 };
 
 // The 13 types of GGUF metadata, by their ids in the file.

@@ -18,6 +18,8 @@ std::string_view name(FileFormat format) noexcept {
       return "gguf";
     case FileFormat::torch:
       return "torch";
+    case FileFormat::dcp:
+      return "dcp";
   }
   return {};
 }

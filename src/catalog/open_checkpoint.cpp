@@ -10,9 +10,11 @@
 #include "catalog/config_claim.h"
 #include "catalog/index_check.h"
 #include "catalog/locate.h"
+#include "catalog/open_dcp.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
 #include "codec/tensor_table.h"
+#include "formats/dcp_metadata.h"
 #include "formats/gguf.h"
 #include "formats/safetensors.h"
 #include "formats/sharded_index.h"
@@ -73,6 +75,11 @@ class CheckpointReader {
  private:
   FileHeader read_file(const std::string& relative) {
     const std::string path = join_path(root_, relative);
+    if (file_name(relative) == dcp_metadata_name) {
+      FileHeader header = read_dcp(opener_, path);
+      header.shard.relative_path = relative;
+      return header;
+    }
     const auto source = opener_.open(path, parent_path(path));
     FileHeader header = read_header(*source, gguf_rank_max_);
     header.shard.relative_path = relative;

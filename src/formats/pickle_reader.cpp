@@ -22,8 +22,9 @@ std::string_view text_of(std::span<const std::byte> bytes) {
 // Not thread-safe; used once.
 class PickleReader {
  public:
-  PickleReader(ByteSource& source, std::uint64_t begin, std::uint64_t end, Warnings& warnings)
-      : path_(source.path()), in_(source, begin, end), warnings_(warnings) {}
+  PickleReader(ByteSource& source, std::uint64_t begin, std::uint64_t end, Warnings& warnings,
+               const PickleRules& rules)
+      : path_(source.path()), in_(source, begin, end), warnings_(warnings), rules_(rules) {}
 
   Pickle read() {
     pickle_.lists.emplace_back();  // of all that are empty
@@ -354,6 +355,7 @@ class PickleReader {
         std::string dotted(in_.line());
         dotted += '.';
         dotted += in_.line();
+        require_allowed(dotted);
         push(add_text(PickleKind::global, dotted));
         return true;
       }
@@ -365,7 +367,9 @@ class PickleReader {
         const std::string_view module = pickle_.text(names[0]);
         const std::string_view last = pickle_.text(names[1]);
         budget_.take(path_, module.size() + last.size(), in_.consumed());
-        const std::uint32_t node = add_text(PickleKind::global, fmt::format("{}.{}", module, last));
+        const std::string dotted = fmt::format("{}.{}", module, last);
+        require_allowed(dotted);
+        const std::uint32_t node = add_text(PickleKind::global, dotted);
         pickle_.nodes[node].from_stack = true;
         push(node);
         return true;
@@ -377,10 +381,11 @@ class PickleReader {
         return true;
       }
       case 'b': {
-        static_cast<void>(pop());  // attributes, such as a state dict's _metadata
+        const std::uint32_t state = pop();  // attributes, such as a state dict's _metadata
         if (pickle_.kind(top()) != PickleKind::dict && !is_foreign(top())) {
           refuse_target(top(), "an object or a dict");
         }
+        if (rules_.keeps_state && pickle_.kind(top()) != PickleKind::dict) keep_state(state);
         return true;
       }
       case 'Q':
@@ -389,6 +394,19 @@ class PickleReader {
       default:
         return false;
     }
+  }
+
+  void require_allowed(std::string_view global) const {
+    if (rules_.is_allowed == nullptr || rules_.is_allowed(global)) return;
+    refuse("pt.global_refused", "a name that has no place in such a pickle",
+           printable(global, 200), "names that torch writes (nothing of a file is ever called)");
+  }
+
+  // Of what is on top of the stack.
+  void keep_state(std::uint32_t state) {
+    auto& items = items_of(top());
+    if (items.size() != 2) refuse_target(top(), "an object whose state is given once");
+    items.push_back(state);
   }
 
   std::uint32_t made(std::uint32_t callee, std::uint32_t arguments) {
@@ -482,6 +500,7 @@ class PickleReader {
   std::string path_;
   PickleInput in_;
   Warnings& warnings_;
+  PickleRules rules_;
   unsigned char op_ = '.';
   Pickle pickle_;
   CopyBudget budget_;
@@ -493,8 +512,9 @@ class PickleReader {
 
 }  // namespace
 
-Pickle read_pickle(ByteSource& source, std::uint64_t begin, std::uint64_t end, Warnings& warnings) {
-  return PickleReader(source, begin, end, warnings).read();
+Pickle read_pickle(ByteSource& source, std::uint64_t begin, std::uint64_t end, Warnings& warnings,
+                   const PickleRules& rules) {
+  return PickleReader(source, begin, end, warnings, rules).read();
 }
 
 }  // namespace loadstone

@@ -44,6 +44,10 @@ bool can_keep_on_disk(const Plan& plan, const PlannedTarget& target) noexcept {
          plan.catalog->shards()[source.shard].format == FileFormat::safetensors;
 }
 
+bool is_mappable(const Shard& shard) noexcept {
+  return shard.assembly == nullptr && !is_remote(shard.path);
+}
+
 bool can_view(const TensorInfo& tensor) noexcept {
   if (!tensor.encoding.is_dtype()) return false;
   const std::size_t alignment = element_bytes(tensor.encoding.dtype());
@@ -54,7 +58,7 @@ bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept {
   if (!is_whole_source(plan, target)) return false;
   const TensorInfo& source = plan.catalog->tensors()[target.recipe.boxes.front().source];
   return source.byte_count() > 0 && can_view(source) &&
-         !is_remote(plan.catalog->shards()[source.shard].path);
+         is_mappable(plan.catalog->shards()[source.shard]);
 }
 
 void count_costs(Plan& plan) {
