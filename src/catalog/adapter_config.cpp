@@ -217,7 +217,7 @@ float adapter_number(const Catalog& adapter, const TensorInfo& tensor) {
   }
   std::array<std::byte, sizeof(double)> bytes{};
   const std::span<std::byte> used(bytes.data(), tensor.byte_count());
-  open_shard(adapter.storage(), adapter.shards()[tensor.shard])->read(tensor.offset_begin, used);
+  open_shard(adapter.storage(), adapter, tensor.shard)->read(tensor.offset_begin, used);
   float number = 0;
   cast.run(bytes.data(), std::as_writable_bytes(std::span(&number, 1)).data(), 1);
   return number;

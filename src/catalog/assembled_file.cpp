@@ -16,8 +16,10 @@ namespace {
 // Thread-safe: what it knows never changes, and its files are.
 class AssembledFile final : public ByteSource {
  public:
-  AssembledFile(Storage& storage, const Shard& shard)
-      : assembly_(shard.assembly), head_bytes_(shard.data_begin), head_(storage.open(shard.path)) {
+  AssembledFile(Storage& storage, const Shard& shard, std::shared_ptr<const Assembly> assembly)
+      : assembly_(std::move(assembly)),
+        head_bytes_(shard.data_begin),
+        head_(storage.open(shard.path)) {
     files_.reserve(assembly_->files.size());
     for (const Assembly::File& file : assembly_->files) files_.push_back(storage.open(file.path));
   }
@@ -143,9 +145,12 @@ FileIdentity assembled_identity(FileIdentity shard, const Assembly& assembly) {
   return shard;
 }
 
-std::shared_ptr<ByteSource> open_shard(Storage& storage, const Shard& shard) {
-  if (shard.assembly == nullptr) return storage.open(shard.path);
-  return std::make_shared<AssembledFile>(storage, shard);
+std::shared_ptr<ByteSource> open_shard(Storage& storage, const Catalog& catalog,
+                                       std::uint32_t shard) {
+  const Shard& opened = catalog.shards()[shard];
+  const auto& assembly = catalog.assembly(shard);
+  if (assembly == nullptr) return storage.open(opened.path);
+  return std::make_shared<AssembledFile>(storage, opened, assembly);
 }
 
 }  // namespace loadstone

@@ -55,6 +55,7 @@ struct Assembly {
 // The shard as a file: the one at its path, or one that is assembled. All that reads a shard opens
 // it here. What the source throws names the file that fails; identity() is Error "io.changed" where
 // a file of the pieces is another by now.
-[[nodiscard]] std::shared_ptr<ByteSource> open_shard(Storage& storage, const Shard& shard);
+[[nodiscard]] std::shared_ptr<ByteSource> open_shard(Storage& storage, const Catalog& catalog,
+                                                     std::uint32_t shard);
 
 }  // namespace loadstone

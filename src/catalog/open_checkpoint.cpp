@@ -61,6 +61,11 @@ class CheckpointReader {
     findings_ = std::move(files.findings);
     if (files.index) {
       read_index(*files.index);
+    } else if (files.files.size() == 1 && file_name(files.files.front()) == dcp_metadata_name) {
+      DcpCheckpoint checkpoint = read_dcp(opener_, join_path(root_, files.files.front()));
+      checkpoint.header.shard.relative_path = files.files.front();
+      add(std::move(checkpoint.header));
+      assemblies_.push_back(std::move(checkpoint.assembly));
     } else if (files.files.size() == 1) {
       read_one(files.files.front());
     } else {
@@ -75,11 +80,6 @@ class CheckpointReader {
  private:
   FileHeader read_file(const std::string& relative) {
     const std::string path = join_path(root_, relative);
-    if (file_name(relative) == dcp_metadata_name) {
-      FileHeader header = read_dcp(opener_, path);
-      header.shard.relative_path = relative;
-      return header;
-    }
     const auto source = opener_.open(path, parent_path(path));
     FileHeader header = read_header(*source, gguf_rank_max_);
     header.shard.relative_path = relative;
@@ -267,7 +267,8 @@ class CheckpointReader {
     if (std::ranges::any_of(tensors_, needs_claim)) claim = quantization_claim(opener_, root_);
     return std::make_shared<const Catalog>(std::move(root_), std::move(shards_),
                                            std::move(tensors_), std::move(metadata_),
-                                           std::move(findings_), &opener_.storage, claim);
+                                           std::move(findings_), &opener_.storage, claim,
+                                           std::move(assemblies_));
   }
 
   FileOpener opener_;
@@ -275,6 +276,7 @@ class CheckpointReader {
   std::string root_;
   std::vector<FileHeader> headers_;
   std::vector<Shard> shards_;
+  std::vector<std::shared_ptr<const Assembly>> assemblies_;  // none, or one for each shard
   std::vector<TensorInfo> tensors_;
   Metadata metadata_;
   std::vector<Finding> findings_;

@@ -61,7 +61,7 @@ class DcpFolder {
   DcpFolder(const FileOpener& opener, const std::string& path)
       : opener_(opener), path_(path), folder_(parent_path(path)) {}
 
-  FileHeader read() {
+  DcpCheckpoint read() {
     const auto source = opener_.open(path_, folder_);
     header_.shard.path = path_;
     header_.shard.format = FileFormat::dcp;
@@ -75,8 +75,7 @@ class DcpFolder {
     for (const DcpTensor& tensor : metadata_.tensors) add(tensor);
     header_.findings = std::move(metadata_.findings);
     header_.shard.identity = assembled_identity(header_.shard.identity, *assembly_);
-    header_.shard.assembly = std::move(assembly_);
-    return std::move(header_);
+    return {std::move(header_), std::move(assembly_)};
   }
 
  private:
@@ -332,7 +331,7 @@ class DcpFolder {
 
 }  // namespace
 
-FileHeader read_dcp(const FileOpener& opener, const std::string& path) {
+DcpCheckpoint read_dcp(const FileOpener& opener, const std::string& path) {
   return DcpFolder(opener, path).read();
 }
 

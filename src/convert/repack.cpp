@@ -204,7 +204,7 @@ class Repacker {
   std::optional<Value> inverted(std::uint32_t tensor, bool is_divisor, const Shape& shape) {
     const TensorInfo& info = catalog_.tensors()[tensor];
     auto& file = files_[info.shard];
-    if (file == nullptr) file = open_shard(catalog_.storage(), catalog_.shards()[info.shard]);
+    if (file == nullptr) file = open_shard(catalog_.storage(), catalog_, info.shard);
     std::vector<float> numbers(info.byte_count() / sizeof(float));
     file->read(info.offset_begin, std::as_writable_bytes(std::span(numbers)));
     for (float& number : numbers) {

@@ -44,8 +44,8 @@ bool can_keep_on_disk(const Plan& plan, const PlannedTarget& target) noexcept {
          plan.catalog->shards()[source.shard].format == FileFormat::safetensors;
 }
 
-bool is_mappable(const Shard& shard) noexcept {
-  return shard.assembly == nullptr && !is_remote(shard.path);
+bool is_mappable(const Catalog& catalog, std::uint32_t shard) noexcept {
+  return catalog.assembly(shard) == nullptr && !is_remote(catalog.shards()[shard].path);
 }
 
 bool can_view(const TensorInfo& tensor) noexcept {
@@ -58,7 +58,7 @@ bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept {
   if (!is_whole_source(plan, target)) return false;
   const TensorInfo& source = plan.catalog->tensors()[target.recipe.boxes.front().source];
   return source.byte_count() > 0 && can_view(source) &&
-         is_mappable(plan.catalog->shards()[source.shard]);
+         is_mappable(*plan.catalog, source.shard);
 }
 
 void count_costs(Plan& plan) {
