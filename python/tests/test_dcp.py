@@ -186,9 +186,7 @@ def test_blocks_of_gguf_are_those_of_the_converted_file(tmp_path: Path) -> None:
 def test_a_plan_is_saved_and_carried_out(checkpoints: Path, tmp_path: Path) -> None:
     with loadstone.skeleton():
         model = Net()
-    plan = loadstone.plan(
-        model, checkpoints / "hsdp", rules={"model.": ""}, unexpected="ignore"
-    )
+    plan = loadstone.plan(model, checkpoints / "hsdp", rules={"model.": ""}, unexpected="ignore")
     plan.save(tmp_path / "plan.json")
     done = run("load", "--plan", tmp_path / "plan.json", "--json")
     assert done.returncode == 0, done.stderr
@@ -231,9 +229,7 @@ def test_items_in_safetensors_are_read(tmp_path: Path) -> None:
     from torch.distributed.checkpoint.filesystem import SerializationFormat
 
     content = {"a": torch.randn(3, 4), "b": torch.arange(5)}
-    writer = FileSystemWriter(
-        tmp_path / "st", serialization_format=SerializationFormat.SAFETENSORS
-    )
+    writer = FileSystemWriter(tmp_path / "st", serialization_format=SerializationFormat.SAFETENSORS)
     save(content, storage_writer=writer, no_dist=True)
     found = tensors_of(tmp_path / "st")
     assert all(same(found[name], content[name]) for name in content)
@@ -287,9 +283,7 @@ def change(name: str) -> Callable[[Any], None]:
         "strange_dtype": lambda metadata: setattr(
             tensor(metadata).properties, "dtype", torch.qint8
         ),
-        "sparse": lambda metadata: setattr(
-            tensor(metadata).properties, "layout", torch.sparse_coo
-        ),
+        "sparse": lambda metadata: setattr(tensor(metadata).properties, "layout", torch.sparse_coo),
         "huge": lambda metadata: setattr(tensor(metadata), "size", torch.Size((1 << 40, 1 << 40))),
         "dims": lambda metadata: setattr(tensor(metadata), "size", torch.Size((1,) * 1000)),
         "text": lambda metadata: setattr(tensor(metadata), "chunks", "none"),

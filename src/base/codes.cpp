@@ -69,7 +69,7 @@ constexpr auto codes = std::to_array<CodeInfo>({
     {"dcp.item_overlap", "Two items of a DCP checkpoint share bytes.",
      "The metadata are wrong; save the checkpoint again."},
     {"dcp.metadata", "The .metadata of a DCP checkpoint is not what torch writes.",
-     "Save the checkpoint with torch.distributed.checkpoint; other planners may write other things."},
+     "Save it with torch.distributed.checkpoint; other planners may write other things."},
     {"dcp.overlap", "Two chunks of a DCP checkpoint hold the same elements of a tensor.",
      "The metadata are wrong; save the checkpoint again."},
     {"dcp.transform", "Items of a DCP checkpoint are compressed or otherwise transformed.",

@@ -265,10 +265,9 @@ class CheckpointReader {
     merge();
     QuantizationClaim claim;
     if (std::ranges::any_of(tensors_, needs_claim)) claim = quantization_claim(opener_, root_);
-    return std::make_shared<const Catalog>(std::move(root_), std::move(shards_),
-                                           std::move(tensors_), std::move(metadata_),
-                                           std::move(findings_), &opener_.storage, claim,
-                                           std::move(assemblies_));
+    return std::make_shared<const Catalog>(
+        std::move(root_), std::move(shards_), std::move(tensors_), std::move(metadata_),
+        std::move(findings_), &opener_.storage, claim, std::move(assemblies_));
   }
 
   FileOpener opener_;

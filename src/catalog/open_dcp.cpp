@@ -27,8 +27,7 @@ namespace {
 // A part of a file, as a file. Thread-safe where the file is.
 class FilePart final : public ByteSource {
  public:
-  FilePart(ByteSource& file, const FileIdentity& identity, std::uint64_t begin,
-           std::uint64_t bytes)
+  FilePart(ByteSource& file, const FileIdentity& identity, std::uint64_t begin, std::uint64_t bytes)
       : file_(file), identity_(identity), begin_(begin) {
     identity_.bytes = bytes;
   }
@@ -155,13 +154,13 @@ class DcpFolder {
         if (file.is_safetensors) continue;
         const std::uint64_t bytes = file.identity.bytes;
         if (chunk.item_begin > bytes || chunk.item_bytes > bytes - chunk.item_begin) {
-          refuse_item(file.source->path(), tensor,
-                      {.code = "dcp.item_bounds",
-                       .message = "an item does not lie in its file",
-                       .field = "length",
-                       .found = fmt::format("{} at {}", bytes_text(chunk.item_bytes),
-                                            chunk.item_begin),
-                       .expected = "a part of " + bytes_text(bytes)});
+          refuse_item(
+              file.source->path(), tensor,
+              {.code = "dcp.item_bounds",
+               .message = "an item does not lie in its file",
+               .field = "length",
+               .found = fmt::format("{} at {}", bytes_text(chunk.item_bytes), chunk.item_begin),
+               .expected = "a part of " + bytes_text(bytes)});
         }
         ranges.emplace_back(chunk.file, chunk.item_begin, chunk.item_begin + chunk.item_bytes,
                             &tensor);
@@ -172,12 +171,13 @@ class DcpFolder {
       const auto& [file, begin, end, tensor] = ranges[i];
       const auto& [other, other_begin, other_end, other_tensor] = ranges[i - 1];
       if (file != other || begin >= other_end) continue;
-      refuse_item(files_[file].source->path(), *tensor,
-                  {.code = "dcp.item_overlap",
-                   .message = "two items share bytes of a file",
-                   .field = "offset",
-                   .found = fmt::format("[{}, {}) and [{}, {})", other_begin, other_end, begin, end),
-                   .expected = "an item for each chunk"});
+      refuse_item(
+          files_[file].source->path(), *tensor,
+          {.code = "dcp.item_overlap",
+           .message = "two items share bytes of a file",
+           .field = "offset",
+           .found = fmt::format("[{}, {}) and [{}, {})", other_begin, other_end, begin, end),
+           .expected = "an item for each chunk"});
     }
   }
 
@@ -216,11 +216,11 @@ class DcpFolder {
     next_ += bytes;  // of different bytes of the files, so no sum overflows
     info.offset_end = next_;
     if (bytes > 0) {
-      assembly_->tensors.push_back({.begin = info.offset_begin,
-                                    .end = info.offset_end,
-                                    .chunk_begin = chunk_begin,
-                                    .chunk_end =
-                                        static_cast<std::uint32_t>(assembly_->chunks.size())});
+      assembly_->tensors.push_back(
+          {.begin = info.offset_begin,
+           .end = info.offset_end,
+           .chunk_begin = chunk_begin,
+           .chunk_end = static_cast<std::uint32_t>(assembly_->chunks.size())});
     }
     header_.tensors.push_back(std::move(info));
   }

@@ -69,23 +69,19 @@ std::optional<Dtype> dtype_of_global(std::string_view global) noexcept {
   return dtype && bits(*dtype) % 8 == 0 ? dtype : std::nullopt;
 }
 
-// Names of torch's dtypes that loadstone does not read are refused where a tensor has them.
-bool is_torch_constant(std::string_view global) noexcept {
-  constexpr std::string_view module = "torch.";
-  if (!global.starts_with(module)) return false;
-  constexpr auto kinds = std::to_array<std::string_view>(
-      {"float", "bfloat", "int", "uint", "bool", "complex", "qint", "quint", "half", "double",
-       "long", "short", "bits"});
-  const std::string_view name = global.substr(module.size());
-  return name.find('.') == std::string_view::npos &&
-         std::ranges::any_of(kinds, [&](std::string_view kind) { return name.starts_with(kind); });
+// Those that loadstone does not read are refused where a tensor has them.
+bool is_torch_dtype(std::string_view global) noexcept {
+  constexpr auto beginnings = std::to_array<std::string_view>(
+      {"torch.float", "torch.bfloat", "torch.int", "torch.uint", "torch.bool", "torch.complex",
+       "torch.qint", "torch.quint", "torch.bits"});
+  return std::ranges::any_of(beginnings,
+                             [&](std::string_view each) { return global.starts_with(each); });
 }
 
 bool is_allowed_global(std::string_view global) noexcept {
   return std::ranges::any_of(metadata_classes,
                              [&](std::string_view each) { return is_class(global, each); }) ||
-         std::ranges::find(other_globals, global) != other_globals.end() ||
-         is_torch_constant(global);
+         std::ranges::find(other_globals, global) != other_globals.end() || is_torch_dtype(global);
 }
 
 // Not thread-safe; used once.
@@ -103,7 +99,7 @@ class DcpReader {
                    bytes_text(bytes - pickle_.offset_end), "none");
     }
     const std::uint32_t root = pickle_.root;
-    const std::string_view type = pickle_.callee(root);
+    const auto type = pickle_.callee(root);
     if (!is_class(type, "Metadata") && type != megatron_metadata) {
       bad({}, "pickle", root, "torch.distributed.checkpoint.metadata.Metadata");
     }
@@ -161,8 +157,7 @@ class DcpReader {
     return *found;
   }
 
-  [[nodiscard]] const std::vector<std::uint32_t>& dict_of(std::uint32_t node,
-                                                          std::string_view field) const {
+  [[nodiscard]] const auto& dict_of(std::uint32_t node, std::string_view field) const {
     if (pickle_.kind(node) != PickleKind::dict) bad({}, field, node, "a dict");
     return pickle_.items(node);
   }
@@ -202,8 +197,8 @@ class DcpReader {
     if (!noted || pickle_.kind(*noted) != PickleKind::dict) return;
     const auto& items = pickle_.items(*noted);
     for (std::size_t at = 0; at + 1 < items.size(); at += 2) {
-      const bool is_plain = pickle_.kind(items[at + 1]) == PickleKind::dict &&
-                            pickle_.items(items[at + 1]).empty();
+      const bool is_plain =
+          pickle_.kind(items[at + 1]) == PickleKind::dict && pickle_.items(items[at + 1]).empty();
       if (is_plain) continue;
       refuse({.code = "dcp.unsupported",
               .message = "Megatron-Core has saved the tensor in another shape than it has",
@@ -293,8 +288,8 @@ class DcpReader {
 
   [[nodiscard]] Dtype read_dtype(const std::string& name, std::uint32_t node) const {
     const std::string_view type = pickle_.callee(node);
-    const bool is_known = is_class(type, "TensorProperties") || type == old_properties;
-    if (!is_known || pickle_.items(node).size() < 3) {
+    if ((!is_class(type, "TensorProperties") && type != old_properties) ||
+        pickle_.items(node).size() < 3) {
       bad(name, "properties", node, "TensorProperties");
     }
     const std::uint32_t state = pickle_.items(node)[2];
@@ -334,8 +329,7 @@ class DcpReader {
   // False for one without elements: a rank that has none of the tensor's rows.
   [[nodiscard]] bool check_chunk(const DcpTensor& tensor, const DcpChunk& chunk) const {
     const Shape& shape = tensor.shape;
-    bool is_inside =
-        chunk.offsets.size() == shape.rank() && chunk.sizes.rank() == shape.rank();
+    bool is_inside = chunk.offsets.size() == shape.rank() && chunk.sizes.rank() == shape.rank();
     for (std::size_t d = 0; d < shape.rank() && is_inside; ++d) {
       const auto end = checked_add(chunk.offsets[d], chunk.sizes[d]);
       is_inside = end && *end <= shape[d];
@@ -473,12 +467,11 @@ class DcpReader {
     if (objects_.empty()) return;
     const std::size_t count = objects_.size();
     objects_.resize(std::min(count, ignored_shown_max));
-    Finding finding;
-    finding.severity = Severity::info;
-    finding.code = "dcp.ignored";
-    finding.message = fmt::format("{}: objects that are no tensors, and not read: {}",
-                                  printable(path_, 400), name_list(objects_, count));
-    metadata_.findings.push_back(std::move(finding));
+    metadata_.findings.push_back(
+        {.severity = Severity::info,
+         .code = "dcp.ignored",
+         .message = fmt::format("{}: objects that are no tensors, and not read: {}",
+                                printable(path_, 400), name_list(objects_, count))});
   }
 
   void tell_unused(Warnings& warnings) const {

@@ -125,8 +125,9 @@ class IndexReader {
       }
       const std::string_view shard = json.text(item);
       if (shard != checked) {
-        check_shard_name(source_.path(), shard,
-                         {.culprit = tensor, .field = weight_map_name, .byte_offset = json.position()});
+        check_shard_name(
+            source_.path(), shard,
+            {.culprit = tensor, .field = weight_map_name, .byte_offset = json.position()});
       }
       checked = shard;
       index_.entries.push_back({std::string(tensor), std::string(shard)});

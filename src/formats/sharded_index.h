@@ -34,7 +34,8 @@ struct ShardedIndex {
 // Throws Error "ix.json", "ix.weight_map", "ix.duplicate", "ix.path", "ix.path_escape", "io.*".
 [[nodiscard]] ShardedIndex read_sharded_index(ByteSource& source);
 
-// One relative path below the folder of what names it, spelled so that no system reads it otherwise.
+// One relative path below the folder of what names it, spelled so that no system reads it
+// otherwise.
 // `problem`: where the name stands. Throws Error "ix.path", "ix.path_escape".
 void check_shard_name(const std::string& path, std::string_view shard, HeaderProblem problem);
 

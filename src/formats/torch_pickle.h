@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -70,6 +71,8 @@ class Pickle {
   }
   // Of a call or an object: the dotted name; "" for anything else.
   [[nodiscard]] std::string_view callee(std::uint32_t index) const;
+  // Whether it is made by something in Python that makes no tensors.
+  [[nodiscard]] bool is_foreign(std::uint32_t index) const;
   // "a list", "a call of builtins.eval" ... for messages.
   [[nodiscard]] std::string describe(std::uint32_t index) const;
 
@@ -77,6 +80,11 @@ class Pickle {
   std::vector<std::vector<std::uint32_t>> lists;
   std::string texts;
 };
+
+// Of ("storage", class, key, device, count of elements), and in old files a view of it or None.
+// Nothing: it is such an id.
+[[nodiscard]] std::optional<std::string> problem_of_storage_id(const Pickle& pickle,
+                                                               std::uint32_t id);
 
 // Globals that make tensors, all of them: torch's _rebuild_ functions.
 [[nodiscard]] bool is_tensor_maker(std::string_view global) noexcept;

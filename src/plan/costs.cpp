@@ -57,8 +57,7 @@ bool can_view(const TensorInfo& tensor) noexcept {
 bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept {
   if (!is_whole_source(plan, target)) return false;
   const TensorInfo& source = plan.catalog->tensors()[target.recipe.boxes.front().source];
-  return source.byte_count() > 0 && can_view(source) &&
-         is_mappable(*plan.catalog, source.shard);
+  return source.byte_count() > 0 && can_view(source) && is_mappable(*plan.catalog, source.shard);
 }
 
 void count_costs(Plan& plan) {
