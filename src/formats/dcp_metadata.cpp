@@ -58,6 +58,8 @@ constexpr auto metadata_classes = std::to_array<std::string_view>({
 constexpr std::size_t ignored_shown_max = 8;
 constexpr std::size_t rank_max = 64;  // torch's own
 
+using Items = std::vector<std::uint32_t>;
+
 bool is_class(std::string_view global, std::string_view name) noexcept {
   return global.starts_with(metadata_module) && global.substr(metadata_module.size()) == name;
 }
@@ -157,7 +159,7 @@ class DcpReader {
     return *found;
   }
 
-  [[nodiscard]] const auto& dict_of(std::uint32_t node, std::string_view field) const {
+  [[nodiscard]] const Items& dict_of(std::uint32_t node, std::string_view field) const {
     if (pickle_.kind(node) != PickleKind::dict) bad({}, field, node, "a dict");
     return pickle_.items(node);
   }
@@ -212,7 +214,7 @@ class DcpReader {
 
   // ---- tensors
 
-  void read_tensors(const std::vector<std::uint32_t>& items) {
+  void read_tensors(const Items& items) {
     for (std::size_t at = 0; at + 1 < items.size(); at += 2) {
       const std::string name = text_of(items[at], {}, "state_dict_metadata");
       if (!is_utf8(name)) {
@@ -363,7 +365,7 @@ class DcpReader {
     }
   }
 
-  void read_storage(const std::vector<std::uint32_t>& items) {
+  void read_storage(const Items& items) {
     for (std::size_t at = 0; at + 1 < items.size(); at += 2) {
       const std::uint32_t index = items[at];
       if (!is_class(pickle_.callee(index), "MetadataIndex")) {
@@ -433,9 +435,7 @@ class DcpReader {
     const std::string plain = plain_relative_path(file);
     const auto [at, is_new] = files_.emplace(plain, index);
     if (is_new) metadata_.files.push_back(plain);
-    const std::uint32_t found = at->second;
-    files_.emplace(file, found);
-    return found;
+    return files_.emplace(file, at->second).first->second;
   }
 
   void require_stored(const DcpTensor& tensor) const {
