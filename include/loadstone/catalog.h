@@ -25,10 +25,11 @@
 namespace loadstone {
 
 class QuantizedTensors;
+struct Assembly;
 
-enum class FileFormat : std::uint8_t { safetensors, gguf, torch };
+enum class FileFormat : std::uint8_t { safetensors, gguf, torch, dcp };
 
-// "safetensors", "gguf", "torch"
+// "safetensors", "gguf", "torch", "dcp"
 [[nodiscard]] LOADSTONE_API std::string_view name(FileFormat format) noexcept;
 
 struct Shard {
@@ -142,9 +143,11 @@ class LOADSTONE_API Catalog {
   // Checks names for duplicates across shards (Error "ix.duplicate"). Tensors come in file order:
   // by shard, then by offset.
   // `storage`: what the shards are read through; it must live as long. Null: the machine's own.
+  // `assemblies`: one for each shard, or none; see assembly().
   Catalog(std::string root, std::vector<Shard> shards, std::vector<TensorInfo> tensors,
           Metadata metadata, std::vector<Finding> findings, Storage* storage = nullptr,
-          QuantizationClaim claim = {});
+          QuantizationClaim claim = {},
+          std::vector<std::shared_ptr<const Assembly>> assemblies = {});
   // Several checkpoints in one plan: a base and adapters, models that are merged. Shards and
   // tensors follow one another; names are looked up in each checkpoint by itself, and root,
   // metadata and claim are those of the first. Throws Error "plan.options" where there are none,
@@ -162,6 +165,10 @@ class LOADSTONE_API Catalog {
   [[nodiscard]] const std::vector<Finding>& findings() const noexcept { return findings_; }
   // `other`, or where that is null the storage that the checkpoint was opened through.
   [[nodiscard]] Storage& storage(Storage* other = nullptr) const noexcept;
+  // Where a shard's tensors lie in pieces in several files, as torch.distributed.checkpoint saves
+  // them: the shard's file is followed by their data, and offsets beyond its end are those of data
+  // that are read from the pieces. Null: the shard is one file.
+  [[nodiscard]] const std::shared_ptr<const Assembly>& assembly(std::uint32_t shard) const noexcept;
   // Index into tensors(); none where no tensor of the checkpoint has the name.
   [[nodiscard]] std::optional<std::uint32_t> find(std::string_view name,
                                                   std::uint32_t checkpoint = 0) const;
@@ -193,6 +200,7 @@ class LOADSTONE_API Catalog {
   QuantizationClaim claim_;
   mutable std::once_flag quantized_once_;
   mutable std::unique_ptr<const QuantizedTensors> quantized_;
+  std::vector<std::shared_ptr<const Assembly>> assemblies_;  // as many as shards
 };
 
 struct OpenOptions {

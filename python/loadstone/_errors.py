@@ -114,6 +114,7 @@ _AREAS: dict[str, type[Error]] = {
     "gg": FormatError,
     "im": FormatError,
     "pt": FormatError,
+    "dcp": FormatError,
     "q": FormatError,
     "format": FormatError,
     "open": PlanError,

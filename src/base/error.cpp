@@ -42,7 +42,8 @@ int exit_status(std::string_view code) noexcept {
   if (code == "usage" || code == "convert.target" || code == "plan.options") return 2;
   if (starts("memory.") || code == "plan.over_budget") return 5;
   if (starts("io.")) return 4;
-  for (const std::string_view format : {"st.", "ix.", "gg.", "im.", "pt.", "q.", "format."}) {
+  for (const std::string_view format :
+       {"st.", "ix.", "gg.", "im.", "pt.", "dcp.", "q.", "format."}) {
     if (starts(format)) return 3;
   }
   return 1;

@@ -16,6 +16,7 @@
 #include "base/json_dom.h"
 #include "base/python_json.h"
 #include "base/text.h"
+#include "catalog/assembled_file.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
 #include "kernels/cast.h"
@@ -255,7 +256,7 @@ float adapter_number(const Catalog& adapter, const TensorInfo& tensor) {
   }
   std::array<std::byte, sizeof(double)> bytes{};
   const std::span<std::byte> used(bytes.data(), tensor.byte_count());
-  adapter.storage().open(adapter.shards()[tensor.shard].path)->read(tensor.offset_begin, used);
+  open_shard(adapter.storage(), adapter, tensor.shard)->read(tensor.offset_begin, used);
   float number = 0;
   cast.run(bytes.data(), std::as_writable_bytes(std::span(&number, 1)).data(), 1);
   return number;

@@ -18,20 +18,25 @@ std::string_view name(FileFormat format) noexcept {
       return "gguf";
     case FileFormat::torch:
       return "torch";
+    case FileFormat::dcp:
+      return "dcp";
   }
   return {};
 }
 
 Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<TensorInfo> tensors,
                  Metadata metadata, std::vector<Finding> findings, Storage* storage,
-                 QuantizationClaim claim) try
+                 QuantizationClaim claim,
+                 std::vector<std::shared_ptr<const Assembly>> assemblies) try
     : root_(std::move(root)),
       shards_(std::move(shards)),
       tensors_(std::move(tensors)),
       metadata_(std::move(metadata)),
       findings_(std::move(findings)),
       storage_(storage),
-      claim_(claim) {
+      claim_(claim),
+      assemblies_(std::move(assemblies)) {
+  assemblies_.resize(shards_.size());
   const auto in_file_order = [](const TensorInfo& a, const TensorInfo& b) {
     return std::tie(a.shard, a.offset_begin, a.offset_end) <
            std::tie(b.shard, b.offset_begin, b.offset_end);
@@ -85,6 +90,7 @@ Catalog::Catalog(std::vector<std::shared_ptr<const Catalog>> checkpoints) try
   for (const auto& each : checkpoints_) {
     const auto shards_before = static_cast<std::uint32_t>(shards_.size());
     shards_.insert(shards_.end(), each->shards_.begin(), each->shards_.end());
+    assemblies_.insert(assemblies_.end(), each->assemblies_.begin(), each->assemblies_.end());
     for (const TensorInfo& tensor : each->tensors_) {
       tensors_.push_back(tensor);
       tensors_.back().shard += shards_before;
@@ -111,6 +117,10 @@ const QuantizedTensors& Catalog::quantized() const {
 Storage& Catalog::storage(Storage* other) const noexcept {
   if (other != nullptr) return *other;
   return storage_ != nullptr ? *storage_ : local_storage();
+}
+
+const std::shared_ptr<const Assembly>& Catalog::assembly(std::uint32_t shard) const noexcept {
+  return assemblies_[shard];
 }
 
 std::optional<std::uint32_t> Catalog::find(std::string_view name, std::uint32_t checkpoint) const {

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "catalog/locate_remote.h"
 #include "catalog/paths.h"
+#include "formats/dcp_metadata.h"
 #include "formats/sharded_index.h"
 #include "formats/torch.h"
 #include "loadstone/error.h"
@@ -88,6 +89,9 @@ std::vector<std::string> names_in(Storage& storage, const std::string& folder) {
       if (has_remote(storage, join_path(folder, name))) return {std::string(name)};
     }
   }
+  if (has_remote(storage, join_path(folder, dcp_metadata_name))) {
+    return {std::string(dcp_metadata_name)};
+  }
   return {};
 }
 
@@ -97,6 +101,7 @@ class FolderSearch {
   FolderSearch(Storage& storage, const std::string& folder) : folder_(folder) {
     files_.root = folder;
     for (const std::string& name : names_in(storage, folder)) {
+      if (name == dcp_metadata_name) has_dcp_ = true;
       if (name.starts_with('.'))
         continue;  // macOS leaves "._model.safetensors" beside the real one
       if (is_index_name(name)) indexes_.push_back(name);
@@ -109,7 +114,7 @@ class FolderSearch {
   }
 
   CheckpointFiles find() {
-    if (take_index() || take_usual_file()) return std::move(files_);
+    if (take_dcp() || take_index() || take_usual_file()) return std::move(files_);
     if (!safetensors_.empty() && !ggufs_.empty()) {
       std::vector<std::string> both = safetensors_;
       both.insert(both.end(), ggufs_.begin(), ggufs_.end());
@@ -130,6 +135,23 @@ class FolderSearch {
   }
 
  private:
+  // What torch.distributed.checkpoint wrote. torch's files beside it are those of a trainer.
+  bool take_dcp() {
+    if (!has_dcp_) return false;
+    std::vector<std::string> others = safetensors_;
+    others.insert(others.end(), ggufs_.begin(), ggufs_.end());
+    if (!others.empty()) {
+      others.insert(others.begin(), std::string(dcp_metadata_name));
+      refuse_folder(folder_, "format.no_checkpoint",
+                    "the folder holds a checkpoint of torch.distributed.checkpoint and others; "
+                    "name the one that is meant",
+                    others);
+    }
+    files_.files = {std::string(dcp_metadata_name)};
+    tell_ignored(torch_);
+    return true;
+  }
+
   bool take_index() {
     std::vector<std::string> usual;
     for (const std::string& name : indexes_) {
@@ -254,6 +276,7 @@ class FolderSearch {
   std::vector<std::string> torch_;
   std::vector<std::string> torch_indexes_;
   bool pipeline_ = false;
+  bool has_dcp_ = false;
 };
 
 bool has_wildcard(std::string_view path) noexcept {

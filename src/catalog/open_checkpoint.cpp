@@ -10,9 +10,11 @@
 #include "catalog/config_claim.h"
 #include "catalog/index_check.h"
 #include "catalog/locate.h"
+#include "catalog/open_dcp.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
 #include "codec/tensor_table.h"
+#include "formats/dcp_metadata.h"
 #include "formats/gguf.h"
 #include "formats/safetensors.h"
 #include "formats/sharded_index.h"
@@ -59,6 +61,11 @@ class CheckpointReader {
     findings_ = std::move(files.findings);
     if (files.index) {
       read_index(*files.index);
+    } else if (files.files.size() == 1 && file_name(files.files.front()) == dcp_metadata_name) {
+      DcpCheckpoint checkpoint = read_dcp(opener_, join_path(root_, files.files.front()));
+      checkpoint.header.shard.relative_path = files.files.front();
+      add(std::move(checkpoint.header));
+      assemblies_.push_back(std::move(checkpoint.assembly));
     } else if (files.files.size() == 1) {
       read_one(files.files.front());
     } else {
@@ -258,9 +265,9 @@ class CheckpointReader {
     merge();
     QuantizationClaim claim;
     if (std::ranges::any_of(tensors_, needs_claim)) claim = quantization_claim(opener_, root_);
-    return std::make_shared<const Catalog>(std::move(root_), std::move(shards_),
-                                           std::move(tensors_), std::move(metadata_),
-                                           std::move(findings_), &opener_.storage, claim);
+    return std::make_shared<const Catalog>(
+        std::move(root_), std::move(shards_), std::move(tensors_), std::move(metadata_),
+        std::move(findings_), &opener_.storage, claim, std::move(assemblies_));
   }
 
   FileOpener opener_;
@@ -268,6 +275,7 @@ class CheckpointReader {
   std::string root_;
   std::vector<FileHeader> headers_;
   std::vector<Shard> shards_;
+  std::vector<std::shared_ptr<const Assembly>> assemblies_;  // none, or one for each shard
   std::vector<TensorInfo> tensors_;
   Metadata metadata_;
   std::vector<Finding> findings_;

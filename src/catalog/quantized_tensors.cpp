@@ -12,6 +12,7 @@
 
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "catalog/assembled_file.h"
 #include "catalog/quantized_names.h"
 #include "codec/families.h"
 #include "codec/tensor_table.h"
@@ -68,7 +69,7 @@ class CatalogTable final : public TensorTable {
       throw Error("q.quant_state", "nothing is read", {.tensor = tensor.name});
     }
     auto& source = sources_[tensor.shard];
-    if (!source) source = storage_->open(catalog_.shards()[tensor.shard].path);
+    if (!source) source = open_shard(*storage_, catalog_, tensor.shard);
     std::string text(std::min(bytes, tensor.byte_count()), '\0');
     source->read(tensor.offset_begin, std::as_writable_bytes(std::span(text)));
     return text;

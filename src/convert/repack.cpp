@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "catalog/assembled_file.h"
 #include "codec/encode.h"
 #include "codec/fp4/blocks.h"
 #include "convert/choose.h"
@@ -203,7 +204,7 @@ class Repacker {
   std::optional<Value> inverted(std::uint32_t tensor, bool is_divisor, const Shape& shape) {
     const TensorInfo& info = catalog_.tensors()[tensor];
     auto& file = files_[info.shard];
-    if (file == nullptr) file = catalog_.storage().open(catalog_.shards()[info.shard].path);
+    if (file == nullptr) file = open_shard(catalog_.storage(), catalog_, info.shard);
     std::vector<float> numbers(info.byte_count() / sizeof(float));
     file->read(info.offset_begin, std::as_writable_bytes(std::span(numbers)));
     for (float& number : numbers) {

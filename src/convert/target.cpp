@@ -14,6 +14,7 @@
 #include "base/digest.h"
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "catalog/assembled_file.h"
 #include "convert/container.h"
 #include "convert/extras.h"
 #include "convert/files.h"
@@ -54,10 +55,17 @@ void check_source(const Catalog& catalog, const TargetPlace& place) {
   const fs::path target = real_path(place.path);
   const auto status = status_of(place.path, true);
   bool in_source_folder = false;
-  for (const Shard& shard : catalog.shards()) {
-    const auto source = status_of(shard.path, true);
+  const auto require_another = [&](const std::string& path, const std::string& name) {
+    const auto source = status_of(path, true);
     if (status && source && same_file(*status, *source)) {
-      refuse(place.path, "the target is a file of the source", printable(shard.relative_path));
+      refuse(place.path, "the target is a file of the source", printable(name));
+    }
+  };
+  for (std::uint32_t i = 0; i < catalog.shards().size(); ++i) {
+    const Shard& shard = catalog.shards()[i];
+    require_another(shard.path, shard.relative_path);
+    if (const auto& assembly = catalog.assembly(i)) {
+      for (const Assembly::File& file : assembly->files) require_another(file.path, file.path);
     }
     const fs::path folder = real_path(shard.path).parent_path();
     if (target == folder) refuse(place.path, "the target is the folder of the source");

@@ -11,6 +11,7 @@
 
 #include "base/digest.h"
 #include "base/text.h"
+#include "catalog/assembled_file.h"
 #include "loadstone/error.h"
 #include "plan/decodings.h"
 
@@ -74,7 +75,7 @@ OpenShards::OpenShards(const Catalog& catalog, Storage* storage, const std::vect
   for (std::size_t i = 0; i < sources_.size(); ++i) {
     if (!needed.empty() && !needed[i]) continue;
     const Shard& shard = catalog.shards()[i];
-    sources_[i] = catalog.storage(storage).open(shard.path);
+    sources_[i] = open_shard(catalog.storage(storage), catalog, static_cast<std::uint32_t>(i));
     check_identity(shard, sources_[i]->identity());
     check_header(shard, *sources_[i]);
   }

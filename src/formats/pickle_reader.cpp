@@ -22,8 +22,9 @@ std::string_view text_of(std::span<const std::byte> bytes) {
 // Not thread-safe; used once.
 class PickleReader {
  public:
-  PickleReader(ByteSource& source, std::uint64_t begin, std::uint64_t end, Warnings& warnings)
-      : path_(source.path()), in_(source, begin, end), warnings_(warnings) {}
+  PickleReader(ByteSource& source, std::uint64_t begin, std::uint64_t end, Warnings& warnings,
+               const PickleRules& rules)
+      : path_(source.path()), in_(source, begin, end), warnings_(warnings), rules_(rules) {}
 
   Pickle read() {
     pickle_.lists.emplace_back();  // of all that are empty
@@ -283,18 +284,11 @@ class PickleReader {
       refuse_stack(fmt::format("{} keys and values", added.size()), "pairs");
     }
     const PickleKind found = pickle_.kind(node);
-    if (found != kind && !is_foreign(node)) refuse_target(node, "a container of its kind");
+    if (found != kind && !pickle_.is_foreign(node)) refuse_target(node, "a container of its kind");
     // What an unknown class does with it is not known, so it is dropped.
     if (found != kind || added.empty()) return;
     auto& items = items_of(node);
     items.insert(items.end(), added.begin(), added.end());
-  }
-
-  // Made by something in Python that is not on the list.
-  [[nodiscard]] bool is_foreign(std::uint32_t node) const {
-    const PickleKind kind = pickle_.kind(node);
-    return (kind == PickleKind::call || kind == PickleKind::object) &&
-           !is_tensor_maker(pickle_.callee(node));
   }
 
   // ---- the memo
@@ -354,6 +348,7 @@ class PickleReader {
         std::string dotted(in_.line());
         dotted += '.';
         dotted += in_.line();
+        require_allowed(dotted);
         push(add_text(PickleKind::global, dotted));
         return true;
       }
@@ -365,7 +360,9 @@ class PickleReader {
         const std::string_view module = pickle_.text(names[0]);
         const std::string_view last = pickle_.text(names[1]);
         budget_.take(path_, module.size() + last.size(), in_.consumed());
-        const std::uint32_t node = add_text(PickleKind::global, fmt::format("{}.{}", module, last));
+        const std::string dotted = fmt::format("{}.{}", module, last);
+        require_allowed(dotted);
+        const std::uint32_t node = add_text(PickleKind::global, dotted);
         pickle_.nodes[node].from_stack = true;
         push(node);
         return true;
@@ -377,10 +374,11 @@ class PickleReader {
         return true;
       }
       case 'b': {
-        static_cast<void>(pop());  // attributes, such as a state dict's _metadata
-        if (pickle_.kind(top()) != PickleKind::dict && !is_foreign(top())) {
+        const std::uint32_t state = pop();  // attributes, such as a state dict's _metadata
+        if (pickle_.kind(top()) != PickleKind::dict && !pickle_.is_foreign(top())) {
           refuse_target(top(), "an object or a dict");
         }
+        if (rules_.keeps_state && pickle_.kind(top()) != PickleKind::dict) keep_state(state);
         return true;
       }
       case 'Q':
@@ -389,6 +387,19 @@ class PickleReader {
       default:
         return false;
     }
+  }
+
+  void require_allowed(std::string_view global) const {
+    if (rules_.is_allowed == nullptr || rules_.is_allowed(global)) return;
+    refuse("pt.global_refused", "a name that has no place in such a pickle", printable(global, 200),
+           "names that torch writes (nothing of a file is ever called)");
+  }
+
+  // Of what is on top of the stack.
+  void keep_state(std::uint32_t state) {
+    auto& items = items_of(top());
+    if (items.size() != 2) refuse_target(top(), "an object whose state is given once");
+    items.push_back(state);
   }
 
   std::uint32_t made(std::uint32_t callee, std::uint32_t arguments) {
@@ -434,26 +445,12 @@ class PickleReader {
     return add_list(PickleKind::dict, std::move(members));
   }
 
-  // ("storage", class, key, device, count of elements), and in old files a view of it or None.
   std::uint32_t add_storage(std::uint32_t id) {
-    const auto bad = [&](std::string found) {
-      refuse("pt.persistent_id", "a persistent id that names no storage", std::move(found),
+    if (const auto found = problem_of_storage_id(pickle_, id)) {
+      refuse("pt.persistent_id", "a persistent id that names no storage", *found,
              "('storage', class, key, device, numel)");
-    };
-    if (pickle_.kind(id) != PickleKind::tuple) bad(pickle_.describe(id));
+    }
     const std::vector<std::uint32_t>& parts = pickle_.items(id);
-    if (parts.size() < 5 || parts.size() > 6) bad(fmt::format("a tuple of {}", parts.size()));
-    const auto is = [&](std::size_t part, PickleKind kind) {
-      return pickle_.kind(parts[part]) == kind;
-    };
-    if (!is(0, PickleKind::text) || pickle_.text(parts[0]) != "storage") {
-      bad(pickle_.describe(parts[0]));
-    }
-    if (!is(1, PickleKind::global) || !is(2, PickleKind::text) || !is(4, PickleKind::integer)) {
-      bad(fmt::format("{}, {}, {}", pickle_.describe(parts[1]), pickle_.describe(parts[2]),
-                      pickle_.describe(parts[4])));
-    }
-    if (parts.size() == 6 && !is(5, PickleKind::none)) bad("a view of another storage");
     const std::int64_t numel = pickle_.node(parts[4]).number;
     if (numel < 0) {
       refuse("pt.storage_size",
@@ -482,6 +479,7 @@ class PickleReader {
   std::string path_;
   PickleInput in_;
   Warnings& warnings_;
+  PickleRules rules_;
   unsigned char op_ = '.';
   Pickle pickle_;
   CopyBudget budget_;
@@ -493,8 +491,9 @@ class PickleReader {
 
 }  // namespace
 
-Pickle read_pickle(ByteSource& source, std::uint64_t begin, std::uint64_t end, Warnings& warnings) {
-  return PickleReader(source, begin, end, warnings).read();
+Pickle read_pickle(ByteSource& source, std::uint64_t begin, std::uint64_t end, Warnings& warnings,
+                   const PickleRules& rules) {
+  return PickleReader(source, begin, end, warnings, rules).read();
 }
 
 }  // namespace loadstone

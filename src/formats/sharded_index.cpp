@@ -124,50 +124,29 @@ class IndexReader {
         bad(tensor, "the shard's name is not a string", json.check(item));
       }
       const std::string_view shard = json.text(item);
-      if (shard != checked) check_shard_name(tensor, shard, json.position());
+      if (shard != checked) {
+        check_shard_name(
+            source_.path(), shard,
+            {.culprit = tensor, .field = weight_map_name, .byte_offset = json.position()});
+      }
       checked = shard;
       index_.entries.push_back({std::string(tensor), std::string(shard)});
     });
-  }
-
-  // One relative path below the index's folder, spelled so that no system reads it otherwise.
-  void check_shard_name(std::string_view tensor, std::string_view shard,
-                        std::uint64_t offset) const {
-    HeaderProblem problem{.culprit = tensor,
-                          .field = weight_map_name,
-                          .found = "'" + std::string(shard) + "'",
-                          .byte_offset = offset};
-    const auto is_control = [](unsigned char byte) { return byte < 0x20 || byte == 0x7f; };
-    if (std::ranges::any_of(shard, is_control) || plain_relative_path(shard).empty()) {
-      problem.code = "ix.path";
-      problem.message = "the shard's name cannot be the name of a file";
-      problem.expected = "a name without control characters";
-      refuse(std::move(problem));
-    }
-    const bool drive = shard.size() >= 2 && shard[1] == ':';
-    if (!shard.starts_with('/') && !drive && shard.find('\\') == std::string_view::npos &&
-        !climbs(shard)) {
-      return;
-    }
-    problem.code = "ix.path_escape";
-    problem.message = "the shard's name leads out of the checkpoint's folder";
-    problem.expected = "a relative path without '..'";
-    refuse(std::move(problem));
-  }
-
-  static bool climbs(std::string_view path) noexcept {
-    while (true) {
-      const std::size_t slash = path.find('/');
-      if (path.substr(0, slash) == "..") return true;
-      if (slash == std::string_view::npos) return false;
-      path.remove_prefix(slash + 1);
-    }
   }
 
   ByteSource& source_;
   ShardedIndex index_;
   bool has_weight_map_ = false;
 };
+
+bool climbs(std::string_view path) noexcept {
+  while (true) {
+    const std::size_t slash = path.find('/');
+    if (path.substr(0, slash) == "..") return true;
+    if (slash == std::string_view::npos) return false;
+    path.remove_prefix(slash + 1);
+  }
+}
 
 }  // namespace
 
@@ -178,6 +157,26 @@ bool is_index_name(std::string_view file_name) noexcept {
 
 bool is_torch_index_name(std::string_view file_name) noexcept {
   return file_name.ends_with(".json") && file_name.find(".bin.index.") != std::string_view::npos;
+}
+
+void check_shard_name(const std::string& path, std::string_view shard, HeaderProblem problem) {
+  problem.found = "'" + std::string(shard) + "'";
+  const auto is_control = [](unsigned char byte) { return byte < 0x20 || byte == 0x7f; };
+  if (std::ranges::any_of(shard, is_control) || plain_relative_path(shard).empty()) {
+    problem.code = "ix.path";
+    problem.message = "the shard's name cannot be the name of a file";
+    problem.expected = "a name without control characters";
+    refuse(path, std::move(problem));
+  }
+  const bool drive = shard.size() >= 2 && shard[1] == ':';
+  if (!shard.starts_with('/') && !drive && shard.find('\\') == std::string_view::npos &&
+      !climbs(shard)) {
+    return;
+  }
+  problem.code = "ix.path_escape";
+  problem.message = "the shard's name leads out of the checkpoint's folder";
+  problem.expected = "a relative path without '..'";
+  refuse(path, std::move(problem));
 }
 
 ShardedIndex read_sharded_index(ByteSource& source) { return IndexReader(source).read(); }

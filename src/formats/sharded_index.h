@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/file_header.h"
 #include "loadstone/storage.h"
 
 namespace loadstone {
@@ -32,6 +33,11 @@ struct ShardedIndex {
 
 // Throws Error "ix.json", "ix.weight_map", "ix.duplicate", "ix.path", "ix.path_escape", "io.*".
 [[nodiscard]] ShardedIndex read_sharded_index(ByteSource& source);
+
+// One relative path below the folder of what names it, spelled so that no system reads it
+// otherwise.
+// `problem`: where the name stands. Throws Error "ix.path", "ix.path_escape".
+void check_shard_name(const std::string& path, std::string_view shard, HeaderProblem problem);
 
 // A shard's name without "." and empty parts, which would make two names of one file.
 [[nodiscard]] std::string plain_relative_path(std::string_view path);

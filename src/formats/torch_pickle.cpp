@@ -27,6 +27,11 @@ std::string_view Pickle::callee(std::uint32_t index) const {
   return is_made ? text(items(index).front()) : std::string_view();
 }
 
+bool Pickle::is_foreign(std::uint32_t index) const {
+  const bool is_made = kind(index) == PickleKind::call || kind(index) == PickleKind::object;
+  return is_made && !is_tensor_maker(callee(index));
+}
+
 std::string Pickle::describe(std::uint32_t index) const {
   switch (kind(index)) {
     case PickleKind::none:
@@ -61,6 +66,24 @@ std::string Pickle::describe(std::uint32_t index) const {
       return "an object of " + printable(callee(index));
   }
   return "something";
+}
+
+std::optional<std::string> problem_of_storage_id(const Pickle& pickle, std::uint32_t id) {
+  if (pickle.kind(id) != PickleKind::tuple) return pickle.describe(id);
+  const std::vector<std::uint32_t>& parts = pickle.items(id);
+  if (parts.size() < 5 || parts.size() > 6) return fmt::format("a tuple of {}", parts.size());
+  const auto is = [&](std::size_t part, PickleKind kind) {
+    return pickle.kind(parts[part]) == kind;
+  };
+  if (!is(0, PickleKind::text) || pickle.text(parts[0]) != "storage") {
+    return pickle.describe(parts[0]);
+  }
+  if (!is(1, PickleKind::global) || !is(2, PickleKind::text) || !is(4, PickleKind::integer)) {
+    return fmt::format("{}, {}, {}", pickle.describe(parts[1]), pickle.describe(parts[2]),
+                       pickle.describe(parts[4]));
+  }
+  if (parts.size() == 6 && !is(5, PickleKind::none)) return "a view of another storage";
+  return std::nullopt;
 }
 
 bool is_tensor_maker(std::string_view global) noexcept {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,7 +29,7 @@ enum class PickleKind : std::uint8_t {
   dict,     // keys and values in turn; OrderedDict too
   storage,  // a persistent id: class, key, count of elements
   call,     // what a global would return: the global, its arguments
-  object,   // an instance of a class: the global, its arguments
+  object,   // an instance of a class: the global, its arguments; a state where it is kept
 };
 
 struct PickleNode {
@@ -70,6 +71,8 @@ class Pickle {
   }
   // Of a call or an object: the dotted name; "" for anything else.
   [[nodiscard]] std::string_view callee(std::uint32_t index) const;
+  // Whether it is made by something in Python that makes no tensors.
+  [[nodiscard]] bool is_foreign(std::uint32_t index) const;
   // "a list", "a call of builtins.eval" ... for messages.
   [[nodiscard]] std::string describe(std::uint32_t index) const;
 
@@ -78,13 +81,27 @@ class Pickle {
   std::string texts;
 };
 
+// Of ("storage", class, key, device, count of elements), and in old files a view of it or None.
+// Nothing: it is such an id.
+[[nodiscard]] std::optional<std::string> problem_of_storage_id(const Pickle& pickle,
+                                                               std::uint32_t id);
+
 // Globals that make tensors, all of them: torch's _rebuild_ functions.
 [[nodiscard]] bool is_tensor_maker(std::string_view global) noexcept;
 
+// What a pickle that is no state dict may hold.
+struct PickleRules {
+  // Globals that may be named, all others are "pt.global_refused"; null: any may be named.
+  bool (*is_allowed)(std::string_view global) noexcept = nullptr;
+  // A call or an object gets what BUILD gives it as its third item. Otherwise that is dropped.
+  bool keeps_state = false;
+};
+
 // Reads one pickle from [begin, end) of the file. Throws Error "pt.opcode", "pt.stack", "pt.memo",
-// "pt.truncated", "pt.protocol", "pt.persistent_id", "pt.storage_size", "pt.budget", "io.*".
+// "pt.truncated", "pt.protocol", "pt.persistent_id", "pt.storage_size", "pt.budget",
+// "pt.global_refused", "io.*".
 [[nodiscard]] Pickle read_pickle(ByteSource& source, std::uint64_t begin, std::uint64_t end,
-                                 Warnings& warnings);
+                                 Warnings& warnings, const PickleRules& rules = {});
 
 // Larger ones are refused: 100,000 tensors take 20 MB.
 inline constexpr std::uint64_t pickle_bytes_max = 48u << 20;

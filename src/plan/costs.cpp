@@ -44,6 +44,10 @@ bool can_keep_on_disk(const Plan& plan, const PlannedTarget& target) noexcept {
          plan.catalog->shards()[source.shard].format == FileFormat::safetensors;
 }
 
+bool is_mappable(const Catalog& catalog, std::uint32_t shard) noexcept {
+  return catalog.assembly(shard) == nullptr && !is_remote(catalog.shards()[shard].path);
+}
+
 bool can_view(const TensorInfo& tensor) noexcept {
   if (!tensor.encoding.is_dtype()) return false;
   const std::size_t alignment = element_bytes(tensor.encoding.dtype());
@@ -53,8 +57,7 @@ bool can_view(const TensorInfo& tensor) noexcept {
 bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept {
   if (!is_whole_source(plan, target)) return false;
   const TensorInfo& source = plan.catalog->tensors()[target.recipe.boxes.front().source];
-  return source.byte_count() > 0 && can_view(source) &&
-         !is_remote(plan.catalog->shards()[source.shard].path);
+  return source.byte_count() > 0 && can_view(source) && is_mappable(*plan.catalog, source.shard);
 }
 
 std::uint64_t bytes_placed(const PlannedTarget& target) {

@@ -28,6 +28,9 @@ namespace loadstone {
 // those of the file. A tensor without elements always does; one of a block format never.
 [[nodiscard]] bool can_view(const TensorInfo& tensor) noexcept;
 
+// Whether the shard is one file of this machine, so that memory can be a view of it.
+[[nodiscard]] bool is_mappable(const Catalog& catalog, std::uint32_t shard) noexcept;
+
 // Whether a view of the file can be the value: a whole source that has bytes and can be viewed.
 [[nodiscard]] bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept;
 

@@ -36,8 +36,8 @@ TEST(Codes, ThoseOfTheManifestAreKnown) {
 
 bool is_code(std::string_view text) {
   constexpr auto areas = std::to_array<std::string_view>(
-      {"audit.", "convert.", "format.", "gg.", "im.", "io.", "ix.", "memory.", "offload.", "plan.",
-       "pt.", "q.", "skeleton.", "st."});
+      {"audit.", "convert.", "dcp.", "format.", "gg.", "im.", "io.", "ix.", "memory.", "offload.",
+       "plan.", "pt.", "q.", "skeleton.", "st."});
   return std::ranges::any_of(areas, [&](std::string_view area) {
     return text.starts_with(area) && text.size() > area.size() &&
            text.find_first_not_of("abcdefghijklmnopqrstuvwxyz_0123456789", area.size()) ==

@@ -1,0 +1,156 @@
+#include "catalog/assembled_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <utility>
+
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+// Thread-safe: what it knows never changes, and its files are.
+class AssembledFile final : public ByteSource {
+ public:
+  AssembledFile(Storage& storage, const Shard& shard, std::shared_ptr<const Assembly> assembly)
+      : assembly_(std::move(assembly)),
+        head_bytes_(shard.data_begin),
+        head_(storage.open(shard.path)) {
+    files_.reserve(assembly_->files.size());
+    for (const Assembly::File& file : assembly_->files) files_.push_back(storage.open(file.path));
+  }
+
+  [[nodiscard]] const std::string& path() const noexcept override { return head_->path(); }
+
+  [[nodiscard]] FileIdentity identity() const override {
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+      if (files_[i]->identity() == assembly_->files[i].identity) continue;
+      throw Error("io.changed", "the file is not the one that the plan was made for",
+                  {.path = files_[i]->path()});
+    }
+    return assembled_identity(head_->identity(), *assembly_);
+  }
+
+  [[nodiscard]] unsigned reads_at_once() const noexcept override { return head_->reads_at_once(); }
+
+  using ByteSource::read;
+  void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
+    for (const std::span<std::byte> piece : pieces) {
+      read_piece(offset, piece);
+      offset += piece.size();
+    }
+  }
+
+ private:
+  static constexpr std::size_t runs_at_once = 256;
+
+  void read_piece(std::uint64_t offset, std::span<std::byte> into) const {
+    if (offset < head_bytes_ && !into.empty()) {
+      const auto count = std::min<std::uint64_t>(into.size(), head_bytes_ - offset);
+      head_->read(offset, into.first(count));
+      offset += count;
+      into = into.subspan(count);
+    }
+    const auto& tensors = assembly_->tensors;
+    auto tensor = std::ranges::upper_bound(tensors, offset, {}, &AssembledTensor::begin);
+    if (tensor != tensors.begin()) --tensor;
+    for (; !into.empty(); ++tensor) {
+      if (tensor == tensors.end() || offset >= tensor->end) {
+        throw Error("io.short_read", "the tensors end early",
+                    {.path = path(), .byte_offset = offset});
+      }
+      const auto count = std::min<std::uint64_t>(into.size(), tensor->end - offset);
+      for (std::uint32_t c = tensor->chunk_begin; c < tensor->chunk_end; ++c) {
+        read_chunk(assembly_->chunks[c], offset - tensor->begin, into.first(count));
+      }
+      offset += count;
+      into = into.subspan(count);
+    }
+  }
+
+  // Those of the chunk's runs that meet the tensor's bytes from `begin` on, in one read of the file
+  // for many of them.
+  void read_chunk(const AssembledChunk& chunk, std::uint64_t begin,
+                  std::span<std::byte> into) const {
+    const std::uint64_t end = begin + into.size();
+    const std::uint64_t runs = chunk.runs();
+    std::uint64_t run = first_run(chunk, runs, begin);
+    std::array<std::span<std::byte>, runs_at_once> pieces;
+    std::size_t count = 0;
+    std::uint64_t at = 0;  // in the file, of the first piece
+    const auto flush = [&] {
+      if (count > 0) files_[chunk.file]->read(at, std::span(pieces).first(count));
+      count = 0;
+    };
+    for (; run < runs; ++run) {
+      const std::uint64_t run_begin = chunk.run_begin(run);
+      if (run_begin >= end) break;
+      const std::uint64_t from = std::max(begin, run_begin);
+      const std::uint64_t to = std::min(end, run_begin + chunk.run_bytes);
+      if (count == 0) at = chunk.file_begin + run * chunk.run_bytes + (from - run_begin);
+      pieces[count++] = into.subspan(from - begin, to - from);
+      if (count == pieces.size()) flush();
+    }
+    flush();
+  }
+
+  // The first that ends behind `begin`.
+  static std::uint64_t first_run(const AssembledChunk& chunk, std::uint64_t runs,
+                                 std::uint64_t begin) {
+    std::uint64_t low = 0;
+    std::uint64_t high = runs;
+    while (low < high) {
+      const std::uint64_t middle = low + (high - low) / 2;
+      if (chunk.run_begin(middle) + chunk.run_bytes <= begin) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+
+  std::shared_ptr<const Assembly> assembly_;
+  std::uint64_t head_bytes_;
+  std::shared_ptr<ByteSource> head_;
+  std::vector<std::shared_ptr<ByteSource>> files_;
+};
+
+}  // namespace
+
+std::uint64_t AssembledChunk::runs() const noexcept {
+  std::uint64_t count = 1;
+  for (const Dim& dim : dims) count *= dim.extent;
+  return count;
+}
+
+std::uint64_t AssembledChunk::run_begin(std::uint64_t index) const noexcept {
+  std::uint64_t at = first;
+  for (std::size_t d = dims.size(); d-- > 0;) {
+    at += index % dims[d].extent * dims[d].stride;
+    index /= dims[d].extent;
+  }
+  return at;
+}
+
+FileIdentity assembled_identity(FileIdentity shard, const Assembly& assembly) {
+  for (const Assembly::File& file : assembly.files) {
+    shard.modified_ns = std::max(shard.modified_ns, file.identity.modified_ns);
+    shard.changed_ns = std::max(shard.changed_ns, file.identity.changed_ns);
+  }
+  return shard;
+}
+
+std::shared_ptr<ByteSource> open_shard(Storage& storage, const Catalog& catalog,
+                                       std::uint32_t shard) {
+  const Shard& opened = catalog.shards()[shard];
+  const auto& assembly = catalog.assembly(shard);
+  if (assembly == nullptr) return storage.open(opened.path);
+  return std::make_shared<AssembledFile>(storage, opened, assembly);
+}
+
+}  // namespace loadstone

@@ -1,0 +1,61 @@
+// Tensors that lie in pieces in several files, read as if they stood one after the other in one.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+// A box of a tensor, whose elements stand one after the other in a file: runs of bytes that have a
+// place each in the tensor.
+struct AssembledChunk {
+  struct Dim {
+    std::uint64_t extent;
+    std::uint64_t stride;  // bytes from a run to the next, in the tensor
+  };
+
+  std::uint32_t file = 0;        // index into Assembly::files
+  std::uint64_t file_begin = 0;  // of the first run
+  std::uint64_t first = 0;       // byte of the tensor that the first run stands at
+  std::uint64_t run_bytes = 0;
+  std::vector<Dim> dims;  // outermost first; none: one run
+
+  [[nodiscard]] std::uint64_t runs() const noexcept;
+  // Byte of the tensor that run `index` stands at; it grows with the index.
+  [[nodiscard]] std::uint64_t run_begin(std::uint64_t index) const noexcept;
+};
+
+struct AssembledTensor {
+  std::uint64_t begin = 0;  // in the assembled file
+  std::uint64_t end = 0;
+  std::uint32_t chunk_begin = 0;  // indices into Assembly::chunks
+  std::uint32_t chunk_end = 0;
+};
+
+// Plain data. Thread-safe: it never changes.
+struct Assembly {
+  struct File {
+    std::string path;
+    FileIdentity identity;
+  };
+
+  std::vector<File> files;
+  std::vector<AssembledChunk> chunks;
+  std::vector<AssembledTensor> tensors;  // one after the other, without gaps; those with bytes
+};
+
+// That of the shard's file, with the latest of the times.
+[[nodiscard]] FileIdentity assembled_identity(FileIdentity shard, const Assembly& assembly);
+
+// The shard as a file: the one at its path, or one that is assembled. All that reads a shard opens
+// it here. What the source throws names the file that fails; identity() is Error "io.changed" where
+// a file of the pieces is another by now.
+[[nodiscard]] std::shared_ptr<ByteSource> open_shard(Storage& storage, const Catalog& catalog,
+                                                     std::uint32_t shard);
+
+}  // namespace loadstone

@@ -1,0 +1,338 @@
+#include "catalog/open_dcp.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <set>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/digest.h"
+#include "catalog/assembled_file.h"
+#include "catalog/paths.h"
+#include "formats/dcp_metadata.h"
+#include "formats/safetensors.h"
+#include "formats/sniff.h"
+#include "formats/torch.h"
+#include "loadstone/name_hash.h"
+
+namespace loadstone {
+
+namespace {
+
+// A part of a file, as a file. Thread-safe where the file is.
+class FilePart final : public ByteSource {
+ public:
+  FilePart(ByteSource& file, const FileIdentity& identity, std::uint64_t begin, std::uint64_t bytes)
+      : file_(file), identity_(identity), begin_(begin) {
+    identity_.bytes = bytes;
+  }
+
+  [[nodiscard]] const std::string& path() const noexcept override { return file_.path(); }
+  [[nodiscard]] FileIdentity identity() const override { return identity_; }
+  using ByteSource::read;
+  void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
+    file_.read(begin_ + offset, pieces);
+  }
+
+ private:
+  ByteSource& file_;
+  FileIdentity identity_;
+  std::uint64_t begin_;
+};
+
+// The same, of an item: a tensor's, and counted from the beginning of its file.
+[[noreturn]] void rethrow_as_item(const Error& error, const std::string& tensor,
+                                  std::uint64_t item_begin) {
+  Where where = error.where();
+  where.tensor = tensor;
+  if (where.byte_offset) *where.byte_offset += item_begin;
+  throw Error(error.code(), error.message() + " (an item of a DCP checkpoint)", std::move(where));
+}
+
+// Not thread-safe; used once.
+class DcpFolder {
+ public:
+  DcpFolder(const FileOpener& opener, const std::string& path)
+      : opener_(opener), path_(path), folder_(parent_path(path)) {}
+
+  DcpCheckpoint read() {
+    const auto source = opener_.open(path_, folder_);
+    header_.shard.path = path_;
+    header_.shard.format = FileFormat::dcp;
+    header_.shard.identity = source->identity();
+    header_.shard.reads_at_once = source->reads_at_once();
+    metadata_ = read_dcp_metadata(*source);
+    add_digest(*source);
+    open_files();
+    require_apart();
+    sort_tensors();
+    for (const DcpTensor& tensor : metadata_.tensors) add(tensor);
+    header_.findings = std::move(metadata_.findings);
+    header_.shard.identity = assembled_identity(header_.shard.identity, *assembly_);
+    return {std::move(header_), std::move(assembly_)};
+  }
+
+ private:
+  struct File {
+    std::shared_ptr<ByteSource> source;
+    FileIdentity identity;
+    bool is_safetensors = false;
+    std::vector<TensorInfo> tensors;  // of safetensors
+    NameMap<std::size_t> names;
+  };
+
+  [[noreturn]] static void refuse_item(const std::string& path, const DcpTensor& tensor,
+                                       HeaderProblem problem) {
+    problem.culprit = tensor.name;
+    refuse(path, std::move(problem));
+  }
+
+  void add_digest(ByteSource& source) {
+    Shard& shard = header_.shard;
+    shard.data_begin = shard.identity.bytes;
+    Digest digest;
+    std::vector<std::byte> buffer(64 << 10);
+    for (std::uint64_t at = 0; at < shard.data_begin; at += buffer.size()) {
+      const auto piece =
+          std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), shard.data_begin - at));
+      source.read(at, piece);
+      digest.update(piece);
+    }
+    shard.header_digest = digest.hex();
+  }
+
+  // Those that hold something of a tensor.
+  void open_files() {
+    for (const std::string& name : metadata_.files) {
+      File& file = files_.emplace_back();
+      try {
+        file.source = opener_.open(join_path(folder_, name), folder_);
+      } catch (const Error& error) {
+        if (error.code() != "io.not_found") throw;
+        refuse(path_, {.code = "ix.missing_shard",
+                       .message = "a file that the metadata name is missing",
+                       .field = "relative_path",
+                       .found = "no file '" + name + "'",
+                       .expected = "the file beside .metadata"});
+      }
+      file.identity = file.source->identity();
+      file.is_safetensors = file.identity.bytes > 0 && sniff(*file.source) == FileKind::safetensors;
+      if (file.is_safetensors) read_names(file);
+      assembly_->files.push_back({file.source->path(), file.identity});
+    }
+  }
+
+  // SerializationFormat.SAFETENSORS: the file says where its tensors are, and DCP does not.
+  static void read_names(File& file) {
+    file.tensors = read_safetensors(*file.source).tensors;
+    for (std::size_t i = 0; i < file.tensors.size(); ++i) {
+      file.names.emplace(file.tensors[i].name, i);
+    }
+  }
+
+  // Whoever names one item for many tensors could ask for any amount of memory.
+  void require_apart() const {
+    using Range = std::tuple<std::uint32_t, std::uint64_t, std::uint64_t, const DcpTensor*>;
+    std::vector<Range> ranges;
+    for (const DcpTensor& tensor : metadata_.tensors) {
+      std::set<std::uint32_t> named;  // a file of safetensors holds one chunk of a name
+      for (const DcpChunk& chunk : tensor.chunks) {
+        const File& file = files_[chunk.file];
+        if (file.is_safetensors && !named.insert(chunk.file).second) {
+          refuse_item(file.source->path(), tensor,
+                      {.code = "dcp.item_overlap",
+                       .message = "a file of safetensors is named for two chunks of a tensor",
+                       .field = "relative_path",
+                       .found = "a second chunk",
+                       .expected = "one"});
+        }
+        if (file.is_safetensors) continue;
+        const std::uint64_t bytes = file.identity.bytes;
+        if (chunk.item_begin > bytes || chunk.item_bytes > bytes - chunk.item_begin) {
+          refuse_item(
+              file.source->path(), tensor,
+              {.code = "dcp.item_bounds",
+               .message = "an item does not lie in its file",
+               .field = "length",
+               .found = fmt::format("{} at {}", bytes_text(chunk.item_bytes), chunk.item_begin),
+               .expected = "a part of " + bytes_text(bytes)});
+        }
+        ranges.emplace_back(chunk.file, chunk.item_begin, chunk.item_begin + chunk.item_bytes,
+                            &tensor);
+      }
+    }
+    std::ranges::sort(ranges);
+    for (std::size_t i = 1; i < ranges.size(); ++i) {
+      const auto& [file, begin, end, tensor] = ranges[i];
+      const auto& [other, other_begin, other_end, other_tensor] = ranges[i - 1];
+      if (file != other || begin >= other_end) continue;
+      refuse_item(
+          files_[file].source->path(), *tensor,
+          {.code = "dcp.item_overlap",
+           .message = "two items share bytes of a file",
+           .field = "offset",
+           .found = fmt::format("[{}, {}) and [{}, {})", other_begin, other_end, begin, end),
+           .expected = "an item for each chunk"});
+    }
+  }
+
+  // By where they begin, so that what is read in this order reads each file from front to back.
+  void sort_tensors() {
+    const auto place = [](const DcpTensor& tensor) {
+      std::pair<std::uint32_t, std::uint64_t> first = {UINT32_MAX, UINT64_MAX};
+      for (const DcpChunk& chunk : tensor.chunks) {
+        first = std::min(first, {chunk.file, chunk.item_begin});
+      }
+      return first;
+    };
+    std::ranges::stable_sort(metadata_.tensors, {}, place);
+    next_ = header_.shard.data_begin;
+  }
+
+  void add(const DcpTensor& tensor) {
+    TensorInfo info;
+    info.name = tensor.name;
+    info.encoding = tensor.dtype;
+    info.shape = tensor.shape;
+    std::uint64_t bytes = info.encoding.byte_count(tensor.shape.numel().value_or(0)).value_or(0);
+    const auto chunk_begin = static_cast<std::uint32_t>(assembly_->chunks.size());
+    for (const DcpChunk& chunk : tensor.chunks) {
+      const TensorInfo item = read_item(tensor, chunk);
+      if (!item.strides.empty()) {
+        take_strides(tensor, item, info);
+        bytes = item.byte_count();
+        assembly_->chunks.push_back(
+            {.file = chunk.file, .file_begin = item.offset_begin, .run_bytes = bytes});
+      } else {
+        assembly_->chunks.push_back(chunk_of(tensor, chunk, item.offset_begin));
+      }
+    }
+    info.offset_begin = next_;
+    next_ += bytes;  // of different bytes of the files, so no sum overflows
+    info.offset_end = next_;
+    if (bytes > 0) {
+      assembly_->tensors.push_back(
+          {.begin = info.offset_begin,
+           .end = info.offset_end,
+           .chunk_begin = chunk_begin,
+           .chunk_end = static_cast<std::uint32_t>(assembly_->chunks.size())});
+    }
+    header_.tensors.push_back(std::move(info));
+  }
+
+  // Another order of the elements stays as it is where the item is the whole tensor.
+  void take_strides(const DcpTensor& tensor, const TensorInfo& item, TensorInfo& info) const {
+    const std::uint64_t bytes =
+        info.encoding.byte_count(tensor.shape.numel().value_or(0)).value_or(0);
+    if (tensor.chunks.size() > 1 || item.byte_count() != bytes) {
+      refuse_item(path_, tensor,
+                  {.code = "dcp.unsupported",
+                   .message = "the elements of a chunk do not stand in C order",
+                   .field = "stride",
+                   .found = Shape(item.strides).text(),
+                   .expected = "contiguous chunks, as DTensor and FSDP2 save them"});
+    }
+    info.strides = item.strides;
+  }
+
+  [[nodiscard]] TensorInfo read_item(const DcpTensor& tensor, const DcpChunk& chunk) const {
+    const File& file = files_[chunk.file];
+    TensorInfo item =
+        file.is_safetensors ? named_item(file, tensor) : saved_item(file, tensor, chunk);
+    const auto require = [&](bool fits, const char* code, const char* field, std::string found,
+                             std::string expected) {
+      if (fits) return;
+      refuse_item(file.source->path(), tensor,
+                  {.code = code,
+                   .message = "an item is not what the metadata say",
+                   .field = field,
+                   .found = std::move(found),
+                   .expected = std::move(expected),
+                   .byte_offset = chunk.item_begin});
+    };
+    require(item.encoding == Encoding(tensor.dtype), "dcp.dtype", "dtype",
+            std::string(item.encoding.name()), std::string(name(tensor.dtype)));
+    require(item.shape == chunk.sizes, "dcp.item", "size", item.shape.text(), chunk.sizes.text());
+    return item;
+  }
+
+  static TensorInfo named_item(const File& file, const DcpTensor& tensor) {
+    const auto found = file.names.find(tensor.name);
+    if (found != file.names.end()) return file.tensors[found->second];
+    refuse_item(file.source->path(), tensor,
+                {.code = "dcp.item",
+                 .message = "the file does not hold the tensor",
+                 .field = "header",
+                 .found = "no tensor of this name",
+                 .expected = "the chunk that the metadata put there"});
+  }
+
+  // What torch.save writes of one tensor.
+  static TensorInfo saved_item(const File& file, const DcpTensor& tensor, const DcpChunk& chunk) {
+    FilePart part(*file.source, file.identity, chunk.item_begin, chunk.item_bytes);
+    FileHeader header;
+    try {
+      header = read_torch(part);
+    } catch (const Error& error) {
+      rethrow_as_item(error, tensor.name, chunk.item_begin);
+    }
+    if (header.tensors.size() != 1) {
+      refuse_item(file.source->path(), tensor,
+                  {.code = "dcp.item",
+                   .message = "an item is not what the metadata say",
+                   .field = "data.pkl",
+                   .found = fmt::format("{} tensors", header.tensors.size()),
+                   .expected = "one tensor",
+                   .byte_offset = chunk.item_begin});
+    }
+    TensorInfo item = std::move(header.tensors.front());
+    item.offset_begin += chunk.item_begin;
+    item.offset_end += chunk.item_begin;
+    return item;
+  }
+
+  // Dims behind the last one that is cut are one run together with it.
+  static AssembledChunk chunk_of(const DcpTensor& tensor, const DcpChunk& chunk,
+                                 std::uint64_t file_begin) {
+    AssembledChunk made = {.file = chunk.file, .file_begin = file_begin};
+    std::uint64_t stride = element_bytes(tensor.dtype);
+    made.run_bytes = stride;
+    bool is_run = true;  // all dims so far are whole
+    std::vector<AssembledChunk::Dim> dims;
+    for (std::size_t d = tensor.shape.rank(); d-- > 0;) {
+      const std::uint64_t extent = chunk.sizes[d];
+      made.first += chunk.offsets[d] * stride;
+      if (is_run) {
+        made.run_bytes *= extent;
+      } else if (extent > 1) {
+        dims.push_back({extent, stride});
+      }
+      is_run = is_run && extent == tensor.shape[d];
+      stride *= tensor.shape[d];
+    }
+    made.dims.assign(dims.rbegin(), dims.rend());
+    return made;
+  }
+
+  const FileOpener& opener_;
+  const std::string& path_;
+  std::string folder_;
+  FileHeader header_;
+  DcpMetadata metadata_;
+  std::vector<File> files_;
+  std::shared_ptr<Assembly> assembly_ = std::make_shared<Assembly>();
+  std::uint64_t next_ = 0;
+};
+
+}  // namespace
+
+DcpCheckpoint read_dcp(const FileOpener& opener, const std::string& path) {
+  return DcpFolder(opener, path).read();
+}
+
+}  // namespace loadstone

@@ -1,0 +1,23 @@
+// The folder that torch.distributed.checkpoint (DCP) writes, as one shard: its metadata, and the
+// tensors that are assembled from the pieces in its files. Rules: docs/formats/dcp.md.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "catalog/assembled_file.h"
+#include "catalog/open_file.h"
+#include "formats/file_header.h"
+
+namespace loadstone {
+
+struct DcpCheckpoint {
+  FileHeader header;
+  std::shared_ptr<const Assembly> assembly;
+};
+
+// `path`: of the file .metadata. Reads it, and the header of each item. Throws Error "dcp.*",
+// "ix.*", "pt.*", "io.*".
+[[nodiscard]] DcpCheckpoint read_dcp(const FileOpener& opener, const std::string& path);
+
+}  // namespace loadstone

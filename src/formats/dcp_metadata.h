@@ -1,0 +1,47 @@
+// The `.metadata` of torch.distributed.checkpoint (DCP): which tensors there are, and where each
+// piece of them was saved. Read as data; the bytes and the rules: docs/formats/dcp.md.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/file_header.h"
+#include "loadstone/dtype.h"
+#include "loadstone/shape.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+inline constexpr std::string_view dcp_metadata_name = ".metadata";
+
+// A box of a tensor, which one item of a file holds.
+struct DcpChunk {
+  std::vector<std::uint64_t> offsets;  // in the tensor
+  Shape sizes;
+  std::uint32_t file = no_file;  // index into DcpMetadata::files
+  std::uint64_t item_begin = 0;  // in the file
+  std::uint64_t item_bytes = 0;
+
+  static constexpr std::uint32_t no_file = UINT32_MAX;
+};
+
+struct DcpTensor {
+  std::string name;
+  Dtype dtype = Dtype::f32;
+  Shape shape;
+  // Those with elements; together they are the tensor, and each element is in one of them.
+  std::vector<DcpChunk> chunks;
+};
+
+struct DcpMetadata {
+  std::vector<DcpTensor> tensors;  // in the file's order
+  std::vector<std::string> files;  // plain paths below the folder, in natural order
+  std::vector<Finding> findings;
+};
+
+// Throws Error "dcp.*", "ix.path", "ix.path_escape", "pt.*", "io.*".
+[[nodiscard]] DcpMetadata read_dcp_metadata(ByteSource& source);
+
+}  // namespace loadstone

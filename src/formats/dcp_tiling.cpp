@@ -1,0 +1,94 @@
+#include "formats/dcp_tiling.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+namespace loadstone {
+
+namespace {
+
+using Chunks = std::vector<const DcpChunk*>;
+
+// Comparing each with each costs their square; meshes of devices give grids, which need none of it.
+constexpr std::size_t irregular_max = 4096;
+
+std::uint64_t end_of(const DcpChunk& chunk, std::size_t dim) {
+  return chunk.offsets[dim] + chunk.sizes[dim];
+}
+
+// Whether the chunks fall into slabs along `dim`, one after the other, each of which is tiled along
+// the dims behind it. At most `rank` calls stand in each other, and each sorts what it is given.
+bool is_grid(const Shape& shape, Chunks::iterator begin, Chunks::iterator end, std::size_t dim) {
+  if (dim == shape.rank()) return end - begin == 1;
+  const auto offset = [dim](const DcpChunk* chunk) { return chunk->offsets[dim]; };
+  std::sort(begin, end, [&](const auto* a, const auto* b) { return offset(a) < offset(b); });
+  std::uint64_t at = 0;
+  while (begin != end) {
+    if (offset(*begin) != at) return false;
+    const std::uint64_t slab_end = end_of(**begin, dim);
+    auto next = begin;
+    for (; next != end && offset(*next) == at; ++next) {
+      if (end_of(**next, dim) != slab_end) return false;
+    }
+    if (!is_grid(shape, begin, next, dim + 1)) return false;
+    at = slab_end;
+    begin = next;
+  }
+  return at == shape[dim];
+}
+
+bool overlap(const DcpChunk& a, const DcpChunk& b) {
+  for (std::size_t d = 0; d < a.offsets.size(); ++d) {
+    if (a.offsets[d] >= end_of(b, d) || b.offsets[d] >= end_of(a, d)) return false;
+  }
+  return true;
+}
+
+std::string text_of(const DcpChunk& chunk) {
+  return fmt::format("{} at {}", chunk.sizes.text(), Shape(chunk.offsets).text());
+}
+
+}  // namespace
+
+void check_dcp_chunks(const std::string& path, const DcpTensor& tensor) {
+  const auto bad = [&](const char* code, std::string message, std::string found,
+                       std::string expected) {
+    refuse(path, {.code = code,
+                  .message = std::move(message),
+                  .culprit = tensor.name,
+                  .field = "chunks",
+                  .found = std::move(found),
+                  .expected = std::move(expected)});
+  };
+  const std::uint64_t numel = tensor.shape.numel().value_or(0);
+  if (numel == 0) return;
+  Chunks chunks;
+  for (const DcpChunk& chunk : tensor.chunks) chunks.push_back(&chunk);
+  if (is_grid(tensor.shape, chunks.begin(), chunks.end(), 0)) return;
+  for (std::size_t i = 0; i < std::min(chunks.size(), irregular_max); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      if (!overlap(*chunks[i], *chunks[j])) continue;
+      bad("dcp.overlap", "two chunks hold the same elements of the tensor",
+          text_of(*chunks[i]) + " and " + text_of(*chunks[j]), "each element in one chunk");
+    }
+  }
+  std::uint64_t held = 0;  // no more than the tensor while no two overlap
+  for (const DcpChunk* chunk : chunks) {
+    const std::uint64_t more = chunk->sizes.numel().value_or(0);
+    held = more > numel - held ? numel + 1 : held + more;
+    if (held > numel) break;
+  }
+  if (held < numel) {
+    bad("dcp.hole", "no chunk holds a part of the tensor",
+        fmt::format("{} of {} elements", held, numel), "all of them");
+  }
+  if (chunks.size() > irregular_max) {
+    bad("dcp.unsupported", "the tensor is cut into too many chunks that are no grid",
+        std::to_string(chunks.size()), fmt::format("at most {}", irregular_max));
+  }
+}
+
+}  // namespace loadstone
