@@ -57,6 +57,7 @@ def merge(
     resume: bool = False,
     part: tuple[int, int] | None = None,
     finish: bool = False,
+    receipt: str | None = None,
 ) -> ConvertReport:
     """Merges adapters into a model, or several models into one, and writes the result.
 
@@ -86,7 +87,7 @@ def merge(
         seed: of what ``"dare-linear"`` and ``"dare-ties"`` draw at random.
         dtype, block_dtype, quantize, include, exclude, style, mode, imatrix, allow_non_finite,
             copy_code, metadata, beyond_ggml, shard_size, name, max_memory, threads, progress,
-            dry_run, allow_links, resume, part, finish: as in :func:`loadstone.convert`. What is
+            dry_run, allow_links, resume, part, finish, receipt: as in :func:`loadstone.convert`. What is
             quantized in the source has ``block_dtype`` without ``dtype``.
 
     Raises:
@@ -131,4 +132,4 @@ def merge(
     )
     if dry_run:
         return dry_report(conversion)
-    return carry_out(conversion, where, progress, resume, part, finish)
+    return carry_out(conversion, where, progress, resume, part, finish, receipt)

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/only_errors.h"
@@ -16,9 +17,11 @@
 #include "execute/reader.h"
 #include "execute/report.h"
 #include "execute/shard_files.h"
+#include "execute/source_digests.h"
 #include "execute/team.h"
 #include "execute/windows.h"
 #include "loadstone/error.h"
+#include "loadstone/version.h"
 #include "plan/budget.h"
 #include "plan/decodings.h"
 
@@ -174,6 +177,100 @@ class MemorySink final : public ValueSink {
   std::vector<std::atomic<bool>> written_;
 };
 
+// Digests of a load. What a target has that is a whole tensor of a file, byte by byte, is that
+// tensor's digest; all others are of their memory, when all of it is there.
+class LoadDigests {
+ public:
+  LoadDigests(const Plan& plan, std::span<const Destination> destinations, const OpenShards& shards,
+              DigestKind kind)
+      : plan_(plan), kind_(kind), sources_(plan, shards, kind, 1) {
+    for (std::size_t i = 0; i < plan.targets.size(); ++i) {
+      if (is_there(plan.targets[i], destinations[i])) sources_.need(0, plan.targets[i]);
+    }
+    sources_.prepare();
+  }
+
+  [[nodiscard]] SourceDigests& sources() noexcept { return sources_; }
+
+  // After the threads have ended.
+  Receipt finish(std::span<const Destination> destinations, MemorySink& sink, unsigned threads,
+                 Observer* observer) {
+    sources_.complete(0);
+    Receipt receipt = {.kind = kind_, .program = LOADSTONE_VERSION, .sources = sources_.files(0)};
+    std::vector<std::span<const std::byte>> memory;  // of the receipt's targets; none: known
+    for (std::uint32_t i = 0; i < plan_.targets.size(); ++i) {
+      const PlannedTarget& target = plan_.targets[i];
+      if (!is_there(target, destinations[i])) continue;
+      if (target.quantization) {
+        std::size_t part = 0;
+        for (const QuantizedPart& each :
+             quantized_parts(*target.quantization, target.shape, target.dtype)) {
+          ReceiptTensor& entry = receipt.targets.emplace_back(
+              entry_of(target, Encoding(each.dtype), each.shape, each.byte_count()));
+          entry.component = each.name;
+          entry.codec = target.quantization->encoding;
+          entry.recipe = "encode";
+          memory.emplace_back(sink.place(i, part++), each.byte_count());
+        }
+        continue;
+      }
+      ReceiptTensor& entry = receipt.targets.emplace_back(
+          entry_of(target, Encoding(target.dtype), target.shape, target.byte_count()));
+      const Box* const box = whole_copy(plan_, target);
+      const std::string* const known =
+          box == nullptr ? nullptr : sources_.whole_digest(0, box->source);
+      if (known != nullptr) entry.digest = *known;
+      memory.emplace_back(known != nullptr ? nullptr : sink.place(i, 0), target.byte_count());
+    }
+    digest_all(receipt.targets, memory, threads, observer);
+    return receipt;
+  }
+
+ private:
+  static bool is_there(const PlannedTarget& target, const Destination& destination) {
+    const Origin origin = target.recipe.origin;
+    if (origin != Origin::checkpoint && origin != Origin::zeros && origin != Origin::constant) {
+      return false;
+    }
+    if (target.delivery == Delivery::memory) {
+      return destination.data != nullptr || !destination.parts.empty();
+    }
+    return target.delivery != Delivery::none;
+  }
+
+  ReceiptTensor entry_of(const PlannedTarget& target, Encoding encoding, const Shape& shape,
+                         std::uint64_t bytes) const {
+    return {.name = target.name,
+            .encoding = std::string(encoding.name()),
+            .shape = {shape.extents().begin(), shape.extents().end()},
+            .end = bytes,
+            .recipe = recipe_word(plan_, target),
+            .sources = source_names(plan_, target)};
+  }
+
+  // Entries without memory and digest are of files that are mapped in part: they go.
+  void digest_all(std::vector<ReceiptTensor>& entries,
+                  const std::vector<std::span<const std::byte>>& memory, unsigned threads,
+                  Observer* observer) const {
+    std::atomic<std::size_t> next = 0;
+    std::atomic<bool> stop = false;
+    run_team(
+        threads, stop, observer, [] { return Progress{}; },
+        [&] {
+          for (std::size_t i = next++; i < entries.size() && !stop; i = next++) {
+            if (!entries[i].digest.empty()) continue;
+            const bool is_readable = memory[i].data() != nullptr || memory[i].empty();
+            if (is_readable) entries[i].digest = digest_of(kind_, memory[i]);
+          }
+        });
+    std::erase_if(entries, [](const ReceiptTensor& entry) { return entry.digest.empty(); });
+  }
+
+  const Plan& plan_;
+  const DigestKind kind_;
+  SourceDigests sources_;
+};
+
 }  // namespace
 
 static Report load(const Plan& plan, std::span<const Destination> destinations,
@@ -195,6 +292,9 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   GroupList groups;
   append_groups(plan, sink.by_windows(), groups);
 
+  std::optional<LoadDigests> digests;
+  if (options.receipt) digests.emplace(plan, destinations, shards, *options.receipt);
+  SourceDigests* const sources = digests ? &digests->sources() : nullptr;
   MemoryCount memory;
   std::atomic<bool> stop = false;
   ReadContext context = {.plan = plan,
@@ -205,7 +305,8 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
                          .slot_bytes = budget.whole.bytes,
                          .memory = memory,
                          .stop = stop,
-                         .written = std::vector<std::atomic<std::uint64_t>>(plan.targets.size())};
+                         .written = std::vector<std::atomic<std::uint64_t>>(plan.targets.size()),
+                         .digests = sources};
   WindowQueue windows(plan, budget, groups, sink, memory);
   PullWork work = {.plan = plan,
                    .shards = shards.sources(),
@@ -213,7 +314,8 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
                    .sink = sink,
                    .queue = windows,
                    .memory = memory,
-                   .stop = stop};
+                   .stop = stop,
+                   .digests = sources};
   const auto progress = [&] {
     return Progress{.bytes_done = context.bytes_done + work.bytes_done,
                     .bytes_total = jobs.bytes_total() + windows.bytes_total()};
@@ -222,6 +324,11 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
     run_jobs(context, jobs);
     pull_windows(work);
   });
+  Report report;
+  if (digests) {
+    report.receipt = std::make_shared<const Receipt>(
+        digests->finish(destinations, sink, budget.threads, nullptr));
+  }
   // A file that changed meanwhile is not handed out as good.
   shards.require_unchanged();
   if (!options.holds_offload) offload->commit();
@@ -229,7 +336,6 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   for (const std::uint32_t i : sink.by_windows()) {
     if (sink.has_written(i)) context.written[i] = plan.targets[i].byte_count();
   }
-  Report report;
   report.provenance =
       make_provenance(plan, [&](std::size_t i) { return context.written[i].load(); });
   report.sync_seconds = offload->sync_seconds();
