@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "base/thread_count.h"
 #include "execute/team.h"
+#include "loadstone/defaults.h"
 #include "loadstone/error.h"
 #include "loadstone/verify.h"
 #include "receipt/file_digest.h"
