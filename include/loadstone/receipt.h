@@ -14,8 +14,8 @@
 
 namespace loadstone {
 
-// Both are trees: bytes are cut into blocks of 1 MiB from their first one on, and the digest is that
-// of a tag, the ranges and the digests of all blocks. docs/receipt.md has the bytes.
+// Both are trees: bytes are cut into blocks of 1 MiB from their first one on, and the digest is
+// that of a tag, the ranges and the digests of all blocks. docs/receipt.md has the bytes.
 enum class DigestKind : std::uint8_t {
   xxh3_128,     // detects accidents, not forgery
   sha256_tree,  // proof against tampering, where the receipt itself is kept safe

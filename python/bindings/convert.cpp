@@ -161,7 +161,8 @@ void bind_convert(nb::module_& module) {
       nb::arg("target"));
   module.def("convert", &run, nb::arg("conversion"), nb::arg("target"),
              nb::arg("progress").none() = nb::none(), nb::arg("resume") = false,
-             nb::arg("part").none() = nb::none(), nb::arg("finish") = false, nb::arg("receipt") = "");
+             nb::arg("part").none() = nb::none(), nb::arg("finish") = false,
+             nb::arg("receipt") = "");
 }
 
 }  // namespace loadstone::python

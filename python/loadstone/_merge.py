@@ -65,8 +65,8 @@ def merge(
     >>> loadstone.merge({"a/": 0.5, "b/": 0.5}, "merged/")
     >>> loadstone.merge(["base/", ("a/", 1.0), ("b/", 1.0)], "m/", method="ties", density=0.2)
 
-    All is computed in F32 and rounded once. The output has the names, shapes and dtypes of the
-    first model; quantized tensors are dequantized. See ``docs/merge.md``.
+    All is computed in F32 and rounded once. Names, shapes and dtypes are those of the first
+    model; quantized tensors are dequantized. See ``docs/merge.md``.
 
     Args:
         models: a checkpoint, or several with a weight each: a mapping, or a sequence of pairs. A
@@ -87,8 +87,8 @@ def merge(
         seed: of what ``"dare-linear"`` and ``"dare-ties"`` draw at random.
         dtype, block_dtype, quantize, include, exclude, style, mode, imatrix, allow_non_finite,
             copy_code, metadata, beyond_ggml, shard_size, name, max_memory, threads, progress,
-            dry_run, allow_links, resume, part, finish, receipt: as in :func:`loadstone.convert`. What is
-            quantized in the source has ``block_dtype`` without ``dtype``.
+            dry_run, allow_links, resume, part, finish, receipt: as in :func:`loadstone.convert`.
+            Quantized sources have ``block_dtype`` without ``dtype``.
 
     Raises:
         PlanError: the checkpoints do not fit each other: ``merge.adapter``, ``merge.models``,

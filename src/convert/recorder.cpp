@@ -226,7 +226,7 @@ KeptFile check_kept(const Conversion& conversion, std::uint32_t number, DigestKi
     return {{}, "has no receipt of the run that finished it"};
   }
   if (receipt.kind != kind) {
-    return {{}, fmt::format("has digests by {}, and {} is asked for", name(receipt.kind), name(kind))};
+    return {{}, fmt::format("has digests by {}, not {}", name(receipt.kind), name(kind))};
   }
   const ReceiptFile planned = planned_file(conversion, number, conversion.files[number].name);
   if (receipt.outputs.size() != 1 || !is_of(receipt.outputs.front(), planned)) {

@@ -11,17 +11,16 @@
 #include "base/only_errors.h"
 #include "codec/tensor_table.h"
 #include "execute/job_queue.h"
+#include "execute/load_digests.h"
 #include "execute/memory_count.h"
 #include "execute/offload_folder.h"
 #include "execute/puller.h"
 #include "execute/reader.h"
 #include "execute/report.h"
 #include "execute/shard_files.h"
-#include "execute/source_digests.h"
 #include "execute/team.h"
 #include "execute/windows.h"
 #include "loadstone/error.h"
-#include "loadstone/version.h"
 #include "plan/budget.h"
 #include "plan/decodings.h"
 
@@ -177,99 +176,20 @@ class MemorySink final : public ValueSink {
   std::vector<std::atomic<bool>> written_;
 };
 
-// Digests of a load. What a target has that is a whole tensor of a file, byte by byte, is that
-// tensor's digest; all others are of their memory, when all of it is there.
-class LoadDigests {
- public:
-  LoadDigests(const Plan& plan, std::span<const Destination> destinations, const OpenShards& shards,
-              DigestKind kind)
-      : plan_(plan), kind_(kind), sources_(plan, shards, kind, 1) {
-    for (std::size_t i = 0; i < plan.targets.size(); ++i) {
-      if (is_there(plan.targets[i], destinations[i])) sources_.need(0, plan.targets[i]);
-    }
-    sources_.prepare();
+// What the threads have left.
+void fill_report(const Plan& plan, const MemorySink& sink, ReadContext& context,
+                 const PullWork& work, Report& report) {
+  for (const std::uint32_t i : sink.by_windows()) {
+    if (sink.has_written(i)) context.written[i] = plan.targets[i].byte_count();
   }
-
-  [[nodiscard]] SourceDigests& sources() noexcept { return sources_; }
-
-  // After the threads have ended.
-  Receipt finish(std::span<const Destination> destinations, MemorySink& sink, unsigned threads,
-                 Observer* observer) {
-    sources_.complete(0);
-    Receipt receipt = {.kind = kind_, .program = LOADSTONE_VERSION, .sources = sources_.files(0)};
-    std::vector<std::span<const std::byte>> memory;  // of the receipt's targets; none: known
-    for (std::uint32_t i = 0; i < plan_.targets.size(); ++i) {
-      const PlannedTarget& target = plan_.targets[i];
-      if (!is_there(target, destinations[i])) continue;
-      if (target.quantization) {
-        std::size_t part = 0;
-        for (const QuantizedPart& each :
-             quantized_parts(*target.quantization, target.shape, target.dtype)) {
-          ReceiptTensor& entry = receipt.targets.emplace_back(
-              entry_of(target, Encoding(each.dtype), each.shape, each.byte_count()));
-          entry.component = each.name;
-          entry.codec = target.quantization->encoding;
-          entry.recipe = "encode";
-          memory.emplace_back(sink.place(i, part++), each.byte_count());
-        }
-        continue;
-      }
-      ReceiptTensor& entry = receipt.targets.emplace_back(
-          entry_of(target, Encoding(target.dtype), target.shape, target.byte_count()));
-      const Box* const box = whole_copy(plan_, target);
-      const std::string* const known =
-          box == nullptr ? nullptr : sources_.whole_digest(0, box->source);
-      if (known != nullptr) entry.digest = *known;
-      memory.emplace_back(known != nullptr ? nullptr : sink.place(i, 0), target.byte_count());
-    }
-    digest_all(receipt.targets, memory, threads, observer);
-    return receipt;
-  }
-
- private:
-  static bool is_there(const PlannedTarget& target, const Destination& destination) {
-    const Origin origin = target.recipe.origin;
-    if (origin != Origin::checkpoint && origin != Origin::zeros && origin != Origin::constant) {
-      return false;
-    }
-    if (target.delivery == Delivery::memory) {
-      return destination.data != nullptr || !destination.parts.empty();
-    }
-    return target.delivery != Delivery::none;
-  }
-
-  ReceiptTensor entry_of(const PlannedTarget& target, Encoding encoding, const Shape& shape,
-                         std::uint64_t bytes) const {
-    return {.name = target.name,
-            .encoding = std::string(encoding.name()),
-            .shape = {shape.extents().begin(), shape.extents().end()},
-            .end = bytes,
-            .recipe = recipe_word(plan_, target),
-            .sources = source_names(plan_, target)};
-  }
-
-  // Entries without memory and digest are of files that are mapped in part: they go.
-  void digest_all(std::vector<ReceiptTensor>& entries,
-                  const std::vector<std::span<const std::byte>>& memory, unsigned threads,
-                  Observer* observer) const {
-    std::atomic<std::size_t> next = 0;
-    std::atomic<bool> stop = false;
-    run_team(
-        threads, stop, observer, [] { return Progress{}; },
-        [&] {
-          for (std::size_t i = next++; i < entries.size() && !stop; i = next++) {
-            if (!entries[i].digest.empty()) continue;
-            const bool is_readable = memory[i].data() != nullptr || memory[i].empty();
-            if (is_readable) entries[i].digest = digest_of(kind_, memory[i]);
-          }
-        });
-    std::erase_if(entries, [](const ReceiptTensor& entry) { return entry.digest.empty(); });
-  }
-
-  const Plan& plan_;
-  const DigestKind kind_;
-  SourceDigests sources_;
-};
+  report.provenance =
+      make_provenance(plan, [&](std::size_t i) { return context.written[i].load(); });
+  report.findings = plan.findings;
+  std::ranges::move(findings_of(work), std::back_inserter(report.findings));
+  sort_findings(report.findings);
+  report.bytes_read = context.bytes_read + work.bytes_read;
+  for (const auto& bytes : context.written) report.bytes_written += bytes;
+}
 
 }  // namespace
 
@@ -326,25 +246,16 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   });
   Report report;
   if (digests) {
-    report.receipt = std::make_shared<const Receipt>(
-        digests->finish(destinations, sink, budget.threads, nullptr));
+    report.receipt =
+        std::make_shared<const Receipt>(digests->finish(destinations, sink, budget.threads));
   }
   // A file that changed meanwhile is not handed out as good.
   shards.require_unchanged();
   if (!options.holds_offload) offload->commit();
 
-  for (const std::uint32_t i : sink.by_windows()) {
-    if (sink.has_written(i)) context.written[i] = plan.targets[i].byte_count();
-  }
-  report.provenance =
-      make_provenance(plan, [&](std::size_t i) { return context.written[i].load(); });
+  fill_report(plan, sink, context, work, report);
   report.sync_seconds = offload->sync_seconds();
   if (options.holds_offload) report.offload = offload;
-  report.findings = plan.findings;
-  std::ranges::move(findings_of(work), std::back_inserter(report.findings));
-  sort_findings(report.findings);
-  report.bytes_read = context.bytes_read + work.bytes_read;
-  for (const auto& bytes : context.written) report.bytes_written += bytes;
   report.staging_bytes_peak = memory.bytes_peak();
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;

@@ -61,7 +61,8 @@ void DigestTable::update(std::uint32_t number, std::uint64_t begin,
   const std::uint64_t end = begin + bytes.size();
   auto range = std::ranges::upper_bound(item.ranges, begin, {}, &ByteRange::end);
   for (; range != item.ranges.end() && range->begin < end; ++range) {
-    const std::uint64_t first = item.first_blocks[static_cast<std::size_t>(range - item.ranges.begin())];
+    const auto number_of_range = static_cast<std::size_t>(range - item.ranges.begin());
+    const std::uint64_t first = item.first_blocks[number_of_range];
     std::uint64_t at = std::max(begin, range->begin);
     const std::uint64_t last = std::min(end, range->end);
     while (at < last) {
