@@ -107,7 +107,7 @@ std::string digest_of(DigestKind kind, std::span<const std::byte> bytes) {
       const auto count = std::min<std::uint64_t>(receipt_block_bytes, bytes.size() - at);
       blocks.push_back(hash_block(kind, bytes.subspan(at, count)));
     }
-    return tree_digest(kind, {&range, 1}, blocks);
+    return tree_digest(kind, {&range, bytes.empty() ? 0u : 1u}, blocks);
   });
 }
 

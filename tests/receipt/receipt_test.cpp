@@ -54,7 +54,9 @@ TEST(DigestTableTest, OrderDoesNotMatter) {
         std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(begin), to.size(), to.begin());
       });
       EXPECT_EQ(table.digest(item), expected) << seed;
-      if (seed % 3 == 0) EXPECT_EQ(table.bytes_read_again(), 0u) << seed;
+      if (seed % 3 == 0) {
+        EXPECT_EQ(table.bytes_read_again(), 0u) << seed;
+      }
     }
   }
 }
