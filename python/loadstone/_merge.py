@@ -62,7 +62,6 @@ def merge(
     """Merges adapters into a model, or several models into one, and writes the result.
 
     >>> loadstone.merge("base/", "merged/", lora={"adapter/": 0.8})
-    >>> loadstone.merge({"a/": 0.5, "b/": 0.5}, "merged/")
     >>> loadstone.merge(["base/", ("a/", 1.0), ("b/", 1.0)], "m/", method="ties", density=0.2)
 
     All is computed in F32 and rounded once. Names, shapes and dtypes are those of the first

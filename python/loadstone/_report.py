@@ -92,7 +92,7 @@ class Report:
         return [item for name, item in self.provenance.items() if name in names]
 
     def to_json(self) -> str:
-        """All attributes but the receipt, as the command prints them: ``{provenance, seconds ...}``."""
+        """All but the receipt, as the command prints it: ``{provenance, seconds ...}``."""
         members = {name: value for name, value in vars(self).items() if name != "receipt"}
         return json.dumps(members, default=_members, indent=1)
 
