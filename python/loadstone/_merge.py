@@ -93,8 +93,7 @@ def merge(
         PlanError: the checkpoints do not fit each other: ``merge.adapter``, ``merge.models``,
             ``merge.unused`` (all ``findings`` attached); or not in ``max_memory``.
         FormatError: a checkpoint breaks a rule of its format.
-        LoadError: input or output failed, the disk is full, a source changed meanwhile.
-        Error: see :func:`loadstone.convert`.
+        LoadError, Error: see :func:`loadstone.convert`.
     """
     given, adapters = weighted(models, "models"), weighted(lora, "lora")
     if not given:
