@@ -92,8 +92,7 @@ def merge(
     Raises:
         PlanError: the checkpoints do not fit each other: ``merge.adapter``, ``merge.models``,
             ``merge.unused`` (all ``findings`` attached); or not in ``max_memory``.
-        FormatError: a checkpoint breaks a rule of its format.
-        LoadError, Error: see :func:`loadstone.convert`.
+        FormatError, LoadError, Error: see :func:`loadstone.convert`.
     """
     given, adapters = weighted(models, "models"), weighted(lora, "lora")
     if not given:
