@@ -64,8 +64,8 @@ def merge(
     >>> loadstone.merge("base/", "merged/", lora={"adapter/": 0.8})
     >>> loadstone.merge(["base/", ("a/", 1.0), ("b/", 1.0)], "m/", method="ties", density=0.2)
 
-    All is computed in F32 and rounded once. Names, shapes and dtypes are those of the first
-    model; quantized tensors are dequantized. See ``docs/merge.md``.
+    Computed in F32 and rounded once. Names, shapes and dtypes are the first model's; quantized
+    tensors are dequantized. See ``docs/merge.md``.
 
     Args:
         models: a checkpoint, or several with a weight each: a mapping, or a sequence of pairs. A
@@ -95,11 +95,11 @@ def merge(
         FormatError, LoadError, Error: see :func:`loadstone.convert`.
     """
     given, adapters = weighted(models, "models"), weighted(lora, "lora")
+    form = form_of(where := os.fsdecode(target), shard_size, name)
     if not given:
         raise make("plan.options", "a merge begins with a model", field="models")
-    form = form_of(where := os.fsdecode(target), shard_size, name)
-    weights, ignore = [weight for _, weight in given], patterns_of(lora_ignore)
-    factors = [(factor, ignore) for _, factor in adapters]
+    weights = [weight for _, weight in given]
+    factors = [(factor, patterns_of(lora_ignore)) for _, factor in adapters]
     options = _core.merge_options(weights, factors, method, normalise, scale, density, seed)
     conversion = _core.make_conversion(
         joined([opened(source, allow_links) for source, _ in (*given, *adapters)]),
@@ -127,6 +127,6 @@ def merge(
         beyond_ggml=beyond_ggml,
         merge=options,
     )
-    if dry_run:
-        return dry_report(conversion)
-    return carry_out(conversion, where, progress, resume, part, finish, receipt)
+    if not dry_run:
+        return carry_out(conversion, where, progress, resume, part, finish, receipt)
+    return dry_report(conversion)

@@ -68,7 +68,7 @@ bool is_kept(const Conversion& conversion, const WorkFolder& work, std::uint32_t
   KeptFile kept = work.kept(file, kind_of(run), storage);
   if (kept.receipt) {
     output.keep(file, *std::move(kept.receipt));
-    report.bytes_kept += conversion.files[file].byte_count();
+    if (!run.finish) report.bytes_kept += conversion.files[file].byte_count();
     return true;
   }
   const std::string& name = conversion.files[file].name;
