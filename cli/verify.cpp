@@ -1,6 +1,7 @@
 // loadstone verify: the values of a checkpoint, or two checkpoints tensor by tensor.
 #include "loadstone/verify.h"
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +14,8 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "loadstone/catalog.h"
+#include "loadstone/error.h"
+#include "loadstone/receipt.h"
 
 namespace loadstone::cli {
 
@@ -23,6 +26,9 @@ struct Args {
   std::string first;
   std::string second;
   unsigned threads = 0;
+  bool receipt = false;
+  std::string receipt_path;
+  std::vector<std::string> sources;
 };
 
 VerifyReport read_all(const Catalog& first, const Catalog* second, unsigned threads) {
@@ -42,7 +48,33 @@ std::string json_of(const VerifyReport& report, const std::vector<Finding>& warn
   return joined(std::move(json), to_json(report));
 }
 
+// Beside the output, as conversions write it.
+std::string receipt_path(const Args& args) {
+  if (!args.receipt_path.empty()) return args.receipt_path;
+  std::error_code problem;
+  const bool is_folder = std::filesystem::is_directory(args.first, problem);
+  return args.first + (is_folder ? "/receipt.json" : ".receipt.json");
+}
+
+int verify_with_receipt(const Args& args, bool json) {
+  if (!args.second.empty()) {
+    throw Error("usage", "--receipt compares A with a receipt: leave out B");
+  }
+  const Receipt receipt = parse_file(receipt_path(args), receipt_from_json);
+  const InterruptibleWork work;
+  WorkWatch watch;
+  VerifyOptions options;
+  options.threads = args.threads;
+  options.observer = &watch;
+  const VerifyReport report = verify_receipt(receipt, args.first, args.sources, options);
+  watch.clear();
+  print_line(json ? to_json(report) : to_table(report));
+  return report.ok() ? 0 : 1;
+}
+
 int verify(const Args& args, bool json) {
+  if (args.receipt || !args.receipt_path.empty()) return verify_with_receipt(args, json);
+  if (!args.sources.empty()) throw Error("usage", "--source comes with --receipt");
   const auto first = open_checkpoint(args.first, args.open.options());
   const auto second = args.second.empty() ? std::shared_ptr<const Catalog>()
                                           : open_checkpoint(args.second, args.open.options());
@@ -66,6 +98,17 @@ void add_verify(CLI::App& app, Chosen& chosen) {
       ->required();
   command->add_option("B", args->second, "Another one, to be compared tensor by tensor")
       ->type_name("");
+  command->add_flag("--receipt", args->receipt,
+                    "Compare A with the receipt beside it: every byte, by digests");
+  command->add_option("--receipt-file", args->receipt_path, "The same with the receipt in FILE")
+      ->type_name("FILE");
+  command
+      ->add_option("--source", args->sources,
+                   "With a receipt: what A was made of, to be compared too; again for each BASE,\n"
+                   "model and adapter of a merge")
+      ->type_name("PATH")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   add_threads_option(*command, args->threads, "Readers", defaults::verify_threads_max);
   add_open_options(*command, args->open);
   add_json_flag(*command, chosen.json);

@@ -28,6 +28,7 @@ struct WriteArgs {
   std::string part;
   bool resume = false;
   bool finish = false;
+  std::string receipt;
   bool dry_run = false;
   bool tensors = false;
   QuantizeArgs quantize;

@@ -69,6 +69,14 @@ else()
   loadstone_note(libcurl "not wanted: no https://, hf://, s3://")
 endif()
 
+# Optional: without it, receipts have XXH3-128 only.
+find_package(OpenSSL 3.0 QUIET COMPONENTS Crypto)
+if(TARGET OpenSSL::Crypto)
+  loadstone_note(OpenSSL "${OPENSSL_VERSION} (found)")
+else()
+  loadstone_note(OpenSSL "not found (package libssl-dev): no receipts by sha256-tree")
+endif()
+
 if(LOADSTONE_BUILD_CLI)
   loadstone_require(CLI11 CLI11::CLI11 2.1.2 libcli11-dev ${github}/CLIUtils/CLI11.git v2.1.2)
 endif()

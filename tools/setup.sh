@@ -24,7 +24,7 @@ find_python() {
 debian_packages() {
   local python=$1
   printf '%s\n' g++ libsimdjson-dev libfmt-dev libcli11-dev libhwy-dev libre2-dev libxxhash-dev \
-    libgtest-dev libgmock-dev libbenchmark-dev libcurl4-openssl-dev ccache
+    libgtest-dev libgmock-dev libbenchmark-dev libcurl4-openssl-dev libssl-dev ccache
   # Only Debian's own Python comes without these.
   "$python" -c 'import ensurepip' 2>/dev/null || printf 'python3-venv\n'
   "$python" -c 'import os, sys, sysconfig

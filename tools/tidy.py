@@ -29,6 +29,7 @@ ROOMS = (
     ("base",),
     ("tensor",),
     ("storage", "kernels"),
+    ("receipt",),
     ("codec",),
     ("formats",),
     ("catalog", "skeleton"),
@@ -44,6 +45,7 @@ LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 # The room that a public header belongs to, where it is not its own name's.
 HEADER_ROOM = {
     "budget": "base",
+    "byte_range": "base",
     "decoding": "codec",
     "defaults": "base",
     "dtype": "tensor",

@@ -19,6 +19,7 @@
 #include "loadstone/observer.h"
 #include "loadstone/plan.h"
 #include "loadstone/quantization.h"
+#include "loadstone/receipt.h"
 #include "loadstone/recipe.h"
 #include "loadstone/storage.h"
 
@@ -250,10 +251,14 @@ struct ConvertRun {
   std::optional<ConvertPart> part;
   // Checks that all shards are there, and gives them their names.
   bool finish = false;
+  // A receipt is written beside the output: receipt.json in a folder, else TARGET.receipt.json. The
+  // same for all parts. Shards of a folder have digests without it too, by XXH3-128: a run that
+  // goes on reads them.
+  std::optional<DigestKind> receipt = {};
 };
 
 struct ConvertReport {
-  std::vector<std::string> outputs;  // paths of the files
+  std::vector<std::string> outputs;  // paths of the files, the receipt last
   std::vector<Finding> findings;
   double seconds = 0;
   double sync_seconds = 0;  // of them, bringing files to the disk by whatever thread

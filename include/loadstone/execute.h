@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "loadstone/export.h"
 #include "loadstone/observer.h"
 #include "loadstone/plan.h"
+#include "loadstone/receipt.h"
 
 namespace loadstone {
 
@@ -78,6 +80,9 @@ struct ExecuteOptions {
   // What goes to the offload folder is not committed: that is left to the holder of
   // Report::offload.
   bool holds_offload = false;
+  // Report::receipt is made: sources as they are read, and every target as it stands in memory at
+  // the end. None: it costs nothing.
+  std::optional<DigestKind> receipt = {};
 };
 
 class OffloadFolder;  // none of the interface: who holds it keeps the folder's files
@@ -116,6 +121,7 @@ struct Report {
   std::uint64_t staging_bytes_peak = 0;    // counted, not estimated
   double sync_seconds = 0;                 // of `seconds`: bringing offload files to the disk
   std::shared_ptr<OffloadFolder> offload;  // only with ExecuteOptions::holds_offload
+  std::shared_ptr<const Receipt> receipt;  // only with ExecuteOptions::receipt
 };
 
 // Checks first (errors among the findings: Error of the first, before a data byte is read; shards

@@ -26,6 +26,7 @@
 // clang-format off
 #include "loadstone/export.h"
 #include "loadstone/version.h"
+#include "loadstone/byte_range.h"
 #include "loadstone/dtype.h"
 #include "loadstone/shape.h"
 #include "loadstone/error.h"
@@ -42,6 +43,7 @@
 #include "loadstone/merge.h"
 #include "loadstone/recipe_builder.h"
 #include "loadstone/plan.h"
+#include "loadstone/receipt.h"
 #include "loadstone/budget.h"
 #include "loadstone/execute.h"
 #include "loadstone/page.h"

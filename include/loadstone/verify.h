@@ -12,6 +12,7 @@
 #include "loadstone/export.h"
 #include "loadstone/finding.h"
 #include "loadstone/observer.h"
+#include "loadstone/receipt.h"
 #include "loadstone/storage.h"
 
 namespace loadstone {
@@ -95,6 +96,15 @@ struct VerifyOptions {
 // difference.
 [[nodiscard]] LOADSTONE_API VerifyReport compare(const Catalog& first, const Catalog& second,
                                                  const VerifyOptions& options = {});
+
+// Reads what a receipt is of, and compares: every tensor with other bytes is a difference, as is
+// what stands in one of the two only. `output`: the folder or the one file that was written; empty:
+// not looked at. `sources`: the folder or file of each checkpoint, in the order of the conversion;
+// those that are left out are not looked at. A file that is too short is a difference too.
+[[nodiscard]] LOADSTONE_API VerifyReport verify_receipt(const Receipt& receipt,
+                                                        const std::string& output,
+                                                        const std::vector<std::string>& sources,
+                                                        const VerifyOptions& options = {});
 
 // {"ok", "differences", "not_finite", "findings", "quantized", "widened", "bytes_read"}
 [[nodiscard]] LOADSTONE_API std::string to_json(const VerifyReport& report);

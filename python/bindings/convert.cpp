@@ -93,20 +93,22 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
 }
 
 ConvertRun run_for(bool resume, std::optional<std::pair<std::uint32_t, std::uint32_t>> part,
-                   bool finish) {
+                   bool finish, const std::string& receipt) {
   ConvertRun run = {.resume = resume, .part = {}, .finish = finish};
+  if (!receipt.empty()) run.receipt = digest_kind(receipt);
   if (part) run.part = ConvertPart{.index = part->first, .count = part->second};
   return run;
 }
 
 ConvertReport run(const Conversion& conversion, const std::string& target, nb::object callback,
                   bool resume, std::optional<std::pair<std::uint32_t, std::uint32_t>> part,
-                  bool finish) {
+                  bool finish, const std::string& receipt) {
   PythonObserver observer(std::move(callback));
   try {
     const auto storage = observer.storage_for(*conversion.plan.catalog);
     const nb::gil_scoped_release release;
-    return convert(conversion, target, &observer, storage.get(), run_for(resume, part, finish));
+    return convert(conversion, target, &observer, storage.get(),
+                   run_for(resume, part, finish, receipt));
   } catch (const Error&) {
     observer.rethrow();
     throw;
@@ -162,7 +164,8 @@ void bind_convert(nb::module_& module) {
       nb::arg("target"));
   module.def("convert", &run, nb::arg("conversion"), nb::arg("target"),
              nb::arg("progress").none() = nb::none(), nb::arg("resume") = false,
-             nb::arg("part").none() = nb::none(), nb::arg("finish") = false);
+             nb::arg("part").none() = nb::none(), nb::arg("finish") = false,
+             nb::arg("receipt") = "");
 }
 
 }  // namespace loadstone::python

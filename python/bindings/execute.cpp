@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "bindings.h"
+#include "convert/recorder.h"
 #include "execute/mapped_shard.h"
 #include "execute/offload_folder.h"
 #include "observer.h"
@@ -29,7 +30,7 @@ Plan without_offload(const Plan& plan) {
 
 Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>& rows,
                     unsigned threads, nb::object callback, bool partial,
-                    const std::vector<PartsRow>& parts) {
+                    const std::vector<PartsRow>& parts, const std::string& receipt) {
   std::vector<Destination> destinations;
   destinations.reserve(rows.size());
   for (const auto& [address, byte_count, dtype] : rows) {
@@ -48,6 +49,7 @@ Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>&
   ExecuteOptions options;
   options.threads = threads;
   options.observer = &observer;
+  if (!receipt.empty()) options.receipt = digest_kind(receipt);
   options.holds_offload = true;  // libraries want more in the folder than the plan has
   auto storage = observer.storage_for(*plan->catalog);
   options.storage = storage.get();
@@ -76,6 +78,14 @@ Report merge_reports(const std::vector<Report>& reports) {
     visit_work<Report>([&](const char*, auto member) { all.*member += more.*member; });
     all.staging_bytes_peak = std::max(all.staging_bytes_peak, more.staging_bytes_peak);
   }
+  if (all.receipt == nullptr || reports.size() == 1) return all;
+  std::vector<Receipt> receipts;
+  for (const Report& report : reports) receipts.push_back(*report.receipt);
+  auto joined = std::make_shared<Receipt>(joined_receipt(all.receipt->kind, receipts));
+  for (const Receipt& receipt : receipts) {
+    joined->targets.insert(joined->targets.end(), receipt.targets.begin(), receipt.targets.end());
+  }
+  all.receipt = std::move(joined);
   return all;
 }
 
@@ -116,10 +126,24 @@ void bind_execute(nb::module_& module) {
       .def_ro("findings", &Report::findings)
       .def("work", &work_of<Report>)
       .def_ro("staging_bytes_peak", &Report::staging_bytes_peak)
+      .def("receipt_json",
+           [](const Report& self) -> std::optional<std::string> {
+             if (self.receipt == nullptr) return std::nullopt;
+             return to_json(*self.receipt);
+           })
       .def("to_json", [](const Report& self) { return to_json(self); });
   module.def("execute", &execute_plan, nb::arg("plan"), nb::arg("destinations"),
              nb::arg("threads") = 0, nb::arg("progress").none() = nb::none(),
-             nb::arg("partial") = false, nb::arg("parts") = std::vector<PartsRow>());
+             nb::arg("partial") = false, nb::arg("parts") = std::vector<PartsRow>(),
+             nb::arg("receipt") = "");
+  module.def("checked_receipt",
+             [](const std::string& text) { return to_json(receipt_from_json(text)); });
+  module.def("digest_memory",
+             [](std::string_view kind, std::uintptr_t address, std::uint64_t byte_count) {
+               const nb::gil_scoped_release release;
+               const auto* const data = reinterpret_cast<const std::byte*>(address);  // NOLINT
+               return digest_of(digest_kind(kind), {data, byte_count});
+             });
   module.def("merge_reports", &merge_reports);
   module.def("map_shard", &map_shard);
 }

@@ -36,6 +36,7 @@ from loadstone._patch import patch
 from loadstone._plan import Plan, plan
 from loadstone._quantization import Quantization
 from loadstone._remote import configure_remote
+from loadstone._receipt import Receipt
 from loadstone._report import Provenance, Report, Source
 from loadstone._safe_open import safe_open
 from loadstone._skeleton import save_skeleton, skeleton
@@ -84,6 +85,7 @@ __all__ = [
     "Provenance",
     "Quantization",
     "Quantized",
+    "Receipt",
     "Report",
     "Source",
     "TensorInfo",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import weakref
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadstone import _collector
 from loadstone._errors import make
+from loadstone._receipt import Receipt
 from loadstone._report import Provenance, Report
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class Audit:
             fault: training, ``.half()`` and adapters do so. Writes that torch counts in no version
             are not seen: through ``.data``, ``detach()`` of other threads' making, numpy, and any
             write to a tensor made in ``torch.inference_mode()``.
+        proved: with a receipt, tensors whose memory has the bytes that the load gave them.
         exceptions: tensors without a value on purpose, with the reason (``offloaded`` ...).
     """
 
@@ -39,6 +42,7 @@ class Audit:
     on_meta: list[str] = field(default_factory=list)
     unaccounted: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
+    proved: list[str] = field(default_factory=list)
     exceptions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -140,14 +144,23 @@ def last_report(model: Any) -> Report | None:
 
 
 @_collector.paused()
-def audit(model: Any, report: Report | None = None) -> Audit:
+def audit(
+    model: Any,
+    report: Report | None = None,
+    *,
+    receipt: Receipt | str | os.PathLike[str] | None = None,
+) -> Audit:
     """Walks parameters, buffers and every tensor reachable through attributes.
 
     Args:
         model: an ``nn.Module``.
         report: of its load; ``None``: that of the last load into this model. With none at all
             nothing is accounted for.
+        receipt: of its load, or the path of one. Then the memory of every tensor is hashed and
+            compared with it, which names what was overwritten however that was done.
     """
+    if receipt is not None and not isinstance(receipt, Receipt):
+        receipt = Receipt.load(receipt)
     from loadstone._turns import slots_of
 
     loads = _loads(model, report)
@@ -181,7 +194,23 @@ def audit(model: Any, report: Report | None = None) -> Audit:
             noted = loaded.noted.get(name)
             if noted is None or not noted.is_still(slot.tensor):
                 result.changed.append(slot.name)
+    if receipt is not None:
+        _compare(result, slots, receipt)
     return result
+
+
+def _compare(result: Audit, slots: list[TensorSlot], receipt: Receipt) -> None:
+    """Sorts tensors by whether they have the bytes that the receipt says."""
+    for slot in slots:
+        item = result.provenance.get(slot.name)
+        if slot.tensor.is_meta:
+            continue
+        name = item.tie_of if item is not None and item.origin == "tie" else slot.name
+        is_same = receipt.is_of(name or slot.name, slot.tensor)
+        if is_same:
+            result.proved.append(slot.name)
+        elif is_same is not None and slot.name not in result.changed:
+            result.changed.append(slot.name)
 
 
 def _loads(model: Any, report: Report | None) -> dict[str, _Loaded]:

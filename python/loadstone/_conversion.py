@@ -76,6 +76,7 @@ def convert(
     resume: bool = False,
     part: tuple[int, int] | None = None,
     finish: bool = False,
+    receipt: str | None = None,
     cluster: Any = None,
     parts: int | None = None,
 ) -> ConvertReport:
@@ -141,6 +142,8 @@ def convert(
             beside the target. Parts may run at the same time, on machines that share the folder,
             and may be repeated.
         finish: check the shards of all parts, and move them to the target.
+        receipt: ``"xxh3-128"`` or ``"sha256-tree"``: a receipt with digests of all that is read and
+            written stands beside the output, ``receipt.json`` in a folder. The same for all parts.
         cluster: runs all parts as tasks: ``"ray"`` (extra ``ray``), or an object with
             ``submit()`` as ``concurrent.futures``, Dask and MPI pools have. Each uses one thread
             unless ``threads`` says more. Shards that an earlier run finished are kept.
@@ -185,7 +188,7 @@ def convert(
     )
     if dry_run:
         return dry_report(conversion)
-    return carry_out(conversion, where, progress, resume, part, finish)
+    return carry_out(conversion, where, progress, resume, part, finish, receipt)
 
 
 def _absolute(path: str | os.PathLike[str] | None) -> str | None:

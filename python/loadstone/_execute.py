@@ -17,6 +17,7 @@ from loadstone._dtypes import dtype_name, has_name, torch_dtype
 from loadstone._errors import FilledWarning, make
 from loadstone._homes import Homes
 from loadstone._progress import ProgressCallback, shown
+from loadstone._receipt import Receipt
 from loadstone._report import Provenance, Report, filled_findings, human_bytes
 from loadstone._skeleton import recompute
 from loadstone._turns import slots_of
@@ -51,6 +52,7 @@ def run(
     *,
     progress: bool | ProgressCallback = False,
     threads: int = 0,
+    receipt: str | None = None,
     settle: Callable[[_core.OffloadFolder, Report], None] | None = None,
 ) -> Report:
     """See :meth:`loadstone.Plan.execute`.
@@ -63,7 +65,9 @@ def run(
     plan.require_ok()
     slots = _slots(plan, model)
     made = _initialise.values(plan, model)  # before a byte is read: initialisers may fail
-    filled = read_values(plan, model, progress=progress, threads=threads, slots=slots)
+    filled = read_values(
+        plan, model, progress=progress, threads=threads, slots=slots, receipt=receipt
+    )
     walked = slots_of(model)
     before = [slot.tensor for slot in walked]
     try:
@@ -150,6 +154,7 @@ def read_values(
     progress: bool | ProgressCallback = False,
     threads: int = 0,
     slots: list[TensorSlot] | None = None,
+    receipt: str | None = None,
 ) -> Filled:
     """Carries the plan out into fresh memory; the model is left as it is.
 
@@ -165,7 +170,7 @@ def read_values(
     with _collector.paused():
         homes = Homes(slots, plan.targets, plan._in_place)
     with shown(progress, "loading") as callback:
-        core = _read(plan, homes, values, threads, callback)
+        core = _read(plan, homes, values, threads, callback, receipt or "")
     _core.require_delivered(plan._core, core)
     return Filled(slots, values, core, homes, plan._extra.read())
 
@@ -247,6 +252,8 @@ def make_report(plan: Plan, model: Any, core: _core.Report) -> Report:
         findings=core.findings,
         **core.work() | {"sync_seconds": core.offload.sync_seconds},
     )
+    text = core.receipt_json()
+    report.receipt = None if text is None else Receipt(text)
     remember(model, report, slots)
     return report
 
@@ -348,16 +355,27 @@ def _read(
     values: list[Any],
     threads: int,
     callback: ProgressCallback | None,
+    receipt: str,
 ) -> _core.Report:
     """Puts a finished tensor into ``values`` for each target that the core delivers to memory."""
     destinations, parts, elsewhere = _places(plan, homes, values)
-    reports = [_core.execute(plan._core, destinations, threads, callback, parts=parts)]
+    reports = [
+        _core.execute(plan._core, destinations, threads, callback, parts=parts, receipt=receipt)
+    ]
     for wave in _waves(plan, elsewhere):
         for index in wave:
             values[index] = _fresh(plan.targets[index])
         destinations, parts = _destinations(values, wave)
         reports.append(
-            _core.execute(plan._core, destinations, threads, callback, partial=True, parts=parts)
+            _core.execute(
+                plan._core,
+                destinations,
+                threads,
+                callback,
+                partial=True,
+                parts=parts,
+                receipt=receipt,
+            )
         )
         for index in wave:
             values[index] = values[index].to(plan.targets[index].device)

@@ -22,6 +22,7 @@ def load(
     *,
     progress: bool | Callable[[int, int], object] = False,
     threads: int | None = None,
+    receipt: str | None = None,
     **plan_arguments: Any,
 ) -> Report:
     """Loads a checkpoint into a model and proves that every tensor has a value with an origin.
@@ -46,7 +47,7 @@ def load(
         if plan_arguments.get("strict") is False:
             _warn_of_nothing(made)
         _warn_of_unexpected(made)
-        report = made.execute(progress=progress)
+        report = made.execute(progress=progress, receipt=receipt)
         audit(model, report).require_real()
     return report
 

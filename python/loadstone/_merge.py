@@ -57,15 +57,15 @@ def merge(
     resume: bool = False,
     part: tuple[int, int] | None = None,
     finish: bool = False,
+    receipt: str | None = None,
 ) -> ConvertReport:
     """Merges adapters into a model, or several models into one, and writes the result.
 
     >>> loadstone.merge("base/", "merged/", lora={"adapter/": 0.8})
-    >>> loadstone.merge({"a/": 0.5, "b/": 0.5}, "merged/")
     >>> loadstone.merge(["base/", ("a/", 1.0), ("b/", 1.0)], "m/", method="ties", density=0.2)
 
-    All is computed in F32 and rounded once. The output has the names, shapes and dtypes of the
-    first model; quantized tensors are dequantized. See ``docs/merge.md``.
+    Computed in F32 and rounded once. Names, shapes and dtypes are the first model's; quantized
+    tensors are dequantized. See ``docs/merge.md``.
 
     Args:
         models: a checkpoint, or several with a weight each: a mapping, or a sequence of pairs. A
@@ -87,22 +87,20 @@ def merge(
         seed: of what ``"dare-linear"`` and ``"dare-ties"`` draw at random; 0 without it.
         dtype, block_dtype, quantize, include, exclude, style, mode, imatrix, allow_non_finite,
             copy_code, metadata, beyond_ggml, shard_size, name, max_memory, threads, progress,
-            dry_run, allow_links, resume, part, finish: as in :func:`loadstone.convert`. What is
-            quantized in the source has ``block_dtype`` without ``dtype``.
+            dry_run, allow_links, resume, part, finish, receipt: as in :func:`loadstone.convert`.
+            Quantized sources have ``block_dtype`` without ``dtype``.
 
     Raises:
         PlanError: the checkpoints do not fit each other: ``merge.adapter``, ``merge.models``,
             ``merge.unused`` (all ``findings`` attached); or not in ``max_memory``.
-        FormatError: a checkpoint breaks a rule of its format.
-        LoadError: input or output failed, the disk is full, a source changed meanwhile.
-        Error: see :func:`loadstone.convert`.
+        FormatError, LoadError, Error: see :func:`loadstone.convert`.
     """
     given, adapters = weighted(models, "models"), weighted(lora, "lora")
+    form = form_of(where := os.fsdecode(target), shard_size, name)
     if not given:
         raise make("plan.options", "a merge begins with a model", field="models")
-    form = form_of(where := os.fsdecode(target), shard_size, name)
-    weights, ignore = [weight for _, weight in given], patterns_of(lora_ignore)
-    factors = [(factor, ignore) for _, factor in adapters]
+    weights = [weight for _, weight in given]
+    factors = [(factor, patterns_of(lora_ignore)) for _, factor in adapters]
     options = _core.merge_options(weights, factors, method, normalise, scale, density, seed)
     conversion = _core.make_conversion(
         joined([opened(source, allow_links) for source, _ in (*given, *adapters)]),
@@ -130,6 +128,6 @@ def merge(
         beyond_ggml=beyond_ggml,
         merge=options,
     )
-    if dry_run:
-        return dry_report(conversion)
-    return carry_out(conversion, where, progress, resume, part, finish)
+    if not dry_run:
+        return carry_out(conversion, where, progress, resume, part, finish, receipt)
+    return dry_report(conversion)

@@ -87,6 +87,7 @@ def carry_out(
     resume: bool,
     part: tuple[int, int] | None,
     finish: bool,
+    receipt: str | None = None,
 ) -> ConvertReport:
     try:
         conversion.require_ok()
@@ -94,7 +95,7 @@ def carry_out(
         error.findings = conversion.findings
         raise
     with shown(progress, "converting") as callback:
-        report = _core.convert(conversion, target, callback, resume, part, finish)
+        report = _core.convert(conversion, target, callback, resume, part, finish, receipt or "")
     return ConvertReport(
         outputs=[Path(each) for each in report.outputs],
         **report.work(),

@@ -121,6 +121,7 @@ class Plan:
         model: Any = None,
         progress: bool | Callable[[int, int], object] = False,
         threads: int | None = None,
+        receipt: str | None = None,
     ) -> Report:
         """Loads, exactly as planned. Until the last byte is there the model is as it was.
 
@@ -132,6 +133,9 @@ class Plan:
             model: needed for a plan that was read from a file.
             progress: ``True`` for a bar, or a callable that gets bytes done and bytes in all.
             threads: readers; ``None``: as many as the plan counts on.
+            receipt: ``"xxh3-128"`` or ``"sha256-tree"``: digests of all that is read, and of all
+                values as they stand in memory, are in the report's ``receipt``. Their cost is in
+                docs/receipt.md.
 
         Raises:
             PlanError: the plan holds errors; no data byte was read.
@@ -145,7 +149,7 @@ class Plan:
             raise make("plan.options", "this plan has no model: pass model=", field="model")
         with in_turn_with(subject):
             count = count_argument("threads", threads or 0)
-            return _execute.run(self, subject, progress=progress, threads=count)
+            return _execute.run(self, subject, progress=progress, threads=count, receipt=receipt)
 
     def to_json(self) -> str:
         """The plan as text that the command line and C++ programs carry out too."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadstone import _core
+from loadstone._receipt import Receipt
 
 # An error that a plan is refused with tells this many of its errors, and of their suggestions.
 ERRORS_LISTED_MAX = 20
@@ -71,6 +72,7 @@ class Report:
         staging_bytes_peak: the most that was held for bytes under way, counted.
         findings: the plan's, and those of the load.
         sync_seconds: what it took to bring the files of the offload folder to the disk.
+        receipt: digests of what was read and of what it became, where they were asked for.
     """
 
     provenance: dict[str, Provenance]
@@ -81,6 +83,7 @@ class Report:
     peak_bytes: dict[str, int]
     findings: list[_core.Finding] = field(default_factory=list)
     sync_seconds: float = 0.0
+    receipt: Receipt | None = None
 
     @property
     def filled(self) -> list[Provenance]:
@@ -89,8 +92,9 @@ class Report:
         return [item for name, item in self.provenance.items() if name in names]
 
     def to_json(self) -> str:
-        """All attributes, ``{provenance, seconds, bytes_read ...}``, as the command prints them."""
-        return json.dumps(vars(self), default=_members, indent=1)
+        """All but the receipt, as the command prints it: ``{provenance, seconds ...}``."""
+        members = {name: value for name, value in vars(self).items() if name != "receipt"}
+        return json.dumps(members, default=_members, indent=1)
 
     def __repr__(self) -> str:
         rate = self.bytes_read / self.seconds / 1e9 if self.seconds else 0.0

@@ -12,6 +12,7 @@
 
 #include "codec/error_bound.h"
 #include "kernels/decode_problem.h"
+#include "loadstone/byte_range.h"
 #include "loadstone/dtype.h"
 #include "loadstone/shape.h"
 
@@ -21,12 +22,6 @@ namespace loadstone {
 struct DecodePart {
   Encoding encoding = Dtype::u8;
   Shape shape;
-};
-
-struct ByteRange {
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-  [[nodiscard]] std::uint64_t size() const noexcept { return end - begin; }
 };
 
 // A kernel made ready for one quantized tensor, whose numbers are counted row by row. Immutable, so

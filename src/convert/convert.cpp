@@ -1,16 +1,21 @@
 // Doing what a conversion says: the engine with files for a sink, and what comes before and after.
 #include "loadstone/convert.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/only_errors.h"
+#include "base/text.h"
 #include "convert/output.h"
 #include "convert/output_sink.h"
+#include "convert/recorder.h"
 #include "convert/source_watch.h"
 #include "convert/work_folder.h"
 #include "execute/puller.h"
@@ -54,25 +59,52 @@ void check_run(const Conversion& conversion, const ConvertRun& run) {
   }
 }
 
+DigestKind kind_of(const ConvertRun& run) { return run.receipt.value_or(DigestKind::xxh3_128); }
+
+// Finished shards are trusted by their digests only.
+bool is_kept(const Conversion& conversion, const WorkFolder& work, std::uint32_t file,
+             const ConvertRun& run, Storage& storage, Output& output, ConvertReport& report) {
+  if (conversion.one_file || !work.has_finished(file)) return false;
+  KeptFile kept = work.kept(file, kind_of(run), storage);
+  if (kept.receipt) {
+    output.keep(file, *std::move(kept.receipt));
+    if (!run.finish) report.bytes_kept += conversion.files[file].byte_count();
+    return true;
+  }
+  const std::string& name = conversion.files[file].name;
+  report.findings.push_back(
+      {.severity = Severity::warning,
+       .code = "convert.redone",
+       .target = name,
+       .message = fmt::format("'{}' was finished by an earlier run and {}: it {}", printable(name),
+                              kept.changed, run.finish ? "is to be made again" : "is made again")});
+  return false;
+}
+
 // Those of the run that no earlier one has finished; the others count as kept.
 std::vector<bool> files_to_write(const Conversion& conversion, const WorkFolder& work,
-                                 const ConvertRun& run, ConvertReport& report) {
+                                 const ConvertRun& run, Storage& storage, Output& output,
+                                 ConvertReport& report) {
   std::vector<bool> wanted(conversion.files.size(), !run.part && !run.finish);
   if (run.part) {
     for (const std::uint32_t file : files_of_part(conversion, *run.part)) wanted[file] = true;
   }
   for (std::uint32_t i = 0; i < wanted.size(); ++i) {
-    if (!wanted[i] || conversion.one_file || !work.has_finished(i)) continue;
-    wanted[i] = false;
-    report.bytes_kept += conversion.files[i].byte_count();
+    if (wanted[i] && is_kept(conversion, work, i, run, storage, output, report)) wanted[i] = false;
   }
   return wanted;
 }
 
 void write_files(const Conversion& conversion, const OpenShards& shards, Output& output,
-                 const std::vector<bool>& wanted, Observer* observer, ConvertReport& report) {
+                 const std::vector<bool>& wanted, Observer* observer, const ConvertRun& run,
+                 ConvertReport& report) {
   const Plan& plan = conversion.plan;
-  OutputSink sink(conversion, wanted, output);
+  std::optional<ReceiptRecorder> recorder;
+  if (run.receipt || !conversion.one_file) {
+    recorder.emplace(conversion, shards, wanted, kind_of(run));
+    output.record(&*recorder);
+  }
+  OutputSink sink(conversion, wanted, output, recorder ? &*recorder : nullptr);
   const GroupList groups = sink.groups();
   MemoryCount memory;
   WindowQueue queue(plan, conversion.budget, groups, sink, memory);
@@ -83,7 +115,8 @@ void write_files(const Conversion& conversion, const OpenShards& shards, Output&
                    .sink = sink,
                    .queue = queue,
                    .memory = memory,
-                   .stop = stop};
+                   .stop = stop,
+                   .digests = recorder ? &recorder->sources() : nullptr};
   run_team(
       conversion.budget.threads, stop, observer,
       [&] { return Progress{.bytes_done = work.bytes_done, .bytes_total = queue.bytes_total()}; },
@@ -92,6 +125,7 @@ void write_files(const Conversion& conversion, const OpenShards& shards, Output&
   std::ranges::move(findings_of(work), std::back_inserter(report.findings));
   sort_findings(report.findings);
   report.peak_bytes += memory.bytes_peak();
+  output.record(nullptr);
 }
 
 }  // namespace
@@ -104,8 +138,7 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
   check_target(conversion, target, run);
   const TargetPlace place = look_at_target(conversion, target);
   Storage& files = conversion.plan.catalog->storage(storage);
-  WritableStorage& writable = files.writable();
-  WorkFolder work(conversion, place, run, writable);
+  WorkFolder work(conversion, place, run, files.writable());
   ConvertReport report;
   report.findings = conversion.plan.findings;
   report.peak_bytes = conversion.peak_bytes - conversion.budget.bytes();
@@ -115,23 +148,28 @@ static ConvertReport converted(const Conversion& conversion, const std::string& 
     work.remove();
     return report;
   }
-  const std::vector<bool> wanted = files_to_write(conversion, work, run, report);
+  std::optional<SourceWatch> watch;
+  Output output(conversion, work, files, [&watch] { watch->check(); });
+  std::vector<bool> wanted = files_to_write(conversion, work, run, files, output, report);
   const OpenShards shards = open_needed(conversion, wanted, storage);
-  const SourceWatch watch(shards);
-  Output output(conversion, work, writable, [&watch] { watch.check(); });
+  watch.emplace(shards);
   if (run.finish) {
-    work.require_finished();
+    std::vector<bool> kept(wanted.size());
+    for (std::uint32_t i = 0; i < kept.size(); ++i) {
+      kept[i] = is_kept(conversion, work, i, run, files, output, report);
+    }
+    work.require_finished(kept);
   } else {
     output.check_links(place);
     if (std::ranges::count(wanted, true) > 0) {
-      write_files(conversion, shards, output, wanted, observer, report);
+      write_files(conversion, shards, output, wanted, observer, run, report);
     }
-    watch.check();
+    watch->check();
   }
   if (run.part) {
     report.outputs = work.finished_paths(*run.part);
   } else {
-    report.outputs = output.commit(target);
+    report.outputs = output.commit(target, run.receipt);
   }
   report.bytes_written = output.bytes_written();
   report.sync_seconds = output.sync_seconds();

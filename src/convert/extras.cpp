@@ -78,20 +78,23 @@ std::uint64_t bytes_of(const ExtraFile& extra) {
 }
 
 // A source tells by itself that it has changed.
-std::uint64_t copy_remote(ByteSource& source, FileSink& target) {
+template <typename Take>
+std::uint64_t read_source(ByteSource& source, const Take& take) {
   const std::uint64_t bytes = source.identity().bytes;
   std::vector<std::byte> buffer(std::min<std::uint64_t>(bytes, copy_bytes));
   for (std::uint64_t done = 0; done < bytes;) {
     const auto some = std::span(buffer).first(std::min<std::uint64_t>(bytes - done, copy_bytes));
     source.read(done, some);
-    target.write(done, some);
+    take(done, std::span<const std::byte>(some));
     done += some.size();
   }
   return bytes;
 }
 
-std::uint64_t copy(const ExtraFile& extra, FileSink& target) {
-  if (extra.source) return copy_remote(*extra.source, target);
+// Brings all bytes of the file that is copied. Returns how many there are.
+template <typename Take>
+std::uint64_t read_all(const ExtraFile& extra, const Take& take) {
+  if (extra.source) return read_source(*extra.source, take);
   struct stat before {};
   const Descriptor source = open_extra(extra.copy_of, before);
   std::vector<std::byte> buffer(copy_bytes);
@@ -107,7 +110,7 @@ std::uint64_t copy(const ExtraFile& extra, FileSink& target) {
       throw Error("io.read", "cannot read the file that is to be copied", where);
     }
     if (count == 0) break;
-    target.write(done, std::span(buffer).first(static_cast<std::size_t>(count)));
+    take(done, std::span<const std::byte>(buffer).first(static_cast<std::size_t>(count)));
     done += static_cast<std::uint64_t>(count);
     if (done > extra_bytes_max) break;
   }
@@ -157,18 +160,10 @@ void add_extras(const Conversion& conversion, Digest& digest) {
     add_text(digest, extra.name);
     add_text(digest, extra.text);
     if (extra.copy_of.empty()) continue;
-    if (extra.source) {
-      const FileIdentity identity = extra.source->identity();
-      add_number(digest, identity.bytes);
-      add_text(digest, identity.version);
-      continue;
-    }
-    struct stat status {};
-    const Descriptor file = open_extra(extra.copy_of, status);
-    add_number(digest, static_cast<std::uint64_t>(status.st_size));
-    add_number(digest, static_cast<std::uint64_t>(status.st_mtim.tv_sec));
-    add_number(digest, static_cast<std::uint64_t>(status.st_mtim.tv_nsec));
-    add_number(digest, status.st_ino);
+    const auto add = [&](std::uint64_t /*at*/, std::span<const std::byte> piece) {
+      digest.update(piece);
+    };
+    add_number(digest, read_all(extra, add));
   }
 }
 
@@ -179,7 +174,9 @@ std::uint64_t write_extra(WritableStorage& storage, const ExtraFile& extra,
   if (extra.copy_of.empty()) {
     file->write(0, std::as_bytes(std::span(extra.text)));
   } else {
-    bytes = copy(extra, *file);
+    bytes = read_all(extra, [&](std::uint64_t at, std::span<const std::byte> piece) {
+      file->write(at, piece);
+    });
   }
   file->sync();
   return bytes;

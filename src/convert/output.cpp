@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chrono>
 #include <exception>
+#include <filesystem>
 #include <utility>
 
 #include "convert/container.h"
@@ -49,11 +50,20 @@ std::vector<std::string> output_paths(const Conversion& conversion, const std::s
   return paths;
 }
 
-Output::Output(const Conversion& conversion, WorkFolder& work, WritableStorage& storage,
+std::string receipt_name(const Conversion& conversion, const std::string& target) {
+  if (conversion.one_file) {
+    return std::filesystem::path(target).filename().string() + ".receipt.json";
+  }
+  return conversion.is_split ? conversion.stem + ".gguf.receipt.json" : "receipt.json";
+}
+
+Output::Output(const Conversion& conversion, WorkFolder& work, Storage& storage,
                std::function<void()> check_sources)
     : conversion_(conversion),
       work_(work),
-      storage_(storage),
+      reading_(storage),
+      storage_(storage.writable()),
+      receipts_(conversion.files.size()),
       check_sources_(std::move(check_sources)),
       files_(conversion.files.size()) {}
 
@@ -93,11 +103,34 @@ void Output::finish(std::uint32_t number) {
   FileSink& sink = sink_of(number);
   timed([&] { sink.sync(); });
   check_sources_();  // what was made of others is not handed out as good
+  if (recorder_ != nullptr) note_receipt(number);
   const std::lock_guard lock(mutex_);
   file.sink.reset();
   if (conversion_.one_file) return;
   storage_.rename(file.part_path, work_.files() + "/" + conversion_.files[number].name);
   file.is_whole = true;
+}
+
+// Before the shard has its name: what is whole has a receipt.
+void Output::note_receipt(std::uint32_t number) {
+  const std::string& name = conversion_.files[number].name;
+  const auto written = reading_.open(files_[number].part_path);
+  receipts_[number] = recorder_->finish(number, name, *written);
+  if (conversion_.one_file) return;
+  storage_.write_whole(work_.receipt_of(number), work_.unfinished(name + ".receipt"),
+                       to_json(receipts_[number]));
+}
+
+Receipt Output::whole_receipt(DigestKind kind) {
+  Receipt receipt = joined_receipt(kind, receipts_);
+  if (conversion_.one_file) return receipt;
+  const auto add = [&](const std::string& name) {
+    const auto file = reading_.open(work_.files() + "/" + name);
+    receipt.outputs.push_back(receipt_of_extra(kind, name, *file));
+  };
+  for (const ExtraFile& extra : conversion_.extras) add(extra.name);
+  if (!conversion_.index_name.empty()) add(conversion_.index_name);
+  return receipt;
 }
 
 std::uint64_t Output::bytes_written() const noexcept { return bytes_written_; }
@@ -128,7 +161,7 @@ void Output::sync_folder(const std::string& path) {
 }
 
 // What is not worth being kept: an ended run may have left some.
-void Output::write_beside() {
+void Output::write_beside(std::optional<DigestKind> receipt) {
   const auto place = [&](const std::string& name) {
     const std::string path = work_.files() + "/" + name;
     storage_.remove(path);
@@ -137,23 +170,52 @@ void Output::write_beside() {
   for (const ExtraFile& extra : conversion_.extras) {
     bytes_written_ += write_extra(storage_, extra, place(extra.name));
   }
-  if (conversion_.index_name.empty()) return;
-  const std::string text = container_of(conversion_.format).index(conversion_);
-  storage_.write_whole(place(conversion_.index_name), work_.unfinished(conversion_.index_name),
-                       text);
-  bytes_written_ += text.size();
+  const auto write_text = [&](const std::string& name, const std::string& text) {
+    storage_.write_whole(place(name), work_.unfinished(name), text);
+    bytes_written_ += text.size();
+  };
+  if (!conversion_.index_name.empty()) {
+    write_text(conversion_.index_name, container_of(conversion_.format).index(conversion_));
+  }
+  const std::string name = receipt_name(conversion_, {});
+  if (receipt) {
+    write_text(name, to_json(whole_receipt(*receipt)));
+  } else {
+    static_cast<void>(place(name));  // an ended run's
+  }
 }
 
-std::vector<std::string> Output::commit(const std::string& target) {
+// An older receipt goes before the file that it is of.
+std::string Output::commit_file(const TargetPlace& place, std::optional<DigestKind> receipt) {
+  const std::string name = receipt_name(conversion_, place.path);
+  const std::string path = place.parent + "/" + name;
+  std::string text;
+  if (receipt) {
+    receipts_.front().outputs.front().path = std::filesystem::path(place.path).filename().string();
+    text = to_json(whole_receipt(*receipt));
+  }
+  const auto older = read_begin(path, 100);
+  if (older && older->find("loadstone-receipt") != std::string::npos) storage_.remove(path);
+  storage_.rename(files_.front().part_path, place.path);
+  files_.front().is_whole = true;
+  if (receipt) {
+    storage_.write_whole(path, work_.unfinished("receipt"), text);
+    bytes_written_ += text.size();
+  }
+  return path;
+}
+
+std::vector<std::string> Output::commit(const std::string& target,
+                                        std::optional<DigestKind> receipt) {
   const TargetPlace place = look_at_target(conversion_, target);  // it may be another one by now
   if (conversion_.one_file) {
-    storage_.rename(files_.front().part_path, place.path);
-    files_.front().is_whole = true;
+    const std::string beside = commit_file(place, receipt);
     sync_folder(place.parent);
     work_.remove();
+    if (receipt) return {place.path, beside};
     return {place.path};
   }
-  write_beside();
+  write_beside(receipt);
   sync_folder(work_.files());
   if (!place.has_files) {
     storage_.rename(work_.files(), place.path);  // the one moment: an empty folder is replaced
@@ -166,7 +228,9 @@ std::vector<std::string> Output::commit(const std::string& target) {
     sync_folder(place.path);
   }
   work_.remove();
-  return output_paths(conversion_, place.path);
+  auto paths = output_paths(conversion_, place.path);
+  if (receipt) paths.push_back(place.path + "/" + receipt_name(conversion_, {}));
+  return paths;
 }
 
 // First of all, so that a file system that cannot do it says so before the work is done.
@@ -183,7 +247,8 @@ void Output::check_links(const TargetPlace& place) const {
 // What stays stands in both folders from now on.
 void Output::link_others(const TargetPlace& place) {
   for (const std::string& name : place.others) {
-    if (is_extra_name(conversion_, name)) continue;
+    // An older receipt says nothing of this output.
+    if (is_extra_name(conversion_, name) || name == receipt_name(conversion_, {})) continue;
     const std::string from = place.path + "/" + name;
     const std::string to = work_.files() + "/" + name;
     if (same_file(from, to)) continue;  // an ended run did that
@@ -233,6 +298,10 @@ void Output::name_in_folder(const TargetPlace& place) {
     const std::string& index = conversion_.index_name;
     if (!index.empty()) {
       name_shard(work_.files() + "/" + index, place.path + "/" + index, named);
+    }
+    const std::string receipt = receipt_name(conversion_, {});
+    if (status_of(work_.files() + "/" + receipt, false)) {
+      name_extra(work_.files() + "/" + receipt, place.path + "/" + receipt, named);
     }
   } catch (...) {
     take_back(named);

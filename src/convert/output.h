@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "convert/recorder.h"
 #include "loadstone/convert.h"
 #include "loadstone/storage.h"
 
@@ -42,6 +43,9 @@ struct TargetPlace {
 // Throws Error "io.no_space" where the file system has not so many bytes left.
 void check_space(const TargetPlace& place, std::uint64_t byte_count);
 
+// The name of the receipt beside an output: for one file it stands where that does.
+[[nodiscard]] std::string receipt_name(const Conversion& conversion, const std::string& target);
+
 // Of the whole target, the index last.
 [[nodiscard]] std::vector<std::string> output_paths(const Conversion& conversion,
                                                     const std::string& target);
@@ -51,7 +55,7 @@ void check_space(const TargetPlace& place, std::uint64_t byte_count);
 class Output {
  public:
   // `check_sources` throws where what the files are made of has changed; thread-safe.
-  Output(const Conversion& conversion, WorkFolder& work, WritableStorage& storage,
+  Output(const Conversion& conversion, WorkFolder& work, Storage& storage,
          std::function<void()> check_sources);
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
@@ -66,9 +70,14 @@ class Output {
   // work folder.
   void finish(std::uint32_t file);
 
+  // Asked for the receipt of each file when it is finished; null: nobody.
+  void record(ReceiptRecorder* recorder) noexcept { recorder_ = recorder; }
+  // The receipt of a file that is finished already.
+  void keep(std::uint32_t file, Receipt receipt) { receipts_[file] = std::move(receipt); }
+
   // All files are finished: gives them their names in the target, the index last. Returns their
-  // paths.
-  std::vector<std::string> commit(const std::string& target);
+  // paths. `receipt`: writes one too, of all files.
+  std::vector<std::string> commit(const std::string& target, std::optional<DigestKind> receipt);
 
   [[nodiscard]] std::uint64_t bytes_written() const noexcept;
   // In which at least one thread was bringing something to the disk.
@@ -93,7 +102,10 @@ class Output {
 
   [[nodiscard]] FileSink& sink_of(std::uint32_t file);
   void make(std::uint32_t file);
-  void write_beside();
+  void write_beside(std::optional<DigestKind> receipt);
+  [[nodiscard]] Receipt whole_receipt(DigestKind kind);
+  std::string commit_file(const TargetPlace& place, std::optional<DigestKind> receipt);
+  void note_receipt(std::uint32_t file);
   template <typename Sync>
   void timed(const Sync& sync);
   void sync_folder(const std::string& path);
@@ -106,7 +118,10 @@ class Output {
 
   const Conversion& conversion_;
   WorkFolder& work_;
+  Storage& reading_;
   WritableStorage& storage_;
+  ReceiptRecorder* recorder_ = nullptr;
+  std::vector<Receipt> receipts_;  // by file; each is its thread's until all are finished
   const std::function<void()> check_sources_;
   std::mutex mutex_;
   std::vector<File> files_;          // guarded by mutex_ until all are finished

@@ -34,9 +34,10 @@ void invert(const OutputTensor& tensor, std::span<std::byte> bytes) {
 }  // namespace
 
 OutputSink::OutputSink(const Conversion& conversion, const std::vector<bool>& wanted,
-                       Output& output)
+                       Output& output, ReceiptRecorder* recorder)
     : conversion_(conversion),
       output_(output),
+      recorder_(recorder),
       wanted_(wanted),
       places_(conversion.plan.targets.size()),
       bytes_left_(conversion.files.size()) {
@@ -80,6 +81,7 @@ std::span<const OutputTensor* const> OutputSink::tensors_of(std::uint32_t target
 void OutputSink::write(std::uint32_t file, const OutputTensor& tensor, std::uint64_t offset,
                        std::span<const std::byte> bytes) {
   if (bytes.empty()) return;
+  if (recorder_ != nullptr) recorder_->wrote(file, tensor, offset, bytes);
   output_.write(file, conversion_.files[file].header_bytes + tensor.begin + offset, bytes);
   if ((bytes_left_[file] -= bytes.size()) == 0) output_.finish(file);
 }

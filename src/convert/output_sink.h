@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "convert/output.h"
+#include "convert/recorder.h"
 #include "execute/groups.h"
 #include "execute/value_sink.h"
 #include "loadstone/convert.h"
@@ -18,7 +19,9 @@ namespace loadstone {
 class OutputSink final : public ValueSink {
  public:
   // Of the `wanted` files. Those without data are finished here.
-  OutputSink(const Conversion& conversion, const std::vector<bool>& wanted, Output& output);
+  // `recorder`: is told what is written; null: nobody.
+  OutputSink(const Conversion& conversion, const std::vector<bool>& wanted, Output& output,
+             ReceiptRecorder* recorder = nullptr);
 
   // Everything that is to be made: file by file, and in a file in the order of the sources.
   [[nodiscard]] GroupList groups() const;
@@ -43,6 +46,7 @@ class OutputSink final : public ValueSink {
 
   const Conversion& conversion_;
   Output& output_;
+  ReceiptRecorder* const recorder_;
   std::vector<bool> wanted_;
   std::vector<Place> places_;  // by target
   std::vector<const OutputTensor*> tensors_;

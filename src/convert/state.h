@@ -47,7 +47,8 @@ struct WorkState {
 // Throws Error "convert.state" for text that is none.
 [[nodiscard]] WorkState work_state_from_json(std::string_view text);
 
-// Throws Error "convert.state" that says what is another thing than it was, `parts` left aside.
+// Throws Error "convert.state" that says what is another thing than it was, `parts` left aside, and
+// of sources what tells copies apart: time, inode and version.
 void require_same(const WorkState& found, const WorkState& expected, const std::string& folder);
 
 }  // namespace loadstone

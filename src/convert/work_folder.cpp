@@ -27,6 +27,8 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t state_bytes_max = 64u << 20;
 constexpr std::string_view unfinished_mark = ".unfinished-";
+constexpr std::string_view receipt_suffix = ".receipt.json";
+constexpr std::size_t receipt_bytes_max = std::size_t{1} << 30;
 
 [[noreturn]] void refuse_locked(const std::string& path, std::string message) {
   throw Error("convert.locked", std::move(message), {.path = path});
@@ -207,6 +209,7 @@ void WorkFolder::open_part(const ConvertPart& part) {
   }
   const WorkState found = read_state();
   require_same(found, state_, path_);
+  is_other_source_ = found.sources != state_.sources;
   if (!is_plain_folder(files_) || status_of(exchange_, false)) {
     throw Error("convert.state", "the target was about to get its name: finish or resume it",
                 {.path = path_});
@@ -237,6 +240,7 @@ void WorkFolder::divide_anew(std::uint32_t parts_before) {
 void WorkFolder::take_over(bool finishes) {
   const WorkState found = read_state();
   require_same(found, state_, path_);
+  is_other_source_ = found.sources != state_.sources;
   state_.parts = found.parts;
   const bool is_named = all_are_named();
   const bool is_exchanged = exchange_is_done();
@@ -329,6 +333,16 @@ bool WorkFolder::has_finished(std::uint32_t file) const {
   return is_whole(files_ + "/" + conversion_.files[file].name, file);
 }
 
+std::string WorkFolder::receipt_of(std::uint32_t file) const {
+  return path_ + "/" + conversion_.files[file].name + std::string(receipt_suffix);
+}
+
+KeptFile WorkFolder::kept(std::uint32_t file, DigestKind kind, Storage& storage) const {
+  const auto text = read_begin(receipt_of(file), receipt_bytes_max);
+  return check_kept(conversion_, file, kind, text.value_or(""),
+                    files_ + "/" + conversion_.files[file].name, storage, is_other_source_);
+}
+
 std::vector<std::string> WorkFolder::finished_paths(const ConvertPart& part) const {
   std::vector<std::string> paths;
   for (const std::uint32_t file : files_of_part(conversion_, part)) {
@@ -346,7 +360,7 @@ bool WorkFolder::target_is_whole() const {
   return read_begin(place_.path + "/" + conversion_.index_name, index.size() + 1) == index;
 }
 
-void WorkFolder::require_finished() const {
+void WorkFolder::require_finished(const std::vector<bool>& is_kept) const {
   std::set<std::uint32_t> missing;
   std::vector<std::uint32_t> part_of(conversion_.files.size(), 0);
   for (std::uint32_t part = 1; part <= state_.parts; ++part) {
@@ -358,7 +372,7 @@ void WorkFolder::require_finished() const {
   std::string first;
   std::size_t count = 0;
   for (std::uint32_t i = 0; i < conversion_.files.size(); ++i) {
-    if (has_finished(i)) continue;
+    if (is_kept[i]) continue;
     if (count++ == 0) first = conversion_.files[i].name;
     missing.insert(part_of[i]);
   }
@@ -440,6 +454,9 @@ void WorkFolder::clear() {
   empty_files(known);
   forget_exchange();
   storage_.remove(path_ + "/state.json");
+  for (const std::string& name : names_in(path_)) {
+    if (name.ends_with(receipt_suffix)) storage_.remove(path_ + "/" + name);
+  }
   remove_unfinished({});
 }
 

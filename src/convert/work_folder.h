@@ -6,6 +6,7 @@
 //                        part-00002.lock   held by the process that does this part
 //                        state.json        what is being written, of what
 //                        SHARD.unfinished-*
+//                        SHARD.receipt.json     digests of a shard and of what it is made of
 //                        files/            shards under their own names, whole and on the disk;
 //                                          the folder that becomes the target
 //                        exchange          there while `files` and the target change places
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "convert/output.h"
+#include "convert/recorder.h"
 #include "convert/state.h"
 #include "loadstone/convert.h"
 #include "loadstone/storage.h"
@@ -44,12 +46,19 @@ class WorkFolder {
   [[nodiscard]] std::string unfinished(const std::string& name) const;
   // Whether the shard is here: a plain file with the size and the header that it should have.
   [[nodiscard]] bool has_finished(std::uint32_t file) const;
+  // Where the receipt of a finished shard is.
+  [[nodiscard]] std::string receipt_of(std::uint32_t file) const;
+  // A finished shard's receipt, where it has still the bytes of then; else nothing, and
+  // `changed` says why. Reads the shard; where the source is a copy of the one that the work was
+  // begun with, what the shard is made of too.
+  [[nodiscard]] KeptFile kept(std::uint32_t file, DigestKind kind, Storage& storage) const;
   // Of the shards of this part.
   [[nodiscard]] std::vector<std::string> finished_paths(const ConvertPart& part) const;
   // An earlier run was ended when the target had its name and only this folder was to be removed.
   [[nodiscard]] bool was_committed() const noexcept { return was_committed_; }
   // Throws Error "convert.incomplete" that names what is missing: shards, or the parts they are of.
-  void require_finished() const;
+  // `is_kept`: what kept() found, by file.
+  void require_finished(const std::vector<bool>& is_kept) const;
 
   // Around the moment in which `files` and the target change places.
   void note_exchange(const std::string& target);
@@ -93,6 +102,7 @@ class WorkFolder {
   bool is_begun_ = false;  // what is here was made by this run
   bool is_removed_ = false;
   bool was_committed_ = false;
+  bool is_other_source_ = false;  // of the same sizes and headers
   WorkState state_;
   std::unique_ptr<FileLock> lock_;
   std::unique_ptr<FileLock> state_lock_;

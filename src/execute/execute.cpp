@@ -5,11 +5,13 @@
 #include <cstring>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/only_errors.h"
 #include "codec/tensor_table.h"
 #include "execute/job_queue.h"
+#include "execute/load_digests.h"
 #include "execute/memory_count.h"
 #include "execute/offload_folder.h"
 #include "execute/puller.h"
@@ -174,6 +176,21 @@ class MemorySink final : public ValueSink {
   std::vector<std::atomic<bool>> written_;
 };
 
+// What the threads have left.
+void fill_report(const Plan& plan, const MemorySink& sink, ReadContext& context,
+                 const PullWork& work, Report& report) {
+  for (const std::uint32_t i : sink.by_windows()) {
+    if (sink.has_written(i)) context.written[i] = plan.targets[i].byte_count();
+  }
+  report.provenance =
+      make_provenance(plan, [&](std::size_t i) { return context.written[i].load(); });
+  report.findings = plan.findings;
+  std::ranges::move(findings_of(work), std::back_inserter(report.findings));
+  sort_findings(report.findings);
+  report.bytes_read = context.bytes_read + work.bytes_read;
+  for (const auto& bytes : context.written) report.bytes_written += bytes;
+}
+
 }  // namespace
 
 static Report load(const Plan& plan, std::span<const Destination> destinations,
@@ -195,6 +212,9 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   GroupList groups;
   append_groups(plan, sink.by_windows(), groups);
 
+  std::optional<LoadDigests> digests;
+  if (options.receipt) digests.emplace(plan, destinations, shards, *options.receipt);
+  SourceDigests* const sources = digests ? &digests->sources() : nullptr;
   MemoryCount memory;
   std::atomic<bool> stop = false;
   ReadContext context = {.plan = plan,
@@ -205,7 +225,8 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
                          .slot_bytes = budget.whole.bytes,
                          .memory = memory,
                          .stop = stop,
-                         .written = std::vector<std::atomic<std::uint64_t>>(plan.targets.size())};
+                         .written = std::vector<std::atomic<std::uint64_t>>(plan.targets.size()),
+                         .digests = sources};
   WindowQueue windows(plan, budget, groups, sink, memory);
   PullWork work = {.plan = plan,
                    .shards = shards.sources(),
@@ -213,7 +234,8 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
                    .sink = sink,
                    .queue = windows,
                    .memory = memory,
-                   .stop = stop};
+                   .stop = stop,
+                   .digests = sources};
   const auto progress = [&] {
     return Progress{.bytes_done = context.bytes_done + work.bytes_done,
                     .bytes_total = jobs.bytes_total() + windows.bytes_total()};
@@ -222,23 +244,18 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
     run_jobs(context, jobs);
     pull_windows(work);
   });
+  Report report;
+  if (digests) {
+    report.receipt =
+        std::make_shared<const Receipt>(digests->finish(destinations, sink, budget.threads));
+  }
   // A file that changed meanwhile is not handed out as good.
   shards.require_unchanged();
   if (!options.holds_offload) offload->commit();
 
-  for (const std::uint32_t i : sink.by_windows()) {
-    if (sink.has_written(i)) context.written[i] = plan.targets[i].byte_count();
-  }
-  Report report;
-  report.provenance =
-      make_provenance(plan, [&](std::size_t i) { return context.written[i].load(); });
+  fill_report(plan, sink, context, work, report);
   report.sync_seconds = offload->sync_seconds();
   if (options.holds_offload) report.offload = offload;
-  report.findings = plan.findings;
-  std::ranges::move(findings_of(work), std::back_inserter(report.findings));
-  sort_findings(report.findings);
-  report.bytes_read = context.bytes_read + work.bytes_read;
-  for (const auto& bytes : context.written) report.bytes_written += bytes;
   report.staging_bytes_peak = memory.bytes_peak();
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;

@@ -21,7 +21,7 @@ class Puller {
   explicit Puller(PullWork& work)
       : work_(work),
         reader_(work.plan.catalog, work.shards, work.budget.staging.bytes, work.stop, &work.memory,
-                false),
+                false, work.digests),
         merged_(work.plan, reader_, work.statistics, work.stop, work.memory),
         numbers_(work.memory, work.budget.window_bytes),
         encoded_(work.memory, work.budget.encoded_bytes) {}

@@ -5,6 +5,7 @@
 
 #include "boxes/copy_box.h"
 #include "execute/populate.h"
+#include "execute/source_digests.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -148,6 +149,9 @@ void Reader::read_part(std::uint32_t source, DecodeForm::Range bytes, std::byte*
     throw Error(error.code(), error.message(), std::move(where));
   }
   context_.bytes_read.fetch_add(bytes.size(), std::memory_order_relaxed);
+  if (context_.digests == nullptr) return;
+  const std::span<std::byte> part(to, bytes.size());
+  context_.digests->read(tensor.shard, begin, {&part, 1});
 }
 
 void Reader::skip_to(const Job& job, std::uint64_t offset) {
@@ -185,6 +189,7 @@ void Reader::flush(const Job& job) {
       rethrow_named(job, error);
     }
     context_.bytes_read.fetch_add(read_end_ - read_begin_, std::memory_order_relaxed);
+    if (context_.digests != nullptr) context_.digests->read(job.shard, read_begin_, parts_);
   }
   parts_.clear();
   read_begin_ = read_end_;

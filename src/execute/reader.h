@@ -19,6 +19,8 @@
 
 namespace loadstone {
 
+class SourceDigests;
+
 // What all readers of a load share. Thread-safe where it says so or is atomic.
 struct ReadContext {
   const Plan& plan;
@@ -34,6 +36,7 @@ struct ReadContext {
   std::vector<std::atomic<std::uint64_t>> written;  // bytes, per target
   // Memory that is read into is populated before. Of no use where it is written to again and again.
   bool populates = true;
+  SourceDigests* digests = nullptr;  // null: none are taken
 };
 
 // Not thread-safe.

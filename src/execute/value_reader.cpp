@@ -30,7 +30,7 @@ namespace {
 ValueReader::ValueReader(std::shared_ptr<const Catalog> catalog,
                          std::span<const std::shared_ptr<ByteSource>> shards,
                          std::uint64_t staging_bytes_max, std::atomic<bool>& stop,
-                         MemoryCount* memory, bool populates)
+                         MemoryCount* memory, bool populates, SourceDigests* digests)
     : slot_bytes_(std::max(staging_bytes_max, reader_bytes_least)),
       context_{.plan = plan_,
                .targets = target_,
@@ -41,7 +41,8 @@ ValueReader::ValueReader(std::shared_ptr<const Catalog> catalog,
                .memory = memory != nullptr ? *memory : own_count_,
                .stop = stop,
                .written = std::vector<std::atomic<std::uint64_t>>(1),
-               .populates = populates},
+               .populates = populates,
+               .digests = digests},
       reader_(context_) {
   plan_.catalog = std::move(catalog);
   plan_.targets.resize(1);

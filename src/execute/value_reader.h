@@ -39,9 +39,11 @@ class ValueReader {
   // `shards`: one for each of the catalog's, null where nothing is read from. `stop`: read() then
   // returns early, and what it has written means nothing. `memory`: where staging is counted; null:
   // nowhere else than here. `populates`: whether the memory that is read into is fresh.
+  // `digests`: is told what is read; null: nobody.
   ValueReader(std::shared_ptr<const Catalog> catalog,
               std::span<const std::shared_ptr<ByteSource>> shards, std::uint64_t staging_bytes_max,
-              std::atomic<bool>& stop, MemoryCount* memory = nullptr, bool populates = true);
+              std::atomic<bool>& stop, MemoryCount* memory = nullptr, bool populates = true,
+              SourceDigests* digests = nullptr);
   ValueReader(const ValueReader&) = delete;
   ValueReader& operator=(const ValueReader&) = delete;
 

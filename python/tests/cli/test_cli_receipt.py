@@ -1,0 +1,303 @@
+"""Receipts of conversions: written, verified, and what `--resume` believes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMAND = os.environ.get("LOADSTONE_CLI", str(Path(sys.executable).with_name("loadstone")))
+BLOCK = 1 << 20
+
+
+def write(path: Path, tensors: dict[str, tuple[str, list[int], bytes]]) -> None:
+    header, at = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    raw = b"".join(data for _, _, data in tensors.values())
+    path.write_bytes(struct.pack("<Q", len(text)) + text + raw)
+
+
+def bf16(generator: random.Random, count: int) -> bytes:
+    """Numbers around one, so that all can be quantized."""
+    data = bytearray(generator.randbytes(2 * count))
+    data[1::2] = bytes(0x3C + (each & 0x83) for each in data[1::2])
+    return bytes(data)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("receipt") / "source"
+    folder.mkdir()
+    generator = random.Random(5)
+    tensors = {}
+    for layer in range(6):
+        name = f"model.layers.{layer}.mlp.up_proj.weight"
+        tensors[name] = ("BF16", [640, 1024], bf16(generator, 640 * 1024))
+        tensors[f"model.layers.{layer}.norm.weight"] = ("BF16", [64], bf16(generator, 64))
+    tensors["model.empty"] = ("BF16", [0, 4], b"")
+    write(folder / "model.safetensors", tensors)
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    return folder
+
+
+def convert(*arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [COMMAND, "convert", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def verify(*arguments: object) -> list[dict[str, str]]:
+    done = subprocess.run(
+        [COMMAND, "verify", *map(str, arguments), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["ok"] == (done.returncode == 0)
+    return report["differences"]
+
+
+def flip(path: Path, bit: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(bit // 8)
+        byte = file.read(1)[0]
+        file.seek(bit // 8)
+        file.write(bytes([byte ^ 1 << bit % 8]))
+
+
+def tree(data: bytes, ranges: list[list[int]] | None = None) -> str:
+    """The digest by the words of docs/receipt.md."""
+    ranges = ([[0, len(data)]] if data else []) if ranges is None else ranges
+    blocks = []
+    for begin, end in ranges:
+        for at in range(begin, end, BLOCK):
+            blocks.append(hashlib.sha256(b"\0" + data[at : min(at + BLOCK, end)]).digest())
+    numbers = [BLOCK, len(ranges), *(each for pair in ranges for each in pair)]
+    tag = b"\1loadstone sha256-tree 1\n" + struct.pack(f"<{len(numbers)}Q", *numbers)
+    return hashlib.sha256(tag + b"".join(blocks)).hexdigest()
+
+
+FORMS = {
+    "copy": [],
+    "cast": ["--dtype", "f16"],
+    "nf4": ["--quantize", "nf4"],
+    "nvfp4": ["--quantize", "nvfp4"],
+    "fp8": ["--quantize", "fp8"],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["xxh3-128", "sha256-tree"])
+def test_a_receipt_is_true_and_does_not_depend_on_threads(
+    source: Path, tmp_path: Path, form: str, kind: str
+) -> None:
+    receipts = []
+    for threads, memory in ((1, "24MiB"), (1, "400MiB"), (4, "400MiB")):
+        out = tmp_path / f"{threads}-{memory}"
+        convert(source, out, *FORMS[form], "--shard-size", "3MB", "--receipt", kind,
+                "--threads", threads, "--max-memory", memory)  # fmt: skip
+        receipts.append((out / "receipt.json").read_bytes())
+        assert verify(out, "--receipt", "--source", source) == []
+    assert receipts[0] == receipts[1] == receipts[2]
+    receipt = json.loads(receipts[0])
+    assert receipt["digest"] == kind
+    if kind != "sha256-tree":
+        return
+    for root, files in ((source, receipt["sources"]), (out, receipt["outputs"])):
+        for file in files:
+            raw = (root / file["path"]).read_bytes()
+            assert len(raw) == file["bytes"]
+            header = b"".join(raw[begin:end] for begin, end in file["header_ranges"])
+            assert len(header) + sum(t["end"] - t["begin"] for t in file["tensors"]) == len(raw)
+            assert file["header_digest"] == tree(raw, file["header_ranges"])
+            for tensor in file["tensors"]:
+                assert "ranges" not in tensor
+                assert tensor["digest"] == tree(raw[tensor["begin"] : tensor["end"]])
+
+
+def test_every_flipped_bit_is_named(source: Path, tmp_path: Path) -> None:
+    out, copy = tmp_path / "out", tmp_path / "copy"
+    convert(source, out, "--quantize", "nf4", "--shard-size", "3MB", "--receipt", "xxh3-128")
+    shutil.copytree(source, copy)
+    receipt = json.loads((out / "receipt.json").read_text())
+    generator = random.Random(7)
+    for root, files in ((out, receipt["outputs"]), (copy, receipt["sources"])):
+        for file in files:
+            spots = [(t["name"], t["begin"], t["end"]) for t in file["tensors"]]
+            header = f"{file['path']} (header)" if spots else file["path"]
+            spots += [(header, begin, end) for begin, end in file["header_ranges"]]
+            for name, begin, end in spots:
+                if begin == end:
+                    continue
+                for bit in {8 * begin, 8 * end - 1, generator.randrange(8 * begin, 8 * end)}:
+                    flip(root / file["path"], bit)
+                    found = verify(out, "--receipt", "--source", copy)
+                    flip(root / file["path"], bit)
+                    assert [each["name"] for each in found] == [name]
+                    assert file["path"] in found[0]["found"]
+    assert verify(out, "--receipt", "--source", copy) == []
+
+
+def test_what_stands_in_one_of_both_is_named(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(source, out, "--shard-size", "3MB", "--receipt", "xxh3-128")
+    (out / "more.bin").write_bytes(b"x")
+    (out / "config.json").unlink()
+    found = {each["name"]: each["kind"] for each in verify(out, "--receipt")}
+    assert found == {"more.bin": "unexpected", "config.json": "missing"}
+
+
+def test_one_file(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.safetensors"
+    convert(source, target, "--receipt", "sha256-tree")
+    assert verify(target, "--receipt", "--source", source) == []
+    convert(source, target, "--dtype", "f32")  # its receipt went with the file
+    assert not (tmp_path / "out.safetensors.receipt.json").exists()
+
+
+def test_partial_reads_list_their_ranges(source: Path, tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    rules = tmp_path / "rules.json"
+    rules.write_text(json.dumps([
+        {"op": "slice", "sources": [name.replace(".", "[.]")], "targets": ["w"], "dim": 0,
+         "start": 10, "sizes": [200]},
+    ]))  # fmt: skip
+    out = tmp_path / "out"
+    convert(source, out, "--rules", rules, "--receipt", "sha256-tree")
+    receipt = json.loads((out / "receipt.json").read_text())
+    (tensor,) = [t for t in receipt["sources"][0]["tensors"] if t["name"] == name]
+    assert tensor["ranges"] == [[10 * 2048, 210 * 2048]]
+    raw = (source / "model.safetensors").read_bytes()[tensor["begin"] : tensor["end"]]
+    assert tensor["digest"] == tree(raw, tensor["ranges"])
+    assert verify(out, "--receipt", "--source", source) == []
+
+
+def test_transposed(source: Path, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.json"
+    rules.write_text(json.dumps([
+        {"op": "transpose", "sources": ["(.*up_proj.weight)"], "targets": ["$1"], "dims": [0, 1]},
+    ]))  # fmt: skip
+    texts = []
+    for threads in (1, 4):
+        out = tmp_path / f"out{threads}"
+        convert(source, out, "--rules", rules, "--receipt", "xxh3-128", "--threads", threads,
+                "--max-memory", "32MiB")  # fmt: skip
+        assert verify(out, "--receipt", "--source", source) == []
+        texts.append((out / "receipt.json").read_text())
+    assert texts[0] == texts[1]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {each.name: each.read_bytes() for each in sorted(folder.iterdir())}
+
+
+RESUMED = ["--quantize", "nf4", "--shard-size", "700KB", "--receipt", "sha256-tree"]
+
+
+@pytest.fixture(scope="module")
+def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("whole") / "out"
+    convert(source, out, *RESUMED)
+    return files_of(out)
+
+
+def begun(source: Path, out: Path, seconds: float) -> bool:
+    """A run that is killed; False where it was done before."""
+    process = subprocess.Popen(
+        [COMMAND, "convert", str(source), str(out), *RESUMED, "--resume", "--threads", "1"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    time.sleep(seconds)
+    process.send_signal(signal.SIGKILL)
+    return process.wait() != 0
+
+
+def test_killed_50_times_and_resumed_elsewhere(
+    source: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    generator = random.Random(11)
+    place = tmp_path / "0"
+    place.mkdir()
+    shutil.copytree(source, place / "source")
+    kills = 0
+    while kills < 50:
+        kills += begun(place / "source", place / "out", generator.uniform(0.0, 0.25))
+        if (place / "out").exists():
+            assert files_of(place / "out") == whole
+            shutil.rmtree(place / "out")
+        # Another path, inode and time of all files.
+        moved = tmp_path / str(kills + 1)
+        if not moved.exists():
+            shutil.copytree(place, moved, copy_function=shutil.copyfile)
+            shutil.rmtree(place)
+            place = moved
+    convert(place / "source", place / "out", *RESUMED, "--resume")
+    assert files_of(place / "out") == whole
+
+
+def finished(source: Path, out: Path) -> Path:
+    """The waiting shards of a conversion of which one part of two is done."""
+    convert(source, out, *RESUMED, "--part", "1/2")
+    return out.parent / f".loadstone-{out.name}.part" / "files"
+
+
+def test_a_flipped_byte_in_a_finished_shard_is_named_and_made_again(
+    source: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    files = finished(source, out)
+    shard = sorted(files.iterdir())[0]
+    flip(shard, 8 * (shard.stat().st_size - 100))
+    report = json.loads(convert(source, out, *RESUMED, "--resume", "--json").stdout)
+    (finding,) = [each for each in report["findings"] if each["code"] == "convert.redone"]
+    assert finding["target"] == shard.name
+    assert "tensor 'model.layers" in finding["message"]
+    assert report["bytes_kept"] > 0 or len(list(files.parent.glob("*"))) == 0
+    assert files_of(out) == whole
+
+
+def test_another_byte_in_a_copy_of_the_source_is_named(
+    source: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    out, copy = tmp_path / "out", tmp_path / "copy"
+    finished(source, out)
+    shutil.copytree(source, copy)
+    receipts = sorted((out.parent / f".loadstone-{out.name}.part").glob("*.receipt.json"))
+    tensor = json.loads(receipts[0].read_text())["sources"][0]["tensors"][0]
+    flip(copy / "model.safetensors", 8 * tensor["begin"])
+    report = json.loads(convert(copy, out, *RESUMED, "--resume", "--json").stdout)
+    named = [each for each in report["findings"] if each["code"] == "convert.redone"]
+    assert any(tensor["name"] in each["message"] for each in named)
+    assert verify(out, "--receipt", "--source", copy) == []
+    assert [each["name"] for each in verify(out, "--receipt", "--source", source)] == [
+        tensor["name"]
+    ]
+
+
+def test_parts_on_copies(source: Path, whole: dict[str, bytes], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for part in (1, 2, 3):
+        copy = tmp_path / f"copy{part}"
+        shutil.copytree(source, copy, copy_function=shutil.copyfile)
+        convert(copy, out, *RESUMED, "--part", f"{part}/3")
+    convert(source, out, *RESUMED, "--finish")
+    assert files_of(out) == whole

@@ -1,0 +1,102 @@
+#include "execute/load_digests.h"
+
+#include <atomic>
+#include <string>
+#include <utility>
+
+#include "execute/team.h"
+#include "loadstone/version.h"
+
+namespace loadstone {
+
+namespace {
+
+// Whether this call gives the target a value that a receipt can tell.
+bool is_there(const PlannedTarget& target, const Destination& destination) {
+  const Origin origin = target.recipe.origin;
+  if (origin != Origin::checkpoint && origin != Origin::zeros && origin != Origin::constant) {
+    return false;
+  }
+  if (target.delivery == Delivery::memory) {
+    return destination.data != nullptr || !destination.parts.empty();
+  }
+  return target.delivery != Delivery::none;
+}
+
+}  // namespace
+
+LoadDigests::LoadDigests(const Plan& plan, std::span<const Destination> destinations,
+                         const OpenShards& shards, DigestKind kind)
+    : plan_(plan), kind_(kind), sources_(plan, shards, kind, 1) {
+  for (std::size_t i = 0; i < plan.targets.size(); ++i) {
+    if (is_there(plan.targets[i], destinations[i])) sources_.need(0, plan.targets[i]);
+  }
+  sources_.prepare();
+}
+
+ReceiptTensor LoadDigests::entry_of(const PlannedTarget& target, Encoding encoding,
+                                    const Shape& shape, std::uint64_t bytes) const {
+  return {.name = target.name,
+          .encoding = std::string(encoding.name()),
+          .shape = {shape.extents().begin(), shape.extents().end()},
+          .end = bytes,
+          .recipe = recipe_word(plan_, target),
+          .sources = source_names(plan_, target)};
+}
+
+void LoadDigests::add_entries(std::uint32_t number, ValueSink& sink, std::vector<Entry>& entries) {
+  const PlannedTarget& target = plan_.targets[number];
+  if (target.quantization) {
+    std::size_t part = 0;
+    for (const QuantizedPart& each :
+         quantized_parts(*target.quantization, target.shape, target.dtype)) {
+      ReceiptTensor tensor =
+          entry_of(target, Encoding(each.dtype), each.shape, each.byte_count());
+      tensor.component = each.name;
+      tensor.codec = target.quantization->encoding;
+      tensor.recipe = "encode";
+      entries.push_back({std::move(tensor), {sink.place(number, part++), each.byte_count()}});
+    }
+    return;
+  }
+  ReceiptTensor tensor =
+      entry_of(target, Encoding(target.dtype), target.shape, target.byte_count());
+  const Box* const box = whole_copy(plan_, target);
+  const std::string* const known =
+      box == nullptr ? nullptr : sources_.whole_digest(0, box->source);
+  if (known != nullptr) {
+    tensor.digest = *known;
+    entries.push_back({std::move(tensor), {}});
+  } else {
+    entries.push_back({std::move(tensor), {sink.place(number, 0), target.byte_count()}});
+  }
+}
+
+Receipt LoadDigests::finish(std::span<const Destination> destinations, ValueSink& sink,
+                            unsigned threads) {
+  sources_.complete(0);
+  Receipt receipt = {
+      .kind = kind_, .program = LOADSTONE_VERSION, .sources = sources_.files(0)};
+  std::vector<Entry> entries;
+  for (std::uint32_t i = 0; i < plan_.targets.size(); ++i) {
+    if (is_there(plan_.targets[i], destinations[i])) add_entries(i, sink, entries);
+  }
+  std::atomic<std::size_t> next = 0;
+  std::atomic<bool> stop = false;
+  run_team(
+      threads, stop, nullptr, [] { return Progress{}; },
+      [&] {
+        for (std::size_t i = next++; i < entries.size() && !stop; i = next++) {
+          auto& [tensor, memory] = entries[i];
+          // A view of a part of a file has no memory here, and no entry.
+          const bool is_readable = memory.data() != nullptr || tensor.end == 0;
+          if (tensor.digest.empty() && is_readable) tensor.digest = digest_of(kind_, memory);
+        }
+      });
+  for (Entry& entry : entries) {
+    if (!entry.tensor.digest.empty()) receipt.targets.push_back(std::move(entry.tensor));
+  }
+  return receipt;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,114 @@
+#include "receipt/block_hash.h"
+
+#define XXH_INLINE_ALL
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <cstring>
+
+#include "base/only_errors.h"
+#include "base/text.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+BlockDigest bytes_of(const XXH128_hash_t& hash) {
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, hash);
+  BlockDigest digest = {};
+  std::memcpy(digest.data(), canonical.digest, sizeof canonical.digest);
+  return digest;
+}
+
+class Xxh3 final : public BlockHash {
+ public:
+  Xxh3() { XXH3_128bits_reset(&state_); }
+  void update(std::span<const std::byte> bytes) override {
+    if (!bytes.empty()) XXH3_128bits_update(&state_, bytes.data(), bytes.size());
+  }
+  [[nodiscard]] BlockDigest finish() override { return bytes_of(XXH3_128bits_digest(&state_)); }
+
+ private:
+  XXH3_state_t state_;  // wants 64 bytes of alignment, which C++20's new gives
+};
+
+std::size_t digest_bytes(DigestKind kind) { return kind == DigestKind::sha256_tree ? 32 : 16; }
+
+void add_number(BlockHash& hash, std::uint64_t number) {
+  std::array<std::byte, 8> bytes;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<std::byte>(number >> (8 * i) & 0xff);
+  }
+  hash.update(bytes);
+}
+
+}  // namespace
+
+std::string_view name(DigestKind kind) noexcept {
+  return kind == DigestKind::sha256_tree ? "sha256-tree" : "xxh3-128";
+}
+
+DigestKind digest_kind(std::string_view text) {
+  return only_errors([&] {
+    for (const DigestKind kind : {DigestKind::xxh3_128, DigestKind::sha256_tree}) {
+      if (text == name(kind)) return kind;
+    }
+    throw Error("plan.options", "there is no such digest",
+                {.field = "receipt",
+                 .found = printable(text),
+                 .expected = "xxh3-128 or sha256-tree"});
+  });
+}
+
+bool can_digest(DigestKind kind) noexcept {
+  return kind != DigestKind::sha256_tree || has_sha256();
+}
+
+std::unique_ptr<BlockHash> make_hash(DigestKind kind, HashOf what) {
+  if (kind == DigestKind::sha256_tree) return make_sha256(what);
+  return std::make_unique<Xxh3>();
+}
+
+BlockDigest hash_block(DigestKind kind, std::span<const std::byte> bytes) {
+  if (kind == DigestKind::xxh3_128) return bytes_of(XXH3_128bits(bytes.data(), bytes.size()));
+  const auto hash = make_hash(kind, HashOf::block);
+  hash->update(bytes);
+  return hash->finish();
+}
+
+std::string tree_digest(DigestKind kind, std::span<const ByteRange> ranges,
+                        std::span<const BlockDigest> blocks) {
+  const auto hash = make_hash(kind, HashOf::tree);
+  const std::string tag = fmt::format("loadstone {} 1\n", name(kind));
+  hash->update(std::as_bytes(std::span(tag)));
+  add_number(*hash, receipt_block_bytes);
+  add_number(*hash, ranges.size());
+  for (const ByteRange& range : ranges) {
+    add_number(*hash, range.begin);
+    add_number(*hash, range.end);
+  }
+  const std::size_t size = digest_bytes(kind);
+  for (const BlockDigest& block : blocks) hash->update(std::span(block).first(size));
+  const BlockDigest digest = hash->finish();
+  std::string text;
+  for (std::size_t i = 0; i < size; ++i) {
+    text += fmt::format("{:02x}", std::to_integer<unsigned>(digest[i]));
+  }
+  return text;
+}
+
+std::string digest_of(DigestKind kind, std::span<const std::byte> bytes) {
+  return only_errors([&] {
+    std::vector<BlockDigest> blocks;
+    const ByteRange range = {0, bytes.size()};
+    for (std::uint64_t at = 0; at < bytes.size(); at += receipt_block_bytes) {
+      const auto count = std::min<std::uint64_t>(receipt_block_bytes, bytes.size() - at);
+      blocks.push_back(hash_block(kind, bytes.subspan(at, count)));
+    }
+    return tree_digest(kind, {&range, bytes.empty() ? 0u : 1u}, blocks);
+  });
+}
+
+}  // namespace loadstone

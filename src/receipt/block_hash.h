@@ -1,0 +1,43 @@
+// Digests of single blocks and of the trees over them.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "loadstone/receipt.h"
+
+namespace loadstone {
+
+inline constexpr std::uint64_t receipt_block_bytes = 1u << 20;
+
+// As many bytes as its kind has; the others are zeros.
+using BlockDigest = std::array<std::byte, 32>;
+
+// Bytes that come one after the other. Not thread-safe.
+class BlockHash {
+ public:
+  virtual ~BlockHash() = default;
+  virtual void update(std::span<const std::byte> bytes) = 0;
+  [[nodiscard]] virtual BlockDigest finish() = 0;
+};
+
+// What a digest is of: a block of data, or the list of all blocks. No list has a block's digest.
+enum class HashOf : std::uint8_t { block, tree };
+
+// Throws Error "receipt.digest" where the kind is not built in, "memory.host".
+[[nodiscard]] std::unique_ptr<BlockHash> make_hash(DigestKind kind, HashOf what);
+[[nodiscard]] BlockDigest hash_block(DigestKind kind, std::span<const std::byte> bytes);
+// Of all blocks of the ranges, in their order. Hexadecimal.
+[[nodiscard]] std::string tree_digest(DigestKind kind, std::span<const ByteRange> ranges,
+                                      std::span<const BlockDigest> blocks);
+
+// In sha256.cpp, or where OpenSSL was not there to be built with, in sha256_absent.cpp.
+[[nodiscard]] std::unique_ptr<BlockHash> make_sha256(HashOf what);
+[[nodiscard]] bool has_sha256() noexcept;
+
+}  // namespace loadstone

@@ -1,0 +1,190 @@
+#include "receipt/digest_table.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/ceil_div.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+// Of an item: its number among all blocks, and its bytes.
+struct DigestTable::Block {
+  std::uint64_t index = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+// Bytes of a block that have come, but not all.
+struct DigestTable::OpenBlock {
+  std::unique_ptr<BlockHash> hash;  // of all up to `at`
+  std::uint64_t at = 0;
+  std::map<std::uint64_t, std::vector<std::byte>> waiting;  // by their first byte
+  bool is_given_up = false;
+};
+
+struct DigestTable::Item {
+  std::vector<ByteRange> ranges;
+  std::vector<std::uint64_t> first_blocks;  // by range
+  std::uint64_t block_count = 0;
+  std::string digest;  // when all blocks are there
+  std::mutex mutex;
+  // Guarded by mutex, as all that follows.
+  std::uint64_t blocks_left = 0;
+  std::vector<BlockDigest> blocks;  // none before the first one and after the last one
+  std::vector<bool> is_there;
+  std::map<std::uint64_t, OpenBlock> open;
+};
+
+DigestTable::DigestTable(DigestKind kind) : kind_(kind) {
+  static_cast<void>(make_hash(kind, HashOf::tree));
+}
+
+DigestTable::~DigestTable() = default;
+
+std::uint32_t DigestTable::add(std::vector<ByteRange> ranges) {
+  auto item = std::make_unique<Item>();
+  for (const ByteRange& range : ranges) {
+    item->first_blocks.push_back(item->block_count);
+    item->block_count += ceil_div(range.end - range.begin, receipt_block_bytes);
+  }
+  item->ranges = std::move(ranges);
+  item->blocks_left = item->block_count;
+  if (item->block_count == 0) item->digest = tree_digest(kind_, item->ranges, {});
+  items_.push_back(std::move(item));
+  return static_cast<std::uint32_t>(items_.size() - 1);
+}
+
+void DigestTable::update(std::uint32_t number, std::uint64_t begin,
+                         std::span<const std::byte> bytes) {
+  Item& item = *items_[number];
+  const std::uint64_t end = begin + bytes.size();
+  auto range = std::ranges::upper_bound(item.ranges, begin, {}, &ByteRange::end);
+  for (; range != item.ranges.end() && range->begin < end; ++range) {
+    const auto number_of_range = static_cast<std::size_t>(range - item.ranges.begin());
+    const std::uint64_t first = item.first_blocks[number_of_range];
+    std::uint64_t at = std::max(begin, range->begin);
+    const std::uint64_t last = std::min(end, range->end);
+    while (at < last) {
+      Block block;
+      const std::uint64_t in_range = (at - range->begin) / receipt_block_bytes;
+      block.index = first + in_range;
+      block.begin = range->begin + in_range * receipt_block_bytes;
+      block.end = std::min(block.begin + receipt_block_bytes, range->end);
+      const std::uint64_t next = std::min(last, block.end);
+      update_block(item, block, at, bytes.subspan(at - begin, next - at));
+      at = next;
+    }
+  }
+}
+
+void DigestTable::update_block(Item& item, const Block& block, std::uint64_t begin,
+                               std::span<const std::byte> bytes) {
+  std::unique_lock lock(item.mutex);
+  if (item.blocks_left == 0) return;
+  if (!item.is_there.empty() && item.is_there[block.index]) return;
+  if (bytes.size() == block.end - block.begin) {
+    lock.unlock();
+    const BlockDigest digest = hash_block(kind_, bytes);
+    lock.lock();
+    store(item, block.index, digest);
+    return;
+  }
+  append(item, block, begin, bytes);
+}
+
+// The item is locked: parts of one block come one at a time.
+void DigestTable::append(Item& item, const Block& block, std::uint64_t begin,
+                         std::span<const std::byte> bytes) {
+  const auto [found, is_new] = item.open.try_emplace(block.index);
+  OpenBlock& open = found->second;
+  if (is_new) {
+    open.at = block.begin;
+    if (++open_blocks_ > open_blocks_max) give_up(open);
+  }
+  if (open.is_given_up) return;
+  if (begin > open.at) {
+    const auto known = open.waiting.find(begin);
+    if (known != open.waiting.end() && known->second.size() >= bytes.size()) return;
+    if ((waiting_bytes_ += bytes.size()) > waiting_bytes_max) {
+      waiting_bytes_ -= bytes.size();
+      return give_up(open);
+    }
+    auto& copy = open.waiting[begin];
+    waiting_bytes_ -= copy.size();
+    copy.assign(bytes.begin(), bytes.end());
+    return;
+  }
+  const auto take = [&](std::uint64_t from, std::span<const std::byte> part) {
+    const std::uint64_t end = from + part.size();
+    if (end <= open.at) return;
+    if (!open.hash) open.hash = make_hash(kind_, HashOf::block);
+    open.hash->update(part.subspan(open.at - from));
+    open.at = end;
+  };
+  take(begin, bytes);
+  while (!open.waiting.empty() && open.waiting.begin()->first <= open.at) {
+    const auto first = open.waiting.begin();
+    take(first->first, first->second);
+    waiting_bytes_ -= first->second.size();
+    open.waiting.erase(first);
+  }
+  if (open.at == block.end) store(item, block.index, open.hash->finish());
+}
+
+void DigestTable::give_up(OpenBlock& open) {
+  for (const auto& [begin, bytes] : open.waiting) waiting_bytes_ -= bytes.size();
+  open.waiting.clear();
+  open.hash.reset();
+  open.is_given_up = true;
+}
+
+void DigestTable::store(Item& item, std::uint64_t index, const BlockDigest& digest) {
+  if (item.blocks_left == 0) return;
+  if (item.is_there.empty()) {
+    item.is_there.assign(item.block_count, false);
+    item.blocks.resize(item.block_count);
+  }
+  if (const auto open = item.open.find(index); open != item.open.end()) {
+    give_up(open->second);
+    item.open.erase(open);
+    --open_blocks_;
+  }
+  if (item.is_there[index]) return;
+  item.is_there[index] = true;
+  item.blocks[index] = digest;
+  if (--item.blocks_left > 0) return;
+  item.digest = tree_digest(kind_, item.ranges, item.blocks);
+  item.blocks = {};
+  item.is_there = {};
+}
+
+void DigestTable::complete(std::uint32_t number, const Read& read) {
+  Item& item = *items_[number];
+  std::vector<std::byte> buffer;
+  for (std::size_t r = 0; r < item.ranges.size(); ++r) {
+    const ByteRange& range = item.ranges[r];
+    std::uint64_t index = item.first_blocks[r];
+    for (std::uint64_t at = range.begin; at < range.end; at += receipt_block_bytes, ++index) {
+      {
+        const std::lock_guard lock(item.mutex);
+        if (item.blocks_left == 0) return;
+        if (!item.is_there.empty() && item.is_there[index]) continue;
+      }
+      buffer.resize(std::min(receipt_block_bytes, range.end - at));
+      read(at, buffer);
+      bytes_read_again_ += buffer.size();
+      const BlockDigest digest = hash_block(kind_, buffer);
+      const std::lock_guard lock(item.mutex);
+      store(item, index, digest);
+    }
+  }
+}
+
+const std::string& DigestTable::digest(std::uint32_t item) const {
+  const std::string& digest = items_[item]->digest;
+  if (digest.empty()) throw Error("internal", "a digest was asked for before its bytes had come");
+  return digest;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,69 @@
+// Digests of many lists of ranges, whose bytes come in any order and from any thread.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "receipt/block_hash.h"
+
+namespace loadstone {
+
+// A block that comes in one update is hashed at once, without a lock. One that comes in parts is
+// hashed in order; a part that comes too early is copied until its turn. Of these copies there are
+// at most waiting_bytes_max; beyond, their blocks are given up, and complete() has them read again.
+// Bytes that come twice are hashed once. update() is thread-safe; add() comes before it.
+class DigestTable {
+ public:
+  static constexpr std::uint64_t waiting_bytes_max = 8u << 20;
+  static constexpr std::size_t open_blocks_max = 1024;  // half a KiB each
+
+  // Brings bytes [begin, begin + to.size()) of the item.
+  using Read = std::function<void(std::uint64_t begin, std::span<std::byte> to)>;
+
+  // Throws Error "receipt.digest" where the kind is not built in.
+  explicit DigestTable(DigestKind kind);
+  DigestTable(const DigestTable&) = delete;
+  DigestTable& operator=(const DigestTable&) = delete;
+  ~DigestTable();
+
+  // Ranges in ascending order that do not touch. Returns the item's number.
+  std::uint32_t add(std::vector<ByteRange> ranges);
+  // What lies outside the item's ranges is left aside.
+  void update(std::uint32_t item, std::uint64_t begin, std::span<const std::byte> bytes);
+  // Reads what is missing. Called once an item, when nobody updates it.
+  void complete(std::uint32_t item, const Read& read);
+  // Of an item that is complete. Error "internal" otherwise.
+  [[nodiscard]] const std::string& digest(std::uint32_t item) const;
+
+  [[nodiscard]] DigestKind kind() const noexcept { return kind_; }
+  // By complete().
+  [[nodiscard]] std::uint64_t bytes_read_again() const noexcept { return bytes_read_again_; }
+
+ private:
+  struct OpenBlock;
+  struct Item;
+  struct Block;
+
+  void update_block(Item& item, const Block& block, std::uint64_t begin,
+                    std::span<const std::byte> bytes);
+  void append(Item& item, const Block& block, std::uint64_t begin,
+              std::span<const std::byte> bytes);
+  void give_up(OpenBlock& open);
+  void store(Item& item, std::uint64_t index, const BlockDigest& digest);
+
+  const DigestKind kind_;
+  std::vector<std::unique_ptr<Item>> items_;
+  std::atomic<std::uint64_t> waiting_bytes_ = 0;
+  std::atomic<std::size_t> open_blocks_ = 0;
+  std::atomic<std::uint64_t> bytes_read_again_ = 0;
+};
+
+}  // namespace loadstone

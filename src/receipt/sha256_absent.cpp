@@ -1,0 +1,14 @@
+// In the place of sha256.cpp, where OpenSSL was not there to be built with.
+#include "loadstone/error.h"
+#include "receipt/block_hash.h"
+
+namespace loadstone {
+
+std::unique_ptr<BlockHash> make_sha256(HashOf /*what*/) {
+  throw Error("receipt.digest",
+              "this loadstone was built without OpenSSL and has no sha256-tree: take xxh3-128");
+}
+
+bool has_sha256() noexcept { return false; }
+
+}  // namespace loadstone

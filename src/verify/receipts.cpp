@@ -1,0 +1,163 @@
+// Files compared with a receipt, without a look at what their headers say.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <set>
+#include <utility>
+
+#include "base/only_errors.h"
+#include "base/text.h"
+#include "base/thread_count.h"
+#include "execute/team.h"
+#include "loadstone/defaults.h"
+#include "loadstone/error.h"
+#include "loadstone/verify.h"
+#include "receipt/file_digest.h"
+
+namespace loadstone {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// A digest that is to be computed again.
+struct Check {
+  std::shared_ptr<ByteSource> file;
+  std::string name;  // of the difference
+  std::string path;  // as the receipt has it
+  std::uint64_t begin = 0;
+  std::vector<ByteRange> ranges;
+  std::string digest;
+};
+
+class ReceiptCheck {
+ public:
+  ReceiptCheck(const Receipt& receipt, const VerifyOptions& options)
+      : receipt_(receipt),
+        options_(options),
+        storage_(options.storage != nullptr ? *options.storage : local_storage()) {}
+
+  void add_files(const std::vector<ReceiptFile>& files, const std::string& root,
+                 std::uint32_t checkpoint, bool is_output) {
+    const bool is_folder = storage_.kind(root) == EntryKind::folder;
+    std::size_t count = 0;
+    for (const ReceiptFile& file : files) {
+      if (!is_output && file.checkpoint != checkpoint) continue;
+      ++count;
+      add_file(file, is_folder ? root + "/" + file.path : root);
+    }
+    if (!is_folder && count > 1) {
+      throw Error("usage", "the receipt is of several files: name their folder",
+                  {.path = root, .found = fmt::format("{} files", count)});
+    }
+    if (is_output && is_folder) add_unexpected(files, root);
+  }
+
+  VerifyReport run() {
+    std::vector<std::string> found(checks_.size());
+    std::atomic<std::size_t> next = 0;
+    std::atomic<std::uint64_t> done = 0;
+    std::atomic<bool> stop = false;
+    std::uint64_t total = 0;
+    for (const Check& check : checks_) {
+      for (const ByteRange& range : check.ranges) total += range.size();
+    }
+    const auto goes_on = [&](std::uint64_t bytes) {
+      done += bytes;
+      return !stop;
+    };
+    const std::size_t threads = thread_count(options_.threads, defaults::verify_threads_max);
+    run_team(
+        static_cast<unsigned>(std::clamp<std::size_t>(checks_.size(), 1, threads)), stop,
+        options_.observer,
+        [&] {
+          return Progress{done, total};
+        },
+        [&] {
+          for (std::size_t i = next++; i < checks_.size() && !stop; i = next++) {
+            const Check& check = checks_[i];
+            found[i] =
+                file_digest(receipt_.kind, *check.file, check.begin, check.ranges, goes_on);
+          }
+        });
+    VerifyReport report;
+    report.bytes_read = done;
+    report.differences = std::move(differences_);
+    for (std::size_t i = 0; i < checks_.size(); ++i) {
+      const Check& check = checks_[i];
+      if (found[i] == check.digest) continue;
+      report.differences.push_back({check.name, DifferenceKind::bytes,
+                                    fmt::format("{} in '{}'", found[i], printable(check.path)),
+                                    check.digest});
+    }
+    return report;
+  }
+
+ private:
+  void add_file(const ReceiptFile& file, const std::string& path) {
+    std::shared_ptr<ByteSource> source;
+    try {
+      source = storage_.open(path);
+    } catch (const Error& error) {
+      if (error.code() != "io.not_found") throw;
+      differences_.push_back({file.path, DifferenceKind::missing, "nothing",
+                              fmt::format("a file of {} bytes", file.bytes)});
+      return;
+    }
+    const std::uint64_t bytes = source->identity().bytes;
+    if (bytes != file.bytes) {
+      differences_.push_back({file.path, DifferenceKind::bytes, fmt::format("{} bytes", bytes),
+                              fmt::format("{} bytes", file.bytes)});
+    }
+    const auto add = [&](std::string name, std::uint64_t begin, std::vector<ByteRange> ranges,
+                         const std::string& digest) {
+      if (!ranges.empty() && begin + ranges.back().end > bytes) {
+        differences_.push_back({std::move(name), DifferenceKind::missing, "an end of the file",
+                                fmt::format("bytes up to {}", begin + ranges.back().end)});
+        return;
+      }
+      checks_.push_back({source, std::move(name), file.path, begin, std::move(ranges), digest});
+    };
+    const bool is_all = file.tensors.empty();
+    add(is_all ? file.path : file.path + " (header)", 0, file.header_ranges, file.header_digest);
+    for (const ReceiptTensor& tensor : file.tensors) {
+      add(tensor.name, tensor.begin, ranges_of(tensor), tensor.digest);
+    }
+  }
+
+  // The receipt itself has any name: what is told of it is that it is one.
+  void add_unexpected(const std::vector<ReceiptFile>& files, const std::string& root) {
+    std::set<std::string> known;
+    for (const ReceiptFile& file : files) known.insert(file.path.substr(0, file.path.find('/')));
+    for (const std::string& name : storage_.list(root)) {
+      if (known.contains(name) || name.ends_with("receipt.json")) continue;
+      differences_.push_back({name, DifferenceKind::unexpected, "a file", "nothing"});
+    }
+  }
+
+  const Receipt& receipt_;
+  const VerifyOptions& options_;
+  Storage& storage_;
+  std::vector<Check> checks_;
+  std::vector<Difference> differences_;
+};
+
+}  // namespace
+
+VerifyReport verify_receipt(const Receipt& receipt, const std::string& output,
+                            const std::vector<std::string>& sources,
+                            const VerifyOptions& options) {
+  return only_errors([&] {
+    ReceiptCheck check(receipt, options);
+    if (!output.empty()) check.add_files(receipt.outputs, output, 0, true);
+    for (std::uint32_t i = 0; i < sources.size(); ++i) {
+      check.add_files(receipt.sources, sources[i], i, false);
+    }
+    return check.run();
+  });
+}
+
+}  // namespace loadstone

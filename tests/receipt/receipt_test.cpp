@@ -1,0 +1,154 @@
+#include "loadstone/receipt.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <atomic>
+#include <random>
+#include <thread>
+
+#include "loadstone/error.h"
+#include "receipt/digest_table.h"
+
+namespace loadstone {
+namespace {
+
+std::vector<std::byte> noise(std::size_t count) {
+  std::mt19937 random(1);
+  std::vector<std::byte> bytes(count);
+  for (auto& each : bytes) each = static_cast<std::byte>(random());
+  return bytes;
+}
+
+// Pieces of any size in any order, some twice, from several threads.
+TEST(DigestTableTest, OrderDoesNotMatter) {
+  const auto bytes = noise((5u << 20) + 12345);
+  for (const DigestKind kind : {DigestKind::xxh3_128, DigestKind::sha256_tree}) {
+    if (!can_digest(kind)) continue;
+    const std::string expected = digest_of(kind, bytes);
+    for (unsigned seed = 0; seed < 12; ++seed) {
+      std::mt19937 random(seed);
+      const std::size_t size_max = std::size_t{1} << (9 + seed);
+      std::vector<ByteRange> pieces;
+      for (std::uint64_t at = 0; at < bytes.size();) {
+        const std::uint64_t end =
+            std::min<std::uint64_t>(bytes.size(), at + 1 + random() % size_max);
+        pieces.push_back({at, end});
+        if (random() % 8 == 0) pieces.push_back({at - at / 3, end});
+        at = end;
+      }
+      if (seed % 3 != 0) std::shuffle(pieces.begin(), pieces.end(), random);
+      DigestTable table(kind);
+      const std::uint32_t item = table.add({{0, bytes.size()}});
+      std::atomic<std::size_t> next = 0;
+      const auto work = [&] {
+        for (std::size_t i = next++; i < pieces.size(); i = next++) {
+          table.update(item, pieces[i].begin,
+                       std::span(bytes).subspan(pieces[i].begin, pieces[i].size()));
+        }
+      };
+      std::vector<std::thread> threads;
+      for (unsigned t = 0; t < 1 + seed % 4; ++t) threads.emplace_back(work);
+      for (auto& thread : threads) thread.join();
+      table.complete(item, [&](std::uint64_t begin, std::span<std::byte> to) {
+        std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(begin), to.size(), to.begin());
+      });
+      EXPECT_EQ(table.digest(item), expected) << seed;
+      if (seed % 3 == 0) {
+        EXPECT_EQ(table.bytes_read_again(), 0u) << seed;
+      }
+    }
+  }
+}
+
+// Blocks begin at each range's first byte, and what lies between ranges does not count.
+TEST(DigestTableTest, Ranges) {
+  auto bytes = noise(3u << 20);
+  const std::vector<ByteRange> ranges = {{100, 1'500'000}, {1'700'000, 1'700'001}};
+  std::vector<std::string> digests;
+  for (const std::byte hole : {std::byte{1}, std::byte{2}}) {
+    bytes[1'600'000] = hole;
+    DigestTable table(DigestKind::xxh3_128);
+    const std::uint32_t item = table.add(ranges);
+    table.update(item, 0, bytes);
+    digests.push_back(table.digest(item));
+  }
+  EXPECT_EQ(digests[0], digests[1]);
+}
+
+TEST(ReceiptTest, KnownDigests) {
+  // hashlib.sha256(b"\1loadstone sha256-tree 1\n" + struct.pack("<QQQQ", 1 << 20, 1, 0, 3) +
+  //                hashlib.sha256(b"\0abc").digest())
+  if (!can_digest(DigestKind::sha256_tree)) GTEST_SKIP() << "built without OpenSSL";
+  EXPECT_EQ(digest_of(DigestKind::sha256_tree, std::as_bytes(std::span("abc", 3))),
+            "ce029b80653413e4134881d8841fa489d7927de0e41eed8d30ad50984695e12c");
+}
+
+Receipt some_receipt() {
+  const std::string digest(32, 'a');
+  Receipt receipt = {.program = "0.1.0"};
+  ReceiptTensor tensor = {.name = "w",
+                          .encoding = "BF16",
+                          .shape = {2, 8},
+                          .begin = 16,
+                          .end = 48,
+                          .ranges = {{0, 8}, {16, 32}},
+                          .digest = digest};
+  receipt.sources.push_back({.path = "a/b.safetensors",
+                             .checkpoint = 1,
+                             .bytes = 48,
+                             .header_ranges = {{0, 16}},
+                             .header_digest = digest,
+                             .tensors = {tensor}});
+  tensor.component = "absmax";
+  tensor.recipe = "encode";
+  tensor.codec = "nf4";
+  tensor.sources = {"v", "w"};
+  receipt.targets.push_back(tensor);
+  return receipt;
+}
+
+TEST(ReceiptTest, JsonRoundTrip) {
+  EXPECT_EQ(receipt_from_json(to_json(some_receipt())), some_receipt());
+}
+
+// Whatever is cut off or changed in the text: a receipt, or Error "receipt.json".
+TEST(ReceiptTest, JsonTrustsNothing) {
+  const std::string good = to_json(some_receipt());
+  const auto expect_refused = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    const auto at = text.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    text.replace(at, from.size(), to);
+    try {
+      static_cast<void>(receipt_from_json(text));
+      ADD_FAILURE() << from << " -> " << to;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), "receipt.json") << from << " -> " << to;
+    }
+  };
+  expect_refused("a/b.safetensors", "../b");
+  expect_refused("a/b.safetensors", "/b");
+  expect_refused("a/b.safetensors", "a/../b");
+  expect_refused("\"version\"", "\"verzion\"");
+  expect_refused("xxh3-128", "md5");
+  expect_refused("aaaaaaaa", "AAAAAAAA");
+  expect_refused("aaaaaaaa", "aaaaaaa");
+  expect_refused("loadstone-receipt", "receipt");
+  expect_refused("1048576", "1");
+  expect_refused("48", "47");
+  std::mt19937 random(3);
+  for (int i = 0; i < 3000; ++i) {
+    std::string text = good;
+    text[random() % text.size()] = static_cast<char>(random());
+    if (i % 3 == 0) text.resize(random() % text.size());
+    try {
+      static_cast<void>(receipt_from_json(text));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), "receipt.json");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace loadstone
