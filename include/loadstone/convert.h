@@ -81,17 +81,17 @@ struct QuantizeOptions {
 
 // A small file that stands beside the model's: a config, a tokenizer.
 struct ExtraFile {
-  std::string name{};     // in the target's folder; no path
-  std::string text{};     // what it holds, where copy_of is empty
-  std::string copy_of{};  // path of a regular file (no link) that it is a copy of
+  std::string name{};                    // in the target's folder; no path
+  std::string text{};                    // what it holds, where copy_of is empty
+  std::string copy_of{};                 // path of a regular file (no link) that it is a copy of
   std::shared_ptr<ByteSource> source{};  // of a file of another machine: what it is read through
 };
 
 // What stands beside a checkpoint in its folder.
 struct ModelFolder {
-  std::string config{};              // text of config.json; empty: there is none
-  std::vector<ExtraFile> files{};    // the others that libraries look for, as copies
-  std::vector<std::string> links{};  // names of those that are links, and are passed over
+  std::string config{};               // text of config.json; empty: there is none
+  std::vector<ExtraFile> files{};     // the others that libraries look for, as copies
+  std::vector<std::string> links{};   // names of those that are links, and are passed over
   std::vector<std::string> denied{};  // names of those that another machine does not hand out
 };
 

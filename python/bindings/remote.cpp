@@ -67,8 +67,7 @@ void bind_remote(nb::module_& module) {
         options.is_stopped = [main_thread] { return is_interrupted(main_thread); };
         return make_remote_storage(std::move(options)).release();
       },
-      nb::rv_policy::reference, nb::arg("environment"), nb::arg("given"),
-      nb::arg("main_thread"));
+      nb::rv_policy::reference, nb::arg("environment"), nb::arg("given"), nb::arg("main_thread"));
   module.def(
       "is_remote", [](std::string_view path) { return is_remote(path); }, nb::arg("path"));
 }

@@ -35,8 +35,8 @@ from loadstone._output import ConvertReport
 from loadstone._patch import patch
 from loadstone._plan import Plan, plan
 from loadstone._quantization import Quantization
-from loadstone._remote import configure_remote
 from loadstone._receipt import Receipt
+from loadstone._remote import configure_remote
 from loadstone._report import Provenance, Report, Source
 from loadstone._safe_open import safe_open
 from loadstone._skeleton import save_skeleton, skeleton

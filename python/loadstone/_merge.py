@@ -71,8 +71,7 @@ def merge(
         models: a checkpoint, or several with a weight each: a mapping, or a sequence of pairs. A
             weight that is not given is 1. Of methods that take the first for their base it has
             none.
-        target: ``"name.safetensors"`` or ``"name.gguf"`` for one file; else a folder for shards and
-            index.
+        target: ``"name.safetensors"`` or ``"name.gguf"`` for one file; else a folder.
         lora: adapters in the names of peft, diffusers or kohya, each with a factor, as ``models``.
         lora_ignore: regular expressions of adapters' tensors to leave out, such as those of
             another model of a pipeline. Any other tensor that nothing uses is an error.

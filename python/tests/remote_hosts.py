@@ -58,7 +58,6 @@ class Hub:
         }
         return Answer(302, headers, b"")
 
-
     def _tree(self, seen: Seen, path: str, query: str) -> Answer | None:
         """Files of a folder, a page of five at a time, as the hub's API lists them."""
         if self.token and seen.headers.get("authorization") != f"Bearer {self.token}":
@@ -105,7 +104,9 @@ class Store:
             return Answer(403, {}, b"<Code>AccessDenied</Code>")
         bucket = unquote(path).rstrip("/") + "/"
         prefix = query["prefix"]
-        all_keys = [file.removeprefix(bucket) for file in self.server.files if file.startswith(bucket)]
+        all_keys = [
+            file.removeprefix(bucket) for file in self.server.files if file.startswith(bucket)
+        ]
         keys = sorted(
             key for key in all_keys if key.startswith(prefix) and "/" not in key[len(prefix) :]
         )
@@ -117,7 +118,8 @@ class Store:
         )
         token = f"<NextContinuationToken>/&amp;{begin + 5}</NextContinuationToken>" if more else ""
         text = (
-            '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            '<?xml version="1.0"?>'
+            '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
             f"<IsTruncated>{str(more).lower()}</IsTruncated>{rows}{token}</ListBucketResult>"
         )
         return Answer(200, {}, text.encode())

@@ -384,3 +384,19 @@ def test_other_weights_beside_it_are_not_chosen_between(checkpoints: Path, tmp_p
     with pytest.raises(loadstone.FormatError) as error:
         loadstone.inspect(folder)
     assert error.value.code == "format.no_checkpoint"
+
+
+def test_checkpoints_are_merged(tmp_path: Path) -> None:
+    weights = [torch.randn(8, 6) for _ in range(2)]
+    for index, weight in enumerate(weights):
+        save({"w": weight}, checkpoint_id=tmp_path / str(index), no_dist=True)
+        done = run("convert", tmp_path / str(index), tmp_path / f"{index}.safetensors")
+        assert done.returncode == 0, done.stderr
+    outputs = []
+    for ending in ("", ".safetensors"):
+        target = tmp_path / f"merged{len(outputs)}.safetensors"
+        models = {tmp_path / f"{index}{ending}": 0.5 for index in range(2)}
+        loadstone.merge(models=models, method="linear", target=target)
+        outputs.append(load_file(target)["w"])
+    assert same(*outputs)
+    assert torch.allclose(outputs[0], (weights[0] + weights[1]) / 2)

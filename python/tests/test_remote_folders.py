@@ -154,9 +154,7 @@ def test_names_of_a_list_stay_in_the_folder(
     assert not any("etc/" in seen.path and ".." in seen.path for seen in server.seen)
 
 
-def test_a_list_does_not_go_on_elsewhere(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_does_not_go_on_elsewhere(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", server.url())
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     other = server.url("/stolen", host="localhost")
@@ -257,7 +255,12 @@ def test_the_disk_that_a_conversion_uses(
     system = Path(tempfile.gettempdir())
     before = {path.name for path in system.iterdir()}
     peak = 0
-    command = [COMMAND, "convert", server.url("/big.safetensors"), tmp_path / "out" / "m.safetensors"]
+    command = [
+        COMMAND,
+        "convert",
+        server.url("/big.safetensors"),
+        tmp_path / "out" / "m.safetensors",
+    ]
     with subprocess.Popen(command, env=environment) as process:
         while process.poll() is None:
             peak = max(peak, _bytes_below(tmp_path))

@@ -174,9 +174,8 @@ std::uint64_t write_extra(WritableStorage& storage, const ExtraFile& extra,
   if (extra.copy_of.empty()) {
     file->write(0, std::as_bytes(std::span(extra.text)));
   } else {
-    bytes = read_all(extra, [&](std::uint64_t at, std::span<const std::byte> piece) {
-      file->write(at, piece);
-    });
+    bytes = read_all(
+        extra, [&](std::uint64_t at, std::span<const std::byte> piece) { file->write(at, piece); });
   }
   file->sync();
   return bytes;

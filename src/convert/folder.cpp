@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <iterator>
 #include <memory>
-#include <string>
 #include <span>
+#include <string>
 #include <string_view>
 #include <system_error>
 
@@ -158,8 +158,10 @@ static std::vector<std::string> remote_names(Storage& storage, const std::string
     }
   }
   if (with_code) {
-    throw Error("convert.extra", "which Python files there are is not known of a folder that the "
-                "host does not list", {.path = folder, .expected = "no --copy-code"});
+    throw Error("convert.extra",
+                "which Python files there are is not known of a folder that the "
+                "host does not list",
+                {.path = folder, .expected = "no --copy-code"});
   }
   return names_to_try();
 }

@@ -361,16 +361,16 @@ std::vector<ExtraFile> extra_files(const Plan& plan, const std::vector<RepackedT
                         .suggestion = "name the folder that holds the files themselves"});
   }
   if (const auto& denied = options.folder.denied; !denied.empty()) {
-    findings.push_back({.severity = Severity::warning,
-                        .code = "convert.not_copied",
-                        .sources = denied,
-                        .message = fmt::format("the host denies access to {} {} beside the model, "
-                                               "or lacks {}: '{}'{}",
-                                               denied.size(), denied.size() > 1 ? "files" : "file",
-                                               denied.size() > 1 ? "them" : "it",
-                                               printable(denied.front()),
-                                               denied.size() > 1 ? " ..." : ""),
-                        .suggestion = "copy them by hand where the model needs them"});
+    findings.push_back(
+        {.severity = Severity::warning,
+         .code = "convert.not_copied",
+         .sources = denied,
+         .message = fmt::format("the host denies access to {} {} beside the model, "
+                                "or lacks {}: '{}'{}",
+                                denied.size(), denied.size() > 1 ? "files" : "file",
+                                denied.size() > 1 ? "them" : "it", printable(denied.front()),
+                                denied.size() > 1 ? " ..." : ""),
+         .suggestion = "copy them by hand where the model needs them"});
   }
   std::string config = options.folder.config;
   if (!config.empty() && !is_json_object(config)) {

@@ -94,15 +94,14 @@ ReceiptFile planned_file(const Conversion& conversion, std::uint32_t number,
   for (const OutputTensor& tensor : file.tensors) {
     const PlannedTarget& target = plan.targets[tensor.target];
     const bool is_part = tensor.part != OutputTensor::no_part;
-    ReceiptTensor entry = {
-        .name = tensor.name,
-        .encoding = std::string(tensor.encoding.name()),
-        .shape = {tensor.shape.extents().begin(), tensor.shape.extents().end()},
-        .begin = file.header_bytes + tensor.begin,
-        .end = file.header_bytes + tensor.end,
-        .recipe = tensor.constant ? "constant"
-                  : is_part       ? "encode"
-                                  : recipe_word(plan, target)};
+    ReceiptTensor entry = {.name = tensor.name,
+                           .encoding = std::string(tensor.encoding.name()),
+                           .shape = {tensor.shape.extents().begin(), tensor.shape.extents().end()},
+                           .begin = file.header_bytes + tensor.begin,
+                           .end = file.header_bytes + tensor.end,
+                           .recipe = tensor.constant ? "constant"
+                                     : is_part       ? "encode"
+                                                     : recipe_word(plan, target)};
     if (target.quantization) {
       entry.codec = target.quantization->encoding;
       if (!target.quantization->dialect.empty()) {

@@ -55,8 +55,8 @@ struct KeptFile {
   std::optional<Receipt> receipt;  // nothing: the file is to be made again
   std::string changed;
 };
-[[nodiscard]] KeptFile check_kept(const Conversion& conversion, std::uint32_t file,
-                                  DigestKind kind, const std::string& receipt_text,
-                                  const std::string& path, Storage& storage, bool checks_sources);
+[[nodiscard]] KeptFile check_kept(const Conversion& conversion, std::uint32_t file, DigestKind kind,
+                                  const std::string& receipt_text, const std::string& path,
+                                  Storage& storage, bool checks_sources);
 
 }  // namespace loadstone

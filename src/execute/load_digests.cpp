@@ -50,8 +50,7 @@ void LoadDigests::add_entries(std::uint32_t number, ValueSink& sink, std::vector
     std::size_t part = 0;
     for (const QuantizedPart& each :
          quantized_parts(*target.quantization, target.shape, target.dtype)) {
-      ReceiptTensor tensor =
-          entry_of(target, Encoding(each.dtype), each.shape, each.byte_count());
+      ReceiptTensor tensor = entry_of(target, Encoding(each.dtype), each.shape, each.byte_count());
       tensor.component = each.name;
       tensor.codec = target.quantization->encoding;
       tensor.recipe = "encode";
@@ -62,8 +61,7 @@ void LoadDigests::add_entries(std::uint32_t number, ValueSink& sink, std::vector
   ReceiptTensor tensor =
       entry_of(target, Encoding(target.dtype), target.shape, target.byte_count());
   const Box* const box = whole_copy(plan_, target);
-  const std::string* const known =
-      box == nullptr ? nullptr : sources_.whole_digest(0, box->source);
+  const std::string* const known = box == nullptr ? nullptr : sources_.whole_digest(0, box->source);
   if (known != nullptr) {
     tensor.digest = *known;
     entries.push_back({std::move(tensor), {}});
@@ -75,8 +73,7 @@ void LoadDigests::add_entries(std::uint32_t number, ValueSink& sink, std::vector
 Receipt LoadDigests::finish(std::span<const Destination> destinations, ValueSink& sink,
                             unsigned threads) {
   sources_.complete(0);
-  Receipt receipt = {
-      .kind = kind_, .program = LOADSTONE_VERSION, .sources = sources_.files(0)};
+  Receipt receipt = {.kind = kind_, .program = LOADSTONE_VERSION, .sources = sources_.files(0)};
   std::vector<Entry> entries;
   for (std::uint32_t i = 0; i < plan_.targets.size(); ++i) {
     if (is_there(plan_.targets[i], destinations[i])) add_entries(i, sink, entries);

@@ -33,7 +33,7 @@ struct PullWork {
   WindowQueue& queue;
   MemoryCount& memory;
   std::atomic<bool>& stop;
-  SourceDigests* digests = nullptr;  // null: none are taken
+  SourceDigests* digests = nullptr;           // null: none are taken
   std::atomic<std::uint64_t> bytes_done = 0;  // of WindowQueue::bytes_total()
   std::atomic<std::uint64_t> bytes_read = 0;
   MergeStatistics statistics{};

@@ -163,9 +163,8 @@ void SourceDigests::read(std::uint32_t shard, std::uint64_t begin,
 void SourceDigests::complete(std::size_t group) {
   for (const auto& [tensor, item] : items_[group]) {
     const TensorInfo& info = plan_.catalog->tensors()[tensor];
-    table_.complete(item, [&](std::uint64_t begin, std::span<std::byte> to) {
-      shards_.read(info, begin, to);
-    });
+    table_.complete(
+        item, [&](std::uint64_t begin, std::span<std::byte> to) { shards_.read(info, begin, to); });
   }
 }
 

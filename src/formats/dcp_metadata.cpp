@@ -36,8 +36,7 @@ constexpr auto other_globals = std::to_array<std::string_view>({
     "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
     "collections.OrderedDict",
     "torch.Size",
-    // A checkpoint's path, in storage_meta.
-    "pathlib.Path",
+    "pathlib.Path",  // of a checkpoint, in storage_meta
     "pathlib.PosixPath",
     "pathlib.PurePosixPath",
     "pathlib.WindowsPath",
@@ -57,7 +56,6 @@ constexpr auto metadata_classes = std::to_array<std::string_view>({
 });
 constexpr std::size_t ignored_shown_max = 8;
 constexpr std::size_t rank_max = 64;  // torch's own
-
 using Items = std::vector<std::uint32_t>;
 
 bool is_class(std::string_view global, std::string_view name) noexcept {

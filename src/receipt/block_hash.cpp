@@ -55,10 +55,9 @@ DigestKind digest_kind(std::string_view text) {
     for (const DigestKind kind : {DigestKind::xxh3_128, DigestKind::sha256_tree}) {
       if (text == name(kind)) return kind;
     }
-    throw Error("plan.options", "there is no such digest",
-                {.field = "receipt",
-                 .found = printable(text),
-                 .expected = "xxh3-128 or sha256-tree"});
+    throw Error(
+        "plan.options", "there is no such digest",
+        {.field = "receipt", .found = printable(text), .expected = "xxh3-128 or sha256-tree"});
   });
 }
 

@@ -79,8 +79,7 @@ class ReceiptCheck {
         [&] {
           for (std::size_t i = next++; i < checks_.size() && !stop; i = next++) {
             const Check& check = checks_[i];
-            found[i] =
-                file_digest(receipt_.kind, *check.file, check.begin, check.ranges, goes_on);
+            found[i] = file_digest(receipt_.kind, *check.file, check.begin, check.ranges, goes_on);
           }
         });
     VerifyReport report;
@@ -148,8 +147,7 @@ class ReceiptCheck {
 }  // namespace
 
 VerifyReport verify_receipt(const Receipt& receipt, const std::string& output,
-                            const std::vector<std::string>& sources,
-                            const VerifyOptions& options) {
+                            const std::vector<std::string>& sources, const VerifyOptions& options) {
   return only_errors([&] {
     ReceiptCheck check(receipt, options);
     if (!output.empty()) check.add_files(receipt.outputs, output, 0, true);

@@ -39,9 +39,9 @@ TEST(Listing, APageOfABucket) {
   EXPECT_EQ(take_s3_page(page + "<IsTruncated>false</IsTruncated>", "a/", "s3://b/a/", names), "");
   EXPECT_EQ(names, std::vector<std::string>{"x&\u00e9.bin"});
   const std::string more = page + "<IsTruncated>true</IsTruncated>";
-  EXPECT_EQ(take_s3_page(more + "<NextContinuationToken>t&lt;</NextContinuationToken>", "a/", "p",
-                         names),
-            "t<");
+  EXPECT_EQ(
+      take_s3_page(more + "<NextContinuationToken>t&lt;</NextContinuationToken>", "a/", "p", names),
+      "t<");
   const std::string no_key = "<ListBucketResult><Contents><Key>a&bad;</Key></Contents>";
   for (const std::string& wrong : {std::string("<html>"), more, no_key}) {
     EXPECT_THROW(static_cast<void>(take_s3_page(wrong, "a/", "p", names)), Error) << wrong;

@@ -256,8 +256,10 @@ HttpResult HttpClient::get(const HttpRequest& request, BodySink& sink) {
   CURL* const handle = lease.get();
   // With a proxy, the address that is connected to is the caller's.
   const bool has_proxy = !options_.proxy.empty();
-  Transfer transfer = {
-      .client = *this, .response = {}, .sink = sink, .may_be_private = request.may_be_private || has_proxy};
+  Transfer transfer = {.client = *this,
+                       .response = {},
+                       .sink = sink,
+                       .may_be_private = request.may_be_private || has_proxy};
   prepare(handle, request, transfer);
   Lines lines;
   if (request.signing == Signing::bearer) {

@@ -106,8 +106,8 @@ Page fetch(HttpClient& client, const Address& address, std::string url) {
                            result.code != CURLE_COULDNT_RESOLVE_HOST &&
                            result.code != CURLE_COULDNT_CONNECT;
     const bool is_later = result.code == CURLE_OK && is_temporary(status);
-    const auto pause = is_broken || is_later ? backoff.next(result.response.retry_after_seconds)
-                                             : std::nullopt;
+    const auto pause =
+        is_broken || is_later ? backoff.next(result.response.retry_after_seconds) : std::nullopt;
     if (!pause) refuse(address, result);
     client.pause(*pause);
   }
@@ -149,9 +149,7 @@ std::optional<std::string_view> element(std::string_view text, std::string_view 
 }
 
 void append_utf8(std::string& text, std::uint32_t code) {
-  const auto tail = [&](int shift) {
-    text += static_cast<char>(0x80 | ((code >> shift) & 0x3f));
-  };
+  const auto tail = [&](int shift) { text += static_cast<char>(0x80 | ((code >> shift) & 0x3f)); };
   if (code < 0x80) {
     text += static_cast<char>(code);
   } else if (code < 0x800) {
@@ -188,8 +186,8 @@ std::optional<std::string> unescaped(std::string_view text) {
       const bool is_hex = word.size() > 1 && (word[1] == 'x' || word[1] == 'X');
       const std::string_view number = word.substr(is_hex ? 2 : 1);
       std::uint32_t code = 0;
-      const auto [last, problem] = std::from_chars(number.data(), number.data() + number.size(),
-                                                   code, is_hex ? 16 : 10);
+      const auto [last, problem] =
+          std::from_chars(number.data(), number.data() + number.size(), code, is_hex ? 16 : 10);
       const bool is_all = problem == std::errc() && last == number.data() + number.size();
       if (!is_all || code == 0 || code > 0x10ffff) return std::nullopt;
       append_utf8(plain, code);

@@ -203,8 +203,8 @@ void RemoteFile::read_small(std::uint64_t begin, std::uint64_t end,
   }
   if (block == nullptr || !block->holds(begin, end)) {
     // Whoever reads on from the last block is likely to go on further.
-    const bool goes_on = block != nullptr && block->begin <= begin &&
-                         begin <= block->begin + block->bytes.size();
+    const bool goes_on =
+        block != nullptr && block->begin <= begin && begin <= block->begin + block->bytes.size();
     block_bytes = goes_on ? std::min(2 * block_bytes, block_bytes_max) : 0;
     block_bytes = std::max(block_bytes, small_bytes);
     Block next{begin, {}};

@@ -269,8 +269,7 @@ class StoppableFile final : public ByteSource {
 class StoppableStorage final : public Storage {
  public:
   StoppableStorage(Storage& storage, IsStopped is_stopped)
-      : storage_(storage),
-        is_stopped_(std::make_shared<const IsStopped>(std::move(is_stopped))) {}
+      : storage_(storage), is_stopped_(std::make_shared<const IsStopped>(std::move(is_stopped))) {}
 
   [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override {
     return stoppable(path, [&] { return storage_.open(path); });
