@@ -23,6 +23,14 @@ from loadstone._output import (
 )
 from loadstone._weighted import Weighted, joined, opened, weighted
 
+# A merge reads numbers under the first model's names: nothing of how a conversion changes them.
+_NO_RECIPES: dict[str, Any] = {
+    "rules": "",
+    "recipes": None,
+    "dequantize": False,
+    "experts": "keep",
+}
+
 
 def merge(
     models: Weighted,
@@ -68,9 +76,8 @@ def merge(
     tensors are dequantized. See ``docs/merge.md``.
 
     Args:
-        models: a checkpoint, or several with a weight each: a mapping, or a sequence of pairs. A
-            weight that is not given is 1. Of methods that take the first for their base it has
-            none.
+        models: a checkpoint, or several with a weight each: a mapping, or a sequence of pairs. No
+            weight means 1; a first model that is the method's base has none.
         target: ``"name.safetensors"`` or ``"name.gguf"`` for one file; else a folder.
         lora: adapters in the names of peft, diffusers or kohya, each with a factor, as ``models``.
         lora_ignore: regular expressions of adapters' tensors to leave out, such as those of
@@ -103,11 +110,10 @@ def merge(
     options = _core.merge_options(weights, factors, method, normalise, scale, density, seed)
     conversion = _core.make_conversion(
         joined([opened(source, allow_links) for source, _ in (*given, *adapters)]),
-        rules="",
-        recipes=None,
         dtype="" if dtype is None or dtype == "auto" else str(dtype),
         block_dtype=str(block_dtype),
         unexpected="warn",
+        **_NO_RECIPES,
         **form.arguments,
         shard_bytes_max=None if shard_size is None else _machine.byte_count(shard_size),
         memory_bytes_max=None if max_memory is None else _machine.byte_count(max_memory),
@@ -121,8 +127,6 @@ def merge(
         allow_non_finite=allow_non_finite,
         folder=folder_of(given[0][0]) if form.is_folder else "",
         copy_code=copy_code,
-        dequantize=False,
-        experts="keep",
         metadata="" if metadata is None else metadata_text(metadata),
         beyond_ggml=beyond_ggml,
         merge=options,
