@@ -50,8 +50,13 @@ def skeleton_with_errors(tensors: dict[str, torch.Tensor]) -> str:
 def page(checkpoint: Path, command: str, *options: object) -> Path:
     """The page that the command writes; a plan with errors has one too."""
     path = checkpoint.with_suffix(".html")
-    words = [COMMAND, command, checkpoint, "--html", path, *options]
-    subprocess.run([str(word) for word in words], stdout=subprocess.DEVNULL, check=False)
+    words = [COMMAND, command, checkpoint.name, "--html", path.name, *options]
+    subprocess.run(
+        [str(word) for word in words],
+        cwd=checkpoint.parent,
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
     return path
 
 
@@ -69,10 +74,10 @@ def main() -> None:
         model = Path(folder) / "model.safetensors"
         tensors = llama(16, 512)
         save_file(tensors, model)
-        shoot(page(model, "load", "--max-memory", "cpu=300MB"), "plan-loaded", 1100, 1500)
+        shoot(page(model, "load", "--max-memory", "cpu=300MB"), "plan-loaded", 1100, 1060)
         dark = "--blink-settings=preferredColorScheme=0"
         shoot(page(model, "plan", "--dtype", "f32"), "plan-dark", 1100, 1300, dark)
-        shoot(page(model, "plan"), "plan-narrow", 480, 1500)
+        shoot(page(model, "plan"), "plan-narrow", 480, 1300)
         skeleton = Path(folder) / "skeleton.json"
         skeleton.write_text(skeleton_with_errors(tensors), encoding="utf-8")
         shoot(page(model, "plan", "--skeleton", skeleton), "plan-errors", 1100, 700)
