@@ -329,7 +329,7 @@ def files(root: Path) -> list[str]:
     """All files of the repository that people write, also before they are committed."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
-    data = re.compile(r"(tests/hostile/\w+|tests/golden|fuzz/corpus/\w+)/|LICENSE$")
+    data = re.compile(r"(tests/hostile/\w+|tests/golden|fuzz/corpus/\w+|docs/images)/|LICENSE$")
     listed_files = sorted(set(listed.splitlines()))
     return [path for path in listed_files if not data.match(path) and (root / path).is_file()]
 
