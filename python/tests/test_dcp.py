@@ -400,3 +400,21 @@ def test_checkpoints_are_merged(tmp_path: Path) -> None:
         outputs.append(load_file(target)["w"])
     assert same(*outputs)
     assert torch.allclose(outputs[0], (weights[0] + weights[1]) / 2)
+
+
+def test_receipts_hold_for_what_is_assembled(tmp_path: Path) -> None:
+    folder, out = tmp_path / "dcp", tmp_path / "out"
+    save({"w": torch.randn(64, 64), "b": torch.randn(7)}, checkpoint_id=folder, no_dist=True)
+    done = run("convert", folder, out, "--receipt", "sha256-tree")
+    assert done.returncode == 0, done.stderr
+    checked = ("verify", out, "--receipt", "--source", folder)
+    done = run(*checked)
+    assert done.returncode == 0, done.stderr + done.stdout
+    [pieces] = folder.glob("*.distcp")
+    whole = pieces.read_bytes()
+    weight = load_file(out / "model.safetensors")["w"].numpy().tobytes()
+    at = whole.index(weight) + 100
+    pieces.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    done = run(*checked)
+    assert done.returncode == 1, done.stderr
+    assert "w" in done.stdout and ".metadata" in done.stdout and "'b'" not in done.stdout

@@ -145,6 +145,12 @@ FileIdentity assembled_identity(FileIdentity shard, const Assembly& assembly) {
   return shard;
 }
 
+std::uint64_t shard_bytes(const Catalog& catalog, std::uint32_t shard) noexcept {
+  const auto& assembly = catalog.assembly(shard);
+  const bool has_pieces = assembly != nullptr && !assembly->tensors.empty();
+  return has_pieces ? assembly->tensors.back().end : catalog.shards()[shard].identity.bytes;
+}
+
 std::shared_ptr<ByteSource> open_shard(Storage& storage, const Catalog& catalog,
                                        std::uint32_t shard) {
   const Shard& opened = catalog.shards()[shard];

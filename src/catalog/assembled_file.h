@@ -52,6 +52,9 @@ struct Assembly {
 // That of the shard's file, with the latest of the times.
 [[nodiscard]] FileIdentity assembled_identity(FileIdentity shard, const Assembly& assembly);
 
+// Of the shard as a file, however it is opened.
+[[nodiscard]] std::uint64_t shard_bytes(const Catalog& catalog, std::uint32_t shard) noexcept;
+
 // The shard as a file: the one at its path, or one that is assembled. All that reads a shard opens
 // it here. What the source throws names the file that fails; identity() is Error "io.changed" where
 // a file of the pieces is another by now.

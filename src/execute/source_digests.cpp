@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "boxes/dims.h"
+#include "catalog/assembled_file.h"
 #include "loadstone/error.h"
 #include "plan/decodings.h"
 #include "plan/merges.h"
@@ -172,7 +173,7 @@ ReceiptFile SourceDigests::file_of(std::uint32_t number) {
   const Shard& shard = plan_.catalog->shards()[number];
   ReceiptFile file = {.path = receipt_path(shard),
                       .checkpoint = checkpoint_of(*plan_.catalog, number),
-                      .bytes = shard.identity.bytes};
+                      .bytes = shard_bytes(*plan_.catalog, number)};
   if (shard.data_begin > 0) file.header_ranges.push_back({0, shard.data_begin});
   if (shard.tail_begin != 0 && shard.tail_begin < file.bytes) {
     file.header_ranges.push_back({shard.tail_begin, file.bytes});

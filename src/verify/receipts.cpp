@@ -11,7 +11,10 @@
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "base/thread_count.h"
+#include "catalog/assembled_file.h"
 #include "execute/team.h"
+#include "formats/dcp_metadata.h"
+#include "loadstone/catalog.h"
 #include "loadstone/defaults.h"
 #include "loadstone/error.h"
 #include "loadstone/verify.h"
@@ -47,7 +50,14 @@ class ReceiptCheck {
     for (const ReceiptFile& file : files) {
       if (!is_output && file.checkpoint != checkpoint) continue;
       ++count;
-      add_file(file, is_folder ? root + "/" + file.path : root);
+      const std::string path = is_folder ? root + "/" + file.path : root;
+      // The tensors of a training checkpoint are assembled from other files.
+      if (!is_output && fs::path(path).filename() == dcp_metadata_name) {
+        const auto catalog = open_checkpoint(path, {.storage = &storage_});
+        add_file(file, open_shard(storage_, *catalog, 0), shard_bytes(*catalog, 0));
+      } else if (const auto source = opened(file, path)) {
+        add_file(file, source, source->identity().bytes);
+      }
     }
     if (!is_folder && count > 1) {
       throw Error("usage", "the receipt is of several files: name their folder",
@@ -96,17 +106,20 @@ class ReceiptCheck {
   }
 
  private:
-  void add_file(const ReceiptFile& file, const std::string& path) {
-    std::shared_ptr<ByteSource> source;
+  // Null where it is not there, which is a difference.
+  std::shared_ptr<ByteSource> opened(const ReceiptFile& file, const std::string& path) {
     try {
-      source = storage_.open(path);
+      return storage_.open(path);
     } catch (const Error& error) {
       if (error.code() != "io.not_found") throw;
       differences_.push_back({file.path, DifferenceKind::missing, "nothing",
                               fmt::format("a file of {} bytes", file.bytes)});
-      return;
+      return nullptr;
     }
-    const std::uint64_t bytes = source->identity().bytes;
+  }
+
+  void add_file(const ReceiptFile& file, const std::shared_ptr<ByteSource>& source,
+                std::uint64_t bytes) {
     if (bytes != file.bytes) {
       differences_.push_back({file.path, DifferenceKind::bytes, fmt::format("{} bytes", bytes),
                               fmt::format("{} bytes", file.bytes)});
