@@ -58,7 +58,6 @@ class Hub:
         }
         return Answer(302, headers, b"")
 
-
     def _tree(self, seen: Seen, path: str, query: str) -> Answer | None:
         """Files of a folder, a page of five at a time, as the hub's API lists them."""
         if self.token and seen.headers.get("authorization") != f"Bearer {self.token}":
@@ -105,7 +104,9 @@ class Store:
             return Answer(403, {}, b"<Code>AccessDenied</Code>")
         bucket = unquote(path).rstrip("/") + "/"
         prefix = query["prefix"]
-        all_keys = [file.removeprefix(bucket) for file in self.server.files if file.startswith(bucket)]
+        all_keys = [
+            file.removeprefix(bucket) for file in self.server.files if file.startswith(bucket)
+        ]
         keys = sorted(
             key for key in all_keys if key.startswith(prefix) and "/" not in key[len(prefix) :]
         )
