@@ -65,7 +65,6 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
   options.quantize.exclude = exclude;
   if (!style.empty()) options.quantize.style = enum_argument<QuantizeStyle>("style", style);
   options.quantize.allow_non_finite = allow_non_finite;
-  if (!folder.empty()) options.folder = read_model_folder(*catalog, folder, copy_code);
   if (!rules.empty()) options.rules = rules_from_json(rules);
   if (recipes != nullptr) options.recipes = *recipes;
   if (!dtype.empty()) options.dtype = dtype_argument(dtype);
@@ -85,6 +84,8 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
   options.experts = *layout;
   options.dequantize = dequantize;
   const nb::gil_scoped_release release;
+  // After that: a folder of another machine is waited for.
+  if (!folder.empty()) options.folder = read_model_folder(*catalog, folder, copy_code);
   if (!imatrix.empty()) {
     options.quantize.importance =
         std::make_shared<const ImportanceMatrix>(open_importance_matrix(imatrix));
