@@ -297,6 +297,7 @@ bool is_certificate_problem(CURLcode code) noexcept {
 }
 
 std::string redirected_url(const std::string& from, const std::string& location) {
+  if (location.empty()) return {};
   const Url url = parsed(from);
   if (!url || curl_url_set(url.get(), CURLUPART_URL, location.c_str(), CURLU_NON_SUPPORT_SCHEME) !=
                   CURLUE_OK) {
