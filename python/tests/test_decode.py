@@ -296,7 +296,7 @@ def test_a_saved_plan_decodes_too(tmp_path):
     plan = planned(tmp_path / "model.safetensors")
     again = _core.plan_from_json(plan.to_json())
     assert again.to_json() == plan.to_json()
-    assert "fp8_block" in again.to_table() and "mxfp4" in again.to_html()
+    assert "fp8_block" in again.to_table() and "mxfp4" in again.to_html("", [], {}, None)
     tensors, _ = loaded(again)
     for name, tensor in quantized_result(state).items():
         assert torch.equal(bits(tensors[name]), bits(tensor)), name

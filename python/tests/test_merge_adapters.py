@@ -328,7 +328,7 @@ class TestRefused:
     def refused(self, tmp_path: Path, adapter: dict[str, torch.Tensor], **config: Any) -> Any:
         save_file(model(0), tmp_path / "base.safetensors")
         write_peft(tmp_path / "adapter", adapter, **{"r": 2, "lora_alpha": 2, **config})
-        with pytest.raises(loadstone.PlanError) as caught:
+        with pytest.raises(loadstone.Error) as caught:
             merged(tmp_path)
         assert not (tmp_path / "out.safetensors").exists()
         return caught.value
@@ -383,7 +383,7 @@ class TestRefused:
         save_file(model(0), tmp_path / "base.safetensors")
         folder = write_peft(tmp_path / "adapter", products(2, 1, modules()))
         (folder / "adapter_config.json").unlink()
-        with pytest.raises(loadstone.PlanError, match=r"adapter_config\.json"):
+        with pytest.raises(loadstone.FormatError, match=r"adapter_config\.json"):
             merged(tmp_path)
 
     def test_dora_goes_with_one_factor(self, tmp_path: Path) -> None:
