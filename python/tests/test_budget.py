@@ -249,7 +249,7 @@ def test_the_peak_is_the_promised_one(
 
 
 def test_a_conversion_of_many_sources_keeps_its_limit(tmp_path: Path) -> None:
-    """Each thread walks the boxes of all sources of a target."""
+    """Each thread walks the boxes of all sources of a target; a digest of each is kept."""
     tensors: Stored = {f"s{i}": ("BF16", [256, 1], None) for i in range(20_000)}
     checkpoint = write_tensors(tensors, tmp_path)
     rule = {"op": "concat", "sources": [r"s(\d+)"], "targets": ["model.layers.0.w"], "dim": 1}
@@ -258,11 +258,11 @@ def test_a_conversion_of_many_sources_keeps_its_limit(tmp_path: Path) -> None:
     small = write_tensors({"t": ("BF16", [1], None)}, tmp_path / "small")
     nothing = json.loads(run("convert", small, tmp_path / "nothing", "--json").stdout)
     before = nothing["process"]["anonymous_bytes_peak"]
-    for limit in ([], ["--max-memory", "40MiB"]):
+    for limit in ([], ["--max-memory", "48MiB"]):
         done = run("convert", checkpoint, tmp_path / f"out{len(limit)}", *arguments, *limit)
         assert done.returncode == 0, done.stderr
         document = json.loads(done.stdout)
-        assert document["peak_bytes"] <= 40 * MIB or not limit
+        assert document["peak_bytes"] <= 48 * MIB or not limit
         measured = document["process"]["anonymous_bytes_peak"] - before
         print(f"promised {document['peak_bytes'] / MIB:.1f} MiB, measured {measured / MIB:.1f}")
         assert 0 < measured <= document["peak_bytes"]
