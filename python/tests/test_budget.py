@@ -258,11 +258,11 @@ def test_a_conversion_of_many_sources_keeps_its_limit(tmp_path: Path) -> None:
     small = write_tensors({"t": ("BF16", [1], None)}, tmp_path / "small")
     nothing = json.loads(run("convert", small, tmp_path / "nothing", "--json").stdout)
     before = nothing["process"]["anonymous_bytes_peak"]
-    for limit in ([], ["--max-memory", "48MiB"]):
+    for limit in ([], ["--max-memory", "64MiB"]):
         done = run("convert", checkpoint, tmp_path / f"out{len(limit)}", *arguments, *limit)
         assert done.returncode == 0, done.stderr
         document = json.loads(done.stdout)
-        assert document["peak_bytes"] <= 48 * MIB or not limit
+        assert document["peak_bytes"] <= 64 * MIB or not limit
         measured = document["process"]["anonymous_bytes_peak"] - before
         print(f"promised {document['peak_bytes'] / MIB:.1f} MiB, measured {measured / MIB:.1f}")
         assert 0 < measured <= document["peak_bytes"]

@@ -35,7 +35,7 @@ std::uint64_t importance_bytes(const Quantization& quantization) {
 // What lists of tensors take while they are made and gone through. Generous.
 std::uint64_t list_bytes(const Conversion& conversion) {
   constexpr std::uint64_t per_tensor = 1536;
-  constexpr std::uint64_t per_digest = 1024;  // of a source tensor, and its place in a receipt
+  constexpr std::uint64_t per_digest = 1536;  // of a source tensor, and its place in a receipt
   std::uint64_t bytes = 1 << 20;
   for (const TensorInfo& tensor : conversion.plan.catalog->tensors()) {
     bytes += 512 + per_digest + 2 * tensor.name.size();
