@@ -90,7 +90,7 @@ std::string text_of(const ConvertReport& report, const ConvertRun& run,
                             human_bytes(memory.peak_bytes), human_bytes(report.peak_bytes));
 }
 
-// What only values showed, such as numbers that are not finite.
+// The findings that only values showed, such as numbers that are not finite.
 std::vector<Finding> found_since(const std::vector<Finding>& known, std::vector<Finding> findings) {
   std::erase_if(findings, [&](const Finding& each) {
     return std::ranges::any_of(known, [&](const Finding& before) {

@@ -122,7 +122,7 @@ void choose_form(Input& input, std::size_t values, Known& known) {
   known.has_sums = merge.form == MergeForm::sum;
 }
 
-// What a product adds to the target.
+// The matrix that a product adds to the target.
 struct Product {
   Matrix left;
   Matrix right;

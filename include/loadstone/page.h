@@ -13,13 +13,13 @@
 
 namespace loadstone {
 
-// What had been read at a moment of a load.
+// How much had been read at a moment of a load.
 struct ProgressSample {
   double seconds = 0;  // since the load began
   std::uint64_t bytes_done = 0;
 };
 
-// What a load took, as its Report says.
+// The time, bytes and memory of a load, as its Report says.
 struct LoadFigures {
   double seconds = 0;
   std::uint64_t bytes_read = 0;

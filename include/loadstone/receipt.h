@@ -1,4 +1,4 @@
-// What was read and what was written, by content: a digest for each tensor, beside its recipe.
+// The receipt of a load or conversion: a digest of each tensor read and written, beside its recipe.
 #pragma once
 
 #include <cstddef>

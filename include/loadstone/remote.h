@@ -39,7 +39,7 @@ struct RemoteOptions {
   std::uint32_t stall_seconds = 30;   // of less than 1 KiB/s, then a connection is lost
 
   // Asked several times a second by each thread that waits for another machine: true ends its
-  // request with Error "cancelled" within a second. Thread-safe. What it throws ends it too.
+  // request with Error "cancelled" within a second. Thread-safe. An exception from it ends it too.
   std::function<bool()> is_stopped = {};
 };
 

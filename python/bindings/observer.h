@@ -31,8 +31,8 @@ class PythonObserver final : public Observer {
     return true;
   }
 
-  // What the work is to read through, so that threads that wait for other machines end with it;
-  // null: the catalog's storage.
+  // The storage to read through, which lets threads that wait for other machines end with the
+  // work; null: the catalog's storage.
   [[nodiscard]] std::unique_ptr<Storage> storage_for(const Catalog& catalog) {
     const auto is_far = [](const Shard& shard) { return is_remote(shard.path); };
     if (std::ranges::none_of(catalog.shards(), is_far)) return nullptr;

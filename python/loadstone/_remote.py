@@ -68,7 +68,7 @@ def configure_remote(
 
 
 def storage() -> _core.Storage:
-    """What checkpoints are read through, local ones too: one for each choice of options."""
+    """The storage to read checkpoints through, local ones too; one for each choice of options."""
     environment = {
         name: value
         for name, value in os.environ.items()

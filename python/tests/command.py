@@ -19,3 +19,10 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+
+
+def output(*arguments: object, status: int = 0) -> str:
+    """Both streams of a run that ends with this status."""
+    done = run(*arguments)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr

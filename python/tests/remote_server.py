@@ -20,7 +20,7 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 @dataclasses.dataclass
 class Fault:
-    """What goes wrong with requests for a file, from the byte ``begins`` on, ``times`` times.
+    """A fault in the requests for a file, from the byte ``begins`` on, ``times`` times.
 
     Attributes:
         kind: ``drop`` (the connection ends within the body), ``status``, ``whole`` (200), ``other``

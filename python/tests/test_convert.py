@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command import COMMAND, output
 from diffusers_gguf import BLOCK_CASES, mixed, packed
 from diffusers_models import cast_copy, library_converted, write_config
 from safetensors import safe_open
@@ -27,16 +26,7 @@ from bench import single_files
 
 diffusers = pytest.importorskip("diffusers")
 
-COMMAND = Path(os.environ.get("LOADSTONE_CLI", Path(sys.executable).parent / "loadstone"))
 WAN = BLOCK_CASES[0]
-
-
-def run(*arguments: object, status: int = 0) -> str:
-    done = subprocess.run(
-        [COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout
 
 
 class Wan:
@@ -96,7 +86,7 @@ def test_renamed_for_a_class_by_the_command(wan: Wan, tmp_path: Path, dtype: tor
     recipes = tmp_path / "wan.recipes.json"
     loadstone.save_recipes(wan.skeleton(), wan.path, recipes, dtype=dtype)
     target = wan.folder / "out/diffusion_pytorch_model.safetensors"
-    document = json.loads(run("convert", wan.path, target, "--rules", recipes, "--json"))
+    document = json.loads(output("convert", wan.path, target, "--rules", recipes, "--json"))
     assert document["outputs"] == [str(target)]
     assert document["bytes_written"] == target.stat().st_size
     found = WAN.cls.from_pretrained(wan.folder / "out", torch_dtype=dtype)
@@ -190,8 +180,8 @@ def test_shards_and_back(state: dict[str, torch.Tensor], tmp_path: Path) -> None
     assert index["weight_map"].keys() == state.keys()
     loadstone.convert(tmp_path / "many", tmp_path / "back.safetensors")
     same_bits(load_file(tmp_path / "back.safetensors"), state)
-    run("verify", source, tmp_path / "many")
-    run("verify", source, tmp_path / "back.safetensors")
+    output("verify", source, tmp_path / "many")
+    output("verify", source, tmp_path / "back.safetensors")
     with safe_open(tmp_path / "back.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt", "note": "\u00fc"}
 
@@ -220,7 +210,7 @@ def test_rules(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
     (tmp_path / "rules.json").write_text(json.dumps(rules))
     by_command = tmp_path / "command.safetensors"
     arguments = ["--rules", tmp_path / "rules.json", "--dtype", "f16", "--threads", 1]
-    run("convert", tmp_path / "one.safetensors", by_command, *arguments)
+    output("convert", tmp_path / "one.safetensors", by_command, *arguments)
     assert by_command.read_bytes() == (tmp_path / "out.safetensors").read_bytes()
 
 
@@ -283,13 +273,13 @@ def test_names_are_only_names(tmp_path: Path) -> None:
     ]
     state = {name: torch.full((2,), float(i)) for i, name in enumerate(names)}
     save_file(state, tmp_path / "one.safetensors", {"\x1b": "\n\x00\u202e", "": ""})
-    said = run("convert", tmp_path / "one.safetensors", tmp_path / "out", "--shard-size", "9")
+    said = output("convert", tmp_path / "one.safetensors", tmp_path / "out", "--shard-size", "9")
     assert "\x1b" not in said
     found = {}
     for path in (tmp_path / "out").glob("*.safetensors"):
         found |= load_file(path)
     assert_equal(found, state)
-    dry = run("convert", tmp_path / "out", tmp_path / "o.safetensors", "--dry-run", "--tensors")
+    dry = output("convert", tmp_path / "out", tmp_path / "o.safetensors", "--dry-run", "--tensors")
     assert "\x1b" not in dry
     assert "\u202e" not in dry
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.safetensors", "out"]
@@ -300,7 +290,7 @@ def test_names_are_only_names(tmp_path: Path) -> None:
 
 def peak_of(*arguments: object) -> int:
     """The largest resident set of the command, the program itself included."""
-    document = json.loads(run(*arguments, "--json"))
+    document = json.loads(output(*arguments, "--json"))
     process = document["process"]
     assert process["anonymous_bytes_peak"] <= process["resident_bytes_peak"]
     return int(process["resident_bytes_peak"])
@@ -396,7 +386,7 @@ def test_killed_at_any_moment(large: Path, tmp_path: Path, name: str, count: int
         began = interrupt(process, folder, random_source.random() * duration, signal.SIGKILL)
         left = sorted(path.name for path in folder.iterdir())
         if name in left:
-            run("verify", tmp_path / "whole.safetensors", folder / name)
+            output("verify", tmp_path / "whole.safetensors", folder / name)
             duration *= 0.9  # the machine is quicker now
         else:
             assert left == parts(folder)

@@ -1,20 +1,17 @@
 """GGUF files from Python: metadata by key, and what comes back through the package."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from command import COMMAND
 from safetensors.torch import save_file
 
 import loadstone
-
-COMMAND = Path(os.environ.get("LOADSTONE_CLI", Path(sys.executable).parent / "loadstone"))
 
 
 @pytest.fixture

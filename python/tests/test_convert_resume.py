@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -17,11 +16,11 @@ from typing import Any
 
 import pytest
 import torch
+from command import COMMAND
 from safetensors.torch import save_file
 
 import loadstone
 
-COMMAND = Path(os.environ.get("LOADSTONE_CLI", Path(sys.executable).parent / "loadstone"))
 SHARD = 1_100_000
 OPTIONS = ["--dtype", "f16", "--shard-size", str(SHARD)]
 

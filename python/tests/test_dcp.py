@@ -51,7 +51,7 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def consolidated(folder: Path, target: Path) -> dict[str, torch.Tensor]:
-    """What torch's own tool makes of a checkpoint."""
+    """The state dict that torch's own tool makes of a checkpoint."""
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     dcp_to_torch_save(folder, target)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command import output
 from merge_models import (
     model,
     modules,
@@ -22,16 +20,6 @@ from merge_models import (
 from safetensors.torch import load_file, save_file
 
 import loadstone
-
-COMMAND = Path(os.environ.get("LOADSTONE_CLI", Path(sys.executable).parent / "loadstone"))
-
-
-def run(*arguments: object, status: int = 0) -> str:
-    done = subprocess.run(
-        [COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -258,13 +246,13 @@ class TestDoors:
         )
         out = tmp_path / "command.safetensors"
         models = (f"{a}:0.5", f"{folder / 'b.safetensors'}:0.25")
-        run("merge", *models, "--lora", f"{adapter}:0.8", "-o", out)
+        output("merge", *models, "--lora", f"{adapter}:0.8", "-o", out)
         assert out.read_bytes() == (tmp_path / "python.safetensors").read_bytes()
 
     def test_the_command_says_what_is_missing(self, folder: Path, tmp_path: Path) -> None:
-        said = run("merge", folder / "a.safetensors", "-o", tmp_path / "x.safetensors", status=2)
+        said = output("merge", folder / "a.safetensors", "-o", tmp_path / "x.safetensors", status=2)
         assert "nothing to merge" in said
-        assert "--output" in run("merge", folder / "a.safetensors", status=2)
+        assert "--output" in output("merge", folder / "a.safetensors", status=2)
 
     def test_parts_and_what_is_resumed(self, folder: Path, tmp_path: Path) -> None:
         options: Any = {"lora": {folder / "adapter": 0.8}, "shard_size": 30_000}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command import output
 from merge_models import (
     HIDDEN,
     INNER,
@@ -31,15 +29,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 import loadstone
-
-COMMAND = Path(os.environ.get("LOADSTONE_CLI", Path(sys.executable).parent / "loadstone"))
-
-
-def run(*arguments: object) -> str:
-    command = [COMMAND, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 class Net(nn.Module):
@@ -286,12 +275,12 @@ class TestSaved:
         out = tmp_path / "plan.json"
         loadstone.save_skeleton(skeleton(), tmp_path / "skeleton.json")
         options = ["--lora", lora[0], "--lora", lora[1], "--skeleton", tmp_path / "skeleton.json"]
-        run("plan", folder / "base", *options, "-o", out)
-        loaded = json.loads(run("load", "--plan", out, "--json"))
+        output("plan", folder / "base", *options, "-o", out)
+        loaded = json.loads(output("load", "--plan", out, "--json"))
         assert loaded["audit"]["ok"]
         item = loaded["provenance"]["model.layers.0.mlp.up_proj.weight"]
         assert len(item["merged"]) == 2
-        loaded = json.loads(run("load", folder / "base", *options, "--json"))
+        loaded = json.loads(output("load", folder / "base", *options, "--json"))
         assert loaded["audit"]["ok"]
         found, expected = skeleton(), skeleton()
         loadstone.Plan.load(out).execute(model=found)
@@ -313,7 +302,7 @@ class TestSaved:
         loadstone.Plan.load(tmp_path / "plan.json", root=roots).execute(model=found)
         loadstone.load(expected, there / "base", lora=both(there))
         same_bits(dict(found.state_dict()), dict(expected.state_dict()))
-        loaded = json.loads(run("load", *roots, "--plan", tmp_path / "plan.json", "--json"))
+        loaded = json.loads(output("load", *roots, "--plan", tmp_path / "plan.json", "--json"))
         assert loaded["audit"]["ok"]
         with pytest.raises(loadstone.Error, match="more roots"):
             loadstone.Plan.load(tmp_path / "plan.json", root=[*roots, there])

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import subprocess
-import sys
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -15,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from command import COMMAND
 from safetensors.torch import load_file
 
 import loadstone
 
-COMMAND = Path(os.environ.get("LOADSTONE_CLI", Path(sys.executable).parent / "loadstone"))
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32,
     torch.uint64, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,

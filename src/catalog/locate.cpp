@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::string_view safetensors_suffix = ".safetensors";
 constexpr std::string_view gguf_suffix = ".gguf";
-// What training programs leave beside the weights.
+// Files that training programs leave beside the weights.
 constexpr std::array<std::string_view, 5> torch_others = {"training_args.", "optimizer.",
                                                           "scheduler.", "scaler.", "rng_state"};
 // The names that transformers and diffusers write, without and with an index.
@@ -135,7 +135,7 @@ class FolderSearch {
   }
 
  private:
-  // What torch.distributed.checkpoint wrote. torch's files beside it are those of a trainer.
+  // A folder of torch.distributed.checkpoint. torch's files beside it are those of a trainer.
   bool take_dcp() {
     if (!has_dcp_) return false;
     std::vector<std::string> others = safetensors_;

@@ -272,7 +272,7 @@ class DcpFolder {
                  .expected = "the chunk that the metadata put there"});
   }
 
-  // What torch.save writes of one tensor.
+  // One tensor as torch.save wrote it.
   static TensorInfo saved_item(const File& file, const DcpTensor& tensor, const DcpChunk& chunk) {
     FilePart part(*file.source, file.identity, chunk.item_begin, chunk.item_bytes);
     FileHeader header;

@@ -116,7 +116,7 @@ void check_claim(Conversion& conversion, const ConvertOptions& options) {
                                   "numbers"});
 }
 
-// What of the output becomes what, like tensors in one row.
+// The encodings that tensors of the output get, like tensors in one row.
 void add_rows(Conversion& conversion, const Choices& choices) {
   std::map<std::tuple<std::string, std::string, std::string, std::string, std::string>, QuantizeRow>
       rows;
@@ -168,7 +168,7 @@ void name_ambiguous(Conversion& conversion, bool is_decoded) {
 
 }  // namespace
 
-// What is known of an output before blocks are kept in it.
+// All that is known of an output before blocks are kept in it.
 struct Chosen {
   const Choices& choices;
   const std::map<std::string, Quantization, std::less<>>& quantize;
@@ -227,7 +227,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   }
   const Chosen codes = {choices, plan_options.quantize, is_decoded};
   if (container.holds_blocks()) keep_codes(*catalog, options, codes, plan_options.recipes);
-  // What has stood in the way once is not told again as left over.
+  // A source that has stood in the way once is not told again as left over.
   for (const Finding& finding : findings) {
     if (finding.severity != Severity::error) continue;
     plan_options.known_sources.insert(plan_options.known_sources.end(), finding.sources.begin(),

@@ -18,7 +18,7 @@ void check_extras(const Conversion& conversion);
 
 [[nodiscard]] bool is_extra_name(const Conversion& conversion, const std::string& name) noexcept;
 
-// What tells whether they are still the same: text, or the bytes of the file that is copied.
+// Adds the content of the files beside the model: text, or the bytes of the file that is copied.
 void add_extras(const Conversion& conversion, Digest& digest);
 
 // Under `path`, which has nothing under it yet, and on the disk. Returns its size. Throws Error

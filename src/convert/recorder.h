@@ -36,7 +36,7 @@ class ReceiptRecorder {
   std::vector<std::vector<std::uint32_t>> items_;  // by file and tensor
 };
 
-// What the receipt of such a file says, without digests.
+// The receipt's entry of such a file, without digests.
 [[nodiscard]] ReceiptFile planned_file(const Conversion& conversion, std::uint32_t file,
                                        const std::string& path);
 
@@ -49,8 +49,8 @@ class ReceiptRecorder {
 [[nodiscard]] ReceiptFile receipt_of_extra(DigestKind kind, const std::string& name,
                                            ByteSource& file);
 
-// What one that was finished earlier says of a file, and whether the file, and on demand what it is
-// made of, still have these bytes. `changed` says what does not, and is nothing otherwise.
+// An earlier run's receipt of a file, if the file, and on demand its sources, still have these
+// bytes. Otherwise `changed` names the one that differs.
 struct KeptFile {
   std::optional<Receipt> receipt;  // nothing: the file is to be made again
   std::string changed;

@@ -176,7 +176,7 @@ class MemorySink final : public ValueSink {
   std::vector<std::atomic<bool>> written_;
 };
 
-// What the threads have left.
+// From the sums that the threads left.
 void fill_report(const Plan& plan, const MemorySink& sink, ReadContext& context,
                  const PullWork& work, Report& report) {
   for (const std::uint32_t i : sink.by_windows()) {

@@ -89,7 +89,7 @@ class Pickle {
 // Globals that make tensors, all of them: torch's _rebuild_ functions.
 [[nodiscard]] bool is_tensor_maker(std::string_view global) noexcept;
 
-// What a pickle that is no state dict may hold.
+// The objects that a pickle other than a state dict may hold.
 struct PickleRules {
   // Globals that may be named, all others are "pt.global_refused"; null: any may be named.
   bool (*is_allowed)(std::string_view global) noexcept = nullptr;

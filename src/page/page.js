@@ -210,7 +210,7 @@
                  bytes: rest.reduce((sum, tile) => sum + tile.bytes, 0) });
     return tiles.sort((a, b) => b.bytes - a.bytes);
   };
-  // What all labels begin with, in whole parts: it says nothing.
+  // The parts that all labels begin with: they say nothing.
   const shared_prefix = (labels) => {
     let shared = 0;
     const first = labels[0] || "";

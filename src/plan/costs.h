@@ -34,8 +34,8 @@ namespace loadstone {
 // Whether a view of the file can be the value: a whole source that has bytes and can be viewed.
 [[nodiscard]] bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept;
 
-// What a target takes on its device, "disk" for what is written to the offload folder: nothing for
-// views of the file, ties and what has no value.
+// The bytes that a target takes on its device ("disk": in the offload folder): none for views of
+// the file, ties and targets without a value.
 [[nodiscard]] std::uint64_t bytes_placed(const PlannedTarget& target);
 
 // Fills in bytes_to_read, bytes_to_write and peak_bytes from the targets, for as many threads as

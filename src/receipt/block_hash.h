@@ -26,7 +26,7 @@ class BlockHash {
   [[nodiscard]] virtual BlockDigest finish() = 0;
 };
 
-// What a digest is of: a block of data, or the list of all blocks. No list has a block's digest.
+// A digest is of a block of data, or of the list of all blocks. No list has a block's digest.
 enum class HashOf : std::uint8_t { block, tree };
 
 // Throws Error "receipt.digest" where the kind is not built in, "memory.host".

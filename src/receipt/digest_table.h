@@ -36,7 +36,7 @@ class DigestTable {
 
   // Ranges in ascending order that do not touch. Returns the item's number.
   std::uint32_t add(std::vector<ByteRange> ranges);
-  // What lies outside the item's ranges is left aside.
+  // Bytes outside the item's ranges are left aside.
   void update(std::uint32_t item, std::uint64_t begin, std::span<const std::byte> bytes);
   // Reads what is missing. Called once an item, when nobody updates it.
   void complete(std::uint32_t item, const Read& read);

@@ -1,4 +1,4 @@
-// What the page says without its script, and the data that the script is given.
+// The page as it reads without its script, and the data that the script is given.
 #include "loadstone/page.h"
 
 #include <fmt/format.h>
@@ -19,20 +19,7 @@ using ::testing::Not;
 constexpr std::string_view evil = "</script><script>alert('&\"')</script>\x1b[31m\xe2\x80\xae";
 
 Plan layered(MissingPolicy missing = MissingPolicy::zeros) {
-  std::vector<FakeTensor> sources;
-  std::vector<Target> targets;
-  for (int layer = 0; layer < 12; ++layer) {
-    for (const char* part : {"q", "k"}) {
-      const std::string name = fmt::format("layer.{}.{}.weight", layer, part);
-      sources.push_back({name, {8, 8}, Dtype::bf16});
-      targets.push_back(target_of(name, {8, 8}));
-    }
-  }
-  targets.push_back(target_of(std::string(evil), {2}));
-  sources.push_back({"stranger", {3}});
-  PlanOptions options;
-  options.missing = missing;
-  return make_plan(fake_catalog(sources), skeleton_of(targets), options);
+  return plan_of_layers(std::string(evil), missing);
 }
 
 // Parses the page's data: what the browser's JSON.parse() does.

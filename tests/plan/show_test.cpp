@@ -1,5 +1,4 @@
 // Plans for people.
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include "loadstone/plan.h"
@@ -12,22 +11,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-Plan layered() {
-  std::vector<FakeTensor> sources;
-  std::vector<Target> targets;
-  for (int layer = 0; layer < 12; ++layer) {
-    for (const char* part : {"q", "k"}) {
-      const std::string name = fmt::format("layer.{}.{}.weight", layer, part);
-      sources.push_back({name, {8, 8}, Dtype::bf16});
-      targets.push_back(target_of(name, {8, 8}));
-    }
-  }
-  targets.push_back(target_of("<script>alert('&')</script>\x1b[31m", {2}));
-  sources.push_back({"stranger", {3}});
-  PlanOptions options;
-  options.missing = MissingPolicy::zeros;
-  return make_plan(fake_catalog(sources), skeleton_of(targets), options);
-}
+Plan layered() { return plan_of_layers("<script>alert('&')</script>\x1b[31m"); }
 
 TEST(Table, FoldsRepeatedLayers) {
   const auto rows = fold_targets(layered());

@@ -1,4 +1,4 @@
-// What answers and addresses mean; empty where loadstone is built without libcurl.
+// The meaning of answers and addresses; empty where loadstone is built without libcurl.
 #if __has_include(<curl/curl.h>)
 
 #include <arpa/inet.h>

@@ -1,5 +1,7 @@
 #include "support/plans.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -59,6 +61,23 @@ Skeleton skeleton_of(std::vector<Target> targets) {
   Skeleton skeleton;
   skeleton.targets = std::move(targets);
   return skeleton;
+}
+
+Plan plan_of_layers(const std::string& last, MissingPolicy missing) {
+  std::vector<FakeTensor> sources;
+  std::vector<Target> targets;
+  for (int layer = 0; layer < 12; ++layer) {
+    for (const char* part : {"q", "k"}) {
+      const std::string name = fmt::format("layer.{}.{}.weight", layer, part);
+      sources.push_back({name, {8, 8}, Dtype::bf16});
+      targets.push_back(target_of(name, {8, 8}));
+    }
+  }
+  targets.push_back(target_of(last, {2}));
+  sources.push_back({"stranger", {3}});
+  PlanOptions options;
+  options.missing = missing;
+  return make_plan(fake_catalog(sources), skeleton_of(targets), options);
 }
 
 std::vector<Finding> found(const Plan& plan, const std::string& code) {

@@ -25,6 +25,11 @@ struct FakeTensor {
                                TargetKind kind = TargetKind::parameter);
 [[nodiscard]] Skeleton skeleton_of(std::vector<Target> targets);
 
+// Twelve layers of "layer.N.q.weight" and "layer.N.k.weight", a missing target named `last`, and an
+// unexpected source "stranger".
+[[nodiscard]] Plan plan_of_layers(const std::string& last,
+                                  MissingPolicy missing = MissingPolicy::zeros);
+
 // The findings of one code.
 [[nodiscard]] std::vector<Finding> found(const Plan& plan, const std::string& code);
 [[nodiscard]] const PlannedTarget& planned(const Plan& plan, const std::string& name);

@@ -1,4 +1,4 @@
-"""What ``loadstone merge`` says of what it cannot do, and the status that it ends with."""
+"""The errors of ``loadstone merge``, and the status that it ends with."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ struct HttpResponse {
 
   // A line with its end; the first one of a response forgets those of an earlier response.
   void take_line(std::string_view line);
-  // What tells this file from a later one of the same name; empty: the server does not say.
+  // Tells this file from a later one of the same name; empty: the server does not say.
   [[nodiscard]] const std::string& version() const noexcept {
     return etag.empty() ? last_modified : etag;
   }

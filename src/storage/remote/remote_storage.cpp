@@ -238,10 +238,10 @@ class RemoteStorage final : public Storage {
   const std::shared_ptr<HttpClient> client_;
   std::mutex mutex_;
   std::map<std::string, std::string> queries_;  // guarded by mutex_, as what follows; by URL
-  // What kind() has found, for the next open().
+  // The files that kind() has found, for the next open().
   std::map<std::string, std::shared_ptr<RemoteFile>> probed_;
-  // What was opened last by each name: who reads the tensors of a catalog need not ask again how
-  // long each file is.
+  // The last file opened by each name: readers of a catalog's tensors need not ask again how long
+  // each is.
   std::map<std::string, Opened> files_;
 };
 
