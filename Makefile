@@ -42,6 +42,7 @@ help:
 	@echo '               and the C++ tests under sanitizers'
 	@echo 'make test-page the page of a plan in a browser, which it installs'
 	@echo 'make screenshots  pictures of it for docs/images'
+	@echo 'make docs      the documentation as a site: build/docs/html'
 	@echo 'make bench     speed and memory beside other loaders'
 	@echo 'make versions  which releases of other libraries load: docs/versions.md'
 	@echo 'make format    what clang-format and ruff can put right themselves'
@@ -102,6 +103,13 @@ bench: package
 	python -m bench.modelopt_bench
 	python -m bench.single_files
 	python -m bench.remote
+
+# Warnings are errors, links that lead nowhere among them.
+.PHONY: docs
+docs: package
+	tools/setup.sh doxygen
+	python -m pip install -q -c constraints.txt -r tools/site/requirements.txt
+	python tools/site/stage.py build/docs
 
 .PHONY: versions
 versions: package  # downloads some gigabytes into build/versions

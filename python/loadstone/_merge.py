@@ -91,10 +91,9 @@ def merge(
             the method does not use them.
         density: the share of each difference that is kept, of methods that prune; 1 without it.
         seed: of what ``"dare-linear"`` and ``"dare-ties"`` draw at random; 0 without it.
-        dtype, block_dtype, quantize, include, exclude, style, mode, imatrix, allow_non_finite,
-            copy_code, metadata, beyond_ggml, shard_size, name, max_memory, threads, progress,
-            dry_run, allow_links, resume, part, finish, receipt: as in :func:`loadstone.convert`.
-            Quantized sources have ``block_dtype`` without ``dtype``.
+
+    All other arguments are those of :func:`loadstone.convert`. Quantized sources have
+    ``block_dtype`` without ``dtype``.
 
     Raises:
         PlanError: the checkpoints do not fit each other: ``merge.adapter``, ``merge.models``,

@@ -1,0 +1,30 @@
+"""Sphinx's settings; stage.py has put the pages beside this file."""
+
+import loadstone
+
+project = "loadstone"
+copyright = "the loadstone authors, Apache-2.0"
+release = loadstone.__version__
+html_theme = "furo"
+html_title = f"loadstone {release}"
+extensions = [
+    "breathe",
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["xml"]
+suppress_warnings = ["duplicate_declaration.cpp"]  # the namespace, on each header
+myst_heading_anchors = 4
+myst_enable_extensions = ["attrs_inline"]
+breathe_projects = {"loadstone": "xml"}
+breathe_default_project = "loadstone"
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+# One file is enough to read the pages without a network.
+html_copy_source = False
+html_show_sourcelink = False
