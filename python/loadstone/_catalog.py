@@ -14,7 +14,9 @@ from loadstone._errors import FormatError, make
 
 Checkpoint = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]]
 
-_RANK_MAX = 8
+# GGUF files of video models hold patch embeddings of five dims, one more than ggml knows: what is
+# made for such models passes this on.
+RANK_MAX = 8
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Catalog:
         self._opened = opened  # the arguments of open_checkpoint()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        opened = self._opened or (self.shards, True, _RANK_MAX)
+        opened = self._opened or (self.shards, True, RANK_MAX)
         return _reopened, (*opened, self.digest())
 
     @cached_property

@@ -9,13 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from loadstone import _core
-from loadstone._catalog import Catalog, Checkpoint, inspect
+from loadstone._catalog import RANK_MAX, Catalog, Checkpoint, inspect
 from loadstone._errors import PlanError, make
 from loadstone._progress import shown
-
-# Files of video models hold patch embeddings of five dims, one more than ggml knows.
-_RANK_MAX = 8
-
 
 Quantize = str | Mapping[str, str]
 
@@ -155,4 +151,4 @@ def folder_of(source: Any) -> str:
 
 
 def open_source(path: Checkpoint, allow_links: bool) -> Catalog:
-    return inspect(path, allow_links=allow_links, gguf_rank_max=_RANK_MAX)
+    return inspect(path, allow_links=allow_links, gguf_rank_max=RANK_MAX)

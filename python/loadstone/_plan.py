@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadstone import _collector, _core, _initialise, _machine, _modules, _remote
 from loadstone._adapters import trace, with_units
-from loadstone._catalog import Checkpoint, inspect
+from loadstone._catalog import RANK_MAX, Checkpoint, inspect
 from loadstone._errors import Error, count_argument, make
 from loadstone._extra_state import ExtraState
 from loadstone._needs import Needs, needs_of
@@ -351,7 +351,8 @@ def plan(
             message = "strict stands for missing and unexpected; pass it, or these"
             raise make("plan.options", message, field="strict", found=str(strict))
         missing, unexpected = ("error", "error") if strict else ("keep", "ignore")
-    catalog = inspect(checkpoint, allow_links=allow_links)
+    rank_max = {"gguf_rank_max": RANK_MAX} if rules == "diffusers" else {}
+    catalog = inspect(checkpoint, allow_links=allow_links, **rank_max)
     is_traced = isinstance(rules, str)
     traced = trace(rules, model, catalog, dtype) if isinstance(rules, str) else None
     traced = with_units(traced, model, catalog, dtype, quantize)

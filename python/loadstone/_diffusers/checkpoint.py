@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from loadstone._catalog import Catalog, inspect
+from loadstone._catalog import RANK_MAX, Catalog, inspect
 from loadstone._diffusers.absent import Lacks, Shape, file_key
 from loadstone._dtypes import is_dtype
 from loadstone._errors import make
@@ -17,9 +17,6 @@ from loadstone.tracing._absent import AbsentSymbol
 
 # Suffixes of the files that loadstone opens; others are the library's.
 READABLE = (".safetensors", ".gguf")
-
-# GGUF files of video models hold patch embeddings of five dims, one more than ggml knows.
-RANK_MAX = 8
 
 
 class Checkpoint(dict[str, torch.Tensor]):
