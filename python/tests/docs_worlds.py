@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +69,14 @@ def wan(folder: Path) -> Path:
     return folder
 
 
-def wrapped(path: Path) -> Path:
+def wrapped(path: Path, prefix: str = "net.") -> Path:
     """A checkpoint of a two-layer network, as a training script saved it: other names."""
     generator = torch.Generator().manual_seed(0)
     shapes = {"encoder.0.weight": (32, 16), "encoder.0.bias": (32,), "encoder.2.weight": (8, 32),
               "encoder.2.bias": (8,)}  # fmt: skip
-    save_file({f"net.{n}": torch.randn(s, generator=generator) for n, s in shapes.items()}, path)
+    save_file(
+        {f"{prefix}{n}": torch.randn(s, generator=generator) for n, s in shapes.items()}, path
+    )
     return path
 
 
@@ -93,3 +97,127 @@ def gguf(path: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def skeleton_file(path: Path) -> Path:
+    """The skeleton of :func:`llama` as JSON."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    import loadstone
+
+    config = AutoConfig.from_pretrained(path.parent / "model")
+    with loadstone.skeleton():
+        model = AutoModelForCausalLM.from_config(config)
+    loadstone.save_skeleton(model, path)
+    return path
+
+
+def quantized(folder: Path) -> Path:
+    """:func:`llama` in ModelOpt's NVFP4."""
+    import loadstone
+
+    loadstone.convert(llama(folder.with_name("plain")), folder, quantize="nvfp4")
+    return folder
+
+
+@dataclass(frozen=True)
+class World:
+    """Files for a page: each is made in the folder where the page's code runs.
+
+    Attributes:
+        before: Python that the page takes for granted.
+    """
+
+    files: tuple[Callable[[Path], Any], ...]
+    before: str = ""
+
+
+def at(make: Callable[..., Any], *names: str, **options: Any) -> Callable[[Path], Any]:
+    """The same under each of these names."""
+
+    def make_all(folder: Path) -> None:
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            make(folder / name, **options)
+
+    return make_all
+
+
+IMPORTS = "import torch, loadstone\nfrom transformers import AutoModelForCausalLM\n"
+SKELETON = """
+from transformers import AutoConfig
+def skeleton_of(folder):
+    with loadstone.skeleton():
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+"""
+ANY_MODULE = """
+class MyModel(torch.nn.Module):
+    def __init__(self, config=None):
+        super().__init__()
+        self.encoder = torch.nn.Sequential(
+            torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.Linear(32, 8)
+        )
+config = None
+"""
+BLOCKS = """
+class MyModel(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(2))
+        self.out = torch.nn.Linear(256, 64)
+from safetensors.torch import save_file
+save_file(MyModel().state_dict(), "file.safetensors")
+"""
+ADAPTERS = (at(adapter, "style"), at(adapter, "speed", seed=2))
+
+WORLDS = {
+    "README.md": World(
+        (
+            at(llama, "folder"),
+            at(wrapped, "checkpoint/model.safetensors", prefix=""),
+            at(gguf, "model.gguf"),
+            at(qwen_moe, "qwen3-moe"),
+            at(llama, "base"),
+            at(adapter, "style"),
+        ),
+        IMPORTS + ANY_MODULE,
+    ),
+    "docs/accelerate.md": World(
+        (at(llama, "checkpoint"),),
+        IMPORTS
+        + "from transformers import AutoConfig\nconfig = AutoConfig.from_pretrained('checkpoint')",
+    ),
+    "docs/opens-where.md": World((at(llama, "model"),), IMPORTS),
+    "docs/open.md": World((at(llama, "checkpoint"),)),
+    "docs/patch.md": World((at(llama, "folder"),), IMPORTS),
+    "docs/plan-page.md": World((at(llama, "model"), at(skeleton_file, "model.json"))),
+    "docs/how-to/is-my-file-sound.md": World((at(llama, "llama", "llama-copy"),)),
+    "docs/how-to/names-do-not-match.md": World((at(wrapped, "checkpoint.safetensors"),)),
+    "docs/how-to/out-of-memory.md": World((at(llama, "llama"),)),
+    "docs/tutorials/bitsandbytes.md": World((at(llama, "llama"),)),
+    "docs/tutorials/diffusers.md": World((wan,)),
+    "docs/tutorials/merge.md": World((at(llama, "llama"), *ADAPTERS)),
+    "docs/tutorials/pytorch.md": World((at(wrapped, "checkpoint.safetensors"),)),
+    "docs/tutorials/quantize.md": World((at(qwen_moe, "Qwen3-30B-A3B"),)),
+    "docs/tutorials/serving.md": World((at(llama, "llama"), at(gguf, "model.gguf"))),
+    "docs/tutorials/transformers-moe.md": World((at(qwen_moe, "Qwen3-30B-A3B"),)),
+    "docs/transformers.md": World(
+        (at(llama, "folder"), at(quantized, "nvfp4")),
+        IMPORTS + SKELETON + "skeleton = skeleton_of('folder')",
+    ),
+}
+
+# Pages whose code does not run in a test yet, and why.
+NOT_RUN = {
+    "docs/bitsandbytes.md": "not yet: its pipelines are in test_bitsandbytes_diffusers.py",
+    "docs/convert.md": "not yet: test_convert*.py and python/tests/cli run these commands",
+    "docs/diffusers.md": "not yet: its pipelines are in test_diffusers_pipelines.py",
+    "docs/formats/dcp.md": "not yet: test_dcp.py loads and converts such a folder",
+    "docs/merge.md": "not yet: docs/tutorials/merge.md has what it shows",
+    "docs/modelopt.md": "not yet: test_modelopt_loading.py makes these calls",
+    "docs/receipt.md": "not yet: docs/how-to/is-my-file-sound.md has what it shows",
+    "docs/adapters.md": "an overview: each call stands on the page of its library, where it runs",
+    "docs/cli.md": "its lines name the options; python/tests/cli runs each of them",
+    "docs/remote.md": "its hosts are no machines of ours; test_remote.py has local ones",
+    "docs/gguf-models.md": "needs a copy of llama.cpp; test_llama_cpp.py runs where one is named",
+}

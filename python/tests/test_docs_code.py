@@ -8,46 +8,18 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import docs_worlds
 import pytest
+from docs_worlds import NOT_RUN, WORLDS
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = sorted(DOCS.glob("**/*.md"))
-# Pages whose code runs, and what lies in the folder where it does.
-World = Callable[[Path], Any]
-WORLDS: dict[str, list[World]] = {
-    "how-to/is-my-file-sound.md": [
-        lambda folder: docs_worlds.llama(folder / "llama"),
-        lambda folder: docs_worlds.llama(folder / "llama-copy"),
-    ],
-    "how-to/names-do-not-match.md": [
-        lambda folder: docs_worlds.wrapped(folder / "checkpoint.safetensors")
-    ],
-    "how-to/out-of-memory.md": [lambda folder: docs_worlds.llama(folder / "llama")],
-    "tutorials/bitsandbytes.md": [lambda folder: docs_worlds.llama(folder / "llama")],
-    "tutorials/diffusers.md": [docs_worlds.wan],
-    "tutorials/merge.md": [
-        lambda folder: docs_worlds.llama(folder / "llama"),
-        lambda folder: docs_worlds.adapter(folder / "style"),
-        lambda folder: docs_worlds.adapter(folder / "speed", 2),
-    ],
-    "tutorials/pytorch.md": [lambda folder: docs_worlds.wrapped(folder / "checkpoint.safetensors")],
-    "tutorials/quantize.md": [lambda folder: docs_worlds.qwen_moe(folder / "Qwen3-30B-A3B")],
-    "tutorials/serving.md": [
-        lambda folder: docs_worlds.llama(folder / "llama"),
-        lambda folder: docs_worlds.gguf(folder / "model.gguf"),
-    ],
-    "tutorials/transformers-moe.md": [
-        lambda folder: docs_worlds.qwen_moe(folder / "Qwen3-30B-A3B")
-    ],
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGES = {
+    str(page.relative_to(REPOSITORY)): page.read_text(encoding="utf-8")
+    for page in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("**/*.md"))]
 }
-
-
+MARK = "---- step"
 STEP = re.compile(
     r"^```python\n(?P<python>.*?)^```\n(?:\n(?!    loadstone )(?P<printed>(?:    [^\n]*\n)+))?"
     r"|^    (?P<command>(?:loadstone|echo) [^\n]*)",
@@ -70,9 +42,6 @@ class Step:
         return f"print({MARK!r}, flush=True)\n" + (run if self.is_command else self.text)
 
 
-MARK = "---- step"
-
-
 def steps(text: str) -> list[Step]:
     """All code of a page, in its order."""
     return [
@@ -85,17 +54,22 @@ def steps(text: str) -> list[Step]:
     ]
 
 
-def run(page: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """All steps of a page in one process, in this folder."""
+def run(page: str, folder: Path, before: str = "") -> subprocess.CompletedProcess[str]:
+    """All steps of a page in one process, in this folder, after what the page takes for granted."""
     program = folder / "page.py"
-    program.write_text(
-        "\n".join(["import subprocess", *(step.program for step in steps(page))]), encoding="utf-8"
-    )
+    lines = ["import subprocess", before, *(step.program for step in steps(page))]
+    program.write_text("\n".join(lines), encoding="utf-8")
     binaries = Path(os.environ.get("LOADSTONE_CLI", Path(sys.executable))).parent
+    paths = [str(Path(__file__).parent), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    changed = {
+        "PATH": f"{binaries}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "HF_HUB_OFFLINE": "1",
+    }
     return subprocess.run(
         [sys.executable, "page.py"],
         cwd=folder,
-        env=os.environ | {"PATH": f"{binaries}:{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"},
+        env=os.environ | changed,
         capture_output=True,
         text=True,
         check=False,
@@ -115,12 +89,18 @@ def not_printed(page: str, output: str) -> list[str]:
 
 @pytest.mark.parametrize("page", WORLDS)
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
-    for make in WORLDS[page]:
+    world = WORLDS[page]
+    for make in world.files:
         make(tmp_path)
-    text = (DOCS / page).read_text(encoding="utf-8")
-    done = run(text, tmp_path)
+    done = run(PAGES[page], tmp_path, world.before)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert not_printed(text, done.stdout) == []
+    assert not_printed(PAGES[page], done.stdout) == []
+
+
+def test_every_page_with_code_runs_or_says_why_not() -> None:
+    with_code = {name for name, text in PAGES.items() if steps(text)}
+    assert with_code == WORLDS.keys() | NOT_RUN.keys()
+    assert not WORLDS.keys() & NOT_RUN.keys()
 
 
 def test_a_step_that_fails_is_seen(tmp_path: Path) -> None:
@@ -135,10 +115,12 @@ def test_a_line_that_is_not_printed_is_seen(tmp_path: Path) -> None:
     assert not_printed(page, done.stdout) == ["2"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
-def test_json_is_json_and_python_is_python(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    for block in re.findall(r"^```json\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+@pytest.mark.parametrize("page", PAGES)
+def test_json_is_json_and_python_is_python(page: str) -> None:
+    def blocks(kind: str) -> list[str]:
+        return re.findall(rf"^```{kind}\n(.*?)^```", PAGES[page], flags=re.DOTALL | re.MULTILINE)
+
+    for block in blocks("json"):
         json.loads(block)
-    for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
-        compile(block, str(page), "exec")
+    for block in blocks("python"):
+        compile(block, page, "exec")
