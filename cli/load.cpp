@@ -29,6 +29,8 @@ struct Args {
   PlanArgs plan;
   std::string plan_path;
   std::vector<CLI::Option*> plan_options;  // none of them goes with plan_path
+  std::string receipt;                     // the kind of digest; empty: none
+  std::string receipt_path;
 };
 
 // What was done, and what it took.
@@ -86,12 +88,13 @@ void check_machine(const Plan& plan) {
   throw Error("memory.host", "the load needs more memory than is free", where);
 }
 
-Outcome do_load(const Plan& plan, unsigned threads) {
+Outcome do_load(const Plan& plan, const Args& args) {
   const InterruptibleWork work;
   WorkWatch watch;
   const HostMemory memory(plan);
   ExecuteOptions options;
-  options.threads = threads;
+  options.threads = args.plan.options.threads;
+  if (!args.receipt.empty()) options.receipt = digest_kind(args.receipt);
   options.observer = &watch;
   Outcome outcome;
   outcome.report = execute(plan, memory.destinations(), options);
@@ -102,6 +105,7 @@ Outcome do_load(const Plan& plan, unsigned threads) {
       std::max(watch.anonymous_bytes_peak(), outcome.memory.anonymous_bytes);
   outcome.audit = audit(plan, outcome.report);
   outcome.audit.require_real();
+  if (outcome.report.receipt) write_file(args.receipt_path, to_json(*outcome.report.receipt));
   return outcome;
 }
 
@@ -148,6 +152,9 @@ std::string json_of(const Plan& plan, const Outcome& outcome) {
 }
 
 int load(const Args& args, bool json) {
+  if (args.receipt.empty() != args.receipt_path.empty()) {
+    throw Error("usage", "--receipt KIND and --receipt-file FILE come together");
+  }
   const Plan plan = planned(args);
   write_page(plan, args.plan);
   if (const Finding* const first = obstacle(plan.findings, args.plan.open.strict)) {
@@ -155,7 +162,7 @@ int load(const Args& args, bool json) {
   }
   check_machine(plan);
   if (!json) print_warnings(plan.findings);
-  const Outcome outcome = do_load(plan, args.plan.options.threads);
+  const Outcome outcome = do_load(plan, args);
   write_page(plan, args.plan,
              LoadFigures{.seconds = outcome.report.seconds,
                          .bytes_read = outcome.report.bytes_read,
@@ -181,6 +188,11 @@ void add_load(CLI::App& app, Chosen& chosen) {
   args->plan_options = add_plan_options(*command, args->plan);
   add_threads_option(*command, args->plan.options.threads, "Readers");
   add_html_option(*command, args->plan.html_path);
+  add_receipt_option(*command, args->receipt,
+                     "Write digests of what was read and of every tensor in memory, by KIND, to\n"
+                     "--receipt-file; 'verify CHECKPOINT --receipt-file FILE' compares later:\n");
+  command->add_option("--receipt-file", args->receipt_path, "Where --receipt writes it")
+      ->type_name("FILE");
   command->add_flag("--allow-remote", args->plan.open.remote.allow_remote,
                     "Contact the host that the plan's checkpoint is on");
   add_open_options(*command, args->plan.open);

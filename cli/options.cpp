@@ -273,6 +273,14 @@ void add_threads_option(CLI::App& command, unsigned& threads, const std::string&
       ->check(CLI::Range(0u, defaults::threads_most, fmt::format("0-{}", defaults::threads_most)));
 }
 
+void add_receipt_option(CLI::App& command, std::string& kind, const std::string& help) {
+  command
+      .add_option("--receipt", kind,
+                  help + "xxh3-128 detects accidents, sha256-tree is proof against tampering")
+      ->type_name("KIND")
+      ->check(CLI::IsMember({"xxh3-128", "sha256-tree"}));
+}
+
 void add_html_option(CLI::App& command, std::string& path) {
   command.add_option("--html", path, "Also write the plan as a page to look at")->type_name("FILE");
 }

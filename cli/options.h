@@ -86,6 +86,8 @@ void add_json_flag(CLI::App& command, bool& json);
 void add_threads_option(CLI::App& command, unsigned& threads, const std::string& help,
                         unsigned most = defaults::threads_max);
 void add_html_option(CLI::App& command, std::string& path);
+// `help` says what of; the kinds are told behind it.
+void add_receipt_option(CLI::App& command, std::string& kind, const std::string& help);
 
 // " (default: TEXT)", at the end of an option's help.
 [[nodiscard]] inline std::string default_text(const std::string& text) {

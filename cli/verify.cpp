@@ -66,7 +66,12 @@ int verify_with_receipt(const Args& args, bool json) {
   VerifyOptions options;
   options.threads = args.threads;
   options.observer = &watch;
-  const VerifyReport report = verify_receipt(receipt, args.first, args.sources, options);
+  // A load writes no files: A is the first checkpoint that it read.
+  const bool is_load = receipt.outputs.empty();
+  std::vector<std::string> sources = args.sources;
+  if (is_load) sources.insert(sources.begin(), args.first);
+  const VerifyReport report =
+      verify_receipt(receipt, is_load ? std::string() : args.first, sources, options);
   watch.clear();
   print_line(json ? to_json(report) : to_table(report));
   return report.ok() ? 0 : 1;

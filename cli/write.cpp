@@ -138,12 +138,8 @@ void add_write_options(CLI::App& command, WriteArgs& args) {
   add("--part", args.part, "I/N",
       "Do this share of the shards only; they wait beside TARGET for --finish");
   command.add_flag("--finish", args.finish, "Check the shards of all parts and make TARGET");
-  command
-      .add_option("--receipt", args.receipt,
-                  "Write a receipt: digests of what was read and written, by KIND:\n"
-                  "xxh3-128 detects accidents, sha256-tree is proof against tampering")
-      ->type_name("KIND")
-      ->check(CLI::IsMember({"xxh3-128", "sha256-tree"}));
+  add_receipt_option(command, args.receipt,
+                     "Write a receipt: digests of what was read and written, by KIND:\n");
   command.add_flag("--dry-run", args.dry_run, "Say what would be written, and stop");
   command.add_flag("--tensors", args.tensors, "With --dry-run: list every tensor");
   command.add_flag("--copy-code", args.quantize.copy_code,

@@ -59,6 +59,12 @@ class ReceiptCheck {
         add_file(file, source, source->identity().bytes);
       }
     }
+    if (count == 0) {
+      throw Error("usage",
+                  is_output ? "the receipt is of a load, which wrote no file: name what it read"
+                            : "the receipt is of fewer checkpoints",
+                  {.path = root});
+    }
     if (!is_folder && count > 1) {
       throw Error("usage", "the receipt is of several files: name their folder",
                   {.path = root, .found = fmt::format("{} files", count)});

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command import COMMAND
+from command import COMMAND, output
 
 BLOCK = 1 << 20
 
@@ -169,6 +169,42 @@ def test_one_file(source: Path, tmp_path: Path) -> None:
     assert verify(target, "--receipt", "--source", source) == []
     convert(source, target, "--dtype", "f32")  # its receipt went with the file
     assert not (tmp_path / "out.safetensors.receipt.json").exists()
+
+
+@pytest.mark.parametrize("kind", ["xxh3-128", "sha256-tree"])
+@pytest.mark.parametrize("options", [[], ["--dtype", "f32"], ["--threads", "1"]])
+def test_a_load_says_what_it_read(
+    source: Path, tmp_path: Path, kind: str, options: list[str]
+) -> None:
+    copy = shutil.copytree(source, tmp_path / "copy")
+    file = tmp_path / "load.json"
+    output("load", copy, *options, "--receipt", kind, "--receipt-file", file)
+    receipt = json.loads(file.read_text())
+    assert len(receipt["targets"]) == 13 and receipt["outputs"] == []
+    assert verify(copy, "--receipt-file", file) == []
+    tensor = receipt["sources"][0]["tensors"][3]
+    flip(copy / "model.safetensors", 8 * tensor["begin"])
+    assert [each["name"] for each in verify(copy, "--receipt-file", file)] == [tensor["name"]]
+    output("load", copy, "--receipt", kind, status=2)
+
+
+def test_a_saved_plan_says_it_too(source: Path, tmp_path: Path) -> None:
+    plan, file = tmp_path / "plan.json", tmp_path / "load.json"
+    output("load", source, "--receipt", "sha256-tree", "--receipt-file", file)
+    output("plan", source, "-o", plan)
+    again = tmp_path / "again.json"
+    output("load", "--plan", plan, "--receipt", "sha256-tree", "--receipt-file", again)
+    assert again.read_bytes() == file.read_bytes()
+
+
+def test_a_source_that_no_receipt_has_is_refused(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(source, out, "--receipt", "xxh3-128")
+    twice = output("verify", out, "--receipt", "--source", source, "--source", source, status=2)
+    assert "fewer checkpoints" in twice
+    file = tmp_path / "load.json"
+    output("load", source, "--receipt", "xxh3-128", "--receipt-file", file)
+    output("verify", source, "--receipt-file", file, "--source", source, status=2)
 
 
 def test_partial_reads_list_their_ranges(source: Path, tmp_path: Path) -> None:
