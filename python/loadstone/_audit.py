@@ -148,7 +148,7 @@ def audit(
     model: Any,
     report: Report | None = None,
     *,
-    receipt: Receipt | str | os.PathLike[str] | None = None,
+    receipt: Receipt | str | os.PathLike[str] | bool | None = None,
 ) -> Audit:
     """Walks parameters, buffers and every tensor reachable through attributes.
 
@@ -156,10 +156,16 @@ def audit(
         model: an ``nn.Module``.
         report: of its load; ``None``: that of the last load into this model. With none at all
             nothing is accounted for.
-        receipt: of its load, or the path of one. Then the memory of every tensor is hashed and
-            compared with it, which names what was overwritten however that was done.
+        receipt: of its load, or the path of one; ``True``: that of the report. Then the memory of
+            every tensor is hashed and compared with it, which names what was overwritten however
+            that was done.
+
+    Raises:
+        Error: ``plan.options``: ``receipt=True``, and the load was not asked for one.
     """
-    if receipt is not None and not isinstance(receipt, Receipt):
+    if isinstance(receipt, bool):
+        receipt = _own_receipt(model, report) if receipt else None
+    elif receipt is not None and not isinstance(receipt, Receipt):
         receipt = Receipt.load(receipt)
     from loadstone._turns import slots_of
 
@@ -199,6 +205,13 @@ def audit(
     return result
 
 
+def _own_receipt(model: Any, report: Report | None) -> Receipt:
+    found = report or last_report(model)
+    if found is None or found.receipt is None:
+        raise make("plan.options", "the load was asked for no receipt", field="receipt")
+    return found.receipt
+
+
 def _compare(result: Audit, slots: list[TensorSlot], receipt: Receipt) -> None:
     """Sorts tensors by whether they have the bytes that the receipt says."""
     for slot in slots:
@@ -207,6 +220,8 @@ def _compare(result: Audit, slots: list[TensorSlot], receipt: Receipt) -> None:
             continue
         name = item.tie_of if item is not None and item.origin == "tie" else slot.name
         is_same = receipt.is_of(name or slot.name, slot.tensor)
+        if is_same:
+            is_same = receipt.components_of(name or slot.name, slot.tensor)
         if is_same:
             result.proved.append(slot.name)
         elif is_same is not None and slot.name not in result.changed:

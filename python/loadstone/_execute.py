@@ -253,7 +253,8 @@ def make_report(plan: Plan, model: Any, core: _core.Report) -> Report:
         **core.work() | {"sync_seconds": core.offload.sync_seconds},
     )
     text = core.receipt_json()
-    report.receipt = None if text is None else Receipt(text)
+    if text is not None:
+        report.receipt = Receipt(text).with_held(slots, provenance)
     remember(model, report, slots)
     return report
 

@@ -122,7 +122,16 @@ def format_rows(quantize: Quantize | None) -> list[tuple[str, str]]:
         return []
     if isinstance(quantize, str):
         return [("", quantize)]
-    return [(pattern, encoding) for pattern, encoding in quantize.items()]
+    if not isinstance(quantize, Mapping) or not all(
+        isinstance(each, str) for pair in quantize.items() for each in pair
+    ):
+        raise make(
+            "plan.options",
+            "files take the name of an encoding, or a mapping of patterns to names",
+            field="quantize",
+            found=str(quantize),
+        )
+    return list(quantize.items())
 
 
 def style_name(style: str | None) -> str:

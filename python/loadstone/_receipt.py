@@ -4,10 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from loadstone import _core
+from loadstone._dtypes import dtype_name
+
+
+def held_tensors(tensor: Any) -> dict[str, Any]:
+    """What a quantized parameter of bitsandbytes holds beside its data, by the codec's names."""
+    scales = getattr(tensor, "SCB", None)
+    state = getattr(tensor, "quant_state", None)
+    inner = getattr(state, "state2", None)
+    held = {
+        "absmax": scales if state is None else state.absmax,
+        "code": getattr(state, "code", None),
+        "nested_offset": getattr(state, "offset", None),
+        "nested_absmax": getattr(inner, "absmax", None),
+        "nested_code": getattr(inner, "code", None),
+    }
+    return {name: value for name, value in held.items() if value is not None}
 
 
 class Receipt:
@@ -58,9 +75,53 @@ class Receipt:
         found = tensor.detach()
         if found.nbytes != data[0]["end"] and not plain:
             return None
-        found = found.cpu().contiguous()
-        address = found.data_ptr()
-        return bool(_core.digest_memory(self.digest, address, found.nbytes) == data[0]["digest"])
+        return self._digest(found) == str(data[0]["digest"])
+
+    def components_of(self, name: str, tensor: Any) -> bool | None:
+        """The same of what a quantized tensor holds beside its data: scales, tables, offsets."""
+        known = {entry.get("component"): entry for entry in self.targets.get(name, [])}
+        held = held_tensors(tensor)
+        if any(each.is_meta or component not in known for component, each in held.items()):
+            return None
+        return all(
+            self._digest(each) == known[component]["digest"] for component, each in held.items()
+        )
+
+    def with_held(self, model_slots: Sequence[Any], provenance: Mapping[str, Any]) -> Receipt:
+        """With what the model holds of quantized tensors, as it is now, right after the load.
+
+        A codec's components become what their library computes with (a table beside codes, scales
+        in another unit). Only where a tensor stands in the model can its bytes be compared later.
+        """
+        document = json.loads(self._text)
+        for slot in model_slots:
+            item = provenance.get(slot.name)
+            if item is None or item.origin != "checkpoint" or slot.tensor.is_meta:
+                continue
+            known = {entry.get("component", "") for entry in self.targets.get(slot.name, [])}
+            held = held_tensors(slot.tensor)
+            if not known:
+                held[""] = slot.tensor
+            for component in held.keys() - known:
+                document["targets"].append(self._entry(slot.name, component, held[component], item))
+        return Receipt(json.dumps(document))
+
+    def _entry(self, name: str, component: str, tensor: Any, item: Any) -> dict[str, Any]:
+        entry = {
+            "name": name,
+            "encoding": dtype_name(tensor.dtype),
+            "shape": list(tensor.shape),
+            "begin": 0,
+            "end": tensor.nbytes,
+            "digest": self._digest(tensor),
+            "recipe": "held",
+            "sources": [source.tensor for source in item.sources],
+        }
+        return entry | ({"component": component} if component else {})
+
+    def _digest(self, tensor: Any) -> str:
+        found = tensor.detach().cpu().contiguous()
+        return _core.digest_memory(self.digest, found.data_ptr(), found.nbytes)
 
     def __repr__(self) -> str:
         return f"Receipt({self.digest}, {len(self.targets)} targets, {len(self.outputs)} files)"

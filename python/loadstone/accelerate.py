@@ -59,6 +59,7 @@ def load_checkpoint_in_model(
     missing: str = "keep",
     progress: Progress = False,
     threads: int | None = None,
+    receipt: str | None = None,
 ) -> None:
     """:func:`accelerate.load_checkpoint_in_model`, planned, read and proved by loadstone.
 
@@ -73,14 +74,14 @@ def load_checkpoint_in_model(
         strict: every tensor of the model must be in the checkpoint, and nothing else.
         missing: policy for tensors that the checkpoint lacks: ``"keep"`` (see above; an error with
             ``strict``), ``"error"``, ``"initialise"`` or ``"zeros"``.
-        progress, threads: see :meth:`loadstone.Plan.execute`.
+        progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
 
     Raises:
         PlanError: something is missing or does not fit; all findings are attached.
         FormatError, LoadError: see :func:`loadstone.inspect` and :meth:`loadstone.Plan.execute`.
     """
     arguments = dict(locals())
-    for ours in ("model", "checkpoint", "missing", "progress", "threads"):
+    for ours in ("model", "checkpoint", "missing", "progress", "threads", "receipt"):
         del arguments[ours]
     paths = files.find(checkpoint)
     reason = files.left_to_library(model, arguments)
@@ -117,7 +118,9 @@ def load_checkpoint_in_model(
             offload.settle(model, plan, device_map, folder, offload_buffers)
             _note_moved(model, report)
 
-    _execute.run(plan, model, progress=progress, threads=threads or 0, settle=settle)
+    _execute.run(
+        plan, model, progress=progress, threads=threads or 0, receipt=receipt, settle=settle
+    )
     _warn_unexpected(model, checkpoint, plan)
 
 
@@ -188,6 +191,7 @@ def load_checkpoint_and_dispatch(
     missing: str = "keep",
     progress: Progress = False,
     threads: int | None = None,
+    receipt: str | None = None,
 ) -> torch.nn.Module:
     """As :func:`accelerate.load_checkpoint_and_dispatch`; see :func:`load_checkpoint_in_model`.
 
@@ -216,6 +220,7 @@ def load_checkpoint_and_dispatch(
         missing=missing,
         progress=progress,
         threads=threads,
+        receipt=receipt,
     )
     if places is None:
         return model

@@ -36,6 +36,7 @@ def from_single_file(
     lora_ignore: str | Sequence[str] = (),
     progress: bool | Callable[[int, int], object] = False,
     threads: int | None = None,
+    receipt: str | None = None,
     **kwargs: Any,
 ) -> Any:
     """The library's ``cls.from_single_file``, planned, read and proved by loadstone.
@@ -50,7 +51,7 @@ def from_single_file(
         max_memory, offload_folder: for a ``device_map``; the library's function has neither.
         lora, lora_ignore: adapters that are merged into a model, see :func:`loadstone.plan`. Of a
             pipeline pass each model with its own.
-        progress, threads: see :meth:`loadstone.Plan.execute`.
+        progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
         kwargs: arguments of the library's function (``config``, ``torch_dtype``,
             ``quantization_config``, ``device_map`` ...).
 
@@ -67,7 +68,9 @@ def from_single_file(
         infer_config = True
     chosen = missing, progress, threads, max_memory, offload_folder, infer_config
     merged = _adapters(cls, lora, lora_ignore)
-    return _run(chosen, merged, cls, "from_single_file", str(pretrained_model_link_or_path), kwargs)
+    return _run(
+        chosen, merged, receipt, cls, "from_single_file", str(pretrained_model_link_or_path), kwargs
+    )
 
 
 def from_pretrained(
@@ -79,6 +82,7 @@ def from_pretrained(
     lora_ignore: str | Sequence[str] = (),
     progress: bool | Callable[[int, int], object] = False,
     threads: int | None = None,
+    receipt: str | None = None,
     **kwargs: Any,
 ) -> Any:
     """The library's ``cls.from_pretrained``, planned, read and proved by loadstone.
@@ -86,7 +90,7 @@ def from_pretrained(
     Of a pipeline every component goes through loadstone, those of transformers too.
 
     Args:
-        missing, lora, lora_ignore, progress, threads: as for :func:`from_single_file`.
+        missing, lora, lora_ignore, progress, threads, receipt: as for :func:`from_single_file`.
         kwargs: arguments of the library's function. A pipeline's ``device_map`` may also be a map
             of components and modules inside them, to disk and the CPU too.
 
@@ -95,7 +99,9 @@ def from_pretrained(
     """
     chosen = missing, progress, threads, kwargs.get("max_memory"), kwargs.get("offload_folder")
     merged = _adapters(cls, lora, lora_ignore)
-    return _run(chosen, merged, cls, "from_pretrained", pretrained_model_name_or_path, kwargs)
+    return _run(
+        chosen, merged, receipt, cls, "from_pretrained", pretrained_model_name_or_path, kwargs
+    )
 
 
 def patches() -> Hooks:
@@ -160,6 +166,7 @@ def _adapters(cls: Any, lora: Weighted, ignore: str | Sequence[str]) -> Adapters
 def _run(
     options: tuple[Any, ...],
     merged: Adapters,
+    receipt: str | None,
     cls: Any,
     function: str,
     source: Any,
@@ -172,8 +179,10 @@ def _run(
     from loadstone._transformers import hooks as encoders
     from loadstone._transformers.gaps import TransformersOptions
 
-    ours = DiffusersOptions(*options, is_direct=True, adapters=merged)
-    theirs = TransformersOptions(ours.missing, progress=ours.progress, threads=ours.threads)
+    ours = DiffusersOptions(*options, is_direct=True, adapters=merged, receipt=receipt)
+    theirs = TransformersOptions(
+        ours.missing, progress=ours.progress, threads=ours.threads, receipt=receipt
+    )
     with (
         hooked(transformers.patches()),
         hooked(hooks.hooks()),

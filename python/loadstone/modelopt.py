@@ -33,6 +33,7 @@ def init_quantized_weights(
     missing: str | Mapping[str, str] = "error",
     progress: bool | Callable[[int, int], object] = False,
     threads: int | None = None,
+    receipt: str | None = None,
 ) -> Iterator[None]:
     """The library's context manager, planned, read, packed and proved by loadstone.
 
@@ -46,7 +47,7 @@ def init_quantized_weights(
             resident model has; ``"exact"``: scales in f32, one rounding, and layers that servers
             fuse (q/k/v, gate/up) share one scale.
         missing: policy for what the checkpoint lacks, see :func:`loadstone.plan`.
-        progress, threads: see :meth:`loadstone.Plan.execute`.
+        progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
 
     Raises:
         PlanError: in ``from_pretrained``: something is missing or does not fit; nothing was read.
@@ -60,7 +61,9 @@ def init_quantized_weights(
     from loadstone._modelopt.loading import ModelOptOptions
     from loadstone._patch import held, hooked
 
-    chosen = ModelOptOptions(mode=mode, missing=missing, progress=progress, threads=threads)
+    chosen = ModelOptOptions(
+        mode=mode, missing=missing, progress=progress, threads=threads, receipt=receipt
+    )
     with (
         hooked(hooks.hooks()),
         held(hooks.OPTIONS, chosen),
@@ -85,6 +88,7 @@ def load(
     trust_remote_code: bool = False,
     progress: bool | Callable[[int, int], object] = False,
     threads: int | None = None,
+    receipt: str | None = None,
 ) -> Any:
     """Loads a model that is quantized and compressed by a config of ModelOpt's.
 
@@ -97,7 +101,7 @@ def load(
         quant_cfg: as ``mtq.quantize`` takes it.
         config, dtype, attn_implementation, trust_remote_code: of a model that is built here.
         device_map, max_memory: see :func:`loadstone.plan`; not with ``"disk"``.
-        quant_gemm, mode, missing, progress, threads: see :func:`init_quantized_weights`.
+        quant_gemm, mode, missing, progress, threads, receipt: see :func:`init_quantized_weights`.
 
     Returns:
         The model. ``loadstone.audit(model)`` has the origin of every tensor.
@@ -114,7 +118,7 @@ def load(
     from loadstone._modelopt import building, loading
 
     options = loading.ModelOptOptions(
-        mode, missing, device_map, max_memory, attn_implementation, progress, threads
+        mode, missing, device_map, max_memory, attn_implementation, progress, threads, receipt
     )
     folder = loading.resolved(checkpoint)
     is_callers = not isinstance(model, type)

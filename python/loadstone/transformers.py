@@ -38,6 +38,7 @@ def from_pretrained(
     lora_ignore: str | Sequence[str] = (),
     progress: bool | Callable[[int, int], object] = False,
     threads: int | None = None,
+    receipt: str | None = None,
     **kwargs: Any,
 ) -> Any:
     """The library's ``cls.from_pretrained``, planned, read and proved by loadstone.
@@ -63,7 +64,7 @@ def from_pretrained(
             a mapping of paths to factors, as for :func:`loadstone.merge`. See ``docs/merge.md``.
         lora_ignore: regular expressions of adapters' tensors to leave out. Any other tensor that
             nothing uses is an error.
-        progress, threads: see :meth:`loadstone.Plan.execute`.
+        progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
         kwargs: arguments of the library's function.
 
     Returns:
@@ -90,6 +91,7 @@ def from_pretrained(
         dequantize,
         is_direct=True,
         adapters=adapters(lora, lora_ignore),
+        receipt=receipt,
     )
     with hooked(hooks.hooks()), held(hooks.OPTIONS, chosen):
         return cls.from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)

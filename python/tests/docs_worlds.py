@@ -194,6 +194,10 @@ WORLDS = {
     "docs/how-to/is-my-file-sound.md": World((at(llama, "llama", "llama-copy"),)),
     "docs/how-to/names-do-not-match.md": World((at(wrapped, "checkpoint.safetensors"),)),
     "docs/how-to/out-of-memory.md": World((at(llama, "llama"),)),
+    "docs/receipt.md": World(
+        (at(llama, "SOURCE"), at(wrapped, "checkpoint/model.safetensors", prefix="")),
+        IMPORTS + ANY_MODULE + "with loadstone.skeleton():\n    model = MyModel()",
+    ),
     "docs/tutorials/bitsandbytes.md": World((at(llama, "llama"),)),
     "docs/tutorials/diffusers.md": World((wan,)),
     "docs/tutorials/merge.md": World((at(llama, "llama"), *ADAPTERS)),
@@ -215,7 +219,6 @@ NOT_RUN = {
     "docs/formats/dcp.md": "not yet: test_dcp.py loads and converts such a folder",
     "docs/merge.md": "not yet: docs/tutorials/merge.md has what it shows",
     "docs/modelopt.md": "not yet: test_modelopt_loading.py makes these calls",
-    "docs/receipt.md": "not yet: docs/how-to/is-my-file-sound.md has what it shows",
     "docs/adapters.md": "an overview: each call stands on the page of its library, where it runs",
     "docs/cli.md": "its lines name the options; python/tests/cli runs each of them",
     "docs/remote.md": "its hosts are no machines of ours; test_remote.py has local ones",

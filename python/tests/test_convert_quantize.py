@@ -183,7 +183,13 @@ def test_patterns_styles_and_tables(folders: dict[str, Path], tmp_path: Path) ->
     section = config_of(tmp_path / "out")["quantization_config"]
     assert section["format"] == "mixed-precision"
     assert section["quant_method"] == "compressed-tensors"
-    for wrong in ({"quantize": "nf5"}, {"quantize": "fp8", "style": "other"}):
+    as_loads_take_it = {"": loadstone.Quantization("nf4", nested=True)}
+    for wrong in (
+        {"quantize": "nf5"},
+        {"quantize": "fp8", "style": "other"},
+        {"quantize": as_loads_take_it},
+        {"quantize": ["nf4"]},
+    ):
         with pytest.raises(loadstone.Error) as caught:
             loadstone.convert(folders["llama"], tmp_path / "wrong", **wrong)
         assert caught.value.code == "plan.options"

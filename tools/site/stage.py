@@ -21,6 +21,7 @@ import loadstone
 REPOSITORY = Path(__file__).resolve().parents[2]
 SITE = Path(__file__).resolve().parent
 COMMAND = Path(sys.executable).with_name("loadstone")
+CPP_SECTIONS = "*description inner* define enum func typedef var public-*"
 # Pages of the repository's root, by their names on the site.
 ROOT_PAGES = {
     "README.md": "readme",
@@ -146,7 +147,7 @@ def cpp_page() -> str:
             "",
             "```{eval-rst}",
             f".. doxygenfile:: {name}",
-            "   :sections: *description innernamespace innerclass define enum func typedef var public-*",
+            f"   :sections: {CPP_SECTIONS}",
             "```",
             "",
         ]

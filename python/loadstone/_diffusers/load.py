@@ -51,6 +51,7 @@ class DiffusersOptions:
     infers_config: bool = False
     is_direct: bool = dataclasses.field(default=False, kw_only=True)
     adapters: Adapters | None = dataclasses.field(default=None, kw_only=True)
+    receipt: str | None = dataclasses.field(default=None, kw_only=True)
 
 
 DEFAULTS = DiffusersOptions()
@@ -155,8 +156,13 @@ class Load:
     def carry_out(self) -> Plan:
         """Reads what was planned, and gives the model its tensors."""
         assert self.plan is not None
-        progress, threads = self.options.progress, self.options.threads or 0
-        filled = _execute.read_values(self.plan, self.model, progress=progress, threads=threads)
+        filled = _execute.read_values(
+            self.plan,
+            self.model,
+            progress=self.options.progress,
+            threads=self.options.threads or 0,
+            receipt=self.options.receipt,
+        )
         _execute.install_values(self.plan, self.model, filled)
         _as_planned_on_disk(self.plan, self.model)
         if self.plan._units is not None and self._is_spread:

@@ -28,7 +28,7 @@ from loadstone._plan import Plan, make_plan
 from loadstone._report import Provenance, Report
 from loadstone._targets import PlannedTarget
 from loadstone._traced import Traced
-from loadstone._turns import in_turn_with
+from loadstone._turns import in_turn_with, slots_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ModelOptOptions:
         missing: policy for what the checkpoint lacks.
         device_map, max_memory: as :func:`loadstone.plan` takes them.
         attn_implementation: of transformers.
-        progress, threads: see :meth:`loadstone.Plan.execute`.
+        progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
     """
 
     mode: str = "modelopt-compat"
@@ -50,6 +50,7 @@ class ModelOptOptions:
     attn_implementation: Any = None
     progress: bool | Callable[[int, int], object] = False
     threads: int | None = None
+    receipt: str | None = None
 
 
 DEFAULTS = ModelOptOptions()
@@ -92,7 +93,11 @@ def _loaded(
         quantize = {each.name: each.quantization(options.mode) for each in weights}
         plan = _planned(model, catalog, options, quantize)
         filled = _execute.read_values(
-            plan, model, progress=options.progress, threads=options.threads or 0
+            plan,
+            model,
+            progress=options.progress,
+            threads=options.threads or 0,
+            receipt=options.receipt,
         )
         packing = _Packing(plan, filled, weights, options.mode)
         _execute.install_values(plan, model, filled)
@@ -101,6 +106,8 @@ def _loaded(
     _dispatch(model, plan)
     report = _execute.make_report(plan, model, filled.core)
     packing.add_provenance(report, blank.configured)
+    if report.receipt is not None:
+        report.receipt = report.receipt.with_held(slots_of(model), report.provenance)
     audit(model, report).require_real()
     return report
 

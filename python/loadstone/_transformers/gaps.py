@@ -41,6 +41,7 @@ class TransformersOptions:
     dequantize: bool | None = None
     is_direct: bool = False
     adapters: Adapters | None = None
+    receipt: str | None = None
 
 
 DEFAULTS = TransformersOptions()
@@ -79,8 +80,13 @@ class Gaps:
                 initialises=True,
                 allows_unknown_modules=True,
             )
-            progress, threads = self.options.progress, self.options.threads or 0
-            filled = _execute.read_values(self.plan, model, progress=progress, threads=threads)
+            filled = _execute.read_values(
+                self.plan,
+                model,
+                progress=self.options.progress,
+                threads=self.options.threads or 0,
+                receipt=self.options.receipt,
+            )
         self._core = filled.core
         return filled
 
