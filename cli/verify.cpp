@@ -27,16 +27,18 @@ struct Args {
   std::string second;
   unsigned threads = 0;
   bool receipt = false;
+  bool digests = false;
   std::string receipt_path;
   std::vector<std::string> sources;
 };
 
-VerifyReport read_all(const Catalog& first, const Catalog* second, unsigned threads) {
+VerifyReport read_all(const Catalog& first, const Catalog* second, const Args& args) {
   const InterruptibleWork work;
   WorkWatch watch;
   VerifyOptions options;
-  options.threads = threads;
+  options.threads = args.threads;
   options.observer = &watch;
+  if (args.digests) return verify_digests(first, options);
   return second == nullptr ? verify_values(first, options) : compare(first, *second, options);
 }
 
@@ -80,13 +82,16 @@ int verify_with_receipt(const Args& args, bool json) {
 int verify(const Args& args, bool json) {
   if (args.receipt || !args.receipt_path.empty()) return verify_with_receipt(args, json);
   if (!args.sources.empty()) throw Error("usage", "--source comes with --receipt");
+  if (args.digests && !args.second.empty()) {
+    throw Error("usage", "--digests looks at A alone: leave out B");
+  }
   const auto first = open_checkpoint(args.first, args.open.options());
   const auto second = args.second.empty() ? std::shared_ptr<const Catalog>()
                                           : open_checkpoint(args.second, args.open.options());
   std::vector<Finding> warnings = first->findings();
   if (second) warnings.insert(warnings.end(), second->findings().begin(), second->findings().end());
   if (!json) print_warnings(warnings);
-  const VerifyReport report = read_all(*first, second.get(), args.threads);
+  const VerifyReport report = read_all(*first, second.get(), args);
   print_line(json ? json_of(report, warnings) : to_table(report));
   if (has_errors(report.findings)) return 3;
   if (!report.ok()) return 1;
@@ -103,6 +108,9 @@ void add_verify(CLI::App& app, Chosen& chosen) {
       ->required();
   command->add_option("B", args->second, "Another one, to be compared tensor by tensor")
       ->type_name("");
+  command->add_flag(
+      "--digests", args->digests,
+      "Compare the files of A, in a hub's cache, with the SHA-256 that it has them by");
   command->add_flag("--receipt", args->receipt,
                     "Compare A with the receipt beside it: every byte, by digests");
   command->add_option("--receipt-file", args->receipt_path, "The same with the receipt in FILE")

@@ -1,11 +1,13 @@
-// Any text as a skeleton, as rules, as metadata, as recipes and as a plan: refused with an Error,
-// or read.
+// Any text as a skeleton, as rules, as metadata, as recipes, as a plan and as a receipt: refused
+// with an Error, or read. A receipt that is read is written as it was.
 #include <string_view>
 
 #include "fuzz/memory_file.h"
+#include "fuzz/require.h"
 #include "loadstone/catalog.h"
 #include "loadstone/error.h"
 #include "loadstone/plan.h"
+#include "loadstone/receipt.h"
 #include "loadstone/recipe.h"
 #include "loadstone/skeleton.h"
 
@@ -31,5 +33,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try_to([&] { (void)loadstone::recipes_from_json(catalog, text); });
   loadstone::fuzz::MemoryStorage storage("/model.safetensors", {});
   try_to([&] { (void)loadstone::plan_from_json(text, {.storage = &storage}, {.root = "/"}); });
+  try_to([&] {
+    const std::string receipt = to_json(loadstone::receipt_from_json(text));
+    loadstone::fuzz::require(to_json(loadstone::receipt_from_json(receipt)) == receipt);
+  });
   return 0;
 }

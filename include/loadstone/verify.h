@@ -107,6 +107,13 @@ struct VerifyOptions {
                                                         const std::vector<std::string>& sources,
                                                         const VerifyOptions& options = {});
 
+// Reads the files of a checkpoint in a hub's cache, and compares them with the SHA-256 that is
+// their name there: a file with other bytes is a difference, one without a digest a warning
+// "verify.no_digest", so that nothing passes unseen. Throws Error "receipt.digest" where loadstone
+// was built without OpenSSL.
+[[nodiscard]] LOADSTONE_API VerifyReport verify_digests(const Catalog& catalog,
+                                                        const VerifyOptions& options = {});
+
 // {"ok", "differences", "not_finite", "findings", "quantized", "widened", "bytes_read"}
 [[nodiscard]] LOADSTONE_API std::string to_json(const VerifyReport& report);
 [[nodiscard]] LOADSTONE_API std::string to_table(const VerifyReport& report);

@@ -490,6 +490,8 @@ constexpr auto codes = std::to_array<CodeInfo>({
     {"st.truncated", "The file ends before a tensor does.",
      "The download was cut; fetch it again."},
     {"usage", "Wrong options or arguments.", "See --help."},
+    {"verify.no_digest", "Nobody has published a digest of this file: there is nothing to compare.",
+     "Take a checkpoint in the cache of a hub, or a receipt."},
 });
 
 }  // namespace

@@ -90,9 +90,12 @@ std::string tree_digest(DigestKind kind, std::span<const ByteRange> ranges,
   }
   const std::size_t size = digest_bytes(kind);
   for (const BlockDigest& block : blocks) hash->update(std::span(block).first(size));
-  const BlockDigest digest = hash->finish();
+  return digest_text(kind, hash->finish());
+}
+
+std::string digest_text(DigestKind kind, const BlockDigest& digest) {
   std::string text;
-  for (std::size_t i = 0; i < size; ++i) {
+  for (std::size_t i = 0; i < digest_bytes(kind); ++i) {
     text += fmt::format("{:02x}", std::to_integer<unsigned>(digest[i]));
   }
   return text;

@@ -26,8 +26,9 @@ class BlockHash {
   [[nodiscard]] virtual BlockDigest finish() = 0;
 };
 
-// A digest is of a block of data, or of the list of all blocks. No list has a block's digest.
-enum class HashOf : std::uint8_t { block, tree };
+// A digest is of a block of data, or of the list of all blocks: no list has a block's digest. Of a
+// whole file it is the plain one, as others publish it.
+enum class HashOf : std::uint8_t { block, tree, file };
 
 // Throws Error "receipt.digest" where the kind is not built in, "memory.host".
 [[nodiscard]] std::unique_ptr<BlockHash> make_hash(DigestKind kind, HashOf what);
@@ -35,6 +36,8 @@ enum class HashOf : std::uint8_t { block, tree };
 // Of all blocks of the ranges, in their order. Hexadecimal.
 [[nodiscard]] std::string tree_digest(DigestKind kind, std::span<const ByteRange> ranges,
                                       std::span<const BlockDigest> blocks);
+
+[[nodiscard]] std::string digest_text(DigestKind kind, const BlockDigest& digest);
 
 // In sha256.cpp, or where OpenSSL was not there to be built with, in sha256_absent.cpp.
 [[nodiscard]] std::unique_ptr<BlockHash> make_sha256(HashOf what);

@@ -23,6 +23,7 @@ class Sha256 final : public BlockHash {
  public:
   explicit Sha256(HashOf what) : context_(EVP_MD_CTX_new()) {
     if (context_ == nullptr || EVP_DigestInit_ex2(context_.get(), sha256(), nullptr) != 1) fail();
+    if (what == HashOf::file) return;
     const auto tag = static_cast<std::byte>(what == HashOf::tree ? 1 : 0);
     update({&tag, 1});
   }

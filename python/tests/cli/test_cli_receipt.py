@@ -335,3 +335,22 @@ def test_parts_on_copies(source: Path, whole: dict[str, bytes], tmp_path: Path) 
         convert(copy, out, *RESUMED, "--part", f"{part}/3")
     convert(source, out, *RESUMED, "--finish")
     assert files_of(out) == whole
+
+
+def test_files_of_a_hub_cache_are_those_that_were_published(source: Path, tmp_path: Path) -> None:
+    data = (source / "model.safetensors").read_bytes()
+    blob = tmp_path / "models--org--name/blobs" / hashlib.sha256(data).hexdigest()
+    snapshot = tmp_path / "models--org--name/snapshots/0123abc"
+    for folder in (blob.parent, snapshot):
+        folder.mkdir(parents=True)
+    blob.write_bytes(data)
+    (snapshot / "model.safetensors").symlink_to(f"../../blobs/{blob.name}")
+    output("verify", snapshot, "--digests")
+    flip(blob, 8 * (len(data) - 1))
+    done = json.loads(output("verify", snapshot, "--digests", "--json", status=1))
+    (difference,) = done["differences"]
+    assert difference["name"] == "model.safetensors"
+    assert difference["expected"] == blob.name
+    assert difference["found"] == hashlib.sha256(blob.read_bytes()).hexdigest()
+    assert "verify.no_digest" in output("verify", source, "--digests", status=1)
+    output("verify", snapshot, source, "--digests", status=2)
