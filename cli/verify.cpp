@@ -64,6 +64,7 @@ int verify_with_receipt(const Args& args, bool json) {
   const InterruptibleWork work;
   WorkWatch watch;
   VerifyOptions options;
+  options.storage = args.open.options().storage;
   options.threads = args.threads;
   options.observer = &watch;
   const VerifyReport report = verify_receipt(receipt, args.first, args.sources, options);
