@@ -375,7 +375,7 @@ HttpResult RemoteFile::ask(const std::string& range, BodySink& sink, bool& was_c
 
 std::string RemoteFile::redirect(const std::string& from, const std::string& location) const {
   std::string to = redirected_url(from, location);
-  const std::string shown = printable(public_url(to.empty() ? location : to), shown_bytes_max);
+  const std::string shown = printable(public_location(to.empty() ? location : to), shown_bytes_max);
   if (!is_http(to)) fail("io.redirect", "the host redirects to what is no https URL", shown);
   if (is_https(from) && !is_https(to)) {
     fail("io.redirect", "the host redirects to a connection that is not secured", shown,
