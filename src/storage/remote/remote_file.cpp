@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "loadstone/error.h"
+#include "storage/remote_memory.h"
 #include "storage/remote_path.h"
 
 namespace loadstone {
@@ -18,7 +19,7 @@ namespace {
 constexpr std::uint64_t probe_bytes = 16 << 10;
 // Reads below are served from blocks, which grow while they are used up.
 constexpr std::uint64_t small_bytes = 16 << 10;
-constexpr std::uint64_t block_bytes_max = 256 << 10;
+constexpr std::uint64_t block_bytes_max = remote_block_bytes_max;
 // A server that sends a few bytes and breaks off does so for ever.
 constexpr std::uint64_t progress_bytes_min = 16 << 10;
 constexpr int redirects_max = 5;
