@@ -3,6 +3,8 @@
     python -m bench.remote [--gigabytes 1] [--delay 20]
 
 The server is a process of its own on 127.0.0.1 and waits before each answer, as a network does.
+curl runs twice: as one process (`-Z`), which has one thread for all ranges, and as a process for
+each range, which has as many threads as loadstone.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from pathlib import Path
 
 COMMAND = os.environ.get("LOADSTONE_CLI", str(Path(sys.executable).with_name("loadstone")))
 RANGES = 16
-ROUNDS = 5
+ROUNDS = 7
 
 
 def serve(path: str, delay: float, port: multiprocessing.connection.Connection) -> None:
@@ -56,23 +58,38 @@ def serve(path: str, delay: float, port: multiprocessing.connection.Connection) 
     server.serve_forever()
 
 
-def by_curl(url: str, size: int) -> float:
+def curl_ranges(url: str, size: int) -> list[list[str]]:
+    """The arguments of each range."""
     step = -(-size // RANGES)
-    command = ["curl", "-sS", "--noproxy", "*", "-Z", "--parallel-max", str(RANGES)]
-    command.append("--parallel-immediate")
-    for number, begin in enumerate(range(0, size, step)):
-        last = min(begin + step, size) - 1
-        command += ["--next"] if number else []
-        command += ["-sS", "--noproxy", "*", "-r", f"{begin}-{last}", "-o", "/dev/null", url]
+    common = ["-sS", "--noproxy", "*", "-o", "/dev/null", "-r"]
+    begins = range(0, size, step)
+    return [[*common, f"{begin}-{min(begin + step, size) - 1}", url] for begin in begins]
+
+
+def by_curl(url: str, size: int) -> float:
+    command = ["curl", "-sS", "-Z", "--parallel-immediate", "--parallel-max", str(RANGES)]
+    for number, arguments in enumerate(curl_ranges(url, size)):
+        command += (["--next"] if number else []) + arguments
     begun = time.perf_counter()
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     return time.perf_counter() - begun
 
 
-def by_loadstone(url: str) -> tuple[float, dict]:
+def by_curls(url: str, size: int) -> float:
     begun = time.perf_counter()
-    done = subprocess.run([COMMAND, "load", url, "--json"], check=True, capture_output=True)
-    return time.perf_counter() - begun, json.loads(done.stdout)
+    processes = [subprocess.Popen(["curl", *arguments]) for arguments in curl_ranges(url, size)]
+    if any(process.wait() for process in processes):
+        raise SystemExit("curl failed")
+    return time.perf_counter() - begun
+
+
+def by_loadstone(url: str, _: int) -> float:
+    begun = time.perf_counter()
+    subprocess.run([COMMAND, "load", url, "--json"], check=True, capture_output=True)
+    return time.perf_counter() - begun
+
+
+WAYS = {"curl -Z": by_curl, f"{RANGES} of curl": by_curls, "loadstone": by_loadstone}
 
 
 def main() -> None:
@@ -122,32 +139,29 @@ def processor_seconds() -> float:
 
 
 def measure(url: str, size: int, folder: Path) -> None:
-    ratios, times, processor = [], [], []
+    times: dict[str, list[float]] = {name: [] for name in WAYS}
+    processor: dict[str, list[float]] = {name: [] for name in WAYS}
+    names = list(WAYS)
     for round_number in range(ROUNDS):
-        before = processor_seconds()
         # In turns, as whoever comes second may find the machine in another state.
-        if round_number % 2:
-            ours, report = by_loadstone(url)
-            between = processor_seconds()
-            curl = by_curl(url, size)
-            used = (processor_seconds() - between, between - before)
-        else:
-            curl = by_curl(url, size)
-            between = processor_seconds()
-            ours, report = by_loadstone(url)
-            used = (between - before, processor_seconds() - between)
-        ratios.append(curl / ours)
-        times.append((curl, ours))
-        processor.append(used)
-        print(
-            f"curl, {RANGES} ranges {size / curl / 1e9:.2f} GB/s; loadstone {size / ours / 1e9:.2f}"
-            f" GB/s ({report['seconds']:.2f} s of it reading)"
-        )
-    for number, name in enumerate(("curl", "loadstone")):
-        seconds = statistics.median(each[number] for each in times)
-        used = statistics.median(each[number] for each in processor)
-        print(f"{name}: {size / seconds / 1e9:.2f} GB/s, {used:.2f} s of processor time (medians)")
-    print(f"loadstone / curl: {statistics.median(ratios):.2f} (median of {ROUNDS})")
+        first = round_number % len(names)
+        for name in names[first:] + names[:first]:
+            before = processor_seconds()
+            times[name].append(WAYS[name](url, size))
+            processor[name].append(processor_seconds() - before)
+        rates = (f"{name} {size / times[name][-1] / 1e9:.2f}" for name in names)
+        print(f"round {round_number + 1}: {', '.join(rates)} GB/s")
+    for name in names:
+        rate = size / statistics.median(times[name]) / 1e9
+        used = statistics.median(processor[name])
+        print(f"{name}: {rate:.2f} GB/s, {used:.2f} s of processor time (medians of {ROUNDS})")
+    for name in names[:-1]:
+        ratios = [a / b for a, b in zip(times[name], times["loadstone"], strict=True)]
+        print(f"loadstone / {name}: {statistics.median(ratios):.2f} (median of {ROUNDS})")
+    convert(url, folder)
+
+
+def convert(url: str, folder: Path) -> None:
     before = shutil.disk_usage(folder).used
     out = folder / "out"
     subprocess.run([COMMAND, "convert", url, out, "--json"], check=True, capture_output=True)

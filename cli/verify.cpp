@@ -66,6 +66,7 @@ int verify_with_receipt(const Args& args, bool json) {
   const InterruptibleWork work;
   WorkWatch watch;
   VerifyOptions options;
+  options.storage = args.open.options().storage;
   options.threads = args.threads;
   options.observer = &watch;
   // A load writes no files: A is the first checkpoint that it read.

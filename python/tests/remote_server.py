@@ -67,7 +67,9 @@ class Server:
     ``route`` may answer a request itself, or return ``None``.
     """
 
-    def __init__(self, certificate: tuple[Path, Path] | None = None) -> None:
+    def __init__(
+        self, certificate: tuple[Path, Path] | None = None, host: str = "127.0.0.1"
+    ) -> None:
         self.files: dict[str, bytes] = {}
         self.etags: dict[str, str] = {}
         self.faults: list[Fault] = []
@@ -80,7 +82,9 @@ class Server:
         class Handler(_Handler):
             server_of = outer
 
-        self._http = _Quiet(("127.0.0.1", 0), Handler)
+        self.heads = 0  # requests that are refused: ranges alone have to do
+        self.host = f"[{host}]" if ":" in host else host
+        self._http = (_QuietIPv6 if ":" in host else _Quiet)((host, 0), Handler)
         self.scheme = "http"
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -90,8 +94,8 @@ class Server:
         self.port = self._http.server_address[1]
         threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
 
-    def url(self, path: str = "", host: str = "127.0.0.1") -> str:
-        return f"{self.scheme}://{host}:{self.port}{path}"
+    def url(self, path: str = "", host: str = "") -> str:
+        return f"{self.scheme}://{host or self.host}:{self.port}{path}"
 
     def add_folder(self, folder: Path, below: str = "") -> None:
         for path in folder.iterdir():
@@ -178,8 +182,14 @@ class _Quiet(http.server.ThreadingHTTPServer):
         """Clients that hang up, or do not trust the certificate, are part of the tests."""
 
 
+class _QuietIPv6(_Quiet):
+    address_family = socket.AF_INET6
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Else a body waits for the acknowledgement of its header: 40 ms a request.
+    disable_nagle_algorithm = True
     server_of: Server
 
     def do_GET(self) -> None:
@@ -203,6 +213,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.flush()
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
+
+    def do_HEAD(self) -> None:
+        self.server_of.heads += 1
+        self.send_error(405)
 
     def _send(self, answer: Answer) -> None:
         if answer.chunked:

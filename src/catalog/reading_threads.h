@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include "loadstone/catalog.h"
 
 namespace loadstone {
@@ -8,5 +10,11 @@ namespace loadstone {
 // one per core, at most `most`.
 [[nodiscard]] unsigned reading_threads(const Catalog& catalog, unsigned wanted,
                                        unsigned most) noexcept;
+
+// What so many of them take beside what they read: nothing where the shards are of this machine.
+[[nodiscard]] std::uint64_t reading_bytes(const Catalog& catalog, unsigned threads) noexcept;
+// The same, were all shards on another machine.
+[[nodiscard]] std::uint64_t reading_bytes_if_remote(const Catalog& catalog,
+                                                    unsigned threads) noexcept;
 
 }  // namespace loadstone

@@ -56,4 +56,9 @@ std::optional<std::string> read_begin(const std::string& path, std::size_t bytes
   return text;
 }
 
+bool is_receipt_file(const std::string& path) {
+  const auto begin = path.ends_with("receipt.json") ? read_begin(path, 100) : std::nullopt;
+  return begin && begin->find("loadstone-receipt") != std::string::npos;
+}
+
 }  // namespace loadstone

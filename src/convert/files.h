@@ -19,5 +19,7 @@ namespace loadstone {
 
 // At most so many bytes; nothing where there is no plain file.
 [[nodiscard]] std::optional<std::string> read_begin(const std::string& path, std::size_t bytes_max);
+// Whether a conversion wrote it: other programs have files of that name too.
+[[nodiscard]] bool is_receipt_file(const std::string& path);
 
 }  // namespace loadstone

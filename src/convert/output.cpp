@@ -194,8 +194,7 @@ std::string Output::commit_file(const TargetPlace& place, std::optional<DigestKi
     receipts_.front().outputs.front().path = std::filesystem::path(place.path).filename().string();
     text = to_json(whole_receipt(*receipt));
   }
-  const auto older = read_begin(path, 100);
-  if (older && older->find("loadstone-receipt") != std::string::npos) storage_.remove(path);
+  if (is_receipt_file(path)) storage_.remove(path);
   storage_.rename(files_.front().part_path, place.path);
   files_.front().is_whole = true;
   if (receipt) {

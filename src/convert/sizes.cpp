@@ -87,11 +87,14 @@ void refuse_memory(Conversion& conversion, std::uint64_t limit, std::uint64_t le
 }  // namespace
 
 void choose_sizes(Conversion& conversion, const ConvertOptions& options) {
-  const std::uint64_t lists = list_bytes(conversion);
+  const Catalog& catalog = *conversion.plan.catalog;
+  const std::uint64_t reading_once = reading_bytes(catalog, 0);
+  const std::uint64_t lists = list_bytes(conversion) + reading_once;
   const Needs needs(conversion.plan, SinkKind::files);
-  const std::uint64_t overhead = thread_overhead + needs.box_bytes();
+  const std::uint64_t overhead =
+      thread_overhead + needs.box_bytes() + reading_bytes(catalog, 1) - reading_once;
   BudgetLimits limits = {
-      .threads = reading_threads(*conversion.plan.catalog, options.threads, defaults::threads_max),
+      .threads = reading_threads(catalog, options.threads, defaults::threads_max),
       .bytes_max = options.staging_bytes_max,
       .thread_bytes_wanted = thread_bytes_wanted,
       .thread_bytes_max = thread_bytes_max};

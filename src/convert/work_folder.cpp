@@ -420,8 +420,8 @@ void WorkFolder::remove_unfinished(const std::vector<bool>& wanted) {
   }
 }
 
-// Shards, what is to stand beside them, and what stands in the target as well. The rest is
-// somebody's: it came into a folder that was exchanged.
+// Shards, what is to stand beside them, receipts, and what stands in the target as well. The rest
+// is somebody's: it came into a folder that was exchanged.
 void WorkFolder::empty_files(const WorkState& known) {
   const Container& container = container_of(conversion_.format);
   bool all_went = true;
@@ -430,7 +430,7 @@ void WorkFolder::empty_files(const WorkState& known) {
     if (container.is_output_name(name, conversion_.stem) ||
         container.is_output_name(name, known.stem) || is_extra_name(conversion_, name) ||
         std::ranges::find(known.extra_names, name) != known.extra_names.end() ||
-        same_file(path, place_.path + "/" + name)) {
+        is_receipt_file(path) || same_file(path, place_.path + "/" + name)) {
       all_went = storage_.remove(path) && all_went;
     }
   }

@@ -1,5 +1,6 @@
 #include "plan/costs.h"
 
+#include "catalog/reading_threads.h"
 #include "loadstone/remote.h"
 #include "plan/budget.h"
 #include "plan/dtypes.h"
@@ -85,6 +86,7 @@ void count_costs(Plan& plan) {
   const Needs needs(plan, SinkKind::memory);
   plan.bytes_to_read = needs.bytes_to_read();
   cpu = sum(cpu, bytes_promised(plan, needs));
+  if (plan.bytes_to_read > 0) cpu = sum(cpu, reading_bytes(*plan.catalog, plan.threads));
   if (plan.bytes_to_write > 0) plan.peak_bytes["disk"] = plan.bytes_to_write;
 }
 

@@ -67,11 +67,16 @@ bool is_remote(std::string_view path) noexcept {
 }
 
 std::string public_url(std::string_view url) {
-  if (!is_http(url)) return std::string(url);
-  url = url.substr(0, url.find_first_of("?#"));
-  const std::size_t host = url.find("://") + 3;
-  const std::size_t at = url.substr(0, url.find('/', host)).rfind('@');
-  std::string text(url);
+  return is_http(url) ? public_location(url) : std::string(url);
+}
+
+std::string public_location(std::string_view location) {
+  location = location.substr(0, location.find_first_of("?#"));
+  std::string text(location);
+  const std::size_t slashes = location.find("//");
+  if (slashes == std::string_view::npos) return text;
+  const std::size_t host = slashes + 2;
+  const std::size_t at = location.substr(0, location.find('/', host)).rfind('@');
   if (at != std::string_view::npos && at >= host) text.erase(host, at + 1 - host);
   return text;
 }

@@ -12,11 +12,14 @@
 #include "base/text.h"
 #include "base/thread_count.h"
 #include "catalog/assembled_file.h"
+#include "catalog/locate_remote.h"
+#include "catalog/paths.h"
 #include "execute/team.h"
 #include "formats/dcp_metadata.h"
 #include "loadstone/catalog.h"
 #include "loadstone/defaults.h"
 #include "loadstone/error.h"
+#include "loadstone/remote.h"
 #include "loadstone/verify.h"
 #include "receipt/file_digest.h"
 
@@ -43,14 +46,16 @@ class ReceiptCheck {
         options_(options),
         storage_(options.storage != nullptr ? *options.storage : local_storage()) {}
 
-  void add_files(const std::vector<ReceiptFile>& files, const std::string& root,
+  void add_files(const std::vector<ReceiptFile>& files, const std::string& given,
                  std::uint32_t checkpoint, bool is_output) {
+    // A branch of a hub is one commit for all files.
+    const std::string root = is_remote(given) ? storage_.resolve(given) : given;
     const bool is_folder = storage_.kind(root) == EntryKind::folder;
     std::size_t count = 0;
     for (const ReceiptFile& file : files) {
       if (!is_output && file.checkpoint != checkpoint) continue;
       ++count;
-      const std::string path = is_folder ? root + "/" + file.path : root;
+      const std::string path = is_folder ? join_path(root, file.path) : root;
       // The tensors of a training checkpoint are assembled from other files.
       if (!is_output && fs::path(path).filename() == dcp_metadata_name) {
         const auto catalog = open_checkpoint(path, {.storage = &storage_});
@@ -150,10 +155,16 @@ class ReceiptCheck {
   void add_unexpected(const std::vector<ReceiptFile>& files, const std::string& root) {
     std::set<std::string> known;
     for (const ReceiptFile& file : files) known.insert(file.path.substr(0, file.path.find('/')));
-    for (const std::string& name : storage_.list(root)) {
+    for (const std::string& name : names_in(root)) {
       if (known.contains(name) || name.ends_with("receipt.json")) continue;
       differences_.push_back({name, DifferenceKind::unexpected, "a file", "nothing"});
     }
+  }
+
+  // None where another machine does not list them.
+  std::vector<std::string> names_in(const std::string& root) {
+    if (!is_remote(root)) return storage_.list(root);
+    return list_remote(storage_, root).value_or(std::vector<std::string>());
   }
 
   const Receipt& receipt_;

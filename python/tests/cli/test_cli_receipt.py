@@ -207,6 +207,28 @@ def test_a_source_that_no_receipt_has_is_refused(source: Path, tmp_path: Path) -
     output("verify", source, "--receipt-file", file, "--source", source, status=2)
 
 
+@pytest.mark.parametrize("target", ["out", "out.safetensors"])
+def test_a_second_conversion_leaves_nothing_of_the_first(
+    source: Path, tmp_path: Path, target: str
+) -> None:
+    out = tmp_path / target
+    convert(source, out, "--receipt", "xxh3-128")
+    names = sorted(each.name for each in tmp_path.iterdir())
+    convert(source, out, "--dtype", "f16", "--receipt", "xxh3-128")
+    assert sorted(each.name for each in tmp_path.iterdir()) == names
+    assert verify(out, "--receipt", "--source", source) == []
+
+
+def test_a_strangers_file_of_the_receipts_name_is_set_aside(source: Path, tmp_path: Path) -> None:
+    """The control: only receipts of conversions are removed."""
+    out = tmp_path / "out"
+    convert(source, out)
+    (out / "receipt.json").write_text('{"paid": true}')
+    convert(source, out, "--receipt", "xxh3-128")
+    (aside,) = tmp_path.glob(".loadstone-*.part/receipt.json")
+    assert aside.read_text() == '{"paid": true}'
+
+
 def test_partial_reads_list_their_ranges(source: Path, tmp_path: Path) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     rules = tmp_path / "rules.json"

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "storage/remote_memory.h"
+
 namespace loadstone {
 
 struct Block {
@@ -24,7 +26,7 @@ struct Block {
 // take no more than `count_max` blocks. Thread-safe.
 class Blocks {
  public:
-  static constexpr std::size_t count_max = 16;
+  static constexpr std::size_t count_max = remote_blocks_max;
 
   // Null where the file's block has made place for others.
   [[nodiscard]] std::shared_ptr<const Block> find(const void* file) {

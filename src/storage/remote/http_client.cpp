@@ -13,6 +13,7 @@
 #include "loadstone/version.h"
 #include "storage/remote/private_address.h"
 #include "storage/remote/stop.h"
+#include "storage/remote_memory.h"
 
 namespace loadstone {
 
@@ -21,7 +22,7 @@ namespace {
 constexpr long connect_milliseconds = 30'000;
 // How often a wait looks whether it is still wanted; libcurl asks by itself, as data comes or not.
 constexpr auto watch_interval = std::chrono::milliseconds(50);
-constexpr long buffer_bytes = 512 << 10;
+constexpr long buffer_bytes = remote_buffer_bytes;
 // Of answers that nobody reads: so much is passed over to keep the connection.
 constexpr std::uint64_t ignored_bytes_max = 64 << 10;
 constexpr std::uint64_t header_bytes_max = 256 << 10;

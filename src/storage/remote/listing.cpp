@@ -96,7 +96,7 @@ Page fetch(HttpClient& client, const Address& address, std::string url) {
       std::string to = redirected_url(url, result.response.location);
       if (origin_of(to) != origin) {
         fail("io.redirect", address.path, "the list of the folder is redirected to another host",
-             printable(public_url(to), shown_bytes_max));
+             printable(public_location(to), shown_bytes_max));
       }
       url = std::move(to);
       ++hop;
@@ -256,7 +256,7 @@ std::vector<std::string> list_hub(HttpClient& client, const Address& address) {
     url = redirected_url(url, next);
     if (origin_of(url) != origin_of(address.url)) {
       fail("io.redirect", address.path, "the list of the folder goes on at another host",
-           printable(public_url(url), shown_bytes_max));
+           printable(public_location(url), shown_bytes_max));
     }
   }
   fail("io.remote", address.path, "the list of the folder has no end");

@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "loadstone/error.h"
+#include "storage/remote_memory.h"
 #include "storage/remote_path.h"
 
 namespace loadstone {
@@ -18,7 +19,7 @@ namespace {
 constexpr std::uint64_t probe_bytes = 16 << 10;
 // Reads below are served from blocks, which grow while they are used up.
 constexpr std::uint64_t small_bytes = 16 << 10;
-constexpr std::uint64_t block_bytes_max = 256 << 10;
+constexpr std::uint64_t block_bytes_max = remote_block_bytes_max;
 // A server that sends a few bytes and breaks off does so for ever.
 constexpr std::uint64_t progress_bytes_min = 16 << 10;
 constexpr int redirects_max = 5;
@@ -375,7 +376,7 @@ HttpResult RemoteFile::ask(const std::string& range, BodySink& sink, bool& was_c
 
 std::string RemoteFile::redirect(const std::string& from, const std::string& location) const {
   std::string to = redirected_url(from, location);
-  const std::string shown = printable(public_url(to.empty() ? location : to), shown_bytes_max);
+  const std::string shown = printable(public_location(to.empty() ? location : to), shown_bytes_max);
   if (!is_http(to)) fail("io.redirect", "the host redirects to what is no https URL", shown);
   if (is_https(from) && !is_https(to)) {
     fail("io.redirect", "the host redirects to a connection that is not secured", shown,
