@@ -25,3 +25,20 @@ install(FILES
   "${PROJECT_SOURCE_DIR}/cmake/Findre2.cmake"
   DESTINATION ${package_folder})
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" TYPE DOC)
+
+# For programs that are not built by CMake. The paths are relative, so the folder may move.
+set(pc_folder "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX BASE_DIRECTORY "${CMAKE_INSTALL_PREFIX}/${pc_folder}"
+  OUTPUT_VARIABLE loadstone_pc_prefix)
+set(loadstone_pc_requires "")
+if(NOT BUILD_SHARED_LIBS)  # whoever links a static library links these too
+  set(loadstone_pc_requires "simdjson fmt libhwy re2")
+  if(TARGET CURL::libcurl)
+    string(APPEND loadstone_pc_requires " libcurl")
+  endif()
+  if(TARGET OpenSSL::Crypto)
+    string(APPEND loadstone_pc_requires " libcrypto")
+  endif()
+endif()
+configure_file("${PROJECT_SOURCE_DIR}/cmake/loadstone.pc.in" loadstone.pc @ONLY)
+install(FILES "${CMAKE_CURRENT_BINARY_DIR}/loadstone.pc" DESTINATION ${pc_folder})

@@ -25,3 +25,18 @@ if(SHARED AND NOT libraries OR libraries AND NOT SHARED)
   message(FATAL_ERROR "linked with the other kind of library: '${libraries}'")
 endif()
 run("${WORK}/prefix/bin/loadstone" --version)
+
+# The same by pkg-config, from a folder that has moved.
+find_program(pkg_config pkg-config)
+if(pkg_config AND NOT SHARED)
+  file(RENAME "${WORK}/prefix" "${WORK}/moved")
+  file(GLOB_RECURSE files "${WORK}/moved/*/loadstone.pc")
+  cmake_path(GET files PARENT_PATH folder)
+  set(ENV{PKG_CONFIG_PATH} "${folder}")
+  execute_process(COMMAND "${pkg_config}" --cflags --libs loadstone OUTPUT_VARIABLE flags
+    OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  separate_arguments(flags UNIX_COMMAND "${flags}")
+  run("${COMPILER}" -std=c++20 "${SOURCE}/main.cpp" "${SOURCE}/make_checkpoint.cpp" ${flags}
+    -o "${WORK}/by_pkg_config")
+  run("${WORK}/by_pkg_config" "${WORK}/checkpoint_2")
+endif()
