@@ -149,6 +149,86 @@ def test_names_of_megatron_become_others_by_rules(tmp_path: Path) -> None:
     assert same(torch.cat(joined), fused)
 
 
+def converted(folder: Path, out: Path, rules: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    path = out.with_suffix(".rules.json")
+    path.write_text(json.dumps(rules))
+    done = run("convert", folder, out, "--rules", path)
+    assert done.returncode == 0, done.stderr
+    return tensors_of(out)
+
+
+def test_names_of_a_compiled_fsdp2_model_become_those_of_the_hub(tmp_path: Path) -> None:
+    state = {f"layers.{i}.self_attn.q_proj.weight": torch.randn(4, 4) for i in range(3)}
+    content = {
+        "model": {f"_orig_mod.{name}": value for name, value in state.items()},
+        "optim": {"state": {"_orig_mod.layers.0.exp_avg": torch.randn(4)}},
+    }
+    save(content, checkpoint_id=tmp_path / "compiled", no_dist=True)
+    rules = [{"op": "rename", "sources": [r"model\._orig_mod\.(.*)"], "targets": ["model.$1"]}]
+    found = converted(tmp_path / "compiled", tmp_path / "out", rules)
+    assert {name for name in found if not name.startswith("optim.")} == {
+        f"model.{name}" for name in state
+    }
+    assert all(same(found[f"model.{name}"], value) for name, value in state.items())
+
+
+def test_stacked_layers_of_megatron_become_a_tensor_each(tmp_path: Path) -> None:
+    """Megatron-Core saves the layers of a stage as one tensor: [layers, ...]."""
+    layers, heads, width, hidden = 3, 2, 4, 8
+    qkv = torch.randn(layers, heads * 3 * width, hidden)
+    proj = torch.randn(layers, hidden, hidden).bfloat16()
+    norm = torch.randn(layers, hidden)
+    below = "module.decoder.layers"
+    content = {
+        f"{below}.self_attention.linear_qkv.weight": qkv,
+        f"{below}.self_attention.linear_proj.weight": proj,
+        f"{below}.input_layernorm.weight": norm,
+        "module.decoder.final_layernorm.weight": torch.ones(hidden),
+    }
+    save(content, checkpoint_id=tmp_path / "stacked", no_dist=True)
+
+    def split(source: str, target: str, *shape: int) -> dict[str, Any]:
+        return {
+            "op": "split",
+            "dim": 0,
+            "sources": [rf"module\.decoder\.layers\.{source}"],
+            "targets": [f"model.layers.{i}.{target}" for i in range(layers)],
+            "then": [{"op": "reshape", "sizes": list(shape)}],
+        }
+
+    rules = [
+        split(r"self_attention\.linear_proj\.weight", "self_attn.o_proj.weight", hidden, hidden),
+        split(r"input_layernorm\.weight", "input_layernorm.weight", hidden),
+        # Heads by heads q, k and v: the three become the first dim, to be split by the next rules.
+        split(r"self_attention\.linear_qkv\.weight", "qkv", heads, 3, width, hidden),
+        {"op": "rename", "sources": [r"module\.decoder\.final_layernorm\.(.*)"],
+         "targets": ["model.norm.$1"]},
+    ]  # fmt: skip
+    rules[2]["then"] += [
+        {"op": "transpose", "dims": [0, 1]},
+        {"op": "reshape", "sizes": [3 * heads * width, hidden]},
+    ]
+    once = converted(tmp_path / "stacked", tmp_path / "once", rules)
+    targets = [f"model.layers.$1.self_attn.{each}_proj.weight" for each in "qkv"]
+    thirds = {
+        "op": "split",
+        "sources": [r"model\.layers\.(\d+)\.qkv"],
+        "targets": targets,
+        "dim": 0,
+    }
+    found = converted(tmp_path / "once", tmp_path / "out", [thirds])
+    assert len(once) == 3 * layers + 1 and len(found) == 5 * layers + 1
+    for i in range(layers):
+        name = f"model.layers.{i}"
+        assert same(found[f"{name}.self_attn.o_proj.weight"], proj[i])
+        assert same(found[f"{name}.input_layernorm.weight"], norm[i])
+        parts = qkv[i].reshape(heads, 3, width, hidden)
+        for at, each in enumerate("qkv"):
+            expected = parts[:, at].reshape(heads * width, hidden)
+            assert same(found[f"{name}.self_attn.{each}_proj.weight"], expected)
+    assert same(found["model.norm.weight"], torch.ones(hidden))
+
+
 def test_a_conversion_makes_safetensors_with_the_configs_beside_it(
     checkpoints: Path, tmp_path: Path
 ) -> None:
