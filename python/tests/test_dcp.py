@@ -15,9 +15,10 @@ import pytest
 import torch
 from command import run
 from dcp_checkpoints import Net
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.distributed.checkpoint import FileSystemWriter, save
+from torch.distributed.checkpoint import FileSystemWriter, HuggingFaceStorageWriter, save
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 import loadstone
@@ -313,6 +314,55 @@ def test_items_in_safetensors_are_read(tmp_path: Path) -> None:
     save(content, storage_writer=writer, no_dist=True)
     found = tensors_of(tmp_path / "st")
     assert all(same(found[name], content[name]) for name in content)
+
+
+def rank_file(path: Path, offsets: list[int], rows: int) -> None:
+    """As HuggingFaceStorageWriter(save_distributed=True) writes it for a rank."""
+    info = {"DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": offsets}})}
+    metadata = {"format": "pt", "DCP_VERSION": "1.0"} | info
+    save_file({"w": torch.zeros(rows, 2)}, path, metadata=metadata)
+
+
+def test_a_rank_s_safetensors_file_is_not_taken_for_the_whole(tmp_path: Path) -> None:
+    names = [f"shard-{rank:05}-model-00001-of-00001.safetensors" for rank in (1, 2)]
+    rank_file(tmp_path / names[0], [0, 0], 3)
+    rank_file(tmp_path / names[1], [3, 0], 2)
+    for path in (tmp_path, tmp_path / names[1]):
+        with pytest.raises(loadstone.FormatError) as error:
+            loadstone.inspect(path)
+        assert error.value.code == "dcp.unsupported"
+        assert (error.value.tensor, error.value.field) == ("w", "DCP_SHARDING_INFO")
+        done = run("convert", path, tmp_path / "out.safetensors")
+        assert (done.returncode, "dcp.unsupported" in done.stderr) == (3, True)
+
+
+@pytest.mark.parametrize("consolidates", [False, True])
+def test_whole_tensors_of_the_hub_s_writer_are_read(tmp_path: Path, consolidates: bool) -> None:
+    """The control, by torch itself: one rank, so that each tensor is whole."""
+    content = {"w": torch.randn(5, 2), "b": torch.ones(3)}
+    writer = HuggingFaceStorageWriter(
+        str(tmp_path), save_distributed=True, enable_consolidation=consolidates
+    )
+    save(content, storage_writer=writer, no_dist=True)
+    [path] = tmp_path.rglob("shard-*.safetensors")
+    with safe_open(path, "pt") as file:
+        assert "DCP_SHARDING_INFO" in file.metadata()
+    for place in (tmp_path, path):
+        found = tensors_of(place)
+        assert all(same(found[name], content[name]) for name in content)
+
+
+def test_metadata_of_single_ranks_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "__0.metadata").write_bytes(b"")
+    (tmp_path / "__0_0.distcp").write_bytes(b"")
+    with pytest.raises(loadstone.FormatError) as error:
+        loadstone.inspect(tmp_path)
+    assert error.value.code == "dcp.unsupported"
+    assert "__0.metadata" in str(error.value)
+    (tmp_path / "__0.metadata").rename(tmp_path / "__x.metadata")
+    with pytest.raises(loadstone.FormatError) as error:
+        loadstone.inspect(tmp_path)
+    assert error.value.code == "format.no_checkpoint"  # the control
 
 
 # ---- metadata that break a rule
