@@ -1,7 +1,5 @@
 #include "catalog/dcp_parts.h"
 
-#include <simdjson.h>
-
 #include <string_view>
 #include <variant>
 
