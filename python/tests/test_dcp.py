@@ -328,6 +328,23 @@ def test_metadata_that_break_a_rule_are_refused(
     assert run("inspect", folder).returncode == 3
 
 
+def test_metadata_that_end_early_are_refused(checkpoints: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cut"
+    shutil.copytree(checkpoints / "mesh", folder)
+    raw = (folder / ".metadata").read_bytes()
+    codes = set()
+    for length in range(0, len(raw), len(raw) // 60):
+        (folder / ".metadata").write_bytes(raw[:length])
+        with pytest.raises(loadstone.FormatError) as error:
+            loadstone.inspect(folder)
+        assert error.value.path.endswith(".metadata")
+        codes.add(error.value.code)
+    print(codes)
+    assert all(code.startswith(("pt.", "dcp.")) for code in codes)
+    (folder / ".metadata").write_bytes(raw)
+    assert loadstone.inspect(folder).tensors  # the control
+
+
 def test_nothing_of_the_metadata_is_called(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> Any:
