@@ -133,22 +133,6 @@ def test_the_prefix_of_a_model_without_an_optimizer_is_stripped(tmp_path: Path) 
     assert same(other.weight, model.weight)
 
 
-def test_names_of_megatron_become_others_by_rules(tmp_path: Path) -> None:
-    fused = torch.randn(12, 4)
-    content = {"decoder.layers.0.self_attention.linear_qkv.weight": fused}
-    save(content, checkpoint_id=tmp_path / "megatron", no_dist=True)
-    source = r"decoder\.layers\.(\d+)\.self_attention\.linear_qkv\.weight"
-    targets = [f"model.layers.$1.self_attn.{each}_proj.weight" for each in "qkv"]
-    rules = [{"op": "split", "sources": [source], "targets": targets, "dim": 0}]
-    (tmp_path / "rules.json").write_text(json.dumps(rules))
-    target = tmp_path / "out.safetensors"
-    done = run("convert", tmp_path / "megatron", target, "--rules", tmp_path / "rules.json")
-    assert done.returncode == 0, done.stderr
-    out = load_file(target)
-    joined = [out[f"model.layers.0.self_attn.{each}_proj.weight"] for each in "qkv"]
-    assert same(torch.cat(joined), fused)
-
-
 def test_a_conversion_makes_safetensors_with_the_configs_beside_it(
     checkpoints: Path, tmp_path: Path
 ) -> None:
@@ -342,6 +326,23 @@ def test_metadata_that_break_a_rule_are_refused(
     elif name not in ("no_storage", "missing"):
         assert error.value.tensor == "tiles", str(error.value)
     assert run("inspect", folder).returncode == 3
+
+
+def test_metadata_that_end_early_are_refused(checkpoints: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cut"
+    shutil.copytree(checkpoints / "mesh", folder)
+    raw = (folder / ".metadata").read_bytes()
+    codes = set()
+    for length in range(0, len(raw), len(raw) // 60):
+        (folder / ".metadata").write_bytes(raw[:length])
+        with pytest.raises(loadstone.FormatError) as error:
+            loadstone.inspect(folder)
+        assert error.value.path.endswith(".metadata")
+        codes.add(error.value.code)
+    print(codes)
+    assert all(code.startswith(("pt.", "dcp.")) for code in codes)
+    (folder / ".metadata").write_bytes(raw)
+    assert loadstone.inspect(folder).tensors  # the control
 
 
 def test_nothing_of_the_metadata_is_called(tmp_path: Path) -> None:

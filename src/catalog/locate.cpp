@@ -10,6 +10,7 @@
 
 #include "base/natural_order.h"
 #include "base/text.h"
+#include "catalog/dcp_parts.h"
 #include "catalog/locate_remote.h"
 #include "catalog/paths.h"
 #include "formats/dcp_metadata.h"
@@ -100,7 +101,8 @@ class FolderSearch {
  public:
   FolderSearch(Storage& storage, const std::string& folder) : folder_(folder) {
     files_.root = folder;
-    for (const std::string& name : names_in(storage, folder)) {
+    names_ = names_in(storage, folder);
+    for (const std::string& name : names_) {
       if (name == dcp_metadata_name) has_dcp_ = true;
       if (name.starts_with('.'))
         continue;  // macOS leaves "._model.safetensors" beside the real one
@@ -249,6 +251,7 @@ class FolderSearch {
   }
 
   [[noreturn]] void refuse_empty() const {
+    require_common_dcp_metadata(folder_, names_);
     refuse_folder(folder_, "format.no_checkpoint",
                   pipeline_ ? "a diffusers pipeline: its checkpoints stand in the folders below, "
                               "such as unet or transformer; name one of them"
@@ -270,6 +273,7 @@ class FolderSearch {
 
   const std::string& folder_;
   CheckpointFiles files_;
+  std::vector<std::string> names_;  // of all files, whatever they are
   std::vector<std::string> indexes_;
   std::vector<std::string> safetensors_;
   std::vector<std::string> ggufs_;

@@ -8,6 +8,7 @@
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "catalog/config_claim.h"
+#include "catalog/dcp_parts.h"
 #include "catalog/index_check.h"
 #include "catalog/locate.h"
 #include "catalog/open_dcp.h"
@@ -87,7 +88,10 @@ class CheckpointReader {
     return header;
   }
 
-  void add(FileHeader header) { headers_.push_back(std::move(header)); }
+  void add(FileHeader header) {
+    require_no_dcp_part(header);
+    headers_.push_back(std::move(header));
+  }
 
   // ---- with an index
 

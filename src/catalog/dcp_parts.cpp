@@ -1,0 +1,72 @@
+#include "catalog/dcp_parts.h"
+
+#include <string_view>
+#include <variant>
+
+#include "base/json_dom.h"
+#include "base/text.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr const char* sharding_key = "DCP_SHARDING_INFO";
+constexpr std::string_view rank_prefix = "__";
+constexpr std::string_view rank_suffix = ".metadata";
+
+// {"NAME": {"saved_offsets": [0, 128]}}
+bool begins_inside(const simdjson::dom::element& info) {
+  simdjson::dom::array offsets;
+  if (info["saved_offsets"].get(offsets) != simdjson::SUCCESS) return false;
+  for (const simdjson::dom::element each : offsets) {
+    std::int64_t offset = 0;
+    if (each.get(offset) == simdjson::SUCCESS && offset != 0) return true;
+  }
+  return false;
+}
+
+bool is_rank_metadata(std::string_view name) noexcept {
+  if (!name.starts_with(rank_prefix) || !name.ends_with(rank_suffix)) return false;
+  if (name.size() <= rank_prefix.size() + rank_suffix.size()) return false;
+  name.remove_prefix(rank_prefix.size());
+  name.remove_suffix(rank_suffix.size());
+  return is_digits(name);
+}
+
+}  // namespace
+
+void require_no_dcp_part(const FileHeader& header) {
+  const auto found = header.metadata.find(sharding_key);
+  if (found == header.metadata.end()) return;
+  const auto* text = std::get_if<std::string>(&found->second.value);
+  simdjson::dom::parser parser;
+  simdjson::dom::object all;
+  // Text of another program under this key says nothing of parts.
+  if (text == nullptr || parsed_json(parser, *text).get(all) != simdjson::SUCCESS) return;
+  for (const auto& [name, info] : all) {
+    if (!begins_inside(info)) continue;
+    refuse(header.shard.path,
+           {.code = "dcp.unsupported",
+            .message = "the file holds a rank's part of a tensor, which "
+                       "torch.distributed.checkpoint left to be consolidated",
+            .culprit = name,
+            .field = sharding_key,
+            .found = "saved_offsets that do not begin at 0",
+            .expected = "whole tensors (torch's consolidate_safetensors_files makes them, or "
+                        "enable_consolidation=True)"});
+  }
+}
+
+void require_common_dcp_metadata(const std::string& folder, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    if (!is_rank_metadata(name)) continue;
+    refuse(folder, {.code = "dcp.unsupported",
+                    .message = "each rank saved metadata of its own part, without coordination, "
+                               "and nothing says what the whole is",
+                    .field = "folder",
+                    .found = "'" + name + "'",
+                    .expected = "'.metadata' (save with use_collectives=True)"});
+  }
+}
+
+}  // namespace loadstone
