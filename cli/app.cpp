@@ -7,10 +7,13 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/text.h"
 #include "cli/commands.h"
+#include "cli/exit_status.h"
 #include "cli/interrupt.h"
+#include "cli/nearest_words.h"
 #include "cli/output.h"
 #include "loadstone/error.h"
 #include "loadstone/version.h"
@@ -19,11 +22,17 @@ namespace loadstone::cli {
 
 namespace {
 
-constexpr const char* footer =
-    "Exit status: 0 done, 1 done and found something, 2 wrong usage, 3 bad or unsupported file,\n"
-    "4 input/output, 5 does not fit in memory, 130 interrupted.\n"
-    "'loadstone COMMAND --help' tells a command's options; 'loadstone explain CODE' what an error "
-    "means.";
+std::string footer() {
+  std::string text = "Exit status: ";
+  for (const ExitStatus& each : exit_statuses) {
+    if (each.status == 4) text.back() = '\n';
+    text += fmt::format("{} {}{}", each.status, each.meaning, each.status == 130 ? ".\n" : ", ");
+  }
+  return text +
+         "'loadstone help COMMAND' tells a command's options; 'loadstone explain CODE' what an "
+         "error "
+         "means.";
+}
 
 // Where parsing fails, the parser does not say whether it has met --json by then.
 bool wants_json(int argc, const char* const* argv) {
@@ -41,14 +50,42 @@ std::string command_so_far(const CLI::App& app) {
   return parsed.empty() ? "loadstone" : "loadstone " + parsed.front()->get_name();
 }
 
+std::vector<const CLI::App*> commands_of(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App*) { return true; });
+}
+
+std::string names_of_commands(const CLI::App& app) {
+  std::string text;
+  const auto commands = commands_of(app);
+  for (std::size_t c = 0; c < commands.size(); ++c) {
+    if (c > 0) text += c + 1 == commands.size() ? " or " : ", ";
+    text += commands[c]->get_name();
+  }
+  return text;
+}
+
+// The options of the command that are like a word which is none of them.
+std::string nearest_options(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_subcommands().front()->get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  for (const std::string& word : app.remaining(true)) {
+    if (!word.starts_with("--")) continue;
+    std::string near = nearest_words(word.substr(0, word.find('=')), {names.begin(), names.end()});
+    if (!near.empty()) return near;
+  }
+  return {};
+}
+
 std::string usage_message(const CLI::App& app, const CLI::ParseError& problem) {
-  static constexpr const char* commands = "inspect, plan, load, convert, merge, verify or explain";
   std::string said = problem.what();
   if (app.get_subcommands().empty()) {
     const auto words = app.remaining();
-    said = words.empty() ? fmt::format("a command is needed: {}", commands)
-                         : fmt::format("'{}' is no command; one of {} is needed",
-                                       printable(words.front()), commands);
+    if (!words.empty()) return unknown_command(app, words.front()).message();
+    said = "a command is needed: " + names_of_commands(app);
+  } else {
+    said += nearest_options(app);
   }
   std::ranges::replace(said, '\n', ' ');
   return said;
@@ -77,6 +114,16 @@ int guarded(const Chosen& chosen, const std::string& command) {
 
 }  // namespace
 
+Error unknown_command(const CLI::App& app, const std::string& typed) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : commands_of(app)) names.push_back(command->get_name());
+  const std::string nearest = nearest_words(typed, {names.begin(), names.end()});
+  return Error(
+      "usage",
+      fmt::format("'{}' is no command{}", printable(typed),
+                  nearest.empty() ? "; one of " + names_of_commands(app) + " is needed" : nearest));
+}
+
 int run(int argc, const char* const* argv) {
   catch_interrupts(wants_json(argc, argv));  // first: Ctrl-C may come at once
   Chosen chosen;
@@ -85,7 +132,7 @@ int run(int argc, const char* const* argv) {
       "loadstone");
   app.set_version_flag("--version", "loadstone " LOADSTONE_VERSION, "Print the version and exit");
   app.set_help_flag("-h,--help", "Print this help and exit");
-  app.footer(footer);
+  app.footer(footer());
   app.require_subcommand(1);
   add_inspect(app, chosen);
   add_plan(app, chosen);
@@ -94,6 +141,9 @@ int run(int argc, const char* const* argv) {
   add_merge(app, chosen);
   add_verify(app, chosen);
   add_explain(app, chosen);
+  add_help(app, chosen);
+  add_completion(app, chosen);
+  add_man(app, chosen);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {  // --help, --version

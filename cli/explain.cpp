@@ -3,41 +3,25 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "base/json_writer.h"
 #include "base/text.h"
 #include "cli/commands.h"
+#include "cli/nearest_words.h"
 #include "cli/output.h"
 #include "loadstone/error.h"
-#include "plan/nearest.h"
 
 namespace loadstone::cli {
 
 namespace {
 
-constexpr std::size_t nearest_shown_max = 3;
-
 std::string unknown_code(const std::string& code) {
-  const auto edits_max = static_cast<unsigned>(std::min<std::size_t>(code.size() / 3 + 1, 8));
-  std::vector<std::pair<unsigned, std::string_view>> near;
-  for (const CodeInfo& info : all_codes()) {
-    // A part of the code alone ("missing") counts as near as one wrong letter.
-    const bool is_part = info.code.ends_with("." + code);
-    const auto distance = is_part ? std::optional(1u) : edit_distance(code, info.code, edits_max);
-    if (distance) near.emplace_back(*distance, info.code);
-  }
-  std::ranges::sort(near);
-  if (near.size() > nearest_shown_max) near.resize(nearest_shown_max);
-  std::string message = fmt::format("no code '{}'", printable(code));
-  for (const auto& [distance, name] : near) {
-    message += fmt::format("{} {}", name == near.front().second ? "; nearest:" : ",", name);
-  }
-  return message;
+  std::vector<std::string_view> codes;
+  for (const CodeInfo& info : all_codes()) codes.push_back(info.code);
+  return fmt::format("no code '{}'{}", printable(code), nearest_words(code, codes));
 }
 
 void write_code(JsonWriter& json, const CodeInfo& info) {

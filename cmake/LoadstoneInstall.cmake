@@ -13,6 +13,9 @@ if(TARGET loadstone_shared)  # for a test, which puts it in the other one's plac
 endif()
 if(TARGET loadstone_cli)
   install(TARGETS loadstone_cli)
+  if(TARGET loadstone_command_pages)  # manual page and completions, where shells look for them
+    install(DIRECTORY "${PROJECT_BINARY_DIR}/cli/share/" TYPE DATA)
+  endif()
 endif()
 
 configure_package_config_file(

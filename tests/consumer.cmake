@@ -25,6 +25,13 @@ if(SHARED AND NOT libraries OR libraries AND NOT SHARED)
   message(FATAL_ERROR "linked with the other kind of library: '${libraries}'")
 endif()
 run("${WORK}/prefix/bin/loadstone" --version)
+foreach(page man/man1/loadstone.1 bash-completion/completions/loadstone
+    zsh/site-functions/_loadstone fish/vendor_completions.d/loadstone.fish)
+  file(READ "${WORK}/prefix/share/${page}" text)
+  if(NOT text MATCHES "device.*map")
+    message(FATAL_ERROR "share/${page} does not name --device-map")
+  endif()
+endforeach()
 
 # The same by pkg-config, from a folder that has moved.
 find_program(pkg_config pkg-config)

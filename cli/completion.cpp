@@ -1,0 +1,238 @@
+// Completion for shells, made of the table of commands.
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+
+#include "cli/table.h"
+
+namespace loadstone::cli {
+
+namespace {
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
+  return text;
+}
+
+// Text between single quotes of bash and zsh.
+std::string in_quotes(std::string_view text) {
+  std::string out = "'";
+  for (const char character : text) {
+    if (character == '\'') {
+      out += "'\\''";
+    } else {
+      out += character;
+    }
+  }
+  return out + "'";
+}
+
+// fish knows two escapes inside single quotes.
+std::string in_fish_quotes(std::string_view text) {
+  std::string out = "'";
+  for (const char character : text) {
+    if (character == '\'' || character == '\\') out += '\\';
+    out += character;
+  }
+  return out + "'";
+}
+
+// ---- bash
+
+// What sets COMPREPLY for such a word. Names of files may hold spaces: one a line.
+std::string bash_reply(const WordRow& row) {
+  switch (row.kind) {
+    case WordKind::choice:
+      return fmt::format("mapfile -t COMPREPLY < <(compgen -W {} -- \"$cur\")",
+                         in_quotes(joined(row.choices)));
+    case WordKind::file:
+      return "_loadstone_files -f";
+    case WordKind::folder:
+      return "_loadstone_files -d";
+    case WordKind::text:
+      break;
+  }
+  return ":";
+}
+
+std::string bash_command(const CommandRow& command) {
+  std::string text = fmt::format("    {})\n      case \"$prev\" in\n", command.name);
+  std::vector<std::string> names;
+  for (const WordRow& row : command.options) {
+    names.insert(names.end(), row.names.begin(), row.names.end());
+    if (!row.takes_value()) continue;
+    std::string pattern;
+    for (const std::string& name : row.names) pattern += (pattern.empty() ? "" : "|") + name;
+    text += fmt::format("        {}) {}; return ;;\n", pattern, bash_reply(row));
+  }
+  text += fmt::format("      esac\n      options={}\n", in_quotes(joined(names)));
+  text += "      if [[ $cur != -* ]]; then ";
+  text += command.positionals.empty() ? ":" : bash_reply(command.positionals.back());
+  return text + "; return; fi ;;\n";
+}
+
+// ---- zsh
+
+// Inside a specification of _arguments a colon and brackets have a meaning.
+std::string zsh_text(std::string_view text) {
+  std::string out;
+  for (const char character : text) {
+    if (character == ':' || character == '[' || character == ']') out += '\\';
+    out += character;
+  }
+  return out;
+}
+
+std::string zsh_action(const WordRow& row) {
+  switch (row.kind) {
+    case WordKind::choice:
+      return "(" + joined(row.choices) + ")";
+    case WordKind::file:
+      return "_files";
+    case WordKind::folder:
+      return "_files -/";
+    case WordKind::text:
+      break;
+  }
+  return " ";
+}
+
+// Every name by itself, and again as often as somebody likes: many options repeat.
+void add_zsh_option(std::string& text, const WordRow& row) {
+  for (const std::string& name : row.names) {
+    std::string spec = "*" + name;
+    if (row.takes_value() && name.starts_with("--")) spec += '=';
+    spec += "[" + zsh_text(row.help) + "]";
+    if (row.takes_value()) spec += ":" + zsh_text(row.value) + ":" + zsh_action(row);
+    text += " \\\n        " + in_quotes(spec);
+  }
+}
+
+std::string zsh_command(const CommandRow& command) {
+  std::string text = fmt::format("    {})\n      _arguments -s", command.name);
+  for (const WordRow& row : command.options) add_zsh_option(text, row);
+  if (!command.positionals.empty()) {
+    const WordRow& row = command.positionals.back();
+    text += " \\\n        " + in_quotes("*:" + row.value + ":" + zsh_action(row));
+  }
+  return text + " ;;\n";
+}
+
+// ---- fish
+
+std::string fish_action(const WordRow& row) {
+  switch (row.kind) {
+    case WordKind::choice:
+      return " -x -a " + in_fish_quotes(joined(row.choices));
+    case WordKind::file:
+      return " -r -F";
+    case WordKind::folder:
+      return " -x -a '(__fish_complete_directories)'";
+    case WordKind::text:
+      break;
+  }
+  return row.takes_value() ? " -x" : "";
+}
+
+void add_fish_option(std::string& text, const std::string& condition, const WordRow& row) {
+  text += "complete -c loadstone" + condition;
+  for (const std::string& name : row.names) {
+    text += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
+  }
+  text += fish_action(row) + " -d " + in_fish_quotes(row.help) + '\n';
+}
+
+}  // namespace
+
+std::string bash_completion(const CommandTable& table) {
+  std::vector<std::string> names;
+  for (const CommandRow& command : table.commands) names.push_back(command.name);
+  std::vector<std::string> options;
+  for (const WordRow& row : table.options) {
+    options.insert(options.end(), row.names.begin(), row.names.end());
+  }
+  std::string text =
+      "# bash completion of loadstone, made by 'loadstone completion bash'.\n"
+      "_loadstone_files() {\n"
+      "  compopt -o filenames 2>/dev/null\n"
+      "  mapfile -t COMPREPLY < <(compgen \"$1\" -- \"$cur\")\n"
+      "}\n"
+      "_loadstone() {\n"
+      "  local cur=${COMP_WORDS[COMP_CWORD]} prev= command= options= i\n"
+      "  COMPREPLY=()\n"
+      "  ((COMP_CWORD > 0)) && prev=${COMP_WORDS[COMP_CWORD - 1]}\n"
+      "  # bash takes --option=value for three words.\n"
+      "  if [[ $cur == = ]]; then\n"
+      "    cur=\n"
+      "  elif [[ $prev == = ]] && ((COMP_CWORD > 1)); then\n"
+      "    prev=${COMP_WORDS[COMP_CWORD - 2]}\n"
+      "  fi\n"
+      "  for ((i = 1; i < COMP_CWORD; i++)); do\n"
+      "    if [[ ${COMP_WORDS[i]} != -* ]]; then command=${COMP_WORDS[i]}; break; fi\n"
+      "  done\n"
+      "  case \"$command\" in\n";
+  text += fmt::format("    '') options={} ;;\n", in_quotes(joined(names) + " " + joined(options)));
+  for (const CommandRow& command : table.commands) text += bash_command(command);
+  return text +
+         "  esac\n"
+         "  mapfile -t COMPREPLY < <(compgen -W \"$options\" -- \"$cur\")\n"
+         "}\n"
+         "complete -F _loadstone loadstone\n";
+}
+
+std::string zsh_completion(const CommandTable& table) {
+  std::string text =
+      "#compdef loadstone\n"
+      "# zsh completion of loadstone, made by 'loadstone completion zsh'.\n"
+      "_loadstone() {\n"
+      "  local context state state_descr line\n"
+      "  local -a commands\n"
+      "  typeset -A opt_args\n"
+      "  commands=(\n";
+  for (const CommandRow& command : table.commands) {
+    text += "    " + in_quotes(command.name + ":" + zsh_text(command.help)) + '\n';
+  }
+  text += "  )\n  _arguments -C";
+  for (const WordRow& row : table.options) add_zsh_option(text, row);
+  text +=
+      " \\\n        '1:COMMAND:->command' '*::argument:->argument' && return\n"
+      "  if [[ $state == command ]]; then _describe -t commands COMMAND commands; return; fi\n"
+      "  case $words[1] in\n";
+  for (const CommandRow& command : table.commands) text += zsh_command(command);
+  // Read from fpath the file is the function's body; sourced it only registers the function.
+  return text +
+         "  esac\n"
+         "}\n"
+         "if [[ $funcstack[1] == _loadstone ]]; then\n"
+         "  _loadstone \"$@\"\n"
+         "elif (( $+functions[compdef] )); then\n"
+         "  compdef _loadstone loadstone\n"
+         "fi\n";
+}
+
+std::string fish_completion(const CommandTable& table) {
+  std::string text =
+      "# fish completion of loadstone, made by 'loadstone completion fish'.\n"
+      "complete -c loadstone -n __fish_use_subcommand -f\n";
+  for (const WordRow& row : table.options) {
+    add_fish_option(text, " -n __fish_use_subcommand", row);
+  }
+  for (const CommandRow& command : table.commands) {
+    text += fmt::format("complete -c loadstone -n __fish_use_subcommand -a {} -d {}\n",
+                        command.name, in_fish_quotes(command.help));
+  }
+  for (const CommandRow& command : table.commands) {
+    const std::string condition = fmt::format(" -n '__fish_seen_subcommand_from {}'", command.name);
+    for (const WordRow& row : command.options) add_fish_option(text, condition, row);
+    for (const WordRow& row : command.positionals) {
+      if (row.kind == WordKind::file) continue;  // files are what fish offers anyway
+      text += fmt::format("complete -c loadstone{} -f -a {} -d {}\n", condition,
+                          in_fish_quotes(joined(row.choices)), in_fish_quotes(row.help));
+    }
+  }
+  return text;
+}
+
+}  // namespace loadstone::cli

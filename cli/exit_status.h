@@ -1,0 +1,24 @@
+// The exit statuses, for those who list them.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+namespace loadstone::cli {
+
+struct ExitStatus {
+  int status;
+  std::string_view meaning;
+};
+
+inline constexpr std::array<ExitStatus, 7> exit_statuses = {{
+    {0, "done"},
+    {1, "done and found something"},
+    {2, "wrong usage"},
+    {3, "bad or unsupported file"},
+    {4, "input/output"},
+    {5, "does not fit in memory"},
+    {130, "interrupted"},
+}};
+
+}  // namespace loadstone::cli

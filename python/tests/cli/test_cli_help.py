@@ -1,0 +1,196 @@
+"""Help, the manual page and the completions: each is made of the table of commands and options."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SHELLS = ["bash", "zsh", "fish"]
+LONG = re.compile(r"^  (?:-\w,)?(--[\w-]+)", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def table(run) -> dict[str, list[str]]:
+    """The long options of each command, as its --help lists them; "" is the program itself."""
+    overview = run("--help", status=0).stdout
+    names = re.findall(r"^  (\w+)  ", overview.split("Subcommands:")[1], re.MULTILINE)
+    options = {name: LONG.findall(run(name, "--help", status=0).stdout) for name in names}
+    assert options.keys() >= {"inspect", "plan", "load", "convert", "merge", "verify", "explain"}
+    assert {"--rules", "--device-map", "--json"} <= set(options["plan"])
+    return {"": LONG.findall(overview)} | options
+
+
+def test_help_is_the_commands_own(run, table):
+    for name in filter(None, table):
+        assert run("help", name, status=0).stdout == run(name, "--help", status=0).stdout
+    assert run("help", status=0).stdout == run("--help", status=0).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nearest"),
+    [
+        (["inspct"], "nearest: inspect"),
+        (["help", "converrt"], "nearest: convert"),
+        (["load", "x", "--ruls", "y"], "nearest: --rules"),
+        (["explain", "plan.mising"], "nearest: plan.missing"),
+    ],
+)
+def test_nearest(run, arguments, nearest):
+    done = run(*arguments, status=2)
+    assert nearest in done.stderr
+    assert "[usage]" in done.stderr
+
+
+def test_a_word_that_is_near_nothing(run):
+    assert "nearest" not in run("xyzzyxyzzy", status=2).stderr
+    assert "one of inspect, plan, load," in run("xyzzyxyzzy", status=2).stderr
+
+
+# ---- the manual page
+
+
+def test_man_page_names_everything(run, table):
+    sections = run("man", status=0).stdout.replace("\\-", "-").split("\n.SS loadstone ")
+    by_name = {"": sections[0]} | {text.split()[0]: text for text in sections[1:]}
+    assert by_name.keys() == table.keys()
+    for name, options in table.items():
+        described = re.findall(r"\\fB(--[\w-]+)\\fR", by_name[name])
+        assert sorted(described) == sorted(options)
+
+
+def test_man_page_is_sound(run):
+    groff = shutil.which("groff")
+    if groff is None:
+        pytest.skip("groff is not here")
+    page = run("man", status=0).stdout
+
+    def warnings_of(text: str) -> str:
+        command = [groff, "-man", "-Tutf8", "-ww", "-z"]
+        return subprocess.run(command, input=text, capture_output=True, text=True).stderr
+
+    assert warnings_of(page) == ""
+    assert warnings_of(page + "\n.XX no such macro\n") != ""
+
+
+# ---- completion
+
+
+@pytest.fixture(scope="module")
+def scripts(run, tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("completion")
+    paths = {shell: folder / f"loadstone.{shell}" for shell in SHELLS}
+    for shell, path in paths.items():
+        path.write_text(run("completion", shell, status=0).stdout)
+    return paths
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_names_everything(scripts, table, shell):
+    script = scripts[shell].read_text()
+    for name, options in table.items():
+        assert re.search(rf"\b{name}\b", script)
+        for option in options:
+            word = f"-l {option[2:]} " if shell == "fish" else option
+            assert word in script, (name, option)
+
+
+def test_completion_of_another_shell(run):
+    assert "[usage]" in run("completion", "tcsh", status=2).stderr
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_is_sound(scripts, shell, tmp_path):
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not here")
+    check = [program, "--no-execute" if shell == "fish" else "-n"]
+    done = subprocess.run([*check, scripts[shell]], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    broken = tmp_path / "broken"
+    broken.write_text(scripts[shell].read_text() + "\nif (\n")
+    assert subprocess.run([*check, broken], capture_output=True).returncode != 0
+
+
+@pytest.fixture
+def offered(scripts):
+    """What a real bash offers for the last of the words, which are those that bash makes."""
+
+    def complete(words: list[str], folder: Path | None = None) -> list[str]:
+        script = (
+            'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
+            "$(complete -p loadstone | sed 's/.*-F \\([^ ]*\\).*/\\1/'); "
+            'printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+        done = subprocess.run(
+            ["bash", "--norc", "-c", script, "bash", scripts["bash"], *words],
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            check=True,
+        )
+        assert done.stderr == ""
+        return done.stdout.splitlines()
+
+    return complete
+
+
+def test_bash_offers_every_command_and_option(offered, table):
+    assert set(offered(["loadstone", ""])) >= {*filter(None, table), *table[""]}
+    for name, options in table.items():
+        if name:
+            assert set(offered(["loadstone", name, "--"])) == set(options)
+
+
+def test_bash_offers_values(offered):
+    assert offered(["loadstone", "pl"]) == ["plan"]
+    assert offered(["loadstone", "plan", "x", "--missing", ""]) == ["error", "zeros"]
+    assert offered(["loadstone", "plan", "x", "--missing", "=", "z"]) == ["zeros"]
+    assert offered(["loadstone", "plan", "x", "--missing", "="]) == ["error", "zeros"]
+    assert offered(["loadstone", "explain", "plan.miss"]) == ["plan.missing"]
+    assert offered(["loadstone", "help", "ver"]) == ["verify"]
+    assert offered(["loadstone", "completion", "z"]) == ["zsh"]
+    assert offered(["loadstone", "plan", "x", "--dtype", ""]) == [""]
+
+
+def test_bash_offers_files(offered, tmp_path):
+    (tmp_path / "a model.safetensors").touch()
+    (tmp_path / "a folder").mkdir()
+    both = ["a folder", "a model.safetensors"]
+    assert sorted(offered(["loadstone", "load", "a"], tmp_path)) == both
+    assert sorted(offered(["loadstone", "load", "--rules", "a"], tmp_path)) == both
+    assert offered(["loadstone", "load", "--offload-folder", "a"], tmp_path) == ["a folder"]
+
+
+def test_fish_offers_commands_and_options(scripts):
+    fish = shutil.which("fish")
+    if fish is None:
+        pytest.skip("fish is not here")
+
+    def complete(line: str) -> set[str]:
+        script = f"source {scripts['fish']}; complete -C '{line}'"
+        done = subprocess.run(
+            [fish, "--no-config", "-c", script], capture_output=True, text=True, check=True
+        )
+        return {row.split("\t")[0] for row in done.stdout.splitlines()}
+
+    assert complete("loadstone pl") == {"plan"}
+    assert complete("loadstone plan --miss") == {"--missing"}
+    assert complete("loadstone plan --missing ") == {"error", "zeros"}
+
+
+# ---- the documentation
+
+
+def test_the_docs_name_every_command_and_option(table):
+    page = (ROOT / "docs/cli.md").read_text()
+    unnamed = [
+        (name, option)
+        for name, options in table.items()
+        for option in options
+        if not re.search(rf"{option}(?![\w-])", page)
+    ]
+    assert unnamed == []
+    assert all(re.search(rf"loadstone {name}\b", page) for name in table)
