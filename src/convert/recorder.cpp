@@ -124,8 +124,8 @@ ReceiptFile planned_file(const Conversion& conversion, std::uint32_t number,
 ReceiptRecorder::ReceiptRecorder(const Conversion& conversion, const OpenShards& shards,
                                  const std::vector<bool>& wanted, DigestKind kind)
     : conversion_(conversion),
-      sources_(conversion.plan, shards, kind, conversion.files.size()),
-      outputs_(kind),
+      sources_(conversion.plan, shards, kind, conversion.files.size(), conversion.digest_bytes / 2),
+      outputs_(kind, conversion.digest_bytes / 2),
       items_(conversion.files.size()) {
   for (std::uint32_t f = 0; f < conversion.files.size(); ++f) {
     if (!wanted[f]) continue;

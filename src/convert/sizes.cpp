@@ -8,6 +8,7 @@
 #include "convert/layout.h"
 #include "plan/budget.h"
 #include "plan/merges.h"
+#include "receipt/block_hash.h"
 
 namespace loadstone {
 
@@ -18,6 +19,18 @@ constexpr std::uint64_t thread_bytes_wanted = 1 << 20;
 constexpr std::uint64_t thread_bytes_max = 32 << 20;
 // What a thread takes beside that: its stack, and what the allocator keeps for it.
 constexpr std::uint64_t thread_overhead = 256 << 10;
+
+// Of each thread, copies of parts of blocks whose digest waits for what comes before them. A part
+// that finds no room is read once more, so little is enough where memory is short.
+constexpr std::uint64_t thread_digest_bytes = 1 << 20;
+constexpr std::uint64_t thread_digest_bytes_min = 32 << 10;
+// They have any size, so the allocator keeps about twice as much beside them, as measured.
+constexpr std::uint64_t kept_by_allocator = 3;
+
+std::uint64_t digest_bytes_of(const ConvertOptions& options) {
+  if (!options.memory_bytes_max) return thread_digest_bytes;
+  return std::clamp(*options.memory_bytes_max / 64, thread_digest_bytes_min, thread_digest_bytes);
+}
 
 // Of a tensor in a header beside its name: shape, dtype, place.
 constexpr std::uint64_t info_bytes = 96;
@@ -89,10 +102,12 @@ void refuse_memory(Conversion& conversion, std::uint64_t limit, std::uint64_t le
 void choose_sizes(Conversion& conversion, const ConvertOptions& options) {
   const Catalog& catalog = *conversion.plan.catalog;
   const std::uint64_t reading_once = reading_bytes(catalog, 0);
-  const std::uint64_t lists = list_bytes(conversion) + reading_once;
+  // A block that is read once more to be hashed has a buffer.
+  const std::uint64_t lists = list_bytes(conversion) + reading_once + receipt_block_bytes;
   const Needs needs(conversion.plan, SinkKind::files);
-  const std::uint64_t overhead =
-      thread_overhead + needs.box_bytes() + reading_bytes(catalog, 1) - reading_once;
+  const std::uint64_t digest_bytes = digest_bytes_of(options);
+  const std::uint64_t overhead = thread_overhead + kept_by_allocator * digest_bytes +
+                                 needs.box_bytes() + reading_bytes(catalog, 1) - reading_once;
   BudgetLimits limits = {
       .threads = reading_threads(catalog, options.threads, defaults::threads_max),
       .bytes_max = options.staging_bytes_max,
@@ -110,6 +125,7 @@ void choose_sizes(Conversion& conversion, const ConvertOptions& options) {
         std::min(limits.bytes_max, room - threads * overhead - needs.held_bytes(threads));
   }
   conversion.budget = needs.budget(limits);
+  conversion.digest_bytes = conversion.budget.threads * digest_bytes;
   conversion.bytes_to_read = needs.bytes_to_read();
   conversion.peak_bytes = lists + conversion.budget.threads * overhead + conversion.budget.bytes();
 }

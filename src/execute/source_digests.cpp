@@ -89,10 +89,10 @@ std::string receipt_path(const Shard& shard) {
 }
 
 SourceDigests::SourceDigests(const Plan& plan, const OpenShards& shards, DigestKind kind,
-                             std::size_t groups)
+                             std::size_t groups, std::uint64_t waiting_bytes_max)
     : plan_(plan),
       shards_(shards),
-      table_(kind),
+      table_(kind, waiting_bytes_max),
       needed_(groups),
       items_(groups),
       places_(plan.catalog->shards().size()) {}

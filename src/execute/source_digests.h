@@ -21,7 +21,8 @@ namespace loadstone {
 class SourceDigests {
  public:
   // Both must live as long; `shards` holds those that are needed.
-  SourceDigests(const Plan& plan, const OpenShards& shards, DigestKind kind, std::size_t groups);
+  SourceDigests(const Plan& plan, const OpenShards& shards, DigestKind kind, std::size_t groups,
+                std::uint64_t waiting_bytes_max = DigestTable::waiting_bytes_default);
 
   void need(std::size_t group, const PlannedTarget& target);
   void prepare();

@@ -36,7 +36,8 @@ struct DigestTable::Item {
   std::map<std::uint64_t, OpenBlock> open;
 };
 
-DigestTable::DigestTable(DigestKind kind) : kind_(kind) {
+DigestTable::DigestTable(DigestKind kind, std::uint64_t waiting_bytes_max)
+    : kind_(kind), waiting_bytes_max_(waiting_bytes_max) {
   static_cast<void>(make_hash(kind, HashOf::tree));
 }
 
@@ -106,7 +107,7 @@ void DigestTable::append(Item& item, const Block& block, std::uint64_t begin,
   if (begin > open.at) {
     const auto known = open.waiting.find(begin);
     if (known != open.waiting.end() && known->second.size() >= bytes.size()) return;
-    if ((waiting_bytes_ += bytes.size()) > waiting_bytes_max) {
+    if ((waiting_bytes_ += bytes.size()) > waiting_bytes_max_) {
       waiting_bytes_ -= bytes.size();
       return give_up(open);
     }

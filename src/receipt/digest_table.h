@@ -18,18 +18,18 @@ namespace loadstone {
 
 // A block that comes in one update is hashed at once, without a lock. One that comes in parts is
 // hashed in order; a part that comes too early is copied until its turn. Of these copies there are
-// at most waiting_bytes_max; beyond, their blocks are given up, and complete() has them read again.
-// Bytes that come twice are hashed once. update() is thread-safe; add() comes before it.
+// at most `waiting_bytes_max`; beyond, their blocks are given up, and complete() has them read
+// again. Bytes that come twice are hashed once. update() is thread-safe; add() comes before it.
 class DigestTable {
  public:
-  static constexpr std::uint64_t waiting_bytes_max = 8u << 20;
+  static constexpr std::uint64_t waiting_bytes_default = 8u << 20;
   static constexpr std::size_t open_blocks_max = 1024;  // half a KiB each
 
   // Brings bytes [begin, begin + to.size()) of the item.
   using Read = std::function<void(std::uint64_t begin, std::span<std::byte> to)>;
 
   // Throws Error "receipt.digest" where the kind is not built in.
-  explicit DigestTable(DigestKind kind);
+  explicit DigestTable(DigestKind kind, std::uint64_t waiting_bytes_max = waiting_bytes_default);
   DigestTable(const DigestTable&) = delete;
   DigestTable& operator=(const DigestTable&) = delete;
   ~DigestTable();
@@ -60,6 +60,7 @@ class DigestTable {
   void store(Item& item, std::uint64_t index, const BlockDigest& digest);
 
   const DigestKind kind_;
+  const std::uint64_t waiting_bytes_max_;
   std::vector<std::unique_ptr<Item>> items_;
   std::atomic<std::uint64_t> waiting_bytes_ = 0;
   std::atomic<std::size_t> open_blocks_ = 0;
