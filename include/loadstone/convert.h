@@ -220,7 +220,7 @@ struct Conversion {
   bool is_split = false;  // several files beside one another
   std::string stem;
   Budget budget;
-  std::uint64_t digest_bytes = 0;  // for bytes that wait to be hashed, see docs/receipt.md
+  std::uint64_t digest_bytes = 0;   // for bytes that wait to be hashed, see docs/receipt.md
   std::uint64_t bytes_to_read = 0;  // each byte once; what is turned may be read again
   std::uint64_t bytes_to_write = 0;
   std::uint64_t peak_bytes = 0;  // beside what the process has before it opens the checkpoint
