@@ -15,6 +15,7 @@
 #include "cli/interrupt.h"
 #include "cli/nearest_words.h"
 #include "cli/output.h"
+#include "cli/voice.h"
 #include "loadstone/error.h"
 #include "loadstone/version.h"
 
@@ -99,6 +100,7 @@ int fail(const Error& error, bool json) {
 // Every way in which an action can end has a status.
 int guarded(const Chosen& chosen, const std::string& command) {
   try {
+    set_voice(chosen.voice);
     const int status = chosen.action();
     finish_output();
     return status;
@@ -144,6 +146,9 @@ int run(int argc, const char* const* argv) {
   add_help(app, chosen);
   add_completion(app, chosen);
   add_man(app, chosen);
+  for (CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    add_voice_options(*command, chosen.voice);
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {  // --help, --version

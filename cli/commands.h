@@ -4,11 +4,14 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 
+#include "cli/voice.h"
+
 namespace loadstone::cli {
 
 // What the parser leaves behind. Not thread-safe.
 struct Chosen {
   bool json = false;
+  Voice voice;
   std::function<int()> action;  // returns the exit status; throws for failures
 };
 

@@ -16,10 +16,12 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "cli/voice.h"
 #include "loadstone/audit.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
 #include "loadstone/plan.h"
+#include "plan/verdict.h"
 
 namespace loadstone::cli {
 
@@ -109,26 +111,30 @@ Outcome do_load(const Plan& plan, const Args& args) {
   return outcome;
 }
 
+// The words of the page. Warnings were printed before the load began.
+Verdict loaded_verdict(const Plan& plan, const Report& report) {
+  Verdict verdict = verdict_of(plan, fmt::format("OK: loaded {} in {:.3g} s",
+                                                 human_bytes(report.bytes_read), report.seconds));
+  verdict.next = "Every target has a value, and an origin for it.";
+  return verdict;
+}
+
 std::string text_of(const Plan& plan, const Outcome& outcome) {
   const Report& report = outcome.report;
   const auto on_disk = std::ranges::count_if(report.provenance, [](const Provenance& item) {
     return item.delivery == Delivery::disk_write || item.delivery == Delivery::disk_keep;
   });
   const auto without_value = outcome.audit.exceptions.size() - static_cast<std::size_t>(on_disk);
-  std::string text = fmt::format("loaded    {} targets",
-                                 report.provenance.size() - outcome.audit.exceptions.size());
+  std::string text = verdict_text(loaded_verdict(plan, report), style_of(stdout));
+  text += fmt::format("loaded    {} targets",
+                      report.provenance.size() - outcome.audit.exceptions.size());
   if (on_disk > 0) text += fmt::format(", {} more on disk", on_disk);
   if (without_value > 0) text += fmt::format(", {} without a value on purpose", without_value);
   text += fmt::format("\nread      {} in {}", human_bytes(report.bytes_read),
                       speed_text(report.bytes_read, report.seconds));
   const auto planned_peak = plan.peak_bytes.find("cpu");
-  text +=
-      fmt::format("\nmemory    peak {}: {} anonymous, {} of mapped files",
-                  human_bytes(outcome.memory.peak_bytes), human_bytes(outcome.anonymous_bytes_peak),
-                  human_bytes(outcome.memory.file_bytes));
-  if (planned_peak != plan.peak_bytes.end()) {
-    text += fmt::format("; the plan said {}", human_bytes(planned_peak->second));
-  }
+  text += '\n' + memory_text(planned_peak == plan.peak_bytes.end() ? 0 : planned_peak->second,
+                             outcome.memory, outcome.anonymous_bytes_peak);
   return text + "\naudit     " + outcome.audit.text();
 }
 
@@ -158,6 +164,7 @@ int load(const Args& args, bool json) {
   const Plan plan = planned(args);
   write_page(plan, args.plan);
   if (const Finding* const first = obstacle(plan.findings, args.plan.open.strict)) {
+    if (!json) print_hint(verdict_of(plan).first + "; nothing was read");
     return refuse(plan.findings, *first, "'loadstone plan'", json);
   }
   check_machine(plan);
@@ -167,8 +174,9 @@ int load(const Args& args, bool json) {
              LoadFigures{.seconds = outcome.report.seconds,
                          .bytes_read = outcome.report.bytes_read,
                          .staging_bytes_peak = outcome.report.staging_bytes_peak,
+                         .process_bytes_peak = outcome.memory.peak_bytes,
                          .progress = outcome.progress});
-  print_line(json ? json_of(plan, outcome) : text_of(plan, outcome));
+  print_report(json ? json_of(plan, outcome) : text_of(plan, outcome), json);
   return 0;
 }
 

@@ -13,6 +13,7 @@
 #include "base/finding_json.h"
 #include "base/text.h"
 #include "cli/interrupt.h"
+#include "cli/voice.h"
 #include "loadstone/storage.h"
 
 namespace loadstone::cli {
@@ -100,7 +101,9 @@ void report_error(const Error& error, bool json, const std::vector<Finding>& fin
       return;
     }
     std::fflush(stdout);
-    fmt::print(stderr, "loadstone: {}\n", error.what());
+    fmt::print(stderr, "{} {}\n", style_of(stderr).error("loadstone:"), error.what());
+    const CodeInfo* const info = is_verbose() ? find_code(error.code()) : nullptr;
+    if (info != nullptr) fmt::print(stderr, "  {}\n  {}\n", info->meaning, info->advice);
   } catch (...) {
     // No memory to say more, and nowhere to say it: the exit status still tells.
     std::fputs("loadstone: an error that could not be told\n", stderr);
@@ -149,16 +152,35 @@ std::string speed_text(std::uint64_t bytes, double seconds) {
   return fmt::format("{:.3f} s, {:.2f} GB/s", seconds, static_cast<double>(bytes) / 1e9 / seconds);
 }
 
+void print_report(std::string_view text, bool json) {
+  if (json || !is_quiet()) print_line(text);
+}
+
+void print_hint(std::string_view text) {
+  if (!is_quiet()) fmt::print(stderr, "loadstone: {}\n", text);
+}
+
+std::string memory_text(std::uint64_t planned_bytes, const ProcessMemory& used,
+                        std::uint64_t anonymous_bytes_peak) {
+  return fmt::format(
+      "memory    plan said a peak of {}; process used {} at its peak ({} anonymous, "
+      "{} of files)",
+      human_bytes(planned_bytes), human_bytes(used.peak_bytes), human_bytes(anonymous_bytes_peak),
+      human_bytes(used.file_bytes));
+}
+
 void print_warnings(const std::vector<Finding>& findings) {
+  if (is_quiet()) return;
+  const std::size_t shown_max = is_verbose() ? findings.size() : warnings_shown_max;
+  const std::string label = style_of(stderr).warning("warning:");
   std::size_t count = 0;
   for (const Finding& finding : findings) {
-    if (finding.severity != Severity::warning || ++count > warnings_shown_max) continue;
-    fmt::print(stderr, "loadstone: warning: {} [{}]\n", printable(finding.message, 2000),
+    if (finding.severity != Severity::warning || ++count > shown_max) continue;
+    fmt::print(stderr, "loadstone: {} {} [{}]\n", label, printable(finding.message, 2000),
                finding.code);
   }
-  if (count > warnings_shown_max) {
-    fmt::print(stderr, "loadstone: {} more warnings; 'loadstone plan' shows all\n",
-               count - warnings_shown_max);
+  if (count > shown_max) {
+    fmt::print(stderr, "loadstone: {} more warnings; --verbose shows all\n", count - shown_max);
   }
 }
 

@@ -35,7 +35,16 @@ void report_error(const Error& error, bool json,
 [[nodiscard]] int refuse(const std::vector<Finding>& findings, const Finding& first,
                          std::string_view teller, bool json);
 
-// Warnings for people, on stderr: the first few, then how many more.
+// What was done, which --quiet leaves out; a document of --json is always printed.
+void print_report(std::string_view text, bool json);
+// A line on stderr beside errors and warnings, which --quiet leaves out.
+void print_hint(std::string_view text);
+
+// "memory    plan said ...; process used ...": the promise, and what was measured.
+[[nodiscard]] std::string memory_text(std::uint64_t planned_bytes, const ProcessMemory& used,
+                                      std::uint64_t anonymous_bytes_peak);
+
+// Warnings for people, on stderr: the first few (all with --verbose), then how many more.
 void print_warnings(const std::vector<Finding>& findings);
 
 [[nodiscard]] bool has_warnings(const std::vector<Finding>& findings) noexcept;

@@ -8,7 +8,9 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "cli/voice.h"
 #include "loadstone/error.h"
+#include "plan/verdict.h"
 
 namespace loadstone::cli {
 
@@ -23,7 +25,7 @@ int show_plan(const Args& args, bool json) {
   const Plan plan = make_plan(args.plan);
   if (!args.output_path.empty()) write_file(args.output_path, to_json(plan));
   write_page(plan, args.plan);
-  print_line(json ? to_json(plan) : to_table(plan));
+  print_line(json ? to_json(plan) : plan_text(plan, style_of(stdout)));
   // Findings come most severe first.
   if (!plan.ok()) return exit_status(plan.findings.front().code);
   return args.plan.open.strict && has_warnings(plan.findings) ? 3 : 0;

@@ -6,13 +6,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
-#include <cstdlib>
-#include <string_view>
 
 #include "base/text.h"
 #include "cli/interrupt.h"
 #include "cli/machine.h"
+#include "cli/voice.h"
 
 namespace loadstone::cli {
 
@@ -25,13 +25,6 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// A terminal that knows how to go back and clear a line.
-bool stderr_is_terminal() {
-  if (::isatty(STDERR_FILENO) == 0) return false;
-  const char* const type = std::getenv("TERM");
-  return type != nullptr && std::string_view(type) != "dumb";
-}
-
 std::size_t terminal_columns() {
   winsize size = {};
   if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
@@ -39,6 +32,14 @@ std::size_t terminal_columns() {
 }
 
 }  // namespace
+
+std::string time_text(double seconds) {
+  // Beyond four days nobody counts, and a number of days may be too large for any integer.
+  const auto whole = static_cast<unsigned>(std::min(std::ceil(seconds), 359'999.0));
+  if (whole < 60) return fmt::format("{} s", whole);
+  if (whole < 3600) return fmt::format("{}:{:02} min", whole / 60, whole % 60);
+  return fmt::format("{}:{:02} h", whole / 3600, whole / 60 % 60);
+}
 
 std::string progress_line(const Progress& progress, double seconds, std::size_t width) {
   const double share = progress.bytes_total == 0
@@ -51,7 +52,11 @@ std::string progress_line(const Progress& progress, double seconds, std::size_t 
   std::string line = fmt::format("{:3.0f}%", share * 100);
   std::string figures = fmt::format("  {} of {}", human_bytes(progress.bytes_done),
                                     human_bytes(progress.bytes_total));
-  if (speed > 0) figures += fmt::format("  {}/s", human_bytes(speed));
+  if (speed > 0) {
+    figures += fmt::format("  {}/s", human_bytes(speed));
+    const auto left = progress.bytes_total - std::min(progress.bytes_done, progress.bytes_total);
+    figures += "  " + time_text(static_cast<double>(left) / static_cast<double>(speed)) + " left";
+  }
   const std::size_t taken = line.size() + figures.size() + 3;  // " [" and "]"
   if (width > taken + 4) {
     const std::size_t columns = std::min(bar_columns_max, width - taken);
@@ -63,7 +68,8 @@ std::string progress_line(const Progress& progress, double seconds, std::size_t 
   return line;
 }
 
-WorkWatch::WorkWatch() : on_terminal_(stderr_is_terminal()), seconds_begin_(now_seconds()) {}
+WorkWatch::WorkWatch()
+    : is_shown_(!is_quiet() && is_terminal(stderr)), seconds_begin_(now_seconds()) {}
 
 WorkWatch::~WorkWatch() { clear(); }
 
@@ -71,7 +77,7 @@ bool WorkWatch::on_progress(const Progress& progress) {
   anonymous_bytes_peak_ = std::max(anonymous_bytes_peak_, process_memory().anonymous_bytes);
   if (InterruptibleWork::interrupted()) return false;
   keep(progress);
-  if (on_terminal_) show(progress);
+  if (is_shown_) show(progress);
   return true;
 }
 

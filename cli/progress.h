@@ -35,7 +35,7 @@ class WorkWatch : public Observer {
   void keep(const Progress& progress);
   void show(const Progress& progress);
 
-  bool on_terminal_;
+  bool is_shown_;
   bool shown_ = false;
   double seconds_begin_;
   std::uint64_t anonymous_bytes_peak_ = 0;
@@ -44,7 +44,10 @@ class WorkWatch : public Observer {
   std::size_t stride_ = 1;  // of those seen, one in so many is kept
 };
 
-// One line of at most `width` columns.
+// "12 s", "1:05 min", "2:30 h"
+[[nodiscard]] std::string time_text(double seconds);
+
+// Share, bytes, rate and time left in one line of at most `width` columns.
 [[nodiscard]] std::string progress_line(const Progress& progress, double seconds,
                                         std::size_t width);
 

@@ -68,8 +68,8 @@ std::string json_of(const ConvertReport& report, const ProcessMemory& memory,
   return joined(std::move(json), to_json(report));
 }
 
-std::string text_of(const ConvertReport& report, const ConvertRun& run,
-                    const ProcessMemory& memory) {
+std::string text_of(const ConvertReport& report, const ConvertRun& run, const ProcessMemory& memory,
+                    std::uint64_t anonymous_bytes_peak) {
   std::string text = run.part
                          ? fmt::format("part      {} of {}: ", run.part->index, run.part->count)
                          : std::string("wrote     ");
@@ -86,8 +86,7 @@ std::string text_of(const ConvertReport& report, const ConvertRun& run,
   if (report.sync_seconds > 0) {
     text += fmt::format("; {:.3f} s of it to bring them to the disk", report.sync_seconds);
   }
-  return text + fmt::format("\nmemory    peak {} of the process; the plan said {}",
-                            human_bytes(memory.peak_bytes), human_bytes(report.peak_bytes));
+  return text + '\n' + memory_text(report.peak_bytes, memory, anonymous_bytes_peak);
 }
 
 // The findings that only values showed, such as numbers that are not finite.
@@ -99,6 +98,14 @@ std::vector<Finding> found_since(const std::vector<Finding>& known, std::vector<
     });
   });
   return findings;
+}
+
+// After Ctrl-C: what is left of the work, and how not to do it twice.
+void hint_at_resume(const ConvertOptions& options, const ConvertRun& run) {
+  if (options.one_file) return print_hint("nothing is left of the output");
+  print_hint(run.resume ? "finished shards are kept; the same command goes on with the others"
+                        : "nothing is left of the output; begun with --resume, a conversion keeps "
+                          "its finished shards");
 }
 
 int dry_run(const WriteArgs& args, const Conversion& conversion, const ConvertRun& run,
@@ -200,12 +207,21 @@ int write_checkpoint(const std::shared_ptr<const Catalog>& catalog, const Conver
   if (!json) print_warnings(conversion.plan.findings);
   const InterruptibleWork work;
   WorkWatch watch;
-  const ConvertReport report = convert(conversion, args.target, &watch, nullptr, run);
+  const ConvertReport report = [&] {
+    try {
+      return convert(conversion, args.target, &watch, nullptr, run);
+    } catch (const Error& error) {
+      watch.clear();
+      if (error.code() == "cancelled" && !json) hint_at_resume(options, run);
+      throw;
+    }
+  }();
   watch.clear();
   const ProcessMemory memory = process_memory();
   const std::uint64_t anonymous = std::max(watch.anonymous_bytes_peak(), memory.anonymous_bytes);
   if (!json) print_warnings(found_since(conversion.plan.findings, report.findings));
-  print_line(json ? json_of(report, memory, anonymous) : text_of(report, run, memory));
+  print_report(json ? json_of(report, memory, anonymous) : text_of(report, run, memory, anonymous),
+               json);
   return 0;
 }
 

@@ -24,6 +24,7 @@ struct LoadFigures {
   double seconds = 0;
   std::uint64_t bytes_read = 0;
   std::uint64_t staging_bytes_peak = 0;
+  std::uint64_t process_bytes_peak = 0;  // measured: the largest resident set; 0: not known
   std::vector<ProgressSample> progress;  // may be empty
 };
 

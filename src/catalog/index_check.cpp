@@ -151,6 +151,12 @@ std::vector<std::string> missing_parts(const std::vector<std::string>& names) {
   return missing;
 }
 
+std::string no_files_text(const std::vector<std::string>& missing) {
+  constexpr std::size_t named_max = 1000;
+  return fmt::format("no {} {}", missing.size() == 1 ? "file" : "files",
+                     name_list(missing, missing.size(), named_max));
+}
+
 void warn_about_gaps(const std::string& path, const std::vector<std::string>& names,
                      std::vector<Finding>& findings) {
   const std::vector<std::string> missing = missing_parts(names);

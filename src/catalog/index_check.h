@@ -21,6 +21,9 @@ void check_index(const std::string& index_path, const ShardedIndex& index,
 // The part numbers that a set of names leaves out: "model-00002-of-00003.safetensors" ...
 [[nodiscard]] std::vector<std::string> missing_parts(const std::vector<std::string>& names);
 
+// "no file 'a'", "no files 'a', 'b'": all of the names, up to a thousand.
+[[nodiscard]] std::string no_files_text(const std::vector<std::string>& missing);
+
 // A finding "ix.gap" where missing_parts() has something to say.
 void warn_about_gaps(const std::string& path, const std::vector<std::string>& names,
                      std::vector<Finding>& findings);

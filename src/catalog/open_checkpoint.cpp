@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -34,17 +35,17 @@ bool needs_claim(const TensorInfo& tensor) {
          (is_words && is_dtype(tensor, {Dtype::i32}));
 }
 
+// All that are missing are named: who copies files wants to copy them once.
+[[noreturn]] void refuse_missing(Where where, const std::vector<std::string>& missing,
+                                 std::string_view message) {
+  where.found = no_files_text(missing);
+  throw Error("ix.missing_shard", std::string(message), std::move(where));
+}
+
 // The same error, saying how the file came to be read.
 [[noreturn]] void rethrow_as_shard(const Error& error, const std::string& index_path,
-                                   const std::string& shard, bool at_open) {
+                                   bool at_open) {
   Where where = error.where();
-  if (at_open && error.code() == "io.not_found") {
-    where.path = index_path;
-    where.field = "weight_map";
-    where.found = "no file '" + shard + "'";
-    where.expected = "the shard beside the index";
-    throw Error("ix.missing_shard", "a shard that the index names is missing", std::move(where));
-  }
   if (at_open) where.field = "weight_map";
   throw Error(error.code(),
               fmt::format("{} (a shard of '{}')", error.message(), file_name(index_path)),
@@ -99,18 +100,36 @@ class CheckpointReader {
     const std::string index_path = join_path(root_, name);
     const ShardedIndex index = read_sharded_index(*opener_.open(index_path, root_));
     const std::vector<std::string> shards = shard_names(index);
-    for (const std::string& shard : shards) add(read_shard(index_path, shard));
+    std::vector<std::string> missing;
+    for (const std::string& shard : shards) {
+      if (auto header = read_shard(index_path, shard)) {
+        add(std::move(*header));
+      } else {
+        missing.push_back(shard);
+      }
+    }
+    if (!missing.empty()) {
+      refuse_missing({.path = index_path,
+                      .field = "weight_map",
+                      .expected = missing.size() == 1 ? "the shard beside the index"
+                                                      : "the shards beside the index"},
+                     missing,
+                     missing.size() == 1 ? "a shard that the index names is missing"
+                                         : "shards that the index names are missing");
+    }
     warn_about_gaps(index_path, shards, findings_);
     merge();
     check_index(index_path, index, shards_, tensors_, findings_);
   }
 
-  FileHeader read_shard(const std::string& index_path, const std::string& shard) {
+  // Nothing where there is no such file.
+  std::optional<FileHeader> read_shard(const std::string& index_path, const std::string& shard) {
     std::shared_ptr<ByteSource> source;
     try {
       source = opener_.open(join_path(root_, shard), root_);
     } catch (const Error& error) {
-      rethrow_as_shard(error, index_path, shard, true);
+      if (error.code() == "io.not_found") return std::nullopt;
+      rethrow_as_shard(error, index_path, true);
     }
     try {
       FileHeader header = is_torch_name(shard) ? read_torch(*source) : read_safetensors(*source);
@@ -118,7 +137,7 @@ class CheckpointReader {
       header.shard.reads_at_once = source->reads_at_once();
       return header;
     } catch (const Error& error) {
-      rethrow_as_shard(error, index_path, shard, false);
+      rethrow_as_shard(error, index_path, false);
     }
   }
 
@@ -130,9 +149,10 @@ class CheckpointReader {
     Where where;
     where.path = root_;
     where.field = "shard";
-    where.found = fmt::format("no file '{}'", missing.front());
-    where.expected = fmt::format("all parts; {} missing", missing.size());
-    throw Error("ix.missing_shard", "a part of the checkpoint is missing", std::move(where));
+    where.expected = "all parts";
+    refuse_missing(std::move(where), missing,
+                   missing.size() == 1 ? "a part of the checkpoint is missing"
+                                       : "parts of the checkpoint are missing");
   }
 
   void read_one(const std::string& file) {

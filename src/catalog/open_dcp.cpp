@@ -13,6 +13,7 @@
 
 #include "base/digest.h"
 #include "catalog/assembled_file.h"
+#include "catalog/index_check.h"
 #include "catalog/paths.h"
 #include "formats/dcp_metadata.h"
 #include "formats/safetensors.h"
@@ -108,23 +109,30 @@ class DcpFolder {
 
   // Those that hold something of a tensor.
   void open_files() {
+    std::vector<std::string> missing;
     for (const std::string& name : metadata_.files) {
       File& file = files_.emplace_back();
       try {
         file.source = opener_.open(join_path(folder_, name), folder_);
       } catch (const Error& error) {
         if (error.code() != "io.not_found") throw;
-        refuse(path_, {.code = "ix.missing_shard",
-                       .message = "a file that the metadata name is missing",
-                       .field = "relative_path",
-                       .found = "no file '" + name + "'",
-                       .expected = "the file beside .metadata"});
+        missing.push_back(name);
+        continue;
       }
       file.identity = file.source->identity();
       file.is_safetensors = file.identity.bytes > 0 && sniff(*file.source) == FileKind::safetensors;
       if (file.is_safetensors) read_names(file);
       assembly_->files.push_back({file.source->path(), file.identity});
     }
+    if (missing.empty()) return;
+    const bool is_one = missing.size() == 1;
+    refuse(path_,
+           {.code = "ix.missing_shard",
+            .message = is_one ? "a file that the metadata name is missing"
+                              : "files that the metadata name are missing",
+            .field = "relative_path",
+            .found = no_files_text(missing),
+            .expected = is_one ? "the file beside .metadata" : "the files beside .metadata"});
   }
 
   // SerializationFormat.SAFETENSORS: the file says where its tensors are, and DCP does not.

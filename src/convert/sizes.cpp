@@ -27,11 +27,6 @@ constexpr std::uint64_t thread_digest_bytes_min = 32 << 10;
 // They have any size, so the allocator keeps about twice as much beside them, as measured.
 constexpr std::uint64_t kept_by_allocator = 3;
 
-std::uint64_t digest_bytes_of(const ConvertOptions& options) {
-  if (!options.memory_bytes_max) return thread_digest_bytes;
-  return std::clamp(*options.memory_bytes_max / 64, thread_digest_bytes_min, thread_digest_bytes);
-}
-
 // Of a tensor in a header beside its name: shape, dtype, place.
 constexpr std::uint64_t info_bytes = 96;
 
@@ -102,22 +97,28 @@ void refuse_memory(Conversion& conversion, std::uint64_t limit, std::uint64_t le
 void choose_sizes(Conversion& conversion, const ConvertOptions& options) {
   const Catalog& catalog = *conversion.plan.catalog;
   const std::uint64_t reading_once = reading_bytes(catalog, 0);
-  // A block that is read once more to be hashed has a buffer.
-  const std::uint64_t lists = list_bytes(conversion) + reading_once + receipt_block_bytes;
+  const std::uint64_t lists = list_bytes(conversion) + reading_once;
   const Needs needs(conversion.plan, SinkKind::files);
-  const std::uint64_t digest_bytes = digest_bytes_of(options);
-  const std::uint64_t overhead = thread_overhead + kept_by_allocator * digest_bytes +
-                                 needs.box_bytes() + reading_bytes(catalog, 1) - reading_once;
+  // A block that is read once more to be hashed has a buffer.
+  const auto overhead_with = [&](std::uint64_t digest_bytes) {
+    return thread_overhead + kept_by_allocator * digest_bytes + receipt_block_bytes +
+           needs.box_bytes() + reading_bytes(catalog, 1) - reading_once;
+  };
+  std::uint64_t digest_bytes = thread_digest_bytes;
   BudgetLimits limits = {
       .threads = reading_threads(catalog, options.threads, defaults::threads_max),
       .bytes_max = options.staging_bytes_max,
       .thread_bytes_wanted = thread_bytes_wanted,
       .thread_bytes_max = thread_bytes_max};
-  if (const auto most = options.memory_bytes_max) {
+  if (const auto limit = options.memory_bytes_max) {
     const std::uint64_t thread_least = needs.thread_bytes_least();
-    const std::uint64_t least = lists + overhead + thread_least + needs.held_bytes(1);
-    if (*most < least) refuse_memory(conversion, *most, least, lists);
-    const std::uint64_t room = std::max(*most, least) - lists;
+    const std::uint64_t least =
+        lists + overhead_with(thread_digest_bytes_min) + thread_least + needs.held_bytes(1);
+    if (*limit < least) refuse_memory(conversion, *limit, least, lists);
+    const std::uint64_t most = std::max(*limit, least);
+    digest_bytes = std::min(thread_digest_bytes, thread_digest_bytes_min + (most - least) / 64);
+    const std::uint64_t room = most - lists;
+    const std::uint64_t overhead = overhead_with(digest_bytes);
     const std::uint64_t wanted = overhead + std::max(thread_bytes_wanted, thread_least);
     unsigned& threads = limits.threads;
     while (threads > 1 && threads * wanted + needs.held_bytes(threads) > room) --threads;
@@ -125,9 +126,10 @@ void choose_sizes(Conversion& conversion, const ConvertOptions& options) {
         std::min(limits.bytes_max, room - threads * overhead - needs.held_bytes(threads));
   }
   conversion.budget = needs.budget(limits);
-  conversion.digest_bytes = conversion.budget.threads * digest_bytes;
+  const unsigned threads = conversion.budget.threads;
+  conversion.digest_bytes = threads * digest_bytes;
   conversion.bytes_to_read = needs.bytes_to_read();
-  conversion.peak_bytes = lists + conversion.budget.threads * overhead + conversion.budget.bytes();
+  conversion.peak_bytes = lists + threads * overhead_with(digest_bytes) + conversion.budget.bytes();
 }
 
 }  // namespace loadstone

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <map>
-#include <utility>
+#include <span>
 #include <vector>
 
 #include "base/only_errors.h"
@@ -14,6 +14,7 @@
 #include "page/assets.h"
 #include "page/page_data.h"
 #include "plan/fold.h"
+#include "plan/verdict.h"
 
 namespace loadstone {
 
@@ -49,39 +50,19 @@ std::string escaped(std::string_view text) {
   return out;
 }
 
-std::size_t count_of(const Plan& plan, Severity severity) {
-  std::size_t count = 0;
-  for (const Finding& finding : plan.findings) count += finding.severity == severity ? 1 : 0;
-  return count;
-}
-
 // Whether it can be done, or was, before everything else.
 void add_verdict(std::string& page, const Plan& plan, const PageOptions& options) {
-  const std::size_t errors = count_of(plan, Severity::error);
-  const std::size_t warnings = count_of(plan, Severity::warning);
-  std::string_view kind = "ok";
-  std::string first;
-  std::string next;
-  if (errors > 0) {
-    kind = "error";
-    first = counted(errors, "error") + ": this plan cannot be carried out";
-    next = "Nothing was read. Mend what stands below, then plan again.";
-  } else if (options.loaded) {
-    first = fmt::format("Loaded: {} in {:.3g} s", human_bytes(options.loaded->bytes_read),
-                        options.loaded->seconds);
-    next = "Every target has a value, and an origin for it.";
-  } else {
-    first = "OK: every target has an origin";
-    next = "The load can begin.";
+  std::string loaded;
+  if (options.loaded) {
+    loaded = fmt::format("Loaded: {} in {:.3g} s", human_bytes(options.loaded->bytes_read),
+                         options.loaded->seconds);
   }
-  if (errors == 0 && warnings > 0) {
-    kind = "warning";
-    next = counted(warnings, "warning") + " below. " + next;
-  }
+  const Verdict verdict = verdict_of(plan, loaded);
+  const std::string_view kind = verdict.severity == Severity::info ? "ok" : name(verdict.severity);
   page += fmt::format(
       "<section class=\"verdict {}\" role=\"status\"><p class=\"first\">{}</p><p>{}</p>"
       "</section>\n",
-      kind, escaped(first), escaped(next));
+      kind, escaped(verdict.first), escaped(verdict.next));
 }
 
 void add_fact(std::string& page, std::string_view term, std::string_view text) {
@@ -102,29 +83,32 @@ void add_facts(std::string& page, const Plan& plan, const PageOptions& options) 
     if (const auto limit = limits.find(device); limit != limits.end()) {
       text += " of " + human_bytes(limit->second);
     }
-    add_fact(page, "peak on " + device, text);
+    add_fact(page, "plan said: peak on " + device, text);
   }
   if (const auto& loaded = options.loaded; loaded) {
     if (loaded->seconds > 0) {
       const double speed = static_cast<double>(loaded->bytes_read) / loaded->seconds;
       add_fact(page, "speed", human_bytes(static_cast<std::uint64_t>(speed)) + "/s");
     }
-    add_fact(page, "staging used", human_bytes(loaded->staging_bytes_peak));
+    add_fact(page, "load used: staging", human_bytes(loaded->staging_bytes_peak));
+    if (loaded->process_bytes_peak > 0) {
+      add_fact(page, "process used: peak", human_bytes(loaded->process_bytes_peak));
+    }
   }
   page += "</dl>\n";
 }
 
-void add_group(std::string& page, const std::vector<const Finding*>& group) {
-  const Finding& first = *group.front();
+void add_group(std::string& page, std::span<const Finding> group) {
+  const Finding& first = group.front();
   page += fmt::format(
       "<details class=\"finding\"{}><summary><span class=\"badge {}\">{}</span> {} "
       "<code>{}</code></summary><ul>\n",
       first.severity == Severity::error ? " open" : "", name(first.severity), name(first.severity),
       group.size(), escaped(first.code));
   for (std::size_t f = 0; f < std::min(group.size(), findings_shown_max); ++f) {
-    page += "<li>" + escaped(group[f]->message);
-    if (!group[f]->suggestion.empty()) {
-      page += "<br><code class=\"suggestion\">" + escaped(group[f]->suggestion) + "</code>";
+    page += "<li>" + escaped(group[f].message);
+    if (!group[f].suggestion.empty()) {
+      page += "<br><code class=\"suggestion\">" + escaped(group[f].suggestion) + "</code>";
     }
     page += "</li>\n";
   }
@@ -137,16 +121,7 @@ void add_group(std::string& page, const std::vector<const Finding*>& group) {
 void add_findings(std::string& page, const Plan& plan) {
   if (plan.findings.empty()) return;
   page += "<h2>Findings</h2>\n";
-  // They are sorted by severity and code.
-  std::vector<const Finding*> group;
-  for (const Finding& finding : plan.findings) {
-    if (!group.empty() &&
-        (group.front()->code != finding.code || group.front()->severity != finding.severity)) {
-      add_group(page, std::exchange(group, {}));
-    }
-    group.push_back(&finding);
-  }
-  add_group(page, group);
+  for (const auto group : finding_groups(plan.findings)) add_group(page, group);
 }
 
 constexpr std::string_view drawn = R"(<div class="plain">

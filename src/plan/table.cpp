@@ -1,20 +1,22 @@
-// A plan as text that a person reads on a terminal.
+// A plan as text that a person reads on a terminal, in the order of the page.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
-#include <map>
 
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "loadstone/error.h"
 #include "loadstone/plan.h"
 #include "plan/fold.h"
+#include "plan/verdict.h"
 
 namespace loadstone {
 
 namespace {
 
 constexpr std::size_t name_width_max = 72;
+constexpr std::size_t rows_on_a_screen = 16;
 
 using Cells = std::array<std::string, 7>;
 
@@ -30,7 +32,8 @@ Cells cells_of(const PlanRow& row) {
           kind, origin};
 }
 
-void add_rows(std::string& text, const Plan& plan) {
+// Returns how many there are.
+std::size_t add_rows(std::string& text, const Plan& plan) {
   std::vector<Cells> rows = {
       Cells{"target", "shape", "dtype", "device", "bytes", "kind", "origin"}};
   for (const PlanRow& row : fold_targets(plan)) rows.push_back(cells_of(row));
@@ -54,59 +57,65 @@ void add_rows(std::string& text, const Plan& plan) {
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + '\n';
   }
+  return rows.size();
 }
 
-void add_findings(std::string& text, const std::vector<Finding>& findings) {
-  std::map<std::pair<Severity, std::string>, std::size_t> counts;
-  for (const Finding& finding : findings) {
-    const std::size_t shown = ++counts[{finding.severity, finding.code}];
-    if (shown > findings_shown_max) continue;
-    text += fmt::format("{:<7}  {}  {}\n", name(finding.severity), finding.code,
-                        printable(finding.message, 1000));
-    if (!finding.suggestion.empty()) {
-      text += fmt::format("         {}\n", printable(finding.suggestion, 1000));
+void add_findings(std::string& text, const std::vector<Finding>& findings, const TextStyle& style) {
+  for (const auto group : finding_groups(findings)) {
+    const Finding& first = group.front();
+    const CodeInfo* const info = find_code(first.code);
+    const std::string count = counted(group.size(), name(first.severity));
+    text += first.severity == Severity::error     ? style.error(count)
+            : first.severity == Severity::warning ? style.warning(count)
+                                                  : style.strong(count);
+    text += "  " + style.strong(first.code);
+    if (info != nullptr) text += fmt::format("  {}", info->meaning);
+    text += '\n';
+    for (const Finding& finding : group.first(std::min(group.size(), findings_shown_max))) {
+      text += fmt::format("  {}\n", printable(finding.message, 1000));
+      if (!finding.suggestion.empty()) {
+        text += fmt::format("      {}\n", printable(finding.suggestion, 1000));
+      }
     }
-  }
-  for (const auto& [which, count] : counts) {
-    if (count <= findings_shown_max) continue;
-    text += fmt::format("{:<7}  {}  {} more of these\n", name(which.first), which.second,
-                        count - findings_shown_max);
-  }
-}
-
-}  // namespace
-
-static std::string table_of(const Plan& plan) {
-  std::string text;
-  add_rows(text, plan);
-  text += '\n';
-  if (!plan.findings.empty()) {
-    add_findings(text, plan.findings);
+    if (group.size() > findings_shown_max) {
+      text += fmt::format("  {} more of these\n", group.size() - findings_shown_max);
+    }
     text += '\n';
   }
+}
+
+void add_figures(std::string& text, const Plan& plan) {
   text += "plan     " + counts_text(plan) + '\n';
   text += fmt::format("bytes    {} to read", human_bytes(plan.bytes_to_read));
   if (plan.bytes_to_write > 0) {
     text += fmt::format(", {} to write to {}", human_bytes(plan.bytes_to_write),
                         printable(plan.offload_folder));
   }
-  text += "\npeak     ";
+  text += "\nmemory   the plan says: peak ";
   const char* separator = "";
   for (const auto& [device, bytes] : plan.peak_bytes) {
-    text += fmt::format("{}{} on {}", separator, human_bytes(bytes), device);
+    text += fmt::format("{}{} on {}", separator, human_bytes(bytes), printable(device));
     separator = ", ";
   }
-  const auto counted_as = [&](Severity severity) {
-    const auto count = std::ranges::count(plan.findings, severity, &Finding::severity);
-    return counted(static_cast<std::uint64_t>(count), name(severity));
-  };
-  return text + fmt::format("\nfound    {}, {}{}\n", counted_as(Severity::error),
-                            counted_as(Severity::warning),
-                            plan.ok() ? "" : ": this plan cannot be carried out");
+  text += plan.peak_bytes.empty() ? "nothing\n" : "\n";
+}
+
+}  // namespace
+
+std::string plan_text(const Plan& plan, const TextStyle& style) {
+  const std::string verdict = verdict_text(verdict_of(plan), style);
+  std::string text = verdict + '\n';
+  add_figures(text, plan);
+  text += '\n';
+  add_findings(text, plan.findings, style);
+  const std::size_t rows = add_rows(text, plan);
+  // Of a long table one sees the end: the verdict has left the screen.
+  if (rows > rows_on_a_screen) text += '\n' + verdict.substr(0, verdict.find('\n') + 1);
+  return text;
 }
 
 std::string to_table(const Plan& plan) {
-  return only_errors([&] { return table_of(plan); });
+  return only_errors([&] { return plan_text(plan, {}); });
 }
 
 }  // namespace loadstone

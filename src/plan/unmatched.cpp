@@ -2,11 +2,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
 
 #include "base/text.h"
 #include "loadstone/name_hash.h"
 #include "plan/nearest.h"
 #include "plan/planner.h"
+#include "plan/suggested_rule.h"
 
 namespace loadstone {
 
@@ -116,6 +120,7 @@ void Planner::suggest() {
     items.push_back(&item);
   }
   if (items.empty()) return;
+  std::set<std::string> rules;
   NameMap<std::string> reverse;  // unexpected name: target
   for (std::size_t i = 0; i < std::min(gaps_.size(), suggestions_max); ++i) {
     const Target& target = skeleton_.targets[gaps_[i].target];
@@ -128,7 +133,11 @@ void Planner::suggest() {
       text += fmt::format("{}'{}'", n == 0 ? "" : " or ", printable(items[nearest[n]]->name));
       reverse.try_emplace(items[nearest[n]]->name, target.name);
     }
-    plan_.findings[gaps_[i].finding].suggestion = text + "? A rename rule maps it";
+    // One rule may hold for all layers: it is said once.
+    const auto [rule, is_new] =
+        rules.insert(suggested_rule(items[nearest.front()]->name, target.name));
+    text += is_new ? "? A rule that maps it: [" + *rule + "]" : "? The rule above maps it";
+    plan_.findings[gaps_[i].finding].suggestion = std::move(text);
   }
   for (std::size_t i = 0; i < unexpected_names_.size(); ++i) {
     const auto found = reverse.find(unexpected_names_[i]);

@@ -101,6 +101,31 @@ TEST_F(Open, AVariantIsNotMixedIn) {
   EXPECT_THAT(codes(*catalog), ElementsAre("format.ignored"));
 }
 
+TEST_F(Open, AllMissingShardsAreNamed) {
+  const auto shard = [](int number) {
+    return fmt::format("model-{:05}-of-00004.safetensors", number);
+  };
+  storage.add_file("/m/" + shard(2), one("b"));
+  storage.add_file("/m/" + std::string("model.safetensors.index.json"),
+                   fmt::format(R"({{"weight_map":{{"a":"{}","b":"{}","c":"{}","d":"{}"}}}})",
+                               shard(1), shard(2), shard(3), shard(4)));
+  const auto problem = error("/m");
+  ASSERT_TRUE(problem);
+  EXPECT_EQ(problem->code(), "ix.missing_shard");
+  EXPECT_EQ(problem->where().found,
+            fmt::format("no files '{}', '{}', '{}'", shard(1), shard(3), shard(4)));
+}
+
+TEST_F(Open, AllMissingPartsOfAFolderAreNamed) {
+  storage.add_file("/m/model-00002-of-00004.safetensors", one("a"));
+  storage.add_file("/m/model-00003-of-00004.safetensors", one("b"));
+  const auto problem = error("/m");
+  ASSERT_TRUE(problem);
+  EXPECT_EQ(problem->code(), "ix.missing_shard");
+  EXPECT_EQ(problem->where().found,
+            "no files 'model-00001-of-00004.safetensors', 'model-00004-of-00004.safetensors'");
+}
+
 TEST_F(Open, ANumberMissingFromAFolderIsAMissingShard) {
   storage.add_file("/m/model-00001-of-00003.safetensors", one("a"));
   storage.add_file("/m/model-00003-of-00003.safetensors", one("b"));

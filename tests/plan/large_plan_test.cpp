@@ -82,7 +82,11 @@ TEST(LargePlan, FindsTensOfThousandsOfProblems) {
   const auto missing = found(plan, "plan.missing");
   EXPECT_EQ(missing.size(), 20000u);
   EXPECT_EQ(found(plan, "plan.unexpected").size(), 20000u);
-  EXPECT_EQ(missing[0].suggestion, "did you mean 'layers.0.w'? A rename rule maps it");
+  EXPECT_EQ(missing[1].suggestion, "did you mean 'layers.1.w'? The rule above maps it");
+  EXPECT_EQ(
+      missing[0].suggestion,
+      "did you mean 'layers.0.w'? A rule that maps it: "
+      R"([{"op":"rename","sources":["layers\\.(\\d+)\\.w"],"targets":["model.layers.$1.w"]}])");
 }
 
 TEST(Purity, APlanReadsNothing) {

@@ -76,6 +76,43 @@ def test_progress_on_a_terminal(command, big, columns):
     assert seen.endswith("\r\x1b[K")  # cleared
 
 
+def test_progress_tells_rate_and_time_left(command, big):
+    _, _, seen = Terminal(
+        command, "load", big, "--dtype", "f64", "--threads", 1, columns=120
+    ).finish()
+    told = [
+        line for line in lines_shown(seen) if re.search(r"B/s  \d+(:\d\d min)? ?s? left$", line)
+    ]
+    assert told
+
+
+def test_quiet_shows_no_progress(command, big):
+    assert Terminal(command, "load", big, "--dtype", "f64", "--quiet").finish() == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("target", "more", "hint"),
+    [
+        ("out", [], "begun with --resume, a conversion keeps its finished shards"),
+        ("out", ["--resume"], "the same command goes on with the others"),
+        ("out.safetensors", [], "nothing is left of the output"),
+    ],
+)
+def test_an_interrupted_conversion_hints_at_resume(command, big, tmp_path, target, more, hint):
+    for attempt in range(5):  # a run that ended before the signal was sent says nothing
+        out = tmp_path / str(attempt) / target
+        out.parent.mkdir()
+        arguments = ["convert", big, out, "--dtype", "f64", "--threads", 1, *more]
+        if target == "out":
+            arguments += ["--shard-size", "64MB"]
+        status, _, seen = interrupt_once(command, *arguments)
+        if status != 0:
+            break
+    assert status == 130
+    assert hint in seen
+    assert not out.exists()
+
+
 def test_progress_and_json(command, big):
     status, stdout, seen = Terminal(command, "load", big, "--dtype", "f64", "--json").finish()
     assert status == 0

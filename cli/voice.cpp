@@ -1,0 +1,54 @@
+#include "cli/voice.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string_view>
+
+namespace loadstone::cli {
+
+namespace {
+
+Voice& current() noexcept {
+  static Voice voice;
+  return voice;
+}
+
+std::string_view variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? std::string_view() : std::string_view(value);
+}
+
+}  // namespace
+
+void add_voice_options(CLI::App& command, Voice& voice) {
+  const char* const group = "What is said";
+  auto* quiet = command.add_flag("-q,--quiet", voice.quiet,
+                                 "Errors only: no progress, warnings, hints or reports of work");
+  auto* verbose =
+      command.add_flag("-v,--verbose", voice.verbose, "All warnings, and what to do about errors");
+  quiet->group(group);
+  verbose->group(group)->excludes(quiet);
+  command
+      .add_option("--color", voice.color,
+                  "auto (default): on a terminal, unless NO_COLOR is set; always; never")
+      ->type_name("WHEN")
+      ->check(CLI::IsMember({"auto", "always", "never"}))
+      ->group(group);
+}
+
+void set_voice(const Voice& voice) { current() = voice; }
+bool is_quiet() noexcept { return current().quiet; }
+bool is_verbose() noexcept { return current().verbose; }
+
+bool is_terminal(std::FILE* stream) {
+  const std::string_view type = variable("TERM");
+  return ::isatty(::fileno(stream)) != 0 && !type.empty() && type != "dumb";
+}
+
+TextStyle style_of(std::FILE* stream) {
+  if (current().color != "auto") return {.is_coloured = current().color == "always"};
+  return {.is_coloured = variable("NO_COLOR").empty() && is_terminal(stream)};
+}
+
+}  // namespace loadstone::cli
