@@ -38,3 +38,25 @@ def test_every_page_is_listed() -> None:
     pages = {str(page.relative_to(docs)) for page in docs.glob("**/*.md")}
     own = {page for page in pages if not page.startswith("formats/")} - {"README.md"}
     assert own == {link for link in listed if link.endswith(".md")} & own
+
+
+def long_lines(text: str) -> list[str]:
+    """Lines of prose beyond 100 columns; tables, code, pictures and what tools write are none."""
+    prose = re.sub(
+        r"^```.*?^```|<!--.*?made by.*?(<!-- end|\Z)", "", text, flags=re.DOTALL | re.MULTILINE
+    )
+    return [
+        line
+        for line in prose.splitlines()
+        if len(line) > 100 and not line.startswith(("|", "    ", "!["))
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_lines_are_no_longer_than_people_read(page: Path) -> None:
+    assert long_lines(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_long_line_is_seen() -> None:
+    line = "word " * 21
+    assert long_lines(f"{line}\n| {line}\n\n    {line}\n```\n{line}\n```\n") == [line]
