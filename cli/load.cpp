@@ -115,7 +115,7 @@ Outcome do_load(const Plan& plan, const Args& args) {
 Verdict loaded_verdict(const Plan& plan, const Report& report) {
   Verdict verdict = verdict_of(plan, fmt::format("OK: loaded {} in {:.3g} s",
                                                  human_bytes(report.bytes_read), report.seconds));
-  verdict.next = "Every target has a value, and an origin for it.";
+  verdict.next = proved_text(plan);
   return verdict;
 }
 

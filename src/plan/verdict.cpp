@@ -20,13 +20,22 @@ Verdict verdict_of(const Plan& plan, const std::string& loaded) {
   Verdict verdict = {Severity::info, "OK: every target has an origin", "The load can begin."};
   if (!loaded.empty()) {
     verdict.first = loaded;
-    verdict.next = "Every target has a value, and an origin for it.";
+    verdict.next = proved_text(plan);
   }
   if (warnings > 0) {
     verdict.severity = Severity::warning;
     verdict.next = counted(warnings, "warning") + " below. " + verdict.next;
   }
   return verdict;
+}
+
+std::string proved_text(const Plan& plan) {
+  const auto excluded = std::ranges::count_if(plan.targets, [](const PlannedTarget& target) {
+    return target.recipe.origin == Origin::exception;
+  });
+  if (excluded == 0) return "Every target has a value, and an origin for it.";
+  return "Every target has a value and an origin, but for " +
+         counted(static_cast<std::uint64_t>(excluded), "target") + " without one on purpose.";
 }
 
 std::vector<std::span<const Finding>> finding_groups(const std::vector<Finding>& findings) {

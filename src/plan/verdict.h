@@ -20,6 +20,9 @@ struct Verdict {
 // `loaded` is what to say of the load that carried the plan out; empty: there was none.
 [[nodiscard]] Verdict verdict_of(const Plan& plan, const std::string& loaded = {});
 
+// What a load that followed the plan has shown.
+[[nodiscard]] std::string proved_text(const Plan& plan);
+
 // Runs of one severity and code: findings are sorted by these.
 [[nodiscard]] std::vector<std::span<const Finding>> finding_groups(
     const std::vector<Finding>& findings);

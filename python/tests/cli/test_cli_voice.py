@@ -1,5 +1,6 @@
 """How much the command says, in which order and colours."""
 
+import json
 import os
 import pty
 import re
@@ -40,9 +41,17 @@ def test_plan_suggests_a_rule_that_can_be_copied(run, tmp_path, write_safetensor
     run("plan", *described, "--rules", tmp_path / "rules.json", status=0)
 
 
-def test_load_begins_with_the_verdict(run, small, incomplete):
-    first, _, *rest = run("load", small, status=0).stdout.splitlines()
+def test_load_begins_with_the_verdict(run, small, incomplete, tmp_path):
+    first, second, *rest = run("load", small, status=0).stdout.splitlines()
     assert first.startswith("OK: loaded 36 B in ")
+    assert second == "Every target has a value, and an origin for it."
+    skeleton = tmp_path / "skeleton.json"
+    buffer = {"name": "made", "shape": [4], "dtype": "F32", "kind": "non_persistent_buffer"}
+    skeleton.write_text(json.dumps({"targets": [buffer]}))
+    _, second, *_ = run("load", small, "--skeleton", skeleton, status=0).stdout.splitlines()
+    assert (
+        second == "Every target has a value and an origin, but for 1 target without one on purpose."
+    )
     [memory] = [line for line in rest if line.startswith("memory")]
     assert re.search(r"plan said a peak of .*; process used .* at its peak \(", memory)
     refused = run("load", small, "--skeleton", incomplete, status=1)
