@@ -41,7 +41,7 @@ std::string in_fish_quotes(std::string_view text) {
 
 // ---- bash
 
-// What sets COMPREPLY for such a word. Names of files may hold spaces: one a line.
+// The command that sets COMPREPLY for such a word. Names of files may hold spaces: one a line.
 std::string bash_reply(const WordRow& row) {
   switch (row.kind) {
     case WordKind::choice:

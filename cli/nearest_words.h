@@ -1,4 +1,4 @@
-// What somebody may have meant who typed a word that is not known.
+// The known words nearest to one that is not known.
 #pragma once
 
 #include <string>

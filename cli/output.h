@@ -35,7 +35,8 @@ void report_error(const Error& error, bool json,
 [[nodiscard]] int refuse(const std::vector<Finding>& findings, const Finding& first,
                          std::string_view teller, bool json);
 
-// What was done, which --quiet leaves out; a document of --json is always printed.
+// The report of work that was done, which --quiet leaves out; a document of --json is always
+// printed.
 void print_report(std::string_view text, bool json);
 // A line on stderr beside errors and warnings, which --quiet leaves out.
 void print_hint(std::string_view text);

@@ -9,7 +9,7 @@
 
 namespace loadstone::cli {
 
-// What a shell offers where a word is typed.
+// The kind of words that a shell offers in a place.
 enum class WordKind { text, file, folder, choice };
 
 struct WordRow {

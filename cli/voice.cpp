@@ -22,7 +22,7 @@ std::string_view variable(const char* name) {
 }  // namespace
 
 void add_voice_options(CLI::App& command, Voice& voice) {
-  const char* const group = "What is said";
+  const char* const group = "Messages";
   auto* quiet = command.add_flag("-q,--quiet", voice.quiet,
                                  "Errors only: no progress, warnings, hints or reports of work");
   auto* verbose =

@@ -19,7 +19,7 @@ struct Voice {
 // --quiet, --verbose and --color, which every command has.
 void add_voice_options(CLI::App& command, Voice& voice);
 
-// Once, before a command runs. What follows answers for it; not thread-safe until then.
+// Once, before a command runs: the functions below follow it. Not thread-safe until then.
 void set_voice(const Voice& voice);
 
 // Errors only: no progress, no warnings, no hints, and no report of work that was done.

@@ -13,18 +13,12 @@ from loadstone._dtypes import dtype_name
 
 
 def held_tensors(tensor: Any) -> dict[str, Any]:
-    """What a quantized parameter of bitsandbytes holds beside its data, by the codec's names."""
-    scales = getattr(tensor, "SCB", None)
-    state = getattr(tensor, "quant_state", None)
-    inner = getattr(state, "state2", None)
-    held = {
-        "absmax": scales if state is None else state.absmax,
-        "code": getattr(state, "code", None),
-        "nested_offset": getattr(state, "offset", None),
-        "nested_absmax": getattr(inner, "absmax", None),
-        "nested_code": getattr(inner, "code", None),
-    }
-    return {name: value for name, value in held.items() if value is not None}
+    """The tensors that a quantized parameter holds beside its data, by the codec's names."""
+    if not any(base.__module__.startswith("bitsandbytes.") for base in type(tensor).__mro__):
+        return {}
+    from loadstone._bitsandbytes.parameters import components_of
+
+    return components_of(tensor)
 
 
 class Receipt:

@@ -70,7 +70,7 @@ def test_a_conversion_keeps_its_promise(
 
 
 def test_a_plan_holds_where_the_file_moved(server: Server, large: Path, tmp_path: Path) -> None:
-    """What requests take is of the place, not of the plan."""
+    """The memory of requests belongs to the place, not to the plan."""
     for source, moved in ((server.url(FILE), large.parent), (large, server.url("/"))):
         plan = tmp_path / "plan.json"
         assert run("plan", source, "-o", plan).returncode == 0

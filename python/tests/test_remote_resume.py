@@ -86,7 +86,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def whole(model: Path, copies: list[Copy], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a conversion of the folder of this machine gives, which none of the others may alter."""
+    """The output of a conversion of the local folder, which no other may differ from."""
     out = tmp_path_factory.mktemp("whole") / "out"
     done = run("convert", model, out, *OPTIONS)
     assert done.returncode == 0, done.stderr

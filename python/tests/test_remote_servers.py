@@ -151,7 +151,7 @@ def outputs_of(url: str, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def errors_of(url: str, server: Server) -> Iterator[tuple[str, str]]:
-    """What is said of a URL behind which something is wrong."""
+    """The error of a URL behind which something is wrong."""
     route = server.route
     faults = {
         "401": Answer(401, {}, b""),

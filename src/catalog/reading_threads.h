@@ -11,7 +11,7 @@ namespace loadstone {
 [[nodiscard]] unsigned reading_threads(const Catalog& catalog, unsigned wanted,
                                        unsigned most) noexcept;
 
-// What so many of them take beside what they read: nothing where the shards are of this machine.
+// Memory of so many threads beside the bytes they read: none where the shards are on this machine.
 [[nodiscard]] std::uint64_t reading_bytes(const Catalog& catalog, unsigned threads) noexcept;
 // The same, were all shards on another machine.
 [[nodiscard]] std::uint64_t reading_bytes_if_remote(const Catalog& catalog,

@@ -20,7 +20,7 @@ struct Verdict {
 // `loaded` is what to say of the load that carried the plan out; empty: there was none.
 [[nodiscard]] Verdict verdict_of(const Plan& plan, const std::string& loaded = {});
 
-// What a load that followed the plan has shown.
+// The sentence that a load which followed the plan has proved.
 [[nodiscard]] std::string proved_text(const Plan& plan);
 
 // Runs of one severity and code: findings are sorted by these.

@@ -235,3 +235,17 @@ def tensors_of(state: Any) -> list[torch.Tensor]:
         elif isinstance(value, QuantState):
             found += tensors_of(value)
     return found
+
+
+def components_of(weight: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a quantized weight beside its data, by the names of the codec's components."""
+    state = getattr(weight, "quant_state", None)
+    inner = getattr(state, "state2", None)
+    held = {
+        "absmax": getattr(weight, "SCB", None) if state is None else state.absmax,
+        "code": getattr(state, "code", None),
+        "nested_offset": getattr(state, "offset", None),
+        "nested_absmax": getattr(inner, "absmax", None),
+        "nested_code": getattr(inner, "code", None),
+    }
+    return {name: value for name, value in held.items() if value is not None}

@@ -116,7 +116,7 @@ def test_completion_is_sound(scripts, shell, tmp_path):
 
 @pytest.fixture
 def offered(scripts):
-    """What a real bash offers for the last of the words, which are those that bash makes."""
+    """The words that a real bash offers for the last of those given, split as bash splits them."""
 
     def complete(words: list[str], folder: Path | None = None) -> list[str]:
         script = (
