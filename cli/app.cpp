@@ -142,6 +142,7 @@ int run(int argc, const char* const* argv) {
   add_convert(app, chosen);
   add_merge(app, chosen);
   add_verify(app, chosen);
+  add_bench(app, chosen);
   add_explain(app, chosen);
   add_help(app, chosen);
   add_completion(app, chosen);

@@ -21,6 +21,7 @@ void add_load(CLI::App& app, Chosen& chosen);
 void add_convert(CLI::App& app, Chosen& chosen);
 void add_merge(CLI::App& app, Chosen& chosen);
 void add_verify(CLI::App& app, Chosen& chosen);
+void add_bench(CLI::App& app, Chosen& chosen);
 void add_explain(CLI::App& app, Chosen& chosen);
 // These three look at `app` when they run, so that they know every command.
 void add_help(CLI::App& app, Chosen& chosen);

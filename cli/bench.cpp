@@ -1,0 +1,298 @@
+// loadstone bench: what this machine can do with a checkpoint's bytes, and how near a load comes.
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/text.h"
+#include "base/thread_count.h"
+#include "cli/bench_report.h"
+#include "cli/commands.h"
+#include "cli/interrupt.h"
+#include "cli/machine.h"
+#include "cli/machine_limits.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "cli/voice.h"
+#include "loadstone/error.h"
+#include "loadstone/execute.h"
+#include "loadstone/plan.h"
+#include "storage/remote_path.h"
+
+namespace loadstone::cli {
+
+namespace {
+
+// A disk with queues of its own needs several reads at once, which wait and cost no core.
+constexpr unsigned disk_readers = 8;
+constexpr unsigned rounds_max = 20;
+// Before each run: fresh memory costs more or less by how long the machine was idle.
+constexpr auto idle = std::chrono::milliseconds(200);
+constexpr std::uint64_t copy_bytes_max = 256 << 20;
+
+struct Args {
+  PlanArgs plan;
+  double seconds = 30;
+  std::string sample = "1GiB";
+};
+
+void rest() {
+  std::this_thread::sleep_for(idle);
+  if (InterruptibleWork::interrupted()) throw Error("cancelled", "interrupted");
+}
+
+// Processor time of this process so far.
+double processor_seconds() {
+  rusage usage = {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+class StopOnInterrupt : public Observer {
+ public:
+  bool on_progress(const Progress&) override { return !InterruptibleWork::interrupted(); }
+};
+
+// The first targets of a plan that are read into memory, up to so many bytes.
+class Sample {
+ public:
+  Sample(const Plan& plan, std::uint64_t bytes_max)
+      : plan_(plan), memory_bytes_(0), taken_(plan.targets.size()) {
+    for (std::size_t i = 0; i < plan.targets.size(); ++i) {
+      const PlannedTarget& target = plan.targets[i];
+      if (target.delivery != Delivery::memory || target.recipe.origin != Origin::checkpoint) {
+        continue;
+      }
+      const std::uint64_t bytes = target.byte_count();
+      if (memory_bytes_ > 0 && memory_bytes_ + bytes > bytes_max) break;
+      taken_[i] = true;
+      memory_bytes_ += bytes;
+      ++target_count_;
+    }
+  }
+
+  [[nodiscard]] std::uint64_t memory_bytes() const noexcept { return memory_bytes_; }
+  [[nodiscard]] std::uint64_t target_count() const noexcept { return target_count_; }
+
+  // Into fresh memory, which is given back before this returns.
+  [[nodiscard]] Report load() const {
+    const HostMemory memory(plan_);
+    std::vector<Destination> destinations = memory.destinations();
+    for (std::size_t i = 0; i < destinations.size(); ++i) {
+      if (taken_[i]) continue;
+      destinations[i].data = nullptr;
+      destinations[i].parts.clear();
+    }
+    StopOnInterrupt observer;
+    ExecuteOptions options;
+    options.threads = plan_.threads;
+    options.observer = &observer;
+    return execute(plan_, destinations, options);
+  }
+
+  // The bytes that such a load reads, by shard and offset.
+  [[nodiscard]] std::vector<Extent> extents(const Report& report) const {
+    std::map<std::string, std::string> paths;
+    for (const Shard& shard : plan_.catalog->shards()) paths[shard.relative_path] = shard.path;
+    std::map<std::string, std::set<std::pair<std::uint64_t, std::uint64_t>>> ranges;
+    for (std::size_t i = 0; i < taken_.size(); ++i) {
+      if (!taken_[i]) continue;
+      for (const SourceRange& range : report.provenance[i].sources) {
+        ranges[paths.at(range.shard)].emplace(range.offset_begin, range.offset_end);
+      }
+    }
+    std::vector<Extent> extents;
+    for (const auto& [path, parts] : ranges) {
+      for (const auto& [begin, end] : parts) {
+        if (!extents.empty() && extents.back().path == path && begin <= extents.back().end) {
+          extents.back().end = std::max(extents.back().end, end);
+        } else {
+          extents.push_back({path, begin, end});
+        }
+      }
+    }
+    return extents;
+  }
+
+ private:
+  const Plan& plan_;
+  std::uint64_t memory_bytes_;
+  std::uint64_t target_count_ = 0;
+  std::vector<bool> taken_;
+};
+
+// Other machines and assembled checkpoints have no ranges of files here to compare with.
+void require_local_files(const Plan& plan) {
+  const std::vector<Shard>& shards = plan.catalog->shards();
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    if (is_remote(shards[i].path)) {
+      throw Error("usage", "bench measures files of this machine",
+                  {.path = public_url(shards[i].path)});
+    }
+    if (plan.catalog->assembly(static_cast<std::uint32_t>(i))) {
+      throw Error("usage", "bench measures files that hold whole tensors; convert it first",
+                  {.path = shards[i].path});
+    }
+  }
+}
+
+std::uint64_t sample_bytes_max(const Args& args) {
+  const std::uint64_t wanted = bytes_from_user("--sample", args.sample, 1);
+  const auto available = available_memory_bytes();
+  return available ? std::min(wanted, *available / 4) : wanted;
+}
+
+class Bench {
+ public:
+  Bench(const Plan& plan, const Args& args) : plan_(plan), sample_(plan, sample_bytes_max(args)) {
+    if (sample_.target_count() == 0) {
+      throw Error("usage", "the plan reads no tensor into memory: there is nothing to measure");
+    }
+    figures_.checkpoint = plan.catalog->root();
+    figures_.total_bytes = plan.catalog->total_bytes();
+    figures_.total_targets = plan.targets.size();
+    figures_.sample_targets = sample_.target_count();
+    figures_.threads = plan.threads;
+    figures_.disk_readers = disk_readers;
+  }
+
+  BenchFigures measure(double seconds_max) {
+    const auto begin = std::chrono::steady_clock::now();
+    const auto elapsed = [&] {
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    };
+    extents_ = sample_.extents(sample_.load());  // which also brings them into the page cache
+    figures_.sample_bytes = byte_count(extents_);
+    double longest = 0;
+    for (unsigned round = 0; round < rounds_max; ++round) {
+      const double before = elapsed();
+      if (round > 0 && before + longest > seconds_max) break;
+      measure_round(round % 2 == 1);
+      longest = std::max(longest, elapsed() - before);
+    }
+    return std::move(figures_);
+  }
+
+ private:
+  // A load and the limit that it is compared with change places from round to round: the second of
+  // two finds a machine that the first one has warmed. Runs that empty the page cache come last.
+  void measure_round(bool is_load_first) {
+    const unsigned threads = plan_.threads;
+    const std::uint64_t copied = std::min(sample_.memory_bytes(), copy_bytes_max);
+    // Not measured: it brings back what the round before took out of the page cache.
+    static_cast<void>(seconds_to_read(extents_, threads, ReadInto::memory_at_hand));
+    add(figures_.new_memory, sample_.memory_bytes(),
+        [&] { return seconds_to_populate(sample_.memory_bytes(), threads); });
+    add(figures_.memory_copy, copied, [&] { return seconds_to_copy(copied, threads); });
+    add(figures_.page_cache, figures_.sample_bytes,
+        [&] { return seconds_to_read(extents_, threads, ReadInto::memory_at_hand); });
+    if (is_load_first) add_load(figures_.load_from_page_cache);
+    add(figures_.page_cache_to_new_memory, figures_.sample_bytes,
+        [&] { return seconds_to_read(extents_, threads, ReadInto::new_memory); });
+    if (!is_load_first) add_load(figures_.load_from_page_cache);
+    if (!figures_.no_disk_load.empty()) return;
+    if (!is_load_first) add_disk();
+    if (drop_from_page_cache(extents_)) {
+      add_load(figures_.load_from_disk);
+    } else {
+      figures_.no_disk_load = figures_.no_disk = "the page cache keeps these files";
+    }
+    if (is_load_first) add_disk();
+  }
+
+  template <typename Measure>
+  void add(Series& series, std::uint64_t bytes, Measure measure) {
+    rest();
+    series.bytes = bytes;
+    series.seconds.push_back(measure());
+  }
+
+  void add_disk() {
+    rest();
+    if (!figures_.no_disk.empty()) return;
+    if (!drop_from_page_cache(extents_)) {
+      figures_.no_disk = "the page cache keeps these files";
+      return;
+    }
+    const auto seconds = seconds_to_read_direct(extents_, disk_readers);
+    if (!seconds) {
+      figures_.no_disk = "the file system has no direct reads";
+      return;
+    }
+    figures_.disk.bytes = figures_.sample_bytes;
+    figures_.disk.seconds.push_back(*seconds);
+  }
+
+  void add_load(LoadSeries& load) {
+    rest();
+    const double before = processor_seconds();
+    const Report report = sample_.load();
+    const double used = processor_seconds() - before;
+    load.series.bytes = figures_.sample_bytes;
+    load.series.seconds.push_back(report.seconds);
+    const unsigned cores = std::min(plan_.threads, thread_count(0, defaults::threads_most));
+    load.processor_shares.push_back(std::min(1.0, used / (report.seconds * cores)));
+  }
+
+  const Plan& plan_;
+  const Sample sample_;
+  std::vector<Extent> extents_;
+  BenchFigures figures_;
+};
+
+int bench(const Args& args, bool json) {
+  const Plan plan = make_plan(args.plan);
+  if (const Finding* const first = obstacle(plan.findings, args.plan.open.strict)) {
+    return refuse(plan.findings, *first, "'loadstone plan'", json);
+  }
+  require_local_files(plan);
+  if (!json) print_warnings(plan.findings);
+  const InterruptibleWork work;
+  Bench measurement(plan, args);
+  if (!json && is_terminal(stderr)) {
+    print_hint(fmt::format("measuring for about {:.0f} s", args.seconds));
+  }
+  const BenchFigures figures = measurement.measure(args.seconds);
+  print_line(json ? to_json(figures) : to_text(figures, style_of(stdout)));
+  return 0;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Chosen& chosen) {
+  auto* command =
+      app.add_subcommand("bench", "The limits of this machine, and how near a load comes");
+  const auto args = std::make_shared<Args>();
+  add_checkpoint(*command, args->plan.open)->required();
+  add_plan_options(*command, args->plan);
+  add_threads_option(*command, args->plan.options.threads, "Readers");
+  command
+      ->add_option(
+          "--seconds", args->seconds,
+          "About so long: rounds are measured until then, at least one" + default_text("30"))
+      ->type_name("S")
+      ->check(CLI::Range(0.0, 86'400.0));
+  command
+      ->add_option("--sample", args->sample,
+                   "Bytes of tensors that are measured, from the first one on; never more than\n"
+                   "a quarter of the free memory" +
+                       default_text(args->sample))
+      ->type_name("SIZE");
+  add_open_options(*command, args->plan.open);
+  add_json_flag(*command, chosen.json);
+  command->callback(
+      [args, &chosen] { chosen.action = [args, &chosen] { return bench(*args, chosen.json); }; });
+}
+
+}  // namespace loadstone::cli

@@ -1,0 +1,221 @@
+#include "cli/bench_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/json_writer.h"
+#include "base/text.h"
+
+namespace loadstone::cli {
+
+namespace {
+
+// A load that is so near a limit is bounded by it.
+constexpr double near_share = 0.85;
+
+double median_of(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::ranges::sort(values);
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+double rate(std::uint64_t bytes, double seconds) {
+  return seconds > 0 ? static_cast<double>(bytes) / seconds : 0;
+}
+
+double share_of(double part, double whole) { return whole > 0 ? part / whole : 0; }
+
+struct Row {
+  std::string_view name;   // in JSON
+  std::string_view title;  // for people
+  const Series& series;
+};
+
+std::array<Row, 5> limits_of(const BenchFigures& figures) {
+  return {
+      {{"new_memory", "new memory", figures.new_memory},
+       {"memory_copy", "copy from memory to memory", figures.memory_copy},
+       {"page_cache", "page cache to memory at hand", figures.page_cache},
+       {"page_cache_to_new_memory", "page cache to new memory", figures.page_cache_to_new_memory},
+       {"disk", "disk, past the page cache", figures.disk}}};
+}
+
+std::string row_text(std::string_view title, const Series& series, const std::string& last) {
+  if (series.seconds.empty()) return fmt::format("{:<30} not measured: {}\n", title, last);
+  std::string text = fmt::format("{:<30} {:>6.2f}   {:.2f} to {:.2f}", title, series.median() / 1e9,
+                                 series.lowest() / 1e9, series.highest() / 1e9);
+  if (!last.empty()) text = fmt::format("{:<56} {}", text, last);
+  return text + '\n';
+}
+
+std::string percent(double share) { return fmt::format("{:.0f} %", share * 100); }
+
+std::string bound_text(const BenchFigures& figures, Bound bound) {
+  switch (bound) {
+    case Bound::page_cache_to_new_memory:
+      return "reads from the page cache into new memory bound it";
+    case Bound::disk:
+      return "the disk bounds it";
+    case Bound::processor:
+      return fmt::format("the processor bounds it ({})", counted(figures.threads, "thread"));
+    case Bound::waiting:
+      break;
+  }
+  return "its readers wait: try more --threads";
+}
+
+std::string verdict_line(const BenchFigures& figures, std::string_view source,
+                         const LoadVerdict& verdict) {
+  return fmt::format("a load from the {} comes to {} of the limit: {}", source,
+                     percent(verdict.of_limit), bound_text(figures, verdict.bound));
+}
+
+void write_rates(JsonWriter& json, const Series& series) {
+  json.member("bytes_per_second", series.median());
+  json.member("lowest", series.lowest());
+  json.member("highest", series.highest());
+}
+
+void write_load(JsonWriter& json, std::string_view name, const LoadSeries& load,
+                const std::optional<LoadVerdict>& verdict, std::string_view limit) {
+  json.key(name);
+  if (load.series.seconds.empty()) return json.null();
+  json.begin_object();
+  write_rates(json, load.series);
+  json.member("processor_share", load.processor_share());
+  json.member("limit", limit);
+  if (verdict) {
+    json.member("of_limit", verdict->of_limit);
+    json.member("bound_by", cli::name(verdict->bound));
+  }
+  json.end_object();
+}
+
+}  // namespace
+
+double Series::lowest() const {
+  return seconds.empty() ? 0 : rate(bytes, *std::ranges::max_element(seconds));
+}
+double Series::median() const { return rate(bytes, median_of(seconds)); }
+double Series::highest() const {
+  return seconds.empty() ? 0 : rate(bytes, *std::ranges::min_element(seconds));
+}
+
+double LoadSeries::processor_share() const { return median_of(processor_shares); }
+
+std::string_view name(Bound bound) noexcept {
+  switch (bound) {
+    case Bound::page_cache_to_new_memory:
+      return "page_cache_to_new_memory";
+    case Bound::disk:
+      return "disk";
+    case Bound::processor:
+      return "processor";
+    case Bound::waiting:
+      break;
+  }
+  return "waiting";
+}
+
+LoadVerdict page_cache_verdict(const BenchFigures& figures) {
+  const LoadSeries& load = figures.load_from_page_cache;
+  LoadVerdict verdict;
+  verdict.of_limit = share_of(load.series.median(), figures.page_cache_to_new_memory.median());
+  if (verdict.of_limit >= near_share) {
+    verdict.bound = Bound::page_cache_to_new_memory;
+  } else if (load.processor_share() >= near_share) {
+    verdict.bound = Bound::processor;
+  }
+  return verdict;
+}
+
+std::optional<LoadVerdict> disk_verdict(const BenchFigures& figures) {
+  const LoadSeries& load = figures.load_from_disk;
+  if (load.series.seconds.empty() || figures.disk.seconds.empty()) return std::nullopt;
+  LoadVerdict verdict;
+  verdict.of_limit = share_of(load.series.median(), figures.disk.median());
+  if (verdict.of_limit >= near_share) {
+    verdict.bound = Bound::disk;
+  } else if (load.series.median() >= near_share * figures.load_from_page_cache.series.median()) {
+    // Reading costs nothing beside what a load from the page cache does as well.
+    verdict.bound = page_cache_verdict(figures).bound;
+  } else if (load.processor_share() >= near_share) {
+    verdict.bound = Bound::processor;
+  }
+  return verdict;
+}
+
+std::string to_text(const BenchFigures& figures, const TextStyle& style) {
+  const LoadVerdict warm = page_cache_verdict(figures);
+  const std::optional<LoadVerdict> cold = disk_verdict(figures);
+  std::string text = style.strong(verdict_line(figures, "page cache", warm)) + '\n';
+  if (cold) text += style.strong(verdict_line(figures, "disk", *cold)) + '\n';
+  text += fmt::format("\ncheckpoint  {}: {}, {}\nmeasured    {} of {}, {}, medians; {}\n\n",
+                      printable(figures.checkpoint), human_bytes(figures.total_bytes),
+                      counted(figures.total_targets, "target"), human_bytes(figures.sample_bytes),
+                      counted(figures.sample_targets, "target"),
+                      counted(figures.load_from_page_cache.series.seconds.size(), "round"),
+                      counted(figures.threads, "thread"));
+  text += fmt::format("{:<30} {:>6}   {}\n", "limits", "GB/s", "lowest to highest");
+  for (const Row& row : limits_of(figures)) {
+    const bool is_disk = &row.series == &figures.disk;
+    text += row_text(row.title, row.series,
+                     !is_disk ? std::string()
+                     : row.series.seconds.empty()
+                         ? figures.no_disk
+                         : fmt::format("{} reads at once", figures.disk_readers));
+  }
+  text += "\nloads\n";
+  text += row_text("from the page cache", figures.load_from_page_cache.series,
+                   percent(warm.of_limit) + " of page cache to new memory");
+  text += row_text("from the disk", figures.load_from_disk.series,
+                   cold ? percent(cold->of_limit) + " of the disk"
+                   : figures.load_from_disk.series.seconds.empty() ? figures.no_disk_load
+                                                                   : std::string());
+  return text;
+}
+
+std::string to_json(const BenchFigures& figures) {
+  JsonWriter json(2);
+  json.begin_object();
+  json.member("checkpoint", figures.checkpoint);
+  json.member("total_bytes", figures.total_bytes);
+  json.member("total_targets", figures.total_targets);
+  json.member("sample_bytes", figures.sample_bytes);
+  json.member("sample_targets", figures.sample_targets);
+  json.member("threads", figures.threads);
+  json.member("disk_readers", figures.disk_readers);
+  json.member("rounds", figures.load_from_page_cache.series.seconds.size());
+  json.key("limits");
+  json.begin_object();
+  for (const Row& row : limits_of(figures)) {
+    json.key(row.name);
+    if (row.series.seconds.empty()) {
+      json.null();
+      continue;
+    }
+    json.begin_object();
+    write_rates(json, row.series);
+    json.end_object();
+  }
+  json.end_object();
+  json.key("loads");
+  json.begin_object();
+  write_load(json, "page_cache", figures.load_from_page_cache, page_cache_verdict(figures),
+             "page_cache_to_new_memory");
+  write_load(json, "disk", figures.load_from_disk, disk_verdict(figures), "disk");
+  json.end_object();
+  json.key("not_measured");
+  json.begin_object();
+  if (!figures.no_disk.empty()) json.member("limits.disk", figures.no_disk);
+  if (!figures.no_disk_load.empty()) json.member("loads.disk", figures.no_disk_load);
+  json.member("limits.devices", "links to GPUs are not measured by this version");
+  json.end_object();
+  json.end_object();
+  return json.take();
+}
+
+}  // namespace loadstone::cli

@@ -1,0 +1,227 @@
+#include "cli/machine_limits.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <map>
+
+#include "cli/interrupt.h"
+#include "execute/anonymous_memory.h"
+#include "execute/populate.h"
+#include "execute/team.h"
+#include "loadstone/error.h"
+#include "storage/new_file.h"
+#include "storage/regular_file.h"
+
+namespace loadstone::cli {
+
+namespace {
+
+constexpr std::uint64_t piece_bytes = 4 << 20;
+// What every device and file system takes for direct reads.
+constexpr std::uint64_t sector_bytes = 4096;
+
+// A part of an extent, and where it goes in memory.
+struct Piece {
+  const Extent* extent = nullptr;
+  std::uint64_t begin = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t place = 0;
+};
+
+std::vector<Piece> pieces_of(const std::vector<Extent>& extents) {
+  std::vector<Piece> pieces;
+  std::uint64_t place = 0;
+  for (const Extent& extent : extents) {
+    for (std::uint64_t begin = extent.begin; begin < extent.end; begin += piece_bytes) {
+      const std::uint64_t bytes = std::min(piece_bytes, extent.end - begin);
+      pieces.push_back({&extent, begin, bytes, place});
+      place += bytes;
+    }
+  }
+  return pieces;
+}
+
+// Does `work` with each of `count` items, in order, by so many threads.
+double seconds_of(std::size_t count, unsigned threads,
+                  const std::function<std::function<void(std::size_t)>()>& worker) {
+  std::atomic<bool> stop = false;
+  std::atomic<std::size_t> next = 0;
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    Team team(stop);
+    team.start(threads, [&] {
+      const auto work = worker();
+      for (std::size_t i = next++; i < count && !stop; i = next++) work(i);
+    });
+    if (!team.wait([] { return !InterruptibleWork::interrupted(); })) {
+      throw Error("cancelled", "interrupted");
+    }
+  }
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+double seconds_of(std::size_t count, unsigned threads,
+                  const std::function<void(std::size_t)>& work) {
+  return seconds_of(count, threads, [&] { return work; });
+}
+
+std::size_t pieces_in(std::uint64_t bytes) {
+  return static_cast<std::size_t>((bytes + piece_bytes - 1) / piece_bytes);
+}
+
+class OpenFiles {
+ public:
+  OpenFiles(const std::vector<Extent>& extents, int flags) {
+    for (const Extent& extent : extents) {
+      if (files_.contains(extent.path)) continue;
+      const int descriptor = ::open(extent.path.c_str(), O_RDONLY | O_CLOEXEC | flags);
+      if (descriptor < 0) fail_open(extent.path, errno, "cannot open");
+      files_.emplace(extent.path, Descriptor(descriptor));
+    }
+  }
+  [[nodiscard]] int descriptor(const Extent& extent) const {
+    return files_.find(extent.path)->second.get();
+  }
+
+ private:
+  std::map<std::string, Descriptor> files_;
+};
+
+// Bytes read, which are fewer where the file ends; -1 and errno where reading fails.
+std::int64_t read_at(int descriptor, std::byte* to, std::uint64_t bytes, std::uint64_t offset) {
+  std::uint64_t done = 0;
+  while (done < bytes) {
+    const ssize_t count =
+        ::pread(descriptor, to + done, bytes - done, static_cast<off_t>(offset + done));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return -1;
+    done += static_cast<std::uint64_t>(count);
+    // A direct read that ends within a sector has met the end of the file.
+    if (count == 0 || done % sector_bytes != 0) break;
+  }
+  return static_cast<std::int64_t>(done);
+}
+
+void check_read(const Piece& piece, std::int64_t count, std::uint64_t wanted) {
+  if (count >= 0 && static_cast<std::uint64_t>(count) >= wanted) return;
+  Where where;
+  where.path = piece.extent->path;
+  where.byte_offset = piece.begin;
+  if (count < 0) {
+    where.system_error = errno;
+    throw Error("io.read", "cannot read", where);
+  }
+  throw Error("io.short_read", "the file ends before its data do", where);
+}
+
+}  // namespace
+
+std::uint64_t byte_count(const std::vector<Extent>& extents) noexcept {
+  std::uint64_t bytes = 0;
+  for (const Extent& extent : extents) bytes += extent.end - extent.begin;
+  return bytes;
+}
+
+double seconds_to_populate(std::uint64_t bytes, unsigned threads) {
+  const AnonymousMemory memory(bytes);
+  return seconds_of(pieces_in(bytes), threads, [&](std::size_t i) {
+    const std::uint64_t begin = i * piece_bytes;
+    populate(memory.data() + begin, std::min(piece_bytes, bytes - begin));
+  });
+}
+
+double seconds_to_copy(std::uint64_t bytes, unsigned threads) {
+  const AnonymousMemory source(bytes);
+  const AnonymousMemory target(bytes);
+  // Written to, not populated alone: unwritten pages may all be one page of zeros.
+  std::memset(source.data(), 1, bytes);
+  std::memset(target.data(), 2, bytes);
+  return seconds_of(pieces_in(bytes), threads, [&](std::size_t i) {
+    const std::uint64_t begin = i * piece_bytes;
+    std::memcpy(target.data() + begin, source.data() + begin, std::min(piece_bytes, bytes - begin));
+  });
+}
+
+double seconds_to_read(const std::vector<Extent>& extents, unsigned threads, ReadInto into) {
+  const std::vector<Piece> pieces = pieces_of(extents);
+  const AnonymousMemory memory(byte_count(extents));
+  if (into == ReadInto::memory_at_hand) populate(memory.data(), memory.size());
+  const OpenFiles files(extents, 0);
+  return seconds_of(pieces.size(), threads, [&](std::size_t i) {
+    const Piece& piece = pieces[i];
+    std::byte* const to = memory.data() + piece.place;
+    if (into == ReadInto::new_memory) populate(to, piece.bytes);
+    check_read(piece, read_at(files.descriptor(*piece.extent), to, piece.bytes, piece.begin),
+               piece.bytes);
+  });
+}
+
+std::optional<double> seconds_to_read_direct(const std::vector<Extent>& extents, unsigned threads) {
+  const std::vector<Piece> pieces = pieces_of(extents);
+  std::atomic<bool> is_supported = true;
+  std::optional<OpenFiles> files;
+  try {
+    files.emplace(extents, O_DIRECT);
+  } catch (const Error& error) {
+    if (error.where().system_error == EINVAL) return std::nullopt;
+    throw;
+  }
+  const auto worker = [&]() -> std::function<void(std::size_t)> {
+    // Shared, because a function must be copyable.
+    const auto buffer = std::make_shared<AnonymousMemory>(piece_bytes + 2 * sector_bytes);
+    populate(buffer->data(), buffer->size());
+    return [&, buffer](std::size_t i) {
+      const Piece& piece = pieces[i];
+      const std::uint64_t begin = piece.begin / sector_bytes * sector_bytes;
+      const std::uint64_t end = piece.begin + piece.bytes;
+      const std::uint64_t bytes = (end - begin + sector_bytes - 1) / sector_bytes * sector_bytes;
+      const std::int64_t count =
+          read_at(files->descriptor(*piece.extent), buffer->data(), bytes, begin);
+      if (count < 0 && errno == EINVAL) {
+        is_supported = false;
+        return;
+      }
+      check_read(piece, count, end - begin);
+    };
+  };
+  const double seconds = seconds_of(pieces.size(), threads, worker);
+  return is_supported ? std::optional(seconds) : std::nullopt;
+}
+
+bool drop_from_page_cache(const std::vector<Extent>& extents) {
+  const OpenFiles files(extents, 0);
+  std::uint64_t pages = 0;
+  std::uint64_t left = 0;
+  const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  for (const Extent& extent : extents) {
+    const int descriptor = files.descriptor(extent);
+    // Part of a page is not dropped: whole ones around the extent are asked for.
+    const std::uint64_t begin = extent.begin / page_bytes * page_bytes;
+    const std::uint64_t bytes = (extent.end - begin + page_bytes - 1) / page_bytes * page_bytes;
+    ::posix_fadvise(descriptor, static_cast<off_t>(begin), static_cast<off_t>(bytes),
+                    POSIX_FADV_DONTNEED);
+    void* const view =
+        ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, descriptor, static_cast<off_t>(begin));
+    if (view == MAP_FAILED) return false;
+    std::vector<unsigned char> resident(bytes / page_bytes);
+    const int status = ::mincore(view, bytes, resident.data());
+    ::munmap(view, bytes);
+    if (status != 0) return false;
+    pages += resident.size();
+    left += static_cast<std::uint64_t>(
+        std::ranges::count_if(resident, [](unsigned char page) { return (page & 1) != 0; }));
+  }
+  return left * 100 <= pages;
+}
+
+}  // namespace loadstone::cli

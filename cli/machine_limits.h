@@ -1,0 +1,41 @@
+// What this machine can do with given bytes of files: single measurements, in seconds, each of
+// which makes its own memory and gives it back. `threads` is at least 1. Throw Error "cancelled"
+// where the user interrupts, "io.*" where a file does not open or ends early, and "memory.host".
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace loadstone::cli {
+
+// Bytes [begin, end) of a file.
+struct Extent {
+  std::string path;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+[[nodiscard]] std::uint64_t byte_count(const std::vector<Extent>& extents) noexcept;
+
+// New pages of private memory, ahead of any use.
+[[nodiscard]] double seconds_to_populate(std::uint64_t bytes, unsigned threads);
+// From memory to memory, both there before the clock runs.
+[[nodiscard]] double seconds_to_copy(std::uint64_t bytes, unsigned threads);
+
+enum class ReadInto { memory_at_hand, new_memory };
+// pread() of 4 MiB at a time, to a place of its own for each byte. Whether the page cache holds the
+// bytes is the caller's business.
+[[nodiscard]] double seconds_to_read(const std::vector<Extent>& extents, unsigned threads,
+                                     ReadInto into);
+// The same past the page cache (O_DIRECT), into one buffer a thread. None where the file system
+// has no such reads.
+[[nodiscard]] std::optional<double> seconds_to_read_direct(const std::vector<Extent>& extents,
+                                                           unsigned threads);
+
+// Makes the page cache forget these bytes, except pages that another process has mapped or that are
+// not written yet. Whether it did: at most a hundredth is left.
+[[nodiscard]] bool drop_from_page_cache(const std::vector<Extent>& extents);
+
+}  // namespace loadstone::cli

@@ -1,0 +1,120 @@
+"""loadstone bench: every figure is there, loads are beside their limits, files stay as they are."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from remote_server import Server
+from safetensors.torch import save_file
+
+torch = pytest.importorskip("torch")
+
+MIB = 1 << 20
+LIMITS = {"new_memory", "memory_copy", "page_cache", "page_cache_to_new_memory", "disk"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Two shards of 12 and 4 MiB; the second begins at no multiple of a sector."""
+    folder = tmp_path_factory.mktemp("model")
+    save_file({f"a{i}": torch.randn(MIB) for i in range(3)}, folder / "a.safetensors")
+    save_file({"b": torch.randn(MIB), "odd": torch.randn(3)}, folder / "b.safetensors")
+    return folder
+
+
+def bench(run, *words):
+    return json.loads(run("bench", *words, "--seconds", 0, "--json", status=0).stdout)
+
+
+def test_all_is_measured(run, model):
+    before = {path: hashlib.sha256(path.read_bytes()).digest() for path in model.iterdir()}
+    said = bench(run, model)
+    assert said["sample_bytes"] == said["total_bytes"] == 16 * MIB + 12
+    assert said["sample_targets"] == said["total_targets"] == 5
+    assert said["rounds"] == 1
+    assert said["limits"].keys() == LIMITS
+    for name, rates in said["limits"].items():
+        if rates is None:  # a file system in memory, or one without direct reads
+            assert name == "disk" and said["not_measured"]["limits.disk"]
+            continue
+        assert 0 < rates["lowest"] <= rates["bytes_per_second"] <= rates["highest"]
+    load = said["loads"]["page_cache"]
+    assert load["of_limit"] == pytest.approx(
+        load["bytes_per_second"] / said["limits"][load["limit"]]["bytes_per_second"]
+    )
+    assert load["bound_by"] in {"page_cache_to_new_memory", "processor", "waiting"}
+    assert before == {path: hashlib.sha256(path.read_bytes()).digest() for path in model.iterdir()}
+
+
+def test_a_file_system_in_memory_has_no_disk(run, model):
+    folder = Path("/dev/shm")
+    if not os.access(folder, os.W_OK):
+        pytest.skip("no file system in memory here")
+    copy = folder / f"loadstone-bench-{os.getpid()}.safetensors"
+    try:
+        copy.write_bytes((model / "a.safetensors").read_bytes())
+        said = bench(run, copy)
+    finally:
+        copy.unlink(missing_ok=True)
+    assert said["limits"]["disk"] is None
+    assert said["loads"]["disk"] is None
+    assert said["not_measured"].keys() >= {"limits.disk", "loads.disk"}
+
+
+def test_a_sample_is_the_first_targets(run, model):
+    said = bench(run, model, "--sample", "9MiB")
+    assert said["sample_targets"] == 2
+    assert said["sample_bytes"] == 8 * MIB
+
+
+def test_a_target_larger_than_the_sample_is_measured_whole(run, model):
+    assert bench(run, model, "--sample", 1)["sample_bytes"] == 4 * MIB
+
+
+def test_options_of_the_plan_count(run, model):
+    assert bench(run, model, "--dtype", "bf16")["sample_bytes"] == 16 * MIB + 12
+
+
+def test_for_people(run, model):
+    text = run("bench", model, "--seconds", 0, status=0).stdout
+    assert text.startswith("a load from the page cache comes to ")
+    for title in ("new memory", "copy from memory to memory", "page cache to new memory", "loads"):
+        assert f"\n{title}" in text
+
+
+def test_more_time_is_more_rounds(run, model):
+    done = run("bench", model, "--seconds", 6, "--sample", "4MiB", "--json", status=0)
+    assert json.loads(done.stdout)["rounds"] > 1
+
+
+def test_nothing_to_measure_is_said(run, tmp_path):
+    save_file({}, tmp_path / "empty.safetensors")
+    assert "nothing to measure" in run("bench", tmp_path, status=2).stderr
+
+
+def test_other_machines_are_refused(run, model):
+    server = Server()
+    server.add_folder(model)
+    try:
+        done = run("bench", server.url("/a.safetensors"), status=2)
+    finally:
+        server.close()
+    assert "files of this machine" in done.stderr
+
+
+def test_ctrl_c_ends_it(command, model):
+    with subprocess.Popen(
+        [command, "bench", model, "--seconds", "60"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+    assert process.returncode == 130

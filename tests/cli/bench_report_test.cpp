@@ -1,0 +1,81 @@
+#include "cli/bench_report.h"
+
+#include <gmock/gmock.h>
+
+namespace loadstone::cli {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr std::uint64_t bytes = 1'000'000'000;
+
+Series at(std::vector<double> gigabytes_per_second) {
+  Series series{.bytes = bytes, .seconds = {}};
+  for (const double rate : gigabytes_per_second) series.seconds.push_back(1 / rate);
+  return series;
+}
+
+BenchFigures figures(double load_from_page_cache, double load_from_disk, double processor_share) {
+  BenchFigures figures;
+  figures.checkpoint = "model";
+  figures.page_cache_to_new_memory = at({4});
+  figures.disk = at({1});
+  figures.load_from_page_cache = {at({load_from_page_cache}), {processor_share}};
+  figures.load_from_disk = {at({load_from_disk}), {processor_share}};
+  return figures;
+}
+
+TEST(BenchReport, RatesAreMediansAndExtremes) {
+  const Series series = at({1, 4, 2});
+  EXPECT_DOUBLE_EQ(series.median(), 2e9);
+  EXPECT_DOUBLE_EQ(series.lowest(), 1e9);
+  EXPECT_DOUBLE_EQ(series.highest(), 4e9);
+  EXPECT_DOUBLE_EQ(Series{}.median(), 0);
+}
+
+TEST(BenchReport, ALoadNearItsLimitIsBoundByIt) {
+  const BenchFigures near = figures(3.6, 0.9, 1);
+  EXPECT_DOUBLE_EQ(page_cache_verdict(near).of_limit, 0.9);
+  EXPECT_EQ(page_cache_verdict(near).bound, Bound::page_cache_to_new_memory);
+  EXPECT_EQ(disk_verdict(near)->bound, Bound::disk);
+  EXPECT_DOUBLE_EQ(disk_verdict(near)->of_limit, 0.9);
+}
+
+TEST(BenchReport, BusyThreadsFarFromTheLimitAreBoundByTheProcessor) {
+  const BenchFigures busy = figures(0.5, 0.3, 0.97);
+  EXPECT_EQ(page_cache_verdict(busy).bound, Bound::processor);
+  EXPECT_EQ(disk_verdict(busy)->bound, Bound::processor);
+}
+
+TEST(BenchReport, IdleThreadsFarFromTheLimitWait) {
+  const BenchFigures idle = figures(0.5, 0.3, 0.2);
+  EXPECT_EQ(page_cache_verdict(idle).bound, Bound::waiting);
+  EXPECT_EQ(disk_verdict(idle)->bound, Bound::waiting);
+}
+
+// The disk is no bound of a load that is as slow without it.
+TEST(BenchReport, ALoadThatIsAsQuickFromTheDiskIsBoundByWhatBoundsItAnyway) {
+  BenchFigures same = figures(0.5, 0.49, 0.2);
+  EXPECT_EQ(disk_verdict(same)->bound, Bound::waiting);
+  same.load_from_page_cache.processor_shares = {1};
+  EXPECT_EQ(disk_verdict(same)->bound, Bound::processor);
+}
+
+TEST(BenchReport, ReasonsStandWhereNothingWasMeasured) {
+  BenchFigures half = figures(3.6, 0.9, 1);
+  half.disk.seconds.clear();
+  half.load_from_disk = {};
+  half.no_disk = half.no_disk_load = "nobody knows";
+  EXPECT_FALSE(disk_verdict(half));
+  const std::string text = to_text(half, {});
+  EXPECT_THAT(text, HasSubstr("a load from the page cache comes to 90 % of the limit"));
+  EXPECT_THAT(text, Not(HasSubstr("a load from the disk comes")));
+  EXPECT_THAT(text, HasSubstr("not measured: nobody knows"));
+  const std::string json = to_json(half);
+  EXPECT_THAT(json, HasSubstr("\"limits.disk\": \"nobody knows\""));
+  EXPECT_THAT(json, HasSubstr("\"disk\": null"));
+}
+
+}  // namespace
+}  // namespace loadstone::cli
