@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +136,24 @@ def remember(model: Any, report: Report, slots: list[TensorSlot]) -> None:
     for module in model.modules():
         _last_load.pop(module, None)  # loads of parts, before this one
     _last_load[model] = _Loaded(report, noted)
+
+
+def forget(tensors: Iterable[Any]) -> None:
+    """No load accounts for what stands in the memory of these any longer."""
+    from loadstone._skeleton_schema import storage_key
+
+    keys = {storage_key(tensor) for tensor in tensors}
+    for model, loaded in list(_last_load.items()):
+        noted = loaded.noted.items()
+        lost = {name for name, each in noted if each.storage and each.storage.cdata in keys}
+        if lost:
+            kept = {
+                name: item
+                for name, item in loaded.report.provenance.items()
+                if name not in lost and item.tie_of not in lost
+            }
+            report = dataclasses.replace(loaded.report, provenance=kept)
+            _last_load[model] = _Loaded(report, loaded.noted)
 
 
 def last_report(model: Any) -> Report | None:

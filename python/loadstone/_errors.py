@@ -17,6 +17,8 @@ class Error(Exception):
         field, found, expected: the argument or field, its value, and the accepted values.
         errno: the operating system's error number, or 0.
         findings: all findings of the plan that was refused (:class:`PlanError`), else empty.
+        half_written: tensors of the model that may hold a part of their new value, where a load
+            failed that wrote in place; else empty.
     """
 
     errno: int | None  # as OSError has it
@@ -45,6 +47,7 @@ class Error(Exception):
         self.expected = expected
         self.errno = errno
         self.findings: list[Any] = []
+        self.half_written: list[str] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         # An exception is made again from its arguments; findings stay in the process.

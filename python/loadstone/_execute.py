@@ -54,10 +54,12 @@ def run(
     threads: int = 0,
     receipt: str | None = None,
     settle: Callable[[_core.OffloadFolder, Report], None] | None = None,
+    in_place: bool | None = None,
 ) -> Report:
     """See :meth:`loadstone.Plan.execute`.
 
     Args:
+        in_place: ``None``: as the plan says.
         settle: puts into the offload folder what it gets beside the plan's, before its commit.
     """
     if plan._units is None:
@@ -66,7 +68,13 @@ def run(
     slots = _slots(plan, model)
     made = _initialise.values(plan, model)  # before a byte is read: initialisers may fail
     filled = read_values(
-        plan, model, progress=progress, threads=threads, slots=slots, receipt=receipt
+        plan,
+        model,
+        progress=progress,
+        threads=threads,
+        slots=slots,
+        receipt=receipt,
+        in_place=in_place,
     )
     walked = slots_of(model)
     before = [slot.tensor for slot in walked]
@@ -77,7 +85,8 @@ def run(
             settle(filled.offload, report)
             filled.offload.commit()
             report.sync_seconds = filled.offload.sync_seconds
-    except BaseException:
+    except BaseException as error:
+        filled.homes.report_half_written(error)
         filled.offload.abandon()
         plan._extra.undo()
         filled.homes.undo()
@@ -155,24 +164,31 @@ def read_values(
     threads: int = 0,
     slots: list[TensorSlot] | None = None,
     receipt: str | None = None,
+    in_place: bool | None = None,
 ) -> Filled:
     """Carries the plan out into fresh memory; the model is left as it is.
 
     Args:
         slots: the model's tensors in the plan's order, where they are known.
+        in_place: memory that is there is written; ``None``: as the plan says.
     """
     plan.require_ok()
+    in_place = plan._in_place if in_place is None else in_place
     slots = _slots(plan, model) if slots is None else slots
     _require_devices(plan)
     if plan._units is not None:
         plan._units.require_values()
     values: list[Any] = [None] * len(slots)
     with _collector.paused():
-        homes = Homes(slots, plan.targets, plan._in_place)
-    with shown(progress, "loading") as callback:
-        core = _read(plan, homes, values, threads, callback, receipt or "")
-    _core.require_delivered(plan._core, core)
-    return Filled(slots, values, core, homes, plan._extra.read())
+        homes = Homes(slots, plan.targets, in_place)
+    try:
+        with shown(progress, "loading") as callback:
+            core = _read(plan, homes, values, threads, callback, receipt or "")
+        _core.require_delivered(plan._core, core)
+        return Filled(slots, values, core, homes, plan._extra.read())
+    except BaseException as error:
+        homes.report_half_written(error)
+        raise
 
 
 @_collector.paused()

@@ -11,8 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from loadstone import _audit
 from loadstone import torch as memory
 from loadstone._dtypes import dtype_name
+from loadstone._errors import Error
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 # Origins of values that a load puts into memory; a value of another origin stays where it is.
 WRITTEN = ("checkpoint", "constant", "zeros", "initialiser")
+# An error's note names this many tensors, and counts the others.
+_LISTED_MAX = 8
 # Copied memory begins where elements of all dtypes may.
 _ALIGNMENT = 64
 
@@ -115,6 +119,27 @@ class Homes:
                 self._moves.append((tensor, tensor.data))
                 tensor.data = home
             _note_write(tensor)
+
+    def report_half_written(self, error: BaseException) -> None:
+        """Names the tensors whose memory a load that failed may have written to, if any.
+
+        They are noted in the error, and no audit accounts for them until the next load.
+        """
+        if not self._in_place:
+            return
+        written = [
+            slot for slot, target in self._pairs if _is_written(target) and _fits(slot, target)
+        ]
+        for slot in written:
+            _note_write(slot.tensor)
+        _audit.forget([slot.tensor for slot in written])
+        names = [slot.name for slot in written]
+        if isinstance(error, Error):
+            error.half_written = names
+        if names:
+            more = f" and {len(names) - _LISTED_MAX} more" if len(names) > _LISTED_MAX else ""
+            listed = ", ".join(names[:_LISTED_MAX]) + more
+            error.add_note(f"The model may be half-written: {listed}. Load again to repair it")
 
     def undo(self) -> None:
         """Gives them those that they had before :meth:`commit`."""

@@ -119,6 +119,7 @@ class Plan:
         self,
         *,
         model: Any = None,
+        into: Any = None,
         progress: bool | Callable[[int, int], object] = False,
         threads: int | None = None,
         receipt: str | None = None,
@@ -131,6 +132,10 @@ class Plan:
 
         Args:
             model: needed for a plan that was read from a file.
+            into: the same, and its memory is written in place, as that of a plan made ``in_place``:
+                no second copy, and whoever shares the memory sees the new values. A load that fails
+                leaves some of it half-written: the error's ``half_written`` names the tensors, the
+                audit does not account for them, and the next load that succeeds repairs them.
             progress: ``True`` for a bar, or a callable that gets bytes done and bytes in all.
             threads: readers; ``None``: as many as the plan counts on.
             receipt: ``"xxh3-128"`` or ``"sha256-tree"``: digests of all that is read, and of all
@@ -144,12 +149,22 @@ class Plan:
         """
         from loadstone import _execute
 
-        subject = model if model is not None else self._model and self._model()
+        if model is not None and into is not None:
+            raise make("plan.options", "pass the model as model= or as into=", field="into")
+        given = into if into is not None else model
+        subject = given if given is not None else self._model and self._model()
         if subject is None:
             raise make("plan.options", "this plan has no model: pass model=", field="model")
         with in_turn_with(subject):
             count = count_argument("threads", threads or 0)
-            return _execute.run(self, subject, progress=progress, threads=count, receipt=receipt)
+            return _execute.run(
+                self,
+                subject,
+                progress=progress,
+                threads=count,
+                receipt=receipt,
+                in_place=into is not None or self._in_place,
+            )
 
     def to_json(self) -> str:
         """The plan as text that the command line and C++ programs carry out too."""

@@ -187,6 +187,11 @@ WORLDS = {
         IMPORTS
         + "from transformers import AutoConfig\nconfig = AutoConfig.from_pretrained('checkpoint')",
     ),
+    "docs/audit.md": World(
+        (at(llama, "step-1000", "step-2000", "step-3000"),),
+        f"{IMPORTS}\nfrom transformers import AutoModelForCausalLM\n"
+        "model = AutoModelForCausalLM.from_pretrained('step-1000')",
+    ),
     "docs/opens-where.md": World((at(llama, "model"),), IMPORTS),
     "docs/open.md": World((at(llama, "checkpoint"),)),
     "docs/patch.md": World((at(llama, "folder"),), IMPORTS),
