@@ -42,6 +42,7 @@ help:
 	@echo '               and the C++ tests under sanitizers'
 	@echo 'make test-page the page of a plan in a browser, which it installs'
 	@echo 'make screenshots  pictures of it for docs/images'
+	@echo 'make wheel     the source archive and the wheel, with all it links, in build/dist'
 	@echo 'make docs      the documentation as a site: build/docs/html'
 	@echo 'make bench     speed and memory beside other loaders'
 	@echo 'make versions  which releases of other libraries load: docs/versions.md'
@@ -66,6 +67,10 @@ $(PACKAGE_STAMP): $(PACKAGE_SOURCES)
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) python -m pip install -q --no-deps --no-build-isolation \
 	  -Ccmake.define.LOADSTONE_WERROR=ON .
 	touch $@
+
+.PHONY: wheel
+wheel: package
+	python tools/wheel.py build/dist
 
 demo: package
 	python -m examples.demo

@@ -26,6 +26,7 @@
 // clang-format off
 #include "loadstone/export.h"
 #include "loadstone/version.h"
+#include "loadstone/build_info.h"
 #include "loadstone/byte_range.h"
 #include "loadstone/dtype.h"
 #include "loadstone/shape.h"

@@ -23,6 +23,7 @@ namespace loadstone::python {
 
 namespace nb = nanobind;
 
+void bind_build_info(nb::module_& module);
 void bind_error(nb::module_& module);
 void bind_finding(nb::module_& module);
 void bind_remote(nb::module_& module);

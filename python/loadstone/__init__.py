@@ -41,7 +41,7 @@ from loadstone._report import Provenance, Report, Source
 from loadstone._safe_open import safe_open
 from loadstone._skeleton import save_skeleton, skeleton
 from loadstone._targets import PlannedTarget
-from loadstone._version import __version__
+from loadstone._version import BuildInfo, __version__, build_info
 
 if TYPE_CHECKING:
     from loadstone import accelerate as accelerate
@@ -70,6 +70,7 @@ _NOT_STARRED = (*_ADAPTERS, "open")
 __all__ = [
     "Audit",
     "AuditError",
+    "BuildInfo",
     "Catalog",
     "ConvertReport",
     "Error",
@@ -91,6 +92,7 @@ __all__ = [
     "TensorInfo",
     "__version__",
     "audit",
+    "build_info",
     "configure_remote",
     "convert",
     "dequantize",

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <new>
 #include <thread>
@@ -51,6 +52,24 @@ std::string part_of(CURLU* url, CURLUPart part, unsigned flags = 0) {
 void initialise() {
   static const CURLcode code = curl_global_init(CURL_GLOBAL_DEFAULT);
   if (code != CURLE_OK) throw std::bad_alloc();
+}
+
+// Where distributions keep the trusted authorities. A libcurl that was built on one of them and
+// travels in a wheel looks in that one's place only.
+constexpr std::array<const char*, 4> ca_files = {"/etc/ssl/certs/ca-certificates.crt",
+                                                 "/etc/pki/tls/certs/ca-bundle.crt",
+                                                 "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"};
+
+// The file to name to libcurl; empty: its own is there, or there is none.
+const std::string& system_ca_file() {
+  static const std::string path = [] {
+    const char* const own = curl_version_info(CURLVERSION_NOW)->cainfo;
+    if (own == nullptr || ::access(own, R_OK) == 0) return std::string();
+    const auto* const found =
+        std::ranges::find_if(ca_files, [](const char* each) { return ::access(each, R_OK) == 0; });
+    return found == ca_files.end() ? std::string() : std::string(*found);
+  }();
+  return path;
 }
 
 }  // namespace
@@ -219,7 +238,8 @@ void HttpClient::prepare(CURL* handle, const HttpRequest& request, Transfer& tra
   set(handle, CURLOPT_PROXY, options_.proxy.c_str());
   set(handle, CURLOPT_NOPROXY, options_.no_proxy.c_str());
   set(handle, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
-  if (!options_.ca_file.empty()) set(handle, CURLOPT_CAINFO, options_.ca_file.c_str());
+  const std::string& ca_file = options_.ca_file.empty() ? system_ca_file() : options_.ca_file;
+  if (!ca_file.empty()) set(handle, CURLOPT_CAINFO, ca_file.c_str());
   set(handle, CURLOPT_CONNECTTIMEOUT_MS, connect_milliseconds);
   set(handle, CURLOPT_LOW_SPEED_LIMIT, slow_bytes_a_second);
   set(handle, CURLOPT_LOW_SPEED_TIME, static_cast<long>(options_.stall_seconds));
