@@ -14,7 +14,6 @@
 #include "cli/output.h"
 #include "cli/write.h"
 #include "loadstone/error.h"
-#include "plan/rules.h"
 
 namespace loadstone::cli {
 
@@ -30,23 +29,13 @@ struct Args {
   WriteArgs write;
 };
 
-void read_rules(const Args& args, const Catalog& catalog, ConvertOptions& options) {
-  if (args.rules_path.empty()) return;
-  const std::string path = args.rules_path;
-  const auto read = [&](const std::string& text) {
-    if (is_rules_json(text)) {
-      options.rules = rules_from_json(text);
-    } else {
-      options.recipes = recipes_from_json(catalog, text);
-    }
-    return true;
-  };
-  static_cast<void>(parse_file(path, read));
-}
-
 ConvertOptions convert_options(const Args& args, const Catalog& catalog) {
   ConvertOptions options = write_options(args.write, args.open.paths.front(), catalog);
-  read_rules(args, catalog, options);
+  if (!args.rules_path.empty()) {
+    RulesOrRecipes given = rules_from_user(args.rules_path, catalog);
+    options.rules = std::move(given.rules);
+    options.recipes = std::move(given.recipes);
+  }
   options.unexpected = from_name<UnexpectedPolicy>(args.unexpected).value();
   options.experts = expert_layout(args.experts).value_or(ExpertLayout::keep);
   options.dequantize = args.dequantize;
@@ -92,8 +81,7 @@ void add_convert(CLI::App& app, Chosen& chosen) {
     return command->add_option(names, value, help)->type_name(type);
   };
   add("--to", args->to, "FORMAT", "Format to write, which TARGET says already");
-  add("--rules", args->rules_path, "FILE",
-      "How names and layouts map, as JSON: rules, or recipes that Python wrote");
+  add("--rules", args->rules_path, "FILE", rules_help);
   add("--unexpected", args->unexpected, "P", "Tensors that recipes leave over")
       ->check(CLI::IsMember(names_of<UnexpectedPolicy>()));
   add_write_options(*command, args->write);

@@ -17,6 +17,7 @@
 #include "cli/output.h"
 #include "loadstone/error.h"
 #include "plan/devices.h"
+#include "plan/rules.h"
 
 namespace loadstone::cli {
 
@@ -88,7 +89,6 @@ std::vector<std::pair<std::string, std::uint64_t>> limits_of(const PlanArgs& arg
 
 PlanOptions plan_options(const PlanArgs& args) {
   PlanOptions options = args.options;
-  if (!args.rules_path.empty()) options.rules = parse_file(args.rules_path, rules_from_json);
   if (!args.strip_prefixes.empty()) options.strip_prefixes = args.strip_prefixes;
   if (args.dtype == "auto") {
     options.dtype_from_file = true;
@@ -212,7 +212,7 @@ std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args) {
   CLI::Option* const skeleton =
       add("--skeleton", args.skeleton_path, "FILE",
           "What the model needs, as JSON (default: the checkpoint's tensors)");
-  add("--rules", args.rules_path, "FILE", "How names and layouts map, as JSON")->needs(skeleton);
+  add("--rules", args.rules_path, "FILE", rules_help)->needs(skeleton);
   add("--strip-prefix", args.strip_prefixes, "P",
       "Taken from names where all have it; repeatable (default: module. and _orig_mod.)")
       ->allow_extra_args(false)
@@ -240,8 +240,21 @@ std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args) {
   return options;
 }
 
+RulesOrRecipes rules_from_user(const std::string& path, const Catalog& catalog) {
+  return parse_file(path, [&](const std::string& text) {
+    RulesOrRecipes given;
+    if (is_rules_json(text)) {
+      given.rules = rules_from_json(text);
+    } else {
+      given.recipes = recipes_from_json(catalog, text);
+    }
+    return given;
+  });
+}
+
 Plan make_plan(const PlanArgs& args) {
   PlanOptions options = plan_options(args);
+  if (args.skeleton_path == "-" && args.rules_path == "-") standard_input_is_taken();
   const bool has_skeleton = !args.skeleton_path.empty();
   Skeleton skeleton;
   if (has_skeleton) skeleton = parse_file(args.skeleton_path, Skeleton::from_json);
@@ -250,6 +263,11 @@ Plan make_plan(const PlanArgs& args) {
   auto catalog = checkpoints.front();
   if (checkpoints.size() > 1) catalog = std::make_shared<const Catalog>(std::move(checkpoints));
   if (!has_skeleton) skeleton = Skeleton::from_catalog(*catalog);
+  if (!args.rules_path.empty()) {
+    RulesOrRecipes given = rules_from_user(args.rules_path, *catalog);
+    options.rules = std::move(given.rules);
+    options.recipes = std::move(given.recipes);
+  }
   return make_plan(catalog, skeleton, options);
 }
 

@@ -77,9 +77,21 @@ std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args);
 // map.
 [[nodiscard]] Plan make_plan(const PlanArgs& args);
 
+// Rules, or recipes for this checkpoint; the other is empty.
+struct RulesOrRecipes {
+  Rules rules;
+  Recipes recipes;
+};
+[[nodiscard]] RulesOrRecipes rules_from_user(const std::string& path, const Catalog& catalog);
+
 // The page of --html, if it was asked for; `loaded`: of the load that followed.
 void write_page(const Plan& plan, const PlanArgs& args,
                 const std::optional<LoadFigures>& loaded = {});
+
+// Of --rules, wherever it is.
+inline constexpr const char* rules_help =
+    "How names and layouts map, as JSON: rules, or recipes that\nPython wrote; '-' reads them from "
+    "standard input";
 
 // Options that stand alone.
 void add_json_flag(CLI::App& command, bool& json);

@@ -29,6 +29,23 @@ constexpr std::size_t warnings_shown_max = 10;
   throw Error(system_error == ENOSPC ? "io.no_space" : "io.write", "cannot write", where);
 }
 
+// All of it; it does not begin anew.
+std::string read_standard_input() {
+  static bool was_read = false;
+  if (was_read) standard_input_is_taken();
+  was_read = true;
+  std::string text;
+  std::array<char, 64 << 10> part;
+  while (const std::size_t count = std::fread(part.data(), 1, part.size(), stdin)) {
+    text.append(part.data(), count);
+  }
+  if (std::ferror(stdin) == 0) return text;
+  Where where;
+  where.path = shown_path("-");
+  where.system_error = errno;
+  throw Error("io.read", "cannot read", where);
+}
+
 // A string, or null where nothing is known.
 void text_member(JsonWriter& json, std::string_view name, const std::string& text) {
   json.key(name);
@@ -199,7 +216,14 @@ void write_file(const std::string& path, std::string_view text) {
   if (!closed) fail_write(path, errno);
 }
 
+void standard_input_is_taken() {
+  throw Error("usage", "standard input, '-', can be read for one option only");
+}
+
+std::string shown_path(const std::string& path) { return path == "-" ? "standard input" : path; }
+
 std::string read_file(const std::string& path) {
+  if (path == "-") return read_standard_input();
   const auto source = local_storage().open(path);
   std::string text(source->identity().bytes, '\0');
   source->read(0, std::as_writable_bytes(std::span(text)));

@@ -60,9 +60,15 @@ void write_process(JsonWriter& json, const ProcessMemory& memory,
 
 // The whole text into a new file. Throws Error "io.write", "io.no_space".
 void write_file(const std::string& path, std::string_view text);
+// "-" is standard input, which can be read once: Error "usage" for the second time.
 [[nodiscard]] std::string read_file(const std::string& path);
+// Error "usage" for the second option that reads standard input.
+[[noreturn]] void standard_input_is_taken();
+// As messages name it.
+[[nodiscard]] std::string shown_path(const std::string& path);
 
-// What `parse` makes of a file's text. Its errors know nothing of files, so they get the path here.
+// The result of `parse` for a file's text. Its errors know nothing of files: they get the path
+// here.
 template <typename Parse>
 [[nodiscard]] auto parse_file(const std::string& path, Parse parse) {
   const std::string text = read_file(path);
@@ -70,7 +76,7 @@ template <typename Parse>
     return parse(text);
   } catch (const Error& error) {
     Where where = error.where();
-    if (where.path.empty()) where.path = path;
+    if (where.path.empty()) where.path = shown_path(path);
     throw Error(error.code(), error.message(), where);
   }
 }

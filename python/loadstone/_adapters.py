@@ -22,7 +22,7 @@ TRACED = ("transformers", "diffusers")
 def trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> Traced:
     """Recipes from the conversion code of a library, for one of its models."""
     if library not in TRACED:
-        known = ", ".join(map(repr, TRACED))
+        known = ", ".join(map(repr, TRACED)) + " or the path of a JSON file"
         raise make("plan.options", "unknown rules", field="rules", found=library, expected=known)
     if isinstance(model, str | os.PathLike):
         raise make("plan.options", "tracing needs a model, not a skeleton file", field="rules")

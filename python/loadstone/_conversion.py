@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +26,8 @@ from loadstone._output import (
     style_name,
 )
 from loadstone._progress import shown
-from loadstone._rules import rules_text
-from loadstone._text import read_text
+from loadstone._rules import RulesText, rules_or_recipes, rules_text
 from loadstone._traced import Traced
-
-
-@dataclass(frozen=True)
-class RulesText:
-    """Rules or recipes as JSON, which can be passed to another process."""
-
-    text: str
-
 
 Rules = (
     Sequence[Mapping[str, Any]] | Mapping[str, str] | str | os.PathLike[str] | Traced | RulesText
@@ -344,11 +334,7 @@ def _chosen(
             error.findings = rules.findings
             raise error
         return "", rules.recipes
-    if isinstance(rules, RulesText):
-        return _read(rules.text, catalog)
-    if not isinstance(rules, str | os.PathLike):
-        return rules_text(rules), None
-    return _read(read_text(rules), catalog)
+    return rules_or_recipes(rules, catalog)
 
 
 def _as_text(rules: Rules | None) -> RulesText | None:
@@ -358,12 +344,4 @@ def _as_text(rules: Rules | None) -> RulesText | None:
         raise make("plan.options", message, field="rules")
     if rules is None or isinstance(rules, RulesText):
         return rules
-    if isinstance(rules, str | os.PathLike):
-        return RulesText(read_text(rules))
     return RulesText(rules_text(rules))
-
-
-def _read(text: str, catalog: _core.Catalog) -> tuple[str, _core.Recipes | None]:
-    if _core.is_rules_json(text):
-        return text, None
-    return "", _core.Recipes.from_json(catalog, text)

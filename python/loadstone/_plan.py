@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadstone import _collector, _core, _initialise, _machine, _modules, _remote
-from loadstone._adapters import trace, with_units
+from loadstone._adapters import TRACED, trace, with_units
 from loadstone._catalog import RANK_MAX, Checkpoint, inspect
 from loadstone._errors import Error, count_argument, make
 from loadstone._extra_state import ExtraState
@@ -22,7 +22,7 @@ from loadstone._needs import Needs, needs_of
 from loadstone._policies import missing_policies
 from loadstone._quantization import Quantization
 from loadstone._report import listed_errors
-from loadstone._rules import rules_text
+from loadstone._rules import Rules, rules_or_recipes
 from loadstone._targets import PlannedTarget, planned_targets
 from loadstone._text import read_text
 from loadstone._traced import Traced
@@ -289,7 +289,7 @@ def plan(
     model: Any,
     checkpoint: Checkpoint,
     *,
-    rules: Sequence[Mapping[str, Any]] | Mapping[str, str] | str | None = None,
+    rules: Rules | None = None,
     dtype: Any = None,
     quantize: Any = None,
     lora: Weighted = (),
@@ -315,7 +315,8 @@ def plan(
             skeleton file made by :func:`loadstone.save_skeleton`.
         checkpoint: see :func:`loadstone.inspect`.
         rules: what becomes of the file's names, first match wins; see ``docs/rules.md``. Or
-            ``{"old.": "new."}``: literal prefixes of names, and what replaces them. Or
+            ``{"old.": "new."}``: literal prefixes of names, and what replaces them. Or the path of
+            a JSON file of rules, or of recipes (:func:`loadstone.save_recipes`). Or
             ``"transformers"``, ``"diffusers"``: traced from that library's own conversion code for
             the model.
         quantize: ``"nf4"``, ``"fp4"`` or ``"int8"``: for the weights of all linear layers but the
@@ -368,15 +369,15 @@ def plan(
         missing, unexpected = ("error", "error") if strict else ("keep", "ignore")
     rank_max = {"gguf_rank_max": RANK_MAX} if rules == "diffusers" else {}
     catalog = inspect(checkpoint, allow_links=allow_links, **rank_max)
-    is_traced = isinstance(rules, str)
-    traced = trace(rules, model, catalog, dtype) if isinstance(rules, str) else None
+    is_traced = isinstance(rules, str) and (rules in TRACED or not Path(rules).exists())
+    traced = trace(str(rules), model, catalog, dtype) if is_traced else None
     traced = with_units(traced, model, catalog, dtype, quantize)
     return make_plan(
         model,
         catalog,
         traced,
         adapters=adapters(lora, lora_ignore, allow_links),
-        rules=None if isinstance(rules, str) else rules,
+        rules=None if is_traced else rules,
         dtype=None if is_traced else dtype,
         device_map=device_map,
         max_memory=max_memory,
@@ -400,7 +401,7 @@ def make_plan(
     traced: Traced | None,
     *,
     adapters: Adapters | None = None,
-    rules: Sequence[Mapping[str, Any]] | Mapping[str, str] | None = None,
+    rules: Rules | None = None,
     dtype: Any = None,
     device_map: Any = None,
     max_memory: Mapping[Any, int | str] | None = None,
@@ -436,7 +437,8 @@ def make_plan(
     mode, entries = _machine.device_map_entries(device_map)
     default, patterns = missing_policies(missing)
     single = dict.fromkeys(needs.outside, "keep") | dict(missing_of or {})
-    prefixes, text = _texts("strip_prefix", strip_prefix), rules_text(rules)
+    prefixes = _texts("strip_prefix", strip_prefix)
+    text, recipes = rules_or_recipes(rules, catalog._core)
     make_core = functools.partial(
         _core.make_plan,
         merged.behind(catalog),
@@ -462,8 +464,11 @@ def make_plan(
         bare_modules=_modules.among(needs.module, [path for path, _ in entries]),
         **options,
     )
-    core = make_core(missing_of=list(single.items()), unexpected=unexpected, recipes=traced.recipes)
-    effect = needs.of_hooks(catalog, core, text, prefixes, missing) if runs_hooks else None
+    given = traced.recipes if recipes is None else recipes
+    core = make_core(missing_of=list(single.items()), unexpected=unexpected, recipes=given)
+    effect = None
+    if runs_hooks and recipes is None:
+        effect = needs.of_hooks(catalog, core, text, prefixes, missing)
     if effect is not None:
         needs.findings += effect.all_findings(unexpected)
         single |= dict.fromkeys(needs.held() & effect.kept, "keep")

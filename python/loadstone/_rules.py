@@ -1,16 +1,48 @@
-"""Rules as a caller writes them."""
+"""Rules and recipes as a caller writes them."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-Rules = Iterable[Mapping[str, Any]] | Mapping[str, str]
+from loadstone import _core
+from loadstone._text import read_text
+
+
+@dataclass(frozen=True)
+class RulesText:
+    """Rules or recipes as JSON, which can be passed to another process."""
+
+    text: str
+
+
+Rules = Iterable[Mapping[str, Any]] | Mapping[str, str] | str | os.PathLike[str] | RulesText
 
 
 def rules_text(rules: Rules | None) -> str:
-    """As the core reads them: a list of rules, or literal prefixes and what replaces them."""
+    """Rules or recipes as JSON.
+
+    Args:
+        rules: a list of rules; or literal prefixes and what replaces them; or the path of a file of
+            rules or recipes.
+    """
+    if isinstance(rules, RulesText):
+        return rules.text
+    if isinstance(rules, str | os.PathLike):
+        return read_text(rules)
     if not rules:
         return ""
     return json.dumps(dict(rules) if isinstance(rules, Mapping) else [dict(rule) for rule in rules])
+
+
+def rules_or_recipes(
+    rules: Rules | None, catalog: _core.Catalog
+) -> tuple[str, _core.Recipes | None]:
+    """Rules as JSON, and recipes for this catalog; at most one of them is there."""
+    text = rules_text(rules)
+    if not text or _core.is_rules_json(text):
+        return text, None
+    return "", _core.Recipes.from_json(catalog, text)

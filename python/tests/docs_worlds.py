@@ -193,6 +193,7 @@ WORLDS = {
         "model = AutoModelForCausalLM.from_pretrained('step-1000')",
     ),
     "docs/opens-where.md": World((at(llama, "model"),), IMPORTS),
+    "docs/install.md": World(()),
     "docs/open.md": World((at(llama, "checkpoint"),)),
     "docs/patch.md": World((at(llama, "folder"),), IMPORTS),
     "docs/plan-page.md": World((at(llama, "model"), at(skeleton_file, "model.json"))),
