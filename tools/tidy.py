@@ -44,6 +44,7 @@ LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
 # The room that a public header belongs to, where it is not its own name's.
 HEADER_ROOM = {
+    "build_info": "base",
     "budget": "base",
     "byte_range": "base",
     "decoding": "codec",

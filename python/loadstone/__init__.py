@@ -33,7 +33,8 @@ from loadstone._open import LazyTensor, OpenCheckpoint, load_file
 from loadstone._open import open as open
 from loadstone._output import ConvertReport
 from loadstone._patch import patch
-from loadstone._plan import Plan, plan
+from loadstone._plan import Plan
+from loadstone._planning import plan
 from loadstone._quantization import Quantization
 from loadstone._receipt import Receipt
 from loadstone._remote import configure_remote

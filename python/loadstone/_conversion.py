@@ -265,7 +265,7 @@ def save_recipes(
         PlanError: the checkpoint does not make the whole model; ``findings`` say what is missing.
     """
     from loadstone._adapters import trace
-    from loadstone._plan import make_plan
+    from loadstone._planning import make_plan
 
     catalog = (
         checkpoint if isinstance(checkpoint, Catalog) else open_source(checkpoint, allow_links)

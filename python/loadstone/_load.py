@@ -8,7 +8,8 @@ from typing import Any
 
 from loadstone._audit import audit
 from loadstone._catalog import Checkpoint
-from loadstone._plan import Plan, plan
+from loadstone._plan import Plan
+from loadstone._planning import plan
 from loadstone._report import Report
 from loadstone._turns import in_turn_with
 

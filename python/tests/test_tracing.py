@@ -46,7 +46,7 @@ def load_traced(code: Code, folder: Path) -> dict[str, torch.Tensor]:
     made = as_dict(code({name: trace.source(name) for name in catalog.encodings()}))
     for name, symbol in made.items():
         trace.add(name, symbol)
-    from loadstone._plan import make_plan
+    from loadstone._planning import make_plan
     from loadstone._traced import Traced
 
     traced = Traced(trace.finish())

@@ -15,7 +15,8 @@ from loadstone._catalog import Catalog
 from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import make
 from loadstone._placement import device_of
-from loadstone._plan import Plan, make_plan
+from loadstone._plan import Plan
+from loadstone._planning import make_plan
 from loadstone._skeleton_walk import TensorSlot, walk
 from loadstone._targets import SAVED
 from loadstone._traced import Traced

@@ -22,7 +22,8 @@ from loadstone._diffusers.supplements import supplement
 from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import PlanError, make
 from loadstone._placement import align_what_hooks_bring, device_of
-from loadstone._plan import Plan, make_plan
+from loadstone._plan import Plan
+from loadstone._planning import make_plan
 from loadstone._report import Report
 from loadstone._skeleton_walk import walk
 from loadstone._traced import Traced, shape_mismatch

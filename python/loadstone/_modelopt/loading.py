@@ -24,7 +24,8 @@ from loadstone._errors import make
 from loadstone._modelopt import export, formats, targets
 from loadstone._modelopt.experts import PackedExperts
 from loadstone._modelopt.targets import Weight
-from loadstone._plan import Plan, make_plan
+from loadstone._plan import Plan
+from loadstone._planning import make_plan
 from loadstone._report import Provenance, Report
 from loadstone._targets import PlannedTarget
 from loadstone._traced import Traced

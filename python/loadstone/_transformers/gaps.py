@@ -13,7 +13,8 @@ from loadstone._audit import audit
 from loadstone._catalog import Catalog
 from loadstone._constructor import model_builder, parameter_values
 from loadstone._errors import make
-from loadstone._plan import Plan, make_plan
+from loadstone._plan import Plan
+from loadstone._planning import make_plan
 from loadstone._report import Report
 from loadstone._traced import Traced, shape_mismatch
 from loadstone._transformers.claim import Claim
