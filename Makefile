@@ -116,6 +116,10 @@ docs: package
 	python -m pip install -q -c constraints.txt -r tools/site/requirements.txt
 	python tools/site/stage.py build/docs
 
+.PHONY: map
+map:  # the folders of HACKING.md as a picture; a test holds it to the tree
+	python tools/map.py
+
 .PHONY: versions
 versions: package  # downloads some gigabytes into build/versions
 	python tools/versions.py build/versions
