@@ -38,6 +38,7 @@ SHORTEN := { grep -vE '^ +Start +[0-9]+: | Passed +[0-9.]+ sec$$' || true; }
 help:
 	@echo 'make demo      load a real checkpoint, and compare with what transformers gives'
 	@echo 'make test      all tests but the long ones'
+	@echo 'make test-fast what is quick of them, in a minute after a build'
 	@echo 'make test-all  those too: sweeps over model classes, measurements (gigabytes, an hour),'
 	@echo '               and the C++ tests under sanitizers'
 	@echo 'make test-page the page of a plan in a browser, which it installs'
@@ -87,6 +88,12 @@ screenshots: package
 test-page: package
 	tools/setup.sh chromium
 	python -m pytest -q python/tests/test_page.py
+
+# Under 90 seconds after a build: HACKING.md says what it leaves out.
+.PHONY: test-fast
+test-fast: release package
+	$(CTEST) fast | $(SHORTEN)
+	python -m pytest -q -n $(JOBS) --dist loadfile -m 'fast and not sweep and not bench'
 
 test-all: release package
 	$(CTEST) release | $(SHORTEN)
