@@ -31,6 +31,9 @@ PACKAGE_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
 # A line for each failure, and the closing lines.
 CTEST := ctest --preset
 SHORTEN := { grep -vE '^ +Start +[0-9]+: | Passed +[0-9.]+ sec$$' || true; }
+# The ten slowest C++ tests, as ctest remembers them.
+SLOWEST = LC_ALL=C sort -k3,3 -gr build/release/Testing/Temporary/CTestCostData.txt | \
+  awk 'NF == 3 && shown++ < 10 {printf "%8.1f s  %s\n", $$3, $$1}'
 
 .PHONY: help demo test test-all bench lint clang-tidy clean setup package release
 .PHONY: asan tsan asan-hostile fuzz
@@ -76,9 +79,10 @@ wheel: package
 demo: package
 	python -m examples.demo
 
-test: release package $(if $(CI),format-check)
+test: release package $(if $(CI),lint-quick)
 	$(CTEST) release | $(SHORTEN)
-	python -m pytest -q -n $(JOBS) $(PYTEST_OPTIONS)
+	@$(SLOWEST)
+	python -m pytest -q -n $(JOBS) --durations=15 --durations-min=1 $(PYTEST_OPTIONS)
 
 .PHONY: test-page screenshots
 screenshots: package
@@ -143,8 +147,11 @@ format-check: setup
 	ruff format --check
 	mypy
 
-lint: format-check clang-tidy
+.PHONY: lint-quick
+lint-quick: format-check
 	python tools/tidy.py
+
+lint: lint-quick clang-tidy
 
 clang-tidy:
 	@tools/setup.sh clang-tidy

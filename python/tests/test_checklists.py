@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 from codec_files import CODECS
 from command import COMMAND
 from fast_files import FAST
@@ -351,3 +352,31 @@ def test_the_quick_tests_of_python_leave_no_adapter_out() -> None:
     names = adapters(ROOT / "python" / "loadstone")
     assert not_quick(names, FAST) == []
     assert "peft" in not_quick(names, ["test_load"])
+
+
+# --- templates and the workflow -----------------------------------------------------------------
+
+
+def broken_form(text: str) -> list[str]:
+    """Keys that a form of GitHub's must have, and this one has not."""
+    form = yaml.safe_load(text)
+    lacking = [key for key in ("name", "description", "body") if not form.get(key)]
+    fields = [each for each in form.get("body", []) if each["type"] != "markdown"]
+    ids = [each.get("id") for each in fields]
+    lacking += [f"label of {each}" for each in fields if "label" not in each["attributes"]]
+    return lacking + (["ids that differ"] if len(set(ids)) < len(ids) or None in ids else [])
+
+
+def test_issue_forms_are_whole() -> None:
+    forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+    own = [path for path in forms if path.name != "config.yml"]
+    assert len(own) >= 2
+    assert {path.name: broken_form(read(path)) for path in own} == {path.name: [] for path in own}
+    field = "{type: input, id: a, attributes: {label: x}}"
+    assert broken_form(f"name: a\nbody: [{field}, {field}]") == ["description", "ids that differ"]
+
+
+def test_the_workflow_runs_what_the_repository_is_checked_with() -> None:
+    workflow = yaml.safe_load(read(ROOT / ".github" / "workflows" / "check.yml"))
+    steps = [each.get("run") for job in workflow["jobs"].values() for each in job["steps"]]
+    assert ".ci/run" in steps and (ROOT / ".ci" / "run").is_file()
