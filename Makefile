@@ -123,8 +123,11 @@ bench: package
 # Warnings are errors, links that lead nowhere among them.
 .PHONY: docs
 docs: package
-	tools/setup.sh doxygen
+	tools/setup.sh doxygen chromium
 	python -m pip install -q -c constraints.txt -r tools/site/requirements.txt
+	rm -rf build/docs/images
+	if command -v chromium >/dev/null; then python tools/screenshots.py build/docs/images; \
+	else echo 'docs: no chromium, so the pictures of plans are those of docs/images'; fi
 	python tools/site/stage.py build/docs
 
 .PHONY: map
