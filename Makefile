@@ -31,6 +31,9 @@ PACKAGE_SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
 # A line for each failure, and the closing lines.
 CTEST := ctest --preset
 SHORTEN := { grep -vE '^ +Start +[0-9]+: | Passed +[0-9.]+ sec$$' || true; }
+# The ten slowest C++ tests, as ctest remembers them.
+SLOWEST = LC_ALL=C sort -k3,3 -gr build/release/Testing/Temporary/CTestCostData.txt | \
+  awk 'NF == 3 && shown++ < 10 {printf "%8.1f s  %s\n", $$3, $$1}'
 
 .PHONY: help demo test test-all bench lint clang-tidy clean setup package release
 .PHONY: asan tsan asan-hostile fuzz
@@ -38,6 +41,7 @@ SHORTEN := { grep -vE '^ +Start +[0-9]+: | Passed +[0-9.]+ sec$$' || true; }
 help:
 	@echo 'make demo      load a real checkpoint, and compare with what transformers gives'
 	@echo 'make test      all tests but the long ones'
+	@echo 'make test-fast what is quick of them, in a minute after a build'
 	@echo 'make test-all  those too: sweeps over model classes, measurements (gigabytes, an hour),'
 	@echo '               and the C++ tests under sanitizers'
 	@echo 'make test-page the page of a plan in a browser, which it installs'
@@ -75,9 +79,10 @@ wheel: package
 demo: package
 	python -m examples.demo
 
-test: release package $(if $(CI),format-check)
+test: release package $(if $(CI),lint-quick)
 	$(CTEST) release | $(SHORTEN)
-	python -m pytest -q -n $(JOBS) $(PYTEST_OPTIONS)
+	@$(SLOWEST)
+	python -m pytest -q -n $(JOBS) --durations=15 --durations-min=1 $(PYTEST_OPTIONS)
 
 .PHONY: test-page screenshots
 screenshots: package
@@ -87,6 +92,12 @@ screenshots: package
 test-page: package
 	tools/setup.sh chromium
 	python -m pytest -q python/tests/test_page.py
+
+# Under 90 seconds after a build: HACKING.md says what it leaves out.
+.PHONY: test-fast
+test-fast: release package
+	$(CTEST) fast | $(SHORTEN)
+	python -m pytest -q -n $(JOBS) --dist loadfile -m 'fast and not sweep and not bench'
 
 test-all: release package
 	$(CTEST) release | $(SHORTEN)
@@ -112,9 +123,16 @@ bench: package
 # Warnings are errors, links that lead nowhere among them.
 .PHONY: docs
 docs: package
-	tools/setup.sh doxygen
+	tools/setup.sh doxygen chromium
 	python -m pip install -q -c constraints.txt -r tools/site/requirements.txt
+	rm -rf build/docs/images
+	if command -v chromium >/dev/null; then python tools/screenshots.py build/docs/images; \
+	else echo 'docs: no chromium, so the pictures of plans are those of docs/images'; fi
 	python tools/site/stage.py build/docs
+
+.PHONY: map
+map:  # the folders of HACKING.md as a picture; a test holds it to the tree
+	python tools/map.py
 
 .PHONY: versions
 versions: package  # downloads some gigabytes into build/versions
@@ -132,8 +150,11 @@ format-check: setup
 	ruff format --check
 	mypy
 
-lint: format-check clang-tidy
+.PHONY: lint-quick
+lint-quick: format-check
 	python tools/tidy.py
+
+lint: lint-quick clang-tidy
 
 clang-tidy:
 	@tools/setup.sh clang-tidy

@@ -42,7 +42,7 @@ function(loadstone_target_options target)
   endif()
 endfunction()
 
-# Sources are globbed, room by room: a room is a folder and each of its files belongs to it, so a
+# Sources are globbed, folder by folder: each of their files belongs to it, so a
 # list beside it would say the same again. CONFIGURE_DEPENDS makes the build look for new files.
 function(loadstone_glob variable)
   file(GLOB found CONFIGURE_DEPENDS ${ARGN})

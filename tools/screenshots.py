@@ -1,5 +1,10 @@
 #!/usr/bin/env python3
-"""Pictures of the page of a plan for docs/images: `make screenshots`, which needs Chromium."""
+"""Pictures of the page of a plan, which need Chromium.
+
+    python tools/screenshots.py [FOLDER]
+
+`make screenshots` writes those of docs/images, `make docs` its own into the site.
+"""
 
 import json
 import subprocess
@@ -60,27 +65,28 @@ def page(checkpoint: Path, command: str, *options: object) -> Path:
     return path
 
 
-def shoot(path: Path, name: str, width: int, height: int, *flags: str) -> None:
-    target = IMAGES / f"{name}.png"
+def shoot(path: Path, target: Path, width: int, height: int, *flags: str) -> None:
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     command += [f"--window-size={width},{height}", f"--screenshot={target}", *flags]
     subprocess.run([*command, path.as_uri()], check=True, capture_output=True)
     print(target)
 
 
-def main() -> None:
-    IMAGES.mkdir(exist_ok=True)
+def main(images: Path) -> None:
+    images.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model.safetensors"
         tensors = llama(16, 512)
         save_file(tensors, model)
-        shoot(page(model, "load", "--max-memory", "cpu=300MB"), "plan-loaded", 1100, 1060)
+        shoot(
+            page(model, "load", "--max-memory", "cpu=300MB"), images / "plan-loaded.png", 1100, 1060
+        )
         dark = "--blink-settings=preferredColorScheme=0"
-        shoot(page(model, "plan", "--dtype", "f32"), "plan-dark", 1100, 1300, dark)
-        shoot(page(model, "plan"), "plan-narrow", 480, 1300)
+        shoot(page(model, "plan", "--dtype", "f32"), images / "plan-dark.png", 1100, 1300, dark)
+        shoot(page(model, "plan"), images / "plan-narrow.png", 480, 1300)
         skeleton = Path(folder) / "skeleton.json"
         skeleton.write_text(skeleton_with_errors(tensors), encoding="utf-8")
-        shoot(page(model, "plan", "--skeleton", skeleton), "plan-errors", 1100, 700)
+        shoot(page(model, "plan", "--skeleton", skeleton), images / "plan-errors.png", 1100, 700)
         many = Path(folder) / "many.safetensors"
         save_file(
             {
@@ -91,8 +97,8 @@ def main() -> None:
             },
             many,
         )
-        shoot(page(many, "plan"), "plan-50000-rows", 1100, 1300)
+        shoot(page(many, "plan"), images / "plan-50000-rows.png", 1100, 1300)
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else IMAGES)

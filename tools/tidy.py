@@ -24,8 +24,8 @@ LINE_COLUMNS_MAX = 100
 # Files that may be longer, each with its reason.
 LONG_FILES: dict[str, str] = {}
 
-# A room may include what stands in a group before its own, and itself.
-ROOMS = (
+# A folder of modules may include what stands in a group before its own, and itself.
+FOLDERS = (
     ("base",),
     ("tensor",),
     ("storage", "kernels"),
@@ -40,10 +40,10 @@ ROOMS = (
     ("audit", "page", "verify"),
     ("cli", "bindings"),
 )
-LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
+LEVEL = {folder: level for level, names in enumerate(FOLDERS) for folder in names}
 
-# The room that a public header belongs to, where it is not its own name's.
-HEADER_ROOM = {
+# The folder that a public header belongs to, where it is not its own name's.
+HEADER_FOLDER = {
     "build_info": "base",
     "budget": "base",
     "byte_range": "base",
@@ -107,12 +107,12 @@ def grep(pattern: str, text: str, message: str) -> Iterator[Breach]:
             yield number, message.format(match[0].strip())
 
 
-def room_of(path: str) -> str | None:
-    """The room of a file of this repository, or of an include as it is written."""
+def folder_of(path: str) -> str | None:
+    """The folder of modules of a file of this repository, or of an include as it is written."""
     parts = Path(path).parts
     if parts[:2] == ("include", "loadstone") or (parts[0] == "loadstone" and len(parts) == 2):
         name = Path(path).stem
-        return HEADER_ROOM.get(name, name)
+        return HEADER_FOLDER.get(name, name)
     if parts[0] == "src":
         return parts[1]
     if parts[0] == "cli" or parts[:2] == ("python", "bindings"):
@@ -121,18 +121,18 @@ def room_of(path: str) -> str | None:
 
 
 def includes_point_down(path: str, text: str) -> Iterator[Breach]:
-    room = room_of(path)
-    if not path.endswith(CPP) or room not in LEVEL or path == "include/loadstone/loadstone.h":
+    folder = folder_of(path)
+    if not path.endswith(CPP) or folder not in LEVEL or path == "include/loadstone/loadstone.h":
         return
     for number, line in enumerate(text.splitlines(), 1):
         match = re.match(r'\s*#\s*include\s*"([^"]+)"', line)
-        other = room_of(match[1]) if match else None
-        if match is None or other is None or other == room:
+        other = folder_of(match[1]) if match else None
+        if match is None or other is None or other == folder:
             continue
         if other not in LEVEL:
-            yield number, f"no room called {other}"
-        elif LEVEL[other] >= LEVEL[room] and (room, match[1]) not in INCLUDES_UP:
-            yield number, f"{room} may not include from {other}"
+            yield number, f"no folder called {other}"
+        elif LEVEL[other] >= LEVEL[folder] and (folder, match[1]) not in INCLUDES_UP:
+            yield number, f"{folder} may not include from {other}"
 
 
 def file_length(path: str, text: str) -> Iterator[Breach]:

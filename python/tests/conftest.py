@@ -6,9 +6,11 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from fast_files import FAST
 
 # A shell starts its background jobs with SIGINT ignored, and children inherit that; here it must
 # arrive, because the tests of interruption send it.
@@ -26,3 +28,21 @@ def torchs_own_functions() -> Iterator[None]:
     linear = torch.nn.functional.linear
     yield
     torch.nn.functional.linear = linear
+
+
+def is_fast(path: Path) -> bool:
+    return str(path.relative_to(Path(__file__).parent).with_suffix("")) in FAST
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test-fast` runs what has this mark."""
+    for item in items:
+        if is_fast(item.path):
+            item.add_marker("fast")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where `fast` is asked for, no other file is imported: that alone takes half a minute."""
+    is_asked = config.getoption("markexpr").startswith("fast")
+    is_other = collection_path.name.startswith("test_") and not is_fast(collection_path)
+    return True if is_asked and is_other else None

@@ -1,8 +1,9 @@
 """llama.cpp's own llama-quantize, run on its own files, and what it makes compared with ours.
 
-LOADSTONE_LLAMA_QUANTIZE names the program, built without fused multiply-adds (HACKING.md); tests
-that need it skip where it is not set. `python python/tests/llama_quantize.py` writes anew what it
-makes of a small model, for tests that need no program.
+LOADSTONE_LLAMA_QUANTIZE names the program, built without fused multiply-adds
+(docs/design/tests.md); tests that need it skip where it is not set.
+`python python/tests/llama_quantize.py` writes anew what it makes of a small model, for tests that
+need no program.
 """
 
 from __future__ import annotations

@@ -328,6 +328,33 @@ def test_metadata_that_break_a_rule_are_refused(
     assert run("inspect", folder).returncode == 3
 
 
+def test_a_name_that_stands_twice_is_refused(checkpoints: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "twice"
+    shutil.copytree(checkpoints / "mesh", folder)
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    metadata.state_dict_metadata["tile2"] = metadata.state_dict_metadata["tiles"]
+    raw = pickle.dumps(metadata)
+    assert raw.count(b"tile2") == 1
+    (folder / ".metadata").write_bytes(raw.replace(b"tile2", b"tiles"))
+    with pytest.raises(loadstone.FormatError) as error:
+        loadstone.inspect(folder)
+    assert (error.value.code, error.value.tensor) == ("dcp.duplicate", "tiles")
+
+
+def test_items_of_no_tensor_are_named(checkpoints: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "more"
+    shutil.copytree(checkpoints / "mesh", folder)
+    assert "dcp.unused" not in run("inspect", folder, "--json").stdout
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    start = torch.Size((0, 0))
+    item = metadata.storage_data[MetadataIndex("tiles", start)]
+    metadata.storage_data[MetadataIndex("gone", start)] = item
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    findings = json.loads(run("inspect", folder, "--json").stdout)["findings"]
+    (unused,) = [each for each in findings if each["code"] == "dcp.unused"]
+    assert unused["severity"] == "warning" and "gone" in unused["message"]
+
+
 def test_metadata_that_end_early_are_refused(checkpoints: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cut"
     shutil.copytree(checkpoints / "mesh", folder)

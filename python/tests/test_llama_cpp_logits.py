@@ -1,6 +1,6 @@
 """llama.cpp opens what is written here, and computes what it computes from its own files.
 
-It is entered through llama-cpp-python; HACKING.md says how both are found.
+It is entered through llama-cpp-python; docs/design/tests.md says how both are found.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ BREACHES = [
     ("src/catalog/a.cpp", '#include "loadstone/skeleton.h"\n', "may not include from skeleton"),
     ("src/plan/a.cpp", '#include "cli/app.h"\n', "plan may not include from cli"),
     ("include/loadstone/shape.h", '#include "loadstone/plan.h"\n', "may not include from plan"),
-    ("src/plan/a.cpp", '#include "loadstone/attic.h"\n', "no room called attic"),
+    ("src/plan/a.cpp", '#include "loadstone/attic.h"\n', "no folder called attic"),
     ("cli/a.cpp", "int a;\n" * 501, "the file has 501 lines"),
     ("tools/a.sh", "#" * 101 + "\n", "the line has 101 columns"),
     ("src/plan/a.cpp", LONG_CPP, "the function has 73 lines"),

@@ -206,6 +206,9 @@ def stage(source: Path) -> None:
         if page != docs / "README.md":
             target.write_text(staged(page), encoding="utf-8")
     shutil.copytree(docs / "images", source / "images")
+    own = source.parent / "images"  # what `make docs` has drawn by this build
+    if own.is_dir():
+        shutil.copytree(own, source / "images", dirs_exist_ok=True)
     for name, page in ROOT_PAGES.items():
         (source / f"{page}.md").write_text(staged(REPOSITORY / name), encoding="utf-8")
     (source / "index.md").write_text(index(), encoding="utf-8")
