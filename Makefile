@@ -88,6 +88,7 @@ test: release package $(if $(CI),lint-quick)
 screenshots: package
 	tools/setup.sh chromium
 	python tools/screenshots.py
+	python tools/terminal.py
 
 test-page: package
 	tools/setup.sh chromium
