@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from merge_models import write_peft
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers_models import randomise_all
 
 
@@ -120,6 +120,33 @@ def quantized(folder: Path) -> Path:
     return folder
 
 
+def dcp(folder: Path) -> Path:
+    """What :func:`wrapped` holds, as a training script's state with its optimizer, and rules."""
+    import json
+
+    import torch.distributed.checkpoint as distributed
+
+    state = load_file(wrapped(folder.with_name("state.safetensors"), prefix=""))
+    optimizer = {f"{name}.exp_avg": torch.zeros_like(each) for name, each in state.items()}
+    distributed.save({"model": state, "optim": optimizer}, checkpoint_id=folder, no_dist=True)
+    rules = [{"op": "rename", "sources": ["model\\.(.*)"], "targets": ["$1"]}]
+    folder.with_name("rules.json").write_text(json.dumps(rules), encoding="utf-8")
+    return folder
+
+
+def kohya(folder: Path) -> Path:
+    """One layer of a UNet, and style.safetensors for it and for a text encoder."""
+    folder.mkdir()
+    save_file({"mid.to_q.weight": torch.randn(64, 64)}, folder / "model.safetensors")
+    tensors = {}
+    for module in ("lora_unet_mid_to_q", "lora_te_mlp_fc1"):
+        tensors[f"{module}.lora_down.weight"] = torch.randn(4, 64)
+        tensors[f"{module}.lora_up.weight"] = torch.randn(64, 4)
+        tensors[f"{module}.alpha"] = torch.tensor(4.0)
+    save_file(tensors, folder.with_name("style.safetensors"))
+    return folder
+
+
 @dataclass(frozen=True)
 class World:
     """Files for a page: each is made in the folder where the page's code runs.
@@ -192,6 +219,9 @@ WORLDS = {
         f"{IMPORTS}\nfrom transformers import AutoModelForCausalLM\n"
         "model = AutoModelForCausalLM.from_pretrained('step-1000')",
     ),
+    "docs/modelopt.md": World(
+        (at(llama, "folder"),), f"{IMPORTS}\nfrom transformers import AutoModelForCausalLM\n"
+    ),
     "docs/opens-where.md": World((at(llama, "model"),), IMPORTS),
     "docs/install.md": World(()),
     "docs/open.md": World((at(llama, "checkpoint"),)),
@@ -203,6 +233,15 @@ WORLDS = {
     "docs/receipt.md": World(
         (at(llama, "SOURCE"), at(wrapped, "checkpoint/model.safetensors", prefix="")),
         IMPORTS + ANY_MODULE + "with loadstone.skeleton():\n    model = MyModel()",
+    ),
+    "docs/formats/dcp.md": World(
+        (at(dcp, "checkpoint-1000"),),
+        IMPORTS + ANY_MODULE + "with loadstone.skeleton():\n    model = MyModel()",
+    ),
+    "docs/merge.md": World(
+        (at(llama, "base", "a", "b"), at(adapter, "adapter"), *ADAPTERS, at(kohya, "unet")),
+        f"{IMPORTS}\nfrom transformers import AutoModelForCausalLM\n"
+        "model = AutoModelForCausalLM.from_pretrained('base')",
     ),
     "docs/tutorials/bitsandbytes.md": World((at(llama, "llama"),)),
     "docs/tutorials/diffusers.md": World((wan,)),
@@ -222,9 +261,6 @@ NOT_RUN = {
     "docs/bitsandbytes.md": "not yet: its pipelines are in test_bitsandbytes_diffusers.py",
     "docs/convert.md": "not yet: test_convert*.py and python/tests/cli run these commands",
     "docs/diffusers.md": "not yet: its pipelines are in test_diffusers_pipelines.py",
-    "docs/formats/dcp.md": "not yet: test_dcp.py loads and converts such a folder",
-    "docs/merge.md": "not yet: docs/tutorials/merge.md has what it shows",
-    "docs/modelopt.md": "not yet: test_modelopt_loading.py makes these calls",
     "docs/adapters.md": "an overview: each call stands on the page of its library, where it runs",
     "docs/cli.md": "its lines name the options; python/tests/cli runs each of them",
     "docs/remote.md": "its hosts are no machines of ours; test_remote.py has local ones",

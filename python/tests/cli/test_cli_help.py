@@ -184,6 +184,12 @@ def test_fish_offers_commands_and_options(scripts):
 # ---- the documentation
 
 
+def test_the_page_begins_with_every_command(table):
+    overview = (ROOT / "docs/cli.md").read_text().partition("\n## ")[0]
+    listed = re.findall(r"^    loadstone (\w+)", overview, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(table.keys() - {""})
+
+
 def test_the_docs_name_every_command_and_option(table):
     page = (ROOT / "docs/cli.md").read_text()
     unnamed = [
