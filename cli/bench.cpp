@@ -159,7 +159,7 @@ class Bench {
     if (sample_.target_count() == 0) {
       throw Error("usage", "the plan reads no tensor into memory: there is nothing to measure");
     }
-    figures_.checkpoint = plan.catalog->root();
+    figures_.checkpoint = plan.catalog->shown_path();
     figures_.total_bytes = plan.catalog->total_bytes();
     figures_.total_targets = plan.targets.size();
     figures_.sample_targets = sample_.target_count();

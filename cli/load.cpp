@@ -124,10 +124,10 @@ std::string text_of(const Plan& plan, const Outcome& outcome) {
   const auto on_disk = std::ranges::count_if(report.provenance, [](const Provenance& item) {
     return item.delivery == Delivery::disk_write || item.delivery == Delivery::disk_keep;
   });
-  const auto without_value = outcome.audit.exceptions.size() - static_cast<std::size_t>(on_disk);
+  const auto without_value = outcome.audit.not_held.size() - static_cast<std::size_t>(on_disk);
   std::string text = verdict_text(loaded_verdict(plan, report), style_of(stdout));
-  text += fmt::format("loaded    {} targets",
-                      report.provenance.size() - outcome.audit.exceptions.size());
+  text +=
+      fmt::format("loaded    {} targets", report.provenance.size() - outcome.audit.not_held.size());
   if (on_disk > 0) text += fmt::format(", {} more on disk", on_disk);
   if (without_value > 0) text += fmt::format(", {} without a value on purpose", without_value);
   text += fmt::format("\nread      {} in {}", human_bytes(report.bytes_read),
@@ -152,7 +152,7 @@ std::string json_of(const Plan& plan, const Outcome& outcome) {
   json.member("ok", outcome.audit.ok());
   json.member("on_meta", outcome.audit.on_meta);
   json.member("unaccounted", outcome.audit.unaccounted);
-  json.member("exceptions", outcome.audit.exceptions);
+  json.member("not_held", outcome.audit.not_held);
   json.end_object();
   return joined(std::move(json), to_json(outcome.report));
 }

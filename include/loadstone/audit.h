@@ -13,9 +13,9 @@ namespace loadstone {
 // Plain data. What each list holds are targets' names.
 struct LOADSTONE_API Audit {
   std::vector<Provenance> provenance;
-  std::vector<std::string> on_meta;      // without memory, and no exception names them
+  std::vector<std::string> on_meta;      // without memory, and no rule excludes them
   std::vector<std::string> unaccounted;  // no origin, or fewer bytes written than the target has
-  std::vector<std::string> exceptions;   // without a value on purpose, each with its reason
+  std::vector<std::string> not_held;     // no value in memory on purpose; the reason says why
 
   [[nodiscard]] bool ok() const noexcept { return on_meta.empty() && unaccounted.empty(); }
   // Throws Error "audit.on_meta" or "audit.unaccounted" that names the first few and the count.

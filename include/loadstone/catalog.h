@@ -158,6 +158,10 @@ class LOADSTONE_API Catalog {
   Catalog& operator=(const Catalog&) = delete;
 
   [[nodiscard]] const std::string& root() const noexcept { return root_; }
+  // The path that people know it by: of its one file, or of the folder.
+  [[nodiscard]] const std::string& shown_path() const noexcept {
+    return shards_.size() == 1 ? shards_[0].path : root_;
+  }
   [[nodiscard]] const std::vector<Shard>& shards() const noexcept { return shards_; }
   [[nodiscard]] const std::vector<TensorInfo>& tensors() const noexcept { return tensors_; }
   [[nodiscard]] const Metadata& metadata() const noexcept { return metadata_; }

@@ -94,11 +94,11 @@ struct SourceRange {
   std::uint64_t offset_end = 0;
 };
 
-// Where a target's value came from, written down when it got there. What was placed on disk is an
-// exception with the reason "offloaded": the model does not hold it.
+// Where a target's value came from, written down when it got there. What was placed on disk keeps
+// its origin and has the reason "offloaded": the model does not hold it.
 struct Provenance {
   std::string target;
-  Origin origin = Origin::exception;
+  Origin origin = Origin::excluded;
   TargetKind kind = TargetKind::parameter;
   Delivery delivery = Delivery::none;
   std::vector<SourceRange> sources;

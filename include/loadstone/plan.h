@@ -110,7 +110,7 @@ struct PlanOptions {
 
 // How a target reaches its place.
 enum class Delivery : std::uint8_t {
-  none,        // no bytes move: constructor, tie, exception ...
+  none,        // no bytes move: constructor, tie, excluded ...
   memory,      // written into the destination
   file_view,   // a view of the shard (options.mmap)
   disk_write,  // offloaded: written to the offload folder

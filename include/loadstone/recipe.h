@@ -25,9 +25,9 @@ enum class Origin : std::uint8_t {
   initialiser,  // the model's own initialiser, run after the load
   zeros,
   constant,
-  kept,       // the value that the model held before the load
-  tie,        // the same tensor as another target
-  exception,  // no value on purpose: the reason says why
+  kept,      // the value that the model held before the load
+  tie,       // the same tensor as another target
+  excluded,  // no value, as the caller asked: the reason says which rule
 };
 
 // "checkpoint", "constructor" ...
@@ -69,12 +69,12 @@ using Constant = std::shared_ptr<const std::vector<std::byte>>;
 inline constexpr std::uint64_t constant_bytes_max = 16u << 20;
 
 struct Recipe {
-  Origin origin = Origin::exception;
+  Origin origin = Origin::excluded;
   std::vector<Box> boxes;              // origin checkpoint: together they write each element once
   std::shared_ptr<const Merge> merge;  // see merge.h; null: the boxes are all there is
   Constant constant;                   // origin constant: as many bytes as the target has
   std::string tie_of;                  // origin tie
-  std::string reason;                  // origin exception
+  std::string reason;                  // origin excluded
 };
 
 // What something worked out that one target is made of: a trace of a library's own converter, say.

@@ -48,7 +48,7 @@ struct Target {
 struct LOADSTONE_API Skeleton {
   std::vector<Target> targets;
   // Whether has_value means anything. A skeleton read from JSON holds no values, and buffers
-  // without one are then exceptions with a reason; in a model at hand they are errors
+  // without one are then excluded with a reason; in a model at hand they are errors
   // ("plan.no_value").
   bool values_known = true;
 

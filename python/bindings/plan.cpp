@@ -168,11 +168,13 @@ auto get(const SharedPlan& self) {
   return (*self).*member;
 }
 
-// `loaded`: seconds, bytes read and the most that was staged.
+using Measured = std::tuple<double, std::uint64_t, std::uint64_t, std::uint64_t>;
+
+// `loaded`: seconds, bytes read, the most that was staged, and the process's peak.
 std::string page_of(const SharedPlan& plan, const std::string& model,
                     const std::vector<std::pair<std::string, std::uint64_t>>& max_memory,
                     const std::map<std::string, std::uint64_t>& held,
-                    const std::optional<std::tuple<double, std::uint64_t, std::uint64_t>>& loaded) {
+                    const std::optional<Measured>& loaded) {
   PageOptions options;
   options.model = model;
   options.max_memory = max_memory;
@@ -181,6 +183,7 @@ std::string page_of(const SharedPlan& plan, const std::string& model,
     options.loaded = {.seconds = std::get<0>(*loaded),
                       .bytes_read = std::get<1>(*loaded),
                       .staging_bytes_peak = std::get<2>(*loaded),
+                      .process_bytes_peak = std::get<3>(*loaded),
                       .progress = {}};
   }
   const nb::gil_scoped_release release;

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from loadstone import _collector
 from loadstone._errors import make
 from loadstone._receipt import Receipt
-from loadstone._report import Provenance, Report
+from loadstone._report import OFFLOADED, Provenance, Report
 
 if TYPE_CHECKING:
     from loadstone._skeleton_walk import TensorSlot
@@ -29,14 +29,15 @@ class Audit:
 
     Attributes:
         provenance: one entry for every tensor that is accounted for.
-        on_meta: tensors without memory that no exception names (full attribute paths).
+        on_meta: tensors without memory that no rule excludes (full attribute paths).
         unaccounted: tensors with memory whose value has no known origin: there was no load.
         changed: tensors that were replaced, moved, cast, added or overwritten since the load. No
             fault: training, ``.half()`` and adapters do so. Writes that torch counts in no version
             are not seen: through ``.data``, ``detach()`` of other threads' making, numpy, and any
             write to a tensor made in ``torch.inference_mode()``.
         proved: with a receipt, tensors whose memory has the bytes that the load gave them.
-        exceptions: tensors without a value on purpose, with the reason (``offloaded`` ...).
+        not_held: tensors without a value in memory on purpose, with the reason (``offloaded``,
+            or the rule that excludes them).
     """
 
     provenance: dict[str, Provenance] = field(default_factory=dict)
@@ -44,7 +45,7 @@ class Audit:
     unaccounted: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     proved: list[str] = field(default_factory=list)
-    exceptions: dict[str, str] = field(default_factory=dict)
+    not_held: dict[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -65,7 +66,10 @@ class Audit:
         counts: dict[str, int] = {}
         for item in self.provenance.values():
             counts[item.origin] = counts.get(item.origin, 0) + 1
-        origins = ", ".join(f"{count} from {origin}" for origin, count in sorted(counts.items()))
+        origins = ", ".join(
+            f"{count} excluded" if origin == "excluded" else f"{count} from {origin}"
+            for origin, count in sorted(counts.items())
+        )
         since = f", {len(self.changed)} changed since the load" if self.changed else ""
         if self.ok:
             return f"ok: all {len(self.provenance)} tensors have an origin ({origins}){since}"
@@ -198,10 +202,10 @@ def audit(
         loaded, name = _load_of(loads, paths, slot.name)
         name = _name_before_adapters(loaded, name)
         item = loaded.report.provenance.get(name) if loaded else None
-        reason = _exception(loaded.report, item) if loaded and item else None
+        reason = _not_held(loaded.report, item) if loaded and item else None
         reason = reason or elsewhere.get(slot.name)
         if reason is not None:
-            result.exceptions[slot.name] = reason
+            result.not_held[slot.name] = reason
             if item is not None:
                 result.provenance[slot.name] = item
         elif slot.tensor.is_meta:
@@ -310,11 +314,13 @@ def _elsewhere(model: Any, slots: list[TensorSlot]) -> dict[str, str]:
     return reasons(model, slots)
 
 
-def _exception(report: Report, item: Provenance) -> str | None:
-    """Why there is no value on purpose; a tie has what the tensor has that it is tied to."""
-    if item.origin == "tie":
-        item = report.provenance[item.tie_of]
-    return item.reason if item.origin == "exception" else None
+def _not_held(report: Report, item: Provenance) -> str | None:
+    """Why there is no value on purpose: of the tensor, or of the one that it is tied to."""
+    both = [item, report.provenance[item.tie_of]] if item.origin == "tie" else [item]
+    reasons = (
+        each.reason for each in both if each.origin == "excluded" or each.reason == OFFLOADED
+    )
+    return next(reasons, None)
 
 
 def _storage(tensor: Any) -> Any:

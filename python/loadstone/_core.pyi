@@ -112,7 +112,7 @@ class Plan:
         model: str,
         max_memory: list[tuple[str, int]],
         held: dict[str, int],
-        loaded: tuple[float, int, int] | None,
+        loaded: tuple[float, int, int, int] | None,
     ) -> str: ...
 
 class OffloadFolder:

@@ -16,6 +16,7 @@ from loadstone._audit import remember
 from loadstone._dtypes import dtype_name, has_name, torch_dtype
 from loadstone._errors import FilledWarning, make
 from loadstone._homes import Homes
+from loadstone._machine import peak_resident_bytes
 from loadstone._progress import ProgressCallback, shown
 from loadstone._receipt import Receipt
 from loadstone._report import Provenance, Report, filled_findings, human_bytes
@@ -264,6 +265,7 @@ def make_report(plan: Plan, model: Any, core: _core.Report) -> Report:
     report = Report(
         provenance=provenance,
         staging_bytes_peak=core.staging_bytes_peak,
+        process_bytes_peak=peak_resident_bytes(),
         peak_bytes=plan.peak_bytes,
         findings=core.findings,
         **core.work() | {"sync_seconds": core.offload.sync_seconds},

@@ -231,7 +231,8 @@ class Plan:
         model = self._model() if self._model is not None else None
         loaded = None
         if report is not None:
-            loaded = (report.seconds, report.bytes_read, report.staging_bytes_peak)
+            peaks = report.staging_bytes_peak, report.process_bytes_peak
+            loaded = (report.seconds, report.bytes_read, *peaks)
         page = self._core.to_html(
             type(model).__name__ if model is not None else "",
             _machine.capacities(max_memory, computed=False),

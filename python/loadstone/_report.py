@@ -11,6 +11,8 @@ from typing import Any
 from loadstone import _core
 from loadstone._receipt import Receipt
 
+OFFLOADED = "offloaded"  # as the core says it
+
 # An error that a plan is refused with tells this many of its errors, and of their suggestions.
 ERRORS_LISTED_MAX = 20
 HINTS_LISTED_MAX = 3
@@ -32,10 +34,11 @@ class Provenance:
 
     Attributes:
         origin: ``checkpoint | constructor | initialiser | zeros | constant | tie | kept |
-            exception``. ``kept``: the value that the model held.
+            excluded``. ``kept``: the value that the model held.
         delivery: ``none | memory | file_view | disk_write | disk_keep``.
         merged: the adapters that were merged into it; ``sources`` has their ranges too.
-        reason: for ``exception``, why there is no value here.
+        reason: why the model holds no value (what excludes it, or :data:`OFFLOADED`), or where the
+            value was made.
         encoding: of a quantized value (``"nf4"``); dtype and shape are those of its numbers.
     """
 
@@ -70,6 +73,8 @@ class Report:
         seconds: wall time from the first check to the last byte.
         bytes_read, bytes_written: from shards; into memory and offload files.
         staging_bytes_peak: the most that was held for bytes under way, counted.
+        process_bytes_peak: the largest resident set that the process had until the load ended,
+            with all that was there before it; 0 where the system does not say.
         findings: the plan's, and those of the load.
         sync_seconds: what it took to bring the files of the offload folder to the disk.
         receipt: digests of what was read and of what it became, where they were asked for.
@@ -84,6 +89,7 @@ class Report:
     findings: list[_core.Finding] = field(default_factory=list)
     sync_seconds: float = 0.0
     receipt: Receipt | None = None
+    process_bytes_peak: int = 0
 
     @property
     def filled(self) -> list[Provenance]:

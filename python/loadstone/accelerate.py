@@ -33,7 +33,7 @@ from loadstone._machine import MODES
 from loadstone._patch import Hook, Hooks, gated, suspended
 from loadstone._placement import expanded
 from loadstone._plan import Plan
-from loadstone._report import Report
+from loadstone._report import OFFLOADED, Report
 from loadstone._skeleton_walk import walk
 
 _logger = logging.getLogger("loadstone.accelerate")
@@ -298,9 +298,8 @@ def _note_moved(model: torch.nn.Module, report: Report) -> None:
     for slot in slots:
         item = report.provenance.get(slot.name)
         if item is not None and (slot.name in hooked or slot.tensor.is_meta):
-            report.provenance[slot.name] = dataclasses.replace(
-                item, origin="exception", reason=item.reason or "offloaded"
-            )
+            reason = item.reason if item.origin == "excluded" else OFFLOADED
+            report.provenance[slot.name] = dataclasses.replace(item, reason=reason)
     _audit.remember(model, report, slots)
 
 

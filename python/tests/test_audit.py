@@ -183,6 +183,6 @@ def test_meta_by_name_is_an_exception(tmp_path):
     report = loadstone.load(model, tmp_path / "m.safetensors", device_map=device_map)
     result = loadstone.audit(model)
     assert result.ok
-    assert "blocks.1.linear.weight" in result.exceptions
+    assert "blocks.1.linear.weight" in result.not_held
     assert model.blocks[1].linear.weight.is_meta
-    assert report.provenance["blocks.1.linear.weight"].origin == "exception"
+    assert report.provenance["blocks.1.linear.weight"].origin == "excluded"

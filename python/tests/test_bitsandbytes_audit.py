@@ -97,12 +97,12 @@ def test_what_is_offloaded_is_an_exception(kind, offload, tmp_path):
         accelerate.disk_offload(model, tmp_path, execution_device="cpu")
     for _ in range(2):
         found = loadstone.audit(model)
-        assert found.ok and found.exceptions.keys() == set(on_meta(model))
-        assert set(found.exceptions.values()) == {"offloaded"}
+        assert found.ok and found.not_held.keys() == set(on_meta(model))
+        assert set(found.not_held.values()) == {"offloaded"}
         model(inputs())
     remove_hook_from_submodules(model)
     found = loadstone.audit(model)
-    assert not found.on_meta and not found.exceptions
+    assert not found.on_meta and not found.not_held
     if offload == "cpu":  # from memory, what a state dict shares with the model is the very same
         made_anew = (".offset", ".state2.code")
         assert all(name.endswith(made_anew) for name in found.changed)
@@ -119,22 +119,22 @@ def test_what_no_map_holds_is_no_exception(kind, gone):
     del state[f"body.2.{gone}"]
     found = loadstone.audit(model)
     assert "body.2.weight" in found.on_meta and "body.2.weight.quant_state.code" in found.on_meta
-    assert "body.0.weight" in found.exceptions
+    assert "body.0.weight" in found.not_held
 
 
 @kinds
-def test_what_a_hook_keeps_itself_is_an_exception(kind):
+def test_what_a_hook_keeps_itself_is_accounted_for(kind):
     model = accounted(ours.heal(net(kind)))
     attach_align_device_hook(model, execution_device="cpu", offload=True)
     assert on_meta(model) and loadstone.audit(model).ok
 
 
 @pytest.mark.parametrize("kind", FOUR_BIT)
-def test_a_model_that_is_not_healed_has_no_such_exceptions(kind):
+def test_nothing_is_named_in_a_model_that_is_not_healed(kind):
     model = accounted(net(kind))
     accelerate.cpu_offload(model, execution_device="cpu")
     found = loadstone.audit(model)
-    assert found.exceptions == {} and "body.0.weight.quant_state.absmax" in found.on_meta
+    assert found.not_held == {} and "body.0.weight.quant_state.absmax" in found.on_meta
 
 
 @kinds
@@ -144,12 +144,12 @@ def test_a_forward_pass_leaves_the_account_in_order(kind):
     found = loadstone.audit(model)
     assert found.ok
     rearranges = kind != "int8" and has_avx512bf16()
-    assert set(found.exceptions.values()) == ({"rearranged for this CPU"} if rearranges else set())
+    assert set(found.not_held.values()) == ({"rearranged for this CPU"} if rearranges else set())
 
 
 def test_plain_modules_of_a_healed_model_are_offloaded_too(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(4, 128), linear("nf4", 128, 64).to("cpu"))
     model = accounted(ours.heal(model.eval()))
     accelerate.disk_offload(model, tmp_path, execution_device="cpu")
-    assert loadstone.audit(model).exceptions["0.weight"] == "offloaded"
+    assert loadstone.audit(model).not_held["0.weight"] == "offloaded"
     assert loadstone.audit(model).ok

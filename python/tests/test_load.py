@@ -208,7 +208,7 @@ def test_a_skeleton_file_is_planned_without_a_model(file, tmp_path):
     loadstone.save_skeleton(skeleton(), tmp_path / "skeleton.json")
     plan = loadstone.plan(tmp_path / "skeleton.json", file)
     assert plan.ok
-    reasons = {t.name: t.reason for t in plan.targets if t.origin == "exception"}
+    reasons = {t.name: t.reason for t in plan.targets if t.origin == "excluded"}
     assert "not in a skeleton file" in reasons["blocks.0.angles"]
 
 
@@ -260,7 +260,7 @@ def test_a_plan_goes_on_with_a_copy_of_its_checkpoint(reference, file, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_offloaded_tensors_are_exceptions_and_so_are_their_ties(file, tmp_path, dtype):
+def test_offloaded_tensors_are_not_held_and_their_ties_neither(file, tmp_path, dtype):
     model = skeleton()
     folder = tmp_path / "offload"
     report = loadstone.load(
@@ -268,7 +268,7 @@ def test_offloaded_tensors_are_exceptions_and_so_are_their_ties(file, tmp_path, 
     )
     result = loadstone.audit(model)
     assert result.ok
-    assert result.exceptions["head.weight"] == result.exceptions["embed.weight"] == "offloaded"
+    assert result.not_held["head.weight"] == result.not_held["embed.weight"] == "offloaded"
     assert model.embed.weight.is_meta
     # what needs no change, or only a cast, is not written again
     assert report.bytes_written == 0

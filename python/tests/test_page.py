@@ -186,6 +186,8 @@ def test_a_load_is_shown_on_top_of_its_plan(tmp_path: Path, look: Look) -> None:
     )
     assert found["verdict"].startswith("Loaded: 4.0 kB in ")
     assert "4.0 kB of 1.0 MB" in found["facts"]
+    assert report.process_bytes_peak > 1 << 20
+    assert "process used: peak" in found["facts"]
     assert found["limits"] == 1
 
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t names_shown_max = 5;
 
-enum class Verdict { real, on_meta, unaccounted, exception };
+enum class Verdict { real, on_meta, unaccounted, not_held };
 
 bool is_offloaded(Delivery delivery) {
   return delivery == Delivery::disk_write || delivery == Delivery::disk_keep;
@@ -30,7 +30,7 @@ Verdict judge(const PlannedTarget& target, const Provenance& item) {
   const bool complete = item.bytes_written >= bytes;
   if (is_offloaded(target.delivery)) {
     const bool on_disk = target.delivery == Delivery::disk_keep ? !item.sources.empty() : complete;
-    return on_disk ? Verdict::exception : Verdict::unaccounted;
+    return on_disk ? Verdict::not_held : Verdict::unaccounted;
   }
   switch (item.origin) {
     case Origin::checkpoint:
@@ -42,8 +42,8 @@ Verdict judge(const PlannedTarget& target, const Provenance& item) {
     case Origin::zeros:
     case Origin::constant:
       return complete ? Verdict::real : Verdict::unaccounted;
-    case Origin::exception:
-      return item.reason.empty() ? Verdict::on_meta : Verdict::exception;
+    case Origin::excluded:
+      return item.reason.empty() ? Verdict::on_meta : Verdict::not_held;
     case Origin::constructor:
     case Origin::initialiser:
     case Origin::kept:
@@ -94,7 +94,7 @@ static Audit audited(const Plan& plan, const Report& report) {
     }
     if (verdict == Verdict::on_meta) result.on_meta.push_back(target.name);
     if (verdict == Verdict::unaccounted) result.unaccounted.push_back(target.name);
-    if (verdict == Verdict::exception) result.exceptions.push_back(target.name);
+    if (verdict == Verdict::not_held) result.not_held.push_back(target.name);
   }
   return result;
 }
@@ -106,7 +106,7 @@ Audit audit(const Plan& plan, const Report& report) {
 void Audit::require_real() const {
   only_errors([&] {
     if (!on_meta.empty()) {
-      refuse("audit.on_meta", on_meta, "without memory that no exception names");
+      refuse("audit.on_meta", on_meta, "without memory, and no rule excludes them");
     }
     if (!unaccounted.empty()) refuse("audit.unaccounted", unaccounted, "without a known origin");
   });
@@ -116,8 +116,8 @@ std::string Audit::text() const {
   std::string text;
   if (ok()) {
     text = fmt::format("All {} accounted for", counted(provenance.size(), "tensor"));
-    if (!exceptions.empty()) {
-      text += fmt::format(", {} of them without a value in memory on purpose", exceptions.size());
+    if (!not_held.empty()) {
+      text += fmt::format(", {} of them without a value in memory on purpose", not_held.size());
     }
   } else {
     text = fmt::format("NOT accounted for: {} of {}", on_meta.size() + unaccounted.size(),
@@ -134,7 +134,7 @@ std::string Audit::text() const {
   text += ".\n";
   constexpr std::array origins = {Origin::checkpoint, Origin::constructor, Origin::initialiser,
                                   Origin::zeros,      Origin::constant,    Origin::kept,
-                                  Origin::tie,        Origin::exception};
+                                  Origin::tie,        Origin::excluded};
   for (const Origin origin : origins) {
     const auto count = std::ranges::count(provenance, origin, &Provenance::origin);
     if (count != 0) text += fmt::format("  {:<12} {}\n", name(origin), count);

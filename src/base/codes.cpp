@@ -9,7 +9,7 @@ namespace loadstone {
 namespace {
 
 constexpr auto codes = std::to_array<CodeInfo>({
-    {"audit.on_meta", "A tensor has no memory and no exception names it.",
+    {"audit.on_meta", "A tensor has no memory and no rule excludes it.",
      "Load again; if it stays, the plan's findings say which source is missing."},
     {"audit.unaccounted", "A tensor has a value whose origin is not known.",
      "Find who wrote it after the load, or load it through loadstone."},

@@ -207,7 +207,7 @@ std::string to_json(const Catalog& catalog) {
 }
 
 static std::string table_of(const Catalog& catalog, bool with_tensors) {
-  std::string text = fmt::format("{}: {} tensors, {}\n", printable(catalog.root(), 400),
+  std::string text = fmt::format("{}: {} tensors, {}\n", printable(catalog.shown_path(), 400),
                                  catalog.tensors().size(), human_bytes(catalog.total_bytes()));
   text += "shards\n" + shard_lines(catalog) + "encodings\n" + encoding_lines(catalog) +
           quantized_lines(catalog);

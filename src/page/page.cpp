@@ -199,8 +199,7 @@ std::string page_of(const Plan& plan, const PageOptions& options) {
       "<title>{}</title>\n<style>\n{}</style></head><body>\n<h1>{}</h1>\n",
       escaped(title), page_style, escaped(title));
   const std::vector<Shard>& shards = plan.catalog->shards();
-  page += fmt::format("<p class=\"soft\">{}, {}</p>\n",
-                      escaped(shards.size() == 1 ? shards[0].path : plan.catalog->root()),
+  page += fmt::format("<p class=\"soft\">{}, {}</p>\n", escaped(plan.catalog->shown_path()),
                       counted(shards.size(), "shard"));
   add_verdict(page, plan, options);
   add_facts(page, plan, options);

@@ -79,7 +79,7 @@ class DataWriter {
     json_.value(row.bytes);
     write_position(recipe);
     json_.value(
-        printable(recipe.origin == Origin::exception ? recipe.reason : row.from, name_length_max));
+        printable(recipe.origin == Origin::excluded ? recipe.reason : row.from, name_length_max));
     write_boxes(recipe);
     json_.value(recipe.boxes.size());
     json_.value(bytes_placed(target));

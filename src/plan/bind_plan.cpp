@@ -221,12 +221,12 @@ class Binder {
       refuse(i, "device", "not a device", printable(target.device), device_examples);
     }
     if (target.quantization) check_quantization(i);
-    const bool is_exception = target.recipe.origin == Origin::exception;
-    if (target.device == "meta" && !is_exception && target.recipe.origin != Origin::tie) {
-      refuse(i, "device", "only an exception is left on meta");
+    const bool is_excluded = target.recipe.origin == Origin::excluded;
+    if (target.device == "meta" && !is_excluded && target.recipe.origin != Origin::tie) {
+      refuse(i, "device", "only an excluded tensor is left on meta");
     }
-    if (target.recipe.reason.empty() == is_exception) {
-      refuse(i, "recipe.reason", "an exception has a reason, and nothing else has one");
+    if (target.recipe.reason.empty() == is_excluded) {
+      refuse(i, "recipe.reason", "an excluded tensor has a reason, and nothing else has one");
     }
   }
 

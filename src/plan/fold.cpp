@@ -116,7 +116,7 @@ std::string dtype_text(const Plan& plan, const PlannedTarget& target) {
 std::string origin_text(const PlannedTarget& target) {
   const Recipe& recipe = target.recipe;
   std::string text(name(recipe.origin));
-  if (recipe.origin == Origin::exception) text += ": " + recipe.reason;
+  if (recipe.origin == Origin::excluded) text += ": " + recipe.reason;
   if (recipe.boxes.size() > 1) text += fmt::format(", {} boxes", recipe.boxes.size());
   if (recipe.merge != nullptr) text += ", " + counted(recipe.merge->terms.size(), "term");
   if (target.delivery == Delivery::file_view) text += ", view of the file";

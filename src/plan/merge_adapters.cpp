@@ -37,7 +37,7 @@ void move_decodings(Merge& merge, std::uint32_t by) {
 std::string Planner::obstacle_of(std::size_t root) const {
   const PlannedTarget& planned = plan_.targets[root];
   const Origin origin = planned.recipe.origin;
-  if (origin == Origin::exception) return {};
+  if (origin == Origin::excluded) return {};
   if (origin != Origin::checkpoint) {
     return fmt::format("its value is not the checkpoint's but of origin {}", name(origin));
   }

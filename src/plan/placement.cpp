@@ -156,8 +156,8 @@ void Planner::settle(PlannedTarget& target, const std::string& device) {
   Recipe& recipe = target.recipe;
   const bool has_bytes = is_delivered(recipe.origin);
   if (device == "meta") {
-    if (recipe.origin != Origin::exception) recipe.reason = "placed on meta by the device map";
-    recipe.origin = Origin::exception;
+    if (recipe.origin != Origin::excluded) recipe.reason = "placed on meta by the device map";
+    recipe.origin = Origin::excluded;
     recipe.boxes.clear();
     recipe.merge.reset();
     recipe.constant.reset();
@@ -166,7 +166,7 @@ void Planner::settle(PlannedTarget& target, const std::string& device) {
   }
   if (!has_bytes) {
     // The caller's values have no file to live in.
-    if (device == "disk" && recipe.origin != Origin::exception) target.device = "cpu";
+    if (device == "disk" && recipe.origin != Origin::excluded) target.device = "cpu";
     return;
   }
   if (device == "disk") {

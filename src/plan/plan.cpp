@@ -43,8 +43,8 @@ std::string_view name(Origin origin) noexcept {
       return "kept";
     case Origin::tie:
       return "tie";
-    case Origin::exception:
-      return "exception";
+    case Origin::excluded:
+      return "excluded";
   }
   return {};
 }

@@ -305,7 +305,10 @@ PlannedTarget read_target(const JsonReader& reader, JsonReader::Element value,
     target.quantization = read_quantization(reader, *quantization, fields.at("quantization"));
   }
   target.recipe = read_recipe(reader, fields.required("recipe"), fields.at("recipe"));
-  target.recipe.origin = reader.named<Origin>(fields.required("origin"), fields.at("origin"));
+  const auto origin = fields.required("origin");
+  const bool is_old_word = text("origin") == "exception";  // in plans that 0.1.0 saved
+  target.recipe.origin =
+      is_old_word ? Origin::excluded : reader.named<Origin>(origin, fields.at("origin"));
   fields.done();
   return target;
 }

@@ -67,7 +67,7 @@ void Planner::resolve(std::size_t root) {
   if (produced == nullptr) {
     resolve_missing(root);
     const Origin origin = planned.recipe.origin;
-    if (origin != Origin::exception && origin != Origin::kept) quantize(root);
+    if (origin != Origin::excluded && origin != Origin::kept) quantize(root);
   } else {
     if (refuse_gaps(root, *produced) || refuse_codes(root, *produced, taking, culprit)) return;
     planned.recipe.origin = Origin::checkpoint;
@@ -83,7 +83,7 @@ void Planner::resolve_unsaved(std::size_t root) {
     recipe.origin = Origin::constructor;
     return;
   }
-  recipe.origin = Origin::exception;
+  recipe.origin = Origin::excluded;
   if (!skeleton_.values_known) {
     recipe.reason = "the constructor's value is not in a skeleton file";
     return;
@@ -124,7 +124,7 @@ Produced* Planner::choose_produced(std::size_t root) {
 // From here on the target has no value: that is what a finding of severity error means.
 void Planner::fail(std::size_t target, Finding finding) {
   Recipe& recipe = plan_.targets[target].recipe;
-  recipe.origin = Origin::exception;
+  recipe.origin = Origin::excluded;
   recipe.boxes.clear();
   recipe.merge.reset();
   recipe.constant.reset();

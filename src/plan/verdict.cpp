@@ -31,7 +31,7 @@ Verdict verdict_of(const Plan& plan, const std::string& loaded) {
 
 std::string proved_text(const Plan& plan) {
   const auto excluded = std::ranges::count_if(plan.targets, [](const PlannedTarget& target) {
-    return target.recipe.origin == Origin::exception;
+    return target.recipe.origin == Origin::excluded;
   });
   if (excluded == 0) return "Every target has a value, and an origin for it.";
   return "Every target has a value and an origin, but for " +

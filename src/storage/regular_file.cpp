@@ -30,6 +30,7 @@ void fail_open(const std::string& path, int problem, const char* doing) {
     throw Error("io.remote", "files of other machines are read through a remote storage",
                 std::move(where));
   }
+  if (problem == ENOENT || problem == EACCES) where.system_error = 0;  // our words say the same
   if (problem == ENOENT || problem == ENOTDIR) {
     throw Error("io.not_found", "no such file or folder", where);
   }

@@ -64,7 +64,7 @@ TEST(AuditTest, AWholeLoadIsReal) {
   EXPECT_THAT(result.text(), StartsWith("All 6 tensors accounted for.\n"));
   EXPECT_THAT(result.text(), HasSubstr("checkpoint   2"));
   EXPECT_THAT(result.text(), HasSubstr("tie          1"));
-  EXPECT_THAT(result.text(), Not(HasSubstr("exception")));
+  EXPECT_THAT(result.text(), Not(HasSubstr("excluded")));
 }
 
 TEST(AuditTest, FewerBytesThanTheTargetHasAreUnaccounted) {
@@ -83,7 +83,7 @@ TEST(AuditTest, WhatWasNeverDeliveredIsOnMeta) {
   Load load;
   load.add("fine", Origin::checkpoint, Delivery::memory);
   load.add("lost", Origin::checkpoint);
-  load.add("nameless", Origin::exception);
+  load.add("nameless", Origin::excluded);
   load.add("meta", Origin::constructor);
   load.plan.targets.back().device = "meta";
   const Audit result = audit(load.plan, load.report);
@@ -98,18 +98,14 @@ TEST(AuditTest, WhatWasNeverDeliveredIsOnMeta) {
   }
 }
 
-TEST(AuditTest, ExceptionsAreNamedAndNoFailure) {
+TEST(AuditTest, WhatIsNotHeldOnPurposeIsNamedAndNoFailure) {
   Load load;
-  load.add("left_on_purpose", Origin::exception).reason = "placed on meta";
-  Provenance& written = load.add("written", Origin::checkpoint, Delivery::disk_write);
-  written.origin = Origin::exception;
-  written.reason = "offloaded";
-  Provenance& kept = load.add("kept", Origin::checkpoint, Delivery::disk_keep);
-  kept.origin = Origin::exception;
-  kept.reason = "offloaded";
+  load.add("left_on_purpose", Origin::excluded).reason = "placed on meta";
+  load.add("written", Origin::checkpoint, Delivery::disk_write).reason = "offloaded";
+  load.add("kept", Origin::checkpoint, Delivery::disk_keep).reason = "offloaded";
   const Audit result = audit(load.plan, load.report);
   EXPECT_TRUE(result.ok());
-  EXPECT_THAT(result.exceptions, ElementsAre("left_on_purpose", "written", "kept"));
+  EXPECT_THAT(result.not_held, ElementsAre("left_on_purpose", "written", "kept"));
   EXPECT_THAT(result.text(), HasSubstr("3 of them without a value in memory on purpose"));
 }
 

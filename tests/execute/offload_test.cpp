@@ -142,7 +142,7 @@ TEST(OffloadTest, WritesTheLayoutOfAccelerate) {
   }
 }
 )");
-  EXPECT_EQ(report.provenance[0].origin, Origin::exception);
+  EXPECT_EQ(report.provenance[0].origin, Origin::checkpoint);
   EXPECT_EQ(report.provenance[0].reason, "offloaded");
   EXPECT_EQ(report.provenance[0].bytes_written, 2400u);
   EXPECT_EQ(report.provenance[0].sources.size(), 1u);

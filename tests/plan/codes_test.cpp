@@ -83,7 +83,7 @@ TEST(Codes, AreDecodedWhereNumbersAreWanted) {
     } else {
       EXPECT_EQ(plan.findings[0].target, naming.tensors[0].name);
       EXPECT_THAT(plan.findings[0].sources, Contains(naming.tensors[1].name)) << naming.title;
-      EXPECT_EQ(plan.targets[0].recipe.origin, Origin::exception);
+      EXPECT_EQ(plan.targets[0].recipe.origin, Origin::excluded);
     }
     // Their scales are part of it, or named there, and not left over.
     EXPECT_THAT(found(plan, "plan.unexpected"), IsEmpty()) << naming.title;

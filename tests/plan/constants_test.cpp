@@ -88,7 +88,7 @@ TEST_F(Constants, AreWrittenToDiskAndLeftOnMeta) {
   EXPECT_EQ(planned(plan(Dtype::f32, options), "c").delivery, Delivery::disk_write);
   options.device_map.entries = {{"", "meta"}};
   const PlannedTarget left = planned(plan(Dtype::f32, options), "c");
-  EXPECT_EQ(left.recipe.origin, Origin::exception);
+  EXPECT_EQ(left.recipe.origin, Origin::excluded);
   EXPECT_EQ(left.recipe.constant, nullptr);
 }
 

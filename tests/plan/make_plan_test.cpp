@@ -59,7 +59,7 @@ TEST(MakePlan, AllMissingTensorsAreFoundAtOnce) {
     EXPECT_THAT(finding.sources, ElementsAre(finding.target));
   }
   for (const PlannedTarget& target : plan.targets) {
-    EXPECT_EQ(target.recipe.origin, Origin::exception);
+    EXPECT_EQ(target.recipe.origin, Origin::excluded);
     EXPECT_FALSE(target.recipe.reason.empty());
     EXPECT_EQ(target.delivery, Delivery::none);
   }
@@ -336,7 +336,7 @@ TEST(MakePlan, BuffersWithoutAValueAreErrorsForAModelAndExceptionsForAFile) {
   skeleton.values_known = false;
   const Plan file = make_plan(fake_catalog({}), skeleton);
   EXPECT_TRUE(file.ok());
-  EXPECT_EQ(file.targets[0].recipe.origin, Origin::exception);
+  EXPECT_EQ(file.targets[0].recipe.origin, Origin::excluded);
   EXPECT_THAT(file.targets[0].recipe.reason, HasSubstr("not in a skeleton file"));
 }
 

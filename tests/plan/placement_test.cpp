@@ -203,7 +203,7 @@ TEST(Placement, AnEntryThatNamesNothingIsAnError) {
 TEST(Placement, MetaIsAnExceptionWithAReason) {
   const Plan plan = planned_on({{"", "cpu"}, {"b", "meta"}});
   EXPECT_TRUE(plan.ok());
-  EXPECT_EQ(plan.targets[1].recipe.origin, Origin::exception);
+  EXPECT_EQ(plan.targets[1].recipe.origin, Origin::excluded);
   EXPECT_THAT(plan.targets[1].recipe.reason, HasSubstr("device map"));
   EXPECT_TRUE(plan.targets[1].recipe.boxes.empty());
   EXPECT_EQ(plan.bytes_to_read, 16u);

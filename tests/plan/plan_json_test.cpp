@@ -125,6 +125,11 @@ TEST_F(SavedPlans, ReadsWhatItWrites) {
   EXPECT_EQ(again.catalog->shards().size(), 2u);
 }
 
+TEST_F(SavedPlans, TheOldWordForExcludedIsRead) {
+  const std::string text = changed("\"origin\": \"excluded\"", "\"origin\": \"exception\"");
+  EXPECT_EQ(to_json(read(text)), text_);
+}
+
 TEST_F(SavedPlans, AnotherRoot) {
   MemoryStorage other;
   copy_to(other, "/elsewhere");
@@ -319,7 +324,7 @@ TEST_F(SavedPlans, OtherLiesAreRefused) {
             "plan.box");
   EXPECT_EQ(code("\"origin\": \"zeros\"", "\"origin\": \"tie\""), "plan.json");
   EXPECT_EQ(code("\"origin\": \"zeros\"", "\"origin\": \"checkpoint\""), "plan.box");
-  EXPECT_EQ(code("\"origin\": \"exception\"", "\"origin\": \"zeros\""), "plan.json");
+  EXPECT_EQ(code("\"origin\": \"excluded\"", "\"origin\": \"zeros\""), "plan.json");
   const std::string folderless =
       changed("\"offload_folder\": \"/tmp/offload\"", "\"offload_folder\": \"\"");
   EXPECT_EQ(code_of([&] { (void)plan_from_json(folderless, options_); }), "plan.json");

@@ -11,9 +11,9 @@ from loadstone._bitsandbytes import layout
 from loadstone._bitsandbytes.modules import WholeLinear4bit, is_whole
 from loadstone._bitsandbytes.offloaded import WholeWeights, map_of
 from loadstone._bitsandbytes.parameters import is_unit
+from loadstone._report import OFFLOADED
 from loadstone._skeleton_walk import TensorSlot
 
-OFFLOADED = "offloaded"
 REARRANGED = "rearranged for this CPU"
 
 

@@ -57,10 +57,21 @@ def test_inspect_json(run, small):
 def test_inspect_text(run, small):
     short = run("inspect", small, status=0).stdout
     long = run("inspect", small, "--tensors", status=0).stdout
+    assert short.startswith(f"{small}: ")
     assert "F32" in short
     assert "BF16" in short
     assert "embed.weight" not in short
     assert "embed.weight" in long
+
+
+def test_a_bare_file_is_known_by_its_name(run, small):
+    shown = run("inspect", small.name, cwd=small.parent, status=0).stdout
+    assert shown.startswith(f"{small.name}: ")
+
+
+def test_what_is_not_there_is_said_once(run, tmp_path):
+    said = run("inspect", tmp_path / "gone", status=4).stderr
+    assert said.count("no such file") == 1 and "No such file" not in said
 
 
 def test_several_files_are_one_checkpoint(run, tmp_path, write_safetensors):
@@ -170,7 +181,7 @@ def test_load_json(run, small):
     assert document["peak_bytes"]["cpu"] >= 36
     process = document["process"]
     assert process["resident_bytes_peak"] >= process["anonymous_bytes_peak"] > 0
-    assert document["audit"] == {"ok": True, "on_meta": [], "unaccounted": [], "exceptions": []}
+    assert document["audit"] == {"ok": True, "on_meta": [], "unaccounted": [], "not_held": []}
 
 
 def test_load_text(run, small):
@@ -245,10 +256,10 @@ def test_computed_device_map(run, small, tmp_path, mode):
     assert devices["embed.weight"] == "disk"
 
 
-def test_offloaded_tensors_are_exceptions(run, tmp_path, small):
+def test_offloaded_tensors_are_not_held(run, tmp_path, small):
     folder = tmp_path / "offload"
     arguments = ["--dtype", "f64", "--device-map", "embed=disk,=cpu", "--offload-folder", folder]
     document = json.loads(run("load", small, *arguments, "--json", status=0).stdout)
-    assert [name for name in document["audit"]["exceptions"] if "embed.weight" in name]
+    assert [name for name in document["audit"]["not_held"] if "embed.weight" in name]
     written = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
     assert written >= 8 * 8
