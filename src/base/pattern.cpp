@@ -16,8 +16,6 @@ constexpr std::size_t pattern_bytes_max = 4096;
 constexpr std::size_t patterns_max = 10'000;
 constexpr std::size_t patterns_listed_max = 20;
 
-re2::StringPiece piece(std::string_view text) { return {text.data(), text.size()}; }
-
 }  // namespace
 
 std::int64_t pattern_memory(std::size_t patterns) noexcept {

@@ -16,6 +16,9 @@ namespace loadstone {
 
 using Pattern = std::unique_ptr<const re2::RE2>;
 
+// Text as RE2 takes it: a class of its own in old releases, Abseil's string_view in others.
+inline re2::StringPiece piece(std::string_view text) { return {text.data(), text.size()}; }
+
 // RE2's programs and caches of all patterns that are used together.
 inline constexpr std::int64_t patterns_memory_max = std::int64_t{128} << 20;
 // The memory that RE2 may take for each of so many patterns. One that needs more is refused as too

@@ -1,13 +1,12 @@
 #include "convert/expert_names.h"
 
-#include <re2/re2.h>
-
 #include <algorithm>
 #include <charconv>
 #include <iterator>
 #include <system_error>
 #include <utility>
 
+#include "base/pattern.h"
 #include "convert/quantize_rules.h"
 
 namespace loadstone {
@@ -21,8 +20,6 @@ constexpr std::string_view infix = ".experts.";
 // By ExpertWords and ExpertRole.
 constexpr std::array<std::array<std::string_view, 3>, 2> role_names = {
     {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}}};
-
-re2::StringPiece piece(std::string_view text) { return {text.data(), text.size()}; }
 
 std::string with_block(std::string name, std::string_view before, std::string_view after) {
   if (const auto at = name.find(before); at != std::string::npos) {

@@ -1,7 +1,6 @@
 #include "convert/expert_series.h"
 
 #include <fmt/format.h>
-#include <re2/re2.h>
 
 #include <algorithm>
 #include <map>
@@ -9,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/pattern.h"
 #include "base/text.h"
 #include "plan/series.h"
 
@@ -64,18 +64,16 @@ bool is_partial(const Catalog& catalog) {
   return std::ranges::any_of(catalog.shards(), [&](const Shard& shard) {
     const std::string_view path = shard.path;
     std::uint64_t count = 0;
-    return re2::RE2::PartialMatch(re2::StringPiece(path.data(), path.size()), pattern, &count) &&
-           count != catalog.shards().size();
+    return re2::RE2::PartialMatch(piece(path), pattern, &count) && count != catalog.shards().size();
   });
 }
 
 // "layer 3: "
 std::string layer_text(std::string_view prefix) {
   static const re2::RE2 pattern(R"((?:^|\.)(?:layers|h|blocks|block)\.(\d{1,18})\.)");
-  re2::StringPiece number;
-  const bool is_numbered =
-      re2::RE2::PartialMatch(re2::StringPiece(prefix.data(), prefix.size()), pattern, &number);
-  return is_numbered ? fmt::format("layer {}: ", number.as_string()) : std::string();
+  std::string number;
+  const bool is_numbered = re2::RE2::PartialMatch(piece(prefix), pattern, &number);
+  return is_numbered ? fmt::format("layer {}: ", number) : std::string();
 }
 
 Finding finding_of(const Catalog& catalog, std::string_view prefix, const Layer& layer,

@@ -1,7 +1,6 @@
 #include "convert/experts.h"
 
 #include <fmt/format.h>
-#include <re2/re2.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -13,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/pattern.h"
 #include "base/text.h"
 #include "boxes/cut.h"
 #include "boxes/dims.h"
@@ -22,8 +22,6 @@
 namespace loadstone {
 
 namespace {
-
-re2::StringPiece piece(std::string_view text) { return {text.data(), text.size()}; }
 
 std::vector<Box> cut(const std::vector<Box>& boxes, std::uint64_t begin, std::uint64_t end) {
   std::vector<Box> found;

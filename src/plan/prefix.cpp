@@ -1,7 +1,6 @@
 #include "plan/prefix.h"
 
 #include <fmt/format.h>
-#include <re2/re2.h>
 
 #include <algorithm>
 #include <optional>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "base/json_writer.h"
+#include "base/pattern.h"
 #include "base/text.h"
 
 namespace loadstone {
@@ -79,7 +79,7 @@ Rule prefix_rule(std::string_view prefix, std::string_view replacement) {
     target += character == '$' ? "$$" : std::string(1, character);
   }
   return {.op = RuleOp::rename,
-          .sources = {re2::RE2::QuoteMeta(re2::StringPiece(prefix.data(), prefix.size())) + "(.*)"},
+          .sources = {re2::RE2::QuoteMeta(piece(prefix)) + "(.*)"},
           .targets = {target + "$1"}};
 }
 

@@ -192,7 +192,7 @@ CompiledRules::CompiledRules(const Rules& rules) {
 }
 
 bool CompiledRules::match(std::string_view name, RuleMatch& match) const {
-  const re2::StringPiece text(name.data(), name.size());
+  const re2::StringPiece text = piece(name);
   std::array<re2::StringPiece, groups_max + 1> pieces;
   for (std::size_t r = 0; r < rules_.size(); ++r) {
     for (std::size_t p = 0; p < rules_[r].patterns.size(); ++p) {
