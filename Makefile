@@ -49,6 +49,7 @@ help:
 	@echo 'make wheel     the source archive and the wheel, with all it links, in build/dist'
 	@echo 'make docs      the documentation as a site: build/docs/html'
 	@echo 'make bench     speed and memory beside other loaders'
+	@echo 'make bench-table  the same for the tables of the documentation'
 	@echo 'make versions  which releases of other libraries load: docs/versions.md'
 	@echo 'make format    what clang-format and ruff can put right themselves'
 	@echo 'make lint      clang-format, clang-tidy, ruff, mypy, tools/tidy.py'
@@ -120,6 +121,13 @@ bench: package
 	python -m bench.modelopt_bench
 	python -m bench.single_files
 	python -m bench.remote
+
+# The tables in README.md and docs/measured.md; the tree should be committed first.
+.PHONY: bench-table
+bench-table: package
+	cmake --preset bench
+	cmake --build --preset bench --parallel $(JOBS) --target limits
+	python -m bench.published
 
 # Warnings are errors, links that lead nowhere among them.
 .PHONY: docs

@@ -1,25 +1,28 @@
 """Load times and memory beside the libraries that do the same, and beside what the machine allows.
 
     python -m bench.loaders [--data FOLDER] [--gigabytes 3] [--repetitions 5] [--only small]
+                            [--json FILE]
 
 Run by ``make bench``. Every measurement is a fresh process after the same idle time; cases are
-interleaved; a row shows the median, and its ratio to the limit: a plain two-thread ``pread`` of the
-same files into fresh memory.
+interleaved; a row shows the median, and its ratio to the limit: two threads that populate new
+memory and ``pread`` the same files into it, 4 MiB at a time.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from bench import checkpoints, measure
 from bench.cases import CASES, PACKED
 from bench.cases import QUANTIZED as KINDS
 
-LIMIT = "limit: pread, 2 threads, fresh memory"
+LIMIT = "limit: populate + pread, 2 threads"
 DENSE = [
     LIMIT,
     "loadstone",
@@ -114,6 +117,21 @@ def table(kind: str, results: dict[str, list[measure.Result]], size: int) -> Non
         )
 
 
+def record(results: dict[str, list[measure.Result]], size: int) -> dict[str, Any]:
+    """What :mod:`bench.published` makes a table of."""
+    return {
+        "bytes": size,
+        "cases": {
+            case: {
+                "seconds": [round(run.seconds, 4) for run in runs],
+                "anonymous_bytes": max(run.grown_anonymous for run in runs),
+                "file_bytes": max(run.grown_file for run in runs),
+            }
+            for case, runs in results.items()
+        },
+    }
+
+
 def main() -> None:
     """Runs or, as a child, is run."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -123,6 +141,7 @@ def main() -> None:
     parser.add_argument("--settle", type=float, default=measure.SETTLE_SECONDS)
     parser.add_argument("--limits", type=Path, default=Path("build/bench/bin/limits"))
     parser.add_argument("--only", action="append", help="a checkpoint: small, mixture ...")
+    parser.add_argument("--json", type=Path, help="where all runs are written too")
     parser.add_argument("--child")
     arguments = parser.parse_args()
     if arguments.child:
@@ -130,6 +149,7 @@ def main() -> None:
         return
     sizes = {"dense": arguments.gigabytes, "experts": arguments.gigabytes}
     sizes |= {"mixture": 0.91, "quantized": 0.943, "small": 0.09}
+    recorded = {}
     for kind, cases in {
         "small": SMALL,
         "dense": DENSE,
@@ -153,6 +173,9 @@ def main() -> None:
                 results[case].append(one(case, folder, arguments.limits, arguments.settle))
         table(kind, results, size)
         compare(results, PAIRS)
+        recorded[kind] = record(results, size)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

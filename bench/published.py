@@ -1,0 +1,153 @@
+"""The tables of speed and memory in README.md and docs/measured.md.
+
+    python -m bench.published [--gigabytes 3] [--repetitions 5]   # measure, then write
+    python -m bench.published --write                             # write what was measured before
+
+``make bench-table`` measures. All runs are kept in ``bench/published.json`` with the machine, the
+commit and the releases; a test holds that the pages show these figures and no others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import statistics
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from bench.loaders import LIMIT
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS = ROOT / "bench" / "published.json"
+LIBRARIES = ("torch", "safetensors", "transformers", "accelerate")
+OURS = "**loadstone**"
+
+# By page: checkpoint, case, and how the row is called.
+ROWS = {
+    "README.md": [
+        ("dense", LIMIT, "limit"),
+        ("dense", "loadstone", OURS),
+        ("dense", "safetensors load_file + clone", "safetensors `load_file`, copied"),
+        ("dense", "transformers from_pretrained", "transformers `from_pretrained`"),
+        ("dense", "accelerate load_checkpoint_in_model", "accelerate `load_checkpoint_in_model`"),
+        ("experts", LIMIT, "limit, file with experts one by one"),
+        ("experts", "loadstone", f"{OURS}, 128 experts a layer fused"),
+        ("experts", "transformers from_pretrained", "transformers, the same"),
+        ("small", "loadstone.transformers, to f32", f"{OURS}, a model of 90 MB"),
+        ("small", "transformers, views of the file", "transformers, views of that file"),
+    ],
+    "docs/measured.md": [
+        ("dense", "loadstone.transformers", f"{OURS}`.transformers.from_pretrained`"),
+        ("dense", "loadstone, to f32", f"{OURS}, cast to f32"),
+        ("dense", "transformers, to f32", "transformers, cast to f32"),
+        ("experts", "loadstone, as it is", f"{OURS}, experts one by one as in the file"),
+        ("experts", "safetensors load_file + clone", "safetensors, the same, copied"),
+        ("experts", "loadstone.transformers", f"{OURS}`.transformers`, experts fused"),
+        ("small", "loadstone.transformers, to f32", f"{OURS}, a model of 90 MB"),
+        ("small", "transformers, to f32", "transformers, into memory of its own"),
+        ("small", "transformers, views of the file", "transformers, views of the file"),
+    ],
+}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures hold for."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    words = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {
+        "commit": commit.strip(),
+        "date": datetime.date.today().isoformat(),
+        "processor": " ".join(names[0].split()) if names else "unknown",
+        "cores": os.cpu_count(),
+        "releases": {name: importlib.metadata.version(name).split("+")[0] for name in LIBRARIES},
+    }
+
+
+def conditions(runs: dict[str, Any]) -> str:
+    """The sentence above a table."""
+    on = runs["machine"]
+    repetitions = len(next(iter(runs["checkpoints"]["dense"]["cases"].values()))["seconds"])
+    size = runs["checkpoints"]["dense"]["bytes"] / 1e9
+    releases = ", ".join(f"{name} {version}" for name, version in on["releases"].items())
+    return (
+        f"`make bench-table` at commit `{on['commit']}`, {on['date']}, {on['cores']} cores of "
+        f"{on['processor']}, {releases}. bf16 checkpoints of {size:.1f} GB, page cache warm, "
+        f"fresh processes, {repetitions} runs each in turns."
+    )
+
+
+def row(runs: dict[str, Any], kind: str, case: str, label: str) -> str:
+    """A line of a table."""
+    cases = runs["checkpoints"][kind]["cases"]
+    found = cases[case]
+    median = statistics.median(found["seconds"])
+    times = [statistics.median(cases[LIMIT]["seconds"]), min(cases[LIMIT]["seconds"])]
+    ratio = f"{median / times[0]:.2f}x ({min(found['seconds']) / times[1]:.2f}x)"
+    file = f"{found['file_bytes'] / 1e9:.2f} GB" if case != LIMIT else ""
+    seconds = f"{median:.2f} ({min(found['seconds']):.2f})"
+    anonymous = f"{found['anonymous_bytes'] / 1e9:.2f} GB"
+    return f"| {label} | {seconds} | {ratio} | {anonymous} | {file} |".replace("  ", " ")
+
+
+def table(page: str, runs: dict[str, Any]) -> str:
+    """What stands between the marks of a page."""
+    head = "| | seconds: median (least) | of the limit | anonymous memory | mapped files |"
+    rows = [row(runs, *each) for each in ROWS[page]]
+    return "\n".join(
+        [
+            textwrap.fill(conditions(runs), 100, break_long_words=False, break_on_hyphens=False),
+            "",
+            head,
+            "|---|---|---|---|---|",
+            *rows,
+        ]
+    )
+
+
+def with_table(text: str, page: str, runs: dict[str, Any]) -> str:
+    """The page's text with its table written anew."""
+    begin, end = "<!-- by bench/published.py -->\n", "\n<!-- end -->"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"{page} has no place for the table: {begin.strip()} ... {end.strip()}")
+    return f"{before}{begin}{table(page, runs)}{end}{after}"
+
+
+def measure(gigabytes: float, repetitions: int) -> None:
+    """Runs the cases of all tables, and keeps what came out."""
+    about = machine()
+    part = RUNS.with_suffix(".part")
+    words = ["--gigabytes", str(gigabytes), "--repetitions", str(repetitions), "--json", part]
+    kinds = [word for kind in ("dense", "experts", "small") for word in ("--only", kind)]
+    subprocess.run([sys.executable, "-m", "bench.loaders", *words, *kinds], cwd=ROOT, check=True)
+    runs = {"machine": about, "checkpoints": json.loads(part.read_text(encoding="utf-8"))}
+    RUNS.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+    part.unlink()
+
+
+def main() -> None:
+    """Measures where it is to, and writes the pages."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gigabytes", type=float, default=3.0)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--write", action="store_true", help="of the runs of before")
+    arguments = parser.parse_args()
+    if not arguments.write:
+        measure(arguments.gigabytes, arguments.repetitions)
+    runs = json.loads(RUNS.read_text(encoding="utf-8"))
+    for page in ROWS:
+        path = ROOT / page
+        path.write_text(with_table(path.read_text(encoding="utf-8"), page, runs), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
