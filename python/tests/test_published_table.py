@@ -6,6 +6,7 @@ import copy
 import json
 
 import pytest
+
 from bench import published
 
 RUNS = json.loads(published.RUNS.read_text(encoding="utf-8"))
