@@ -1,4 +1,4 @@
-"""Which of transformers' model types are covered and how: makes the table of docs/transformers.md.
+"""Which of transformers' model types are covered and how: makes docs/transformers-types.md.
 
     python tools/coverage_table.py            writes the table
     python tools/coverage_table.py --check    says whether it is as it should be
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "transformers.md"
+PAGE = ROOT / "docs" / "transformers-types.md"
 BEGIN, END = "<!-- coverage: made by tools/coverage_table.py -->", "<!-- end of coverage -->"
 
 sys.path.insert(0, str(ROOT / "python" / "tests"))

@@ -1,4 +1,4 @@
-"""The table of docs/transformers.md: every key of the library's registry, and every converter."""
+"""docs/transformers-types.md: every key of the library's registry, and every converter."""
 
 from __future__ import annotations
 
