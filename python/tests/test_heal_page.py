@@ -16,7 +16,7 @@ pytest.importorskip("diffusers")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "heal-a-script.md"
 CASE = re.compile(
     r"^```python\n(?P<script>.*?)^```\n\nThe script ends with\n\n    (?P<error>[^\n]+)\n\n"
-    r"With this line before all others\n\n```python\n(?P<line>[^\n]+\n)```\n\n"
+    r"With this before all other lines\n\n```python\n(?P<line>import loadstone\n\n[^\n]+\n)```\n\n"
     r"it prints\n\n    (?P<printed>[^\n]+)\n",
     flags=re.DOTALL | re.MULTILINE,
 )
@@ -47,7 +47,6 @@ def test_the_page_shows_one_script_of_each_library() -> None:
     assert LIBRARIES == ["diffusers", "accelerate"]
     for case in CASES:
         assert "loadstone" not in case["script"]
-        assert case["line"].count("\n") == 1
 
 
 @pytest.mark.parametrize("case", CASES, ids=LIBRARIES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 
 import pytest
 
@@ -20,7 +21,8 @@ def test_a_page_shows_what_was_measured(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_figure_that_was_typed_is_seen(page: str) -> None:
-    typed = PAGES[page].replace("x (", "x  (", 1)
+    figure = re.search(r"\d\.\d\dx", PAGES[page])[0]
+    typed = PAGES[page].replace(figure, f"{float(figure[:-1]) - 0.01:.2f}x", 1)
     assert typed != PAGES[page]
     assert published.with_table(typed, page, RUNS) != typed
 
@@ -38,7 +40,6 @@ def test_a_page_without_a_place_is_named() -> None:
 
 def test_the_figures_are_of_a_commit() -> None:
     assert not RUNS["machine"]["commit"].endswith("-dirty")
-    assert (
-        min(len(c["seconds"]) for k in RUNS["checkpoints"].values() for c in k["cases"].values())
-        >= 3
-    )
+    checkpoints = RUNS["checkpoints"].values()
+    runs = [len(case["seconds"]) for each in checkpoints for case in each["cases"].values()]
+    assert min(runs) >= 5
