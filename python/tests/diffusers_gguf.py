@@ -44,8 +44,8 @@ class Tensors:
             for name, data in self.data.items()
         }
 
-    def write(self, file: Path) -> str:
-        writer = gguf.GGUFWriter(file, "test")
+    def write(self, file: Path, architecture: str = "test") -> str:
+        writer = gguf.GGUFWriter(file, architecture)
         for name, data in self.data.items():
             writer.add_tensor(name, data, raw_dtype=self.kinds[name])
         writer.write_header_to_file()

@@ -69,6 +69,69 @@ def wan(folder: Path) -> Path:
     return folder
 
 
+def wan_files(folder: Path) -> Path:
+    """The same model in the original names, twice in blocks, and folder/transformer for it."""
+    from diffusers_gguf import BLOCK_CASES, mixed, packed
+    from diffusers_models import write_config
+
+    case = BLOCK_CASES[0]
+    model = case.build()
+    for name in ("wan-Q4_K_M.gguf", "wan-Q8_0.gguf"):
+        packed(case.original(model), mixed).write(folder / name, "wan")
+    write_config(model, folder / "folder" / "transformer")
+    return folder
+
+
+def language_model(folder: Path) -> Path:
+    """One in llama.cpp's names: as safetensors with its keys, as GGUF, and its matrix."""
+    import imatrix_files
+    import llama_quantize
+
+    import loadstone
+
+    source = llama_quantize.write_small(folder / "model.safetensors")
+    keys = llama_quantize.write_keys(folder / "model.json", llama_quantize.METADATA)
+    for dtype in ("f16", "bf16"):
+        loadstone.convert(source, folder / f"{dtype}.gguf", metadata=keys, quantize=dtype)
+    entries = imatrix_files.measured(llama_quantize.shapes())
+    imatrix_files.WRITERS["gguf"](folder / "imatrix.gguf", entries)
+    return folder
+
+
+def gpt_oss(folder: Path) -> Path:
+    """The experts of one layer, as GPT-OSS stores them: MXFP4, gate and up in turn, biases."""
+    folder.mkdir()
+    prefix, experts, rows = "model.layers.0.mlp.experts", 4, 64
+    tensors = {}
+    for role, groups in (("gate_up_proj", 2), ("down_proj", 1)):
+        blocks = torch.randint(0, 256, (experts, rows, groups, 16), dtype=torch.uint8)
+        scales = torch.randint(110, 135, (experts, rows, groups), dtype=torch.uint8)
+        tensors[f"{prefix}.{role}_blocks"], tensors[f"{prefix}.{role}_scales"] = blocks, scales
+        tensors[f"{prefix}.{role}_bias"] = torch.randn(experts, rows, dtype=torch.bfloat16)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text('{"model_type": "gpt_oss"}', encoding="utf-8")
+    return folder
+
+
+def quantized_models(folder: Path) -> Path:
+    """Folders of mixtures: in numbers, and as DeepSeek, GPT-OSS and ModelOpt store them."""
+    import json
+
+    from codec_scaled import write_fp8_block
+
+    import loadstone
+
+    for name in ("model", "qwen3-moe"):
+        qwen_moe(folder / name)
+    write_fp8_block(folder / "deepseek")
+    gpt_oss(folder / "gpt-oss")
+    for name, encoding in (("modelopt", "fp8"), ("mxfp4", "mxfp4")):
+        loadstone.convert(folder / "model", folder / name, quantize=encoding)
+    rules = [{"op": "rename", "sources": ["(.*)"], "targets": ["net.$1"]}]
+    (folder / "rules.json").write_text(json.dumps(rules), encoding="utf-8")
+    return folder
+
+
 def first_last_frame(folder: Path) -> Path:
     """A tiny Wan for a first and a last frame: a GGUF file, and its config in Wan2.1-FLF2V."""
     from diffusers_gguf import FIRST_LAST_CASE, mixed, packed
@@ -234,6 +297,7 @@ WORLDS = {
         (at(llama, "folder"),), f"{IMPORTS}\nfrom transformers import AutoModelForCausalLM\n"
     ),
     "docs/opens-where.md": World((at(llama, "model"),), IMPORTS),
+    "docs/convert.md": World((wan_files, language_model, quantized_models)),
     "docs/install.md": World(()),
     "docs/open.md": World((at(llama, "checkpoint"),)),
     "docs/patch.md": World((at(llama, "folder"),), IMPORTS),
@@ -271,7 +335,6 @@ WORLDS = {
 NOT_RUN = {
     "docs/how-to/heal-a-script.md": "its scripts fail first: test_heal_page.py runs both ways",
     "docs/bitsandbytes.md": "not yet: its pipelines are in test_bitsandbytes_diffusers.py",
-    "docs/convert.md": "not yet: test_convert*.py and python/tests/cli run these commands",
     "docs/diffusers.md": "not yet: its pipelines are in test_diffusers_pipelines.py",
     "docs/adapters.md": "an overview: each call stands on the page of its library, where it runs",
     "docs/cli.md": "its lines name the options; python/tests/cli runs each of them",
