@@ -69,6 +69,48 @@ def wan(folder: Path) -> Path:
     return folder
 
 
+def wan_pipeline(folder: Path) -> Path:
+    """With the transformer of :func:`wan`, a T5 encoder and a decoder."""
+    import diffusers
+    import transformers
+    from diffusers_gguf import BLOCK_CASES
+    from diffusers_pipelines import tokenizer
+
+    small = {"vocab_size": 64, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 2}
+    encoder = transformers.T5EncoderModel(transformers.T5Config(**small, num_heads=4))
+    decoder = diffusers.AutoencoderKLWan(base_dim=16, z_dim=16)
+    diffusers.WanPipeline(
+        tokenizer=tokenizer(folder / "words"),
+        text_encoder=randomise_all(encoder.eval(), 1).bfloat16(),
+        vae=randomise_all(decoder.eval(), 2).bfloat16(),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+        transformer=BLOCK_CASES[0].build(dtype=torch.bfloat16),
+    ).save_pretrained(folder)
+    return folder
+
+
+def stable_diffusion_xl(folder: Path) -> Path:
+    """One file with all components, sdxl.safetensors, and their configs in sdxl."""
+    import diffusers_pipelines as tiny
+
+    pipe = tiny.stable_diffusion_xl(folder / "sdxl")
+    tiny.write(tiny.stable_diffusion_xl_keys(pipe), folder / "sdxl.safetensors")
+    return folder
+
+
+def of_bitsandbytes(folder: Path) -> Path:
+    """:func:`llama` as transformers saves it in nf4."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    plain = llama(folder.with_name("plain"))
+    model = AutoModelForCausalLM.from_pretrained(
+        plain, quantization_config=config, device_map={"": "cpu"}
+    )
+    model.save_pretrained(folder)
+    return folder
+
+
 def wan_files(folder: Path) -> Path:
     """The same model in the original names, twice in blocks, and folder/transformer for it."""
     from diffusers_gguf import BLOCK_CASES, mixed, packed
@@ -269,6 +311,10 @@ class MyModel(torch.nn.Module):
 from safetensors.torch import save_file
 save_file(MyModel().state_dict(), "file.safetensors")
 """
+OF_BITSANDBYTES = """
+from transformers import AutoModelForCausalLM as Auto
+model, another = (Auto.from_pretrained("quantized", device_map={"": "cpu"}) for _ in range(2))
+"""
 ADAPTERS = (at(adapter, "style"), at(adapter, "speed", seed=2))
 
 WORLDS = {
@@ -297,6 +343,11 @@ WORLDS = {
         (at(llama, "folder"),), f"{IMPORTS}\nfrom transformers import AutoModelForCausalLM\n"
     ),
     "docs/opens-where.md": World((at(llama, "model"),), IMPORTS),
+    "docs/bitsandbytes.md": World(
+        (at(llama, "llama"), at(of_bitsandbytes, "quantized"), at(wan_pipeline, "wan")),
+        "import torch" + BLOCKS + OF_BITSANDBYTES,
+    ),
+    "docs/diffusers.md": World((wan, at(wan_pipeline, "folder"), stable_diffusion_xl)),
     "docs/convert.md": World((wan_files, language_model, quantized_models)),
     "docs/install.md": World(()),
     "docs/open.md": World((at(llama, "checkpoint"),)),
@@ -334,8 +385,6 @@ WORLDS = {
 # Pages whose code does not run in a test yet, and why.
 NOT_RUN = {
     "docs/how-to/heal-a-script.md": "its scripts fail first: test_heal_page.py runs both ways",
-    "docs/bitsandbytes.md": "not yet: its pipelines are in test_bitsandbytes_diffusers.py",
-    "docs/diffusers.md": "not yet: its pipelines are in test_diffusers_pipelines.py",
     "docs/adapters.md": "an overview: each call stands on the page of its library, where it runs",
     "docs/cli.md": "its lines name the options; python/tests/cli runs each of them",
     "docs/remote.md": "its hosts are no machines of ours; test_remote.py has local ones",
