@@ -69,6 +69,15 @@ def wan(folder: Path) -> Path:
     return folder
 
 
+def wan_transformer(folder: Path) -> Path:
+    """The config of the same model, by itself."""
+    from diffusers_gguf import BLOCK_CASES
+    from diffusers_models import write_config
+
+    write_config(BLOCK_CASES[0].build(), folder)
+    return folder
+
+
 def wan_pipeline(folder: Path) -> Path:
     """With the transformer of :func:`wan`, a T5 encoder and a decoder."""
     import diffusers
@@ -327,8 +336,9 @@ WORLDS = {
             at(llama, "base"),
             at(adapter, "style"),
         ),
-        IMPORTS + ANY_MODULE,
+        "import accelerate\nfrom transformers import AutoConfig\n" + IMPORTS + ANY_MODULE,
     ),
+    "docs/adapters.md": World((at(llama, "folder"), wan_files, at(wan_transformer, "wan"))),
     "docs/accelerate.md": World(
         (at(llama, "checkpoint"),),
         IMPORTS
@@ -385,7 +395,6 @@ WORLDS = {
 # Pages whose code does not run in a test yet, and why.
 NOT_RUN = {
     "docs/how-to/heal-a-script.md": "its scripts fail first: test_heal_page.py runs both ways",
-    "docs/adapters.md": "an overview: each call stands on the page of its library, where it runs",
     "docs/cli.md": "its lines name the options; python/tests/cli runs each of them",
     "docs/remote.md": "its hosts are no machines of ours; test_remote.py has local ones",
     "docs/gguf-models.md": "needs a copy of llama.cpp; test_llama_cpp.py runs where one is named",

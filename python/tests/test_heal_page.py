@@ -13,7 +13,9 @@ from docs_worlds import at, first_last_frame, qwen_moe
 
 pytest.importorskip("diffusers")
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "heal-a-script.md"
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = REPOSITORY / "docs" / "how-to" / "heal-a-script.md"
+README = REPOSITORY / "README.md"
 CASE = re.compile(
     r"^```python\n(?P<script>.*?)^```\n\nThe script ends with\n\n    (?P<error>[^\n]+)\n\n"
     r"With this before all other lines\n\n```python\n(?P<line>import loadstone\n\n[^\n]+\n)```\n\n"
@@ -56,8 +58,40 @@ def test_the_script_alone_fails_as_shown(case: dict[str, str], world: Path) -> N
     assert done.stderr.splitlines()[-1].startswith(case["error"])
 
 
+# What the healed model holds, beside what another reader finds in the file.
+COMPARED = {
+    "diffusers": """
+import gguf
+file = gguf.GGUFReader("wan2.1-flf2v-Q4_K_M.gguf")
+(stored,) = [each.data for each in file.tensors if each.name.endswith("img_emb.emb_pos")]
+found = transformer.condition_embedder.image_embedder.pos_embed
+assert torch.equal(found, torch.tensor(stored).view_as(found).to(found.dtype))
+""",
+    "accelerate": """
+reference = AutoModelForCausalLM.from_pretrained("Qwen3-30B-A3B", dtype=torch.bfloat16)
+found = model.state_dict()
+for name, tensor in reference.state_dict().items():
+    assert torch.equal(found.pop(name), tensor), name
+assert not found
+""",
+}
+
+
 @pytest.mark.parametrize("case", CASES, ids=LIBRARIES)
 def test_the_line_heals_it(case: dict[str, str], world: Path) -> None:
-    done = run(case["line"] + case["script"], world)
+    library = re.search(r'patch\("(\w+)"', case["line"])[1]
+    done = run(case["line"] + case["script"] + COMPARED[library], world)
     assert done.returncode == 0, done.stderr
     assert case["printed"] in done.stdout.splitlines()
+
+
+def test_the_readme_tells_the_truth_about_its_script(world: Path) -> None:
+    """Its first block fails without the line that heals it."""
+    block = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)[1]
+    lines = [line for line in block.splitlines() if not line.startswith("loadstone.patch")]
+    assert len(lines) == len(block.splitlines()) - 1
+    imports = "import accelerate\nfrom transformers import AutoConfig, AutoModelForCausalLM\n"
+    script = "\n".join(lines).replace("qwen3-moe", "Qwen3-30B-A3B")
+    done = run(imports + script, world)
+    assert done.returncode == 1
+    assert "Cannot copy out of meta tensor; no data!" in done.stderr.splitlines()[-1]
