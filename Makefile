@@ -112,6 +112,7 @@ bench: package
 	cmake --build --preset bench --parallel $(JOBS)
 	for program in build/bench/bin/*_bench; do "$$program"; done
 	python -m bench.loaders
+	python -m bench.reads
 	python -m bench.large_plan
 	python -m bench.many_tensors
 	python -m bench.gguf_bench

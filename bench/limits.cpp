@@ -1,7 +1,8 @@
 // What the machine itself allows: a plain read of files into new memory, 4 MiB at a time.
 //
 //   limits THREADS FILE...                        the limit that loads are compared with
-//   limits --memory fresh|prefaulted|reused ...   what its parts cost, for experiments
+//   limits --memory fresh|prefaulted|reused ...   what its parts cost
+//   limits --direct THREADS FILE...               past the page cache (O_DIRECT)
 //
 // Prints "ready", waits for a line on standard input, works, prints one line of JSON. Opening the
 // files is timed, freeing the memory is not.
@@ -65,10 +66,10 @@ void populate(std::byte* data, std::size_t bytes) {
   }
 }
 
-std::vector<Chunk> open_all(const std::vector<File>& files) {
+std::vector<Chunk> open_all(const std::vector<File>& files, int flags) {
   std::vector<Chunk> chunks;
   for (const File& file : files) {
-    const int descriptor = ::open(file.path.c_str(), O_RDONLY | O_CLOEXEC);
+    const int descriptor = ::open(file.path.c_str(), O_RDONLY | O_CLOEXEC | flags);
     if (descriptor < 0) fail(file.path);
     for (std::size_t offset = 0; offset < file.bytes; offset += chunk_bytes) {
       const std::size_t bytes = std::min(chunk_bytes, file.bytes - offset);
@@ -78,18 +79,20 @@ std::vector<Chunk> open_all(const std::vector<File>& files) {
   return chunks;
 }
 
+// Asks for whole pages, as O_DIRECT wants it; the last one of a file comes as far as it goes.
 void read_chunk(const Chunk& chunk, std::byte* to) {
+  const std::size_t pages = (chunk.bytes + page_bytes - 1) / page_bytes * page_bytes;
   for (std::size_t done = 0; done < chunk.bytes;) {
-    const ssize_t count = ::pread(chunk.descriptor, to + done, chunk.bytes - done,
-                                  static_cast<off_t>(chunk.offset + done));
+    const ssize_t count =
+        ::pread(chunk.descriptor, to + done, pages - done, static_cast<off_t>(chunk.offset + done));
     if (count <= 0) fail("pread");
     done += static_cast<std::size_t>(count);
   }
 }
 
-void read_all(const std::vector<File>& files, unsigned thread_count, Memory kind,
+void read_all(const std::vector<File>& files, int flags, unsigned thread_count, Memory kind,
               std::byte* memory) {
-  const std::vector<Chunk> chunks = open_all(files);
+  const std::vector<Chunk> chunks = open_all(files, flags);
   std::atomic<std::size_t> next = 0;
   std::vector<std::thread> threads;
   for (unsigned i = 0; i < thread_count; ++i) {
@@ -117,12 +120,17 @@ Memory memory_from(std::string_view name) {
 int main(int argc, char** argv) {
   int at = 1;
   Memory kind = Memory::populated;
+  int flags = 0;
+  if (argc > 1 && std::string_view(argv[1]) == "--direct") {
+    flags = O_DIRECT;
+    at = 2;
+  }
   if (argc > 2 && std::string_view(argv[1]) == "--memory") {
     kind = memory_from(argv[2]);
     at = 3;
   }
   if (argc - at < 2) {
-    std::fprintf(stderr, "usage: limits [--memory KIND] THREADS FILE...\n");
+    std::fprintf(stderr, "usage: limits [--memory KIND | --direct] THREADS FILE...\n");
     return 2;
   }
   const auto thread_count = static_cast<unsigned>(std::atoi(argv[at]));
@@ -142,7 +150,7 @@ int main(int argc, char** argv) {
     if (std::feof(stdin)) return 1;
   }
   const auto begin = std::chrono::steady_clock::now();
-  read_all(files, thread_count, kind, memory);
+  read_all(files, flags, thread_count, kind, memory);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   std::printf("{\"seconds\": %.6f, \"bytes\": %zu}\n", seconds.count(), total);
   return 0;

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.loaders import LIMIT
+from bench.reads import DIRECT, PREFAULTED
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "bench" / "published.json"
@@ -52,6 +53,14 @@ ROWS = {
         ("small", "loadstone.transformers, to f32", f"{OURS}, a model of 90 MB"),
         ("small", "transformers, to f32", "transformers, into memory of its own"),
         ("small", "transformers, views of the file", "transformers, views of the file"),
+        ("in place", PREFAULTED, "limit: two threads read into memory that is there"),
+        ("in place", "loadstone, into=model", f"{OURS}, into a model in use"),
+        ("cold", DIRECT, "limit: O_DIRECT, two threads"),
+        ("cold", "loadstone", f"{OURS}, nothing in the page cache"),
+        ("cold", "safetensors load_file + clone", "safetensors, the same, copied"),
+        ("many", "loadstone, large tensors", f"{OURS}, large tensors"),
+        ("many", "loadstone, small tensors", f"{OURS}, 125,000 tensors of 24 KB"),
+        ("many", "safetensors, small tensors", "safetensors, the same, copied"),
     ],
 }
 
@@ -87,11 +96,11 @@ def conditions(runs: dict[str, Any]) -> str:
 def row(runs: dict[str, Any], kind: str, case: str, label: str) -> str:
     """A line of a table."""
     cases = runs["checkpoints"][kind]["cases"]
-    found = cases[case]
+    limit, found = next(iter(cases.values())), cases[case]
     median = statistics.median(found["seconds"])
-    times = [statistics.median(cases[LIMIT]["seconds"]), min(cases[LIMIT]["seconds"])]
+    times = [statistics.median(limit["seconds"]), min(limit["seconds"])]
     ratio = f"{median / times[0]:.2f}x ({min(found['seconds']) / times[1]:.2f}x)"
-    file = f"{found['file_bytes'] / 1e9:.2f} GB" if case != LIMIT else ""
+    file = f"{found['file_bytes'] / 1e9:.2f} GB" if found is not limit else ""
     seconds = f"{median:.2f} ({min(found['seconds']):.2f})"
     anonymous = f"{found['anonymous_bytes'] / 1e9:.2f} GB"
     return f"| {label} | {seconds} | {ratio} | {anonymous} | {file} |".replace("  ", " ")
@@ -114,7 +123,7 @@ def table(page: str, runs: dict[str, Any]) -> str:
 
 def with_table(text: str, page: str, runs: dict[str, Any]) -> str:
     """The page's text with its table written anew."""
-    begin, end = "<!-- by bench/published.py -->\n", "\n<!-- end -->"
+    begin, end = "<!-- by bench/published.py -->\n\n", "\n\n<!-- end -->"
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
     if not found or not closed:
@@ -128,10 +137,13 @@ def measure(gigabytes: float, repetitions: int) -> None:
     part = RUNS.with_suffix(".part")
     words = ["--gigabytes", str(gigabytes), "--repetitions", str(repetitions), "--json", part]
     kinds = [word for kind in ("dense", "experts", "small") for word in ("--only", kind)]
-    subprocess.run([sys.executable, "-m", "bench.loaders", *words, *kinds], cwd=ROOT, check=True)
-    runs = {"machine": about, "checkpoints": json.loads(part.read_text(encoding="utf-8"))}
-    RUNS.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
+    checkpoints: dict[str, Any] = {}
+    for program in (["bench.loaders", *kinds], ["bench.reads"]):
+        subprocess.run([sys.executable, "-m", *program, *words], cwd=ROOT, check=True)
+        checkpoints |= json.loads(part.read_text(encoding="utf-8"))
     part.unlink()
+    runs = {"machine": about, "checkpoints": checkpoints}
+    RUNS.write_text(json.dumps(runs, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/json_writer.h"
+#include "base/named.h"
 #include "base/text.h"
 #include "cli/interrupt.h"
 #include "cli/machine.h"
@@ -46,6 +47,7 @@ ConvertRun run_options(const WriteArgs& args) {
   ConvertRun run = {.resume = args.resume, .part = {}, .finish = args.finish};
   if (!args.part.empty()) run.part = part_option(args.part);
   if (!args.receipt.empty()) run.receipt = digest_kind(args.receipt);
+  run.page_cache = page_cache_from_user(args.page_cache);
   if (run.part && run.finish) {
     throw Error("usage", "--finish comes when all parts are done, not with --part");
   }
@@ -147,6 +149,12 @@ void add_write_options(CLI::App& command, WriteArgs& args) {
   command.add_flag("--finish", args.finish, "Check the shards of all parts and make TARGET");
   add_receipt_option(command, args.receipt,
                      "Write a receipt: digests of what was read and written, by KIND:\n");
+  command
+      .add_option("--page-cache", args.page_cache,
+                  "Pages of files that were read or written: keep, release, or auto (default):\n"
+                  "released where the files come to more than half of the machine's memory")
+      ->type_name("WHEN")
+      ->check(CLI::IsMember(names_of<PageCache>()));
   command.add_flag("--dry-run", args.dry_run, "Say what would be written, and stop");
   command.add_flag("--tensors", args.tensors, "With --dry-run: list every tensor");
   command.add_flag("--copy-code", args.quantize.copy_code,

@@ -29,6 +29,7 @@ struct WriteArgs {
   bool resume = false;
   bool finish = false;
   std::string receipt;
+  std::string page_cache = "auto";
   bool dry_run = false;
   bool tensors = false;
   QuantizeArgs quantize;

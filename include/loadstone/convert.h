@@ -243,6 +243,16 @@ struct ConvertPart {
 // that is not written: "x.pt" would become a folder of that name ("x.pt/" says that it is to).
 [[nodiscard]] LOADSTONE_API std::optional<FileFormat> format_of_target(std::string_view target);
 
+// Whether pages of the files that are read and written stay in the system's page cache. `automatic`
+// releases them where reading and writing come to more than half of the machine's memory: they
+// would push out what other programs need. Of sources, those that were not in the cache before.
+enum class PageCache : std::uint8_t { automatic, keep, release };
+
+// "auto", "keep", "release"
+[[nodiscard]] LOADSTONE_API std::string_view name(PageCache choice) noexcept;
+// Throws Error "plan.options".
+[[nodiscard]] LOADSTONE_API PageCache page_cache_from_user(std::string_view text);
+
 // What one call does of a conversion. As it stands: all of it, from the beginning.
 struct ConvertRun {
   // Shards that an earlier run of the same conversion finished are kept, and so are those of this
@@ -256,6 +266,7 @@ struct ConvertRun {
   // same for all parts. Shards of a folder have digests without it too, by XXH3-128: a run that
   // goes on reads them.
   std::optional<DigestKind> receipt = {};
+  PageCache page_cache = PageCache::automatic;
 };
 
 struct ConvertReport {
@@ -265,8 +276,9 @@ struct ConvertReport {
   double sync_seconds = 0;  // of them, bringing files to the disk by whatever thread
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
-  std::uint64_t bytes_kept = 0;  // of files that earlier runs finished
-  std::uint64_t peak_bytes = 0;  // as planned, with the staging that was really used
+  std::uint64_t bytes_kept = 0;            // of files that earlier runs finished
+  std::uint64_t peak_bytes = 0;            // as planned, with the staging that was really used
+  PageCache page_cache = PageCache::keep;  // what was done: `keep` or `release`
 };
 
 // Whether the target may be written: Error "convert.target" where it is a source, lies among the

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -47,6 +48,11 @@ class LOADSTONE_API ByteSource {
   virtual void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) = 0;
 
   void read(std::uint64_t offset, std::span<std::byte> piece) { read(offset, {&piece, 1}); }
+
+  // How much of the file the system's page cache holds, from 0 to 1; none where that is not known.
+  [[nodiscard]] virtual std::optional<double> cached_share() const { return std::nullopt; }
+  // A hint: nobody reads these bytes again soon, so their pages may leave the cache.
+  virtual void release(std::uint64_t /*offset*/, std::uint64_t /*bytes*/) noexcept {}
 };
 
 enum class EntryKind : std::uint8_t { file, folder, other };
@@ -74,6 +80,8 @@ class LOADSTONE_API FileSink {
   virtual int try_map(std::uint64_t byte_count, std::byte*& memory) = 0;
   // Brings all that was written, to the mapped memory too, to the disk.
   virtual int try_sync() = 0;
+  // A hint: what was written goes to the disk soon, and its pages may leave the page cache.
+  virtual void release() noexcept {}
 
   void reserve(std::uint64_t byte_count, Reserve how);
   void write(std::uint64_t offset, std::span<const std::byte> bytes);

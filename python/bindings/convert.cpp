@@ -94,22 +94,23 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
 }
 
 ConvertRun run_for(bool resume, std::optional<std::pair<std::uint32_t, std::uint32_t>> part,
-                   bool finish, const std::string& receipt) {
+                   bool finish, const std::string& receipt, std::string_view page_cache) {
   ConvertRun run = {.resume = resume, .part = {}, .finish = finish};
   if (!receipt.empty()) run.receipt = digest_kind(receipt);
+  run.page_cache = page_cache_from_user(page_cache);
   if (part) run.part = ConvertPart{.index = part->first, .count = part->second};
   return run;
 }
 
 ConvertReport run(const Conversion& conversion, const std::string& target, nb::object callback,
                   bool resume, std::optional<std::pair<std::uint32_t, std::uint32_t>> part,
-                  bool finish, const std::string& receipt) {
+                  bool finish, const std::string& receipt, const std::string& page_cache) {
   PythonObserver observer(std::move(callback));
   try {
     const auto storage = observer.storage_for(*conversion.plan.catalog);
     const nb::gil_scoped_release release;
     return convert(conversion, target, &observer, storage.get(),
-                   run_for(resume, part, finish, receipt));
+                   run_for(resume, part, finish, receipt, page_cache));
   } catch (const Error&) {
     observer.rethrow();
     throw;
@@ -141,6 +142,7 @@ void bind_convert(nb::module_& module) {
       .def_ro("findings", &ConvertReport::findings)
       .def("work", &work_of<ConvertReport>)
       .def_ro("bytes_kept", &ConvertReport::bytes_kept)
+      .def_prop_ro("page_cache", [](const ConvertReport& self) { return name(self.page_cache); })
       .def_ro("peak_bytes", &ConvertReport::peak_bytes)
       .def("to_json", [](const ConvertReport& self) { return to_json(self); });
   nb::class_<MergeOptions>(module, "MergeOptions");
@@ -166,7 +168,7 @@ void bind_convert(nb::module_& module) {
   module.def("convert", &run, nb::arg("conversion"), nb::arg("target"),
              nb::arg("progress").none() = nb::none(), nb::arg("resume") = false,
              nb::arg("part").none() = nb::none(), nb::arg("finish") = false,
-             nb::arg("receipt") = "");
+             nb::arg("receipt") = "", nb::arg("page_cache") = "auto");
 }
 
 }  // namespace loadstone::python

@@ -67,6 +67,7 @@ def convert(
     part: tuple[int, int] | None = None,
     finish: bool = False,
     receipt: str | None = None,
+    page_cache: str = "auto",
     cluster: Any = None,
     parts: int | None = None,
 ) -> ConvertReport:
@@ -134,6 +135,9 @@ def convert(
         finish: check the shards of all parts, and move them to the target.
         receipt: ``"xxh3-128"`` or ``"sha256-tree"``: a receipt with digests of all that is read and
             written stands beside the output, ``receipt.json`` in a folder. The same for all parts.
+        page_cache: ``"release"``: pages of the files leave the system's page cache when they have
+            been read or written, but for sources that were in it before. ``"keep"``: they stay.
+            ``"auto"``: released where the files come to more than half of the machine's memory.
         cluster: runs all parts as tasks: ``"ray"`` (extra ``ray``), or an object with
             ``submit()`` as ``concurrent.futures``, Dask and MPI pools have. Each uses one thread
             unless ``threads`` says more. Shards that an earlier run finished are kept.
@@ -178,7 +182,7 @@ def convert(
     )
     if dry_run:
         return dry_report(conversion)
-    return carry_out(conversion, where, progress, resume, part, finish, receipt)
+    return carry_out(conversion, where, progress, resume, part, finish, receipt, page_cache)
 
 
 def _absolute(path: str | os.PathLike[str] | None) -> str | None:

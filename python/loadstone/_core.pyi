@@ -306,6 +306,7 @@ def convert(
     part: tuple[int, int] | None = None,
     finish: bool = False,
     receipt: str = "",
+    page_cache: str = "auto",
 ) -> ConvertReport: ...
 def cast(source: bytes, source_dtype: str, target_dtype: str) -> bytes: ...
 def decode(

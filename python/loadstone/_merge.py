@@ -66,6 +66,7 @@ def merge(
     part: tuple[int, int] | None = None,
     finish: bool = False,
     receipt: str | None = None,
+    page_cache: str = "auto",
 ) -> ConvertReport:
     """Merges adapters into a model, or several models into one, and writes the result.
 
@@ -131,5 +132,5 @@ def merge(
         merge=options,
     )
     if not dry_run:
-        return carry_out(conversion, where, progress, resume, part, finish, receipt)
+        return carry_out(conversion, where, progress, resume, part, finish, receipt, page_cache)
     return dry_report(conversion)

@@ -31,6 +31,7 @@ class ConvertReport:
         table: sources and targets as a readable table.
         files: count of files that hold tensors: one, or the shards.
         sync_seconds: part of ``seconds`` spent in syncing files to the disk.
+        page_cache: ``"release"`` where pages of the files left the page cache, else ``"keep"``.
     """
 
     outputs: list[Path]
@@ -43,6 +44,7 @@ class ConvertReport:
     bytes_kept: int = 0
     files: int = 0
     sync_seconds: float = 0.0
+    page_cache: str = "keep"
 
     def __str__(self) -> str:
         return self.table
@@ -84,6 +86,7 @@ def carry_out(
     part: tuple[int, int] | None,
     finish: bool,
     receipt: str | None = None,
+    page_cache: str = "auto",
 ) -> ConvertReport:
     try:
         conversion.require_ok()
@@ -91,11 +94,14 @@ def carry_out(
         error.findings = conversion.findings
         raise
     with shown(progress, "converting") as callback:
-        report = _core.convert(conversion, target, callback, resume, part, finish, receipt or "")
+        report = _core.convert(
+            conversion, target, callback, resume, part, finish, receipt or "", page_cache
+        )
     return ConvertReport(
         outputs=[Path(each) for each in report.outputs],
         **report.work(),
         bytes_kept=report.bytes_kept,
+        page_cache=report.page_cache,
         peak_bytes=report.peak_bytes,
         findings=report.findings,
         table=conversion.to_table(),

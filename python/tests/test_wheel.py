@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import importlib.util
 import json
 import os
@@ -30,12 +31,9 @@ PACKED = ("cli/", "cmake/", "include/", "python/bindings/", "python/loadstone/",
 PACKED_FILES = {"CHANGELOG.md", "CMakeLists.txt", "CONTRIBUTING.md", "HACKING.md", "LICENSE",
                 "README.md", "SECURITY.md", "pyproject.toml"}  # fmt: skip
 
-pytestmark = [
-    pytest.mark.skipif(
-        not Path("/usr/share/doc/libcurl4/copyright").exists(), reason="made on Debian"
-    ),
-    pytest.mark.xdist_group("wheel"),
-]
+pytestmark = pytest.mark.skipif(
+    not Path("/usr/share/doc/libcurl4/copyright").exists(), reason="made on Debian"
+)
 
 
 def _tool():
@@ -47,7 +45,13 @@ def _tool():
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> Path:
-    return _tool().make_plain_wheel(tmp_path_factory.mktemp("plain"))
+    """One for all workers: what two builds of a tree install at once can land in either's wheel."""
+    root = tmp_path_factory.getbasetemp()
+    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "plain"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return next(folder.glob("loadstone-*.whl"), None) or _tool().make_plain_wheel(folder)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@
 
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "convert/cache_release.h"
 #include "convert/output.h"
 #include "convert/output_sink.h"
 #include "convert/recorder.h"
@@ -104,7 +105,10 @@ void write_files(const Conversion& conversion, const OpenShards& shards, Output&
     recorder.emplace(conversion, shards, wanted, kind_of(run));
     output.record(&*recorder);
   }
-  OutputSink sink(conversion, wanted, output, recorder ? &*recorder : nullptr);
+  const CacheRelease cache(conversion, shards, run.page_cache);
+  report.page_cache = cache.is_on() ? PageCache::release : PageCache::keep;
+  if (cache.is_on()) output.release_cache();
+  OutputSink sink(conversion, wanted, output, cache, recorder ? &*recorder : nullptr);
   const GroupList groups = sink.groups();
   MemoryCount memory;
   WindowQueue queue(plan, conversion.budget, groups, sink, memory);

@@ -19,6 +19,8 @@ namespace loadstone {
 
 namespace {
 
+constexpr std::uint64_t release_bytes = std::uint64_t{64} << 20;
+
 using Clock = std::chrono::steady_clock;
 
 // Zeros where the format wants tensors to stand apart. Gives back how many bytes.
@@ -93,9 +95,16 @@ FileSink& Output::sink_of(std::uint32_t number) {
 }
 
 void Output::write(std::uint32_t file, std::uint64_t offset, std::span<const std::byte> bytes) {
-  sink_of(file).write(offset, bytes);
-  const std::lock_guard lock(mutex_);
-  bytes_written_ += bytes.size();
+  FileSink& sink = sink_of(file);
+  sink.write(offset, bytes);
+  const bool is_due = [&] {
+    const std::lock_guard lock(mutex_);
+    bytes_written_ += bytes.size();
+    std::uint64_t& since = files_[file].bytes_since_release;
+    since += bytes.size();
+    return releases_cache_ && std::exchange(since, since % release_bytes) >= release_bytes;
+  }();
+  if (is_due) sink.release();
 }
 
 void Output::finish(std::uint32_t number) {
@@ -104,6 +113,7 @@ void Output::finish(std::uint32_t number) {
   timed([&] { sink.sync(); });
   check_sources_();  // what was made of others is not handed out as good
   if (recorder_ != nullptr) note_receipt(number);
+  if (releases_cache_) sink.release();
   const std::lock_guard lock(mutex_);
   file.sink.reset();
   if (conversion_.one_file) return;

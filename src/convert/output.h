@@ -66,6 +66,8 @@ class Output {
 
   // The file is made, with its header, when its first bytes come.
   void write(std::uint32_t file, std::uint64_t offset, std::span<const std::byte> bytes);
+  // Pages of what is written leave the system's cache.
+  void release_cache() noexcept { releases_cache_ = true; }
   // Nothing more will be written to this one: it goes to the disk, and a shard gets its name in the
   // work folder.
   void finish(std::uint32_t file);
@@ -87,6 +89,7 @@ class Output {
   struct File {
     std::string part_path;           // as it is called until it is whole
     std::unique_ptr<FileSink> sink;  // until it is finished
+    std::uint64_t bytes_since_release = 0;
     bool is_made = false;
     bool is_whole = false;
   };
@@ -121,6 +124,7 @@ class Output {
   Storage& reading_;
   WritableStorage& storage_;
   ReceiptRecorder* recorder_ = nullptr;
+  bool releases_cache_ = false;
   std::vector<Receipt> receipts_;  // by file; each is its thread's until all are finished
   const std::function<void()> check_sources_;
   std::mutex mutex_;

@@ -34,9 +34,10 @@ void invert(const OutputTensor& tensor, std::span<std::byte> bytes) {
 }  // namespace
 
 OutputSink::OutputSink(const Conversion& conversion, const std::vector<bool>& wanted,
-                       Output& output, ReceiptRecorder* recorder)
+                       Output& output, const CacheRelease& cache, ReceiptRecorder* recorder)
     : conversion_(conversion),
       output_(output),
+      cache_(cache),
       recorder_(recorder),
       wanted_(wanted),
       places_(conversion.plan.targets.size()),
@@ -95,6 +96,7 @@ void OutputSink::write(std::uint32_t target, std::size_t part, std::uint64_t off
 }
 
 void OutputSink::finish(std::uint32_t target) {
+  cache_.made(target);
   if (!conversion_.plan.targets[target].quantization) return;
   for (const OutputTensor* const tensor : tensors_of(target)) {
     if (tensor->part != OutputTensor::no_part) continue;

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "convert/cache_release.h"
 #include "convert/output.h"
 #include "convert/recorder.h"
 #include "execute/groups.h"
@@ -19,9 +20,9 @@ namespace loadstone {
 class OutputSink final : public ValueSink {
  public:
   // Of the `wanted` files. Those without data are finished here.
-  // `recorder`: is told what is written; null: nobody.
+  // `cache`: is told which targets are made. `recorder`: what is written; null: nobody.
   OutputSink(const Conversion& conversion, const std::vector<bool>& wanted, Output& output,
-             ReceiptRecorder* recorder = nullptr);
+             const CacheRelease& cache, ReceiptRecorder* recorder = nullptr);
 
   // Everything that is to be made: file by file, and in a file in the order of the sources.
   [[nodiscard]] GroupList groups() const;
@@ -46,6 +47,7 @@ class OutputSink final : public ValueSink {
 
   const Conversion& conversion_;
   Output& output_;
+  const CacheRelease& cache_;
   ReceiptRecorder* const recorder_;
   std::vector<bool> wanted_;
   std::vector<Place> places_;  // by target

@@ -143,6 +143,7 @@ std::string to_json(const ConvertReport& report) {
     write_work(json, report);
     json.member("bytes_kept", report.bytes_kept);
     json.member("peak_bytes", report.peak_bytes);
+    json.member("page_cache", name(report.page_cache));
     json.end_object();
     return json.take();
   });

@@ -1,15 +1,12 @@
 #include "execute/report.h"
 
-#include <algorithm>
-#include <unordered_map>
 #include <utility>
 
 #include "base/finding_json.h"
 #include "base/json_writer.h"
 #include "base/only_errors.h"
-#include "boxes/dims.h"
 #include "codec/tensor_table.h"
-#include "execute/walk.h"
+#include "execute/source_extents.h"
 #include "plan/decodings.h"
 #include "plan/merges.h"
 
@@ -17,76 +14,17 @@ namespace loadstone {
 
 namespace {
 
-// One range a source, in the order in which they are met. Not thread-safe.
-class SourceRanges {
- public:
-  explicit SourceRanges(const Catalog& catalog) : catalog_(catalog) {}
-
-  // Bytes from the tensor's first one on.
-  void add(std::uint32_t source, std::uint64_t begin, std::uint64_t end) {
-    const TensorInfo& tensor = catalog_.tensors()[source];
-    begin += tensor.offset_begin;
-    end += tensor.offset_begin;
-    const auto [place, is_new] = seen_.emplace(source, ranges_.size());
-    if (is_new) {
-      ranges_.push_back({.tensor = tensor.name,
-                         .shard = catalog_.shards()[tensor.shard].relative_path,
-                         .offset_begin = begin,
-                         .offset_end = end});
-      return;
-    }
-    SourceRange& range = ranges_[place->second];
-    range.offset_begin = std::min(range.offset_begin, begin);
-    range.offset_end = std::max(range.offset_end, end);
-  }
-
-  [[nodiscard]] std::vector<SourceRange> take() { return std::move(ranges_); }
-
- private:
-  const Catalog& catalog_;
-  std::vector<SourceRange> ranges_;
-  std::unordered_map<std::uint32_t, std::size_t> seen_;
-};
-
 // The bytes of each source that the target's value came from.
 std::vector<SourceRange> source_ranges(const Plan& plan, const PlannedTarget& target) {
-  SourceRanges ranges(*plan.catalog);
-  const auto add = [&](const Box& box, const PlannedTarget& of) {
-    if (is_empty(box)) return;
-    const ByteBox bytes = check_box(plan, of, box);
-    std::uint64_t last = bytes.box.source_offset;
-    for (const BoxDim& dim : bytes.box.dims) last += (dim.extent - 1) * dim.source_stride;
-    DecodeForm form;
-    if (box.decoding == no_decoding) {
-      ranges.add(box.source, bytes.box.source_offset * bytes.source_bytes,
-                 (last + 1) * bytes.source_bytes);
-    } else if (!check_decoding(plan.catalog->tensors(), plan.decodings[box.decoding], form)) {
-      const auto& sources = plan.decodings[box.decoding].sources;
-      for (std::size_t i = 0; i < sources.size(); ++i) {
-        const auto part = form.part_bytes(i, bytes.box.source_offset, last + 1);
-        if (part.size() > 0) ranges.add(sources[i], part.begin, part.end);
-      }
-    }
-  };
-  if (target.recipe.merge == nullptr) {
-    for (const Box& box : target.recipe.boxes) add(box, target);
-  } else {
-    PlannedTarget numbers = {.name = target.name, .shape = target.shape, .dtype = Dtype::f32};
-    for (const Box& box : target.recipe.boxes) add(box, numbers);
-    for_each_operand(*target.recipe.merge, [&](const Operand& operand) {
-      numbers.shape = operand.elements != 0 ? Shape{operand.elements} : target.shape;
-      for (const Box& box : operand.boxes) add(box, numbers);
-    });
+  std::vector<SourceRange> ranges;
+  for (const SourceExtent& extent : source_extents(plan, target)) {
+    const TensorInfo& tensor = plan.catalog->tensors()[extent.source];
+    ranges.push_back({.tensor = tensor.name,
+                      .shard = plan.catalog->shards()[tensor.shard].relative_path,
+                      .offset_begin = extent.begin,
+                      .offset_end = extent.end});
   }
-  auto found = ranges.take();
-  if (!found.empty()) return found;
-  // A tensor without elements has sources too, of which no byte is read.
-  SourceRanges none(*plan.catalog);
-  for (const std::uint32_t source :
-       sources_of(target.recipe.boxes, plan.decodings, target.recipe.merge)) {
-    none.add(source, 0, 0);
-  }
-  return none.take();
+  return ranges;
 }
 
 void write_provenance(JsonWriter& json, const Provenance& item) {

@@ -1,5 +1,6 @@
 // The machine's own file system, through pread: no shared file position, so any number of threads
 // may read one descriptor.
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -18,6 +19,7 @@
 #include "storage/descriptors.h"
 #include "storage/file_status.h"
 #include "storage/local_writer.h"
+#include "storage/page_cache.h"
 #include "storage/regular_file.h"
 
 namespace loadstone {
@@ -46,6 +48,22 @@ class LocalFile final : public ByteSource {
     if (::fstat(use.descriptor(), &status) != 0)
       fail("io.read", "cannot tell the file's size", 0, errno);
     return identity_of(status);
+  }
+
+  [[nodiscard]] std::optional<double> cached_share() const override {
+    const std::uint64_t bytes = identity().bytes;
+    const DescriptorPool::Use use(file_);
+    return cached_share_of(use.descriptor(), bytes);
+  }
+
+  void release(std::uint64_t offset, std::uint64_t bytes) noexcept override {
+    try {
+      const DescriptorPool::Use use(file_);
+      ::posix_fadvise(use.descriptor(), static_cast<off_t>(offset), static_cast<off_t>(bytes),
+                      POSIX_FADV_DONTNEED);
+    } catch (const Error&) {
+      // The file is gone or there is no descriptor left: then its pages stay.
+    }
   }
 
   using ByteSource::read;

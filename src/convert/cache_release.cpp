@@ -1,0 +1,73 @@
+#include "convert/cache_release.h"
+
+#include <unistd.h>
+
+#include <string>
+
+#include "base/named.h"
+#include "execute/source_extents.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+// A source of which so much is there is somebody's: of others a header or what was read ahead is.
+constexpr double cached_share_max = 0.05;
+
+std::uint64_t machine_memory_bytes() {
+  const long pages = ::sysconf(_SC_PHYS_PAGES);
+  const long page_bytes = ::sysconf(_SC_PAGESIZE);
+  if (pages <= 0 || page_bytes <= 0) return UINT64_MAX;
+  return static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page_bytes);
+}
+
+bool is_wanted(const Conversion& conversion, PageCache choice) {
+  if (choice != PageCache::automatic) return choice == PageCache::release;
+  return conversion.bytes_to_read + conversion.bytes_to_write > machine_memory_bytes() / 2;
+}
+
+}  // namespace
+
+std::string_view name(PageCache choice) noexcept {
+  switch (choice) {
+    case PageCache::automatic:
+      return "auto";
+    case PageCache::keep:
+      return "keep";
+    case PageCache::release:
+      return "release";
+  }
+  return {};
+}
+
+PageCache page_cache_from_user(std::string_view text) {
+  if (const auto choice = from_name<PageCache>(text)) return *choice;
+  throw Error(
+      "plan.options", "no such choice for the page cache",
+      {.field = "page_cache", .found = std::string(text), .expected = "auto, keep or release"});
+}
+
+CacheRelease::CacheRelease(const Conversion& conversion, const OpenShards& shards, PageCache wanted)
+    : conversion_(conversion),
+      shards_(shards),
+      is_on_(is_wanted(conversion, wanted)),
+      is_released_(shards.sources().size(), false) {
+  for (std::size_t i = 0; is_on_ && i < is_released_.size(); ++i) {
+    const auto& source = shards.sources()[i];
+    const auto cached = source ? source->cached_share() : std::nullopt;
+    is_released_[i] = cached && *cached <= cached_share_max;
+  }
+}
+
+void CacheRelease::made(std::uint32_t target) const {
+  if (!is_on_) return;
+  const Plan& plan = conversion_.plan;
+  for (const SourceExtent& extent : source_extents(plan, plan.targets[target])) {
+    const std::uint32_t shard = plan.catalog->tensors()[extent.source].shard;
+    if (!is_released_[shard]) continue;
+    shards_.sources()[shard]->release(extent.begin, extent.end - extent.begin);
+  }
+}
+
+}  // namespace loadstone

@@ -1,0 +1,31 @@
+// Keeps a conversion that is larger than memory from filling the system's page cache.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "execute/shard_files.h"
+#include "loadstone/convert.h"
+
+namespace loadstone {
+
+// Thread-safe.
+class CacheRelease {
+ public:
+  // Looks which sources are in the cache already. Conversion and shards must live as long.
+  CacheRelease(const Conversion& conversion, const OpenShards& shards, PageCache wanted);
+
+  // Whether pages are released at all.
+  [[nodiscard]] bool is_on() const noexcept { return is_on_; }
+  // All that the target is made of has been read.
+  void made(std::uint32_t target) const;
+
+ private:
+  const Conversion& conversion_;
+  const OpenShards& shards_;
+  bool is_on_;
+  std::vector<bool> is_released_;  // by shard
+};
+
+}  // namespace loadstone
