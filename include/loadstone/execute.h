@@ -75,6 +75,9 @@ struct ExecuteOptions {
   unsigned threads = 0;  // readers; 0: one per core, at most 4
   // One read; smaller where staging_bytes_max demands it.
   std::uint64_t chunk_bytes = defaults::chunk_bytes;
+  // Destinations have their pages already, as those of a model in use; new memory gets them faster
+  // in advance than at the first write.
+  bool has_pages = false;
   Storage* storage = nullptr;    // null: the catalog's
   Observer* observer = nullptr;  // not owned
   // What goes to the offload folder is not committed: that is left to the holder of

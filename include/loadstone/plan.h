@@ -122,7 +122,9 @@ enum class Delivery : std::uint8_t {
 struct LOADSTONE_API PlannedTarget {
   std::string name;
   TargetKind kind = TargetKind::parameter;
-  Shape shape;
+  Shape shape;  // of what the model at hand holds
+  // Where that begins in the whole tensor, by dimension, if it is a slice of one. Empty: it is not.
+  std::vector<std::uint64_t> slice_begin;
   Dtype dtype = Dtype::f32;  // the final one, or of the numbers that are quantized
   std::string device;        // as in DeviceMap::entries
   Delivery delivery = Delivery::none;

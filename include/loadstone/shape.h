@@ -36,4 +36,18 @@ class LOADSTONE_API Shape {
   std::vector<std::uint64_t> extents_;
 };
 
+// A part of a tensor along its dimensions: its shard of a tensor that is spread over ranks, say.
+// Value type.
+struct LOADSTONE_API Slice {
+  std::vector<std::uint64_t> begin;  // of its first element, by dimension
+  Shape shape;
+
+  // Whether it is one of a tensor of this shape.
+  [[nodiscard]] bool is_inside(const Shape& whole) const noexcept;
+  // "[0:512, 0:384]"
+  [[nodiscard]] std::string text() const;
+
+  friend bool operator==(const Slice&, const Slice&) = default;
+};
+
 }  // namespace loadstone

@@ -35,10 +35,12 @@ struct Held {
 
 struct Target {
   std::string name;
-  Shape shape;
+  Shape shape;  // of the whole tensor, as checkpoints hold it
   Dtype dtype = Dtype::f32;
   TargetKind kind = TargetKind::parameter;
   std::string tie_of;  // the target that this one is the same tensor as; empty: none
+  // What the model at hand holds of it, one rank of several. None: all of it.
+  std::optional<Slice> slice = std::nullopt;
   bool has_value =
       false;  // the model at hand already holds the constructor's value (never in JSON)
   std::optional<Held> held;  // none: on meta, or there is no model at hand (never in JSON)

@@ -30,7 +30,8 @@ Plan without_offload(const Plan& plan) {
 
 Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>& rows,
                     unsigned threads, nb::object callback, bool partial,
-                    const std::vector<PartsRow>& parts, const std::string& receipt) {
+                    const std::vector<PartsRow>& parts, const std::string& receipt,
+                    bool has_pages) {
   std::vector<Destination> destinations;
   destinations.reserve(rows.size());
   for (const auto& [address, byte_count, dtype] : rows) {
@@ -48,6 +49,7 @@ Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>&
   PythonObserver observer(std::move(callback));
   ExecuteOptions options;
   options.threads = threads;
+  options.has_pages = has_pages;
   options.observer = &observer;
   if (!receipt.empty()) options.receipt = digest_kind(receipt);
   options.holds_offload = true;  // libraries want more in the folder than the plan has
@@ -135,7 +137,7 @@ void bind_execute(nb::module_& module) {
   module.def("execute", &execute_plan, nb::arg("plan"), nb::arg("destinations"),
              nb::arg("threads") = 0, nb::arg("progress").none() = nb::none(),
              nb::arg("partial") = false, nb::arg("parts") = std::vector<PartsRow>(),
-             nb::arg("receipt") = "");
+             nb::arg("receipt") = "", nb::arg("has_pages") = false);
   module.def("checked_receipt",
              [](const std::string& text) { return to_json(receipt_from_json(text)); });
   module.def("digest_memory",

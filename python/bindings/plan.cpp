@@ -25,14 +25,23 @@ std::optional<Held> held_on(std::string device, Dtype dtype) {
   return Held{std::move(device), dtype};
 }
 
+using Slicing = std::optional<std::pair<Extents, Extents>>;  // begin and shape
+
+std::optional<Slice> slice_of(Slicing given) {
+  if (!given) return std::nullopt;
+  return Slice{std::move(given->first), Shape(std::move(given->second))};
+}
+
 void make_target(Target* self, std::string name, Extents shape, std::string_view dtype,
-                 std::string_view kind, std::string tie_of, bool has_value, std::string device) {
+                 std::string_view kind, std::string tie_of, bool has_value, std::string device,
+                 Slicing slice) {
   const Dtype known = dtype_argument(dtype);
   new (self) Target{.name = std::move(name),
                     .shape = Shape(std::move(shape)),
                     .dtype = known,
                     .kind = enum_argument<TargetKind>("kind", kind),
                     .tie_of = std::move(tie_of),
+                    .slice = slice_of(std::move(slice)),
                     .has_value = has_value,
                     .held = held_on(std::move(device), known)};
 }
@@ -58,12 +67,12 @@ nb::tuple target_row(const Plan& plan, const PlannedTarget& target) {
   }
   const auto merged = merged_roots(*plan.catalog, plan.decodings, target.recipe);
   const Recipe& recipe = target.recipe;
-  return nb::make_tuple(target.name, name(target.kind), extents_of(target.shape),
-                        name(target.dtype), target.device, name(target.delivery),
-                        name(recipe.origin), nb::tuple(sources), recipe.boxes.size(), recipe.tie_of,
-                        recipe.reason, target.byte_count(),
-                        target.quantization ? target.quantization->encoding : std::string(),
-                        part_rows(target), nb::tuple(nb::cast(merged)));
+  return nb::make_tuple(
+      target.name, name(target.kind), extents_of(target.shape), name(target.dtype), target.device,
+      name(target.delivery), name(recipe.origin), nb::tuple(sources), recipe.boxes.size(),
+      recipe.tie_of, recipe.reason, target.byte_count(),
+      target.quantization ? target.quantization->encoding : std::string(), part_rows(target),
+      nb::tuple(nb::cast(merged)), nb::tuple(nb::cast(target.slice_begin)));
 }
 
 // The shard and offset of a target that is handed out as a view of the file.
@@ -196,7 +205,7 @@ void bind_target(nb::module_& module) {
   nb::class_<Target>(module, "Target")
       .def("__init__", &make_target, nb::arg("name"), nb::arg("shape"), nb::arg("dtype"),
            nb::arg("kind") = "parameter", nb::arg("tie_of") = "", nb::arg("has_value") = false,
-           nb::arg("device") = "")
+           nb::arg("device") = "", nb::arg("slice") = nb::none())
       .def_ro("name", &Target::name)
       .def_rw("tie_of", &Target::tie_of)
       .def_prop_rw(

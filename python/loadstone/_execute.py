@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loadstone import _collector, _core, _initialise, _overlap
+from loadstone import _collector, _core, _initialise
 from loadstone import torch as memory
 from loadstone._audit import remember
 from loadstone._dtypes import dtype_name, has_name, torch_dtype
@@ -18,8 +18,10 @@ from loadstone._errors import FilledWarning, make
 from loadstone._homes import Homes
 from loadstone._machine import peak_resident_bytes
 from loadstone._progress import ProgressCallback, shown
+from loadstone._ranks import renew
 from loadstone._receipt import Receipt
 from loadstone._report import Provenance, Report, filled_findings, human_bytes
+from loadstone._same_model import planned_slots
 from loadstone._skeleton import recompute
 from loadstone._turns import slots_of
 
@@ -66,7 +68,7 @@ def run(
     if plan._units is None:
         _require_numbers(plan)
     plan.require_ok()
-    slots = _slots(plan, model)
+    slots = planned_slots(plan, model)
     made = _initialise.values(plan, model)  # before a byte is read: initialisers may fail
     filled = read_values(
         plan,
@@ -93,6 +95,7 @@ def run(
         filled.homes.undo()
         for slot, tensor in zip(walked, before, strict=True):
             slot.put_back(tensor)
+        renew(model)
         raise
     return report
 
@@ -175,7 +178,7 @@ def read_values(
     """
     plan.require_ok()
     in_place = plan._in_place if in_place is None else in_place
-    slots = _slots(plan, model) if slots is None else slots
+    slots = planned_slots(plan, model) if slots is None else slots
     _require_devices(plan)
     if plan._units is not None:
         plan._units.require_values()
@@ -210,6 +213,7 @@ def install_values(
     for index, value in (_initialise.values(plan, model) if made is None else made).items():
         filled.values[index] = value
     install(plan, model, filled, commits)
+    renew(model)
     _warn_of_fills(plan)
 
 
@@ -286,44 +290,6 @@ def _kept(slot: TensorSlot) -> Provenance:
     return Provenance(slot.name, "kept", slot.kind, "none", (), *place, reason=reason)
 
 
-@_collector.paused()
-def _slots(plan: Plan, model: Any) -> list[TensorSlot]:
-    """The model's tensors in the plan's order; the model must still be the planned one."""
-    names = {target.name for target in plan.targets}
-    slots = [slot for slot in slots_of(model) if slot.name in names or not slot.may_be_kept]
-    if plan._units is not None:
-        slots = plan._units.slots(slots)
-    found = [(slot.name, tuple(slot.tensor.shape)) for slot in slots]
-    planned = [(target.name, target.shape) for target in plan.targets]
-    if found != planned:
-        changed = sorted(set(found).symmetric_difference(planned)) or [("order of tensors", ())]
-        name, shape = changed[0]
-        raise make(
-            "plan.model_changed",
-            f"the model is not the planned one: {len(changed)} tensors differ",
-            tensor=name,
-            found=f"{name} {list(shape)}" if (name, shape) in found else "no such tensor",
-        )
-    _require_forms(plan, slots)
-    _require_kept(plan, slots)
-    for finding in _overlap.findings(_overlap.overlapping(slots), plan.targets):
-        if finding.severity == "error":  # in a model that is not the one at hand when planning
-            raise make(finding.code, finding.message, tensor=finding.target)
-    return slots
-
-
-def _require_kept(plan: Plan, slots: list[TensorSlot]) -> None:
-    """Refuses a model without the values that the plan keeps."""
-    for target, slot in zip(plan.targets, slots, strict=True):
-        if target.origin == "kept" and slot.tensor.is_meta:
-            raise make(
-                "plan.model_changed",
-                "the plan keeps the value of a tensor, which has none in this model",
-                tensor=target.name,
-                found="a tensor on meta",
-            )
-
-
 def _require_devices(plan: Plan) -> None:
     """Refuses devices that this machine lacks, before anything is read."""
     import torch
@@ -337,37 +303,6 @@ def _require_devices(plan: Plan) -> None:
             raise make("plan.device_map", message, field="device_map", found=name) from error
 
 
-def _require_forms(plan: Plan, slots: list[TensorSlot]) -> None:
-    """Refuses a dtype or a tie that is neither what was planned for nor what the plan makes of it.
-
-    Else the old dtype would come back, and the tie be cut or made again, without a word.
-    """
-    quantized = plan._units.names() if plan._units is not None else ()
-    roots = {target.name: target.tie_of or target.name for target in plan.targets}
-    for target, slot in zip(plan.targets, slots, strict=True):
-        if slot.name in quantized:
-            continue
-        # a plan from a file tells of ties, and not which dtypes the model had
-        dtype, tie_of = plan._forms.get(slot.name, (slot.tensor.dtype, ""))
-        found = slot.tie_of or ""
-        if found != tie_of and roots.get(found, "") != roots[slot.name]:
-            raise make(
-                "plan.model_changed",
-                "the model is not the planned one: a tie was made or cut",
-                tensor=slot.name,
-                found=f"tied to {found}" if found else "a tensor of its own",
-                expected=f"tied to {tie_of}" if tie_of else "a tensor of its own",
-            )
-        if slot.tensor.dtype not in (dtype, torch_dtype(target.dtype)):
-            raise make(
-                "plan.model_changed",
-                "the model is not the planned one: a tensor has another dtype",
-                tensor=slot.name,
-                found=str(slot.tensor.dtype),
-                expected=str(dtype),
-            )
-
-
 def _read(
     plan: Plan,
     homes: Homes,
@@ -379,7 +314,15 @@ def _read(
     """Puts a finished tensor into ``values`` for each target that the core delivers to memory."""
     destinations, parts, elsewhere = _places(plan, homes, values)
     reports = [
-        _core.execute(plan._core, destinations, threads, callback, parts=parts, receipt=receipt)
+        _core.execute(
+            plan._core,
+            destinations,
+            threads,
+            callback,
+            parts=parts,
+            receipt=receipt,
+            has_pages=homes.in_place,
+        )
     ]
     for wave in _waves(plan, elsewhere):
         for index in wave:

@@ -71,7 +71,7 @@ class Homes:
         self, slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget], in_place: bool
     ) -> None:
         self._pairs = list(zip(slots, targets, strict=True))
-        self._in_place = in_place
+        self.in_place = in_place
         self._views: dict[int, torch.Tensor] = {}  # of copied memory, by tensor
         self._moves: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._undo: list[Callable[[], None]] = []
@@ -81,7 +81,7 @@ class Homes:
     def memory(self, index: int) -> torch.Tensor:
         """Memory on the host for the core to write a value to."""
         slot, target = self._pairs[index]
-        if self._in_place and _is_direct(slot, target):
+        if self.in_place and _is_direct(slot, target):
             return slot.tensor
         view = self._views.get(id(slot.tensor))
         if view is not None and view.is_contiguous() and target.device == "cpu":
@@ -100,7 +100,7 @@ class Homes:
             return memory.like(slot.tensor, value)
         home = self._views.get(id(slot.tensor))
         if home is None:
-            is_like = self._in_place or value.stride() == slot.tensor.stride()
+            is_like = self.in_place or value.stride() == slot.tensor.stride()
             home = value if is_like else torch.empty_like(slot.tensor, requires_grad=False)
         if home is not value and home.data_ptr() != value.data_ptr():
             home.copy_(value)
@@ -113,7 +113,7 @@ class Homes:
             tensor, home = slot.tensor, self._views.pop(id(slot.tensor), None)
             if home is None:
                 continue
-            if self._in_place:
+            if self.in_place:
                 tensor.data.copy_(home)
             else:
                 self._moves.append((tensor, tensor.data))
@@ -125,7 +125,7 @@ class Homes:
 
         They are noted in the error, and no audit accounts for them until the next load.
         """
-        if not self._in_place:
+        if not self.in_place:
             return
         written = [
             slot for slot, target in self._pairs if _is_written(target) and _fits(slot, target)

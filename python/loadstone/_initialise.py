@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 def findings(targets: Iterable[PlannedTarget], model: Any) -> list[_core.Finding]:
     """One error for each missing tensor that no initialiser of the model can make."""
+    missing = [target for target in targets if target.origin == "initialiser"]
+    problems = [_of_slice(target.name) for target in missing if target.slice_begin]
     bare = [
         target.name
-        for target in targets
-        if target.origin == "initialiser" and not _has_initialiser(model, target.name)
+        for target in missing
+        if not target.slice_begin and not _has_initialiser(model, target.name)
     ]
     known = _constructed(model, bare)
-    problems = []
     for name in bare:
         if name not in known:
             owner, _, leaf = name.rpartition(".")
@@ -46,6 +47,12 @@ def findings(targets: Iterable[PlannedTarget], model: Any) -> list[_core.Finding
                 )
             )
     return problems
+
+
+def _of_slice(name: str) -> _core.Finding:
+    message = f"'{name}' is missing, and this rank holds a slice: initialisers make whole tensors"
+    hint = "choose missing='zeros' or 'keep', and initialise the model after the load"
+    return _core.Finding("error", "plan.no_initialiser", name, [], message, hint)
 
 
 def values(plan: Plan, model: Any) -> dict[int, Any]:

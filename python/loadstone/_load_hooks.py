@@ -38,6 +38,8 @@ _METHODS = ("_load_from_state_dict", "set_extra_state")
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 # Their layers are filled by an adapter, which does what these do.
 _REPRODUCED = ("bitsandbytes.nn.modules",)
+# Hooks of these only gather and scatter what ranks hold.
+_SHARDING = "torch.distributed.fsdp."
 _CODE = "plan.load_hook"
 _HINT = "write rules for the names or convert the checkpoint, or load it with load_state_dict"
 
@@ -122,21 +124,17 @@ def has_code(model: _Module, core: _core.Plan | None = None) -> bool:
 
 def _is_batch_norm(module: _Module) -> bool:
     plain = type(module)._load_from_state_dict is _NormBase._load_from_state_dict
-    hooks = module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks
     own = vars(module).keys() & set(_METHODS) or _is_own(module, "set_extra_state")
-    return plain and not hooks and not own
+    return plain and not _hooks(module) and not own
 
 
 def _has_code(module: _Module) -> bool:
-    hooks = module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks
-    own = bool(hooks) or any(_is_own(module, method) for method in _METHODS)
+    own = bool(_hooks(module)) or any(_is_own(module, method) for method in _METHODS)
     return own and type(module).__module__ not in _REPRODUCED
 
 
 def _finding(path: str, module: _Module, reason: str) -> _core.Finding:
-    hooks = [*module._load_state_dict_pre_hooks.values()]
-    hooks += module._load_state_dict_post_hooks.values()
-    names = [_hook_name(hook) for hook in hooks]
+    names = [_hook_name(hook) for hook in _hooks(module)]
     names += [
         f"{type(module).__qualname__}.{method}"
         for method in ("_load_from_state_dict", "load_state_dict")
@@ -147,10 +145,25 @@ def _finding(path: str, module: _Module, reason: str) -> _core.Finding:
     return _core.Finding("error", _CODE, path, [], message, _HINT)
 
 
+def _hooks(module: _Module) -> list[Any]:
+    """Those of ``load_state_dict``; FSDP's take parameters apart, which a load does by itself."""
+    hooks = [*module._load_state_dict_pre_hooks.values()]
+    hooks += module._load_state_dict_post_hooks.values()
+    return [each for each in hooks if not _module_of(each).startswith(_SHARDING)]
+
+
 def _hook_name(hook: Any) -> str:
-    function = getattr(hook, "hook", hook)
-    function = getattr(function, "func", function)
+    function = _function(hook)
     return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _module_of(hook: Any) -> str:
+    return str(getattr(_function(hook), "__module__", ""))
+
+
+def _function(hook: Any) -> Any:
+    function = getattr(hook, "hook", hook)
+    return getattr(function, "func", function)
 
 
 class _MisfitError(Exception):

@@ -91,9 +91,11 @@ def needs_of(model: Any) -> Needs:
         return Needs(_core.skeleton_targets(read_text(model)))
     from loadstone._constructor import constructor_values
     from loadstone._overlap import overlapping
+    from loadstone._ranks import reshard
     from loadstone._skeleton import skeleton_record
     from loadstone._turns import slots_of
 
+    reshard(model)
     slots = slots_of(model)
     record = skeleton_record(model)
     values = constructor_values(model, (slot for slot in slots if slot.name not in record.derived))
@@ -132,10 +134,11 @@ def _target(slot: TensorSlot, is_made: bool) -> _core.Target:
     is_real = not tensor.is_meta
     return _core.Target(
         slot.name,
-        tensor.shape,
+        slot.shape,
         dtype_name(tensor.dtype),
         slot.kind,
         slot.tie_of or "",
         is_real or is_made,
         str(tensor.device) if is_real else "",
+        None if slot.share is None else (slot.share.begin, tensor.shape),
     )

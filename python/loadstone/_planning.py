@@ -17,6 +17,7 @@ from loadstone._needs import Needs, needs_of
 from loadstone._plan import Plan
 from loadstone._policies import missing_policies
 from loadstone._quantization import Quantization
+from loadstone._ranks import mesh_device
 from loadstone._rules import Rules, rules_or_recipes
 from loadstone._traced import Traced
 from loadstone._weighted import Adapters, Weighted, adapters
@@ -175,6 +176,8 @@ def make_plan(
     if (units := traced.units) is not None:
         dtype, quantize = _take_over(units, needs, dtype), {**(quantize or {}), **units.quantize}
     needs.findings += traced.findings + traced.unexpected_findings(unexpected)
+    if device_map is None:
+        device_map = mesh_device(needs.slots)
     mode, entries = _machine.device_map_entries(device_map)
     default, patterns = missing_policies(missing)
     single = dict.fromkeys(needs.outside, "keep") | dict(missing_of or {})

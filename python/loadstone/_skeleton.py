@@ -202,11 +202,16 @@ def save_skeleton(model: Any, path: str | os.PathLike[str]) -> None:
     targets = [
         {
             "name": slot.name,
-            "shape": list(slot.tensor.shape),
+            "shape": list(slot.shape),
             "dtype": dtype_name(slot.tensor.dtype),
             "kind": slot.kind,
             "tie_of": slot.tie_of,
         }
+        | (
+            {"slice": {"begin": list(slot.share.begin), "shape": list(slot.tensor.shape)}}
+            if slot.share is not None
+            else {}
+        )
         for slot in slots
     ]
     Path(path).write_text(json.dumps({"targets": targets}, indent=1) + "\n", encoding="utf-8")

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from loadstone._ranks import Share, share_of
 from loadstone._targets import SAVED
 from loadstone._tensor_classes import obstacle
 
@@ -45,11 +46,12 @@ class TensorSlot:
     Attributes:
         name: dotted path; ``rope.freqs[0]``, ``cache['cos']`` inside containers.
         kind: ``parameter``, ``persistent_buffer``, ``non_persistent_buffer`` or ``attribute``.
-        tensor: what lies there.
+        tensor: what lies there; of a tensor that is spread over ranks what this rank holds.
         tie_of: name of the first place that holds the very same tensor object, if this is not it.
         is_registered: in a parameter or buffer of the model's own tree of modules, as its state
             dict has them; not in a module that a list, dictionary or plain attribute holds.
         obstacle: why no value can be read into it, or ``""``; see ``_tensor_classes``.
+        share: of a tensor that is spread over ranks.
     """
 
     name: str
@@ -60,6 +62,12 @@ class TensorSlot:
     _key: str | None = None
     is_registered: bool = True
     obstacle: str = ""
+    share: Share | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor, as checkpoints have it."""
+        return tuple(self.tensor.shape) if self.share is None else self.share.shape
 
     @property
     def may_be_kept(self) -> bool:
@@ -75,16 +83,18 @@ class TensorSlot:
 
     def replace(self, tensor: torch.Tensor) -> None:
         """Puts another tensor there. A parameter stays one."""
-        if self.kind == "parameter" and not isinstance(tensor, torch.nn.Parameter):
+        is_bare = self.share is None and not isinstance(tensor, torch.nn.Parameter)
+        if self.kind == "parameter" and is_bare:
             tensor = torch.nn.Parameter(tensor, requires_grad=self.tensor.requires_grad)
         self.put_back(tensor)
 
     def put_back(self, tensor: torch.Tensor) -> None:
         """Puts the tensor that was found there in its place again, as it is."""
+        whole = tensor if self.share is None else self.share.holding(tensor)
         if self._key is None:
-            self._home(tensor)
+            self._home(whole)
         else:
-            self._home[self._key] = tensor
+            self._home[self._key] = whole
         self.tensor = tensor
 
 
@@ -139,6 +149,7 @@ class _Walk:
     def __init__(self, model: torch.nn.Module) -> None:
         self.slots: list[TensorSlot] = []
         self._first: dict[int, str] = {}  # tensor object: its first name
+        self._shares: dict[int, Share] = {}  # by tensor object
         self._seen: set[int] = set()  # modules and containers
         self._keep: list[Any] = []  # what `_seen` and `_first` know by address
         self._tuples: dict[int, _Tuple] = {}
@@ -282,8 +293,11 @@ class _Walk:
         if tie_of is None:
             self._first[id(tensor)] = name
             self._keep.append(tensor)
-        problem = obstacle(tensor)
-        slot = TensorSlot(name, kind, tensor, tie_of, home, key, is_registered, problem)
+        if (share := self._shares.get(id(tensor))) is None and (share := share_of(tensor)):
+            self._shares[id(tensor)] = share
+        found = tensor if share is None else share.local
+        problem = (share.obstacle if share is not None else "") or obstacle(found)
+        slot = TensorSlot(name, kind, found, tie_of, home, key, is_registered, problem, share)
         self.slots.append(slot)
 
 

@@ -24,6 +24,7 @@ class PlannedTarget:
         encoding: of a quantized tensor (``"nf4"``); shape and dtype are those of its numbers.
         merged: the adapters that are merged into it, whose tensors are among ``sources``.
         parts: name, shape and dtype of each part of it, the data first.
+        slice_begin: where ``shape`` begins in the whole tensor, if this rank holds a slice of it.
     """
 
     name: str
@@ -41,6 +42,7 @@ class PlannedTarget:
     encoding: str = ""
     parts: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     merged: tuple[str, ...] = ()
+    slice_begin: tuple[int, ...] = ()
 
     @property
     def recipe(self) -> str:

@@ -326,6 +326,14 @@ model, another = (Auto.from_pretrained("quantized", device_map={"": "cpu"}) for 
 """
 ADAPTERS = (at(adapter, "style"), at(adapter, "speed", seed=2))
 
+# As torchrun starts a program.
+ONE_RANK = """
+import os, socket
+with socket.create_server(("127.0.0.1", 0)) as server:
+    port = server.getsockname()[1]
+os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+"""
+
 WORLDS = {
     "README.md": World(
         (
@@ -366,6 +374,7 @@ WORLDS = {
     "docs/how-to/is-my-file-sound.md": World((at(llama, "llama", "llama-copy"),)),
     "docs/how-to/names-do-not-match.md": World((at(wrapped, "checkpoint.safetensors"),)),
     "docs/how-to/out-of-memory.md": World((at(llama, "llama"),)),
+    "docs/how-to/ranks.md": World((at(qwen_moe, "qwen3-moe"),), ONE_RANK),
     "docs/receipt.md": World(
         (at(llama, "SOURCE"), at(wrapped, "checkpoint/model.safetensors", prefix="")),
         IMPORTS + ANY_MODULE + "with loadstone.skeleton():\n    model = MyModel()",

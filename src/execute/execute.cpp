@@ -226,6 +226,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
                          .memory = memory,
                          .stop = stop,
                          .written = std::vector<std::atomic<std::uint64_t>>(plan.targets.size()),
+                         .populates = !options.has_pages,
                          .digests = sources};
   WindowQueue windows(plan, budget, groups, sink, memory);
   PullWork work = {.plan = plan,

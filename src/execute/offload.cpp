@@ -38,10 +38,8 @@ std::vector<OffloadEntry> offload_entries(const Plan& plan, Storage& storage) {
     entry.shape = target.shape;
     entry.dtype = dtype_info(target.dtype).torch_name;
     if (entry.dtype.empty()) {
-      Where where;
-      where.tensor = target.name;
-      where.found = name(target.dtype);
-      throw Error("plan.dtype", "the offload folder's layout has no such dtype", std::move(where));
+      throw Error("plan.dtype", "the offload folder's layout has no such dtype",
+                  {.tensor = target.name, .found = std::string(name(target.dtype))});
     }
     if (!keeps) continue;
     const TensorInfo& source = plan.catalog->tensors().at(target.recipe.boxes.at(0).source);

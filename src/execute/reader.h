@@ -61,6 +61,7 @@ class Reader {
   void flush(const Job& job);
   void copy_staged(const Job& job, const Piece& piece);
   void account(const Job& job, const Piece& piece);
+  void populate_parts() const noexcept;
   void populate_fresh(std::byte* data, std::uint64_t bytes) const noexcept;
   [[nodiscard]] Dtype source_dtype(const Job& job, const Piece& piece) const;
   [[noreturn]] void rethrow_named(const Job& job, const Error& error) const;

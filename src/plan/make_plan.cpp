@@ -154,6 +154,7 @@ Plan Planner::run(SinkKind sink) && {
   for (std::size_t i = 0; i < roots_.size(); ++i) {
     if (roots_[i] != i) resolve_tie(i);
   }
+  take_slices();
   report_contests();
   report_unused_scales();
   report_unexpected();

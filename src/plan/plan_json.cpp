@@ -143,6 +143,7 @@ void write_target(JsonWriter& json, const PlannedTarget& target, const PlanNumbe
   json.member("name", target.name);
   json.member("kind", name(target.kind));
   json.member("shape", target.shape.extents());
+  if (!target.slice_begin.empty()) json.member("slice_begin", target.slice_begin);
   json.member("dtype", name(target.dtype));
   json.member("origin", name(recipe.origin));
   json.member("device", target.device);
@@ -161,12 +162,17 @@ void write_target(JsonWriter& json, const PlannedTarget& target, const PlanNumbe
 
 // ---- reading
 
-Shape read_shape(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place) {
-  std::vector<std::uint64_t> extents;
-  for (const auto extent : reader.array(value, place)) {
-    extents.push_back(reader.unsigned_number(extent, {&place, {}, extents.size()}));
+std::vector<std::uint64_t> read_numbers(const JsonReader& reader, JsonReader::Element value,
+                                        const JsonPlace& place) {
+  std::vector<std::uint64_t> numbers;
+  for (const auto number : reader.array(value, place)) {
+    numbers.push_back(reader.unsigned_number(number, {&place, {}, numbers.size()}));
   }
-  Shape shape(std::move(extents));
+  return numbers;
+}
+
+Shape read_shape(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place) {
+  Shape shape(read_numbers(reader, value, place));
   if (!shape.numel()) reader.refuse(place, "the size does not fit 64 bits", shape.text());
   return shape;
 }
@@ -296,6 +302,13 @@ PlannedTarget read_target(const JsonReader& reader, JsonReader::Element value,
   target.name = text("name");
   target.kind = reader.named<TargetKind>(fields.required("kind"), fields.at("kind"));
   target.shape = read_shape(reader, fields.required("shape"), fields.at("shape"));
+  if (const auto begin = fields.optional("slice_begin")) {
+    target.slice_begin = read_numbers(reader, *begin, fields.at("slice_begin"));
+    if (target.slice_begin.size() != target.shape.rank()) {
+      reader.refuse(fields.at("slice_begin"), "one number for each dimension", {},
+                    target.shape.text());
+    }
+  }
   const auto dtype = dtype_from_name(text("dtype"));
   if (!dtype) reader.refuse(fields.at("dtype"), "unknown dtype", printable(text("dtype")));
   target.dtype = *dtype;

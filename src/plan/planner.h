@@ -67,6 +67,9 @@ class Planner {
   void keep_numbers(const TargetRecipe& recipe);
   [[nodiscard]] bool take_merge(std::size_t root, const std::shared_ptr<const Merge>& merge);
 
+  // slices.cpp
+  void take_slices();
+
   // merge_adapters.cpp
   void merge_adapters();
   [[nodiscard]] MergeDrafts drafts() const;

@@ -42,6 +42,7 @@ void check_tie(const std::vector<Target>& targets, const Index& index, std::size
     refuse(at, target, "shape", "tied targets have one shape", target.shape.text(),
            root.shape.text());
   }
+  if (root.slice != target.slice) refuse(at, target, "slice", "tied targets have one slice");
   if (root.dtype != target.dtype) {
     refuse(at, target, "dtype", "tied targets have one dtype", std::string(name(target.dtype)),
            std::string(name(root.dtype)));
@@ -81,6 +82,10 @@ void Skeleton::validate() const {
       if (!elements || !Encoding(target.dtype).byte_count(*elements)) {
         refuse(i, target, "shape", "the size does not fit whole bytes in 64 bits",
                fmt::format("{} {}", name(target.dtype), target.shape.text()));
+      }
+      if (target.slice && !target.slice->is_inside(target.shape)) {
+        refuse(i, target, "slice", "the slice is none of the tensor's", target.slice->text(),
+               target.shape.text());
       }
     }
     for (std::size_t i = 0; i < targets.size(); ++i) {
@@ -122,6 +127,13 @@ std::string Skeleton::to_json() const {
         json.null();
       } else {
         json.value(target.tie_of);
+      }
+      if (target.slice) {
+        json.key("slice");
+        json.begin_object();
+        json.member("begin", target.slice->begin);
+        json.member("shape", target.slice->shape.extents());
+        json.end_object();
       }
       json.end_object();
     }

@@ -12,12 +12,26 @@ namespace {
 
 constexpr std::size_t text_bytes_max = 256u << 20;
 
-Shape read_shape(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place) {
-  std::vector<std::uint64_t> extents;
-  for (const auto extent : reader.array(value, place)) {
-    extents.push_back(reader.unsigned_number(extent, {&place, {}, extents.size()}));
+std::vector<std::uint64_t> read_numbers(const JsonReader& reader, JsonReader::Element value,
+                                        const JsonPlace& place) {
+  std::vector<std::uint64_t> numbers;
+  for (const auto number : reader.array(value, place)) {
+    numbers.push_back(reader.unsigned_number(number, {&place, {}, numbers.size()}));
   }
-  return Shape(std::move(extents));
+  return numbers;
+}
+
+Shape read_shape(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place) {
+  return Shape(read_numbers(reader, value, place));
+}
+
+Slice read_slice(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place) {
+  JsonObject fields(reader, value, place);
+  Slice slice;
+  slice.begin = read_numbers(reader, fields.required("begin"), fields.at("begin"));
+  slice.shape = read_shape(reader, fields.required("shape"), fields.at("shape"));
+  fields.done();
+  return slice;
 }
 
 Target read_target(const JsonReader& reader, JsonReader::Element value, const JsonPlace& place) {
@@ -38,6 +52,9 @@ Target read_target(const JsonReader& reader, JsonReader::Element value, const Js
   if (const auto tie_of = fields.optional("tie_of")) {
     target.tie_of = reader.string(*tie_of, fields.at("tie_of"));
     if (target.tie_of.empty()) reader.refuse(fields.at("tie_of"), "an empty name; write null");
+  }
+  if (const auto slice = fields.optional("slice")) {
+    target.slice = read_slice(reader, *slice, fields.at("slice"));
   }
   fields.done();
   return target;

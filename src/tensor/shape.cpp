@@ -33,4 +33,24 @@ std::string Shape::text() const {
   });
 }
 
+bool Slice::is_inside(const Shape& whole) const noexcept {
+  if (begin.size() != whole.rank() || shape.rank() != whole.rank()) return false;
+  for (std::size_t dim = 0; dim < whole.rank(); ++dim) {
+    if (begin[dim] > whole[dim] || shape[dim] > whole[dim] - begin[dim]) return false;
+  }
+  return true;
+}
+
+std::string Slice::text() const {
+  return only_errors([&] {
+    std::string text = "[";
+    for (std::size_t dim = 0; dim < begin.size(); ++dim) {
+      const std::uint64_t extent = dim < shape.rank() ? shape[dim] : 0;
+      if (text.size() > 1) text += ", ";
+      text += std::to_string(begin[dim]) + ":" + std::to_string(begin[dim] + extent);
+    }
+    return text + "]";
+  });
+}
+
 }  // namespace loadstone

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "boxes/check_boxes.h"
+#include "boxes/slice.h"
 #include "support/plans.h"
 
 namespace loadstone::test {
@@ -133,6 +134,18 @@ class Chain {
  public:
   explicit Chain(unsigned seed) : random_(seed) {}
 
+  Slice some_slice(const Shape& whole) {
+    Slice slice;
+    std::vector<std::uint64_t> extents;
+    for (const std::uint64_t extent : whole.extents()) {
+      slice.begin.push_back(below(2) == 0 ? 0 : below(extent + 1));
+      const std::uint64_t rest = extent - slice.begin.back();
+      extents.push_back(below(2) == 0 ? rest : below(rest + 1));
+    }
+    slice.shape = Shape(extents);
+    return slice;
+  }
+
   Pair run() {
     Pair pair = make();
     const unsigned steps = below(6);
@@ -250,6 +263,38 @@ TEST(View, RandomChainsMoveEachElementToItsPlace) {
     const auto defect = check_boxes(boxes, pair.view.shape.numel().value(), sources);
     ASSERT_FALSE(defect) << defect->message;
   }
+}
+
+TEST(SliceBoxes, WriteOfAnySliceWhatTheWholeHasThere) {
+  for (unsigned seed = 0; seed < 4000; ++seed) {
+    SCOPED_TRACE(seed);
+    Chain chain(seed);
+    Pair pair = chain.run();
+    const Shape whole = pair.view.shape;
+    const Slice slice = chain.some_slice(whole);
+    std::vector<Box> boxes = boxes_of(pair.view);
+    for (Box& box : boxes) box.decoding = box.source % 2;
+    ASSERT_FALSE(slice_boxes(boxes, whole, slice));
+    for (std::size_t dim = 0; dim < whole.rank(); ++dim) {
+      pair.elements = pair.elements.sliced(dim, slice.begin[dim], slice.shape[dim]);
+    }
+    for (const Box& box : boxes) ASSERT_EQ(box.decoding, box.source % 2);
+    ASSERT_EQ(written(boxes, slice.shape).ids, pair.elements.ids) << slice.text();
+    std::vector<TensorInfo> sources(16);
+    for (TensorInfo& source : sources) source.shape = Shape{1u << 30};
+    for (Box& box : boxes) box.decoding = no_decoding;
+    const auto defect = check_boxes(boxes, slice.shape.numel().value(), sources);
+    ASSERT_FALSE(defect) << defect->message;
+  }
+}
+
+TEST(SliceBoxes, RowsAndColumnsAreOneBox) {
+  std::vector<Box> rows = boxes_of(whole_view(0, {64, 32}));
+  ASSERT_FALSE(slice_boxes(rows, {64, 32}, {{16, 0}, {16, 32}}));
+  EXPECT_THAT(rows, testing::ElementsAre(Box{0, 512, 0, {{512, 1, 1}}}));
+  std::vector<Box> columns = boxes_of(whole_view(0, {64, 32}));
+  ASSERT_FALSE(slice_boxes(columns, {64, 32}, {{0, 8}, {64, 8}}));
+  EXPECT_THAT(columns, testing::ElementsAre(Box{0, 8, 0, {{64, 32, 8}, {8, 1, 1}}}));
 }
 
 }  // namespace

@@ -41,6 +41,7 @@ class SavedPlans : public testing::Test {
                              target_of("kept", {5}), target_of("turned", {3, 2}),
                              target_of("small", {4}, Dtype::f4), target_of("gone", {7}),
                              target_of("left", {2})});
+    skeleton_.targets[3].slice = Slice{{1, 0}, {2, 2}};
     Target tied = target_of("tied", {5});
     tied.tie_of = "kept";
     skeleton_.targets.push_back(tied);
@@ -98,6 +99,7 @@ void expect_same(const Plan& a, const Plan& b) {
     EXPECT_EQ(x.name, y.name);
     EXPECT_EQ(x.kind, y.kind);
     EXPECT_EQ(x.shape, y.shape);
+    EXPECT_EQ(x.slice_begin, y.slice_begin);
     EXPECT_EQ(x.dtype, y.dtype);
     EXPECT_EQ(x.device, y.device);
     EXPECT_EQ(x.delivery, y.delivery);
@@ -119,6 +121,7 @@ TEST_F(SavedPlans, ReadsWhatItWrites) {
   EXPECT_TRUE(plan_.ok());
   EXPECT_EQ(plan_.targets[1].delivery, Delivery::disk_write);
   EXPECT_EQ(plan_.targets[2].delivery, Delivery::disk_keep);
+  EXPECT_THAT(plan_.targets[3].slice_begin, testing::ElementsAre(1, 0));
   const Plan again = read(text_);
   expect_same(plan_, again);
   EXPECT_EQ(to_json(again), text_);
@@ -385,6 +388,8 @@ TEST_F(SavedPlans, EveryNumberReplacedIsRefusedOrChangesNothing) {
         Plan plan = read(text);
         ++accepted;
         plan.staging_bytes_max = plan_.staging_bytes_max;
+        // Only the model that it is carried out on says whether it is so.
+        plan.targets[3].slice_begin = plan_.targets[3].slice_begin;
         std::erase_if(plan.findings, [](const Finding& finding) {
           return finding.code == "io.time";  // says what was found
         });

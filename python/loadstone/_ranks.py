@@ -1,0 +1,146 @@
+"""Tensors that are spread over ranks: what this rank holds, and how the model gets it.
+
+A ``DTensor`` stands for a whole tensor and holds a slice of it. The plan is made for the whole, its
+recipe cut to the slice, and each rank reads its own: ranks say nothing to each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from loadstone._skeleton_walk import TensorSlot
+
+
+class Share:
+    """The part of a DTensor that this rank holds.
+
+    Attributes:
+        owner: the DTensor.
+        local: its part on this rank, an ordinary tensor.
+        shape: of the whole.
+        begin: of the part in the whole, by dimension.
+        obstacle: why no value can be read into it, or ``""``.
+    """
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+        self.shape = tuple(owner.shape)
+        # to_local() gives a view, and what is given new memory has to be the tensor itself.
+        self.local: torch.Tensor = owner._local_tensor
+        self.begin: tuple[int, ...] = (0,) * len(self.shape)
+        self.obstacle = self._obstacle()
+        self._made: tuple[torch.Tensor, Any] = (self.local, owner)
+
+    def holding(self, local: torch.Tensor) -> Any:
+        """A tensor as the owner is, of another part; the same one for all that are tied to it."""
+        if local is self.local:
+            return self.owner
+        if local is not self._made[0]:
+            self._made = (local, self._spread(local))
+        return self._made[1]
+
+    def _spread(self, local: torch.Tensor) -> Any:
+        owner = self.owner
+        made: Any = type(owner).from_local(
+            local,
+            owner.device_mesh,
+            owner.placements,
+            run_check=False,
+            shape=owner.shape,
+            stride=owner.stride(),
+        )
+        if isinstance(owner, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, requires_grad=owner.requires_grad)
+        for name, value in owner.__dict__.items():  # attributes that a user set on it
+            made.__dict__.setdefault(name, value)
+        return made
+
+    def _obstacle(self) -> str:
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        mesh, placements = self.owner.device_mesh, self.owner.placements
+        if any(placement.is_partial() for placement in placements):
+            return "it is a partial sum over ranks, which is in no checkpoint"
+        if mesh.get_coordinate() is None:
+            return "this rank is not in its mesh"
+        shape, begin = compute_local_shape_and_global_offset(self.shape, mesh, placements)
+        if tuple(shape) != tuple(self.local.shape):
+            held, expected = list(self.local.shape), list(shape)
+            return f"this rank holds {held} of it, where its placements say {expected}"
+        if not _is_in_one_piece(self.shape, mesh.shape, placements):
+            return "what this rank holds of it is not one slice"
+        self.begin = tuple(begin)
+        return ""
+
+
+def share_of(tensor: Any) -> Share | None:
+    """Of a DTensor; ``None``: it is an ordinary tensor."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or not isinstance(tensor, module.DTensor):
+        return None
+    return Share(tensor)
+
+
+def _is_in_one_piece(shape: Sequence[int], mesh: Sequence[int], placements: Sequence[Any]) -> bool:
+    """Whether the parts of all ranks lie one behind the other, in each dimension.
+
+    They do but for strided shards, whose name says so: torch gives only where a part begins.
+    """
+    if not any(type(placement).__name__ == "_StridedShard" for placement in placements):
+        return True
+    from torch.distributed.tensor import _utils
+
+    parts: list[set[tuple[int, int]]] = [set() for _ in shape]
+    for coordinate in itertools.product(*map(range, mesh)):
+        sizes, begin = _utils._compute_local_shape_and_global_offset(
+            tuple(shape), tuple(mesh), list(coordinate), placements
+        )
+        for found, size, first in zip(parts, sizes, begin, strict=True):
+            if size:
+                found.add((first, size))
+    return all(_tiles(found, extent) for found, extent in zip(parts, shape, strict=True))
+
+
+def _tiles(parts: Iterable[tuple[int, int]], extent: int) -> bool:
+    end = 0
+    for first, size in sorted(parts):
+        if first != end:
+            return False
+        end += size
+    return end == extent
+
+
+def reshard(model: Any) -> None:
+    """Takes FSDP's gathered parameters apart again: what is read into those is lost."""
+    for module in _fsdp_modules(model):
+        module.reshard()
+
+
+def renew(model: Any) -> None:
+    """Lets FSDP, which keeps the memory of its shards beside the parameters, look at them anew."""
+    for module in _fsdp_modules(model):
+        group = module._get_fsdp_state()._fsdp_param_group
+        for each in group.fsdp_params if group is not None else ():
+            each.reset_sharded_param()
+
+
+def _fsdp_modules(model: Any) -> list[Any]:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None or not isinstance(model, torch.nn.Module):
+        return []
+    return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
+
+
+def mesh_device(slots: Iterable[TensorSlot]) -> str | None:
+    """The device that shares on meta are meant for, if that is not the CPU."""
+    for slot in slots:
+        if slot.share is not None and slot.tensor.is_meta:
+            kind: str = slot.share.owner.device_mesh.device_type
+            return None if kind == "cpu" else f"{kind}:{getattr(torch, kind).current_device()}"
+    return None

@@ -1,0 +1,92 @@
+"""Whether the model that a plan is carried out on is the one that it was made for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from loadstone import _collector, _overlap
+from loadstone._dtypes import torch_dtype
+from loadstone._errors import make
+from loadstone._ranks import reshard
+from loadstone._turns import slots_of
+
+if TYPE_CHECKING:
+    from loadstone._plan import Plan
+    from loadstone._skeleton_walk import TensorSlot
+
+
+@_collector.paused()
+def planned_slots(plan: Plan, model: Any) -> list[TensorSlot]:
+    """The model's tensors in the plan's order; the model must still be the planned one."""
+    reshard(model)
+    names = {target.name for target in plan.targets}
+    slots = [slot for slot in slots_of(model) if slot.name in names or not slot.may_be_kept]
+    if plan._units is not None:
+        slots = plan._units.slots(slots)
+    found = [(slot.name, tuple(slot.tensor.shape), _begin(slot)) for slot in slots]
+    planned = [(target.name, target.shape, target.slice_begin) for target in plan.targets]
+    if found != planned:
+        changed = sorted(set(found).symmetric_difference(planned)) or [("order of tensors", (), ())]
+        changed.sort(key=lambda each: each not in found)
+        name, shape, begin = changed[0]
+        place = f" at {list(begin)} of the whole: another rank's plan?" if begin else ""
+        raise make(
+            "plan.model_changed",
+            f"the model is not the planned one: {len(changed)} tensors differ",
+            tensor=name,
+            found=f"{name} {list(shape)}{place}" if changed[0] in found else "no such tensor",
+        )
+    _require_forms(plan, slots)
+    _require_kept(plan, slots)
+    for finding in _overlap.findings(_overlap.overlapping(slots), plan.targets):
+        if finding.severity == "error":  # in a model that is not the one at hand when planning
+            raise make(finding.code, finding.message, tensor=finding.target)
+    return slots
+
+
+def _begin(slot: TensorSlot) -> tuple[int, ...]:
+    """Where a rank's slice begins; ``()``: the tensor is whole."""
+    return () if slot.share is None else slot.share.begin
+
+
+def _require_kept(plan: Plan, slots: list[TensorSlot]) -> None:
+    """Refuses a model without the values that the plan keeps."""
+    for target, slot in zip(plan.targets, slots, strict=True):
+        if target.origin == "kept" and slot.tensor.is_meta:
+            raise make(
+                "plan.model_changed",
+                "the plan keeps the value of a tensor, which has none in this model",
+                tensor=target.name,
+                found="a tensor on meta",
+            )
+
+
+def _require_forms(plan: Plan, slots: list[TensorSlot]) -> None:
+    """Refuses a dtype or a tie that is neither what was planned for nor what the plan makes of it.
+
+    Else the old dtype would come back, and the tie be cut or made again, without a word.
+    """
+    quantized = plan._units.names() if plan._units is not None else ()
+    roots = {target.name: target.tie_of or target.name for target in plan.targets}
+    for target, slot in zip(plan.targets, slots, strict=True):
+        if slot.name in quantized:
+            continue
+        # a plan from a file tells of ties, and not which dtypes the model had
+        dtype, tie_of = plan._forms.get(slot.name, (slot.tensor.dtype, ""))
+        found = slot.tie_of or ""
+        if found != tie_of and roots.get(found, "") != roots[slot.name]:
+            raise make(
+                "plan.model_changed",
+                "the model is not the planned one: a tie was made or cut",
+                tensor=slot.name,
+                found=f"tied to {found}" if found else "a tensor of its own",
+                expected=f"tied to {tie_of}" if tie_of else "a tensor of its own",
+            )
+        if slot.tensor.dtype not in (dtype, torch_dtype(target.dtype)):
+            raise make(
+                "plan.model_changed",
+                "the model is not the planned one: a tensor has another dtype",
+                tensor=slot.name,
+                found=str(slot.tensor.dtype),
+                expected=str(dtype),
+            )

@@ -1,0 +1,18 @@
+// Boxes of a whole tensor, cut to what they write into a slice of it.
+#pragma once
+
+#include <vector>
+
+#include "boxes/view.h"
+#include "loadstone/recipe.h"
+#include "loadstone/shape.h"
+
+namespace loadstone {
+
+// Afterwards the slice is the boxes' target. A slice without elements keeps a box without elements
+// for each source. The boxes must have passed check_boxes() for a target of this shape, and the
+// slice lies inside it. They are as they were on a misfit.
+[[nodiscard]] MaybeMisfit slice_boxes(std::vector<Box>& boxes, const Shape& whole,
+                                      const Slice& slice);
+
+}  // namespace loadstone
