@@ -16,7 +16,7 @@ from transformers import core_model_loading as library
 
 from loadstone import _general_rules as general
 from loadstone._dtypes import dtype_name
-from loadstone._errors import make
+from loadstone._errors import Error, make
 from loadstone._planning import plan
 from loadstone._skeleton import skeleton
 
@@ -60,8 +60,17 @@ class Sample:
     """A model of one size, its checkpoint without weights, and the boxes of the traced recipes."""
 
     def __init__(self, config: Any, file: Path) -> None:
-        with skeleton():
-            self.model = model_class(config)(config)
+        try:
+            with skeleton():
+                self.model = model_class(config)(config)
+        except Error:
+            raise
+        except Exception as reason:  # configurations raise whatever they like
+            message = (
+                f"transformers cannot build a {config.model_type} of the sizes that are tried: "
+                f"{type(reason).__name__}: {' '.join(str(reason).split())}"
+            )
+            raise make("plan.options", message, field="model-type") from None
         state = library.revert_weight_conversion(self.model, self.model.state_dict())
         write_header(state, file)
         self.file = file
