@@ -121,14 +121,15 @@ class Unit:
                 else:
                     return None
             chosen.append(own)
-        group, spelled = {}, []
+        group: dict[int, int] = {}
+        spelled: list[str] = []
         for q in range(count):
-            values = {each[q] for _, found in rows for each in found}
-            if q in used or len(values) > 1:
+            given = {each[q] for _, found in rows for each in found}
+            if q in used or len(given) > 1:
                 group[q] = len(group) + 1
                 spelled.append(r"(\d+)")
             else:
-                spelled.append(values.pop())
+                spelled.append(given.pop())
         templates = []
         for name, own in zip(self.members[0].targets, chosen, strict=True):
             parts = [each if isinstance(each, str) else f"${group[each]}" for each in own]
@@ -163,7 +164,7 @@ def units_of(boxes: Boxes) -> list[Unit]:
 def is_kept(rule: Rule) -> bool:
     """Whether the rule leaves a name as it is, which needs no rule."""
     fixed = re.sub(r"\$\d", r"(\\d+)", re.escape(rule["targets"][0]).replace(r"\$", "$"))
-    return rule["op"] == "rename" and rule["sources"] == [fixed]
+    return bool(rule["op"] == "rename" and rule["sources"] == [fixed])
 
 
 def _is_plain(unit: Unit) -> bool:

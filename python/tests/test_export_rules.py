@@ -17,9 +17,9 @@ from loadstone._command import main
 
 pytest.importorskip("transformers", minversion="5.0")
 
-from transformers_models import CASES, randomise_all  # noqa: E402
+from transformers_models import CASES, randomise_all
 
-from loadstone._transformers import export  # noqa: E402
+from loadstone._transformers import export
 
 TYPES = (
     "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "olmoe", "phimoe",

@@ -25,8 +25,9 @@ _DEPTHS = (
     "decoder_layers", "num_encoder_layers", "num_decoder_layers",
 )  # fmt: skip
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_STAGES = ("out_features", "out_indices", "_out_features", "_out_indices", "stage_names")
 # Layers, experts. Eight layers hold one of each kind of models that mix kinds.
-_SIZES = ((8, 8), (9, 12))
+_SIZES = ((8, 16), (9, 20))
 _AUTO = (
     "AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM",
     "AutoModelForMaskedLM", "AutoModel",
@@ -68,7 +69,8 @@ class Sample:
         except Exception as reason:  # configurations raise whatever they like
             message = (
                 f"transformers cannot build a {config.model_type} of the sizes that are tried: "
-                f"{type(reason).__name__}: {' '.join(str(reason).split())}"
+                f"{type(reason).__name__}: {' '.join(str(reason).split())}. Pass --config, "
+                "a folder with the config.json of a checkpoint"
             )
             raise make("plan.options", message, field="model-type") from None
         state = library.revert_weight_conversion(self.model, self.model.state_dict())
@@ -162,7 +164,7 @@ def model_class(config: Any) -> Any:
     for auto in _AUTO:
         mapping: Any = getattr(transformers, auto)._model_mapping
         if type(config) in mapping:
-            found = mapping[type(config)]
+            found: Any = mapping[type(config)]
             return found[0] if isinstance(found, tuple | list) else found
     message = "the library has no automatic class for this model type: pass --config"
     raise make("plan.options", message, field="model-type", found=config.model_type)
@@ -170,15 +172,21 @@ def model_class(config: Any) -> Any:
 
 def resized(config: Any, layers: int, experts: int) -> Any:
     """The configuration with another depth and number of experts, in each part of it."""
-    fields = config.to_dict()
+    fields, dropped = config.to_dict(), {}
     for part in _parts(fields):
         lengths = {part[key] for key in _DEPTHS if isinstance(part.get(key), int)}
-        # Lists with one item a layer: the library makes them anew.
+        # Lists with one item a layer, and the stages of a backbone: the library makes them anew.
         for key in [key for key, value in part.items() if _is_per_layer(key, value, lengths)]:
-            del part[key]
+            dropped[key] = part.pop(key)
+        for key in _STAGES:
+            part.pop(key, None)
         part.update({key: layers for key in _DEPTHS if isinstance(part.get(key), int)})
         part.update({key: experts for key in _EXPERTS if isinstance(part.get(key), int)})
-    return type(config).from_dict(fields)
+    made = type(config).from_dict(fields)
+    for key, value in dropped.items():  # where the library has no default for the list
+        if getattr(made, key, value) is None:
+            setattr(made, key, (value * layers)[:layers])
+    return made
 
 
 def _is_per_layer(key: str, value: Any, lengths: set[int]) -> bool:
