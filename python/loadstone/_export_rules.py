@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -31,11 +32,8 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("-o", dest="output", metavar="FILE", help="default: standard output")
     options = parser.parse_args(arguments)
-    try:
-        import transformers  # noqa: F401
-    except ImportError as reason:
-        message = "transformers is not installed"
-        raise make("plan.options", message, field="library", found=str(reason)) from None
+    if importlib.util.find_spec("transformers") is None:
+        raise make("plan.options", "transformers is not installed", field="library")
     from loadstone._transformers.export import export
 
     text = json.dumps(export(options.model_type, options.config), indent=1) + "\n"

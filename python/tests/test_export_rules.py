@@ -149,6 +149,8 @@ def test_nothing_is_written_where_rules_are_refused(monkeypatch, tmp_path: Path,
     [
         ("mixtrall", "no model type 'mixtrall'"),
         ("kimi_k25", "cannot be said in rules"),
+        ("hunyuan_v1_moe", "cannot build a hunyuan_v1_moe"),  # it takes widths that have no default
+        ("gemma3n_text", "cannot build a gemma3n_text"),  # a configuration of other depth
     ],
 )
 def test_model_types_that_are_refused(model_type, said, capsys):

@@ -48,8 +48,7 @@ def export(model_type: str, config: str | None = None) -> list[dict[str, Any]]:
     start = _config(model_type, config)
     with tempfile.TemporaryDirectory(prefix="loadstone-") as folder:
         samples = [
-            Sample(resized(start, *size), Path(folder, f"{at}.safetensors"))
-            for at, size in enumerate(_SIZES)
+            Sample(start, size, Path(folder, f"{at}.safetensors")) for at, size in enumerate(_SIZES)
         ]
         rules = _found(samples[0])
         for sample in samples:
@@ -60,15 +59,16 @@ def export(model_type: str, config: str | None = None) -> list[dict[str, Any]]:
 class Sample:
     """A model of one size, its checkpoint without weights, and the boxes of the traced recipes."""
 
-    def __init__(self, config: Any, file: Path) -> None:
+    def __init__(self, start: Any, size: tuple[int, int], file: Path) -> None:
         try:
+            config = resized(start, *size)
             with skeleton():
                 self.model = model_class(config)(config)
         except Error:
             raise
         except Exception as reason:  # configurations raise whatever they like
             message = (
-                f"transformers cannot build a {config.model_type} of the sizes that are tried: "
+                f"transformers cannot build a {start.model_type} of the sizes that are tried: "
                 f"{type(reason).__name__}: {' '.join(str(reason).split())}. Pass --config, "
                 "a folder with the config.json of a checkpoint"
             )
@@ -159,7 +159,8 @@ def _config(model_type: str, folder: str | None) -> Any:
 
 def model_class(config: Any) -> Any:
     """The class of the library's that checkpoints of this configuration are mostly of."""
-    if len(named := config.architectures or ()) == 1 and hasattr(transformers, named[0]):
+    named: list[str] = list(config.architectures or ())
+    if len(named) == 1 and hasattr(transformers, named[0]):
         return getattr(transformers, named[0])
     for auto in _AUTO:
         mapping: Any = getattr(transformers, auto)._model_mapping
