@@ -1,8 +1,9 @@
-"""The command from Python: ``python -m loadstone``, for GGUF files of language models, too.
+"""The command from Python: ``python -m loadstone``, which knows two things more.
 
 The command itself needs no Python. ``convert FOLDER NAME.gguf``, in these places, asks llama.cpp's
 converter for names, layouts and metadata first (:mod:`loadstone.llama_cpp`), and hands them on as
-``--rules`` and ``--metadata``. Everything else is passed on as it is.
+``--rules`` and ``--metadata``. ``export-rules`` asks a Python library for its conversions
+(:mod:`loadstone._export_rules`). Everything else is passed on as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from loadstone import llama_cpp
+from loadstone import _export_rules, llama_cpp
 from loadstone._errors import Error, make
 
 # The command's exit statuses: docs/cli.md.
@@ -29,6 +30,8 @@ _INTERRUPTED = 130
 
 def main(arguments: list[str]) -> int:
     """Runs the command with these arguments; returns its exit status."""
+    if arguments[:1] == ["export-rules"]:
+        return _own(arguments[1:])
     with tempfile.TemporaryDirectory(prefix="loadstone-") as folder:
         try:
             command = [_command(), *_prepared_apart(arguments, Path(folder))]
@@ -43,6 +46,17 @@ def main(arguments: list[str]) -> int:
             return subprocess.run(command, check=False).returncode
         finally:
             signal.signal(signal.SIGINT, before)
+
+
+def _own(arguments: list[str]) -> int:
+    """``export-rules``, which the C++ command does not have."""
+    try:
+        return _export_rules.main(arguments)
+    except Error as error:
+        print(f"loadstone: {error}", file=sys.stderr)
+        return _USAGE
+    except KeyboardInterrupt:
+        return _INTERRUPTED
 
 
 def prepared(arguments: list[str], folder: Path) -> list[str]:

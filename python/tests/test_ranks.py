@@ -167,9 +167,7 @@ def test_the_command_loads_a_ranks_slice(matrix, tmp_path: Path) -> None:
     assert target["slice"] == {"begin": [0, 12], "shape": [ROWS, 12]}
     done = run("load", file, "--skeleton", tmp_path / "rank1.json", "--json")
     assert done.returncode == 0, done.stderr
-    done = run(
-        "plan", file, "--skeleton", tmp_path / "rank1.json", "-o", tmp_path / "plan.json"
-    )
+    done = run("plan", file, "--skeleton", tmp_path / "rank1.json", "-o", tmp_path / "plan.json")
     assert done.returncode == 0, done.stderr
     plan = loadstone.Plan.load(tmp_path / "plan.json")
     with rank(1, (4,)) as mesh:
