@@ -65,6 +65,10 @@ def run(
         in_place: ``None``: as the plan says.
         settle: puts into the offload folder what it gets beside the plan's, before its commit.
     """
+    if receipt is not None and not isinstance(receipt, str):
+        digests = "'xxh3-128' or 'sha256-tree'"
+        message = "a receipt is of a digest that is named"
+        raise make("plan.options", message, field="receipt", found=repr(receipt), expected=digests)
     if plan._units is None:
         _require_numbers(plan)
     plan.require_ok()

@@ -8,6 +8,7 @@ makes becomes a recipe. Code that looks at values, or changes its module, is ref
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from loadstone._state_symbols import StateSymbols
 from loadstone._targets import SAVED, planned_targets
 from loadstone._torch_state import ordinary_tensors
 from loadstone._traced import Traced
+from loadstone._turns import slots_of
 from loadstone.tracing import Symbol, Trace
 from loadstone.tracing._absent import leaves
 
@@ -184,6 +186,10 @@ class _Rehearsal:
         self.catalog = catalog
         self.core = core
         self.targets = {each.name: each for each in planned_targets(core)}
+        for slot in slots_of(model):  # code sees whole tensors, and the plan cuts what it does
+            if slot.share is not None and slot.name in self.targets:
+                whole = dataclasses.replace(self.targets[slot.name], shape=slot.shape)
+                self.targets[slot.name] = whole
         self.trace = Trace(catalog)
         self.symbols = StateSymbols(self.trace, catalog, rules, self.targets)
         self.copied: dict[str, list[torch.Tensor]] = {}

@@ -56,8 +56,8 @@ class OwnSymbol(Symbol):
         is_place: bool = True,
     ) -> OwnSymbol:
         """The symbol of a tensor."""
-        old = slot.tensor
-        meta = trace.form(tuple(old.shape), old.dtype)
+        old = slot.held
+        meta = trace.form(slot.shape, old.dtype)
         symbol: OwnSymbol = torch.Tensor._make_wrapper_subclass(
             cls,
             meta.shape,

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 if TYPE_CHECKING:
+    import torch
+
     from loadstone._skeleton_walk import TensorSlot
 
 
@@ -46,6 +46,8 @@ class Share:
         return self._made[1]
 
     def _spread(self, local: torch.Tensor) -> Any:
+        import torch
+
         owner = self.owner
         made: Any = type(owner).from_local(
             local,
@@ -125,14 +127,16 @@ def reshard(model: Any) -> None:
 def renew(model: Any) -> None:
     """Lets FSDP, which keeps the memory of its shards beside the parameters, look at them anew."""
     for module in _fsdp_modules(model):
-        group = module._get_fsdp_state()._fsdp_param_group
-        for each in group.fsdp_params if group is not None else ():
-            each.reset_sharded_param()
+        state = module._get_fsdp_state()
+        several = getattr(state, "_fsdp_param_groups", None)  # of later releases
+        for group in [state._fsdp_param_group] if several is None else several:
+            for each in group.fsdp_params if group is not None else ():
+                each.reset_sharded_param()
 
 
 def _fsdp_modules(model: Any) -> list[Any]:
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None or not isinstance(model, torch.nn.Module):
+    if fsdp is None or not hasattr(model, "modules"):  # a skeleton file has none
         return []
     return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
 
@@ -141,6 +145,8 @@ def mesh_device(slots: Iterable[TensorSlot]) -> str | None:
     """The device that shares on meta are meant for, if that is not the CPU."""
     for slot in slots:
         if slot.share is not None and slot.tensor.is_meta:
+            import torch
+
             kind: str = slot.share.owner.device_mesh.device_type
             return None if kind == "cpu" else f"{kind}:{getattr(torch, kind).current_device()}"
     return None

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loadstone import _core
+from loadstone import _collector, _core
 from loadstone._dtypes import is_dtype, is_floating, torch_dtype
 from loadstone._errors import Error, make
 from loadstone._index import Selection, whole
@@ -58,6 +58,7 @@ class TensorReader:
             tensor of the file is an entry, as it is there (block formats are always decoded).
     """
 
+    @_collector.paused()
     def __init__(self, catalog: Catalog, *, decodes: bool) -> None:
         self.catalog = catalog
         self._quantized = {row[3].get("data", row[0]): row for row in catalog._core.quantized()}
@@ -104,6 +105,7 @@ class TensorReader:
         self._execute(plan, [tensor, *[None] * (len(targets) - 1)], [dtype] * len(targets))
         return tensor.view(_torch_shape(selection.shape, dtype)).to(device)
 
+    @_collector.paused()
     def read_all(self, dtypes: Mapping[str, str], device: str, threads: int) -> dict[str, Any]:
         """Many tensors in one pass, in the order of the file.
 

@@ -65,6 +65,11 @@ class TensorSlot:
     share: Share | None = None
 
     @property
+    def held(self) -> Any:
+        """The object that stands there."""
+        return self.tensor if self.share is None else self.share.holding(self.tensor)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Of the whole tensor, as checkpoints have it."""
         return tuple(self.tensor.shape) if self.share is None else self.share.shape
@@ -90,12 +95,11 @@ class TensorSlot:
 
     def put_back(self, tensor: torch.Tensor) -> None:
         """Puts the tensor that was found there in its place again, as it is."""
-        whole = tensor if self.share is None else self.share.holding(tensor)
-        if self._key is None:
-            self._home(whole)
-        else:
-            self._home[self._key] = whole
         self.tensor = tensor
+        if self._key is None:
+            self._home(self.held)
+        else:
+            self._home[self._key] = self.held
 
 
 class _Name:

@@ -52,15 +52,18 @@ def stand_in(
     """
     memo: dict[int, Any] = {}
     for slot in walk(model):
-        if not slot.obstacle and id(slot.tensor) not in memo:
-            memo[id(slot.tensor)] = (make or _blank)(slot)
+        if not slot.obstacle and id(slot.held) not in memo:
+            memo[id(slot.held)] = (make or _blank)(slot)
     return copy.deepcopy(model, memo)
 
 
 def _blank(slot: TensorSlot) -> torch.Tensor:
-    form = (tuple(slot.tensor.shape), slot.tensor.stride())
-    blank = torch.empty_strided(*form, dtype=slot.tensor.dtype, device="meta")
-    return like(slot.tensor, blank)
+    held = slot.held
+    blank = torch.empty_strided(slot.shape, held.stride(), dtype=held.dtype, device="meta")
+    if slot.share is None:
+        return like(held, blank)
+    is_parameter = isinstance(held, torch.nn.Parameter)
+    return torch.nn.Parameter(blank, held.requires_grad) if is_parameter else blank
 
 
 @contextmanager

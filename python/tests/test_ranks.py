@@ -13,8 +13,10 @@ from command import run
 from rank_models import LAYOUTS, chunk, coordinates, local_of, rank, spread
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor, Partial, Shard
+from torch.nn.utils.parametrizations import weight_norm
 
 import loadstone
+import loadstone._execute
 
 
 @pytest.fixture(scope="module")
@@ -245,3 +247,80 @@ def test_experts_of_transformers_are_those_of_from_pretrained(tmp_path: Path) ->
         for name, tensor in whole.items():
             places = placements_of(tensor.dim())
             assert torch.equal(found[name], chunk(tensor, places, coordinate, shape)), name
+
+
+def renaming(module: torch.nn.Module) -> torch.nn.Module:
+    """Takes ``old`` for ``weight``, as models do for checkpoints of an older release."""
+
+    def hook(_, state, prefix, *rest) -> None:
+        if f"{prefix}old" in state:
+            state[f"{prefix}weight"] = state.pop(f"{prefix}old")
+
+    module.register_load_state_dict_pre_hook(hook)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("build", "renamed"),
+    [
+        (lambda: renaming(torch.nn.Linear(6, 16)), {"a.weight": "a.old"}),
+        (lambda: weight_norm(torch.nn.Linear(6, 16)), {}),
+        (lambda: torch.nn.BatchNorm1d(16), {"a.num_batches_tracked": ""}),
+    ],
+    ids=["renames", "parametrization", "counter that old files lack"],
+)
+def test_code_of_the_model_sees_whole_tensors(build, renamed, tmp_path: Path) -> None:
+    with loadstone.skeleton():
+        whole = {
+            key: value.shape
+            for key, value in torch.nn.ModuleDict({"a": build()}).state_dict().items()
+        }
+    values = {name: torch.randn(shape) for name, shape in whole.items()}
+    stored = {renamed.get(name, name): each for name, each in values.items()}
+    stored.pop("", None)
+    save_file(stored, tmp_path / "m.safetensors")
+    for number in range(4):
+        with rank(number, (4,)) as mesh:
+            with loadstone.skeleton():
+                plain = torch.nn.ModuleDict({"a": build()})
+            model = spread(plain, mesh, lambda _: (Shard(0),), (number,))
+            loadstone.load(model, tmp_path / "m.safetensors")
+            for name, parameter in model.named_parameters():
+                expected = chunk(values[name], (Shard(0),), (number,), (4,))
+                assert torch.equal(local_of(parameter.detach()), expected), name
+
+
+def test_a_receipt_is_of_the_slice(matrix) -> None:
+    file, whole = matrix
+    with rank(1, (4,)) as mesh:
+        model = spread_matrix(whole, 1, mesh)
+        loadstone.load(model, file, receipt="xxh3-128")
+        assert loadstone.audit(model, receipt=True).proved == ["a.weight"]
+        local_of(model.get_parameter("a.weight").detach())[0, 0] += 1
+        assert loadstone.audit(model, receipt=True).changed == ["a.weight"]
+
+
+def test_slices_are_not_placed_on_disk(matrix, tmp_path: Path) -> None:
+    file, whole = matrix
+    with rank(1, (4,)) as mesh:
+        model = spread_matrix(whole, 1, mesh)
+        with pytest.raises(loadstone.PlanError, match="offload folder holds whole") as caught:
+            loadstone.load(model, file, device_map={"": "disk"}, offload_folder=tmp_path / "off")
+    assert caught.value.code == "plan.slice"
+
+
+def test_a_failure_leaves_the_model_as_it_was(matrix, monkeypatch) -> None:
+    file, whole = matrix
+    renew = loadstone._execute.renew
+    with rank(1, (4,)) as mesh:
+        model = spread_matrix(whole, 1, mesh)
+        before = model.get_parameter("a.weight")
+
+        def fails(model) -> None:
+            monkeypatch.setattr(loadstone._execute, "renew", renew)
+            raise RuntimeError("late")
+
+        monkeypatch.setattr(loadstone._execute, "renew", fails)
+        with pytest.raises(RuntimeError, match="late"):
+            loadstone.load(model, file)
+        assert model.get_parameter("a.weight") is before and before.is_meta

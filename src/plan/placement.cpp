@@ -40,6 +40,7 @@ void Planner::place() {
   }
   for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
     if (roots_[i] == i) settle(plan_.targets[i], devices[i]);
+    if (plan_.targets[i].device == "disk") refuse_slice_on_disk(i);
   }
   for (std::size_t i = 0; i < plan_.targets.size(); ++i) {
     if (roots_[i] != i) plan_.targets[i].device = plan_.targets[roots_[i]].device;
@@ -175,6 +176,18 @@ void Planner::settle(PlannedTarget& target, const std::string& device) {
   }
   const bool is_view = options_.mmap && device == "cpu" && can_view_file(plan_, target);
   target.delivery = is_view ? Delivery::file_view : Delivery::memory;
+}
+
+// Whoever reads an offload folder takes what is there for the whole tensor.
+void Planner::refuse_slice_on_disk(std::size_t target) {
+  const Target& wanted = skeleton_.targets[target];
+  if (!wanted.slice) return;
+  fail(target,
+       {.code = "plan.slice",
+        .message = fmt::format("the model holds {} of '{}', {}: an offload folder holds "
+                               "whole tensors",
+                               wanted.slice->text(), printable(wanted.name), wanted.shape.text()),
+        .found = "disk"});
 }
 
 void Planner::check_offload() {

@@ -106,6 +106,7 @@ class Planner {
   void report_idle(const std::string& path);
   void report_uncovered(const std::vector<std::size_t>& uncovered);
   void settle(PlannedTarget& target, const std::string& device);
+  void refuse_slice_on_disk(std::size_t target);
   void check_offload();
   void check_budget();
 

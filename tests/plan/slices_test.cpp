@@ -129,6 +129,16 @@ TEST(Slices, AreNotQuantizedOnTheirWay) {
   EXPECT_THAT(said[0].message, HasSubstr("[2:4, 0:6] of 'w', [8, 6]"));
 }
 
+TEST(Slices, AreNotPlacedOnDisk) {
+  PlanOptions options;
+  options.device_map.entries = {{"", "disk"}};
+  options.offload_folder = "/offload";
+  const Plan plan =
+      make_plan(fake_catalog({{"w", {8, 6}}}), skeleton_of({part_of("w", {8, 6}, rows)}), options);
+  EXPECT_FALSE(plan.ok());
+  EXPECT_THAT(found(plan, "plan.slice")[0].message, HasSubstr("an offload folder holds whole"));
+}
+
 TEST(Slices, StandInSkeletonFiles) {
   const Skeleton skeleton = skeleton_of({part_of("w", {8, 6}, rows), target_of("v", {2})});
   const Skeleton read = Skeleton::from_json(skeleton.to_json());
