@@ -38,6 +38,7 @@ VerifyReport read_all(const Catalog& first, const Catalog* second, const Args& a
   VerifyOptions options;
   options.threads = args.threads;
   options.observer = &watch;
+  options.is_finite = args.open.strict;
   if (args.digests) return verify_digests(first, options);
   return second == nullptr ? verify_values(first, options) : compare(first, *second, options);
 }

@@ -62,7 +62,8 @@ struct Widened {
 struct VerifyReport {
   std::vector<NotFinite> not_finite;  // floating tensors that hold such values, in file order
   // Values that are wrong: "st.bool_value", "gg.scale_nan", "q.nan" and "q.scale_value" of scales;
-  // and errors "q.scale_missing" ... of weights that cannot be read.
+  // a config that contradicts the tensors: "q.config"; and errors "q.scale_missing" ... of weights
+  // that cannot be read.
   std::vector<Finding> findings;
   std::vector<QuantizationError> quantized;  // of two checkpoints, in the order of names
   std::vector<Widened> widened;              // of two checkpoints: no differences
@@ -82,6 +83,7 @@ struct VerifyOptions {
   Storage* storage = nullptr;  // null: each catalog's own
   unsigned threads = 0;        // 0: one a core, at most 8. Each takes 8 MiB.
   Observer* observer = nullptr;
+  bool is_finite = false;  // verify_values(): NaN and infinities are findings "verify.not_finite"
 };
 
 // Reads every tensor once. A shard that is no longer as it was opened is Error "io.changed".

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 COMMAND = os.environ.get("LOADSTONE_CLI", str(Path(sys.executable).with_name("loadstone")))
 
@@ -26,3 +28,9 @@ def output(*arguments: object, status: int = 0) -> str:
     done = run(*arguments)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def verified(*arguments: object) -> tuple[int, dict[str, Any]]:
+    """Status and report of ``verify``."""
+    done = run("verify", *arguments, "--json")
+    return done.returncode, json.loads(done.stdout)

@@ -344,7 +344,7 @@ WORLDS = {
             at(llama, "base"),
             at(adapter, "style"),
         ),
-        "import accelerate\nfrom transformers import AutoConfig\n" + IMPORTS + ANY_MODULE,
+        "import torch\n" + ANY_MODULE,
     ),
     "docs/adapters.md": World((at(llama, "folder"), wan_files, at(wan_transformer, "wan"))),
     "docs/accelerate.md": World(
@@ -391,7 +391,7 @@ WORLDS = {
     "docs/tutorials/bitsandbytes.md": World((at(llama, "llama"),)),
     "docs/tutorials/diffusers.md": World((wan,)),
     "docs/tutorials/merge.md": World((at(llama, "llama"), *ADAPTERS)),
-    "docs/tutorials/pytorch.md": World((at(wrapped, "checkpoint.safetensors"),)),
+    "docs/tutorials/pytorch.md": World(()),
     "docs/tutorials/quantize.md": World((at(qwen_moe, "Qwen3-30B-A3B"),)),
     "docs/tutorials/serving.md": World((at(llama, "llama"), at(gguf, "model.gguf"))),
     "docs/tutorials/transformers-moe.md": World((at(qwen_moe, "Qwen3-30B-A3B"),)),
@@ -403,6 +403,7 @@ WORLDS = {
 
 # Pages whose code does not run in a test yet, and why.
 NOT_RUN = {
+    "docs/rules.md": "its command takes any model type; test_export_rules.py runs it for 32",
     "docs/how-to/heal-a-script.md": "its scripts fail first: test_heal_page.py runs both ways",
     "docs/cli.md": "its lines name the options; python/tests/cli runs each of them",
     "docs/remote.md": "its hosts are no machines of ours; test_remote.py has local ones",

@@ -77,21 +77,40 @@ assert not found
 }
 
 
+def under_imports(script: str, line: str) -> str:
+    """The script with the line below its imports."""
+    at = re.search(r"(?:(?:import|from) [^\n]+\n)+", script).end()
+    return script[:at] + line + script[at:]
+
+
+@pytest.mark.parametrize("place", ["first", "below the imports"])
 @pytest.mark.parametrize("case", CASES, ids=LIBRARIES)
-def test_the_line_heals_it(case: dict[str, str], world: Path) -> None:
+def test_the_line_heals_it(case: dict[str, str], place: str, world: Path) -> None:
     library = re.search(r'patch\("(\w+)"', case["line"])[1]
-    done = run(case["line"] + case["script"] + COMPARED[library], world)
+    script, line = case["script"], case["line"]
+    healed = line + script if place == "first" else under_imports(script, line)
+    done = run(healed + COMPARED[library], world)
     assert done.returncode == 0, done.stderr
     assert case["printed"] in done.stdout.splitlines()
 
 
+def test_the_audit_is_as_shown(world: Path) -> None:
+    (case,) = [case for case in CASES if '"accelerate"' in case["line"]]
+    done = run(case["line"] + case["script"] + "print(loadstone.audit(model))", world)
+    assert f"    {done.stdout.splitlines()[-1]}\n" in PAGE.read_text(encoding="utf-8")
+
+
 def test_the_readme_tells_the_truth_about_its_script(world: Path) -> None:
-    """Its first block fails without the line that heals it."""
+    """Its first block runs, and its last call fails without the line that heals it."""
     block = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)[1]
     lines = [line for line in block.splitlines() if not line.startswith("loadstone.patch")]
     assert len(lines) == len(block.splitlines()) - 1
-    imports = "import accelerate\nfrom transformers import AutoConfig, AutoModelForCausalLM\n"
-    script = "\n".join(lines).replace("qwen3-moe", "Qwen3-30B-A3B")
-    done = run(imports + script, world)
+
+    def run_of(lines: list[str]) -> subprocess.CompletedProcess[str]:
+        return run("\n".join(lines).replace("qwen3-moe", "Qwen3-30B-A3B"), world)
+
+    assert run_of(block.splitlines()).returncode == 0
+    assert run_of(lines[:-1]).returncode == 0
+    done = run_of(lines)
     assert done.returncode == 1
     assert "Cannot copy out of meta tensor; no data!" in done.stderr.splitlines()[-1]

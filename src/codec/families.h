@@ -33,6 +33,8 @@ struct Family {
   std::span<const std::string_view> tables{};
   // Those that numbers are quantized to.
   std::span<const WrittenEncoding> written{};
+  // The `quant_method` of configs that these layouts belong to; empty: several have them.
+  std::string_view method{};
 };
 
 [[nodiscard]] std::span<const Family* const> families() noexcept;

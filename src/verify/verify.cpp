@@ -16,6 +16,7 @@
 #include "codec/decode.h"
 #include "execute/team.h"
 #include "loadstone/error.h"
+#include "verify/claim.h"
 #include "verify/finding_of.h"
 #include "verify/pairs.h"
 #include "verify/quantized.h"
@@ -98,6 +99,12 @@ Finding bad_values(const Catalog& catalog, const TensorInfo& tensor, const Value
   return finding_of(catalog, tensor, "gg.scale_nan",
                     fmt::format("{} blocks with a scale that is not finite", counts.bad_scales),
                     "finite scales");
+}
+
+Finding not_finite(const Catalog& catalog, const TensorInfo& tensor, const ValueCounts& counts) {
+  return finding_of(catalog, tensor, "verify.not_finite",
+                    fmt::format("{} NaN, {} infinite", counts.nan, counts.infinite),
+                    "finite numbers");
 }
 
 // The first byte where both differ; nothing where they do not.
@@ -222,13 +229,15 @@ static VerifyReport verified(const Catalog& catalog, const VerifyOptions& option
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (counts[i].nan + counts[i].infinite > 0 && !is_storage(i)) {
       report.not_finite.push_back({tensors[i].name, counts[i].nan, counts[i].infinite});
+      if (options.is_finite) report.findings.push_back(not_finite(catalog, tensors[i], counts[i]));
     }
     if (counts[i].bad_bools + counts[i].bad_scales > 0) {
       report.findings.push_back(bad_values(catalog, tensors[i], counts[i]));
     }
   }
-  auto findings = check_scales(shards, stored);
-  std::ranges::move(findings, std::back_inserter(report.findings));
+  for (auto findings : {check_scales(shards, stored), check_claim(catalog, options.storage)}) {
+    std::ranges::move(findings, std::back_inserter(report.findings));
+  }
   for (const QuantizedTensor& value : stored.tensors()) {
     if (!value.is_readable() || counts[value.data].nan == 0 || is_storage(value.data)) continue;
     const std::uint32_t data = value.data;

@@ -7,6 +7,7 @@ SITES = Sites(
     "4.51 to 4.57, 5.0 to 5.23",
     """
 transformers
+    CONFIG_MAPPING
     PreTrainedModel.from_pretrained(pretrained_model_name_or_path, config)
     PreTrainedModel.get_init_context(is_quantized)
     PreTrainedModel._from_config
@@ -57,6 +58,7 @@ transformers.integrations.peft
     [5.6-] WeightTransform._was_used
     [5.6-] WeightTransform.was_used(self)
     call build_glob_alternation(globs)
+    call revert_weight_conversion(model, state_dict)
     call dot_natural_key(s)
     [5.10-] call rename_source_key(source_key, weight_renamings, weight_converters,
         base_model_prefix, meta_state_dict)

@@ -99,6 +99,10 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 constexpr std::array<std::string_view, 1> encodings = {"awq"};
 
-const Family awq_family = {kernels, recognise, true, encodings};
+const Family awq_family = {.kernels = kernels,
+                           .recognise = recognise,
+                           .reads_all = true,
+                           .encodings = encodings,
+                           .method = "awq"};
 
 }  // namespace loadstone

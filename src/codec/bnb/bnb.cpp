@@ -186,6 +186,7 @@ const Family bnb_family = {.kernels = bnb_kernels(),
                            .recognise = recognise,
                            .encodings = encodings,
                            .tables = tables,
-                           .written = bnb_written()};
+                           .written = bnb_written(),
+                           .method = "bitsandbytes"};
 
 }  // namespace loadstone

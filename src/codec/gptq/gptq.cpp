@@ -269,6 +269,10 @@ std::optional<QuantizedTensor> recognise(const TensorTable& table, std::uint32_t
 
 constexpr std::array<std::string_view, 1> encodings = {"gptq"};
 
-const Family gptq_family = {kernels, recognise, true, encodings};
+const Family gptq_family = {.kernels = kernels,
+                            .recognise = recognise,
+                            .reads_all = true,
+                            .encodings = encodings,
+                            .method = "gptq"};
 
 }  // namespace loadstone

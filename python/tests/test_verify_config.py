@@ -1,0 +1,137 @@
+"""loadstone verify: config.json beside quantized tensors, as it is and as it should not be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from codec_scaled import write_fp8_block
+from command import verified
+from docs_worlds import gpt_oss, llama, of_bitsandbytes
+from safetensors.torch import load_file, save_file
+
+import loadstone
+
+pytest.importorskip("transformers")
+
+STYLES = {
+    "modelopt": ("fp8", "fp8-block", "int4-awq", "mxfp4", "mxfp8", "nvfp4", "int8-channel"),
+    "compressed-tensors": ("fp8", "fp8-channel", "fp8-block", "int8-channel", "mxfp4", "nvfp4"),
+    "bitsandbytes": ("nf4", "fp4", "int8"),
+}
+WRITTEN = [(style, encoding) for style, encodings in STYLES.items() for encoding in encodings]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama(tmp_path_factory.mktemp("plain") / "llama")
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    change(config)
+    file.write_text(json.dumps(config), encoding="utf-8")
+
+
+def codes(folder: Path, *options: str) -> tuple[int, set[str]]:
+    """The exit status, and the codes of what was found."""
+    status, report = verified(folder, *options)
+    return status, {finding["code"] for finding in report["findings"]}
+
+
+@pytest.mark.parametrize(("style", "encoding"), WRITTEN)
+def test_what_conversions_write_agrees(
+    style: str, encoding: str, plain: Path, tmp_path: Path
+) -> None:
+    options = {} if style == "bitsandbytes" else {"style": style}
+    loadstone.convert(plain, tmp_path / "out", quantize=encoding, **options)
+    assert codes(tmp_path / "out") == (0, set())
+    edit(tmp_path / "out", lambda config: config.pop("quantization_config"))
+    (tmp_path / "out" / "hf_quant_config.json").unlink(missing_ok=True)
+    assert codes(tmp_path / "out") == (1, {"q.config"})
+
+
+def test_what_libraries_write_agrees(tmp_path: Path) -> None:
+    assert codes(of_bitsandbytes(tmp_path / "bitsandbytes")) == (0, set())
+    write_fp8_block(tmp_path / "deepseek")
+    section: dict[str, Any] = {"quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "deepseek" / "config.json").write_text(json.dumps(section), encoding="utf-8")
+    assert codes(tmp_path / "deepseek") == (0, set())
+    gpt_oss(tmp_path / "gpt-oss")
+    section = {"quantization_config": {"quant_method": "mxfp4"}}
+    edit(tmp_path / "gpt-oss", lambda config: config.update(section))
+    assert codes(tmp_path / "gpt-oss") == (0, set())
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes"])
+def test_another_method_is_named(method: str, plain: Path, tmp_path: Path) -> None:
+    loadstone.convert(plain, tmp_path / "out", quantize="fp8", style="compressed-tensors")
+    edit(
+        tmp_path / "out",
+        lambda config: config["quantization_config"].update(quant_method=method),
+    )
+    assert codes(tmp_path / "out") == (1, {"q.config"})
+
+
+@pytest.mark.parametrize("method", ["compressed-tensors", "modelopt", "fp8"])
+def test_bitsandbytes_under_another_method_is_named(
+    method: str, plain: Path, tmp_path: Path
+) -> None:
+    loadstone.convert(plain, tmp_path / "out", quantize="nf4")
+    edit(
+        tmp_path / "out",
+        lambda config: config["quantization_config"].update(quant_method=method),
+    )
+    assert codes(tmp_path / "out") == (1, {"q.config"})
+
+
+def test_other_bits_are_named(plain: Path, tmp_path: Path) -> None:
+    loadstone.convert(plain, tmp_path / "out", quantize="fp8", style="compressed-tensors")
+
+    def change(config: dict[str, Any]) -> None:
+        for group in config["quantization_config"]["config_groups"].values():
+            group["weights"]["num_bits"] = 4
+
+    edit(tmp_path / "out", change)
+    status, report = verified(tmp_path / "out")
+    (finding,) = report["findings"]
+    assert (status, finding["code"], finding["found"]) == (1, "q.config", "4 bits")
+    assert finding["expected"].startswith("fp8")
+
+
+def test_a_plain_folder_that_claims_is_named(plain: Path, tmp_path: Path) -> None:
+    shutil.copytree(plain, tmp_path / "out")
+    section = {"quantization_config": {"quant_method": "compressed-tensors"}}
+    edit(tmp_path / "out", lambda config: config.update(section))
+    assert codes(tmp_path / "out") == (1, {"q.config"})
+    section["quantization_config"]["quant_method"] = "of-nobody"  # its layout may be unknown
+    edit(tmp_path / "out", lambda config: config.update(section))
+    assert codes(tmp_path / "out") == (0, set())
+
+
+def test_a_lone_file_is_not_judged(plain: Path, tmp_path: Path) -> None:
+    loadstone.convert(plain, tmp_path / "out", quantize="fp8")
+    alone = tmp_path / "alone" / "model.safetensors"
+    alone.parent.mkdir()
+    shutil.copy(tmp_path / "out" / "model.safetensors", alone)
+    assert codes(alone) == (0, set())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_strict_refuses_what_is_not_finite(value: float, plain: Path, tmp_path: Path) -> None:
+    shutil.copytree(plain, tmp_path / "out")
+    assert codes(tmp_path / "out", "--strict") == (0, set())
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    tensors["model.norm.weight"][3] = torch.tensor(value)
+    save_file(tensors, tmp_path / "out" / "model.safetensors", {"format": "pt"})
+    assert codes(tmp_path / "out") == (0, set())
+    status, report = verified(tmp_path / "out", "--strict")
+    (finding,) = report["findings"]
+    assert (status, finding["code"]) == (1, "verify.not_finite")
+    assert "'model.norm.weight'" in finding["message"]

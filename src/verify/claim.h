@@ -1,0 +1,18 @@
+// What the config beside a checkpoint says about its quantization, held against its tensors.
+#pragma once
+
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/finding.h"
+#include "loadstone/storage.h"
+
+namespace loadstone {
+
+// Warnings "q.config": config.json is silent about tensors that are quantized, speaks of
+// quantization where there is none, names a method that stores them otherwise, or another number
+// of bits. Configs of methods that loadstone does not know are not judged, nor are GGUF files,
+// which describe themselves. Null: the catalog's own storage.
+[[nodiscard]] std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage);
+
+}  // namespace loadstone
