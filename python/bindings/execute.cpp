@@ -7,6 +7,7 @@
 #include "convert/recorder.h"
 #include "execute/mapped_shard.h"
 #include "execute/offload_folder.h"
+#include "execute/report.h"
 #include "observer.h"
 #include "shared_plan.h"
 
@@ -67,8 +68,9 @@ Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>&
   }
 }
 
-// One report of several calls that each loaded some of the targets.
-Report merge_reports(const std::vector<Report>& reports) {
+// One report of several calls that each loaded some of the targets. With `plan`: all of its targets
+// have their bytes, whoever read them.
+Report merge_reports(const std::vector<Report>& reports, const SharedPlan* plan) {
   Report all = reports.at(0);
   for (std::size_t i = 1; i < reports.size(); ++i) {
     const Report& more = reports[i];
@@ -79,6 +81,12 @@ Report merge_reports(const std::vector<Report>& reports) {
     }
     visit_work<Report>([&](const char*, auto member) { all.*member += more.*member; });
     all.staging_bytes_peak = std::max(all.staging_bytes_peak, more.staging_bytes_peak);
+  }
+  if (plan != nullptr) {
+    const auto& targets = (*plan)->targets;
+    all.provenance = make_provenance(**plan, [&](std::size_t i) {
+      return targets[i].delivery == Delivery::memory ? targets[i].byte_count() : 0;
+    });
   }
   if (all.receipt == nullptr || reports.size() == 1) return all;
   std::vector<Receipt> receipts;
@@ -146,7 +154,8 @@ void bind_execute(nb::module_& module) {
                const auto* const data = reinterpret_cast<const std::byte*>(address);  // NOLINT
                return digest_of(digest_kind(kind), {data, byte_count});
              });
-  module.def("merge_reports", &merge_reports);
+  module.def("merge_reports", &merge_reports, nb::arg("reports"),
+             nb::arg("plan").none() = nb::none());
   module.def("map_shard", &map_shard);
 }
 

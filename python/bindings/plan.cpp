@@ -211,7 +211,11 @@ void bind_target(nb::module_& module) {
       .def_prop_rw(
           "dtype", [](const Target& self) { return name(self.dtype); },
           [](Target& self, std::string_view dtype) { self.dtype = dtype_argument(dtype); })
-      .def_prop_ro("kind", [](const Target& self) { return name(self.kind); });
+      .def_prop_ro("kind", [](const Target& self) { return name(self.kind); })
+      .def("whole", [](Target self) {
+        self.slice.reset();
+        return self;
+      });
   module.def("skeleton_targets",
              [](std::string_view text) { return Skeleton::from_json(text).targets; });
 }

@@ -22,6 +22,7 @@ from loadstone._turns import in_turn_with
 
 if TYPE_CHECKING:
     from loadstone._bitsandbytes.loading import QuantizedWeights
+    from loadstone._read_once import Whole
     from loadstone._report import Report
 
 
@@ -43,16 +44,20 @@ class Plan:
         units: QuantizedWeights | None = None,
         in_place: bool = False,
         extra: ExtraState | None = None,
+        whole: Whole | None = None,
     ) -> None:
         needs = needs or Needs([])
         self._core = core
         self._units = units
         self._in_place = in_place
         self._extra = extra or ExtraState()
+        self._whole = whole
         self._forms = needs.forms  # dtype and tie of each tensor of the model, when planned
         self._model = weakref.ref(needs.module) if needs.module is not None else None
         self._constructor_values = dict(needs.constructor_values)
         self._held = needs.held_bytes(self, in_place)  # beside the bytes that the core counts
+        if whole is not None:
+            self._held["cpu"] = self._held.get("cpu", 0) + whole.held_bytes()
 
     @cached_property
     def targets(self) -> list[PlannedTarget]:
@@ -159,6 +164,9 @@ class Plan:
     def to_json(self) -> str:
         """The plan as text that the command line and C++ programs carry out too."""
         self._extra.require_none()
+        if self._whole is not None:
+            message = "a plan of ranks that read together needs them; a file cannot say so"
+            raise make("plan.options", message, field="read_once")
         if self._in_place:
             message = "a plan that writes in place is tied to its model; a file cannot say so"
             raise make("plan.options", message, field="in_place")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from loadstone._bitsandbytes.loading import QuantizedWeights
     from loadstone._catalog import Catalog
     from loadstone._load_hooks import Effect
+    from loadstone._read_once import Whole
 
 
 def plan(
@@ -49,6 +50,7 @@ def plan(
     allow_non_finite: bool = False,
     mmap: bool = False,
     in_place: bool = False,
+    read_once: bool = False,
     allow_links: bool = False,
 ) -> Plan:
     """Plans a load: reads headers, no data, and changes nothing.
@@ -98,6 +100,9 @@ def plan(
         in_place: write to the memory that parameters and buffers have, where device and dtype stay:
             addresses stay and no second copy is needed, but a load that fails leaves them
             half-written.
+        read_once: ranks of the default process group that run on this machine read each byte once
+            and send each other their slices. All of them plan and execute the same load. See
+            ``docs/how-to/ranks.md``.
 
     Raises:
         FormatError: the checkpoint breaks a rule of its format.
@@ -134,6 +139,7 @@ def plan(
         mmap=mmap,
         runs_hooks=not is_traced,
         in_place=in_place,
+        read_once=read_once,
     )
 
 
@@ -159,6 +165,7 @@ def make_plan(
     strip_prefix: str | Sequence[str] = (),
     runs_hooks: bool = False,
     in_place: bool = False,
+    read_once: bool = False,
     **options: Any,
 ) -> Plan:
     """:func:`plan` for a checkpoint that is open, with recipes that an adapter worked out.
@@ -176,23 +183,15 @@ def make_plan(
     if (units := traced.units) is not None:
         dtype, quantize = _take_over(units, needs, dtype), {**(quantize or {}), **units.quantize}
     needs.findings += traced.findings + traced.unexpected_findings(unexpected)
-    if device_map is None:
-        device_map = mesh_device(needs.slots)
-    mode, entries = _machine.device_map_entries(device_map)
     default, patterns = missing_policies(missing)
     single = dict.fromkeys(needs.outside, "keep") | dict(missing_of or {})
     prefixes, (text, recipes) = _prefixes(strip_prefix), rules_or_recipes(rules, catalog._core)
     make_core = functools.partial(
         _core.make_plan,
         merged.behind(catalog),
-        needs.targets,
         values_known=needs.module is not None,
         rules=text,
         dtype="" if dtype is None else str(dtype),
-        device_map_mode=mode,
-        device_map=entries,
-        max_memory=_machine.capacities(max_memory, computed=bool(mode)),
-        no_split_modules=_modules.no_split_paths(needs.module) if mode else [],
         offload_folder=os.fsdecode(offload_folder) if offload_folder is not None else "",
         missing=default,
         missing_patterns=patterns,
@@ -204,19 +203,52 @@ def make_plan(
         explained=[*traced.reported_missing, *traced.broken()],
         quantize=[(name, *astuple(how)) for name, how in (quantize or {}).items()],
         adapters=list(merged.rows),
-        bare_modules=_modules.among(needs.module, [path for path, _ in entries]),
+        **_devices(needs, device_map, max_memory),
         **options,
     )
     given = recipes or traced.recipes
-    core = make_core(missing_of=list(single.items()), unexpected=unexpected, recipes=given)
+    last = {"missing_of": list(single.items()), "unexpected": unexpected, "recipes": given}
+    core = make_core(needs.targets, **last)
     runs = runs_hooks and given is None
     effect = needs.of_hooks(catalog, core, text, prefixes, missing) if runs else None
     if effect is not None:
         needs.findings += effect.all_findings(unexpected)
         single |= dict.fromkeys(needs.held() & effect.kept, "keep")
-        core = make_core(missing_of=list(single.items()), **effect.arguments(unexpected))
+        last = {"missing_of": list(single.items()), **effect.arguments(unexpected)}
+        core = make_core(needs.targets, **last)
+    whole = _whole(functools.partial(make_core, **last), needs, catalog) if read_once else None
     policies = {default, *single.values(), *dict(patterns).values()}
-    return _finished(core, needs, units, in_place, effect, set() if initialises else policies)
+    return _finished(
+        core, needs, units, in_place, effect, set() if initialises else policies, whole
+    )
+
+
+def _devices(
+    needs: Needs, device_map: Any, max_memory: Mapping[Any, int | str] | None
+) -> dict[str, Any]:
+    """What the core is told of devices, and of the modules that maps name."""
+    if device_map is None:
+        device_map = mesh_device(needs.slots)
+    mode, entries = _machine.device_map_entries(device_map)
+    return {
+        "device_map_mode": mode,
+        "device_map": entries,
+        "max_memory": _machine.capacities(max_memory, computed=bool(mode)),
+        "no_split_modules": _modules.no_split_paths(needs.module) if mode else [],
+        "bare_modules": _modules.among(needs.module, [path for path, _ in entries]),
+    }
+
+
+def _whole(core_of: Callable[..., _core.Plan], needs: Needs, catalog: Catalog) -> Whole:
+    """The same plan for whole tensors, which ranks read for each other."""
+    from loadstone._read_once import Whole
+
+    if needs.module is None:
+        message = "ranks that read together need the model, not a file about it"
+        raise make("plan.options", message, field="read_once")
+    made = Whole(core_of([target.whole() for target in needs.targets]), catalog)
+    made.require_possible()
+    return made
 
 
 def _finished(
@@ -226,9 +258,11 @@ def _finished(
     in_place: bool,
     effect: Effect | None,
     policies: set[str],
+    whole: Whole | None,
 ) -> Plan:
     """The plan, with the findings that need it."""
-    made = Plan(core, needs, units, in_place, effect.extra if effect is not None else None)
+    extra = effect.extra if effect is not None else None
+    made = Plan(core, needs, units, in_place, extra, whole)
     needs.findings += units.misplaced(made.targets) if units is not None else []
     if needs.module is not None and "initialise" in policies:
         needs.findings += _initialise.findings(made.targets, needs.module)

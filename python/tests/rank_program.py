@@ -7,6 +7,7 @@ Writes ``FOLDER/RANK.json``: by case what was found wrong, and the bytes that we
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import warnings
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -26,6 +27,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import loadstone
+from loadstone import _read_once
 
 WORLD = 4
 VOCABULARY, WIDTH, INNER = 97, 512, 1024  # 97 falls into four uneven parts
@@ -163,6 +165,121 @@ def case(build: Callable[[], Net], first: Path, second: Path) -> dict[str, Any]:
     }
 
 
+EXPERTS = 6  # four ranks have two, two, one and one
+RULES = [
+    {
+        "op": "stack",
+        "sources": [r"experts\.(\d+)\.weight"],
+        "targets": ["experts"],
+        "dim": 0,
+    }
+]
+
+
+class Experts(torch.nn.Module):
+    """Of a file that has them one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = torch.nn.Parameter(torch.empty(EXPERTS, 256, 128))
+        self.router = torch.nn.Linear(128, EXPERTS, bias=False)
+
+
+def experts(dim: int | None = None) -> Experts:
+    with loadstone.skeleton():
+        model = Experts()
+    if dim is not None:
+        mesh = init_device_mesh("cpu", (WORLD,))
+        fully_shard(model, mesh=mesh, shard_placement_fn=lambda _: Shard(min(dim, _.dim() - 1)))
+    return model
+
+
+def other_sources(folder: Path) -> dict[str, Any]:
+    """Numbers that are decoded, cast, or stacked on their way."""
+    cases: dict[str, Any] = {}
+    builds = {"rows": by_fsdp, "columns": by_tensor_parallelism}
+    runs: dict[str, tuple[Callable[[], Any], Callable[[], Any], str, dict[str, Any]]] = {
+        f"{kind}, {name}": (build, skeleton, f"{kind}.safetensors", options)
+        for kind, options in (("fp8-block", {}), ("first", {"dtype": "bfloat16"}))
+        for name, build in builds.items()
+    }
+    for source in ("experts", "experts-fp8"):
+        for dim in range(3):
+            build = functools.partial(experts, dim)
+            runs[f"{source}, dim {dim}"] = build, experts, f"{source}.safetensors", {"rules": RULES}
+    for name, (build, whole_model, file, options) in runs.items():
+        reference = whole_model()
+        loadstone.load(reference, folder / file, **options)
+        expected = reference.state_dict()
+        model = build()
+        report = loadstone.load(model, folder / file, read_once=True, **options)
+        found = {
+            key: each.full_tensor() if isinstance(each, DTensor) else each
+            for key, each in model.state_dict().items()
+        }
+        wrong = [key for key in expected if not torch.equal(found[key], expected[key])]
+        total = loadstone.inspect(folder / file).total_bytes
+        share = report.bytes_read / total
+        cases[name] = {"wrong": wrong, "share": share, "tensors": len(expected)}
+    return cases
+
+
+def refusal(model: Net, file: Path, **options: Any) -> list[str]:
+    """Code and text of the error that a load ends with; the model is as it was."""
+    plan = loadstone.plan(model, file, read_once=True)
+    try:
+        plan.execute(**options)
+    except loadstone.Error as error:
+        found = [error.code, str(error)]
+    except ZeroDivisionError as error:
+        found = ["its own", str(error)]
+    else:
+        found = ["none", ""]
+    held = [each for each in model.parameters() if not each.is_meta]
+    return found + [f"{len(held)} parameters have memory" for _ in held[:1]]
+
+
+def give_up(done: int, total: int) -> None:
+    raise ZeroDivisionError("this rank gives up")
+
+
+def read_once(number: int, first: Path, second: Path) -> dict[str, Any]:
+    """Loads in which ranks read for each other; what they say where one of them cannot."""
+    cases: dict[str, Any] = {}
+    for wave in (64 << 20, 1 << 20):  # all in one, and many
+        _read_once.WAVE_BYTES = wave
+        for name, build in CASES.items():
+            model = build()
+            report = loadstone.load(model, first, read_once=True)
+            exactly = build is by_fsdp
+            wrong = list(unequal(model, whole(first), exactly))
+            loadstone.load(model, second, read_once=True, in_place=True)
+            wrong += [f"{each}, in place" for each in unequal(model, whole(second), exactly)]
+            audited = loadstone.audit(model).ok
+            alone = loadstone.load(build(), first)
+            same = {name: entry.sources for name, entry in report.provenance.items()} == {
+                name: entry.sources for name, entry in alone.provenance.items()
+            }
+            cases[f"{name}, {wave >> 20} MiB"] = {
+                "wrong": wrong,
+                "audited": audited,
+                "same provenance": same,
+                "bytes_read": report.bytes_read,
+            }
+    unread = by_fsdp()
+    cases["one gives up"] = refusal(unread, first, progress=give_up if number == 2 else False)
+    cases["another file"] = refusal(unread, second if number == 3 else first)
+    node, _read_once.node = _read_once.node, lambda: f"node {number // 2}"
+    try:
+        model = by_fsdp()
+        report = loadstone.load(model, first, read_once=True)
+        wrong = list(unequal(model, whole(first), True))
+        cases["two nodes"] = {"wrong": wrong, "bytes_read": report.bytes_read}
+    finally:
+        _read_once.node = node
+    return cases
+
+
 def main() -> None:
     number, folder = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
@@ -171,6 +288,8 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=store, rank=number, world_size=WORLD)
     files = folder / "first.safetensors", folder / "second.safetensors"
     found = {name: case(build, *files) for name, build in CASES.items()}
+    found["read once"] = read_once(number, *files)
+    found["other sources"] = other_sources(folder)
     (folder / f"{number}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

@@ -324,3 +324,31 @@ def test_a_failure_leaves_the_model_as_it_was(matrix, monkeypatch) -> None:
         with pytest.raises(RuntimeError, match="late"):
             loadstone.load(model, file)
         assert model.get_parameter("a.weight") is before and before.is_meta
+
+
+def refused_once(model: torch.nn.Module, path: Path, **options: object) -> str:
+    """Field and text of the error of a plan whose ranks read together."""
+    with pytest.raises(loadstone.PlanError) as caught:
+        loadstone.plan(model, path, read_once=True, **options)
+    assert caught.value.code == "plan.options" and caught.value.field == "read_once"
+    return str(caught.value)
+
+
+def test_reading_together_needs_ranks_and_plain_numbers(matrix, tmp_path: Path) -> None:
+    path, whole = matrix
+    alone = model_of({"a.weight": whole})
+    assert "no process group" in refused_once(alone, path)
+    on_disk = {"device_map": {"": "disk"}, "offload_folder": tmp_path / "offload"}
+    assert "disk" in refused_once(alone, path, **on_disk)
+    assert "file_view" in refused_once(alone, path, mmap=True)
+    loadstone.save_skeleton(alone, tmp_path / "skeleton.json")
+    assert "need the model" in refused_once(tmp_path / "skeleton.json", path)
+    with rank(1, (4,)) as mesh:  # of torch's fake group, which has a backend for the host
+        model = spread_matrix(whole, 1, mesh)
+        plan = loadstone.plan(model, path, read_once=True)
+        with pytest.raises(loadstone.PlanError, match="a file cannot say so"):
+            plan.to_json()
+        with pytest.raises(loadstone.PlanError, match="make no receipt"):
+            plan.execute(receipt="xxh3-128")
+        beside = loadstone.plan(model, path).peak_bytes["cpu"]
+        assert plan.peak_bytes["cpu"] == beside + 2 * whole.nbytes

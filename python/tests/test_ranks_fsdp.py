@@ -13,6 +13,8 @@ import rank_program
 import torch
 from safetensors.torch import save_file
 
+import loadstone
+
 PROGRAM = Path(rank_program.__file__)
 
 
@@ -26,6 +28,17 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
         del state["head.weight"]
         random = {key: 0.05 * torch.randn(value.shape) for key, value in state.items()}
         save_file(random, folder / f"{name}.safetensors")
+    loadstone.convert(
+        folder / "first.safetensors", folder / "fp8-block.safetensors", quantize="fp8-block"
+    )
+    single = {f"experts.{i}.weight": torch.randn(256, 128) for i in range(rank_program.EXPERTS)}
+    single["router.weight"] = torch.randn(rank_program.EXPERTS, 128)
+    save_file(single, folder / "experts.safetensors")
+    loadstone.convert(
+        folder / "experts.safetensors",
+        folder / "experts-fp8.safetensors",
+        quantize={r"experts\..*": "fp8-block"},
+    )
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
@@ -55,6 +68,59 @@ def test_ranks_of_fsdp_read_their_share(found: list[dict]) -> None:
     for each in found:
         share = each["fsdp"]["share"]
         assert share <= each["fsdp"]["bytes_read"] <= 1.01 * share
+
+
+def file_bytes() -> int:
+    """Of all tensors of the checkpoint: the head is the embedding."""
+    model = rank_program.Net()
+    return sum(each.nbytes for each in [*model.parameters(), *model.buffers()])
+
+
+@pytest.mark.parametrize("wave", ["64 MiB", "1 MiB"])
+@pytest.mark.parametrize("case", rank_program.CASES)
+def test_ranks_that_read_together_read_each_byte_once(
+    found: list[dict], case: str, wave: str
+) -> None:
+    runs = [each["read once"][f"{case}, {wave}"] for each in found]
+    for run in runs:
+        assert run["wrong"] == []
+        assert run["audited"] and run["same provenance"]
+    # A reader goes over the gap between two small tensors that are not its own.
+    assert file_bytes() <= sum(run["bytes_read"] for run in runs) <= 1.001 * file_bytes()
+    assert max(run["bytes_read"] for run in runs) < 0.5 * file_bytes()
+
+
+def test_what_is_decoded_cast_or_stacked_is_sent_too(found: list[dict]) -> None:
+    cases = [each["other sources"] for each in found]
+    assert len(cases[0]) == 10
+    for name in cases[0]:
+        runs = [case[name] for case in cases]
+        assert [run["wrong"] for run in runs] == [[]] * len(runs), name
+        assert runs[0]["tensors"] > 1
+        assert 0.99 <= sum(run["share"] for run in runs) <= 1.01, name
+
+
+def test_each_node_reads_by_itself(found: list[dict]) -> None:
+    runs = [each["read once"]["two nodes"] for each in found]
+    assert [run["wrong"] for run in runs] == [[]] * len(runs)
+    for first in (0, 2):
+        read = sum(run["bytes_read"] for run in runs[first : first + 2])
+        assert file_bytes() <= read <= 1.001 * file_bytes()
+
+
+def test_where_one_rank_fails_all_do(found: list[dict]) -> None:
+    for number, each in enumerate(found):
+        code, text = each["read once"]["one gives up"]
+        if number == 2:
+            assert (code, text) == ("its own", "this rank gives up")
+        else:
+            assert code == "plan.ranks" and "rank 2" in text and "this rank gives up" in text
+
+
+def test_ranks_with_other_files_are_named(found: list[dict]) -> None:
+    for each in found:
+        code, text = each["read once"]["another file"]
+        assert code == "plan.ranks" and "rank 3" in text and "files differ" in text
 
 
 def test_a_rank_reads_a_tensor_of_other_slices_at_most_once(found: list[dict]) -> None:

@@ -291,6 +291,8 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "The message gives the rule that takes it away; rules= decides."},
     {"plan.quantize", "A tensor cannot be quantized as it was asked for.",
      "The message names tensor and encoding; leave it out, or choose another encoding."},
+    {"plan.ranks", "Ranks that read together load other plans, or one of them failed.",
+     "The message names the rank: give all the same model and files, or mend what failed there."},
     {"plan.recipe", "A recipe for a target is none: operations that do not fit, or broken text.",
      "The message names the operation; a stored recipe is made again."},
     {"plan.remote", "A plan from a file names a checkpoint on another machine.",
