@@ -186,7 +186,7 @@ def make_plan(
     default, patterns = missing_policies(missing)
     single = dict.fromkeys(needs.outside, "keep") | dict(missing_of or {})
     prefixes, (text, recipes) = _prefixes(strip_prefix), rules_or_recipes(rules, catalog._core)
-    make_core = functools.partial(
+    make_core: Callable[..., _core.Plan] = functools.partial(
         _core.make_plan,
         merged.behind(catalog),
         values_known=needs.module is not None,
@@ -207,7 +207,8 @@ def make_plan(
         **options,
     )
     given = recipes or traced.recipes
-    last = {"missing_of": list(single.items()), "unexpected": unexpected, "recipes": given}
+    last: dict[str, Any] = {"missing_of": list(single.items()), "unexpected": unexpected}
+    last["recipes"] = given
     core = make_core(needs.targets, **last)
     runs = runs_hooks and given is None
     effect = needs.of_hooks(catalog, core, text, prefixes, missing) if runs else None
