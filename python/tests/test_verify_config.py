@@ -105,14 +105,53 @@ def test_other_bits_are_named(plain: Path, tmp_path: Path) -> None:
     assert finding["expected"].startswith("fp8")
 
 
-def test_a_plain_folder_that_claims_is_named(plain: Path, tmp_path: Path) -> None:
+GROUPS = {"group_0": {"weights": {"num_bits": 8}, "targets": ["Linear"]}}
+CACHE = {"num_bits": 8, "type": "float"}
+CLAIMS: dict[str, tuple[dict[str, Any], bool]] = {
+    "compressed-tensors": ({"format": "float-quantized", "config_groups": GROUPS}, False),
+    "compressed-tensors, numbers that were rounded": (
+        {"format": "dense", "config_groups": GROUPS},
+        True,
+    ),
+    "compressed-tensors, of the cache": (
+        {"format": "dense", "config_groups": {}, "kv_cache_scheme": CACHE},
+        True,
+    ),
+    "gptq": ({"bits": 4}, False),
+    "awq": ({"bits": 4}, False),
+    "bitsandbytes": ({"load_in_4bit": True}, False),
+    "fp8": ({"weight_block_size": [128, 128]}, False),
+    "mxfp4": ({}, False),
+    "modelopt, of the cache": ({"quant_algo": None, "kv_cache_quant_algo": "FP8"}, True),
+    "of-nobody": ({"bits": 3}, True),
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_claim_about_plain_numbers(claim: str, plain: Path, tmp_path: Path) -> None:
     shutil.copytree(plain, tmp_path / "out")
-    section = {"quantization_config": {"quant_method": "compressed-tensors"}}
-    edit(tmp_path / "out", lambda config: config.update(section))
-    assert codes(tmp_path / "out") == (1, {"q.config"})
-    section["quantization_config"]["quant_method"] = "of-nobody"  # its layout may be unknown
-    edit(tmp_path / "out", lambda config: config.update(section))
-    assert codes(tmp_path / "out") == (0, set())
+    section, is_right = CLAIMS[claim]
+    section = {"quant_method": claim.partition(",")[0]} | section
+    edit(tmp_path / "out", lambda config: config.update(quantization_config=section))
+    assert codes(tmp_path / "out") == ((0, set()) if is_right else (1, {"q.config"}))
+
+
+def test_codes_of_an_unknown_layout_are_not_taken_for_none(tmp_path: Path) -> None:
+    """GPTQ for Marlin: its words have other names and another order."""
+    tensors = {"a.B": torch.ones(8, 64, dtype=torch.int32), "a.s": torch.ones(1, 32).half()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert codes(tmp_path) == (0, set())
+
+
+def test_a_config_of_no_library_may_be_silent(tmp_path: Path) -> None:
+    """As in the folder "original" of GPT-OSS."""
+    gpt_oss(tmp_path / "original")
+    config = tmp_path / "original" / "config.json"
+    assert codes(tmp_path / "original") == (1, {"q.config"})
+    config.write_text('{"num_hidden_layers": 1}', encoding="utf-8")
+    assert codes(tmp_path / "original") == (0, set())
 
 
 def test_a_lone_file_is_not_judged(plain: Path, tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ void add_words(QuantizationClaim& claim, const Object& section) {
 
 // Takes from compressed-tensors what all of its groups say alike.
 void add_groups(QuantizationClaim& claim, const Object& section) {
+  claim.layout = member<std::string_view>(section, {"format"}).value_or("");
   Object groups;
   if (section["config_groups"].get(groups) != simdjson::SUCCESS) return;
   bool is_first = true;

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -14,12 +17,16 @@
 #include "catalog/paths.h"
 #include "codec/encode.h"
 #include "codec/families.h"
+#include "codec/tensor_table.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 
 namespace loadstone {
 
 namespace {
+
+// Of a config that is read for two words.
+constexpr std::uint64_t config_bytes_looked_at = 1u << 20;
 
 // Methods whose layouts loadstone reads, beside those that a family names as its own.
 constexpr std::array<std::string_view, 5> shared_methods = {"compressed-tensors", "fbgemm_fp8",
@@ -39,13 +46,31 @@ bool is_known(std::string_view method) {
          });
 }
 
-bool has_config(const FileOpener& opener, const std::string& folder) {
+// Whether there is one of transformers or diffusers: other programs have config.json files that
+// need not speak of quantization.
+bool has_library_config(const FileOpener& opener, const std::string& folder) {
   try {
-    (void)opener.open(join_path(folder, "config.json"), folder);
-    return true;
+    const auto source = opener.open(join_path(folder, "config.json"), folder);
+    std::string text(std::min(source->identity().bytes, config_bytes_looked_at), '\0');
+    source->read(0, std::as_writable_bytes(std::span(text)));
+    const auto has = [&](std::string_view key) { return text.find(key) != std::string::npos; };
+    return has("\"model_type\"") || has("\"_class_name\"");
   } catch (const Error&) {  // a file that cannot be opened says nothing
     return false;
   }
+}
+
+// Nothing that could be codes of a layout that loadstone does not know.
+bool has_plain_matrices_only(const Catalog& catalog) {
+  return std::ranges::all_of(catalog.tensors(), [](const TensorInfo& tensor) {
+    return tensor.shape.rank() < 2 || is_dtype(tensor, {Dtype::f16, Dtype::bf16, Dtype::f32});
+  });
+}
+
+// That weights are stored in codes, and not only that a cache is, or that they are to be rounded.
+bool claims_codes(const QuantizationClaim& claim) {
+  if (claim.method == "compressed-tensors") return claim.bits && claim.layout != "dense";
+  return is_known(claim.method) && claim.method != "modelopt";
 }
 
 // What the tensors are, as far as a config can contradict it.
@@ -107,14 +132,15 @@ std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage) {
   };
   if (stored.first == nullptr) {
     const QuantizedTensors& found = catalog.quantized();
-    if (is_known(claim.method) && found.tensors().empty() && found.findings().empty()) {
+    const bool is_plain = found.tensors().empty() && found.findings().empty();
+    if (claims_codes(claim) && is_plain && has_plain_matrices_only(catalog)) {
       add(fmt::format("method {}", claim.method), "none: no tensor is stored quantized");
     }
   } else if (!claim.is_made) {
-    if (has_config(opener, catalog.root())) add("nothing", described(stored));
+    if (has_library_config(opener, catalog.root())) add("nothing", described(stored));
   } else if (is_known(claim.method) && !is_method_of(claim.method, stored)) {
     add(fmt::format("method {}", claim.method), described(stored));
-  } else if (claim.bits && !claim.has_exceptions && !stored.bits.empty() &&
+  } else if (claim.method == "compressed-tensors" && claim.bits && !stored.bits.empty() &&
              !stored.bits.contains(static_cast<unsigned>(*claim.bits))) {
     add(fmt::format("{} bits", *claim.bits), described(stored));
   }
