@@ -125,8 +125,9 @@ struct LOADSTONE_API PlannedTarget {
   Shape shape;  // of what the model at hand holds
   // Where that begins in the whole tensor, by dimension, if it is a slice of one. Empty: it is not.
   std::vector<std::uint64_t> slice_begin;
-  Dtype dtype = Dtype::f32;  // the final one, or of the numbers that are quantized
-  std::string device;        // as in DeviceMap::entries
+  std::vector<std::uint64_t> slice_groups;  // as Slice::groups
+  Dtype dtype = Dtype::f32;                 // the final one, or of the numbers that are quantized
+  std::string device;                       // as in DeviceMap::entries
   Delivery delivery = Delivery::none;
   Recipe recipe;                             // of the numbers
   std::optional<Quantization> quantization;  // then its parts are delivered, not the numbers

@@ -41,11 +41,17 @@ class LOADSTONE_API Shape {
 struct LOADSTONE_API Slice {
   std::vector<std::uint64_t> begin;  // of its first element, by dimension
   Shape shape;
+  // Into so many equal groups a dimension falls; the slice takes the same of each, and `begin`
+  // counts within the first: a rank's part of fused gate and up projections. Empty: one of each.
+  std::vector<std::uint64_t> groups = {};
 
   // Whether it is one of a tensor of this shape.
   [[nodiscard]] bool is_inside(const Shape& whole) const noexcept;
-  // "[0:512, 0:384]"
+  // "[0:512, 0:384]"; "[0:512 of 2 groups]"
   [[nodiscard]] std::string text() const;
+  [[nodiscard]] std::uint64_t groups_of(std::size_t dim) const noexcept {
+    return groups.empty() ? 1 : groups[dim];
+  }
 
   friend bool operator==(const Slice&, const Slice&) = default;
 };

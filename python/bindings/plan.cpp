@@ -25,11 +25,12 @@ std::optional<Held> held_on(std::string device, Dtype dtype) {
   return Held{std::move(device), dtype};
 }
 
-using Slicing = std::optional<std::pair<Extents, Extents>>;  // begin and shape
+using Slicing = std::optional<std::tuple<Extents, Extents, Extents>>;  // begin, shape, groups
 
 std::optional<Slice> slice_of(Slicing given) {
   if (!given) return std::nullopt;
-  return Slice{std::move(given->first), Shape(std::move(given->second))};
+  auto& [begin, shape, groups] = *given;
+  return Slice{std::move(begin), Shape(std::move(shape)), std::move(groups)};
 }
 
 void make_target(Target* self, std::string name, Extents shape, std::string_view dtype,
@@ -72,7 +73,8 @@ nb::tuple target_row(const Plan& plan, const PlannedTarget& target) {
       name(target.delivery), name(recipe.origin), nb::tuple(sources), recipe.boxes.size(),
       recipe.tie_of, recipe.reason, target.byte_count(),
       target.quantization ? target.quantization->encoding : std::string(), part_rows(target),
-      nb::tuple(nb::cast(merged)), nb::tuple(nb::cast(target.slice_begin)));
+      nb::tuple(nb::cast(merged)), nb::tuple(nb::cast(target.slice_begin)),
+      nb::tuple(nb::cast(target.slice_groups)));
 }
 
 // The shard and offset of a target that is handed out as a view of the file.

@@ -179,7 +179,7 @@ class Target:
         tie_of: str = "",
         has_value: bool = False,
         device: str = "",
-        slice: tuple[Sequence[int], Sequence[int]] | None = None,
+        slice: tuple[Sequence[int], Sequence[int], Sequence[int]] | None = None,
     ) -> None: ...
     @property
     def name(self) -> str: ...

@@ -140,5 +140,5 @@ def _target(slot: TensorSlot, is_made: bool) -> _core.Target:
         slot.tie_of or "",
         is_real or is_made,
         str(tensor.device) if is_real else "",
-        None if slot.share is None else (slot.share.begin, tensor.shape),
+        None if slot.share is None else (slot.share.begin, tensor.shape, slot.share.groups),
     )

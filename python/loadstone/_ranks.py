@@ -25,6 +25,8 @@ class Share:
         local: its part on this rank, an ordinary tensor.
         shape: of the whole.
         begin: of the part in the whole, by dimension.
+        groups: into so many equal groups each dimension falls, of which the part has the same
+            range; ``()``: one each. ``begin`` counts within a group.
         obstacle: why no value can be read into it, or ``""``.
     """
 
@@ -34,6 +36,7 @@ class Share:
         # to_local() gives a view, and what is given new memory has to be the tensor itself.
         self.local: torch.Tensor = owner._local_tensor
         self.begin: tuple[int, ...] = (0,) * len(self.shape)
+        self.groups: tuple[int, ...] = ()
         self.obstacle = self._obstacle()
         self._made: tuple[torch.Tensor, Any] = (self.local, owner)
 
@@ -75,9 +78,13 @@ class Share:
         if tuple(shape) != tuple(self.local.shape):
             held, expected = list(self.local.shape), list(shape)
             return f"this rank holds {held} of it, where its placements say {expected}"
-        if not _is_in_one_piece(self.shape, mesh.shape, placements):
-            return "what this rank holds of it is not one slice"
         self.begin = tuple(begin)
+        if _is_in_one_piece(self.shape, mesh.shape, placements):
+            return ""
+        found = _even_groups(self.shape, mesh.shape, placements, mesh.get_coordinate(), begin)
+        if found is None:
+            return "what this rank holds of it is neither one slice nor the same of equal groups"
+        self.groups, self.begin = found
         return ""
 
 
@@ -107,6 +114,29 @@ def _is_in_one_piece(shape: Sequence[int], mesh: Sequence[int], placements: Sequ
             if size:
                 found.add((first, size))
     return all(_tiles(found, extent) for found, extent in zip(parts, shape, strict=True))
+
+
+def _even_groups(
+    shape: Sequence[int],
+    mesh: Sequence[int],
+    placements: Sequence[Any],
+    coordinate: Sequence[int],
+    begin: Sequence[int],
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Groups and begins of strided shards that split each of several equal groups evenly.
+
+    transformers spreads fused projections so: a rank has its part of each. ``None``: they are not.
+    """
+    groups, begins = [1] * len(shape), list(begin)
+    sharded = [placement.dim for placement in placements if hasattr(placement, "dim")]
+    for count, place, placement in zip(mesh, coordinate, placements, strict=True):
+        if type(placement).__name__ != "_StridedShard":
+            continue
+        factor, dim = placement.split_factor, placement.dim
+        if sharded.count(dim) > 1 or shape[dim] % (factor * count):
+            return None
+        groups[dim], begins[dim] = factor, place * (shape[dim] // (factor * count))
+    return tuple(groups), tuple(begins)
 
 
 def _tiles(parts: Iterable[tuple[int, int]], extent: int) -> bool:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from loadstone._plan import Plan
     from loadstone._progress import ProgressCallback
 
-    Slice = tuple[tuple[int, ...], tuple[int, ...]]  # where it begins, and its shape
+    Slice = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # begin, groups and shape
 
 # Whole tensors that are read and sent together: about so many bytes of all ranks, or one tensor.
 WAVE_BYTES = 64 << 20
@@ -132,7 +132,7 @@ def read(
 
 def _agreed(peers: Peers, whole: Whole, targets: Sequence[PlannedTarget]) -> list[dict[int, Slice]]:
     """What each rank holds of each tensor; raises where they load different things."""
-    own = {i: (targets[i].slice_begin, targets[i].shape) for i in whole.exchanged}
+    own = {i: (*targets[i].place, targets[i].shape) for i in whole.exchanged}
     told = peers.gather((whole.terms(), own))
     for number, (terms, _) in enumerate(told):
         for what, term in terms.items():
@@ -197,10 +197,15 @@ def _home(plan: Plan, homes: Homes, index: int) -> torch.Tensor:
 
 def _cut(tensor: torch.Tensor, part: Slice) -> torch.Tensor:
     """A slice of a whole tensor; all of it where the rank holds all."""
-    begin, shape = part
-    for dim, (first, extent) in enumerate(zip(begin, shape, strict=False)):
-        tensor = tensor.narrow(dim, first, extent)
-    return tensor
+    begin, groups, shape = part
+    if not begin:
+        return tensor
+    counts = groups or (1,) * len(shape)
+    pairs = zip(counts, tensor.shape, strict=True)
+    parts = tensor.reshape([each for count, extent in pairs for each in (count, extent // count)])
+    for dim, (first, extent, count) in enumerate(zip(begin, shape, counts, strict=True)):
+        parts = parts.narrow(2 * dim + 1, first, extent // count)
+    return parts.reshape(shape)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -23,13 +23,16 @@ def planned_slots(plan: Plan, model: Any) -> list[TensorSlot]:
     slots = [slot for slot in slots_of(model) if slot.name in names or not slot.may_be_kept]
     if plan._units is not None:
         slots = plan._units.slots(slots)
-    found = [(slot.name, tuple(slot.tensor.shape), _begin(slot)) for slot in slots]
-    planned = [(target.name, target.shape, target.slice_begin) for target in plan.targets]
+    found = [(slot.name, tuple(slot.tensor.shape), _place(slot)) for slot in slots]
+    planned = [(target.name, target.shape, target.place) for target in plan.targets]
     if found != planned:
-        changed = sorted(set(found).symmetric_difference(planned)) or [("order of tensors", (), ())]
+        changed = sorted(set(found).symmetric_difference(planned)) or [
+            ("order of tensors", (), ((), ()))
+        ]
         changed.sort(key=lambda each: each not in found)
-        name, shape, begin = changed[0]
-        place = f" at {list(begin)} of the whole: another rank's plan?" if begin else ""
+        name, shape, (begin, groups) = changed[0]
+        of = f"each of {list(groups)} groups" if groups else "the whole"
+        place = f" at {list(begin)} of {of}: another rank's plan?" if begin else ""
         raise make(
             "plan.model_changed",
             f"the model is not the planned one: {len(changed)} tensors differ",
@@ -44,9 +47,9 @@ def planned_slots(plan: Plan, model: Any) -> list[TensorSlot]:
     return slots
 
 
-def _begin(slot: TensorSlot) -> tuple[int, ...]:
-    """Where a rank's slice begins; ``()``: the tensor is whole."""
-    return () if slot.share is None else slot.share.begin
+def _place(slot: TensorSlot) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where a rank's slice is, as :attr:`PlannedTarget.place`."""
+    return ((), ()) if slot.share is None else (slot.share.begin, slot.share.groups)
 
 
 def _require_kept(plan: Plan, slots: list[TensorSlot]) -> None:

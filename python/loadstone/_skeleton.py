@@ -12,6 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
+    from loadstone._ranks import Share
     from loadstone._skeleton_build import Build
 
 
@@ -207,11 +210,13 @@ def save_skeleton(model: Any, path: str | os.PathLike[str]) -> None:
             "kind": slot.kind,
             "tie_of": slot.tie_of,
         }
-        | (
-            {"slice": {"begin": list(slot.share.begin), "shape": list(slot.tensor.shape)}}
-            if slot.share is not None
-            else {}
-        )
+        | ({} if slot.share is None else {"slice": _slice_of(slot.share, slot.tensor)})
         for slot in slots
     ]
     Path(path).write_text(json.dumps({"targets": targets}, indent=1) + "\n", encoding="utf-8")
+
+
+def _slice_of(share: Share, tensor: torch.Tensor) -> dict[str, list[int]]:
+    """What a rank holds of a tensor, as skeleton files have it."""
+    found = {"begin": list(share.begin), "shape": list(tensor.shape)}
+    return found | ({"groups": list(share.groups)} if share.groups else {})

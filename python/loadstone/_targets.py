@@ -25,6 +25,8 @@ class PlannedTarget:
         merged: the adapters that are merged into it, whose tensors are among ``sources``.
         parts: name, shape and dtype of each part of it, the data first.
         slice_begin: where ``shape`` begins in the whole tensor, if this rank holds a slice of it.
+        slice_groups: into so many equal groups each dimension of the whole falls, if it has the
+            same part of each; ``slice_begin`` counts within a group.
     """
 
     name: str
@@ -43,6 +45,12 @@ class PlannedTarget:
     parts: tuple[tuple[str, tuple[int, ...], str], ...] = ()
     merged: tuple[str, ...] = ()
     slice_begin: tuple[int, ...] = ()
+    slice_groups: tuple[int, ...] = ()
+
+    @property
+    def place(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Where a rank's part is in the whole tensor; empty where it holds all of it."""
+        return self.slice_begin, self.slice_groups
 
     @property
     def recipe(self) -> str:

@@ -73,8 +73,8 @@ def from_pretrained(
 
     Raises:
         PlanError: something is missing, does not fit, or cannot be traced; nothing was read.
-        Error: ``plan.options``: an unsupported argument, named (``tp_plan``, ``state_dict``, files
-            that are not safetensors ...).
+        Error: ``plan.options``: an unsupported argument, named (``state_dict``, ``gguf_file``,
+            files that are not safetensors ...).
         Exceptions of the library for its arguments.
     """
     from loadstone._patch import held, hooked

@@ -331,7 +331,8 @@ ONE_RANK = """
 import os, socket
 with socket.create_server(("127.0.0.1", 0)) as server:
     port = server.getsockname()[1]
-os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 """
 
 WORLDS = {

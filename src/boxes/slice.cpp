@@ -30,11 +30,16 @@ View flat_view(const std::vector<Box>& boxes, std::uint64_t elements) {
 
 MaybeMisfit slice_boxes(std::vector<Box>& boxes, const Shape& whole, const Slice& slice) {
   View view = flat_view(boxes, whole.numel().value_or(0));
-  if (auto misfit = reshape(view, whole)) return misfit;
+  // Each dimension as groups, and what is in one.
+  std::vector<std::uint64_t> extents;
+  for (std::size_t dim = 0; dim < whole.rank(); ++dim) {
+    extents.insert(extents.end(), {slice.groups_of(dim), whole[dim] / slice.groups_of(dim)});
+  }
+  if (auto misfit = reshape(view, Shape(extents))) return misfit;
   for (std::size_t dim = 0; dim < whole.rank(); ++dim) {
     if (slice.shape[dim] == whole[dim]) continue;
-    auto misfit =
-        loadstone::slice(view, static_cast<std::int64_t>(dim), slice.begin[dim], slice.shape[dim]);
+    auto misfit = loadstone::slice(view, static_cast<std::int64_t>(2 * dim + 1), slice.begin[dim],
+                                   slice.shape[dim] / slice.groups_of(dim));
     if (misfit) return misfit;
   }
   std::vector<Box> made = boxes_of(view);

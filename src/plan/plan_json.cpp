@@ -144,6 +144,7 @@ void write_target(JsonWriter& json, const PlannedTarget& target, const PlanNumbe
   json.member("kind", name(target.kind));
   json.member("shape", target.shape.extents());
   if (!target.slice_begin.empty()) json.member("slice_begin", target.slice_begin);
+  if (!target.slice_groups.empty()) json.member("slice_groups", target.slice_groups);
   json.member("dtype", name(target.dtype));
   json.member("origin", name(recipe.origin));
   json.member("device", target.device);
@@ -302,11 +303,13 @@ PlannedTarget read_target(const JsonReader& reader, JsonReader::Element value,
   target.name = text("name");
   target.kind = reader.named<TargetKind>(fields.required("kind"), fields.at("kind"));
   target.shape = read_shape(reader, fields.required("shape"), fields.at("shape"));
-  if (const auto begin = fields.optional("slice_begin")) {
-    target.slice_begin = read_numbers(reader, *begin, fields.at("slice_begin"));
-    if (target.slice_begin.size() != target.shape.rank()) {
-      reader.refuse(fields.at("slice_begin"), "one number for each dimension", {},
-                    target.shape.text());
+  for (const auto& [field, numbers] : {std::pair("slice_begin", &target.slice_begin),
+                                       std::pair("slice_groups", &target.slice_groups)}) {
+    const auto found = fields.optional(field);
+    if (!found) continue;
+    *numbers = read_numbers(reader, *found, fields.at(field));
+    if (numbers->size() != target.shape.rank()) {
+      reader.refuse(fields.at(field), "one number for each dimension", {}, target.shape.text());
     }
   }
   const auto dtype = dtype_from_name(text("dtype"));

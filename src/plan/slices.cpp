@@ -70,6 +70,7 @@ void Planner::take_slices() {
     if (!target.slice) continue;
     PlannedTarget& planned = plan_.targets[i];
     planned.slice_begin = target.slice->begin;
+    planned.slice_groups = target.slice->groups;
     if (roots_[i] == i) {
       const std::string obstacle = slice_recipe(target, planned);
       ++count;

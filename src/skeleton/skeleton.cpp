@@ -133,6 +133,7 @@ std::string Skeleton::to_json() const {
         json.begin_object();
         json.member("begin", target.slice->begin);
         json.member("shape", target.slice->shape.extents());
+        if (!target.slice->groups.empty()) json.member("groups", target.slice->groups);
         json.end_object();
       }
       json.end_object();

@@ -30,6 +30,9 @@ Slice read_slice(const JsonReader& reader, JsonReader::Element value, const Json
   Slice slice;
   slice.begin = read_numbers(reader, fields.required("begin"), fields.at("begin"));
   slice.shape = read_shape(reader, fields.required("shape"), fields.at("shape"));
+  if (const auto groups = fields.optional("groups")) {
+    slice.groups = read_numbers(reader, *groups, fields.at("groups"));
+  }
   fields.done();
   return slice;
 }

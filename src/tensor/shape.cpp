@@ -35,8 +35,12 @@ std::string Shape::text() const {
 
 bool Slice::is_inside(const Shape& whole) const noexcept {
   if (begin.size() != whole.rank() || shape.rank() != whole.rank()) return false;
+  if (!groups.empty() && groups.size() != whole.rank()) return false;
   for (std::size_t dim = 0; dim < whole.rank(); ++dim) {
-    if (begin[dim] > whole[dim] || shape[dim] > whole[dim] - begin[dim]) return false;
+    const std::uint64_t count = groups_of(dim);
+    if (count == 0 || whole[dim] % count != 0 || shape[dim] % count != 0) return false;
+    const std::uint64_t group = whole[dim] / count;
+    if (begin[dim] > group || shape[dim] / count > group - begin[dim]) return false;
   }
   return true;
 }
@@ -47,7 +51,9 @@ std::string Slice::text() const {
     for (std::size_t dim = 0; dim < begin.size(); ++dim) {
       const std::uint64_t extent = dim < shape.rank() ? shape[dim] : 0;
       if (text.size() > 1) text += ", ";
-      text += std::to_string(begin[dim]) + ":" + std::to_string(begin[dim] + extent);
+      const std::uint64_t count = dim < groups.size() && groups[dim] > 0 ? groups[dim] : 1;
+      text += std::to_string(begin[dim]) + ":" + std::to_string(begin[dim] + extent / count);
+      if (count > 1) text += " of " + std::to_string(count) + " groups";
     }
     return text + "]";
   });

@@ -146,6 +146,25 @@ class Chain {
     return slice;
   }
 
+  // Of each of several equal groups, by dimension.
+  Slice some_slice_of_groups(const Shape& whole) {
+    Slice slice;
+    std::vector<std::uint64_t> extents;
+    for (const std::uint64_t extent : whole.extents()) {
+      std::vector<std::uint64_t> counts;
+      for (std::uint64_t count = 1; count <= 6; ++count) {
+        if (extent % count == 0) counts.push_back(count);
+      }
+      const std::uint64_t count = counts[below(counts.size())];
+      const std::uint64_t group = extent / count;
+      slice.groups.push_back(count);
+      slice.begin.push_back(below(group + 1));
+      extents.push_back(count * below(group - slice.begin.back() + 1));
+    }
+    slice.shape = Shape(extents);
+    return slice;
+  }
+
   Pair run() {
     Pair pair = make();
     const unsigned steps = below(6);
@@ -285,6 +304,30 @@ TEST(SliceBoxes, WriteOfAnySliceWhatTheWholeHasThere) {
     for (Box& box : boxes) box.decoding = no_decoding;
     const auto defect = check_boxes(boxes, slice.shape.numel().value(), sources);
     ASSERT_FALSE(defect) << defect->message;
+  }
+}
+
+TEST(SliceBoxes, TakeTheSameOfEachGroup) {
+  for (unsigned seed = 0; seed < 2000; ++seed) {
+    SCOPED_TRACE(seed);
+    Chain chain(seed);
+    Pair pair = chain.run();
+    const Shape whole = pair.view.shape;
+    const Slice slice = chain.some_slice_of_groups(whole);
+    ASSERT_TRUE(slice.is_inside(whole)) << slice.text();
+    std::vector<Box> boxes = boxes_of(pair.view);
+    ASSERT_FALSE(slice_boxes(boxes, whole, slice));
+    Elements expected = pair.elements;
+    for (std::size_t dim = 0; dim < whole.rank(); ++dim) {
+      const std::uint64_t group = whole[dim] / slice.groups[dim];
+      std::vector<Elements> parts;
+      for (std::uint64_t i = 0; i < slice.groups[dim]; ++i) {
+        parts.push_back(expected.sliced(dim, i * group + slice.begin[dim],
+                                        slice.shape[dim] / slice.groups[dim]));
+      }
+      expected = Elements::concat(parts, dim);
+    }
+    ASSERT_EQ(written(boxes, slice.shape).ids, expected.ids) << slice.text();
   }
 }
 

@@ -99,6 +99,7 @@ void expect_same(const Plan& a, const Plan& b) {
     EXPECT_EQ(x.kind, y.kind);
     EXPECT_EQ(x.shape, y.shape);
     EXPECT_EQ(x.slice_begin, y.slice_begin);
+    EXPECT_EQ(x.slice_groups, y.slice_groups);
     EXPECT_EQ(x.dtype, y.dtype);
     EXPECT_EQ(x.device, y.device);
     EXPECT_EQ(x.delivery, y.delivery);
@@ -127,9 +128,10 @@ TEST_F(SavedPlans, ReadsWhatItWrites) {
 }
 
 TEST_F(SavedPlans, ReadWhereSlicesBegin) {
-  skeleton_.targets[3].slice = Slice{{1, 0}, {2, 2}};
+  skeleton_.targets[3].slice = Slice{{1, 0}, {2, 2}, {1, 1}};
   const Plan plan = make_plan(catalog_, skeleton_, plan_options_);
   EXPECT_THAT(plan.targets[3].slice_begin, testing::ElementsAre(1, 0));
+  EXPECT_THAT(plan.targets[3].slice_groups, testing::ElementsAre(1, 1));
   text_ = to_json(plan);
   const Plan again = read(text_);
   expect_same(plan, again);

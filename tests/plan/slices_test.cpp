@@ -147,9 +147,24 @@ TEST(Slices, StandInSkeletonFiles) {
   EXPECT_EQ(read.to_json(), skeleton.to_json());
 }
 
+TEST(Slices, OfGroupsStandInSkeletonFilesToo) {
+  const Slice halves = {{1, 0}, {4, 6}, {2, 1}};  // rows 1, 2 and 5, 6 of 8
+  const Skeleton skeleton = skeleton_of({part_of("w", {8, 6}, halves)});
+  EXPECT_EQ(Skeleton::from_json(skeleton.to_json()).targets[0].slice, halves);
+  EXPECT_EQ(halves.text(), "[1:3 of 2 groups, 0:6]");
+  const Plan plan = make_plan(fake_catalog({{"w", {8, 6}}}), skeleton);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan.bytes_to_read, 6u * 6 * 4);  // the two rows between them are read over
+  EXPECT_THAT(planned(plan, "w").recipe.boxes,
+              ElementsAre(Box{0, 6, 0, {{2, 24, 12}, {12, 1, 1}}}));
+}
+
 TEST(Slices, ThatAreNoneOfTheTensorsAreRefused) {
-  for (const Slice& slice : {Slice{{7, 0}, {2, 6}}, Slice{{0}, {2}}, Slice{{0, 0}, {8, 7}},
-                             Slice{{UINT64_MAX, 0}, {2, 6}}, Slice{{0, 0, 0}, {8, 6, 1}}}) {
+  for (const Slice& slice :
+       {Slice{{7, 0}, {2, 6}}, Slice{{0}, {2}}, Slice{{0, 0}, {8, 7}},
+        Slice{{UINT64_MAX, 0}, {2, 6}}, Slice{{0, 0, 0}, {8, 6, 1}}, Slice{{0, 0}, {4, 6}, {3, 1}},
+        Slice{{0, 0}, {3, 6}, {2, 1}}, Slice{{3, 0}, {4, 6}, {2, 1}}, Slice{{0, 0}, {4, 6}, {2}},
+        Slice{{0, 0}, {4, 6}, {0, 1}}}) {
     EXPECT_EQ(code_of([&] {
                 static_cast<void>(make_plan(fake_catalog({{"w", {8, 6}}}),
                                             skeleton_of({part_of("w", {8, 6}, slice)})));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from loadstone._catalog import readable
 from loadstone._errors import make
+from loadstone._ranks import share_of
 from loadstone._transformers.gaps import Gaps
 
 CURRENT: ContextVar[Gaps | None] = ContextVar("loadstone_transformers_load", default=None)
@@ -43,11 +45,20 @@ def reason_against(
     other = next((file for file in files if not str(file).endswith(".safetensors")), None)
     if other is not None and (reason := readable(files, allow_links=True)[1]):
         return f"a file that loadstone does not read ({reason})"
-    if device_mesh is not None or getattr(model, "_pp_stage", None) is not None:
+    if getattr(model, "_pp_stage", None) is not None:
+        return "distributed_config"
+    if device_mesh is not None and not holds_slices(model):
         return "distributed_config"
     if any(name.endswith("_extra_state") for name in model.state_dict()):
         return "extra state of modules"
     return None
+
+
+def holds_slices(model: Any) -> bool:
+    """Whether ranks hold parts of the model's tensors, each of which can be read."""
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    shares = [share for share in map(share_of, tensors) if share is not None]
+    return bool(shares) and not any(share.obstacle for share in shares)
 
 
 def refused(what: str) -> Exception:

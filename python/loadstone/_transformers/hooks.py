@@ -32,7 +32,9 @@ from loadstone.peft import with_adapters
 OPTIONS = ContextVar("loadstone_transformers_options", default=DEFAULTS)
 
 # Arguments that ask for another way of loading altogether.
-_OTHER_WAYS = ("tp_plan", "tp_size", "distributed_config", "device_mesh", "state_dict", "gguf_file")
+_OTHER_WAYS = ("state_dict", "gguf_file")
+# So do these, but for releases that make DTensors of them; it shows when the model is there.
+_OF_RANKS = ("tp_plan", "tp_size", "distributed_config", "device_mesh")
 
 
 @functools.cache
@@ -91,9 +93,19 @@ def _begun(chosen: TransformersOptions) -> Gaps:
     return Load(chosen)
 
 
+def _makes_dtensors() -> bool:
+    """Whether the release spreads a model over ranks before it is loaded, as DTensors."""
+    if not IS_V5:
+        return False
+    from transformers import core_model_loading
+
+    return hasattr(core_model_loading, "DtensorShardOperation")
+
+
 def _from_pretrained(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     chosen = OPTIONS.get()
-    other = [name for name in _OTHER_WAYS if kwargs.get(name) is not None]
+    ways = _OTHER_WAYS if _makes_dtensors() else (*_OTHER_WAYS, *_OF_RANKS)
+    other = [name for name in ways if kwargs.get(name) is not None]
     if _is_sharded_by_others():
         other.append("DeepSpeed or FSDP")
     places = _places(kwargs.get("device_map"))
@@ -226,7 +238,7 @@ def _load_pretrained_model(
             return load.read(model, checkpoint_files, load_config)
         if load.options.is_direct:
             raise refused(reason or "no files")
-        load.fills_gaps = load_config.hf_quantizer is None
+        load.fills_gaps = load_config.hf_quantizer is None and mesh is None
     return original(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
 
