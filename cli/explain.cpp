@@ -41,7 +41,7 @@ int explain_one(const std::string& code, bool json) {
     write_code(writer, *info);
     print_line(writer.take());
   } else {
-    print(fmt::format("{}\n  {}\n  {}\n  Exit status {}.\n", info->code, info->meaning,
+    print(fmt::format("{}\n  {}\n  {}\n  As an error: exit status {}.\n", info->code, info->meaning,
                       info->advice, exit_status(info->code)));
   }
   return 0;
