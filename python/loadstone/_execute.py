@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loadstone import _collector, _core, _initialise
+from loadstone import _collector, _core, _initialise, _read_once
 from loadstone import torch as memory
 from loadstone._audit import remember
 from loadstone._dtypes import dtype_name, has_name, torch_dtype
@@ -65,6 +65,28 @@ def run(
         in_place: ``None``: as the plan says.
         settle: puts into the offload folder what it gets beside the plan's, before its commit.
     """
+    with _read_once.session(plan._whole is not None):
+        return _run(
+            plan,
+            model,
+            progress=progress,
+            threads=threads,
+            receipt=receipt,
+            settle=settle,
+            in_place=in_place,
+        )
+
+
+def _run(
+    plan: Plan,
+    model: Any,
+    *,
+    progress: bool | ProgressCallback,
+    threads: int,
+    receipt: str | None,
+    settle: Callable[[_core.OffloadFolder, Report], None] | None,
+    in_place: bool | None,
+) -> Report:
     if receipt is not None and not isinstance(receipt, str):
         digests = "'xxh3-128' or 'sha256-tree'"
         message = "a receipt is of a digest that is named"
@@ -92,6 +114,8 @@ def run(
             settle(filled.offload, report)
             filled.offload.commit()
             report.sync_seconds = filled.offload.sync_seconds
+        if plan._whole is not None:
+            _read_once.finish()
     except BaseException as error:
         filled.homes.report_half_written(error)
         filled.offload.abandon()
@@ -317,8 +341,6 @@ def _read(
 ) -> _core.Report:
     """Puts a finished tensor into ``values`` for each target that the core delivers to memory."""
     if plan._whole is not None:
-        from loadstone import _read_once
-
         if receipt:
             message = "ranks that read together make no receipt"
             raise make("plan.options", message, field="receipt", found=receipt)

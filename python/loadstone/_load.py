@@ -10,6 +10,7 @@ from loadstone._audit import audit
 from loadstone._catalog import Checkpoint
 from loadstone._plan import Plan
 from loadstone._planning import plan
+from loadstone._read_once import session
 from loadstone._report import Report
 from loadstone._turns import in_turn_with
 
@@ -43,7 +44,7 @@ def load(
 
     Thread safety: loads into one model wait for each other.
     """
-    with in_turn_with(model):
+    with in_turn_with(model), session(bool(plan_arguments.get("read_once"))):
         made = plan(model, checkpoint, threads=threads, **plan_arguments)
         if plan_arguments.get("strict") is False:
             _warn_of_nothing(made)

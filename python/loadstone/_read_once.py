@@ -2,14 +2,18 @@
 
 Beside the plan of this rank's slices stands that of the whole tensors, the same one on each rank.
 Its tensors are read in waves. Of each wave every rank reads some, as whole tensors, and gives the
-others what they hold of them. Before anything is sent, the ranks tell each other whether they could
-read: where one could not, all end with an error, and no model gets a value.
+others what they hold of them. Before anything is sent, and at the end, the ranks tell each other
+whether they failed: where one did, all end with an error, and no model gets a value.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import platform
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
     from loadstone._progress import ProgressCallback
 
     Slice = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # begin, groups and shape
+
+# Of the load that runs.
+_PEERS: ContextVar[Peers | None] = ContextVar("loadstone_peers", default=None)
 
 # Whole tensors that are read and sent together: about so many bytes of all ranks, or one tensor.
 WAVE_BYTES = 64 << 20
@@ -92,11 +99,17 @@ class Whole:
         """What has to be the same on all ranks of a node."""
         return {
             "the checkpoint's files": self._files,
-            "the model's tensors": [
-                (each.name, each.shape, each.dtype, each.origin, each.sources)
-                for each in self.targets
-            ],
+            "the model's tensors": [(each.name, each.shape, each.dtype) for each in self.targets],
+            "the ways in which tensors are made": self._digest(),
         }
+
+    def _digest(self) -> str:
+        """Of all recipes; a rank has its own device, and may have the checkpoint elsewhere."""
+        plan = json.loads(self.core.to_json())
+        for target in plan["targets"]:
+            target.pop("device")
+        made = {key: plan.get(key) for key in ("sources", "targets", "decodings")}
+        return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
 
 
 def read(
@@ -109,25 +122,47 @@ def read(
     """Puts this rank's part of each target of the plan into ``values``."""
     import torch
 
-    whole = plan._whole
-    assert whole is not None
-    with torch.no_grad(), Peers() as peers:
+    whole, peers = plan._whole, _PEERS.get()
+    assert whole is not None and peers is not None
+    with torch.no_grad():
         slices = _agreed(peers, whole, plan.targets)
-        with peers.together():
-            reports = [_execute_own(plan, whole, homes, values, threads)]
+        reports = [_execute_own(plan, whole, homes, values, threads)]
         load = [0] * peers.count  # bytes that each has read
         for wave in whole.waves():
             owners = _owners(whole, wave, load)
             own = [index for index in wave if owners[index] == peers.rank]
             sources = {index: _fresh(whole.targets[index]) for index in own}
-            with peers.together():
-                reports.append(_execute(whole.core, sources, threads, callback))
-                for index in wave:
-                    values[index] = _home(plan, homes, index)
-            peers.exchange(wave, owners, sources, values, slices)
+            reports.append(_execute(whole.core, sources, threads, callback))
+            for index in wave:
+                values[index] = _home(plan, homes, index)
+            parts = {index: _parts(source, index, slices) for index, source in sources.items()}
+            peers.agree()  # all memory is there, and nothing is left that could fail
+            peers.exchange(wave, owners, parts, values)
             for index in wave:
                 values[index] = values[index].to(plan.targets[index].device)
     return _core.merge_reports(reports, plan._core)
+
+
+@contextlib.contextmanager
+def session(is_wanted: bool) -> Iterator[None]:
+    """Ranks that load together fail together: what one raises inside, the others are told."""
+    if not is_wanted or _PEERS.get() is not None:
+        yield
+        return
+    with Peers() as peers:
+        token = _PEERS.set(peers)
+        try:
+            yield
+        finally:
+            _PEERS.reset(token)
+
+
+def finish() -> None:
+    """Raises where another rank of a session could not end its load."""
+    peers = _PEERS.get()
+    if peers is not None:
+        peers.agree()
+        peers.is_over = True
 
 
 def _agreed(peers: Peers, whole: Whole, targets: Sequence[PlannedTarget]) -> list[dict[int, Slice]]:
@@ -208,6 +243,17 @@ def _cut(tensor: torch.Tensor, part: Slice) -> torch.Tensor:
     return parts.reshape(shape)
 
 
+def _parts(
+    source: torch.Tensor, index: int, slices: Sequence[dict[int, Slice]]
+) -> list[torch.Tensor]:
+    """What each rank holds of a whole tensor; ranks that hold the same have one copy."""
+    made: dict[Slice, torch.Tensor] = {}
+    for each in slices:
+        if each[index] not in made:
+            made[each[index]] = _cut(source, each[index]).contiguous()
+    return [made[each[index]] for each in slices]
+
+
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Its memory: backends know few dtypes."""
     import torch
@@ -227,6 +273,7 @@ class Peers:
         import torch.distributed as dist
 
         _require_group()
+        self.is_over = False  # all have ended, or one has told the others that it failed
         self._group: Any = None
         self._is_own = False
         nodes: list[str] = [""] * dist.get_world_size()
@@ -242,41 +289,51 @@ class Peers:
     def __enter__(self) -> Peers:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._is_own:
-            import torch.distributed as dist
+    def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
+        import torch.distributed as dist
 
+        if not self.is_over:
+            self.gather(None, error)
+        if self._is_own:
             dist.destroy_process_group(self._group)
 
-    def gather(self, value: Any) -> list[Any]:
-        """What each of them says."""
+    def gather(self, value: Any, error: BaseException | None = None) -> list[Any]:
+        """What each of them says; raises where another one says that it failed.
+
+        Whoever failed says so in the place of what it would have said next.
+        """
         import torch.distributed as dist
 
         told: list[Any] = [None] * self.count
-        dist.all_gather_object(told, value, group=self._group)
-        return told
+        text = None if error is None else str(error) or type(error).__name__
+        dist.all_gather_object(told, (text, value), group=self._group)
+        failed = [number for number, each in zip(self.ranks, told, strict=True) if each[0]]
+        self.is_over = self.is_over or bool(failed)
+        if failed and error is None:
+            text = told[self.ranks.index(failed[0])][0]
+            raise make("plan.ranks", f"rank {failed[0]} could not load: {text}")
+        return [each[1] for each in told]
 
-    def together(self) -> _Step:
-        """A step that ends for all of them as it ends for one."""
-        return _Step(self)
+    def agree(self) -> None:
+        """Raises where one of them failed."""
+        self.gather(None)
 
     def exchange(
         self,
         wave: list[int],
         owners: dict[int, int],
-        sources: dict[int, torch.Tensor],
+        parts: dict[int, list[torch.Tensor]],
         values: list[Any],
-        slices: list[dict[int, Slice]],
     ) -> None:
-        """Sends what others hold of ``sources``; receives into ``values`` what they have read."""
+        """Sends each rank's part of what this one has read; receives its own of the others'."""
         import torch.distributed as dist
 
         work: Any
         pending: list[tuple[Any, torch.Tensor]] = []  # sent memory lives until it is sent
         received = []
         for index in wave:
-            owner, source = owners[index], sources.get(index)
-            if source is None:
+            owner = owners[index]
+            if owner != self.rank:
                 home = values[index]
                 if home.numel() == 0:
                     continue
@@ -285,12 +342,11 @@ class Peers:
                 work = dist.irecv(_bytes(whole), self.ranks[owner], group=self._group, tag=index)
                 received.append((work, home, whole))
                 continue
-            for peer, parts in enumerate(slices):
-                part = _cut(source, parts[index])
+            for peer, part in enumerate(parts[index]):
                 if peer == self.rank:
                     values[index].copy_(part)
                 elif part.numel() > 0:
-                    sent = _bytes(part.contiguous())
+                    sent = _bytes(part)
                     to = self.ranks[peer]
                     work = dist.isend(sent, to, group=self._group, tag=index)
                     pending.append((work, sent))
@@ -300,24 +356,6 @@ class Peers:
                 home.copy_(whole)
         for work, _ in pending:
             work.wait()
-
-
-class _Step:
-    """Raises on all ranks where the block raised on one."""
-
-    def __init__(self, peers: Peers) -> None:
-        self._peers = peers
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
-        told = self._peers.gather(None if error is None else str(error) or type(error).__name__)
-        if error is not None:
-            return
-        for number, text in zip(self._peers.ranks, told, strict=True):
-            if text is not None:
-                raise make("plan.ranks", f"rank {number} could not read: {text}")
 
 
 def node() -> str:
