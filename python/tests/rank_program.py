@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import loadstone
-from loadstone import _read_once
+from loadstone import _execute, _read_once
 
 WORLD = 4
 VOCABULARY, WIDTH, INNER = 97, 512, 1024  # 97 falls into four uneven parts
@@ -224,11 +224,38 @@ def other_sources(folder: Path) -> dict[str, Any]:
     return cases
 
 
-def refusal(model: Net, file: Path, **options: Any) -> list[str]:
-    """Code and text of the error that a load ends with; the model is as it was."""
-    plan = loadstone.plan(model, file, read_once=True)
+# The same source and the same shape, in another order.
+TURNED = [
+    {
+        "op": "reshape",
+        "sources": [r"(blocks\.0\.up\.weight)"],
+        "targets": ["$1"],
+        "sizes": [WIDTH, INNER],
+        "then": [{"op": "transpose", "dims": [0, 1]}],
+    }
+]
+
+
+def late_refusal(model: Net, file: Path, fails: bool) -> list[str]:
+    """Of a load that fails on this rank when all values are there."""
+    make_report = _execute.make_report
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("no report")
+
+    _execute.make_report = fail if fails else make_report
     try:
-        plan.execute(**options)
+        return refusal(model, file)
+    finally:
+        _execute.make_report = make_report
+
+
+def refusal(
+    model: Net, file: Path, planned: dict[str, Any] | None = None, **options: Any
+) -> list[str]:
+    """Code and text of the error that a load ends with; the model is as it was."""
+    try:
+        loadstone.load(model, file, read_once=True, **(planned or {}), **options)
     except loadstone.Error as error:
         found = [error.code, str(error)]
     except ZeroDivisionError as error:
@@ -269,6 +296,10 @@ def read_once(number: int, first: Path, second: Path) -> dict[str, Any]:
     unread = by_fsdp()
     cases["one gives up"] = refusal(unread, first, progress=give_up if number == 2 else False)
     cases["another file"] = refusal(unread, second if number == 3 else first)
+    missing = first.with_name("nothing.safetensors")
+    cases["no file"] = refusal(unread, missing if number == 1 else first)
+    cases["other rules"] = refusal(unread, first, planned={"rules": TURNED} if number == 2 else {})
+    cases["at the end"] = late_refusal(unread, first, number == 1)
     node, _read_once.node = _read_once.node, lambda: f"node {number // 2}"
     try:
         model = by_fsdp()

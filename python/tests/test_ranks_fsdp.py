@@ -117,6 +117,28 @@ def test_where_one_rank_fails_all_do(found: list[dict]) -> None:
             assert code == "plan.ranks" and "rank 2" in text and "this rank gives up" in text
 
 
+@pytest.mark.parametrize(
+    ("case", "rank", "code", "text"),
+    [
+        ("no file", 1, "io.not_found", "nothing.safetensors"),
+        ("at the end", 1, "its own", "no report"),
+    ],
+)
+def test_ranks_fail_together_from_the_plan_to_the_end(
+    found: list[dict], case: str, rank: int, code: str, text: str
+) -> None:
+    for number, each in enumerate(found):
+        got, said = each["read once"][case]  # and no parameter that has memory
+        assert got == (code if number == rank else "plan.ranks") and text in said
+        assert number == rank or f"rank {rank} could not load" in said
+
+
+def test_ranks_with_other_recipes_are_named(found: list[dict]) -> None:
+    for each in found:
+        code, said = each["read once"]["other rules"]
+        assert code == "plan.ranks" and "rank 2" in said and "are made differ" in said
+
+
 def test_ranks_with_other_files_are_named(found: list[dict]) -> None:
     for each in found:
         code, text = each["read once"]["another file"]

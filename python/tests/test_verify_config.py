@@ -120,8 +120,10 @@ CLAIMS: dict[str, tuple[dict[str, Any], bool]] = {
     "gptq": ({"bits": 4}, False),
     "awq": ({"bits": 4}, False),
     "bitsandbytes": ({"load_in_4bit": True}, False),
+    "bitsandbytes, of nothing": ({"load_in_4bit": False, "load_in_8bit": False}, True),
     "fp8": ({"weight_block_size": [128, 128]}, False),
     "mxfp4": ({}, False),
+    "fp8, of the cache": ({"kv_cache_scheme": "fp8", "ignored_layers": ["re:.*"]}, True),
     "modelopt, of the cache": ({"quant_algo": None, "kv_cache_quant_algo": "FP8"}, True),
     "of-nobody": ({"bits": 3}, True),
 }
@@ -143,6 +145,49 @@ def test_codes_of_an_unknown_layout_are_not_taken_for_none(tmp_path: Path) -> No
     config = {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert codes(tmp_path) == (0, set())
+
+
+def claiming(folder: Path, **section: Any) -> None:
+    """A config of a library beside whatever is there."""
+    config = {"model_type": "llama"} | ({"quantization_config": section} if section else {})
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def test_the_config_of_the_base_is_no_claim_about_an_adapter(tmp_path: Path) -> None:
+    tensors = {f"base.x.lora_{each}.weight": torch.ones(8, 8) for each in "AB"}
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    claiming(tmp_path, quant_method="gptq", bits=4)
+    assert codes(tmp_path) == (1, {"q.config"})  # the control
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}', encoding="utf-8")
+    assert codes(tmp_path) == (0, set())
+
+
+def test_a_shard_by_itself_is_not_all_that_the_config_speaks_of(tmp_path: Path) -> None:
+    shard = tmp_path / "model-00002-of-00002.safetensors"
+    save_file({"lm_head.weight": torch.ones(8, 8)}, shard)
+    claiming(tmp_path, quant_method="gptq", bits=4)
+    assert codes(shard) == (0, set())
+    shard.rename(tmp_path / "model.safetensors")
+    assert codes(tmp_path / "model.safetensors") == (1, {"q.config"})  # the control
+
+
+@pytest.mark.parametrize("name", ["quantize_config.json", "quant_config.json", "params.json"])
+def test_other_files_may_speak_of_it(name: str, plain: Path, tmp_path: Path) -> None:
+    loadstone.convert(plain, tmp_path / "out", quantize="nf4")
+    claiming(tmp_path / "out")
+    assert codes(tmp_path / "out") == (1, {"q.config"})  # the control
+    (tmp_path / "out" / name).write_text("{}", encoding="utf-8")
+    assert codes(tmp_path / "out") == (0, set())
+
+
+def test_a_claim_deep_in_a_config_is_one(plain: Path, tmp_path: Path) -> None:
+    loadstone.convert(plain, tmp_path / "out", quantize="fp8")
+    (tmp_path / "out" / "hf_quant_config.json").unlink()
+    config = tmp_path / "out" / "config.json"
+    section = json.loads(config.read_text(encoding="utf-8"))["quantization_config"]
+    deep = {"model_type": "omni", "thinker": {"text": {"quantization_config": section}}}
+    config.write_text(json.dumps(deep), encoding="utf-8")
+    assert codes(tmp_path / "out") == (0, set())
 
 
 def test_a_config_of_no_library_may_be_silent(tmp_path: Path) -> None:

@@ -46,18 +46,51 @@ bool is_known(std::string_view method) {
          });
 }
 
-// Whether there is one of transformers or diffusers: other programs have config.json files that
-// need not speak of quantization.
-bool has_library_config(const FileOpener& opener, const std::string& folder) {
+bool has(std::string_view text, std::string_view word) {
+  return text.find(word) != std::string_view::npos;
+}
+
+// Of transformers or diffusers: other programs have config.json files that need not speak of
+// quantization.
+bool is_of_library(std::string_view config) {
+  return has(config, "\"model_type\"") || has(config, "\"_class_name\"");
+}
+
+// Anywhere in it: models of several parts have configs within configs.
+bool mentions_quantization(std::string_view config) {
+  return std::ranges::any_of(quantization_members, [&](std::string_view member) {
+    return has(config, fmt::format("\"{}\"", member));
+  });
+}
+
+// Empty where there is none, or none that can be opened.
+std::string text_of(const FileOpener& opener, const std::string& folder, const char* name) {
   try {
-    const auto source = opener.open(join_path(folder, "config.json"), folder);
+    const auto source = opener.open(join_path(folder, name), folder);
     std::string text(std::min(source->identity().bytes, config_bytes_looked_at), '\0');
     source->read(0, std::as_writable_bytes(std::span(text)));
-    const auto has = [&](std::string_view key) { return text.find(key) != std::string::npos; };
-    return has("\"model_type\"") || has("\"_class_name\"");
-  } catch (const Error&) {  // a file that cannot be opened says nothing
-    return false;
+    return text;
+  } catch (const Error&) {
+    return {};
   }
+}
+
+// Older tools and other programs say it elsewhere.
+bool has_other_config(const FileOpener& opener, const std::string& folder) {
+  constexpr std::array<const char*, 3> names = {"quantize_config.json", "quant_config.json",
+                                                "params.json"};
+  return std::ranges::any_of(
+      names, [&](const char* name) { return !text_of(opener, folder, name).empty(); });
+}
+
+// One of several shards that is looked at by itself has not all tensors, and a GGUF file has
+// nothing to do with the config beside it.
+bool is_described_elsewhere(const Catalog& catalog) {
+  const std::string_view path = catalog.shards().front().path;
+  const std::string_view name = path.substr(path.find_last_of('/') + 1);
+  const bool is_a_part =
+      catalog.shards().size() == 1 && has(name, "-of-") && !has(name, "-of-00001.");
+  return is_a_part || name.ends_with(".gguf");
 }
 
 // Nothing that could be codes of a layout that loadstone does not know.
@@ -68,8 +101,12 @@ bool has_plain_matrices_only(const Catalog& catalog) {
 }
 
 // That weights are stored in codes, and not only that a cache is, or that they are to be rounded.
-bool claims_codes(const QuantizationClaim& claim) {
+bool claims_codes(const QuantizationClaim& claim, std::string_view config) {
   if (claim.method == "compressed-tensors") return claim.bits && claim.layout != "dense";
+  if (claim.method == "fp8") return claim.block.has_value();
+  if (claim.method == "bitsandbytes") {
+    return has(config, "bit\": true") || has(config, "bit\":true");
+  }
   return is_known(claim.method) && claim.method != "modelopt";
 }
 
@@ -125,6 +162,7 @@ std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage) {
   const FileOpener opener{catalog.storage(storage)};
   const QuantizationClaim claim = quantization_claim(opener, catalog.root());
   const Stored stored = stored_in(catalog);
+  const std::string config = text_of(opener, catalog.root(), "config.json");
   const std::string path = join_path(catalog.root(), "config.json");
   std::vector<Finding> findings;
   const auto add = [&](std::string found, std::string expected) {
@@ -133,11 +171,14 @@ std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage) {
   if (stored.first == nullptr) {
     const QuantizedTensors& found = catalog.quantized();
     const bool is_plain = found.tensors().empty() && found.findings().empty();
-    if (claims_codes(claim) && is_plain && has_plain_matrices_only(catalog)) {
+    const bool is_adapter = !text_of(opener, catalog.root(), "adapter_config.json").empty();
+    const bool has_all = is_plain && !is_adapter && !is_described_elsewhere(catalog);
+    if (has_all && claims_codes(claim, config) && has_plain_matrices_only(catalog)) {
       add(fmt::format("method {}", claim.method), "none: no tensor is stored quantized");
     }
   } else if (!claim.is_made) {
-    if (has_library_config(opener, catalog.root())) add("nothing", described(stored));
+    const bool is_silent = is_of_library(config) && !mentions_quantization(config);
+    if (is_silent && !has_other_config(opener, catalog.root())) add("nothing", described(stored));
   } else if (is_known(claim.method) && !is_method_of(claim.method, stored)) {
     add(fmt::format("method {}", claim.method), described(stored));
   } else if (claim.method == "compressed-tensors" && claim.bits && !stored.bits.empty() &&
