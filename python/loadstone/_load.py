@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,6 @@ from loadstone._audit import audit
 from loadstone._catalog import Checkpoint
 from loadstone._plan import Plan
 from loadstone._planning import plan
-from loadstone._read_once import session
 from loadstone._report import Report
 from loadstone._turns import in_turn_with
 
@@ -44,7 +44,7 @@ def load(
 
     Thread safety: loads into one model wait for each other.
     """
-    with in_turn_with(model), session(bool(plan_arguments.get("read_once"))):
+    with in_turn_with(model), _session(bool(plan_arguments.get("read_once"))):
         made = plan(model, checkpoint, threads=threads, **plan_arguments)
         if plan_arguments.get("strict") is False:
             _warn_of_nothing(made)
@@ -52,6 +52,15 @@ def load(
         report = made.execute(progress=progress, receipt=receipt)
         audit(model, report).require_real()
     return report
+
+
+def _session(is_wanted: bool) -> contextlib.AbstractContextManager[None]:
+    """Of ranks that load together."""
+    if not is_wanted:
+        return contextlib.nullcontext()
+    from loadstone._read_once import session  # with torch, which the package does without
+
+    return session(is_wanted)
 
 
 def _warn_of_unexpected(made: Plan) -> None:
