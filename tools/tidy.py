@@ -28,7 +28,7 @@ LONG_FILES: dict[str, str] = {}
 FOLDERS = (
     ("base",),
     ("tensor",),
-    ("storage", "kernels"),
+    ("storage", "kernels", "device"),
     ("receipt",),
     ("codec",),
     ("formats",),

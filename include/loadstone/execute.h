@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "loadstone/device.h"
 #include "loadstone/export.h"
 #include "loadstone/observer.h"
 #include "loadstone/plan.h"
@@ -26,7 +27,8 @@ struct Destination {
   // Memory of a quantized target's components, in the order of quantized_parts(); `data` is null
   // then. None: this target is not loaded in this call.
   std::vector<std::span<std::byte>> parts;
-  // This version writes to the host's: device memory is Error "plan.destination".
+  // The target's device as the plan names it, to which bytes are copied; or the host, whatever the
+  // plan names.
   MemoryKind kind = MemoryKind::host;
 };
 
@@ -78,7 +80,9 @@ struct ExecuteOptions {
   // Destinations have their pages already, as those of a model in use; new memory gets them faster
   // in advance than at the first write.
   bool has_pages = false;
-  Storage* storage = nullptr;    // null: the catalog's
+  Storage* storage = nullptr;  // null: the catalog's
+  // Copies to destinations of MemoryKind::device. Null: open_cuda(), where there are any.
+  Device* device = nullptr;
   Observer* observer = nullptr;  // not owned
   // What goes to the offload folder is not committed: that is left to the holder of
   // Report::offload.
@@ -131,7 +135,8 @@ struct Report {
 // still the planned ones: else "io.changed"; destinations of the right size and dtype), then loads
 // into `destinations` (one per target of the plan). Origins zeros and constant are written too;
 // constructor and initialiser values are the caller's. On the first failure the rest is cancelled,
-// files written to the offload folder are removed, and the Error names file, tensor and offset.
+// files written to the offload folder are removed, and the Error names file, tensor and offset, or
+// tensor and device. No copy is under way any longer when this returns or throws.
 LOADSTONE_API Report execute(const Plan& plan, std::span<const Destination> destinations,
                              const ExecuteOptions& options = {});
 

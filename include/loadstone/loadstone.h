@@ -15,7 +15,8 @@
 //   process. Copying plain data throws what its standard containers do.
 // - Threads. Functions may be called from several threads at once. Structs are plain data:
 //   thread-safe while nobody writes to them. Classes say what they are.
-// - Ownership. A Storage or Observer that is passed by pointer stays the caller's, and outlives
+// - Ownership. A Storage, Device or Observer that is passed by pointer stays the caller's, and
+// outlives
 //   the call, or the object that it was passed to. A span or string_view that is passed in is not
 //   kept; one that is returned lives as long as what it was asked of.
 // - Units. Sizes are bytes where the name says bytes, else elements. Ranges are [begin, end).
@@ -46,6 +47,7 @@
 #include "loadstone/plan.h"
 #include "loadstone/receipt.h"
 #include "loadstone/budget.h"
+#include "loadstone/device.h"
 #include "loadstone/execute.h"
 #include "loadstone/page.h"
 #include "loadstone/audit.h"

@@ -1,4 +1,5 @@
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/unique_ptr.h>
 
 #include <algorithm>
 #include <functional>
@@ -9,6 +10,7 @@
 #include "execute/offload_folder.h"
 #include "execute/report.h"
 #include "observer.h"
+#include "plan/budget.h"
 #include "shared_plan.h"
 
 namespace loadstone::python {
@@ -19,6 +21,53 @@ namespace {
 using DestinationRow = std::tuple<std::uintptr_t, std::uint64_t, std::string_view>;
 // Target, and address and bytes of each of its parts.
 using PartsRow = std::pair<std::size_t, std::vector<std::pair<std::uintptr_t, std::uint64_t>>>;
+
+// Copies by functions of Python: allocate(device, bytes) and copy(device, to, from, bytes) and
+// read(device, from, to, bytes), with addresses. They return when all is done.
+class PythonDevice final : public Device {
+ public:
+  explicit PythonDevice(nb::object functions) : functions_(std::move(functions)) {}
+
+  std::byte* allocate(std::string_view device, std::uint64_t bytes) override {
+    std::uintptr_t address = 0;
+    call(device, "allocate", [&](const nb::object& allocate, const nb::str& name) {
+      address = nb::cast<std::uintptr_t>(allocate(name, bytes));
+    });
+    return reinterpret_cast<std::byte*>(address);  // NOLINT
+  }
+  void free(std::byte*) noexcept override {}  // Python has it
+
+  void copy(unsigned, std::string_view device, std::byte* to,
+            std::span<const std::byte> from) override {
+    call(device, "copy", [&](const nb::object& copy, const nb::str& name) {
+      copy(name, address_of(to), address_of(from.data()), from.size());
+    });
+  }
+  void wait(unsigned) override {}
+  void read(std::string_view device, const std::byte* from, std::span<std::byte> to) override {
+    call(device, "read", [&](const nb::object& read, const nb::str& name) {
+      read(name, address_of(from), address_of(to.data()), to.size());
+    });
+  }
+
+ private:
+  static std::uintptr_t address_of(const std::byte* memory) {
+    return reinterpret_cast<std::uintptr_t>(memory);  // NOLINT
+  }
+
+  template <typename Call>
+  void call(std::string_view device, const char* function, const Call& call) const {
+    const nb::gil_scoped_acquire acquire;
+    try {
+      call(functions_.attr(function), nb::str(device.data(), device.size()));
+    } catch (const nb::python_error& error) {
+      throw Error("device.driver", "the device's library cannot copy",
+                  {.field = std::string(device), .found = error.what()});
+    }
+  }
+
+  nb::object functions_;
+};
 
 // The plan less what another call has done already: the files of the offload folder.
 Plan without_offload(const Plan& plan) {
@@ -32,7 +81,7 @@ Plan without_offload(const Plan& plan) {
 Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>& rows,
                     unsigned threads, nb::object callback, bool partial,
                     const std::vector<PartsRow>& parts, const std::string& receipt,
-                    bool has_pages) {
+                    bool has_pages, Device* device) {
   std::vector<Destination> destinations;
   destinations.reserve(rows.size());
   for (const auto& [address, byte_count, dtype] : rows) {
@@ -47,11 +96,15 @@ Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>&
     }
   }
   const std::shared_ptr<const Plan> plan = shared.keep();
+  for (std::size_t i = 0; device != nullptr && i < plan->targets.size(); ++i) {
+    if (goes_to_device(plan->targets[i])) destinations.at(i).kind = MemoryKind::device;
+  }
   PythonObserver observer(std::move(callback));
   ExecuteOptions options;
   options.threads = threads;
   options.has_pages = has_pages;
   options.observer = &observer;
+  options.device = device;
   if (!receipt.empty()) options.receipt = digest_kind(receipt);
   options.holds_offload = true;  // libraries want more in the folder than the plan has
   auto storage = observer.storage_for(*plan->catalog);
@@ -145,7 +198,12 @@ void bind_execute(nb::module_& module) {
   module.def("execute", &execute_plan, nb::arg("plan"), nb::arg("destinations"),
              nb::arg("threads") = 0, nb::arg("progress").none() = nb::none(),
              nb::arg("partial") = false, nb::arg("parts") = std::vector<PartsRow>(),
-             nb::arg("receipt") = "", nb::arg("has_pages") = false);
+             nb::arg("receipt") = "", nb::arg("has_pages") = false,
+             nb::arg("device").none() = nb::none());
+  nb::class_<Device>(module, "Device");
+  nb::class_<PythonDevice, Device>(module, "PythonDevice")
+      .def(nb::init<nb::object>(), nb::arg("functions"));
+  module.def("open_cuda", &open_cuda, nb::arg("library"));
   module.def("checked_receipt",
              [](const std::string& text) { return to_json(receipt_from_json(text)); });
   module.def("digest_memory",

@@ -69,7 +69,7 @@ class PlanError(Error, RuntimeError, ValueError):
 
 
 class LoadError(Error):
-    """A load that failed during execution: input and output, memory, cancellation."""
+    """A load that failed during execution: input and output, memory, a device, cancellation."""
 
 
 class FileError(LoadError, OSError):
@@ -128,6 +128,7 @@ _AREAS: dict[str, type[Error]] = {
     "audit": AuditError,
     "io": FileError,
     "memory": NoMemoryError,
+    "device": LoadError,
     "cancelled": LoadError,
 }
 

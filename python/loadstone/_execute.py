@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loadstone import _collector, _core, _initialise, _read_once
+from loadstone import _collector, _core, _devices, _initialise, _read_once
 from loadstone import torch as memory
 from loadstone._audit import remember
 from loadstone._dtypes import dtype_name, has_name, torch_dtype
@@ -44,9 +44,6 @@ _HOW = {
     "initialiser": "by the model's initialisers",
     "constructor": "with the constructor's values",
 }
-
-# Tensors for another device pass through host memory in groups of at most about this size.
-WAVE_BYTES = 256 << 20
 
 
 def run(
@@ -156,10 +153,6 @@ def _require_numbers(plan: Plan) -> None:
 
 class Parts(dict[str, Any]):
     """The tensors that a quantized value consists of, by name: ``"data"``, ``"absmax"`` ..."""
-
-    def to(self, device: str) -> Parts:
-        """All of them on another device."""
-        return Parts({name: tensor.to(device) for name, tensor in self.items()})
 
 
 @dataclasses.dataclass
@@ -320,15 +313,8 @@ def _kept(slot: TensorSlot) -> Provenance:
 
 def _require_devices(plan: Plan) -> None:
     """Refuses devices that this machine lacks, before anything is read."""
-    import torch
-
     for name in {target.device for target in plan.targets if target.delivery == "memory"}:
-        try:
-            torch.empty(0, device=name)
-        except (AssertionError, RuntimeError) as error:
-            reason = str(error).partition("\n")[0]
-            message = f"this machine has no such device: {reason}"
-            raise make("plan.device_map", message, field="device_map", found=name) from error
+        _devices.require(name)
 
 
 def _read(
@@ -345,61 +331,47 @@ def _read(
             message = "ranks that read together make no receipt"
             raise make("plan.options", message, field="receipt", found=receipt)
         return _read_once.read(plan, homes, values, threads, callback)
-    destinations, parts, elsewhere = _places(plan, homes, values)
-    reports = [
-        _core.execute(
-            plan._core,
-            destinations,
-            threads,
-            callback,
-            parts=parts,
-            receipt=receipt,
-            has_pages=homes.in_place,
-        )
-    ]
-    for wave in _waves(plan, elsewhere):
-        for index in wave:
-            values[index] = _fresh(plan.targets[index])
-        destinations, parts = _destinations(values, wave)
-        reports.append(
-            _core.execute(
-                plan._core,
-                destinations,
-                threads,
-                callback,
-                partial=True,
-                parts=parts,
-                receipt=receipt,
-            )
-        )
-        for index in wave:
-            values[index] = values[index].to(plan.targets[index].device)
-    return _core.merge_reports(reports)
+    destinations, parts = _places(plan, homes, values)
+    return _core.execute(
+        plan._core,
+        destinations,
+        threads,
+        callback,
+        parts=parts,
+        receipt=receipt,
+        has_pages=homes.in_place,
+        device=_devices.copier(_written(plan, values)),
+    )
 
 
 @_collector.paused()
-def _places(
-    plan: Plan, homes: Homes, values: list[Any]
-) -> tuple[_Destinations, _PartDestinations, list[int]]:
-    """Makes views, and memory on the host; targets for other devices are left."""
+def _places(plan: Plan, homes: Homes, values: list[Any]) -> tuple[_Destinations, _PartDestinations]:
+    """Makes views, and memory for what the core writes."""
     mappings: dict[int, Any] = {}
-    on_host: list[int] = []
-    elsewhere: list[int] = []
+    wanted: list[int] = []
     for index, target in enumerate(plan.targets):
         if target.delivery == "file_view":
             values[index] = _view(plan, index, target, mappings)
         elif target.delivery == "memory":
-            (on_host if target.device == "cpu" else elsewhere).append(index)
-    for index in on_host:
-        target = plan.targets[index]
-        values[index] = _fresh(target) if target.encoding else homes.memory(index)
-    return *_destinations(values, on_host), elsewhere
+            values[index] = _parts(target) if target.encoding else homes.memory(index)
+            wanted.append(index)
+    return _destinations(values, wanted)
 
 
-def _fresh(target: PlannedTarget) -> torch.Tensor | Parts:
-    if not target.encoding:
-        return memory.empty(target.shape, target.dtype)
-    return Parts({name: memory.empty(shape, dtype) for name, shape, dtype in target.parts})
+def _parts(target: PlannedTarget) -> Parts:
+    made = {
+        part: _devices.empty(target.name, shape, dtype, target.device)
+        for part, shape, dtype in target.parts
+    }
+    return Parts(made)
+
+
+def _written(plan: Plan, values: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that the core writes, with their devices."""
+    for target, value in zip(plan.targets, values, strict=True):
+        if target.delivery == "memory":
+            tensors = value.values() if isinstance(value, Parts) else (value,)
+            yield from ((target.device, tensor) for tensor in tensors)
 
 
 def _destinations(values: list[Any], wanted: list[int]) -> tuple[_Destinations, _PartDestinations]:
@@ -421,19 +393,6 @@ def _view(plan: Plan, index: int, target: PlannedTarget, mappings: dict[int, Any
     if shard not in mappings:
         mappings[shard] = _core.map_shard(plan._core, shard)
     return memory.file_view(mappings[shard], offset, target.shape, target.dtype)
-
-
-def _waves(plan: Plan, indices: list[int]) -> Iterator[list[int]]:
-    wave: list[int] = []
-    size = 0
-    for index in indices:
-        if wave and size + plan.targets[index].nbytes > WAVE_BYTES:
-            yield wave
-            wave, size = [], 0
-        wave.append(index)
-        size += plan.targets[index].nbytes
-    if wave:
-        yield wave
 
 
 def install(plan: Plan, model: Any, filled: Filled, commits: bool = True) -> None:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loadstone import _audit
+from loadstone import _audit, _devices
 from loadstone import torch as memory
 from loadstone._dtypes import dtype_name
 from loadstone._errors import Error
@@ -46,17 +46,19 @@ def held_bytes(
     by_name = {slot.name: slot for slot in slots if not slot.tensor.is_meta}
     pairs = [(by_name[each.name], each) for each in targets if each.name in by_name]
     held: dict[str, int] = defaultdict(int)
-    strided = 0
+    strided: dict[str, int] = defaultdict(int)
     for slot, target in pairs:
         if not _is_written(target) or (in_place and _is_direct(slot, target)):
             continue
-        held[str(slot.tensor.device)] += slot.tensor.nbytes
-        strided = max(strided, 0 if slot.tensor.is_contiguous() else slot.tensor.nbytes)
+        device = str(slot.tensor.device)
+        held[device] += slot.tensor.nbytes
+        if not slot.tensor.is_contiguous():
+            strided[device] = max(strided[device], slot.tensor.nbytes)
     for group in _groups(pairs) if not in_place else ():
         beside = group.nbytes - sum(t.nbytes for s, t in pairs if s in group and _is_written(t))
         held[group.device] += max(0, beside)
-    if strided:
-        held["cpu"] += strided  # a copy in the tensor's own order, one at a time
+    for device, nbytes in strided.items():
+        held[device] += nbytes  # a copy in the tensor's own order, one at a time
     return dict(held)
 
 
@@ -79,14 +81,14 @@ class Homes:
             self._views |= group.copied()
 
     def memory(self, index: int) -> torch.Tensor:
-        """Memory on the host for the core to write a value to."""
+        """Memory on its device for the core to write a value to."""
         slot, target = self._pairs[index]
         if self.in_place and _is_direct(slot, target):
             return slot.tensor
         view = self._views.get(id(slot.tensor))
-        if view is not None and view.is_contiguous() and target.device == "cpu":
+        if view is not None and view.is_contiguous():
             return view
-        return memory.empty(target.shape, target.dtype)
+        return _devices.empty(target.name, target.shape, target.dtype, target.device)
 
     def take(self, index: int, value: torch.Tensor) -> torch.Tensor:
         """The tensor that the model will have for a value: its own, or one of the same kind."""
@@ -224,8 +226,8 @@ def _is_written(target: PlannedTarget) -> bool:
 
 def _is_direct(slot: TensorSlot, target: PlannedTarget) -> bool:
     """Whether the core can write to the tensor itself."""
-    on_host = target.device == "cpu" and target.origin != "initialiser"
-    return on_host and _fits(slot, target) and slot.tensor.is_contiguous()
+    is_the_cores = target.origin != "initialiser"
+    return is_the_cores and _fits(slot, target) and slot.tensor.is_contiguous()
 
 
 def _note_write(tensor: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from loadstone import _core
 from loadstone._errors import make
 
 MODES = _core.DEVICE_MAP_MODES
+
+# Kinds of which a machine may have several; a name without a number means the current one.
+_COUNTED = ("cuda", "xpu", "mps", "npu", "hpu", "mlu", "mtia")
 
 _UNITS = {
     "": 1,
@@ -31,11 +35,19 @@ def byte_count(size: int | str) -> int:
 
 
 def device_name(device: Any) -> str:
-    """A device's name in plans: ``"cuda:0"`` for ``0`` and ``"cuda"``; others unchanged."""
+    """A device's name in plans: ``"cuda:0"`` for ``0``, the current device for ``"cuda"``."""
     if isinstance(device, int):
         return f"cuda:{device}"
     name = str(device)
-    return "cuda:0" if name == "cuda" else name
+    return f"{name}:{_current(name)}" if name in _COUNTED else name
+
+
+def _current(kind: str) -> int:
+    """The number of torch's current device; one that nobody has chosen is not asked for."""
+    module = getattr(sys.modules.get("torch"), kind, None)
+    if module is None or not getattr(module, "is_initialized", bool)():
+        return 0
+    return int(module.current_device())
 
 
 def available_memory() -> dict[str, int]:

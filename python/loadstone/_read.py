@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loadstone import _collector, _core
-from loadstone._dtypes import is_dtype, is_floating, torch_dtype
+from loadstone import _collector, _core, _devices
+from loadstone._dtypes import is_dtype, is_floating
 from loadstone._errors import Error, make
 from loadstone._index import Selection, whole
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 # Reads of fewer bytes are not worth a second thread.
 ONE_THREAD_BYTES = 8 << 20
-# Tensors for another device pass through host memory in groups of at most about this size.
-GROUP_BYTES = 256 << 20
 # An error lists this many names.
 NEAREST_MAX = 3
 
@@ -90,20 +88,21 @@ class TensorReader:
         """
         selection = selection or whole(entry.shape)
         if selection.numel == 0 and not entry.is_decoded:
-            return _empty(selection.shape, dtype).to(device)
+            return _empty(entry.name, selection.shape, dtype, device)
         builder = _core.RecipeBuilder(self.catalog._core)
         value = self._value(builder, entry, dtype)
         for dim, (begin, count, step) in enumerate(selection.ranges):
             if (begin, count, step) != (0, entry.shape[dim], 1):
                 value = builder.slice(value, dim, begin, count, step)
-        tensor = _empty(builder.shape(value), dtype)
+        tensor = _empty(entry.name, builder.shape(value), dtype, device)
         builder.add(entry.name, value)
         targets = [_core.Target(entry.name, builder.shape(value), dtype)]
         if not entry.is_decoded:
             targets += self._companions_of(entry, builder)
-        plan = _plan(self.catalog, targets, builder.finish())
-        self._execute(plan, [tensor, *[None] * (len(targets) - 1)], [dtype] * len(targets))
-        return tensor.view(_torch_shape(selection.shape, dtype)).to(device)
+        plan = _plan(self.catalog, targets, builder.finish(), device)
+        tensors = [tensor, *[None] * (len(targets) - 1)]
+        self._execute(plan, tensors, [dtype] * len(targets), device)
+        return tensor.view(_torch_shape(selection.shape, dtype))
 
     @_collector.paused()
     def read_all(self, dtypes: Mapping[str, str], device: str, threads: int) -> dict[str, Any]:
@@ -119,18 +118,12 @@ class TensorReader:
                 _core.RecipeBuilder(self.catalog._core).numbers(
                     self.catalog._core, entry.name, "F32"
                 )
-        plan = _plan(self.catalog, targets)
-        tensors: dict[str, Any] = {}
-        sizes = {entry.name: 4 * math.prod(entry.shape) for entry in entries}
-        for group in in_groups(sizes, GROUP_BYTES) if device != "cpu" else [set(dtypes)]:
-            made = {
-                entry.name: _empty(entry.shape, dtypes[entry.name])
-                for entry in entries
-                if entry.name in group
-            }
-            places = [made.get(entry.name) for entry in entries]
-            self._execute(plan, places, list(dtypes.values()), threads)
-            tensors.update({name: tensor.to(device) for name, tensor in made.items()})
+        plan = _plan(self.catalog, targets, device=device)
+        tensors = {
+            entry.name: _empty(entry.name, entry.shape, dtypes[entry.name], device)
+            for entry in entries
+        }
+        self._execute(plan, list(tensors.values()), list(dtypes.values()), device, threads)
         return tensors
 
     def components(self, entry: Entry) -> dict[str, Any]:
@@ -141,7 +134,7 @@ class TensorReader:
             blocks = not is_dtype(info.encoding) and info.encoding != "F4"
             shapes[name] = (_block_shape(info), "U8") if blocks else (info.shape, info.encoding)
         plan = _plan(self.catalog, [_core.Target(name, *shape) for name, shape in shapes.items()])
-        made = {name: _empty(*shape) for name, shape in shapes.items()}
+        made = {name: _empty(name, *shape) for name, shape in shapes.items()}
         self._execute(plan, list(made.values()), [dtype for _, dtype in shapes.values()])
         return {role: made[name] for role, name in entry.components.items()}
 
@@ -199,13 +192,16 @@ class TensorReader:
         plan: _core.Plan,
         tensors: Sequence[Any],
         dtypes: Sequence[str],
+        device: str = "cpu",
         threads: int = 0,
     ) -> None:
         plan.require_ok()
         places = [_destination(tensor, d) for tensor, d in zip(tensors, dtypes, strict=True)]
         if threads == 0 and sum(size for _, size, _ in places) < ONE_THREAD_BYTES:
             threads = 1
-        report = _core.execute(plan, places, threads, partial=None in tensors)
+        copier = _devices.copier((device, tensor) for tensor in tensors if tensor is not None)
+        is_partial = any(tensor is None for tensor in tensors)
+        report = _core.execute(plan, places, threads, partial=is_partial, device=copier)
         with self._lock:
             self.bytes_read += report.work()["bytes_read"]
 
@@ -240,7 +236,7 @@ def device_argument(device: Any) -> str:
             field="device",
             found="meta",
         )
-    return str(made)
+    return "cpu" if made.type == "cpu" else str(made)
 
 
 def _unknown(name: str, names: Iterable[str], path: str) -> Error:
@@ -255,7 +251,10 @@ def _unknown(name: str, names: Iterable[str], path: str) -> Error:
 
 
 def _plan(
-    catalog: Catalog, targets: list[_core.Target], recipes: _core.Recipes | None = None
+    catalog: Catalog,
+    targets: list[_core.Target],
+    recipes: _core.Recipes | None = None,
+    device: str = "cpu",
 ) -> _core.Plan:
     """A plan for exactly these targets."""
     return _core.make_plan(
@@ -266,27 +265,10 @@ def _plan(
         missing="error",
         unexpected="ignore",
         allow_non_finite=True,
+        device_map=[("", device)],
         recipes=recipes,
         knows_all_sources=recipes is not None,
     )
-
-
-def in_groups(sizes: Mapping[str, int], bytes_max: int) -> Iterator[set[str]]:
-    """Names in groups of at most this many bytes, or of one name.
-
-    Args:
-        sizes: bytes by name.
-    """
-    group: set[str] = set()
-    total = 0
-    for name, size in sizes.items():
-        if group and total + size > bytes_max:
-            yield group
-            group, total = set(), 0
-        group.add(name)
-        total += size
-    if group:
-        yield group
 
 
 def _block_shape(info: TensorInfo) -> tuple[int, ...]:
@@ -302,12 +284,12 @@ def _torch_shape(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
     return (*shape[:-1], shape[-1] // 2)
 
 
-def _empty(shape: Sequence[int], dtype: str) -> torch.Tensor:
+def _empty(name: str, shape: Sequence[int], dtype: str, device: str = "cpu") -> torch.Tensor:
+    if dtype != "F4":
+        return _devices.empty(name, tuple(shape), dtype, device)
     import torch
 
-    if dtype != "F4":
-        return torch.empty(tuple(shape), dtype=torch_dtype(dtype), device="cpu")
-    pairs = torch.empty(_torch_shape(shape, dtype), dtype=torch.uint8, device="cpu")
+    pairs = _devices.empty(name, _torch_shape(shape, dtype), "U8", device)
     return pairs.view(torch.float4_e2m1fn_x2)
 
 

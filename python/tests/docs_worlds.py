@@ -372,6 +372,7 @@ WORLDS = {
     "docs/open.md": World((at(llama, "checkpoint"),)),
     "docs/patch.md": World((at(llama, "folder"),), IMPORTS),
     "docs/plan-page.md": World((at(llama, "model"), at(skeleton_file, "model.json"))),
+    "docs/how-to/gpus.md": World((at(llama, "llama"),)),
     "docs/how-to/is-my-file-sound.md": World((at(llama, "llama", "llama-copy"),)),
     "docs/how-to/names-do-not-match.md": World((at(wrapped, "checkpoint.safetensors"),)),
     "docs/how-to/out-of-memory.md": World((at(llama, "llama"),)),

@@ -342,26 +342,6 @@ def test_a_device_that_holds_no_values(device: Any, plain: Path) -> None:
     assert loadstone.load_file(plain, torch.device("cpu"))["bool.number"].device.type == "cpu"
 
 
-def test_tensors_for_another_device_go_in_groups(
-    big: tuple[Path, torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The groups of a device, on the one device that every machine has, under another name."""
-    from loadstone import _read
-
-    groups = []
-    execute = _read._core.execute
-
-    def counted(plan: Any, places: Any, *args: Any, **options: Any) -> Any:
-        groups.append(sum(1 for address, _, _ in places if address))
-        return execute(plan, places, *args, **options)
-
-    monkeypatch.setattr(_read, "GROUP_BYTES", 5 << 20)
-    monkeypatch.setattr(_read._core, "execute", counted)
-    monkeypatch.setattr("loadstone._open.device_argument", lambda device: device)
-    found = loadstone.load_file(big[0], "cpu:0")
-    assert groups == [1, 1] and torch.equal(found["w"], big[1])
-
-
 def test_an_unknown_name_lists_the_nearest(plain: Path) -> None:
     calls: list[Callable[[], Any]] = [
         lambda: loadstone.open(plain)["bool.matrx"],

@@ -80,6 +80,8 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "The message says what it is; torch's dcp_to_torch_save writes one file of it."},
     {"dcp.unused", "A DCP checkpoint stores items of tensors that it does not have.",
      "Nothing to do; they are not read."},
+    {"device.driver", "A device's driver cannot be used, or a call of it failed.",
+     "The message has the driver's own word; see whether other programs can use the device."},
     {"format.adapter",
      "An adapter or its configuration is malformed, contradicts itself, or is of a kind that is "
      "not merged.",
@@ -345,9 +347,7 @@ constexpr auto codes = std::to_array<CodeInfo>({
     {"pt.no_pickle", "A zip archive without torch's data.pkl.", "Check what the file is."},
     {"pt.not_torch", "The file is in none of torch's formats.",
      "The message says what it looks like."},
-    {"pt.opcode",
-     "The pickle has an opcode that torch.save does not write, or one that changes what it "
-     "may not.",
+    {"pt.opcode", "The pickle has an opcode that torch.save does not write, or misuses one.",
      "Do not trust the file: such pickles are made to run code."},
     {"pt.overflow", "A tensor's size does not fit 64 bits.", "Do not trust the file."},
     {"pt.persistent_id", "A persistent id of the pickle names no storage.",

@@ -108,6 +108,9 @@ struct WrittenEncoding {
   // The dialect of files that ModelOpt exports, which is not always that of a compressed model.
   // Empty: its files have the bytes of "exact".
   std::string_view exported_dialect{};
+  // Of values that a load brings to CUDA devices, where no dialect is named: the bytes that the
+  // library makes there. Empty: the first.
+  std::string_view cuda_dialect{};
   bool takes_block_size = false;  // users may choose Quantization::block_size
   bool needs_importance = false;  // `prepare` refuses a Quantization without one
   // Servers want rows of whole blocks, though a kernel may take others.

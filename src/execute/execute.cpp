@@ -13,6 +13,7 @@
 #include "execute/job_queue.h"
 #include "execute/load_digests.h"
 #include "execute/memory_count.h"
+#include "execute/memory_sink.h"
 #include "execute/offload_folder.h"
 #include "execute/puller.h"
 #include "execute/reader.h"
@@ -65,9 +66,9 @@ void check_destinations(const Plan& plan, std::span<const Destination> destinati
   for (std::size_t i = 0; i < destinations.size(); ++i) {
     const PlannedTarget& target = plan.targets[i];
     const Destination& destination = destinations[i];
-    if (destination.kind != MemoryKind::host) {
-      refuse_destination(&target, "this version writes to the memory of the host", "device memory",
-                         "host memory");
+    if (destination.kind == MemoryKind::device && !goes_to_device(target)) {
+      refuse_destination(&target, "the plan has this target in the memory of the host",
+                         "device memory", "host memory");
     }
     if (target.quantization) check_parts(target, destination);
     if (target.delivery != Delivery::memory || destination.data == nullptr) continue;
@@ -127,55 +128,6 @@ void run_jobs(ReadContext& context, JobQueue& queue) {
   while (!context.stop && queue.next(job)) reader.run(job);
 }
 
-// Memory of destinations and of the offload folder.
-class MemorySink final : public ValueSink {
- public:
-  MemorySink(const Plan& plan, std::span<const Destination> destinations,
-             const OffloadFolder& folder)
-      : whole_(plan.targets.size(), nullptr), parts_(plan.targets.size()), written_(whole_.size()) {
-    for (std::uint32_t i = 0; i < whole_.size(); ++i) {
-      const PlannedTarget& target = plan.targets[i];
-      const bool is_memory = target.delivery == Delivery::memory;
-      if (!is_memory && target.delivery != Delivery::disk_write) continue;
-      if (!target.quantization) {
-        whole_[i] = is_memory ? destinations[i].data : folder.data(i);
-        const bool is_known =
-            target.recipe.origin == Origin::zeros || target.recipe.constant != nullptr;
-        const bool is_made = is_known || target.recipe.merge != nullptr;
-        if (whole_[i] != nullptr && is_made) by_windows_.push_back(i);
-        continue;
-      }
-      if (is_memory) {
-        for (const auto& part : destinations[i].parts) parts_[i].push_back(part.data());
-      } else {
-        parts_[i] = folder.parts(i);
-      }
-      if (!parts_[i].empty()) by_windows_.push_back(i);
-    }
-  }
-
-  // Of values that are read as they are; null where nothing is written.
-  [[nodiscard]] std::span<std::byte* const> whole() const noexcept { return whole_; }
-  // The others: quantized ones, sums, and those that need no file.
-  [[nodiscard]] std::span<const std::uint32_t> by_windows() const noexcept { return by_windows_; }
-  [[nodiscard]] bool has_written(std::uint32_t target) const noexcept { return written_[target]; }
-
-  [[nodiscard]] std::byte* place(std::uint32_t target, std::size_t part) override {
-    return parts_[target].empty() ? whole_[target] : parts_[target][part];
-  }
-  void write(std::uint32_t target, std::size_t part, std::uint64_t offset,
-             std::span<std::byte> bytes) override {
-    if (!bytes.empty()) std::memcpy(place(target, part) + offset, bytes.data(), bytes.size());
-  }
-  void finish(std::uint32_t target) override { written_[target] = true; }
-
- private:
-  std::vector<std::byte*> whole_;
-  std::vector<std::vector<std::byte*>> parts_;
-  std::vector<std::uint32_t> by_windows_;
-  std::vector<std::atomic<bool>> written_;
-};
-
 // From the sums that the threads left.
 void fill_report(const Plan& plan, const MemorySink& sink, ReadContext& context,
                  const PullWork& work, Report& report) {
@@ -207,7 +159,8 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
       plan, needs, threads, std::max<std::uint64_t>(options.chunk_bytes, element_bytes_max));
   const OpenShards shards = open_needed(plan, destinations, &storage);
   const auto offload = std::make_shared<OffloadFolder>(plan, storage);
-  MemorySink sink(plan, destinations, *offload);
+  MemoryCount memory;
+  MemorySink sink(plan, destinations, *offload, options.device, budget, memory);
   JobQueue jobs(plan, sink.whole(), window_limits(budget.whole.bytes, budget.chunk_bytes));
   GroupList groups;
   append_groups(plan, sink.by_windows(), groups);
@@ -215,7 +168,6 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   std::optional<LoadDigests> digests;
   if (options.receipt) digests.emplace(plan, destinations, shards, *options.receipt);
   SourceDigests* const sources = digests ? &digests->sources() : nullptr;
-  MemoryCount memory;
   std::atomic<bool> stop = false;
   ReadContext context = {.plan = plan,
                          .targets = sink.whole(),
@@ -245,6 +197,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
     run_jobs(context, jobs);
     pull_windows(work);
   });
+  sink.complete();
   Report report;
   if (digests) {
     report.receipt =

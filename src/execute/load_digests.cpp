@@ -1,5 +1,6 @@
 #include "execute/load_digests.h"
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <utility>
@@ -44,7 +45,7 @@ ReceiptTensor LoadDigests::entry_of(const PlannedTarget& target, Encoding encodi
           .sources = source_names(plan_, target)};
 }
 
-void LoadDigests::add_entries(std::uint32_t number, ValueSink& sink, std::vector<Entry>& entries) {
+void LoadDigests::add_entries(std::uint32_t number, std::vector<Entry>& entries) {
   const PlannedTarget& target = plan_.targets[number];
   if (target.quantization) {
     std::size_t part = 0;
@@ -54,7 +55,7 @@ void LoadDigests::add_entries(std::uint32_t number, ValueSink& sink, std::vector
       tensor.component = each.name;
       tensor.codec = target.quantization->encoding;
       tensor.recipe = "encode";
-      entries.push_back({std::move(tensor), {sink.place(number, part++), each.byte_count()}});
+      entries.push_back({std::move(tensor), number, part++});
     }
     return;
   }
@@ -62,21 +63,33 @@ void LoadDigests::add_entries(std::uint32_t number, ValueSink& sink, std::vector
       entry_of(target, Encoding(target.dtype), target.shape, target.byte_count());
   const Box* const box = whole_copy(plan_, target);
   const std::string* const known = box == nullptr ? nullptr : sources_.whole_digest(0, box->source);
-  if (known != nullptr) {
-    tensor.digest = *known;
-    entries.push_back({std::move(tensor), {}});
-  } else {
-    entries.push_back({std::move(tensor), {sink.place(number, 0), target.byte_count()}});
-  }
+  if (known != nullptr) tensor.digest = *known;
+  entries.push_back({std::move(tensor), number});
 }
 
-Receipt LoadDigests::finish(std::span<const Destination> destinations, ValueSink& sink,
+std::string LoadDigests::digest_in_memory(const Entry& entry, MemorySink& sink) const {
+  const std::uint64_t bytes = entry.tensor.end;
+  if (bytes == 0) return digest_of(kind_, {});
+  const std::byte* const place = sink.place(entry.target, entry.part);
+  if (place != nullptr) return digest_of(kind_, {place, bytes});
+  std::vector<std::byte> block(std::min(bytes, receipt_block_bytes));
+  std::vector<BlockDigest> blocks;
+  for (std::uint64_t at = 0; at < bytes; at += block.size()) {
+    const auto read = std::span(block).first(std::min<std::uint64_t>(block.size(), bytes - at));
+    sink.read(entry.target, entry.part, at, read);
+    blocks.push_back(hash_block(kind_, read));
+  }
+  const ByteRange all{0, bytes};
+  return tree_digest(kind_, {&all, 1}, blocks);
+}
+
+Receipt LoadDigests::finish(std::span<const Destination> destinations, MemorySink& sink,
                             unsigned threads) {
   sources_.complete(0);
   Receipt receipt = {.kind = kind_, .program = LOADSTONE_VERSION, .sources = sources_.files(0)};
   std::vector<Entry> entries;
   for (std::uint32_t i = 0; i < plan_.targets.size(); ++i) {
-    if (is_there(plan_.targets[i], destinations[i])) add_entries(i, sink, entries);
+    if (is_there(plan_.targets[i], destinations[i])) add_entries(i, entries);
   }
   std::atomic<std::size_t> next = 0;
   std::atomic<bool> stop = false;
@@ -84,10 +97,13 @@ Receipt LoadDigests::finish(std::span<const Destination> destinations, ValueSink
       threads, stop, nullptr, [] { return Progress{}; },
       [&] {
         for (std::size_t i = next++; i < entries.size() && !stop; i = next++) {
-          auto& [tensor, memory] = entries[i];
+          Entry& entry = entries[i];
           // A view of a part of a file has no memory here, and no entry.
-          const bool is_readable = memory.data() != nullptr || tensor.end == 0;
-          if (tensor.digest.empty() && is_readable) tensor.digest = digest_of(kind_, memory);
+          const bool is_readable =
+              entry.tensor.end == 0 || sink.has_memory(entry.target, entry.part);
+          if (entry.tensor.digest.empty() && is_readable) {
+            entry.tensor.digest = digest_in_memory(entry, sink);
+          }
         }
       });
   for (Entry& entry : entries) {

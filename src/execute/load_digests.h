@@ -5,9 +5,9 @@
 #include <span>
 #include <vector>
 
+#include "execute/memory_sink.h"
 #include "execute/shard_files.h"
 #include "execute/source_digests.h"
-#include "execute/value_sink.h"
 #include "loadstone/execute.h"
 #include "loadstone/plan.h"
 #include "loadstone/receipt.h"
@@ -25,17 +25,19 @@ class LoadDigests {
   [[nodiscard]] SourceDigests& sources() noexcept { return sources_; }
 
   // After the threads have ended; starts so many of its own.
-  [[nodiscard]] Receipt finish(std::span<const Destination> destinations, ValueSink& sink,
+  [[nodiscard]] Receipt finish(std::span<const Destination> destinations, MemorySink& sink,
                                unsigned threads);
 
  private:
-  // A target's entry, and its memory; none where the digest is known.
+  // Of a target's part; without a digest, where that is to be taken of its memory.
   struct Entry {
     ReceiptTensor tensor;
-    std::span<const std::byte> memory;
+    std::uint32_t target = 0;
+    std::size_t part = 0;
   };
 
-  void add_entries(std::uint32_t target, ValueSink& sink, std::vector<Entry>& entries);
+  void add_entries(std::uint32_t target, std::vector<Entry>& entries);
+  [[nodiscard]] std::string digest_in_memory(const Entry& entry, MemorySink& sink) const;
   [[nodiscard]] ReceiptTensor entry_of(const PlannedTarget& target, Encoding encoding,
                                        const Shape& shape, std::uint64_t bytes) const;
 

@@ -23,7 +23,7 @@ class Puller {
         reader_(work.plan.catalog, work.shards, work.budget.staging.bytes, work.stop, &work.memory,
                 false, work.digests),
         merged_(work.plan, reader_, work.statistics, work.stop, work.memory),
-        numbers_(work.memory, work.budget.window_bytes),
+        numbers_(work.memory, work.budget.numbers_bytes),
         encoded_(work.memory, work.budget.encoded_bytes) {}
 
   void run();
@@ -133,7 +133,12 @@ void Puller::copy(const Window& window) {
     populate(place + offset, bytes);
     read_to(window, place + offset);
   } else {
-    std::byte* const from = read(window);
+    std::byte* from = work_.sink.room(member.target, bytes);
+    if (from != nullptr) {
+      read_to(window, from);
+    } else {
+      from = read(window);
+    }
     if (!is_stopped()) work_.sink.write(member.target, 0, offset, {from, bytes});
   }
   if (is_stopped()) return;

@@ -14,6 +14,7 @@
 #include "codec/tensor_table.h"
 #include "plan/costs.h"
 #include "plan/decodings.h"
+#include "plan/devices.h"
 #include "plan/merges.h"
 
 namespace loadstone {
@@ -53,9 +54,10 @@ std::uint64_t largest_window(bool turned, std::uint64_t window_bytes) {
   return turned ? window_bytes : std::min(window_bytes, straight_window_bytes);
 }
 
-std::uint64_t held_bytes_of(const QuantizeForm& form, SinkKind sink) {
+// `has_place`: its parts are made where they stay.
+std::uint64_t held_bytes_of(const QuantizeForm& form, bool has_place) {
   std::uint64_t bytes = form.scratch_bytes + (form.needs_amax ? form.stack * sizeof(float) : 0);
-  if (sink == SinkKind::memory) return bytes;
+  if (has_place) return bytes;
   for (std::size_t i = 0; i < form.parts.size(); ++i) {
     if (is_finished_whole(form, i)) bytes += form.parts[i].byte_count();
   }
@@ -88,6 +90,10 @@ WindowLimits window_limits(std::uint64_t slot_bytes, std::uint64_t chunk_bytes) 
 
 std::uint64_t window_bytes_of(const PlannedTarget& target, std::uint64_t window_bytes) noexcept {
   return largest_window(is_turned(target), window_bytes);
+}
+
+bool goes_to_device(const PlannedTarget& target) noexcept {
+  return target.delivery == Delivery::memory && is_accelerator(target.device);
 }
 
 bool is_turned(const PlannedTarget& target) noexcept {
@@ -134,13 +140,17 @@ Needs::Needs(const Plan& plan, SinkKind sink) : plan_(plan), sink_(sink) {
         target.quantization &&
         !prepare_quantization(*target.quantization, target.shape, target.dtype, form);
     const bool is_merged = target.recipe.merge != nullptr;
-    const bool is_whole = sink == SinkKind::memory && !is_quantized && !is_merged;
+    const bool is_apart = sink == SinkKind::files || goes_to_device(target);
+    const bool is_whole = !is_apart && !is_quantized && !is_merged;
     if (is_merged) {
       add_merge(target);
     } else {
       add_boxes(target, is_whole ? whole_ : windows_);
     }
     if (is_whole) continue;
+    has_device_ = has_device_ || goes_to_device(target);
+    has_numbers_ = has_numbers_ || is_quantized || !goes_to_device(target);
+    encodes_apart_ = encodes_apart_ || (is_quantized && is_apart);
     boxes_most_ = std::max<std::uint64_t>(boxes_most_, target.recipe.boxes.size());
     add_window_value(target, is_quantized ? &form : nullptr, shared);
     if (is_quantized &&
@@ -176,7 +186,8 @@ void Needs::add_window_value(const PlannedTarget& target, const QuantizeForm* fo
     const std::uint64_t bytes = aligned_part(bytes_of(elements, target.dtype));
     its.number_bytes = sum(its.number_bytes, bytes);
     number_bytes_ = sum(number_bytes_, bytes);
-    its.held_bytes = sum(its.held_bytes, held_bytes_of(*form, sink_));
+    const bool has_place = sink_ == SinkKind::memory && !goes_to_device(target);
+    its.held_bytes = sum(its.held_bytes, held_bytes_of(*form, has_place));
     step_bytes_ = std::max(step_bytes_, form->step_bytes());
   }
 }
@@ -337,7 +348,7 @@ std::uint64_t Needs::bytes_under_way(const Budget& budget) const {
     windows = std::min(windows, sum(sum(once, once), threads * budget.encoded_bytes));
   }
   return sum(std::min(sum(whole, windows), budget.threads * budget.thread_bytes()),
-             sum(budget.held_bytes, threads * box_bytes()));
+             sum(sum(budget.held_bytes, budget.ring.bytes()), threads * box_bytes()));
 }
 
 std::uint64_t Needs::held_bytes(unsigned threads) const {
@@ -351,11 +362,16 @@ std::uint64_t Needs::held_bytes(unsigned threads) const {
 // The most that so many bytes of numbers become.
 std::uint64_t Needs::encoded_bytes(std::uint64_t piece_bytes) const {
   std::uint64_t bytes = 0;
-  if (sink_ == SinkKind::memory) return 0;  // they are encoded into their places
+  if (!encodes_apart_) return 0;  // they are encoded into their places
   for (const QuantizeForm& form : forms_) {
     bytes = std::max(bytes, encoded_bytes_of(form, elements_in(form, piece_bytes)));
   }
   return pages(bytes);
+}
+
+// That a thread has memory for at once: of numbers, and two that are copied to a device.
+std::uint64_t Needs::windows_in_hand() const noexcept {
+  return (has_numbers_ ? 1u : 0u) + (has_device_ ? 2u : 0u);
 }
 
 std::uint64_t Needs::thread_bytes_least() const {
@@ -363,7 +379,9 @@ std::uint64_t Needs::thread_bytes_least() const {
   if (groups_.empty()) return least;
   const std::uint64_t window = std::max(pages(step_bytes_), window_bytes_least);
   const std::uint64_t staging = std::max(pages(windows_.bytes_least), staging_bytes_least);
-  return std::max(least, window + encoded_bytes(window) + merge_bytes_ + staging);
+  if (has_device_) least += 2 * window;
+  return std::max(least,
+                  windows_in_hand() * window + encoded_bytes(window) + merge_bytes_ + staging);
 }
 
 // The largest window that there will be, of so many bytes at most.
@@ -383,21 +401,33 @@ std::uint64_t Needs::window_use(std::uint64_t window_bytes) const {
 Budget Needs::share(unsigned threads, std::uint64_t each, std::uint64_t chunk_bytes) const {
   Budget budget = {.threads = threads, .chunk_bytes = chunk_bytes, .merge_bytes = merge_bytes_};
   budget.held_bytes = held_bytes(threads);
-  const std::uint64_t slot_bytes_max = std::max(2 * chunk_bytes, whole_.bytes_least);
-  budget.whole = whole_.slot(std::min(each, slot_bytes_max), chunk_bytes);
+  const std::uint64_t whole_bytes_max =
+      std::min(each, std::max(2 * chunk_bytes, whole_.bytes_least));
+  budget.whole = whole_.slot(whole_bytes_max, chunk_bytes);
   if (groups_.empty()) return budget;
+  const std::uint64_t whole_and_ring = each;
   each -= std::min(each, merge_bytes_);  // what is least was more
   const std::uint64_t least = std::max(pages(step_bytes_), window_bytes_least);
   const std::uint64_t staging_least = std::max(pages(windows_.bytes_least), staging_bytes_least);
-  std::uint64_t piece = std::max(least, std::min(piece_bytes_wanted, each / 4));
-  if (encoded_bytes(piece) + piece + staging_least > each) piece = least;
+  const std::uint64_t in_hand = windows_in_hand();
+  std::uint64_t piece = std::max(least, std::min(piece_bytes_wanted, each / 4 / in_hand));
+  if (encoded_bytes(piece) + in_hand * piece + staging_least > each) piece = least;
   budget.piece_bytes = piece;
   budget.encoded_bytes = encoded_bytes(piece);
   const std::uint64_t rest = each - budget.encoded_bytes;
-  const std::uint64_t window =
-      std::clamp(rest / 2, piece, rest - staging_least) / page_bytes * page_bytes;
+  std::uint64_t window = std::clamp(rest / (in_hand + 1), piece, (rest - staging_least) / in_hand);
+  if (has_device_) window = std::min(window, (whole_and_ring - whole_.bytes_least) / 2);
+  window = window / page_bytes * page_bytes;
   budget.window_bytes = window_use(window);
-  budget.staging = windows_.slot((rest - window) / page_bytes * page_bytes, chunk_bytes);
+  budget.numbers_bytes = has_numbers_ ? budget.window_bytes : 0;
+  if (has_device_) {
+    const std::uint64_t count = std::clamp<std::uint64_t>(window_count(window), 1, 2 * threads);
+    budget.ring = {static_cast<unsigned>(count), std::max(budget.window_bytes, page_bytes)};
+    // What is left for values that are read as they are.
+    const std::uint64_t ring_bytes = ceil_div(budget.ring.bytes(), threads);
+    budget.whole = whole_.slot(std::min(whole_bytes_max, whole_and_ring - ring_bytes), chunk_bytes);
+  }
+  budget.staging = windows_.slot((rest - in_hand * window) / page_bytes * page_bytes, chunk_bytes);
   budget.staging.used_bytes = std::min(budget.staging.used_bytes, windows_.value_bytes);
   return budget;
 }

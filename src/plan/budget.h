@@ -57,8 +57,12 @@ struct WindowLimits {
 // As many as so many bytes hold: at least one step, unless the value has less.
 [[nodiscard]] std::uint64_t elements_in(const QuantizeForm& form, std::uint64_t bytes) noexcept;
 
-// Where the values of a plan go, and so how: into memory whole values are read in the order of the
-// file, and only what is quantized is made window by window; into files all are.
+// Whether its bytes reach it by copies.
+[[nodiscard]] bool goes_to_device(const PlannedTarget& target) noexcept;
+
+// Where the values of a plan go, and so how: into memory of the host whole values are read in the
+// order of the file, and only what is quantized is made window by window; into files and devices
+// all are.
 enum class SinkKind : std::uint8_t { memory, files };
 
 // The limits of a budget. Threads are fewer where each would have less than is worth a thread.
@@ -146,12 +150,16 @@ class Needs {
   void count_reads();
   void stage(const Stretch& first, const Stretch& second);
   [[nodiscard]] std::uint64_t encoded_bytes(std::uint64_t piece_bytes) const;
+  [[nodiscard]] std::uint64_t windows_in_hand() const noexcept;
   [[nodiscard]] std::uint64_t window_use(std::uint64_t window_bytes) const;
   [[nodiscard]] std::uint64_t window_count(std::uint64_t window_bytes) const;
   [[nodiscard]] Budget share(unsigned threads, std::uint64_t each, std::uint64_t chunk_bytes) const;
 
   const Plan& plan_;
   SinkKind sink_;
+  bool has_device_ = false;          // some value goes to one
+  bool has_numbers_ = false;         // windows are made in memory of their thread
+  bool encodes_apart_ = false;       // what is quantized has no place yet
   Ways whole_;                       // of whole values
   Ways windows_;                     // of values that are made by windows
   std::vector<Stretch> stretches_;   // until they are counted

@@ -23,8 +23,9 @@ std::string device_name(std::string_view text) {
 }
 
 bool is_device_name(std::string_view text) noexcept {
-  static constexpr std::array<std::string_view, 4> plain = {"cpu", "disk", "meta", "mps"};
-  static constexpr std::array<std::string_view, 5> counted = {"cuda", "xpu", "npu", "hpu", "mlu"};
+  static constexpr std::array<std::string_view, 3> plain = {"cpu", "disk", "meta"};
+  static constexpr std::array<std::string_view, 9> counted = {
+      "cuda", "mps", "xpu", "npu", "hpu", "mlu", "mtia", "xla", "privateuseone"};
   if (std::ranges::find(plain, text) != plain.end()) return true;
   const auto colon = text.find(':');
   if (std::ranges::find(counted, text.substr(0, colon)) == counted.end()) return false;

@@ -9,7 +9,8 @@ namespace loadstone {
 // "0" is "cuda:0"; other words as they are.
 [[nodiscard]] std::string device_name(std::string_view text);
 
-// "cpu", "disk", "meta", "mps", and "cuda", "xpu", "npu", "hpu", "mlu" with or without ":N".
+// "cpu", "disk", "meta", and torch's "cuda", "mps", "xpu", "npu", "hpu", "mlu", "mtia", "xla",
+// "privateuseone" with or without ":N".
 [[nodiscard]] bool is_device_name(std::string_view text) noexcept;
 
 // For messages: what a device can be called.

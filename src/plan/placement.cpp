@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "codec/encode.h"
 #include "loadstone/name_hash.h"
 #include "loadstone/remote.h"
 #include "plan/costs.h"
@@ -173,6 +174,10 @@ void Planner::settle(PlannedTarget& target, const std::string& device) {
   if (device == "disk") {
     target.delivery = can_keep_on_disk(plan_, target) ? Delivery::disk_keep : Delivery::disk_write;
     return;
+  }
+  if (target.quantization && target.quantization->dialect.empty() && device.starts_with("cuda")) {
+    const auto* const encoding = find_written_encoding(target.quantization->encoding);
+    if (encoding != nullptr) target.quantization->dialect = encoding->cuda_dialect;
   }
   const bool is_view = options_.mmap && device == "cpu" && can_view_file(plan_, target);
   target.delivery = is_view ? Delivery::file_view : Delivery::memory;

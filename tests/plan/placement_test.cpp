@@ -130,7 +130,7 @@ TEST(Paths, DotsAndBracketsEndThem) {
 }
 
 TEST(Devices, Names) {
-  for (const char* name : {"cpu", "disk", "meta", "mps", "cuda", "cuda:0", "xpu:12"}) {
+  for (const char* name : {"cpu", "disk", "meta", "mps", "mps:0", "cuda", "cuda:0", "xpu:12"}) {
     EXPECT_TRUE(is_device_name(name)) << name;
   }
   for (const char* name :
@@ -271,7 +271,7 @@ TEST(Placement, WithoutAMapWhereTheModelHoldsIt) {
   PlanOptions options;
   options.device_map.entries = {{"", "cpu"}};
   EXPECT_EQ(planned(make_plan(catalog, skeleton, options), "held").device, "cpu");
-  held.held = Held{.device = "xla:0"};
+  held.held = Held{.device = "gpu:0"};
   const Plan unknown = make_plan(fake_catalog({{"held", {4}}}), skeleton_of({held}));
   EXPECT_FALSE(unknown.ok());
   EXPECT_EQ(found(unknown, "plan.device_map").size(), 1u);

@@ -87,6 +87,26 @@ TEST(Quantize, SizesAreThoseOfTheParts) {
   EXPECT_EQ(plan_of_one(nf4, {10, 13}, Dtype::f32, balanced).targets[0].device, "cuda:0");
 }
 
+// Of bitsandbytes' encodings the bytes are those that it makes where the value will be.
+TEST(Quantize, TheDialectIsThatOfTheDevice) {
+  const auto dialect = [](const Quantization& quantization, const char* device) {
+    PlanOptions options;
+    options.device_map.entries = {{"", device}};
+    return plan_of_one(quantization, {64, 64}, Dtype::bf16, options)
+        .targets[0]
+        .quantization->dialect;
+  };
+  for (const char* encoding : {"nf4", "fp4", "int8"}) {
+    const Quantization quantization = {.encoding = encoding, .dialect = {}, .nested_offset = {}};
+    EXPECT_EQ(dialect(quantization, "cuda:1"), "bnb-cuda");
+    EXPECT_EQ(dialect(quantization, "cpu"), "");
+    EXPECT_EQ(dialect(quantization, "xpu"), "");
+    const Quantization named = {.encoding = encoding, .dialect = "bnb-cpu", .nested_offset = {}};
+    EXPECT_EQ(dialect(named, "cuda:1"), "bnb-cpu");
+  }
+  EXPECT_EQ(dialect({.encoding = "nvfp4", .dialect = {}, .nested_offset = {}}, "cuda:0"), "");
+}
+
 TEST(Quantize, OnDiskTheNumbersAreNotKept) {
   PlanOptions options;
   options.device_map.entries = {{"", "disk"}};

@@ -6,7 +6,7 @@ findings of the plan, before memory for a weight is allocated. bitsandbytes itse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +18,6 @@ from loadstone import torch as memory
 from loadstone._bitsandbytes.form import NESTED, STATE, Entries, Form, Shape, check_group, full
 from loadstone._catalog import Catalog
 from loadstone._errors import Error, make
-from loadstone._read import in_groups
 from loadstone._targets import planned_targets
 
 # A state blob has less than 200 bytes; a much larger tensor is not one.
@@ -224,7 +223,7 @@ def require_finite(catalog: Catalog, units: Iterable[StoredUnit]) -> None:
     tables = _tables(units)
     scales = [unit.sources[unit.scales] for unit in units]
     sizes = {name: catalog.tensors[name].nbytes for name in [*scales, *tables]}
-    for group in in_groups(sizes, GROUP_BYTES):
+    for group in _in_groups(sizes, GROUP_BYTES):
         for name, values in read_tensors(catalog, group).items():
             if name in tables:
                 _require_table(name, values, tables[name])
@@ -233,6 +232,24 @@ def require_finite(catalog: Catalog, units: Iterable[StoredUnit]) -> None:
             if bad:
                 message = "the scales are not finite"
                 raise make("q.nan", message, tensor=name, found=f"{bad} of {values.numel()}")
+
+
+def _in_groups(sizes: Mapping[str, int], bytes_max: int) -> Iterator[set[str]]:
+    """Names in groups of at most this many bytes, or of one name.
+
+    Args:
+        sizes: bytes by name.
+    """
+    group: set[str] = set()
+    total = 0
+    for name, size in sizes.items():
+        if group and total + size > bytes_max:
+            yield group
+            group, total = set(), 0
+        group.add(name)
+        total += size
+    if group:
+        yield group
 
 
 def _tables(units: Iterable[StoredUnit]) -> dict[str, Callable[[Any], None]]:

@@ -102,6 +102,7 @@ constexpr std::array written = {
         .bnb_names = four_bit_names,
         .constants = state<Bnb4Code::nf4>,
         .dialects = dialects,
+        .cuda_dialect = dialects[1],
         .takes_block_size = true,
     },
     WrittenEncoding{
@@ -114,6 +115,7 @@ constexpr std::array written = {
         .bnb_names = four_bit_names,
         .constants = state<Bnb4Code::fp4>,
         .dialects = dialects,
+        .cuda_dialect = dialects[1],
         .takes_block_size = true,
     },
     WrittenEncoding{
@@ -126,6 +128,7 @@ constexpr std::array written = {
         .bnb_names = int8_names,
         .constants = weight_format,
         .dialects = dialects,
+        .cuda_dialect = dialects[1],
     },
 };
 

@@ -1,0 +1,283 @@
+"""Loads to devices: the bytes of the host's, no second copy, nothing half-made.
+
+No machine of these tests has a GPU: see ``fake_devices``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from codec_files import CODECS
+from fake_devices import FakeDevices
+
+import loadstone
+from loadstone import Quantization, _devices
+
+DEVICES = ["cuda:0", "xpu:0"]
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> FakeDevices:
+    return FakeDevices(monkeypatch)
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    kinds = (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    both = [t.contiguous().reshape(-1).view(torch.uint8) for t in (found, expected)]
+    return kinds and torch.equal(*both)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_every_codec_has_the_bytes_of_the_host(
+    codec: str, device: str, devices: FakeDevices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoded, in one pass and tensor by tensor, and as the file holds it."""
+    path = CODECS[codec](tmp_path).path
+    for name in ("_open", "torch"):
+        monkeypatch.setattr(f"loadstone.{name}.device_argument", lambda wanted: str(wanted))
+    for load in (loadstone.load_file, loadstone.torch.load_file):
+        if load is loadstone.torch.load_file and path.is_dir():
+            continue
+        expected, found = load(path), load(path, device)
+        assert expected.keys() == found.keys() and expected
+        assert all(same(found[name], expected[name]) for name in expected)
+    opened = loadstone.open(path, device=device)
+    host = loadstone.open(path)
+    assert all(same(opened[name][...], host[name][...]) for name in host)
+    devices.require_clean()
+    assert (devices.calls("cuMemcpyHtoDAsync_v2") > 0) == device.startswith("cuda")
+
+
+class Model(torch.nn.Module):
+    """Matrices, vectors, a scalar, a tie, and something that is in no file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(500, 128)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(128, 128) for _ in range(4))
+        self.head = torch.nn.Linear(128, 500, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = torch.nn.Parameter(torch.zeros(()))
+        self.register_buffer("empty", torch.zeros(0))
+
+
+def saved(path: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
+    torch.manual_seed(3)
+    state = {name: torch.randn_like(each).to(dtype) for name, each in Model().state_dict().items()}
+    state.pop("head.weight")
+    loadstone.torch.save_file(state, path / "model.safetensors")
+    return path / "model.safetensors"
+
+
+def skeleton() -> torch.nn.Module:
+    with torch.device("meta"):
+        return Model()
+
+
+MAPS: list[Any] = [
+    "cuda:0",
+    "xpu:0",
+    {"": "cpu", "blocks.1": "cuda:1", "blocks.2": "cuda:0", "embed": "cuda:0", "head": "cuda:0"},
+    {"": "cuda:1", "blocks.0": "xpu:0"},  # kinds that no driver has in common
+    {"": "cuda:0", "blocks.3": "disk"},
+]
+
+
+@pytest.mark.parametrize("device_map", MAPS, ids=str)
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_model_has_the_bytes_of_the_host(
+    device_map: Any, threads: int, devices: FakeDevices, tmp_path: Path
+) -> None:
+    path = saved(tmp_path)
+    plain, model = skeleton(), skeleton()
+    host = loadstone.load(plain, path, receipt="xxh3-128").receipt
+    options = {"offload_folder": str(tmp_path / "disk")} if "disk" in str(device_map) else {}
+    report = loadstone.load(
+        model, path, device_map=device_map, threads=threads, receipt="xxh3-128", **options
+    )
+    for name, expected in plain.state_dict().items():
+        found = model.state_dict()[name]
+        assert found.is_meta or same(found, expected), name
+        assert found.is_meta == (report.provenance[name].device == "disk")
+    assert report.bytes_read <= path.stat().st_size  # each byte once
+    assert host is not None and report.receipt is not None
+    assert report.receipt.targets.items() <= host.targets.items() and report.receipt.targets
+    devices.require_clean()
+
+
+def test_a_plan_says_what_passes_through_the_host(devices: FakeDevices, tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    plan = loadstone.plan(skeleton(), path, device_map="cuda:0", threads=2)
+    assert devices.calls("cuInit") == 0  # a plan touches no device
+    values = sum(t.nbytes for t in plan.targets if t.delivery == "memory")
+    assert plan.peak_bytes["cuda:0"] == values
+    report = plan.execute(model=skeleton())
+    assert 0 < devices.pinned_bytes_peak() <= report.staging_bytes_peak
+    assert report.staging_bytes_peak <= plan.peak_bytes["cpu"]
+    assert devices.waited_for == ["cuda:0"]  # what was under way in the memory
+    small = loadstone.plan(skeleton(), path, device_map="cuda:0", staging_bytes_max=256 << 10)
+    assert small.peak_bytes["cpu"] < plan.peak_bytes["cpu"]
+    small.execute(model=skeleton())
+    devices.require_clean()
+
+
+@pytest.mark.parametrize("encoding", ["nf4", "int8", "fp8", "nvfp4", "mxfp8"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_quantized_on_the_way(
+    encoding: str, device: str, devices: FakeDevices, tmp_path: Path
+) -> None:
+    """The parts have the bytes of the host's, in the dialect that the device's library has."""
+    from loadstone import _execute
+
+    path = saved(tmp_path)
+    dialect = "bnb-cuda" if encoding in ("nf4", "int8") and device.startswith("cuda") else ""
+    found, expected = (
+        _execute.read_values(_quantizing(path, encoding, each, named), skeleton()).values
+        for each, named in ((device, ""), ("cpu", dialect))
+    )
+    count = 0
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(other, _execute.Parts):
+            count += 1
+            assert one.keys() == other.keys()
+            assert all(same(one[name], other[name]) for name in other)
+    assert count == 4
+    devices.require_clean()
+
+
+def _quantizing(path: Path, encoding: str, device: str, dialect: str) -> Any:
+    from loadstone._planning import make_plan
+
+    wanted = Quantization(encoding, dialect=dialect)
+    quantize = {f"blocks.{i}.weight": wanted for i in range(4)}
+    catalog = loadstone.inspect(path)
+    return make_plan(skeleton(), catalog, None, device_map=device, quantize=quantize)
+
+
+FAILURES = [
+    ("cuMemHostAlloc", 2, "memory.host"),
+    ("cuStreamCreate", 2, "memory.device"),
+    ("cuMemcpyHtoDAsync_v2", 700, "device.driver"),
+    ("cuEventSynchronize", 719, "device.driver"),
+]
+
+
+@pytest.mark.parametrize(("function", "result", "code"), FAILURES)
+def test_a_failure_leaves_the_model_as_it_was(
+    function: str, result: int, code: str, devices: FakeDevices, tmp_path: Path
+) -> None:
+    path = saved(tmp_path)
+    model = skeleton()
+    devices.fail(function, 0, result)
+    with pytest.raises(loadstone.LoadError) as caught:
+        loadstone.load(model, path, device_map="cuda:1")
+    assert caught.value.code == code
+    assert caught.value.field == "cuda:1"
+    assert function == "cuMemHostAlloc" or caught.value.tensor in dict(model.named_parameters())
+    assert all(each.is_meta for each in model.parameters())
+    devices.require_clean()
+    loadstone.load(model, path, device_map="cuda:1")  # and the next one goes well
+    assert not any(each.is_meta for each in model.parameters())
+
+
+def test_a_full_device_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.\nMore")
+
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(loadstone.LoadError) as caught:
+        _devices.empty("blocks.0.weight", (1 << 28,), "F32", "cuda:0")
+    assert caught.value.code == "memory.device"
+    assert (caught.value.tensor, caught.value.field) == ("blocks.0.weight", "cuda:0")
+    assert "1.00 GiB" in str(caught.value)
+
+
+def test_what_torch_cannot_copy_is_named(
+    devices: FakeDevices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: Any) -> None:
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(_devices._TorchCopies, "copy", lost)
+    model = skeleton()
+    with pytest.raises(loadstone.LoadError) as caught:
+        loadstone.load(model, saved(tmp_path), device_map="xpu:0")
+    assert (caught.value.code, caught.value.field) == ("device.driver", "xpu:0")
+    assert caught.value.tensor and "the device is lost" in str(caught.value)
+    assert all(each.is_meta for each in model.parameters())
+
+
+def test_without_cudas_driver_torch_copies(
+    devices: FakeDevices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(tmp_path)
+    monkeypatch.setattr(_devices, "CUDA_LIBRARY", "libno_such_driver.so.1")
+    plain, model = skeleton(), skeleton()
+    loadstone.load(plain, path)
+    loadstone.load(model, path, device_map="cuda:0")
+    assert all(same(model.state_dict()[k], v) for k, v in plain.state_dict().items())
+    assert devices.calls("cuInit") == 0
+
+
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    """The control: without the fake ones, this machine has none."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    with pytest.raises(loadstone.PlanError, match="no such device") as caught:
+        loadstone.load(skeleton(), saved(tmp_path), device_map="cuda:0")
+    assert caught.value.code == "plan.device_map"
+
+
+MEASURED = """
+import sys
+import pytest, torch
+sys.path.insert(0, {tests!r})
+from fake_devices import FakeDevices
+import loadstone
+
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+fake = FakeDevices(pytest.MonkeyPatch())
+with torch.device("meta"):
+    model = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096, bias=False) for _ in range(8)])
+model.to(getattr(torch, {dtype!r}))
+loadstone.load(torch.nn.Linear(1, 1, bias=False, device="meta"), {small!r}, device_map={device!r})
+plan = loadstone.plan(model, {path!r}, device_map={device!r}, threads=2)
+before = peak()
+plan.execute(model=model)
+values = sum(each.nbytes for each in model.parameters())
+print(peak() - before - values, plan.peak_bytes["cpu"], values)
+fake.require_clean()
+"""
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "xpu:0", "cpu"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_no_second_copy_is_held_on_the_host(device: str, dtype: str, tmp_path: Path) -> None:
+    """256 MB, whose device memory is of this process too: what is beyond it is what was planned."""
+    if dtype == "float32" and device == "cpu":
+        pytest.skip("the other dtype is the control")
+    path, small = tmp_path / "model.safetensors", tmp_path / "small.safetensors"
+    state = {f"{i}.weight": torch.ones(4096, 4096, dtype=torch.bfloat16) for i in range(8)}
+    loadstone.torch.save_file(state, path)
+    loadstone.torch.save_file({"weight": torch.ones(1, 1)}, small)
+    tests = str(Path(__file__).parent)
+    program = MEASURED.format(
+        tests=tests, path=str(path), small=str(small), device=device, dtype=dtype
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    beyond, promised, values = map(int, done.stdout.split())
+    print(f"{device} {dtype}: {beyond / 1e6:.1f} MB beyond {values / 1e6:.0f} MB")
+    if device == "cpu":  # the control: a plan for the host has the values in its peak
+        assert promised >= values
+    else:
+        assert beyond <= promised + (4 << 20) and promised < values // 3
