@@ -80,8 +80,8 @@ Plan without_offload(const Plan& plan) {
 
 Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>& rows,
                     unsigned threads, nb::object callback, bool partial,
-                    const std::vector<PartsRow>& parts, const std::string& receipt,
-                    bool has_pages, Device* device) {
+                    const std::vector<PartsRow>& parts, const std::string& receipt, bool has_pages,
+                    Device* device) {
   std::vector<Destination> destinations;
   destinations.reserve(rows.size());
   for (const auto& [address, byte_count, dtype] : rows) {
