@@ -97,8 +97,9 @@ class TensorReader:
         tensor = _empty(entry.name, builder.shape(value), dtype, device)
         builder.add(entry.name, value)
         targets = [_core.Target(entry.name, builder.shape(value), dtype)]
-        if not entry.is_decoded:
-            targets += self._companions_of(entry, builder)
+        for companion in self._companions([entry]) - {entry.name}:
+            builder.add(companion, builder.source(companion))
+            targets.append(self._as_it_is(companion))
         plan = _plan(self.catalog, targets, builder.finish(), device)
         tensors = [tensor, *[None] * (len(targets) - 1)]
         self._execute(plan, tensors, [dtype] * len(targets), device)
@@ -111,20 +112,39 @@ class TensorReader:
         Args:
             dtypes: of each by its name.
         """
-        entries = [self.entry(name) for name in dtypes]
-        targets = [_core.Target(entry.name, entry.shape, dtypes[entry.name]) for entry in entries]
+        tensors = {}
+        for name, dtype in dtypes.items():
+            entry = self.entry(name)
+            tensors[name] = _empty(entry.name, entry.shape, dtype, device)
+        self.read_into(tensors, dtypes, threads, device)
+        return tensors
+
+    def read_into(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        dtypes: Mapping[str, str],
+        threads: int,
+        device: str = "cpu",
+    ) -> None:
+        """As :meth:`read_all`, into memory that is there.
+
+        Args:
+            tensors: contiguous, on the device, of the entries' shapes.
+            dtypes: theirs, by their safetensors names.
+        """
+        entries = [self.entry(name) for name in tensors]
         for entry in entries:
             if entry.is_decoded and not entry.shape:  # codes that are missing have no shape
                 _core.RecipeBuilder(self.catalog._core).numbers(
                     self.catalog._core, entry.name, "F32"
                 )
+        targets = [_core.Target(entry.name, entry.shape, dtypes[entry.name]) for entry in entries]
+        beside = self._companions(entries) - tensors.keys()
+        targets += map(self._as_it_is, beside)
         plan = _plan(self.catalog, targets, device=device)
-        tensors = {
-            entry.name: _empty(entry.name, entry.shape, dtypes[entry.name], device)
-            for entry in entries
-        }
-        self._execute(plan, list(tensors.values()), list(dtypes.values()), device, threads)
-        return tensors
+        places = [*tensors.values(), *[None] * len(beside)]
+        wanted = [*(dtypes[name] for name in tensors), *["U8"] * len(beside)]
+        self._execute(plan, places, wanted, device, threads)
 
     def components(self, entry: Entry) -> dict[str, Any]:
         """A tensor's components as they are in the file, by role; blocks are bytes of rows."""
@@ -177,15 +197,14 @@ class TensorReader:
                 "plan.dtype", message, tensor=entry.name, found=found, expected=dtype
             ) from error
 
-    def _companions_of(self, entry: Entry, builder: _core.RecipeBuilder) -> list[_core.Target]:
-        """Targets for companion tensors: a plan refuses codes without their scales."""
-        row = self._quantized.get(entry.name)
-        targets = []
-        for name in set(row[3].values()) - {entry.name} if row is not None else ():
-            info = self.catalog.tensors[name]
-            builder.add(name, builder.source(name))
-            targets.append(_core.Target(name, info.shape, info.encoding))
-        return targets
+    def _companions(self, entries: Iterable[Entry]) -> set[str]:
+        """All components of codes that are read as they are: none are read without scales."""
+        rows = (self._quantized.get(entry.name) for entry in entries if not entry.is_decoded)
+        return {name for row in rows if row is not None for name in row[3].values()}
+
+    def _as_it_is(self, name: str) -> _core.Target:
+        info = self.catalog.tensors[name]
+        return _core.Target(name, info.shape, info.encoding)
 
     def _execute(
         self,

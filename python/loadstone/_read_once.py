@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadstone import _core
+from loadstone import _core, _devices
 from loadstone import torch as memory
 from loadstone._errors import make
 from loadstone._targets import PlannedTarget, planned_targets
@@ -222,7 +222,7 @@ def _is_read(target: PlannedTarget) -> bool:
 
 
 def _fresh(target: PlannedTarget) -> torch.Tensor:
-    return memory.empty(target.shape, target.dtype)
+    return _devices.empty(target.name, target.shape, target.dtype, "cpu")
 
 
 def _home(plan: Plan, homes: Homes, index: int) -> torch.Tensor:

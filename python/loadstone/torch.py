@@ -19,11 +19,6 @@ from loadstone._save import Serialized
 from loadstone._shared import duplicates
 
 
-def empty(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-    """A tensor of uninitialized memory, on the CPU whatever the default device."""
-    return torch.empty(shape, dtype=torch_dtype(dtype), device="cpu")
-
-
 def destination(tensor: torch.Tensor | None) -> tuple[int, int, str]:
     """Address, bytes and dtype for the core; zeros for ``None``, which it skips."""
     if tensor is None:
@@ -38,7 +33,7 @@ def file_view(mapping: Any, offset: int, shape: tuple[int, ...], dtype: str) -> 
     kind = torch_dtype(dtype)
     count = math.prod(shape)
     if count == 0:
-        return empty(shape, dtype)
+        return torch.empty(shape, dtype=kind, device="cpu")
     return torch.frombuffer(mapping, dtype=kind, count=count, offset=offset).view(shape)
 
 

@@ -23,8 +23,7 @@ from bitsandbytes_checkpoints import (
 from transformers_models import by_name
 
 import loadstone
-from loadstone import FormatError
-from loadstone import torch as memory
+from loadstone import FormatError, _devices
 
 ours = loadstone.transformers.from_pretrained
 
@@ -222,14 +221,14 @@ DAMAGE = {
 def allocations(monkeypatch: pytest.MonkeyPatch):
     """The shapes of all tensors that are made for bytes of a checkpoint."""
     shapes = []
-    empty = memory.empty
+    empty = _devices.empty
 
-    def noting(shape, dtype):
+    def noting(name, shape, *rest):
         shapes.append(tuple(shape))
-        return empty(shape, dtype)
+        return empty(name, shape, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "empty", noting)
+        patch.setattr(_devices, "empty", noting)
         yield shapes
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from loadstone import _core
+from loadstone import _core, _devices
 from loadstone import torch as memory
 from loadstone._bitsandbytes.form import NESTED, STATE, Entries, Form, Shape, check_group, full
 from loadstone._catalog import Catalog
@@ -204,7 +204,9 @@ def read_tensors(catalog: Catalog, names: Iterable[str]) -> dict[str, torch.Tens
     plan = _core.identity_plan(catalog._core)
     targets = planned_targets(plan)
     tensors = {
-        each.name: memory.empty(each.shape, each.dtype) for each in targets if each.name in wanted
+        each.name: _devices.empty(each.name, each.shape, each.dtype, "cpu")
+        for each in targets
+        if each.name in wanted
     }
     rows = [memory.destination(tensors.get(each.name)) for each in targets]
     _core.execute(plan, rows, threads=1, partial=True)

@@ -1,0 +1,128 @@
+"""What a model's own loading code has written, and what it has left as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from loadstone._torch_state import DispatchMode
+
+# Offsets of bytes in a storage, with a row for each run: where it begins, and where it ends.
+_Runs = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Hole:
+    """The first elements of a tensor that nobody wrote.
+
+    Attributes:
+        index: of the first one.
+        count: of elements that nobody wrote, in all of the tensor.
+    """
+
+    index: tuple[int, ...]
+    count: int
+
+
+class Writes(DispatchMode):
+    """Notes each range that an operation writes to, while it is entered as a context."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._runs: dict[int, list[_Runs]] = defaultdict(list)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        made = func(*args, **given)
+        schema = func._schema
+        if schema.is_mutable:
+            named = zip((each.name for each in schema.arguments), args, strict=False)
+            values = dict(named) | given
+            for argument in schema.arguments:
+                value = values.get(argument.name)
+                is_written = argument.alias_info is not None and argument.alias_info.is_write
+                if is_written and isinstance(value, torch.Tensor):
+                    self.note(value)
+        return made
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """This tensor has all its values."""
+        if tensor.numel():
+            self._runs[_storage(tensor)].append(_runs_of(tensor))
+
+    def hole(self, tensor: torch.Tensor) -> Hole | None:
+        """What was not written of a tensor; ``None``: all was."""
+        if not tensor.numel():
+            return None
+        runs = self._runs.get(_storage(tensor))
+        wanted = _runs_of(tensor)
+        gaps = _without(wanted, np.concatenate(runs) if runs else np.empty((0, 2), np.int64))
+        if not len(gaps):
+            return None
+        width = tensor.element_size()
+        count = int((gaps[:, 1] - gaps[:, 0]).sum()) // width
+        return Hole(_index(tensor, int(gaps[0, 0])), count)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _runs_of(tensor: torch.Tensor) -> _Runs:
+    """The bytes of a tensor in its storage, as few runs as there are, in their order."""
+    width = tensor.element_size()
+    dims = sorted(
+        (stride, extent)
+        for stride, extent in zip(tensor.stride(), tensor.shape, strict=True)
+        if extent > 1 and stride > 0
+    )
+    length: int = 1
+    while dims and dims[0][0] <= length:  # those that overlap are one run as well
+        stride, extent = dims.pop(0)
+        length += stride * (extent - 1)
+    begins = np.zeros(1, np.int64)
+    for stride, extent in reversed(dims):
+        begins = (begins[:, None] + np.arange(extent, dtype=np.int64) * int(stride)).reshape(-1)
+    begins = (begins + int(tensor.storage_offset())) * width
+    return np.stack([begins, begins + length * width], axis=1)
+
+
+def _without(wanted: _Runs, written: _Runs) -> _Runs:
+    """The parts of sorted runs that no other run covers."""
+    if not len(written):
+        return wanted
+    written = written[np.argsort(written[:, 0], kind="stable")]
+    ends = np.maximum.accumulate(written[:, 1])
+    starts = np.ones(len(written), bool)
+    starts[1:] = written[1:, 0] > ends[:-1]
+    first = np.flatnonzero(starts)
+    last = np.append(first[1:], len(written)) - 1
+    joined = np.stack([written[first, 0], ends[last]], axis=1)
+    gaps = []
+    for begin, end in wanted:
+        at = int(np.searchsorted(joined[:, 1], begin, side="right"))
+        while begin < end and at < len(joined) and joined[at, 0] < end:
+            if joined[at, 0] > begin:
+                gaps.append((begin, joined[at, 0]))
+            begin = max(begin, joined[at, 1])
+            at += 1
+        if begin < end:
+            gaps.append((begin, end))
+    return np.array(gaps, np.int64).reshape(-1, 2)
+
+
+def _index(tensor: torch.Tensor, offset: int) -> tuple[int, ...]:
+    """Where in a tensor the element at this byte of its storage is."""
+    rest = offset // tensor.element_size() - tensor.storage_offset()
+    index = [0] * tensor.dim()
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    for dim in order:
+        stride = tensor.stride(dim)
+        if stride > 0:
+            index[dim] = min(rest // stride, tensor.shape[dim] - 1)
+            rest -= index[dim] * stride
+    return tuple(index)
