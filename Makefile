@@ -85,6 +85,13 @@ test: release package $(if $(CI),lint-quick)
 	@$(SLOWEST)
 	python -m pytest -q -n $(JOBS) --durations=15 --durations-min=1 $(PYTEST_OPTIONS)
 
+# In an environment of its own: vLLM wants other releases than the adapters are tested with.
+.PHONY: test-vllm
+test-vllm: package
+	tools/vllm.sh build/vllm
+	build/vllm/bin/python -m pytest -q -p no:cacheprovider -c /dev/null \
+	  --rootdir python/tests/serving python/tests/serving
+
 .PHONY: test-page screenshots
 screenshots: package
 	tools/setup.sh chromium

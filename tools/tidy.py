@@ -77,7 +77,15 @@ INCLUDES_UP = {
     ("skeleton", "loadstone/catalog.h"): "a model can be what a checkpoint holds: from_catalog",
 }
 
-FRAMEWORKS = {"accelerate", "bitsandbytes", "diffusers", "modelopt", "safetensors", "transformers"}
+FRAMEWORKS = {
+    "accelerate",
+    "bitsandbytes",
+    "diffusers",
+    "modelopt",
+    "safetensors",
+    "transformers",
+    "vllm",
+}
 # Libraries whose adapters use what is below them too.
 STANDS_ON = {"diffusers": {"accelerate"}, "modelopt": {"accelerate", "transformers"}}
 

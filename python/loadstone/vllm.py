@@ -8,22 +8,26 @@ in each of its processes. Nothing changes where the format is not asked for. See
 
 from __future__ import annotations
 
+import logging
+
 FORMAT = "loadstone"
 
 
 def register() -> None:
     """Tells vLLM of the load format. Does nothing the second time.
 
-    Raises:
-        Error: ``plan.options``: vLLM is another one than those that were tried.
+    A vLLM that is not as it is known goes on without: a warning says what it lacks, and vLLM
+    refuses the format where it is asked for.
     """
-    from vllm.model_executor import model_loader
+    from loadstone._sites.vllm import SITES
 
-    from loadstone._sites.vllm import require
+    if SITES.lacking():
+        logging.getLogger("vllm.loadstone").warning("%s", SITES.refusal())
+        return
+    from vllm.model_executor import model_loader
 
     if FORMAT in model_loader._LOAD_FORMAT_TO_MODEL_LOADER:
         return
-    require()
     from loadstone._vllm.loader import LoadstoneLoader
 
     model_loader.register_model_loader(FORMAT)(LoadstoneLoader)

@@ -43,4 +43,5 @@ FAST = (
     "test_tracing",
     "test_transformers_files",
     "test_transformers_rules",
+    "test_vllm",
 )

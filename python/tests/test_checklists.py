@@ -95,7 +95,7 @@ REFUSING = {"unknown"}
 ADAPTER_PAGES = {"llama_cpp": "gguf-models", "peft": "merge", "torch": "skeleton"}
 # Adapters without a table of sites: torch is entered by public names, and llama.cpp's converter is
 # a script that no package installs, whose table test_llama_cpp.py looks at.
-WITHOUT_SITES = {"torch", "llama_cpp"}
+WITHOUT_SITES = {"torch", "llama_cpp", "vllm"}  # test_serving.py holds the table of vLLM
 
 
 def read(path: Path) -> str:

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,34 @@ import pytest
 import torch
 from codec_files import CODECS
 
-import loadstone
+import loadstone.vllm
+from loadstone._sites.vllm import SITES
 from loadstone._vllm.options import Options
 from loadstone._vllm.stream import Stream
 from loadstone._vllm.written import Hole, Writes
+
+# --- the plugin -----------------------------------------------------------------------------------
+
+
+def test_a_vllm_that_is_not_known_goes_on_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would start no server else, whatever format is asked for."""
+    other = types.ModuleType("vllm")
+    other.__version__ = "99.0"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", other)
+    SITES.forget()
+    try:
+        loadstone.vllm.register()
+    finally:
+        SITES.forget()
+    assert "unsupported version of vllm" in caplog.text and "99.0" in caplog.text
+
+
+def test_vllm_finds_the_plugin() -> None:
+    found = importlib.metadata.entry_points(group="vllm.general_plugins", name="loadstone")
+    assert [each.load() for each in found] == [loadstone.vllm.register]
+
 
 # --- options --------------------------------------------------------------------------------------
 

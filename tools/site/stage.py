@@ -38,6 +38,7 @@ ADAPTERS = (
     "modelopt",
     "peft",
     "llama_cpp",
+    "vllm",
 )
 
 

@@ -27,9 +27,3 @@ vllm.model_executor.model_loader.ep_weight_filter
     call should_skip_weight(weight_name, local_expert_ids)
 """,
 )
-
-
-def require() -> None:
-    """Raises the one error of a vLLM that is not entered (``plan.options``)."""
-    if SITES.lacking():
-        raise SITES.refusal()
