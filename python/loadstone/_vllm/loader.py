@@ -54,10 +54,12 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
 
         Raises:
             FormatError, LoadError: the checkpoint cannot be read.
-            PlanError: ``plan.shape``: the model's code does not take a tensor.
+            PlanError: ``plan.shape``: the model's code does not take a tensor; ``plan.options``:
+                the model's layers want codes, and numbers are asked for.
             AuditError: ``audit.unaccounted``: parameters have no values.
         """
         begin = time.perf_counter()
+        self._require_agreement(model_config)
         self._init_ep_weight_filter(model_config)
         self._encoder_only_lm_prefixes = None
         self._dtype = dtype_name(model_config.dtype)
@@ -95,6 +97,19 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
             yield source.prefix + name, tensor
         self._now = None
         self._bytes_read += stream.bytes_read
+
+    def _require_agreement(self, model_config: Any) -> None:
+        """Layers were made before: numbers do not fit those that take codes."""
+        if not self.options.dequantize or model_config.quantization is None:
+            return
+        raise make(
+            "plan.options",
+            "the model's layers take codes, and dequantize asks for numbers; add --hf-overrides "
+            "'{\"quantization_config\": null}'",
+            field="dequantize",
+            found=f"quantization {model_config.quantization}",
+            path=str(model_config.model),
+        )
 
     def _path_of(self, source: Any) -> str:
         path = str(source.model_or_path)
