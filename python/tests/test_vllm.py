@@ -160,7 +160,7 @@ def test_memory_is_bounded(way: str, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     print(f"{way}: {int(done.stdout) / 1e6:.0f} MB")
-    assert (int(done.stdout) <= 100 << 20) == (way == "drops")  # glibc keeps what it was given
+    assert (int(done.stdout) <= 72 << 20) == (way == "drops")
 
 
 # --- who wrote what -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import mmap
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -84,7 +85,8 @@ class Stream:
 
     def _read(self, group: Mapping[str, int]) -> dict[str, torch.Tensor]:
         ends = (begin + self._nbytes(name, self._dtypes[name]) for name, begin in group.items())
-        memory = torch.empty(max(ends), dtype=torch.uint8, device="cpu")
+        # Straight from the system, which has it back at once: a heap would keep some.
+        memory = torch.frombuffer(mmap.mmap(-1, max(max(ends), 1)), dtype=torch.uint8)
         made = {}
         for name, begin in group.items():
             dtype = self._dtypes[name]
