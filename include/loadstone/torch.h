@@ -170,10 +170,19 @@ inline Report load_into(::torch::nn::Module& module, std::shared_ptr<const Catal
                   {.tensor = target.name});
     }
     if (target.delivery != Delivery::memory) continue;
-    values[i] = ::torch::empty(tensors[i].sizes(), tensors[i].scalar_type());
+    const ::torch::Device device = tensors[i].device();
+    const bool is_there = device.is_cuda() && device.str() == target.device;
+    const auto kind = is_there ? MemoryKind::device : MemoryKind::host;
+    auto options = ::torch::TensorOptions().dtype(tensors[i].scalar_type());
+    if (is_there) options = options.device(device);
+    values[i] = ::torch::empty(tensors[i].sizes(), options);
     destinations[i] = {.data = static_cast<std::byte*>(values[i].data_ptr()),
                        .byte_count = values[i].nbytes(),
-                       .dtype = target.dtype};
+                       .dtype = target.dtype,
+                       .parts = {},
+                       .kind = kind};
+    // Copies are on streams of their own: what is under way in this memory ends before.
+    if (is_there) ::torch::cuda::synchronize(device.index());
   }
   Report report = execute(plan, destinations, execute_options);
   audit(plan, report).require_real();
