@@ -30,7 +30,7 @@ class PythonDevice final : public Device {
 
   std::byte* allocate(std::string_view device, std::uint64_t bytes) override {
     std::uintptr_t address = 0;
-    call(device, "allocate", [&](const nb::object& allocate, const nb::str& name) {
+    call("memory.host", device, "allocate", [&](const nb::object& allocate, const nb::str& name) {
       address = nb::cast<std::uintptr_t>(allocate(name, bytes));
     });
     return reinterpret_cast<std::byte*>(address);  // NOLINT
@@ -39,13 +39,13 @@ class PythonDevice final : public Device {
 
   void copy(unsigned, std::string_view device, std::byte* to,
             std::span<const std::byte> from) override {
-    call(device, "copy", [&](const nb::object& copy, const nb::str& name) {
+    call("device.driver", device, "copy", [&](const nb::object& copy, const nb::str& name) {
       copy(name, address_of(to), address_of(from.data()), from.size());
     });
   }
   void wait(unsigned) override {}
   void read(std::string_view device, const std::byte* from, std::span<std::byte> to) override {
-    call(device, "read", [&](const nb::object& read, const nb::str& name) {
+    call("device.driver", device, "read", [&](const nb::object& read, const nb::str& name) {
       read(name, address_of(from), address_of(to.data()), to.size());
     });
   }
@@ -56,12 +56,13 @@ class PythonDevice final : public Device {
   }
 
   template <typename Call>
-  void call(std::string_view device, const char* function, const Call& call) const {
+  void call(const char* code, std::string_view device, const char* function,
+            const Call& call) const {
     const nb::gil_scoped_acquire acquire;
     try {
       call(functions_.attr(function), nb::str(device.data(), device.size()));
     } catch (const nb::python_error& error) {
-      throw Error("device.driver", "the device's library cannot copy",
+      throw Error(code, std::string("the device's library failed to ") + function,
                   {.field = std::string(device), .found = error.what()});
     }
   }

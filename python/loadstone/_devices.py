@@ -8,8 +8,10 @@ driver that torch has loaded; those of other devices by torch.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from loadstone import _core
 from loadstone._dtypes import torch_dtype
@@ -39,6 +41,25 @@ def require(device: str) -> None:
         raise make("plan.device_map", message, field="device_map", found=device) from error
 
 
+@contextlib.contextmanager
+def memory_for(name: str, device: str) -> Iterator[None]:
+    """Names the tensor for which a device has no memory left.
+
+    Raises:
+        LoadError: the device's memory is full (``memory.device``).
+    """
+    import torch
+
+    try:
+        yield
+    except RuntimeError as error:  # OutOfMemoryError is one; Metal has no class of its own
+        if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        message = "the device has no memory for this tensor"
+        raise make("memory.device", message, tensor=name, field=device, found=reason) from error
+
+
 def empty(name: str, shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
     """A tensor of uninitialized memory for a target, whatever the default device.
 
@@ -47,53 +68,84 @@ def empty(name: str, shape: tuple[int, ...], dtype: str, device: str) -> torch.T
     """
     import torch
 
-    try:
+    with memory_for(name, device):
         return torch.empty(shape, dtype=torch_dtype(dtype), device=device)
-    except torch.OutOfMemoryError as error:
-        reason = str(error).partition("\n")[0]
-        message = "the device has no memory for this tensor"
-        raise make("memory.device", message, tensor=name, field=device, found=reason) from error
 
 
-def copier(values: Iterable[tuple[str, Any]]) -> _core.Device | None:
-    """Who copies to tensors that a load is about to write, with their devices.
+class Copier:
+    """Who copies to the tensors that a load is about to write, and by what they know them.
 
-    Waits for what is still under way on their devices: copies are on streams of their own.
+    CUDA's driver knows addresses, and waits here for what is still under way on the devices: its
+    copies are on streams of their own. torch's copies are known by numbers: not every device has
+    addresses (a tensor's on ``mps`` is that of an object).
 
-    Returns:
-        ``None`` where all are on the host.
+    Attributes:
+        core: ``None`` where all tensors are on the host.
     """
+
+    def __init__(self, values: Iterable[tuple[str, torch.Tensor]]) -> None:
+        away = [(device, tensor) for device, tensor in values if is_elsewhere(device)]
+        names = sorted({device for device, _ in away})
+        self.core = _cuda(names) if names else None
+        self._numbers: dict[int, int] = {}  # by the tensor's identity
+        if self.core is not None:
+            for name in names:
+                _synchronize(name)
+        elif away:
+            copies = _TorchCopies([tensor for _, tensor in away])
+            self._numbers = copies.numbers
+            self.core = _core.PythonDevice(copies)
+
+    def __enter__(self) -> Copier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Gives the driver up, also where an error's traceback keeps this."""
+        self.core = None
+
+    def address(self, tensor: torch.Tensor) -> int:
+        """Where the core is to write a tensor; 0 where it has no elements."""
+        if not tensor.numel():
+            return 0
+        number = self._numbers.get(id(tensor))
+        return tensor.data_ptr() if number is None else number
+
+
+def _cuda(devices: Sequence[str]) -> _core.Device | None:
+    """CUDA's driver for devices that are all its own, where it can be found."""
     import torch
 
-    away = [(device, tensor) for device, tensor in values if is_elsewhere(device)]
-    if not away:
+    if torch.version.hip is not None or not all(name.startswith("cuda") for name in devices):
         return None
-    names = {device for device, _ in away}
-    for name in names:
-        _synchronize(name)
-    if all(name.startswith("cuda") for name in names) and torch.version.hip is None:
-        try:
-            return _core.open_cuda(CUDA_LIBRARY)
-        except Error:  # torch has it from elsewhere
-            pass
-    return _core.PythonDevice(_TorchCopies([tensor for _, tensor in away]))
+    try:
+        return _core.open_cuda(CUDA_LIBRARY)
+    except Error as error:
+        if not error.path:  # it is there, and says no
+            raise
+        return None
 
 
 def _synchronize(device: str) -> None:
     import torch
 
-    torch.accelerator.synchronize(torch.device(device))
+    torch.cuda.synchronize(device)
 
 
 class _TorchCopies:
-    """Copies by torch into tensors that are known by their addresses."""
+    """Copies by torch into tensors.
 
-    def __init__(self, tensors: Iterable[Any]) -> None:
+    Attributes:
+        numbers: where each tensor begins among all bytes of all, by its identity.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         import torch
 
-        held = [tensor for tensor in tensors if tensor.numel()]
-        self._tensors = sorted(held, key=lambda tensor: int(tensor.data_ptr()))
-        self._begins = [tensor.data_ptr() for tensor in self._tensors]
+        self._tensors = [tensor for tensor in tensors if tensor.numel()]
+        sizes = (tensor.nbytes for tensor in self._tensors)
+        self._begins = list(itertools.accumulate(sizes, initial=1))  # 0 is no destination
+        pairs = zip(self._tensors, self._begins, strict=False)
+        self.numbers = {id(tensor): begin for tensor, begin in pairs}
         self._ring = torch.empty(0, dtype=torch.uint8)
 
     def allocate(self, device: str, nbytes: int) -> int:
@@ -118,9 +170,9 @@ class _TorchCopies:
         held = self._bytes(begin, nbytes).cpu().contiguous()
         ctypes.memmove(to, held.data_ptr(), nbytes)
 
-    def _bytes(self, address: int, nbytes: int) -> Any:
+    def _bytes(self, number: int, nbytes: int) -> torch.Tensor:
         import torch
 
-        index = bisect.bisect_right(self._begins, address) - 1
-        at = address - self._begins[index]
+        index = bisect.bisect_right(self._begins, number) - 1
+        at = number - self._begins[index]
         return self._tensors[index].detach().reshape(-1).view(torch.uint8)[at : at + nbytes]

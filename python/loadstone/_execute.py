@@ -331,22 +331,24 @@ def _read(
             message = "ranks that read together make no receipt"
             raise make("plan.options", message, field="receipt", found=receipt)
         return _read_once.read(plan, homes, values, threads, callback)
-    destinations, parts = _places(plan, homes, values)
-    return _core.execute(
-        plan._core,
-        destinations,
-        threads,
-        callback,
-        parts=parts,
-        receipt=receipt,
-        has_pages=homes.in_place,
-        device=_devices.copier(_written(plan, values)),
-    )
+    wanted = _make_memory(plan, homes, values)
+    with _devices.Copier(_written(plan, values)) as copier:
+        destinations, parts = _destinations(values, wanted, copier)
+        return _core.execute(
+            plan._core,
+            destinations,
+            threads,
+            callback,
+            parts=parts,
+            receipt=receipt,
+            has_pages=homes.in_place,
+            device=copier.core,
+        )
 
 
 @_collector.paused()
-def _places(plan: Plan, homes: Homes, values: list[Any]) -> tuple[_Destinations, _PartDestinations]:
-    """Makes views, and memory for what the core writes."""
+def _make_memory(plan: Plan, homes: Homes, values: list[Any]) -> list[int]:
+    """Makes views, and memory for the targets that the core writes, which are returned."""
     mappings: dict[int, Any] = {}
     wanted: list[int] = []
     for index, target in enumerate(plan.targets):
@@ -355,7 +357,7 @@ def _places(plan: Plan, homes: Homes, values: list[Any]) -> tuple[_Destinations,
         elif target.delivery == "memory":
             values[index] = _parts(target) if target.encoding else homes.memory(index)
             wanted.append(index)
-    return _destinations(values, wanted)
+    return wanted
 
 
 def _parts(target: PlannedTarget) -> Parts:
@@ -374,17 +376,20 @@ def _written(plan: Plan, values: list[Any]) -> Iterator[tuple[str, torch.Tensor]
             yield from ((target.device, tensor) for tensor in tensors)
 
 
-def _destinations(values: list[Any], wanted: list[int]) -> tuple[_Destinations, _PartDestinations]:
+@_collector.paused()
+def _destinations(
+    values: list[Any], wanted: list[int], copier: _devices.Copier
+) -> tuple[_Destinations, _PartDestinations]:
     """Where the chosen values go: one row a target, and the memory of those that have parts."""
     rows = [memory.destination(None)] * len(values)
     parts = []
     for index in wanted:
         value = values[index]
         if isinstance(value, Parts):
-            pieces = [memory.destination(tensor) for tensor in value.values()]
-            parts.append((index, [(address, size) for address, size, _ in pieces]))
+            pieces = [(copier.address(tensor), tensor.nbytes) for tensor in value.values()]
+            parts.append((index, pieces))
         else:
-            rows[index] = memory.destination(value)
+            rows[index] = (copier.address(value), *memory.destination(value)[1:])
     return rows, parts
 
 
@@ -429,5 +434,6 @@ def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> tor
     """The constructor's value on its planned device and in its planned dtype; None: it is there."""
     if value.is_meta:
         return None  # follows from parameters, and is computed when they have their values
-    moved = value.to(device=target.device, dtype=torch_dtype(target.dtype))
+    with _devices.memory_for(target.name, target.device):
+        moved = value.to(device=target.device, dtype=torch_dtype(target.dtype))
     return None if moved is slot.tensor else moved

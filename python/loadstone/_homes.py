@@ -103,7 +103,8 @@ class Homes:
         home = self._views.get(id(slot.tensor))
         if home is None:
             is_like = self.in_place or value.stride() == slot.tensor.stride()
-            home = value if is_like else torch.empty_like(slot.tensor, requires_grad=False)
+            with _devices.memory_for(target.name, target.device):
+                home = value if is_like else torch.empty_like(slot.tensor, requires_grad=False)
         if home is not value and home.data_ptr() != value.data_ptr():
             home.copy_(value)
         self._views[id(slot.tensor)] = home
@@ -170,7 +171,8 @@ class _Group:
         storage = self._slots[0].tensor.untyped_storage()
         device = storage.device
         whole = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
-        copy = whole[self._begin : self._end].clone().untyped_storage()
+        with _devices.memory_for(self._slots[0].name, self.device):
+            copy = whole[self._begin : self._end].clone().untyped_storage()
         views = {}
         for slot in self._slots:
             old = slot.tensor

@@ -215,12 +215,16 @@ class TensorReader:
         threads: int = 0,
     ) -> None:
         plan.require_ok()
-        places = [_destination(tensor, d) for tensor, d in zip(tensors, dtypes, strict=True)]
-        if threads == 0 and sum(size for _, size, _ in places) < ONE_THREAD_BYTES:
-            threads = 1
-        copier = _devices.copier((device, tensor) for tensor in tensors if tensor is not None)
-        is_partial = any(tensor is None for tensor in tensors)
-        report = _core.execute(plan, places, threads, partial=is_partial, device=copier)
+        values = ((device, tensor) for tensor in tensors if tensor is not None)
+        with _devices.Copier(values) as copier:
+            places = [
+                _destination(tensor, dtype, copier)
+                for tensor, dtype in zip(tensors, dtypes, strict=True)
+            ]
+            if threads == 0 and sum(size for _, size, _ in places) < ONE_THREAD_BYTES:
+                threads = 1
+            is_partial = any(tensor is None for tensor in tensors)
+            report = _core.execute(plan, places, threads, partial=is_partial, device=copier.core)
         with self._lock:
             self.bytes_read += report.work()["bytes_read"]
 
@@ -312,7 +316,7 @@ def _empty(name: str, shape: Sequence[int], dtype: str, device: str = "cpu") -> 
     return pairs.view(torch.float4_e2m1fn_x2)
 
 
-def _destination(tensor: Any, dtype: str) -> tuple[int, int, str]:
+def _destination(tensor: Any, dtype: str, copier: _devices.Copier) -> tuple[int, int, str]:
     if tensor is None:
         return 0, 0, "U8"
-    return tensor.data_ptr(), tensor.nbytes, dtype
+    return copier.address(tensor), tensor.nbytes, dtype

@@ -12,6 +12,7 @@ import os
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,10 +32,20 @@ def library() -> Path:
     return path
 
 
-class FakeDevices:
-    """cuda:0, cuda:1 and xpu:0, until the test ends."""
+class Opaque(torch.Tensor):
+    """On Metal a tensor's pointer is that of an object, and no address of its bytes."""
 
-    names = ("cuda:0", "cuda:1", "xpu:0")
+    def data_ptr(self) -> int:
+        return id(self) // 256 * 256
+
+    def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+class FakeDevices:
+    """cuda:0, cuda:1, xpu:0 and mps:0, until the test ends."""
+
+    names = ("cuda:0", "cuda:1", "xpu:0", "mps:0")
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.driver = ctypes.CDLL(str(library()))
@@ -53,7 +64,7 @@ class FakeDevices:
         tensor = torch.empty(shape, dtype=_devices.torch_dtype(dtype), device="cpu")
         if device.startswith("cuda") and tensor.numel():
             self.register(tensor, device)
-        return tensor
+        return tensor.as_subclass(Opaque) if device.startswith("mps") else tensor
 
     def _require(self, device: str) -> None:
         assert device == "cpu" or device in self.names

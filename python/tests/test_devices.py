@@ -54,6 +54,26 @@ def test_every_codec_has_the_bytes_of_the_host(
     assert (devices.calls("cuMemcpyHtoDAsync_v2") > 0) == device.startswith("cuda")
 
 
+def test_a_device_without_addresses(
+    devices: FakeDevices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each tensor of several windows, and each begins where another one could."""
+    state = {name: torch.randn(512, 1024) for name in "abcd"}
+    loadstone.torch.save_file(state, tmp_path / "model.safetensors")
+    model = torch.nn.Module()
+    for name in state:
+        model.register_parameter(name, torch.nn.Parameter(torch.empty(512, 1024, device="meta")))
+    for staging in (1 << 20, 64 << 20):
+        loadstone.load(
+            model,
+            tmp_path / "model.safetensors",
+            device_map="mps:0",
+            staging_bytes_max=staging,
+            receipt="xxh3-128",
+        )
+        assert all(same(model.state_dict()[name], each) for name, each in state.items())
+
+
 class Model(torch.nn.Module):
     """Matrices, vectors, a scalar, a tie, and something that is in no file."""
 
@@ -83,6 +103,7 @@ def skeleton() -> torch.nn.Module:
 MAPS: list[Any] = [
     "cuda:0",
     "xpu:0",
+    "mps:0",
     {"": "cpu", "blocks.1": "cuda:1", "blocks.2": "cuda:0", "embed": "cuda:0", "head": "cuda:0"},
     {"": "cuda:1", "blocks.0": "xpu:0"},  # kinds that no driver has in common
     {"": "cuda:0", "blocks.3": "disk"},
@@ -196,6 +217,34 @@ def test_a_full_device_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert caught.value.code == "memory.device"
     assert (caught.value.tensor, caught.value.field) == ("blocks.0.weight", "cuda:0")
     assert "1.00 GiB" in str(caught.value)
+
+
+def test_memory_that_ends_is_told_from_other_errors() -> None:
+    with pytest.raises(loadstone.LoadError) as caught, _devices.memory_for("w", "mps:0"):
+        raise RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)")
+    assert (caught.value.code, caught.value.tensor) == ("memory.device", "w")
+    with pytest.raises(RuntimeError, match="another"), _devices.memory_for("w", "cpu"):
+        raise RuntimeError("another")
+
+
+def test_a_driver_that_says_no_is_no_driver_that_is_absent(
+    devices: FakeDevices, tmp_path: Path
+) -> None:
+    devices.fail("cuInit", 0, 100)
+    with pytest.raises(loadstone.LoadError, match="cuInit failed"):
+        loadstone.load(skeleton(), saved(tmp_path), device_map="cuda:0")
+
+
+def test_without_memory_for_the_ring(
+    devices: FakeDevices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise MemoryError("the host is full")
+
+    monkeypatch.setattr(_devices._TorchCopies, "allocate", full)
+    with pytest.raises(loadstone.LoadError) as caught:
+        loadstone.load(skeleton(), saved(tmp_path), device_map="xpu:0")
+    assert caught.value.code == "memory.host"
 
 
 def test_what_torch_cannot_copy_is_named(

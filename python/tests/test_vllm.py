@@ -65,6 +65,8 @@ def test_options_are_read() -> None:
         ({"staging_bytes_max": 0}, "0"),
         ({"staging_bytes_max": "much"}, "'much'"),
         ({"dequantize": "yes"}, "'yes'"),
+        ({"dequantize": 1}, "1"),
+        ({"missing": "ignore"}, "'ignore'"),
         (["threads"], "list"),
     ],
 )
@@ -194,6 +196,30 @@ def test_what_is_left_is_seen() -> None:
     assert writes.hole(scalar) == Hole((), 1)
     assert writes.hole(empty) is None
     assert writes.hole(rows[:5]) is None and writes.hole(columns[:, 2:7]) is None
+
+
+def test_what_a_model_keeps_counts_by_its_values() -> None:
+    """Parameters that are replaced: by results of operations, by lists of them, by nothing."""
+    first, second, third, fourth = (torch.nn.Parameter(torch.empty(4, 6)) for _ in range(4))
+    with Writes() as writes:
+        first.data = torch.ones(6, 4, dtype=torch.float64).t().to(torch.float32)
+        second.data = torch.cat([torch.ones(2, 6), torch.zeros(2, 6)])
+        third.data = torch.empty(4, 6)
+        third.data.narrow(0, 0, 4)  # a look is no write
+        torch._foreach_copy_([fourth.data[:1], fourth.data[1:]], [torch.ones(1, 6)] * 2)
+    assert [writes.hole(each) for each in (first, second, fourth)] == [None] * 3
+    assert writes.hole(third) == Hole((0, 0), 24)
+
+
+def test_memory_that_is_used_again_begins_anew() -> None:
+    with Writes() as writes:
+        written = [torch.ones(300, 500) for _ in range(20)]
+        places = {each.data_ptr() for each in written}
+        assert [writes.hole(each) for each in written] == [None] * 20
+        written.clear()
+        blanks = [torch.empty(300, 500) for _ in range(20)]
+    assert places & {each.data_ptr() for each in blanks}
+    assert {writes.hole(each) for each in blanks} == {Hole((0, 0), 150_000)}
 
 
 def test_random_writes_are_counted() -> None:

@@ -71,15 +71,22 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
                 raise
             except Exception as error:
                 raise self._refused(error) from error
-        require_written(model, self._writes, model_config.model)
+        proof = "all parameters have values"
+        try:
+            require_written(model, self._writes, model_config.model)
+        except Error as error:
+            if self.options.missing == "error":
+                raise
+            proof = str(error)
         seconds = time.perf_counter() - begin
         self.counter_after_loading_weights = time.perf_counter()
-        logger.info(
-            "loadstone read %s in %.2f s (%.2f GB/s); all parameters have values; peak of the "
-            "process: %s",
+        log = logger.info if proof.startswith("all") else logger.warning
+        log(
+            "loadstone read %s in %.2f s (%.2f GB/s); %s; peak of the process: %s",
             human_bytes(self._bytes_read),
             seconds,
             self._bytes_read / seconds / 1e9,
+            proof,
             human_bytes(peak_resident_bytes()),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from loadstone._errors import make
@@ -20,11 +20,13 @@ class Options:
         threads: readers; 0: one per core, at most four.
         staging_bytes_max: of tensors that are read and not taken yet, at most, but for one tensor.
         dequantize: quantized weights reach vLLM as numbers of the model's dtype.
+        missing: ``"error"`` or ``"warn"``: what parameters without values are.
     """
 
     threads: int = 0
     staging_bytes_max: int = 64 << 20
     dequantize: bool = False
+    missing: str = "error"
 
     @classmethod
     def of(cls, given: Any) -> Options:
@@ -35,18 +37,29 @@ class Options:
         """
         if not isinstance(given, Mapping):
             raise _refused("options are an object", type(given).__name__, "{...}")
-        known = {field.name: field.default for field in dataclasses.fields(cls)}
         for name in given:
-            if name not in known:
-                raise _refused("no such option", repr(name), ", ".join(known))
+            if name not in _VALUES:
+                raise _refused("no such option", repr(name), ", ".join(_VALUES))
         values = dict(given)
         if "staging_bytes_max" in values:
             values["staging_bytes_max"] = byte_count(values["staging_bytes_max"])
         for name, value in values.items():
-            if type(value) is not type(known[name]) or (not value and value is not False):
-                wanted = "true or false" if isinstance(known[name], bool) else "a number above 0"
+            wanted, is_valid = _VALUES[name]
+            if not is_valid(value):
                 raise _refused(f"no value of {name}", repr(value), wanted)
         return cls(**values)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+_VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "threads": ("a number above 0", _is_count),
+    "staging_bytes_max": ("a size above 0", _is_count),
+    "dequantize": ("true or false", lambda value: isinstance(value, bool)),
+    "missing": ("'error' or 'warn'", lambda value: value in ("error", "warn")),
+}
 
 
 def _refused(message: str, found: str, expected: str) -> Exception:

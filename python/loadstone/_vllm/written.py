@@ -28,8 +28,25 @@ class Hole:
     count: int
 
 
+# Their results hold no values yet.
+_WITHOUT_VALUES = {
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_permuted",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::resize_",
+    "aten::set_",
+}
+
+
 class Writes(DispatchMode):
-    """Notes each range that an operation writes to, while it is entered as a context."""
+    """Notes each range that an operation writes to, while it is entered as a context.
+
+    What an operation makes anew has values as well, and counts where a model keeps it. Memory that
+    is used again begins anew with the operation that makes it. Writes past torch are not seen.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -39,14 +56,21 @@ class Writes(DispatchMode):
         given = kwargs or {}
         made = func(*args, **given)
         schema = func._schema
-        if schema.is_mutable:
-            named = zip((each.name for each in schema.arguments), args, strict=False)
-            values = dict(named) | given
-            for argument in schema.arguments:
-                value = values.get(argument.name)
-                is_written = argument.alias_info is not None and argument.alias_info.is_write
-                if is_written and isinstance(value, torch.Tensor):
-                    self.note(value)
+        named = zip((each.name for each in schema.arguments), args, strict=False)
+        values = dict(named) | given
+        has_values = schema.name not in _WITHOUT_VALUES
+        for argument in schema.arguments if schema.is_mutable and has_values else ():
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in _tensors(values.get(argument.name)):
+                    self.note(tensor)
+        given_storages = {_storage(each) for value in values.values() for each in _tensors(value)}
+        results = made if len(schema.returns) > 1 else (made,)
+        for result, tensors in zip(schema.returns, results, strict=False):
+            for tensor in _tensors(tensors) if result.alias_info is None else ():
+                if _storage(tensor) not in given_storages:
+                    self._runs.pop(_storage(tensor), None)
+                    if has_values:
+                        self.note(tensor)
         return made
 
     def note(self, tensor: torch.Tensor) -> None:
@@ -66,6 +90,16 @@ class Writes(DispatchMode):
         width = tensor.element_size()
         count = int((gaps[:, 1] - gaps[:, 0]).sum()) // width
         return Hole(_index(tensor, int(gaps[0, 0])), count)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Those with memory in a value of an operation."""
+    among = value if isinstance(value, list | tuple) else (value,)
+    return [
+        each
+        for each in among
+        if isinstance(each, torch.Tensor) and each.layout is torch.strided and not each.is_meta
+    ]
 
 
 def _storage(tensor: torch.Tensor) -> int:
