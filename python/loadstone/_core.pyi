@@ -166,6 +166,9 @@ STAGING_BYTES_MAX: int
 MISSING_POLICIES: tuple[str, ...]
 STRIP_PREFIXES: tuple[str, ...]
 DEVICE_MAP_MODES: tuple[str, ...]
+COUNTED_DEVICES: tuple[str, ...]  # a machine may have several; a name without number: the current
+
+def is_accelerator(device: str) -> bool: ...
 
 class Target:
     dtype: str
@@ -250,6 +253,11 @@ class Conversion:
     def peak_bytes(self) -> int: ...
     @property
     def file_count(self) -> int: ...
+    @property
+    def files(
+        self,
+    ) -> list[tuple[int, list[tuple[str, tuple[int, ...], str, int, int]]]]: ...
+    def extra_text(self, name: str) -> str | None: ...
     def require_ok(self) -> None: ...
     def check_target(self, target: str) -> None: ...
     def to_json(self) -> str: ...
@@ -284,26 +292,26 @@ def merge_options(
 ) -> MergeOptions: ...
 def make_conversion(
     catalog: Catalog,
-    rules: str,
-    recipes: Recipes | None,
-    dtype: str,
-    block_dtype: str,
-    unexpected: str,
-    one_file: bool,
-    stem: str,
-    shard_bytes_max: int | None,
-    memory_bytes_max: int | None,
-    threads: int,
-    formats: Sequence[tuple[str, str]],
-    mode: str,
-    include: Sequence[str],
-    exclude: Sequence[str],
-    style: str,
-    allow_non_finite: bool,
-    folder: str,
-    copy_code: bool,
-    dequantize: bool,
-    experts: str,
+    rules: str = "",
+    recipes: Recipes | None = None,
+    dtype: str = "",
+    block_dtype: str = "BF16",
+    unexpected: str = "warn",
+    one_file: bool = True,
+    stem: str = "model",
+    shard_bytes_max: int | None = None,
+    memory_bytes_max: int | None = None,
+    threads: int = 0,
+    formats: Sequence[tuple[str, str]] = (),
+    mode: str = "exact",
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    style: str = "",
+    allow_non_finite: bool = False,
+    folder: str = "",
+    copy_code: bool = False,
+    dequantize: bool = False,
+    experts: str = "keep",
     format: str = "safetensors",
     metadata: str = "",
     beyond_ggml: bool = False,
@@ -321,6 +329,7 @@ def convert(
     receipt: str = "",
     page_cache: str = "auto",
 ) -> ConvertReport: ...
+def convert_in_memory(conversion: Conversion, file: int, address: int, bytes: int) -> int: ...
 def cast(source: bytes, source_dtype: str, target_dtype: str) -> bytes: ...
 def decode(
     kernel: str,

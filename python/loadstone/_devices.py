@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 CUDA_LIBRARY = "libcuda.so.1"
 
 
-def is_elsewhere(device: str) -> bool:
-    """Whether a device's memory is reached by copies only."""
-    return device not in ("cpu", "disk", "meta")
-
-
 def require(device: str) -> None:
     """Raises where this machine lacks a device (``plan.device_map``)."""
     import torch
@@ -84,7 +79,7 @@ class Copier:
     """
 
     def __init__(self, values: Iterable[tuple[str, torch.Tensor]]) -> None:
-        away = [(device, tensor) for device, tensor in values if is_elsewhere(device)]
+        away = [(device, tensor) for device, tensor in values if _core.is_accelerator(device)]
         names = sorted({device for device, _ in away})
         self.core = _cuda(names) if names else None
         self._numbers: dict[int, int] = {}  # by the tensor's identity

@@ -13,9 +13,6 @@ from loadstone._errors import make
 
 MODES = _core.DEVICE_MAP_MODES
 
-# Kinds of which a machine may have several; a name without a number means the current one.
-_COUNTED = ("cuda", "xpu", "mps", "npu", "hpu", "mlu", "mtia")
-
 _UNITS = {
     "": 1,
     "B": 1,
@@ -39,7 +36,7 @@ def device_name(device: Any) -> str:
     if isinstance(device, int):
         return f"cuda:{device}"
     name = str(device)
-    return f"{name}:{_current(name)}" if name in _COUNTED else name
+    return f"{name}:{_current(name)}" if name in _core.COUNTED_DEVICES else name
 
 
 def _current(kind: str) -> int:

@@ -23,14 +23,6 @@ from loadstone._output import (
 )
 from loadstone._weighted import Weighted, joined, opened, weighted
 
-# A merge reads numbers under the first model's names: nothing of how a conversion changes them.
-_NO_RECIPES: dict[str, Any] = {
-    "rules": "",
-    "recipes": None,
-    "dequantize": False,
-    "experts": "keep",
-}
-
 
 def merge(
     models: Weighted,
@@ -112,8 +104,6 @@ def merge(
         joined([opened(source, allow_links) for source, _ in (*given, *adapters)]),
         dtype="" if dtype is None or dtype == "auto" else str(dtype),
         block_dtype=str(block_dtype),
-        unexpected="warn",
-        **_NO_RECIPES,
         **form.arguments,
         shard_bytes_max=None if shard_size is None else _machine.byte_count(shard_size),
         memory_bytes_max=None if max_memory is None else _machine.byte_count(max_memory),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from loadstone._catalog import Catalog, TensorInfo
+    from loadstone._progress import ProgressCallback
 
 # Reads of fewer bytes are not worth a second thread.
 ONE_THREAD_BYTES = 8 << 20
@@ -97,12 +98,12 @@ class TensorReader:
         tensor = _empty(entry.name, builder.shape(value), dtype, device)
         builder.add(entry.name, value)
         targets = [_core.Target(entry.name, builder.shape(value), dtype)]
-        for companion in self._companions([entry]) - {entry.name}:
-            builder.add(companion, builder.source(companion))
-            targets.append(self._as_it_is(companion))
-        plan = _plan(self.catalog, targets, builder.finish(), device)
+        for companion in self.beside([] if entry.is_decoded else [entry.name]):
+            builder.add(companion.name, builder.source(companion.name))
+            targets.append(companion)
+        plan = plan_for(self.catalog, targets, builder.finish(), device)
         tensors = [tensor, *[None] * (len(targets) - 1)]
-        self._execute(plan, tensors, [dtype] * len(targets), device)
+        self.execute(plan, tensors, [dtype] * len(targets), device)
         return tensor.view(_torch_shape(selection.shape, dtype))
 
     @_collector.paused()
@@ -139,12 +140,12 @@ class TensorReader:
                     self.catalog._core, entry.name, "F32"
                 )
         targets = [_core.Target(entry.name, entry.shape, dtypes[entry.name]) for entry in entries]
-        beside = self._companions(entries) - tensors.keys()
-        targets += map(self._as_it_is, beside)
-        plan = _plan(self.catalog, targets, device=device)
+        beside = self.beside(entry.name for entry in entries if not entry.is_decoded)
+        targets += beside
+        plan = plan_for(self.catalog, targets, device=device)
         places = [*tensors.values(), *[None] * len(beside)]
         wanted = [*(dtypes[name] for name in tensors), *["U8"] * len(beside)]
-        self._execute(plan, places, wanted, device, threads)
+        self.execute(plan, places, wanted, device, threads)
 
     def components(self, entry: Entry) -> dict[str, Any]:
         """A tensor's components as they are in the file, by role; blocks are bytes of rows."""
@@ -153,9 +154,11 @@ class TensorReader:
             info = self.catalog.tensors[name]
             blocks = not is_dtype(info.encoding) and info.encoding != "F4"
             shapes[name] = (_block_shape(info), "U8") if blocks else (info.shape, info.encoding)
-        plan = _plan(self.catalog, [_core.Target(name, *shape) for name, shape in shapes.items()])
+        plan = plan_for(
+            self.catalog, [_core.Target(name, *shape) for name, shape in shapes.items()]
+        )
         made = {name: _empty(name, *shape) for name, shape in shapes.items()}
-        self._execute(plan, list(made.values()), [dtype for _, dtype in shapes.values()])
+        self.execute(plan, list(made.values()), [dtype for _, dtype in shapes.values()])
         return {role: made[name] for role, name in entry.components.items()}
 
     def _entries(self, decodes: bool) -> Iterator[Entry]:
@@ -197,23 +200,32 @@ class TensorReader:
                 "plan.dtype", message, tensor=entry.name, found=found, expected=dtype
             ) from error
 
-    def _companions(self, entries: Iterable[Entry]) -> set[str]:
-        """All components of codes that are read as they are: none are read without scales."""
-        rows = (self._quantized.get(entry.name) for entry in entries if not entry.is_decoded)
-        return {name for row in rows if row is not None for name in row[3].values()}
+    def beside(self, names: Iterable[str]) -> list[_core.Target]:
+        """The other components of codes that are read as they are, which none are read without."""
+        given = set(names)
+        rows = (self._quantized[name] for name in given if name in self._quantized)
+        others = {name for row in rows for name in row[3].values()} - given
+        return [_core.Target(name, *self._form(name)) for name in others]
 
-    def _as_it_is(self, name: str) -> _core.Target:
+    def _form(self, name: str) -> tuple[tuple[int, ...], str]:
         info = self.catalog.tensors[name]
-        return _core.Target(name, info.shape, info.encoding)
+        return info.shape, info.encoding
 
-    def _execute(
+    def execute(
         self,
         plan: _core.Plan,
         tensors: Sequence[Any],
         dtypes: Sequence[str],
         device: str = "cpu",
         threads: int = 0,
+        progress: ProgressCallback | None = None,
     ) -> None:
+        """Carries a plan out that :func:`plan_for` made.
+
+        Args:
+            tensors: contiguous, one for each of its targets; ``None``: it is not to be made.
+            dtypes: of each.
+        """
         plan.require_ok()
         values = ((device, tensor) for tensor in tensors if tensor is not None)
         with _devices.Copier(values) as copier:
@@ -224,7 +236,9 @@ class TensorReader:
             if threads == 0 and sum(size for _, size, _ in places) < ONE_THREAD_BYTES:
                 threads = 1
             is_partial = any(tensor is None for tensor in tensors)
-            report = _core.execute(plan, places, threads, partial=is_partial, device=copier.core)
+            report = _core.execute(
+                plan, places, threads, progress, partial=is_partial, device=copier.core
+            )
         with self._lock:
             self.bytes_read += report.work()["bytes_read"]
 
@@ -273,11 +287,12 @@ def _unknown(name: str, names: Iterable[str], path: str) -> Error:
     return make("open.name", message, path=path, tensor=name, expected=expected)
 
 
-def _plan(
+def plan_for(
     catalog: Catalog,
     targets: list[_core.Target],
     recipes: _core.Recipes | None = None,
     device: str = "cpu",
+    **options: Any,
 ) -> _core.Plan:
     """A plan for exactly these targets."""
     return _core.make_plan(
@@ -291,6 +306,7 @@ def _plan(
         device_map=[("", device)],
         recipes=recipes,
         knows_all_sources=recipes is not None,
+        **options,
     )
 
 

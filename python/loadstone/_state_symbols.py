@@ -89,25 +89,10 @@ def _after_rules(catalog: Catalog, rules: str) -> Iterator[_Row]:
     conversion = _core.make_conversion(
         catalog._core,
         rules=rules,
-        recipes=None,
-        dtype="",
-        block_dtype="float32",
+        block_dtype="F32",
         unexpected="ignore",
-        one_file=True,
-        stem="model",
-        shard_bytes_max=None,
-        memory_bytes_max=None,
         threads=1,
-        formats=[],
-        mode="exact",
-        include=[],
-        exclude=[],
-        style="",
         allow_non_finite=True,
-        folder="",
-        copy_code=False,
-        dequantize=False,
-        experts="keep",
     )
     made = json.loads(conversion.to_json())["tensors"]
     targets = [_core.Target(name, row["shape"], row["dtype"]) for name, row in made.items()]

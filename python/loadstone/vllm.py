@@ -28,6 +28,10 @@ def register() -> None:
 
     if FORMAT in model_loader._LOAD_FORMAT_TO_MODEL_LOADER:
         return
+    from vllm.transformers_utils.config import register_config_parser
+
+    from loadstone._vllm.config import LoadstoneConfigParser
     from loadstone._vllm.loader import LoadstoneLoader
 
     model_loader.register_model_loader(FORMAT)(LoadstoneLoader)
+    register_config_parser(FORMAT)(LoadstoneConfigParser)

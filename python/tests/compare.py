@@ -174,6 +174,12 @@ def _tensor(
         yield f"{name}: {_first_difference(mine, theirs)}"
 
 
+def same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether dtypes, shapes and the values as bytes are equal."""
+    kinds = (first.dtype, first.shape) == (second.dtype, second.shape)
+    return kinds and same_bytes(first, second)
+
+
 def same_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether the values are equal as bytes; shapes and dtypes are."""
     return torch.equal(_bytes(first), _bytes(second))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from codec_files import CODECS
+from compare import same
 from fake_devices import FakeDevices
 
 import loadstone
@@ -24,12 +25,6 @@ DEVICES = ["cuda:0", "xpu:0"]
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> FakeDevices:
     return FakeDevices(monkeypatch)
-
-
-def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    kinds = (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    both = [t.contiguous().reshape(-1).view(torch.uint8) for t in (found, expected)]
-    return kinds and torch.equal(*both)
 
 
 @pytest.mark.parametrize("device", DEVICES)

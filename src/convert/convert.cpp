@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <iterator>
 #include <memory>
@@ -16,38 +15,15 @@
 #include "convert/cache_release.h"
 #include "convert/output.h"
 #include "convert/output_sink.h"
+#include "convert/pull.h"
 #include "convert/recorder.h"
 #include "convert/source_watch.h"
 #include "convert/work_folder.h"
-#include "execute/puller.h"
-#include "execute/shard_files.h"
-#include "execute/team.h"
-#include "execute/windows.h"
 #include "loadstone/error.h"
-#include "plan/decodings.h"
 
 namespace loadstone {
 
 namespace {
-
-// What the wanted files are made of. What is quantized may share scales with tensors of other
-// files.
-OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wanted,
-                       Storage* storage) {
-  const Plan& plan = conversion.plan;
-  std::vector<bool> needed(plan.catalog->shards().size(), false);
-  const bool shares = std::ranges::count(wanted, true) > 0 &&
-                      std::ranges::any_of(plan.targets, [](const PlannedTarget& target) {
-                        return target.quantization.has_value();
-                      });
-  for (std::size_t i = 0; i < conversion.files.size(); ++i) {
-    if (!wanted[i] && !shares) continue;
-    for (const OutputTensor& tensor : conversion.files[i].tensors) {
-      add_needed(plan, plan.targets[tensor.target], needed);
-    }
-  }
-  return {*plan.catalog, storage, needed};
-}
 
 void check_run(const Conversion& conversion, const ConvertRun& run) {
   const auto refuse = [](const char* field, const char* message) {
@@ -99,7 +75,6 @@ std::vector<bool> files_to_write(const Conversion& conversion, const WorkFolder&
 void write_files(const Conversion& conversion, const OpenShards& shards, Output& output,
                  const std::vector<bool>& wanted, Observer* observer, const ConvertRun& run,
                  ConvertReport& report) {
-  const Plan& plan = conversion.plan;
   std::optional<ReceiptRecorder> recorder;
   if (run.receipt || !conversion.one_file) {
     recorder.emplace(conversion, shards, wanted, kind_of(run));
@@ -109,26 +84,12 @@ void write_files(const Conversion& conversion, const OpenShards& shards, Output&
   report.page_cache = cache.is_on() ? PageCache::release : PageCache::keep;
   if (cache.is_on()) output.release_cache();
   OutputSink sink(conversion, wanted, output, cache, recorder ? &*recorder : nullptr);
-  const GroupList groups = sink.groups();
-  MemoryCount memory;
-  WindowQueue queue(plan, conversion.budget, groups, sink, memory);
-  std::atomic<bool> stop = false;
-  PullWork work = {.plan = plan,
-                   .shards = shards.sources(),
-                   .budget = conversion.budget,
-                   .sink = sink,
-                   .queue = queue,
-                   .memory = memory,
-                   .stop = stop,
-                   .digests = recorder ? &recorder->sources() : nullptr};
-  run_team(
-      conversion.budget.threads, stop, observer,
-      [&] { return Progress{.bytes_done = work.bytes_done, .bytes_total = queue.bytes_total()}; },
-      [&] { pull_windows(work); });
-  report.bytes_read = work.bytes_read;
-  std::ranges::move(findings_of(work), std::back_inserter(report.findings));
+  PulledFiles pulled =
+      pull_files(conversion, shards, sink, recorder ? &recorder->sources() : nullptr, observer);
+  report.bytes_read = pulled.bytes_read;
+  std::ranges::move(pulled.findings, std::back_inserter(report.findings));
   sort_findings(report.findings);
-  report.peak_bytes += memory.bytes_peak();
+  report.peak_bytes += pulled.memory_peak;
   output.record(nullptr);
 }
 

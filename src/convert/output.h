@@ -50,27 +50,38 @@ void check_space(const TargetPlace& place, std::uint64_t byte_count);
 [[nodiscard]] std::vector<std::string> output_paths(const Conversion& conversion,
                                                     const std::string& target);
 
+// Where the bytes of files go. Thread-safe.
+class OutputFiles {
+ public:
+  OutputFiles() = default;
+  OutputFiles(const OutputFiles&) = delete;
+  OutputFiles& operator=(const OutputFiles&) = delete;
+  virtual ~OutputFiles() = default;
+
+  virtual void write(std::uint32_t file, std::uint64_t offset,
+                     std::span<const std::byte> bytes) = 0;
+  // Nothing more will be written to this one.
+  virtual void finish(std::uint32_t file) = 0;
+};
+
 // write() and finish() are thread-safe; commit() comes after them. The destructor removes what was
 // begun and is not finished.
-class Output {
+class Output final : public OutputFiles {
  public:
   // `check_sources` throws where what the files are made of has changed; thread-safe.
   Output(const Conversion& conversion, WorkFolder& work, Storage& storage,
          std::function<void()> check_sources);
-  Output(const Output&) = delete;
-  Output& operator=(const Output&) = delete;
-  ~Output();
+  ~Output() override;
 
   // Throws where files that are to stay in the target could not be kept at the end.
   void check_links(const TargetPlace& place) const;
 
   // The file is made, with its header, when its first bytes come.
-  void write(std::uint32_t file, std::uint64_t offset, std::span<const std::byte> bytes);
+  void write(std::uint32_t file, std::uint64_t offset, std::span<const std::byte> bytes) override;
   // Pages of what is written leave the system's cache.
   void release_cache() noexcept { releases_cache_ = true; }
-  // Nothing more will be written to this one: it goes to the disk, and a shard gets its name in the
-  // work folder.
-  void finish(std::uint32_t file);
+  // The file goes to the disk, and a shard gets its name in the work folder.
+  void finish(std::uint32_t file) override;
 
   // Asked for the receipt of each file when it is finished; null: nobody.
   void record(ReceiptRecorder* recorder) noexcept { recorder_ = recorder; }

@@ -34,7 +34,7 @@ void invert(const OutputTensor& tensor, std::span<std::byte> bytes) {
 }  // namespace
 
 OutputSink::OutputSink(const Conversion& conversion, const std::vector<bool>& wanted,
-                       Output& output, const CacheRelease& cache, ReceiptRecorder* recorder)
+                       OutputFiles& output, const CacheRelease& cache, ReceiptRecorder* recorder)
     : conversion_(conversion),
       output_(output),
       cache_(cache),

@@ -21,7 +21,7 @@ class OutputSink final : public ValueSink {
  public:
   // Of the `wanted` files. Those without data are finished here.
   // `cache`: is told which targets are made. `recorder`: what is written; null: nobody.
-  OutputSink(const Conversion& conversion, const std::vector<bool>& wanted, Output& output,
+  OutputSink(const Conversion& conversion, const std::vector<bool>& wanted, OutputFiles& output,
              const CacheRelease& cache, ReceiptRecorder* recorder = nullptr);
 
   // Everything that is to be made: file by file, and in a file in the order of the sources.
@@ -46,7 +46,7 @@ class OutputSink final : public ValueSink {
              std::span<const std::byte> bytes);
 
   const Conversion& conversion_;
-  Output& output_;
+  OutputFiles& output_;
   const CacheRelease& cache_;
   ReceiptRecorder* const recorder_;
   std::vector<bool> wanted_;

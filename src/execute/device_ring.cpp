@@ -12,7 +12,7 @@ namespace loadstone {
 
 namespace {
 
-// What is left of a slot is worth another value.
+// A rest of a slot that is worth another value.
 constexpr std::uint64_t rest_least = 4096;
 
 }  // namespace

@@ -401,10 +401,11 @@ std::uint64_t Needs::window_use(std::uint64_t window_bytes) const {
 Budget Needs::share(unsigned threads, std::uint64_t each, std::uint64_t chunk_bytes) const {
   Budget budget = {.threads = threads, .chunk_bytes = chunk_bytes, .merge_bytes = merge_bytes_};
   budget.held_bytes = held_bytes(threads);
-  const std::uint64_t whole_bytes_max =
-      std::min(each, std::max(2 * chunk_bytes, whole_.bytes_least));
-  budget.whole = whole_.slot(whole_bytes_max, chunk_bytes);
-  if (groups_.empty()) return budget;
+  std::uint64_t whole_bytes_max = std::min(each, std::max(2 * chunk_bytes, whole_.bytes_least));
+  if (groups_.empty()) {
+    budget.whole = whole_.slot(whole_bytes_max, chunk_bytes);
+    return budget;
+  }
   const std::uint64_t whole_and_ring = each;
   each -= std::min(each, merge_bytes_);  // what is least was more
   const std::uint64_t least = std::max(pages(step_bytes_), window_bytes_least);
@@ -423,10 +424,10 @@ Budget Needs::share(unsigned threads, std::uint64_t each, std::uint64_t chunk_by
   if (has_device_) {
     const std::uint64_t count = std::clamp<std::uint64_t>(window_count(window), 1, 2 * threads);
     budget.ring = {static_cast<unsigned>(count), std::max(budget.window_bytes, page_bytes)};
-    // What is left for values that are read as they are.
     const std::uint64_t ring_bytes = ceil_div(budget.ring.bytes(), threads);
-    budget.whole = whole_.slot(std::min(whole_bytes_max, whole_and_ring - ring_bytes), chunk_bytes);
+    whole_bytes_max = std::min(whole_bytes_max, whole_and_ring - ring_bytes);
   }
+  budget.whole = whole_.slot(whole_bytes_max, chunk_bytes);
   budget.staging = windows_.slot((rest - in_hand * window) / page_bytes * page_bytes, chunk_bytes);
   budget.staging.used_bytes = std::min(budget.staging.used_bytes, windows_.value_bytes);
   return budget;

@@ -24,11 +24,9 @@ std::string device_name(std::string_view text) {
 
 bool is_device_name(std::string_view text) noexcept {
   static constexpr std::array<std::string_view, 3> plain = {"cpu", "disk", "meta"};
-  static constexpr std::array<std::string_view, 9> counted = {
-      "cuda", "mps", "xpu", "npu", "hpu", "mlu", "mtia", "xla", "privateuseone"};
   if (std::ranges::find(plain, text) != plain.end()) return true;
   const auto colon = text.find(':');
-  if (std::ranges::find(counted, text.substr(0, colon)) == counted.end()) return false;
+  if (std::ranges::count(counted_devices, text.substr(0, colon)) == 0) return false;
   return colon == std::string_view::npos || is_number(text.substr(colon + 1));
 }
 

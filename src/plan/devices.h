@@ -1,6 +1,7 @@
 // Words for places.
 #pragma once
 
+#include <array>
 #include <string>
 #include <string_view>
 
@@ -9,8 +10,11 @@ namespace loadstone {
 // "0" is "cuda:0"; other words as they are.
 [[nodiscard]] std::string device_name(std::string_view text);
 
-// "cpu", "disk", "meta", and torch's "cuda", "mps", "xpu", "npu", "hpu", "mlu", "mtia", "xla",
-// "privateuseone" with or without ":N".
+// Kinds of which a machine may have several, as torch calls them.
+inline constexpr std::array<std::string_view, 9> counted_devices = {
+    "cuda", "mps", "xpu", "npu", "hpu", "mlu", "mtia", "xla", "privateuseone"};
+
+// "cpu", "disk", "meta", and the counted kinds with or without ":N".
 [[nodiscard]] bool is_device_name(std::string_view text) noexcept;
 
 // For messages: what a device can be called.

@@ -77,6 +77,11 @@ transformers.integrations.peft
     call get_device(device_map, param_name, valid_torch_device)
 [5.0-] transformers.quantizers.auto
     AUTO_QUANTIZATION_CONFIG_MAPPING
+[5.0-] transformers.modeling_gguf_pytorch_utils
+    TENSOR_PROCESSORS
+    TensorProcessor.process(self, weights, name)
+    call load_gguf_checkpoint(gguf_checkpoint_path, return_tensors)
+    call get_gguf_hf_weights_map(hf_model, processor)
 [5.0-] transformers.quantizers.base
     [5.21-] call HfQuantizer.get_new_dtype(self, converter, param, dtype)
     HfQuantizer.param_needs_quantization(self, model, param_name)

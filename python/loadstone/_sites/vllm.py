@@ -25,5 +25,8 @@ vllm.model_executor.model_loader.default_loader
     DefaultModelLoader._prepare_weights(self, model_name_or_path, subfolder, revision)
 vllm.model_executor.model_loader.ep_weight_filter
     call should_skip_weight(weight_name, local_expert_ids)
+vllm.transformers_utils.config
+    HFConfigParser.parse(self, model, trust_remote_code, revision, code_revision)
+    call register_config_parser(config_format)
 """,
 )

@@ -1,1 +1,1 @@
-"""What stands behind :mod:`loadstone.vllm`."""
+"""The implementation of :mod:`loadstone.vllm`; no public names."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +18,12 @@ from loadstone._catalog import inspect
 from loadstone._dtypes import dtype_name
 from loadstone._errors import Error, make
 from loadstone._machine import peak_resident_bytes
+from loadstone._progress import shown
 from loadstone._report import human_bytes
-from loadstone._vllm.options import Options
+from loadstone._vllm.converted import Converted, conversion, quantization_config
+from loadstone._vllm.deferred import Copies, Deferred, Deferring, settle
+from loadstone._vllm.options import Changes, Options
 from loadstone._vllm.proof import require_written
-from loadstone._vllm.stream import Stream
 from loadstone._vllm.written import Writes
 
 # Not vLLM's children, so that its settings for logs hold.
@@ -29,8 +33,8 @@ logger = init_logger("vllm.loadstone")
 class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
     """Brings the tensors of a checkpoint to a model's own ``load_weights``, and proves the result.
 
-    Each rank reads all tensors that vLLM's code for the model asks for, less the experts of other
-    ranks where vLLM filters them.
+    That code is given tensors that are not read yet. Each rank reads what it keeps of them, after
+    the proof that all parameters will have values.
     """
 
     def __init__(self, load_config: Any) -> None:
@@ -41,7 +45,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
             super().__init__(load_config)
         finally:
             load_config.model_loader_extra_config = given
-        self._bytes_read = 0
+        self._checkpoints: list[Deferring | Converted] = []
         self._now: tuple[str, str, torch.Tensor] | None = None  # path, name, what is being taken
 
     def download_model(self, model_config: Any) -> None:
@@ -59,14 +63,18 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
             AuditError: ``audit.unaccounted``: parameters have no values.
         """
         begin = time.perf_counter()
+        self._checkpoints.clear()
         self._require_agreement(model_config)
         self._init_ep_weight_filter(model_config)
         self._encoder_only_lm_prefixes = None
         self._dtype = dtype_name(model_config.dtype)
-        with Writes() as self._writes:
+        self._model = str(model_config.model)
+        self._copies = Copies()
+        with Writes(self._copies.before) as self._writes:
             try:
                 load: Any = model.load_weights
                 load(self.get_all_weights(model_config, model))
+                settle(model, self._writes.note)
             except Error:
                 raise
             except Exception as error:
@@ -78,14 +86,17 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
             if self.options.missing == "error":
                 raise
             proof = str(error)
+        with shown(self.load_config.use_tqdm_on_load, "loading") as progress:
+            self._copies.carry_out(progress)
+        bytes_read = sum(each.bytes_read for each in self._checkpoints)
         seconds = time.perf_counter() - begin
         self.counter_after_loading_weights = time.perf_counter()
         log = logger.info if proof.startswith("all") else logger.warning
         log(
             "loadstone read %s in %.2f s (%.2f GB/s); %s; peak of the process: %s",
-            human_bytes(self._bytes_read),
+            human_bytes(bytes_read),
             seconds,
-            self._bytes_read / seconds / 1e9,
+            bytes_read / seconds / 1e9,
             proof,
             human_bytes(peak_resident_bytes()),
         )
@@ -97,18 +108,52 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         def is_wanted(name: str) -> bool:
             return not is_unused(name) and not should_skip_weight(name, self.local_expert_ids)
 
-        stream = Stream(inspect(path), self.options, self._dtype, is_wanted)
-        for name, tensor in stream:
-            self._writes.note(tensor)  # a model may keep it
+        checkpoint = self._checkpoint(path)
+        self._checkpoints.append(checkpoint)
+        for name, tensor in checkpoint.tensors(is_wanted):
+            if not isinstance(tensor, Deferred):
+                self._writes.note(tensor)  # a model may keep it
             self._now = path, name, tensor
             yield source.prefix + name, tensor
         self._now = None
-        self._bytes_read += stream.bytes_read
+
+    def _checkpoint(self, path: str) -> Deferring | Converted:
+        if not self._changes:
+            return Deferring(inspect(path), self.options, self._dtype, self._copies)
+        group_bytes = self.options.staging_bytes_max // 3  # one is made while another is taken
+        return Converted(conversion(path, self._changes, self.options.threads, group_bytes))
 
     def _require_agreement(self, model_config: Any) -> None:
-        """Layers were made before: numbers do not fit those that take codes."""
-        if not self.options.dequantize or model_config.quantization is None:
+        """Layers were made before: they take codes of one kind, or numbers."""
+        asked = Changes.of_overrides(vars(model_config.hf_config))
+        self._changes = self.options.changes
+        if asked.quantize and not self._changes.quantize:
+            self._changes = dataclasses.replace(asked, lora=self._changes.lora)
+        if self._changes.quantize:
+            self._require_codes(model_config)
+        elif self.options.dequantize and model_config.quantization is not None:
+            self._refuse_numbers(model_config)
+
+    def _require_codes(self, model_config: Any) -> None:
+        made = conversion(str(model_config.model), self._changes)
+        wanted = quantization_config(made)
+        found = getattr(model_config.hf_config, "quantization_config", None)
+        fields = wanted or {}
+        if isinstance(found, dict) and found | fields == found:  # vLLM adds some
             return
+        text = json.dumps(self._changes.quantize)
+        raise make(
+            "plan.options",
+            "the model's layers do not take these codes; add --config-format loadstone "
+            f"--hf-overrides '{{\"loadstone_quantize\": {text}}}', with the same style, include "
+            "and exclude",
+            field="quantize",
+            found=json.dumps(found),
+            expected=json.dumps(wanted),
+            path=str(model_config.model),
+        )
+
+    def _refuse_numbers(self, model_config: Any) -> None:
         raise make(
             "plan.options",
             "the model's layers take codes, and dequantize asks for numbers; add --hf-overrides "
@@ -120,6 +165,8 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def _path_of(self, source: Any) -> str:
         path = str(source.model_or_path)
+        if self.options.weights and path == self._model:
+            return self.options.weights
         if Path(path).exists():
             return str(Path(path, source.subfolder or ""))
         folder, *_ = self._prepare_weights(
@@ -132,7 +179,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         return str(folder)
 
     def _refused(self, error: Exception) -> Exception:
-        """What vLLM's code raised, with the tensor that it was given."""
+        """An error of vLLM's code, with the tensor that it was given."""
         if self._now is None:
             return error
         path, name, tensor = self._now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from loadstone._errors import make
@@ -13,20 +14,64 @@ _FIELD = "model_loader_extra_config"
 
 
 @dataclasses.dataclass(frozen=True)
+class Changes:
+    """A conversion on the way to the model: the one that would be made offline.
+
+    Attributes:
+        quantize: an encoding for the weights of decoder layers, or several by patterns of names,
+            as of :func:`loadstone.convert`.
+        style: of names and configs: ``"modelopt"`` or ``"compressed-tensors"``, which vLLM has
+            layers for that scale what they compute with by themselves.
+        include, exclude: patterns of names to quantize too, or not at all.
+        lora: adapters that are merged, each with a factor.
+    """
+
+    quantize: str | Mapping[str, str] = ""
+    style: str = ""
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    lora: str | Mapping[str, float] = ()  # type: ignore[assignment]  # none
+
+    def __bool__(self) -> bool:
+        return bool(self.quantize or self.lora)
+
+    @classmethod
+    def of_overrides(cls, overrides: Mapping[str, Any]) -> Changes:
+        """Those that ``--hf-overrides`` names: ``loadstone_quantize``, ``loadstone_style`` ...
+
+        Raises:
+            PlanError: ``plan.options``, which names what is unknown or no value of its option.
+        """
+        given = {
+            name.removeprefix(_PREFIX): value
+            for name, value in overrides.items()
+            if name.startswith(_PREFIX)
+        }
+        return cls(**_checked(given, _OF_OVERRIDES))
+
+
+@dataclasses.dataclass(frozen=True)
 class Options:
     """How weights are read.
 
     Attributes:
         threads: readers; 0: one per core, at most four.
-        staging_bytes_max: of tensors that are read and not taken yet, at most, but for one tensor.
+        staging_bytes_max: for what is on its way from the files to the model, at most.
         dequantize: quantized weights reach vLLM as numbers of the model's dtype.
+        weights: where they are, if not beside the model's config: a file or a folder.
         missing: ``"error"`` or ``"warn"``: what parameters without values are.
+        deferred: vLLM's code for the model is given tensors that are not read yet; else each is
+            read whole before, for code that changes them where they stand.
+        changes: by ``quantize``, ``style``, ``include``, ``exclude`` and ``lora``.
     """
 
     threads: int = 0
     staging_bytes_max: int = 64 << 20
     dequantize: bool = False
+    weights: str = ""
     missing: str = "error"
+    deferred: bool = True
+    changes: Changes = Changes()
 
     @classmethod
     def of(cls, given: Any) -> Options:
@@ -37,29 +82,78 @@ class Options:
         """
         if not isinstance(given, Mapping):
             raise _refused("options are an object", type(given).__name__, "{...}")
-        for name in given:
-            if name not in _VALUES:
-                raise _refused("no such option", repr(name), ", ".join(_VALUES))
-        values = dict(given)
+        values = _checked(given, _VALUES)
         if "staging_bytes_max" in values:
             values["staging_bytes_max"] = byte_count(values["staging_bytes_max"])
-        for name, value in values.items():
-            wanted, is_valid = _VALUES[name]
-            if not is_valid(value):
-                raise _refused(f"no value of {name}", repr(value), wanted)
-        return cls(**values)
+        changes = {name: values.pop(name) for name in _OF_CHANGES if name in values}
+        return cls(**values, changes=Changes(**changes))
+
+
+def _checked(
+    given: Mapping[str, Any], known: Mapping[str, tuple[str, Callable[[Any], bool]]]
+) -> dict[str, Any]:
+    values = {}
+    for name, value in given.items():
+        if name not in known:
+            raise _refused("no such option", repr(name), ", ".join(known))
+        wanted, is_valid = known[name]
+        if not is_valid(value):
+            raise _refused(f"no value of {name}", repr(value), wanted)
+        is_list = name in ("include", "exclude")
+        values[name] = tuple([value] if isinstance(value, str) else value) if is_list else value
+    return values
 
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_size(value: Any) -> bool:
+    return byte_count(value) > 0
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and Path(value).exists()
+
+
+def _are_patterns(value: Any) -> bool:
+    return isinstance(value, str | list) and all(isinstance(each, str) for each in value)
+
+
+def _are_adapters(value: Any) -> bool:
+    is_mapping = isinstance(value, dict)
+    return isinstance(value, str) or (
+        is_mapping and all(type(each) in (int, float) for each in value.values())
+    )
+
+
+def _are_encodings(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+    )
+
+
+_STYLES = ("modelopt", "compressed-tensors")
+_PREFIX = "loadstone_"
+_OF_OVERRIDES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "quantize": ("an encoding, or {pattern: encoding}", _are_encodings),
+    "style": (" or ".join(_STYLES), lambda value: value in _STYLES),
+    "include": ("patterns", _are_patterns),
+    "exclude": ("patterns", _are_patterns),
+}
+_OF_CHANGES = _OF_OVERRIDES | {"lora": ("a folder, or {folder: factor}", _are_adapters)}
 _VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "threads": ("a number above 0", _is_count),
-    "staging_bytes_max": ("a size above 0", _is_count),
-    "dequantize": ("true or false", lambda value: isinstance(value, bool)),
+    "staging_bytes_max": ("a size above 0", _is_size),
+    "dequantize": ("true or false", _is_flag),
+    "weights": ("a file or a folder that is there", _is_path),
     "missing": ("'error' or 'warn'", lambda value: value in ("error", "warn")),
-}
+    "deferred": ("true or false", _is_flag),
+} | _OF_CHANGES
 
 
 def _refused(message: str, found: str, expected: str) -> Exception:

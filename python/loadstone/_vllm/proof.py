@@ -20,7 +20,7 @@ def require_written(model: torch.nn.Module, writes: Writes, path: str) -> None:
     """Raises where a parameter has elements that nobody wrote.
 
     Buffers are the constructor's, and so are scales of caches, which checkpoints may leave out, and
-    parameters without elements. What is quantized while it is loaded is vLLM's own to prove.
+    parameters without elements. Those that vLLM quantizes while it loads them are its own to prove.
 
     Raises:
         AuditError: ``audit.unaccounted``, which names parameters, experts and how much is missing.

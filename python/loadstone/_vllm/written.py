@@ -1,15 +1,17 @@
-"""What a model's own loading code has written, and what it has left as it was."""
+"""Ranges of memory that a model's own loading code has written, and those that it has not."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from loadstone._torch_state import DispatchMode
+from loadstone.tracing import Symbol
 
 # Offsets of bytes in a storage, with a row for each run: where it begins, and where it ends.
 _Runs = np.ndarray[Any, np.dtype[np.int64]]
@@ -46,14 +48,21 @@ class Writes(DispatchMode):
 
     What an operation makes anew has values as well, and counts where a model keeps it. Memory that
     is used again begins anew with the operation that makes it. Writes past torch are not seen.
+
+    Args:
+        before: told of each operation and its arguments, before it is done.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, before: Callable[[Any, Any, Any], None] = lambda func, args, kwargs: None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._before = before
         self._runs: dict[int, list[_Runs]] = defaultdict(list)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
+        self._before(func, args, given)
         made = func(*args, **given)
         schema = func._schema
         named = zip((each.name for each in schema.arguments), args, strict=False)
@@ -79,7 +88,7 @@ class Writes(DispatchMode):
             self._runs[_storage(tensor)].append(_runs_of(tensor))
 
     def hole(self, tensor: torch.Tensor) -> Hole | None:
-        """What was not written of a tensor; ``None``: all was."""
+        """The elements of a tensor that were not written; ``None``: all were."""
         if not tensor.numel():
             return None
         runs = self._runs.get(_storage(tensor))
@@ -98,7 +107,10 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [
         each
         for each in among
-        if isinstance(each, torch.Tensor) and each.layout is torch.strided and not each.is_meta
+        if isinstance(each, torch.Tensor)
+        and not isinstance(each, Symbol)
+        and each.layout is torch.strided
+        and not each.is_meta
     ]
 
 

@@ -6,11 +6,17 @@ import hashlib
 import json
 import os
 import sys
+import tempfile
+import time
+from pathlib import Path
 from typing import Any
 
+# Names a folder: workers are processes of their own, which run this file's first lines again.
+NOTES = "LOADSTONE_TEST_NOTES"
 
-def held(model: Any) -> dict[str, str]:
-    """Digests of all parameters and buffers."""
+
+def digests(model: Any) -> dict[str, str]:
+    """Of all parameters and buffers."""
     import torch
 
     state = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -23,47 +29,87 @@ def held(model: Any) -> dict[str, str]:
     }
 
 
-def main() -> None:
-    folder, options = sys.argv[1], json.loads(sys.argv[2])
-    from vllm import LLM, SamplingParams
-    from vllm.model_executor.model_loader import base_loader
+def resident(key: str) -> int:
+    """Bytes of this process: ``VmRSS`` now, ``VmHWM`` at most."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
-    loaded: dict[str, str] = {}
+
+def note(folder: Path) -> None:
+    """Has this process write what it holds after loading, and what that took, to a file."""
+    import torch
+    from vllm.config.load import LoadConfig
+    from vllm.model_executor.model_loader import base_loader, default_loader, get_model_loader
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    taken: dict[str, float] = {}
     process = base_loader.process_weights_after_loading
 
     def noting(model: Any, *args: Any) -> Any:
-        loaded.update(held(model))  # what comes next packs weights for this machine's kernels
-        return process(model, *args)
+        rank = torch.distributed.get_rank()
+        held = {} if "VLLM_NO_DIGESTS" in os.environ else digests(model)
+        size = sum(each.nbytes for each in model.parameters())
+        found = {"held": held, "parameter_bytes": size, **taken}
+        (folder / f"{rank}.json").write_text(json.dumps(found))
+        return process(model, *args)  # packs weights for this machine's kernels
+
+    def measured(load: Any) -> Any:
+        def measuring(self: Any, model: Any, config: Any) -> None:
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+            before, begin = resident("VmRSS"), time.perf_counter()
+            load(self, model, config)
+            taken.update(seconds=time.perf_counter() - begin, peak_bytes=resident("VmHWM") - before)
+
+        return measuring
 
     base_loader.process_weights_after_loading = noting
-    llm = LLM(
-        folder,
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        max_model_len=64,
-        dtype="bfloat16",
-        **options,
-    )
-    prompt: Any = {"prompt_token_ids": [1, 5, 9, 33]}
-    how = SamplingParams(temperature=0, max_tokens=8, detokenize=False, logprobs=5)
-    said = llm.generate([prompt], how)[0].outputs[0]
-    logprobs = [
-        {str(token): each.logprob for token, each in step.items()} for step in said.logprobs or []
-    ]
-    print(
-        "RESULT",
-        json.dumps(
-            {
-                "tokens": list(said.token_ids),
-                "logprobs": logprobs,
-                "held": loaded,
-            }
-        ),
-        flush=True,
-    )
+    for kind in (
+        default_loader.DefaultModelLoader,
+        type(get_model_loader(LoadConfig(load_format="loadstone"))),
+    ):
+        kind.load_weights = measured(vars(kind)["load_weights"])
+
+
+def main() -> None:
+    folder, options = sys.argv[1], json.loads(sys.argv[2])
+    from vllm import LLM, SamplingParams
+
+    with tempfile.TemporaryDirectory() as notes:
+        os.environ[NOTES] = notes
+        note(Path(notes))
+        llm = error = None
+        try:
+            llm = LLM(
+                folder,
+                skip_tokenizer_init=True,
+                enforce_eager=True,
+                max_model_len=64,
+                dtype="bfloat16",
+                **options,
+            )
+        except Exception as reason:  # what comes after loading may need kernels that are not here
+            error = reason
+        ranks = [json.loads(path.read_text()) for path in sorted(Path(notes).iterdir())]
+    result: dict[str, Any] = {"held": [each.pop("held") for each in ranks], "taken": ranks}
+    if llm is not None:
+        prompt: Any = {"prompt_token_ids": [1, 5, 9, 33]}
+        how = SamplingParams(temperature=0, max_tokens=8, detokenize=False, logprobs=5)
+        said = llm.generate([prompt], how)[0].outputs[0]
+        result["tokens"] = list(said.token_ids)
+        result["logprobs"] = [
+            {str(token): each.logprob for token, each in step.items()}
+            for step in said.logprobs or []
+        ]
+    if ranks:
+        print("RESULT", json.dumps(result), flush=True)
+    if error is not None:
+        raise error
 
 
 if __name__ == "__main__":
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     main()
+elif NOTES in os.environ:
+    note(Path(os.environ[NOTES]))

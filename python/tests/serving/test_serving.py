@@ -5,7 +5,10 @@ Runs where vLLM is installed: ``make test-vllm``. A model a process, each of 15 
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,16 +23,10 @@ transformers = pytest.importorskip("transformers")
 import loadstone  # noqa: E402
 from loadstone._sites.vllm import SITES  # noqa: E402
 
-SIZES = {
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 250,  # vLLM pads it
-    "max_position_embeddings": 128,
-}
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import gguf_models  # noqa: E402
+
+SIZES = gguf_models.SIZES  # vLLM pads the vocabulary
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 CONFIGS: dict[str, Any] = {
     "llama": ("LlamaConfig", SIZES | {"tie_word_embeddings": False}),
@@ -56,17 +53,53 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def serve(folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
     program = Path(__file__).with_name("serve.py")
     command = [sys.executable, str(program), str(folder), json.dumps(options)]
-    return subprocess.run(command, capture_output=True, text=True)
+    environment = dict(os.environ)
+    if ranks := options.get("tensor_parallel_size"):  # cores are bound to memory, of which is one
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
-def served(folder: Path, **options: Any) -> dict[str, Any]:
+@dataclasses.dataclass
+class Served:
+    """What a server holds before anything is packed, by rank, and what it says to a prompt.
+
+    Attributes:
+        held: digests of all parameters and buffers.
+        said: tokens and log-probabilities; nothing where this machine lacks a kernel.
+        taken: seconds, the peak of memory and bytes of parameters.
+        read: bytes, as the log has them.
+    """
+
+    held: list[dict[str, str]]
+    said: tuple[Any, Any]
+    taken: list[dict[str, float]]
+    read: list[float]
+
+
+def served(folder: Path, generates: bool = True, **options: Any) -> Served:
     done = serve(folder, **options)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert lines, done.stderr[-4000:]
     result: dict[str, Any] = json.loads(lines[0].removeprefix("RESULT "))
+    log = done.stdout + done.stderr
+    ranks = len(result["held"])
+    read = [float(n) * UNITS[unit] for n, unit in re.findall(r"loadstone read ([\d.]+) (\w+)", log)]
     if options.get("load_format") == "loadstone":
-        assert "all parameters have values" in done.stdout + done.stderr
-    return result
+        assert log.count("all parameters have values") == len(read) == ranks
+    said = result.get("tokens"), result.get("logprobs")
+    assert generates == (said != (None, None))
+    if generates:
+        assert len(said[0]) == len(said[1]) == 8
+    assert ranks == options.get("tensor_parallel_size", 1)
+    assert all(len(held) > 10 for held in result["held"])
+    return Served(result["held"], said, result["taken"], read)
+
+
+UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+
+
+def assert_same(found: Served, expected: Served) -> None:
+    assert found.held == expected.held and found.said == expected.said
 
 
 def test_vllm_is_as_its_table_says() -> None:
@@ -75,9 +108,20 @@ def test_vllm_is_as_its_table_says() -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_as_by_vllms_own_loader(name: str, folders: dict[str, Path]) -> None:
-    expected, found = served(folders[name]), served(folders[name], load_format="loadstone")
-    assert found == expected
-    assert len(expected["tokens"]) == len(expected["logprobs"]) == 8 and len(expected["held"]) > 10
+    assert_same(served(folders[name], load_format="loadstone"), served(folders[name]))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "mixtral"])
+def test_two_ranks(name: str, folders: dict[str, Path]) -> None:
+    """Each holds what vLLM's own loader gives it, of files that it reads a part of."""
+    expected = served(folders[name], tensor_parallel_size=2)
+    found = served(folders[name], load_format="loadstone", tensor_parallel_size=2)
+    assert_same(found, expected)
+    assert found.held[0] != found.held[1]  # the control
+    whole = loadstone.inspect(folders[name]).total_bytes
+    for read, taken in zip(found.read, found.taken, strict=True):
+        print(f"{name}: {read:.0f} of {whole} bytes for {taken['parameter_bytes']}")
+        assert read < 0.75 * whole  # columns of so small models stand close together
 
 
 def test_a_folder_of_bin_files(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -85,7 +129,32 @@ def test_a_folder_of_bin_files(folders: dict[str, Path], tmp_path: Path) -> None
     torch.save(loadstone.load_file(folder), folder / "pytorch_model.bin")
     for path in [*folder.glob("*.safetensors"), *folder.glob("*.index.json")]:
         path.unlink()
-    assert served(folder, load_format="loadstone") == served(folders["llama"])
+    assert_same(served(folder, load_format="loadstone"), served(folders["llama"]))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_a_gguf_file(name: str, tmp_path: Path) -> None:
+    """As a folder of the numbers that transformers makes of it, beside the config or elsewhere."""
+    folder = gguf_models.make(name, tmp_path / "model")
+    numbers, beside = tmp_path / "numbers", tmp_path / "beside"
+    beside.mkdir()
+    path = gguf_models.write(name, loadstone.load_file(folder), beside / "model.gguf")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        beside, gguf_file=path.name, dtype=torch.bfloat16
+    )
+    model.hf_quantizer = model._weight_conversions = None
+    model.save_pretrained(numbers)
+    for place in (numbers, beside):
+        (place / "config.json").write_bytes((folder / "config.json").read_bytes())
+    expected = served(numbers)
+    found = served(beside, load_format="loadstone")
+    assert_same(found, expected)
+    assert found.read[0] < 0.6 * loadstone.inspect(numbers).total_bytes  # blocks
+    assert found.held != served(folder).held  # the control
+    elsewhere = {"weights": str(path)}
+    assert_same(
+        served(folder, load_format="loadstone", model_loader_extra_config=elsewhere), expected
+    )
 
 
 def copied(folder: Path, to: Path) -> Path:
@@ -109,8 +178,49 @@ def test_a_quantized_folder_as_numbers(
         assert "[plan.options]" in text and "hf-overrides" in text
     wanted["hf_overrides"] = {"quantization_config": None}
     found = served(codes, load_format="loadstone", **wanted)
-    assert found == served(numbers)
-    assert found["held"] != served(folders["llama"])["held"]  # the control
+    assert_same(found, served(numbers))
+    assert found.held != served(folders["llama"]).held  # the control
+
+
+@pytest.mark.parametrize(
+    ("encoding", "generates"),
+    [("int8-channel", True), ("fp8", False)],  # a CPU has no kernel for the second
+)
+def test_quantized_on_the_way(
+    encoding: str, generates: bool, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """As the offline folder, bit for bit. For experts a CPU has no layers."""
+    folder = folders["llama"]
+    loadstone.convert(folder, tmp_path, quantize=encoding, style="compressed-tensors")
+    expected = served(tmp_path, generates)
+    wanted: dict[str, Any] = {"config_format": "loadstone"}
+    wanted["hf_overrides"] = {"loadstone_quantize": encoding}
+    found = served(folder, generates, load_format="loadstone", **wanted)
+    assert_same(found, expected)
+    assert found.held != served(folder).held  # the control
+
+
+def test_what_layers_do_not_take_is_refused(folders: dict[str, Path]) -> None:
+    text = failed(folders["llama"], model_loader_extra_config={"quantize": "int8-channel"})
+    assert "[plan.options]" in text and "loadstone_quantize" in text
+
+
+def test_an_adapter_is_merged_on_the_way(folders: dict[str, Path], tmp_path: Path) -> None:
+    (lora := tmp_path / "lora").mkdir()
+    path = "base_model.model.model.layers.1.self_attn.k_proj"
+    factors = {
+        f"{path}.lora_A.weight": torch.randn(4, 128),
+        f"{path}.lora_B.weight": torch.randn(64, 4),
+    }
+    loadstone.torch.save_file(factors, lora / "adapter_model.safetensors")
+    (lora / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["k_proj"]})
+    )
+    loadstone.merge(folders["llama"], tmp_path / "merged", lora={lora: 0.5})
+    options = {"lora": {str(lora): 0.5}, "staging_bytes_max": "100KB"}
+    found = served(folders["llama"], load_format="loadstone", model_loader_extra_config=options)
+    assert_same(found, served(tmp_path / "merged"))
+    assert found.held != served(folders["llama"]).held  # the control
 
 
 def failed(folder: Path, **options: Any) -> str:

@@ -1,0 +1,324 @@
+"""Tensors of a checkpoint that are read when they are needed, straight to where they belong.
+
+A model's own loading code is run on tensors that have no data yet. Where it moves elements about,
+nothing is read: it is written down as boxes, as in :mod:`loadstone.tracing`. Where it copies a
+tensor into memory of the model, the copy is noted, and all copies are carried out in one pass over
+the files. Where it does anything else, what it asks about is read there and then.
+"""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loadstone import _core
+from loadstone._catalog import Catalog
+from loadstone._dtypes import dtype_name, is_dtype, is_floating, torch_dtype
+from loadstone._errors import Error
+from loadstone._progress import ProgressCallback
+from loadstone._read import Entry, TensorReader, plan_for
+from loadstone._transformers.gguf import in_published_names
+from loadstone.tracing import Symbol, Trace, _operations
+from loadstone.tracing._absent import leaves
+from loadstone.tracing._symbol import refusal
+from loadstone.tracing._trace import symbols_in
+
+if TYPE_CHECKING:
+    from loadstone._vllm.options import Options
+
+aten = torch.ops.aten
+
+
+class Deferred(Symbol):
+    """A tensor that is not read yet.
+
+    Attributes:
+        known: its values; ``None``: it has not been read.
+    """
+
+    known: torch.Tensor | None = None
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Every operation on one comes by here."""
+        checkpoint: Deferring = symbols_in((args, kwargs))[0].tracer.owner
+        return checkpoint.operate(func, args, kwargs or {})
+
+    @property
+    def own(self) -> torch.Tensor:
+        """Its values, which are read now unless they have been."""
+        if self.known is None:
+            checkpoint: Deferring = self.tracer.owner
+            self.known = checkpoint.read(self)
+        return self.known
+
+    def tolist(self) -> Any:
+        """The values as lists."""
+        return self.own.tolist()
+
+    def numpy(self, **options: Any) -> Any:
+        """The values as an array."""
+        return self.own.numpy(**options)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Elements of a checkpoint that go to a place in memory.
+
+    Attributes:
+        value: its number in the trace's builder, of the place's shape and dtype.
+        sources: names in the checkpoint.
+    """
+
+    place: torch.Tensor
+    value: int
+    sources: tuple[str, ...]
+
+
+class Copies:
+    """Copies from checkpoints to places in memory, until they are carried out."""
+
+    def __init__(self) -> None:
+        self._begins: dict[int, list[int]] = defaultdict(list)  # by storage, sorted
+        self._copies: dict[int, tuple[Deferring, Copy]] = {}  # by where they begin
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def note(self, checkpoint: Deferring, copy: Copy) -> None:
+        """Notes one more; what was to stand in the same place is overwritten."""
+        begin = copy.place.data_ptr()
+        there = self._copies.get(begin)
+        if there is not None and there[1].place.nbytes == copy.place.nbytes:
+            self._copies[begin] = (checkpoint, copy)
+            return
+        begins = self._begins[_storage(copy.place)]
+        at = bisect.bisect_left(begins, begin)
+        before = self._copies[begins[at - 1]][1].place if at > 0 else None
+        overlaps = before is not None and before.data_ptr() + before.nbytes > begin
+        if overlaps or (at < len(begins) and begins[at] < begin + copy.place.nbytes):
+            self.carry_out()
+            begins, at = self._begins[_storage(copy.place)], 0
+        begins.insert(at, begin)
+        self._copies[begin] = (checkpoint, copy)
+
+    def before(self, func: Any, args: Any, kwargs: Any) -> None:
+        """An operation is going to be done: what it may look at or write to is made first.
+
+        Of copies of tensors that are not read, that is for :meth:`note` to say.
+        """
+        if func.is_view or (func.overloadpacket is aten.copy_ and isinstance(args[1], Deferred)):
+            return
+        self.settle([*_real_in(args), *_real_in(kwargs)])
+
+    def settle(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Carries everything out if some of it goes to the memory of these."""
+        if self._copies and any(map(self._is_awaited, tensors)):
+            self.carry_out()
+
+    def carry_out(self, progress: ProgressCallback | None = None) -> None:
+        """Reads all, each checkpoint and device in one pass; then there are none left."""
+        waiting: dict[tuple[Deferring, str], list[Copy]] = defaultdict(list)
+        for checkpoint, copy in self._copies.values():
+            waiting[checkpoint, _device(copy.place)].append(copy)
+        self._begins.clear()
+        self._copies.clear()
+        for (checkpoint, device), copies in waiting.items():
+            checkpoint.fill(copies, device, progress)
+
+    def _is_awaited(self, tensor: torch.Tensor) -> bool:
+        return tensor.layout is torch.strided and _storage(tensor) in self._begins
+
+
+class Deferring:
+    """Hands out the tensors of one checkpoint before they are read.
+
+    Args:
+        dtype: of numbers that are decoded.
+        copies: where copies into other memory are noted.
+    """
+
+    def __init__(self, catalog: Catalog, options: Options, dtype: str, copies: Copies) -> None:
+        self._reader = TensorReader(catalog, decodes=options.dequantize)
+        self._options = options
+        self._dtype = dtype
+        self._copies = copies
+        self._trace = Trace(catalog)
+        self._trace.owner = self
+
+    @property
+    def bytes_read(self) -> int:
+        """So far."""
+        return self._reader.bytes_read
+
+    def tensors(
+        self, wants: Callable[[str], bool] = lambda name: True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """All that are wanted by their names, in the order of the files.
+
+        Those of one element come with their values, which are asked for at once.
+        """
+        if self._is_gguf:
+            named = in_published_names(dict(self.stored()), self._reader.catalog.shards[0])
+            yield from ((name, tensor) for name, tensor in named.items() if wants(name))
+        else:
+            yield from self.stored(wants)
+
+    def stored(
+        self, wants: Callable[[str], bool] = lambda name: True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """As :meth:`tensors`, by the names in the file."""
+        wanted = [entry for entry in self._reader.entries.values() if wants(entry.name)]
+        single = {each.name: self._dtype_of(each) for each in wanted if _is_single(each)}
+        values = self._reader.read_all(single, "cpu", self._options.threads) if single else {}
+        for entry in wanted:
+            yield (
+                entry.name,
+                values.pop(entry.name) if entry.name in values else self._tensor(entry),
+            )
+
+    def operate(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Carries an operation out: on forms, or on values where it asks for these."""
+        symbols = symbols_in((args, kwargs))
+        if func.overloadpacket is aten.copy_ and not isinstance(args[0], Symbol):
+            if self._note(args[0], args[1]):
+                return args[0]
+            self._copies.settle([args[0]])
+        elif all(each.known is None for each in symbols):  # type: ignore[attr-defined]
+            try:
+                return _operations.run(func, args, kwargs)
+            except Error as error:
+                if error.code not in ("plan.untraceable", "plan.data_dependent"):
+                    raise
+                self._trace.refused.clear()  # their frames hold tensors
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            if is_written and isinstance(value, Symbol):
+                why = "changes a tensor of the checkpoint where it stands; set deferred to false"
+                raise refusal("plan.untraceable", func._schema.name, [value], why)
+        return func(*_values(args), **_values(kwargs))
+
+    def read(self, symbol: Symbol) -> torch.Tensor:
+        """The values of a symbol, in memory that goes back to the system when nobody has them."""
+        count = max(symbol.numel() * symbol.element_size(), 1)
+        memory = torch.frombuffer(mmap.mmap(-1, count), dtype=torch.uint8)
+        place = memory[: symbol.numel() * symbol.element_size()].view(symbol.dtype)
+        place = place.view(symbol.shape)
+        if symbol.numel():
+            self.fill([Copy(place, symbol.value, tuple(leaves(symbol)[0]))], "cpu")
+        return place
+
+    def fill(
+        self, copies: list[Copy], device: str, progress: ProgressCallback | None = None
+    ) -> None:
+        """Reads what stands in places of one device."""
+        targets, dtypes = [], []
+        for number, copy in enumerate(copies):
+            name = f"{copy.sources[0]} (copy {number})" if copy.sources else f"copy {number}"
+            dtypes.append(dtype_name(copy.place.dtype))
+            targets.append(_core.Target(name, tuple(copy.place.shape), dtypes[-1]))
+            self._trace.builder.add(name, copy.value)
+        beside = self._reader.beside(name for copy in copies for name in copy.sources)
+        for target in beside:
+            self._trace.builder.add(target.name, self._trace.builder.source(target.name))
+        plan = plan_for(
+            self._reader.catalog,
+            [*targets, *beside],
+            self._trace.finish(),
+            device,
+            staging_bytes_max=self._options.staging_bytes_max,
+        )
+        places = [*(copy.place for copy in copies), *[None] * len(beside)]
+        dtypes += ["U8"] * len(beside)
+        self._reader.execute(plan, places, dtypes, device, self._options.threads, progress)
+
+    def _note(self, place: torch.Tensor, value: Symbol) -> bool:
+        """Notes a copy; ``False``: it cannot be said in boxes, or its values are there."""
+        is_known = value.known is not None  # type: ignore[attr-defined]
+        if place.is_meta or not place.is_contiguous() or is_known:
+            return False
+        if place.numel() == 0:
+            return True
+        shaped: Any = value if value.shape == place.shape else value.expand(place.shape)
+        is_same = shaped.dtype == place.dtype
+        cast: Any = shaped if is_same else aten._to_copy.default(shaped, dtype=place.dtype)
+        if not isinstance(cast, Deferred):
+            return False
+        self._copies.note(self, Copy(place, cast.value, tuple(leaves(cast)[0])))
+        return True
+
+    def _tensor(self, entry: Entry) -> torch.Tensor:
+        dtype = self._dtype_of(entry)
+        if entry.is_decoded:
+            return self._deferred(self._trace.numbers(entry.name, torch_dtype(dtype)))
+        if not self._options.deferred or not is_dtype(entry.encoding):
+            return self._reader.read(entry, dtype)
+        return self._deferred(self._trace.source(entry.name))
+
+    def _deferred(self, symbol: Symbol) -> torch.Tensor:
+        tensor = Deferred(self._trace, symbol.value, symbol.meta, (), symbol.source)
+        return tensor if self._options.deferred else tensor.own
+
+    @property
+    def _is_gguf(self) -> bool:
+        return "general.architecture" in self._reader.catalog.metadata
+
+    def _dtype_of(self, entry: Entry) -> str:
+        if self._is_gguf:
+            return entry.dtype  # transformers computes with some of them
+        is_number = entry.is_decoded and is_floating(entry.dtype)
+        return self._dtype if is_number else entry.dtype
+
+
+def settle(model: torch.nn.Module, written: Callable[[torch.Tensor], None]) -> None:
+    """Gives values to parameters and buffers that a model made of tensors which are not read."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if isinstance(parameter, Deferred):
+                module._parameters[name] = torch.nn.Parameter(parameter.own, requires_grad=False)
+                written(parameter.own)
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if isinstance(buffer, Deferred):
+                module._buffers[name] = buffer.own
+                written(buffer.own)
+
+
+def _is_single(entry: Entry) -> bool:
+    return torch.Size(entry.shape).numel() == 1
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _device(tensor: torch.Tensor) -> str:
+    return "cpu" if tensor.device.type == "cpu" else str(tensor.device)
+
+
+def _real_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        if not isinstance(value, Symbol):
+            yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _real_in(each)
+    elif isinstance(value, dict):
+        yield from _real_in(list(value.values()))
+
+
+def _values(value: Any) -> Any:
+    if isinstance(value, Deferred):
+        return value.own
+    if isinstance(value, list | tuple):
+        return type(value)(_values(each) for each in value)
+    if isinstance(value, dict):
+        return {key: _values(each) for key, each in value.items()}
+    return value
