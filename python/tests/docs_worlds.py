@@ -224,6 +224,16 @@ def gguf(path: Path) -> Path:
     return path
 
 
+def gguf_folder(folder: Path) -> Path:
+    """A folder with nothing but model.gguf, a Llama with all keys that transformers reads."""
+    import gguf_models
+
+    folder.mkdir()
+    plain = gguf_models.make("llama", folder.with_name("plain"))
+    gguf_models.write("llama", load_file(plain / "model.safetensors"), folder / "model.gguf")
+    return folder
+
+
 def skeleton_file(path: Path) -> Path:
     """The skeleton of :func:`llama` as JSON."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -401,6 +411,8 @@ WORLDS = {
         (at(llama, "folder"), at(quantized, "nvfp4")),
         IMPORTS + SKELETON + "skeleton = skeleton_of('folder')",
     ),
+    # Its servers are started by `make test-vllm`.
+    "docs/vllm.md": World((at(gguf_folder, "folder"),)),
 }
 
 # Pages whose code does not run in a test yet, and why.

@@ -15,6 +15,8 @@ vllm.model_executor.layers.quantization.kv_cache
 vllm.model_executor.model_loader
     _LOAD_FORMAT_TO_MODEL_LOADER
     call register_model_loader(load_format)
+vllm.model_executor.model_loader.base_loader
+    BaseModelLoader.load_model(self, vllm_config, model_config, prefix)
 vllm.model_executor.model_loader.default_loader
     DefaultModelLoader.__init__(self, load_config)
     DefaultModelLoader.download_model(self, model_config)

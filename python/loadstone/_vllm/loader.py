@@ -22,6 +22,7 @@ from loadstone._progress import shown
 from loadstone._report import human_bytes
 from loadstone._vllm.converted import Converted, conversion, quantization_config
 from loadstone._vllm.deferred import Copies, Deferred, Deferring, settle
+from loadstone._vllm.drafter import is_drafter, options_of, taken_from_target
 from loadstone._vllm.options import Changes, Options
 from loadstone._vllm.proof import require_written
 from loadstone._vllm.written import Writes
@@ -45,6 +46,8 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
             super().__init__(load_config)
         finally:
             load_config.model_loader_extra_config = given
+        self._options = self.options  # those that hold for the model that is being loaded
+        self._speculative: Any = None
         self._checkpoints: list[Deferring | Converted] = []
         self._now: tuple[str, str, torch.Tensor] | None = None  # path, name, what is being taken
 
@@ -52,6 +55,13 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         """Fetches a checkpoint of a hub; one of this machine is there."""
         if not Path(model_config.model).exists():
             super().download_model(model_config)
+
+    def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
+        """As vLLM's own loader."""
+        is_one = is_drafter(model_config)
+        self._speculative = vllm_config.speculative_config if is_one else None
+        model: torch.nn.Module = super().load_model(vllm_config, model_config, prefix)
+        return model
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
         """As vLLM's own loader; what stays without values is an error.
@@ -64,6 +74,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         """
         begin = time.perf_counter()
         self._checkpoints.clear()
+        self._options = options_of(self.options, model_config, self._speculative)
         self._require_agreement(model_config)
         self._init_ep_weight_filter(model_config)
         self._encoder_only_lm_prefixes = None
@@ -81,9 +92,10 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
                 raise self._refused(error) from error
         proof = "all parameters have values"
         try:
-            require_written(model, self._writes, model_config.model)
+            replaced = taken_from_target(model, self._speculative)
+            require_written(model, self._writes, model_config.model, replaced)
         except Error as error:
-            if self.options.missing == "error":
+            if self._options.missing == "error":
                 raise
             proof = str(error)
         with shown(self.load_config.use_tqdm_on_load, "loading") as progress:
@@ -119,19 +131,19 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def _checkpoint(self, path: str) -> Deferring | Converted:
         if not self._changes:
-            return Deferring(inspect(path), self.options, self._dtype, self._copies)
-        group_bytes = self.options.staging_bytes_max // 3  # one is made while another is taken
-        return Converted(conversion(path, self._changes, self.options.threads, group_bytes))
+            return Deferring(inspect(path), self._options, self._dtype, self._copies)
+        group_bytes = self._options.staging_bytes_max // 3  # one is made while another is taken
+        return Converted(conversion(path, self._changes, self._options.threads, group_bytes))
 
     def _require_agreement(self, model_config: Any) -> None:
         """Layers were made before: they take codes of one kind, or numbers."""
         asked = Changes.of_overrides(vars(model_config.hf_config))
-        self._changes = self.options.changes
+        self._changes = self._options.changes
         if asked.quantize and not self._changes.quantize:
             self._changes = dataclasses.replace(asked, lora=self._changes.lora)
         if self._changes.quantize:
             self._require_codes(model_config)
-        elif self.options.dequantize and model_config.quantization is not None:
+        elif self._options.dequantize and model_config.quantization is not None:
             self._refuse_numbers(model_config)
 
     def _require_codes(self, model_config: Any) -> None:
@@ -165,8 +177,8 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def _path_of(self, source: Any) -> str:
         path = str(source.model_or_path)
-        if self.options.weights and path == self._model:
-            return self.options.weights
+        if self._options.weights and path == self._model:
+            return self._options.weights
         if Path(path).exists():
             return str(Path(path, source.subfolder or ""))
         folder, *_ = self._prepare_weights(

@@ -16,18 +16,23 @@ _LISTED_MAX = 4
 _OF_THE_CONFIG = ("input_scale_ub",)
 
 
-def require_written(model: torch.nn.Module, writes: Writes, path: str) -> None:
+def require_written(
+    model: torch.nn.Module, writes: Writes, path: str, replaced: frozenset[str] = frozenset()
+) -> None:
     """Raises where a parameter has elements that nobody wrote.
 
     Buffers are the constructor's, and so are scales of caches, which checkpoints may leave out, and
     parameters without elements. Those that vLLM quantizes while it loads them are its own to prove.
+
+    Args:
+        replaced: modules in whose place others are put after loading.
 
     Raises:
         AuditError: ``audit.unaccounted``, which names parameters, experts and how much is missing.
     """
     lacking = [
         (name, parameter, hole)
-        for name, parameter in _proved(model)
+        for name, parameter in _proved(model, replaced)
         if (hole := writes.hole(parameter)) is not None
     ]
     if not lacking:
@@ -43,12 +48,14 @@ def require_written(model: torch.nn.Module, writes: Writes, path: str) -> None:
     )
 
 
-def _proved(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _proved(model: torch.nn.Module, replaced: frozenset[str]) -> Iterator[tuple[str, torch.Tensor]]:
     from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
 
     for path, module in model.named_modules():
         method: Any = getattr(module, "quant_method", None)
         if isinstance(method, BaseKVCacheMethod) or getattr(method, "uses_meta_device", False):
+            continue
+        if path in replaced:
             continue
         for name, parameter in module.named_parameters(recurse=False):
             if name not in _OF_THE_CONFIG and not parameter.is_meta:

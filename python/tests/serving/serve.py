@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import sys
@@ -44,6 +45,7 @@ def note(folder: Path) -> None:
 
     load_general_plugins()
     taken: dict[str, float] = {}
+    models = itertools.count()  # a drafter comes after the model that it drafts for
     process = base_loader.process_weights_after_loading
 
     def noting(model: Any, *args: Any) -> Any:
@@ -51,7 +53,7 @@ def note(folder: Path) -> None:
         held = {} if "VLLM_NO_DIGESTS" in os.environ else digests(model)
         size = sum(each.nbytes for each in model.parameters())
         found = {"held": held, "parameter_bytes": size, **taken}
-        (folder / f"{rank}.json").write_text(json.dumps(found))
+        (folder / f"{next(models)}-{rank}.json").write_text(json.dumps(found))
         return process(model, *args)  # packs weights for this machine's kernels
 
     def measured(load: Any) -> Any:
@@ -71,8 +73,21 @@ def note(folder: Path) -> None:
         kind.load_weights = measured(vars(kind)["load_weights"])
 
 
+def with_image() -> dict[str, Any]:
+    """A prompt with an image, as :mod:`image_models` has tokens for."""
+    import image_models
+    import numpy as np
+    from PIL import Image
+
+    sides = (image_models.IMAGE_SIZE, image_models.IMAGE_SIZE, 3)
+    pixels = np.random.default_rng(0).integers(0, 255, sides, dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    return {"prompt": image_models.PROMPT, "multi_modal_data": {"image": image}}
+
+
 def main() -> None:
     folder, options = sys.argv[1], json.loads(sys.argv[2])
+    has_image = options.pop("has_image", False)
     from vllm import LLM, SamplingParams
 
     with tempfile.TemporaryDirectory() as notes:
@@ -82,7 +97,7 @@ def main() -> None:
         try:
             llm = LLM(
                 folder,
-                skip_tokenizer_init=True,
+                skip_tokenizer_init=not has_image,
                 enforce_eager=True,
                 max_model_len=64,
                 dtype="bfloat16",
@@ -93,7 +108,7 @@ def main() -> None:
         ranks = [json.loads(path.read_text()) for path in sorted(Path(notes).iterdir())]
     result: dict[str, Any] = {"held": [each.pop("held") for each in ranks], "taken": ranks}
     if llm is not None:
-        prompt: Any = {"prompt_token_ids": [1, 5, 9, 33]}
+        prompt = with_image() if has_image else {"prompt_token_ids": [1, 5, 9, 33]}
         how = SamplingParams(temperature=0, max_tokens=8, detokenize=False, logprobs=5)
         said = llm.generate([prompt], how)[0].outputs[0]
         result["tokens"] = list(said.token_ids)

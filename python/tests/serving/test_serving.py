@@ -24,7 +24,9 @@ import loadstone  # noqa: E402
 from loadstone._sites.vllm import SITES  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
 import gguf_models  # noqa: E402
+import image_models  # noqa: E402
 
 SIZES = gguf_models.SIZES  # vLLM pads the vocabulary
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
@@ -63,6 +65,8 @@ def serve(folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
 class Served:
     """What a server holds before anything is packed, by rank, and what it says to a prompt.
 
+    After the model's ranks come those of its drafter.
+
     Attributes:
         held: digests of all parameters and buffers.
         said: tokens and log-probabilities; nothing where this machine lacks a kernel.
@@ -82,16 +86,17 @@ def served(folder: Path, generates: bool = True, **options: Any) -> Served:
     assert lines, done.stderr[-4000:]
     result: dict[str, Any] = json.loads(lines[0].removeprefix("RESULT "))
     log = done.stdout + done.stderr
-    ranks = len(result["held"])
+    loads = len(result["held"])
     read = [float(n) * UNITS[unit] for n, unit in re.findall(r"loadstone read ([\d.]+) (\w+)", log)]
     if options.get("load_format") == "loadstone":
-        assert log.count("all parameters have values") == len(read) == ranks
+        assert log.count("all parameters have values") == len(read) == loads
     said = result.get("tokens"), result.get("logprobs")
     assert generates == (said != (None, None))
     if generates:
         assert len(said[0]) == len(said[1]) == 8
-    assert ranks == options.get("tensor_parallel_size", 1)
-    assert all(len(held) > 10 for held in result["held"])
+    models = 2 if "speculative_config" in options else 1
+    assert loads == models * options.get("tensor_parallel_size", 1)
+    assert all(len(held) > 5 for held in result["held"])
     return Served(result["held"], said, result["taken"], read)
 
 
@@ -122,6 +127,73 @@ def test_two_ranks(name: str, folders: dict[str, Path]) -> None:
     for read, taken in zip(found.read, found.taken, strict=True):
         print(f"{name}: {read:.0f} of {whole} bytes for {taken['parameter_bytes']}")
         assert read < 0.75 * whole  # columns of so small models stand close together
+
+
+def drafting(folder: Path, method: str) -> dict[str, Any]:
+    return {"speculative_config": {"model": str(folder), "method": method,
+                                   "num_speculative_tokens": 2}}  # fmt: skip
+
+
+def test_a_model_that_drafts_for_another(folders: dict[str, Path]) -> None:
+    """Options that name files and changes are those of the model that it drafts for."""
+    options = drafting(folders["llama-tied"], "draft_model")
+    wanted = {"model_loader_extra_config": {"weights": str(folders["llama"])}}
+    found = served(folders["llama"], load_format="loadstone", **options, **wanted)
+    assert_same(found, served(folders["llama"], **options))
+    assert found.held[0] != found.held[1]
+
+
+def test_a_drafter_without_embeddings_of_its_own(folders: dict[str, Path], tmp_path: Path) -> None:
+    """EAGLE takes those of the model that it drafts for; what else is missing is an error."""
+    config = json.loads((folders["llama"] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    layer = "model.layers.0."
+    state = {
+        name.removeprefix("model."): tensor
+        for name, tensor in loadstone.load_file(folders["llama"]).items()
+        if name.startswith(layer) and "input_layernorm" not in name
+    }
+    state["fc.weight"] = torch.randn(128, 256).bfloat16()
+    loadstone.torch.save_file(state, tmp_path / "model.safetensors")
+    options = drafting(tmp_path, "eagle")
+    found = served(folders["llama"], load_format="loadstone", **options)
+    expected = served(folders["llama"], **options)
+    for each in (found, expected):
+        del each.held[1]["model.embed_tokens.weight"]  # nobody writes to it, or reads from it
+    assert_same(found, expected)
+    del state["fc.weight"]
+    loadstone.torch.save_file(state, tmp_path / "model.safetensors")
+    done = serve(folders["llama"], load_format="loadstone", **options)
+    text = done.stdout + done.stderr
+    assert done.returncode != 0 and "[audit.unaccounted]" in text and "'model.fc.weight'" in text
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_model_that_looks_at_images(ranks: int, tmp_path: Path) -> None:
+    """Its tower, its connector and its language model, from a prompt with an image."""
+    folder = image_models.make(tmp_path, SIZES)
+    options = {"has_image": True, "tensor_parallel_size": ranks}
+    found = served(folder, load_format="loadstone", **options)
+    assert_same(found, served(folder, **options))
+    assert any("vision_model" in name for name in found.held[0])
+
+
+def test_the_memory_of_a_large_model(tmp_path: Path) -> None:
+    """2 GB: the parameters and less than 128 MiB more, as vLLM's own loader is not held to."""
+    values = SIZES | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+    config = transformers.LlamaConfig(**values | heads, tie_word_embeddings=False)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path, max_shard_size="1GB")
+    del model
+    size = loadstone.inspect(tmp_path).total_bytes
+    assert size > 1.9e9
+    options = {"load_format": "loadstone"}
+    for name, how in (("vLLM's own loader", {}), ("loadstone", options)):
+        taken = served(tmp_path, **how).taken[0]
+        beside = taken["peak_bytes"] - taken["parameter_bytes"]
+        print(f"{name}: {beside / 1e6:.0f} MB beside the model, {taken['seconds']:.2f} s")
+    assert beside < 128 << 20
 
 
 def test_a_folder_of_bin_files(folders: dict[str, Path], tmp_path: Path) -> None:
