@@ -1,6 +1,6 @@
 """vLLM's load format without vLLM: options, tensors that are converted, and who wrote what.
 
-``test_vllm_deferred.py`` has what tensors do that are not read yet;
+``test_serving_deferred.py`` has what tensors do that are not read yet;
 ``serving/test_serving.py`` runs vLLM itself, where it is installed (``make test-vllm``).
 """
 
@@ -21,9 +21,9 @@ from compare import same
 
 import loadstone.vllm
 from loadstone._sites.vllm import SITES
-from loadstone._vllm.converted import Converted, conversion, quantization_config
-from loadstone._vllm.options import Changes, Options
-from loadstone._vllm.written import Hole, Writes
+from loadstone._serving.converted import Converted, conversion, quantization_config
+from loadstone._serving.options import Changes, Options
+from loadstone._serving.written import Hole, Writes
 
 # --- the plugin -----------------------------------------------------------------------------------
 
@@ -224,8 +224,8 @@ def test_a_damaged_file_ends_it(tmp_path: Path) -> None:
 
 MEASURED = """
 import sys, torch, loadstone
-from loadstone._vllm.converted import Converted, conversion
-from loadstone._vllm.options import Changes
+from loadstone._serving.converted import Converted, conversion
+from loadstone._serving.options import Changes
 
 def peak():
     lines = open("/proc/self/status").read().splitlines()

@@ -7,8 +7,8 @@ from typing import Any
 
 from vllm.transformers_utils.config import HFConfigParser
 
-from loadstone._vllm.converted import conversion, quantization_config
-from loadstone._vllm.options import Changes
+from loadstone._serving.converted import conversion, quantization_config
+from loadstone._serving.options import Changes
 
 
 class LoadstoneConfigParser(HFConfigParser):  # type: ignore[misc]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from loadstone._vllm.options import Changes, Options
+from loadstone._serving.options import Changes, Options
 
 # Modules by where they stand in a drafter, and the flag by which it says that they are its own.
 _TAKEN = {
@@ -39,22 +39,24 @@ def options_of(options: Options, model_config: Any, speculative: Any) -> Options
     )
 
 
-def taken_from_target(model: torch.nn.Module, speculative: Any) -> frozenset[str]:
-    """Modules of a drafter that vLLM replaces after loading, by those of the model it drafts for.
+def is_taken_from_target(
+    name: str, module: torch.nn.Module, drafter: torch.nn.Module, speculative: Any
+) -> bool:
+    """Whether vLLM replaces a module after loading by that of the model that is drafted for.
+
+    To be asked when the drafter's own code has run, which notes what the checkpoint has.
 
     Args:
-        speculative: vLLM's ``SpeculativeConfig``. A model that drafts by itself takes nothing.
+        speculative: vLLM's ``SpeculativeConfig``; ``None``: this is no drafter. A whole model that
+            drafts takes nothing.
     """
     if speculative is None or speculative.method == "draft_model":
-        return frozenset()
+        return False
+    flag = next((_TAKEN[end] for end in _TAKEN if f".{name}".endswith(f".{end}")), "")
+    if not flag or getattr(drafter, flag, False):
+        return False
+    # Drafters that say what is their own keep embeddings of another width.
+    says = flag == "has_own_embed_tokens" and hasattr(drafter, flag)
+    weight: Any = module.weight
     width = speculative.target_model_config.get_hidden_size()
-    found = set()
-    for path, module in model.named_modules():
-        flag = next((_TAKEN[end] for end in _TAKEN if f".{path}".endswith(f".{end}")), "")
-        if not flag or getattr(model, flag, False):
-            continue
-        # Drafters that say what is their own keep embeddings of another width.
-        says = flag == "has_own_embed_tokens" and hasattr(model, flag)
-        if not says or module.weight.shape[-1] == width:
-            found.add(path)
-    return frozenset(found)
+    return not says or bool(weight.shape[-1] == width)

@@ -88,6 +88,7 @@ def with_image() -> dict[str, Any]:
 def main() -> None:
     folder, options = sys.argv[1], json.loads(sys.argv[2])
     has_image = options.pop("has_image", False)
+    reload = options.pop("reload", None)
     from vllm import LLM, SamplingParams
 
     with tempfile.TemporaryDirectory() as notes:
@@ -107,6 +108,8 @@ def main() -> None:
             error = reason
         ranks = [json.loads(path.read_text()) for path in sorted(Path(notes).iterdir())]
     result: dict[str, Any] = {"held": [each.pop("held") for each in ranks], "taken": ranks}
+    if llm is not None and reload:
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": reload})
     if llm is not None:
         prompt = with_image() if has_image else {"prompt_token_ids": [1, 5, 9, 33]}
         how = SamplingParams(temperature=0, max_tokens=8, detokenize=False, logprobs=5)

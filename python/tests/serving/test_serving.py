@@ -272,6 +272,28 @@ def test_quantized_on_the_way(
     assert found.held != served(folder).held  # the control
 
 
+@pytest.mark.parametrize("way", ["numbers", "codes", "elsewhere"])
+def test_weights_are_reloaded(way: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """vLLM does so without the loader's load_weights; from another folder, then, the options' too.
+
+    ``weights`` is instead of the first folder only.
+    """
+    first, second = folders["llama"], tmp_path / "second"
+    second.mkdir()
+    changed(first, second, lambda state: state["model.norm.weight"].mul_(-1))
+    options: dict[str, Any] = {"load_format": "loadstone"}
+    if way == "codes":
+        options["config_format"] = "loadstone"
+        options["hf_overrides"] = {"loadstone_quantize": "int8-channel"}
+    if way == "elsewhere":
+        options["model_loader_extra_config"] = {"weights": str(first)}
+    found = served(first, **options, reload=str(second))
+    if way == "elsewhere":
+        del options["model_loader_extra_config"]
+    assert found.said == served(second, **options).said
+    assert found.said != served(first, **options).said  # the control
+
+
 def test_what_layers_do_not_take_is_refused(folders: dict[str, Path]) -> None:
     text = failed(folders["llama"], model_loader_extra_config={"quantize": "int8-channel"})
     assert "[plan.options]" in text and "loadstone_quantize" in text

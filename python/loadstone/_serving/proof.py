@@ -1,14 +1,13 @@
-"""Every parameter of a vLLM model has been written, by name and range, before it serves."""
+"""Every parameter of a served model has been written, by name and range, before it serves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 
 from loadstone._errors import make
-from loadstone._vllm.written import Hole, Writes
+from loadstone._serving.written import Hole, Writes
 
 # An error names this many parameters, and counts the others.
 _LISTED_MAX = 4
@@ -17,22 +16,24 @@ _OF_THE_CONFIG = ("input_scale_ub",)
 
 
 def require_written(
-    model: torch.nn.Module, writes: Writes, path: str, replaced: frozenset[str] = frozenset()
+    model: torch.nn.Module,
+    writes: Writes,
+    path: str,
+    is_exempt: Callable[[str, torch.nn.Module], bool] = lambda name, module: False,
 ) -> None:
     """Raises where a parameter has elements that nobody wrote.
 
-    Buffers are the constructor's, and so are scales of caches, which checkpoints may leave out, and
-    parameters without elements. Those that vLLM quantizes while it loads them are its own to prove.
+    Buffers are the constructor's, and so are parameters without elements.
 
     Args:
-        replaced: modules in whose place others are put after loading.
+        is_exempt: modules, by name, whose parameters others give values to.
 
     Raises:
         AuditError: ``audit.unaccounted``, which names parameters, experts and how much is missing.
     """
     lacking = [
         (name, parameter, hole)
-        for name, parameter in _proved(model, replaced)
+        for name, parameter in _proved(model, is_exempt)
         if (hole := writes.hole(parameter)) is not None
     ]
     if not lacking:
@@ -48,14 +49,11 @@ def require_written(
     )
 
 
-def _proved(model: torch.nn.Module, replaced: frozenset[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
-
+def _proved(
+    model: torch.nn.Module, is_exempt: Callable[[str, torch.nn.Module], bool]
+) -> Iterator[tuple[str, torch.Tensor]]:
     for path, module in model.named_modules():
-        method: Any = getattr(module, "quant_method", None)
-        if isinstance(method, BaseKVCacheMethod) or getattr(method, "uses_meta_device", False):
-            continue
-        if path in replaced:
+        if is_exempt(path, module):
             continue
         for name, parameter in module.named_parameters(recurse=False):
             if name not in _OF_THE_CONFIG and not parameter.is_meta:

@@ -30,7 +30,7 @@ from loadstone.tracing._symbol import refusal
 from loadstone.tracing._trace import symbols_in
 
 if TYPE_CHECKING:
-    from loadstone._vllm.options import Options
+    from loadstone._serving.options import Options
 
 aten = torch.ops.aten
 
@@ -143,14 +143,18 @@ class Deferring:
 
     Args:
         dtype: of numbers that are decoded.
-        copies: where copies into other memory are noted.
+        copies: where copies into other memory are noted, for somebody to carry them out. ``None``:
+            each tensor is read before it is handed out.
     """
 
-    def __init__(self, catalog: Catalog, options: Options, dtype: str, copies: Copies) -> None:
+    def __init__(
+        self, catalog: Catalog, options: Options, dtype: str, copies: Copies | None
+    ) -> None:
         self._reader = TensorReader(catalog, decodes=options.dequantize)
         self._options = options
         self._dtype = dtype
-        self._copies = copies
+        self._copies = Copies() if copies is None else copies
+        self._hands_out_whole = copies is None
         self._trace = Trace(catalog)
         self._trace.owner = self
 
@@ -166,11 +170,17 @@ class Deferring:
 
         Those of one element come with their values, which are asked for at once.
         """
+        named: Iterable[tuple[str, torch.Tensor]]
         if self._is_gguf:
-            named = in_published_names(dict(self.stored()), self._reader.catalog.shards[0])
-            yield from ((name, tensor) for name, tensor in named.items() if wants(name))
+            all_named = in_published_names(dict(self.stored()), self._reader.catalog.shards[0])
+            named = ((name, tensor) for name, tensor in all_named.items() if wants(name))
         else:
-            yield from self.stored(wants)
+            named = self.stored(wants)
+        for name, tensor in named:
+            if self._hands_out_whole and isinstance(tensor, Deferred):
+                yield name, self.read(tensor)
+            else:
+                yield name, tensor
 
     def stored(
         self, wants: Callable[[str], bool] = lambda name: True
@@ -259,13 +269,12 @@ class Deferring:
         dtype = self._dtype_of(entry)
         if entry.is_decoded:
             return self._deferred(self._trace.numbers(entry.name, torch_dtype(dtype)))
-        if not self._options.deferred or not is_dtype(entry.encoding):
+        if not is_dtype(entry.encoding):
             return self._reader.read(entry, dtype)
         return self._deferred(self._trace.source(entry.name))
 
-    def _deferred(self, symbol: Symbol) -> torch.Tensor:
-        tensor = Deferred(self._trace, symbol.value, symbol.meta, (), symbol.source)
-        return tensor if self._options.deferred else tensor.own
+    def _deferred(self, symbol: Symbol) -> Deferred:
+        return Deferred(self._trace, symbol.value, symbol.meta, (), symbol.source)
 
     @property
     def _is_gguf(self) -> bool:

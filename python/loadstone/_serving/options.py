@@ -20,7 +20,7 @@ class Changes:
     Attributes:
         quantize: an encoding for the weights of decoder layers, or several by patterns of names,
             as of :func:`loadstone.convert`.
-        style: of names and configs: ``"modelopt"`` or ``"compressed-tensors"``, which vLLM has
+        style: of names and configs: ``"modelopt"`` or ``"compressed-tensors"``, which servers have
             layers for that scale what they compute with by themselves.
         include, exclude: patterns of names to quantize too, or not at all.
         lora: adapters that are merged, each with a factor.
@@ -57,10 +57,10 @@ class Options:
     Attributes:
         threads: readers; 0: one per core, at most four.
         staging_bytes_max: for what is on its way from the files to the model, at most.
-        dequantize: quantized weights reach vLLM as numbers of the model's dtype.
+        dequantize: quantized weights reach the server as numbers of the model's dtype.
         weights: where they are, if not beside the model's config: a file or a folder.
         missing: ``"error"`` or ``"warn"``: what parameters without values are.
-        deferred: vLLM's code for the model is given tensors that are not read yet; else each is
+        deferred: the code for the model is given tensors that are not read yet; else each is
             read whole before, for code that changes them where they stand.
         changes: by ``quantize``, ``style``, ``include``, ``exclude`` and ``lora``.
     """
@@ -75,7 +75,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Any) -> Options:
-        """The options that vLLM was given.
+        """The options that the server was given.
 
         Raises:
             PlanError: ``plan.options``, which names what is unknown or no value of its option.

@@ -14,9 +14,9 @@ from codec_files import CODECS
 from compare import same
 
 import loadstone
-from loadstone._vllm.deferred import Copies, Deferred, Deferring, settle
-from loadstone._vllm.options import Options
-from loadstone._vllm.written import Writes
+from loadstone._serving.deferred import Copies, Deferred, Deferring, settle
+from loadstone._serving.options import Options
+from loadstone._serving.written import Writes
 
 
 class Load:
@@ -24,14 +24,15 @@ class Load:
 
     def __init__(self, path: Path, **options: Any) -> None:
         self.copies = Copies()
-        self.checkpoint = Deferring(
-            loadstone.inspect(path), Options(**options), "BF16", self.copies
-        )
+        given = Options(**options)
+        noted = self.copies if given.deferred else None
+        self.named = "stored" if given.deferred else "tensors"
+        self.checkpoint = Deferring(loadstone.inspect(path), given, "BF16", noted)
         self.writes = Writes(self.copies.before)
 
     def run(self, code: Callable[[dict[str, torch.Tensor]], None]) -> None:
         with self.writes:
-            code(dict(self.checkpoint.stored()))
+            code(dict(getattr(self.checkpoint, self.named)()))
         self.copies.carry_out()
 
 
@@ -269,8 +270,8 @@ def test_whatever_code_does_is_as_with_real_tensors(seed: int, tmp_path: Path) -
 
 MEASURED = """
 import sys, torch, loadstone
-from loadstone._vllm.deferred import Copies, Deferring
-from loadstone._vllm.options import Options
+from loadstone._serving.deferred import Copies, Deferring
+from loadstone._serving.options import Options
 
 def peak():
     lines = open("/proc/self/status").read().splitlines()
@@ -280,8 +281,8 @@ catalog = loadstone.inspect(sys.argv[1])
 copies = Copies()
 warm = torch.zeros(1 << 20).to(torch.bfloat16)
 before, made, total = peak(), [], 0
-options = Options(deferred=sys.argv[2] == "late")
-for name, tensor in Deferring(catalog, options, "BF16", copies).tensors():
+noted = copies if sys.argv[2] == "late" else None
+for name, tensor in Deferring(catalog, Options(), "BF16", noted).tensors():
     made.append(torch.empty(tensor.shape, dtype=torch.bfloat16))
     made[-1].copy_(tensor)
     total += made[-1].nbytes

@@ -11,8 +11,8 @@ import transformers
 from compare import same
 
 import loadstone
-from loadstone._vllm.deferred import Copies, Deferring
-from loadstone._vllm.options import Options
+from loadstone._serving.deferred import Copies, Deferring
+from loadstone._serving.options import Options
 
 
 def copied(path: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:

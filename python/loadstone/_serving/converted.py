@@ -20,7 +20,7 @@ from loadstone._dtypes import torch_dtype
 from loadstone._errors import PlanError, make
 from loadstone._output import folder_of, format_rows
 from loadstone._quantize import BNB_ENCODINGS
-from loadstone._vllm.options import Changes
+from loadstone._serving.options import Changes
 from loadstone._weighted import adapters
 
 

@@ -1,0 +1,1 @@
+"""What servers have in common that load by their own models' code; no public names."""

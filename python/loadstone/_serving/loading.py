@@ -1,0 +1,126 @@
+"""A server's own code for a model at work on a checkpoint, and the proof of what comes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from loadstone._catalog import inspect
+from loadstone._dtypes import dtype_name
+from loadstone._errors import Error, make
+from loadstone._machine import peak_resident_bytes
+from loadstone._progress import ProgressCallback
+from loadstone._report import human_bytes
+from loadstone._serving.converted import Converted, conversion
+from loadstone._serving.deferred import Copies, Deferred, Deferring, settle
+from loadstone._serving.options import Options
+from loadstone._serving.proof import require_written
+from loadstone._serving.written import Writes
+
+
+class Loading:
+    """One load, or one stream of tensors.
+
+    Attributes:
+        options: as given.
+
+    Args:
+        dtype: of numbers that are decoded, by its safetensors name.
+        is_proved: the tensors are taken by :meth:`carry_out`. Else whoever takes them does so
+            without us, and gets each with its values.
+    """
+
+    def __init__(self, options: Options, dtype: str, is_proved: bool = True) -> None:
+        self.options = options
+        self._dtype = dtype
+        self._is_deferred = is_proved and options.deferred
+        self._copies = Copies()
+        self._writes = Writes(self._copies.before)
+        self._checkpoints: list[Deferring | Converted] = []
+        self._now: tuple[str, str, torch.Tensor] | None = None  # path, name, what is being taken
+
+    def tensors(
+        self, path: str, wants: Callable[[str], bool]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Those of a file or folder that are wanted by their names in it.
+
+        Raises:
+            FormatError, LoadError, PlanError: it cannot be read.
+        """
+        checkpoint = self._checkpoint(path)
+        self._checkpoints.append(checkpoint)
+        for name, tensor in checkpoint.tensors(wants):
+            if not isinstance(tensor, Deferred):
+                self._writes.note(tensor)  # a model may keep it
+            self._now = path, name, tensor
+            yield name, tensor
+        self._now = None
+
+    def carry_out(
+        self,
+        load: Callable[[], Any],
+        model: torch.nn.Module,
+        path: str,
+        is_exempt: Callable[[str, torch.nn.Module], bool],
+        progress: ProgressCallback | None = None,
+    ) -> tuple[str, bool]:
+        """Has a model loaded by its own code, which takes :meth:`tensors`; then reads the values.
+
+        Args:
+            path: of the checkpoint, for errors.
+            is_exempt: modules, by name, whose parameters others give values to.
+
+        Returns:
+            A line for the log, and whether all parameters have values.
+
+        Raises:
+            FormatError, LoadError: the checkpoint cannot be read.
+            PlanError: ``plan.shape``: the model's code does not take a tensor.
+            AuditError: ``audit.unaccounted``: parameters have no values.
+        """
+        begin = time.perf_counter()
+        with self._writes:
+            try:
+                load()
+                settle(model, self._writes.note)
+            except Error:
+                raise
+            except Exception as error:
+                raise self._refused(error) from error
+        proof = ""
+        try:
+            require_written(model, self._writes, path, is_exempt)
+        except Error as error:
+            if self.options.missing == "error":
+                raise
+            proof = str(error)
+        self._copies.carry_out(progress)
+        seconds = time.perf_counter() - begin
+        bytes_read = sum(each.bytes_read for each in self._checkpoints)
+        line = (
+            f"loadstone read {human_bytes(bytes_read)} in {seconds:.2f} s "
+            f"({bytes_read / seconds / 1e9:.2f} GB/s); {proof or 'all parameters have values'}; "
+            f"peak of the process: {human_bytes(peak_resident_bytes())}"
+        )
+        return line, not proof
+
+    def _checkpoint(self, path: str) -> Deferring | Converted:
+        options = self.options
+        if not options.changes:
+            copies = self._copies if self._is_deferred else None
+            return Deferring(inspect(path), options, self._dtype, copies)
+        group_bytes = options.staging_bytes_max // 3  # one is made while another is taken
+        return Converted(conversion(path, options.changes, options.threads, group_bytes))
+
+    def _refused(self, error: Exception) -> Exception:
+        """An error of the server's code, with the tensor that it was given."""
+        if self._now is None:
+            return error
+        path, name, tensor = self._now
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        found = f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
+        message = f"the server's code for this model does not take the tensor ({reason})"
+        return make("plan.shape", message, path=path, tensor=name, found=found)
