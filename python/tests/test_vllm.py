@@ -20,10 +20,10 @@ import torch
 from compare import same
 
 import loadstone.vllm
-from loadstone._sites.vllm import SITES
 from loadstone._serving.converted import Converted, conversion, quantization_config
 from loadstone._serving.options import Changes, Options
 from loadstone._serving.written import Hole, Writes
+from loadstone._sites.vllm import SITES
 
 # --- the plugin -----------------------------------------------------------------------------------
 

@@ -38,8 +38,7 @@ def agreed(options: Options, model_config: Any, speculative: Any) -> Options:
 def _require_codes(changes: Changes, model_config: Any) -> None:
     wanted = quantization_config(conversion(str(model_config.model), changes))
     found = getattr(model_config.hf_config, "quantization_config", None)
-    fields = wanted or {}
-    if isinstance(found, dict) and found | fields == found:  # vLLM adds some
+    if isinstance(found, dict) and _holds(found, wanted or {}):  # vLLM adds some fields
         return
     text = json.dumps(changes.quantize)
     raise make(
@@ -52,6 +51,14 @@ def _require_codes(changes: Changes, model_config: Any) -> None:
         expected=json.dumps(wanted),
         path=str(model_config.model),
     )
+
+
+def _holds(found: dict[str, Any], fields: dict[str, Any]) -> bool:
+    """Whether all of these fields are there; names of modules in any order, as files have them."""
+    names = "ignore"
+    others = {key: value for key, value in fields.items() if key != names}
+    are_same = sorted(found.get(names, ())) == sorted(fields.get(names, ()))
+    return are_same and found | others == found
 
 
 def _refuse_numbers(model_config: Any) -> None:
