@@ -37,6 +37,7 @@ FAST = (
     "test_offload_layout",
     "test_patch",
     "test_receipt",
+    "test_sglang",
     "test_skeleton",
     "test_strict",
     "test_torch_files",

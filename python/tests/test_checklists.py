@@ -95,7 +95,8 @@ REFUSING = {"unknown"}
 ADAPTER_PAGES = {"llama_cpp": "gguf-models", "peft": "merge", "torch": "skeleton"}
 # Adapters without a table of sites: torch is entered by public names, and llama.cpp's converter is
 # a script that no package installs, whose table test_llama_cpp.py looks at.
-WITHOUT_SITES = {"torch", "llama_cpp", "vllm"}  # test_serving.py holds the table of vLLM
+# The table of vLLM is held by test_serving.py, that of SGLang by a stand-in in test_sglang.py.
+WITHOUT_SITES = {"torch", "llama_cpp", "vllm", "sglang"}
 
 
 def read(path: Path) -> str:

@@ -39,6 +39,7 @@ ADAPTERS = (
     "peft",
     "llama_cpp",
     "vllm",
+    "sglang",
 )
 
 

@@ -1,0 +1,1 @@
+"""The implementation of :mod:`loadstone.sglang`; no public names."""
