@@ -62,6 +62,9 @@ class TensorReader:
         self.catalog = catalog
         self._quantized = {row[3].get("data", row[0]): row for row in catalog._core.quantized()}
         self.entries = {entry.name: entry for entry in self._entries(decodes)}
+        rows = () if decodes else self._quantized.values()
+        self._components = {name for row in rows for name in row[3].values()}
+        self._components |= set() if decodes else set(catalog._core.companions())
         self._lock = threading.Lock()
         self.bytes_read = 0
 
@@ -199,6 +202,10 @@ class TensorReader:
             raise make(
                 "plan.dtype", message, tensor=entry.name, found=found, expected=dtype
             ) from error
+
+    def is_component(self, name: str) -> bool:
+        """Whether a tensor is read as it is that is part of a quantized one: codes, scales ..."""
+        return name in self._components
 
     def beside(self, names: Iterable[str]) -> list[_core.Target]:
         """The other components of codes that are read as they are, which none are read without."""

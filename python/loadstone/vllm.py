@@ -3,7 +3,8 @@
 >>> llm = vllm.LLM("folder", load_format="loadstone")
 
 vLLM finds :func:`register` by itself, as the entry point ``loadstone`` of ``vllm.general_plugins``,
-in each of its processes. Nothing changes where the format is not asked for. See docs/vllm.md.
+in each of its processes. Where the format is not asked for, one thing changes: other loaders refuse
+layers that were made for codes which only this one makes. See docs/vllm.md.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ def register() -> None:
 
     if FORMAT in model_loader._LOAD_FORMAT_TO_MODEL_LOADER:
         return
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
     from vllm.transformers_utils.config import register_config_parser
 
+    from loadstone._vllm.agreement import only_by_ours
     from loadstone._vllm.config import LoadstoneConfigParser
     from loadstone._vllm.loader import LoadstoneLoader
 
     model_loader.register_model_loader(FORMAT)(LoadstoneLoader)
     register_config_parser(FORMAT)(LoadstoneConfigParser)
+    BaseModelLoader.load_model = only_by_ours(BaseModelLoader.load_model)

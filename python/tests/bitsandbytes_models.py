@@ -78,3 +78,10 @@ def same_bytes(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) ->
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def decoding_keeps_nan(dtype: torch.dtype) -> bool:
+    """Whether NaNs come back where rows are no whole blocks: not in bfloat16 without AVX512."""
+    tensor = torch.full((2, 96), torch.nan, dtype=dtype)
+    data, state = bnb.functional.quantize_4bit(tensor, blocksize=4096)
+    return bool(bnb.functional.dequantize_4bit(data, state).isnan().all())

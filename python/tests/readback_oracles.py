@@ -210,11 +210,14 @@ def _bitsandbytes(tensors: Tensors, section: dict[str, Any]) -> Tensors:
 
 
 def _four_bits(functional: Any, name: str, data: torch.Tensor, states: Tensors) -> torch.Tensor:
-    """In F32: the state's own dtype is that of the weight before."""
+    """In F32: the state's own dtype is that of the weight before.
+
+    One of fp4's two zeros is -0.0 where the CPU has no AVX512, and 0.0 where it has.
+    """
     short = {each.removeprefix(f"{name}."): tensor for each, tensor in states.items()}
     state = functional.QuantState.from_dict(short, device=torch.device("cpu"))
     state.dtype = F32
-    return functional.dequantize_4bit(data, state)
+    return functional.dequantize_4bit(data, state) + 0.0
 
 
 _METHODS: dict[str, Callable[[Tensors, dict[str, Any]], Tensors]] = {

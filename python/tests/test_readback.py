@@ -160,11 +160,14 @@ def test_doors_without_an_option(cell: Cell, outputs: Outputs, door: Any) -> Non
     """Of bitsandbytes' outputs the library makes bitsandbytes' modules, as it always did."""
     output = outputs.of(cell)
     model = door(output.folder)
+    found = state_of(model)
     if cell.style is None and door is not load_by_rules:
         assert model.is_quantized
         model.dequantize()
+        # Its zeros of fp4 have the sign that this machine's kernel gives them.
+        found = {name: tensor + 0.0 for name, tensor in state_of(model).items()}
     expected = model_state(output.numbers, cell.source)
-    assert_equal({name: tensor.to(BF16) for name, tensor in state_of(model).items()}, expected)
+    assert_equal({name: tensor.to(BF16) for name, tensor in found.items()}, expected)
 
 
 # ---- by transformers alone

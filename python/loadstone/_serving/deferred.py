@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import bisect
 import mmap
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ import torch
 from loadstone import _core
 from loadstone._catalog import Catalog
 from loadstone._dtypes import dtype_name, is_dtype, is_floating, torch_dtype
-from loadstone._errors import Error
+from loadstone._errors import Error, make
 from loadstone._progress import ProgressCallback
 from loadstone._read import Entry, TensorReader, plan_for
 from loadstone._transformers.gguf import in_published_names
@@ -74,12 +75,14 @@ class Copy:
     """Elements of a checkpoint that go to a place in memory.
 
     Attributes:
-        value: its number in the trace's builder, of the place's shape and dtype.
+        value: its number in the trace's builder, of the place's shape.
+        dtype: of the value; that of the place, unless torch is to cast.
         sources: names in the checkpoint.
     """
 
     place: torch.Tensor
     value: int
+    dtype: torch.dtype
     sources: tuple[str, ...]
 
 
@@ -89,6 +92,7 @@ class Copies:
     def __init__(self) -> None:
         self._begins: dict[int, list[int]] = defaultdict(list)  # by storage, sorted
         self._copies: dict[int, tuple[Deferring, Copy]] = {}  # by where they begin
+        self._read: dict[int, weakref.ref[mmap.mmap]] = {}  # by storage
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -115,9 +119,25 @@ class Copies:
 
         Of copies of tensors that are not read, that is for :meth:`note` to say.
         """
-        if func.is_view or (func.overloadpacket is aten.copy_ and isinstance(args[1], Deferred)):
+        if func.is_view:
+            return
+        if func._schema.is_mutable and self._read:
+            self._require_private(func, args)
+        if func.overloadpacket is aten.copy_ and isinstance(args[1], Deferred):
             return
         self.settle([*_real_in(args), *_real_in(kwargs)])
+
+    def keep_as_it_is(self, memory: torch.Tensor, pages: mmap.mmap) -> None:
+        """Notes memory with values that were read, and that other tensors may be made of yet."""
+        self._read[_storage(memory)] = weakref.ref(pages)
+
+    def _require_private(self, func: Any, args: Any) -> None:
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in _real_in(value):
+                    pages = self._read.get(_storage(tensor)) if not tensor.is_meta else None
+                    if pages is not None and pages() is not None:
+                        raise changes_in_place(func, [])
 
     def settle(self, tensors: Iterable[torch.Tensor]) -> None:
         """Carries everything out if some of it goes to the memory of these."""
@@ -202,34 +222,54 @@ class Deferring:
             if self._note(args[0], args[1]):
                 return args[0]
             self._copies.settle([args[0]])
-        elif all(each.known is None for each in symbols):  # type: ignore[attr-defined]
+        elif not _moves(kwargs) and not any(map(_is_known, symbols)):
             try:
                 return _operations.run(func, args, kwargs)
             except Error as error:
                 if error.code not in ("plan.untraceable", "plan.data_dependent"):
                     raise
                 self._trace.refused.clear()  # their frames hold tensors
+            except (NotImplementedError, RuntimeError):  # torch knows no form without values
+                pass
         for argument, value in zip(func._schema.arguments, args, strict=False):
             is_written = argument.alias_info is not None and argument.alias_info.is_write
-            if is_written and isinstance(value, Symbol):
-                why = "changes a tensor of the checkpoint where it stands; set deferred to false"
-                raise refusal("plan.untraceable", func._schema.name, [value], why)
+            if is_written and (changed := symbols_in(value)):
+                raise changes_in_place(func, changed)
         return func(*_values(args), **_values(kwargs))
 
     def read(self, symbol: Symbol) -> torch.Tensor:
         """The values of a symbol, in memory that goes back to the system when nobody has them."""
         count = max(symbol.numel() * symbol.element_size(), 1)
-        memory = torch.frombuffer(mmap.mmap(-1, count), dtype=torch.uint8)
+        pages = mmap.mmap(-1, count)
+        memory = torch.frombuffer(pages, dtype=torch.uint8)
+        self._copies.keep_as_it_is(memory, pages)
         place = memory[: symbol.numel() * symbol.element_size()].view(symbol.dtype)
         place = place.view(symbol.shape)
         if symbol.numel():
-            self.fill([Copy(place, symbol.value, tuple(leaves(symbol)[0]))], "cpu")
+            sources = tuple(leaves(symbol)[0])
+            self.fill([Copy(place, symbol.value, place.dtype, sources)], "cpu")
         return place
 
     def fill(
         self, copies: list[Copy], device: str, progress: ProgressCallback | None = None
     ) -> None:
         """Reads what stands in places of one device."""
+        self._fill([each for each in copies if each.dtype == each.place.dtype], device, progress)
+        others = [each for each in copies if each.dtype != each.place.dtype]
+        while others:
+            made: list[tuple[Copy, torch.Tensor]] = []
+            size = 0
+            while others and (not made or size < self._options.staging_bytes_max):
+                copy = others.pop()
+                made.append((copy, torch.empty_like(copy.place, dtype=copy.dtype)))
+                size += made[-1][1].nbytes
+            self._fill([replace(copy, place=read) for copy, read in made], device, progress)
+            for copy, read in made:
+                copy.place.copy_(read)
+
+    def _fill(self, copies: list[Copy], device: str, progress: ProgressCallback | None) -> None:
+        if not copies:
+            return
         targets, dtypes = [], []
         for number, copy in enumerate(copies):
             name = f"{copy.sources[0]} (copy {number})" if copy.sources else f"copy {number}"
@@ -252,17 +292,19 @@ class Deferring:
 
     def _note(self, place: torch.Tensor, value: Symbol) -> bool:
         """Notes a copy; ``False``: it cannot be said in boxes, or its values are there."""
-        is_known = value.known is not None  # type: ignore[attr-defined]
-        if place.is_meta or not place.is_contiguous() or is_known:
+        if place.is_meta or not place.is_contiguous() or _is_known(value):
             return False
         if place.numel() == 0:
             return True
         shaped: Any = value if value.shape == place.shape else value.expand(place.shape)
-        is_same = shaped.dtype == place.dtype
-        cast: Any = shaped if is_same else aten._to_copy.default(shaped, dtype=place.dtype)
-        if not isinstance(cast, Deferred):
+        # The core casts no scales, as they mean nothing without their codes: torch does.
+        is_scale = any(self._reader.is_component(name) for name in leaves(shaped)[0])
+        if shaped.dtype != place.dtype and not is_scale:
+            shaped = aten._to_copy.default(shaped, dtype=place.dtype)
+        if not isinstance(shaped, Deferred):
             return False
-        self._copies.note(self, Copy(place, cast.value, tuple(leaves(cast)[0])))
+        sources = tuple(leaves(shaped)[0])
+        self._copies.note(self, Copy(place, shaped.value, shaped.dtype, sources))
         return True
 
     def _tensor(self, entry: Entry) -> torch.Tensor:
@@ -288,9 +330,14 @@ class Deferring:
 
 
 def settle(model: torch.nn.Module, written: Callable[[torch.Tensor], None]) -> None:
-    """Gives values to parameters and buffers that a model made of tensors which are not read."""
+    """Gives values to parameters and buffers that a model made of tensors which are not read.
+
+    Raises:
+        PlanError: ``plan.options``: one was put into a parameter past torch's operations.
+    """
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
+            _require_memory(name, parameter)
             if isinstance(parameter, Deferred):
                 module._parameters[name] = torch.nn.Parameter(parameter.own, requires_grad=False)
                 written(parameter.own)
@@ -298,6 +345,37 @@ def settle(model: torch.nn.Module, written: Callable[[torch.Tensor], None]) -> N
             if isinstance(buffer, Deferred):
                 module._buffers[name] = buffer.own
                 written(buffer.own)
+
+
+def _require_memory(name: str, parameter: torch.Tensor) -> None:
+    if isinstance(parameter, Deferred) or parameter.is_meta:
+        return
+    try:
+        parameter.untyped_storage().data_ptr()
+    except RuntimeError as reason:
+        raise lost_memory(name) from reason
+
+
+def lost_memory(name: str) -> Error:
+    """The error of ``parameter.data = tensor``, after which the parameter has neither's memory."""
+    message = "code for the model makes a tensor that is not read the data of a parameter"
+    return make("plan.options", message, tensor=name, field="deferred", expected="false")
+
+
+def changes_in_place(func: Any, symbols: list[Any]) -> Error:
+    """The refusal of an operation that changes tensors of a checkpoint where they stand."""
+    why = "changes a tensor of the checkpoint where it stands; set deferred to false"
+    return refusal("plan.untraceable", func._schema.name, symbols, why)
+
+
+def _is_known(symbol: Any) -> bool:
+    return symbol.known is not None
+
+
+def _moves(kwargs: dict[str, Any]) -> bool:
+    """Whether an operation makes something for another device; symbols know none but the host."""
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type != "cpu"
 
 
 def _is_single(entry: Entry) -> bool:

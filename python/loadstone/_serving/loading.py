@@ -15,7 +15,7 @@ from loadstone._machine import peak_resident_bytes
 from loadstone._progress import ProgressCallback
 from loadstone._report import human_bytes
 from loadstone._serving.converted import Converted, conversion
-from loadstone._serving.deferred import Copies, Deferred, Deferring, settle
+from loadstone._serving.deferred import Copies, Deferred, Deferring, lost_memory, settle
 from loadstone._serving.options import Options
 from loadstone._serving.proof import require_written
 from loadstone._serving.written import Writes
@@ -43,14 +43,17 @@ class Loading:
         self._now: tuple[str, str, torch.Tensor] | None = None  # path, name, what is being taken
 
     def tensors(
-        self, path: str, wants: Callable[[str], bool]
+        self, path: str, wants: Callable[[str], bool], is_beside: bool = False
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Those of a file or folder that are wanted by their names in it.
+
+        Args:
+            is_beside: it is not the model's own checkpoint, and nothing is to change it.
 
         Raises:
             FormatError, LoadError, PlanError: it cannot be read.
         """
-        checkpoint = self._checkpoint(path)
+        checkpoint = self._checkpoint(path, is_beside)
         self._checkpoints.append(checkpoint)
         for name, tensor in checkpoint.tensors(wants):
             if not isinstance(tensor, Deferred):
@@ -66,15 +69,18 @@ class Loading:
         path: str,
         is_exempt: Callable[[str, torch.nn.Module], bool],
         progress: ProgressCallback | None = None,
+        repeats: bool = True,
     ) -> tuple[str, bool]:
         """Has a model loaded by its own code, which takes :meth:`tensors`; then reads the values.
 
         Args:
             path: of the checkpoint, for errors.
             is_exempt: modules, by name, whose parameters others give values to.
+            repeats: ``load`` can be done once more. It is, on tensors that are read, where the code
+                does to one that is not what can only be done to memory.
 
         Returns:
-            A line for the log, and whether all parameters have values.
+            A line for the log, and whether there is nothing in it to worry about.
 
         Raises:
             FormatError, LoadError: the checkpoint cannot be read.
@@ -82,6 +88,33 @@ class Loading:
             AuditError: ``audit.unaccounted``: parameters have no values.
         """
         begin = time.perf_counter()
+        remarks = ["all parameters have values"]
+        try:
+            self._run(load, model)
+        except Error as error:
+            if error.code != "plan.untraceable" or not self._is_deferred or not repeats:
+                raise
+            reason = error.message.removesuffix("; set deferred to false")
+            remarks.append(f"each tensor was read whole, as {reason}")
+            self._begin_anew()
+            self._run(load, model)
+        try:
+            require_written(model, self._writes, path, is_exempt)
+        except Error as error:
+            if self.options.missing == "error":
+                raise
+            remarks[0] = str(error)
+        self._copies.carry_out(progress)
+        seconds = time.perf_counter() - begin
+        bytes_read = sum(each.bytes_read for each in self._checkpoints)
+        line = (
+            f"loadstone read {human_bytes(bytes_read)} in {seconds:.2f} s "
+            f"({bytes_read / seconds / 1e9:.2f} GB/s); {'; '.join(remarks)}; "
+            f"peak of the process: {human_bytes(peak_resident_bytes())}"
+        )
+        return line, remarks == ["all parameters have values"]
+
+    def _run(self, load: Callable[[], Any], model: torch.nn.Module) -> None:
         with self._writes:
             try:
                 load()
@@ -90,28 +123,18 @@ class Loading:
                 raise
             except Exception as error:
                 raise self._refused(error) from error
-        proof = ""
-        try:
-            require_written(model, self._writes, path, is_exempt)
-        except Error as error:
-            if self.options.missing == "error":
-                raise
-            proof = str(error)
-        self._copies.carry_out(progress)
-        seconds = time.perf_counter() - begin
-        bytes_read = sum(each.bytes_read for each in self._checkpoints)
-        line = (
-            f"loadstone read {human_bytes(bytes_read)} in {seconds:.2f} s "
-            f"({bytes_read / seconds / 1e9:.2f} GB/s); {proof or 'all parameters have values'}; "
-            f"peak of the process: {human_bytes(peak_resident_bytes())}"
-        )
-        return line, not proof
 
-    def _checkpoint(self, path: str) -> Deferring | Converted:
+    def _begin_anew(self) -> None:
+        self._is_deferred = False
+        self._copies = Copies()
+        self._writes = Writes(self._copies.before)
+
+    def _checkpoint(self, path: str, is_beside: bool) -> Deferring | Converted:
         options = self.options
-        if not options.changes:
+        if is_beside or not options.changes:
             copies = self._copies if self._is_deferred else None
-            return Deferring(inspect(path), options, self._dtype, copies)
+            catalog = inspect(path, allow_links=options.allow_links)
+            return Deferring(catalog, options, self._dtype, copies)
         group_bytes = options.staging_bytes_max // 3  # one is made while another is taken
         return Converted(conversion(path, options.changes, options.threads, group_bytes))
 
@@ -120,6 +143,8 @@ class Loading:
         if self._now is None:
             return error
         path, name, tensor = self._now
+        if isinstance(tensor, Deferred) and "python storage" in str(error):
+            return lost_memory(name)
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         found = f"{dtype_name(tensor.dtype)} {list(tensor.shape)}"
         message = f"the server's code for this model does not take the tensor ({reason})"

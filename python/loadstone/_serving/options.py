@@ -60,6 +60,7 @@ class Options:
         dequantize: quantized weights reach the server as numbers of the model's dtype.
         weights: where they are, if not beside the model's config: a file or a folder.
         missing: ``"error"`` or ``"warn"``: what parameters without values are.
+        allow_links: follow symbolic links that leave the folder.
         deferred: the code for the model is given tensors that are not read yet; else each is
             read whole before, for code that changes them where they stand.
         changes: by ``quantize``, ``style``, ``include``, ``exclude`` and ``lora``.
@@ -70,6 +71,7 @@ class Options:
     dequantize: bool = False
     weights: str = ""
     missing: str = "error"
+    allow_links: bool = False
     deferred: bool = True
     changes: Changes = Changes()
 
@@ -86,6 +88,10 @@ class Options:
         if "staging_bytes_max" in values:
             values["staging_bytes_max"] = byte_count(values["staging_bytes_max"])
         changes = {name: values.pop(name) for name in _OF_CHANGES if name in values}
+        if changes and values.get("dequantize"):
+            raise _refused(
+                "dequantize goes with no other change", ", ".join(changes), "one of them"
+            )
         return cls(**values, changes=Changes(**changes))
 
 
@@ -152,6 +158,7 @@ _VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "dequantize": ("true or false", _is_flag),
     "weights": ("a file or a folder that is there", _is_path),
     "missing": ("'error' or 'warn'", lambda value: value in ("error", "warn")),
+    "allow_links": ("true or false", _is_flag),
     "deferred": ("true or false", _is_flag),
 } | _OF_CHANGES
 

@@ -81,6 +81,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
                     str(self._model_config.model_path),
                     self._is_exempt,
                     progress,
+                    repeats=False,
                 )
             (logger.info if is_proved else logger.warning)(line)
             return results[0]

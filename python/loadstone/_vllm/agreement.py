@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from loadstone._errors import make
 from loadstone._serving.converted import conversion, quantization_config
@@ -26,13 +28,37 @@ def agreed(options: Options, model_config: Any, speculative: Any) -> Options:
     options = options_of(options, model_config, speculative)
     asked = Changes.of_overrides(vars(model_config.hf_config))
     if asked.quantize and not options.changes.quantize:
+        if options.dequantize or options.changes != Changes(lora=options.changes.lora):
+            _refuse("options of the loader say otherwise than loadstone_quantize", model_config)
         asked = dataclasses.replace(asked, lora=options.changes.lora)
         options = dataclasses.replace(options, changes=asked)
+    if options.changes != Changes() and not options.changes:
+        _refuse("style, include and exclude say how to quantize: to what is missing", model_config)
     if options.changes.quantize:
         _require_codes(options.changes, model_config)
-    elif options.dequantize and model_config.quantization is not None:
-        _refuse_numbers(model_config)
+    elif model_config.quantization is not None and (options.dequantize or options.changes.lora):
+        _refuse(
+            "the model's layers take codes, and these options make numbers; add --hf-overrides "
+            "'{\"quantization_config\": null}'",
+            model_config,
+        )
     return options
+
+
+def only_by_ours(load_model: Callable[..., Any]) -> Callable[..., Any]:
+    """``BaseModelLoader.load_model``, which refuses layers for codes that only we make.
+
+    Other loaders would copy numbers into them, and nobody would say so.
+    """
+
+    @functools.wraps(load_model)
+    def checked(self: Any, vllm_config: Any, model_config: Any, *args: Any, **options: Any) -> Any:
+        asked = Changes.of_overrides(vars(model_config.hf_config)).quantize
+        if asked and self.load_config.load_format not in ("loadstone", "dummy"):
+            _refuse("loadstone_quantize needs --load-format loadstone", model_config)
+        return load_model(self, vllm_config, model_config, *args, **options)
+
+    return checked
 
 
 def _require_codes(changes: Changes, model_config: Any) -> None:
@@ -61,12 +87,11 @@ def _holds(found: dict[str, Any], fields: dict[str, Any]) -> bool:
     return are_same and found | others == found
 
 
-def _refuse_numbers(model_config: Any) -> None:
+def _refuse(message: str, model_config: Any) -> NoReturn:
     raise make(
         "plan.options",
-        "the model's layers take codes, and dequantize asks for numbers; add --hf-overrides "
-        "'{\"quantization_config\": null}'",
-        field="dequantize",
+        message,
+        field="model_loader_extra_config",
         found=f"quantization {model_config.quantization}",
         path=str(model_config.model),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,19 +37,16 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def __init__(self, load_config: Any) -> None:
         self.options = Options.of(load_config.model_loader_extra_config)
-        given = load_config.model_loader_extra_config
-        try:
-            load_config.model_loader_extra_config = {}  # vLLM's own loader refuses ours
+        with _as_vllm_knows_it(load_config):
             super().__init__(load_config)
-        finally:
-            load_config.model_loader_extra_config = given
         self._speculative: Any = None
         self._loading: Loading | None = None  # while a load is under way
 
     def download_model(self, model_config: Any) -> None:
         """Fetches a checkpoint of a hub; one of this machine is there."""
         if not Path(model_config.model).exists():
-            super().download_model(model_config)
+            with _as_vllm_knows_it(self.load_config):
+                super().download_model(model_config)
 
     def load_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> torch.nn.Module:
         """As vLLM's own loader."""
@@ -95,6 +93,7 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         is_first = _folders.get(model, folder) == folder
         self._stream = self._loading or self._new_loading(model_config, is_proved=False)
         weights = self._stream.options.weights
+        self._folder = folder
         self._weights = {folder: weights} if weights and is_first else {}
         yield from super().get_all_weights(model_config, model)
 
@@ -108,23 +107,38 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         def is_wanted(name: str) -> bool:
             return not is_unused(name) and not should_skip_weight(name, self.local_expert_ids)
 
-        for name, tensor in self._stream.tensors(self._path_of(source), is_wanted):
-            yield source.prefix + name, tensor
+        is_beside = str(source.model_or_path) != self._folder
+        is_beside = is_beside or source.allow_patterns_overrides is not None
+        for path in self._paths_of(source):
+            for name, tensor in self._stream.tensors(path, is_wanted, is_beside):
+                yield source.prefix + name, tensor
 
-    def _path_of(self, source: Any) -> str:
+    def _paths_of(self, source: Any) -> list[str]:
         path = str(source.model_or_path)
         if path in self._weights:
-            return self._weights[path]
-        if Path(path).exists():
-            return str(Path(path, source.subfolder or ""))
-        folder, *_ = self._prepare_weights(
-            path,
-            source.subfolder,
-            source.revision,
-            source.fall_back_to_pt,
-            source.allow_patterns_overrides,
-        )
-        return str(folder)
+            return [self._weights[path]]
+        if Path(path).exists() and source.allow_patterns_overrides is None:
+            return [str(Path(path, source.subfolder or ""))]
+        with _as_vllm_knows_it(self.load_config):
+            folder, files, *_ = self._prepare_weights(
+                path,
+                source.subfolder,
+                source.revision,
+                source.fall_back_to_pt,
+                source.allow_patterns_overrides,
+            )
+        return [str(folder)] if source.allow_patterns_overrides is None else sorted(files)
+
+
+@contextlib.contextmanager
+def _as_vllm_knows_it(load_config: Any) -> Iterator[None]:
+    """Without our options and our format, which vLLM's own loader refuses."""
+    given = load_config.model_loader_extra_config, load_config.load_format
+    load_config.model_loader_extra_config, load_config.load_format = {}, "auto"
+    try:
+        yield
+    finally:
+        load_config.model_loader_extra_config, load_config.load_format = given
 
 
 def _is_for_others(module: torch.nn.Module) -> bool:

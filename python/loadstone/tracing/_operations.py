@@ -45,7 +45,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if any(isinstance(symbol, AbsentSymbol) for symbol in symbols):
         return _absent.run(func, args, kwargs, symbols)
     if packet is aten.index:
-        args = (args[0], [_as_numbers(each) for each in args[1]])
+        args = (args[0], [_as_numbers(*each, args[0]) for each in enumerate(args[1])])
     trace = symbols[0].tracer
     given = _stacked(trace, args, kwargs) if packet is aten.stack else None
     if given is None:
@@ -71,10 +71,13 @@ def _metas(value: Any) -> Any:
     return on_meta(value, lambda symbol: symbol.meta)
 
 
-def _as_numbers(index: Any) -> Any:
+def _as_numbers(dim: int, index: Any, tensor: Any) -> Any:
     """A mask that the code made itself, as the positions that it picks."""
     is_mask = isinstance(index, torch.Tensor) and not isinstance(index, Symbol)
     if is_mask and index.dtype == torch.bool and index.dim() == 1:
+        if dim < tensor.dim() and len(index) != tensor.shape[dim]:
+            message = f"a mask of {len(index)} for dimension {dim} with size {tensor.shape[dim]}"
+            raise IndexError(message)
         return index.nonzero().reshape(-1)
     return index
 
@@ -190,8 +193,15 @@ def _index(trace: Trace, args: Any, kwargs: dict[str, Any], given: torch.Tensor)
         raise _UnsupportedError("looks values up in a table")
     dim, index = places[0]
     size = args[0].shape[dim]
-    picked = [each % size for each in index.reshape(-1).tolist()]
+    picked = [_in_bounds(each, dim, size) % size for each in index.reshape(-1).tolist()]
     return trace.builder.reshape(_gather(trace, args[0].value, dim, picked), list(given.shape))
+
+
+def _in_bounds(index: int, dim: int, size: int) -> int:
+    if not -size <= index < size:
+        message = f"index {index} is out of bounds for dimension {dim} with size {size}"
+        raise IndexError(message)
+    return index
 
 
 def _gather(trace: Trace, value: int, dim: int, indices: list[int]) -> int:

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,53 @@ def test_weights_are_reloaded(way: str, folders: dict[str, Path], tmp_path: Path
 def test_what_layers_do_not_take_is_refused(folders: dict[str, Path]) -> None:
     text = failed(folders["llama"], model_loader_extra_config={"quantize": "int8-channel"})
     assert "[plan.options]" in text and "loadstone_quantize" in text
+
+
+def test_other_loaders_refuse_layers_for_codes_on_the_way(folders: dict[str, Path]) -> None:
+    """They would copy numbers into codes."""
+    wanted = {"config_format": "loadstone", "hf_overrides": {"loadstone_quantize": "int8-channel"}}
+    done = serve(folders["llama"], **wanted)
+    text = done.stdout + done.stderr
+    assert done.returncode != 0 and "RESULT" not in done.stdout
+    assert "[plan.options]" in text and "needs --load-format loadstone" in text
+
+
+def test_a_hub_id_and_files_beside_it(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fetched as by vLLM's own loader, and of other folders the files whose patterns are given."""
+    from vllm.config.load import LoadConfig
+    from vllm.model_executor.model_loader import default_loader, get_model_loader
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    folder = folders["llama"]
+    fetched = {"download_weights_from_hf": str(folder), "list_filtered_repo_files": [],
+               "download_safetensors_index_file_from_hf": None}  # fmt: skip
+    for name, result in fetched.items():
+        monkeypatch.setattr(default_loader, name, lambda *a, _result=result, **k: _result)
+    for name in ("one.pt", "two.pt"):
+        torch.save({f"{name}.weight": torch.randn(2, 3)}, tmp_path / name)
+    source = default_loader.DefaultModelLoader.Source
+    beside = source(str(tmp_path), None, prefix="beside.", allow_patterns_overrides=["one.pt"])
+    loader = get_model_loader(LoadConfig(load_format="loadstone"))
+    model = torch.nn.Module()
+    model.secondary_weights = [beside]
+    config = types.SimpleNamespace(
+        model="org/tiny", revision=None, dtype=torch.bfloat16, quantization=None,
+        runner_type="generate", hf_config=types.SimpleNamespace(),
+    )  # fmt: skip
+    loader.download_model(config)
+    found = dict(loader.get_all_weights(config, model))
+    expected = loadstone.load_file(folder)
+    expected["beside.one.pt.weight"] = torch.load(tmp_path / "one.pt")["one.pt.weight"]
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+def test_options_that_nothing_follows_from_are_refused(folders: dict[str, Path]) -> None:
+    text = failed(folders["llama"], model_loader_extra_config={"exclude": "lm_head"})
+    assert "[plan.options]" in text and "say how to quantize" in text
 
 
 def test_an_adapter_is_merged_on_the_way(folders: dict[str, Path], tmp_path: Path) -> None:
