@@ -58,8 +58,10 @@ class TensorReader:
     """
 
     @_collector.paused()
-    def __init__(self, catalog: Catalog, *, decodes: bool) -> None:
+    def __init__(self, catalog: Catalog, *, decodes: bool, receipt: str = "") -> None:
         self.catalog = catalog
+        self.receipts: list[str] = []  # of each read, as JSON, if asked for
+        self._digest = receipt
         self._quantized = {row[3].get("data", row[0]): row for row in catalog._core.quantized()}
         self.entries = {entry.name: entry for entry in self._entries(decodes)}
         rows = () if decodes else self._quantized.values()
@@ -244,10 +246,18 @@ class TensorReader:
                 threads = 1
             is_partial = any(tensor is None for tensor in tensors)
             report = _core.execute(
-                plan, places, threads, progress, partial=is_partial, device=copier.core
+                plan,
+                places,
+                threads,
+                progress,
+                partial=is_partial,
+                receipt=self._digest,
+                device=copier.core,
             )
+        receipt = report.receipt_json()
         with self._lock:
             self.bytes_read += report.work()["bytes_read"]
+            self.receipts += [receipt] if receipt else []
 
 
 def wanted_dtype(entry: Entry, dtype: str | None) -> str:

@@ -10,11 +10,14 @@ import pytest
 import torch
 from codec_files import CODECS
 from codec_models import assert_equal
+from command import run
 from compare import same
 
 import loadstone
+from loadstone._receipt import Receipt
 from loadstone._serving.loading import Loading
 from loadstone._serving.options import Options
+from loadstone._serving.receipts import save
 
 ROWS, COLUMNS = 8, 6
 Tensors = Iterator[tuple[str, torch.Tensor]]
@@ -203,3 +206,67 @@ def test_links_that_leave_the_folder(values: torch.Tensor, tmp_path: Path) -> No
     model = Model(take)
     loaded(folder, model, allow_links=True)
     assert same(model.weight.data, values)
+
+
+# --- receipts -------------------------------------------------------------------------------------
+
+
+class Fused(torch.nn.Module):
+    """Two tensors in one parameter, of another dtype; a number that is looked at; a slice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qk = torch.nn.Parameter(torch.empty(2 * ROWS, COLUMNS, dtype=torch.bfloat16))
+        self.part = torch.nn.Parameter(torch.empty(ROWS, 2))
+        self.register_buffer("step", torch.zeros(()))
+
+    def load_weights(self, weights: Tensors) -> None:
+        for name, tensor in weights:
+            if name == "part":
+                self.part.data.copy_(tensor[:, 2:4])
+            elif name == "step":
+                self.step.fill_(tensor.item())
+            else:
+                begin = "qk".index(name) * ROWS
+                self.qk.data[begin : begin + ROWS].copy_(tensor)
+
+
+@pytest.mark.parametrize("digest", ["xxh3-128", "sha256-tree"])
+def test_a_receipt_says_what_was_read_and_what_is_held(digest: str, tmp_path: Path) -> None:
+    state = {name: torch.randn(ROWS, COLUMNS) for name in ("q", "k", "part")}
+    state["step"] = torch.tensor(7.0)
+    loadstone.torch.save_file(state, tmp_path / "model.safetensors")
+    model = Fused()
+    loading = Loading(Options(receipt="given", digest=digest), "BF16")
+    loading.carry_out(
+        lambda: model.load_weights(loading.tensors(str(tmp_path), lambda name: True)),
+        model,
+        str(tmp_path),
+        lambda name, module: False,
+    )
+    saved = save(loading.receipt(model), str(tmp_path / "receipts"), 3)
+    assert saved.name == "receipt-3.json"
+    receipt = Receipt.load(saved)
+    held = dict(model.named_parameters()) | dict(model.named_buffers())
+    assert receipt.targets.keys() == held.keys() and receipt.digest == digest
+    assert all(receipt.is_of(name, tensor) for name, tensor in held.items())
+    sources = {name: entries[0].get("sources") for name, entries in receipt.targets.items()}
+    assert sources == {"qk": ["q", "k"], "part": ["part"], "step": None}
+    assert {each["name"] for each in receipt.sources[0]["tensors"]} == state.keys()
+    for tensor in held.values():
+        tensor.data.view(-1)[-1] += 1
+    assert not any(receipt.is_of(name, tensor) for name, tensor in held.items())
+    # Against the checkpoint: as it is, and with another bit in each tensor.
+    arguments = ("verify", tmp_path, "--receipt-file", saved)
+    assert run(*arguments).returncode == 0
+    for name in state:
+        changed = {key: tensor.clone() for key, tensor in state.items()}
+        changed[name].view(-1).view(torch.int32)[-3 if name == "part" else 0] ^= 1
+        loadstone.torch.save_file(changed, tmp_path / "model.safetensors")
+        done = run(*arguments)
+        assert done.returncode == 1 and f"'{name}'" in done.stdout + done.stderr
+
+
+def test_a_receipt_goes_with_no_conversion() -> None:
+    with pytest.raises(loadstone.PlanError, match="convert the folder with --receipt"):
+        Options.of({"receipt": "folder", "quantize": "fp8"})

@@ -12,6 +12,7 @@ import torch
 from compare import same
 
 import loadstone.sglang
+from loadstone._receipt import Receipt
 from loadstone._sites.sglang import SITES
 
 SIDE = 8
@@ -120,6 +121,36 @@ def test_a_drafter_gets_its_embeddings_from_the_other_model(sglang: Any, tmp_pat
     assert same(load(sglang, folder, is_draft_model=True).o, tensors["o"])
     with pytest.raises(loadstone.AuditError, match="embed_tokens"):
         load(sglang, folder)
+
+
+def test_a_receipt_is_written(sglang: Any, tmp_path: Path) -> None:
+    receipts = tmp_path / "receipts"
+    folder = written(tmp_path / "folder", state())
+    for is_drafter in (False, True):
+        model = load(sglang, folder, {"receipt": str(receipts)}, is_draft_model=is_drafter)
+    for name in ("receipt-0.json", "receipt-drafter-0.json"):
+        receipt = Receipt.load(receipts / name)
+        assert receipt.targets["qkv"][0]["sources"] == ["q", "k", "v"]
+        # The models are of one file.
+        assert all(receipt.is_of(*each) for each in model.named_parameters())
+
+
+def test_files_beside_the_checkpoint_are_found_by_patterns(
+    sglang: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written(tmp_path, state())
+    extra = {"extra": torch.randn(2, 3)}
+    loadstone.torch.save_file(extra, folder / "extra.safetensors")
+    found_files = str(folder), [str(folder / "extra.safetensors")], True
+
+    def prepared(self: Any, model_name_or_path: str, revision: Any, *rest: Any) -> Any:
+        return found_files
+
+    monkeypatch.setattr(stand_in.DefaultModelLoader, "_prepare_weights", prepared)
+    source = stand_in.Source(str(folder), None, "beside.", allow_patterns_overrides=["extra*"])
+    source.model_config = stand_in.ModelConfig(str(folder), Attention)
+    found = dict(loader(sglang, {})._get_weights_iterator(source))
+    assert found.keys() == {"beside.extra"} and same(found["beside.extra"], extra["extra"])
 
 
 def test_of_layers_that_draft_the_one_is_taken(sglang: Any, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from loadstone._dtypes import dtype_name, is_dtype, is_floating, torch_dtype
 from loadstone._errors import Error, make
 from loadstone._progress import ProgressCallback
 from loadstone._read import Entry, TensorReader, plan_for
+from loadstone._serving.receipts import Place
 from loadstone._transformers.gguf import in_published_names
 from loadstone.tracing import Symbol, Trace, _operations
 from loadstone.tracing._absent import leaves
@@ -87,9 +88,14 @@ class Copy:
 
 
 class Copies:
-    """Copies from checkpoints to places in memory, until they are carried out."""
+    """Copies from checkpoints to places in memory, until they are carried out.
+
+    Attributes:
+        done: where those went that were carried out, with what they were of.
+    """
 
     def __init__(self) -> None:
+        self.done: list[Place] = []
         self._begins: dict[int, list[int]] = defaultdict(list)  # by storage, sorted
         self._copies: dict[int, tuple[Deferring, Copy]] = {}  # by where they begin
         self._read: dict[int, weakref.ref[mmap.mmap]] = {}  # by storage
@@ -149,6 +155,7 @@ class Copies:
         waiting: dict[tuple[Deferring, str], list[Copy]] = defaultdict(list)
         for checkpoint, copy in self._copies.values():
             waiting[checkpoint, _device(copy.place)].append(copy)
+            self.done.append((copy.place.data_ptr(), copy.place.nbytes, copy.sources))
         self._begins.clear()
         self._copies.clear()
         for (checkpoint, device), copies in waiting.items():
@@ -170,7 +177,8 @@ class Deferring:
     def __init__(
         self, catalog: Catalog, options: Options, dtype: str, copies: Copies | None
     ) -> None:
-        self._reader = TensorReader(catalog, decodes=options.dequantize)
+        digest = options.digest if options.receipt else ""
+        self._reader = TensorReader(catalog, decodes=options.dequantize, receipt=digest)
         self._options = options
         self._dtype = dtype
         self._copies = Copies() if copies is None else copies
@@ -182,6 +190,11 @@ class Deferring:
     def bytes_read(self) -> int:
         """So far."""
         return self._reader.bytes_read
+
+    @property
+    def receipts(self) -> list[str]:
+        """Of each read, as JSON, if they are asked for."""
+        return self._reader.receipts
 
     def tensors(
         self, wants: Callable[[str], bool] = lambda name: True

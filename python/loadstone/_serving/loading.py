@@ -13,11 +13,13 @@ from loadstone._dtypes import dtype_name
 from loadstone._errors import Error, make
 from loadstone._machine import peak_resident_bytes
 from loadstone._progress import ProgressCallback
+from loadstone._receipt import Receipt
 from loadstone._report import human_bytes
 from loadstone._serving.converted import Converted, conversion
 from loadstone._serving.deferred import Copies, Deferred, Deferring, lost_memory, settle
 from loadstone._serving.options import Options
 from loadstone._serving.proof import require_written
+from loadstone._serving.receipts import receipt_of
 from loadstone._serving.written import Writes
 
 
@@ -113,6 +115,11 @@ class Loading:
             f"peak of the process: {human_bytes(peak_resident_bytes())}"
         )
         return line, remarks == ["all parameters have values"]
+
+    def receipt(self, model: torch.nn.Module) -> Receipt:
+        """What was read, and what the model holds now, by content."""
+        reads = [each.receipts for each in self._checkpoints if isinstance(each, Deferring)]
+        return receipt_of(model, self.options.digest, reads, self._copies.done)
 
     def _run(self, load: Callable[[], Any], model: torch.nn.Module) -> None:
         with self._writes:

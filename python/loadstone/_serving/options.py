@@ -60,6 +60,8 @@ class Options:
         dequantize: quantized weights reach the server as numbers of the model's dtype.
         weights: where they are, if not beside the model's config: a file or a folder.
         missing: ``"error"`` or ``"warn"``: what parameters without values are.
+        receipt: a folder for the receipt of each rank.
+        digest: of receipts: ``"xxh3-128"``, or ``"sha256-tree"``, which is proof against tampering.
         allow_links: follow symbolic links that leave the folder.
         deferred: the code for the model is given tensors that are not read yet; else each is
             read whole before, for code that changes them where they stand.
@@ -71,6 +73,8 @@ class Options:
     dequantize: bool = False
     weights: str = ""
     missing: str = "error"
+    receipt: str = ""
+    digest: str = "xxh3-128"
     allow_links: bool = False
     deferred: bool = True
     changes: Changes = Changes()
@@ -89,9 +93,11 @@ class Options:
             values["staging_bytes_max"] = byte_count(values["staging_bytes_max"])
         changes = {name: values.pop(name) for name in _OF_CHANGES if name in values}
         if changes and values.get("dequantize"):
-            raise _refused(
-                "dequantize goes with no other change", ", ".join(changes), "one of them"
-            )
+            message = "dequantize goes with no other change"
+            raise _refused(message, ", ".join(changes), "one of them")
+        if changes and values.get("receipt"):
+            message = "a receipt is of what stands in files: convert the folder with --receipt"
+            raise _refused(message, ", ".join(changes), "one of them")
         return cls(**values, changes=Changes(**changes))
 
 
@@ -143,6 +149,7 @@ def _are_encodings(value: Any) -> bool:
     )
 
 
+_DIGESTS = ("xxh3-128", "sha256-tree")
 _STYLES = ("modelopt", "compressed-tensors")
 _PREFIX = "loadstone_"
 _OF_OVERRIDES: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -158,6 +165,8 @@ _VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "dequantize": ("true or false", _is_flag),
     "weights": ("a file or a folder that is there", _is_path),
     "missing": ("'error' or 'warn'", lambda value: value in ("error", "warn")),
+    "receipt": ("a folder", lambda value: isinstance(value, str)),
+    "digest": ("'xxh3-128' or 'sha256-tree'", lambda value: value in _DIGESTS),
     "allow_links": ("true or false", _is_flag),
     "deferred": ("true or false", _is_flag),
 } | _OF_CHANGES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from loadstone._errors import make
 from loadstone._progress import shown
 from loadstone._serving.loading import Loading
 from loadstone._serving.options import Options
+from loadstone._serving.receipts import current_rank, save
 
 logger = logging.getLogger("sglang.loadstone")
 
@@ -84,6 +86,9 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
                     repeats=False,
                 )
             (logger.info if is_proved else logger.warning)(line)
+            if self.options.receipt:
+                is_drafter = bool(self._model_config.is_draft_model)
+                save(loading.receipt(model), self.options.receipt, current_rank(), is_drafter)
             return results[0]
 
         model.load_weights = load_and_prove
@@ -96,22 +101,26 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         path = str(source.model_or_path)
         dtype = dtype_name((source.model_config or self._model_config).dtype)
         stream = self._loading or Loading(self.options, dtype, is_proved=False)
-        tensors = stream.tensors(self._path_of(source, path), lambda name: True)
+        is_own = self._model_config is not None and path == str(self._model_config.model_path)
+        tensors = itertools.chain.from_iterable(
+            stream.tensors(each, lambda name: True, is_beside=not is_own)
+            for each in self._paths_of(source, path, is_own)
+        )
         if self.load_config.draft_model_idx is not None:
             index = self.load_config.draft_model_idx
             return iter(self._filter_mtp_weights(tensors, source.prefix, index))
         return ((source.prefix + name, tensor) for name, tensor in tensors)
 
-    def _path_of(self, source: Any, path: str) -> str:
-        is_own = self._model_config is not None and path == str(self._model_config.model_path)
+    def _paths_of(self, source: Any, path: str, is_own: bool) -> list[str]:
+        patterns = source.allow_patterns_overrides
         if self.options.weights and is_own:
-            return self.options.weights
-        if Path(path).exists():
-            return path
-        folder, *_ = self._prepare_weights(
-            path, source.revision, source.fall_back_to_pt, source.allow_patterns_overrides
+            return [self.options.weights]
+        if Path(path).exists() and patterns is None:
+            return [path]
+        folder, files, *_ = self._prepare_weights(
+            path, source.revision, source.fall_back_to_pt, patterns
         )
-        return str(folder)
+        return [str(folder)] if patterns is None else sorted(files)
 
     def _is_exempt(self, name: str, module: torch.nn.Module) -> bool:
         """Scales of caches, which checkpoints may leave out, and what a drafter is given."""
@@ -124,12 +133,13 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
         if self.options.changes.quantize:
             message = "SGLang makes layers for what the folder holds: convert the folder first"
             raise make("plan.options", message, field="quantize", path=model_config.model_path)
-        if self.options.dequantize and model_config.quantization is not None:
+        makes_numbers = self.options.dequantize or self.options.changes.lora
+        if makes_numbers and model_config.quantization is not None:
             raise make(
                 "plan.options",
-                "the model's layers take codes, and dequantize asks for numbers; add "
+                "the model's layers take codes, and these options make numbers; add "
                 "--json-model-override-args '{\"quantization_config\": null}'",
-                field="dequantize",
+                field="model_loader_extra_config",
                 found=f"quantization {model_config.quantization}",
                 path=model_config.model_path,
             )

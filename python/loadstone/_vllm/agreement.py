@@ -28,7 +28,11 @@ def agreed(options: Options, model_config: Any, speculative: Any) -> Options:
     options = options_of(options, model_config, speculative)
     asked = Changes.of_overrides(vars(model_config.hf_config))
     if asked.quantize and not options.changes.quantize:
-        if options.dequantize or options.changes != Changes(lora=options.changes.lora):
+        if (
+            options.dequantize
+            or options.receipt
+            or options.changes != Changes(lora=options.changes.lora)
+        ):
             _refuse("options of the loader say otherwise than loadstone_quantize", model_config)
         asked = dataclasses.replace(asked, lora=options.changes.lora)
         options = dataclasses.replace(options, changes=asked)

@@ -18,6 +18,7 @@ from loadstone._dtypes import dtype_name
 from loadstone._progress import shown
 from loadstone._serving.loading import Loading
 from loadstone._serving.options import Options
+from loadstone._serving.receipts import current_rank, save
 from loadstone._vllm.agreement import agreed
 from loadstone._vllm.drafter import is_drafter, is_taken_from_target
 
@@ -81,6 +82,9 @@ class LoadstoneLoader(DefaultModelLoader):  # type: ignore[misc]
                     ),
                     progress,
                 )
+            if self._loading.options.receipt:
+                receipt = self._loading.receipt(model)
+                save(receipt, self.options.receipt, current_rank(), is_drafter(model_config))
         finally:
             self._loading = None
         (logger.info if is_proved else logger.warning)(line)

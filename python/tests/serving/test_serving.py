@@ -22,6 +22,7 @@ pytest.importorskip("vllm")
 transformers = pytest.importorskip("transformers")
 
 import loadstone  # noqa: E402
+from loadstone._receipt import Receipt  # noqa: E402
 from loadstone._sites.vllm import SITES  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -337,6 +338,27 @@ def test_a_hub_id_and_files_beside_it(
     expected["beside.one.pt.weight"] = torch.load(tmp_path / "one.pt")["one.pt.weight"]
     assert found.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+def test_each_rank_and_each_drafter_writes_a_receipt(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = folders["llama"]
+    options = {"load_format": "loadstone", "model_loader_extra_config": {"receipt": str(tmp_path)}}
+    held = served(folder, tensor_parallel_size=2, **options).held
+    receipts = [Receipt.load(tmp_path / f"receipt-{rank}.json") for rank in range(2)]
+    for receipt, digests in zip(receipts, held, strict=True):
+        assert receipt.targets.keys() == digests.keys()
+        (norm,) = receipt.targets["model.norm.weight"]
+        assert norm["sources"] == ["model.norm.weight"]
+        read = {each["name"]: each for file in receipt.sources for each in file["tensors"]}
+        assert read.keys() == loadstone.load_file(folder).keys()
+        assert "ranges" in read["model.layers.0.self_attn.q_proj.weight"]  # a half of it
+    layer = "model.layers.0.self_attn.qkv_proj.weight"
+    assert receipts[0].targets[layer][0]["digest"] != receipts[1].targets[layer][0]["digest"]
+    served(folder, **options, **drafting(folders["llama-tied"], "draft_model"))
+    names = ["receipt-0.json", "receipt-1.json", "receipt-drafter-0.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 def test_options_that_nothing_follows_from_are_refused(folders: dict[str, Path]) -> None:
