@@ -91,10 +91,11 @@ def main() -> None:
     reload = options.pop("reload", None)
     from vllm import LLM, SamplingParams
 
+    said: Any = None
+    error = None
     with tempfile.TemporaryDirectory() as notes:
         os.environ[NOTES] = notes
         note(Path(notes))
-        llm = error = None
         try:
             llm = LLM(
                 folder,
@@ -104,16 +105,16 @@ def main() -> None:
                 dtype="bfloat16",
                 **options,
             )
+            if reload:
+                llm.collective_rpc("reload_weights", kwargs={"weights_path": reload})
+            prompt = with_image() if has_image else {"prompt_token_ids": [1, 5, 9, 33]}
+            how = SamplingParams(temperature=0, max_tokens=8, detokenize=False, logprobs=5)
+            said = llm.generate([prompt], how)[0].outputs[0]
         except Exception as reason:  # what comes after loading may need kernels that are not here
             error = reason
         ranks = [json.loads(path.read_text()) for path in sorted(Path(notes).iterdir())]
     result: dict[str, Any] = {"held": [each.pop("held") for each in ranks], "taken": ranks}
-    if llm is not None and reload:
-        llm.collective_rpc("reload_weights", kwargs={"weights_path": reload})
-    if llm is not None:
-        prompt = with_image() if has_image else {"prompt_token_ids": [1, 5, 9, 33]}
-        how = SamplingParams(temperature=0, max_tokens=8, detokenize=False, logprobs=5)
-        said = llm.generate([prompt], how)[0].outputs[0]
+    if said is not None:
         result["tokens"] = list(said.token_ids)
         result["logprobs"] = [
             {str(token): each.logprob for token, each in step.items()}

@@ -93,8 +93,8 @@ def served(folder: Path, generates: bool = True, **options: Any) -> Served:
     if options.get("load_format") == "loadstone":
         assert log.count("all parameters have values") == len(read) == loads
     said = result.get("tokens"), result.get("logprobs")
-    assert generates == (said != (None, None))
     if generates:
+        assert said != (None, None)
         assert len(said[0]) == len(said[1]) == 8
     models = 2 if "speculative_config" in options else 1
     assert loads == models * options.get("tensor_parallel_size", 1)
@@ -129,6 +129,19 @@ def test_two_ranks(name: str, folders: dict[str, Path]) -> None:
     for read, taken in zip(found.read, found.taken, strict=True):
         print(f"{name}: {read:.0f} of {whole} bytes for {taken['parameter_bytes']}")
         assert read < 0.75 * whole  # columns of so small models stand close together
+
+
+def test_experts_of_two_ranks(folders: dict[str, Path]) -> None:
+    """Each reads its experts and no others. On some CPUs vLLM crashes afterwards."""
+    folder = folders["qwen3_moe"]
+    options = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    expected = served(folder, generates=False, **options)
+    found = served(folder, generates=False, load_format="loadstone", **options)
+    assert found.held == expected.held and found.held[0] != found.held[1]
+    sizes = {name: tensor.nbytes for name, tensor in loadstone.load_file(folder).items()}
+    experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    for read in found.read:
+        assert read < 1.02 * (sum(sizes.values()) - experts / 2)
 
 
 def drafting(folder: Path, method: str) -> dict[str, Any]:
