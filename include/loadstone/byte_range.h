@@ -12,4 +12,12 @@ struct ByteRange {
   friend bool operator==(const ByteRange&, const ByteRange&) = default;
 };
 
+// Of one of a catalog's shards.
+struct ShardRange {
+  std::uint32_t shard = 0;
+  ByteRange bytes;
+
+  friend bool operator==(const ShardRange&, const ShardRange&) = default;
+};
+
 }  // namespace loadstone

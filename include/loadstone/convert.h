@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "loadstone/budget.h"
+#include "loadstone/byte_range.h"
 #include "loadstone/catalog.h"
 #include "loadstone/export.h"
 #include "loadstone/finding.h"
@@ -158,7 +159,7 @@ struct ConvertOptions {
   // All that the conversion takes, lists of tensors included. Where that is not enough the plan is
   // refused: finding "plan.over_budget" with the least that would be.
   std::optional<std::uint64_t> memory_bytes_max;
-  unsigned threads = 0;  // 0: one per core, at most 4
+  unsigned threads = 0;  // 0: one per core, at most 16
 };
 
 // A tensor of an output file: a target, or one part of a target that is quantized.
@@ -223,6 +224,7 @@ struct Conversion {
   Budget budget;
   std::uint64_t digest_bytes = 0;   // for bytes that wait to be hashed, see docs/receipt.md
   std::uint64_t bytes_to_read = 0;  // each byte once; what is turned may be read again
+  std::vector<ShardRange> reads;    // the same, in the order of the files
   std::uint64_t bytes_to_write = 0;
   std::uint64_t peak_bytes = 0;  // beside what the process has before it opens the checkpoint
 
@@ -277,6 +279,7 @@ struct ConvertReport {
   double sync_seconds = 0;  // of them, bringing files to the disk by whatever thread
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
+  std::uint64_t bytes_read_ahead = 0;      // that the page cache lacked, and was asked for
   std::uint64_t bytes_kept = 0;            // of files that earlier runs finished
   std::uint64_t peak_bytes = 0;            // as planned, with the staging that was really used
   PageCache page_cache = PageCache::keep;  // what was done: `keep` or `release`

@@ -13,8 +13,11 @@ inline constexpr std::uint64_t convert_staging_bytes_max = std::uint64_t{32} << 
 inline constexpr std::uint64_t chunk_bytes = std::uint64_t{4} << 20;                 // one read
 // Tensors in a file of a conversion's folder.
 inline constexpr std::uint64_t shard_bytes_max = 5'000'000'000;
-// Threads are as many as cores, at most so many.
-inline constexpr unsigned threads_max = 4;
+// Threads are as many as cores, at most so many; a load begins with a few of them.
+inline constexpr unsigned threads_max = 16;
+inline constexpr unsigned first_readers_max = 4;
+// How far ahead of readers the system is asked for what its page cache lacks.
+inline constexpr std::uint64_t read_ahead_bytes = std::uint64_t{16} << 20;
 inline constexpr unsigned verify_threads_max = 8;
 // Nobody may ask for more.
 inline constexpr unsigned threads_most = 256;

@@ -74,12 +74,18 @@ class LOADSTONE_API FileViews {
 };
 
 struct ExecuteOptions {
-  unsigned threads = 0;  // readers; 0: one per core, at most 4
+  // Readers. 0: few at first, then more while that makes the load faster, at most Plan::threads.
+  unsigned threads = 0;
   // One read; smaller where staging_bytes_max demands it.
   std::uint64_t chunk_bytes = defaults::chunk_bytes;
   // Destinations have their pages already, as those of a model in use; new memory gets them faster
   // in advance than at the first write.
   bool has_pages = false;
+  // How far ahead of the readers the system is asked for bytes that its page cache lacks; 0: never.
+  std::uint64_t read_ahead_bytes = defaults::read_ahead_bytes;
+  // Memory of the host that the load is the first to touch comes from all memory nodes of the
+  // machine in turns, which is of use where threads of all nodes read it.
+  bool interleave = false;
   Storage* storage = nullptr;  // null: the catalog's
   // Copies to destinations of MemoryKind::device. Null: open_cuda(), where there are any.
   Device* device = nullptr;
@@ -125,7 +131,10 @@ struct Report {
   double seconds = 0;
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;         // into destinations and offload files
+  std::uint64_t bytes_read_ahead = 0;      // that the page cache lacked, and was asked for
   std::uint64_t staging_bytes_peak = 0;    // counted, not estimated
+  unsigned readers = 0;                    // at the end
+  bool is_interleaved = false;             // as asked for, and the system let it
   double sync_seconds = 0;                 // of `seconds`: bringing offload files to the disk
   std::shared_ptr<OffloadFolder> offload;  // only with ExecuteOptions::holds_offload
   std::shared_ptr<const Receipt> receipt;  // only with ExecuteOptions::receipt

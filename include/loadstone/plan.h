@@ -101,7 +101,8 @@ struct PlanOptions {
   // ---- what changes cost only
   // Memory for bytes under way, all threads together.
   std::uint64_t staging_bytes_max = defaults::staging_bytes_max;
-  // That the plan counts on; 0: one per core, at most 4. Others may execute it, in no more memory.
+  // Readers that the plan counts on; 0: one per core, at least 4 and at most 16. Others may execute
+  // it, in no more memory.
   unsigned threads = 0;
   // Hand out views of the file where nothing changes (costs no memory, but the file must stay as it
   // is while the model lives). Default off.

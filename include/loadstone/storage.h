@@ -49,6 +49,11 @@ class LOADSTONE_API ByteSource {
 
   void read(std::uint64_t offset, std::span<std::byte> piece) { read(offset, {&piece, 1}); }
 
+  // A hint: these bytes are read soon, so those that the page cache lacks may be fetched meanwhile.
+  // Does not wait for them. Returns for how many bytes the system was asked.
+  virtual std::uint64_t prefetch(std::uint64_t /*offset*/, std::uint64_t /*bytes*/) noexcept {
+    return 0;
+  }
   // How much of the file the system's page cache holds, from 0 to 1; none where that is not known.
   [[nodiscard]] virtual std::optional<double> cached_share() const { return std::nullopt; }
   // A hint: nobody reads these bytes again soon, so their pages may leave the cache.

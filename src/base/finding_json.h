@@ -22,6 +22,7 @@ void visit_work(Visit visit) {
   visit("sync_seconds", &Report::sync_seconds);
   visit("bytes_read", &Report::bytes_read);
   visit("bytes_written", &Report::bytes_written);
+  visit("bytes_read_ahead", &Report::bytes_read_ahead);
 }
 
 // Findings, and these numbers.

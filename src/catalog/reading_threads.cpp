@@ -21,13 +21,23 @@ std::size_t files_of(const Catalog& catalog, bool only_remote) noexcept {
   return files;
 }
 
+unsigned reads_at_once(const Catalog& catalog) noexcept {
+  unsigned at_once = 0;
+  for (const Shard& shard : catalog.shards()) at_once = std::max(at_once, shard.reads_at_once);
+  return at_once;
+}
+
 }  // namespace
 
 unsigned reading_threads(const Catalog& catalog, unsigned wanted, unsigned most) noexcept {
-  unsigned at_once = 0;
-  for (const Shard& shard : catalog.shards()) at_once = std::max(at_once, shard.reads_at_once);
+  const unsigned at_once = reads_at_once(catalog);
   if (wanted == 0 && at_once != 0) return std::min(at_once, defaults::threads_most);
   return thread_count(wanted, most);
+}
+
+unsigned first_readers(const Catalog& catalog, unsigned threads) noexcept {
+  if (reads_at_once(catalog) != 0) return threads;
+  return std::min(threads, thread_count(0, defaults::first_readers_max));
 }
 
 std::uint64_t reading_bytes(const Catalog& catalog, unsigned threads) noexcept {

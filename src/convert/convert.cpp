@@ -87,6 +87,7 @@ void write_files(const Conversion& conversion, const OpenShards& shards, Output&
   PulledFiles pulled =
       pull_files(conversion, shards, sink, recorder ? &recorder->sources() : nullptr, observer);
   report.bytes_read = pulled.bytes_read;
+  report.bytes_read_ahead = pulled.bytes_read_ahead;
   std::ranges::move(pulled.findings, std::back_inserter(report.findings));
   sort_findings(report.findings);
   report.peak_bytes += pulled.memory_peak;

@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "execute/puller.h"
+#include "execute/read_ahead.h"
 #include "execute/team.h"
 #include "execute/windows.h"
 #include "plan/decodings.h"
@@ -32,11 +33,12 @@ OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wa
 PulledFiles pull_files(const Conversion& conversion, const OpenShards& shards, OutputSink& sink,
                        SourceDigests* digests, Observer* observer) {
   const GroupList groups = sink.groups();
+  ReadAhead ahead(conversion.reads, shards.sources(), defaults::read_ahead_bytes);
   MemoryCount memory;
   WindowQueue queue(conversion.plan, conversion.budget, groups, sink, memory);
   std::atomic<bool> stop = false;
   PullWork work = {.plan = conversion.plan,
-                   .shards = shards.sources(),
+                   .shards = ahead.sources(),
                    .budget = conversion.budget,
                    .sink = sink,
                    .queue = queue,
@@ -48,6 +50,7 @@ PulledFiles pull_files(const Conversion& conversion, const OpenShards& shards, O
       [&] { return Progress{.bytes_done = work.bytes_done, .bytes_total = queue.bytes_total()}; },
       [&] { pull_windows(work); });
   return {.bytes_read = work.bytes_read,
+          .bytes_read_ahead = ahead.bytes_asked(),
           .memory_peak = memory.bytes_peak(),
           .findings = findings_of(work)};
 }

@@ -21,6 +21,7 @@ namespace loadstone {
 
 struct PulledFiles {
   std::uint64_t bytes_read = 0;
+  std::uint64_t bytes_read_ahead = 0;
   std::uint64_t memory_peak = 0;  // of windows
   std::vector<Finding> findings{};
 };

@@ -9,14 +9,19 @@
 #include <utility>
 
 #include "base/only_errors.h"
+#include "base/thread_count.h"
+#include "catalog/reading_threads.h"
 #include "codec/tensor_table.h"
+#include "execute/interleave.h"
 #include "execute/job_queue.h"
 #include "execute/load_digests.h"
 #include "execute/memory_count.h"
 #include "execute/memory_sink.h"
 #include "execute/offload_folder.h"
 #include "execute/puller.h"
+#include "execute/read_ahead.h"
 #include "execute/reader.h"
+#include "execute/reader_growth.h"
 #include "execute/report.h"
 #include "execute/shard_files.h"
 #include "execute/team.h"
@@ -154,13 +159,15 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   Storage& storage = plan.catalog->storage(options.storage);
   const std::vector<DecodeForm> forms = prepare_decodings(plan);
   const Needs needs(plan, SinkKind::memory);
-  const unsigned threads = options.threads != 0 ? options.threads : plan.threads;
+  const bool grows = options.threads == 0;
+  const unsigned threads = grows ? plan.threads : options.threads;
   const Budget budget = load_budget(
       plan, needs, threads, std::max<std::uint64_t>(options.chunk_bytes, element_bytes_max));
   const OpenShards shards = open_needed(plan, destinations, &storage);
   const auto offload = std::make_shared<OffloadFolder>(plan, storage);
   MemoryCount memory;
   MemorySink sink(plan, destinations, *offload, options.device, budget, memory);
+  ReadAhead ahead(needs.reads(), shards.sources(), options.read_ahead_bytes);
   JobQueue jobs(plan, sink.whole(), window_limits(budget.whole.bytes, budget.chunk_bytes));
   GroupList groups;
   append_groups(plan, sink.by_windows(), groups);
@@ -171,7 +178,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   std::atomic<bool> stop = false;
   ReadContext context = {.plan = plan,
                          .targets = sink.whole(),
-                         .shards = shards.sources(),
+                         .shards = ahead.sources(),
                          .forms = forms,
                          .chunk_bytes = budget.chunk_bytes,
                          .slot_bytes = budget.whole.bytes,
@@ -182,7 +189,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
                          .digests = sources};
   WindowQueue windows(plan, budget, groups, sink, memory);
   PullWork work = {.plan = plan,
-                   .shards = shards.sources(),
+                   .shards = ahead.sources(),
                    .budget = budget,
                    .sink = sink,
                    .queue = windows,
@@ -193,7 +200,11 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
     return Progress{.bytes_done = context.bytes_done + work.bytes_done,
                     .bytes_total = jobs.bytes_total() + windows.bytes_total()};
   };
-  run_team(budget.threads, stop, options.observer, progress, [&] {
+  const unsigned first = grows ? first_readers(*plan.catalog, budget.threads) : budget.threads;
+  ReaderGrowth growth(first, budget.threads, thread_count(0, defaults::threads_most));
+  std::atomic<bool> is_interleaved = options.interleave;
+  run_team(growth, stop, options.observer, progress, [&] {
+    if (options.interleave && !interleave_new_pages()) is_interleaved = false;
     run_jobs(context, jobs);
     pull_windows(work);
   });
@@ -211,6 +222,9 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   report.sync_seconds = offload->sync_seconds();
   if (options.holds_offload) report.offload = offload;
   report.staging_bytes_peak = memory.bytes_peak();
+  report.bytes_read_ahead = ahead.bytes_asked();
+  report.readers = growth.readers();
+  report.is_interleaved = is_interleaved;
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
 }

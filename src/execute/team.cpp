@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <new>
 #include <system_error>
 #include <utility>
@@ -14,6 +15,28 @@ namespace loadstone {
 namespace {
 
 constexpr auto watch_interval = std::chrono::milliseconds(50);
+
+double processor_seconds() noexcept {
+  timespec now{};
+  if (::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now) != 0) return 0;
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// Since it was made, when so many bytes were done.
+class PeriodClock {
+ public:
+  explicit PeriodClock(std::uint64_t bytes_done = 0) noexcept : bytes_done_(bytes_done) {}
+
+  [[nodiscard]] WorkPeriod period(std::uint64_t bytes_done) const noexcept {
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin_;
+    return {seconds.count(), processor_seconds() - processor_begin_, bytes_done - bytes_done_};
+  }
+
+ private:
+  std::uint64_t bytes_done_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  double processor_begin_ = processor_seconds();
+};
 
 }  // namespace
 
@@ -49,29 +72,40 @@ void Team::run() noexcept {
   ended_.notify_all();
 }
 
+std::error_code Team::start_one() {
+  {
+    const std::lock_guard lock(mutex_);
+    ++running_;
+  }
+  std::error_code problem;
+  try {
+    threads_.push_back(starter_([this] { run(); }));
+    return problem;
+  } catch (const std::system_error& error) {
+    problem = error.code();
+  } catch (const std::bad_alloc&) {
+    problem = std::make_error_code(std::errc::not_enough_memory);
+  }
+  const std::lock_guard lock(mutex_);
+  --running_;
+  return problem;
+}
+
 void Team::start(unsigned count, const Work& work) {
   work_ = work;
   threads_.reserve(count);
   for (unsigned i = 0; i < count; ++i) {
-    {
-      const std::lock_guard lock(mutex_);
-      ++running_;
-    }
-    std::error_code problem;
-    try {
-      threads_.push_back(starter_([this] { run(); }));
-      continue;
-    } catch (const std::system_error& error) {
-      problem = error.code();
-    } catch (const std::bad_alloc&) {
-      problem = std::make_error_code(std::errc::not_enough_memory);
-    }
-    const std::lock_guard lock(mutex_);
-    --running_;
+    const std::error_code problem = start_one();
+    if (!problem) continue;
     if (i != 0) return;  // fewer threads do the same work
     Where where;
     where.system_error = problem.value();
     throw Error("memory.host", "the system starts no thread", where);
+  }
+}
+
+void Team::add(unsigned count) {
+  while (count-- > 0 && !start_one()) {
   }
 }
 
@@ -95,13 +129,20 @@ bool Team::wait(const std::function<bool()>& watch) {
   return wanted && watch();
 }
 
-void run_team(unsigned count, std::atomic<bool>& stop, Observer* observer,
+void run_team(ReaderGrowth& growth, std::atomic<bool>& stop, Observer* observer,
               const std::function<Progress()>& progress, const Team::Work& work) {
   Team team(stop);
-  team.start(count, work);
+  PeriodClock clock;
+  team.start(growth.readers(), work);
   const bool goes_on = team.wait([&] {
-    if (observer == nullptr) return true;
     const Progress now = progress();
+    const WorkPeriod period = clock.period(now.bytes_done);
+    if (growth.is_enough(period)) {
+      const unsigned before = growth.readers();
+      team.add(growth.after(period) - before);
+      clock = PeriodClock(now.bytes_done);
+    }
+    if (observer == nullptr) return true;
     const Inside inside(false);
     try {
       return observer->on_progress(now);
@@ -110,6 +151,12 @@ void run_team(unsigned count, std::atomic<bool>& stop, Observer* observer,
     }
   });
   if (!goes_on) throw Error("cancelled", "the work was stopped by its caller");
+}
+
+void run_team(unsigned count, std::atomic<bool>& stop, Observer* observer,
+              const std::function<Progress()>& progress, const Team::Work& work) {
+  ReaderGrowth none(count, count, count);
+  run_team(none, stop, observer, progress, work);
 }
 
 }  // namespace loadstone

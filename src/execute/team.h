@@ -8,10 +8,12 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "execute/reader_growth.h"
 #include "loadstone/observer.h"
 
 namespace loadstone {
@@ -34,6 +36,8 @@ class Team {
   // Starts `count` threads, or as many as the system gives: Error "memory.host" when none. `work`
   // is called once in each, and may throw: the first failure stops all.
   void start(unsigned count, const Work& work);
+  // Starts more of them, as many as the system gives, for the same work. From wait()'s `watch` too.
+  void add(unsigned count);
   // Calls `watch` about 20 times a second until all threads have ended, then once more; false from
   // it stops them. Rethrows the first failure. Returns whether `watch` never said false.
   bool wait(const std::function<bool()>& watch);
@@ -42,6 +46,7 @@ class Team {
   static std::thread start_thread(Work work) { return std::thread(std::move(work)); }
   void run() noexcept;
   void join() noexcept;
+  [[nodiscard]] std::error_code start_one();
 
   std::atomic<bool>& stop_;
   std::mutex mutex_;
@@ -53,9 +58,12 @@ class Team {
   std::vector<std::thread> threads_;
 };
 
-// Does `work` in `count` threads while `observer`, which may be null, is told the progress.
-// Rethrows the first failure; Error "cancelled" where the observer wants no more, CallerException
-// where it throws.
+// Does `work` in as many threads as `growth` says, which is asked again while they work: then more
+// of them join. `observer`, which may be null, is told the progress. Rethrows the first failure;
+// Error "cancelled" where the observer wants no more, CallerException where it throws.
+void run_team(ReaderGrowth& growth, std::atomic<bool>& stop, Observer* observer,
+              const std::function<Progress()>& progress, const Team::Work& work);
+// In `count` threads.
 void run_team(unsigned count, std::atomic<bool>& stop, Observer* observer,
               const std::function<Progress()>& progress, const Team::Work& work);
 

@@ -12,6 +12,7 @@
 #include "codec/decode.h"
 #include "kernels/quantize.h"
 #include "loadstone/budget.h"
+#include "loadstone/byte_range.h"
 #include "loadstone/plan.h"
 
 namespace loadstone {
@@ -91,6 +92,8 @@ class Needs {
 
   // Of the sources, each byte once.
   [[nodiscard]] std::uint64_t bytes_to_read() const noexcept { return bytes_to_read_; }
+  // The same bytes, in the order of the files; what lies near to each other is one range.
+  [[nodiscard]] const std::vector<ShardRange>& reads() const noexcept { return reads_; }
   // One thread cannot do with less.
   [[nodiscard]] std::uint64_t thread_bytes_least() const;
   // Of the largest values that so many threads have in hand: one more waits for its last window.
@@ -148,6 +151,7 @@ class Needs {
   void add_window_value(const PlannedTarget& target, const QuantizeForm* form,
                         std::map<std::string_view, std::size_t>& shared);
   void count_reads();
+  void add_read(const Stretch& next);
   void stage(const Stretch& first, const Stretch& second);
   [[nodiscard]] std::uint64_t encoded_bytes(std::uint64_t piece_bytes) const;
   [[nodiscard]] std::uint64_t windows_in_hand() const noexcept;
@@ -174,6 +178,7 @@ class Needs {
   std::uint64_t merge_counts_ = 0;
   std::uint64_t merge_bytes_ = 0;  // all of them
   std::uint64_t bytes_to_read_ = 0;
+  std::vector<ShardRange> reads_;
 };
 
 }  // namespace loadstone

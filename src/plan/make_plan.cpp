@@ -128,7 +128,8 @@ Plan Planner::run(SinkKind sink) && {
   plan_.offload_folder = options_.offload_folder;
   plan_.staging_bytes_max = options_.staging_bytes_max;
   plan_.allow_non_finite = options_.allow_non_finite;
-  plan_.threads = reading_threads(*plan_.catalog, options_.threads, defaults::threads_max);
+  plan_.threads = std::max(reading_threads(*plan_.catalog, options_.threads, defaults::threads_max),
+                           options_.threads == 0 ? defaults::first_readers_max : 1);
   plan_.decodings = options_.recipes.decodings;
   check_recipes();
   plan_.findings = plan_.catalog->findings();

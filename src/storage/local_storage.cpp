@@ -56,6 +56,15 @@ class LocalFile final : public ByteSource {
     return cached_share_of(use.descriptor(), bytes);
   }
 
+  std::uint64_t prefetch(std::uint64_t offset, std::uint64_t bytes) noexcept override {
+    try {
+      const DescriptorPool::Use use(file_);
+      return prefetch_missing(use.descriptor(), offset, bytes);
+    } catch (const Error&) {
+      return 0;  // whoever reads these bytes says why
+    }
+  }
+
   void release(std::uint64_t offset, std::uint64_t bytes) noexcept override {
     try {
       const DescriptorPool::Use use(file_);

@@ -29,6 +29,12 @@ class MemorySource final : public ByteSource {
     return {.bytes = file_.bytes.size(), .modified_ns = file_.modified_ns};
   }
 
+  std::uint64_t prefetch(std::uint64_t offset, std::uint64_t bytes) noexcept override {
+    const std::lock_guard lock(storage_.mutex_);
+    storage_.asked_.push_back({.path = path_, .offset = offset, .bytes = bytes});
+    return bytes;
+  }
+
   using ByteSource::read;
   void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
     ReadEvent event = {.path = path_, .offset = offset};

@@ -45,6 +45,8 @@ class MemoryStorage final : public Storage {
   std::function<void(std::size_t number, const ReadEvent& event)> before_read;
 
   [[nodiscard]] std::vector<ReadEvent> reads() const;
+  // Ahead of reads; nobody may read meanwhile.
+  [[nodiscard]] const std::vector<ReadEvent>& asked() const { return asked_; }
   [[nodiscard]] std::uint64_t bytes_read() const;
 
   [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override;
@@ -57,6 +59,7 @@ class MemoryStorage final : public Storage {
   std::map<std::string, std::unique_ptr<File>> files_;
   mutable std::mutex mutex_;
   std::vector<ReadEvent> reads_;
+  std::vector<ReadEvent> asked_;
 };
 
 // Collects tensors into shards and targets into a plan.

@@ -55,6 +55,22 @@ TEST_F(LocalStorage, FillsManyPiecesSomeEmpty) {
   EXPECT_EQ(target, bytes.substr(7, 4000));
 }
 
+// What the page cache holds is not asked for, and what it lacks is.
+TEST_F(LocalStorage, AsksForWhatThePageCacheLacks) {
+  const std::uint64_t size = (std::uint64_t{5} << 20) + 1234;
+  const std::string path = folder.write("f", some_bytes(size));
+  const auto source = local_storage().open(path);
+  EXPECT_EQ(source->prefetch(0, size), 0u);
+  EXPECT_EQ(source->prefetch(100, 0), 0u);
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  ::fsync(descriptor);
+  ::posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
+  ::close(descriptor);
+  if (source->cached_share().value_or(1) > 0) GTEST_SKIP() << "this file system is in memory";
+  EXPECT_EQ(source->prefetch(4096, size - 4096), size - 4096);
+  EXPECT_EQ(read(path, size - 10, 10), some_bytes(size).substr(size - 10));
+}
+
 TEST_F(LocalStorage, TheEndOfTheFileIsAShortRead) {
   const std::string path = folder.write("f", "12345");
   for (const std::uint64_t offset : {std::uint64_t{3}, std::uint64_t{5}, std::uint64_t{1} << 40,
