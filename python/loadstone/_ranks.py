@@ -187,6 +187,14 @@ def renew(model: Any) -> None:
                 each.reset_sharded_param()
 
 
+def unsharded_class(module: Any) -> type:
+    """Of a module that FSDP2 gave a class of its own, the class that it had before."""
+    cls = type(module)
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    is_sharded = fsdp is not None and isinstance(module, fsdp.FSDPModule)
+    return cls.__mro__[2] if is_sharded else cls
+
+
 def _fsdp_modules(model: Any) -> list[Any]:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None or not hasattr(model, "modules"):  # a skeleton file has none

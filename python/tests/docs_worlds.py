@@ -19,13 +19,14 @@ def save(model: Any, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
     return folder
 
 
-def llama(folder: Path) -> Path:
+def llama(folder: Path, **changes: Any) -> Path:
     """Two layers of Llama."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=256, eos_token_id=None, pad_token_id=None,
+        num_key_value_heads=2, eos_token_id=None, pad_token_id=None,
+        **{"vocab_size": 256, **changes},
     )  # fmt: skip
     return save(LlamaForCausalLM(config), folder)
 
