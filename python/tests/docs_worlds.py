@@ -25,20 +25,21 @@ def llama(folder: Path, **changes: Any) -> Path:
 
     config = LlamaConfig(
         hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, eos_token_id=None, pad_token_id=None,
-        **{"vocab_size": 256, **changes},
+        eos_token_id=None, pad_token_id=None,
+        **{"num_key_value_heads": 2, "vocab_size": 256} | changes,
     )  # fmt: skip
     return save(LlamaForCausalLM(config), folder)
 
 
-def qwen_moe(folder: Path) -> Path:
+def qwen_moe(folder: Path, **changes: Any) -> Path:
     """Two layers of Qwen3-MoE, with four experts each; the file has them one by one."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     config = Qwen3MoeConfig(
         hidden_size=256, intermediate_size=256, moe_intermediate_size=256, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=64, num_experts=4,
+        num_attention_heads=4, head_dim=64, num_experts=4,
         num_experts_per_tok=2, vocab_size=256, eos_token_id=None, pad_token_id=None,
+        **{"num_key_value_heads": 2} | changes,
     )  # fmt: skip
     return save(Qwen3MoeForCausalLM(config), folder)
 
