@@ -32,9 +32,13 @@ LAYOUTS: dict[str, dict[str, int]] = {
     "tensor parallel": {"tp_size": 4},
     "both": {"fsdp_size": 2, "tp_size": 2},
 }
-FURTHER = {"expert parallel": {"fsdp_size": 2, "tp_size": 2, "ep_size": 4}}
+FURTHER = {
+    "expert parallel": {"fsdp_size": 2, "tp_size": 2, "ep_size": 4},
+    "replicas": {"dp_replicate_size": 2, "fsdp_size": 2},
+}
 CELLS = [(m, s, w) for m in MODELS for s in SOURCES for w in LAYOUTS] + [
-    ("qwen3-moe", "bf16", "expert parallel")
+    ("qwen3-moe", "bf16", "expert parallel"),
+    ("llama", "bf16", "replicas"),
 ]
 
 
