@@ -45,7 +45,6 @@ CELLS = [(name, "plain") for name in MODELS] + [
 FEW = ("plain", "efficient, mixed")
 
 
-
 def gloo_as_gpus(self: PartialState, *_: Any) -> tuple[str, DistributedType]:
     return "gloo", DistributedType.MULTI_GPU
 

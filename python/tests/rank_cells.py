@@ -58,7 +58,7 @@ def part(whole: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     mesh, placements = spread.device_mesh, spread.placements
-    return distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()
+    return distribute_tensor(whole, mesh, placements).to_local()
 
 
 def wrong(model: Any, expected: dict[str, torch.Tensor]) -> list[str]:

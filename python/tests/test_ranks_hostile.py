@@ -222,7 +222,9 @@ def test_threads_load_slices_at_the_same_time(file: Path) -> None:
             except BaseException as error:
                 failures.append(error)
 
-        threads = [threading.Thread(target=work, args=(each,)) for each in [*models, *models[:1] * 3]]
+        threads = [
+            threading.Thread(target=work, args=(each,)) for each in [*models, *models[:1] * 3]
+        ]
         for each in threads:
             each.start()
         for each in threads:

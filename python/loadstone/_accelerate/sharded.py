@@ -66,9 +66,7 @@ def _are_skeletons(models: list[torch.nn.Module]) -> bool:
         "meta and has none. Leave the whole model on meta on all ranks, and load it afterwards"
     )
     found = ", ".join(f"rank {rank}: {each}" for rank, (each, _) in enumerate(told))
-    raise make(
-        "plan.no_value", message, tensor=lacking[0], found=f"parameters on meta: {found}"
-    )
+    raise make("plan.no_value", message, tensor=lacking[0], found=f"parameters on meta: {found}")
 
 
 @contextlib.contextmanager
