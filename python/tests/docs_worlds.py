@@ -346,6 +346,10 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 """
+FSDP_ON_CPUS = """
+import rank_accelerate
+rank_accelerate.take_cpus_for_gpus()
+"""
 
 WORLDS = {
     "README.md": World(
@@ -388,7 +392,7 @@ WORLDS = {
     "docs/how-to/is-my-file-sound.md": World((at(llama, "llama", "llama-copy"),)),
     "docs/how-to/names-do-not-match.md": World((at(wrapped, "checkpoint.safetensors"),)),
     "docs/how-to/out-of-memory.md": World((at(llama, "llama"),)),
-    "docs/how-to/ranks.md": World((at(qwen_moe, "qwen3-moe"),), ONE_RANK),
+    "docs/how-to/ranks.md": World((at(qwen_moe, "qwen3-moe"),), ONE_RANK + FSDP_ON_CPUS),
     "docs/receipt.md": World(
         (at(llama, "SOURCE"), at(wrapped, "checkpoint/model.safetensors", prefix="")),
         IMPORTS + ANY_MODULE + "with loadstone.skeleton():\n    model = MyModel()",

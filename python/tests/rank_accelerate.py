@@ -45,8 +45,10 @@ CELLS = [(name, "plain") for name in MODELS] + [
 FEW = ("plain", "efficient, mixed")
 
 
-def gloo_as_gpus(self: PartialState, *_: Any) -> tuple[str, DistributedType]:
-    return "gloo", DistributedType.MULTI_GPU
+def take_cpus_for_gpus() -> None:
+    """What decides that FSDP is possible says so; devices and process groups are those of CPUs."""
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
 
 
 def accelerator(mixed_precision: str = "no", **options: Any) -> Accelerator:
@@ -231,10 +233,9 @@ def without_patch(folder: Path) -> int:
 def main() -> None:
     number, folder = int(sys.argv[1]), Path(sys.argv[2])
     os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(WORLD)}
-    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    take_cpus_for_gpus()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    PartialState._prepare_backend = gloo_as_gpus
     store = f"file://{folder / 'store'}"
     dist.init_process_group("gloo", init_method=store, rank=number, world_size=WORLD)
     found: dict[str, Any] = {
