@@ -209,6 +209,18 @@ def test_a_plan_of_slices_is_for_no_whole_model_and_the_other_way_round(file: Pa
             assert all(each.is_meta for each in other.parameters())
 
 
+def test_a_plan_of_slices_is_for_the_tensors_that_they_are_of(file: Path) -> None:
+    """The same rows of a tensor with more of them."""
+    with rank(1, (4,)) as mesh:
+        plan = loadstone.plan(slices(mesh, 1), file)
+    with rank(1, (8,)) as mesh:
+        other = slices(mesh, 1, 2 * ROWS)
+        assert held(other).shape == plan.targets[0].shape
+        with pytest.raises(loadstone.PlanError, match=r"slice of \[128, 8\].*\[64, 8\]") as caught:
+            plan.execute(into=other)
+        assert caught.value.code == "plan.model_changed"
+
+
 def test_threads_load_slices_at_the_same_time(file: Path) -> None:
     """Some of them into one model."""
     failures: list[BaseException] = []
