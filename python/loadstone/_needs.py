@@ -27,6 +27,7 @@ class Needs:
         outside: real tensors that the model's state dict lacks: what the checkpoint does not hold
             of them keeps its value, whatever the policy.
         forms: dtype and tie of each tensor.
+        wholes: shapes of the tensors that are spread over ranks.
     """
 
     targets: list[_core.Target]
@@ -37,6 +38,7 @@ class Needs:
     overlapping: list[Region] = field(default_factory=list)
     forms: dict[str, tuple[Any, str]] = field(default_factory=dict)
     slots: list[TensorSlot] = field(default_factory=list)
+    wholes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def of_memory(self, plan: Plan, in_place: bool) -> list[_core.Finding]:
         """Findings about memory of the model that the plan writes to, or that tensors share."""
@@ -116,6 +118,7 @@ def needs_of(model: Any) -> Needs:
         overlapping=overlapping(slots),
         forms={slot.name: (slot.tensor.dtype, slot.tie_of or "") for slot in slots},
         slots=slots,
+        wholes={slot.name: slot.shape for slot in slots if slot.share is not None},
     )
 
 

@@ -53,6 +53,7 @@ class Plan:
         self._extra = extra or ExtraState()
         self._whole = whole
         self._forms = needs.forms  # dtype and tie of each tensor of the model, when planned
+        self._wholes = needs.wholes
         self._model = weakref.ref(needs.module) if needs.module is not None else None
         self._constructor_values = dict(needs.constructor_values)
         self._held = needs.held_bytes(self, in_place)  # beside the bytes that the core counts

@@ -38,15 +38,24 @@ class Share:
         self.begin: tuple[int, ...] = (0,) * len(self.shape)
         self.groups: tuple[int, ...] = ()
         self.obstacle = self._obstacle()
-        self._made: tuple[torch.Tensor, Any] = (self.local, owner)
+        # A part, and who holds it, as what.
+        self._made: tuple[torch.Tensor, Any, Any] = (self.local, owner, self.local)
 
     def holding(self, local: torch.Tensor) -> Any:
-        """A tensor as the owner is, of another part; the same one for all that are tied to it."""
-        if local is self.local:
+        """A tensor as the owner is, of another part; the same one for all that are tied to it.
+
+        An owner on meta gets the part itself, and stays the object that optimizers know: those that
+        are made with a sharded model are made before it has values.
+        """
+        if self.owner._local_tensor is local:
             return self.owner
-        if local is not self._made[0]:
-            self._made = (local, self._spread(local))
-        return self._made[1]
+        part, holder, held = self._made
+        if part is not local or holder._local_tensor is not held:
+            holder = self._spread(local)
+            if (self.owner.is_meta or local.is_meta) and _swapped(self.owner, holder):
+                holder = self.owner
+            self._made = (local, holder, holder._local_tensor)
+        return holder
 
     def _spread(self, local: torch.Tensor) -> Any:
         import torch
@@ -86,6 +95,20 @@ class Share:
             return "what this rank holds of it is neither one slice nor the same of equal groups"
         self.groups, self.begin = found
         return ""
+
+
+def _swapped(owner: Any, made: Any) -> bool:
+    """Gives two tensors each other's contents, as ``Module.to_empty`` does for DTensors.
+
+    Not where somebody holds the owner in another way than by reference.
+    """
+    import torch
+
+    try:
+        torch.utils.swap_tensors(owner, made)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return False
+    return True
 
 
 def share_of(tensor: Any) -> Share | None:
@@ -162,6 +185,14 @@ def renew(model: Any) -> None:
         for group in [state._fsdp_param_group] if several is None else several:
             for each in group.fsdp_params if group is not None else ():
                 each.reset_sharded_param()
+
+
+def unsharded_class(module: Any) -> type:
+    """Of a module that FSDP2 gave a class of its own, the class that it had before."""
+    cls = type(module)
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    is_sharded = fsdp is not None and isinstance(module, fsdp.FSDPModule)
+    return cls.__mro__[2] if is_sharded else cls
 
 
 def _fsdp_modules(model: Any) -> list[Any]:

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import platform
+import threading
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 # Of the load that runs.
 _PEERS: ContextVar[Peers | None] = ContextVar("loadstone_peers", default=None)
+
+# Threads take turns: what two of them say at a time would be taken for each other's.
+_one_at_a_time = threading.Lock()
 
 # Whole tensors that are read and sent together: about so many bytes of all ranks, or one tensor.
 WAVE_BYTES = 64 << 20
@@ -149,7 +153,7 @@ def session(is_wanted: bool) -> Iterator[None]:
     if not is_wanted or _PEERS.get() is not None:
         yield
         return
-    with Peers() as peers:
+    with _one_at_a_time, Peers() as peers:
         token = _PEERS.set(peers)
         try:
             yield

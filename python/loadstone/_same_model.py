@@ -39,6 +39,7 @@ def planned_slots(plan: Plan, model: Any) -> list[TensorSlot]:
             tensor=name,
             found=f"{name} {list(shape)}{place}" if changed[0] in found else "no such tensor",
         )
+    _require_wholes(plan, slots)
     _require_forms(plan, slots)
     _require_kept(plan, slots)
     for finding in _overlap.findings(_overlap.overlapping(slots), plan.targets):
@@ -50,6 +51,20 @@ def planned_slots(plan: Plan, model: Any) -> list[TensorSlot]:
 def _place(slot: TensorSlot) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Where a rank's slice is, as :attr:`PlannedTarget.place`."""
     return ((), ()) if slot.share is None else (slot.share.begin, slot.share.groups)
+
+
+def _require_wholes(plan: Plan, slots: list[TensorSlot]) -> None:
+    """Refuses equal slices of other tensors; a plan from a file tells of no whole shapes."""
+    for slot in slots:
+        planned = plan._wholes.get(slot.name, slot.shape)
+        if slot.shape != planned:
+            raise make(
+                "plan.model_changed",
+                "the model is not the planned one: a slice is of another tensor",
+                tensor=slot.name,
+                found=f"a slice of {list(slot.shape)}",
+                expected=f"a slice of {list(planned)}",
+            )
 
 
 def _require_kept(plan: Plan, slots: list[TensorSlot]) -> None:

@@ -25,7 +25,7 @@ import torch
 
 from loadstone import _audit, _core, _execute
 from loadstone._accelerate import checkpoint as files
-from loadstone._accelerate import offload, planning
+from loadstone._accelerate import offload, planning, sharded
 from loadstone._catalog import readable
 from loadstone._dtypes import dtype_argument, torch_dtype
 from loadstone._errors import counted, make
@@ -336,7 +336,7 @@ def _warn_unexpected(
 
 @functools.cache
 def patches() -> Hooks:
-    """The hooks that :func:`loadstone.patch` installs for accelerate, on its two loaders."""
+    """The hooks that :func:`loadstone.patch` installs: on two loaders, and on ``prepare()``."""
     ours: dict[str, Callable[..., Any]] = {
         "load_checkpoint_in_model": load_checkpoint_in_model,
         "load_checkpoint_and_dispatch": load_checkpoint_and_dispatch,
@@ -348,6 +348,7 @@ def patches() -> Hooks:
         for name, function in ours.items()
         if name in vars(module)
     ]
+    hooks.append(Hook(accelerate.Accelerator, "prepare", gated("accelerate", sharded.prepare)))
     return Hooks(hooks, "accelerate")
 
 

@@ -19,25 +19,27 @@ def save(model: Any, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
     return folder
 
 
-def llama(folder: Path) -> Path:
+def llama(folder: Path, **changes: Any) -> Path:
     """Two layers of Llama."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=256, eos_token_id=None, pad_token_id=None,
+        eos_token_id=None, pad_token_id=None,
+        **{"num_key_value_heads": 2, "vocab_size": 256} | changes,
     )  # fmt: skip
     return save(LlamaForCausalLM(config), folder)
 
 
-def qwen_moe(folder: Path) -> Path:
+def qwen_moe(folder: Path, **changes: Any) -> Path:
     """Two layers of Qwen3-MoE, with four experts each; the file has them one by one."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     config = Qwen3MoeConfig(
         hidden_size=256, intermediate_size=256, moe_intermediate_size=256, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=64, num_experts=4,
+        num_attention_heads=4, head_dim=64, num_experts=4,
         num_experts_per_tok=2, vocab_size=256, eos_token_id=None, pad_token_id=None,
+        **{"num_key_value_heads": 2} | changes,
     )  # fmt: skip
     return save(Qwen3MoeForCausalLM(config), folder)
 
@@ -344,6 +346,10 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 """
+FSDP_ON_CPUS = """
+import rank_accelerate
+rank_accelerate.take_cpus_for_gpus()
+"""
 
 WORLDS = {
     "README.md": World(
@@ -386,7 +392,7 @@ WORLDS = {
     "docs/how-to/is-my-file-sound.md": World((at(llama, "llama", "llama-copy"),)),
     "docs/how-to/names-do-not-match.md": World((at(wrapped, "checkpoint.safetensors"),)),
     "docs/how-to/out-of-memory.md": World((at(llama, "llama"),)),
-    "docs/how-to/ranks.md": World((at(qwen_moe, "qwen3-moe"),), ONE_RANK),
+    "docs/how-to/ranks.md": World((at(qwen_moe, "qwen3-moe"),), ONE_RANK + FSDP_ON_CPUS),
     "docs/receipt.md": World(
         (at(llama, "SOURCE"), at(wrapped, "checkpoint/model.safetensors", prefix="")),
         IMPORTS + ANY_MODULE + "with loadstone.skeleton():\n    model = MyModel()",

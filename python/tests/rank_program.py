@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -311,6 +313,53 @@ def read_once(number: int, first: Path, second: Path) -> dict[str, Any]:
     return cases
 
 
+class Counted(_read_once.Peers):
+    """Counts how many of a process speak to other ranks at a time."""
+
+    now = most = 0
+
+    def __init__(self) -> None:
+        Counted.now += 1
+        Counted.most = max(Counted.most, Counted.now)
+        super().__init__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        Counted.now -= 1
+
+
+def in_threads(first: Path, second: Path) -> dict[str, Any]:
+    """Two loads of a process at a time, in which its ranks read for each other."""
+    failures: list[str] = []
+    reads, comes = threading.Event(), threading.Event()
+
+    def work(model: Net, file: Path, progress: Any = False) -> None:
+        try:
+            loadstone.load(model, file, read_once=True, progress=progress)
+        except Exception as error:
+            failures.append(f"{type(error).__name__}: {error}")
+
+    def meet(done: int, total: int) -> None:
+        """While the first load reads, the other one begins."""
+        reads.set()
+        comes.wait()
+
+    _read_once.Peers = Counted
+    pairs = [(by_fsdp(), first), (by_fsdp(), second)]
+    one = threading.Thread(target=work, args=(*pairs[0], meet))
+    one.start()
+    reads.wait()
+    other = threading.Thread(target=work, args=pairs[1])
+    other.start()
+    time.sleep(0.2)  # so that it would be heard, if it did not take turns
+    comes.set()
+    for each in (one, other):
+        each.join()
+    wrong = [name for pair in pairs for name in unequal(pair[0], whole(pair[1]), True)]
+    _read_once.Peers = Counted.__base__
+    return {"failures": failures, "wrong": wrong, "at a time": Counted.most}
+
+
 def main() -> None:
     number, folder = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
@@ -320,6 +369,7 @@ def main() -> None:
     files = folder / "first.safetensors", folder / "second.safetensors"
     found = {name: case(build, *files) for name, build in CASES.items()}
     found["read once"] = read_once(number, *files)
+    found["threads"] = in_threads(*files)
     found["other sources"] = other_sources(folder)
     (folder / f"{number}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -80,6 +80,53 @@ def test_a_rank_reads_its_share_and_nothing_else(matrix) -> None:
     assert torch.equal(torch.cat(read), whole)
 
 
+@pytest.mark.parametrize(
+    ("run", "ranks", "dtype", "joined"),
+    [
+        (4096, 2, None, True),  # into its place: over holes of 4 KiB
+        (4112, 2, None, False),
+        (4080, 17, None, True),  # runs of less than 4 KiB: over holes of 64 KiB
+        (4080, 18, None, False),
+        (64 << 10, 2, "float64", True),  # and so what is cast
+        ((64 << 10) + 16, 2, "float64", False),
+    ],
+)
+def test_what_a_rank_reads_of_columns(
+    run: int, ranks: int, dtype: str | None, joined: bool, tmp_path: Path
+) -> None:
+    """Rows as a whole where its parts of them are near, else its own parts and nothing else."""
+    rows, width = 5, run // 4
+    whole = torch.randn(rows, ranks * width)
+    save_file({"a.weight": whole}, tmp_path / "m.safetensors")
+    for number in (0, ranks - 1):
+        with rank(number, (ranks,)) as mesh:
+            model = spread_matrix(whole, number, mesh, dim=1)
+            report = loadstone.load(model, tmp_path / "m.safetensors", dtype=dtype)
+            found = local_of(model.get_parameter("a.weight").detach())
+        assert torch.equal(found, whole[:, number * width :][:, :width].to(found.dtype))
+        assert report.bytes_read == (((rows - 1) * ranks + 1) * run if joined else rows * run)
+
+
+@pytest.mark.parametrize(("cast", "hole"), [(False, 4 << 10), (True, 64 << 10)])
+@pytest.mark.parametrize("further", [0, 16])
+def test_slices_of_rows_are_joined_over_small_holes(
+    cast: bool, hole: int, further: int, tmp_path: Path
+) -> None:
+    """Of 4 KiB, and of 64 KiB where a value is cast on its way."""
+    rows = 2 * (hole + further) // 16  # the second half of one tensor is the hole to the next
+    tensors = {f"{name}.weight": torch.randn(rows, 4) for name in "ab"}
+    save_file(tensors, tmp_path / "m.safetensors")
+    dtype = "bfloat16" if cast else None
+    with rank(0, (2,)) as mesh:
+        model = spread(model_of(tensors), mesh, lambda _: (Shard(0),), (0,))
+        report = loadstone.load(model, tmp_path / "m.safetensors", dtype=dtype)
+        found = parts(model)
+    for name, whole in tensors.items():
+        assert torch.equal(found[name], whole[: rows // 2].to(found[name].dtype))
+    share = 2 * (hole + further)
+    assert report.bytes_read == share + (hole if not further else 0)
+
+
 def test_a_plan_is_that_of_its_rank(matrix, tmp_path: Path) -> None:
     file, whole = matrix
     with rank(1, (4,)) as mesh:

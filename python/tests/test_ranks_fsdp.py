@@ -108,6 +108,12 @@ def test_each_node_reads_by_itself(found: list[dict]) -> None:
         assert file_bytes() <= read <= 1.001 * file_bytes()
 
 
+def test_loads_of_two_threads_that_read_together_take_turns(found: list[dict]) -> None:
+    """At the same time one takes what was sent to the other: gloo aborts the process."""
+    expected = {"failures": [], "wrong": [], "at a time": 1}
+    assert [each["threads"] for each in found] == [expected] * len(found)
+
+
 def test_where_one_rank_fails_all_do(found: list[dict]) -> None:
     for number, each in enumerate(found):
         code, text = each["read once"]["one gives up"]

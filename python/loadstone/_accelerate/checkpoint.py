@@ -11,6 +11,7 @@ import torch
 
 from loadstone._errors import make
 from loadstone._load_hooks import has_code
+from loadstone._ranks import share_of, unsharded_class
 
 # Classes of parameters that pack, scale or shard the value of the file.
 _OTHER_PARAMETERS = ("Int8Params", "FP4Params", "Params4bit", "QTensor", "QBitsTensor", "DTensor")
@@ -79,11 +80,14 @@ def left_to_library(model: Any, arguments: dict[str, Any]) -> str:
         if not arguments["full_state_dict"]:
             return "full_state_dict=False loads this process's part of a distributed model"
         for module in model.modules():
-            if type(module).__module__.startswith(_WRAPPERS):
+            if unsharded_class(module).__module__.startswith(_WRAPPERS):
                 return f"{type(module).__name__} is a module around another"
         if has_code(model):
             return "the model has hooks or overrides of load_state_dict"
     for name, parameter in model.named_parameters():
+        share = share_of(parameter) if arguments["device_map"] is None else None
+        if share is not None and not share.obstacle:
+            continue
         cls = type(parameter.data if type(parameter) is torch.nn.Parameter else parameter)
         if cls.__name__ in _OTHER_PARAMETERS or cls.__module__.startswith(_OTHER_PACKAGES):
             return f"'{name}' is a {cls.__name__}"

@@ -59,7 +59,9 @@ def plan_load(
         raise make("plan.options", "unknown policy", field="missing", **where)
     slots = walk(model)
     keeps = keep_in_fp32_modules if dtype == torch.float16 and device_map is not None else None
-    follows_file = device_map is None and dtype is None and _any_on_meta(model)
+    # FSDP has a dtype for each group, and accelerate masters in fp32: spread tensors keep theirs.
+    is_spread = any(slot.share is not None for slot in slots)
+    follows_file = device_map is None and dtype is None and _any_on_meta(model) and not is_spread
     wanted = _only_dtype(catalog) if follows_file else dtype
     base = _traced(model, catalog, wanted)
     if base is None:

@@ -7,6 +7,8 @@ SITES = Sites(
     "1.6 to 1.15",
     """
 accelerate
+    Accelerator.is_fsdp2
+    Accelerator.prepare(args)
     load_checkpoint_and_dispatch(model, checkpoint, device_map, max_memory,
         no_split_module_classes, offload_folder, offload_buffers, dtype, offload_state_dict,
         skip_keys, preload_module_classes, force_hooks, strict)

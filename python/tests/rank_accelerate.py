@@ -1,0 +1,279 @@
+"""One of four ranks whose models accelerate shards by FSDP2, over gloo.
+
+    python rank_accelerate.py RANK FOLDER
+
+Writes ``FOLDER/RANK.json``: by case what was found. accelerate takes FSDP plugins for GPUs alone:
+on CPUs it leaves them out, without a word. Here one function of it is replaced, which names backend
+and kind of the ranks; all others are its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import rank_program
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate.state import AcceleratorState, DistributedType, PartialState
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import loadstone
+
+WORLD = 4
+MODELS = ("llama", "tied", "qwen3-moe", "fp8", "moe-fp8")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "efficient": {"cpu_ram_efficient_loading": True},
+    "mixed": {"mixed_precision": "bf16"},
+    "efficient, mixed": {"cpu_ram_efficient_loading": True, "mixed_precision": "bf16"},
+}
+# Each model with the plain way; a tied one and experts with others.
+CELLS = [(name, "plain") for name in MODELS] + [
+    ("tied", "efficient, mixed"),
+    ("qwen3-moe", "efficient"),
+    ("qwen3-moe", "mixed"),
+]
+FEW = ("plain", "efficient, mixed")
+
+
+def take_cpus_for_gpus() -> None:
+    """What decides that FSDP is possible says so; devices and process groups are those of CPUs."""
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
+
+
+def accelerator(mixed_precision: str = "no", **options: Any) -> Accelerator:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        **{"cpu_ram_efficient_loading": False, **options},
+    )
+    made = Accelerator(fsdp_plugin=plugin, mixed_precision=mixed_precision)
+    assert made.is_fsdp2 and made.device.type == "cpu"
+    return made
+
+
+def skeleton(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Any:
+    with loadstone.skeleton():
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=dtype)
+
+
+def whole(folder: Path, dtype: torch.dtype) -> Any:
+    model = skeleton(folder, dtype)
+    loadstone.load(model, folder, rules="transformers")
+    return model
+
+
+def values(model: Any) -> dict[str, torch.Tensor]:
+    """Of parameters and buffers, whole, by the names that the model has without wrappers."""
+    found = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+    return {
+        name.replace("_checkpoint_wrapped_module.", ""): (
+            each.full_tensor() if isinstance(each, DTensor) else each
+        ).detach()
+        for name, each in found
+    }
+
+
+def wrong(model: Any, expected: dict[str, torch.Tensor]) -> list[str]:
+    found = values(model)
+    names = sorted(found.keys() ^ expected.keys())
+    return names + [
+        name
+        for name in found.keys() & expected.keys()
+        if found[name].dtype != expected[name].dtype or not torch.equal(found[name], expected[name])
+    ]
+
+
+def in_order(optimizer: Any, model: Any) -> bool:
+    """Whether the optimizer has the model's own parameters, each once."""
+    held = [each for group in optimizer.param_groups for each in group["params"]]
+    own = list(model.parameters())
+    return [id(each) for each in held] == [id(each) for each in own]
+
+
+def unchanged(model: Any, optimizer: Any, prepared: Accelerator) -> list[str]:
+    """Parameters that a step of training leaves as they were, though they have a gradient."""
+    before = {name: each.clone() for name, each in values(model).items()}
+    ids = torch.arange(32).reshape(1, -1)
+    prepared.backward(model(input_ids=ids, labels=ids).loss)
+    graded = {
+        name.replace("_checkpoint_wrapped_module.", "")
+        for name, each in model.named_parameters()
+        if each.grad is not None and each.grad.full_tensor().count_nonzero()
+    }
+    optimizer.step()
+    after = values(model)
+    assert len(graded) > 10
+    return [name for name in graded if torch.equal(before[name], after[name])]
+
+
+def prepared_skeleton(folder: Path, options: dict[str, Any]) -> tuple[Accelerator, Any, Any]:
+    """With an optimizer, as ``prepare`` asks for."""
+    prepared = accelerator(**options)
+    model = skeleton(folder)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    return prepared, *prepared.prepare(model, optimizer)
+
+
+def recipe(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """A skeleton is prepared, then loaded: what the pages say."""
+    with loadstone.patch("accelerate"):
+        prepared, model, optimizer = prepared_skeleton(folder, options)
+    parameters = list(model.parameters())
+    on_meta = all(each.is_meta for each in parameters)
+    report = loadstone.load(model, folder, rules="transformers")
+    dtype = torch.float32 if "mixed_precision" in options else torch.bfloat16
+    return {
+        "on meta": on_meta,
+        "wrong": wrong(model, values(whole(folder, dtype))),
+        "ok": loadstone.audit(model).ok,
+        "bytes_read": report.bytes_read,
+        "share": sum(each.to_local().numel() * 2 for each in parameters),
+        "spread": sum(isinstance(each, DTensor) for each in parameters),
+        "optimizer": in_order(optimizer, model),
+        "own addresses": not any("data_ptr" in vars(each) for each in parameters),
+        "unchanged": unchanged(model, optimizer, prepared),
+        "plugin": prepared.state.fsdp_plugin.cpu_ram_efficient_loading,
+    }
+
+
+def by_accelerate(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """accelerate's own function loads the prepared skeleton."""
+    with loadstone.patch("accelerate"):
+        _, model, optimizer = prepared_skeleton(folder, options)
+        accelerate.load_checkpoint_in_model(model, folder)
+    dtype = torch.float32 if "mixed_precision" in options else torch.bfloat16
+    return {
+        "wrong": wrong(model, values(whole(folder, dtype))),
+        "ok": loadstone.audit(model).ok,
+        "optimizer": in_order(optimizer, model),
+    }
+
+
+def existing(folder: Path, number: int, device: str, is_patched: bool) -> dict[str, Any]:
+    """A script whose first rank has the values, and sends them."""
+    prepared = accelerator(cpu_ram_efficient_loading=True)
+    if number == 0:
+        model = whole(folder, torch.bfloat16)
+    else:
+        # Buffers have to be there: accelerate sends none.
+        with contextlib.nullcontext() if device == "cpu" else accelerate.init_empty_weights():
+            config = AutoConfig.from_pretrained(folder)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with loadstone.patch("accelerate") if is_patched else contextlib.nullcontext():
+        model, optimizer = prepared.prepare(model, optimizer)
+    # Where a rank was on meta, accelerate alone gives its optimizer one parameter many times.
+    return {
+        "wrong": wrong(model, values(whole(folder, torch.bfloat16))),
+        "optimizer": in_order(optimizer, model),
+        "plugin": prepared.state.fsdp_plugin.cpu_ram_efficient_loading,
+    }
+
+
+def refused(folder: Path, number: int) -> list[str]:
+    """The first rank lacks what it is to send, and others have it."""
+    prepared = accelerator(cpu_ram_efficient_loading=True)
+    model = skeleton(folder) if number == 0 else whole(folder, torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    try:
+        with loadstone.patch("accelerate"):
+            prepared.prepare(model, optimizer)
+    except loadstone.PlanError as error:
+        return [error.code, str(error)]
+    return ["none", ""]
+
+
+class Buffers(rank_program.Net):
+    """With buffers of all kinds: one is saved, one is large, which a skeleton makes later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(1 << 23).float(), persistent=False)
+        self.register_buffer("small", torch.arange(3.0), persistent=False)
+
+
+def of_torch(file: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """A model of no library: tied, with buffers."""
+    prepared = accelerator(**options)
+    prepared.state.fsdp_plugin.transformer_cls_names_to_wrap = ["Block"]
+    with loadstone.skeleton():
+        model, reference = Buffers(), Buffers()
+    loadstone.load(reference, file)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with loadstone.patch("accelerate"):
+        model, optimizer = prepared.prepare(model, optimizer)
+    loadstone.load(model, file)
+    return {
+        "wrong": wrong(model, values(reference)),
+        "ok": loadstone.audit(model).ok,
+        "tied": model.head.weight is model.embed.weight,
+        "optimizer": in_order(optimizer, model),
+        "spread": sum(isinstance(each, DTensor) for each in model.parameters()),
+    }
+
+
+def checkpointing(folder: Path) -> dict[str, Any]:
+    """Of layers by accelerate, which puts modules around them, and by the model itself."""
+    with loadstone.patch("accelerate"):
+        _, model, _ = prepared_skeleton(folder, {"activation_checkpointing": True})
+        prepared, own, optimizer = prepared_skeleton(folder, {})
+    try:
+        loadstone.load(model, folder, rules="transformers")
+        code = "none"
+    except loadstone.PlanError as error:
+        code = error.code
+    own.gradient_checkpointing_enable()
+    loadstone.load(own, folder, rules="transformers")
+    own.train()
+    return {
+        "by accelerate": code,
+        "on meta": all(each.is_meta for each in model.parameters()),
+        "unchanged": unchanged(own, optimizer, prepared),
+    }
+
+
+def without_patch(folder: Path) -> int:
+    """How many of a skeleton's parameters the optimizer has where accelerate is left alone."""
+    _, _, optimizer = prepared_skeleton(folder, {})
+    return len({id(each) for group in optimizer.param_groups for each in group["params"]})
+
+
+def main() -> None:
+    number, folder = int(sys.argv[1]), Path(sys.argv[2])
+    os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(WORLD)}
+    take_cpus_for_gpus()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    store = f"file://{folder / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=number, world_size=WORLD)
+    found: dict[str, Any] = {
+        f"{name}, {way}": recipe(folder / name, OPTIONS[way]) for name, way in CELLS
+    }
+    for way in FEW:
+        found[f"by accelerate, {way}"] = by_accelerate(folder / "llama", OPTIONS[way])
+        found[f"of torch, {way}"] = of_torch(folder / "net.safetensors", OPTIONS[way])
+    for device in ("cpu", "meta"):
+        for is_patched in (False, True):
+            key = f"existing, {device}, {'patched' if is_patched else 'alone'}"
+            found[key] = existing(folder / "llama", number, device, is_patched)
+    found["refused"] = refused(folder / "llama", number)
+    found["checkpointing"] = checkpointing(folder / "llama")
+    found["without patch"] = without_patch(folder / "llama")
+    (folder / f"{number}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Each way in which transformers spreads a model over four ranks, dense and with experts.
+
+From numbers and from blocks of fp8: the slices of a whole load, and no more bytes than the pages
+of docs/ say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from docs_worlds import llama, qwen_moe
+
+import loadstone
+
+pytest.importorskip("transformers")
+configuration = pytest.importorskip("transformers.distributed.configuration_utils")
+if not hasattr(configuration.DistributedConfig, "dp_size"):
+    pytest.skip("this release spreads models in another way", allow_module_level=True)
+
+import rank_cells  # noqa: E402  (needs what was looked for above)
+
+PROGRAM = Path(rank_cells.__file__)
+BUILDS: dict[str, Callable[..., Path]] = {"llama": llama, "qwen3-moe": qwen_moe}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict], dict[str, int]]:
+    """By rank what the program found; by checkpoint its bytes."""
+    folder = tmp_path_factory.mktemp("ranks")
+    for name, build in BUILDS.items():
+        plain = build(folder / f"{name}, bf16", num_key_value_heads=4)
+        loadstone.convert(plain, folder / f"{name}, fp8-block", quantize="fp8-block")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(number), str(folder)],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in range(rank_cells.WORLD)
+    ]
+    said = [each.communicate()[0] for each in ranks]
+    assert [each.returncode for each in ranks] == [0] * len(ranks), "\n".join(said)[-8000:]
+    found = [json.loads((folder / f"{each}.json").read_text()) for each in range(len(ranks))]
+    totals = {
+        each.name: loadstone.inspect(each).total_bytes for each in folder.iterdir() if each.is_dir()
+    }
+    return found, totals
+
+
+@pytest.mark.parametrize(("model", "source", "layout"), rank_cells.CELLS)
+def test_a_rank_has_its_slices_and_reads_little_else(
+    world: tuple[list[dict], dict[str, int]], model: str, source: str, layout: str
+) -> None:
+    found, totals = world
+    cells = [each[f"{model}, {source}, {layout}"] for each in found]
+    for cell in cells:
+        assert cell["wrong"] == [] and cell["wrong together"] == []
+        assert cell["control"] >= 2 * cell["spread"]  # zeros are seen, in slices and whole ones
+        assert cell["ok"] and cell["spread"] > 10
+        assert cell["held"] <= cell["bytes_read"] <= 1.01 * cell["most"]
+        assert cell["most"] == cell["held"] or layout != "fsdp"
+    together = sum(cell["bytes together"] for cell in cells)
+    assert totals[f"{model}, {source}"] <= together <= 1.001 * totals[f"{model}, {source}"]
