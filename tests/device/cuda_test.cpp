@@ -30,7 +30,7 @@ class Cuda : public ::testing::Test {
 
 TEST_F(Cuda, CopiesArriveWhenTheirLaneIsWaitedFor) {
   {
-    const auto device = open_cuda(LOADSTONE_FAKE_CUDA);
+    const auto device = open_cuda(LOADSTONE_FAKE_CUDA_13);
     EXPECT_EQ(fake_cuda_calls("cuDevicePrimaryCtxRetain"), 0);  // nothing is touched yet
     std::byte* const pinned = device->allocate("cuda:1", 128);
     EXPECT_EQ(fake_cuda_calls("cuDevicePrimaryCtxRetain"), 1);
@@ -56,7 +56,7 @@ TEST_F(Cuda, CopiesArriveWhenTheirLaneIsWaitedFor) {
 }
 
 TEST_F(Cuda, WhatFailsIsNamed) {
-  const auto device = open_cuda(LOADSTONE_FAKE_CUDA);
+  const auto device = open_cuda(LOADSTONE_FAKE_CUDA_13);
   std::byte* const pinned = device->allocate("cuda:0", 64);
   fake_cuda_fail("cuMemcpyHtoDAsync_v2", 0, 700);
   const auto copy = error_of([&] {
@@ -100,13 +100,13 @@ TEST_F(Cuda, ALibraryThatIsNoDriverIsRefused) {
   EXPECT_EQ(other.code(), "device.driver");
   EXPECT_THAT(other.what(), HasSubstr("cuInit"));
   fake_cuda_fail("cuDeviceGet", 0, 101);
-  EXPECT_THAT(error_of([] { static_cast<void>(open_cuda(LOADSTONE_FAKE_CUDA)); }).value().what(),
+  EXPECT_THAT(error_of([] { static_cast<void>(open_cuda(LOADSTONE_FAKE_CUDA_13)); }).value().what(),
               HasSubstr("CUDA_ERROR_INVALID_DEVICE"));
 }
 
 // Controls: the fake sees what it is there to see.
 TEST_F(Cuda, TheFakeSeesWhatADriverWouldPunish) {
-  const auto device = open_cuda(LOADSTONE_FAKE_CUDA);
+  const auto device = open_cuda(LOADSTONE_FAKE_CUDA_13);
   std::byte* const pinned = device->allocate("cuda:0", 64);
   const auto breaks = [&](const char* what, const auto& call) {
     EXPECT_EQ(error_of(call).value().code(), "device.driver") << what;

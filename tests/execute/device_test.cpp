@@ -55,7 +55,7 @@ class DeviceMemory {
 };
 
 Report load(const Plan& plan, const DeviceMemory& memory, ExecuteOptions options) {
-  const auto device = open_cuda(LOADSTONE_FAKE_CUDA);
+  const auto device = open_cuda(LOADSTONE_FAKE_CUDA_13);
   options.device = device.get();
   return execute(plan, memory.destinations(), options);
 }
