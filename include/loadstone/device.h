@@ -37,8 +37,9 @@ class LOADSTONE_API Device {
   // Begins to copy to memory of a device ("cuda:1"). `from` stays as it is until wait().
   virtual void copy(unsigned lane, std::string_view device, std::byte* to,
                     std::span<const std::byte> from) = 0;
-  // Begins several copies of small values, in any order; without an override, by copy(). `failed`:
-  // where it throws, the position of the copy that failed; left as it is where nobody knows.
+  // Begins several copies of small values, in any order; without an override, each by copy().
+  // `failed`: where it throws, the position of the copy that failed; left as it is where nobody
+  // knows.
   virtual void copy_all(unsigned lane, std::string_view device, std::span<const DeviceCopy> copies,
                         std::size_t& failed);
   // Returns when all copies of the lane have arrived, on whatever device.

@@ -144,9 +144,16 @@ class Cuda final : public Device {
 
   void copy_all(unsigned number, std::string_view device, std::span<const DeviceCopy> copies,
                 std::size_t& failed) override {
-    const bool is_one_call = copies.size() > 1 && driver_.has_batches();
-    if (!is_one_call || !copy_batch(number, device, copies, failed)) {
-      Device::copy_all(number, device, copies, failed);
+    const Joined joined = join(context(device), copies);
+    std::size_t at = joined.copies.size();
+    try {
+      const bool is_one_call = at > 1 && driver_.has_batches();
+      if (!is_one_call || !copy_batch(number, device, joined.copies, at)) {
+        Device::copy_all(number, device, joined.copies, at);
+      }
+    } catch (const Error&) {
+      if (at < joined.copies.size()) failed = joined.first[at];
+      throw;
     }
   }
 
@@ -170,6 +177,48 @@ class Cuda final : public Device {
  private:
   static CUdeviceptr address_of(const std::byte* memory) {
     return reinterpret_cast<CUdeviceptr>(memory);  // NOLINT
+  }
+
+  struct Joined {
+    std::vector<DeviceCopy> copies;
+    std::vector<std::size_t> first;  // of those that each was made of
+  };
+
+  // Makes one copy of those that follow each other in both memories. Only within an allocation: the
+  // driver refuses copies that go from one to the next.
+  Joined join(Context& context, std::span<const DeviceCopy> copies) {
+    Joined joined;
+    CUdeviceptr allocation_end = 0;  // of the last copy's; 0: not asked yet
+    for (std::size_t i = 0; i < copies.size(); ++i) {
+      const auto& [to, from] = copies[i];
+      if (i > 0) {
+        DeviceCopy& last = joined.copies.back();
+        if (last.to + last.from.size() == to &&
+            last.from.data() + last.from.size() == from.data()) {
+          if (allocation_end == 0) allocation_end = end_of_allocation(context, last.to);
+          if (address_of(to) + from.size() <= allocation_end) {
+            last.from = {last.from.data(), last.from.size() + from.size()};
+            continue;
+          }
+        }
+      }
+      joined.copies.push_back(copies[i]);
+      joined.first.push_back(i);
+      allocation_end = 0;
+    }
+    return joined;
+  }
+
+  // 0 where the driver does not tell.
+  CUdeviceptr end_of_allocation(Context& context, const std::byte* memory) {
+    CUdeviceptr begin = 0;
+    std::size_t bytes = 0;
+    context.call("cuMemGetAddressRange", [&] {
+      const CUresult result = driver_.cuMemGetAddressRange_v2(&begin, &bytes, address_of(memory));
+      if (result != cuda::success) begin = bytes = 0;
+      return cuda::success;
+    });
+    return begin + bytes;
   }
 
   // False where the driver has the function, and no support for it: nothing has begun then.

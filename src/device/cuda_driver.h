@@ -49,13 +49,15 @@ inline constexpr int source_in_stream_order = 1;
 
 // Those that the library must have, by the names that it exports. cuda.h has macros that give the
 // last version of each the plain name.
+// clang-format off: one a line
 #define LOADSTONE_CUDA_FUNCTIONS(each)                                                             \
   each(cuInit) each(cuDeviceGet) each(cuDevicePrimaryCtxRetain) each(cuDevicePrimaryCtxRelease_v2) \
       each(cuCtxPushCurrent_v2) each(cuCtxPopCurrent_v2) each(cuMemHostAlloc) each(cuMemFreeHost)  \
-          each(cuStreamCreate) each(cuStreamDestroy_v2) each(cuEventCreate)                        \
-              each(cuEventDestroy_v2) each(cuEventRecord) each(cuEventSynchronize)                 \
-                  each(cuMemcpyHtoDAsync_v2) each(cuMemcpyDtoH_v2) each(cuGetErrorName)            \
-                      each(cuGetErrorString)
+          each(cuMemGetAddressRange_v2) each(cuStreamCreate) each(cuStreamDestroy_v2)              \
+              each(cuEventCreate) each(cuEventDestroy_v2) each(cuEventRecord)                      \
+                  each(cuEventSynchronize) each(cuMemcpyHtoDAsync_v2) each(cuMemcpyDtoH_v2)        \
+                      each(cuGetErrorName) each(cuGetErrorString)
+// clang-format on
 
 // Thread-safe, as the driver is.
 class CudaDriver {
@@ -84,6 +86,7 @@ class CudaDriver {
   CUresult (*cuCtxPopCurrent_v2)(CUcontext* context);
   CUresult (*cuMemHostAlloc)(void** memory, std::size_t bytes, unsigned flags);
   CUresult (*cuMemFreeHost)(void* memory);
+  CUresult (*cuMemGetAddressRange_v2)(CUdeviceptr* begin, std::size_t* bytes, CUdeviceptr memory);
   CUresult (*cuStreamCreate)(CUstream* stream, unsigned flags);
   CUresult (*cuStreamDestroy_v2)(CUstream stream);
   CUresult (*cuEventCreate)(CUevent* event, unsigned flags);

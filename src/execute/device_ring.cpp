@@ -113,7 +113,10 @@ void DeviceRing::send(std::uint32_t target, std::byte* to, std::span<const std::
 void DeviceRing::send_taken(unsigned number, std::uint32_t target, std::byte* to,
                             std::span<const std::byte> bytes) {
   Slot& slot = slots_[number];
-  add(slot, target, to, bytes);
+  slot.target = target;
+  slot.copies.push_back({to, bytes});
+  slot.targets.push_back(target);
+  slot.unsent_bytes += bytes.size();
   slot.used_bytes = std::min(ring_.slot_bytes, aligned_part(slot.used_bytes + bytes.size()));
   if (!has_room(number, std::min(rest_least, ring_.slot_bytes / 4))) {
     slot.used_bytes = ring_.slot_bytes;
@@ -124,22 +127,6 @@ void DeviceRing::send_taken(unsigned number, std::uint32_t target, std::byte* to
   }
   const std::lock_guard lock(mutex_);
   used_.push_back(number);
-}
-
-// As a part of the copy before it, where it goes on in both memories.
-void DeviceRing::add(Slot& slot, std::uint32_t target, std::byte* to,
-                     std::span<const std::byte> bytes) const {
-  slot.target = target;
-  slot.unsent_bytes += bytes.size();
-  if (!slot.copies.empty() && device_of(slot.targets.back()) == device_of(target)) {
-    auto& [last_to, last_from] = slot.copies.back();
-    if (last_to + last_from.size() == to && last_from.data() + last_from.size() == bytes.data()) {
-      last_from = {last_from.data(), last_from.size() + bytes.size()};
-      return;
-    }
-  }
-  slot.copies.push_back({to, bytes});
-  slot.targets.push_back(target);
 }
 
 // A batch is of one device.

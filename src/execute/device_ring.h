@@ -56,7 +56,6 @@ class DeviceRing {
   [[nodiscard]] unsigned next_slot(std::uint64_t bytes);
   void send_taken(unsigned slot, std::uint32_t target, std::byte* to,
                   std::span<const std::byte> bytes);
-  void add(Slot& slot, std::uint32_t target, std::byte* to, std::span<const std::byte> bytes) const;
   void begin_copies(unsigned slot);
   void begin_batch(unsigned slot, std::size_t first, std::size_t count);
   void wait(unsigned slot);

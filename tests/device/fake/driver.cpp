@@ -1,6 +1,7 @@
 // The driver's functions that every version of it has.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <new>
 
 #include "fake_state.h"
@@ -94,6 +95,22 @@ int cuMemFreeHost(void* memory) {
   state().pinned_now -= found->second;
   delete[] found->first;
   state().pinned.erase(found);
+  return 0;
+}
+
+int cuMemGetAddressRange_v2(unsigned long long* begin, std::size_t* bytes,
+                            unsigned long long memory) {
+  const std::lock_guard lock(mutex());
+  if (const int failed = enter("cuMemGetAddressRange_v2")) return failed;
+  if (const int failed = in_context("cuMemGetAddressRange")) return failed;
+  const auto* const address =
+      reinterpret_cast<const std::byte*>(static_cast<std::uintptr_t>(memory));
+  const auto found = state().memory.upper_bound(address);
+  if (found == state().memory.begin()) return violate("a range of no memory", invalid_value);
+  const auto& [first, range] = *std::prev(found);
+  if (!is_memory(address, 1, range.device)) return violate("a range of no memory", invalid_value);
+  *begin = reinterpret_cast<std::uintptr_t>(first);
+  *bytes = range.bytes;
   return 0;
 }
 
