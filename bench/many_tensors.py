@@ -68,10 +68,11 @@ def timed(work: Callable[[], Any]) -> dict[str, float]:
 
     gc.callbacks.append(watch)
     start = time.perf_counter()
-    work()
+    done = work()
     seconds = time.perf_counter() - start
     gc.callbacks.remove(watch)
-    return {"seconds": seconds, "collecting": collecting}
+    reading = done.seconds if isinstance(done, loadstone.Report) else 0.0
+    return {"seconds": seconds, "collecting": collecting, "reading": reading}
 
 
 def stand_in(library: str) -> Any:
@@ -137,11 +138,13 @@ def main() -> None:
 def line(runs: list[dict[str, float]]) -> str:
     seconds = [run.pop("seconds") for run in runs]
     collecting = statistics.median(run.pop("collecting") for run in runs)
-    calls = [f", {run_count:.0f} of {call}" for call, run_count in runs[0].items()]
-    return (
-        f": {statistics.median(seconds):.3f} s ({min(seconds):.3f} .. {max(seconds):.3f}), "
-        f"{collecting:.3f} s of it in Python's collector" + "".join(calls)
-    )
+    reading = [run.pop("reading") for run in runs]
+    parts = [f"{collecting:.3f} s of it in Python's collector"]
+    if any(reading):
+        parts.append(f"{statistics.median(reading):.3f} s ({min(reading):.3f} ..) in the engine")
+    parts += [f"{count:.0f} of {call}" for call, count in runs[0].items()]
+    each = f": {statistics.median(seconds):.3f} s ({min(seconds):.3f} .. {max(seconds):.3f}), "
+    return each + ", ".join(parts)
 
 
 if __name__ == "__main__":
