@@ -14,7 +14,7 @@ struct Slot {
 };
 
 // Memory that bytes are copied from to a device, of all threads together: two slots for each, so
-// that one is filled while another is copied.
+// that one is filled while another is copied. A slot holds a window, or several small values.
 struct Ring {
   unsigned slots = 0;
   std::uint64_t slot_bytes = 0;

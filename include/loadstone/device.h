@@ -12,6 +12,12 @@
 
 namespace loadstone {
 
+// A copy from memory of the host to memory of a device.
+struct DeviceCopy {
+  std::byte* to = nullptr;
+  std::span<const std::byte> from;
+};
+
 // Copies for one load, which calls it from several threads at once. Copies are in lanes, numbered
 // from 0: a lane is used by one thread at a time, and its copies arrive in their order. What a
 // function throws ends the load; Error "device.driver" is for calls that fail.
@@ -31,6 +37,11 @@ class LOADSTONE_API Device {
   // Begins to copy to memory of a device ("cuda:1"). `from` stays as it is until wait().
   virtual void copy(unsigned lane, std::string_view device, std::byte* to,
                     std::span<const std::byte> from) = 0;
+  // Begins several copies of small values, in any order; without an override, each by copy().
+  // `failed`: where it throws, the position of the copy that failed; left as it is where nobody
+  // knows.
+  virtual void copy_all(unsigned lane, std::string_view device, std::span<const DeviceCopy> copies,
+                        std::size_t& failed);
   // Returns when all copies of the lane have arrived, on whatever device.
   virtual void wait(unsigned lane) = 0;
   // Copies memory of a device back.

@@ -104,6 +104,9 @@ struct PlanOptions {
   // Readers that the plan counts on; 0: one per core, at least 4 and at most 16. Others may execute
   // it, in no more memory.
   unsigned threads = 0;
+  // Processes of this machine that load at the same time, this one included. They share the pinned
+  // memory that one of them would have: each has less, and copies to GPUs in smaller parts.
+  unsigned local_ranks = 1;
   // Hand out views of the file where nothing changes (costs no memory, but the file must stay as it
   // is while the model lives). Default off.
   bool mmap = false;
@@ -148,6 +151,7 @@ struct Plan {
   bool allow_non_finite = false;  // in what is quantized
   std::uint64_t staging_bytes_max = 0;
   unsigned threads = 1;
+  unsigned local_ranks = 1;
   std::uint64_t bytes_to_read = 0;
   std::uint64_t bytes_to_write = 0;  // to the offload folder
   // What the loaded model takes per device, with the values that its constructor and initialisers

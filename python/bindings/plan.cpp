@@ -146,6 +146,7 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, std::vector<Target> 
       enum_argument<UnexpectedPolicy>("unexpected", named.take<std::string>("unexpected"));
   named.take("staging_bytes_max", options.staging_bytes_max);
   named.take("threads", options.threads);
+  named.take("local_ranks", options.local_ranks);
   named.take("allow_non_finite", options.allow_non_finite);
   named.take("mmap", options.mmap);
   if (const auto* const recipes = named.take<const Recipes*>("recipes")) options.recipes = *recipes;
@@ -261,6 +262,7 @@ void bind_plan(nb::module_& module) {
       .def_prop_ro("ok", [](const SharedPlan& self) { return self->ok(); })
       .def_prop_ro("offload_folder", &get<&Plan::offload_folder>)
       .def_prop_ro("staging_bytes_max", &get<&Plan::staging_bytes_max>)
+      .def_prop_ro("local_ranks", &get<&Plan::local_ranks>)
       .def_prop_ro("bytes_to_read", &get<&Plan::bytes_to_read>)
       .def_prop_ro("bytes_to_write", &get<&Plan::bytes_to_write>)
       .def_prop_ro("peak_bytes", &get<&Plan::peak_bytes>)

@@ -17,7 +17,7 @@ from loadstone._needs import Needs, needs_of
 from loadstone._plan import Plan
 from loadstone._policies import missing_policies
 from loadstone._quantization import Quantization
-from loadstone._ranks import mesh_device
+from loadstone._ranks import local_ranks, mesh_device
 from loadstone._rules import Rules, rules_or_recipes
 from loadstone._traced import Traced
 from loadstone._weighted import Adapters, Weighted, adapters
@@ -91,7 +91,8 @@ def plan(
             left alone.
         staging_bytes_max: memory for bytes under way, beside the model's own. A load that
             quantizes takes one of its windows at least (of FP8 blocks: 128 rows), which
-            ``peak_bytes`` counts.
+            ``peak_bytes`` counts. Pinned memory on the way to GPUs is a part of it, which ranks of
+            one machine share (``LOCAL_WORLD_SIZE`` of them; ``docs/how-to/gpus.md``).
         threads: readers that ``peak_bytes`` counts; ``None``: one per core, but few.
             :meth:`Plan.execute` may have others, in no more memory.
         allow_non_finite: go on where what is quantized holds NaN or infinities, and say so; else
@@ -197,6 +198,7 @@ def make_plan(
         missing_patterns=patterns,
         strip_prefixes=prefixes,
         threads=count_argument("threads", threads or 0),
+        local_ranks=local_ranks(),
         allow_non_finite=allow_non_finite,
         knows_all_sources=traced.recipes is not None,
         expected_sources=list(traced.expected.items()),

@@ -7,6 +7,7 @@ recipe cut to the slice, and each rank reads its own: ranks say nothing to each 
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -200,6 +201,21 @@ def _fsdp_modules(model: Any) -> list[Any]:
     if fsdp is None or not hasattr(model, "modules"):  # a skeleton file has none
         return []
     return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
+
+
+def local_ranks() -> int:
+    """Processes of this machine that load at the same time, this one included; never too few.
+
+    ``torchrun`` says it. Without it all ranks of the default process group count: which of them are
+    elsewhere is known by asking them, and a plan asks nobody.
+    """
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if told.isdecimal() and int(told) > 0:
+        return int(told)
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available():
+        return 1
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
 def mesh_device(slots: Iterable[TensorSlot]) -> str | None:

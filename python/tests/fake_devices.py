@@ -19,7 +19,7 @@ import torch
 
 from loadstone import _devices
 
-SOURCE = Path(__file__).parents[2] / "tests" / "device" / "fake" / "fake_cuda.cpp"
+SOURCES = Path(__file__).parents[2] / "tests" / "device" / "fake"
 
 
 @functools.cache
@@ -27,7 +27,8 @@ def library() -> Path:
     """The driver, built once a process."""
     path = Path(tempfile.mkdtemp(prefix="loadstone-fake-")) / "libfake_cuda.so"
     compiler = os.environ.get("CXX", "c++")
-    command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", str(SOURCE), "-o", str(path)]
+    sources = [str(each) for each in sorted(SOURCES.glob("*.cpp"))]  # the newest driver
+    command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", *sources, "-o", str(path)]
     subprocess.run(command, check=True)
     return path
 

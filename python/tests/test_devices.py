@@ -5,6 +5,7 @@ No machine of these tests has a GPU: see ``fake_devices``.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,8 @@ def test_every_codec_has_the_bytes_of_the_host(
     host = loadstone.open(path)
     assert all(same(opened[name][...], host[name][...]) for name in host)
     devices.require_clean()
-    assert (devices.calls("cuMemcpyHtoDAsync_v2") > 0) == device.startswith("cuda")
+    copies = ("cuMemcpyHtoDAsync_v2", "cuMemcpyBatchAsync_v2")
+    assert any(devices.calls(each) for each in copies) == device.startswith("cuda")
 
 
 def test_a_device_without_addresses(
@@ -143,6 +145,57 @@ def test_a_plan_says_what_passes_through_the_host(devices: FakeDevices, tmp_path
     devices.require_clean()
 
 
+def test_small_tensors_are_copied_together(devices: FakeDevices, tmp_path: Path) -> None:
+    state = {f"{i}": torch.randn(128) for i in range(2000)}
+    loadstone.torch.save_file(state, tmp_path / "model.safetensors")
+    model = torch.nn.ParameterDict(
+        {name: torch.nn.Parameter(torch.empty(128, device="meta")) for name in state}
+    )
+    loadstone.load(model, tmp_path / "model.safetensors", device_map="cuda:0", threads=2)
+    assert all(same(model[name].detach(), each) for name, each in state.items())
+    copies = ("cuMemcpyHtoDAsync_v2", "cuMemcpyBatchAsync_v2", "cuEventSynchronize")
+    assert 0 < sum(map(devices.calls, copies)) < 40
+    devices.require_clean()
+
+
+def test_ranks_of_a_machine_share_what_is_pinned(
+    devices: FakeDevices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, state = tmp_path / "model.safetensors", {"weight": torch.randn(4096, 1024)}
+    loadstone.torch.save_file(state, path)
+    peaks, pinned = {}, {}
+    for ranks in (0, 1, 2, 8):
+        if ranks:
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+        model = torch.nn.Linear(1024, 4096, bias=False, device="meta")
+        plan = loadstone.plan(
+            model, path, device_map="cuda:0", threads=4, staging_bytes_max=8 << 20
+        )
+        peaks[ranks] = plan.peak_bytes["cpu"]
+        devices.driver.fake_cuda_reset()
+        report = plan.execute(model=model)
+        pinned[ranks] = devices.pinned_bytes_peak()
+        assert pinned[ranks] <= report.staging_bytes_peak <= peaks[ranks]
+        assert pinned[ranks] <= (8 << 20) // max(ranks, 1)
+        assert same(model.weight.detach(), state["weight"])
+        assert json.loads(plan.to_json()).get("local_ranks", 1) == max(ranks, 1)
+    assert (peaks[0], pinned[0]) == (peaks[1], pinned[1])  # alone, as without torchrun
+    assert pinned[8] < pinned[2] < pinned[1] and peaks[8] < peaks[1]
+
+
+def test_who_counts_as_a_rank_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    from loadstone._ranks import local_ranks
+
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert local_ranks() == 1
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 16)
+    assert local_ranks() == 16  # who is elsewhere is not known
+    for told, count in (("8", 8), ("1", 1), ("0", 16), ("many", 16), ("", 16)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
+        assert local_ranks() == count
+
+
 @pytest.mark.parametrize("encoding", ["nf4", "int8", "fp8", "nvfp4", "mxfp8"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_quantized_on_the_way(
@@ -180,6 +233,7 @@ FAILURES = [
     ("cuMemHostAlloc", 2, "memory.host"),
     ("cuStreamCreate", 2, "memory.device"),
     ("cuMemcpyHtoDAsync_v2", 700, "device.driver"),
+    ("cuMemcpyBatchAsync_v2", 700, "device.driver"),
     ("cuEventSynchronize", 719, "device.driver"),
 ]
 

@@ -14,12 +14,6 @@ namespace loadstone {
 
 namespace {
 
-// As cuda.h has them.
-constexpr unsigned host_memory_portable = 1;  // pinned for all contexts
-constexpr unsigned stream_non_blocking = 1;   // does not wait for the default stream
-// The thread sleeps while it waits: readers want the processor. No time is measured.
-constexpr unsigned event_flags = 1 | 2;
-
 int ordinal_of(std::string_view device) {
   constexpr std::string_view kind = "cuda";
   int ordinal = 0;
@@ -55,15 +49,15 @@ class Context {
   Context& operator=(const Context&) = delete;
   // No copy is under way.
   ~Context() {
-    if (driver_.cuCtxPushCurrent(context_) == 0) {
+    if (driver_.cuCtxPushCurrent_v2(context_) == cuda::success) {
       for (const auto& [number, lane] : lanes_) {
-        static_cast<void>(driver_.cuEventDestroy(lane.event));
-        static_cast<void>(driver_.cuStreamDestroy(lane.stream));
+        static_cast<void>(driver_.cuEventDestroy_v2(lane.event));
+        static_cast<void>(driver_.cuStreamDestroy_v2(lane.stream));
       }
       CUcontext popped = nullptr;
-      static_cast<void>(driver_.cuCtxPopCurrent(&popped));
+      static_cast<void>(driver_.cuCtxPopCurrent_v2(&popped));
     }
-    static_cast<void>(driver_.cuDevicePrimaryCtxRelease(device_));
+    static_cast<void>(driver_.cuDevicePrimaryCtxRelease_v2(device_));
   }
 
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
@@ -71,10 +65,10 @@ class Context {
   // Calls the driver with this context as the thread's current one.
   template <typename Call>
   void call(const char* function, const Call& call) {
-    driver_.check(driver_.cuCtxPushCurrent(context_), "cuCtxPushCurrent", name_);
+    driver_.check(driver_.cuCtxPushCurrent_v2(context_), "cuCtxPushCurrent", name_);
     const CUresult result = call();
     CUcontext popped = nullptr;
-    const CUresult pop = driver_.cuCtxPopCurrent(&popped);
+    const CUresult pop = driver_.cuCtxPopCurrent_v2(&popped);
     driver_.check(result, function, name_);
     driver_.check(pop, "cuCtxPopCurrent", name_);
   }
@@ -87,10 +81,10 @@ class Context {
     Lane made;
     try {
       call("cuStreamCreate",
-           [&] { return driver_.cuStreamCreate(&made.stream, stream_non_blocking); });
-      call("cuEventCreate", [&] { return driver_.cuEventCreate(&made.event, event_flags); });
+           [&] { return driver_.cuStreamCreate(&made.stream, cuda::stream_non_blocking); });
+      call("cuEventCreate", [&] { return driver_.cuEventCreate(&made.event, cuda::event_flags); });
     } catch (...) {
-      if (made.stream != nullptr) static_cast<void>(driver_.cuStreamDestroy(made.stream));
+      if (made.stream != nullptr) static_cast<void>(driver_.cuStreamDestroy_v2(made.stream));
       lanes_.erase(known);
       throw;
     }
@@ -122,7 +116,7 @@ class Cuda final : public Device {
   std::byte* allocate(std::string_view device, std::uint64_t bytes) override {
     void* memory = nullptr;
     context(device).call("cuMemHostAlloc", [&] {
-      return driver_.cuMemHostAlloc(&memory, bytes, host_memory_portable);
+      return driver_.cuMemHostAlloc(&memory, bytes, cuda::host_memory_portable);
     });
     return static_cast<std::byte*>(memory);
   }
@@ -144,9 +138,23 @@ class Cuda final : public Device {
     Lane& lane = context.lane(number);
     lane.is_busy = true;
     context.call("cuMemcpyHtoDAsync", [&] {
-      return driver_.cuMemcpyHtoDAsync(reinterpret_cast<CUdeviceptr>(to), from.data(),  // NOLINT
-                                       from.size(), lane.stream);
+      return driver_.cuMemcpyHtoDAsync_v2(address_of(to), from.data(), from.size(), lane.stream);
     });
+  }
+
+  void copy_all(unsigned number, std::string_view device, std::span<const DeviceCopy> copies,
+                std::size_t& failed) override {
+    const Joined joined = join(context(device), copies);
+    std::size_t at = joined.copies.size();
+    try {
+      const bool is_one_call = at > 1 && driver_.has_batches();
+      if (!is_one_call || !copy_batch(number, device, joined.copies, at)) {
+        Device::copy_all(number, device, joined.copies, at);
+      }
+    } catch (const Error&) {
+      if (at < joined.copies.size()) failed = joined.first[at];
+      throw;
+    }
   }
 
   void wait(unsigned number) override {
@@ -162,12 +170,80 @@ class Cuda final : public Device {
 
   void read(std::string_view device, const std::byte* from, std::span<std::byte> to) override {
     context(device).call("cuMemcpyDtoH", [&] {
-      return driver_.cuMemcpyDtoH(to.data(), reinterpret_cast<CUdeviceptr>(from),  // NOLINT
-                                  to.size());
+      return driver_.cuMemcpyDtoH_v2(to.data(), address_of(from), to.size());
     });
   }
 
  private:
+  static CUdeviceptr address_of(const std::byte* memory) {
+    return reinterpret_cast<CUdeviceptr>(memory);  // NOLINT
+  }
+
+  struct Joined {
+    std::vector<DeviceCopy> copies;
+    std::vector<std::size_t> first;  // of those that each was made of
+  };
+
+  // Makes one copy of those that follow each other in both memories. Only within an allocation: the
+  // driver refuses copies that go from one to the next.
+  Joined join(Context& context, std::span<const DeviceCopy> copies) {
+    Joined joined;
+    CUdeviceptr allocation_end = 0;  // of the last copy's; 0: not asked yet
+    for (std::size_t i = 0; i < copies.size(); ++i) {
+      const auto& [to, from] = copies[i];
+      if (i > 0) {
+        DeviceCopy& last = joined.copies.back();
+        if (last.to + last.from.size() == to &&
+            last.from.data() + last.from.size() == from.data()) {
+          if (allocation_end == 0) allocation_end = end_of_allocation(context, last.to);
+          if (address_of(to) + from.size() <= allocation_end) {
+            last.from = {last.from.data(), last.from.size() + from.size()};
+            continue;
+          }
+        }
+      }
+      joined.copies.push_back(copies[i]);
+      joined.first.push_back(i);
+      allocation_end = 0;
+    }
+    return joined;
+  }
+
+  // 0 where the driver does not tell.
+  CUdeviceptr end_of_allocation(Context& context, const std::byte* memory) {
+    CUdeviceptr begin = 0;
+    std::size_t bytes = 0;
+    context.call("cuMemGetAddressRange", [&] {
+      const CUresult result = driver_.cuMemGetAddressRange_v2(&begin, &bytes, address_of(memory));
+      if (result != cuda::success) begin = bytes = 0;
+      return cuda::success;
+    });
+    return begin + bytes;
+  }
+
+  // False where the driver has the function, and no support for it: nothing has begun then.
+  bool copy_batch(unsigned number, std::string_view device, std::span<const DeviceCopy> copies,
+                  std::size_t& failed) {
+    std::vector<CUdeviceptr> to(copies.size());
+    std::vector<CUdeviceptr> from(copies.size());
+    std::vector<std::size_t> bytes(copies.size());
+    for (std::size_t i = 0; i < copies.size(); ++i) {
+      to[i] = address_of(copies[i].to);
+      from[i] = address_of(copies[i].from.data());
+      bytes[i] = copies[i].from.size();
+    }
+    Context& context = this->context(device);
+    Lane& lane = context.lane(number);
+    lane.is_busy = true;
+    bool is_supported = true;
+    context.call("cuMemcpyBatchAsync", [&] {
+      const CUresult result = driver_.copy_batch(to, from, bytes, failed, lane.stream);
+      is_supported = result != cuda::not_supported;
+      return is_supported ? result : cuda::success;
+    });
+    return is_supported;
+  }
+
   Context& context(std::string_view device) {
     const std::lock_guard lock(mutex_);
     auto known = contexts_.find(device);
@@ -190,6 +266,14 @@ class Cuda final : public Device {
 };
 
 }  // namespace
+
+void Device::copy_all(unsigned lane, std::string_view device, std::span<const DeviceCopy> copies,
+                      std::size_t& failed) {
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    failed = i;
+    copy(lane, device, copies[i].to, copies[i].from);
+  }
+}
 
 std::unique_ptr<Device> open_cuda(const std::string& library) {
   return only_errors([&]() -> std::unique_ptr<Device> { return std::make_unique<Cuda>(library); });

@@ -9,20 +9,24 @@ namespace loadstone {
 
 namespace {
 
-constexpr CUresult success = 0;
-constexpr CUresult out_of_memory = 2;
-
 [[noreturn]] void refuse(const std::string& library, std::string message) {
   const char* const reason = ::dlerror();
   throw Error("device.driver", std::move(message),
               {.path = library, .found = reason != nullptr ? reason : ""});
 }
 
+// Whether there is one.
 template <typename Function>
-void find(void* library, const std::string& path, const char* name, Function& function) {
-  void* const found = ::dlsym(library, name);
-  if (found == nullptr) refuse(path, fmt::format("the driver has no function {}", name));
-  function = reinterpret_cast<Function>(found);  // NOLINT
+bool find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(library, name));  // NOLINT
+  return function != nullptr;
+}
+
+template <typename Function>
+void require(void* library, const std::string& path, const char* name, Function& function) {
+  if (!find(library, name, function)) {
+    refuse(path, fmt::format("the driver has no function {}", name));
+  }
 }
 
 }  // namespace
@@ -32,38 +36,37 @@ void CudaDriver::Close::operator()(void* library) const noexcept { ::dlclose(lib
 CudaDriver::CudaDriver(const std::string& library)
     : library_(::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL)) {
   if (library_ == nullptr) refuse(library, "CUDA's driver cannot be loaded");
-  const auto get = [&](const char* name, auto& function) {
-    find(library_.get(), library, name, function);
-  };
-  // As in cuda.h, which gives later versions of a function the name of the first.
-  get("cuInit", cuInit);
-  get("cuDeviceGet", cuDeviceGet);
-  get("cuDevicePrimaryCtxRetain", cuDevicePrimaryCtxRetain);
-  get("cuDevicePrimaryCtxRelease_v2", cuDevicePrimaryCtxRelease);
-  get("cuCtxPushCurrent_v2", cuCtxPushCurrent);
-  get("cuCtxPopCurrent_v2", cuCtxPopCurrent);
-  get("cuMemHostAlloc", cuMemHostAlloc);
-  get("cuMemFreeHost", cuMemFreeHost);
-  get("cuStreamCreate", cuStreamCreate);
-  get("cuStreamDestroy_v2", cuStreamDestroy);
-  get("cuEventCreate", cuEventCreate);
-  get("cuEventDestroy_v2", cuEventDestroy);
-  get("cuEventRecord", cuEventRecord);
-  get("cuEventSynchronize", cuEventSynchronize);
-  get("cuMemcpyHtoDAsync_v2", cuMemcpyHtoDAsync);
-  get("cuMemcpyDtoH_v2", cuMemcpyDtoH);
-  get("cuGetErrorName", cuGetErrorName);
-  get("cuGetErrorString", cuGetErrorString);
+#define LOADSTONE_REQUIRE(function) require(library_.get(), library, #function, function);
+  LOADSTONE_CUDA_FUNCTIONS(LOADSTONE_REQUIRE)
+#undef LOADSTONE_REQUIRE
+  static_cast<void>(find(library_.get(), "cuMemcpyBatchAsync_v2", cuMemcpyBatchAsync_v2));
+  static_cast<void>(find(library_.get(), "cuMemcpyBatchAsync", cuMemcpyBatchAsync));
   check(cuInit(0), "cuInit", "");
 }
 
+CUresult CudaDriver::copy_batch(std::span<CUdeviceptr> to, std::span<CUdeviceptr> from,
+                                std::span<std::size_t> bytes, std::size_t& failed,
+                                CUstream stream) const {
+  CUmemcpyAttributes attributes = {.srcAccessOrder = cuda::source_in_stream_order};
+  std::size_t first = 0;
+  if (cuMemcpyBatchAsync_v2 != nullptr) {
+    return cuMemcpyBatchAsync_v2(to.data(), from.data(), bytes.data(), to.size(), &attributes,
+                                 &first, 1, stream);
+  }
+  std::size_t found = SIZE_MAX;  // of no single copy
+  const CUresult result = cuMemcpyBatchAsync(to.data(), from.data(), bytes.data(), to.size(),
+                                             &attributes, &first, 1, &found, stream);
+  if (result != cuda::success && found < to.size()) failed = found;
+  return result;
+}
+
 void CudaDriver::check(CUresult result, const char* function, std::string_view device) const {
-  if (result == success) return;
+  if (result == cuda::success) return;
   const char* name = nullptr;
   const char* text = nullptr;
   static_cast<void>(cuGetErrorName(result, &name));
   static_cast<void>(cuGetErrorString(result, &text));
-  const bool is_full = result == out_of_memory;
+  const bool is_full = result == cuda::out_of_memory;
   const bool is_host = is_full && std::string_view(function) == "cuMemHostAlloc";
   throw Error(is_host   ? "memory.host"
               : is_full ? "memory.device"

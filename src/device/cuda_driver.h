@@ -3,18 +3,61 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
+struct CUctx_st;
+struct CUstream_st;
+struct CUevent_st;
+
 namespace loadstone {
 
-// The names and types are those of cuda.h.
-using CUcontext = struct CUctx_st*;
-using CUstream = struct CUstream_st*;
-using CUevent = struct CUevent_st*;
+// Names, types and numbers are those of cuda.h; tests/device/abi compares all of them with it.
+using CUcontext = ::CUctx_st*;
+using CUstream = ::CUstream_st*;
+using CUevent = ::CUevent_st*;
 using CUdevice = int;
 using CUdeviceptr = unsigned long long;
 using CUresult = int;
+
+struct CUmemLocation {
+  int type = 0;  // none: pinned memory and a device's own have one place each
+  int id = 0;
+};
+
+// Of the copies of a batch.
+struct CUmemcpyAttributes {
+  int srcAccessOrder = 0;
+  CUmemLocation srcLocHint{};
+  CUmemLocation dstLocHint{};
+  unsigned flags = 0;
+};
+
+namespace cuda {
+
+inline constexpr CUresult success = 0;
+inline constexpr CUresult out_of_memory = 2;
+inline constexpr CUresult not_supported = 801;
+inline constexpr unsigned host_memory_portable = 1;  // pinned for all contexts
+inline constexpr unsigned stream_non_blocking = 1;   // does not wait for the default stream
+// The thread sleeps while it waits: readers want the processor. No time is measured.
+inline constexpr unsigned event_flags = 1 | 2;
+inline constexpr int source_in_stream_order = 1;
+
+}  // namespace cuda
+
+// Those that the library must have, by the names that it exports. cuda.h has macros that give the
+// last version of each the plain name.
+// clang-format off: one a line
+#define LOADSTONE_CUDA_FUNCTIONS(each)                                                             \
+  each(cuInit) each(cuDeviceGet) each(cuDevicePrimaryCtxRetain) each(cuDevicePrimaryCtxRelease_v2) \
+      each(cuCtxPushCurrent_v2) each(cuCtxPopCurrent_v2) each(cuMemHostAlloc) each(cuMemFreeHost)  \
+          each(cuMemGetAddressRange_v2) each(cuStreamCreate) each(cuStreamDestroy_v2)              \
+              each(cuEventCreate) each(cuEventDestroy_v2) each(cuEventRecord)                      \
+                  each(cuEventSynchronize) each(cuMemcpyHtoDAsync_v2) each(cuMemcpyDtoH_v2)        \
+                      each(cuGetErrorName) each(cuGetErrorString)
+// clang-format on
 
 // Thread-safe, as the driver is.
 class CudaDriver {
@@ -26,25 +69,44 @@ class CudaDriver {
   // says and the device; "memory.host" and "memory.device" where memory ran out.
   void check(CUresult result, const char* function, std::string_view device) const;
 
+  // Whether one call can begin many copies.
+  [[nodiscard]] bool has_batches() const noexcept {
+    return cuMemcpyBatchAsync_v2 != nullptr || cuMemcpyBatchAsync != nullptr;
+  }
+  // Begins copies from pinned memory, in any order. `failed`: as Device::copy_all() has it.
+  [[nodiscard]] CUresult copy_batch(std::span<CUdeviceptr> to, std::span<CUdeviceptr> from,
+                                    std::span<std::size_t> bytes, std::size_t& failed,
+                                    CUstream stream) const;
+
   CUresult (*cuInit)(unsigned flags);
   CUresult (*cuDeviceGet)(CUdevice* device, int ordinal);
   CUresult (*cuDevicePrimaryCtxRetain)(CUcontext* context, CUdevice device);
-  CUresult (*cuDevicePrimaryCtxRelease)(CUdevice device);
-  CUresult (*cuCtxPushCurrent)(CUcontext context);
-  CUresult (*cuCtxPopCurrent)(CUcontext* context);
+  CUresult (*cuDevicePrimaryCtxRelease_v2)(CUdevice device);
+  CUresult (*cuCtxPushCurrent_v2)(CUcontext context);
+  CUresult (*cuCtxPopCurrent_v2)(CUcontext* context);
   CUresult (*cuMemHostAlloc)(void** memory, std::size_t bytes, unsigned flags);
   CUresult (*cuMemFreeHost)(void* memory);
+  CUresult (*cuMemGetAddressRange_v2)(CUdeviceptr* begin, std::size_t* bytes, CUdeviceptr memory);
   CUresult (*cuStreamCreate)(CUstream* stream, unsigned flags);
-  CUresult (*cuStreamDestroy)(CUstream stream);
+  CUresult (*cuStreamDestroy_v2)(CUstream stream);
   CUresult (*cuEventCreate)(CUevent* event, unsigned flags);
-  CUresult (*cuEventDestroy)(CUevent event);
+  CUresult (*cuEventDestroy_v2)(CUevent event);
   CUresult (*cuEventRecord)(CUevent event, CUstream stream);
   CUresult (*cuEventSynchronize)(CUevent event);
-  CUresult (*cuMemcpyHtoDAsync)(CUdeviceptr to, const void* from, std::size_t bytes,
-                                CUstream stream);
-  CUresult (*cuMemcpyDtoH)(void* to, CUdeviceptr from, std::size_t bytes);
+  CUresult (*cuMemcpyHtoDAsync_v2)(CUdeviceptr to, const void* from, std::size_t bytes,
+                                   CUstream stream);
+  CUresult (*cuMemcpyDtoH_v2)(void* to, CUdeviceptr from, std::size_t bytes);
   CUresult (*cuGetErrorName)(CUresult result, const char** name);
   CUresult (*cuGetErrorString)(CUresult result, const char** text);
+  // Null where the driver lacks them: of CUDA 13, and of 12.8, which says what failed.
+  CUresult (*cuMemcpyBatchAsync_v2)(CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes,
+                                    std::size_t count, CUmemcpyAttributes* attributes,
+                                    std::size_t* first_of_attributes, std::size_t attribute_count,
+                                    CUstream stream) = nullptr;
+  CUresult (*cuMemcpyBatchAsync)(CUdeviceptr* to, CUdeviceptr* from, std::size_t* bytes,
+                                 std::size_t count, CUmemcpyAttributes* attributes,
+                                 std::size_t* first_of_attributes, std::size_t attribute_count,
+                                 std::size_t* failed, CUstream stream) = nullptr;
 
  private:
   struct Close {

@@ -1,19 +1,21 @@
 #include "execute/device_ring.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <functional>
 #include <numeric>
 #include <utility>
 
-#include "loadstone/error.h"
-
 namespace loadstone {
 
 namespace {
 
-// A rest of a slot that is worth another value.
+// A rest of a slot that is worth another value, where slots are not smaller still.
 constexpr std::uint64_t rest_least = 4096;
+// Of small values in a batch: what is known of each takes memory beside the ring.
+constexpr std::size_t batch_copies_max = 1024;
 
 }  // namespace
 
@@ -46,19 +48,7 @@ bool DeviceRing::holds(const std::byte* bytes) const noexcept {
   return !std::less<>()(bytes, data_) && std::less<>()(bytes, data_ + ring_.bytes());
 }
 
-template <typename Call>
-void DeviceRing::name_errors(std::uint32_t target, const Call& call) const {
-  try {
-    call();
-  } catch (const Error& error) {
-    Where where = error.where();
-    if (where.tensor.empty()) where.tensor = plan_.targets[target].name;
-    if (where.field.empty()) where.field = plan_.targets[target].device;
-    throw Error(error.code(), error.message(), std::move(where));
-  }
-}
-
-// Of those with enough room the first that needs no waiting.
+// One in use that has room; else an empty one, or the one that was taken first.
 unsigned DeviceRing::next_slot(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto pop = [](auto& from, auto place) {
@@ -66,28 +56,42 @@ unsigned DeviceRing::next_slot(std::uint64_t bytes) {
     from.erase(place);
     return slot;
   };
-  const auto has_room = [&](unsigned slot) {
-    return ring_.slot_bytes - slots_[slot].used_bytes >= bytes;
-  };
-  const auto roomy = std::ranges::find_if(open_, has_room);
-  if (roomy != open_.end()) return pop(open_, roomy);
-  if (!free_.empty()) return pop(free_, free_.end() - 1);
-  if (!sent_.empty()) return pop(sent_, sent_.begin());
-  if (!open_.empty()) return pop(open_, open_.begin());
-  throw Error("internal", "more threads fill slots than there are slots");
+  const auto roomy =
+      std::ranges::find_if(used_, [&](unsigned slot) { return has_room(slot, bytes); });
+  if (roomy != used_.end()) return pop(used_, roomy);
+  if (free_.empty() && used_.empty()) {
+    throw Error("internal", "more threads fill slots than there are slots");
+  }
+  const auto age = [&](unsigned slot) { return slots_[slot].age; };
+  const unsigned slot = free_.empty() ? pop(used_, std::ranges::min_element(used_, {}, age))
+                                      : pop(free_, free_.end() - 1);
+  slots_[slot].age = ++taken_;
+  return slot;
 }
 
 std::byte* DeviceRing::take(std::uint64_t bytes) {
   if (bytes > ring_.slot_bytes) throw Error("internal", "a window is larger than a slot");
-  const unsigned number = next_slot(bytes);
-  Slot& slot = slots_[number];  // this thread's until it is sent
-  if (ring_.slot_bytes - slot.used_bytes < bytes) wait(number);
-  return data_ + number * ring_.slot_bytes + slot.used_bytes;
+  const unsigned slot = next_slot(bytes);
+  if (!has_room(slot, bytes)) wait(slot);
+  return data_ + slot * ring_.slot_bytes + slots_[slot].used_bytes;
 }
 
 void DeviceRing::wait(unsigned number) {
-  name_errors(slots_[number].target, [&] { device_.wait(number); });
-  slots_[number].used_bytes = 0;
+  begin_copies(number);
+  Slot& slot = slots_[number];
+  try {
+    device_.wait(number);
+  } catch (const Error& error) {
+    throw named(error, slot.target, error.message());
+  }
+  slot.used_bytes = 0;
+}
+
+Error DeviceRing::named(const Error& error, std::uint32_t target, std::string message) const {
+  Where where = error.where();
+  if (where.tensor.empty()) where.tensor = plan_.targets[target].name;
+  if (where.field.empty()) where.field = device_of(target);
+  return {error.code(), std::move(message), std::move(where)};
 }
 
 void DeviceRing::send(std::uint32_t target, std::byte* to, std::span<const std::byte> bytes) {
@@ -110,17 +114,57 @@ void DeviceRing::send_taken(unsigned number, std::uint32_t target, std::byte* to
                             std::span<const std::byte> bytes) {
   Slot& slot = slots_[number];
   slot.target = target;
-  name_errors(target, [&] { device_.copy(number, plan_.targets[target].device, to, bytes); });
-  const std::lock_guard lock(mutex_);
+  slot.copies.push_back({to, bytes});
+  slot.targets.push_back(target);
+  slot.unsent_bytes += bytes.size();
   slot.used_bytes = std::min(ring_.slot_bytes, aligned_part(slot.used_bytes + bytes.size()));
-  if (ring_.slot_bytes - slot.used_bytes >= rest_least) {
-    open_.push_back(number);
-  } else {
-    sent_.push_back(number);
+  if (!has_room(number, std::min(rest_least, ring_.slot_bytes / 4))) {
+    slot.used_bytes = ring_.slot_bytes;
+  }
+  const bool is_full = slot.used_bytes == ring_.slot_bytes;
+  if (is_full || slot.unsent_bytes >= batch_bytes || slot.copies.size() >= batch_copies_max) {
+    begin_copies(number);
+  }
+  const std::lock_guard lock(mutex_);
+  used_.push_back(number);
+}
+
+// A batch is of one device.
+void DeviceRing::begin_copies(unsigned number) {
+  Slot& slot = slots_[number];
+  for (std::size_t first = 0; first < slot.copies.size();) {
+    const auto other = std::ranges::find_if(
+        slot.targets.begin() + static_cast<std::ptrdiff_t>(first), slot.targets.end(),
+        [&](std::uint32_t target) { return device_of(target) != device_of(slot.targets[first]); });
+    const auto end = static_cast<std::size_t>(other - slot.targets.begin());
+    begin_batch(number, first, end - first);
+    first = end;
+  }
+  slot.copies.clear();
+  slot.targets.clear();
+  slot.unsent_bytes = 0;
+}
+
+void DeviceRing::begin_batch(unsigned number, std::size_t first, std::size_t count) {
+  const Slot& slot = slots_[number];
+  std::size_t failed = count;
+  try {
+    device_.copy_all(number, device_of(slot.targets[first]),
+                     std::span(slot.copies).subspan(first, count), failed);
+  } catch (const Error& error) {
+    std::string message = error.message();
+    if (failed >= count) {
+      failed = 0;
+      if (count > 1)
+        message +=
+            fmt::format(", for {} copies at once of which this tensor's is the first", count);
+    }
+    throw named(error, slot.targets[first + failed], std::move(message));
   }
 }
 
 void DeviceRing::finish() {
+  for (unsigned slot = 0; slot < ring_.slots; ++slot) begin_copies(slot);
   for (unsigned slot = 0; slot < ring_.slots; ++slot) wait(slot);
 }
 

@@ -51,8 +51,9 @@ bool WindowQueue::take(Window& window) {
 
 std::uint64_t WindowQueue::elements_per_window(const GroupMember& member) const {
   const PlannedTarget& target = plan_.targets[member.target];
-  const std::uint64_t bytes = window_bytes_of(target, budget_.window_bytes);
+  std::uint64_t bytes = window_bytes_of(target, budget_.window_bytes);
   if (member.form) return elements_in(*member.form, bytes);
+  if (goes_to_device(target)) bytes = std::min(bytes, budget_.ring.slot_bytes);
   const std::uint64_t elements = bytes / 8 * 64 / bits(target.dtype);
   return std::max(elements / whole_elements, std::uint64_t{1}) * whole_elements;
 }

@@ -176,7 +176,11 @@ void Needs::add_window_value(const PlannedTarget& target, const QuantizeForm* fo
   const std::uint64_t elements = target.shape.numel().value_or(0);
   its.is_turned = its.is_turned || is_turned(target);
   ++its.members;
+  if (goes_to_device(target)) {
+    device_bytes_ = sum(device_bytes_, aligned_part(bytes_of(elements, target.dtype)));
+  }
   if (form == nullptr) {
+    its.is_sent = goes_to_device(target);
     its.number_bytes = bytes_of(elements, target.dtype);
     number_bytes_ = sum(number_bytes_, its.number_bytes);
   } else {
@@ -329,14 +333,15 @@ std::uint64_t Needs::box_bytes() const noexcept {
 
 // How many there will be, those that are only measured included: a thread without a window touches
 // no memory for one.
-std::uint64_t Needs::window_count(std::uint64_t window_bytes) const {
+std::uint64_t Needs::window_count(std::uint64_t window_bytes, std::uint64_t slot_bytes) const {
   std::uint64_t count = 0;
   for (const Group& group : groups_) {
     if (group.is_quantized && is_made_whole(group.number_bytes, window_bytes)) {
       count = sum(count, 1);
       continue;
     }
-    const std::uint64_t most = largest_window(group.is_turned, window_bytes);
+    std::uint64_t most = largest_window(group.is_turned, window_bytes);
+    if (group.is_sent) most = std::min(most, slot_bytes);
     // Whole steps of it, and at least one.
     const std::uint64_t window =
         std::max(most - std::min(most, group.step_bytes), group.step_bytes);
@@ -350,8 +355,8 @@ std::uint64_t Needs::window_count(std::uint64_t window_bytes) const {
 // A thread may still bring whole values while others make windows.
 std::uint64_t Needs::bytes_under_way(const Budget& budget) const {
   const std::uint64_t whole = std::min(budget.threads * budget.whole.used_bytes, whole_.bytes);
-  const std::uint64_t threads =
-      std::min<std::uint64_t>(budget.threads, window_count(budget.window_bytes));
+  const std::uint64_t threads = std::min(std::uint64_t{budget.threads},
+                                         window_count(budget.window_bytes, budget.ring.slot_bytes));
   std::uint64_t windows = threads * budget.window_thread_bytes();
   // Each number is read once, and once more where it is measured before: unless windows need bytes
   // that others needed.
@@ -397,16 +402,34 @@ std::uint64_t Needs::thread_bytes_least() const {
 }
 
 // The largest window that there will be, of so many bytes at most.
-std::uint64_t Needs::window_use(std::uint64_t window_bytes) const {
+std::uint64_t Needs::window_use(std::uint64_t window_bytes, std::uint64_t slot_bytes) const {
   std::uint64_t use = 0;
   for (const Group& group : groups_) {
     const bool is_whole = group.is_quantized && is_made_whole(group.number_bytes, window_bytes);
     const std::uint64_t window =
         is_whole ? window_bytes
                  : std::max(largest_window(group.is_turned, window_bytes), group.step_bytes);
-    use = std::max(use, std::min({group.number_bytes, window, window_bytes}));
+    const std::uint64_t most = group.is_sent ? std::min(window_bytes, slot_bytes) : window_bytes;
+    use = std::max(use, std::min({group.number_bytes, window, most}));
   }
   return pages(use);
+}
+
+// Pinned memory cannot be paged out: ranks of a machine share what one of them may have.
+std::uint64_t Needs::slot_bytes_max(unsigned threads) const noexcept {
+  if (plan_.local_ranks <= 1) return UINT64_MAX;
+  const std::uint64_t bytes = plan_.staging_bytes_max / plan_.local_ranks / (2 * threads);
+  return std::max(bytes / page_bytes * page_bytes, window_bytes_least);
+}
+
+// For windows of at most so many bytes, of which the largest has `use`. Small values share slots.
+Ring Needs::ring(unsigned threads, std::uint64_t window_bytes, std::uint64_t use) const {
+  const std::uint64_t slot_most = slot_bytes_max(threads);
+  const std::uint64_t count =
+      std::clamp<std::uint64_t>(window_count(window_bytes, slot_most), 1, 2 * threads);
+  const std::uint64_t shared = std::min(batch_bytes, pages(ceil_div(device_bytes_, count)));
+  const std::uint64_t slot = std::max({use, page_bytes, std::min(shared, window_bytes)});
+  return {static_cast<unsigned>(count), std::min(slot, slot_most)};
 }
 
 // A thread's bytes, less those of merges: half for windows, and half for what they are made of.
@@ -431,11 +454,10 @@ Budget Needs::share(unsigned threads, std::uint64_t each, std::uint64_t chunk_by
   std::uint64_t window = std::clamp(rest / (in_hand + 1), piece, (rest - staging_least) / in_hand);
   if (has_device_) window = std::min(window, (whole_and_ring - whole_.bytes_least) / 2);
   window = window / page_bytes * page_bytes;
-  budget.window_bytes = window_use(window);
+  budget.window_bytes = window_use(window, slot_bytes_max(threads));
   budget.numbers_bytes = has_numbers_ ? budget.window_bytes : 0;
   if (has_device_) {
-    const std::uint64_t count = std::clamp<std::uint64_t>(window_count(window), 1, 2 * threads);
-    budget.ring = {static_cast<unsigned>(count), std::max(budget.window_bytes, page_bytes)};
+    budget.ring = ring(threads, window, budget.window_bytes);
     const std::uint64_t ring_bytes = ceil_div(budget.ring.bytes(), threads);
     whole_bytes_max = std::min(whole_bytes_max, whole_and_ring - ring_bytes);
   }
@@ -450,6 +472,10 @@ Budget Needs::budget(const BudgetLimits& limits) const {
   const std::uint64_t bytes = std::max(limits.bytes_max, least);
   std::uint64_t threads = std::clamp<std::uint64_t>(
       bytes / std::max(limits.thread_bytes_wanted, least), 1, limits.threads);
+  if (has_device_ && plan_.local_ranks > 1) {
+    const std::uint64_t ring_bytes = plan_.staging_bytes_max / plan_.local_ranks;
+    threads = std::clamp<std::uint64_t>(ring_bytes / (2 * window_bytes_least), 1, threads);
+  }
   while (threads > 1 && held_bytes(static_cast<unsigned>(threads)) > limits.held_bytes_max) {
     --threads;
   }

@@ -58,6 +58,9 @@ struct WindowLimits {
 // As many as so many bytes hold: at least one step, unless the value has less.
 [[nodiscard]] std::uint64_t elements_in(const QuantizeForm& form, std::uint64_t bytes) noexcept;
 
+// Of small values that are copied to a device in one call: so much takes longer than the call.
+inline constexpr std::uint64_t batch_bytes = 256 << 10;
+
 // Whether its bytes reach it by copies.
 [[nodiscard]] bool goes_to_device(const PlannedTarget& target) noexcept;
 
@@ -129,6 +132,7 @@ class Needs {
     bool is_quantized = false;
     bool is_measured = false;
     bool is_turned = false;
+    bool is_sent = false;  // made in a slot of the ring
   };
   // Bytes of a shard.
   struct Stretch {
@@ -155,8 +159,12 @@ class Needs {
   void stage(const Stretch& first, const Stretch& second);
   [[nodiscard]] std::uint64_t encoded_bytes(std::uint64_t piece_bytes) const;
   [[nodiscard]] std::uint64_t windows_in_hand() const noexcept;
-  [[nodiscard]] std::uint64_t window_use(std::uint64_t window_bytes) const;
-  [[nodiscard]] std::uint64_t window_count(std::uint64_t window_bytes) const;
+  [[nodiscard]] std::uint64_t window_use(std::uint64_t window_bytes,
+                                         std::uint64_t slot_bytes) const;
+  [[nodiscard]] std::uint64_t window_count(std::uint64_t window_bytes,
+                                           std::uint64_t slot_bytes) const;
+  [[nodiscard]] std::uint64_t slot_bytes_max(unsigned threads) const noexcept;
+  [[nodiscard]] Ring ring(unsigned threads, std::uint64_t window_bytes, std::uint64_t use) const;
   [[nodiscard]] Budget share(unsigned threads, std::uint64_t each, std::uint64_t chunk_bytes) const;
 
   const Plan& plan_;
@@ -170,6 +178,7 @@ class Needs {
   std::vector<Group> groups_;        // the largest held_bytes first
   std::vector<QuantizeForm> forms_;  // one of each kind
   std::uint64_t number_bytes_ = 0;   // of all that is made by windows
+  std::uint64_t device_bytes_ = 0;   // of that, what goes to devices
   std::uint64_t boxes_most_ = 0;     // of one of them
   std::uint64_t step_bytes_ = 0;     // of numbers, that no form can do with less than
   // That merges are computed in: each region is that of the target that needs most of it.

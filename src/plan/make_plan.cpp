@@ -69,6 +69,7 @@ void Planner::check_options() const {
   }
   if (options_.staging_bytes_max == 0)
     refuse("staging_bytes_max", "nothing can be read without staging");
+  if (options_.local_ranks == 0) refuse("local_ranks", "this process is one of them", "0");
   if (options_.device_map.mode && !options_.device_map.entries.empty()) {
     refuse("device_map", "either computed or given, not both");
   }
@@ -127,6 +128,7 @@ Plan Planner::run(SinkKind sink) && {
   check_options();
   plan_.offload_folder = options_.offload_folder;
   plan_.staging_bytes_max = options_.staging_bytes_max;
+  plan_.local_ranks = options_.local_ranks;
   plan_.allow_non_finite = options_.allow_non_finite;
   plan_.threads = std::max(reading_threads(*plan_.catalog, options_.threads, defaults::threads_max),
                            options_.threads == 0 ? defaults::first_readers_max : 1);

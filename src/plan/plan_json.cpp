@@ -1,5 +1,7 @@
 #include "plan/plan_json.h"
 
+#include <fmt/format.h>
+
 #include <bit>
 #include <concepts>
 #include <span>
@@ -371,12 +373,18 @@ void read_totals(const JsonReader& reader, JsonObject& fields, Plan& plan) {
       total = reader.unsigned_number(value, fields.at(field));
     }
   });
-  const auto threads = reader.unsigned_number(fields.required("threads"), fields.at("threads"));
-  if (threads == 0 || threads > defaults::threads_most) {
-    reader.refuse(fields.at("threads"), "no number of threads", std::to_string(threads),
-                  "1 to " + std::to_string(defaults::threads_most));
+  const auto count = [&](const char* field, JsonReader::Element value, unsigned most) {
+    const auto found = reader.unsigned_number(value, fields.at(field));
+    if (found == 0 || found > most) {
+      reader.refuse(fields.at(field), fmt::format("no number of {}", field), std::to_string(found),
+                    "1 to " + std::to_string(most));
+    }
+    return static_cast<unsigned>(found);
+  };
+  plan.threads = count("threads", fields.required("threads"), defaults::threads_most);
+  if (const auto ranks = fields.optional("local_ranks")) {
+    plan.local_ranks = count("local_ranks", *ranks, UINT32_MAX);
   }
-  plan.threads = static_cast<unsigned>(threads);
   const JsonPlace place = fields.at("peak_bytes");
   simdjson::dom::object peaks;
   if (fields.required("peak_bytes").get(peaks) != simdjson::SUCCESS) {
@@ -405,6 +413,7 @@ static std::string json_of(const Plan& plan) {
   for (const auto& [device, bytes] : plan.peak_bytes) json.member(device, bytes);
   json.end_object();
   json.member("threads", plan.threads);
+  if (plan.local_ranks > 1) json.member("local_ranks", plan.local_ranks);
   json.member("offload_folder", plan.offload_folder);
   json.key("device_map");
   json.begin_array();

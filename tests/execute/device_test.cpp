@@ -54,8 +54,10 @@ class DeviceMemory {
   std::vector<Destination> destinations_;
 };
 
-Report load(const Plan& plan, const DeviceMemory& memory, ExecuteOptions options) {
-  const auto device = open_cuda(LOADSTONE_FAKE_CUDA);
+// By the newest driver, or another version of it.
+Report load(const Plan& plan, const DeviceMemory& memory, ExecuteOptions options,
+            const char* driver = LOADSTONE_FAKE_CUDA_13) {
+  const auto device = open_cuda(driver);
   options.device = device.get();
   return execute(plan, memory.destinations(), options);
 }
@@ -64,6 +66,9 @@ void expect_clean() {
   EXPECT_STREQ(fake_cuda_violations(), "");
   EXPECT_EQ(fake_cuda_live(), 0);
 }
+
+// Of one thread: two of the smallest windows.
+constexpr std::uint64_t ring_bytes_least = 64 << 10;
 
 // Returns how many targets were on a device.
 std::size_t load_random_plan(unsigned seed) {
@@ -82,15 +87,23 @@ std::size_t load_random_plan(unsigned seed) {
     target.device = devices[random() % devices.size()];
     if (target.device != "cpu" && target.delivery == Delivery::memory) ++count;
   }
+  plan.local_ranks = static_cast<unsigned>(1 + random() % 3 * 4);
   const DeviceMemory memory(plan);
+  constexpr std::array<const char*, 3> drivers = {LOADSTONE_FAKE_CUDA_13, LOADSTONE_FAKE_CUDA_12_8,
+                                                  LOADSTONE_FAKE_CUDA_12_0};
   const Report report = load(plan, memory,
                              {.threads = static_cast<unsigned>(1 + random() % 4),
                               .chunk_bytes = std::uint64_t{1} << random() % 23,
-                              .storage = &builder.storage});
+                              .storage = &builder.storage},
+                             drivers[random() % drivers.size()]);
   const Needs needs(plan, SinkKind::memory);
   const std::uint64_t promised = bytes_promised(plan, needs);
   EXPECT_LE(report.staging_bytes_peak, promised);
   EXPECT_LE(fake_cuda_pinned_peak(), promised);
+  if (plan.local_ranks > 1) {
+    EXPECT_LE(fake_cuda_pinned_peak(),
+              std::max(builder.staging_bytes_max / plan.local_ranks, ring_bytes_least));
+  }
   EXPECT_LE(promised, std::max(builder.staging_bytes_max, needs.thread_bytes_least()));
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
     EXPECT_TRUE(value_of(memory.destinations()[i]) == value_of(plain.destinations()[i]))
@@ -196,22 +209,130 @@ TEST(Devices, CopiesGoOnWhileOthersAreRead) {
   EXPECT_GE(overlapped, copies - 2);  // the last ones have nothing behind them
 }
 
-TEST(Devices, SmallValuesShareASlotAndAWait) {
-  PlanBuilder builder;
+// So many values of 1000 bytes, which take 1024 in a slot.
+Plan small_values(PlanBuilder& builder, unsigned count, unsigned threads) {
   builder.add_shard();
-  for (int i = 0; i < 1000; ++i) {
-    builder.add_plain("t" + std::to_string(i), Dtype::u8, Dtype::u8, {300}, pattern(300, 1));
+  for (unsigned i = 0; i < count; ++i) {
+    builder.add_plain("t" + std::to_string(i), Dtype::u8, Dtype::u8, {1000}, pattern(1000, i));
   }
   Plan plan = builder.build();
+  plan.threads = threads;
+  plan.staging_bytes_max = defaults::staging_bytes_max;
   for (PlannedTarget& target : plan.targets) target.device = "cuda:0";
+  return plan;
+}
+
+TEST(Devices, SmallValuesAreCopiedInBatches) {
+  for (const unsigned threads : {1u, 2u, 4u}) {
+    for (const char* const driver : {LOADSTONE_FAKE_CUDA_13, LOADSTONE_FAKE_CUDA_12_0}) {
+      PlanBuilder builder;
+      const unsigned count = 4096;
+      const Plan plan = small_values(builder, count, threads);
+      const DeviceMemory memory(plan);
+      const Report report = load(plan, memory, {.storage = &builder.storage}, driver);
+      const int slots = count / (batch_bytes / 1024 - 3) + 1;  // less than 4096 bytes are left over
+      const int batches = fake_cuda_calls("cuMemcpyBatchAsync_v2");
+      const int copies = fake_cuda_calls("cuMemcpyHtoDAsync_v2");
+      if (std::string(driver) == LOADSTONE_FAKE_CUDA_13) {
+        EXPECT_EQ(copies, 0);
+        EXPECT_GE(batches, slots);
+        EXPECT_LE(batches, slots + static_cast<int>(threads));
+      } else {
+        EXPECT_EQ(copies, static_cast<int>(count));
+      }
+      EXPECT_LE(fake_cuda_calls("cuEventSynchronize"), slots + static_cast<int>(threads));
+      EXPECT_LE(report.staging_bytes_peak, bytes_promised(plan, Needs(plan, SinkKind::memory)));
+      for (std::size_t i = 0; i < plan.targets.size(); ++i) {
+        ASSERT_EQ(value_of(memory.destinations()[i]), expected_value(builder, plan.targets[i]));
+      }
+      expect_clean();
+    }
+  }
+}
+
+// The slots of a few small values are not larger than these.
+TEST(Devices, FewSmallValuesPinLittle) {
+  PlanBuilder builder;
+  const Plan plan = small_values(builder, 40, 2);
   const DeviceMemory memory(plan);
-  load(plan, memory, {.threads = 2, .storage = &builder.storage});
-  EXPECT_EQ(fake_cuda_calls("cuMemcpyHtoDAsync_v2"), 1000);
-  EXPECT_LT(fake_cuda_calls("cuEventSynchronize"), 200);
+  load(plan, memory, {.storage = &builder.storage});
+  EXPECT_LE(fake_cuda_pinned_peak(), std::uint64_t{12 << 10} * 4);
+  EXPECT_LE(fake_cuda_calls("cuMemcpyBatchAsync_v2") + fake_cuda_calls("cuMemcpyHtoDAsync_v2"), 8);
+  expect_clean();
+}
+
+TEST(Devices, AFailingBatchNamesATensor) {
+  for (const char* const driver : {LOADSTONE_FAKE_CUDA_13, LOADSTONE_FAKE_CUDA_12_8}) {
+    PlanBuilder builder;
+    const Plan plan = small_values(builder, 1000, 1);
+    const DeviceMemory memory(plan);
+    fake_cuda_fail_copy("cuMemcpyBatchAsync_v2", 1, 10, 700);
+    fake_cuda_fail_copy("cuMemcpyBatchAsync", 1, 10, 700);
+    const Error error =
+        error_of([&] { load(plan, memory, {.storage = &builder.storage}, driver); });
+    const bool is_known = std::string(driver) == LOADSTONE_FAKE_CUDA_12_8;
+    EXPECT_EQ(error.code(), "device.driver");
+    EXPECT_EQ(error.where().field, "cuda:0");
+    // A slot is full when less than 4096 bytes are left.
+    const std::uint64_t before = batch_bytes / 1024 - 3;
+    EXPECT_EQ(error.where().tensor, "t" + std::to_string(before + (is_known ? 10 : 0)));
+    EXPECT_EQ(error.message().find("at once") == std::string::npos, is_known) << error.what();
+    expect_clean();
+  }
+}
+
+// Values larger than a batch do not wait for others, and those that are left over are sent at last.
+TEST(Devices, LargeAndSmallValuesShareARing) {
+  PlanBuilder builder;
+  builder.add_shard();
+  for (unsigned i = 0; i < 40; ++i) {
+    const std::uint64_t bytes = i % 2 == 0 ? 300'000 : 500;
+    builder.add_plain("t" + std::to_string(i), Dtype::u8, Dtype::u8, {bytes}, pattern(bytes, i));
+  }
+  Plan plan = builder.build();
+  plan.threads = 1;
+  for (PlannedTarget& target : plan.targets) {
+    target.device = target.name.ends_with("7") ? "cuda:1" : "cuda:0";
+  }
+  const DeviceMemory memory(plan);
+  builder.storage.before_read = [](std::size_t, const testing::ReadEvent&) {
+    fake_cuda_note("read");
+  };
+  load(plan, memory, {.storage = &builder.storage});
+  const std::string order = fake_cuda_order();
+  for (std::size_t at = order.find("copy "); at != std::string::npos;
+       at = order.find("copy ", at + 1)) {
+    EXPECT_NE(order.find("wait " + order.substr(at + 5, order.find('\n', at) - at - 5), at),
+              std::string::npos);
+  }
+  EXPECT_LE(fake_cuda_calls("cuEventSynchronize"), 60);
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
     EXPECT_EQ(value_of(memory.destinations()[i]), expected_value(builder, plan.targets[i]));
   }
   expect_clean();
+}
+
+// Ranks of a machine pin together what one may; what one rank has stays as it was.
+TEST(Devices, RanksShareWhatMayBePinned) {
+  PlanBuilder builder;
+  builder.staging_bytes_max = 8 << 20;
+  Plan plan = matrix_plan(builder);
+  plan.staging_bytes_max = 8 << 20;
+  plan.threads = 4;
+  std::uint64_t alone = 0;
+  for (const unsigned ranks : {1u, 2u, 8u, 64u, 1024u}) {
+    plan.local_ranks = ranks;
+    const DeviceMemory memory(plan);
+    const Report report = load(plan, memory, {.storage = &builder.storage});
+    const std::uint64_t pinned = fake_cuda_pinned_peak();
+    if (ranks == 1) alone = pinned;
+    EXPECT_LE(pinned, std::max(plan.staging_bytes_max / ranks, ring_bytes_least)) << ranks;
+    EXPECT_LE(pinned, alone);
+    EXPECT_LE(report.staging_bytes_peak, bytes_promised(plan, Needs(plan, SinkKind::memory)));
+    EXPECT_EQ(value_of(memory.destinations()[0]), expected_value(builder, plan.targets[0]));
+    expect_clean();
+  }
+  EXPECT_GT(alone, plan.staging_bytes_max / 4);  // the control
 }
 
 TEST(Devices, AReceiptHasWhatStandsOnTheDevice) {
@@ -243,7 +364,8 @@ TEST(Devices, AReceiptHasWhatStandsOnTheDevice) {
 TEST(Devices, AFailingCallEndsTheLoad) {
   for (const char* function :
        {"cuDevicePrimaryCtxRetain", "cuMemHostAlloc", "cuStreamCreate", "cuEventCreate",
-        "cuEventRecord", "cuEventSynchronize", "cuMemcpyHtoDAsync_v2", "cuCtxPushCurrent_v2"}) {
+        "cuEventRecord", "cuEventSynchronize", "cuMemcpyHtoDAsync_v2", "cuMemcpyBatchAsync_v2",
+        "cuCtxPushCurrent_v2"}) {
     for (const int number : {0, 1, 3, 9}) {
       for (const unsigned threads : {1u, 3u}) {
         PlanBuilder builder;

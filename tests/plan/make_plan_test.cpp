@@ -369,6 +369,7 @@ TEST(MakePlan, OptionsThatContradictEachOther) {
             }),
             "plan.options");
   EXPECT_EQ(code([](PlanOptions& o) { o.staging_bytes_max = 0; }), "plan.options");
+  EXPECT_EQ(code([](PlanOptions& o) { o.local_ranks = 0; }), "plan.options");
   EXPECT_EQ(code([](PlanOptions& o) { o.max_memory = {{"gpu", 1}}; }), "plan.options");
   EXPECT_EQ(code([](PlanOptions& o) { o.max_memory = {{"0", 1}, {"cuda:0", 1}}; }), "plan.options");
   EXPECT_EQ(code([](PlanOptions& o) {

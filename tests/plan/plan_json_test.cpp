@@ -111,6 +111,7 @@ void expect_same(const Plan& a, const Plan& b) {
   EXPECT_EQ(a.findings, b.findings);
   EXPECT_EQ(a.offload_folder, b.offload_folder);
   EXPECT_EQ(a.staging_bytes_max, b.staging_bytes_max);
+  EXPECT_EQ(a.local_ranks, b.local_ranks);
   EXPECT_EQ(a.bytes_to_read, b.bytes_to_read);
   EXPECT_EQ(a.bytes_to_write, b.bytes_to_write);
   EXPECT_EQ(a.peak_bytes, b.peak_bytes);
@@ -139,6 +140,19 @@ TEST_F(SavedPlans, ReadWhereSlicesBegin) {
   const auto code =
       code_of([&] { (void)read(changed("\"slice_begin\": [1,0]", "\"slice_begin\": [1]")); });
   EXPECT_EQ(code, "plan.json");
+}
+
+TEST_F(SavedPlans, KnowHowManyRanksShareAMachine) {
+  EXPECT_THAT(text_, testing::Not(HasSubstr("local_ranks")));
+  plan_options_.local_ranks = 8;
+  const Plan plan = make_plan(catalog_, skeleton_, plan_options_);
+  text_ = to_json(plan);
+  expect_same(plan, read(text_));
+  for (const char* value : {"0", "-1", "4294967296", "\"8\""}) {
+    const std::string text =
+        changed("\"local_ranks\": 8", std::string("\"local_ranks\": ") + value);
+    EXPECT_EQ(code_of([&] { (void)read(text); }), "plan.json") << value;
+  }
 }
 
 TEST_F(SavedPlans, TheOldWordForExcludedIsRead) {

@@ -1,0 +1,113 @@
+// What the fake driver's functions share: see fake_cuda.h. One for the process, whichever of the
+// driver's versions are loaded.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace fake_cuda {
+
+constexpr int invalid_value = 1;
+constexpr int out_of_memory = 2;
+constexpr int invalid_device = 101;
+constexpr int invalid_context = 201;
+constexpr int invalid_handle = 400;
+constexpr int illegal_address = 700;
+constexpr int not_supported = 801;
+constexpr int device_count = 2;
+
+struct Copy {
+  std::byte* to = nullptr;
+  const std::byte* from = nullptr;
+  std::size_t bytes = 0;
+};
+
+struct Stream {
+  int device = 0;
+  std::vector<Copy> pending{};
+};
+
+struct Event {
+  int device = 0;
+  std::uintptr_t stream = 0;
+};
+
+struct Range {
+  std::size_t bytes = 0;
+  int device = 0;
+};
+
+// A failure that is not one of a single copy.
+constexpr std::size_t whole_call = SIZE_MAX;
+
+struct Failure {
+  std::string function;
+  int number = 0;
+  int result = 0;
+  std::size_t position = whole_call;  // in a batch
+};
+
+struct State {
+  std::map<int, int> retained{};
+  std::map<std::uintptr_t, Stream> streams{};
+  std::map<std::uintptr_t, Event> events{};
+  std::map<const std::byte*, std::size_t> pinned{};
+  std::map<const std::byte*, Range> memory{};
+  std::map<std::string, int> calls{};
+  std::vector<Failure> failures{};
+  std::uintptr_t next = 0x1000;
+  std::size_t pinned_now = 0;
+  std::size_t pinned_peak = 0;
+  int lost = 0;  // what every call returns
+  std::string violations{};
+  std::string order{};
+};
+
+// cuda.h's, of the parts that are used.
+struct Location {
+  int type = 0;
+  int id = 0;
+};
+struct Attributes {
+  int source_order = 0;
+  Location source{};
+  Location target{};
+  unsigned flags = 0;
+};
+
+// The arguments of both versions of cuMemcpyBatchAsync.
+struct Batch {
+  const unsigned long long* to;
+  const unsigned long long* from;
+  const std::size_t* bytes;
+  std::size_t count;
+  const Attributes* attributes;
+  const std::size_t* first_of_attributes;
+  std::size_t attribute_count;
+  void* stream;
+};
+
+std::mutex& mutex();
+// Guarded by mutex(), which callers of the following hold.
+State& state();
+// The devices of the contexts that the calling thread has pushed.
+std::vector<int>& current();
+
+int violate(const std::string& what, int result);
+// What the call is to return instead; 0: go on.
+int enter(const std::string& function);
+int in_context(const char* function);
+bool is_memory(const std::byte* begin, std::size_t bytes, int device);
+// The stream of the current context, to which a copy may be added; null: the result tells why.
+Stream* stream_for_copies(void* handle, int& result);
+// Adds a copy that a driver would make.
+int add_copy(Stream& stream, const Copy& copy);
+// Does the work of a call of cuMemcpyBatchAsync, whichever version. `failed`: as the older one has
+// it.
+int copy_batch(const char* function, const Batch& batch, std::size_t& failed);
+
+}  // namespace fake_cuda
