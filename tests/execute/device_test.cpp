@@ -234,9 +234,10 @@ TEST(Devices, SmallValuesAreCopiedInBatches) {
       const int batches = fake_cuda_calls("cuMemcpyBatchAsync_v2");
       const int copies = fake_cuda_calls("cuMemcpyHtoDAsync_v2");
       if (std::string(driver) == LOADSTONE_FAKE_CUDA_13) {
-        EXPECT_EQ(copies, 0);
-        EXPECT_GE(batches, slots);
-        EXPECT_LE(batches, slots + static_cast<int>(threads));
+        // What a thread has left at the end may be one value.
+        EXPECT_LE(copies, static_cast<int>(threads));
+        EXPECT_GE(copies + batches, slots);
+        EXPECT_LE(copies + batches, slots + static_cast<int>(threads));
       } else {
         EXPECT_EQ(copies, static_cast<int>(count));
       }
