@@ -33,6 +33,8 @@ struct Args {
   std::vector<CLI::Option*> plan_options;  // none of them goes with plan_path
   std::string receipt;                     // the kind of digest; empty: none
   std::string receipt_path;
+  std::string read_ahead;
+  bool interleave = false;
 };
 
 // What was done, and what it took.
@@ -96,6 +98,10 @@ Outcome do_load(const Plan& plan, const Args& args) {
   const HostMemory memory(plan);
   ExecuteOptions options;
   options.threads = args.plan.options.threads;
+  options.interleave = args.interleave;
+  if (!args.read_ahead.empty()) {
+    options.read_ahead_bytes = bytes_from_user("--read-ahead", args.read_ahead);
+  }
   if (!args.receipt.empty()) options.receipt = digest_kind(args.receipt);
   options.observer = &watch;
   Outcome outcome;
@@ -195,6 +201,14 @@ void add_load(CLI::App& app, Chosen& chosen) {
       ->type_name("FILE");
   args->plan_options = add_plan_options(*command, args->plan);
   add_threads_option(*command, args->plan.options.threads, "Readers");
+  command
+      ->add_option("--read-ahead", args->read_ahead,
+                   "How far ahead of the readers the system is asked for bytes that its\n"
+                   "page cache lacks; 0: never" +
+                       default_text(human_bytes(defaults::read_ahead_bytes)))
+      ->type_name("SIZE");
+  command->add_flag("--interleave", args->interleave,
+                    "Take memory from all memory nodes of the machine in turns");
   add_html_option(*command, args->plan.html_path);
   add_receipt_option(*command, args->receipt,
                      "Write digests of what was read and of every tensor in memory, by KIND, to\n"

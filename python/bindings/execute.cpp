@@ -82,7 +82,7 @@ Plan without_offload(const Plan& plan) {
 Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>& rows,
                     unsigned threads, nb::object callback, bool partial,
                     const std::vector<PartsRow>& parts, const std::string& receipt, bool has_pages,
-                    Device* device) {
+                    Device* device, std::uint64_t read_ahead_bytes, bool interleave) {
   std::vector<Destination> destinations;
   destinations.reserve(rows.size());
   for (const auto& [address, byte_count, dtype] : rows) {
@@ -104,6 +104,8 @@ Report execute_plan(const SharedPlan& shared, const std::vector<DestinationRow>&
   ExecuteOptions options;
   options.threads = threads;
   options.has_pages = has_pages;
+  options.read_ahead_bytes = read_ahead_bytes;
+  options.interleave = interleave;
   options.observer = &observer;
   options.device = device;
   if (!receipt.empty()) options.receipt = digest_kind(receipt);
@@ -135,6 +137,8 @@ Report merge_reports(const std::vector<Report>& reports, const SharedPlan* plan)
     }
     visit_work<Report>([&](const char*, auto member) { all.*member += more.*member; });
     all.staging_bytes_peak = std::max(all.staging_bytes_peak, more.staging_bytes_peak);
+    all.readers = std::max(all.readers, more.readers);
+    all.is_interleaved = all.is_interleaved && more.is_interleaved;
   }
   if (plan != nullptr) {
     const auto& targets = (*plan)->targets;
@@ -190,17 +194,20 @@ void bind_execute(nb::module_& module) {
       .def_ro("findings", &Report::findings)
       .def("work", &work_of<Report>)
       .def_ro("staging_bytes_peak", &Report::staging_bytes_peak)
+      .def_ro("readers", &Report::readers)
+      .def_ro("is_interleaved", &Report::is_interleaved)
       .def("receipt_json",
            [](const Report& self) -> std::optional<std::string> {
              if (self.receipt == nullptr) return std::nullopt;
              return to_json(*self.receipt);
            })
       .def("to_json", [](const Report& self) { return to_json(self); });
-  module.def("execute", &execute_plan, nb::arg("plan"), nb::arg("destinations"),
-             nb::arg("threads") = 0, nb::arg("progress").none() = nb::none(),
-             nb::arg("partial") = false, nb::arg("parts") = std::vector<PartsRow>(),
-             nb::arg("receipt") = "", nb::arg("has_pages") = false,
-             nb::arg("device").none() = nb::none());
+  module.def(
+      "execute", &execute_plan, nb::arg("plan"), nb::arg("destinations"), nb::arg("threads") = 0,
+      nb::arg("progress").none() = nb::none(), nb::arg("partial") = false,
+      nb::arg("parts") = std::vector<PartsRow>(), nb::arg("receipt") = "",
+      nb::arg("has_pages") = false, nb::arg("device").none() = nb::none(),
+      nb::arg("read_ahead_bytes") = defaults::read_ahead_bytes, nb::arg("interleave") = false);
   nb::class_<Device>(module, "Device");
   nb::class_<PythonDevice, Device>(module, "PythonDevice")
       .def(nb::init<nb::object>(), nb::arg("functions"));

@@ -274,6 +274,7 @@ void bind_plan(nb::module_& module) {
       .def("to_html", &page_of, nb::arg("model"), nb::arg("max_memory"), nb::arg("held"),
            nb::arg("loaded"));
   module.attr("STAGING_BYTES_MAX") = defaults::staging_bytes_max;
+  module.attr("READ_AHEAD_BYTES") = defaults::read_ahead_bytes;
   module.attr("STRIP_PREFIXES") = nb::tuple(nb::cast(defaults::strip_prefixes));
   module.attr("MISSING_POLICIES") = nb::tuple(nb::cast(names_of<MissingPolicy>()));
   module.attr("DEVICE_MAP_MODES") = nb::tuple(nb::cast(names_of<DeviceMapMode>()));

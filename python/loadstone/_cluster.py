@@ -20,7 +20,7 @@ from loadstone._errors import Error, make
 from loadstone._remote import absolute
 
 # Of its report, the parts of a conversion add these up.
-SUMS = ("bytes_read", "bytes_written", "bytes_kept", "sync_seconds")
+SUMS = ("bytes_read", "bytes_read_ahead", "bytes_written", "bytes_kept", "sync_seconds")
 
 _RETRIES = 8  # of a part whose process or machine died
 _SLOTS = 8  # of an engine that does not say how many it has

@@ -11,7 +11,7 @@ import bisect
 import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from loadstone import _core
 from loadstone._dtypes import torch_dtype
@@ -43,16 +43,10 @@ def memory_for(name: str, device: str) -> Iterator[None]:
     Raises:
         LoadError: the device's memory is full (``memory.device``).
     """
-    import torch
-
     try:
         yield
-    except RuntimeError as error:  # OutOfMemoryError is one; Metal has no class of its own
-        if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
-            raise
-        reason = str(error).partition("\n")[0]
-        message = "the device has no memory for this tensor"
-        raise make("memory.device", message, tensor=name, field=device, found=reason) from error
+    except RuntimeError as error:
+        _rethrow(error, name, device)
 
 
 def empty(name: str, shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
@@ -63,8 +57,22 @@ def empty(name: str, shape: tuple[int, ...], dtype: str, device: str) -> torch.T
     """
     import torch
 
-    with memory_for(name, device):
+    try:  # as memory_for(), which takes as long as the tensor itself
         return torch.empty(shape, dtype=torch_dtype(dtype), device=device)
+    except RuntimeError as error:
+        _rethrow(error, name, device)
+
+
+def _rethrow(error: RuntimeError, name: str, device: str) -> NoReturn:
+    """As an error that names the tensor, if it is about memory."""
+    import torch
+
+    # OutOfMemoryError is a RuntimeError; Metal has no class of its own.
+    if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
+        raise error
+    reason = str(error).partition("\n")[0]
+    message = "the device has no memory for this tensor"
+    raise make("memory.device", message, tensor=name, field=device, found=reason) from error
 
 
 class Copier:

@@ -7,7 +7,7 @@ import functools
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loadstone import _collector, _core, _devices, _initialise, _read_once
@@ -55,10 +55,12 @@ def run(
     receipt: str | None = None,
     settle: Callable[[_core.OffloadFolder, Report], None] | None = None,
     in_place: bool | None = None,
+    reading: Mapping[str, Any] | None = None,
 ) -> Report:
     """See :meth:`loadstone.Plan.execute`.
 
     Args:
+        reading: how files are read, for the core.
         in_place: ``None``: as the plan says.
         settle: puts into the offload folder what it gets beside the plan's, before its commit.
     """
@@ -71,6 +73,7 @@ def run(
             receipt=receipt,
             settle=settle,
             in_place=in_place,
+            reading=reading,
         )
 
 
@@ -83,6 +86,7 @@ def _run(
     receipt: str | None,
     settle: Callable[[_core.OffloadFolder, Report], None] | None,
     in_place: bool | None,
+    reading: Mapping[str, Any] | None,
 ) -> Report:
     if receipt is not None and not isinstance(receipt, str):
         digests = "'xxh3-128' or 'sha256-tree'"
@@ -101,6 +105,7 @@ def _run(
         slots=slots,
         receipt=receipt,
         in_place=in_place,
+        reading=reading,
     )
     walked = slots_of(model)
     before = [slot.tensor for slot in walked]
@@ -190,6 +195,7 @@ def read_values(
     slots: list[TensorSlot] | None = None,
     receipt: str | None = None,
     in_place: bool | None = None,
+    reading: Mapping[str, Any] | None = None,
 ) -> Filled:
     """Carries the plan out into fresh memory; the model is left as it is.
 
@@ -208,7 +214,7 @@ def read_values(
         homes = Homes(slots, plan.targets, in_place)
     try:
         with shown(progress, "loading") as callback:
-            core = _read(plan, homes, values, threads, callback, receipt or "")
+            core = _read(plan, homes, values, threads, callback, receipt or "", reading or {})
         _core.require_delivered(plan._core, core)
         return Filled(slots, values, core, homes, plan._extra.read())
     except BaseException as error:
@@ -291,6 +297,8 @@ def make_report(plan: Plan, model: Any, core: _core.Report) -> Report:
         provenance=provenance,
         staging_bytes_peak=core.staging_bytes_peak,
         process_bytes_peak=peak_resident_bytes(),
+        readers=core.readers,
+        is_interleaved=core.is_interleaved,
         peak_bytes=plan.peak_bytes,
         findings=core.findings,
         **core.work() | {"sync_seconds": core.offload.sync_seconds},
@@ -324,6 +332,7 @@ def _read(
     threads: int,
     callback: ProgressCallback | None,
     receipt: str,
+    reading: Mapping[str, Any],
 ) -> _core.Report:
     """Puts a finished tensor into ``values`` for each target that the core delivers to memory."""
     if plan._whole is not None:
@@ -343,6 +352,7 @@ def _read(
             receipt=receipt,
             has_pages=homes.in_place,
             device=copier.core,
+            **reading,
         )
 
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from loadstone import _core
 from loadstone._audit import audit
 from loadstone._catalog import Checkpoint
 from loadstone._plan import Plan
@@ -25,6 +26,8 @@ def load(
     progress: bool | Callable[[int, int], object] = False,
     threads: int | None = None,
     receipt: str | None = None,
+    read_ahead_bytes: int = _core.READ_AHEAD_BYTES,
+    interleave: bool = False,
     **plan_arguments: Any,
 ) -> Report:
     """Loads a checkpoint into a model and proves that every tensor has a value with an origin.
@@ -49,7 +52,13 @@ def load(
         if plan_arguments.get("strict") is False:
             _warn_of_nothing(made)
         _warn_of_unexpected(made)
-        report = made.execute(progress=progress, receipt=receipt)
+        report = made.execute(
+            progress=progress,
+            threads=threads,
+            receipt=receipt,
+            read_ahead_bytes=read_ahead_bytes,
+            interleave=interleave,
+        )
         audit(model, report).require_real()
     return report
 

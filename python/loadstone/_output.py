@@ -25,6 +25,7 @@ class ConvertReport:
             its shards, at their temporary paths.
         seconds: wall time.
         bytes_read, bytes_written: transposed tensors may be read more than once.
+        bytes_read_ahead: of those, what the page cache lacked and the system was asked for ahead.
         bytes_kept: in files that earlier runs finished.
         peak_bytes: of memory, in addition to what the process had before.
         findings: problems, most severe first.
@@ -45,6 +46,7 @@ class ConvertReport:
     files: int = 0
     sync_seconds: float = 0.0
     page_cache: str = "keep"
+    bytes_read_ahead: int = 0
 
     def __str__(self) -> str:
         return self.table

@@ -119,6 +119,8 @@ class Plan:
         progress: bool | Callable[[int, int], object] = False,
         threads: int | None = None,
         receipt: str | None = None,
+        read_ahead_bytes: int = _core.READ_AHEAD_BYTES,
+        interleave: bool = False,
     ) -> Report:
         """Loads, exactly as planned. Until the last byte is there the model is as it was.
 
@@ -133,10 +135,16 @@ class Plan:
                 leaves some of it half-written: the error's ``half_written`` names the tensors, the
                 audit does not account for them, and the next load that succeeds repairs them.
             progress: ``True`` for a bar, or a callable that gets bytes done and bytes in all.
-            threads: readers; ``None``: as many as the plan counts on.
+            threads: readers, exactly so many; ``None``: few at first, then more while that makes
+                the load faster, at most as many as the plan counts on. The report has ``readers``.
             receipt: ``"xxh3-128"`` or ``"sha256-tree"``: digests of all that is read, and of all
                 values as they stand in memory, are in the report's ``receipt``. Their cost is in
                 docs/receipt.md.
+            read_ahead_bytes: how far ahead of the readers the system is asked for planned bytes
+                that its page cache lacks; 0: never.
+            interleave: memory of the host that the load is the first to touch comes from all
+                memory nodes of the machine in turns. Off by default: of use where threads of all
+                nodes read the model.
 
         Raises:
             PlanError: the plan holds errors; no data byte was read.
@@ -160,6 +168,12 @@ class Plan:
                 threads=count,
                 receipt=receipt,
                 in_place=into is not None or self._in_place,
+                reading={
+                    "read_ahead_bytes": count_argument(
+                        "read_ahead_bytes", read_ahead_bytes, 2**63 - 1
+                    ),
+                    "interleave": bool(interleave),
+                },
             )
 
     def to_json(self) -> str:

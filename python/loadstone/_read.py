@@ -6,8 +6,7 @@ import difflib
 import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadstone import _collector, _core, _devices
 from loadstone._dtypes import is_dtype, is_floating
@@ -26,8 +25,7 @@ ONE_THREAD_BYTES = 8 << 20
 NEAREST_MAX = 3
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor as callers see it: decoded, or as the file holds it.
 
     Attributes:

@@ -73,6 +73,10 @@ class Report:
         seconds: wall time from the first check to the last byte.
         bytes_read, bytes_written: from shards; into memory and offload files.
         staging_bytes_peak: the most that was held for bytes under way, counted.
+        bytes_read_ahead: of those that were read, what the page cache lacked and the system was
+            asked for ahead of the readers.
+        readers: how many threads there were in the end.
+        is_interleaved: memory came from all memory nodes in turns, as was asked for.
         process_bytes_peak: the largest resident set that the process had until the load ended,
             with all that was there before it; 0 where the system does not say.
         findings: the plan's, and those of the load.
@@ -90,6 +94,9 @@ class Report:
     sync_seconds: float = 0.0
     receipt: Receipt | None = None
     process_bytes_peak: int = 0
+    bytes_read_ahead: int = 0
+    readers: int = 0
+    is_interleaved: bool = False
 
     @property
     def filled(self) -> list[Provenance]:

@@ -25,12 +25,12 @@ class SourceExtents {
     const TensorInfo& tensor = catalog_.tensors()[source];
     begin += tensor.offset_begin;
     end += tensor.offset_begin;
-    const auto [place, is_new] = seen_.emplace(source, extents_.size());
-    if (is_new) {
+    const std::size_t place = place_of(source);
+    if (place == extents_.size()) {
       extents_.push_back({.source = source, .begin = begin, .end = end});
       return;
     }
-    SourceExtent& extent = extents_[place->second];
+    SourceExtent& extent = extents_[place];
     extent.begin = std::min(extent.begin, begin);
     extent.end = std::max(extent.end, end);
   }
@@ -38,6 +38,22 @@ class SourceExtents {
   [[nodiscard]] std::vector<SourceExtent> take() { return std::move(extents_); }
 
  private:
+  // Most targets have one source or two: those are found without an index.
+  static constexpr std::size_t unindexed_max = 8;
+
+  // Of the source's extent; their count where it has none yet, and is about to get one.
+  [[nodiscard]] std::size_t place_of(std::uint32_t source) {
+    if (extents_.size() < unindexed_max) {
+      const auto found = std::ranges::find(extents_, source, &SourceExtent::source);
+      return static_cast<std::size_t>(found - extents_.begin());
+    }
+    for (std::size_t i = seen_.size(); i < extents_.size(); ++i) {
+      seen_.emplace(extents_[i].source, i);
+    }
+    const auto known = seen_.find(source);
+    return known == seen_.end() ? extents_.size() : known->second;
+  }
+
   const Catalog& catalog_;
   std::vector<SourceExtent> extents_;
   std::unordered_map<std::uint32_t, std::size_t> seen_;
