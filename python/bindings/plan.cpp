@@ -250,6 +250,12 @@ void bind_names(nb::module_& module) {
       });
 }
 
+void bind_defaults(nb::module_& module) {
+  module.attr("STAGING_BYTES_MAX") = defaults::staging_bytes_max;
+  module.attr("READ_AHEAD_BYTES") = defaults::read_ahead_bytes;
+  module.attr("STRIP_PREFIXES") = nb::tuple(nb::cast(defaults::strip_prefixes));
+}
+
 void bind_plan(nb::module_& module) {
   bind_target(module);
   bind_names(module);
@@ -273,9 +279,7 @@ void bind_plan(nb::module_& module) {
       .def("to_table", [](const SharedPlan& self) { return to_table(*self); })
       .def("to_html", &page_of, nb::arg("model"), nb::arg("max_memory"), nb::arg("held"),
            nb::arg("loaded"));
-  module.attr("STAGING_BYTES_MAX") = defaults::staging_bytes_max;
-  module.attr("READ_AHEAD_BYTES") = defaults::read_ahead_bytes;
-  module.attr("STRIP_PREFIXES") = nb::tuple(nb::cast(defaults::strip_prefixes));
+  bind_defaults(module);
   module.attr("MISSING_POLICIES") = nb::tuple(nb::cast(names_of<MissingPolicy>()));
   module.attr("DEVICE_MAP_MODES") = nb::tuple(nb::cast(names_of<DeviceMapMode>()));
   module.attr("COUNTED_DEVICES") = nb::tuple(nb::cast(counted_devices));

@@ -11,8 +11,8 @@ namespace loadstone {
 [[nodiscard]] unsigned reading_threads(const Catalog& catalog, unsigned wanted,
                                        unsigned most) noexcept;
 
-// How many of so many begin a load: few, for more join where that makes it faster; all of them where
-// shards want reads under way at once.
+// How many of so many begin a load: few, for more join where that makes it faster. All of them
+// where shards want reads under way at once.
 [[nodiscard]] unsigned first_readers(const Catalog& catalog, unsigned threads) noexcept;
 
 // Memory of so many threads beside the bytes they read: none where the shards are on this machine.

@@ -133,6 +133,12 @@ void run_jobs(ReadContext& context, JobQueue& queue) {
   while (!context.stop && queue.next(job)) reader.run(job);
 }
 
+// As many readers as the caller wants, or few at first.
+ReaderGrowth growth_of(const Catalog& catalog, unsigned most, const ExecuteOptions& options) {
+  const unsigned first = options.threads != 0 ? most : first_readers(catalog, most);
+  return {first, most, thread_count(0, defaults::threads_most)};
+}
+
 // From the sums that the threads left.
 void fill_report(const Plan& plan, const MemorySink& sink, ReadContext& context,
                  const PullWork& work, Report& report) {
@@ -159,8 +165,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   Storage& storage = plan.catalog->storage(options.storage);
   const std::vector<DecodeForm> forms = prepare_decodings(plan);
   const Needs needs(plan, SinkKind::memory);
-  const bool grows = options.threads == 0;
-  const unsigned threads = grows ? plan.threads : options.threads;
+  const unsigned threads = options.threads != 0 ? options.threads : plan.threads;
   const Budget budget = load_budget(
       plan, needs, threads, std::max<std::uint64_t>(options.chunk_bytes, element_bytes_max));
   const OpenShards shards = open_needed(plan, destinations, &storage);
@@ -196,12 +201,9 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
                    .memory = memory,
                    .stop = stop,
                    .digests = sources};
-  const auto progress = [&] {
-    return Progress{.bytes_done = context.bytes_done + work.bytes_done,
-                    .bytes_total = jobs.bytes_total() + windows.bytes_total()};
-  };
-  const unsigned first = grows ? first_readers(*plan.catalog, budget.threads) : budget.threads;
-  ReaderGrowth growth(first, budget.threads, thread_count(0, defaults::threads_most));
+  const std::uint64_t bytes_total = jobs.bytes_total() + windows.bytes_total();
+  const auto progress = [&] { return Progress{context.bytes_done + work.bytes_done, bytes_total}; };
+  ReaderGrowth growth = growth_of(*plan.catalog, budget.threads, options);
   std::atomic<bool> is_interleaved = options.interleave;
   run_team(growth, stop, options.observer, progress, [&] {
     if (options.interleave && !interleave_new_pages()) is_interleaved = false;
@@ -210,10 +212,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   });
   sink.complete();
   Report report;
-  if (digests) {
-    report.receipt =
-        std::make_shared<const Receipt>(digests->finish(destinations, sink, budget.threads));
-  }
+  if (digests) report.receipt = digests->finish(destinations, sink, budget.threads);
   // A file that changed meanwhile is not handed out as good.
   shards.require_unchanged();
   if (!options.holds_offload) offload->commit();

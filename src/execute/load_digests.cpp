@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -83,8 +84,8 @@ std::string LoadDigests::digest_in_memory(const Entry& entry, MemorySink& sink) 
   return tree_digest(kind_, {&all, 1}, blocks);
 }
 
-Receipt LoadDigests::finish(std::span<const Destination> destinations, MemorySink& sink,
-                            unsigned threads) {
+std::shared_ptr<const Receipt> LoadDigests::finish(std::span<const Destination> destinations,
+                                                   MemorySink& sink, unsigned threads) {
   sources_.complete(0);
   Receipt receipt = {.kind = kind_, .program = LOADSTONE_VERSION, .sources = sources_.files(0)};
   std::vector<Entry> entries;
@@ -109,7 +110,7 @@ Receipt LoadDigests::finish(std::span<const Destination> destinations, MemorySin
   for (Entry& entry : entries) {
     if (!entry.tensor.digest.empty()) receipt.targets.push_back(std::move(entry.tensor));
   }
-  return receipt;
+  return std::make_shared<const Receipt>(std::move(receipt));
 }
 
 }  // namespace loadstone

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -25,8 +26,8 @@ class LoadDigests {
   [[nodiscard]] SourceDigests& sources() noexcept { return sources_; }
 
   // After the threads have ended; starts so many of its own.
-  [[nodiscard]] Receipt finish(std::span<const Destination> destinations, MemorySink& sink,
-                               unsigned threads);
+  [[nodiscard]] std::shared_ptr<const Receipt> finish(std::span<const Destination> destinations,
+                                                      MemorySink& sink, unsigned threads);
 
  private:
   // Of a target's part; without a digest, where that is to be taken of its memory.
