@@ -299,7 +299,7 @@ def load_file(
     Args:
         path, device, dtype, allow_links, gguf_rank_max: see :func:`loadstone.open`. For a
             device other than the CPU, host memory holds 256 MiB at a time.
-        threads: readers; ``None``: one per core, at most four.
+        threads: readers; ``None``: few at first, and more while that makes it faster.
 
     Returns:
         By name in the order of the file, with the names of :func:`loadstone.open`.

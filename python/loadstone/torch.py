@@ -64,7 +64,7 @@ def load_file(
         filename: see :func:`loadstone.inspect`.
         device: of the tensors.
         backend: ``"mmap"`` or ``"pread"``, without effect: tensors own their memory.
-        threads: readers; ``None``: one per core, at most four.
+        threads: readers; ``None``: few at first, and more while that makes it faster.
 
     Returns:
         By name, in the order of the file.

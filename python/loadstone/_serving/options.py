@@ -55,7 +55,7 @@ class Options:
     """How weights are read.
 
     Attributes:
-        threads: readers; 0: one per core, at most four.
+        threads: readers; 0: few at first, and more while that makes it faster.
         staging_bytes_max: for what is on its way from the files to the model, at most.
         dequantize: quantized weights reach the server as numbers of the model's dtype.
         weights: where they are, if not beside the model's config: a file or a folder.
