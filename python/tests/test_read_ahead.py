@@ -60,11 +60,14 @@ def state_of(folder: Path) -> dict[str, torch.Tensor]:
     return {n: t for path in sorted(folder.glob("*")) for n, t in load_file(path).items()}
 
 
-def require_equal(model: torch.nn.Module, folder: Path) -> None:
-    expected = state_of(folder)
-    found = model.state_dict()
+def require_same(found: dict[str, torch.Tensor], folder: Path) -> None:
+    expected = state_of(folder)  # maps the files, whose pages then cannot be dropped
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def require_equal(model: torch.nn.Module, folder: Path) -> None:
+    require_same(model.state_dict(), folder)
 
 
 def by_command(folder: Path, *arguments: str) -> dict[str, Any]:
@@ -107,8 +110,7 @@ def test_conversions_read_ahead(cold: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.safetensors"
     report = loadstone.convert(cold, target)
     assert 0 < report.bytes_read_ahead <= NBYTES
-    found, expected = load_file(target), state_of(cold)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    require_same(load_file(target), cold)
     make_cold(cold)
     document = by_command(cold, "convert", str(cold), str(tmp_path / "other.safetensors"))
     assert 0 < document["bytes_read_ahead"] <= NBYTES
@@ -153,9 +155,8 @@ def test_memory_of_all_nodes_in_turns(source: Path) -> None:
     model = skeleton()
     report = loadstone.load(model, source, interleave=True)
     require_equal(model, source)
-    assert report.is_interleaved == by_command(source, "load", str(source), "--interleave")[
-        "is_interleaved"
-    ]
+    found = by_command(source, "load", str(source), "--interleave")
+    assert report.is_interleaved == found["is_interleaved"]
     assert not loadstone.load(skeleton(), source).is_interleaved
 
 
