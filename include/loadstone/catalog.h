@@ -42,6 +42,7 @@ struct Shard {
   // Where the data end and a directory follows, as in zip archives; 0: nothing follows.
   std::uint64_t tail_begin = 0;
   unsigned reads_at_once = 0;  // see ByteSource
+  bool is_on_network = false;  // see ByteSource
 };
 
 // The 13 types of GGUF metadata, by their ids in the file.

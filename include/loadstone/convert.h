@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "loadstone/budget.h"
-#include "loadstone/byte_range.h"
 #include "loadstone/catalog.h"
 #include "loadstone/export.h"
 #include "loadstone/finding.h"
@@ -224,7 +223,6 @@ struct Conversion {
   Budget budget;
   std::uint64_t digest_bytes = 0;   // for bytes that wait to be hashed, see docs/receipt.md
   std::uint64_t bytes_to_read = 0;  // each byte once; what is turned may be read again
-  std::vector<ShardRange> reads;    // the same, in the order of the files
   std::uint64_t bytes_to_write = 0;
   std::uint64_t peak_bytes = 0;  // beside what the process has before it opens the checkpoint
 

@@ -108,7 +108,7 @@ struct PlanOptions {
   // memory that one of them would have: each has less, and copies to GPUs in smaller parts.
   unsigned local_ranks = 1;
   // Hand out views of the file where nothing changes (costs no memory, but the file must stay as it
-  // is while the model lives). Default off.
+  // is while the model lives). Never of files that come over a network. Default off.
   bool mmap = false;
 };
 

@@ -43,6 +43,8 @@ class LOADSTONE_API ByteSource {
   // How many reads are best under way at a time, for files that make each one wait; 0: as many as
   // there are threads for files of this machine.
   [[nodiscard]] virtual unsigned reads_at_once() const noexcept { return 0; }
+  // Whether its bytes come from another machine: such a file is never mapped.
+  [[nodiscard]] virtual bool is_on_network() const { return false; }
   // Fills the pieces one after the other from consecutive bytes at `offset`, all of them or throws
   // Error "io.read", or "io.short_read" where the file ends early.
   virtual void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) = 0;

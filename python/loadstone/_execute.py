@@ -339,7 +339,7 @@ def _read(
         if receipt:
             message = "ranks that read together make no receipt"
             raise make("plan.options", message, field="receipt", found=receipt)
-        return _read_once.read(plan, homes, values, threads, callback)
+        return _read_once.read(plan, homes, values, callback, {"threads": threads, **reading})
     wanted = _make_memory(plan, homes, values)
     with _devices.Copier(_written(plan, values)) as copier:
         destinations, parts = _destinations(values, wanted, copier)

@@ -25,7 +25,7 @@ class ConvertReport:
             its shards, at their temporary paths.
         seconds: wall time.
         bytes_read, bytes_written: transposed tensors may be read more than once.
-        bytes_read_ahead: of those, what the page cache lacked and the system was asked for ahead.
+        bytes_read_ahead: that the system was asked for ahead, since its page cache lacked them.
         bytes_kept: in files that earlier runs finished.
         peak_bytes: of memory, in addition to what the process had before.
         findings: problems, most severe first.

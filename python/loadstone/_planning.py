@@ -93,11 +93,12 @@ def plan(
             quantizes takes one of its windows at least (of FP8 blocks: 128 rows), which
             ``peak_bytes`` counts. Pinned memory on the way to GPUs is a part of it, which ranks of
             one machine share (``LOCAL_WORLD_SIZE`` of them; ``docs/how-to/gpus.md``).
-        threads: readers that ``peak_bytes`` counts; ``None``: one per core, but few.
-            :meth:`Plan.execute` may have others, in no more memory.
+        threads: readers that ``peak_bytes`` counts; ``None``: one per core, at least 4 and at most
+            16. :meth:`Plan.execute` may have others, in no more memory.
         allow_non_finite: go on where what is quantized holds NaN or infinities, and say so; else
             the load fails with ``q.nan``.
         mmap: hand out views of the file where nothing changes; the file must then stay as it is.
+            Files of network file systems are copied.
         in_place: write to the memory that parameters and buffers have, where device and dtype stay:
             addresses stay and no second copy is needed, but a load that fails leaves them
             half-written.

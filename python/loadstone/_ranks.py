@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from loadstone._skeleton_walk import TensorSlot
 
 
+# More than any machine has; a typing mistake must not overflow.
+RANKS_MAX = 1 << 20
+
+
 class Share:
     """The part of a DTensor that this rank holds.
 
@@ -211,7 +215,7 @@ def local_ranks() -> int:
     """
     told = os.environ.get("LOCAL_WORLD_SIZE", "")
     if told.isdecimal() and int(told) > 0:
-        return int(told)
+        return min(int(told), RANKS_MAX)
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available():
         return 1

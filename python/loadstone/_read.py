@@ -12,6 +12,7 @@ from loadstone import _collector, _core, _devices
 from loadstone._dtypes import is_dtype, is_floating
 from loadstone._errors import Error, make
 from loadstone._index import Selection, whole
+from loadstone._ranks import local_ranks
 
 if TYPE_CHECKING:
     import torch
@@ -319,6 +320,7 @@ def plan_for(
         unexpected="ignore",
         allow_non_finite=True,
         device_map=[("", device)],
+        local_ranks=local_ranks(),
         recipes=recipes,
         knows_all_sources=recipes is not None,
         **options,

@@ -13,7 +13,7 @@ import hashlib
 import json
 import platform
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,23 +120,27 @@ def read(
     plan: Plan,
     homes: Homes,
     values: list[Any],
-    threads: int,
     callback: ProgressCallback | None,
+    reading: Mapping[str, Any],
 ) -> _core.Report:
-    """Puts this rank's part of each target of the plan into ``values``."""
+    """Puts this rank's part of each target of the plan into ``values``.
+
+    Args:
+        reading: ``threads`` and how files are read, for the core.
+    """
     import torch
 
     whole, peers = plan._whole, _PEERS.get()
     assert whole is not None and peers is not None
     with torch.no_grad():
         slices = _agreed(peers, whole, plan.targets)
-        reports = [_execute_own(plan, whole, homes, values, threads)]
+        reports = [_execute_own(plan, whole, homes, values, reading)]
         load = [0] * peers.count  # bytes that each has read
         for wave in whole.waves():
             owners = _owners(whole, wave, load)
             own = [index for index in wave if owners[index] == peers.rank]
             sources = {index: _fresh(whole.targets[index]) for index in own}
-            reports.append(_execute(whole.core, sources, threads, callback))
+            reports.append(_execute(whole.core, sources, callback, reading))
             for index in wave:
                 values[index] = _home(plan, homes, index)
             parts = {index: _parts(source, index, slices) for index, source in sources.items()}
@@ -182,7 +186,7 @@ def _agreed(peers: Peers, whole: Whole, targets: Sequence[PlannedTarget]) -> lis
 
 
 def _execute_own(
-    plan: Plan, whole: Whole, homes: Homes, values: list[Any], threads: int
+    plan: Plan, whole: Whole, homes: Homes, values: list[Any], reading: Mapping[str, Any]
 ) -> _core.Report:
     """Values that are in no file: each rank makes its own."""
     exchanged = set(whole.exchanged)
@@ -190,7 +194,7 @@ def _execute_own(
         if target.delivery == "memory" and index not in exchanged:
             values[index] = _home(plan, homes, index)
     made = {index: value for index, value in enumerate(values) if value is not None}
-    report = _execute(plan._core, made, threads, None)
+    report = _execute(plan._core, made, None, reading)
     for index, value in made.items():
         values[index] = value.to(plan.targets[index].device)
     return report
@@ -199,11 +203,11 @@ def _execute_own(
 def _execute(
     core: _core.Plan,
     tensors: dict[int, torch.Tensor],
-    threads: int,
     callback: ProgressCallback | None,
+    reading: Mapping[str, Any],
 ) -> _core.Report:
     rows = [memory.destination(tensors.get(index)) for index in range(len(core))]
-    return _core.execute(core, rows, threads, callback, partial=True)
+    return _core.execute(core, rows, progress=callback, partial=True, **reading)
 
 
 def _owners(whole: Whole, wave: list[int], load: list[int]) -> dict[int, int]:

@@ -73,10 +73,10 @@ class Report:
         seconds: wall time from the first check to the last byte.
         bytes_read, bytes_written: from shards; into memory and offload files.
         staging_bytes_peak: the most that was held for bytes under way, counted.
-        bytes_read_ahead: of those that were read, what the page cache lacked and the system was
-            asked for ahead of the readers.
+        bytes_read_ahead: that the system was asked for ahead of the readers, since its page cache
+            lacked them. It does not say whether it brought them.
         readers: how many threads there were in the end.
-        is_interleaved: memory came from all memory nodes in turns, as was asked for.
+        is_interleaved: new memory came from all memory nodes in turns, as was asked for.
         process_bytes_peak: the largest resident set that the process had until the load ended,
             with all that was there before it; 0 where the system does not say.
         findings: the plan's, and those of the load.

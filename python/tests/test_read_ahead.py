@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 from command import COMMAND
 from safetensors.torch import load_file, save_file
 from test_page_cache import drop
@@ -114,6 +116,31 @@ def test_conversions_read_ahead(cold: Path, tmp_path: Path) -> None:
     make_cold(cold)
     document = by_command(cold, "convert", str(cold), str(tmp_path / "other.safetensors"))
     assert 0 < document["bytes_read_ahead"] <= NBYTES
+
+
+def save_as(form: str, state: dict[str, torch.Tensor], folder: Path) -> Path:
+    """A checkpoint of another format; its path."""
+    if form == "torch":
+        torch.save(state, folder / "model.pt")
+        return folder / "model.pt"
+    if form == "dcp":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is one process
+            torch.distributed.checkpoint.save(state, checkpoint_id=folder / "dcp", no_dist=True)
+        return folder / "dcp"
+    raise ValueError(form)
+
+
+@pytest.mark.parametrize("form", ["torch", "dcp"])
+def test_every_format_is_read_ahead(cold: Path, form: str, tmp_path: Path) -> None:
+    path = save_as(form, state_of(cold), tmp_path)
+    files = [path] if path.is_file() else list(path.iterdir())
+    for each in files:
+        drop(each)
+    model = skeleton()
+    assert 0 < loadstone.load(model, path).bytes_read_ahead <= NBYTES
+    require_equal(model, cold)
+    assert loadstone.load(skeleton(), path).bytes_read_ahead == 0
 
 
 def test_it_can_be_turned_off(cold: Path) -> None:

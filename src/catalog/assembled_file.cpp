@@ -37,6 +37,20 @@ class AssembledFile final : public ByteSource {
 
   [[nodiscard]] unsigned reads_at_once() const noexcept override { return head_->reads_at_once(); }
 
+  std::uint64_t prefetch(std::uint64_t offset, std::uint64_t bytes) noexcept override {
+    std::uint64_t asked = 0;
+    for_each_range(offset, bytes, [&](ByteSource& file, std::uint64_t at, std::uint64_t count) {
+      asked += file.prefetch(at, count);
+    });
+    return asked;
+  }
+
+  void release(std::uint64_t offset, std::uint64_t bytes) noexcept override {
+    for_each_range(offset, bytes, [](ByteSource& file, std::uint64_t at, std::uint64_t count) {
+      file.release(at, count);
+    });
+  }
+
   using ByteSource::read;
   void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
     for (const std::span<std::byte> piece : pieces) {
@@ -48,6 +62,32 @@ class AssembledFile final : public ByteSource {
  private:
   static constexpr std::size_t runs_at_once = 256;
 
+  [[nodiscard]] std::vector<AssembledTensor>::const_iterator tensor_at(
+      std::uint64_t offset) const noexcept {
+    const auto& tensors = assembly_->tensors;
+    const auto after = std::ranges::upper_bound(tensors, offset, {}, &AssembledTensor::begin);
+    return after == tensors.begin() ? after : after - 1;
+  }
+
+  // The files' ranges that these bytes of tensors stand in: of a chunk one, from the first to the
+  // last byte that is among them.
+  template <typename Visit>
+  void for_each_range(std::uint64_t offset, std::uint64_t bytes, const Visit& visit) noexcept {
+    const std::uint64_t end = offset + bytes;
+    for (auto tensor = tensor_at(offset); tensor != assembly_->tensors.end(); ++tensor) {
+      if (tensor->begin >= end) return;
+      if (tensor->end <= offset) continue;
+      const std::uint64_t from = std::max(offset, tensor->begin) - tensor->begin;
+      const std::uint64_t to = std::min(end, tensor->end) - tensor->begin;
+      for (std::uint32_t c = tensor->chunk_begin; c < tensor->chunk_end; ++c) {
+        const AssembledChunk& chunk = assembly_->chunks[c];
+        const std::uint64_t first = chunk.bytes_before(from);
+        const std::uint64_t last = chunk.bytes_before(to);
+        if (first < last) visit(*files_[chunk.file], chunk.file_begin + first, last - first);
+      }
+    }
+  }
+
   void read_piece(std::uint64_t offset, std::span<std::byte> into) const {
     if (offset < head_bytes_ && !into.empty()) {
       const auto count = std::min<std::uint64_t>(into.size(), head_bytes_ - offset);
@@ -55,11 +95,8 @@ class AssembledFile final : public ByteSource {
       offset += count;
       into = into.subspan(count);
     }
-    const auto& tensors = assembly_->tensors;
-    auto tensor = std::ranges::upper_bound(tensors, offset, {}, &AssembledTensor::begin);
-    if (tensor != tensors.begin()) --tensor;
-    for (; !into.empty(); ++tensor) {
-      if (tensor == tensors.end() || offset >= tensor->end) {
+    for (auto tensor = tensor_at(offset); !into.empty(); ++tensor) {
+      if (tensor == assembly_->tensors.end() || offset >= tensor->end) {
         throw Error("io.short_read", "the tensors end early",
                     {.path = path(), .byte_offset = offset});
       }
@@ -78,7 +115,7 @@ class AssembledFile final : public ByteSource {
                   std::span<std::byte> into) const {
     const std::uint64_t end = begin + into.size();
     const std::uint64_t runs = chunk.runs();
-    std::uint64_t run = first_run(chunk, runs, begin);
+    std::uint64_t run = chunk.run_at(begin);
     std::array<std::span<std::byte>, runs_at_once> pieces;
     std::size_t count = 0;
     std::uint64_t at = 0;  // in the file, of the first piece
@@ -96,22 +133,6 @@ class AssembledFile final : public ByteSource {
       if (count == pieces.size()) flush();
     }
     flush();
-  }
-
-  // The first that ends behind `begin`.
-  static std::uint64_t first_run(const AssembledChunk& chunk, std::uint64_t runs,
-                                 std::uint64_t begin) {
-    std::uint64_t low = 0;
-    std::uint64_t high = runs;
-    while (low < high) {
-      const std::uint64_t middle = low + (high - low) / 2;
-      if (chunk.run_begin(middle) + chunk.run_bytes <= begin) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    return low;
   }
 
   std::shared_ptr<const Assembly> assembly_;
@@ -135,6 +156,28 @@ std::uint64_t AssembledChunk::run_begin(std::uint64_t index) const noexcept {
     index /= dims[d].extent;
   }
   return at;
+}
+
+std::uint64_t AssembledChunk::run_at(std::uint64_t place) const noexcept {
+  std::uint64_t low = 0;
+  std::uint64_t high = runs();
+  while (low < high) {
+    const std::uint64_t middle = low + (high - low) / 2;
+    if (run_begin(middle) + run_bytes <= place) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+std::uint64_t AssembledChunk::bytes_before(std::uint64_t place) const noexcept {
+  const std::uint64_t run = run_at(place);
+  const std::uint64_t whole = run * run_bytes;
+  if (run == runs()) return whole;
+  const std::uint64_t begin = run_begin(run);
+  return whole + (place > begin ? place - begin : 0);
 }
 
 FileIdentity assembled_identity(FileIdentity shard, const Assembly& assembly) {

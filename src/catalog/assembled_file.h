@@ -28,6 +28,10 @@ struct AssembledChunk {
   [[nodiscard]] std::uint64_t runs() const noexcept;
   // Byte of the tensor that run `index` stands at; it grows with the index.
   [[nodiscard]] std::uint64_t run_begin(std::uint64_t index) const noexcept;
+  // The first run that ends behind byte `place` of the tensor.
+  [[nodiscard]] std::uint64_t run_at(std::uint64_t place) const noexcept;
+  // How many of the chunk's bytes stand before it.
+  [[nodiscard]] std::uint64_t bytes_before(std::uint64_t place) const noexcept;
 };
 
 struct AssembledTensor {

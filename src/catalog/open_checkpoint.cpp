@@ -85,7 +85,7 @@ class CheckpointReader {
     const auto source = opener_.open(path, parent_path(path));
     FileHeader header = read_header(*source, gguf_rank_max_);
     header.shard.relative_path = relative;
-    header.shard.reads_at_once = source->reads_at_once();
+    note_reads(*source, header.shard);
     return header;
   }
 
@@ -134,7 +134,7 @@ class CheckpointReader {
     try {
       FileHeader header = is_torch_name(shard) ? read_torch(*source) : read_safetensors(*source);
       header.shard.relative_path = shard;
-      header.shard.reads_at_once = source->reads_at_once();
+      note_reads(*source, header.shard);
       return header;
     } catch (const Error& error) {
       rethrow_as_shard(error, index_path, false);

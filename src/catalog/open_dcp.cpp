@@ -66,7 +66,7 @@ class DcpFolder {
     header_.shard.path = path_;
     header_.shard.format = FileFormat::dcp;
     header_.shard.identity = source->identity();
-    header_.shard.reads_at_once = source->reads_at_once();
+    note_reads(*source, header_.shard);
     metadata_ = read_dcp_metadata(*source);
     add_digest(*source);
     open_files();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "execute/planned_reads.h"
 #include "execute/puller.h"
 #include "execute/read_ahead.h"
 #include "execute/team.h"
@@ -33,7 +34,8 @@ OpenShards open_needed(const Conversion& conversion, const std::vector<bool>& wa
 PulledFiles pull_files(const Conversion& conversion, const OpenShards& shards, OutputSink& sink,
                        SourceDigests* digests, Observer* observer) {
   const GroupList groups = sink.groups();
-  ReadAhead ahead(conversion.reads, shards.sources(), defaults::read_ahead_bytes);
+  ReadAhead ahead(planned_reads(conversion.plan, groups.targets), shards.sources(),
+                  defaults::read_ahead_bytes);
   MemoryCount memory;
   WindowQueue queue(conversion.plan, conversion.budget, groups, sink, memory);
   std::atomic<bool> stop = false;

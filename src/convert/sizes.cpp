@@ -129,7 +129,6 @@ void choose_sizes(Conversion& conversion, const ConvertOptions& options) {
   const unsigned threads = conversion.budget.threads;
   conversion.digest_bytes = threads * digest_bytes;
   conversion.bytes_to_read = needs.bytes_to_read();
-  conversion.reads = needs.reads();
   conversion.peak_bytes = lists + threads * overhead_with(digest_bytes) + conversion.budget.bytes();
 }
 

@@ -157,15 +157,19 @@ class Cuda final : public Device {
     }
   }
 
+  // For all devices, also where one fails: what is copied from is given back afterwards.
   void wait(unsigned number) override {
+    std::exception_ptr failure;
     for (Context* const context : contexts()) {
       Lane* const lane = context->known_lane(number);
       if (lane == nullptr || !lane->is_busy) continue;
-      context->call("cuEventRecord",
-                    [&] { return driver_.cuEventRecord(lane->event, lane->stream); });
-      context->call("cuEventSynchronize", [&] { return driver_.cuEventSynchronize(lane->event); });
-      lane->is_busy = false;
+      try {
+        wait_for(*context, *lane);
+      } catch (const Error&) {
+        if (!failure) failure = std::current_exception();
+      }
     }
+    if (failure) std::rethrow_exception(failure);
   }
 
   void read(std::string_view device, const std::byte* from, std::span<std::byte> to) override {
@@ -175,6 +179,12 @@ class Cuda final : public Device {
   }
 
  private:
+  void wait_for(Context& context, Lane& lane) const {
+    context.call("cuEventRecord", [&] { return driver_.cuEventRecord(lane.event, lane.stream); });
+    context.call("cuEventSynchronize", [&] { return driver_.cuEventSynchronize(lane.event); });
+    lane.is_busy = false;
+  }
+
   static CUdeviceptr address_of(const std::byte* memory) {
     return reinterpret_cast<CUdeviceptr>(memory);  // NOLINT
   }

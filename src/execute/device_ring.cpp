@@ -25,9 +25,9 @@ DeviceRing::DeviceRing(const Plan& plan, Device& device, std::string_view first,
       device_(device),
       ring_(ring),
       memory_(memory),
-      data_(device.allocate(first, ring.bytes())),
       slots_(ring.slots),
-      free_(ring.slots) {
+      free_(ring.slots),
+      data_(device.allocate(first, ring.bytes())) {
   std::iota(free_.rbegin(), free_.rend(), 0U);
   memory_.take(ring_.bytes());
 }
@@ -121,8 +121,9 @@ void DeviceRing::send_taken(unsigned number, std::uint32_t target, std::byte* to
   if (!has_room(number, std::min(rest_least, ring_.slot_bytes / 4))) {
     slot.used_bytes = ring_.slot_bytes;
   }
-  const bool is_full = slot.used_bytes == ring_.slot_bytes;
-  if (is_full || slot.unsent_bytes >= batch_bytes || slot.copies.size() >= batch_copies_max) {
+  // Most values are as large as the one before: where another one has no room, nothing comes.
+  if (!has_room(number, std::max<std::uint64_t>(bytes.size(), 1)) ||
+      slot.unsent_bytes >= batch_bytes || slot.copies.size() >= batch_copies_max) {
     begin_copies(number);
   }
   const std::lock_guard lock(mutex_);

@@ -69,13 +69,13 @@ class DeviceRing {
   Device& device_;
   const Ring ring_;
   MemoryCount& memory_;
-  std::byte* const data_;
   std::mutex mutex_;
   // A slot in neither list is its thread's, which takes no lock; all else is guarded by mutex_.
   std::vector<Slot> slots_;
   std::vector<unsigned> free_;  // nothing is under way
   std::vector<unsigned> used_;
   std::uint64_t taken_ = 0;  // slots, each time that one was empty
+  std::byte* const data_;    // pinned last: nothing fails behind it
 };
 
 }  // namespace loadstone

@@ -18,6 +18,7 @@
 #include "execute/memory_count.h"
 #include "execute/memory_sink.h"
 #include "execute/offload_folder.h"
+#include "execute/planned_reads.h"
 #include "execute/puller.h"
 #include "execute/read_ahead.h"
 #include "execute/reader.h"
@@ -126,6 +127,15 @@ std::vector<DecodeForm> prepare_decodings(const Plan& plan) {
   return forms;
 }
 
+// Those that this run makes: a plan may be carried out in parts.
+std::vector<std::uint32_t> targets_of(const MemorySink& sink, const GroupList& groups) {
+  std::vector<std::uint32_t> targets = groups.targets;
+  for (std::uint32_t i = 0; i < sink.whole().size(); ++i) {
+    if (sink.whole()[i] != nullptr) targets.push_back(i);
+  }
+  return targets;
+}
+
 // Ends with the reader's slot given back.
 void run_jobs(ReadContext& context, JobQueue& queue) {
   Reader reader(context);
@@ -152,6 +162,7 @@ void fill_report(const Plan& plan, const MemorySink& sink, ReadContext& context,
   sort_findings(report.findings);
   report.bytes_read = context.bytes_read + work.bytes_read;
   for (const auto& bytes : context.written) report.bytes_written += bytes;
+  report.staging_bytes_peak = context.memory.bytes_peak();
 }
 
 }  // namespace
@@ -172,10 +183,11 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   const auto offload = std::make_shared<OffloadFolder>(plan, storage);
   MemoryCount memory;
   MemorySink sink(plan, destinations, *offload, options.device, budget, memory);
-  ReadAhead ahead(needs.reads(), shards.sources(), options.read_ahead_bytes);
   JobQueue jobs(plan, sink.whole(), window_limits(budget.whole.bytes, budget.chunk_bytes));
   GroupList groups;
   append_groups(plan, sink.by_windows(), groups);
+  ReadAhead ahead(planned_reads(plan, targets_of(sink, groups)), shards.sources(),
+                  options.read_ahead_bytes);
 
   std::optional<LoadDigests> digests;
   if (options.receipt) digests.emplace(plan, destinations, shards, *options.receipt);
@@ -204,7 +216,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   const std::uint64_t bytes_total = jobs.bytes_total() + windows.bytes_total();
   const auto progress = [&] { return Progress{context.bytes_done + work.bytes_done, bytes_total}; };
   ReaderGrowth growth = growth_of(*plan.catalog, budget.threads, options);
-  std::atomic<bool> is_interleaved = options.interleave;
+  std::atomic<bool> is_interleaved = options.interleave && !options.has_pages;
   run_team(growth, stop, options.observer, progress, [&] {
     if (options.interleave && !interleave_new_pages()) is_interleaved = false;
     run_jobs(context, jobs);
@@ -220,7 +232,6 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   fill_report(plan, sink, context, work, report);
   report.sync_seconds = offload->sync_seconds();
   if (options.holds_offload) report.offload = offload;
-  report.staging_bytes_peak = memory.bytes_peak();
   report.bytes_read_ahead = ahead.bytes_asked();
   report.readers = growth.readers();
   report.is_interleaved = is_interleaved;

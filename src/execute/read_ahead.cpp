@@ -1,7 +1,6 @@
 #include "execute/read_ahead.h"
 
 #include <algorithm>
-#include <optional>
 #include <string>
 #include <tuple>
 
@@ -13,6 +12,8 @@ namespace {
 
 // The system is asked for so many bytes at a time.
 constexpr std::uint64_t step_bytes = std::uint64_t{4} << 20;
+// Each read looks at all steps that are so near.
+constexpr std::uint64_t bytes_ahead_max = std::uint64_t{1} << 30;
 
 }  // namespace
 
@@ -23,16 +24,6 @@ class ReadAhead::Source final : public ByteSource {
 
   [[nodiscard]] const std::string& path() const noexcept override { return source_.path(); }
   [[nodiscard]] FileIdentity identity() const override { return source_.identity(); }
-  [[nodiscard]] unsigned reads_at_once() const noexcept override { return source_.reads_at_once(); }
-  [[nodiscard]] std::optional<double> cached_share() const override {
-    return source_.cached_share();
-  }
-  std::uint64_t prefetch(std::uint64_t offset, std::uint64_t bytes) noexcept override {
-    return source_.prefetch(offset, bytes);
-  }
-  void release(std::uint64_t offset, std::uint64_t bytes) noexcept override {
-    source_.release(offset, bytes);
-  }
 
   using ByteSource::read;
   void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
@@ -53,7 +44,7 @@ ReadAhead::ReadAhead(std::span<const ShardRange> reads,
     : reads_(reads.begin(), reads.end()),
       shards_(shards.begin(), shards.end()),
       sources_(shards_),
-      bytes_ahead_(bytes_ahead) {
+      bytes_ahead_(std::min(bytes_ahead, bytes_ahead_max)) {
   if (bytes_ahead_ == 0) return;
   ends_.reserve(reads_.size());
   std::uint64_t end = 0;

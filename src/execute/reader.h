@@ -66,9 +66,6 @@ class Reader {
   [[nodiscard]] Dtype source_dtype(const Job& job, const Piece& piece) const;
   [[noreturn]] void rethrow_named(const Job& job, const Error& error) const;
 
-  // What is read over between two pieces that are read in one call.
-  static constexpr std::uint64_t skipped_bytes_max = 4096;
-
   ReadContext& context_;
   std::optional<CountedMemory> slot_;
   std::optional<CountedMemory> parts_of_numbers_;  // what is being decoded

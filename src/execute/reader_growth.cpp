@@ -21,19 +21,30 @@ bool ReaderGrowth::is_enough(const WorkPeriod& period) const noexcept {
 
 unsigned ReaderGrowth::after(const WorkPeriod& period) noexcept {
   const double rate = static_cast<double>(period.bytes) / period.seconds;
-  if (rate_before_ > 0 && rate < gain_least * rate_before_) {
-    most_ = readers_;  // the last ones were of no use
-    return readers_;
-  }
   const double usable = period.seconds * std::min(readers_, cores_);
   const bool waits = period.processor_seconds < (1 - idle_share_least) * usable;
+  if (rate_before_ > 0 && rate < gain_least * rate_before_) {
+    // From here on the disk is read and no longer the cache: what was learnt there is void.
+    if (waits && !waited_before_) {
+      rate_before_ = 0;
+    } else {
+      most_ = readers_;  // the last ones were of no use
+    }
+    return readers_;
+  }
   if (readers_ >= most_ || (readers_ >= cores_ && !waits)) {
     rate_before_ = 0;
     return readers_;
   }
   rate_before_ = rate;
+  waited_before_ = waits;
   readers_ = std::min(most_, readers_ + std::max(1U, readers_ / 2));
   return readers_;
+}
+
+void ReaderGrowth::have(unsigned readers) noexcept {
+  if (readers < readers_) most_ = readers;
+  readers_ = readers;
 }
 
 }  // namespace loadstone

@@ -25,12 +25,15 @@ class ReaderGrowth {
   [[nodiscard]] bool is_enough(const WorkPeriod& period) const noexcept;
   // How many there should be after this period: never fewer than before.
   unsigned after(const WorkPeriod& period) noexcept;
+  // So many there are: where the system gives no more, no more are wanted.
+  void have(unsigned readers) noexcept;
 
  private:
   unsigned readers_;
   unsigned most_;
   unsigned cores_;
-  double rate_before_ = 0;  // when some were added last; 0: none were
+  double rate_before_ = 0;      // when some were added last; 0: none were
+  bool waited_before_ = false;  // then
 };
 
 }  // namespace loadstone

@@ -91,22 +91,33 @@ std::error_code Team::start_one() {
   return problem;
 }
 
-void Team::start(unsigned count, const Work& work) {
+unsigned Team::start(unsigned count, const Work& work) {
   work_ = work;
   threads_.reserve(count);
   for (unsigned i = 0; i < count; ++i) {
     const std::error_code problem = start_one();
     if (!problem) continue;
-    if (i != 0) return;  // fewer threads do the same work
+    if (i != 0) return i;  // fewer threads do the same work
     Where where;
     where.system_error = problem.value();
     throw Error("memory.host", "the system starts no thread", where);
   }
+  return count;
 }
 
-void Team::add(unsigned count) {
-  while (count-- > 0 && !start_one()) {
+unsigned Team::add(unsigned count) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (running_ == 0) return 0;
   }
+  try {
+    threads_.reserve(threads_.size() + count);  // a thread that has no place here cannot be joined
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
+  unsigned added = 0;
+  while (added < count && !start_one()) ++added;
+  return added;
 }
 
 bool Team::wait(const std::function<bool()>& watch) {
@@ -133,13 +144,14 @@ void run_team(ReaderGrowth& growth, std::atomic<bool>& stop, Observer* observer,
               const std::function<Progress()>& progress, const Team::Work& work) {
   Team team(stop);
   PeriodClock clock;
-  team.start(growth.readers(), work);
+  growth.have(team.start(growth.readers(), work));
   const bool goes_on = team.wait([&] {
     const Progress now = progress();
     const WorkPeriod period = clock.period(now.bytes_done);
     if (growth.is_enough(period)) {
       const unsigned before = growth.readers();
-      team.add(growth.after(period) - before);
+      const unsigned wanted = growth.after(period) - before;
+      if (wanted > 0) growth.have(before + team.add(wanted));
       clock = PeriodClock(now.bytes_done);
     }
     if (observer == nullptr) return true;

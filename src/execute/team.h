@@ -34,10 +34,11 @@ class Team {
   Team& operator=(const Team&) = delete;
 
   // Starts `count` threads, or as many as the system gives: Error "memory.host" when none. `work`
-  // is called once in each, and may throw: the first failure stops all.
-  void start(unsigned count, const Work& work);
-  // Starts more of them, as many as the system gives, for the same work. From wait()'s `watch` too.
-  void add(unsigned count);
+  // is called once in each, and may throw: the first failure stops all. Returns how many.
+  unsigned start(unsigned count, const Work& work);
+  // Starts more of them, as many as the system gives, for the same work, if some of them still
+  // work. From wait()'s `watch` too. Returns how many.
+  unsigned add(unsigned count);
   // Calls `watch` about 20 times a second until all threads have ended, then once more; false from
   // it stops them. Rethrows the first failure. Returns whether `watch` never said false.
   bool wait(const std::function<bool()>& watch);

@@ -13,9 +13,6 @@ namespace loadstone {
 
 namespace {
 
-// Reading over a hole of this size is cheaper than a second call.
-constexpr std::uint64_t hole_bytes_max = 64 << 10;
-
 [[noreturn]] void refuse(const Plan& plan, const PlannedTarget& target, const Box& box,
                          const std::string& problem) {
   Where where;
@@ -91,12 +88,13 @@ void Walk::classify() noexcept {
   if (direct_) return;
   while (kept_from_ > 0) {
     const Dim& outer = dims_[kept_from_ - 1];
-    if (outer.source_step > outer.step_bytes + hole_bytes_max) break;
+    if (outer.source_step > outer.step_bytes + staged_hole_bytes_max) break;
     --kept_from_;
   }
   // One step may still be too wide to be read over its holes: the same rule for the innermost.
   const Dim& last = dims_.back();
-  if (kept_from_ == dims_.size() - 1 && last.source_step > last.step_bytes + hole_bytes_max) {
+  if (kept_from_ == dims_.size() - 1 &&
+      last.source_step > last.step_bytes + staged_hole_bytes_max) {
     kept_from_ = dims_.size();
   }
 }

@@ -7,8 +7,14 @@
 #include <tuple>
 
 #include "base/text.h"
+#include "loadstone/storage.h"
 
 namespace loadstone {
+
+void note_reads(const ByteSource& source, Shard& shard) {
+  shard.reads_at_once = source.reads_at_once();
+  shard.is_on_network = source.is_on_network();
+}
 
 void refuse(const std::string& path, HeaderProblem problem) {
   Where where;

@@ -21,6 +21,9 @@ struct FileHeader {
   std::vector<Finding> findings;
 };
 
+// What a file says of how it is read, for the shard that it is.
+void note_reads(const ByteSource& source, Shard& shard);
+
 // A rule that a file breaks. `code` is text that lives for ever.
 struct HeaderProblem {
   const char* code = "internal";

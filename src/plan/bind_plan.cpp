@@ -425,7 +425,11 @@ class Binder {
         break;
     }
     if (!fits) {
-      refuse(i, "delivery", "a delivery that its origin and device do not allow",
+      const bool has_moved =
+          target.delivery == Delivery::file_view && comes_over_network(plan_, target);
+      refuse(i, "delivery",
+             has_moved ? "a view of a file that is on another machine: make the plan again"
+                       : "a delivery that its origin and device do not allow",
              fmt::format("{} of {} to {}", name(target.delivery), name(origin), target.device));
     }
     if (target.delivery == Delivery::disk_write && !is_offload_name(target.name)) {

@@ -310,21 +310,9 @@ void Needs::count_reads() {
     }
     if (next.end <= known) continue;
     bytes_to_read_ = sum(bytes_to_read_, next.end - std::max(next.begin, known));
-    add_read(next);
     farthest = &next;
   }
   stretches_ = {};
-}
-
-// Behind those that begin before it.
-void Needs::add_read(const Stretch& next) {
-  const bool goes_on = !reads_.empty() && reads_.back().shard == next.shard &&
-                       next.begin <= sum(reads_.back().bytes.end, staged_hole_bytes_max);
-  if (goes_on) {
-    reads_.back().bytes.end = next.end;
-  } else {
-    reads_.push_back({next.shard, {next.begin, next.end}});
-  }
 }
 
 std::uint64_t Needs::box_bytes() const noexcept {

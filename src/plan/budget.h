@@ -12,12 +12,14 @@
 #include "codec/decode.h"
 #include "kernels/quantize.h"
 #include "loadstone/budget.h"
-#include "loadstone/byte_range.h"
 #include "loadstone/plan.h"
 
 namespace loadstone {
 
-// Holes of this size between staged pieces are read over, into the slot.
+// Holes of this size between pieces that are read into their places are read over: a second call
+// has its price.
+inline constexpr std::uint64_t skipped_bytes_max = 4096;
+// Those between staged pieces, into the slot.
 inline constexpr std::uint64_t staged_hole_bytes_max = 64 << 10;
 // No reader of a value takes less: a block and its numbers have to fit.
 inline constexpr std::uint64_t reader_bytes_least = 4096;
@@ -95,8 +97,6 @@ class Needs {
 
   // Of the sources, each byte once.
   [[nodiscard]] std::uint64_t bytes_to_read() const noexcept { return bytes_to_read_; }
-  // The same bytes, in the order of the files; what lies near to each other is one range.
-  [[nodiscard]] const std::vector<ShardRange>& reads() const noexcept { return reads_; }
   // One thread cannot do with less.
   [[nodiscard]] std::uint64_t thread_bytes_least() const;
   // Of the largest values that so many threads have in hand: one more waits for its last window.
@@ -155,7 +155,6 @@ class Needs {
   void add_window_value(const PlannedTarget& target, const QuantizeForm* form,
                         std::map<std::string_view, std::size_t>& shared);
   void count_reads();
-  void add_read(const Stretch& next);
   void stage(const Stretch& first, const Stretch& second);
   [[nodiscard]] std::uint64_t encoded_bytes(std::uint64_t piece_bytes) const;
   [[nodiscard]] std::uint64_t windows_in_hand() const noexcept;
@@ -187,7 +186,6 @@ class Needs {
   std::uint64_t merge_counts_ = 0;
   std::uint64_t merge_bytes_ = 0;  // all of them
   std::uint64_t bytes_to_read_ = 0;
-  std::vector<ShardRange> reads_;
 };
 
 }  // namespace loadstone

@@ -1,5 +1,7 @@
 #include "plan/costs.h"
 
+#include <algorithm>
+
 #include "catalog/reading_threads.h"
 #include "loadstone/remote.h"
 #include "plan/budget.h"
@@ -46,7 +48,13 @@ bool can_keep_on_disk(const Plan& plan, const PlannedTarget& target) noexcept {
 }
 
 bool is_mappable(const Catalog& catalog, std::uint32_t shard) noexcept {
-  return catalog.assembly(shard) == nullptr && !is_remote(catalog.shards()[shard].path);
+  return catalog.assembly(shard) == nullptr && !catalog.shards()[shard].is_on_network;
+}
+
+bool comes_over_network(const Plan& plan, const PlannedTarget& target) noexcept {
+  return std::ranges::any_of(target.recipe.boxes, [&](const Box& box) {
+    return plan.catalog->shards()[plan.catalog->tensors()[box.source].shard].is_on_network;
+  });
 }
 
 bool can_view(const TensorInfo& tensor) noexcept {

@@ -31,6 +31,9 @@ namespace loadstone {
 // Whether the shard is one file of this machine, so that memory can be a view of it.
 [[nodiscard]] bool is_mappable(const Catalog& catalog, std::uint32_t shard) noexcept;
 
+// Whether one of the shards that the target's value comes from is on another machine.
+[[nodiscard]] bool comes_over_network(const Plan& plan, const PlannedTarget& target) noexcept;
+
 // Whether a view of the file can be the value: a whole source that has bytes and can be viewed.
 [[nodiscard]] bool can_view_file(const Plan& plan, const PlannedTarget& target) noexcept;
 

@@ -212,10 +212,9 @@ void Planner::check_offload() {
     if (options_.mmap && target.delivery == Delivery::memory && target.device == "cpu" &&
         target.byte_count() > 0 && is_whole_source(plan_, target) &&
         unaligned.sources.size() < names_listed_max) {
-      const auto& tensors = plan_.catalog->tensors();
-      const TensorInfo& source = tensors[target.recipe.boxes.front().source];
-      is_far = is_far || is_remote(plan_.catalog->shards()[source.shard].path);
-      unaligned.sources.push_back(source.name);
+      is_far = is_far || comes_over_network(plan_, target);
+      const std::uint32_t source = target.recipe.boxes.front().source;
+      unaligned.sources.push_back(plan_.catalog->tensors()[source].name);
     }
   }
   if (!unaligned.sources.empty()) {

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <climits>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <utility>
 
@@ -19,6 +20,7 @@
 #include "storage/descriptors.h"
 #include "storage/file_status.h"
 #include "storage/local_writer.h"
+#include "storage/network_file_system.h"
 #include "storage/page_cache.h"
 #include "storage/regular_file.h"
 
@@ -50,6 +52,11 @@ class LocalFile final : public ByteSource {
     return identity_of(status);
   }
 
+  [[nodiscard]] bool is_on_network() const override {
+    const DescriptorPool::Use use(file_);
+    return loadstone::is_on_network(use.descriptor());
+  }
+
   [[nodiscard]] std::optional<double> cached_share() const override {
     const std::uint64_t bytes = identity().bytes;
     const DescriptorPool::Use use(file_);
@@ -60,7 +67,7 @@ class LocalFile final : public ByteSource {
     try {
       const DescriptorPool::Use use(file_);
       return prefetch_missing(use.descriptor(), offset, bytes);
-    } catch (const Error&) {
+    } catch (const std::exception&) {
       return 0;  // whoever reads these bytes says why
     }
   }
@@ -70,7 +77,7 @@ class LocalFile final : public ByteSource {
       const DescriptorPool::Use use(file_);
       ::posix_fadvise(use.descriptor(), static_cast<off_t>(offset), static_cast<off_t>(bytes),
                       POSIX_FADV_DONTNEED);
-    } catch (const Error&) {
+    } catch (const std::exception&) {
       // The file is gone or there is no descriptor left: then its pages stay.
     }
   }

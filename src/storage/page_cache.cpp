@@ -1,30 +1,43 @@
 #include "storage/page_cache.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
-#include <vector>
+
+#include "base/ceil_div.h"
 
 namespace loadstone {
 
 namespace {
 
-constexpr std::uint64_t view_bytes_max = std::uint64_t{1} << 30;
 constexpr std::uint64_t looked_at_bytes = std::uint64_t{1} << 20;
+// Of a larger range the kernel fetches what the device's read-ahead allows, and forgets the rest.
+constexpr std::uint64_t asked_at_once = 128 << 10;
+constexpr std::uint64_t samples_max = 256;
 
-// Pages of this part of the file that are in the cache; none where that cannot be told.
-std::optional<std::uint64_t> cached_pages(int descriptor, std::uint64_t begin, std::uint64_t bytes,
-                                          std::vector<unsigned char>& pages) {
-  void* const view =
-      ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, descriptor, static_cast<off_t>(begin));
-  if (view == MAP_FAILED) return std::nullopt;
-  const int status = ::mincore(view, bytes, pages.data());
-  ::munmap(view, bytes);
-  if (status != 0) return std::nullopt;
-  return std::ranges::count_if(pages, [](unsigned char page) { return (page & 1) != 0; });
+// Whether the byte can be read without waiting; none where the system does not say it. (mincore()
+// says of files that are others' and cannot be written to that all is there.)
+std::optional<bool> is_cached(int descriptor, std::uint64_t offset) noexcept {
+  std::byte byte{};
+  const iovec one = {&byte, 1};
+  if (::preadv2(descriptor, &one, 1, static_cast<off_t>(offset), RWF_NOWAIT) >= 0) return true;
+  if (errno == EAGAIN) return false;
+  return std::nullopt;
+}
+
+std::uint64_t ask(int descriptor, std::uint64_t begin, std::uint64_t end) noexcept {
+  std::uint64_t asked = 0;
+  for (; begin < end; begin += asked_at_once) {
+    const std::uint64_t count = std::min(asked_at_once, end - begin);
+    const int problem = ::posix_fadvise(descriptor, static_cast<off_t>(begin),
+                                        static_cast<off_t>(count), POSIX_FADV_WILLNEED);
+    if (problem == 0) asked += count;
+  }
+  return asked;
 }
 
 }  // namespace
@@ -32,38 +45,27 @@ std::optional<std::uint64_t> cached_pages(int descriptor, std::uint64_t begin, s
 std::optional<double> cached_share_of(int descriptor, std::uint64_t bytes) {
   if (bytes == 0) return 1;
   const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  std::vector<unsigned char> pages;
+  const std::uint64_t pages = ceil_div(bytes, page_bytes);
+  const std::uint64_t samples = std::min(pages, samples_max);
   std::uint64_t cached = 0;
-  for (std::uint64_t begin = 0; begin < bytes; begin += view_bytes_max) {
-    const std::uint64_t part = std::min(view_bytes_max, bytes - begin);
-    pages.assign((part + page_bytes - 1) / page_bytes, 0);
-    const auto found = cached_pages(descriptor, begin, part, pages);
+  for (std::uint64_t i = 0; i < samples; ++i) {
+    const auto found = is_cached(descriptor, pages * i / samples * page_bytes);
     if (!found) return std::nullopt;
-    cached += *found;
+    cached += *found ? 1 : 0;
   }
-  return static_cast<double>(cached) / static_cast<double>((bytes + page_bytes - 1) / page_bytes);
+  return static_cast<double>(cached) / static_cast<double>(samples);
 }
 
 std::uint64_t prefetch_missing(int descriptor, std::uint64_t begin, std::uint64_t bytes) noexcept {
-  const auto page_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  const std::uint64_t first = begin / page_bytes * page_bytes;
-  const std::uint64_t size = begin + bytes - first;
-  if (bytes == 0) return 0;
-  // Nothing is read through this view: it is how the system is asked.
-  auto* const view = static_cast<std::byte*>(
-      ::mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, static_cast<off_t>(first)));
-  const bool is_known = view != MAP_FAILED;
   std::uint64_t asked = 0;
-  for (std::uint64_t at = 0; at < size; at += looked_at_bytes) {
-    const std::uint64_t part = std::min(looked_at_bytes, size - at);
-    unsigned char page = 0;
-    if (is_known && ::mincore(view + at, page_bytes, &page) == 0 && (page & 1) != 0) continue;
-    const auto from = static_cast<off_t>(first + at);
-    if (::posix_fadvise(descriptor, from, static_cast<off_t>(part), POSIX_FADV_WILLNEED) == 0) {
-      asked += part;
+  for (const std::uint64_t end = begin + bytes; begin < end;) {
+    const std::uint64_t part_end = std::min(end, (begin / looked_at_bytes + 1) * looked_at_bytes);
+    // The last byte: the first ones may be on a page that came with what stands before.
+    if (!is_cached(descriptor, part_end - 1).value_or(false)) {
+      asked += ask(descriptor, begin, part_end);
     }
+    begin = part_end;
   }
-  if (is_known) ::munmap(view, size);
   return asked;
 }
 

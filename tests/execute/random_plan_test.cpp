@@ -4,12 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <numeric>
 #include <random>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "execute/plan_builder.h"
+#include "execute/planned_reads.h"
 #include "loadstone/execute.h"
 #include "plan/budget.h"
 
@@ -20,31 +22,56 @@ using testing::expected_value;
 using testing::pattern;
 using testing::PlanBuilder;
 using testing::random_plan;
+using testing::ReadEvent;
 using testing::value_of;
 
-// All that is read is asked for ahead, and nothing else.
-void expect_all_asked(const Plan& plan, const Needs& needs, const PlanBuilder& builder) {
-  using Range = std::tuple<std::string, std::uint64_t, std::uint64_t>;
-  auto events = builder.storage.asked();
-  std::ranges::sort(events, {},
-                    [](const auto& each) { return std::tuple(each.path, each.offset); });
-  std::vector<Range> asked;
-  for (const auto& each : events) {
-    const bool goes_on = !asked.empty() && std::get<0>(asked.back()) == each.path &&
-                         std::get<2>(asked.back()) == each.offset;
-    if (!goes_on) asked.emplace_back(each.path, each.offset, each.offset);
-    std::get<2>(asked.back()) += each.bytes;
+using Ranges = std::map<std::string, std::vector<ByteRange>>;
+
+// Of what the storage noted, or of a plan: sorted and joined where they meet.
+Ranges joined(Ranges ranges) {
+  for (auto& [path, of_file] : ranges) {
+    std::ranges::sort(of_file, {}, &ByteRange::begin);
+    std::vector<ByteRange> runs;
+    for (const ByteRange range : of_file) {
+      if (runs.empty() || range.begin > runs.back().end) runs.push_back(range);
+      runs.back().end = std::max(runs.back().end, range.end);
+    }
+    of_file = std::move(runs);
   }
-  std::vector<Range> planned;
-  std::uint64_t bytes = 0;
-  for (const ShardRange& range : needs.reads()) {
-    planned.emplace_back(plan.catalog->shards()[range.shard].path, range.bytes.begin,
-                         range.bytes.end);
-    bytes += range.bytes.size();
+  return ranges;
+}
+
+Ranges ranges_of(const std::vector<ReadEvent>& events) {
+  Ranges ranges;
+  for (const ReadEvent& event : events) {
+    ranges[event.path].push_back({event.offset, event.offset + event.bytes});
   }
-  std::ranges::sort(planned);
-  EXPECT_EQ(asked, planned);
-  EXPECT_GE(bytes, needs.bytes_to_read());
+  return joined(ranges);
+}
+
+// What is planned is asked for ahead, and nothing else; and that is what is read, but for what is
+// read over between two pieces.
+void expect_all_asked(const Plan& plan, const PlanBuilder& builder) {
+  std::vector<std::uint32_t> all(plan.targets.size());
+  std::iota(all.begin(), all.end(), 0U);
+  Ranges planned;
+  for (const ShardRange& range : planned_reads(plan, all)) {
+    planned[plan.catalog->shards()[range.shard].path].push_back(range.bytes);
+  }
+  const Ranges asked = ranges_of(builder.storage.asked());
+  EXPECT_EQ(asked, joined(planned));
+  Ranges read = ranges_of(builder.storage.reads());
+  for (const auto& [path, ranges] : asked) {
+    for (const ByteRange range : ranges) {
+      std::uint64_t at = range.begin;
+      for (const ByteRange run : read[path]) {
+        if (run.end <= at || run.begin >= range.end) continue;
+        EXPECT_LE(run.begin, at + staged_hole_bytes_max);
+        at = run.end;
+      }
+      EXPECT_GE(at, range.end);
+    }
+  }
 }
 
 void load_random_plan(unsigned seed) {
@@ -63,7 +90,7 @@ void load_random_plan(unsigned seed) {
   const std::uint64_t promised = bytes_promised(plan, needs);
   EXPECT_LE(report.staging_bytes_peak, promised);
   EXPECT_LE(promised, std::max(builder.staging_bytes_max, needs.thread_bytes_least()));
-  expect_all_asked(plan, needs, builder);
+  expect_all_asked(plan, builder);
   for (std::size_t i = 0; i < plan.targets.size(); ++i) {
     // Not EXPECT_EQ: it would print megabytes.
     EXPECT_TRUE(value_of(memory.destinations()[i]) == expected_value(builder, plan.targets[i]))

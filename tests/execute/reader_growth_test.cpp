@@ -52,6 +52,23 @@ TEST(ReaderGrowth, MoreCoresThanReadersAreTried) {
   EXPECT_EQ(growth.after(period(12.5e9, 9)), 9u);
 }
 
+// What busy readers of the cache showed says nothing of a disk that they wait for.
+TEST(ReaderGrowth, BeginsAnewWhereTheCachedPartEnds) {
+  ReaderGrowth growth(4, 16, 64);
+  EXPECT_EQ(growth.after(period(8e9, 4)), 6u);
+  EXPECT_EQ(growth.after(period(1e9, 0.5)), 6u);
+  EXPECT_EQ(growth.after(period(1e9, 0.5)), 9u);
+  EXPECT_EQ(growth.after(period(0.6e9, 0.5)), 9u);  // a disk that more readers make slower
+  EXPECT_EQ(growth.after(period(0.6e9, 0.5)), 9u);
+}
+
+TEST(ReaderGrowth, WantsNoMoreThanTheSystemGives) {
+  ReaderGrowth growth(4, 16, 64);
+  growth.have(3);
+  EXPECT_EQ(growth.readers(), 3u);
+  EXPECT_EQ(growth.after(period(8e9, 3)), 3u);
+}
+
 TEST(ReaderGrowth, ShortPeriodsSayNothing) {
   const ReaderGrowth growth(1, 2, 2);
   EXPECT_FALSE(growth.is_enough({.seconds = 0.1, .bytes = 1 << 30}));

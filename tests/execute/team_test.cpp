@@ -33,8 +33,9 @@ class TeamTest : public testing::Test {
   unsigned done_by(unsigned wanted, Team::Starter starter) {
     std::atomic<unsigned> done = 0;
     Team team(stop, std::move(starter));
-    team.start(wanted, [&] { ++done; });
+    const unsigned started = team.start(wanted, [&] { ++done; });
     EXPECT_TRUE(team.wait([] { return true; }));
+    EXPECT_EQ(done, started);
     return done;
   }
 
@@ -45,6 +46,41 @@ TEST_F(TeamTest, GoesOnWithFewerThreads) {
   EXPECT_EQ(done_by(4, starts(4, no_thread())), 4u);
   EXPECT_EQ(done_by(4, starts(2, no_thread())), 2u);
   EXPECT_EQ(done_by(4, starts(1, std::bad_alloc())), 1u);
+}
+
+TEST_F(TeamTest, SaysHowManyJoined) {
+  Team team(stop, starts(3, no_thread()));
+  EXPECT_EQ(team.start(1,
+                       [&] {
+                         while (!stop) std::this_thread::yield();
+                       }),
+            1u);
+  EXPECT_EQ(team.add(5), 2u);
+  EXPECT_EQ(team.add(5), 0u);
+  stop = true;
+  EXPECT_TRUE(team.wait([] { return true; }));
+}
+
+TEST_F(TeamTest, NobodyJoinsWorkThatIsDone) {
+  Team team(stop);
+  EXPECT_EQ(team.start(1, [] {}), 1u);
+  EXPECT_TRUE(team.wait([] { return true; }));
+  EXPECT_EQ(team.add(1), 0u);
+}
+
+// A thread that is started and has no place would end the process.
+TEST_F(TeamTest, NobodyJoinsWhereThereIsNoMemory) {
+  unsigned added = 1;
+  std::thread([&] {
+    Team team(stop);
+    team.start(1, [&] {
+      while (!stop) std::this_thread::yield();
+    });
+    end_memory_of_this_thread();
+    added = team.add(100);
+    stop = true;
+  }).join();
+  EXPECT_EQ(added, 0u);
 }
 
 TEST_F(TeamTest, NoThreadAtAllIsAnError) {

@@ -12,13 +12,18 @@ namespace {
 
 class MemorySource final : public ByteSource {
  public:
-  MemorySource(std::string path, std::shared_ptr<const std::string> bytes, std::int64_t modified_ns)
-      : path_(std::move(path)), bytes_(std::move(bytes)), modified_ns_(modified_ns) {}
+  MemorySource(std::string path, std::shared_ptr<const std::string> bytes, std::int64_t modified_ns,
+               bool is_on_network)
+      : path_(std::move(path)),
+        bytes_(std::move(bytes)),
+        modified_ns_(modified_ns),
+        is_on_network_(is_on_network) {}
 
   [[nodiscard]] const std::string& path() const noexcept override { return path_; }
   [[nodiscard]] FileIdentity identity() const override {
     return {.bytes = bytes_->size(), .modified_ns = modified_ns_};
   }
+  [[nodiscard]] bool is_on_network() const override { return is_on_network_; }
   using ByteSource::read;
   void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
     for (const std::span<std::byte> piece : pieces) {
@@ -37,6 +42,7 @@ class MemorySource final : public ByteSource {
   std::string path_;
   std::shared_ptr<const std::string> bytes_;
   std::int64_t modified_ns_;
+  bool is_on_network_;
 };
 
 std::string parent(const std::string& path) {
@@ -106,8 +112,8 @@ std::shared_ptr<ByteSource> MemoryStorage::open(const std::string& path) {
   const auto found = files_.find(real);
   if (found == files_.end()) fail("io.not_regular", "not a regular file", path);
   const auto time = modified_ns_.find(real);
-  return std::make_shared<MemorySource>(path, found->second,
-                                        time == modified_ns_.end() ? 0 : time->second);
+  return std::make_shared<MemorySource>(
+      path, found->second, time == modified_ns_.end() ? 0 : time->second, is_on_network_);
 }
 
 EntryKind MemoryStorage::kind(const std::string& path) {
@@ -132,8 +138,8 @@ std::vector<std::string> MemoryStorage::list(const std::string& folder) {
 }
 
 std::shared_ptr<ByteSource> memory_source(std::string bytes, std::string path) {
-  return std::make_shared<MemorySource>(std::move(path),
-                                        std::make_shared<const std::string>(std::move(bytes)), 0);
+  return std::make_shared<MemorySource>(
+      std::move(path), std::make_shared<const std::string>(std::move(bytes)), 0, false);
 }
 
 }  // namespace loadstone::test

@@ -24,6 +24,8 @@ class MemoryStorage final : public Storage {
   // Says "io.denied" when opened.
   void deny(const std::string& path) { denied_.insert(path); }
   void set_modified_ns(const std::string& path, std::int64_t time) { modified_ns_[path] = time; }
+  // Files that are opened from now on are another machine's.
+  void move_to_network() { is_on_network_ = true; }
 
   [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override;
   [[nodiscard]] EntryKind kind(const std::string& path) override;
@@ -37,6 +39,7 @@ class MemoryStorage final : public Storage {
   std::set<std::string> folders_ = {"/"};
   std::set<std::string> pipes_;
   std::set<std::string> denied_;
+  bool is_on_network_ = false;
 };
 
 // One file, for tests that need no file system.

@@ -35,6 +35,7 @@ class RemoteFile final : public ByteSource {
   [[nodiscard]] const std::string& path() const noexcept override { return address_.path; }
   [[nodiscard]] FileIdentity identity() const override { return identity_; }
   [[nodiscard]] unsigned reads_at_once() const noexcept override;
+  [[nodiscard]] bool is_on_network() const override { return true; }
   using ByteSource::read;
   void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override;
 

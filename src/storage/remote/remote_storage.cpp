@@ -254,6 +254,7 @@ class StoppableFile final : public ByteSource {
   [[nodiscard]] const std::string& path() const noexcept override { return file_->path(); }
   [[nodiscard]] FileIdentity identity() const override { return file_->identity(); }
   [[nodiscard]] unsigned reads_at_once() const noexcept override { return file_->reads_at_once(); }
+  [[nodiscard]] bool is_on_network() const override { return file_->is_on_network(); }
   using ByteSource::read;
   void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
     const StopScope scope(*is_stopped_);
