@@ -118,6 +118,7 @@ def main() -> None:
         return
     dense = checkpoints.make(arguments.data, "dense", arguments.gigabytes)
     small = many(arguments.data, arguments.gigabytes)
+    os.sync()  # the disk is not to write while cold files are read
     recorded: dict[str, Any] = {}
     for kind in arguments.only or TABLES:
         results: dict[str, list[measure.Result]] = {case: [] for case in TABLES[kind]}
