@@ -160,6 +160,12 @@ def test_what_no_target_needs_is_not_asked_for(cold: Path) -> None:
     assert 0 < report.bytes_read_ahead <= NBYTES // LAYERS
 
 
+def test_a_part_of_a_conversion_asks_for_its_own(cold: Path, tmp_path: Path) -> None:
+    report = loadstone.convert(cold, tmp_path / "out", shard_size="5MB", part=(2, 6))
+    assert report.bytes_read == NBYTES // LAYERS
+    assert 0 < report.bytes_read_ahead <= report.bytes_read
+
+
 @pytest.mark.parametrize("threads", [1, 3, 7])
 def test_readers_that_are_wanted_are_those_that_read(source: Path, threads: int) -> None:
     model = skeleton()
