@@ -295,6 +295,11 @@ def read_once(number: int, first: Path, second: Path) -> dict[str, Any]:
                 "same provenance": same,
                 "bytes_read": report.bytes_read,
             }
+    together, alone = (
+        loadstone.load(by_fsdp(), first, read_once=once, interleave=True).is_interleaved
+        for once in (True, False)
+    )
+    cases["options"] = together == alone
     unread = by_fsdp()
     cases["one gives up"] = refusal(unread, first, progress=give_up if number == 2 else False)
     cases["another file"] = refusal(unread, second if number == 3 else first)

@@ -18,7 +18,7 @@ from compare import same
 from fake_devices import FakeDevices
 
 import loadstone
-from loadstone import Quantization, _devices
+from loadstone import Quantization, _core, _devices
 
 DEVICES = ["cuda:0", "xpu:0"]
 
@@ -191,9 +191,21 @@ def test_who_counts_as_a_rank_of_this_machine(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 16)
     assert local_ranks() == 16  # who is elsewhere is not known
-    for told, count in (("8", 8), ("1", 1), ("0", 16), ("many", 16), ("", 16)):
+    for told, count in (("8", 8), ("1", 1), ("0", 16), ("many", 16), ("", 16), ("9" * 11, 1 << 20)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", told)
         assert local_ranks() == count
+
+
+def test_ranks_share_in_loads_of_files_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The plan behind ``loadstone.open`` and ``load_file``."""
+    from loadstone._read import plan_for
+
+    path = tmp_path / "model.safetensors"
+    loadstone.torch.save_file({"weight": torch.randn(4, 4)}, path)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    targets = [_core.Target("weight", (4, 4), "F32")]
+    made = plan_for(loadstone.inspect(path), targets, device="cuda:0")
+    assert json.loads(made.to_json())["local_ranks"] == 8
 
 
 @pytest.mark.parametrize("encoding", ["nf4", "int8", "fp8", "nvfp4", "mxfp8"])

@@ -90,6 +90,10 @@ def test_ranks_that_read_together_read_each_byte_once(
     assert max(run["bytes_read"] for run in runs) < 0.5 * file_bytes()
 
 
+def test_ranks_that_read_together_have_the_options_of_others(found: list[dict]) -> None:
+    assert all(each["read once"]["options"] for each in found)
+
+
 def test_what_is_decoded_cast_or_stacked_is_sent_too(found: list[dict]) -> None:
     cases = [each["other sources"] for each in found]
     assert len(cases[0]) == 10

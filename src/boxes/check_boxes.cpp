@@ -143,6 +143,13 @@ ElementRange source_range(const Box& box) noexcept {
   return {box.source_offset, last + 1};
 }
 
+// 8 elements fill whole bytes whatever their width, so no product can be too large.
+ByteRange bytes_of(ElementRange range, Dtype dtype) noexcept {
+  const std::uint64_t width = bits(dtype);
+  return {range.begin / 8 * width + range.begin % 8 * width / 8,
+          range.end / 8 * width + (range.end % 8 * width + 7) / 8};
+}
+
 std::uint64_t volume(const Box& box) noexcept {
   std::uint64_t count = 1;
   for (const BoxDim& dim : box.dims) count *= dim.extent;

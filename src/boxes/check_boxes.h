@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "boxes/dims.h"
+#include "loadstone/byte_range.h"
 #include "loadstone/catalog.h"
 #include "loadstone/recipe.h"
 
@@ -41,6 +42,8 @@ struct ElementRange {
   std::uint64_t end = 0;
 };
 [[nodiscard]] ElementRange source_range(const Box& box) noexcept;
+// Where these elements stand, counted from the first one; whole bytes.
+[[nodiscard]] ByteRange bytes_of(ElementRange range, Dtype dtype) noexcept;
 
 // Elements that the box moves. The box must have passed check_boxes().
 [[nodiscard]] std::uint64_t volume(const Box& box) noexcept;

@@ -54,9 +54,8 @@ class PlannedReads {
       const Encoding encoding = tensors[box.source].encoding;
       if (!encoding.is_dtype()) return;
       const Dtype stored = encoding.dtype();
-      add_runs(box, stored, stored == dtype, [&](ElementRange range) {
-        add_bytes(box.source, begin_of(range, stored), end_of(range, stored));
-      });
+      add_runs(box, stored, stored == dtype,
+               [&](ElementRange range) { add_bytes(box.source, bytes_of(range, stored)); });
       return;
     }
     const Decoding& decoding = plan_.decodings[box.decoding];
@@ -65,7 +64,7 @@ class PlannedReads {
     add_runs(box, decoding.dtype, false, [&](ElementRange range) {
       for (std::size_t i = 0; i < decoding.sources.size(); ++i) {
         const auto part = form.part_bytes(i, range.begin, range.end);
-        add_bytes(decoding.sources[i], part.begin, part.end);
+        add_bytes(decoding.sources[i], {part.begin, part.end});
       }
     });
   }
@@ -100,17 +99,11 @@ class PlannedReads {
     }
   }
 
-  static std::uint64_t begin_of(ElementRange range, Dtype dtype) {
-    return range.begin / 8 * bits(dtype) + range.begin % 8 * bits(dtype) / 8;
-  }
-  static std::uint64_t end_of(ElementRange range, Dtype dtype) {
-    return range.end / 8 * bits(dtype) + (range.end % 8 * bits(dtype) + 7) / 8;
-  }
-
-  void add_bytes(std::uint32_t source, std::uint64_t begin, std::uint64_t end) {
+  void add_bytes(std::uint32_t source, ByteRange bytes) {
+    if (bytes.size() == 0) return;
     const TensorInfo& tensor = plan_.catalog->tensors()[source];
-    if (begin == end) return;
-    reads_.push_back({tensor.shard, {tensor.offset_begin + begin, tensor.offset_begin + end}});
+    reads_.push_back(
+        {tensor.shard, {tensor.offset_begin + bytes.begin, tensor.offset_begin + bytes.end}});
   }
 
   const Plan& plan_;

@@ -21,7 +21,7 @@ struct FileHeader {
   std::vector<Finding> findings;
 };
 
-// What a file says of how it is read, for the shard that it is.
+// Copies to a shard how its file is read: how many reads at once, and whether over a network.
 void note_reads(const ByteSource& source, Shard& shard);
 
 // A rule that a file breaks. `code` is text that lives for ever.

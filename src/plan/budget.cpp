@@ -39,9 +39,7 @@ std::uint64_t sum(std::uint64_t a, std::uint64_t b) {
 }
 
 std::uint64_t bytes_of(std::uint64_t elements, Dtype dtype) {
-  const std::uint64_t width = bits(dtype);
-  // Elements of a source fit 64 bits as bytes; this only keeps the product from overflowing.
-  return elements / 8 * width + (elements % 8 * width + 7) / 8;
+  return bytes_of(ElementRange{0, elements}, dtype).end;
 }
 
 // With what follows on a page of its own.
@@ -249,12 +247,11 @@ std::uint64_t Needs::add_box(const PlannedTarget& target, const Box& box, Ways& 
   }
   const Encoding encoding = tensors[box.source].encoding;
   if (!encoding.is_dtype()) return 0;
-  const std::uint64_t width = bits(encoding.dtype());
   const bool is_direct =
       encoding.dtype() == target.dtype &&
       reads_directly(sorted.dims(), std::max<std::size_t>(element_bytes(target.dtype), 1));
-  Stretch& stretch = add_stretch(box.source, range.begin / 8 * width + range.begin % 8 * width / 8,
-                                 bytes_of(range.end, encoding.dtype()));
+  const ByteRange bytes = bytes_of(range, encoding.dtype());
+  Stretch& stretch = add_stretch(box.source, bytes.begin, bytes.end);
   stretch.ways = &ways;
   stretch.is_direct = is_direct;
   ways.bytes_least = std::max<std::uint64_t>(ways.bytes_least, element_bytes(encoding.dtype()));

@@ -3,15 +3,12 @@
 
 #include <gmock/gmock.h>
 
-#include <algorithm>
-
 #include "execute/plan_builder.h"
 #include "loadstone/execute.h"
 
 namespace loadstone {
 namespace {
 
-using testing::Bytes;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using testing::pattern;
