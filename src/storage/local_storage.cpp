@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <climits>
 #include <cstdlib>
@@ -22,6 +21,7 @@
 #include "storage/local_writer.h"
 #include "storage/network_file_system.h"
 #include "storage/page_cache.h"
+#include "storage/read_batch.h"
 #include "storage/regular_file.h"
 
 namespace loadstone {
@@ -83,63 +83,34 @@ class LocalFile final : public ByteSource {
   }
 
   using ByteSource::read;
-  void read(std::uint64_t offset, std::span<const std::span<std::byte>> pieces) override {
-    std::size_t piece = 0;
-    std::size_t done = 0;  // bytes of pieces[piece] that are filled
+  void read(std::uint64_t offset, ReadPieces pieces) override {
+    ReadPlace place;
+    ReadBatch batch;
+    bool moves = true;
     const DescriptorPool::Use use(file_);
     while (true) {
-      std::array<iovec, batch_pieces_max> batch;
-      const std::size_t count = gather(pieces, piece, done, batch);
-      if (count == 0) return;
+      batch.gather(pieces, place, offset, moves);
+      if (batch.bytes() == 0) return;
       if (offset > static_cast<std::uint64_t>(LLONG_MAX)) {
         fail("io.short_read", "the file ends early", offset, 0);
       }
-      const ssize_t got = ::preadv(use.descriptor(), batch.data(), static_cast<int>(count),
-                                   static_cast<off_t>(offset));
+      const ssize_t got =
+          ::preadv(use.descriptor(), batch.parts().data(), static_cast<int>(batch.parts().size()),
+                   static_cast<off_t>(offset));
       if (got < 0 && errno == EINTR) continue;
+      if (batch.moves() && got != static_cast<ssize_t>(batch.bytes())) {
+        moves = false;  // once more, so that what comes is in its place
+        continue;
+      }
       if (got < 0) fail("io.read", "cannot read", offset, errno);
       if (got == 0) fail("io.short_read", "the file ends early", offset, 0);
+      batch.settle();
       offset += static_cast<std::uint64_t>(got);
-      advance(pieces, piece, done, static_cast<std::size_t>(got));
+      place.advance(pieces, static_cast<std::size_t>(got));
     }
   }
 
  private:
-  // Below IOV_MAX, and small enough for the stack; more pieces go in the next call.
-  static constexpr std::size_t batch_pieces_max = 256;
-  static_assert(batch_pieces_max <= IOV_MAX);
-  // One call moves at most 2^31 - 4096 bytes anyhow.
-  static constexpr std::size_t batch_bytes_max = std::size_t{1} << 30;
-
-  static std::size_t gather(std::span<const std::span<std::byte>> pieces, std::size_t piece,
-                            std::size_t done, std::span<iovec> batch) noexcept {
-    std::size_t count = 0;
-    std::size_t total = 0;
-    for (; piece < pieces.size() && count < batch.size() && total < batch_bytes_max; ++piece) {
-      const auto rest = pieces[piece].subspan(done);
-      done = 0;
-      if (rest.empty()) continue;
-      const std::size_t bytes = std::min(rest.size(), batch_bytes_max - total);
-      batch[count++] = {rest.data(), bytes};
-      total += bytes;
-    }
-    return count;
-  }
-
-  static void advance(std::span<const std::span<std::byte>> pieces, std::size_t& piece,
-                      std::size_t& done, std::size_t got) noexcept {
-    while (got > 0) {
-      const std::size_t rest = pieces[piece].size() - done;
-      if (got < rest) {
-        done += got;
-        return;
-      }
-      got -= rest;
-      done = 0;
-      ++piece;
-    }
-  }
-
   [[noreturn]] void fail(const char* code, const char* message, std::uint64_t offset,
                          int problem) const {
     Where where;
