@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadstone import _collector
 from loadstone._errors import make
+from loadstone._modules import named_modules
 from loadstone._receipt import Receipt
 from loadstone._report import OFFLOADED, Provenance, Report
 
@@ -257,7 +258,7 @@ def _loads(model: Any, report: Report | None) -> dict[str, _Loaded]:
     A report that is not that of the last load proves nothing.
     """
     found = {}
-    for path, module in model.named_modules():
+    for path, module in named_modules(model):
         loaded = _last_load.get(module)
         if loaded is not None and report in (None, loaded.report):
             found[path] = loaded

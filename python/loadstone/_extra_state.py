@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from loadstone._errors import make
+from loadstone._modules import submodule
 from loadstone._read import TensorReader
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class ExtraState:
             PlanError: one of them raises (``plan.extra_state``).
         """
         for path, value in values.items():
-            module = model.get_submodule(path)
+            module = submodule(model, path)
             self._before.append((module, _attributes(module)))
             try:
                 module.set_extra_state(value)

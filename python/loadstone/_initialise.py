@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadstone import _core
 from loadstone._errors import make
+from loadstone._modules import owner_of, submodule
 
 if TYPE_CHECKING:
     from loadstone._plan import Plan
@@ -42,7 +43,7 @@ def findings(targets: Iterable[PlannedTarget], model: Any) -> list[_core.Finding
                     name,
                     [],
                     f"'{name}' is missing and its module "
-                    f"({type(model.get_submodule(owner)).__name__}) has no reset_parameters()",
+                    f"({type(submodule(model, owner)).__name__}) has no reset_parameters()",
                     f"put {leaf} into the checkpoint, or choose missing='zeros'",
                 )
             )
@@ -91,8 +92,7 @@ def values(plan: Plan, model: Any) -> dict[int, Any]:
 
 
 def _has_initialiser(model: Any, name: str) -> bool:
-    owner = name.rpartition(".")[0]
-    return callable(getattr(model.get_submodule(owner), "reset_parameters", None))
+    return callable(getattr(owner_of(model, name), "reset_parameters", None))
 
 
 def _constructed(model: Any, names: Iterable[str]) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class _Initialisers:
 
         from loadstone import _stand_in
 
-        real = self.model.get_submodule(owner)
+        real = submodule(self.model, owner)
         fresh = {}
         for name, old in real._parameters.items():
             if old is not None:
@@ -131,7 +131,7 @@ class _Initialisers:
         try:
             if self._stand_in is None:
                 self._stand_in = _stand_in.stand_in(self.model)
-            module = self._stand_in.get_submodule(owner)
+            module = submodule(self._stand_in, owner)
             with _stand_in.with_memory(module, real, fresh), _stand_in.Writes(self.model):
                 module.reset_parameters()
                 made = {name: module._parameters.get(name) for name in fresh}

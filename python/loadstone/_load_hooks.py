@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from loadstone import _core
 from loadstone._errors import Error, make
 from loadstone._extra_state import ExtraState
+from loadstone._modules import named_modules, saved_path
 from loadstone._own_symbol import OwnSymbol, WholeSymbol
 from loadstone._policies import policies_of
 from loadstone._state_symbols import StateSymbols
@@ -40,8 +41,8 @@ _METHODS = ("_load_from_state_dict", "set_extra_state")
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 # Their layers are filled by an adapter, which does what these do.
 _REPRODUCED = ("bitsandbytes.nn.modules",)
-# Hooks of these only gather and scatter what ranks hold.
-_SHARDING = "torch.distributed.fsdp."
+# Hooks of these only gather and scatter what ranks hold, or put names back that state dicts lack.
+_DONE_BY_US = ("torch.distributed.fsdp.", "torch.distributed.algorithms._checkpoint.")
 _CODE = "plan.load_hook"
 _HINT = "write rules for the names or convert the checkpoint, or load it with load_state_dict"
 
@@ -148,10 +149,10 @@ def _finding(path: str, module: _Module, reason: str) -> _core.Finding:
 
 
 def _hooks(module: _Module) -> list[Any]:
-    """Those of ``load_state_dict``; FSDP's take parameters apart, which a load does by itself."""
+    """Those of ``load_state_dict`` that do what a load does not do by itself."""
     hooks = [*module._load_state_dict_pre_hooks.values()]
     hooks += module._load_state_dict_post_hooks.values()
-    return [each for each in hooks if not _module_of(each).startswith(_SHARDING)]
+    return [each for each in hooks if not _module_of(each).startswith(_DONE_BY_US)]
 
 
 def _hook_name(hook: Any) -> str:
@@ -234,10 +235,9 @@ class _Rehearsal:
     def _note_left_over(self, found: Any) -> None:
         """Missing and unexpected names; an override may have answered for a part of the model."""
         if not _overrides(self.model):
-            self.missing = found.missing_keys
-            self.unexpected = [
-                n for n in found.unexpected_keys if not n.startswith(self.reproduced)
-            ]
+            self.missing = [saved_path(name) for name in found.missing_keys]
+            unexpected = map(saved_path, found.unexpected_keys)
+            self.unexpected = [n for n in unexpected if not n.startswith(self.reproduced)]
             return
         self.missing = [name for name in self.targets if name not in self.copied]
         values = [*self.extra.values(), *(each for taken in self.copied.values() for each in taken)]
@@ -255,9 +255,9 @@ class _Rehearsal:
             if type(module).__module__ in _REPRODUCED and path:
                 owner, _, leaf = path.rpartition(".")
                 twin.get_submodule(owner)._modules[leaf] = _Module()
-                reproduced.append(f"{path}.")
+                reproduced.append(f"{saved_path(path)}.")
             elif _is_own(module, "set_extra_state"):
-                note = types.MethodType(self._note_extra, path)
+                note = types.MethodType(self._note_extra, saved_path(path))
                 module.__dict__["set_extra_state"] = note
         return tuple(reproduced)
 
@@ -375,7 +375,7 @@ class _Rehearsal:
         """Names of the tensors for ``set_extra_state``; findings where they cannot be had."""
         extra: dict[str, str] = {}
         findings = []
-        for path, module in self.model.named_modules():
+        for path, module in named_modules(self.model):
             if not _is_own(module, "set_extra_state") or type(module).__module__ in _REPRODUCED:
                 continue
             name = f"{path}._extra_state".lstrip(".")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from loadstone._errors import make
+from loadstone._modules import named_modules, saved_path
 
 DeviceMap = dict[str, Any]
 
@@ -94,7 +95,7 @@ def gathered(model: torch.nn.Module, device_map: Mapping[str, Any]) -> DeviceMap
     """
     result = dict(device_map)
     memory = main_device(device_map)
-    for path, module in model.named_modules():
+    for path, module in named_modules(model):
         own = [name for name in own_tensors(path, module) if name in result]
         if not any(str(result[name]) == "disk" for name in own):
             continue
@@ -118,10 +119,10 @@ def require_paths(
     Raises:
         PlanError: ``plan.device_map``, with the nearest known path.
     """
-    modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    modules = {name for name, _ in named_modules(model, remove_duplicate=False)}
     known = set(modules)
-    known.update(name for name, _ in model.named_parameters(remove_duplicate=False))
-    known.update(name for name, _ in model.named_buffers(remove_duplicate=False))
+    for named in (model.named_parameters, model.named_buffers):
+        known.update(saved_path(name) for name, _ in named(remove_duplicate=False))
     for path, device in device_map.items():
         full = f"{component}.{path}" if component and path else component or path
         if path in known and path not in modules and str(device) == "disk":

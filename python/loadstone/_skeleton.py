@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from loadstone._modules import named_modules
+
 if TYPE_CHECKING:
     import torch
 
@@ -147,7 +149,7 @@ def skeleton_record(model: Any) -> SkeletonRecord:
         elif build is not None and slot.tensor.is_meta:
             message = "the constructor itself puts it on meta"
             record.add("error", "not_replayable", slot.name, message)
-    for path, module in model.named_modules():
+    for path, module in named_modules(model):
         for name, parameter in module._parameters.items():
             if parameter is not None and torch.nn.parameter.is_lazy(parameter):
                 message = "a lazy parameter has no shape before the first forward"

@@ -20,6 +20,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from loadstone._errors import make
+from loadstone._modules import named_modules
 from loadstone._skeleton_build import Build, swap
 from loadstone._skeleton_defer import Home, Op, Ref, UnreplayableError, run
 from loadstone._skeleton_schema import is_expired, storage_key, storage_weakly
@@ -49,7 +50,7 @@ class Derivation:
 
     def names(self, model: Any) -> list[str]:
         """The parameters concerned, by their names in a model."""
-        paths = {id(module): path for path, module in model.named_modules()}
+        paths = {id(module): path for path, module in named_modules(model)}
         return [
             f"{paths[id(module())]}.{name}".lstrip(".")
             for module, name, _ in self.parameters

@@ -30,6 +30,7 @@ from loadstone._catalog import readable
 from loadstone._dtypes import dtype_argument, torch_dtype
 from loadstone._errors import counted, make
 from loadstone._machine import MODES
+from loadstone._modules import named_modules
 from loadstone._patch import Hook, Hooks, gated, suspended
 from loadstone._placement import expanded
 from loadstone._plan import Plan
@@ -306,7 +307,7 @@ def _note_moved(model: torch.nn.Module, report: Report) -> None:
 def _held_by_hooks(model: torch.nn.Module) -> set[str]:
     """Names of tensors that accelerate's hooks load for a forward pass and remove again."""
     names: set[str] = set()
-    for path, module in model.named_modules():
+    for path, module in named_modules(model):
         hook = getattr(module, "_hf_hook", None)
         for each in getattr(hook, "hooks", [hook]):
             if not isinstance(each, accelerate.hooks.AlignDevicesHook) or not each.offload:

@@ -14,6 +14,7 @@ import torch
 from loadstone._bitsandbytes import modules, patching
 from loadstone._bitsandbytes.unit import Unit
 from loadstone._errors import counted, make
+from loadstone._modules import named_modules
 from loadstone._patch import Hooks
 
 __all__ = ["Unit", "heal", "patches"]
@@ -47,7 +48,7 @@ def heal(model: Any) -> Any:
     found = {
         f"{root}.{path}" if root and path else root or path: module
         for root, component in roots.items()
-        for path, module in component.named_modules()
+        for path, module in named_modules(component)
         if modules.is_quantized(module) and not modules.is_whole(module)
     }
     broken = [path for path, module in found.items() if modules.problem(module)]

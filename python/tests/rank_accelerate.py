@@ -226,22 +226,21 @@ def of_torch(file: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 def checkpointing(folder: Path) -> dict[str, Any]:
     """Of layers by accelerate, which puts modules around them, and by the model itself."""
-    with loadstone.patch("accelerate"):
-        _, model, _ = prepared_skeleton(folder, {"activation_checkpointing": True})
-        prepared, own, optimizer = prepared_skeleton(folder, {})
-    try:
-        loadstone.load(model, folder, rules="transformers")
-        code = "none"
-    except loadstone.PlanError as error:
-        code = error.code
-    own.gradient_checkpointing_enable()
-    loadstone.load(own, folder, rules="transformers")
-    own.train()
-    return {
-        "by accelerate": code,
-        "on meta": all(each.is_meta for each in model.parameters()),
-        "unchanged": unchanged(own, optimizer, prepared),
-    }
+    expected = values(whole(folder, torch.bfloat16))
+    found = {}
+    for way, options in (
+        ("by accelerate", {"activation_checkpointing": True}),
+        ("by the model", {}),
+    ):
+        with loadstone.patch("accelerate"):
+            prepared, model, optimizer = prepared_skeleton(folder, options)
+        if way == "by the model":
+            model.gradient_checkpointing_enable()
+        loadstone.load(model, folder, rules="transformers", strict=True)
+        found[way] = {"wrong": wrong(model, expected)}
+        model.train()
+        found[way]["unchanged"] = unchanged(model, optimizer, prepared)
+    return found
 
 
 def without_patch(folder: Path) -> int:
@@ -269,7 +268,7 @@ def main() -> None:
             key = f"existing, {device}, {'patched' if is_patched else 'alone'}"
             found[key] = existing(folder / "llama", number, device, is_patched)
     found["refused"] = refused(folder / "llama", number)
-    found["checkpointing"] = checkpointing(folder / "llama")
+    found["checkpointing"] = checkpointing(folder / "qwen3-moe")
     found["without patch"] = without_patch(folder / "llama")
     (folder / f"{number}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

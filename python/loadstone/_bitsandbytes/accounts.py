@@ -11,6 +11,7 @@ from loadstone._bitsandbytes import layout
 from loadstone._bitsandbytes.modules import WholeLinear4bit, is_whole
 from loadstone._bitsandbytes.offloaded import WholeWeights, map_of
 from loadstone._bitsandbytes.parameters import is_unit
+from loadstone._modules import named_modules
 from loadstone._report import OFFLOADED
 from loadstone._skeleton_walk import TensorSlot
 
@@ -22,7 +23,7 @@ def reasons(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> dict[str, st
 
     Empty for a model without modules that keep weights whole: its offloaded weights may be lost.
     """
-    modules = dict(model.named_modules())
+    modules = dict(named_modules(model))
     if not any(is_whole(module) for module in modules.values()):
         return {}
     keys = _Keys()

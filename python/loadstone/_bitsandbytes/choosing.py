@@ -15,6 +15,7 @@ from loadstone._bitsandbytes.loading import QuantizedWeights, quantizations
 from loadstone._bitsandbytes.stored import groups_by_path, read
 from loadstone._catalog import Catalog
 from loadstone._errors import make
+from loadstone._modules import named_modules, owner_of, saved_path
 from loadstone._quantization import Quantization
 
 ENCODINGS = _core.bnb.ENCODINGS
@@ -43,7 +44,7 @@ def chosen(
             return traced
         raise _refused("quantizing needs a model, not a skeleton file")
     wanted = _wanted(model, quantize)
-    known = {path: module for path, module in model.named_modules() if _is_quantizing(module)}
+    known = {path: module for path, module in named_modules(model) if _is_quantizing(module)}
     if not wanted and not known:
         return traced
     if traced is not None:
@@ -86,7 +87,8 @@ def _wanted(model: torch.nn.Module, quantize: Any) -> dict[str, Quantization]:
         return dict.fromkeys(_usual(model), how)
     patterns, hows = list(quantize), [_how(value) for value in quantize.values()]
     linears = [full(path, "weight") for path, _ in _linears(model)]
-    parameters = (name for name, _ in model.named_parameters(remove_duplicate=False))
+    named = model.named_parameters(remove_duplicate=False)
+    parameters = (saved_path(name) for name, _ in named)
     weights = [*linears, *stacks(model, parameters)]
     paths = [weight.removesuffix(".weight") for weight in weights]
     by_weight, by_path = (
@@ -119,7 +121,7 @@ def _refused(message: str, found: str = "", expected: str = "") -> Exception:
 
 def _linears(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """Linear layers that can be replaced; subclasses of ``Linear`` may compute otherwise."""
-    for path, module in model.named_modules():
+    for path, module in named_modules(model):
         if path and (type(module) is torch.nn.Linear or _is_quantizing(module)):
             yield path, module
 
@@ -145,10 +147,10 @@ def _usual(model: torch.nn.Module) -> list[str]:
 
 def _aliases(model: torch.nn.Module, names: set[str]) -> frozenset[str]:
     """Other names of these weights, whose module is replaced at all its paths."""
-    modules = {id(model.get_submodule(name.rpartition(".")[0])) for name in names}
+    modules = {id(owner_of(model, name)) for name in names}
     found = {
         full(path, leaf)
-        for path, module in model.named_modules(remove_duplicate=False)
+        for path, module in named_modules(model, remove_duplicate=False)
         if id(module) in modules
         for leaf in module._parameters
         if leaf == "weight"

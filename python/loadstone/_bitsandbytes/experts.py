@@ -18,6 +18,7 @@ from bitsandbytes.functional import QuantState
 from torch.utils._pytree import tree_map_only
 
 from loadstone._bitsandbytes import layout
+from loadstone._modules import owner_of
 
 aten = torch.ops.aten
 
@@ -166,9 +167,8 @@ def stacks(model: torch.nn.Module, names: Iterable[str]) -> list[str]:
     """Those of the parameters that the library's decorator marks as stacks of experts."""
     found = []
     for name in names:
-        path, _, leaf = name.rpartition(".")
-        module: Any = model.get_submodule(path)
-        tensor = module._parameters.get(leaf)
+        module = owner_of(model, name)
+        tensor = module._parameters.get(name.rpartition(".")[2])
         is_marked = hasattr(module, "is_transposed") and hasattr(module, "num_experts")
         if is_marked and tensor is not None and tensor.dim() == 3:
             found.append(name)

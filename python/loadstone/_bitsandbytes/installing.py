@@ -11,6 +11,7 @@ import torch
 from loadstone._bitsandbytes import experts
 from loadstone._bitsandbytes.modules import is_whole
 from loadstone._bitsandbytes.parameters import adopt
+from loadstone._modules import owner_of
 
 # Of activations, as in LLM.int8 and in transformers.
 THRESHOLD = 6.0
@@ -78,7 +79,7 @@ class Installation:
         self.new: dict[int, torch.nn.Module] = {}
         self.old: list[torch.nn.Linear] = []
         for name, parameter in self.parameters.items():
-            module = model.get_submodule(name.rpartition(".")[0])
+            module = owner_of(model, name)
             if type(module) is torch.nn.Linear and id(module) not in self.new:
                 self.old.append(module)
                 self.new[id(module)] = replacement(module, parameter)
@@ -86,10 +87,9 @@ class Installation:
     def install(self) -> None:
         """Swaps layers: it reads and computes nothing, and should not fail."""
         for name, parameter in self.parameters.items():
-            path, _, leaf = name.rpartition(".")
-            module = self.model.get_submodule(path)
+            module = owner_of(self.model, name)
             if id(module) not in self.new:
-                put(module, leaf, parameter)
+                put(module, name.rpartition(".")[2], parameter)
         for old in self.old:
             self.new[id(old)]._parameters["bias"] = old._parameters["bias"]
         for parent in list(self.model.modules()):

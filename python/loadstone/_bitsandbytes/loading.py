@@ -21,6 +21,7 @@ from loadstone._bitsandbytes.stored import StoredUnit, require_finite
 from loadstone._catalog import Catalog
 from loadstone._dtypes import dtype_argument, dtype_name, torch_dtype
 from loadstone._errors import make
+from loadstone._modules import named_modules, owner_of, submodule
 from loadstone._skeleton_walk import TensorSlot, walk
 from loadstone._targets import SAVED
 from loadstone._traced import shape_mismatch
@@ -185,7 +186,7 @@ class QuantizedWeights:
 
         findings = []
         known = self.names() | self.broken.keys()
-        for path, module in model.named_modules():
+        for path, module in named_modules(model):
             name = full(path, "weight")
             layers = bnb.nn.Linear4bit | bnb.nn.Linear8bitLt
             if isinstance(module, layers) and module.weight.is_meta and name not in known:
@@ -197,7 +198,7 @@ class QuantizedWeights:
         """An error for each stored weight that does not have the shape of its module."""
         findings = []
         for unit in self.stored.values():
-            module: Any = model.get_submodule(unit.path)
+            module = submodule(model, unit.path)
             expected = (module.out_features, module.in_features)
             if unit.shape != expected:
                 sources = sorted(unit.sources.values())
@@ -226,10 +227,10 @@ class QuantizedWeights:
             tensors = {name: filled[name] for name in stored.targets()}
             is_there = tensors[stored.name] is not None
             unit = Unit.from_names(tensors, stored.path) if is_there else on_meta(stored)
-            made[stored.name] = unit.to_parameter(model.get_submodule(stored.path))
+            made[stored.name] = unit.to_parameter(submodule(model, stored.path))
         for target in plan.targets:
             if target.encoding:
-                module = model.get_submodule(target.name.rpartition(".")[0])
+                module = owner_of(model, target.name)
                 unit = self._quantized(target, filled[target.name], module)
                 is_layer = target.name.rpartition(".")[2] == "weight"
                 made[target.name] = unit.to_parameter(module if is_layer else None)
@@ -285,9 +286,7 @@ class QuantizedWeights:
             if unit.form is not None and unit.form.nested
         }
         for target in on_disk:
-            unit = self._quantized(
-                target, None, model.get_submodule(target.name.rpartition(".")[0])
-            )
+            unit = self._quantized(target, None, owner_of(model, target.name))
             complete_on_disk(unit, target.name, offload)
             if unit.offset is not None:
                 self.offsets[target.name] = unit.offset
@@ -366,7 +365,7 @@ def quantized_bytes(model: torch.nn.Module, name: str) -> int:
     """Bytes of a weight with its scales, quantized as its module of bitsandbytes asks."""
     import bitsandbytes as bnb
 
-    module: Any = model.get_submodule(name.rpartition(".")[0])
+    module = owner_of(model, name)
     count = module.out_features * module.in_features
     if not isinstance(module, bnb.nn.Linear4bit):
         return int(count + 4 * module.out_features)
@@ -399,7 +398,7 @@ def quantizations(
     offsets = nested_offset or {}
     found = {}
     for name in wanted:
-        module = model.get_submodule(name.rpartition(".")[0])
+        module = owner_of(model, name)
         weight: Any = module._parameters.get("weight")
         if isinstance(module, bnb.nn.Linear4bit) and weight.quant_state is None:
             found[name] = Quantization(

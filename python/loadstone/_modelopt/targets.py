@@ -12,6 +12,7 @@ from modelopt.torch.quantization.plugins.huggingface import _QuantFusedExperts
 
 from loadstone._errors import make
 from loadstone._modelopt.formats import Format, format_of, is_packing
+from loadstone._modules import named_modules
 from loadstone._quantization import Quantization
 
 MODES = ("modelopt-compat", "modelopt-export", "exact")
@@ -65,7 +66,7 @@ class Weight:
 
 def quantizers_of(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     """All tensor quantizers with their paths."""
-    for path, module in model.named_modules():
+    for path, module in named_modules(model):
         if isinstance(module, TensorQuantizer):
             yield path, module
 
@@ -80,7 +81,7 @@ def find(model: torch.nn.Module, mode: str) -> list[Weight]:
         expected = ", ".join(MODES)
         raise make("plan.options", "unknown mode", field="mode", found=mode, expected=expected)
     found: list[Weight] = []
-    for path, module in model.named_modules():
+    for path, module in named_modules(model):
         if isinstance(module, _QuantFusedExperts):
             found += _stacks(path, module)
         elif isinstance(getattr(module, "weight_quantizer", None), TensorQuantizer):
@@ -141,7 +142,7 @@ def _require_all(model: torch.nn.Module, found: list[Weight]) -> None:
 def _require_alone(model: torch.nn.Module, found: list[Weight]) -> None:
     """Refuses tied weights, which would be packed for both modules."""
     owners: dict[int, str] = {}
-    for path, module in model.named_modules():
+    for path, module in named_modules(model):
         for leaf, parameter in module._parameters.items():
             name = f"{path}.{leaf}" if path else leaf
             owners.setdefault(id(parameter), name)
