@@ -101,6 +101,7 @@ def cell(folder: Path, layout: str, expected: dict[str, torch.Tensor]) -> dict[s
     report = last_report(model)
     own = wrong(model, expected)
     held, most = shares(model, folder)
+    planned = loadstone.plan(model, folder, rules="transformers").bytes_to_read
     for parameter in model.parameters():
         (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach().zero_()
     control = wrong(model, expected)
@@ -111,6 +112,7 @@ def cell(folder: Path, layout: str, expected: dict[str, torch.Tensor]) -> dict[s
         "ok": loadstone.audit(model).ok,
         "spread": sum(isinstance(each, DTensor) for each in model.parameters()),
         "bytes_read": report.bytes_read,
+        "planned": planned,
         "held": held,
         "most": most,
         "wrong together": wrong(model, expected),

@@ -101,10 +101,12 @@ def test_what_a_rank_reads_of_columns(
     for number in (0, ranks - 1):
         with rank(number, (ranks,)) as mesh:
             model = spread_matrix(whole, number, mesh, dim=1)
-            report = loadstone.load(model, tmp_path / "m.safetensors", dtype=dtype)
+            plan = loadstone.plan(model, tmp_path / "m.safetensors", dtype=dtype)
+            report = plan.execute()
             found = local_of(model.get_parameter("a.weight").detach())
         assert torch.equal(found, whole[:, number * width :][:, :width].to(found.dtype))
         assert report.bytes_read == (((rows - 1) * ranks + 1) * run if joined else rows * run)
+        assert plan.bytes_to_read == report.bytes_read
 
 
 @pytest.mark.parametrize(("cast", "hole"), [(False, 4 << 10), (True, 64 << 10)])

@@ -67,5 +67,6 @@ def test_a_rank_has_its_slices_and_reads_little_else(
         assert cell["ok"] and cell["spread"] > 10
         assert cell["held"] <= cell["bytes_read"] <= 1.01 * cell["most"]
         assert cell["most"] == cell["held"] or layout != "fsdp"
+        assert cell["planned"] / cell["bytes_read"] == pytest.approx(1, abs=0.01)
     together = sum(cell["bytes together"] for cell in cells)
     assert totals[f"{model}, {source}"] <= together <= 1.001 * totals[f"{model}, {source}"]

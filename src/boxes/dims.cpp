@@ -55,6 +55,16 @@ InnerRun inner_run(std::span<const BoxDim> dims) noexcept {
   return run;
 }
 
+InnerRun source_run(std::span<const BoxDim> dims, std::uint64_t hole_max) noexcept {
+  InnerRun run = {.elements = 1, .outer_dims = dims.size()};
+  for (; run.outer_dims > 0; --run.outer_dims) {
+    const BoxDim& dim = dims[run.outer_dims - 1];
+    if (dim.source_stride > run.elements + hole_max) break;
+    run.elements += (dim.extent - 1) * dim.source_stride;
+  }
+  return run;
+}
+
 bool is_empty(const Box& box) noexcept {
   return std::ranges::any_of(box.dims, [](const BoxDim& dim) { return dim.extent == 0; });
 }

@@ -56,6 +56,9 @@ struct InnerRun {
   std::size_t outer_dims = 0;  // those that are no part of it
 };
 [[nodiscard]] InnerRun inner_run(std::span<const BoxDim> dims) noexcept;
+// As far as a reader of the source goes through them at once, over holes of at most so many
+// elements; from the first element to the last. `dims` are sorted by source.
+[[nodiscard]] InnerRun source_run(std::span<const BoxDim> dims, std::uint64_t hole_max) noexcept;
 
 [[nodiscard]] bool is_empty(const Box& box) noexcept;
 

@@ -77,17 +77,9 @@ class PlannedReads {
     sorted.sort_by_source();
     const auto dims = sorted.dims();
     const std::uint64_t width = std::max<std::uint64_t>(element_bytes(stored), 1);
-    const bool is_direct = is_same && reads_directly(dims, width);
-    const std::uint64_t hole = (is_direct ? skipped_bytes_max : staged_hole_bytes_max) / width;
-    std::uint64_t run = 1;
-    std::size_t outer = dims.size();
-    for (; outer > 0; --outer) {
-      const BoxDim& dim = dims[outer - 1];
-      if (dim.source_stride > run + hole) break;
-      run += (dim.extent - 1) * dim.source_stride;
-    }
-    if (outer > 0 && run < apart_bytes_min / width) return;
-    visit_runs(dims.first(outer), box.source_offset, run, visit);
+    const InnerRun run = read_run(dims, width, is_same && reads_directly(dims, width));
+    if (run.outer_dims > 0 && run.elements < apart_bytes_min / width) return;
+    visit_runs(dims.first(run.outer_dims), box.source_offset, run.elements, visit);
   }
 
   template <typename Visit>

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/ceil_div.h"
+#include "base/checked.h"
 #include "boxes/check_boxes.h"
 #include "boxes/dims.h"
 #include "boxes/direct_read.h"
@@ -36,6 +37,17 @@ constexpr std::uint64_t boxes_uncounted = 64;
 
 std::uint64_t sum(std::uint64_t a, std::uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+std::uint64_t product(std::uint64_t a, std::uint64_t b) {
+  return checked_mul(a, b).value_or(UINT64_MAX);
+}
+
+// How often the box has such a run.
+std::uint64_t runs_of(std::span<const BoxDim> dims, const InnerRun& run) {
+  std::uint64_t count = 1;
+  for (const BoxDim& dim : dims.first(run.outer_dims)) count = product(count, dim.extent);
+  return count;
 }
 
 std::uint64_t bytes_of(std::uint64_t elements, Dtype dtype) {
@@ -226,7 +238,7 @@ void Needs::add_merge(const PlannedTarget& target) {
 Needs::Stretch& Needs::add_stretch(std::uint32_t source, std::uint64_t begin, std::uint64_t end) {
   const TensorInfo& tensor = plan_.catalog->tensors()[source];
   return stretches_.emplace_back(
-      Stretch{tensor.shard, tensor.offset_begin + begin, tensor.offset_begin + end});
+      Stretch{tensor.shard, tensor.offset_begin + begin, tensor.offset_begin + end, end - begin});
 }
 
 // Notes the bytes that the box reads, and how they get to their place.
@@ -243,15 +255,19 @@ std::uint64_t Needs::add_box(const PlannedTarget& target, const Box& box, Ways& 
   const bool turned = turns(sorted.dims());
   if (is_decoded) {
     ways.has_turned = ways.has_turned || turned;
-    return add_decoding(plan_.decodings[box.decoding], range, ways);
+    return add_decoding(box, sorted.dims(), ways);
   }
   const Encoding encoding = tensors[box.source].encoding;
   if (!encoding.is_dtype()) return 0;
-  const bool is_direct =
-      encoding.dtype() == target.dtype &&
-      reads_directly(sorted.dims(), std::max<std::size_t>(element_bytes(target.dtype), 1));
+  const std::uint64_t width = std::max<std::uint64_t>(element_bytes(encoding.dtype()), 1);
+  const bool is_direct = encoding.dtype() == target.dtype && reads_directly(sorted.dims(), width);
+  const InnerRun run = read_run(sorted.dims(), width, is_direct);
   const ByteRange bytes = bytes_of(range, encoding.dtype());
   Stretch& stretch = add_stretch(box.source, bytes.begin, bytes.end);
+  if (run.outer_dims > 0) {
+    const std::uint64_t each = bytes_of({0, run.elements}, encoding.dtype()).size();
+    stretch.bytes = std::min(stretch.bytes, product(runs_of(sorted.dims(), run), each));
+  }
   stretch.ways = &ways;
   stretch.is_direct = is_direct;
   ways.bytes_least = std::max<std::uint64_t>(ways.bytes_least, element_bytes(encoding.dtype()));
@@ -264,17 +280,24 @@ std::uint64_t Needs::add_box(const PlannedTarget& target, const Box& box, Ways& 
 }
 
 // Components of it may be read by several readers, and again.
-std::uint64_t Needs::add_decoding(const Decoding& decoding, const ElementRange& range, Ways& ways) {
+std::uint64_t Needs::add_decoding(const Box& box, std::span<const BoxDim> dims, Ways& ways) {
+  const Decoding& decoding = plan_.decodings[box.decoding];
+  const ElementRange range = source_range(box);
   DecodeForm form;
   if (check_decoding(plan_.catalog->tensors(), decoding, form)) return 0;
   ways.has_decoded = true;
   ways.bytes_least = std::max(ways.bytes_least, decoding_bytes_least(form));
   ways.parts_bytes = std::max(ways.parts_bytes, parts_bytes_max(form, UINT64_MAX));
+  const InnerRun run = read_run(dims, element_bytes(decoding.dtype), false);
+  const std::uint64_t runs = runs_of(dims, run);
   std::uint64_t read = 0;
   for (std::size_t i = 0; i < decoding.sources.size(); ++i) {
     const auto part = form.part_bytes(i, range.begin, range.end);
-    if (part.size() > 0) add_stretch(decoding.sources[i], part.begin, part.end);
     read = sum(read, part.size());
+    if (part.size() == 0) continue;
+    Stretch& stretch = add_stretch(decoding.sources[i], part.begin, part.end);
+    const auto first = form.part_bytes(i, range.begin, range.begin + run.elements);
+    stretch.bytes = std::min(stretch.bytes, product(runs, first.size()));
   }
   return sum(bytes_of(range.end - range.begin, decoding.dtype), sum(read, read));
 }
@@ -289,13 +312,59 @@ void Needs::stage(const Stretch& first, const Stretch& second) {
   }
 }
 
-// Each byte once, however many read it.
+// Bytes of the stretches, each once: those that lie in each other are a heap.
+class Needs::BytesOnce {
+ public:
+  // They come sorted, by shard first.
+  void add(const Stretch& next) {
+    const bool is_apart = next.shard != last_.shard || next.begin >= end_;
+    if (is_apart) {
+      close();
+      begin_ = next.begin;
+    }
+    if (is_apart || !is_same(next, last_)) bytes_ = sum(bytes_, new_bytes(next, is_apart));
+    if (is_apart || next.end > end_) {
+      end_ = next.end;
+      farthest_has_holes_ = has_holes(next);
+    }
+    last_ = next;
+  }
+  [[nodiscard]] std::uint64_t total() {
+    close();
+    return total_;
+  }
+
+ private:
+  static bool has_holes(const Stretch& each) noexcept { return each.bytes < each.end - each.begin; }
+  static bool is_same(const Stretch& a, const Stretch& b) noexcept {
+    return a.begin == b.begin && a.end == b.end && a.bytes == b.bytes;
+  }
+  // What lies in holes of another one is not known: all of it counts.
+  std::uint64_t new_bytes(const Stretch& next, bool is_apart) const noexcept {
+    if (is_apart || farthest_has_holes_) return next.bytes;
+    return next.end <= end_ ? 0 : std::min(next.bytes, next.end - end_);
+  }
+  void close() {
+    total_ = sum(total_, std::min(bytes_, end_ - begin_));
+    bytes_ = end_ = begin_ = 0;
+  }
+
+  Stretch last_;
+  std::uint64_t begin_ = 0;  // of the heap
+  std::uint64_t end_ = 0;
+  std::uint64_t bytes_ = 0;
+  bool farthest_has_holes_ = false;
+  std::uint64_t total_ = 0;
+};
+
 void Needs::count_reads() {
   std::ranges::sort(stretches_, {}, [](const Stretch& each) {
-    return std::tuple(each.shard, each.begin, each.end);
+    return std::tuple(each.shard, each.begin, each.end, each.bytes);
   });
+  BytesOnce once;
   const Stretch* farthest = nullptr;
   for (Stretch& next : stretches_) {
+    once.add(next);
     if (farthest != nullptr && farthest->shard != next.shard) farthest = nullptr;
     const std::uint64_t known = farthest != nullptr ? farthest->end : 0;
     if (farthest != nullptr && next.begin < known) stage(*farthest, next);
@@ -305,10 +374,9 @@ void Needs::count_reads() {
         next.ways->bytes = sum(next.ways->bytes, next.hole);
       }
     }
-    if (next.end <= known) continue;
-    bytes_to_read_ = sum(bytes_to_read_, next.end - std::max(next.begin, known));
-    farthest = &next;
+    if (next.end > known) farthest = &next;
   }
+  bytes_to_read_ = once.total();
   stretches_ = {};
 }
 

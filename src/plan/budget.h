@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "base/ceil_div.h"
 #include "boxes/check_boxes.h"
+#include "boxes/dims.h"
 #include "codec/decode.h"
 #include "kernels/quantize.h"
 #include "loadstone/budget.h"
@@ -21,6 +23,11 @@ namespace loadstone {
 inline constexpr std::uint64_t skipped_bytes_max = 4096;
 // Those between staged pieces, into the slot.
 inline constexpr std::uint64_t staged_hole_bytes_max = 64 << 10;
+// What a reader goes through at once of a box whose source has elements of so many bytes.
+[[nodiscard]] inline InnerRun read_run(std::span<const BoxDim> dims, std::uint64_t element_bytes,
+                                       bool is_direct) noexcept {
+  return source_run(dims, (is_direct ? skipped_bytes_max : staged_hole_bytes_max) / element_bytes);
+}
 // No reader of a value takes less: a block and its numbers have to fit.
 inline constexpr std::uint64_t reader_bytes_least = 4096;
 
@@ -139,7 +146,8 @@ class Needs {
     std::uint32_t shard = 0;
     std::uint64_t begin = 0;
     std::uint64_t end = 0;
-    Ways* ways = nullptr;  // none: a component of what is decoded
+    std::uint64_t bytes = 0;  // fewer than from begin to end where holes are passed over
+    Ways* ways = nullptr;     // none: a component of what is decoded
     bool is_direct = false;
     std::uint64_t hole = 0;  // before it, that is read over
   };
@@ -149,11 +157,12 @@ class Needs {
   void add_merge(const PlannedTarget& target);
   // How much of it is staged.
   [[nodiscard]] std::uint64_t add_box(const PlannedTarget& target, const Box& box, Ways& ways);
-  [[nodiscard]] std::uint64_t add_decoding(const Decoding& decoding, const ElementRange& range,
+  [[nodiscard]] std::uint64_t add_decoding(const Box& box, std::span<const BoxDim> dims,
                                            Ways& ways);
   Stretch& add_stretch(std::uint32_t source, std::uint64_t begin, std::uint64_t end);
   void add_window_value(const PlannedTarget& target, const QuantizeForm* form,
                         std::map<std::string_view, std::size_t>& shared);
+  class BytesOnce;
   void count_reads();
   void stage(const Stretch& first, const Stretch& second);
   [[nodiscard]] std::uint64_t encoded_bytes(std::uint64_t piece_bytes) const;
