@@ -25,7 +25,13 @@ def named_modules(model: Any, *, remove_duplicate: bool = True) -> Iterator[tupl
 
 def submodule(model: Any, path: str) -> Any:
     """The module of a path; what is put around it is passed over."""
-    module = model.get_submodule(path)
+    module = model
+    for part in path.split(".") if path else ():
+        module = _inside(module)._modules[part]
+    return _inside(module)
+
+
+def _inside(module: Any) -> Any:
     while WRAPPED in module._modules:
         module = module._modules[WRAPPED]
     return module

@@ -173,11 +173,13 @@ def test_initialisers_run_inside(wrap, file, state, tmp_path):
 def test_modules_of_a_map_are_those_of_the_bare_model(wrap, file, state, tmp_path):
     with loadstone.skeleton():
         model = wrap(Model())
-    devices = {"": "cpu", "blocks.1": "disk", "blocks.0.linear": "cpu"}
-    plan = loadstone.plan(model, file, device_map=devices, offload_folder=tmp_path / "offload")
-    plan.require_ok()
-    on_disk = {each.name for each in plan.targets if each.device == "disk"}
-    assert on_disk == {name for name in state if name.startswith("blocks.1.")}
+    as_torch_says = [name for name, each in model.named_modules() if each is model.blocks[1]]
+    for path in ("blocks.1", as_torch_says[0]):
+        devices = {"": "cpu", path: "disk", "blocks.0.linear": "cpu"}
+        plan = loadstone.plan(model, file, device_map=devices, offload_folder=tmp_path / "offload")
+        plan.require_ok()
+        on_disk = {each.name for each in plan.targets if each.device == "disk"}
+        assert on_disk == {name for name in state if name.startswith("blocks.1.")}
 
 
 @pytest.mark.parametrize("wrap", WRAPS, ids=lambda wrap: wrap.__name__)
@@ -195,6 +197,23 @@ def test_layers_inside_are_quantized(wrap, file):
     )
     assert len(wrapped) == len(bare) == 1
     assert torch.equal(wrapped[0].weight, bare[0].weight)
+
+
+def test_a_module_may_have_the_name_of_what_is_around_it(tmp_path):
+    """Its wrapper has attributes of these names, which hide it from ``get_submodule``."""
+    inside = nn.ModuleDict(
+        {"checkpoint_fn": nn.Linear(64, 64), "checkpoint_impl": nn.Linear(64, 64)}
+    )
+    state = {f"0.{name}": torch.randn_like(t) for name, t in inside.state_dict().items()}
+    del state["0.checkpoint_impl.bias"]
+    save_file(state, tmp_path / "model.safetensors")
+    model = nn.Sequential(checkpoint_wrapper(inside))
+    options = {"missing": "initialise", "quantize": {"0.checkpoint_fn": "int8"}}
+    with pytest.warns(loadstone.FilledWarning):
+        loadstone.load(model, tmp_path / "model.safetensors", **options)
+    assert type(inside["checkpoint_fn"]).__name__ == "Linear8bitLt"
+    assert torch.equal(inside["checkpoint_impl"].weight, state["0.checkpoint_impl.weight"])
+    assert loadstone.audit(model).ok
 
 
 def test_conversions_of_transformers_reach_inside(tmp_path):

@@ -17,6 +17,7 @@
 #include "plan/decodings.h"
 #include "plan/devices.h"
 #include "plan/merges.h"
+#include "plan/read_count.h"
 
 namespace loadstone {
 
@@ -312,59 +313,14 @@ void Needs::stage(const Stretch& first, const Stretch& second) {
   }
 }
 
-// Bytes of the stretches, each once: those that lie in each other are a heap.
-class Needs::BytesOnce {
- public:
-  // They come sorted, by shard first.
-  void add(const Stretch& next) {
-    const bool is_apart = next.shard != last_.shard || next.begin >= end_;
-    if (is_apart) {
-      close();
-      begin_ = next.begin;
-    }
-    if (is_apart || !is_same(next, last_)) bytes_ = sum(bytes_, new_bytes(next, is_apart));
-    if (is_apart || next.end > end_) {
-      end_ = next.end;
-      farthest_has_holes_ = has_holes(next);
-    }
-    last_ = next;
-  }
-  [[nodiscard]] std::uint64_t total() {
-    close();
-    return total_;
-  }
-
- private:
-  static bool has_holes(const Stretch& each) noexcept { return each.bytes < each.end - each.begin; }
-  static bool is_same(const Stretch& a, const Stretch& b) noexcept {
-    return a.begin == b.begin && a.end == b.end && a.bytes == b.bytes;
-  }
-  // What lies in holes of another one is not known: all of it counts.
-  std::uint64_t new_bytes(const Stretch& next, bool is_apart) const noexcept {
-    if (is_apart || farthest_has_holes_) return next.bytes;
-    return next.end <= end_ ? 0 : std::min(next.bytes, next.end - end_);
-  }
-  void close() {
-    total_ = sum(total_, std::min(bytes_, end_ - begin_));
-    bytes_ = end_ = begin_ = 0;
-  }
-
-  Stretch last_;
-  std::uint64_t begin_ = 0;  // of the heap
-  std::uint64_t end_ = 0;
-  std::uint64_t bytes_ = 0;
-  bool farthest_has_holes_ = false;
-  std::uint64_t total_ = 0;
-};
-
 void Needs::count_reads() {
   std::ranges::sort(stretches_, {}, [](const Stretch& each) {
     return std::tuple(each.shard, each.begin, each.end, each.bytes);
   });
-  BytesOnce once;
+  ReadCount count;
   const Stretch* farthest = nullptr;
   for (Stretch& next : stretches_) {
-    once.add(next);
+    count.add({next.begin, next.end, next.bytes, next.shard});
     if (farthest != nullptr && farthest->shard != next.shard) farthest = nullptr;
     const std::uint64_t known = farthest != nullptr ? farthest->end : 0;
     if (farthest != nullptr && next.begin < known) stage(*farthest, next);
@@ -376,7 +332,7 @@ void Needs::count_reads() {
     }
     if (next.end > known) farthest = &next;
   }
-  bytes_to_read_ = once.total();
+  bytes_to_read_ = count.total();
   stretches_ = {};
 }
 

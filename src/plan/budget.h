@@ -162,7 +162,6 @@ class Needs {
   Stretch& add_stretch(std::uint32_t source, std::uint64_t begin, std::uint64_t end);
   void add_window_value(const PlannedTarget& target, const QuantizeForm* form,
                         std::map<std::string_view, std::size_t>& shared);
-  class BytesOnce;
   void count_reads();
   void stage(const Stretch& first, const Stretch& second);
   [[nodiscard]] std::uint64_t encoded_bytes(std::uint64_t piece_bytes) const;

@@ -1,0 +1,38 @@
+#include "plan/read_count.h"
+
+#include <algorithm>
+
+namespace loadstone {
+
+namespace {
+
+std::uint64_t sum(std::uint64_t a, std::uint64_t b) noexcept {
+  return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+}  // namespace
+
+void ReadCount::add(const CountedBytes& next) noexcept {
+  if (next.shard != joint_.shard || next.begin >= joint_.end) {
+    total_ = total();
+    joint_ = {.begin = next.begin, .end = next.begin, .shard = next.shard};
+    has_holes_ = false;
+  }
+  if (next != last_) joint_.bytes = sum(joint_.bytes, new_bytes(next));
+  if (next.end > joint_.end) {
+    joint_.end = next.end;
+    has_holes_ = next.bytes < next.end - next.begin;
+  }
+  last_ = next;
+}
+
+std::uint64_t ReadCount::new_bytes(const CountedBytes& next) const noexcept {
+  if (has_holes_) return next.bytes;
+  return next.end <= joint_.end ? 0 : std::min(next.bytes, next.end - joint_.end);
+}
+
+std::uint64_t ReadCount::total() const noexcept {
+  return sum(total_, std::min(joint_.bytes, joint_.end - joint_.begin));
+}
+
+}  // namespace loadstone
