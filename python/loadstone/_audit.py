@@ -230,7 +230,8 @@ def audit(
 
 
 def _own_receipt(model: Any, report: Report | None) -> Receipt:
-    found = report or last_report(model)
+    loads = _loads(model, report)
+    found = report or (loads[""].report if "" in loads else None)
     if found is None or found.receipt is None:
         raise make("plan.options", "the load was asked for no receipt", field="receipt")
     return found.receipt

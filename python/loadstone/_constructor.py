@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from loadstone._errors import Error
+from loadstone._modules import inside
 from loadstone._skeleton import skeleton
 from loadstone._skeleton_walk import TensorSlot, walk
 
@@ -69,6 +70,7 @@ def _fits(slot: TensorSlot, value: Any) -> bool:
 
 def model_builder(model: Any) -> Callable[[], Any] | None:
     """The ``skeleton_builder`` of the adapter for the library of the model's class or a base."""
+    model = inside(model)
     for base in type(model).__mro__:
         name = f"loadstone.{base.__module__.partition('.')[0]}"
         if importlib.util.find_spec(name) is not None:

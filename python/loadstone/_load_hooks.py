@@ -223,10 +223,10 @@ class _Rehearsal:
             failure = failure or self._refusal(refused)
         for path, module in self.model.named_modules():
             if _members(module) != own.get(path):
-                return _finding(path, module, "it would change the model itself")
+                return self._finding_at(path, "it would change the model itself")
         for path, module in modules.items():
             if _members(module) != before[path]:
-                return _finding(path, self.model.get_submodule(path), "it would change the module")
+                return self._finding_at(path, "it would change the module")
         if failure is not None:
             return failure
         self._note_left_over(found)
@@ -235,8 +235,8 @@ class _Rehearsal:
     def _note_left_over(self, found: Any) -> None:
         """Missing and unexpected names; an override may have answered for a part of the model."""
         if not _overrides(self.model):
-            self.missing = [saved_path(name) for name in found.missing_keys]
-            unexpected = map(saved_path, found.unexpected_keys)
+            self.missing = [saved_path(self.model, name) for name in found.missing_keys]
+            unexpected = (saved_path(self.model, name) for name in found.unexpected_keys)
             self.unexpected = [n for n in unexpected if not n.startswith(self.reproduced)]
             return
         self.missing = [name for name in self.targets if name not in self.copied]
@@ -255,9 +255,9 @@ class _Rehearsal:
             if type(module).__module__ in _REPRODUCED and path:
                 owner, _, leaf = path.rpartition(".")
                 twin.get_submodule(owner)._modules[leaf] = _Module()
-                reproduced.append(f"{saved_path(path)}.")
+                reproduced.append(f"{saved_path(twin, path)}.")
             elif _is_own(module, "set_extra_state"):
-                note = types.MethodType(self._note_extra, saved_path(path))
+                note = types.MethodType(self._note_extra, saved_path(twin, path))
                 module.__dict__["set_extra_state"] = note
         return tuple(reproduced)
 
@@ -280,7 +280,8 @@ class _Rehearsal:
 
     def _finding_at(self, path: str, reason: str) -> _core.Finding:
         try:
-            return _finding(path, self.model.get_submodule(path), reason)
+            module = self.model.get_submodule(path)
+            return _finding(saved_path(self.model, path), module, reason)
         except AttributeError:  # a name of the checkpoint, or a prefix of the hook's own
             return _finding("", self.model, reason)
 

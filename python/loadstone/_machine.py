@@ -10,7 +10,6 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._errors import make
-from loadstone._modules import saved_path
 
 MODES = _core.DEVICE_MAP_MODES
 
@@ -86,5 +85,5 @@ def device_map_entries(device_map: Any) -> tuple[str, list[tuple[str, str]]]:
     if isinstance(device_map, str) and device_map in MODES:
         return device_map, []
     if isinstance(device_map, Mapping):
-        return "", [(saved_path(path), device_name(each)) for path, each in device_map.items()]
+        return "", [(path, device_name(device)) for path, device in device_map.items()]
     return "", [("", device_name(device_map))]

@@ -2,38 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-# How torch's checkpointing of activations holds the module that it is put around. State dicts leave
-# it out of their names.
-WRAPPED = "_checkpoint_wrapped_module"
+# Where torch's checkpointing of activations holds the module that it is put around. State dicts
+# leave it out of their names, which is the work of the class: others keep the name.
+_INSIDE = "_checkpoint_wrapped_module"
+_AROUND = ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper")
 
 
-def saved_path(path: str) -> str:
+def is_left_out(module: Any, name: str) -> bool:
+    """Whether a child's name is no part of the names in a state dict."""
+    return name == _INSIDE and any(
+        (cls.__module__, cls.__name__) == _AROUND for cls in type(module).__mro__
+    )
+
+
+def is_around_another(module: Any) -> bool:
+    """Whether a module is one of those whose child's name is left out."""
+    return any(is_left_out(module, name) for name in module._modules)
+
+
+def inside(module: Any) -> Any:
+    """The module itself, without those around it."""
+    while is_around_another(module):
+        module = module._modules[_INSIDE]
+    return module
+
+
+def saved_path(model: Any, path: str) -> str:
     """The path of a module or tensor as state dicts have it."""
-    if WRAPPED not in path:
+    if _INSIDE not in path:
         return path
-    return ".".join(part for part in path.split(".") if part != WRAPPED)
+    parts, module = [], model
+    for part in path.split("."):
+        if module is not None and is_left_out(module, part):
+            module = module._modules[part]
+        else:
+            parts.append(part)
+            module = inside(module)._modules.get(part) if module is not None else None
+    return ".".join(parts)
+
+
+def saved_map(model: Any, device_map: Mapping[str, Any]) -> dict[str, Any]:
+    """A device map whose paths are as state dicts have them."""
+    return {saved_path(model, path): device for path, device in device_map.items()}
 
 
 def named_modules(model: Any, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:
     """All modules; what is put around another one comes before it, with the same path."""
+    known: dict[str, tuple[Any, str]] = {}
     for path, module in model.named_modules(remove_duplicate=remove_duplicate):
-        yield saved_path(path), module
+        saved = path
+        if path:
+            above, _, name = path.rpartition(".")
+            holder, outer = known[above]
+            own = f"{outer}.{name}" if outer else name
+            saved = outer if is_left_out(holder, name) else own
+        known[path] = module, saved
+        yield saved, module
 
 
 def submodule(model: Any, path: str) -> Any:
     """The module of a path; what is put around it is passed over."""
-    module = model
+    module = inside(model)
     for part in path.split(".") if path else ():
-        module = _inside(module)._modules[part]
-    return _inside(module)
-
-
-def _inside(module: Any) -> Any:
-    while WRAPPED in module._modules:
-        module = module._modules[WRAPPED]
+        module = inside(module._modules[part])
     return module
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from loadstone._errors import make
-from loadstone._modules import named_modules, saved_path
+from loadstone._modules import inside, named_modules, saved_map, saved_path
 
 DeviceMap = dict[str, Any]
 
@@ -49,9 +49,10 @@ def expanded(model: torch.nn.Module, device_map: Mapping[str, Any]) -> DeviceMap
     divided module that would be on disk stay in memory, because no hook could load them without
     the module's children.
     """
+    device_map = saved_map(model, device_map)
     paths = list(device_map)
     if not any(path != other and is_below(path, other) for path in paths for other in paths):
-        return dict(device_map)
+        return device_map
     return _Expansion(device_map).of(model)
 
 
@@ -71,11 +72,11 @@ class _Expansion:
             if device is not None:
                 self.result[path] = device
             return
-        for name in own_tensors(path, module):
+        for name in own_tensors(path, inside(module)):
             place = self.places.get(name, self.memory if str(device) == "disk" else device)
             if place is not None:
                 self.result[name] = place
-        for name, child in module.named_children():
+        for name, child in inside(module).named_children():
             if any(True for _ in child.parameters()) or any(True for _ in child.buffers()):
                 self._visit(f"{path}.{name}" if path else name, child, device)
 
@@ -122,7 +123,7 @@ def require_paths(
     modules = {name for name, _ in named_modules(model, remove_duplicate=False)}
     known = set(modules)
     for named in (model.named_parameters, model.named_buffers):
-        known.update(saved_path(name) for name, _ in named(remove_duplicate=False))
+        known.update(saved_path(model, name) for name, _ in named(remove_duplicate=False))
     for path, device in device_map.items():
         full = f"{component}.{path}" if component and path else component or path
         if path in known and path not in modules and str(device) == "disk":

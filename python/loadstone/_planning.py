@@ -233,6 +233,8 @@ def _devices(
     """What the core is told of devices, and of the modules that maps name."""
     if device_map is None:
         device_map = mesh_device(needs.slots)
+    if needs.module is not None and isinstance(device_map, Mapping):
+        device_map = _modules.saved_map(needs.module, device_map)
     mode, entries = _machine.device_map_entries(device_map)
     return {
         "device_map_mode": mode,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from loadstone._modules import WRAPPED
+from loadstone._modules import is_left_out
 from loadstone._ranks import Share, share_of
 from loadstone._targets import SAVED
 from loadstone._tensor_classes import obstacle
@@ -344,7 +344,7 @@ def _paths(root: torch.nn.Module, path: _Name) -> Iterator[tuple[_Name, torch.nn
         child_name, child = found
         if child is not None and id(child) not in above:
             above.add(id(child))
-            full = name if child_name == WRAPPED else name.child(child_name)
+            full = name if is_left_out(module, child_name) else name.child(child_name)
             yield full, child
             pending.append((child, full, iter(list(child._modules.items()))))
 

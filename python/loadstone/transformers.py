@@ -18,6 +18,7 @@ import torch
 
 from loadstone._building import builder, construction_dtype
 from loadstone._dtypes import dtype_argument, torch_dtype
+from loadstone._modules import inside
 
 if TYPE_CHECKING:
     from loadstone._catalog import Catalog
@@ -120,6 +121,7 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any =
     from loadstone._errors import make
     from loadstone._transformers import IS_V5
 
+    model = inside(model)
     if not isinstance(model, transformers.PreTrainedModel):
         found = f"{type(model).__module__}.{type(model).__qualname__}"
         raise make("plan.options", "the model is not of transformers", field="rules", found=found)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
     checkpoint_wrapper,
+    offload_wrapper,
 )
 
 import loadstone
@@ -66,7 +67,11 @@ def around_both(model: nn.Module) -> nn.Module:
     return around_blocks(around_layers(model))
 
 
-WRAPS = [around_blocks, around_layers, around_both, checkpoint_wrapper]
+def around_all_twice(model: nn.Module) -> nn.Module:
+    return checkpoint_wrapper(offload_wrapper(around_both(model)))
+
+
+WRAPS = [around_blocks, around_layers, around_both, checkpoint_wrapper, around_all_twice]
 
 
 @pytest.fixture
@@ -98,7 +103,9 @@ def test_names_are_those_of_the_state_dict(wrap):
     saved = [slot.name for slot in walk(model) if slot.kind in ("parameter", "persistent_buffer")]
     assert set(saved) == {n for n in model.state_dict() if not n.endswith("_extra_state")}
     inside = dict(model.named_parameters()).keys() - dict(bare.named_parameters()).keys()
-    assert inside or wrap is checkpoint_wrapper  # torch gives them other names elsewhere
+    assert (
+        inside or wrap is checkpoint_wrapper or wrap is around_all_twice
+    )  # torch gives them other names elsewhere
 
 
 @pytest.mark.parametrize("on_meta", [True, False])
@@ -199,6 +206,65 @@ def test_layers_inside_are_quantized(wrap, file):
     assert torch.equal(wrapped[0].weight, bare[0].weight)
 
 
+class Other(nn.Module):
+    """Of another maker, whose state dict has the attribute's name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+        self._checkpoint_wrapped_module = nn.Linear(4, 4)
+
+
+def test_modules_of_other_makers_keep_their_names(tmp_path):
+    state = {name: torch.randn_like(each) for name, each in Other().state_dict().items()}
+    assert len(state) == 3
+    save_file(state, tmp_path / "model.safetensors")
+    with loadstone.skeleton():
+        model = Other()
+    loadstone.load(model, tmp_path / "model.safetensors", strict=True)
+    require_state(model, state)
+
+
+@pytest.mark.parametrize("wrap", [*WRAPS, lambda model: model])
+def test_a_tensor_by_torchs_own_name_is_unexpected(wrap, file, state, tmp_path):
+    """Beside the right one, and where the load is rehearsed."""
+    name = "head._checkpoint_wrapped_module.weight"
+    save_file(state | {name: torch.zeros(8, 8)}, tmp_path / "more.safetensors")
+    model = Model()
+    model.embed.register_load_state_dict_pre_hook(lambda *_: None)
+    with pytest.raises(loadstone.PlanError) as caught:
+        loadstone.load(wrap(model), tmp_path / "more.safetensors", strict=True)
+    assert caught.value.code == "plan.unexpected" and name in str(caught.value)
+
+
+@pytest.mark.parametrize("wrap", WRAPS, ids=lambda wrap: wrap.__name__)
+def test_receipts_are_found(wrap, file):
+    model = Model()
+    loadstone.load(model, file, receipt="xxh3-128")
+    wrapped = wrap(model)
+    before = loadstone.audit(wrapped, receipt=True)
+    assert before.ok and "head.weight" in before.proved
+    with torch.no_grad():
+        model.head.weight.data.fill_(1)
+    assert loadstone.audit(wrapped, receipt=True).changed == ["head.weight"]
+
+
+@pytest.mark.parametrize("wrap", WRAPS, ids=lambda wrap: wrap.__name__)
+def test_accelerate_gets_maps_of_modules_inside(wrap, file, state, tmp_path):
+    import loadstone.accelerate
+
+    for device_map in (None, {"": "cpu", "blocks.0.linear": "cpu"}):
+        with loadstone.skeleton():
+            model = wrap(Model())
+        loadstone.accelerate.load_checkpoint_in_model(model, file, device_map=device_map)
+        require_state(model, state)
+        assert loadstone.audit(model).ok
+    offload = {"": "cpu", "blocks.1": "disk"}
+    with pytest.raises(loadstone.PlanError) as caught:
+        loadstone.accelerate.dispatch_model(model, offload, offload_dir=tmp_path)
+    assert caught.value.code == "plan.device_map" and "dispatch the model" in str(caught.value)
+
+
 def test_a_module_may_have_the_name_of_what_is_around_it(tmp_path):
     """Its wrapper has attributes of these names, which hide it from ``get_submodule``."""
     inside = nn.ModuleDict(
@@ -234,5 +300,9 @@ def test_conversions_of_transformers_reach_inside(tmp_path):
     loadstone.load(model, tmp_path, rules="transformers", strict=True)
     require_state(model, saved.state_dict())
     assert loadstone.audit(model).ok
+    with loadstone.skeleton():
+        around = checkpoint_wrapper(AutoModelForCausalLM.from_config(config))
+    loadstone.load(around, tmp_path, rules="transformers", strict=True)
+    require_state(around, saved.state_dict())
     tokens = torch.arange(6)[None]
     assert torch.equal(model.eval()(tokens).logits, saved.eval()(tokens).logits)

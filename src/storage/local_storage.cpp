@@ -38,7 +38,8 @@ EntryKind kind_of(const struct stat& status) noexcept {
 class LocalFile final : public ByteSource {
  public:
   LocalFile(std::string path, int descriptor, const struct stat& status)
-      : file_(DescriptorPool::instance(), std::move(path), descriptor, identity_of(status)) {}
+      : file_(DescriptorPool::instance(), std::move(path), descriptor, identity_of(status)),
+        is_on_network_(loadstone::is_on_network(descriptor)) {}
   LocalFile(const LocalFile&) = delete;
   LocalFile& operator=(const LocalFile&) = delete;
 
@@ -52,10 +53,7 @@ class LocalFile final : public ByteSource {
     return identity_of(status);
   }
 
-  [[nodiscard]] bool is_on_network() const override {
-    const DescriptorPool::Use use(file_);
-    return loadstone::is_on_network(use.descriptor());
-  }
+  [[nodiscard]] bool is_on_network() const override { return is_on_network_; }
 
   [[nodiscard]] std::optional<double> cached_share() const override {
     const std::uint64_t bytes = identity().bytes;
@@ -86,7 +84,7 @@ class LocalFile final : public ByteSource {
   void read(std::uint64_t offset, ReadPieces pieces) override {
     ReadPlace place;
     ReadBatch batch;
-    bool moves = true;
+    bool moves = !is_on_network_;  // there a copy costs little, and a call may be a request
     const DescriptorPool::Use use(file_);
     while (true) {
       batch.gather(pieces, place, offset, moves);
@@ -98,11 +96,11 @@ class LocalFile final : public ByteSource {
           ::preadv(use.descriptor(), batch.parts().data(), static_cast<int>(batch.parts().size()),
                    static_cast<off_t>(offset));
       if (got < 0 && errno == EINTR) continue;
+      if (got < 0) fail("io.read", "cannot read", offset, errno);
       if (batch.moves() && got != static_cast<ssize_t>(batch.bytes())) {
         moves = false;  // once more, so that what comes is in its place
         continue;
       }
-      if (got < 0) fail("io.read", "cannot read", offset, errno);
       if (got == 0) fail("io.short_read", "the file ends early", offset, 0);
       batch.settle();
       offset += static_cast<std::uint64_t>(got);
@@ -121,6 +119,7 @@ class LocalFile final : public ByteSource {
   }
 
   mutable PooledFile file_;
+  bool is_on_network_;
 };
 
 // Thread-safe: holds nothing.

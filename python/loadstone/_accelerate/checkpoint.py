@@ -11,6 +11,7 @@ import torch
 
 from loadstone._errors import make
 from loadstone._load_hooks import has_code
+from loadstone._modules import is_around_another
 from loadstone._ranks import share_of, unsharded_class
 
 # Classes of parameters that pack, scale or shard the value of the file.
@@ -80,7 +81,8 @@ def left_to_library(model: Any, arguments: dict[str, Any]) -> str:
         if not arguments["full_state_dict"]:
             return "full_state_dict=False loads this process's part of a distributed model"
         for module in model.modules():
-            if unsharded_class(module).__module__.startswith(_WRAPPERS):
+            is_known = is_around_another(module)
+            if unsharded_class(module).__module__.startswith(_WRAPPERS) and not is_known:
                 return f"{type(module).__name__} is a module around another"
         if has_code(model):
             return "the model has hooks or overrides of load_state_dict"

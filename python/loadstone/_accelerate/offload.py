@@ -13,6 +13,7 @@ import torch
 from loadstone import _core
 from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import counted, make
+from loadstone._modules import is_around_another
 from loadstone._placement import device_of
 from loadstone._skeleton_walk import TensorSlot, walk
 from loadstone._targets import SAVED
@@ -110,6 +111,24 @@ def require_modules(model: torch.nn.Module, device_map: Mapping[str, Any]) -> No
             "no_split_module_classes",
             tensor=alone[0],
         )
+
+
+def require_known_names(model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
+    """Refuses hooks inside of modules that are left out of names: they ask for other names.
+
+    Raises:
+        PlanError: ``plan.device_map``.
+    """
+    around = next((each for each in model.modules() if is_around_another(each)), None)
+    devices = set(map(str, device_map.values()))
+    if around is None or (len(devices) == 1 and "disk" not in devices):
+        return
+    raise make(
+        "plan.device_map",
+        f"accelerate's hooks do not find tensors inside of {type(around).__name__}; dispatch the "
+        "model first, and put modules around others then",
+        field="device_map",
+    )
 
 
 def require_values(

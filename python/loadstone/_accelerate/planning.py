@@ -14,6 +14,7 @@ from loadstone._adapters import TRACED, trace
 from loadstone._catalog import Catalog
 from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import make
+from loadstone._modules import inside
 from loadstone._placement import device_of
 from loadstone._plan import Plan
 from loadstone._planning import make_plan
@@ -87,7 +88,7 @@ def plan_load(
 
 def _traced(model: torch.nn.Module, catalog: Catalog, dtype: torch.dtype | None) -> Traced | None:
     """Recipes from the model's own library, if loadstone can trace it."""
-    for base in type(model).__mro__:
+    for base in type(inside(model)).__mro__:
         if base.__name__ == "PreTrainedModel" and base.__module__.partition(".")[0] in TRACED:
             return trace("transformers", model, catalog, dtype)
     return None

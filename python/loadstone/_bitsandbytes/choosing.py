@@ -88,7 +88,7 @@ def _wanted(model: torch.nn.Module, quantize: Any) -> dict[str, Quantization]:
     patterns, hows = list(quantize), [_how(value) for value in quantize.values()]
     linears = [full(path, "weight") for path, _ in _linears(model)]
     named = model.named_parameters(remove_duplicate=False)
-    parameters = (saved_path(name) for name, _ in named)
+    parameters = (saved_path(model, name) for name, _ in named)
     weights = [*linears, *stacks(model, parameters)]
     paths = [weight.removesuffix(".weight") for weight in weights]
     by_weight, by_path = (
