@@ -151,7 +151,6 @@ def dispatch_model(
     """
     device_map = expanded(model, device_map)
     offload.require_modules(model, device_map)
-    offload.require_known_names(model, device_map)
     index = offload_index if offload_index is not None else offload.read_index(offload_dir)
     offload.require_values(model, device_map, index, state_dict or {}, offload_buffers)
     accounted = _audit.audit(model)

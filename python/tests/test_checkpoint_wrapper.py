@@ -102,10 +102,8 @@ def test_names_are_those_of_the_state_dict(wrap):
     assert [slot.name for slot in walk(model)] == [slot.name for slot in walk(bare)]
     saved = [slot.name for slot in walk(model) if slot.kind in ("parameter", "persistent_buffer")]
     assert set(saved) == {n for n in model.state_dict() if not n.endswith("_extra_state")}
-    inside = dict(model.named_parameters()).keys() - dict(bare.named_parameters()).keys()
-    assert (
-        inside or wrap is checkpoint_wrapper or wrap is around_all_twice
-    )  # torch gives them other names elsewhere
+    others = dict(model.named_parameters()).keys() - dict(bare.named_parameters()).keys()
+    assert others or wrap in (checkpoint_wrapper, around_all_twice)  # the control: torch's own
 
 
 @pytest.mark.parametrize("on_meta", [True, False])
@@ -255,9 +253,12 @@ def test_accelerate_gets_maps_of_modules_inside(wrap, file, state, tmp_path):
 
     for device_map in (None, {"": "cpu", "blocks.0.linear": "cpu"}):
         with loadstone.skeleton():
-            model = wrap(Model())
+            model = Model()
+            model.last = nn.Linear(8, 8)  # models with code of their own are left to accelerate
+            del model.blocks[0].held  # which a map that divides the block says nothing about
+            model = wrap(model)
         loadstone.accelerate.load_checkpoint_in_model(model, file, device_map=device_map)
-        require_state(model, state)
+        require_state(model, {n: t for n, t in state.items() if n != "last._extra_state"})
         assert loadstone.audit(model).ok
     offload = {"": "cpu", "blocks.1": "disk"}
     with pytest.raises(loadstone.PlanError) as caught:

@@ -95,9 +95,12 @@ def _put_on_meta(
 def require_modules(model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
     """Refuses a map that places single tensors on disk: hooks are on modules, none would bring it.
 
+    Nor would they find what is inside of modules that names leave out.
+
     Raises:
         PlanError: ``plan.device_map``, naming them.
     """
+    _require_known_names(model, device_map)
     alone = [
         slot.name
         for slot in walk(model)
@@ -111,24 +114,6 @@ def require_modules(model: torch.nn.Module, device_map: Mapping[str, Any]) -> No
             "no_split_module_classes",
             tensor=alone[0],
         )
-
-
-def require_known_names(model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
-    """Refuses hooks inside of modules that are left out of names: they ask for other names.
-
-    Raises:
-        PlanError: ``plan.device_map``.
-    """
-    around = next((each for each in model.modules() if is_around_another(each)), None)
-    devices = set(map(str, device_map.values()))
-    if around is None or (len(devices) == 1 and "disk" not in devices):
-        return
-    raise make(
-        "plan.device_map",
-        f"accelerate's hooks do not find tensors inside of {type(around).__name__}; dispatch the "
-        "model first, and put modules around others then",
-        field="device_map",
-    )
 
 
 def require_values(
@@ -161,3 +146,17 @@ def require_values(
             f"a value: {some}",
             tensor=lacking[0],
         )
+
+
+def _require_known_names(model: torch.nn.Module, device_map: Mapping[str, Any]) -> None:
+    """Refuses hooks inside of modules that are left out of names: they ask for other names."""
+    around = next((each for each in model.modules() if is_around_another(each)), None)
+    devices = set(map(str, device_map.values()))
+    if around is None or (len(devices) == 1 and "disk" not in devices):
+        return
+    raise make(
+        "plan.device_map",
+        f"accelerate's hooks do not find tensors inside of {type(around).__name__}; dispatch the "
+        "model first, and put modules around others then",
+        field="device_map",
+    )
