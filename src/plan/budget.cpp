@@ -37,7 +37,7 @@ constexpr std::uint64_t bytes_of_a_box = 256;
 constexpr std::uint64_t boxes_uncounted = 64;
 
 std::uint64_t sum(std::uint64_t a, std::uint64_t b) {
-  return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+  return checked_add(a, b).value_or(UINT64_MAX);
 }
 
 std::uint64_t product(std::uint64_t a, std::uint64_t b) {

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 
+#include "base/checked.h"
+
 namespace loadstone {
 
 namespace {
 
 std::uint64_t sum(std::uint64_t a, std::uint64_t b) noexcept {
-  return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+  return checked_add(a, b).value_or(UINT64_MAX);
 }
 
 }  // namespace
