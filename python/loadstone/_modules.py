@@ -20,7 +20,7 @@ def is_left_out(module: Any, name: str) -> bool:
 
 def is_around_another(module: Any) -> bool:
     """Whether a module is one of those whose child's name is left out."""
-    return any(is_left_out(module, name) for name in module._modules)
+    return _INSIDE in module._modules and is_left_out(module, _INSIDE)
 
 
 def inside(module: Any) -> Any:
@@ -51,16 +51,8 @@ def saved_map(model: Any, device_map: Mapping[str, Any]) -> dict[str, Any]:
 
 def named_modules(model: Any, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Any]]:
     """All modules; what is put around another one comes before it, with the same path."""
-    known: dict[str, tuple[Any, str]] = {}
     for path, module in model.named_modules(remove_duplicate=remove_duplicate):
-        saved = path
-        if path:
-            above, _, name = path.rpartition(".")
-            holder, outer = known[above]
-            own = f"{outer}.{name}" if outer else name
-            saved = outer if is_left_out(holder, name) else own
-        known[path] = module, saved
-        yield saved, module
+        yield saved_path(model, path), module
 
 
 def submodule(model: Any, path: str) -> Any:

@@ -1,4 +1,5 @@
-// Arithmetic on numbers that came from a file: a result that does not fit is nothing, never a wrap.
+// Arithmetic on numbers that came from a file: a result that does not fit is nothing, or the
+// largest number, never a wrap.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,15 @@ namespace loadstone {
                                                                   std::uint64_t c) noexcept {
   const auto product = checked_mul(a, b);
   return product ? checked_add(*product, c) : std::nullopt;
+}
+
+// For sums that only bound something.
+[[nodiscard]] inline std::uint64_t saturating_add(std::uint64_t a, std::uint64_t b) noexcept {
+  return checked_add(a, b).value_or(UINT64_MAX);
+}
+
+[[nodiscard]] inline std::uint64_t saturating_mul(std::uint64_t a, std::uint64_t b) noexcept {
+  return checked_mul(a, b).value_or(UINT64_MAX);
 }
 
 }  // namespace loadstone

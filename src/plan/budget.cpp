@@ -36,18 +36,10 @@ constexpr std::uint64_t page_bytes = 4096;
 constexpr std::uint64_t bytes_of_a_box = 256;
 constexpr std::uint64_t boxes_uncounted = 64;
 
-std::uint64_t sum(std::uint64_t a, std::uint64_t b) {
-  return checked_add(a, b).value_or(UINT64_MAX);
-}
-
-std::uint64_t product(std::uint64_t a, std::uint64_t b) {
-  return checked_mul(a, b).value_or(UINT64_MAX);
-}
-
 // How often the box has such a run.
 std::uint64_t runs_of(std::span<const BoxDim> dims, const InnerRun& run) {
   std::uint64_t count = 1;
-  for (const BoxDim& dim : dims.first(run.outer_dims)) count = product(count, dim.extent);
+  for (const BoxDim& dim : dims.first(run.outer_dims)) count = saturating_mul(count, dim.extent);
   return count;
 }
 
@@ -188,29 +180,30 @@ void Needs::add_window_value(const PlannedTarget& target, const QuantizeForm* fo
   its.is_turned = its.is_turned || is_turned(target);
   ++its.members;
   if (goes_to_device(target)) {
-    device_bytes_ = sum(device_bytes_, aligned_part(bytes_of(elements, target.dtype)));
+    device_bytes_ = saturating_add(device_bytes_, aligned_part(bytes_of(elements, target.dtype)));
   }
   if (form == nullptr) {
     its.is_sent = goes_to_device(target);
     its.number_bytes = bytes_of(elements, target.dtype);
-    number_bytes_ = sum(number_bytes_, its.number_bytes);
+    number_bytes_ = saturating_add(number_bytes_, its.number_bytes);
   } else {
     its.is_quantized = true;
     its.is_measured = its.is_measured || form->needs_amax;
     its.step_bytes = std::max(its.step_bytes, form->step_bytes());
     const std::uint64_t bytes = aligned_part(bytes_of(elements, target.dtype));
-    its.number_bytes = sum(its.number_bytes, bytes);
-    number_bytes_ = sum(number_bytes_, bytes);
+    its.number_bytes = saturating_add(its.number_bytes, bytes);
+    number_bytes_ = saturating_add(number_bytes_, bytes);
     const bool has_place = sink_ == SinkKind::memory && !goes_to_device(target);
-    its.held_bytes = sum(its.held_bytes, held_bytes_of(*form, has_place));
+    its.held_bytes = saturating_add(its.held_bytes, held_bytes_of(*form, has_place));
     step_bytes_ = std::max(step_bytes_, form->step_bytes());
   }
 }
 
 void Needs::add_boxes(const PlannedTarget& target, Ways& ways) {
   std::uint64_t bytes = 0;
-  for (const Box& box : target.recipe.boxes) bytes = sum(bytes, add_box(target, box, ways));
-  ways.bytes = sum(ways.bytes, bytes);
+  for (const Box& box : target.recipe.boxes)
+    bytes = saturating_add(bytes, add_box(target, box, ways));
+  ways.bytes = saturating_add(ways.bytes, bytes);
   const bool has_holes = target.recipe.boxes.size() > 1 && bytes > 0;
   ways.value_bytes = has_holes ? UINT64_MAX : std::max(ways.value_bytes, bytes);
 }
@@ -233,7 +226,7 @@ void Needs::add_merge(const PlannedTarget& target) {
   merge_numbers_ = std::max(merge_numbers_, pages(sizes.number_bytes()));
   merge_rights_ = std::max(merge_rights_, pages(sizes.right_bytes()));
   merge_counts_ = std::max(merge_counts_, pages(sizes.count_bytes()));
-  merge_bytes_ = sum(sum(merge_numbers_, merge_rights_), merge_counts_);
+  merge_bytes_ = saturating_add(saturating_add(merge_numbers_, merge_rights_), merge_counts_);
 }
 
 Needs::Stretch& Needs::add_stretch(std::uint32_t source, std::uint64_t begin, std::uint64_t end) {
@@ -267,7 +260,7 @@ std::uint64_t Needs::add_box(const PlannedTarget& target, const Box& box, Ways& 
   Stretch& stretch = add_stretch(box.source, bytes.begin, bytes.end);
   if (run.outer_dims > 0) {
     const std::uint64_t each = bytes_of({0, run.elements}, encoding.dtype()).size();
-    stretch.bytes = std::min(stretch.bytes, product(runs_of(sorted.dims(), run), each));
+    stretch.bytes = std::min(stretch.bytes, saturating_mul(runs_of(sorted.dims(), run), each));
   }
   stretch.ways = &ways;
   stretch.is_direct = is_direct;
@@ -294,13 +287,14 @@ std::uint64_t Needs::add_decoding(const Box& box, std::span<const BoxDim> dims, 
   std::uint64_t read = 0;
   for (std::size_t i = 0; i < decoding.sources.size(); ++i) {
     const auto part = form.part_bytes(i, range.begin, range.end);
-    read = sum(read, part.size());
+    read = saturating_add(read, part.size());
     if (part.size() == 0) continue;
     Stretch& stretch = add_stretch(decoding.sources[i], part.begin, part.end);
     const auto first = form.part_bytes(i, range.begin, range.begin + run.elements);
-    stretch.bytes = std::min(stretch.bytes, product(runs, first.size()));
+    stretch.bytes = std::min(stretch.bytes, saturating_mul(runs, first.size()));
   }
-  return sum(bytes_of(range.end - range.begin, decoding.dtype), sum(read, read));
+  return saturating_add(bytes_of(range.end - range.begin, decoding.dtype),
+                        saturating_add(read, read));
 }
 
 // Bytes that are read into their place are staged where other boxes need some of them.
@@ -308,7 +302,7 @@ void Needs::stage(const Stretch& first, const Stretch& second) {
   for (const Stretch* const each : {&first, &second}) {
     if (!each->is_direct) continue;
     each->ways->has_overlaps = true;
-    each->ways->bytes = sum(each->ways->bytes, each->end - each->begin + each->hole);
+    each->ways->bytes = saturating_add(each->ways->bytes, each->end - each->begin + each->hole);
     each->ways->value_bytes = UINT64_MAX;
   }
 }
@@ -327,7 +321,7 @@ void Needs::count_reads() {
     if (farthest != nullptr && next.begin > known) {
       next.hole = std::min(next.begin - known, staged_hole_bytes_max);
       if (next.ways != nullptr && !next.is_direct) {
-        next.ways->bytes = sum(next.ways->bytes, next.hole);
+        next.ways->bytes = saturating_add(next.ways->bytes, next.hole);
       }
     }
     if (next.end > known) farthest = &next;
@@ -346,7 +340,7 @@ std::uint64_t Needs::window_count(std::uint64_t window_bytes, std::uint64_t slot
   std::uint64_t count = 0;
   for (const Group& group : groups_) {
     if (group.is_quantized && is_made_whole(group.number_bytes, window_bytes)) {
-      count = sum(count, 1);
+      count = saturating_add(count, 1);
       continue;
     }
     std::uint64_t most = largest_window(group.is_turned, window_bytes);
@@ -354,9 +348,9 @@ std::uint64_t Needs::window_count(std::uint64_t window_bytes, std::uint64_t slot
     // Whole steps of it, and at least one.
     const std::uint64_t window =
         std::max(most - std::min(most, group.step_bytes), group.step_bytes);
-    const std::uint64_t each =
-        sum(ceil_div(group.number_bytes, std::max<std::uint64_t>(window, 1)), group.members);
-    count = sum(count, group.is_measured ? sum(each, each) : each);
+    const std::uint64_t each = saturating_add(
+        ceil_div(group.number_bytes, std::max<std::uint64_t>(window, 1)), group.members);
+    count = saturating_add(count, group.is_measured ? saturating_add(each, each) : each);
   }
   return count;
 }
@@ -370,17 +364,20 @@ std::uint64_t Needs::bytes_under_way(const Budget& budget) const {
   // Each number is read once, and once more where it is measured before: unless windows need bytes
   // that others needed.
   if (!windows_.has_turned && !windows_.has_decoded && merge_bytes_ == 0) {
-    const std::uint64_t once = sum(number_bytes_, windows_.bytes);
-    windows = std::min(windows, sum(sum(once, once), threads * budget.encoded_bytes));
+    const std::uint64_t once = saturating_add(number_bytes_, windows_.bytes);
+    windows = std::min(windows,
+                       saturating_add(saturating_add(once, once), threads * budget.encoded_bytes));
   }
-  return sum(std::min(sum(whole, windows), budget.threads * budget.thread_bytes()),
-             sum(sum(budget.held_bytes, budget.ring.bytes()), threads * box_bytes()));
+  return saturating_add(
+      std::min(saturating_add(whole, windows), budget.threads * budget.thread_bytes()),
+      saturating_add(saturating_add(budget.held_bytes, budget.ring.bytes()),
+                     threads * box_bytes()));
 }
 
 std::uint64_t Needs::held_bytes(unsigned threads) const {
   std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < groups_.size() && i <= threads; ++i) {
-    bytes = sum(bytes, groups_[i].held_bytes);
+    bytes = saturating_add(bytes, groups_[i].held_bytes);
   }
   return pages(bytes);
 }

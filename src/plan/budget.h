@@ -23,7 +23,7 @@ namespace loadstone {
 inline constexpr std::uint64_t skipped_bytes_max = 4096;
 // Those between staged pieces, into the slot.
 inline constexpr std::uint64_t staged_hole_bytes_max = 64 << 10;
-// What a reader goes through at once of a box whose source has elements of so many bytes.
+// A reader goes through so much of a box at once. `element_bytes` are those of the source.
 [[nodiscard]] inline InnerRun read_run(std::span<const BoxDim> dims, std::uint64_t element_bytes,
                                        bool is_direct) noexcept {
   return source_run(dims, (is_direct ? skipped_bytes_max : staged_hole_bytes_max) / element_bytes);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/checked.h"
 #include "catalog/reading_threads.h"
 #include "loadstone/remote.h"
 #include "plan/budget.h"
@@ -10,10 +11,6 @@
 namespace loadstone {
 
 namespace {
-
-std::uint64_t sum(std::uint64_t a, std::uint64_t b) {
-  return a > UINT64_MAX - b ? UINT64_MAX : a + b;
-}
 
 // Whether the target has the elements of one whole source in the same order, cast or not.
 bool has_whole_source(const Plan& plan, const PlannedTarget& target) noexcept {
@@ -85,16 +82,16 @@ void count_costs(Plan& plan) {
   for (const PlannedTarget& target : plan.targets) {
     const std::uint64_t bytes = bytes_placed(target);
     if (target.delivery == Delivery::disk_write) {
-      plan.bytes_to_write = sum(plan.bytes_to_write, bytes);
+      plan.bytes_to_write = saturating_add(plan.bytes_to_write, bytes);
     } else if (bytes > 0) {
       std::uint64_t& peak = plan.peak_bytes[target.device];
-      peak = sum(peak, bytes);
+      peak = saturating_add(peak, bytes);
     }
   }
   const Needs needs(plan, SinkKind::memory);
   plan.bytes_to_read = needs.bytes_to_read();
-  cpu = sum(cpu, bytes_promised(plan, needs));
-  if (plan.bytes_to_read > 0) cpu = sum(cpu, reading_bytes(*plan.catalog, plan.threads));
+  cpu = saturating_add(cpu, bytes_promised(plan, needs));
+  if (plan.bytes_to_read > 0) cpu = saturating_add(cpu, reading_bytes(*plan.catalog, plan.threads));
   if (plan.bytes_to_write > 0) plan.peak_bytes["disk"] = plan.bytes_to_write;
 }
 

@@ -193,7 +193,7 @@ MergeSizes merge_sizes(const Merge& merge, std::uint64_t elements) noexcept {
     const LowRank& product = *term.low_rank;
     const std::uint64_t right = product.rank * round_up(product.columns, panel_columns);
     sizes.right = std::max(sizes.right, right);
-    total = total > UINT64_MAX - right ? UINT64_MAX : total + right;
+    total = saturating_add(total, right);
     // A piece that begins inside a row has one more.
     sizes.left = std::max(sizes.left, std::min(rows + 1, product.rows) * product.rank);
   }

@@ -6,21 +6,13 @@
 
 namespace loadstone {
 
-namespace {
-
-std::uint64_t sum(std::uint64_t a, std::uint64_t b) noexcept {
-  return checked_add(a, b).value_or(UINT64_MAX);
-}
-
-}  // namespace
-
 void ReadCount::add(const CountedBytes& next) noexcept {
   if (next.shard != joint_.shard || next.begin >= joint_.end) {
     total_ = total();
     joint_ = {.begin = next.begin, .end = next.begin, .shard = next.shard};
     has_holes_ = false;
   }
-  if (next != last_) joint_.bytes = sum(joint_.bytes, new_bytes(next));
+  if (next != last_) joint_.bytes = saturating_add(joint_.bytes, new_bytes(next));
   if (next.end > joint_.end) {
     joint_.end = next.end;
     has_holes_ = next.bytes < next.end - next.begin;
@@ -34,7 +26,7 @@ std::uint64_t ReadCount::new_bytes(const CountedBytes& next) const noexcept {
 }
 
 std::uint64_t ReadCount::total() const noexcept {
-  return sum(total_, std::min(joint_.bytes, joint_.end - joint_.begin));
+  return saturating_add(total_, std::min(joint_.bytes, joint_.end - joint_.begin));
 }
 
 }  // namespace loadstone

@@ -1,4 +1,4 @@
-// What one call reads of a file, in the way that is quickest for where it goes.
+// One call of the system reads these bytes of a file, in the way that is quickest for their place.
 //
 // The kernel copies out of its page cache fast where source and destination lie in the same way to
 // the lines of the CPU's caches. Tensors seldom do: their place in the file follows from the length

@@ -1,4 +1,4 @@
-// What a plan says that it reads is what a load reads, also of columns.
+// A load reads as many bytes as its plan says, also of columns.
 #include <gtest/gtest.h>
 
 #include "execute/plan_builder.h"

@@ -1,4 +1,4 @@
-// What is asked for of a file whose pages are not in the cache.
+// The system is asked for those bytes of a file that are not in the page cache.
 #include "storage/page_cache.h"
 
 #include <fcntl.h>

@@ -26,7 +26,7 @@ class Guarded {
   std::span<std::byte> piece(std::size_t begin, std::size_t bytes) {
     return std::as_writable_bytes(std::span(memory_)).subspan(line() + begin, bytes);
   }
-  // What a read that changes nothing else leaves.
+  // These bytes are there, and nothing around them has changed.
   void expect(const std::string& bytes, std::size_t begin) {
     std::string wanted(memory_.size(), '#');
     wanted.replace(line() + begin, bytes.size(), bytes);
@@ -108,7 +108,7 @@ TEST_F(ReadBatchTest, TheEndOfTheFileIsWhereItIs) {
   }
 }
 
-// What makes it quick: it is read to where it lies as in the file, in batches that a cache holds.
+// This makes it quick: bytes go to where they lie as in the file, in batches that a cache holds.
 TEST_F(ReadBatchTest, LongPiecesAreReadToALineOfTheirOwn) {
   Guarded memory(600'000);
   const auto piece = memory.piece(0, 600'000);
