@@ -101,6 +101,28 @@ def large_plan() -> dict[str, float]:
     return seconds
 
 
+def small_load() -> dict[str, float]:
+    """Load 40 tensors of 16 KB into a skeleton: the first time, and the median of 50 more."""
+    import tempfile
+
+    import torch
+    from safetensors.torch import save_file
+
+    import loadstone
+
+    def load() -> float:
+        with loadstone.skeleton():
+            model = torch.nn.ModuleList(torch.nn.Linear(64, 64, bias=False) for _ in range(40))
+        begin = time.perf_counter()
+        loadstone.load(model, path)
+        return time.perf_counter() - begin
+
+    with tempfile.TemporaryDirectory() as where:
+        path = Path(where, "model.safetensors")
+        save_file({f"{number}.weight": torch.randn(64, 64) for number in range(40)}, path)
+        return {"first": load(), "median": statistics.median(load() for _ in range(50))}
+
+
 def child(row: str, data: Path) -> None:
     """One run, which prints its figures: seconds, or seconds of several things by name."""
     kind, _, rest = row.partition(": ")
@@ -108,6 +130,8 @@ def child(row: str, data: Path) -> None:
         print(json.dumps(kernel(lambda: decode(rest))))
     elif kind == "encode":
         print(json.dumps(kernel(lambda: encode(rest))))
+    elif kind == "small load":
+        print(json.dumps(small_load()))
     elif kind == "plan of 45,395 tensors":
         print(json.dumps(large_plan()))
     else:
@@ -121,7 +145,7 @@ def rows(data: Path) -> list[str]:
     found = [f"program: {name}" for name in PROGRAMS]
     found += [f"decode: {name}" for name in GGUF]
     found += [f"encode: {name}" for name in ENCODINGS]
-    found += ["plan of 45,395 tensors"]
+    found += ["plan of 45,395 tensors", "small load"]
     for (kind, gigabytes), cases in LOADS.items():
         folder = checkpoints.make(data, kind, gigabytes)
         found += [f"load: {folder.name}: {case}" for case in cases]
