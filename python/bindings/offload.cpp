@@ -51,6 +51,7 @@ void bind_offload(nb::module_& module) {
       .def("tie", &OffloadFolder::tie)
       .def("commit", &OffloadFolder::commit, nb::call_guard<nb::gil_scoped_release>())
       .def("abandon", &OffloadFolder::abandon)
+      .def_prop_ro("is_committed", &OffloadFolder::is_committed)
       .def_prop_ro("sync_seconds", &OffloadFolder::sync_seconds);
   module.attr("OFFLOAD_INDEX_FILE") = offload_index_file;
   module.def("offload_index", [](const SharedPlan& plan) {

@@ -39,6 +39,10 @@ class Audit:
         proved: with a receipt, tensors whose memory has the bytes that the load gave them.
         not_held: tensors without a value in memory on purpose, with the reason (``offloaded``,
             or the rule that excludes them).
+        held_elsewhere: tensors without memory that something holds which the walk does not look
+            into (a ``functools.partial``, a closure, an optimizer), with its type; and parameters
+            that a load had to replace while something held them. If the holder would compute
+            with no value at all, the name is in ``on_meta`` too.
     """
 
     provenance: dict[str, Provenance] = field(default_factory=dict)
@@ -47,6 +51,7 @@ class Audit:
     changed: list[str] = field(default_factory=list)
     proved: list[str] = field(default_factory=list)
     not_held: dict[str, str] = field(default_factory=dict)
+    held_elsewhere: dict[str, str] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -60,8 +65,12 @@ class Audit:
             ("audit.unaccounted", self.unaccounted, "without a known origin"),
         ):
             if names:
-                some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+                some = ", ".join(map(self._named, names[:5])) + (", ..." if len(names) > 5 else "")
                 raise make(code, f"{len(names)} tensors {what}: {some}", tensor=names[0])
+
+    def _named(self, name: str) -> str:
+        holder = self.held_elsewhere.get(name)
+        return f"{name} ({holder})" if holder else name
 
     def __str__(self) -> str:
         counts: dict[str, int] = {}
@@ -72,11 +81,13 @@ class Audit:
             for origin, count in sorted(counts.items())
         )
         since = f", {len(self.changed)} changed since the load" if self.changed else ""
+        if self.held_elsewhere:
+            since += "; held elsewhere: " + ", ".join(map(self._named, self.held_elsewhere))
         if self.ok:
             return f"ok: all {len(self.provenance)} tensors have an origin ({origins}){since}"
         return (
             f"NOT ok: {len(self.on_meta)} on meta, {len(self.unaccounted)} unaccounted "
-            f"({origins}): " + ", ".join((self.on_meta + self.unaccounted)[:5])
+            f"({origins}): " + ", ".join(map(self._named, (self.on_meta + self.unaccounted)[:5]))
         )
 
     def __repr__(self) -> str:
@@ -141,6 +152,27 @@ def remember(model: Any, report: Report, slots: list[TensorSlot]) -> None:
     for module in model.modules():
         _last_load.pop(module, None)  # loads of parts, before this one
     _last_load[model] = _Loaded(report, noted)
+
+
+class Loads:
+    """The record of loads that audits use, to be restored if a load fails."""
+
+    def __init__(self, model: Any) -> None:
+        from loadstone import _holders
+
+        self._model = model
+        self._known = dict(_last_load.items())
+        self._replaced = _holders.replaced(model)
+
+    def restore(self) -> None:
+        """Makes it as it was."""
+        from loadstone import _holders
+
+        for module in self._model.modules():
+            _last_load.pop(module, None)
+            if module in self._known:
+                _last_load[module] = self._known[module]
+        _holders.restore_replaced(self._model, self._replaced)
 
 
 def forget(tensors: Iterable[Any]) -> None:
@@ -224,9 +256,23 @@ def audit(
             noted = loaded.noted.get(name)
             if noted is None or not noted.is_still(slot.tensor):
                 result.changed.append(slot.name)
+    _find_holders(result, model, slots)
     if receipt is not None:
         _compare(result, slots, receipt)
     return result
+
+
+def _find_holders(result: Audit, model: Any, slots: list[TensorSlot]) -> None:
+    from loadstone import _holders
+
+    known: dict[str, list[str]] = {}
+    for holder in _holders.find(model, [slot for slot in slots if slot.name in result.not_held]):
+        texts = known.setdefault(holder.name, [])
+        if str(holder) not in texts:
+            texts.append(str(holder))
+        if holder.is_fault and holder.name not in result.on_meta:
+            result.on_meta.append(holder.name)
+    result.held_elsewhere = {name: " and ".join(texts) for name, texts in known.items()}
 
 
 def _own_receipt(model: Any, report: Report | None) -> Receipt:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from loadstone import _collector, _core, _devices, _initialise, _read_once
 from loadstone import torch as memory
-from loadstone._audit import remember
+from loadstone._audit import Loads, remember
 from loadstone._dtypes import dtype_name, has_name, torch_dtype
 from loadstone._errors import FilledWarning, make
+from loadstone._holders import Own, note_replaced
 from loadstone._homes import Homes
 from loadstone._machine import peak_resident_bytes
 from loadstone._progress import ProgressCallback, shown
@@ -28,6 +29,7 @@ from loadstone._turns import slots_of
 if TYPE_CHECKING:
     import torch
 
+    from loadstone._bitsandbytes.installing import Installation
     from loadstone._plan import Plan
     from loadstone._skeleton_walk import TensorSlot
     from loadstone._targets import PlannedTarget
@@ -62,7 +64,7 @@ def run(
     Args:
         reading: how files are read, for the core.
         in_place: ``None``: as the plan says.
-        settle: puts into the offload folder what it gets beside the plan's, before its commit.
+        settle: adds to the offload folder and checks the model, before the folder's commit.
     """
     with _read_once.session(plan._whole is not None):
         return _run(
@@ -97,6 +99,7 @@ def _run(
     plan.require_ok()
     slots = planned_slots(plan, model)
     made = _initialise.values(plan, model)  # before a byte is read: initialisers may fail
+    before = _Before(plan, model)
     filled = read_values(
         plan,
         model,
@@ -107,27 +110,47 @@ def _run(
         in_place=in_place,
         reading=reading,
     )
-    walked = slots_of(model)
-    before = [slot.tensor for slot in walked]
     try:
-        install_values(plan, model, filled, made, commits=settle is None)
+        install_values(plan, model, filled, made)
         report = make_report(plan, model, filled.core)
         if settle is not None:
             settle(filled.offload, report)
-            filled.offload.commit()
-            report.sync_seconds = filled.offload.sync_seconds
         if plan._whole is not None:
             _read_once.finish()
+        filled.offload.commit()  # the last step: with it the model and its folder are new
     except BaseException as error:
+        if not filled.offload.is_committed:
+            before.restore(filled, error)
+        raise
+    report.sync_seconds = filled.offload.sync_seconds
+    return report
+
+
+class _Before:
+    """A model as it was before a load gave it values."""
+
+    def __init__(self, plan: Plan, model: Any) -> None:
+        self._plan, self._model = plan, model
+        self._slots = slots_of(model)
+        self._tensors = Own(slot.tensor for slot in self._slots)
+        self._loads = Loads(model)
+
+    def restore(self, filled: Filled, error: BaseException) -> None:
+        """Makes the model, its offload folder and its audit so again.
+
+        Args:
+            error: ends the load, and gets the names of the tensors that are half-written.
+        """
         filled.homes.report_half_written(error)
         filled.offload.abandon()
-        plan._extra.undo()
+        self._plan._extra.undo()
+        if filled.layers is not None:
+            filled.layers.undo()
         filled.homes.undo()
-        for slot, tensor in zip(walked, before, strict=True):
+        for slot, tensor in zip(self._slots, self._tensors, strict=True):
             slot.put_back(tensor)
-        renew(model)
-        raise
-    return report
+        self._loads.restore()
+        renew(self._model)
 
 
 def _with_ordinary_tensors(function: _Function) -> _Function:
@@ -171,6 +194,7 @@ class Filled:
         core: the core's report.
         homes: where values are made, and how the model gets them.
         extra: tensors for ``set_extra_state``, by path of the module.
+        layers: new layers for quantized weights, once they are prepared.
         offload: the offload folder, whose index is still the old one.
     """
 
@@ -179,6 +203,7 @@ class Filled:
     core: _core.Report
     homes: Homes
     extra: dict[str, torch.Tensor]
+    layers: Installation | None = None
 
     @property
     def offload(self) -> _core.OffloadFolder:
@@ -229,17 +254,17 @@ def install_values(
     model: Any,
     filled: Filled,
     made: dict[int, torch.Tensor] | None = None,
-    commits: bool = True,
 ) -> None:
     """Runs the initialisers that the plan names, then gives the model all its tensors.
 
+    The caller commits the offload folder, as the last step of the load.
+
     Args:
         made: what the initialisers made, where they have run.
-        commits: the offload folder's new values take the place of older ones.
     """
     for index, value in (_initialise.values(plan, model) if made is None else made).items():
         filled.values[index] = value
-    install(plan, model, filled, commits)
+    install(plan, model, filled)
     renew(model)
     _warn_of_fills(plan)
 
@@ -410,12 +435,11 @@ def _view(plan: Plan, index: int, target: PlannedTarget, mappings: dict[int, Any
     return memory.file_view(mappings[shard], offset, target.shape, target.dtype)
 
 
-def install(plan: Plan, model: Any, filled: Filled, commits: bool = True) -> None:
-    """Gives the model its tensors, once all of them are made; what fails, fails before that."""
+def install(plan: Plan, model: Any, filled: Filled) -> None:
+    """Gives the model its tensors, once all of them are made."""
     slots, values = filled.slots, filled.values
-    units = plan._units.installation(model, plan, filled) if plan._units is not None else None
-    if commits:
-        filled.offload.commit()
+    if plan._units is not None:
+        filled.layers = plan._units.installation(model, plan, filled)
     quantized = plan._units.names() if plan._units is not None else ()
     installed: dict[str, Any] = {}
     for index, (target, slot) in enumerate(zip(plan.targets, slots, strict=True)):
@@ -432,11 +456,12 @@ def install(plan: Plan, model: Any, filled: Filled, commits: bool = True) -> Non
     for target, slot in zip(plan.targets, slots, strict=True):
         if target.name in quantized or target.tie_of in quantized:
             continue
-        new = installed[target.tie_of or target.name]
+        new = filled.homes.final(installed[target.tie_of or target.name])
         if new is not slot.tensor:
+            note_replaced(model, slot)
             slot.replace(new)
-    if units is not None:
-        units.install()
+    if filled.layers is not None:
+        filled.layers.install()
     plan._extra.install(model, filled.extra)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from loadstone._errors import make
-from loadstone._modules import submodule
+from loadstone._modules import ModuleStates, submodule
 from loadstone._read import TensorReader
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class ExtraState:
     ) -> None:
         self._catalog = catalog
         self._names = dict(names or {})
-        self._before: list[tuple[Any, list[Any]]] = []
+        self._before = ModuleStates()
 
     def require_none(self) -> None:
         """Refuses to write a plan that hands over extra state: a file cannot say so."""
@@ -48,9 +48,10 @@ class ExtraState:
         Raises:
             PlanError: one of them raises (``plan.extra_state``).
         """
+        self._before = ModuleStates()  # an earlier load's are final
         for path, value in values.items():
             module = submodule(model, path)
-            self._before.append((module, _attributes(module)))
+            self._before.keep(module)
             try:
                 module.set_extra_state(value)
             except Exception as error:
@@ -59,18 +60,5 @@ class ExtraState:
                 raise make("plan.extra_state", message, tensor=path) from error
 
     def undo(self) -> None:
-        """Gives the modules the attributes that they had, and these their entries."""
-        for module, before in reversed(self._before):
-            module.__dict__.clear()
-            for name, value, entries in before:
-                module.__dict__[name] = value
-                if entries is not None:
-                    value.clear()
-                    value.update(entries)
-        self._before.clear()
-
-
-def _attributes(module: Any) -> list[tuple[str, Any, Any]]:
-    """Name and value; entries of dictionaries, the registries of parameters among them."""
-    own = module.__dict__.items()
-    return [(name, value, dict(value) if isinstance(value, dict) else None) for name, value in own]
+        """Gives the modules the attributes that they had."""
+        self._before.undo()

@@ -1,18 +1,20 @@
-"""Tensors that have memory already: they stay the objects that they are, and get new memory.
+"""A model's tensors stay the objects that they are, and get new memory.
 
 Optimizers, hooks and other owners hold a parameter by identity. Its value is made in memory of its
-own, and ``.data`` set when everything is there; until then the model is as it was. Tensors that
-share memory share it afterwards, too: their part of it is copied, and all of them move.
+own. When everything is there, ``.data`` is set, or the contents are exchanged (``_contents``);
+until then the model is as it was. Tensors that share memory share it afterwards, too: their part
+of it is copied, and all of them move.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from loadstone import _audit, _devices
 from loadstone import torch as memory
+from loadstone._contents import Contents, may_change
 from loadstone._dtypes import dtype_name
 from loadstone._errors import Error
 
@@ -31,7 +33,7 @@ _ALIGNMENT = 64
 
 
 def keeps_identity(slot: TensorSlot, target: PlannedTarget) -> bool:
-    """Whether a value becomes that of the tensor that is there, and not a tensor of its own.
+    """Return whether a value goes to memory of the kind that the tensor has, by ``.data``.
 
     A tensor of ``torch.inference_mode()`` gives way to one that can be trained, and one that
     overlaps itself to one that has its elements.
@@ -76,7 +78,7 @@ class Homes:
         self.in_place = in_place
         self._views: dict[int, torch.Tensor] = {}  # of copied memory, by tensor
         self._moves: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._undo: list[Callable[[], None]] = []
+        self._contents = Contents()
         for group in _groups(self._pairs) if not in_place else ():
             self._views |= group.copied()
 
@@ -91,7 +93,10 @@ class Homes:
         return _devices.empty(target.name, target.shape, target.dtype, target.device)
 
     def take(self, index: int, value: torch.Tensor) -> torch.Tensor:
-        """The tensor that the model will have for a value: its own, or one of the same kind."""
+        """The tensor that the model will have for a value: its own, or one of the same kind.
+
+        Its own may have to give way in :meth:`commit`: see :meth:`final`.
+        """
         import torch
 
         slot, target = self._pairs[index]
@@ -99,7 +104,10 @@ class Homes:
             _note_write(value)
             return value
         if not keeps_identity(slot, target):
-            return memory.like(slot.tensor, value)
+            if not may_change(slot):
+                return memory.like(slot.tensor, value)
+            self._contents.add(slot.tensor, value)
+            return slot.tensor
         home = self._views.get(id(slot.tensor))
         if home is None:
             is_like = self.in_place or value.stride() == slot.tensor.stride()
@@ -122,6 +130,11 @@ class Homes:
                 self._moves.append((tensor, tensor.data))
                 tensor.data = home
             _note_write(tensor)
+        self._contents.commit()
+
+    def final(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor that the model has in place of one that :meth:`take` returned."""
+        return self._contents.instead_of(tensor)
 
     def report_half_written(self, error: BaseException) -> None:
         """Names the tensors whose memory a load that failed may have written to, if any.
@@ -148,6 +161,7 @@ class Homes:
         """Gives them those that they had before :meth:`commit`."""
         for tensor, data in self._moves:
             tensor.data = data
+        self._contents.undo()
 
 
 class _Group:
@@ -208,6 +222,8 @@ def _fits(slot: TensorSlot, target: PlannedTarget) -> bool:
     tensor = slot.tensor
     if tensor.is_meta or slot.obstacle or target.encoding or _overlaps_itself(tensor):
         return False
+    if slot.tie_of is not None:
+        return False  # the memory is for the value of the first place
     return (str(tensor.device), dtype_name(tensor.dtype)) == (target.device, target.dtype)
 
 

@@ -84,3 +84,29 @@ def no_split_paths(module: Any) -> list[str]:
     for each in module.modules():
         classes.update(getattr(each, "_no_split_modules", None) or ())
     return [path for path, each in named_modules(module) if type(each).__name__ in classes]
+
+
+class ModuleStates:
+    """Classes and attributes of modules, to be restored after code that may fail."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Any, type, list[tuple[str, Any, Any]]]] = []
+
+    def keep(self, module: Any) -> None:
+        """Notes what a module is now; of its dictionaries the entries too."""
+        own = module.__dict__.items()
+        found = [(k, value, dict(value) if isinstance(value, dict) else None) for k, value in own]
+        self._kept.append((module, type(module), found))
+
+    def undo(self) -> None:
+        """Gives the modules the attributes that they had, the latest first."""
+        for module, cls, found in reversed(self._kept):
+            if type(module) is not cls:
+                module.__class__ = cls
+            module.__dict__.clear()
+            for name, value, entries in found:
+                module.__dict__[name] = value
+                if entries is not None:
+                    value.clear()
+                    value.update(entries)
+        self._kept.clear()

@@ -89,15 +89,24 @@ def test_a_graph_from_before_the_load_is_refused_by_autograd(tmp_path):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_another_dtype_is_another_parameter(in_place, tmp_path):
-    path, _ = stored(Net(), tmp_path)
-    model = Net()
-    before = own(model)
+def test_in_another_dtype_parameters_stay_and_buffers_are_replaced(in_place, tmp_path):
+    """The rule of ``Module.to``."""
+    path, state = stored(Net(), tmp_path)
+    model, expected = Net(), Net().half()
+    optimizer, before = torch.optim.SGD(model.parameters(), lr=0.1), own(model)
     loadstone.load(model, path, dtype=torch.float16, in_place=in_place)
+    expected.load_state_dict(state | {"tied.weight": state["head.weight"]})
     after = own(model)
-    assert {name for name in after if after[name] is before[name]} == {"norm.num_batches_tracked"}
-    assert all(each.dtype != torch.float32 for each in after.values())
-    assert before["head.weight"].dtype == torch.float32
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    same = {name for name in after if after[name] is before[name]}
+    assert same == {*parameters, "norm.num_batches_tracked"}
+    for name, each in after.items():
+        assert each.dtype == own(expected)[name].dtype and torch.equal(each, own(expected)[name])
+    assert before["norm.running_mean"].dtype == torch.float32
+    model.head.weight.grad = torch.ones_like(model.head.weight)
+    optimizer.step()
+    assert not torch.equal(model.head.weight, own(expected)["head.weight"])
+    assert loadstone.audit(model).changed == ["head.weight", "tied.weight"]
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -55,6 +55,8 @@ class OffloadFolder {
   void commit();
   // The folder is as it was; nothing can be committed any more.
   void abandon() noexcept { remove_all(); }
+  // Whether the index is the new one. An error of commit() may come after that.
+  [[nodiscard]] bool is_committed() const noexcept { return is_committed_; }
 
   // As they stand in the index, or will.
   [[nodiscard]] std::vector<OffloadEntry> entries() const;

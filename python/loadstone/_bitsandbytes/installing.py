@@ -11,7 +11,7 @@ import torch
 from loadstone._bitsandbytes import experts
 from loadstone._bitsandbytes.modules import is_whole
 from loadstone._bitsandbytes.parameters import adopt
-from loadstone._modules import owner_of
+from loadstone._modules import ModuleStates, owner_of
 
 # Of activations, as in LLM.int8 and in transformers.
 THRESHOLD = 6.0
@@ -78,6 +78,7 @@ class Installation:
         self.parameters = dict(parameters)
         self.new: dict[int, torch.nn.Module] = {}
         self.old: list[torch.nn.Linear] = []
+        self._before = ModuleStates()
         for name, parameter in self.parameters.items():
             module = owner_of(model, name)
             if type(module) is torch.nn.Linear and id(module) not in self.new:
@@ -86,6 +87,8 @@ class Installation:
 
     def install(self) -> None:
         """Swaps layers: it reads and computes nothing, and should not fail."""
+        for module in self.model.modules():
+            self._before.keep(module)
         for name, parameter in self.parameters.items():
             module = owner_of(self.model, name)
             if id(module) not in self.new:
@@ -98,6 +101,10 @@ class Installation:
                     parent._modules[name] = self.new[id(child)]
         if any(parameter.is_meta for parameter in self.parameters.values()):
             prepare_hooks(self.model, self.offsets)
+
+    def undo(self) -> None:
+        """Gives the model the layers that it had."""
+        self._before.undo()
 
 
 def prepare_hooks(model: torch.nn.Module, offsets: Mapping[str, torch.Tensor]) -> None:

@@ -170,6 +170,7 @@ class Load:
             from loadstone._bitsandbytes.installing import prepare_hooks
 
             prepare_hooks(self.model, self.plan._units.offsets)
+        filled.offload.commit()
         self._core = filled.core
         self._request = self._traced = None
         return self.plan

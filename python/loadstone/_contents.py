@@ -1,0 +1,95 @@
+"""Tensor objects that stay what they are while their contents change.
+
+Optimizers, closures, partials and other owners hold a tensor by identity. ``.data`` and ``set_``
+cannot cross from meta into memory, or from one dtype to another; torch can exchange the contents of
+two tensor objects. It refuses where somebody holds a weak reference to one of them, or where C++
+code (an autograd graph, a ``Reducer``) holds it: then the model gets another object.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from loadstone import torch as memory
+
+if TYPE_CHECKING:
+    import torch
+
+    from loadstone._skeleton_walk import TensorSlot
+
+# Attributes that keep a tensor's hooks in Python. What calls them is part of its contents.
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def may_change(slot: TensorSlot) -> bool:
+    """Return whether a slot's tensor can get contents of another device or dtype.
+
+    A tensor on meta has none that anybody could want. Of tensors with memory only parameters
+    change, as in ``Module.to``. A place that shares its tensor with an earlier one is given what
+    the earlier one has, or a tensor of its own.
+    """
+    tensor: Any = slot.tensor
+    if slot.share is not None or slot.obstacle or slot.tie_of is not None:
+        return False
+    if not tensor.is_meta and slot.kind != "parameter":
+        return False
+    return not weakref.getweakrefcount(tensor) and tensor._use_count() == 1
+
+
+class Contents:
+    """Contents that a load gives to tensor objects. For one load."""
+
+    def __init__(self) -> None:
+        self._tensors: list[torch.Tensor] = []
+        self._others: list[torch.Tensor] = []  # with the new contents, later with the old ones
+        # One entry an exchange. A signal finds it right: C code alone appends to it.
+        self._done: list[None] = []
+        self._refused: dict[int, torch.Tensor] = {}
+
+    def add(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Plans an exchange; ``value`` stays as it is."""
+        import torch
+
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            content = value.detach().requires_grad_(tensor.requires_grad)
+        else:
+            content = memory.like(tensor, value)
+        self._tensors.append(tensor)
+        self._others.append(content)
+
+    def commit(self) -> None:
+        """Exchanges contents. What torch refuses now, C++ code holds weakly."""
+        import torch
+
+        exchange = torch._C._swap_tensor_impl
+        while (done := len(self._done)) < len(self._tensors):
+            try:
+                self._done.extend(map(exchange, self._tensors[done:], self._others[done:]))
+            except RuntimeError:
+                index = len(self._done)
+                tensor, content = self._tensors.pop(index), self._others.pop(index)
+                self._refused[id(tensor)] = memory.like(tensor, content)
+        for tensor in self._tensors:
+            _renew_hooks(tensor)
+
+    def instead_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself; after a refusal, the one that the model gets in its place."""
+        return self._refused.get(id(tensor), tensor)
+
+    def undo(self) -> None:
+        """Gives the tensors the contents that they had before :meth:`commit`."""
+        import torch
+
+        for tensor, other in zip(self._tensors[: len(self._done)], self._others, strict=False):
+            torch._C._swap_tensor_impl(tensor, other)
+        self._done.clear()
+
+
+def _renew_hooks(tensor: Any) -> None:
+    """Makes autograd call the hooks of the object for its new contents."""
+    for name in _HOOKS:
+        hooks = getattr(tensor, name)
+        if hooks is not None:
+            setattr(tensor, name, None)
+            setattr(tensor, name, hooks)

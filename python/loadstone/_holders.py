@@ -1,0 +1,212 @@
+"""The holders of a model's tensor that has no memory: partials, closures, sets, optimizers.
+
+The walk over a model looks into attributes and containers, and runs no code of other objects. What
+it does not look into may hold a tensor as well, and computes garbage with one on meta. Reference
+counts show that somebody does; only then the garbage collector is asked who, because that costs
+time that grows with the process.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from loadstone._skeleton_walk import TensorSlot
+
+if TYPE_CHECKING:
+    Refs = list[tuple[str, weakref.ref[torch.Tensor]]]
+
+# The collector compares every reference in the process with every tensor that it is asked for.
+SEARCHED_MAX = 64
+# Steps from a holder up to a module of the model; each is one search.
+_STEPS_MAX = 6
+_WIDTH_MAX = 64
+_CONTAINERS = (dict, list, tuple, set, frozenset, types.CellType)
+# Variables: those of the caller hold what it has just loaded.
+_SCOPES = (types.FrameType, types.GeneratorType, types.CoroutineType, types.ModuleType)
+
+# Tensors that a load replaced: on meta, or parameters.
+_replaced: weakref.WeakKeyDictionary[Any, Refs] = weakref.WeakKeyDictionary()
+
+
+class Own(list[Any]):
+    """A list of loadstone's own, which does not count as a holder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """An object that holds a tensor.
+
+    Attributes:
+        name: of the tensor, or of the one that took its place.
+        what: type of the holder, and of the nearest object around it: ``"list in SGD"``.
+        is_in_model: the model can reach it.
+        is_replaced: the model has another tensor in its place.
+        is_meta: the tensor has no memory.
+    """
+
+    name: str
+    what: str
+    is_in_model: bool
+    is_replaced: bool
+    is_meta: bool
+
+    @property
+    def is_fault(self) -> bool:
+        """Return whether it has garbage in place of a value that was loaded or offloaded."""
+        return self.is_meta and (self.is_replaced or self.is_in_model)
+
+    def __str__(self) -> str:
+        if self.is_replaced:
+            return f"the load had to replace it, and {self.what} still holds the old tensor"
+        return f"also held by {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    name: str
+    tensor: torch.Tensor
+    is_replaced: bool
+    known: frozenset[int] = frozenset()  # places in the model, by id
+
+
+def note_replaced(model: Any, slot: TensorSlot) -> None:
+    """Remembers, weakly, a tensor that is about to be replaced in the model."""
+    wanted = slot.tensor.is_meta or slot.kind == "parameter"
+    if wanted and slot.share is None and slot.tie_of is None:
+        _replaced.setdefault(model, []).append((slot.name, weakref.ref(slot.tensor)))
+
+
+def replaced(model: Any) -> Refs:
+    """Return what :func:`note_replaced` has noted and is still alive."""
+    return [each for each in _replaced.get(model, ()) if each[1]() is not None]
+
+
+def restore_replaced(model: Any, before: Refs) -> None:
+    """Forgets later notes: a weak reference would keep torch from exchanging contents."""
+    _replaced[model] = before
+
+
+def find(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> list[Holder]:
+    """Find the holders of tensors on meta, or replaced ones, except the model's own places.
+
+    Not seen are variables, C++ code, weak references, and holders of distributed tensors.
+
+    Args:
+        slots: places whose tensors are on meta on purpose.
+    """
+    suspects = Own(_shared(slots))
+    for module in model.modules() if _replaced else ():
+        for name, ref in _replaced.get(module, ()):
+            if (tensor := ref()) is not None:
+                suspects.append(_Suspect(name, tensor, True))
+                del tensor
+    if not suspects:
+        return []
+    gc.collect()  # what waits to be freed holds nothing
+    around = _Around({id(module) for module in model.modules()})
+    found = []
+    for suspect in suspects[:SEARCHED_MAX]:
+        for holder in _holders(suspect):
+            what, is_in_model = around.of(holder)
+            if what:
+                form = (is_in_model, suspect.is_replaced, suspect.tensor.is_meta)
+                found.append(Holder(suspect.name, what, *form))
+    return found
+
+
+def _shared(slots: Iterable[TensorSlot]) -> list[_Suspect]:
+    """Tensors with more references than the places that the walk has found."""
+    groups: dict[int, list[TensorSlot]] = defaultdict(list)
+    for slot in slots:
+        if slot.tensor.is_meta and slot.share is None:
+            groups[id(slot.tensor)].append(slot)
+    found = []
+    for group in groups.values():
+        known = frozenset(id(_place(slot)) for slot in group)
+        # in addition to places and slots, the argument of the call has a reference
+        if sys.getrefcount(group[0].tensor) > len(known) + len(group) + 1:
+            found.append(_Suspect(group[0].name, group[0].tensor, False, known))
+    return found
+
+
+def _place(slot: TensorSlot) -> Any:
+    """The dictionary, list, tuple or object in which a slot's tensor is."""
+    home = slot._home
+    if slot._key is not None:
+        return home
+    owner = getattr(home.func, "__self__", None)
+    if owner is None:
+        return home.args[0]  # an object with __slots__
+    return owner if isinstance(owner, dict | list) else getattr(owner, "value", owner)
+
+
+def _holders(suspect: _Suspect) -> Own:
+    return Own(
+        each
+        for each in gc.get_referrers(suspect.tensor)
+        if not _is_own(each) and not _is_namespace(each) and id(each) not in suspect.known
+    )
+
+
+def _is_own(value: Any) -> bool:
+    return isinstance(value, (Own, _Suspect, TensorSlot, *_SCOPES))
+
+
+class _Around:
+    """The surroundings of holders. For one audit.
+
+    Args:
+        modules: of the model, by id.
+    """
+
+    def __init__(self, modules: set[int]) -> None:
+        self._modules = modules
+        self._known: dict[int, tuple[str, bool]] = {}
+
+    def of(self, holder: Any) -> tuple[str, bool]:
+        """A holder in words, and whether the model can reach it; ``""``: it is loadstone's."""
+        if id(holder) not in self._known:
+            self._known[id(holder)] = self._search(holder)
+        return self._known[id(holder)]
+
+    def _search(self, holder: Any) -> tuple[str, bool]:
+        owner = None if isinstance(holder, _CONTAINERS) else holder
+        level, seen = Own([holder]), {id(holder)}
+        is_in_model = id(holder) in self._modules
+        for _ in range(_STEPS_MAX):
+            if is_in_model or not level:
+                break
+            above = Own(
+                each
+                for each in gc.get_referrers(*level[:_WIDTH_MAX])
+                if id(each) not in seen and not _is_own(each) and not _is_namespace(each)
+            )
+            seen.update(map(id, above))
+            is_in_model = any(id(each) in self._modules for each in above)
+            if owner is None:
+                owner = next((each for each in above if not isinstance(each, _CONTAINERS)), None)
+            level = above
+        if type(owner).__module__.partition(".")[0] == "loadstone":
+            return "", False
+        around = "" if owner is None or owner is holder else f" in {_name(owner)}"
+        return f"{_name(holder)}{around}", is_in_model
+
+
+def _is_namespace(value: Any) -> bool:
+    """Return whether a dictionary holds the global variables of a Python module."""
+    return isinstance(value, dict) and "__builtins__" in value
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, types.FunctionType):
+        return f"function {value.__qualname__}"
+    return type(value).__qualname__

@@ -1,0 +1,205 @@
+"""Tensors of a skeleton that others hold: they get the values, or the audit names the holder."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import weakref
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import loadstone
+
+
+class Holding(nn.Module):
+    """A parameter that attributes hold in ways which no walk over containers follows."""
+
+    def __init__(self, how=""):
+        super().__init__()
+        self.w = weight = nn.Parameter(torch.randn(3, 3))
+        self.head = nn.Linear(3, 3, bias=False)
+        self.head.weight = self.w
+        makers = {
+            "": lambda: None,
+            "partial": lambda: functools.partial(torch.matmul, other=weight),
+            "userdict": lambda: collections.UserDict(w=weight),
+            "set": lambda: {weight},
+            "closure": lambda: lambda x: x @ weight,
+            "bound method": lambda: weight.__rmatmul__,
+            "default": lambda: _with_default(weight),
+            "iterator": lambda: iter([weight]),
+        }
+        self.held = makers[how]()
+
+
+def _with_default(weight):
+    def function(x, weight=weight):
+        return x @ weight
+
+    return function
+
+
+HOLDERS = [
+    "partial",
+    "userdict",
+    "set",
+    "closure",
+    "bound method",
+    "default",
+    "iterator",
+]
+
+
+def held(model, how):
+    """The tensor that the attribute holds, seen by the collector."""
+    found = [each for each in gc.get_referents(model.held) if isinstance(each, torch.Tensor)]
+    pending = [model.held]
+    for _ in range(4):
+        pending = [each for value in pending for each in gc.get_referents(value)]
+        found += [each for each in pending if isinstance(each, torch.Tensor)]
+    return found[0]
+
+
+@pytest.fixture
+def path(tmp_path):
+    save_file({"w": torch.arange(9.0).view(3, 3)}, tmp_path / "m.safetensors")
+    return tmp_path / "m.safetensors"
+
+
+def skeleton(how=""):
+    with loadstone.skeleton():
+        return Holding(how)
+
+
+FORBIDS = {
+    "a weak reference": weakref.ref,
+    "a weak reference of C++": lambda tensor: torch._C._WeakTensorRef(tensor),
+    "a graph": lambda tensor: (tensor * 2).sum(),
+}
+
+
+@pytest.mark.parametrize("how", HOLDERS)
+def test_a_holder_sees_the_loaded_value(how, path):
+    model = skeleton(how)
+    before = held(model, how)
+    assert before is model.w and before.is_meta
+    loadstone.load(model, path)
+    assert held(model, how) is model.w is before is model.head.weight
+    assert torch.equal(before, torch.arange(9.0).view(3, 3))
+    audit = loadstone.audit(model)
+    assert audit.ok and not audit.held_elsewhere and not audit.changed
+
+
+@pytest.mark.parametrize("why", FORBIDS)
+@pytest.mark.parametrize("how", HOLDERS)
+def test_where_torch_refuses_the_audit_names_the_holder(how, why, path):
+    model = skeleton(how)
+    kept = FORBIDS[why](model.w)
+    with pytest.raises(loadstone.AuditError, match="still holds the old tensor") as caught:
+        loadstone.load(model, path)
+    assert caught.value.code == "audit.on_meta" and caught.value.tensor == "w"
+    assert not model.w.is_meta and held(model, how).is_meta and kept is not None
+    audit = loadstone.audit(model)
+    assert not audit.ok and audit.on_meta == ["w"] and set(audit.held_elsewhere) == {"w"}
+    model.held = None  # the control
+    assert loadstone.audit(model).ok
+
+
+@pytest.mark.parametrize("why", FORBIDS)
+def test_what_nobody_holds_is_replaced_without_a_word(why, path):
+    model = skeleton()
+    kept = FORBIDS[why](model.w)
+    loadstone.load(model, path)
+    assert loadstone.audit(model).ok and torch.equal(model.w, torch.arange(9.0).view(3, 3))
+    assert kept is not None and model.head.weight is model.w
+
+
+@pytest.mark.parametrize("how", HOLDERS)
+def test_a_holder_of_an_offloaded_tensor_is_a_fault(how, path, tmp_path):
+    model = skeleton(how)
+    places = {"device_map": {"": "disk"}, "offload_folder": tmp_path / "offload"}
+    with pytest.raises(loadstone.AuditError, match="also held by"):
+        loadstone.load(model, path, **places)
+    model.held = None
+    audit = loadstone.audit(model)
+    assert audit.ok and audit.not_held and not audit.held_elsewhere
+
+
+def test_an_optimizer_of_an_offloaded_tensor_is_named(path, tmp_path):
+    """It trains nothing that has no memory, and is no part of the model."""
+    model = skeleton()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loadstone.load(model, path, device_map={"": "disk"}, offload_folder=tmp_path / "offload")
+    audit = loadstone.audit(model)
+    assert audit.ok and audit.held_elsewhere == {"w": "also held by list in SGD"}
+    assert "SGD" in str(audit) and optimizer is not None
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_an_optimizer_made_on_a_skeleton_trains(name, dtype, path):
+    model, expected = skeleton(), Holding()
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1)
+    loadstone.load(model, path, dtype=dtype)
+    loadstone.load(expected, path, dtype=dtype)
+    other = getattr(torch.optim, name)(expected.parameters(), lr=0.1)
+    for net, each in ((model, optimizer), (expected, other)):
+        for _ in range(2):
+            each.zero_grad()
+            net.head(torch.ones(1, 3, dtype=net.w.dtype)).sum().backward()
+            each.step()
+    assert torch.equal(model.w, expected.w)
+    assert not torch.equal(model.w, torch.arange(9.0).view(3, 3).to(model.w.dtype))
+
+
+def test_hooks_of_a_parameter_on_meta_run_after_the_load(path):
+    model, seen = skeleton(), []
+    model.w.register_hook(lambda grad: seen.append("hook") or grad * 2)
+    model.w.register_post_accumulate_grad_hook(lambda tensor: seen.append(tensor is model.w))
+    loadstone.load(model, path)
+    model.w.sum().backward()
+    assert seen == ["hook", True] and torch.equal(model.w.grad, torch.full((3, 3), 2.0))
+
+
+def test_a_failed_load_gives_the_objects_their_contents_back(path, monkeypatch):
+    from loadstone import _execute
+
+    for why in (None, *FORBIDS):
+        model = skeleton("closure")
+        before = model.w
+        kept = None if why is None else FORBIDS[why](before)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(_execute, "make_report", _interrupt)
+            loadstone.load(model, path)
+        assert model.w is before is model.head.weight is held(model, "closure")
+        assert before.is_meta and before.requires_grad and not loadstone.audit(model).provenance
+        del kept
+        loadstone.load(model, path)  # no weak reference of ours is left
+        assert model.w is before and not before.is_meta
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_a_load_keeps_no_weak_reference_to_a_parameter(path):
+    model = skeleton()
+    loadstone.load(model, path)
+    loadstone.audit(model)
+    assert not weakref.getweakrefcount(model.w) and model.w._use_count() == 1
+    torch.utils.swap_tensors(model.w, nn.Parameter(torch.zeros(3, 3)))  # refuses where one is
+
+
+def test_no_search_where_nobody_holds_anything(path, tmp_path, monkeypatch):
+    from loadstone import _holders
+
+    searched = []
+    monkeypatch.setattr(_holders, "_holders", lambda suspect: searched.append(suspect) or [])
+    places = {"device_map": {"": "disk"}, "offload_folder": tmp_path / "offload"}
+    for how, count in (("", 0), ("set", 1)):
+        loadstone.load(skeleton(how), path, **places)
+        assert len(searched) == count
