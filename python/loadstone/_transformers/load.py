@@ -194,8 +194,10 @@ def _loading_info(model: Any, derived: Derived) -> Any:
     info = releases.empty_info(name for name, _ in derived.unexpected)
     info.missing_keys |= set(model.state_dict())
     mismatched: set[Any] = info.mismatched_keys
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
     for name, found, expected in derived.mismatched:
-        info.missing_keys.discard(name)
+        if name not in tied:  # else the library compares it, without memory, with what it is tied to
+            info.missing_keys.discard(name)
         mismatched.add((name, torch.Size(found), torch.Size(expected)))
     return info
 
