@@ -239,7 +239,10 @@ def suspended(*libraries: str) -> Iterator[None]:
 
 
 def gated(library: str, replacement: Callable[..., Any]) -> Callable[[Any], Any]:
-    """The ``wrap`` of a :class:`Hook` for a function, ``classmethod`` or ``staticmethod``.
+    """Return the ``wrap`` of a :class:`Hook` for a function, ``classmethod`` or ``staticmethod``.
+
+    Code that dynamo traces (``torch.compile``, ``torch.export``) gets the library's own function:
+    dynamo cannot trace a context variable, and would break the graph.
 
     Args:
         replacement: called with the library's own function and then the call's arguments, where
@@ -249,10 +252,11 @@ def gated(library: str, replacement: Callable[..., Any]) -> Callable[[Any], Any]
     def wrap(original: Any) -> Any:
         if isinstance(original, classmethod | staticmethod):
             return type(original)(wrap(original.__func__))
+        from torch.compiler import is_dynamo_compiling  # every library patched has imported torch
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not active(library):
+            if is_dynamo_compiling() or not active(library):
                 return original(*args, **kwargs)
             return replacement(original, *args, **kwargs)
 

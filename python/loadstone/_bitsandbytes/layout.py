@@ -82,19 +82,61 @@ def decode(data: torch.Tensor, state: Any, dtype: torch.dtype | None = None) -> 
         dtype: of the result; ``None``: that of the weight that was quantized. Values are rounded to
             it once, from float32.
     """
-    parts = {"data": data.contiguous().view(-1).view(torch.uint8), "absmax": state.absmax}
-    if state.nested:
-        inner = state.state2
-        parts |= {"nested_absmax": inner.absmax, "nested_code": inner.code}
-        parts |= {"nested_offset": state.offset.reshape(())}
+    inner = state.state2 if state.nested else None
+    decoded: torch.Tensor = torch.ops.loadstone.decode_4bit(
+        data,
+        state.absmax,
+        None if inner is None else inner.absmax,
+        None if inner is None else inner.code,
+        None if inner is None else state.offset,
+        state.quant_type,
+        list(state.shape),
+        int(state.blocksize),
+        dtype or state.dtype,
+    )
+    return decoded
+
+
+# An operator of torch, so that torch.compile, torch.export and torch.jit.trace record it.
+torch.library.define(
+    "loadstone::decode_4bit",
+    "(Tensor data, Tensor absmax, Tensor? nested_absmax, Tensor? nested_code, "
+    "Tensor? nested_offset, str quant_type, SymInt[] shape, int blocksize, ScalarType dtype) "
+    "-> Tensor",
+)
+
+
+@torch.library.impl("loadstone::decode_4bit", "CPU")
+def _decode_4bit(
+    data: torch.Tensor,
+    absmax: torch.Tensor,
+    nested_absmax: torch.Tensor | None,
+    nested_code: torch.Tensor | None,
+    nested_offset: torch.Tensor | None,
+    quant_type: str,
+    shape: list[int],
+    blocksize: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    parts = {"data": data.data.contiguous().view(-1).view(torch.uint8), "absmax": absmax}
+    if nested_absmax is not None and nested_code is not None and nested_offset is not None:
+        parts |= {"nested_absmax": nested_absmax, "nested_code": nested_code}
+        parts |= {"nested_offset": nested_offset.reshape(())}
     return dequantize(
         parts,
-        state.quant_type,
-        state.shape,
-        dtype or state.dtype,
-        block_size=state.blocksize,
+        quant_type,
+        shape,
+        dtype,
+        block_size=blocksize,
         allow_non_finite=True,  # as bitsandbytes: a weight with them was accepted before
     )
+
+
+@torch.library.register_fake("loadstone::decode_4bit")
+def _decoded_form(data: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """A tensor like the result of :func:`_decode_4bit`, without its values."""
+    *_, shape, _, dtype = rest
+    return data.new_empty(shape, dtype=dtype)
 
 
 class _Linear(torch.autograd.Function):
@@ -123,5 +165,7 @@ def _by_rows(data: torch.Tensor, state: Any, dtype: torch.dtype, inputs: int) ->
 
 
 def linear(x: torch.Tensor, data: torch.Tensor, state: Any, bias: Any) -> torch.Tensor:
-    """``x @ weight.T + bias`` with a weight in 4 bits, right for rows of every length."""
+    """Return ``x @ weight.T + bias`` with a 4-bit weight, right for rows of every length."""
+    if torch.jit.is_tracing():  # it records no functions of Python
+        return torch.nn.functional.linear(x, _by_rows(data, state, x.dtype, x.shape[-1]), bias)
     return _Linear.apply(x, data, state, bias)  # type: ignore[no-untyped-call, no-any-return]

@@ -20,6 +20,7 @@ from bitsandbytes.nn.modules import fix_4bit_weight_quant_state_from_module
 from loadstone._bitsandbytes import layout
 from loadstone._bitsandbytes.offloaded import adopt_hook, map_of
 from loadstone._bitsandbytes.parameters import adopt, is_broken, is_unit, lost, moved
+from loadstone._errors import make
 
 _logger = logging.getLogger("loadstone.bitsandbytes")
 
@@ -160,7 +161,14 @@ class WholeFourBit(Whole):
 
 
 class WholeLinear4bit(WholeFourBit):
-    """A ``Linear4bit`` whose forward pass leaves the weight as it is and decodes it rightly."""
+    """A ``Linear4bit`` whose forward pass leaves the weight as it is and decodes it rightly.
+
+    Attributes:
+        is_recorded: whether a graph of torch.export or torch.jit.trace may share the weight's
+            memory. Such a weight is not rearranged any more: the graph would read other codes.
+    """
+
+    is_recorded = False
 
     def forward(self, x: torch.Tensor) -> Any:
         """As bitsandbytes', but for rows that it would read wrongly."""
@@ -169,6 +177,8 @@ class WholeLinear4bit(WholeFourBit):
         weight: Any = adopt(self.weight)
         if x.device.type == "cpu" and x.numel() == 0:  # bitsandbytes' kernel would divide by zero
             return x.new_empty((*x.shape[:-1], self.out_features))
+        if _is_recording():
+            _keep_rowwise(self)
         if self._rearranges(x):
             if not layout.is_rearranged(weight.quant_state):
                 weight.data, weight.quant_state = layout.rearranged(weight.data, weight.quant_state)
@@ -185,6 +195,7 @@ class WholeLinear4bit(WholeFourBit):
         return (
             x.device.type == "cpu"
             and bool(self.support_avx512bf16_for_cpu)
+            and not (self.is_recorded or _is_recording())
             and not self.training
             and not x.requires_grad
             and layout.can_rearrange(self.weight.quant_state)
@@ -209,7 +220,27 @@ class WholeLinear4bit(WholeFourBit):
         bias = self.bias
         if bias is not None and bias.dtype != x.dtype:
             bias.data = bias.data.to(x.dtype)  # for good, as bitsandbytes does it
-        return layout.linear(x, self.weight.data, self.weight.quant_state, bias).to(given)
+        return layout.linear(x, self.weight, self.weight.quant_state, bias).to(given)
+
+
+def _is_recording() -> bool:
+    """Whether a graph is made that outlives the guards of this forward pass."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
+@torch.compiler.assume_constant_result  # so that it runs while dynamo traces
+def _keep_rowwise(module: Any) -> None:
+    """Mark a module as recorded; its weight is to be as a checkpoint has it."""
+    if layout.is_rearranged(module.weight.quant_state):
+        raise make(
+            "plan.options",
+            "a forward pass has rearranged this weight for the CPU, and a graph that is recorded "
+            "now would read other codes later; call the model's state_dict() first, which lays "
+            "it out by rows",
+            field="weight",
+            found=str(list(module.weight.quant_state.shape)),
+        )
+    module.is_recorded = True
 
 
 class WholeEmbedding4bit(WholeFourBit):
@@ -222,7 +253,7 @@ class WholeEmbedding4bit(WholeFourBit):
         state = self.weight.quant_state
         if self.weight.device.type != "cpu" or not layout.is_misread(state):
             return super().forward(input)
-        table = layout.decode(self.weight.data, state)
+        table = layout.decode(self.weight, state)
         return torch.nn.functional.embedding(input, table).to(self.dtype)
 
 
@@ -239,17 +270,25 @@ class WholeLinear8bitLt(WholeInt8):
     """A ``Linear8bitLt`` whose scales stay with the weight; its state holds them while it runs."""
 
     state: Any
+    bias: Any
 
     def init_8bit_state(self) -> None:
         """Lends codes and scales to the state; bitsandbytes' own takes them from the weight."""
-        self.state.CB = self.weight.data
+        self.state.CB = self.weight.CB if torch.compiler.is_exporting() else self.weight.data
         self.state.SCB = self.weight.SCB
 
     def forward(self, x: torch.Tensor) -> Any:
-        """As bitsandbytes'."""
+        """As bitsandbytes', which assigns the codes to the weight again: no graph holds that."""
         self._require_whole()
-        result = super().forward(x)
-        if not self.state.has_fp16_weights and not result.requires_grad:
+        if self.state.has_fp16_weights or not is_unit(self.weight):
+            return super().forward(x)
+        self.state.is_training = self.training
+        self.init_8bit_state()
+        bias = self.bias
+        if bias is not None and bias.dtype != x.dtype:
+            bias.data = bias.data.to(x.dtype)  # for good, as bitsandbytes does it
+        result = bnb.matmul(x, self.weight, bias=bias, state=self.state)
+        if not result.requires_grad:
             self.state.reset_grads()  # else the codes of an offloaded weight would stay
         return result
 

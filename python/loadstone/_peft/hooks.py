@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from peft.utils import transformers_weight_conversion
 
-from loadstone._errors import Error, make
+from loadstone._errors import Error, counted, make
 from loadstone._patch import Hook, Hooks, gated
 from loadstone._transformers import adapters
 
@@ -19,10 +21,11 @@ LIBRARY = "peft"
 
 def hooks() -> Hooks:
     """The places in PEFT, and the one in transformers that reads adapters."""
-    places: list[tuple[type, str, Callable[..., Any]]] = [
+    places: list[tuple[Any, str, Callable[..., Any]]] = [
         (BaseTunerLayer, "_get_base_layer_device_and_dtype", _device_and_dtype),
         (BaseTuner, "inject_adapter", _inject),
         (PeftModel, "from_pretrained", _peft_model),
+        (transformers_weight_conversion, "build_peft_weight_mapping", _weight_mapping),
         *((cls, "_replace_module", _replace) for cls in _tuners(BaseTuner)),
     ]
     found = [Hook(owner, name, gated(LIBRARY, call)) for owner, name, call in places]
@@ -72,23 +75,63 @@ def _inject(original: Any, tuner: Any, model: Any, *args: Any, **kwargs: Any) ->
     return result
 
 
+class _Mapping(list[Any]):
+    """Transforms for the names of an adapter's file, with the adapter's name."""
+
+    adapter: str = ""
+
+
+def _weight_mapping(
+    original: Any, weight_conversions: Any, adapter_name: str, *args: Any, **kwargs: Any
+) -> Any:
+    """PEFT's own, and the rule for DoRA's magnitudes that it has for its own reading alone.
+
+    Files hold them without ``.weight``, and transformers would initialise them.
+    """
+    found = _Mapping(original(weight_conversions, adapter_name, *args, **kwargs))
+    found.adapter = adapter_name
+    name = f"lora_magnitude_vector.{adapter_name}"
+    if found:
+        found.append(adapters.renaming(f"{re.escape(name)}$", f"{name}.weight"))
+    return found
+
+
 def _load_into(
     original: Any, model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, **rest: Any
 ) -> Any:
     """An adapter is read to where its layers run, not to where their weights are offloaded."""
     devices = load_config.device_map
     layers = dict(_tuned(model)) if devices is not None else {}
-    if not layers:
-        return original(model, state_dict, checkpoint_files, load_config, **rest)
-    places = {path: "cpu" if device == "disk" else device for path, device in devices.items()}
-    for path, layer in layers.items():
-        device = _execution_device(layer.get_base_layer())
-        if device is not None:
-            places[path] = device
-    load_config = dataclasses.replace(load_config, device_map=places)
+    if layers:
+        places = {path: "cpu" if device == "disk" else device for path, device in devices.items()}
+        for path, layer in layers.items():
+            device = _execution_device(layer.get_base_layer())
+            if device is not None:
+                places[path] = device
+        load_config = dataclasses.replace(load_config, device_map=places)
     result = original(model, state_dict, checkpoint_files, load_config, **rest)
-    _require_memory(model)
+    if layers:
+        _require_memory(model)
+    _require_read(result[0], getattr(load_config.weight_mapping, "adapter", ""))
     return result
+
+
+def _require_read(info: Any, adapter: str) -> None:
+    """Check that no value of an adapter's file is left out while a tensor of the adapter has none.
+
+    The library reports both, and leaves the tensor as its initialiser made it.
+    """
+    missing = [name for name in sorted(info.missing_keys) if adapter in name.split(".")]
+    unused = sorted(info.unexpected_keys)
+    if adapter and missing and unused:
+        raise make(
+            "plan.missing",
+            f"the adapter's file has no value for it under a known name, and "
+            f"{counted(len(unused), 'tensor', 'tensors')} that nothing uses",
+            tensor=missing[0],
+            found=", ".join(unused[:4]),
+            expected=", ".join(missing[:4]),
+        )
 
 
 def _peft_model(original: Any, cls: Any, model: Any, *args: Any, **kwargs: Any) -> Any:

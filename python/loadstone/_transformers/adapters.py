@@ -13,3 +13,10 @@ from loadstone._patch import Hook, gated
 def reading(replacement: Callable[..., Any]) -> Hook:
     """The hook for whoever patches ``"peft"``."""
     return Hook(PreTrainedModel, "_load_pretrained_model", gated("peft", replacement))
+
+
+def renaming(pattern: str, name: str) -> Any:
+    """Return the library's transform for the names of tensors that a pattern matches."""
+    from transformers.core_model_loading import WeightRenaming
+
+    return WeightRenaming(pattern, name)

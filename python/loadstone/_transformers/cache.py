@@ -35,7 +35,7 @@ from loadstone._version import __version__
 # Older files are removed when there are more than these.
 FILES_MAX = 64
 
-_FORM = 3
+_FORM = 4
 
 
 def folder() -> Path:
@@ -184,6 +184,7 @@ def _read(path: Path, key: str, catalog: Catalog) -> Derived | None:
             quantized=answer["quantized"],
             decoded=answer["decoded"],
             unneeded=answer["unneeded"],
+            recut=answer["recut"],
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, Error):
         return None

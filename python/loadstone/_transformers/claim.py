@@ -67,8 +67,8 @@ def chosen(
     stored = _section(config)
     if stored is None or wish is False:
         return original(config, quantization_config, *args, **rest), Claim()
-    method = _method(stored)
-    is_alike = quantization_config is not None and _method(quantization_config) == method
+    method = method_of(stored)
+    is_alike = quantization_config is not None and method_of(quantization_config) == method
     asks_library = is_alike and not getattr(quantization_config, "dequantize", False)
     if wish or not _is_known(method) or (method in _DEQUANTIZED and not asks_library):
         take_off(config)
@@ -107,7 +107,7 @@ def _section(config: Any) -> Any:
     return found or getattr(of_text, "quantization_config", None) or None
 
 
-def _method(section: Any) -> str:
+def method_of(section: Any) -> str:
     """As the library names its quantizers."""
     members = section if isinstance(section, dict) else vars(section)
     for member, bits in (("load_in_4bit", "4bit"), ("load_in_8bit", "8bit")):

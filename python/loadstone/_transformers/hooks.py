@@ -233,7 +233,7 @@ def _load_pretrained_model(
         mesh = load_config.device_mesh
         reason = reason_against(model, state_dict, checkpoint_files, mesh)
         if reason is None and load_config.hf_quantizer is not None:
-            reason = _reason_against_quantizer(load_config)
+            reason = _reason_against_quantizer(load_config, checkpoint_files)
         if reason is None and checkpoint_files is not None:
             return load.read(model, checkpoint_files, load_config)
         if load.options.is_direct:
@@ -271,14 +271,19 @@ def _initialize_missing_keys(original: Any, model: Any, *args: Any, **kwargs: An
     return result
 
 
-def _reason_against_quantizer(config: Any) -> str | None:
+# The quantizers of the library whose modules are filled here: they hold plain values, or
+# bitsandbytes' weights. Modules of any other are the library's own.
+_READ_HERE = ("bitsandbytes", "fp8", "mxfp4", "mxfp8")
+
+
+def _reason_against_quantizer(config: Any, files: Sequence[str] | None) -> str | None:
     from loadstone._transformers import kernels
 
     quantizer = config.hf_quantizer
-    method = getattr(quantizer.quantization_config, "quant_method", None)
-    method = getattr(method, "value", method)
-    if method == "compressed-tensors":  # the library rounds scales to the dtype of the model
-        return "quantization_config (compressed-tensors' own modules; or dequantize=True)"
+    method = claim.method_of(quantizer.quantization_config).partition("_")[0]
+    if method not in _READ_HERE:
+        hint = "; or dequantize=True" if _is_decodable(files) else ""
+        return f"quantization_config ({method}: the library's quantizer reads it by itself{hint})"
     if method == "bitsandbytes" and not is_known("bitsandbytes"):
         known = sites_of("bitsandbytes")
         return f"quantization_config (bitsandbytes {known.version()}; known: {known.tested})"
@@ -291,6 +296,11 @@ def _reason_against_quantizer(config: Any) -> str | None:
             if hasattr(operation, "hf_quantizer") and not kernels.is_known(operation):
                 return f"quantization_config ({type(operation).__name__} has no kernel)"
     return None
+
+
+def _is_decodable(files: Sequence[str] | None) -> bool:
+    catalog = readable(files, allow_links=True)[0] if files else None
+    return catalog is not None and quantized.is_decodable(catalog)
 
 
 def _operation(quantizer: Any) -> Any:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from loadstone._errors import make
 from loadstone.tracing import Symbol, Trace
 
 
@@ -42,24 +44,69 @@ def _traceable(operation: Any, trace: Trace) -> Any:
     return operation if substitute is None else substitute(copy.copy(operation), trace)
 
 
+@dataclass
+class Noted:
+    """What a derivation learns from the operations that it runs; the owner of its trace.
+
+    Attributes:
+        stored: groups of tensors that belong to a quantized weight, by the weight's name.
+        recut: FP8 tensors for which the library derives other blocks than the config has.
+    """
+
+    stored: dict[str, dict[str, Symbol]] = field(default_factory=dict)
+    recut: list[str] = field(default_factory=list)
+
+
 def _fp8_dequantize(operation: Any, trace: Trace) -> Any:
-    """Blocks of the weight multiplied by a scale each, in float32, then rounded once."""
+    """The weight's values: decoded by its codec, in float32, then rounded once.
+
+    The library divides the shape of the weight by that of the scales, which gives other blocks than
+    the config's where the last ones are cut.
+    """
+    config = getattr(operation.hf_quantizer, "quantization_config", None)
+    block = getattr(config, "weight_block_size", None) or (1, 1)
 
     def dequantize_one(
         quantized: Symbol, scales: Symbol, output_dtype: torch.dtype | None = None
     ) -> Symbol:
         shape = list(quantized.shape)
-        packed = quantized.dtype == torch.int8  # two FP4 numbers in each byte
+        packed = quantized.dtype == torch.int8  # two FP4 values in each byte
         if packed:
             shape[-1] *= 2
         if output_dtype is None:
             wide = scales.dtype.is_floating_point and scales.element_size() >= 2
             output_dtype = scales.dtype if wide else torch.bfloat16
-        kernel = "fp4_block" if packed else "fp8_block"
+        is_cut = not packed and _has_cut_blocks(shape, scales.shape, block)
+        if is_cut:
+            trace.owner.recut.append(quantized.source)
+        name = trace.quantized_of((quantized, scales))
+        if name is not None:
+            return trace.numbers(name, output_dtype)
+        if is_cut and not all(size == 128 for size in block):
+            raise make(
+                "plan.encoding",
+                "blocks of this size are not decoded if the last ones are cut",
+                tensor=quantized.source,
+                found=f"{shape[-2]} by {shape[-1]} values in blocks of {block[0]} by {block[1]}",
+            )
+        kernel = "fp4_block" if packed else "fp8_block_128" if is_cut else "fp8_block"
         return trace.decode(kernel, [quantized, scales], tuple(shape), output_dtype)
 
     operation._dequantize_one = dequantize_one
     return operation
+
+
+def _has_cut_blocks(shape: Sequence[int], grid: Sequence[int], block: Sequence[int]) -> bool:
+    """Whether the scales are one for each block, and the last blocks are smaller."""
+    extents = tuple(shape[-2:])
+    is_grid = tuple(grid[-2:]) == tuple(map(_ceil_div, extents, block))
+    return is_grid and any(
+        extent > size and extent % size for extent, size in zip(extents, block, strict=True)
+    )
+
+
+def _ceil_div(extent: int, size: int) -> int:
+    return -(-extent // size)
 
 
 def _mxfp4_dequantize(operation: Any, trace: Trace) -> Any:
@@ -111,7 +158,7 @@ def _bnb_deserialize(operation: Any, trace: Trace) -> Any:
             name: value[0] if isinstance(value, list) else value
             for name, value in input_dict.items()
         }
-        trace.owner[full_layer_name] = members
+        trace.owner.stored[full_layer_name] = members
         return {name: members[name] for name in members if name == "weight"}
 
     operation.convert = convert

@@ -59,6 +59,7 @@ class Load(Gaps):
         if on_disk:
             _tie_on_disk(model, filled.offload)
         filled.offload.commit()
+        _warn_of_recut(derived.recut)
         return releases.answer(info, filled.offload.index() if on_disk else None)
 
     def _install_units(
@@ -165,19 +166,38 @@ def _ties(model: Any, loaded: Any, failed: set[str]) -> dict[str, str]:
 
 
 def _warn_of_decoded(targets: list[str]) -> None:
-    if targets:
-        names = sorted(set(targets))
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        text = "the checkpoint holds it quantized, and the model's module has no place for codes"
-        warnings.warn(f"{names[0]}{more}: {text}: dequantized", UserWarning, stacklevel=2)
+    _warn_once_of(
+        targets,
+        "the checkpoint holds it quantized, and the model's module has no place for codes: "
+        "dequantized",
+    )
+
+
+def _warn_of_recut(sources: list[str]) -> None:
+    _warn_once_of(
+        sources,
+        "its last blocks are cut. It is decoded by the config's weight_block_size; transformers "
+        "itself derives other blocks from the number of scales, so that its values are wrong or "
+        "it refuses the checkpoint",
+    )
+
+
+def _warn_once_of(names: list[str], text: str) -> None:
+    """One warning that names the first tensor and counts the others."""
+    if names:
+        first, *others = sorted(set(names))
+        more = f" and {len(others)} more" if others else ""
+        warnings.warn(f"{first}{more}: {text}", UserWarning, stacklevel=3)
 
 
 def _loading_info(model: Any, derived: Derived) -> Any:
     info = releases.empty_info(name for name, _ in derived.unexpected)
     info.missing_keys |= set(model.state_dict())
     mismatched: set[Any] = info.mismatched_keys
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
     for name, found, expected in derived.mismatched:
-        info.missing_keys.discard(name)
+        if name not in tied:  # else the library compares it, without memory, with what it is tied to
+            info.missing_keys.discard(name)
         mismatched.add((name, torch.Size(found), torch.Size(expected)))
     return info
 

@@ -73,6 +73,7 @@ class Derived:
         quantized: targets that the load is to quantize.
         decoded: targets that are dequantized beside others which stay quantized.
         unneeded: tensors of the checkpoint that belong to codes, of weights that are dequantized.
+        recut: FP8 tensors for which the library derives other blocks than the config has.
         findings: errors: groups that lack a source, conversions that fail or cannot be traced.
     """
 
@@ -85,4 +86,5 @@ class Derived:
     quantized: list[str] = field(default_factory=list)
     decoded: list[str] = field(default_factory=list)
     unneeded: list[str] = field(default_factory=list)
+    recut: list[str] = field(default_factory=list)
     findings: list[_core.Finding] = field(default_factory=list)

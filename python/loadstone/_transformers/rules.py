@@ -65,8 +65,7 @@ class _Derivation:
         self.model = question.model
         self.state: dict[str, Any] = self.model.state_dict()
         self.trace = Trace(catalog)
-        self.stored: dict[str, dict[str, Any]] = {}  # groups of a quantized weight, by its name
-        self.trace.owner = self.stored
+        self.noted = self.trace.owner = kernels.Noted()
         self.groups: Groups = {}
         self.defective: set[str] = set()  # first targets with a source that cannot be decoded
         self.derived = Derived()
@@ -93,6 +92,7 @@ class _Derivation:
         derived = self.derived
         derived.recipes = self.trace.finish()
         derived.unneeded = self.keys.unneeded
+        derived.recut = self.noted.recut
         derived.used = [
             index
             for index, each in enumerate(self.question.conversions)
@@ -244,7 +244,7 @@ class _Derivation:
         except Exception as reason:
             self._failed(first, mapping, reason)
             return
-        if first in self.stored and self._is_unit(first):
+        if first in self.noted.stored and self._is_unit(first):
             self._add_unit(first)
             return
         for name, value in made.items():
@@ -261,13 +261,13 @@ class _Derivation:
 
     def _is_unit(self, first: str) -> bool:
         """Whether a weight is stored quantized: it has components, or its module asks for it."""
-        if set(self.stored[first]) != {"weight"}:
+        if set(self.noted.stored[first]) != {"weight"}:
             return True
         return bool(self.question.quantizer.param_needs_quantization(self.model, first))
 
     def _add_unit(self, first: str) -> None:
         """Adds the components of a quantized weight, unchanged."""
-        members, path = self.stored[first], first.rpartition(".")[0]
+        members, path = self.noted.stored[first], first.rpartition(".")[0]
         for inside, symbol in members.items():
             name = f"{path}.{inside}" if path else inside
             self.trace.add(name, symbol)
@@ -289,14 +289,13 @@ class _Derivation:
             self.derived.findings += lacking
             return
         operations = [type(each).__name__ for each in getattr(mapping, "operations", ())]
+        where = (first, self._sources(first)[:8])
         if isinstance(reason, Error):
-            code, message = reason.code, reason.message
+            what = (reason.code, *where, reason.message, "", reason.found, reason.expected)
         else:
-            code = "plan.conversion"
             message = (
                 f"the library's conversion ({', '.join(operations)}) fails: "
                 f"{type(reason).__name__}: {reason}"
             )
-        self.derived.findings.append(
-            _core.Finding("error", code, first, self._sources(first)[:8], message)
-        )
+            what = ("plan.conversion", *where, message)
+        self.derived.findings.append(_core.Finding("error", *what))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ class Trace:
         self.refused: list[Error] = []
         self._catalog = catalog._core
         self.builder = _core.RecipeBuilder(catalog._core)
+        self._quantized: dict[frozenset[str], str] | None = None  # names by their components
         self._forms: dict[tuple[tuple[int, ...], torch.dtype], torch.Tensor] = {}
 
     def source(self, name: str) -> Symbol:
@@ -64,6 +66,18 @@ class Trace:
         """
         value = self.builder.numbers(self._catalog, name, dtype_name(dtype))
         return Symbol(self, value, self.form(tuple(self.builder.shape(value)), dtype), (), name)
+
+    def quantized_of(self, components: Collection[Symbol]) -> str | None:
+        """Return the name of the quantized tensor that consists of these tensors of the checkpoint.
+
+        ``None``: no codec recognises them as one.
+        """
+        if any(symbol.parents for symbol in components):
+            return None
+        if self._quantized is None:
+            rows = self._catalog.quantized()
+            self._quantized = {frozenset({name, *parts.values()}): name for name, *_, parts in rows}
+        return self._quantized.get(frozenset(symbol.source for symbol in components))
 
     def add(self, target: str, tensor: torch.Tensor) -> None:
         """Sets the value of a target: a symbol, or a real tensor, which is a constant."""

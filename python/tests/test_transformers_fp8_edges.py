@@ -1,0 +1,217 @@
+"""FP8 blocks of which the last ones are cut: the same values by every way to load them."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import loadstone
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {
+    "vocab_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 136}
+LATENT = {
+    "kv_lora_rank": 512,  # with 64 more, the 576 rows of DeepSeek's kv_a_proj
+    "q_lora_rank": 128,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 64,
+    "v_head_dim": 64,
+}
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "qwen3": (
+        "Qwen3ForCausalLM",
+        "Qwen3Config",
+        {"hidden_size": 160, "intermediate_size": 200, "num_key_value_heads": 2, "head_dim": 40},
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        {"hidden_size": 160, "num_key_value_heads": 2, "head_dim": 40, "num_experts": 4, **EXPERTS},
+    ),
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM",
+        "DeepseekV3Config",
+        {
+            "hidden_size": 256,
+            "intermediate_size": 256,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_key_value_heads": 4,
+            **EXPERTS,
+            **LATENT,
+        },
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def parts(name: str) -> tuple[Any, Any]:
+    cls, config, sizes = MODELS[name]
+    return getattr(transformers, cls), getattr(transformers, config)(**SMALL, **sizes)
+
+
+def encoded(values: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes, scales, and the values that these stand for, block by block."""
+    rows, columns = values.shape
+    grid = (-(-rows // size), -(-columns // size))
+    scales, codes, found = torch.zeros(grid), torch.zeros_like(values), torch.zeros_like(values)
+    for i in range(grid[0]):
+        for j in range(grid[1]):
+            where = (slice(i * size, (i + 1) * size), slice(j * size, (j + 1) * size))
+            scale = values[where].abs().max() / 448
+            block = (values[where] / scale).to(torch.float8_e4m3fn).float()
+            scales[i, j], codes[where], found[where] = scale, block, block * scale
+    return codes.to(torch.float8_e4m3fn), scales, found
+
+
+def checkpoint(name: str, folder: Path, size: int = 128) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Writes a folder in FP8; returns the class, and all values under the names of the file."""
+    cls, config = parts(name)
+    torch.manual_seed(0)
+    state = {}
+    cls(config).save_pretrained(folder)
+    values = {
+        key: torch.randn(value.shape) * 0.1
+        for key, value in load_file(folder / "model.safetensors").items()
+    }
+    for key, value in list(values.items()):
+        if ".layers." in key and value.dim() == 2 and not key.endswith("mlp.gate.weight"):
+            state[key], state[f"{key}_scale_inv"], values[key] = encoded(value, size)
+        else:
+            state[key] = values[key] = value.bfloat16()
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    file = folder / "config.json"
+    section = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    section |= {"weight_block_size": [size, size]}  # type: ignore[dict-item]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": section}))
+    return cls, values
+
+
+def expected(name: str, values: dict[str, torch.Tensor], folder: Path, dtype: Any) -> Any:
+    """The model of the plain values, as the library loads it."""
+    cls, config = parts(name)
+    plain = folder.parent / "plain"
+    config.save_pretrained(plain)
+    save_file(
+        {key: value.to(dtype) for key, value in values.items()},
+        plain / "model.safetensors",
+        {"format": "pt"},
+    )
+    return cls.from_pretrained(plain, dtype=dtype)
+
+
+def by_patch(cls: Any, folder: Path, dtype: Any) -> Any:
+    with loadstone.patch("transformers"):
+        return cls.from_pretrained(folder, dtype=dtype)
+
+
+def by_load(cls: Any, folder: Path, dtype: Any) -> Any:
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with loadstone.skeleton():
+        model = cls(config)
+    loadstone.load(model, folder, dtype=dtype, rules="transformers")
+    return model
+
+
+def by_plan(cls: Any, folder: Path, dtype: Any) -> Any:
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with loadstone.skeleton():
+        model = cls(config)
+    file = folder.parent / "plan.json"
+    loadstone.plan(model, folder, dtype=dtype, rules="transformers").save(file)
+    loadstone.Plan.load(file).execute(into=model)
+    return model
+
+
+def by_conversion(cls: Any, folder: Path, dtype: Any) -> Any:
+    written = folder.parent / "written"
+    loadstone.convert(folder, written, dequantize=True)
+    return loadstone.transformers.from_pretrained(cls, written, dtype=dtype)
+
+
+ours = loadstone.transformers.from_pretrained
+WAYS: dict[str, Callable[[Any, Path, Any], Any]] = {
+    "from_pretrained": lambda cls, folder, dtype: ours(cls, folder, dtype=dtype),
+    "dequantize": lambda cls, folder, dtype: ours(cls, folder, dtype=dtype, dequantize=True),
+    "patch": by_patch,
+    "load": by_load,
+    "plan": by_plan,
+    "convert": by_conversion,
+}
+SAYS = ("from_pretrained", "patch")  # where the library's own function would run
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", MODELS)
+def test_values_are_those_of_the_configs_blocks(
+    name: str, way: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    cls, values = checkpoint(name, tmp_path / "model")
+    if way == "convert" and dtype == torch.float32:
+        pytest.skip("the conversion rounds to the dtype of the config")
+    library = expected(name, values, tmp_path / "model", dtype)
+    for _ in range(2):  # the second time recipes come from the cache
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = WAYS[way](cls, tmp_path / "model", dtype)
+        assert_same(model, library)
+        said = [each for each in caught if "last blocks are cut" in str(each.message)]
+        assert len(said) == (way in SAYS)
+
+
+def assert_same(model: Any, library: Any) -> None:
+    """Values, and the dtype of what was decoded; in F32 the library keeps plain tensors as stored."""
+    found, wanted = model.state_dict(), library.state_dict()
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert torch.equal(found[name].float(), value.float()), name
+        if name.endswith("proj.weight"):
+            assert found[name].dtype == value.dtype, name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_control_the_library_alone_is_wrong_or_fails(name: str, tmp_path: Path) -> None:
+    cls, values = checkpoint(name, tmp_path / "model")
+    library = expected(name, values, tmp_path / "model", torch.bfloat16)
+    with pytest.raises((AssertionError, RuntimeError)):
+        assert_same(cls.from_pretrained(tmp_path / "model", dtype=torch.bfloat16), library)
+
+
+def test_control_whole_blocks_are_the_librarys(tmp_path: Path) -> None:
+    """With blocks of 8 by 8 none is cut; nothing is said, and the library is right."""
+    cls, values = checkpoint("qwen3", tmp_path / "model", 8)
+    library = expected("qwen3", values, tmp_path / "model", torch.bfloat16)
+    assert_same(cls.from_pretrained(tmp_path / "model", dtype=torch.bfloat16), library)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same(ours(cls, tmp_path / "model", dtype=torch.bfloat16), library)
+
+
+@pytest.mark.parametrize("way", ["from_pretrained", "patch", "load", "dequantize"])
+def test_cut_blocks_of_another_size_are_refused_by_name(way: str, tmp_path: Path) -> None:
+    cls, _ = checkpoint("qwen3", tmp_path / "model", 64)
+    with pytest.raises(loadstone.PlanError) as caught:
+        WAYS[way](cls, tmp_path / "model", torch.bfloat16)
+    assert "plan.encoding" in {finding.code for finding in caught.value.findings}
+    assert "64 by 64" in str(caught.value)

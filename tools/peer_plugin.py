@@ -1,0 +1,15 @@
+"""A plugin of pytest that runs a session under `loadstone.patch`; see peer_suites.py."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import loadstone
+
+LIBRARIES = ("transformers", "diffusers", "accelerate", "bitsandbytes", "peft")
+
+
+def pytest_configure() -> None:
+    """Start the patch before tests are collected, so that names they import are the patched."""
+    installed = [name for name in LIBRARIES if importlib.util.find_spec(name) is not None]
+    loadstone.patch(*installed).start()
