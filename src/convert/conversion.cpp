@@ -248,7 +248,10 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   if (keeps_codes(options, is_decoded)) {
     for (Finding& finding : check_numbers(plan)) fail(conversion, std::move(finding));
   }
-  if (container.holds_blocks()) conversion.repacked = repacked_blocks(conversion);
+  if (container.holds_blocks()) {
+    conversion.repacked = repacked_blocks(conversion);
+    add_folded_shapes(conversion);
+  }
   name_ambiguous(conversion, is_decoded);
   lay_out(conversion, options);
   if (quantizes) add_rows(conversion, choices);
