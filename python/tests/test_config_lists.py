@@ -20,6 +20,7 @@ import pytest
 import torch
 from compressed_tensors.utils.match import match_name
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import loadstone
 
@@ -56,6 +57,7 @@ def one_by_one(prefix: str, block: str, roles: tuple[str, ...]) -> dict[str, tor
 
 LAYOUTS: dict[str, tuple[str, Callable[[str], dict[str, torch.Tensor]]]] = {
     "dense": ("llama", dense),
+    "tied": ("llama", dense),
     "stacks": ("qwen3_5_moe_text", stacked),
     "stacks of weights": ("qwen3_5_moe_text", lambda prefix: stacked(prefix, ".weight")),
     "experts": ("qwen3_moe", lambda prefix: one_by_one(prefix, "mlp", ROLES)),
@@ -79,11 +81,13 @@ def checkpoint(folder: Path, layout: str) -> Path:
         "lm_head.weight": matrix(128, H),
         "model.visual.blocks.0.attn.qkv.weight": matrix(H, H),
     }
+    if layout == "tied":
+        del tensors["lm_head.weight"]
     for prefix in LAYERS:
         tensors |= attention(prefix) | block(prefix)
         tensors[f"{prefix}input_layernorm.weight"] = matrix(H)
     save_file(tensors, folder / "model.safetensors")
-    config = {"model_type": model_type, "num_hidden_layers": 11, "num_experts": 3}
+    config = {"model_type": model_type, "num_hidden_layers": 11, "vocab_size": 128}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -97,6 +101,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "no attention": {"exclude": "self_attn"},
     "further layers": {"include": r"^mtp\..*_proj"},
     "further experts": {"include": r"^mtp\..*experts", "exclude": r"layers\.10\."},
+    "routers": {"include": r"\.gate\.weight", "exclude": r"layers\.1\..*experts"},
     "head and pictures": {"include": ["^lm_head", "visual"]},
 }
 STYLES = {"compressed-tensors": "fp8-channel", "modelopt": "fp8-channel"}
@@ -123,6 +128,8 @@ def questions(tensors: Mapping[str, torch.Tensor]) -> list[Question]:
     asked = []
     codes = {n.removesuffix(".weight_scale") for n in tensors if n.endswith(".weight_scale")}
     stacks: dict[str, set[bool]] = {}
+    if "lm_head.weight" not in tensors and "lm_head.weight_scale" not in tensors:
+        asked.append(Question(False, "lm_head"))  # tied to the embedding: a linear layer too
     for name, tensor in tensors.items():
         if tensor.dim() < 2 or name.endswith("_scale"):
             continue
@@ -203,10 +210,34 @@ def test_a_list_that_lacks_a_stack_is_found(
     path = target / "config.json"
     config = json.loads(path.read_text())
     ignore = config["quantization_config"]["ignore"]
-    kept = [each for each in ignore if "experts" not in each]
+    kept = [each for each in ignore if "layers.1.mlp" not in each.replace("\\", "")]
     assert len(kept) < len(ignore)
     config["quantization_config"]["ignore"] = kept
     path.write_text(json.dumps(config))
     assert set(wrong_answers(target, style)) >= {
         f"model.layers.1.mlp.experts.0.{role}" for role in ROLES
     }
+
+
+@pytest.mark.parametrize(
+    "options", [{"quantize": "fp8-channel", "style": "compressed-tensors"}, {"quantize": "nf4"}]
+)
+def test_a_tied_head_stays_the_embedding(tmp_path: Path, options: dict[str, str]) -> None:
+    """In the library that reads the folder: its head was of uninitialized scales."""
+    config = LlamaConfig(
+        hidden_size=H,
+        intermediate_size=H,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocab_size=128,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "in")
+    loadstone.convert(tmp_path / "in", tmp_path / "out", **options)
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16)
+    assert type(model.lm_head) is torch.nn.Linear
+    assert dict(model.lm_head.named_parameters()).keys() == {"weight"}
+    assert torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert stored["model.layers.0.self_attn.q_proj.weight"].dtype != torch.bfloat16  # the control

@@ -239,6 +239,22 @@ void add_stacks(const Plan& plan, QuantizedModules& modules) {
   modules.plain.insert(modules.plain.end(), parts.begin(), parts.end());
 }
 
+// A language model without a head of its own has one that is tied to the embedding: a linear layer
+// that no file lists.
+void add_tied_head(std::string_view config, QuantizedModules& modules) {
+  constexpr std::string_view head = "lm_head";
+  const auto is_head = [&](const std::string& name) {
+    return name == head || name.ends_with(".lm_head");
+  };
+  if (config.find("\"vocab_size\"") == std::string_view::npos) return;
+  if (std::ranges::any_of(modules.plain, is_head)) return;
+  if (std::ranges::any_of(modules.quantized, is_head,
+                          [](const auto& each) { return each.first; })) {
+    return;
+  }
+  modules.plain.emplace_back(head);
+}
+
 // The plain modules, with a pattern for all in a stack: an expression of Python's re.
 std::vector<std::string> compressed_ignore(const QuantizedModules& modules) {
   std::vector<std::string> ignore = modules.plain;
@@ -416,7 +432,8 @@ std::vector<ExtraFile> extra_files(const Plan& plan, const std::vector<RepackedT
                                    std::vector<Finding>& findings) {
   if (options.one_file || options.is_split) return {};
   std::vector<ExtraFile> files = options.folder.files;
-  const QuantizedModules modules = quantized_modules(plan, repacked);
+  QuantizedModules modules = quantized_modules(plan, repacked);
+  add_tied_head(options.folder.config, modules);
   const bool is_changed = !modules.quantized.empty() || is_decoded;
   // The source's word on how it is quantized, which is another one now.
   if (is_changed)
