@@ -2,6 +2,7 @@
 
 #include "base/digest.h"
 #include "bindings.h"
+#include "codec/companions.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/tensor_reader.h"
 
@@ -135,6 +136,7 @@ nb::list companions(const Catalog& catalog) {
 }  // namespace
 
 void bind_catalog(nb::module_& module) {
+  module.def("is_companion_name", &is_companion_name, nb::arg("name"));
   nb::class_<Catalog>(module, "Catalog")
       .def_prop_ro("root", &Catalog::root)
       .def_prop_ro("total_bytes", &Catalog::total_bytes)

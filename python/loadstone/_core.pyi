@@ -177,6 +177,7 @@ STRIP_PREFIXES: tuple[str, ...]
 DEVICE_MAP_MODES: tuple[str, ...]
 COUNTED_DEVICES: tuple[str, ...]  # a machine may have several; a name without number: the current
 
+def is_companion_name(name: str) -> bool: ...
 def is_accelerator(device: str) -> bool: ...
 
 class Target:

@@ -328,7 +328,10 @@ def plan_for(
 
 
 def _block_shape(info: TensorInfo) -> tuple[int, ...]:
-    """Of the bytes: rows as they are, each of so many bytes."""
+    """Return the shape of the bytes: of rows, or flat where rows are not whole blocks."""
+    is_dtype_of_bits = info.encoding.startswith("F6")
+    if not is_dtype_of_bits and info.shape[-1] % _core.gguf_layout(info.encoding)[0]:
+        return (info.nbytes,)
     rows = math.prod(info.shape[:-1])
     return (*info.shape[:-1], info.nbytes // rows if rows else 0)
 

@@ -18,6 +18,7 @@
 #include "codec/tensor_table.h"
 #include "formats/dcp_metadata.h"
 #include "formats/gguf.h"
+#include "formats/gguf_shapes.h"
 #include "formats/safetensors.h"
 #include "formats/sharded_index.h"
 #include "formats/torch.h"
@@ -287,6 +288,7 @@ class CheckpointReader {
 
   std::shared_ptr<const Catalog> finish() {
     merge();
+    restore_gguf_shapes(metadata_, shards_, tensors_);
     QuantizationClaim claim;
     if (std::ranges::any_of(tensors_, needs_claim)) claim = quantization_claim(opener_, root_);
     return std::make_shared<const Catalog>(

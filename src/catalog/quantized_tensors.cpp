@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "base/text.h"
 #include "catalog/assembled_file.h"
 #include "catalog/quantized_names.h"
+#include "codec/companions.h"
 #include "codec/families.h"
 #include "codec/tensor_table.h"
 #include "codec/unknown/foreign_scale.h"
@@ -75,6 +77,8 @@ class CatalogTable final : public TensorTable {
     return text;
   }
 
+  [[nodiscard]] bool is_read() const noexcept { return storage_ != nullptr; }
+
   void note(Finding finding) const override {
     if (std::ranges::find(notes_, finding.code, &Finding::code) != notes_.end()) return;
     notes_.push_back(std::move(finding));
@@ -91,8 +95,11 @@ class CatalogTable final : public TensorTable {
 
 // Codes stand in dtypes of a byte, or in words.
 bool may_hold_codes(const TensorInfo& tensor) {
-  return is_fp8(tensor) || is_dtype(tensor, {Dtype::u8, Dtype::i8, Dtype::i32}) ||
-         tensor.name.ends_with(".qweight");
+  constexpr std::array integers = {Dtype::u8,  Dtype::i8,  Dtype::u16,
+                                   Dtype::i16, Dtype::u32, Dtype::i32};
+  const bool is_integer = std::ranges::any_of(
+      integers, [&](Dtype dtype) { return tensor.encoding == Encoding(dtype); });
+  return is_fp8(tensor) || is_integer || tensor.name.ends_with(".qweight");
 }
 
 // A component that cannot be read is a defect of the one tensor.
@@ -111,10 +118,12 @@ std::vector<QuantizedTensor> recognise_all(const TensorTable& table) {
   std::vector<QuantizedTensor> found;
   for (std::uint32_t i = 0; i < table.tensors().size(); ++i) {
     if (!may_hold_codes(table[i])) continue;
+    bool is_known = false;
     for (const Family* const family : families()) {
       if (family->recognise == nullptr) continue;
       auto made = recognise_by(*family, table, i);
       if (!made) continue;
+      is_known = true;
       if (made->is_readable() && std::ranges::count(family->encodings, made->encoding) == 0) {
         throw Error("internal", "a family does not list its encoding", {.found = made->encoding});
       }
@@ -122,20 +131,10 @@ std::vector<QuantizedTensor> recognise_all(const TensorTable& table) {
       found.push_back(*std::move(made));
       break;
     }
+    if (is_known) continue;
+    if (auto unknown = unknown_codes(table, i)) found.push_back(*std::move(unknown));
   }
   return found;
-}
-
-// Scales of the activations that weights are multiplied with.
-void add_activation_scales(const TensorTable& table, std::vector<QuantizedTensor>& found) {
-  for (QuantizedTensor& quantized : found) {
-    if (!quantized.is_readable() || !quantized.name.ends_with("weight")) continue;
-    const std::string module = without_suffix(quantized.name, "weight");
-    for (const char* leaf : {"input_scale", "input_global_scale"}) {
-      const auto other = table.find(module + leaf);
-      if (other != TensorTable::none) quantized.unneeded.push_back(other);
-    }
-  }
 }
 
 // Of each tensor whether it belongs to codes. Empty where there are none.
@@ -149,7 +148,7 @@ std::vector<bool> mark_companions(const TensorTable& table,
     if (each.data != TensorTable::none) is_data[each.data] = true;
     for (const std::uint32_t companion : each.companions()) marks[companion] = true;
   }
-  // Tables and scales of activations, by their own names.
+  // Tables, by their own names.
   for (std::size_t i = 0; i < marks.size(); ++i) {
     const std::string& name = table.tensors()[i].name;
     const auto mark = [&](std::string_view suffix, std::initializer_list<std::string_view> data) {
@@ -159,10 +158,6 @@ std::vector<bool> mark_companions(const TensorTable& table,
     };
     for (const Family* const family : families()) {
       for (const std::string_view leaf : family->tables) mark(leaf, {""});
-    }
-    for (const char* scale :
-         {"input_scale", "input_global_scale", "output_scale", "pre_quant_scale"}) {
-      mark(scale, {"weight", "weight_packed"});
     }
   }
   return marks;
@@ -196,8 +191,9 @@ std::vector<Finding> report_unused(const TensorTable& table,
 
 QuantizedTensors find_all(const CatalogTable& table) {
   std::vector<QuantizedTensor> found = recognise_all(table);
-  add_activation_scales(table, found);
+  if (table.is_read()) check_markers(table, found);
   std::vector<bool> marks = mark_companions(table, found);
+  attach_companions(table, found, marks);
   std::vector<Finding> warnings = report_unused(table, found, marks);
   warnings.insert(warnings.end(), table.notes().begin(), table.notes().end());
   return {std::move(found), std::move(warnings), std::move(marks), table.tensors().size()};

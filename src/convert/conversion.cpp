@@ -16,6 +16,7 @@
 #include "convert/expert_series.h"
 #include "convert/json_text.h"
 #include "convert/kept_blocks.h"
+#include "convert/layer_metadata.h"
 #include "convert/layout.h"
 #include "convert/moved_codes.h"
 #include "convert/outputs.h"
@@ -248,8 +249,12 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   if (keeps_codes(options, is_decoded)) {
     for (Finding& finding : check_numbers(plan)) fail(conversion, std::move(finding));
   }
-  if (container.holds_blocks()) conversion.repacked = repacked_blocks(conversion);
+  if (container.holds_blocks()) {
+    conversion.repacked = repacked_blocks(conversion);
+    add_folded_shapes(conversion);
+  }
   name_ambiguous(conversion, is_decoded);
+  keep_layer_metadata(conversion, options, is_decoded || options.merge || repacks(options));
   lay_out(conversion, options);
   if (quantizes) add_rows(conversion, choices);
   const bool has_decoded = is_decoded && plan.catalog->quantized().has_readable();

@@ -12,6 +12,7 @@
 #include "convert/gguf_image.h"
 #include "convert/gguf_keys.h"
 #include "formats/gguf.h"
+#include "formats/gguf_shapes.h"
 #include "formats/metadata.h"
 #include "loadstone/error.h"
 
@@ -26,7 +27,9 @@ constexpr const char* architecture_key = "general.architecture";
 bool is_of_part(std::string_view key) noexcept { return key.starts_with("split."); }
 
 // Keys that are true of the source alone, and not of what it becomes.
-bool is_of_file(std::string_view key) noexcept { return is_of_part(key) || key == "format"; }
+bool is_of_file(std::string_view key) noexcept {
+  return is_of_part(key) || key == "format" || key.starts_with(gguf_shape_prefix);
+}
 
 std::uint64_t alignment_of(const Metadata& metadata) {
   const auto found = metadata.find(alignment_key);

@@ -12,6 +12,7 @@
 #include "codec/fp4/blocks.h"
 #include "codec/gguf/gguf.h"
 #include "convert/container.h"
+#include "formats/gguf_shapes.h"
 
 namespace loadstone {
 
@@ -68,13 +69,24 @@ std::optional<BlockFormat> format_of_source(const Catalog& catalog, std::uint32_
   return encoding.is_dtype() ? std::nullopt : std::optional(encoding.block_format());
 }
 
+bool is_whole_source(const Catalog& catalog, const TargetRecipe& recipe) {
+  if (recipe.boxes.size() != 1) return false;
+  const Box& box = recipe.boxes.front();
+  const BoxDim all = {recipe.shape.numel().value_or(0), 1, 1};
+  return box.source < catalog.tensors().size() && box.decoding == no_decoding &&
+         catalog.tensors()[box.source].shape == recipe.shape && box.dims.size() == 1 &&
+         box.dims.front() == all;
+}
+
 // The boxes of a recipe in bytes; nothing where they are no whole blocks of the format.
-std::optional<std::vector<Box>> boxes_of_bytes(BlockFormat format, const TargetRecipe& recipe) {
+// `is_whole_source`: they are a tensor as it is, whose rows may cut blocks.
+std::optional<std::vector<Box>> boxes_of_bytes(BlockFormat format, const TargetRecipe& recipe,
+                                               bool is_whole_source) {
   const auto& extents = recipe.shape.extents();
   if (recipe.merge != nullptr) return std::nullopt;  // it is of numbers
   if (recipe.boxes.empty() || extents.empty() || recipe.shape.numel() == 0u) return std::nullopt;
   const BlockLayout block = layout(format);
-  if (extents.back() % block.elements != 0) return std::nullopt;
+  if (extents.back() % block.elements != 0 && !is_whole_source) return std::nullopt;
   std::vector<Box> boxes = recipe.boxes;
   for (Box& box : boxes) {
     if (!recount(box, {block.elements, block.bytes})) return std::nullopt;
@@ -90,7 +102,7 @@ class Keeper {
   void keep(TargetRecipe& recipe) {
     const auto format = blocks_to_keep(catalog_, recipes_.decodings, recipe);
     if (!format) return;
-    recipe.boxes = *boxes_of_bytes(*format, recipe);
+    recipe.boxes = *boxes_of_bytes(*format, recipe, is_whole_source(catalog_, recipe));
     recipe.shape = shape_of_bytes(*format, recipe.shape);
     for (Box& box : recipe.boxes) box.decoding = decoding_of(box);
     recipe.dtype = Dtype::u8;
@@ -132,7 +144,8 @@ std::optional<BlockFormat> blocks_to_keep(const Catalog& catalog,
     if (!is_known || !mxfp4_blocks_of(decodings[box.decoding], catalog.tensors())) return {};
     return BlockFormat::mxfp4;
   });
-  return format && boxes_of_bytes(*format, recipe) ? format : std::nullopt;
+  const bool is_whole = is_whole_source(catalog, recipe);
+  return format && boxes_of_bytes(*format, recipe, is_whole) ? format : std::nullopt;
 }
 
 void keep_blocks(const Catalog& catalog, const std::function<bool(const TargetRecipe&)>& wanted,
@@ -149,6 +162,15 @@ static std::optional<BlockFormat> format_given(const Catalog& catalog, const Dec
   if (gives_mxfp4_blocks(decoding)) return BlockFormat::mxfp4;
   if (decoding.kernel != bytes_kernel || decoding.sources.empty()) return std::nullopt;
   return format_of_source(catalog, decoding.sources.front());
+}
+
+// The shape of a kept tensor that files store folded. Null: they store it as it is.
+static const Shape* unfolded_shape(const Plan& plan, const PlannedTarget& target) {
+  if (target.dtype != Dtype::u8 || target.recipe.boxes.size() != 1) return nullptr;
+  const std::uint32_t made = target.recipe.boxes.front().decoding;
+  if (made >= plan.decodings.size() || plan.decodings[made].kernel != bytes_kernel) return nullptr;
+  const TensorInfo& source = plan.catalog->tensors()[plan.decodings[made].sources.front()];
+  return has_cut_blocks(source.encoding, source.shape) ? &source.shape : nullptr;
 }
 
 // Nothing for a target that keeps no blocks.
@@ -168,6 +190,9 @@ static std::optional<PlainForm> kept_blocks(const Plan& plan, const PlannedTarge
     if (!recount(box, {block.bytes, block.elements})) return std::nullopt;
   }
   extents.back() = extents.back() / block.bytes * block.elements;
+  if (unfolded_shape(plan, target) != nullptr) {
+    return PlainForm{*format, folded_shape(*format, Shape(std::move(extents)))};
+  }
   return PlainForm{*format, Shape(std::move(extents))};
 }
 
@@ -177,6 +202,15 @@ PlainForm plain_form(const Conversion& conversion, const PlannedTarget& target) 
     return *std::move(blocks);
   }
   return {target.dtype, target.shape};
+}
+
+void add_folded_shapes(Conversion& conversion) {
+  for (const PlannedTarget& target : conversion.plan.targets) {
+    const Shape* const shape = unfolded_shape(conversion.plan, target);
+    if (shape == nullptr) continue;
+    conversion.metadata.insert_or_assign(std::string(gguf_shape_prefix) + target.name,
+                                         gguf_shape_value(*shape));
+  }
 }
 
 std::vector<RepackedTensor> repacked_blocks(const Conversion& conversion) {

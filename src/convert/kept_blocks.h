@@ -42,4 +42,8 @@ struct PlainForm {
 };
 [[nodiscard]] PlainForm plain_form(const Conversion& conversion, const PlannedTarget& target);
 
+// Adds to the metadata the shapes of kept tensors whose rows are not whole blocks, so that files
+// store them folded.
+void add_folded_shapes(Conversion& conversion);
+
 }  // namespace loadstone

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -13,6 +14,7 @@
 
 #include "base/text.h"
 #include "catalog/quantized_names.h"
+#include "codec/companions.h"
 #include "loadstone/catalog.h"
 
 namespace loadstone {
@@ -105,7 +107,7 @@ class Check {
   // Whether a reader of the output finds each of the codes, and all that belongs to them, in the
   // same order.
   [[nodiscard]] bool stays_with_its_scales(std::uint32_t target, const Sources& codes,
-                                           const QuantizedTensors& after) const {
+                                           const QuantizedTensors& after) {
     const auto sources = whole_sources(plan_.targets[target]);
     if (!sources || sources->size() != codes.size()) return false;
     const QuantizedTensor* const found = after.find(target);
@@ -119,7 +121,22 @@ class Check {
         if (!given || given->size() != sources->size() || (*given)[i] != wanted[k]) return false;
       }
     }
-    return true;
+    return sources->size() > 1 || keeps_others(*before_.find(codes.front()), *found);
+  }
+
+  // Whether markers and scales of activations that the output has are found with the codes again.
+  [[nodiscard]] bool keeps_others(const QuantizedTensor& before, const QuantizedTensor& after) {
+    if (copies_.empty()) {
+      for (std::uint32_t i = 0; i < plan_.targets.size(); ++i) {
+        const std::vector<Box>& boxes = plan_.targets[i].recipe.boxes;
+        if (boxes.size() == 1) copies_.emplace(boxes.front().source, i);
+      }
+    }
+    return std::ranges::all_of(before.unneeded, [&](std::uint32_t source) {
+      const auto copy = copies_.find(source);
+      return copy == copies_.end() || !is_module_companion(catalog_.tensors()[source].name) ||
+             std::ranges::count(after.unneeded, copy->second) > 0;
+    });
   }
 
   [[nodiscard]] Finding finding_of(const PlannedTarget& target, const Sources& codes) const {
@@ -144,6 +161,7 @@ class Check {
   const std::set<std::string_view>& components_;  // whose meaning is known
   const Catalog& catalog_;
   const QuantizedTensors& before_;
+  std::map<std::uint32_t, std::uint32_t> copies_;  // targets by the source that they have
 };
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "base/text.h"
 #include "catalog/config_claim.h"
 #include "codec/encode.h"
+#include "convert/expert_names.h"
 #include "convert/json_text.h"
 #include "convert/quantize_style.h"
 
@@ -33,13 +36,24 @@ std::vector<const WrittenEncoding*> encodings_of(const QuantizedModules& modules
   return encodings;
 }
 
+// Servers ask for single experts by the usual words, whatever the file calls them: the module by
+// these. Nothing: it is not an expert's, or has them.
+std::optional<std::string> usual_name(const std::string& module) {
+  const auto expert = expert_name(module + ".weight");
+  if (!expert || expert->words == ExpertWords::usual) return std::nullopt;
+  return fmt::format("{}.{}.{}", expert->prefix, expert->expert,
+                     name(expert->role, ExpertWords::usual));
+}
+
 // The targets of a group of modules: names, or all linear layers where there is one group only.
 std::vector<std::string> targets_of(const QuantizedModules& modules,
                                     const WrittenEncoding& encoding, bool is_mixed) {
   if (!is_mixed) return {"Linear"};
   std::vector<std::string> targets;
   for (const auto& [name, quantization] : modules.quantized) {
-    if (quantization->encoding == encoding.name) targets.push_back(name);
+    if (quantization->encoding != encoding.name) continue;
+    targets.push_back(name);
+    if (auto usual = usual_name(name)) targets.push_back(*std::move(usual));
   }
   return targets;
 }
@@ -167,9 +181,95 @@ void write_scheme(JsonWriter& json, std::string_view key, const WrittenEncoding&
   json.end_object();
 }
 
+// "model.layers.0.mlp.experts" of "model.layers.0.mlp.experts.gate_up_proj", whose stack it is;
+// nothing for single experts and all else.
+std::optional<std::string> stack_module(const PlannedTarget& target) {
+  constexpr std::string_view infix = ".experts.";
+  const auto at = target.name.rfind(infix);
+  if (at == std::string::npos || target.shape.rank() < 2 || target.name.ends_with("bias"))
+    return {};
+  const bool is_matrix = target.shape.rank() == 2 && target.name.ends_with(".weight");
+  if (is_matrix || kind(target.dtype) != DtypeKind::floating) return {};
+  return target.name.substr(0, at + infix.size() - 1);
+}
+
+// Whether another pattern has a beginning of the name.
+bool is_covered(const std::set<std::string>& sums, std::string_view name) {
+  if (name.ends_with('*')) return false;
+  for (std::size_t size = name.size(); size > 0; --size) {
+    if (sums.contains(std::string(name.substr(0, size)) + '*')) return true;
+  }
+  return false;
+}
+
+void add_plain(const PlannedTarget& target, std::string module, std::vector<std::string>& plain) {
+  if (!target.name.ends_with(".weight") && !stack_module(target)) return;
+  auto usual = usual_name(module);
+  plain.push_back(std::move(module));
+  if (usual) plain.push_back(*std::move(usual));
+}
+
 bool has_prefix(const std::set<std::string>& prefixes, const std::string& prefix) {
   const auto found = prefixes.lower_bound(prefix);
   return found != prefixes.end() && found->starts_with(prefix);
+}
+
+// A server makes one layer of a stack of experts, and asks for it by the stack's module, or by the
+// names that the weights of its experts would have.
+void add_stacks(const Plan& plan, QuantizedModules& modules) {
+  std::set<std::string> quantized;
+  for (const auto& [name, quantization] : modules.quantized) quantized.insert(name);
+  std::set<std::string> parts;
+  for (const PlannedTarget& target : plan.targets) {
+    const auto module = target.quantization ? std::nullopt : stack_module(target);
+    if (!module) continue;
+    const bool is_whole = !has_prefix(quantized, *module + ".");
+    if (is_whole && parts.insert(*module).second) modules.stacks.push_back(*module);
+    const bool is_down = target.name.find("down_proj", module->size()) != std::string::npos;
+    const bool is_gate_up = target.name.find("gate_up_proj", module->size()) != std::string::npos;
+    const std::uint64_t count = is_whole || target.shape.rank() < 3 ? 1 : target.shape[0];
+    for (std::uint64_t expert = 0; expert < count; ++expert) {
+      for (const ExpertRole role : expert_roles) {
+        const bool is_other = role == ExpertRole::down ? is_gate_up : is_down;
+        if (is_other && !is_whole) continue;
+        parts.insert(fmt::format("{}.{}.{}", *module, expert, name(role, ExpertWords::usual)));
+      }
+    }
+  }
+  modules.plain.insert(modules.plain.end(), parts.begin(), parts.end());
+}
+
+// A language model without a head of its own has one that is tied to the embedding: a linear layer
+// that no file lists.
+void add_tied_head(std::string_view config, QuantizedModules& modules) {
+  constexpr std::string_view head = "lm_head";
+  const auto is_head = [&](const std::string& name) {
+    return name == head || name.ends_with(".lm_head");
+  };
+  if (config.find("\"vocab_size\"") == std::string_view::npos) return;
+  if (std::ranges::any_of(modules.plain, is_head)) return;
+  if (std::ranges::any_of(modules.quantized, is_head,
+                          [](const auto& each) { return each.first; })) {
+    return;
+  }
+  modules.plain.emplace_back(head);
+}
+
+// The plain modules, with a pattern for all in a stack: an expression of Python's re.
+std::vector<std::string> compressed_ignore(const QuantizedModules& modules) {
+  std::vector<std::string> ignore = modules.plain;
+  for (const std::string& stack : modules.stacks) {
+    std::string pattern = "re:";
+    for (const char character : stack) {
+      const bool is_word = is_digit(character) || character == '_' ||
+                           (character >= 'a' && character <= 'z') ||
+                           (character >= 'A' && character <= 'Z');
+      if (!is_word) pattern += '\\';
+      pattern += character;
+    }
+    ignore.push_back(pattern + "\\..*");
+  }
+  return ignore;
 }
 
 // The config with this section, or with none where it is empty. All that quantization_claim()
@@ -199,10 +299,11 @@ QuantizedModules quantized_modules(const Plan& plan, const std::vector<RepackedT
     std::string module(module_of(target.name));
     if (target.quantization) {
       modules.quantized.emplace_back(std::move(module), &*target.quantization);
-    } else if (target.shape.rank() >= 2 && target.name.ends_with(".weight")) {
-      modules.plain.push_back(std::move(module));
+    } else if (target.shape.rank() >= 2) {
+      add_plain(target, std::move(module), modules.plain);
     }
   }
+  add_stacks(plan, modules);
   return modules;
 }
 
@@ -227,6 +328,7 @@ std::vector<std::string> summed_up(const QuantizedModules& modules) {
     }
     sums.insert(std::move(sum));
   }
+  std::erase_if(sums, [&](const std::string& sum) { return is_covered(sums, sum); });
   return {sums.begin(), sums.end()};
 }
 
@@ -290,7 +392,7 @@ std::string compressed_section(const QuantizedModules& modules) {
   json.end_object();
   json.member("format", is_mixed ? "mixed-precision" : encodings.front()->compressed.format);
   write_null(json, "global_compression_ratio");
-  json.member("ignore", modules.plain);
+  json.member("ignore", compressed_ignore(modules));
   write_null(json, "kv_cache_scheme");
   json.member("quant_method", "compressed-tensors");
   json.member("quantization_status", "compressed");
@@ -330,7 +432,8 @@ std::vector<ExtraFile> extra_files(const Plan& plan, const std::vector<RepackedT
                                    std::vector<Finding>& findings) {
   if (options.one_file || options.is_split) return {};
   std::vector<ExtraFile> files = options.folder.files;
-  const QuantizedModules modules = quantized_modules(plan, repacked);
+  QuantizedModules modules = quantized_modules(plan, repacked);
+  add_tied_head(options.folder.config, modules);
   const bool is_changed = !modules.quantized.empty() || is_decoded;
   // The source's word on how it is quantized, which is another one now.
   if (is_changed)

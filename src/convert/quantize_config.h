@@ -11,7 +11,9 @@ namespace loadstone {
 
 // What a config says of an output: names of modules, in the plan's order.
 struct QuantizedModules {
-  std::vector<std::string> plain;  // weights of two dims and more that stay as they are
+  std::vector<std::string> plain;  // all that a server could quantize and that stays as it is
+  // Modules that hold stacks of experts, none of which is quantized; `plain` has their parts.
+  std::vector<std::string> stacks = {};
   // Those that are quantized, and how.
   std::vector<std::pair<std::string, const Quantization*>> quantized;
 };

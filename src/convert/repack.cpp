@@ -12,6 +12,7 @@
 
 #include "base/text.h"
 #include "catalog/assembled_file.h"
+#include "codec/companions.h"
 #include "codec/encode.h"
 #include "codec/fp4/blocks.h"
 #include "convert/choose.h"
@@ -103,7 +104,10 @@ class Repacker {
     for (const std::uint32_t source : quantized.unneeded) {
       made_.dropped.push_back(source);
       const std::string& name = catalog_.tensors()[source].name;
-      if (name.find("input") == std::string::npos) continue;
+      const Encoding encoding = catalog_.tensors()[source].encoding;
+      const bool is_scale = is_companion_name(name) && encoding.is_dtype() &&
+                            kind(encoding.dtype()) == DtypeKind::floating;
+      if (!is_scale) continue;
       if (activations_++ == 0) first_activation_ = name;
     }
   }

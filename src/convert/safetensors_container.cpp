@@ -10,6 +10,7 @@
 #include "convert/container.h"
 #include "convert/expert_series.h"
 #include "convert/quantize_style.h"
+#include "formats/gguf_shapes.h"
 #include "formats/metadata.h"
 #include "formats/safetensors.h"
 #include "loadstone/error.h"
@@ -45,6 +46,7 @@ class SafetensorsContainer final : public Container {
       return true;
     };
     for (const auto& [key, item] : catalog.metadata()) {
+      if (key.starts_with(gguf_shape_prefix)) continue;  // tensors have these shapes now
       if (!given.contains(key) && !add(key, item)) left_out.push_back(key);
     }
     for (const auto& [key, item] : given) {

@@ -73,6 +73,7 @@ TEST_F(QuantizedTensorsTest, WhatIsNotUnderstoodIsRefused) {
   const FileTensor codes = tensor("a.weight", "F8_E4M3", {8, 64}, 1);
   const FileTensor scale = tensor("a.weight_scale", "F32", {8, 1}, 4);
   const FileTensor bytes = tensor("a.weight", "I8", {8, 64}, 1);
+  const std::string rotated = R"({"format": "int8_tensorwise", "convrot": true})";
   const FileTensor packed = tensor("a.weight", "U8", {8, 32}, 1);
   const FileTensor packed_scale = tensor("a.weight_scale", "F8_E4M3", {8, 4}, 1);
   const FileTensor global = tensor("a.weight_scale_2", "F32", {}, 4);
@@ -86,6 +87,10 @@ TEST_F(QuantizedTensorsTest, WhatIsNotUnderstoodIsRefused) {
       {codes, scale, tensor("a.weight_scale_inv", "F32", {8, 1}, 4)},
       {packed, packed_scale, global, tensor("a.pre_quant_scale", "F32", {64}, 4)},
       {packed, packed_scale, global, text_tensor("a.comfy_quant", "{}")},
+      {codes, scale, text_tensor("a.comfy_quant", R"({"format": "mxfp8"})")},
+      {bytes, scale, text_tensor("a.comfy_quant", rotated)},
+      {tensor("a.weight", "U32", {8, 8}, 4), tensor("a.scales", "BF16", {8, 1}, 2)},
+      {tensor("a.W_q", "U8", {8, 8}, 1), tensor("a.scale", "F16", {8, 1}, 2)},
       {codes, tensor("a.weight_s", "F32", {8, 1}, 4)},
       {codes, tensor("a.qscale", "F32", {}, 4)},
       {codes, tensor("a.quantizer.scale", "F32", {}, 4)},
@@ -202,6 +207,40 @@ TEST_F(QuantizedTensorsTest, EveryLayoutIsKnownByItsNamesAndShapes) {
   EXPECT_THAT(found.tensors()[1].unneeded, ElementsAre(*catalog_->find("b.input_scale")));
   EXPECT_THAT(found.tensors()[8].unneeded, ElementsAre(*catalog_->find("i.weight_format")));
   EXPECT_THAT(found.tensors()[10].unneeded, SizeIs(2));
+}
+
+TEST_F(QuantizedTensorsTest, CompanionsGoWithTheNearestCodes) {
+  const std::string marker = R"({"format": "float8_e4m3fn", "full_precision_matrix_mult": true})";
+  const QuantizedTensors found = find({
+      tensor("scaled_fp8", "F8_E4M3", {2}, 1),
+      tensor("a.attn.k_scale", "F32", {}, 4),
+      tensor("a.attn.v_scale", "F32", {8}, 4),  // learned, perhaps: it is not cast, and stays
+      tensor("a.attn.q.weight", "F8_E4M3", {8, 16}, 1),
+      tensor("a.attn.q.weight_scale", "F32", {}, 4),
+      text_tensor("a.attn.q.comfy_quant", marker),
+      tensor("a.attn.q.other_scale", "F32", {}, 4),
+      tensor("b.up", "F8_E4M3", {2, 8, 16}, 1),
+      tensor("b.up_scale", "F32", {2, 1, 1}, 4),
+      tensor("b.up_input_scale", "F32", {}, 4),
+      tensor("b.k_scale", "F32", {}, 4),
+      tensor("c.input_scale", "F32", {}, 4),  // of no codes
+  });
+  ASSERT_THAT(found.tensors(), SizeIs(2));
+  const auto names = [&](const std::vector<std::uint32_t>& indices) {
+    std::vector<std::string> all;
+    for (const std::uint32_t index : indices) all.push_back(catalog_->tensors()[index].name);
+    std::ranges::sort(all);
+    return all;
+  };
+  EXPECT_THAT(names(found.tensors()[0].unneeded),
+              ElementsAre("a.attn.k_scale", "a.attn.q.comfy_quant", "scaled_fp8"));
+  EXPECT_THAT(names(found.tensors()[1].unneeded), ElementsAre("b.k_scale", "b.up_input_scale"));
+  for (const char* name : {"a.attn.v_scale", "a.attn.q.weight_scale", "b.up_scale"}) {
+    EXPECT_TRUE(found.is_companion(*catalog_->find(name))) << name;
+  }
+  for (const char* name : {"a.attn.q.other_scale", "c.input_scale", "b.up"}) {
+    EXPECT_FALSE(found.is_companion(*catalog_->find(name))) << name;
+  }
 }
 
 TEST_F(QuantizedTensorsTest, WhatIsBrokenIsNamed) {

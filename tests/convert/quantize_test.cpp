@@ -364,6 +364,9 @@ TEST(QuantizeFiles, PlainModulesAreSummedUpByPrefixes) {
   modules.plain = {"lm_head", "model.layers.0.mlp.gate", "vision.blocks.0.a", "vision.blocks.1.b"};
   modules.quantized = {{"model.layers.0.mlp.gate_proj", &any}};
   EXPECT_THAT(summed_up(modules), ElementsAre("lm_head", "model.layers.0.mlp.gate", "vision*"));
+  const std::string stack = "model.layers.0.mlp.experts";
+  modules.plain = {stack, stack + ".0.gate_proj", stack + ".gate_up_proj"};
+  EXPECT_THAT(summed_up(modules), ElementsAre(stack + "*"));
 }
 
 TEST(QuantizeFiles, FilesBesideTheModelComeAlong) {

@@ -13,14 +13,6 @@ from dataclasses import dataclass, field
 from loadstone import _core
 from loadstone._catalog import Catalog
 
-# Scales and zero points of activations and of a server's cache, by the last part of their names.
-# They belong to codes that a server computes with, and no number of a weight depends on them.
-_OF_ACTIVATIONS = frozenset(
-    f"{each}_{kind}"
-    for each in ("input", "input_global", "output", "q", "k", "v", "kv", "prob", "prob_output")
-    for kind in ("scale", "zero_point")
-)
-
 # Floats narrower than this are codes, or numbers that are cast to a dtype of computation.
 _WIDE = ("BF16", "F16", "F32", "F64")
 
@@ -78,10 +70,9 @@ def keys_of(
     for key, encoding in encodings.items():
         if key in by_codes:
             found[by_codes[key]] = "F32"
-        elif key in hidden:
-            if key not in components:
-                unneeded.append(key)
-        elif _leaf(key) in _OF_ACTIVATIONS and not is_target(key):
+        elif key in hidden and key in components:
+            continue
+        elif (key in hidden or _core.is_companion_name(key)) and not is_target(key):
             unneeded.append(key)
         else:
             found[key] = encoding

@@ -114,9 +114,17 @@ constexpr std::array kernels = {
 
 }  // namespace
 
+bool has_cut_blocks(Encoding encoding, const Shape& shape) noexcept {
+  if (encoding.is_dtype() || shape.rank() == 0) return false;
+  return shape.extents().back() % layout(encoding.block_format()).elements != 0;
+}
+
 Shape shape_of_bytes(Encoding encoding, const Shape& shape) {
   auto extents = shape.extents();
   const BlockLayout block = layout(encoding.block_format());
+  if (has_cut_blocks(encoding, shape)) {
+    return Shape({shape.numel().value_or(0) / block.elements * block.bytes});
+  }
   if (!extents.empty()) extents.back() = extents.back() / block.elements * block.bytes;
   return Shape(std::move(extents));
 }

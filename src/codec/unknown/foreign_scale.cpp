@@ -2,6 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
+#include <string_view>
+#include <vector>
+
+#include "codec/companions.h"
 
 namespace loadstone {
 
@@ -17,21 +22,50 @@ constexpr std::array<std::string_view, 4> scale_names = {"scale_weight", "qscale
 // A module has a few tensors; what begins like one and has more is no module.
 constexpr std::size_t siblings_max = 64;
 
-// A float of the same module whose name speaks of a scale: whoever wrote it means this weight.
-std::uint32_t sibling_scale(const TensorTable& table, const std::string& stem) {
+bool has_part(std::string_view text, std::initializer_list<std::string_view> parts) {
+  return std::ranges::any_of(
+      parts, [&](std::string_view part) { return text.find(part) != std::string_view::npos; });
+}
+
+bool is_scale_leaf(std::string_view leaf) {
+  return has_part(leaf, {"scale"}) || leaf == "s" || leaf == "weight_s";
+}
+
+// Tensors of the same module whose names speak of a scale or of what is added to it, scales first:
+// whoever wrote them means these codes.
+std::vector<std::uint32_t> siblings(const TensorTable& table, const std::string& stem) {
+  std::vector<std::uint32_t> scales;
+  std::vector<std::uint32_t> others;
   for (const std::uint32_t index : table.beginning_with(stem, siblings_max)) {
     const TensorInfo& tensor = table[index];
     const std::string_view leaf = std::string_view(tensor.name).substr(stem.size());
     const bool is_own = leaf.find('.') == std::string_view::npos || leaf.starts_with("weight.") ||
                         leaf.starts_with("quantizer.");
-    const bool is_scale =
-        leaf.find("scale") != std::string_view::npos || leaf == "s" || leaf == "weight_s";
-    if (is_own && is_scale &&
-        is_dtype(tensor, {Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::f8_e8m0})) {
-      return index;
-    }
+    const bool is_scale = is_scale_leaf(leaf);
+    const bool is_meant =
+        is_scale || has_part(leaf, {"zero", "codebook", "absmax"}) || leaf == "biases";
+    const bool is_float = is_dtype(tensor, {Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::f8_e8m0}) ||
+                          (leaf == "scales" && is_dtype(tensor, {Dtype::u8}));
+    if (!is_own || !is_meant || !is_float || is_companion_name(tensor.name)) continue;
+    (is_scale ? scales : others).push_back(index);
   }
-  return none;
+  scales.insert(scales.end(), others.begin(), others.end());
+  return scales;
+}
+
+// The first scale among them, or none.
+std::uint32_t sibling_scale(const TensorTable& table, const std::string& stem) {
+  const auto found = siblings(table, stem);
+  if (found.empty()) return none;
+  const std::string_view name = table[found.front()].name;
+  return is_scale_leaf(name.substr(stem.size())) ? found.front() : none;
+}
+
+// What else the module has goes with the codes, and is cast as little as they are.
+void add_siblings(const TensorTable& table, const std::string& stem, QuantizedTensor& made) {
+  for (const std::uint32_t index : siblings(table, stem)) {
+    if (std::ranges::count(made.scales, index) == 0) made.states.push_back(index);
+  }
 }
 
 std::uint32_t foreign_scale(const TensorTable& table, const std::string& name) {
@@ -67,6 +101,21 @@ std::optional<QuantizedTensor> with_foreign_scale(const TensorTable& table, std:
   const auto scale = foreign_scale(table, name);
   if (scale == none) return std::nullopt;
   QuantizedTensor made = quantized_tensor(name, data, {scale});
+  if (name.ends_with("weight")) add_siblings(table, without_suffix(name, "weight"), made);
+  refuse_layout(table, made);
+  return made;
+}
+
+std::optional<QuantizedTensor> unknown_codes(const TensorTable& table, std::uint32_t data) {
+  const TensorInfo& codes = table[data];
+  const std::string stem = codes.name.substr(0, codes.name.rfind('.') + 1);
+  const std::string_view leaf = std::string_view(codes.name).substr(stem.size());
+  const bool is_named = leaf == "weight" || leaf == "W_q" || leaf == "codes";
+  if (!is_named || is_fp8(codes) || codes.shape.rank() < 2) return std::nullopt;
+  const auto scale = sibling_scale(table, stem);
+  if (scale == none) return std::nullopt;
+  QuantizedTensor made = quantized_tensor(codes.name, data, {scale});
+  add_siblings(table, stem, made);
   refuse_layout(table, made);
   return made;
 }
@@ -80,9 +129,6 @@ void refuse_foreign_companions(const TensorTable& table, QuantizedTensor& quanti
     const std::string module = without_suffix(name, "weight");
     other = table.find_any(module, {"pre_quant_scale"});
     if (other == none) other = second_scale(table, quantized);
-    // ComfyUI's order of the scales of 4 bits is its own.
-    const bool is_packed = is_dtype(table[quantized.data], {Dtype::u8});
-    if (other == none && is_packed) other = table.find_any(module, {"comfy_quant"});
   }
   if (other == none) return;
   quantized.states.push_back(other);

@@ -12,6 +12,10 @@ namespace loadstone {
 [[nodiscard]] std::optional<QuantizedTensor> with_foreign_scale(const TensorTable& table,
                                                                 std::uint32_t data);
 
+// Integers next to a scale that no codec knows: MLX, HQQ and others. Nothing: they are numbers.
+[[nodiscard]] std::optional<QuantizedTensor> unknown_codes(const TensorTable& table,
+                                                           std::uint32_t data);
+
 // Whatever is beside the codes and changes their meaning in a way that their codec does not know:
 // zero points, an order of columns (unless the codec `reads_all` of these), a factor for
 // activations, a second scale. The tensor then cannot be read.

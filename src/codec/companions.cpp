@@ -1,0 +1,207 @@
+#include "codec/companions.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/json_dom.h"
+
+namespace loadstone {
+
+namespace {
+
+using Object = simdjson::dom::object;
+
+constexpr std::string_view marker_leaf = "comfy_quant";
+
+enum class Place : std::uint8_t {
+  module,  // "P.input_scale" of "P.weight", "P_input_scale" of "P"
+  above    // "layers.0.self_attn.k_scale" of "layers.0.self_attn.k_proj.weight"
+};
+
+struct Row {
+  std::string_view leaf;
+  Place place;
+};
+
+// ModelOpt, compressed-tensors, FBGEMM, Mistral, ComfyUI; then caches, and ComfyUI's older marker,
+// which is there once a model.
+constexpr std::array rows = {
+    Row{"input_scale", Place::module},
+    Row{"input_zero_point", Place::module},
+    Row{"input_global_scale", Place::module},
+    Row{"input_scale_ub", Place::module},
+    Row{"output_scale", Place::module},
+    Row{"output_zero_point", Place::module},
+    Row{"activation_scale", Place::module},
+    Row{"qscale_act", Place::module},
+    Row{"scale_input", Place::module},
+    Row{marker_leaf, Place::module},
+    Row{"q_scale", Place::above},
+    Row{"q_zero_point", Place::above},
+    Row{"k_scale", Place::above},
+    Row{"k_zero_point", Place::above},
+    Row{"v_scale", Place::above},
+    Row{"v_zero_point", Place::above},
+    Row{"kv_scale", Place::above},
+    Row{"kv_zero_point", Place::above},
+    Row{"prob_scale", Place::above},
+    Row{"prob_zero_point", Place::above},
+    Row{"prob_output_scale", Place::above},
+    Row{"prob_output_zero_point", Place::above},
+    Row{"scaled_fp8", Place::above},
+};
+
+// The row whose leaf ends the name, and all before it: with its dot or underscore.
+const Row* row_of(std::string_view name, std::string_view& stem) {
+  for (const Row& row : rows) {
+    if (!name.ends_with(row.leaf)) continue;
+    stem = name.substr(0, name.size() - row.leaf.size());
+    const bool is_fused = stem.ends_with('_') && row.place == Place::module;
+    if (stem.empty() || stem.ends_with('.') || is_fused) return &row;
+  }
+  return nullptr;
+}
+
+// Quantized tensors by their names. Not thread-safe.
+class Owners {
+ public:
+  explicit Owners(const std::vector<QuantizedTensor>& found) {
+    for (std::size_t i = 0; i < found.size(); ++i) by_name_.emplace(found[i].name, i);
+  }
+
+  [[nodiscard]] std::optional<std::size_t> of(const Row& row, std::string_view stem) const {
+    if (row.place == Place::above) return nearest(stem);
+    if (stem.ends_with('_')) return exactly(std::string(stem.substr(0, stem.size() - 1)));
+    return exactly(std::string(stem) + "weight");
+  }
+
+ private:
+  [[nodiscard]] std::optional<std::size_t> exactly(const std::string& name) const {
+    const auto at = by_name_.find(name);
+    return at == by_name_.end() ? std::nullopt : std::optional(at->second);
+  }
+
+  // The first below the module, or else below the one around it.
+  [[nodiscard]] std::optional<std::size_t> nearest(std::string_view stem) const {
+    while (true) {
+      const auto at = by_name_.lower_bound(stem);
+      if (at != by_name_.end() && at->first.starts_with(stem)) return at->second;
+      if (stem.empty()) return std::nullopt;
+      stem.remove_suffix(1);
+      stem = stem.substr(0, stem.rfind('.') + 1);
+    }
+  }
+
+  std::map<std::string, std::size_t, std::less<>> by_name_;
+};
+
+// A model may have learned factors of this name for each head: they are not cast, and stay.
+bool may_be_learned(const Row& row, const TensorInfo& tensor) {
+  return row.place == Place::above && !is_fp8(tensor) && tensor.shape.numel() != 1u;
+}
+
+// The markers of the header's metadata, by module. A text that is not such JSON has none.
+std::map<std::string, std::string, std::less<>> markers_in_metadata(const TensorTable& table) {
+  std::map<std::string, std::string, std::less<>> markers;
+  const std::string_view text = table.metadata(layers_metadata_key);
+  simdjson::dom::parser parser;
+  Object layers;
+  if (text.empty() || parsed_json(parser, text)["layers"].get(layers) != simdjson::SUCCESS) {
+    return markers;
+  }
+  for (const auto field : layers) {
+    markers.emplace(std::string(field.key), simdjson::minify(field.value));
+  }
+  return markers;
+}
+
+// Whether a marker asks for no more than codes and their scales.
+bool is_plainly(std::string_view marker, const TensorInfo& codes, std::string_view encoding,
+                std::string& format) {
+  constexpr std::array<std::pair<std::string_view, Dtype>, 3> plain = {
+      {{"float8_e4m3fn", Dtype::f8_e4m3},
+       {"float8_e5m2", Dtype::f8_e5m2},
+       {"int8_tensorwise", Dtype::i8}}};
+  simdjson::dom::parser parser;
+  Object object;
+  if (parsed_json(parser, marker).get(object) != simdjson::SUCCESS) return false;
+  bool is_known = false;
+  bool has_more = false;
+  for (const auto field : object) {
+    std::string_view text;
+    bool flag = false;
+    if (field.key == "format" && field.value.get(text) == simdjson::SUCCESS) {
+      format = text;
+      is_known = std::ranges::any_of(plain, [&](const auto& each) {
+        return each.first == text && codes.encoding == Encoding(each.second);
+      });
+    } else if (field.key != "full_precision_matrix_mult") {
+      has_more |= field.value.get(flag) != simdjson::SUCCESS || flag;
+    }
+  }
+  constexpr std::array<std::string_view, 4> scaled = {"fp8", "fp8-channel", "int8", "int8-channel"};
+  return is_known && !has_more && std::ranges::count(scaled, encoding) > 0;
+}
+
+}  // namespace
+
+bool is_companion_name(std::string_view name) {
+  std::string_view stem;
+  return row_of(name, stem) != nullptr;
+}
+
+bool is_module_companion(std::string_view name) {
+  std::string_view stem;
+  const Row* const row = row_of(name, stem);
+  return row != nullptr && row->place == Place::module;
+}
+
+void attach_companions(const TensorTable& table, std::vector<QuantizedTensor>& found,
+                       std::vector<bool>& marks) {
+  if (found.empty()) return;
+  const Owners owners(found);
+  for (std::uint32_t i = 0; i < table.tensors().size(); ++i) {
+    std::string_view stem;
+    const Row* const row = row_of(table[i].name, stem);
+    if (row == nullptr || !table[i].encoding.is_dtype()) continue;
+    const auto owner = owners.of(*row, stem);
+    if (!owner || found[*owner].data == i) continue;
+    marks[i] = true;
+    const auto known = found[*owner].companions();
+    const bool is_component = std::ranges::count(known, i) > 0;
+    if (found[*owner].is_readable() && !is_component && !may_be_learned(*row, table[i])) {
+      found[*owner].unneeded.push_back(i);
+    }
+  }
+}
+
+void check_markers(const TensorTable& table, std::vector<QuantizedTensor>& found) {
+  const auto markers = markers_in_metadata(table);
+  for (QuantizedTensor& each : found) {
+    constexpr std::string_view weight = ".weight";
+    if (!each.is_readable() || !each.name.ends_with(weight)) continue;
+    const std::string module = without_suffix(each.name, weight);
+    const std::uint32_t tensor = table.find(module + "." + std::string(marker_leaf));
+    const auto known = markers.find(module);
+    if (known == markers.end() && tensor == TensorTable::none) continue;
+    std::string format;
+    std::vector<std::string> sources = {table[each.data].name};
+    if (tensor != TensorTable::none) sources.push_back(table[tensor].name);
+    try {
+      const std::string text = known != markers.end() ? known->second : table.bytes_of(tensor);
+      if (is_plainly(text, table[each.data], each.encoding, format)) continue;
+    } catch (const Error& error) {
+      refuse(each, error, sources.back());
+      continue;
+    }
+    refuse(each, "plan.encoding", "is marked as a layout that this version does not decode",
+           std::move(sources), std::move(format));
+  }
+}
+
+}  // namespace loadstone
