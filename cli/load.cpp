@@ -22,6 +22,7 @@
 #include "loadstone/execute.h"
 #include "loadstone/plan.h"
 #include "plan/verdict.h"
+#include "storage/whole_file.h"
 
 namespace loadstone::cli {
 
@@ -113,7 +114,7 @@ Outcome do_load(const Plan& plan, const Args& args) {
       std::max(watch.anonymous_bytes_peak(), outcome.memory.anonymous_bytes);
   outcome.audit = audit(plan, outcome.report);
   outcome.audit.require_real();
-  if (outcome.report.receipt) write_file(args.receipt_path, to_json(*outcome.report.receipt));
+  if (outcome.report.receipt) write_whole_file(args.receipt_path, to_json(*outcome.report.receipt));
   return outcome;
 }
 

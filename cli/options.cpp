@@ -18,6 +18,7 @@
 #include "loadstone/error.h"
 #include "plan/devices.h"
 #include "plan/rules.h"
+#include "storage/whole_file.h"
 
 namespace loadstone::cli {
 
@@ -276,7 +277,7 @@ void write_page(const Plan& plan, const PlanArgs& args, const std::optional<Load
   PageOptions options;
   options.max_memory = limits_of(args);
   options.loaded = loaded;
-  write_file(args.html_path, to_html(plan, options));
+  write_whole_file(args.html_path, to_html(plan, options));
 }
 
 void add_json_flag(CLI::App& command, bool& json) {

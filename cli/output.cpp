@@ -92,8 +92,9 @@ Error usage_error(const std::string& command, const std::string& message, const 
   return Error("usage", fmt::format("{}; see '{} --help'", message, command), where);
 }
 
-void print(std::string_view text) {
+void print(std::string_view given) {
   result_begins();
+  const std::string text = visible_json(given);
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) {
     fail_write("standard output", errno);
   }
@@ -112,7 +113,7 @@ void report_error(const Error& error, bool json, const std::vector<Finding>& fin
   try {
     if (json) {
       result_begins();
-      const std::string text = error_json(error, findings);
+      const std::string text = visible_json(error_json(error, findings));
       std::fwrite(text.data(), 1, text.size(), stdout);
       std::fflush(stdout);
       return;
@@ -174,7 +175,7 @@ void print_report(std::string_view text, bool json) {
 }
 
 void print_hint(std::string_view text) {
-  if (!is_quiet()) fmt::print(stderr, "loadstone: {}\n", text);
+  if (!is_quiet()) fmt::print(stderr, "loadstone: {}\n", printable(text, 2000));
 }
 
 std::string memory_text(std::uint64_t planned_bytes, const ProcessMemory& used,
@@ -204,16 +205,6 @@ void print_warnings(const std::vector<Finding>& findings) {
 bool has_warnings(const std::vector<Finding>& findings) noexcept {
   return std::ranges::any_of(
       findings, [](const Finding& finding) { return finding.severity == Severity::warning; });
-}
-
-void write_file(const std::string& path, std::string_view text) {
-  std::FILE* const file = std::fopen(path.c_str(), "wbe");
-  if (file == nullptr) fail_write(path, errno);
-  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  const int write_error = errno;
-  const bool closed = std::fclose(file) == 0;
-  if (!written) fail_write(path, write_error);
-  if (!closed) fail_write(path, errno);
 }
 
 void standard_input_is_taken() {

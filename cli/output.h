@@ -58,8 +58,6 @@ void write_process(JsonWriter& json, const ProcessMemory& memory,
 // "1.234 s, 2.34 GB/s"
 [[nodiscard]] std::string speed_text(std::uint64_t bytes, double seconds);
 
-// The whole text into a new file. Throws Error "io.write", "io.no_space".
-void write_file(const std::string& path, std::string_view text);
 // "-" is standard input, which can be read once: Error "usage" for the second time.
 [[nodiscard]] std::string read_file(const std::string& path);
 // Error "usage" for the second option that reads standard input.

@@ -27,7 +27,8 @@ struct Where {
 };
 
 // what() is one line that holds everything known: file, tensor, field, message, found, expected,
-// offset, system error, and [code] at its end. Control characters in names are escaped.
+// offset, system error, and [code] at its end. Control characters in names are escaped. No member
+// holds a URL's query, fragment, user or password.
 // Value type; a copy takes memory.
 class LOADSTONE_API Error : public std::runtime_error {
  public:

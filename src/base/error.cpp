@@ -26,13 +26,22 @@ std::string line(const std::string& code, const std::string& message, const Wher
   return text + " [" + code + "]";
 }
 
+// The one place through which all words of an error pass.
+Where public_where(Where where) {
+  for (std::string* const text :
+       {&where.path, &where.tensor, &where.field, &where.found, &where.expected}) {
+    if (text->find("://") != std::string::npos) *text = without_secrets(*text);
+  }
+  return where;
+}
+
 }  // namespace
 
 Error::Error(std::string code, std::string message, Where where)
     : std::runtime_error(line(code, message, where)),
       code_(std::move(code)),
-      message_(std::move(message)),
-      where_(std::move(where)) {}
+      message_(without_secrets(message)),
+      where_(public_where(std::move(where))) {}
 
 int exit_status(std::string_view code) noexcept {
   const auto starts = [&](std::string_view prefix) {

@@ -31,36 +31,78 @@ char lower(char character) {
   return static_cast<char>(std::tolower(static_cast<unsigned char>(character)));
 }
 
-// Bytes at the front that a terminal takes for an order or that make a line read as another one:
-// control characters (C0, DEL, C1), line separators, changes of the direction of writing.
-std::size_t unsafe_bytes(std::string_view text) noexcept {
-  const auto byte = [&](std::size_t i) {
-    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
-  };
-  const auto is_between = [](unsigned value, unsigned least, unsigned most) {
-    return value >= least && value <= most;
-  };
-  if (byte(0) < 0x20 || byte(0) == 0x7f) return 1;
-  if (byte(0) == 0xc2 && is_between(byte(1), 0x80, 0x9f)) return 2;
-  if (byte(0) != 0xe2) return 0;
-  const bool separates_or_turns = byte(1) == 0x80 && is_between(byte(2), 0xa8, 0xae);
-  const bool isolates = byte(1) == 0x81 && is_between(byte(2), 0xa6, 0xa9);
-  return separates_or_turns || isolates ? 3 : 0;
+struct CodeRange {
+  std::uint32_t first;
+  std::uint32_t last;
+};
+
+// Terminals obey some, some make a line read as a different one, and nobody can see the others.
+constexpr auto unsafe_codes = std::to_array<CodeRange>({
+    {0x00, 0x1f},        // C0
+    {0x7f, 0x9f},        // DEL, C1
+    {0x061c, 0x061c},    // Arabic letter mark
+    {0x200b, 0x200f},    // zero width, direction marks
+    {0x2028, 0x202e},    // line separators, changes of direction
+    {0x2060, 0x206f},    // joiners, isolates, deprecated controls
+    {0xfeff, 0xfeff},    // byte order mark
+    {0xfff9, 0xfffb},    // interlinear annotation
+    {0xe0000, 0xe007f},  // tags
+});
+
+struct Character {
+  std::uint32_t code;
+  std::size_t bytes;
+};
+
+// The first one of text that should be UTF-8; a byte of no character is one that nobody escapes.
+Character first_character(std::string_view text) noexcept {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned lead = byte(0);
+  if (lead < 0x80) return {lead, 1};
+  const std::size_t bytes = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (lead < 0xc2 || bytes > text.size()) return {0xfffd, 1};
+  std::uint32_t code = lead & (0x7fu >> bytes);
+  for (std::size_t i = 1; i < bytes; ++i) code = (code << 6) | (byte(i) & 0x3fu);
+  return {code, bytes};
+}
+
+bool is_unsafe(std::uint32_t code) noexcept {
+  return std::ranges::any_of(unsafe_codes, [&](const CodeRange& range) {
+    return range.first <= code && code <= range.last;
+  });
 }
 
 std::string escaped(std::string_view text) {
   const bool valid = is_utf8(text);
   std::string out;
   out.reserve(text.size());
-  for (std::size_t at = 0; at < text.size();) {
-    std::size_t unsafe = unsafe_bytes(text.substr(at));
-    if (!valid && static_cast<unsigned char>(text[at]) >= 0x80) unsafe = 1;
-    if (unsafe == 0) out += text[at++];
-    for (; unsafe > 0; --unsafe) {
-      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[at++]));
+  while (!text.empty()) {
+    const Character found = first_character(text);
+    const bool is_stray = !valid && static_cast<unsigned char>(text[0]) >= 0x80;
+    const std::string_view bytes = text.substr(0, is_stray ? 1 : found.bytes);
+    if (is_stray || is_unsafe(found.code)) {
+      for (const char each : bytes) {
+        out += fmt::format("\\x{:02x}", static_cast<unsigned char>(each));
+      }
+    } else {
+      out += bytes;
     }
+    text.remove_prefix(bytes.size());
   }
   return out;
+}
+
+bool is_scheme_character(char character) noexcept {
+  return std::isalnum(static_cast<unsigned char>(character)) != 0 ||
+         std::string_view("+-.").find(character) != std::string_view::npos;
+}
+
+// Other schemes have no query: an object's name in a bucket may hold "?".
+std::string public_url_of(std::string_view url, std::string_view scheme) {
+  const auto is_scheme = [&](std::string_view name) {
+    return std::ranges::equal(scheme, name, {}, lower);
+  };
+  return is_scheme("http") || is_scheme("https") ? public_location(url) : without_user(url);
 }
 
 // The place at or before `at` where no character is cut.
@@ -75,11 +117,67 @@ std::size_t before_character(std::string_view text, std::size_t at) noexcept {
 
 }  // namespace
 
+std::string without_user(std::string_view url) {
+  std::string text(url);
+  const std::size_t slashes = url.find("//");
+  if (slashes == std::string_view::npos) return text;
+  const std::size_t host = slashes + 2;
+  const std::size_t at = url.substr(0, url.find('/', host)).rfind('@');
+  if (at != std::string_view::npos && at >= host) text.erase(host, at + 1 - host);
+  return text;
+}
+
+std::string public_location(std::string_view location) {
+  return without_user(location.substr(0, location.find_first_of("?#")));
+}
+
+std::string without_secrets(std::string_view text) {
+  std::string kept;
+  constexpr std::string_view mark = "://";
+  for (std::size_t slashes = text.find(mark); slashes != text.npos; slashes = text.find(mark)) {
+    std::size_t begin = slashes;
+    while (begin > 0 && is_scheme_character(text[begin - 1])) --begin;
+    // In quotes a URL ends with them, even if it holds spaces; alone, with the text.
+    const char quote = begin > 0 ? text[begin - 1] : '\0';
+    const bool is_quoted = quote == '\'' || quote == '"' || quote == '`';
+    const bool is_whole = begin == 0 && kept.empty();
+    std::size_t end = text.npos;
+    if (is_quoted) end = text.find(quote, begin);
+    if (!is_quoted && !is_whole) end = text.find_first_of(" \t\r\n", begin);
+    end = std::min(end, text.size());
+    kept += text.substr(0, begin);
+    kept += public_url_of(text.substr(begin, end - begin), text.substr(begin, slashes - begin));
+    text.remove_prefix(end);
+  }
+  return kept += text;
+}
+
 std::string printable(std::string_view text, std::size_t length_max) {
+  const std::string whole = without_secrets(text);  // before a part of a URL is cut off
+  text = whole;
   if (text.size() <= length_max) return escaped(text);
   const std::size_t part = length_max / 2;
   return fmt::format("{}...({} bytes)...{}", escaped(text.substr(0, before_character(text, part))),
                      text.size(), escaped(text.substr(before_character(text, text.size() - part))));
+}
+
+std::string visible_json(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  const auto add = [&](std::uint32_t unit) { out += fmt::format("\\u{:04x}", unit); };
+  while (!text.empty()) {
+    const Character found = first_character(text);
+    if (found.bytes == 1 || !is_unsafe(found.code)) {
+      out += text.substr(0, found.bytes);
+    } else if (found.code < 0x10000) {
+      add(found.code);
+    } else {
+      add(0xd800 + ((found.code - 0x10000) >> 10));
+      add(0xdc00 + ((found.code - 0x10000) & 0x3ff));
+    }
+    text.remove_prefix(found.bytes);
+  }
+  return out;
 }
 
 std::string name_list(std::span<const std::string> names, std::uint64_t count,

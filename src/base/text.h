@@ -9,10 +9,23 @@
 
 namespace loadstone {
 
-// Control characters, line separators, changes of writing direction and bytes that are no UTF-8 as
-// escapes, so that a name from a file can neither steer a terminal nor split a line; long names are
-// cut in the middle with their length said.
+// The URL without user and password.
+[[nodiscard]] std::string without_user(std::string_view url);
+// A server's location, without query and fragment as well, whatever its scheme.
+[[nodiscard]] std::string public_location(std::string_view location);
+
+// The text without what URLs in it may hold as secrets: user, password, query and fragment. A URL
+// ends at the quotes around it, else at a space; a text that begins with one is all URL.
+[[nodiscard]] std::string without_secrets(std::string_view text);
+
+// without_secrets(), with control characters, line separators, changes of writing direction,
+// invisible characters and bytes that are not UTF-8 as escapes, so that a name from a file can
+// neither steer a terminal nor split a line; long names are cut in the middle, with their length.
 [[nodiscard]] std::string printable(std::string_view text, std::size_t length_max = 200);
+
+// JSON as a terminal may get it: invisible characters and those that steer, which can only be in
+// strings, as escapes of JSON, so that a program reads the same document. ASCII is left alone.
+[[nodiscard]] std::string visible_json(std::string_view text);
 
 // "'a', 'b' and 3 more": the first of `count` names, of which fewer may be at hand.
 [[nodiscard]] std::string name_list(std::span<const std::string> names, std::uint64_t count,

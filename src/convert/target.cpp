@@ -24,6 +24,7 @@
 #include "loadstone/error.h"
 #include "storage/new_file.h"
 #include "storage/regular_file.h"
+#include "storage/remote_path.h"
 
 namespace loadstone {
 
@@ -146,6 +147,7 @@ static TargetPlace look_at_split(const Conversion& conversion, TargetPlace place
 }
 
 TargetPlace look_at_target(const Conversion& conversion, const std::string& target) {
+  require_local(target);
   TargetPlace place;
   place.path = target;
   while (place.path.size() > 1 && place.path.ends_with('/')) place.path.pop_back();

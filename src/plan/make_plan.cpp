@@ -13,6 +13,7 @@
 #include "plan/devices.h"
 #include "plan/merges.h"
 #include "plan/planner.h"
+#include "storage/remote_path.h"
 
 namespace loadstone {
 
@@ -126,6 +127,7 @@ void Planner::check_recipes() {
 
 Plan Planner::run(SinkKind sink) && {
   check_options();
+  require_local(options_.offload_folder);
   plan_.offload_folder = options_.offload_folder;
   plan_.staging_bytes_max = options_.staging_bytes_max;
   plan_.local_ranks = options_.local_ranks;

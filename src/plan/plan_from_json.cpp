@@ -12,6 +12,7 @@
 #include "loadstone/remote.h"
 #include "loadstone/storage.h"
 #include "plan/plan_json.h"
+#include "storage/remote_path.h"
 
 namespace loadstone {
 
@@ -165,6 +166,7 @@ class ShardFinder {
 
 // The folder that the plan names is only good for telling which one is missing.
 void take_offload_folder(Plan& plan, const std::string& folder) {
+  require_local(folder);
   const bool needs_one = std::ranges::any_of(plan.targets, [&](const PlannedTarget& target) {
     return target.delivery == Delivery::disk_write ||
            (target.delivery == Delivery::disk_keep && !plan.offload_folder.empty());

@@ -38,8 +38,8 @@ EntryKind kind_of(const struct stat& status) noexcept {
 class LocalFile final : public ByteSource {
  public:
   LocalFile(std::string path, int descriptor, const struct stat& status)
-      : file_(DescriptorPool::instance(), std::move(path), descriptor, identity_of(status)),
-        is_on_network_(loadstone::is_on_network(descriptor)) {}
+      : is_on_network_(loadstone::is_on_network(descriptor)),
+        file_(DescriptorPool::instance(), std::move(path), descriptor, identity_of(status)) {}
   LocalFile(const LocalFile&) = delete;
   LocalFile& operator=(const LocalFile&) = delete;
 
@@ -118,8 +118,8 @@ class LocalFile final : public ByteSource {
     throw Error(code, message, where);
   }
 
-  mutable PooledFile file_;
   bool is_on_network_;
+  mutable PooledFile file_;  // last: from then on the pool may close the descriptor at any time
 };
 
 // Thread-safe: holds nothing.

@@ -25,7 +25,6 @@ void fail_open(const std::string& path, int problem, const char* doing) {
   where.path = path;
   where.system_error = problem;
   if (is_remote(path)) {
-    where.path = public_url(path);
     where.system_error = 0;
     throw Error("io.remote", "files of other machines are read through a remote storage",
                 std::move(where));

@@ -6,29 +6,29 @@ namespace loadstone {
 
 namespace {
 
-void require_local(const std::string& path) {
+void require_readable(const std::string& path) {
   if (!is_remote(path)) return;
   throw Error("io.remote",
               "this loadstone was built without libcurl and reads no files of other machines",
-              {.path = path.substr(0, path.find('?')), .expected = "a path of this machine"});
+              {.path = path, .expected = "a path of this machine"});
 }
 
 class LocalOnly final : public Storage {
  public:
   [[nodiscard]] std::shared_ptr<ByteSource> open(const std::string& path) override {
-    require_local(path);
+    require_readable(path);
     return local_storage().open(path);
   }
   [[nodiscard]] EntryKind kind(const std::string& path) override {
-    require_local(path);
+    require_readable(path);
     return local_storage().kind(path);
   }
   [[nodiscard]] std::vector<std::string> list(const std::string& folder) override {
-    require_local(folder);
+    require_readable(folder);
     return local_storage().list(folder);
   }
   [[nodiscard]] std::string resolve(const std::string& path) override {
-    require_local(path);
+    require_readable(path);
     return local_storage().resolve(path);
   }
 };

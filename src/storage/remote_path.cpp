@@ -70,15 +70,10 @@ std::string public_url(std::string_view url) {
   return is_http(url) ? public_location(url) : std::string(url);
 }
 
-std::string public_location(std::string_view location) {
-  location = location.substr(0, location.find_first_of("?#"));
-  std::string text(location);
-  const std::size_t slashes = location.find("//");
-  if (slashes == std::string_view::npos) return text;
-  const std::size_t host = slashes + 2;
-  const std::size_t at = location.substr(0, location.find('/', host)).rfind('@');
-  if (at != std::string_view::npos && at >= host) text.erase(host, at + 1 - host);
-  return text;
+void require_local(const std::string& path) {
+  if (!is_remote(path)) return;
+  throw Error("io.remote", "loadstone writes to this machine only",
+              {.path = path, .expected = "a path without a scheme"});
 }
 
 std::string encoded_path(std::string_view name) {

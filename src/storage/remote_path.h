@@ -16,8 +16,8 @@ namespace loadstone {
 // A URL as messages and plans may hold it: without query, fragment, user and password.
 // Other paths are left as they are: a file's name may hold such characters.
 [[nodiscard]] std::string public_url(std::string_view url);
-// The same of what a server names, whatever its scheme.
-[[nodiscard]] std::string public_location(std::string_view location);
+// Rejects a path to write to that is a URL and would become folders: Error "io.remote".
+void require_local(const std::string& path);
 
 // A file's name as a part of a URL; slashes stay.
 [[nodiscard]] std::string encoded_path(std::string_view name);

@@ -6,6 +6,7 @@
 #include "base/only_errors.h"
 #include "loadstone/storage.h"
 #include "storage/new_file.h"
+#include "storage/remote_path.h"
 
 namespace loadstone {
 
@@ -78,6 +79,7 @@ LockResult FileLock::take(LockMode mode, bool waits) {
 
 std::unique_ptr<FileSink> WritableStorage::create(const std::string& path) {
   return only_errors([&]() -> std::unique_ptr<FileSink> {
+    require_local(path);
     std::unique_ptr<FileSink> file;
     require(repeated([&] { return try_create(path, file); }), "cannot make the file", path);
     return file;
@@ -85,6 +87,7 @@ std::unique_ptr<FileSink> WritableStorage::create(const std::string& path) {
 }
 
 bool WritableStorage::make_folder(const std::string& path) {
+  require_local(path);
   const int problem = repeated([&] { return try_make_folder(path); });
   if (problem == EEXIST) return false;
   require(problem, "cannot make the folder", path);
@@ -122,6 +125,7 @@ void WritableStorage::sync_folder(const std::string& path) {
 
 std::unique_ptr<FileLock> WritableStorage::open_lock(const std::string& path) {
   return only_errors([&]() -> std::unique_ptr<FileLock> {
+    require_local(path);
     std::unique_ptr<FileLock> lock;
     const int problem = repeated([&] { return try_open_lock(path, lock); });
     if (problem == ENOENT) return nullptr;

@@ -32,6 +32,68 @@ TEST(Printable, EscapesWhatSteersATerminal) {
   EXPECT_EQ(printable("\xe2\x80\xa8"), "\\xe2\\x80\\xa8");  // line separator
 }
 
+std::string utf8(std::uint32_t code) {
+  const auto tail = [&](int shift) { return static_cast<char>(0x80 | ((code >> shift) & 0x3f)); };
+  if (code < 0x80) return {static_cast<char>(code)};
+  if (code < 0x800) return {static_cast<char>(0xc0 | (code >> 6)), tail(0)};
+  if (code < 0x10000) return {static_cast<char>(0xe0 | (code >> 12)), tail(6), tail(0)};
+  return {static_cast<char>(0xf0 | (code >> 18)), tail(12), tail(6), tail(0)};
+}
+
+// Every character that there is.
+TEST(Printable, EscapesWhatNobodySees) {
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> ranges;
+  for (std::uint32_t code = 0; code <= 0x10ffff; ++code) {
+    if (code >= 0xd800 && code <= 0xdfff) continue;
+    const std::string text = utf8(code);
+    const std::string shown = printable(text);
+    if (shown == text) continue;
+    EXPECT_EQ(shown.size(), 4 * text.size()) << code;
+    if (ranges.empty() || ranges.back().second + 1 != code) ranges.emplace_back(code, code);
+    ranges.back().second = code;
+  }
+  using Range = std::pair<std::uint32_t, std::uint32_t>;
+  EXPECT_THAT(ranges, testing::ElementsAre(Range(0, 0x1f), Range(0x7f, 0x9f), Range(0x61c, 0x61c),
+                                           Range(0x200b, 0x200f), Range(0x2028, 0x202e),
+                                           Range(0x2060, 0x206f), Range(0xfeff, 0xfeff),
+                                           Range(0xfff9, 0xfffb), Range(0xe0000, 0xe007f)));
+}
+
+TEST(VisibleJson, IsTheSameDocument) {
+  EXPECT_EQ(visible_json("{\"a\\n\": \"\xc3\xa9\x1b[1m\n\"}"), "{\"a\\n\": \"\xc3\xa9\x1b[1m\n\"}");
+  EXPECT_EQ(visible_json(utf8(0x9b) + utf8(0x200b) + "x"), "\\u009b\\u200bx");
+  EXPECT_EQ(visible_json(utf8(0xe0041)), "\\udb40\\udc41");
+  EXPECT_EQ(visible_json("\xe2"), "\xe2");  // not UTF-8: as it is, and nothing beyond it is read
+}
+
+TEST(WithoutSecrets, LeavesOutWhatAUrlMayHold) {
+  const std::pair<const char*, const char*> rows[] = {
+      {"https://h/x?sig=S", "https://h/x"},
+      {"https://h/a b?sig=S T", "https://h/a b"},
+      {"HTTPS://u:S@h/x#S", "HTTPS://h/x"},
+      {"'https://h/a b?sig=S T' is no size", "'https://h/a b' is no size"},
+      {"--html: https://h/x?sig=S not known", "--html: https://h/x not known"},
+      {"[\"https://h/x?S\", 'http://g/y?S']", "[\"https://h/x\", 'http://g/y']"},
+      {"socks5h://u:S@proxy:1/", "socks5h://proxy:1/"},
+      {"s3://bucket/key?not=a=query", "s3://bucket/key?not=a=query"},
+      {"a?b://c?d", "a?b://c?d"},
+      {"what? no URL", "what? no URL"},
+      {"://?", "://?"},
+      {"", ""},
+  };
+  for (const auto& [text, expected] : rows) {
+    EXPECT_EQ(without_secrets(text), expected) << text;
+    EXPECT_EQ(without_secrets(expected), expected) << text;
+  }
+  // A long one is not cut so that its end is left.
+  const std::string query(5000, 'S');
+  for (std::size_t path = 0; path < 300; path += 30) {
+    const std::string url = "https://h/" + std::string(path, 'p') + "?" + query;
+    EXPECT_THAT(printable(url), testing::Not(testing::HasSubstr("S"))) << path;
+    EXPECT_THAT(printable("'" + url + "'"), testing::Not(testing::HasSubstr("S"))) << path;
+  }
+}
+
 TEST(Printable, EscapesWhatIsNoUtf8) {
   EXPECT_EQ(printable("a\xff\x9b"), "a\\xff\\x9b");
   EXPECT_EQ(printable("\xc3"), "\\xc3");

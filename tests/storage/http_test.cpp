@@ -10,6 +10,7 @@
 #include "storage/remote/http_client.h"
 #include "storage/remote/http_response.h"
 #include "storage/remote/listing.h"
+#include "storage/remote/no_proxy.h"
 #include "storage/remote/private_address.h"
 
 namespace loadstone {
@@ -94,15 +95,52 @@ TEST(Backoff, GrowsAndEnds) {
 }
 
 TEST(PrivateAddress, Networks) {
-  for (const char* address : {"127.0.0.1", "10.1.2.3", "172.16.0.1", "172.31.255.255",
-                              "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",
-                              "224.0.0.1", "::1", "::", "fe80::1", "fd00::1", "::ffff:10.0.0.1"}) {
-    EXPECT_TRUE(is_private_address(std::string(address))) << address;
+  for (const char* address : {"127.0.0.1",
+                              "10.1.2.3",
+                              "172.16.0.1",
+                              "172.31.255.255",
+                              "192.168.1.1",
+                              "169.254.169.254",
+                              "100.64.0.1",
+                              "0.0.0.0",
+                              "224.0.0.1",
+                              "::1",
+                              "::",
+                              "fe80::1",
+                              "fd00::1",
+                              "::ffff:10.0.0.1",
+                              "ff02::1",
+                              "fec0::1",
+                              "64:ff9b::7f00:1",
+                              "64:ff9b::10.0.0.1",
+                              "64:ff9b:1::8.8.8.8",
+                              "2002:7f00:1::",
+                              "2002:a9fe:a9fe::1",
+                              "::127.0.0.1",
+                              "::ffff:0:192.168.0.1"}) {
+    EXPECT_EQ(is_private_address(std::string(address)), true) << address;
   }
-  for (const char* address : {"8.8.8.8", "172.32.0.1", "192.169.0.1", "2606:4700::1111",
-                              "::ffff:8.8.8.8", "no address"}) {
-    EXPECT_FALSE(is_private_address(std::string(address))) << address;
+  for (const char* address :
+       {"8.8.8.8", "172.32.0.1", "192.169.0.1", "2606:4700::1111", "::ffff:8.8.8.8",
+        "64:ff9b::8.8.8.8", "64:ff9b:2::10.0.0.1", "2002:808:808::1", "2001:db8::7f00:1"}) {
+    EXPECT_EQ(is_private_address(std::string(address)), false) << address;
   }
+  EXPECT_EQ(is_private_address(std::string("no address")), std::nullopt);
+}
+
+TEST(NoProxy, NamesDomainsAddressesAndNetworks) {
+  const char* const list = "example.org, .corp.,10.0.0.0/8 127.0.0.1,[::1],fd00::/8,1.2.3.4/40";
+  for (const char* host : {"example.org", "EXAMPLE.org.", "a.example.org", "corp", "x.y.corp",
+                           "10.255.0.1", "127.0.0.1", "[::1]", "[fd12::1]"}) {
+    EXPECT_TRUE(is_without_proxy(host, list)) << host;
+  }
+  for (const char* host : {"", "badexample.org", "example.org.evil", "org", "11.0.0.1", "127.0.0.2",
+                           "[::2]", "1.2.3.4", "10.example"}) {
+    EXPECT_FALSE(is_without_proxy(host, list)) << host;
+  }
+  EXPECT_TRUE(is_without_proxy("any", "a,*"));
+  EXPECT_FALSE(is_without_proxy("any", ""));
+  EXPECT_FALSE(is_without_proxy("any", ",. ,"));
 }
 
 TEST(HttpClient, OriginsAndRedirects) {

@@ -1,9 +1,27 @@
 #include "storage/network_file_system.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "loadstone/catalog.h"
+#include "storage/descriptors.h"
 #include "support/files.h"
+
+static bool all_are_on_nfs = false;
+
+// In place of the C library's: no network is mounted where tests run.
+extern "C" int fstatfs(int descriptor, struct statfs* system) noexcept {
+  const long result = ::syscall(SYS_fstatfs, descriptor, system);
+  if (result == 0 && all_are_on_nfs) system->f_type = 0x6969;
+  return static_cast<int>(result);
+}
 
 namespace loadstone::test {
 
@@ -19,7 +37,6 @@ TEST(NetworkFileSystem, ByItsNumber) {
   }
 }
 
-// No network is mounted where tests run: what is asked for is that a local file is none.
 TEST(NetworkFileSystem, ALocalFileIsOfThisMachine) {
   const TemporaryFolder folder;
   const std::string path =
@@ -27,6 +44,36 @@ TEST(NetworkFileSystem, ALocalFileIsOfThisMachine) {
   EXPECT_FALSE(local_storage().open(path)->is_on_network());
   EXPECT_FALSE(open_checkpoint(path)->shards()[0].is_on_network);
   EXPECT_FALSE(is_on_network(-1));
+}
+
+// Another thread may do so at any time: the pool closes the descriptor at once, as all others are
+// in use, and there are more than the process may have.
+TEST(NetworkFileSystem, IsAskedBeforeThePoolMayCloseTheDescriptor) {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("a", "a");
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit few = before;
+  few.rlim_cur = 32;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  DescriptorPool& pool = DescriptorPool::instance();
+  std::vector<std::unique_ptr<PooledFile>> files;
+  std::vector<std::unique_ptr<DescriptorPool::Use>> uses;
+  const auto identity = local_storage().open(path)->identity();
+  for (int i = 0; i < 8; ++i) {
+    files.push_back(
+        std::make_unique<PooledFile>(pool, path, pool.open_file(path.c_str()), identity));
+    uses.push_back(std::make_unique<DescriptorPool::Use>(*files.back()));
+  }
+  const std::size_t open = pool.open_count();
+  all_are_on_nfs = true;
+  const auto file = local_storage().open(path);
+  all_are_on_nfs = false;
+  EXPECT_EQ(pool.open_count(), open);  // the control: its descriptor is closed
+  EXPECT_TRUE(file->is_on_network());
+  uses.clear();
+  EXPECT_FALSE(local_storage().open(path)->is_on_network());
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 }  // namespace

@@ -10,8 +10,10 @@
 #include <thread>
 #include <utility>
 
+#include "base/text.h"
 #include "loadstone/error.h"
 #include "loadstone/version.h"
+#include "storage/remote/no_proxy.h"
 #include "storage/remote/private_address.h"
 #include "storage/remote/stop.h"
 #include "storage/remote_memory.h"
@@ -49,6 +51,11 @@ std::string part_of(CURLU* url, CURLUPart part, unsigned flags = 0) {
   return copy;
 }
 
+std::string host_of(const std::string& text) {
+  const Url url = parsed(text);
+  return url ? part_of(url.get(), CURLUPART_HOST) : std::string();
+}
+
 void initialise() {
   static const CURLcode code = curl_global_init(CURL_GLOBAL_DEFAULT);
   if (code != CURLE_OK) throw std::bad_alloc();
@@ -72,11 +79,25 @@ const std::string& system_ca_file() {
   return path;
 }
 
+// libcurl's codes for a line of a header that exceeds its own limit.
+bool is_too_long(CURLcode code) noexcept {
+  constexpr int too_large = 100;  // CURLE_TOO_LARGE of libcurl 8.6 and later
+  return code == CURLE_OUT_OF_MEMORY || static_cast<int>(code) == too_large;
+}
+
+Error too_long(const HttpRequest& request) {
+  return Error("io.remote", "the header of the host's answer is too long",
+               {.path = request.path,
+                .found = "an answer of " + origin_of(request.url),
+                .expected = "at most " + human_bytes(header_bytes_max)});
+}
+
 }  // namespace
 
 // Of one request; libcurl calls it back. Not thread-safe.
 struct Transfer {
   const HttpClient& client;
+  const HttpRequest& request;
   HttpResponse response;
   BodySink& sink;
   bool may_be_private;
@@ -95,7 +116,7 @@ struct Transfer {
     try {
       transfer.header_bytes += size * count;
       if (transfer.header_bytes > header_bytes_max) {
-        throw Error("io.remote", "the header of the answer is too long");
+        throw too_long(transfer.request);
       }
       transfer.response.take_line({data, size * count});
     } catch (...) {
@@ -129,6 +150,17 @@ struct Transfer {
       return CURL_SOCKET_BAD;
     }
     return ::socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
+  }
+
+  // Called before each request, after an idle connection was taken up again as well, for which no
+  // socket is opened.
+  static int on_connected(void* self, char* address, char*, int, int) {
+    auto& transfer = *static_cast<Transfer*>(self);
+    if (transfer.may_be_private || is_private_address(std::string(address)) == false) {
+      return CURL_PREREQFUNC_OK;
+    }
+    transfer.is_private_refused = true;
+    return CURL_PREREQFUNC_ABORT;
   }
 
   // About ten times a second, at the latest each second, also while nothing comes.
@@ -215,7 +247,7 @@ bool is_connected_privately(CURL* handle) {
   if (curl_easy_getinfo(handle, CURLINFO_PRIMARY_IP, &text) != CURLE_OK || text == nullptr) {
     return false;
   }
-  return is_private_address(std::string(text));
+  return is_private_address(std::string(text)).value_or(false);
 }
 
 }  // namespace
@@ -228,15 +260,16 @@ HttpClient::~HttpClient() {
 }
 
 // Everything that libcurl would take from the environment is set here.
-void HttpClient::prepare(CURL* handle, const HttpRequest& request, Transfer& transfer) const {
+void HttpClient::prepare(CURL* handle, const HttpRequest& request, const std::string& proxy,
+                         Transfer& transfer) const {
   set(handle, CURLOPT_URL, request.url.c_str());
   set(handle, CURLOPT_PROTOCOLS_STR, "http,https");
   set(handle, CURLOPT_FOLLOWLOCATION, 0L);
   set(handle, CURLOPT_NOSIGNAL, 1L);
   set(handle, CURLOPT_USERAGENT, "loadstone/" LOADSTONE_VERSION);
   set(handle, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_2TLS));
-  set(handle, CURLOPT_PROXY, options_.proxy.c_str());
-  set(handle, CURLOPT_NOPROXY, options_.no_proxy.c_str());
+  set(handle, CURLOPT_PROXY, proxy.c_str());
+  set(handle, CURLOPT_NOPROXY, "");  // get() has decided
   set(handle, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
   const std::string& ca_file = options_.ca_file.empty() ? system_ca_file() : options_.ca_file;
   if (!ca_file.empty()) set(handle, CURLOPT_CAINFO, ca_file.c_str());
@@ -251,6 +284,8 @@ void HttpClient::prepare(CURL* handle, const HttpRequest& request, Transfer& tra
   set(handle, CURLOPT_WRITEDATA, &transfer);
   set(handle, CURLOPT_OPENSOCKETFUNCTION, &Transfer::on_socket);
   set(handle, CURLOPT_OPENSOCKETDATA, &transfer);
+  set(handle, CURLOPT_PREREQFUNCTION, &Transfer::on_connected);
+  set(handle, CURLOPT_PREREQDATA, &transfer);
   set(handle, CURLOPT_NOPROGRESS, 0L);
   set(handle, CURLOPT_XFERINFOFUNCTION, &Transfer::on_progress);
   set(handle, CURLOPT_XFERINFODATA, &transfer);
@@ -275,13 +310,15 @@ void HttpClient::pause(std::chrono::milliseconds time) const {
 HttpResult HttpClient::get(const HttpRequest& request, BodySink& sink) {
   const Lease lease(*this);
   CURL* const handle = lease.get();
-  // With a proxy, the address that is connected to is the caller's.
-  const bool has_proxy = !options_.proxy.empty();
+  // Only the addresses of direct connections are known here: the proxy connects to the others.
+  const bool is_direct =
+      options_.proxy.empty() || is_without_proxy(host_of(request.url), options_.no_proxy);
   Transfer transfer = {.client = *this,
+                       .request = request,
                        .response = {},
                        .sink = sink,
-                       .may_be_private = request.may_be_private || has_proxy};
-  prepare(handle, request, transfer);
+                       .may_be_private = request.may_be_private || !is_direct};
+  prepare(handle, request, is_direct ? std::string() : options_.proxy, transfer);
   Lines lines;
   if (request.signing == Signing::bearer) {
     set(handle, CURLOPT_HTTPAUTH, static_cast<long>(CURLAUTH_BEARER));
@@ -301,11 +338,12 @@ HttpResult HttpClient::get(const HttpRequest& request, BodySink& sink) {
   HttpResult result;
   result.code = curl_easy_perform(handle);
   if (transfer.failure) std::rethrow_exception(transfer.failure);
+  if (is_too_long(result.code)) throw too_long(request);
   if (result.code == CURLE_OK && transfer.is_good()) transfer.begin();  // an empty body
   const bool is_passed_over = transfer.ignored_bytes > ignored_bytes_max;
   if (is_passed_over) result.code = CURLE_OK;
   if (result.code != CURLE_OK) result.problem = curl_easy_strerror(result.code);
-  result.is_private_address = !has_proxy && is_connected_privately(handle);
+  result.is_private_address = is_direct && is_connected_privately(handle);
   result.is_private_refused = transfer.is_private_refused;
   result.response = std::move(transfer.response);
   return result;

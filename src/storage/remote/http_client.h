@@ -35,7 +35,8 @@ struct HttpRequest {
   std::string url;
   std::string range;  // "0-99"; empty: all
   Signing signing = Signing::none;
-  bool may_be_private = true;  // false: addresses of private networks are not connected to
+  bool may_be_private = true;  // false: direct connections to private networks are rejected
+  std::string path = {};       // the file that errors name
 };
 
 // How one request has ended. An answer other than 200 and 206 is one too.
@@ -43,7 +44,7 @@ struct HttpResult {
   HttpResponse response;
   CURLcode code = CURLE_OK;
   std::string problem;              // of the connection, for people
-  bool is_private_address = false;  // whose answer it is
+  bool is_private_address = false;  // who answered, without a proxy
   bool is_private_refused = false;  // an address that was not connected to
 };
 
@@ -71,7 +72,8 @@ class HttpClient {
   class Lease;
   friend struct Transfer;
   void require_wanted() const;
-  void prepare(CURL* handle, const HttpRequest& request, struct Transfer& transfer) const;
+  void prepare(CURL* handle, const HttpRequest& request, const std::string& proxy,
+               struct Transfer& transfer) const;
 
   const RemoteOptions options_;
   Blocks blocks_;

@@ -87,7 +87,8 @@ Page fetch(HttpClient& client, const Address& address, std::string url) {
   const std::string origin = origin_of(address.url);
   for (int hop = 0; hop <= redirects_max;) {
     TextSink sink(address);
-    HttpResult result = client.get({.url = url, .range = {}, .signing = address.signing}, sink);
+    HttpResult result = client.get(
+        {.url = url, .range = {}, .signing = address.signing, .path = address.path}, sink);
     const long status = result.response.status;
     if (result.code == CURLE_OK && status == 200) {
       return {std::move(sink.text), std::move(result.response)};

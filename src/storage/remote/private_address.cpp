@@ -35,17 +35,42 @@ bool is_private_v4(std::uint32_t address) noexcept {
   });
 }
 
-bool is_private_v6(const in6_addr& address) noexcept {
-  const std::uint8_t* const bytes = address.s6_addr;
-  if (IN6_IS_ADDR_V4MAPPED(&address) != 0 || IN6_IS_ADDR_V4COMPAT(&address) != 0) {
-    std::uint32_t inner = 0;
-    std::memcpy(&inner, bytes + 12, sizeof inner);
-    return is_private_v4(ntohl(inner));
+struct NetworkV6 {
+  std::array<std::uint8_t, 12> prefix;
+  unsigned bits;
+  int inner;  // where the IPv4 address is that it leads to, in bytes; -1: all of it is private
+};
+
+// `inner`: translators and tunnels send to that address.
+constexpr std::array<NetworkV6, 10> networks_v6 = {{
+    {{0xfc}, 7, -1},                                       // unique local
+    {{0xfe, 0x80}, 10, -1},                                // link-local
+    {{0xfe, 0xc0}, 10, -1},                                // site-local, RFC 3879
+    {{0xff}, 8, -1},                                       // multicast
+    {{0x00, 0x64, 0xff, 0x9b, 0x00, 0x01}, 48, -1},        // NAT64 of one network, RFC 8215
+    {{0x00, 0x64, 0xff, 0x9b}, 96, 12},                    // NAT64, RFC 6052
+    {{0x20, 0x02}, 16, 2},                                 // 6to4, RFC 3056
+    {{}, 96, 12},                                          // IPv4-compatible, ::1 and ::
+    {{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff}, 96, 12},  // IPv4-mapped
+    {{0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff}, 96, 12},        // IPv4-translated, RFC 2765
+}};
+
+bool is_in(const in6_addr& address, const NetworkV6& network) noexcept {
+  for (unsigned bit = 0; bit < network.bits; ++bit) {
+    const unsigned mask = 0x80u >> (bit % 8);
+    if (((address.s6_addr[bit / 8] ^ network.prefix[bit / 8]) & mask) != 0) return false;
   }
-  const bool is_unique_local = (bytes[0] & 0xfe) == 0xfc;
-  const bool is_own = IN6_IS_ADDR_LOOPBACK(&address) != 0 || IN6_IS_ADDR_UNSPECIFIED(&address) != 0;
-  return is_own || is_unique_local || IN6_IS_ADDR_LINKLOCAL(&address) != 0 ||
-         IN6_IS_ADDR_MULTICAST(&address) != 0;
+  return true;
+}
+
+bool is_private_v6(const in6_addr& address) noexcept {
+  return std::ranges::any_of(networks_v6, [&](const NetworkV6& network) {
+    if (!is_in(address, network)) return false;
+    if (network.inner < 0) return true;
+    std::uint32_t inner = 0;
+    std::memcpy(&inner, address.s6_addr + network.inner, sizeof inner);
+    return is_private_v4(ntohl(inner));
+  });
 }
 
 }  // namespace
@@ -64,7 +89,7 @@ bool is_private_address(const sockaddr& address) noexcept {
   return true;  // a socket of this machine
 }
 
-bool is_private_address(const std::string& address) noexcept {
+std::optional<bool> is_private_address(const std::string& address) noexcept {
   sockaddr_storage storage = {};
   sockaddr_in in = {};
   in.sin_family = AF_INET;
@@ -73,7 +98,7 @@ bool is_private_address(const std::string& address) noexcept {
   } else {
     sockaddr_in6 in6 = {};
     in6.sin6_family = AF_INET6;
-    if (::inet_pton(AF_INET6, address.c_str(), &in6.sin6_addr) != 1) return false;
+    if (::inet_pton(AF_INET6, address.c_str(), &in6.sin6_addr) != 1) return std::nullopt;
     std::memcpy(&storage, &in6, sizeof in6);
   }
   return is_private_address(reinterpret_cast<const sockaddr&>(storage));

@@ -2,14 +2,15 @@
 
 #include <sys/socket.h>
 
+#include <optional>
 #include <string>
 
 namespace loadstone {
 
-// Loopback, link-local, private and shared networks: addresses that mean another machine to each
-// one who asks.
+// Loopback, link-local, private and shared networks, whose addresses mean a different machine
+// to each caller; IPv6 addresses too that a translator or tunnel sends to one of them.
 [[nodiscard]] bool is_private_address(const sockaddr& address) noexcept;
-// As text; false where it is none.
-[[nodiscard]] bool is_private_address(const std::string& address) noexcept;
+// Returns nullopt for text that is not an address.
+[[nodiscard]] std::optional<bool> is_private_address(const std::string& address) noexcept;
 
 }  // namespace loadstone

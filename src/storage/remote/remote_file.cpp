@@ -244,6 +244,7 @@ void RemoteFile::wait(Backoff& backoff, const HttpResult& result, std::uint64_t 
 
 // A host that was never reached is more likely misspelt than away for a moment.
 bool RemoteFile::is_worth_retrying(const HttpResult& result) const noexcept {
+  if (result.is_private_refused) return false;
   switch (result.code) {
     case CURLE_OK:
       return is_temporary(result.response.status) || result.response.status == 200 ||
@@ -251,12 +252,11 @@ bool RemoteFile::is_worth_retrying(const HttpResult& result) const noexcept {
     case CURLE_COULDNT_RESOLVE_HOST:
     case CURLE_COULDNT_RESOLVE_PROXY:
     case CURLE_COULDNT_CONNECT:
-      return is_known_ && !result.is_private_refused;
+      return is_known_;
     case CURLE_URL_MALFORMAT:
     case CURLE_UNSUPPORTED_PROTOCOL:
     case CURLE_NOT_BUILT_IN:
     case CURLE_BAD_FUNCTION_ARGUMENT:
-    case CURLE_OUT_OF_MEMORY:  // a line of a header that is longer than libcurl takes, too
       return false;
     default:
       return !is_certificate_problem(result.code);
@@ -353,7 +353,8 @@ HttpResult RemoteFile::ask(const std::string& range, BodySink& sink, bool& was_c
     HttpResult result = client_->get({.url = url,
                                       .range = range,
                                       .signing = is_first_host ? address_.signing : Signing::none,
-                                      .may_be_private = is_first_host || begins_private_},
+                                      .may_be_private = is_first_host || begins_private_,
+                                      .path = address_.path},
                                      sink);
     const HttpResponse& response = result.response;
     if (!is_known_ && hop == 0) begins_private_ = result.is_private_address;
