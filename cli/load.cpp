@@ -183,8 +183,10 @@ int load(const Args& args, bool json) {
                          .staging_bytes_peak = outcome.report.staging_bytes_peak,
                          .process_bytes_peak = outcome.memory.peak_bytes,
                          .progress = outcome.progress});
+  const std::vector<Finding> found = found_since(plan.findings, outcome.report.findings);
+  if (!json) print_warnings(found);
   print_report(json ? json_of(plan, outcome) : text_of(plan, outcome), json);
-  return 0;
+  return args.plan.open.strict && has_warnings(found) ? 3 : 0;
 }
 
 }  // namespace

@@ -233,7 +233,7 @@ std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args) {
       "Memory for bytes under way" + default_text(exact_bytes(defaults::staging_bytes_max)));
   options.push_back(command
                         .add_flag("--allow-non-finite", args.options.allow_non_finite,
-                                  "Go on where merged numbers are NaN or infinite")
+                                  "Go on where merged or quantized numbers are NaN or infinite")
                         ->group(std::string(plan_group)));
   for (CLI::Option* const option : add_adapter_options(command, args.lora)) {
     options.push_back(option->group(std::string(plan_group)));

@@ -62,7 +62,7 @@ void add_quantize_options(CLI::App& command, QuantizeArgs& args) {
       ->group(group);
   command
       .add_flag("--allow-non-finite", args.allow_non_finite,
-                "Go on where a source holds NaN or inf")
+                "Go on where numbers are NaN or inf, or become so in the dtype that is written")
       ->group(group);
 }
 

@@ -74,7 +74,9 @@ struct QuantizeOptions {
   // Those of bitsandbytes have one style, and none may be named; for others none means `unified`.
   // A style without formats: quantized tensors get its components, and no number changes.
   std::optional<QuantizeStyle> style;
-  bool allow_non_finite = false;  // NaN and infinities become findings instead of Error "q.nan"
+  // NaN and infinities become findings instead of Error "q.nan"; so do finite numbers that are too
+  // large for the dtype they become, quantized or not, instead of Error "convert.overflow".
+  bool allow_non_finite = false;
   // GGUF files: tensors take the entries that have their names. Null: the numbers alone decide,
   // and encodings of the fewest bits are refused.
   std::shared_ptr<const ImportanceMatrix> importance{};
@@ -117,15 +119,15 @@ struct ConvertOptions {
   // Made for this catalog. They alone decide what the output holds, unless there are rules too:
   // those get what no recipe reads.
   Recipes recipes;
-  // Floating tensors of 16 bits and more get this dtype, and so do blocks. None: tensors keep
-  // theirs. Narrower floats keep theirs always: without their scales they are no numbers.
+  // Floating tensors of 16 bits and more get this dtype, and so do blocks and FP8 tensors to which
+  // no scale belongs. None: tensors keep theirs. Codes keep theirs always.
   std::optional<Dtype> dtype;
   // Blocks of numbers become F32, BF16 or F16 where `dtype` says nothing and the file cannot hold
   // them as they are. A GGUF file keeps blocks whose rows stay whole.
   Dtype block_dtype = Dtype::bf16;
-  // Quantized tensors become numbers, of `dtype` or else `block_dtype`; `quantize` implies it for
-  // those that are encoded anew. Names then stay as they are, and so where experts change their
-  // layout: no rules and recipes beside these.
+  // Quantized tensors and FP8 without scales become numbers, of `dtype` or else `block_dtype`;
+  // `quantize` implies it for those that are encoded anew. Names then stay as they are, and so
+  // where experts change their layout: no rules and recipes beside these.
   bool dequantize = false;
   ExpertLayout experts = ExpertLayout::keep;
   QuantizeOptions quantize;

@@ -50,7 +50,8 @@ struct QuantizationError {
   friend bool operator==(const QuantizationError&, const QuantizationError&) = default;
 };
 
-// A value that the second checkpoint has in a wider dtype, with the same numbers.
+// A value that the second checkpoint has in another dtype: a wider one with the same numbers, or
+// one to which they are rounded.
 struct Widened {
   std::string name;
   std::string found;     // in the second checkpoint: "F32"
@@ -67,6 +68,7 @@ struct VerifyReport {
   std::vector<Finding> findings;
   std::vector<QuantizationError> quantized;  // of two checkpoints, in the order of names
   std::vector<Widened> widened;              // of two checkpoints: no differences
+  std::vector<Widened> rounded;              // neither are these
   std::vector<Difference>
       differences;  // in the first checkpoint's order, then those without a match
   std::uint64_t bytes_read = 0;
@@ -93,9 +95,9 @@ struct VerifyOptions {
 // The same names with the same encodings, shapes and bytes, whatever the files look like: a sharded
 // checkpoint equals its single file. Reads both once, up to the first difference of a tensor. Also
 // equal are values that convert() makes of the first one without changing a number: experts that
-// were joined or taken apart, codes in another layout, floats in a wider dtype. What is quantized
-// in one of them only is compared as numbers: an error that its encoding does not explain is a
-// difference.
+// were joined or taken apart, codes in another layout, floats in another dtype whose numbers are
+// those of the first one, rounded to the nearest. What is quantized in one of them only is compared
+// as numbers: an error that its encoding does not explain is a difference.
 [[nodiscard]] LOADSTONE_API VerifyReport compare(const Catalog& first, const Catalog& second,
                                                  const VerifyOptions& options = {});
 
@@ -116,7 +118,7 @@ struct VerifyOptions {
 [[nodiscard]] LOADSTONE_API VerifyReport verify_digests(const Catalog& catalog,
                                                         const VerifyOptions& options = {});
 
-// {"ok", "differences", "not_finite", "findings", "quantized", "widened", "bytes_read"}
+// {"ok", "differences", "not_finite", "findings", "quantized", "widened", "rounded", "bytes_read"}
 [[nodiscard]] LOADSTONE_API std::string to_json(const VerifyReport& report);
 [[nodiscard]] LOADSTONE_API std::string to_table(const VerifyReport& report);
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,7 @@ from loadstone._report import Provenance, Report, filled_findings, human_bytes
 from loadstone._same_model import planned_slots
 from loadstone._skeleton import recompute
 from loadstone._turns import slots_of
+from loadstone._warn import users_level, warn_of_overflows
 
 if TYPE_CHECKING:
     import torch
@@ -241,6 +241,7 @@ def read_values(
         with shown(progress, "loading") as callback:
             core = _read(plan, homes, values, threads, callback, receipt or "", reading or {})
         _core.require_delivered(plan._core, core)
+        warn_of_overflows(core.findings)
         return Filled(slots, values, core, homes, plan._extra.read())
     except BaseException as error:
         homes.report_half_written(error)
@@ -288,19 +289,8 @@ def _warn_of_fills(plan: Plan) -> None:
         f"{size}): {listed}{f' and {more} more' if more > 0 else ''}. loadstone.audit(model) and "
         "the report name all",
         FilledWarning,
-        stacklevel=_users_level(),
+        stacklevel=users_level(),
     )
-
-
-def _users_level() -> int:
-    """How far up the first caller is that is no loading code, for a warning's place."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None:
-        module = frame.f_globals.get("__name__", "").partition(".")[0]
-        if module not in ("loadstone", "diffusers", "huggingface_hub", "contextlib"):
-            break
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 @_collector.paused()

@@ -13,6 +13,7 @@ from loadstone._dtypes import is_dtype, is_floating
 from loadstone._errors import Error, make
 from loadstone._index import Selection, whole
 from loadstone._ranks import local_ranks
+from loadstone._warn import warn_of_overflows
 
 if TYPE_CHECKING:
     import torch
@@ -253,6 +254,7 @@ class TensorReader:
                 receipt=self._digest,
                 device=copier.core,
             )
+        warn_of_overflows(report.findings)
         receipt = report.receipt_json()
         with self._lock:
             self.bytes_read += report.work()["bytes_read"]

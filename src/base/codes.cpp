@@ -43,6 +43,8 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "Rename it with a rule."},
     {"convert.not_copied", "A file beside the model does not come along.",
      "Copy it by hand if a program needs it."},
+    {"convert.overflow", "Finite numbers are too large for the dtype that they are to become.",
+     "Choose a wider dtype (bf16, f32); --allow-non-finite (allow_non_finite=True) goes on."},
     {"convert.redone",
      "A shard that an earlier run finished, or its source, has other bytes than it had then.",
      "Nothing to do: the shard is made again; look for what changed it."},

@@ -17,11 +17,34 @@ struct Sides {
   std::byte* target;
 };
 
-// What is fixed for the whole box.
+// Elements of a run that are counted and cast while they are in the first-level cache.
+constexpr std::uint64_t counted_elements = 2048;
+
+// What is fixed for the whole box, and what was found in it.
 struct Copy {
   Cast cast;
   std::size_t source_bytes;
   std::size_t target_bytes;
+  Overflow overflow{};
+
+  void run(const std::byte* from, std::byte* to, std::uint64_t count) noexcept {
+    if (cast.overflow == nullptr) return cast.run(from, to, count);
+    while (count > 0) {
+      const std::uint64_t some = std::min(count, counted_elements);
+      overflow += cast.overflow(from, 1, some);
+      cast.run(from, to, some);
+      from += some * source_bytes;
+      to += some * target_bytes;
+      count -= some;
+    }
+  }
+
+  void strided(Sides at, const BoxDim& dim) noexcept {
+    if (cast.overflow != nullptr) {
+      overflow += cast.overflow(at.source, dim.source_stride, dim.extent);
+    }
+    cast.strided(at.source, dim.source_stride, at.target, dim.target_stride, dim.extent);
+  }
 };
 
 template <std::size_t size>
@@ -56,8 +79,7 @@ void transpose_tile(std::size_t size, const std::byte* source, std::uint64_t sou
 
 // Rows run along the source in `down` (source stride 1) and along the target in `across` (target
 // stride 1). Tile by tile: the source's runs are cast first, with vectors, then turned.
-void copy_transposed(const Copy& copy, const BoxDim& down, const BoxDim& across,
-                     Sides at) noexcept {
+void copy_transposed(Copy& copy, const BoxDim& down, const BoxDim& across, Sides at) noexcept {
   alignas(64) std::array<std::byte, tile_edge * tile_edge * element_bytes_max> tile;
   const std::uint64_t source_step = across.source_stride * copy.source_bytes;
   const std::uint64_t target_step = down.target_stride * copy.target_bytes;
@@ -69,30 +91,30 @@ void copy_transposed(const Copy& copy, const BoxDim& down, const BoxDim& across,
       const std::byte* from = at.source + row * copy.source_bytes + column * source_step;
       std::byte* to = at.target + row * target_step + column * copy.target_bytes;
       for (std::uint64_t c = 0; c < columns; ++c) {
-        copy.cast.run(from + c * source_step, tile.data() + c * tile_step, rows);
+        copy.run(from + c * source_step, tile.data() + c * tile_step, rows);
       }
       transpose_tile(copy.target_bytes, tile.data(), tile_step, to, target_step, rows, columns);
     }
   }
 }
 
-void copy_inner(const Copy& copy, std::span<const BoxDim> dims, Sides at) noexcept {
-  if (dims.empty()) return copy.cast.run(at.source, at.target, 1);
+void copy_inner(Copy& copy, std::span<const BoxDim> dims, Sides at) noexcept {
+  if (dims.empty()) return copy.run(at.source, at.target, 1);
   const BoxDim& dim = dims.front();
   if (dims.size() == 2) return copy_transposed(copy, dim, dims[1], at);
   if (dim.source_stride == 1 && dim.target_stride == 1) {
-    return copy.cast.run(at.source, at.target, dim.extent);
+    return copy.run(at.source, at.target, dim.extent);
   }
-  copy.cast.strided(at.source, dim.source_stride, at.target, dim.target_stride, dim.extent);
+  copy.strided(at, dim);
 }
 
 }  // namespace
 
-void copy_box(std::span<const BoxDim> dims, const Cast& cast, const std::byte* source,
-              std::size_t source_bytes, std::byte* target, std::size_t target_bytes) noexcept {
+Overflow copy_box(std::span<const BoxDim> dims, const Cast& cast, const std::byte* source,
+                  std::size_t source_bytes, std::byte* target, std::size_t target_bytes) noexcept {
   BoxDims sorted;
   for (const BoxDim& dim : dims) {
-    if (dim.extent == 0 || !sorted.append(dim)) return;
+    if (dim.extent == 0 || !sorted.append(dim)) return {};
   }
   sorted.sort_by_target();
   std::span<BoxDim> outer = sorted.dims();
@@ -108,7 +130,7 @@ void copy_box(std::span<const BoxDim> dims, const Cast& cast, const std::byte* s
   }
   const std::span<const BoxDim> inner = outer.last(inner_count);
   outer = outer.first(outer.size() - inner_count);
-  const Copy copy = {.cast = cast, .source_bytes = source_bytes, .target_bytes = target_bytes};
+  Copy copy = {.cast = cast, .source_bytes = source_bytes, .target_bytes = target_bytes};
   std::array<std::uint64_t, box_rank_max> index = {};
   Sides at = {.source = source, .target = target};
   for (;;) {
@@ -125,7 +147,7 @@ void copy_box(std::span<const BoxDim> dims, const Cast& cast, const std::byte* s
       at.target -= (dim.extent - 1) * dim.target_stride * target_bytes;
       index[d - 1] = 0;
     }
-    if (d == 0) return;
+    if (d == 0) return copy.overflow;
   }
 }
 

@@ -39,6 +39,7 @@ PulledFiles pull_files(const Conversion& conversion, const OpenShards& shards, O
   MemoryCount memory;
   WindowQueue queue(conversion.plan, conversion.budget, groups, sink, memory);
   std::atomic<bool> stop = false;
+  Overflows overflows;
   PullWork work = {.plan = conversion.plan,
                    .shards = ahead.sources(),
                    .budget = conversion.budget,
@@ -46,6 +47,8 @@ PulledFiles pull_files(const Conversion& conversion, const OpenShards& shards, O
                    .queue = queue,
                    .memory = memory,
                    .stop = stop,
+                   .overflows = overflows,
+                   .refuses_casts = true,
                    .digests = digests};
   run_team(
       conversion.budget.threads, stop, observer,

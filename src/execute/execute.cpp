@@ -193,6 +193,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   if (options.receipt) digests.emplace(plan, destinations, shards, *options.receipt);
   SourceDigests* const sources = digests ? &digests->sources() : nullptr;
   std::atomic<bool> stop = false;
+  Overflows overflows;
   ReadContext context = {.plan = plan,
                          .targets = sink.whole(),
                          .shards = ahead.sources(),
@@ -202,6 +203,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
                          .memory = memory,
                          .stop = stop,
                          .written = std::vector<std::atomic<std::uint64_t>>(plan.targets.size()),
+                         .overflows = overflows,
                          .populates = !options.has_pages,
                          .digests = sources};
   WindowQueue windows(plan, budget, groups, sink, memory);
@@ -212,6 +214,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
                    .queue = windows,
                    .memory = memory,
                    .stop = stop,
+                   .overflows = overflows,
                    .digests = sources};
   const std::uint64_t bytes_total = jobs.bytes_total() + windows.bytes_total();
   const auto progress = [&] { return Progress{context.bytes_done + work.bytes_done, bytes_total}; };

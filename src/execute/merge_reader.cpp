@@ -36,29 +36,6 @@ void provide(std::optional<CountedMemory>& memory, MemoryCount& count, std::uint
   memory.emplace(count, numbers * f32_bytes);
 }
 
-// The first of `count` numbers that is NaN or infinite in the dtype that it became, or `count`.
-std::uint64_t first_not_finite(Dtype dtype, const std::byte* numbers, std::uint64_t count) {
-  constexpr std::uint64_t step = 1024;
-  const Cast back = cast_between(dtype, Dtype::f32);
-  if (back.run == nullptr) return count;
-  std::array<float, step> read{};
-  for (std::uint64_t begin = 0; begin < count; begin += step) {
-    const std::uint64_t some = std::min(step, count - begin);
-    back.run(numbers + begin * element_bytes(dtype), std::as_writable_bytes(std::span(read)).data(),
-             some);
-    // Magnitudes as integers: this loop becomes vectors.
-    std::uint32_t largest = 0;
-    for (std::uint64_t i = 0; i < some; ++i) {
-      largest = std::max(largest, std::bit_cast<std::uint32_t>(read[i]) & 0x7fffffffu);
-    }
-    if (largest < 0x7f800000u) continue;
-    for (std::uint64_t i = 0; i < some; ++i) {
-      if (!std::isfinite(read[i])) return begin + i;
-    }
-  }
-  return count;
-}
-
 }  // namespace
 
 void MergeReader::open(const PlannedTarget& target) {
@@ -113,6 +90,7 @@ std::uint64_t MergeReader::read(const PlannedTarget& target, std::uint64_t begin
                 {.tensor = target.name, .found = std::string(name(target.dtype))});
   }
   const std::size_t size = element_bytes(target.dtype);
+  std::uint64_t bad = end;
   const std::uint64_t row = needs_whole_rows(*merge_) ? merge_->row_elements : 1;
   // Windows may begin inside of rows that have to be there as a whole.
   for (std::uint64_t at = begin / row * row; at < end;) {
@@ -122,11 +100,14 @@ std::uint64_t MergeReader::read(const PlannedTarget& target, std::uint64_t begin
     if (is_stopped()) return end;
     const std::uint64_t first = std::max(at, begin);
     const std::uint64_t last = std::min(next, end);
-    cast.run(numbers_->data() + (first - at) * f32_bytes, to.data() + (first - begin) * size,
-             last - first);
+    const std::byte* const from = numbers_->data() + (first - at) * f32_bytes;
+    cast.run(from, to.data() + (first - begin) * size, last - first);
+    if (cast.overflow != nullptr) overflow_ += cast.overflow(from, 1, last - first);
+    const std::uint64_t finite = finite_numbers(Dtype::f32, from, last - first);
+    if (first + finite < last) bad = std::min(bad, first + finite);
     at = next;
   }
-  return begin + first_not_finite(target.dtype, to.data(), end - begin);
+  return bad;
 }
 
 float* MergeReader::buffer(std::uint64_t number) const {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "execute/memory_count.h"
@@ -27,10 +28,14 @@ class MergeReader {
       : plan_(plan), reader_(reader), statistics_(statistics), stop_(stop), memory_(memory) {}
 
   // Writes the elements [begin, end) of the target, which has a merge, in its dtype. Leaves the
-  // reader open for something else. Returns the first element that is NaN or infinite, or `end`.
+  // reader open for something else. Returns the first element that is NaN or infinite before it is
+  // cast to that, or `end`.
   // Throws what the reader throws; Error "plan.box" for a merge that nobody checked.
   [[nodiscard]] std::uint64_t read(const PlannedTarget& target, std::uint64_t begin,
                                    std::uint64_t end, std::span<std::byte> to);
+
+  // Finite numbers since the last call that the target's dtype cannot hold.
+  [[nodiscard]] Overflow take_overflow() noexcept { return std::exchange(overflow_, {}); }
 
  private:
   // A right matrix in panels.
@@ -75,6 +80,7 @@ class MergeReader {
   const std::vector<Box>* operand_ = nullptr;  // that the reader is open for
   std::size_t values_ = 0;                     // terms with boxes; products follow them
   MergeStatistics::Numbers measured_;
+  Overflow overflow_;
   std::optional<CountedMemory> numbers_;  // buffers and left, one behind the other
   std::optional<CountedMemory> right_;
   std::vector<Kept> kept_;

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "base/text.h"
 #include "execute/merge_reader.h"
 #include "execute/populate.h"
+#include "kernels/cast.h"
 #include "kernels/quantize.h"
 #include "loadstone/error.h"
 
@@ -40,8 +42,10 @@ class Puller {
   // The numbers of the window, behind `offset` bytes of the buffer.
   std::byte* read(const Window& window, std::uint64_t offset = 0);
   void read_to(const Window& window, std::byte* to);
-  void tell_not_finite(const GroupMember& member, std::uint64_t element);
-  void tell_not_finite(std::uint32_t target, std::uint64_t element, std::string message);
+  void report_unencodable(const GroupMember& member, std::uint64_t element,
+                          const std::byte* number);
+  void report(std::uint32_t target, BadNumber bad);
+  void check_overflow(std::uint32_t target) const;
 
   [[nodiscard]] static GroupMember& member_of(const Window& window) {
     return window.group->members[window.member];
@@ -100,9 +104,10 @@ void Puller::read_to(const Window& window, std::byte* to) {
     open_ = nullptr;
     const std::uint64_t bad = merged_.read(target, window.begin, window.end, {to, bytes});
     if (bad < window.end) {
-      tell_not_finite(member_of(window).target, bad,
-                      fmt::format("'{}': element {} is NaN or infinite once it is merged, as {}",
-                                  printable(target.name), bad, name(target.dtype)));
+      report(member_of(window).target,
+             {bad, "q.nan",
+              fmt::format("'{}': element {} is NaN or infinite once it is merged",
+                          printable(target.name), bad)});
     }
   } else {
     if (open_ != &target) {
@@ -115,6 +120,11 @@ void Puller::read_to(const Window& window, std::byte* to) {
     }
     reader_.read(window.begin, window.end, {to, bytes});
   }
+  Overflow overflow = reader_.take_overflow();  // of a merge: of its operands, which are F32 then
+  if (target.recipe.merge != nullptr) overflow = merged_.take_overflow();
+  // What is measured is read again when it is encoded.
+  if (window.step == Window::Step::measure) return;
+  work_.overflows.add(member_of(window).target, overflow);
 }
 
 std::byte* Puller::read(const Window& window, std::uint64_t offset) {
@@ -143,14 +153,18 @@ void Puller::copy(const Window& window) {
   }
   if (is_stopped()) return;
   work_.bytes_done += bytes;
-  if (work_.queue.is_last(window)) work_.sink.finish(member.target);
+  if (!work_.queue.is_last(window)) return;
+  check_overflow(member.target);
+  work_.sink.finish(member.target);
 }
 
 void Puller::measure(const Window& window, const std::byte* numbers, std::span<float> amax) {
   if (is_stopped()) return;
   const GroupMember& member = member_of(window);
   const std::uint64_t bad = measure_window(*member.form, window.begin, window.end, numbers, amax);
-  if (bad < window.end) tell_not_finite(member, bad);
+  if (bad < window.end) {
+    report_unencodable(member, bad, numbers + bytes_of(window, bad - window.begin));
+  }
   if (window.step == Window::Step::measure) {
     work_.bytes_done += bytes_of(window, window.end - window.begin);
   }
@@ -212,7 +226,9 @@ void Puller::encode_piece(const Window& window, std::uint64_t begin, std::uint64
   encoded_.use(0, offset);
   const std::uint64_t bad =
       quantize_window(form, begin, end, numbers, parts_, window.group->amax, member.scratch.data());
-  if (bad < end && !form.needs_amax) tell_not_finite(member, bad);
+  if (bad < end && !form.needs_amax) {
+    report_unencodable(member, bad, numbers + bytes_of(window, bad - begin));
+  }
   for (std::size_t i = 0; i < ranges_.size() && !is_stopped(); ++i) {
     if (parts_[i] == nullptr || work_.sink.place(member.target, i) != nullptr) continue;
     work_.sink.write(member.target, i, ranges_[i].begin, {parts_[i], ranges_[i].size()});
@@ -220,6 +236,7 @@ void Puller::encode_piece(const Window& window, std::uint64_t begin, std::uint64
 }
 
 void Puller::finish(GroupMember& member, std::span<const float> amax) {
+  check_overflow(member.target);
   parts_.assign(member.form->parts.size(), nullptr);
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     std::vector<std::byte>& held = member.held[i];
@@ -235,28 +252,44 @@ void Puller::finish(GroupMember& member, std::span<const float> amax) {
   work_.sink.finish(member.target);
 }
 
-void Puller::tell_not_finite(const GroupMember& member, std::uint64_t element) {
+// Once all of a value has been read. Those of a merge are refused in a load too.
+void Puller::check_overflow(std::uint32_t number) const {
+  const PlannedTarget& target = work_.plan.targets[number];
+  if (work_.plan.allow_non_finite) return;
+  if (!work_.refuses_casts && target.recipe.merge == nullptr) return;
+  require_none(target, work_.overflows.of(number));
+}
+
+void Puller::report_unencodable(const GroupMember& member, std::uint64_t element,
+                                const std::byte* number) {
   const PlannedTarget& target = work_.plan.targets[member.target];
-  const auto way = member.form->computed_in;
   const bool has_blocks = member.form->kind == QuantizeKind::gguf_blocks;
-  std::string message = fmt::format(
-      "'{}': element {} is NaN or infinite{}{}, and is to become {}", printable(target.name),
-      element, way ? fmt::format(" as {}", name(*way)) : "",
-      has_blocks ? ", or the scale of its block is" : "", target.quantization->encoding);
-  tell_not_finite(member.target, element, std::move(message));
+  float value = 0;
+  cast_between(target.dtype, Dtype::f32).run(number, reinterpret_cast<std::byte*>(&value), 1);
+  std::string what = fmt::format("element {} is NaN or infinite", element);
+  const bool is_large = std::isfinite(value);
+  if (is_large && has_blocks) {
+    what = fmt::format("the scale of the block of element {} is too large for F16", element);
+  } else if (is_large) {
+    what = fmt::format("element {}, {}, is too large for {}", element, value,
+                       name(member.form->computed_in.value_or(target.dtype)));
+  }
+  report(member.target, {element, is_large ? "convert.overflow" : "q.nan",
+                         fmt::format("'{}': {}, and is to become {}", printable(target.name), what,
+                                     target.quantization->encoding)});
 }
 
 // The first of a value, where several are found.
-void Puller::tell_not_finite(std::uint32_t number, std::uint64_t element, std::string message) {
+void Puller::report(std::uint32_t number, BadNumber bad) {
   const PlannedTarget& target = work_.plan.targets[number];
   if (!work_.plan.allow_non_finite) {
-    throw Error("q.nan", std::move(message),
+    throw Error(std::move(bad.code), std::move(bad.message),
                 {.tensor = target.name,
-                 .found = fmt::format("element {} of {}", element, target.shape.text())});
+                 .found = fmt::format("element {} of {}", bad.element, target.shape.text())});
   }
   const std::lock_guard lock(work_.mutex);
-  const auto [known, is_new] = work_.not_finite.try_emplace(number, element, message);
-  if (!is_new && element < known->second.first) known->second = {element, std::move(message)};
+  const auto [known, is_new] = work_.bad_numbers.try_emplace(number, bad);
+  if (!is_new && bad.element < known->second.element) known->second = std::move(bad);
 }
 
 }  // namespace
@@ -264,12 +297,12 @@ void Puller::tell_not_finite(std::uint32_t number, std::uint64_t element, std::s
 void pull_windows(PullWork& work) { Puller(work).run(); }
 
 std::vector<Finding> findings_of(const PullWork& work) {
-  std::vector<Finding> findings;
-  for (const auto& [target, first] : work.not_finite) {
+  std::vector<Finding> findings = work.overflows.findings(work.plan);
+  for (const auto& [target, bad] : work.bad_numbers) {
     findings.push_back({.severity = Severity::warning,
-                        .code = "q.nan",
+                        .code = bad.code,
                         .target = work.plan.targets[target].name,
-                        .message = first.second});
+                        .message = bad.message});
   }
   return findings;
 }

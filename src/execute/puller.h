@@ -9,11 +9,11 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "execute/memory_count.h"
 #include "execute/merge_statistics.h"
+#include "execute/overflows.h"
 #include "execute/value_reader.h"
 #include "execute/value_sink.h"
 #include "execute/windows.h"
@@ -24,6 +24,13 @@
 
 namespace loadstone {
 
+// A number that is not finite, or not in the dtype that its encoder computes in.
+struct BadNumber {
+  std::uint64_t element = 0;
+  std::string code{};
+  std::string message{};
+};
+
 // Everything that the threads share.
 struct PullWork {
   const Plan& plan;
@@ -33,20 +40,23 @@ struct PullWork {
   WindowQueue& queue;
   MemoryCount& memory;
   std::atomic<bool>& stop;
+  Overflows& overflows;
+  // A cast of numbers that are too large is an error, unless the plan allows it. A load tells them.
+  bool refuses_casts = false;
   SourceDigests* digests = nullptr;           // null: none are taken
   std::atomic<std::uint64_t> bytes_done = 0;  // of WindowQueue::bytes_total()
   std::atomic<std::uint64_t> bytes_read = 0;
   MergeStatistics statistics{};
   std::mutex mutex{};
-  // By target: the first number that is not finite, and what is to be said of it. Guarded by mutex.
-  std::map<std::uint32_t, std::pair<std::uint64_t, std::string>> not_finite{};
+  // By target: the first number that cannot be quantized. Guarded by mutex.
+  std::map<std::uint32_t, BadNumber> bad_numbers{};
 };
 
 // Window after window, until there are none or the work is stopped. Called once by each thread.
 // Throws Error that names file, tensor and offset.
 void pull_windows(PullWork& work);
 
-// After all threads have ended, where the plan allows it: values with numbers that are not finite.
+// After all threads have ended: values with numbers that are not finite, or become so.
 [[nodiscard]] std::vector<Finding> findings_of(const PullWork& work);
 
 }  // namespace loadstone

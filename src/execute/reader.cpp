@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "boxes/copy_box.h"
+#include "codec/tensor_table.h"
 #include "execute/populate.h"
 #include "execute/source_digests.h"
 #include "loadstone/error.h"
@@ -14,6 +15,37 @@ namespace {
 
 // More parts than one system call takes would be several anyhow.
 constexpr std::size_t parts_max = 256;
+
+// Decoders compute F32 and round it. Where some numbers are not finite afterwards, they are decoded
+// again as F32, some at a time, which tells those that were too large from those that were
+// infinite.
+Overflow decoded_overflow(const Plan& plan, const Decoding& decoding, const DecodeForm& form,
+                          DecodeForm::Range range, std::span<const std::byte* const> parts,
+                          const std::byte* numbers) {
+  Overflow overflow;
+  const CountOverflow count_of = cast_between(Dtype::f32, form.dtype).overflow;
+  if (count_of == nullptr || finite_numbers(form.dtype, numbers, range.size()) == range.size())
+    return overflow;
+  Decoding exact = decoding;
+  exact.dtype = Dtype::f32;
+  DecodeForm wide;
+  if (check_decoding(plan.catalog->tensors(), exact, wide)) return overflow;
+  std::array<float, 1024> values{};
+  for (std::uint64_t at = range.begin; at < range.end;) {
+    const std::uint64_t end = std::min(range.end, at + values.size());
+    std::array<const std::byte*, Decoder::parts_max> some = {};
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i] == nullptr) continue;
+      some[i] = parts[i] + (form.part_bytes(i, at, end).begin -
+                            form.part_bytes(i, range.begin, range.end).begin);
+    }
+    std::byte* const to = std::as_writable_bytes(std::span(values)).data();
+    decode(wide, at, end, some, to);
+    overflow += count_of(to, 1, end - at);
+    at = end;
+  }
+  return overflow;
+}
 
 }  // namespace
 
@@ -93,13 +125,14 @@ void Reader::decode_pieces(const Job& job) {
   for (const Piece& piece : job.pieces) {
     const std::uint64_t begin = std::max(piece.file_begin, done);
     if (begin >= piece.file_end) continue;
-    decode_range(job, begin, piece.file_end);
+    context_.overflows.add(piece.target, decode_range(job, begin, piece.file_end));
     done = piece.file_end;
   }
 }
 
 // As many elements in one go as there is memory for their parts.
-void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end) {
+Overflow Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end) {
+  Overflow overflow;
   const Decoding& decoding = context_.plan.decodings[job.decoding];
   const DecodeForm& form = context_.forms[job.decoding];
   const std::uint64_t size = element_bytes(form.dtype);
@@ -110,7 +143,7 @@ void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end
   std::byte* const window = staged(begin - job.begin, end - job.begin) - (begin - job.begin);
   populate_fresh(window + (begin - job.begin), end - begin);
   for (std::uint64_t at = begin / size; at < end / size;) {
-    if (context_.stop.load(std::memory_order_relaxed)) return;
+    if (context_.stop.load(std::memory_order_relaxed)) return overflow;
     std::uint64_t count = end / size - at;
     const auto needed = [&] {
       std::uint64_t bytes = 0;
@@ -130,9 +163,12 @@ void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end
       parts[i] = to;
       to += bytes.size();
     }
-    decode(form, at, at + count, parts, window + (at * size - job.begin));
+    std::byte* const numbers = window + (at * size - job.begin);
+    decode(form, at, at + count, parts, numbers);
+    overflow += decoded_overflow(context_.plan, decoding, form, {at, at + count}, parts, numbers);
     at += count;
   }
+  return overflow;
 }
 
 void Reader::read_part(std::uint32_t source, DecodeForm::Range bytes, std::byte* to) {
@@ -245,8 +281,9 @@ void Reader::copy_staged(const Job& job, const Piece& piece) {
   std::uint64_t span = 1;
   for (const BoxDim& dim : dims) span += (dim.extent - 1) * dim.target_stride;
   if (span < 2 * piece.elements) populate_fresh(target, span * target_bytes);
-  copy_box(dims, cast, slot_->data() + (piece.file_begin - job.begin), source_bytes, target,
-           target_bytes);
+  const std::byte* const source = slot_->data() + (piece.file_begin - job.begin);
+  context_.overflows.add(piece.target,
+                         copy_box(dims, cast, source, source_bytes, target, target_bytes));
 }
 
 void Reader::populate_fresh(std::byte* data, std::uint64_t bytes) const noexcept {

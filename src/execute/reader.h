@@ -12,6 +12,7 @@
 
 #include "codec/decode.h"
 #include "execute/memory_count.h"
+#include "execute/overflows.h"
 #include "execute/walk.h"
 #include "loadstone/error.h"
 #include "loadstone/plan.h"
@@ -34,6 +35,7 @@ struct ReadContext {
   std::atomic<std::uint64_t> bytes_done = 0;  // of the sources, in their places
   std::atomic<std::uint64_t> bytes_read = 0;
   std::vector<std::atomic<std::uint64_t>> written;  // bytes, per target
+  Overflows& overflows;
   // Memory that is read into is populated before. Of no use where it is written to again and again.
   bool populates = true;
   SourceDigests* digests = nullptr;  // null: none are taken
@@ -54,7 +56,7 @@ class Reader {
   void read_direct(const Job& job, const Piece& piece);
   void read_staged(const Job& job, const Piece& piece);
   void decode_pieces(const Job& job);
-  void decode_range(const Job& job, std::uint64_t begin, std::uint64_t end);
+  [[nodiscard]] Overflow decode_range(const Job& job, std::uint64_t begin, std::uint64_t end);
   void read_part(std::uint32_t source, DecodeForm::Range bytes, std::byte* to);
   void skip_to(const Job& job, std::uint64_t offset);
   void append(const Job& job, std::byte* to, std::uint64_t bytes);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "execute/memory_count.h"
+#include "execute/overflows.h"
 #include "execute/reader.h"
 #include "loadstone/catalog.h"
 #include "loadstone/plan.h"
@@ -55,6 +56,9 @@ class ValueReader {
   // where the range leaves the value, or cuts a byte.
   void read(std::uint64_t begin, std::uint64_t end, std::span<std::byte> to);
 
+  // Finite numbers of what was read since the last call that the value's dtype cannot hold.
+  [[nodiscard]] Overflow take_overflow() { return overflows_.take(); }
+
   [[nodiscard]] std::uint64_t bytes_read() const noexcept { return context_.bytes_read; }
   [[nodiscard]] std::uint64_t staging_bytes_peak() const noexcept {
     return own_count_.bytes_peak();
@@ -75,6 +79,7 @@ class ValueReader {
   std::vector<DecodeForm> forms_;
   std::array<std::byte*, 1> target_ = {};
   MemoryCount own_count_;
+  Overflows overflows_;
   ReadContext context_;
   Reader reader_;
   Job job_;

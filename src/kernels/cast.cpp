@@ -7,6 +7,7 @@
 
 #include "kernels/cast_simd.h"
 #include "kernels/number.h"
+#include "kernels/overflow_inl.h"
 
 namespace loadstone {
 
@@ -61,7 +62,8 @@ constexpr void fill(Table& table) {
   constexpr Dtype target = numbers[pair % numbers.size()];
   if constexpr (source != target && target != Dtype::f8_e8m0) {
     table[at(source)][at(target)] = {.run = run<source, target>,
-                                     .strided = strided<source, target>};
+                                     .strided = strided<source, target>,
+                                     .overflow = overflow::counter<source, target>()};
   }
 }
 
@@ -104,6 +106,27 @@ constinit const Table casts = make_table();
 }  // namespace
 
 Cast cast_between(Dtype source, Dtype target) noexcept { return casts[at(source)][at(target)]; }
+
+std::uint64_t finite_numbers(Dtype dtype, const std::byte* numbers, std::uint64_t count) noexcept {
+  switch (dtype) {
+    case Dtype::f64:
+      return overflow::finite<Dtype::f64>(numbers, count);
+    case Dtype::f32:
+      return overflow::finite<Dtype::f32>(numbers, count);
+    case Dtype::f16:
+      return overflow::finite<Dtype::f16>(numbers, count);
+    case Dtype::bf16:
+      return overflow::finite<Dtype::bf16>(numbers, count);
+    case Dtype::f8_e4m3:
+      return overflow::finite<Dtype::f8_e4m3>(numbers, count);
+    case Dtype::f8_e5m2:
+      return overflow::finite<Dtype::f8_e5m2>(numbers, count);
+    case Dtype::f8_e8m0:
+      return overflow::finite<Dtype::f8_e8m0>(numbers, count);
+    default:
+      return count;
+  }
+}
 
 bool can_cast(Dtype source, Dtype target) noexcept {
   return cast_between(source, target).run != nullptr;

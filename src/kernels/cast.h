@@ -20,12 +20,34 @@ using CastStrided = void (*)(const std::byte* source, std::uint64_t source_strid
 // The same for elements that stand one after the other on both sides.
 using CastRun = void (*)(const std::byte* source, std::byte* target, std::uint64_t count) noexcept;
 
+// Finite numbers that a dtype cannot hold because they are too large: they become infinite, or the
+// largest number of a dtype without infinities.
+struct Overflow {
+  std::uint64_t count = 0;
+  double largest = 0;  // magnitude
+
+  Overflow& operator+=(const Overflow& other) noexcept {
+    count += other.count;
+    if (other.largest > largest) largest = other.largest;
+    return *this;
+  }
+};
+
+// Those among `count` elements of a source. Thread-safe.
+using CountOverflow = Overflow (*)(const std::byte* source, std::uint64_t source_stride,
+                                   std::uint64_t count) noexcept;
+
 struct Cast {
   CastRun run = nullptr;
   CastStrided strided = nullptr;
+  CountOverflow overflow = nullptr;  // null where the target holds every finite number
 };
 
-// Both null where !can_cast(source, target).
+// All null where !can_cast(source, target).
 [[nodiscard]] Cast cast_between(Dtype source, Dtype target) noexcept;
+
+// How many of `count` floats come before the first NaN or infinity. Of a dtype with casts.
+[[nodiscard]] std::uint64_t finite_numbers(Dtype dtype, const std::byte* numbers,
+                                           std::uint64_t count) noexcept;
 
 }  // namespace loadstone

@@ -10,6 +10,7 @@
 
 #include "codec/gguf/gguf.h"
 #include "convert/expert_layouts.h"
+#include "kernels/cast.h"
 #include "plan/dtypes.h"
 
 namespace loadstone {
@@ -31,12 +32,10 @@ bool is_numbers(Encoding encoding) {
   return !encoding.is_dtype() || kind(encoding.dtype()) == DtypeKind::floating;
 }
 
-// Floats of 8 bits and less are no numbers without their scales.
-bool is_wider(Encoding encoding, Encoding than) {
-  const auto is_wide = [](Encoding each) {
-    return each.is_dtype() && is_numbers(each) && bits(each.dtype()) >= 16;
-  };
-  return is_wide(than) && is_wide(encoding) && is_exact(than.dtype(), encoding.dtype());
+// Floats with a cast between them: one is the other, rounded or not.
+bool are_floats(Encoding first, Encoding second) {
+  return first.is_dtype() && second.is_dtype() && is_numbers(first) && is_numbers(second) &&
+         can_cast(first.dtype(), second.dtype());
 }
 
 // Whether components have the same names and forms, so that they can be compared one by one.
@@ -140,7 +139,7 @@ void Pairs::add_named(const std::string& name, const Named& first, const Named& 
   } else if (first.stored == nullptr && second.stored == nullptr) {
     if (a == b) return;
     const bool has_blocks = !a.is_dtype() || !b.is_dtype();
-    if (!(has_blocks && is_numbers(a) && is_numbers(b)) && !is_wider(b, a)) return;
+    if (!(has_blocks && is_numbers(a) && is_numbers(b)) && !are_floats(a, b)) return;
   }
   Pair pair = {.name = name, .first = side_of(first_, first), .second = side_of(second_, second)};
   const Shape& shape = pair.first.value.shape;
@@ -213,7 +212,7 @@ void Pairs::keep(Pair pair) {
     differences_.push_back(
         {pair.name, DifferenceKind::shape, b.value.shape.text(), a.value.shape.text()});
   } else if (is_plain && a.value.dtype != b.value.dtype &&
-             !is_wider(b.value.dtype, a.value.dtype)) {
+             !are_floats(a.value.dtype, b.value.dtype)) {
     differences_.push_back({pair.name, DifferenceKind::encoding, b.encoding, a.encoding});
   } else if (a.value.shape.numel() != 0u) {
     pair.is_exact = is_plain || a.codes == b.codes;

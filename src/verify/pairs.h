@@ -29,8 +29,8 @@ struct Pair {
   std::string name;  // in the second checkpoint
   Side first;
   Side second;
-  // Every number is to be the same when both are read as `dtype`. Else each may be as far off as
-  // codes explain, and samples are compared.
+  // Every number is to be the same when both are read as `dtype`, that of the second where both are
+  // plain. Else each may be as far off as codes explain, and samples are compared.
   bool is_exact = false;
   Dtype dtype = Dtype::f32;
 };

@@ -30,6 +30,19 @@ std::string_view name(DifferenceKind kind) noexcept {
   return "bytes";
 }
 
+static void write_dtypes(JsonWriter& json, std::string_view key, const std::vector<Widened>& rows) {
+  json.key(key);
+  json.begin_array();
+  for (const Widened& each : rows) {
+    json.begin_object();
+    json.member("name", each.name);
+    json.member("found", each.found);
+    json.member("expected", each.expected);
+    json.end_object();
+  }
+  json.end_array();
+}
+
 static std::string json_of(const VerifyReport& report) {
   JsonWriter json(2);
   json.begin_object();
@@ -66,16 +79,8 @@ static std::string json_of(const VerifyReport& report) {
     json.end_object();
   }
   json.end_array();
-  json.key("widened");
-  json.begin_array();
-  for (const Widened& each : report.widened) {
-    json.begin_object();
-    json.member("name", each.name);
-    json.member("found", each.found);
-    json.member("expected", each.expected);
-    json.end_object();
-  }
-  json.end_array();
+  write_dtypes(json, "widened", report.widened);
+  write_dtypes(json, "rounded", report.rounded);
   json.member("bytes_read", report.bytes_read);
   json.end_object();
   return json.take();
@@ -112,15 +117,15 @@ std::string quantized_text(const VerifyReport& report) {
 }
 
 // One line for each pair of dtypes.
-std::string widened_text(const VerifyReport& report) {
+std::string dtypes_text(const std::vector<Widened>& values, std::string_view how) {
   std::map<std::pair<std::string_view, std::string_view>, std::vector<std::string_view>> rows;
-  for (const Widened& each : report.widened) {
+  for (const Widened& each : values) {
     rows[{each.expected, each.found}].push_back(each.name);
   }
   std::string text;
   for (const auto& [dtypes, names] : rows) {
-    text += fmt::format("  info: {} of {} widened to {}, with equal numbers ('{}'{})\n",
-                        names.size(), dtypes.first, dtypes.second, printable(names.front()),
+    text += fmt::format("  info: {} of {} {} ('{}'{})\n", names.size(), dtypes.first,
+                        fmt::format(fmt::runtime(how), dtypes.second), printable(names.front()),
                         names.size() > 1 ? " ..." : "");
   }
   return text;
@@ -141,7 +146,8 @@ std::string to_table(const VerifyReport& report) {
                           each.infinite);
     }
     text += quantized_text(report);
-    text += widened_text(report);
+    text += dtypes_text(report.widened, "widened to {}, with equal numbers");
+    text += dtypes_text(report.rounded, "rounded to {}, each to the nearest");
     text +=
         fmt::format("{}; {} read\n", report.ok() ? "ok" : "not ok", human_bytes(report.bytes_read));
     return text;

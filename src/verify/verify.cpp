@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <iterator>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "base/only_errors.h"
@@ -15,7 +18,9 @@
 #include "base/thread_count.h"
 #include "codec/decode.h"
 #include "execute/team.h"
+#include "kernels/cast.h"
 #include "loadstone/error.h"
+#include "plan/dtypes.h"
 #include "verify/claim.h"
 #include "verify/finding_of.h"
 #include "verify/pairs.h"
@@ -130,6 +135,25 @@ std::optional<std::size_t> first_number(std::span<const std::byte> left,
   return std::nullopt;
 }
 
+// The same of any dtype, where NaN is equal to every NaN: programs write different ones.
+std::optional<std::size_t> first_value(Dtype dtype, std::span<const std::byte> left,
+                                       std::span<const std::byte> right) {
+  const std::size_t size = element_bytes(dtype);
+  const auto is_nan = [&](const std::byte* from) {
+    double value = 0;
+    cast_between(dtype, Dtype::f64).run(from, reinterpret_cast<std::byte*>(&value), 1);
+    return std::isnan(value);
+  };
+  for (std::size_t at = 0; const auto skipped = first_byte(left.subspan(at), right.subspan(at));) {
+    at = (at + *skipped) / size * size;
+    if (!can_cast(dtype, Dtype::f64) || !is_nan(left.data() + at) || !is_nan(right.data() + at)) {
+      return at;
+    }
+    at += size;
+  }
+  return std::nullopt;
+}
+
 // The first byte where two values differ, as `compare` tells it.
 template <typename Compare>
 std::optional<std::uint64_t> first_difference(TensorBytes& first, TensorBytes& second,
@@ -174,8 +198,18 @@ std::optional<Difference> number_difference(const OpenShards& first, const OpenS
   TensorBytes right(second, pair.name, pair.second.value, pair.dtype);
   const bool in_order = is_in_order(pair.first.value) && is_in_order(pair.second.value);
   const std::size_t step = in_order ? chunk_bytes_max : strided_chunk_bytes_max;
-  const auto compare = pair.first.is_quantized() ? first_number : first_byte;
+  const bool is_cast = pair.first.value.dtype != pair.second.value.dtype;
+  const auto compare = [&](std::span<const std::byte> a, std::span<const std::byte> b) {
+    if (pair.first.is_quantized()) return first_number(a, b);
+    return is_cast ? first_value(pair.dtype, a, b) : first_byte(a, b);
+  };
   const auto at = first_difference(left, right, step, jobs, scratch, compare);
+  if (const Overflow beyond = left.take_overflow(); beyond.count > 0 && !at) {
+    return Difference{pair.name, DifferenceKind::values,
+                      fmt::format("{}, where {} of the numbers {} too large for it",
+                                  name(pair.dtype), beyond.count, beyond.count == 1 ? "is" : "are"),
+                      fmt::format("a dtype that holds {}", beyond.largest)};
+  }
   if (!at) return std::nullopt;
   return Difference{
       pair.name, DifferenceKind::values,
@@ -270,13 +304,18 @@ static std::optional<Difference> tensor_difference(const OpenShards& first,
 static void report_pairs(const Pairs& pairs, const OpenShards& first, const OpenShards& second,
                          VerifyReport& report) {
   Samples samples(first, second);
+  std::set<std::string> different;
+  for (const Difference& each : report.differences) different.insert(each.name);
   for (const Pair& pair : pairs.all()) {
+    if (different.contains(pair.name)) continue;
     if (!pair.is_exact) {
       samples.compare(pair, report);
     } else if (pair.first.is_quantized()) {
       report.quantized.push_back({pair.name, pair.second.encoding, 0});
     } else if (pair.first.encoding != pair.second.encoding) {
-      report.widened.push_back({pair.name, pair.second.encoding, pair.first.encoding});
+      const bool is_wider = is_exact(pair.first.value.dtype, pair.second.value.dtype);
+      auto& rows = is_wider ? report.widened : report.rounded;
+      rows.push_back({pair.name, pair.second.encoding, pair.first.encoding});
     }
   }
   report.bytes_read += samples.bytes_read();

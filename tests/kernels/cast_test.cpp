@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <random>
@@ -36,6 +37,103 @@ std::vector<std::pair<Dtype, Dtype>> all_pairs() {
     }
   }
   return pairs;
+}
+
+// ---- numbers that are too large
+
+std::vector<Dtype> floats() {
+  std::vector<Dtype> all;
+  std::ranges::copy_if(dtypes, std::back_inserter(all),
+                       [](Dtype dtype) { return kind(dtype) == DtypeKind::floating; });
+  return all;
+}
+
+double value_of(Dtype dtype, const std::byte* from) {
+  double value = 0;
+  cast_between(dtype, Dtype::f64).run(from, reinterpret_cast<std::byte*>(&value), 1);
+  return value;
+}
+
+// All of up to 16 bits; of the others those near the limits of every dtype, and all exponents.
+Bytes floats_of(Dtype dtype) {
+  Bytes bytes;
+  const std::size_t size = element_bytes(dtype);
+  const auto add = [&](std::uint64_t word) {
+    bytes.resize(bytes.size() + size);
+    std::memcpy(bytes.data() + bytes.size() - size, &word, size);
+  };
+  if (size <= 2) {
+    for (std::uint64_t word = 0; word < (std::uint64_t{1} << (8 * size)); ++word) add(word);
+    return bytes;
+  }
+  for (const double limit : {464.0, 61440.0, 65520.0, 65536.0, 0x1.ffp127, 0x1.ffffffp127}) {
+    const auto single = std::bit_cast<std::uint32_t>(static_cast<float>(limit));
+    const std::uint64_t middle = size == 4 ? single : std::bit_cast<std::uint64_t>(limit);
+    for (std::uint64_t i = 0; i < 4000; ++i) add(middle - 2000 + i);
+    if (size == 4) continue;
+    // F64 is rounded to F32 first.
+    for (const float each : {std::nextafter(static_cast<float>(limit), 0.0F),
+                             std::nextafter(static_cast<float>(limit), HUGE_VALF)}) {
+      const double half = (limit + double{each}) / 2;
+      for (std::uint64_t i = 0; i < 8; ++i) add(std::bit_cast<std::uint64_t>(half) - 4 + i);
+    }
+  }
+  for (std::uint64_t top = 0; top < 4096; ++top) {
+    for (const std::uint64_t low : {std::uint64_t{0}, ~std::uint64_t{0} >> 12}) {
+      add((top << 52 | low) >> (64 - 8 * size));
+    }
+  }
+  return bytes;
+}
+
+TEST(Casts, NumbersThatAreTooLargeAreCounted) {
+  std::uint64_t counted = 0;
+  for (const auto& [source, target] : all_pairs()) {
+    if (kind(source) != DtypeKind::floating || kind(target) != DtypeKind::floating) continue;
+    const Cast cast = cast_between(source, target);
+    const std::size_t size = element_bytes(source);
+    const Bytes numbers = floats_of(source);
+    Overflow expected;
+    for (std::size_t at = 0; at < numbers.size(); at += size) {
+      std::array<std::byte, 8> made{};
+      cast.run(numbers.data() + at, made.data(), 1);
+      const double before = value_of(source, numbers.data() + at);
+      const double after = value_of(target, made.data());
+      if (!std::isfinite(before)) continue;
+      const bool is_over = !std::isfinite(after) ||
+                           (target == Dtype::f8_e4m3 && std::abs(static_cast<float>(before)) > 464);
+      if (is_over) expected += {.count = 1, .largest = std::abs(before)};
+      if (cast.overflow == nullptr) continue;
+      const Overflow one = cast.overflow(numbers.data() + at, 1, 1);
+      ASSERT_EQ(one.count, is_over ? 1u : 0u)
+          << name(source) << " " << before << " to " << name(target) << " " << after;
+    }
+    ASSERT_EQ(cast.overflow != nullptr, expected.count > 0) << name(source) << name(target);
+    if (cast.overflow == nullptr) continue;
+    const Overflow found = cast.overflow(numbers.data(), 1, numbers.size() / size);
+    EXPECT_EQ(found.count, expected.count);
+    EXPECT_EQ(found.largest, expected.largest);
+    const Overflow every_other = cast.overflow(numbers.data(), 2, numbers.size() / size / 2);
+    EXPECT_LT(every_other.count, found.count);
+    counted += found.count;
+  }
+  EXPECT_GT(counted, 10'000u);
+}
+
+TEST(Casts, NumbersBeforeTheFirstThatIsNotFinite) {
+  for (const Dtype dtype : floats()) {
+    const std::size_t size = element_bytes(dtype);
+    const Bytes numbers = floats_of(dtype);
+    const std::uint64_t count = numbers.size() / size;
+    std::uint64_t at = 0;
+    for (std::uint64_t i = 0; i < count; ++i) {  // from each that is not finite to the next
+      if (std::isfinite(value_of(dtype, numbers.data() + i * size))) continue;
+      ASSERT_EQ(finite_numbers(dtype, numbers.data() + at * size, count - at), i - at);
+      at = i + 1;
+      if (at > 5000) break;
+    }
+    EXPECT_GT(at, 0u);
+  }
 }
 
 // ---- the inputs and fingerprints of tests/golden/make_cast_goldens.py

@@ -1,0 +1,34 @@
+"""Warnings about loads, each at the line of the user's code that asked for the load."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable
+
+from loadstone import _core
+
+# Modules whose frames are passed over to find the user's line.
+_LOADING = ("loadstone", "diffusers", "huggingface_hub", "contextlib")
+
+
+def users_level() -> int:
+    """Return the ``stacklevel`` of the first caller that is not loading code."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _LOADING:
+            break
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def warn_of_overflows(findings: Iterable[_core.Finding]) -> None:
+    """Warn once about all tensors with finite values that their dtype cannot hold."""
+    found = [each for each in findings if each.code == "convert.overflow"]
+    if not found:
+        return
+    more = ""
+    if len(found) > 1:
+        more = f" ({len(found) - 1} more tensor{'s' if len(found) > 2 else ''} like it)"
+    hint = f". {found[0].suggestion}" if found[0].suggestion else ""
+    warnings.warn(f"{found[0].message}{more}{hint}", UserWarning, stacklevel=users_level())

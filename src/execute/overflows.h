@@ -1,0 +1,36 @@
+// Values with finite numbers that the dtype they become cannot hold: one rule, and one sentence.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "kernels/cast.h"
+#include "loadstone/finding.h"
+#include "loadstone/plan.h"
+
+namespace loadstone {
+
+// By target. Thread-safe.
+class Overflows {
+ public:
+  void add(std::uint32_t target, const Overflow& found);
+  [[nodiscard]] Overflow of(std::uint32_t target) const;
+  // Those of all targets so far, which are forgotten.
+  [[nodiscard]] Overflow take();
+  // A warning for each target, in their order.
+  [[nodiscard]] std::vector<Finding> findings(const Plan& plan) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::uint32_t, Overflow> found_;
+};
+
+// "3 of 4096 numbers are too large for F16, the largest is 70000"
+[[nodiscard]] std::string overflow_text(const PlannedTarget& target, const Overflow& found);
+
+// Throws Error "convert.overflow" where there are some.
+void require_none(const PlannedTarget& target, const Overflow& found);
+
+}  // namespace loadstone
