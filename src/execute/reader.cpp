@@ -193,7 +193,10 @@ void Reader::read_part(std::uint32_t source, DecodeForm::Range bytes, std::byte*
 void Reader::skip_to(const Job& job, std::uint64_t offset) {
   const std::uint64_t hole = offset - read_end_;
   if (!parts_.empty() && hole <= skipped_bytes_max) {
-    append(job, skipped_.data(), hole);
+    if (skipped_end_ + hole > skipped_.size()) flush(job);
+    const std::size_t begin = skipped_end_;
+    append(job, skipped_.data() + begin, hole);
+    if (context_.digests != nullptr) skipped_end_ = begin + hole;
     return;
   }
   flush(job);
@@ -228,6 +231,7 @@ void Reader::flush(const Job& job) {
     if (context_.digests != nullptr) context_.digests->read(job.shard, read_begin_, parts_);
   }
   parts_.clear();
+  skipped_end_ = 0;
   read_begin_ = read_end_;
 }
 

@@ -74,8 +74,10 @@ class Reader {
   std::vector<std::span<std::byte>> parts_;        // of the read that is being put together
   std::uint64_t read_begin_ = 0;
   std::uint64_t read_end_ = 0;
-  bool ends_staged_ = false;  // the last part lies in the slot
-  std::array<std::byte, skipped_bytes_max> skipped_;
+  bool ends_staged_ = false;  // the last part is in the slot
+  // Holes of the current read. Digests are taken of them too, and then each has its own bytes.
+  std::array<std::byte, 16 * skipped_bytes_max> skipped_;
+  std::size_t skipped_end_ = 0;  // of the bytes that the current read uses
 };
 
 }  // namespace loadstone
