@@ -91,17 +91,6 @@ std::string text_of(const ConvertReport& report, const ConvertRun& run, const Pr
   return text + '\n' + memory_text(report.peak_bytes, memory, anonymous_bytes_peak);
 }
 
-// The findings that only values showed, such as numbers that are not finite.
-std::vector<Finding> found_since(const std::vector<Finding>& known, std::vector<Finding> findings) {
-  std::erase_if(findings, [&](const Finding& each) {
-    return std::ranges::any_of(known, [&](const Finding& before) {
-      return before.code == each.code && before.target == each.target &&
-             before.message == each.message;
-    });
-  });
-  return findings;
-}
-
 // After Ctrl-C: what is left of the work, and how not to do it twice.
 void hint_at_resume(const ConvertOptions& options, const ConvertRun& run) {
   if (options.one_file) return print_hint("nothing is left of the output");

@@ -298,6 +298,7 @@ def merge_options(
     scale: float | None,
     density: float | None,
     seed: int | None,
+    tie: str = "split",
 ) -> MergeOptions: ...
 def make_conversion(
     catalog: Catalog,
@@ -327,6 +328,7 @@ def make_conversion(
     is_split: bool = False,
     merge: MergeOptions | None = None,
     imatrix: str = "",
+    base: str = "",
 ) -> Conversion: ...
 def convert(
     conversion: Conversion,

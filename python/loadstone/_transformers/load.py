@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from loadstone._traced import Traced
 from loadstone._transformers import cache, quantized, releases
 from loadstone._transformers.gaps import DEFAULTS, Gaps, TransformersOptions, mismatch
 from loadstone._transformers.question import Derived, Question
+from loadstone._turns import slots_of
 
 if TYPE_CHECKING:
     from loadstone._bitsandbytes.loading import QuantizedWeights
@@ -164,6 +166,20 @@ def _ties(model: Any, loaded: Any, failed: set[str]) -> dict[str, str]:
     return ties
 
 
+def untied(model: Any, loaded: Mapping[str, str]) -> dict[str, str]:
+    """Names that the model ties, if both are loaded: the library ties equal values only.
+
+    Two paths of one module cannot hold two values.
+    """
+    places = {slot.name: slot.place for slot in slots_of(model)}
+    return {
+        slot.name: slot.tie_of
+        for slot in slots_of(model)
+        if slot.tie_of is not None and slot.tie_of in loaded and slot.name in loaded
+        if slot.place != places[slot.tie_of]
+    }
+
+
 def _warn_of_decoded(targets: list[str]) -> None:
     if targets:
         names = sorted(set(targets))
@@ -176,8 +192,12 @@ def _loading_info(model: Any, derived: Derived) -> Any:
     info = releases.empty_info(name for name, _ in derived.unexpected)
     info.missing_keys |= set(model.state_dict())
     mismatched: set[Any] = info.mismatched_keys
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
     for name, found, expected in derived.mismatched:
-        info.missing_keys.discard(name)
+        # The library compares values of ties that are not missing, and these have none: so it
+        # ties them to what was loaded.
+        if tied.get(name) not in derived.dtypes:
+            info.missing_keys.discard(name)
         mismatched.add((name, torch.Size(found), torch.Size(expected)))
     return info
 
