@@ -168,7 +168,10 @@ int load(const Args& args, bool json) {
   if (args.receipt.empty() != args.receipt_path.empty()) {
     throw Error("usage", "--receipt KIND and --receipt-file FILE come together");
   }
-  const Plan plan = planned(args);
+  Plan plan = planned(args);
+  if (args.plan.open.strict) {
+    for (TieCheck& check : plan.tie_checks) check.is_error = true;
+  }
   write_page(plan, args.plan);
   if (const Finding* const first = obstacle(plan.findings, args.plan.open.strict)) {
     if (!json) print_hint(verdict_of(plan).first + "; nothing was read");
@@ -177,6 +180,7 @@ int load(const Args& args, bool json) {
   check_machine(plan);
   if (!json) print_warnings(plan.findings);
   const Outcome outcome = do_load(plan, args);
+  if (!json) print_warnings(found_since(plan.findings, outcome.report.findings));
   write_page(plan, args.plan,
              LoadFigures{.seconds = outcome.report.seconds,
                          .bytes_read = outcome.report.bytes_read,

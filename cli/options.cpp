@@ -176,6 +176,8 @@ Weighted weighted_from_user(const std::string& text) {
   return {text.substr(0, colon), weight};
 }
 
+TiePolicy AdapterArgs::tie_policy() const { return from_name<TiePolicy>(tie).value(); }
+
 std::vector<MergeAdapter> AdapterArgs::open(
     const OpenArgs& how, std::vector<std::shared_ptr<const Catalog>>& checkpoints) const {
   if (!ignore.empty() && adapters.empty()) {
@@ -200,7 +202,13 @@ std::vector<CLI::Option*> add_adapter_options(CLI::App& command, AdapterArgs& ar
               .add_option("--lora-ignore", args.ignore,
                           "Tensors of adapters that are left out, by a pattern; repeatable")
               ->type_name("PATTERN")
-              ->allow_extra_args(false)};
+              ->allow_extra_args(false),
+          command
+              .add_option("--tie", args.tie,
+                          "Other names of a tied tensor that an adapter changes: split (default):\n"
+                          "they keep the base's value; keep: they change with it")
+              ->type_name("P")
+              ->check(CLI::IsMember(names_of<TiePolicy>()))};
 }
 
 std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args) {
@@ -261,6 +269,7 @@ Plan make_plan(const PlanArgs& args) {
   if (has_skeleton) skeleton = parse_file(args.skeleton_path, Skeleton::from_json);
   std::vector<std::shared_ptr<const Catalog>> checkpoints = {open_paths(args.open)};
   options.adapters = args.lora.open(args.open, checkpoints);
+  options.tie = args.lora.tie_policy();
   auto catalog = checkpoints.front();
   if (checkpoints.size() > 1) catalog = std::make_shared<const Catalog>(std::move(checkpoints));
   if (!has_skeleton) skeleton = Skeleton::from_catalog(*catalog);

@@ -44,7 +44,9 @@ struct Weighted {
 struct AdapterArgs {
   std::vector<std::string> adapters;
   std::vector<std::string> ignore;
+  std::string tie{name(TiePolicy::split)};
 
+  [[nodiscard]] TiePolicy tie_policy() const;
   // Opens them, behind the checkpoints that are there. Throws Error "usage".
   [[nodiscard]] std::vector<MergeAdapter> open(
       const OpenArgs& how, std::vector<std::shared_ptr<const Catalog>>& checkpoints) const;

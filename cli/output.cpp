@@ -187,6 +187,16 @@ std::string memory_text(std::uint64_t planned_bytes, const ProcessMemory& used,
       human_bytes(used.file_bytes));
 }
 
+std::vector<Finding> found_since(const std::vector<Finding>& known, std::vector<Finding> findings) {
+  std::erase_if(findings, [&](const Finding& each) {
+    return std::ranges::any_of(known, [&](const Finding& before) {
+      return before.code == each.code && before.target == each.target &&
+             before.message == each.message;
+    });
+  });
+  return findings;
+}
+
 void print_warnings(const std::vector<Finding>& findings) {
   if (is_quiet()) return;
   const std::size_t shown_max = is_verbose() ? findings.size() : warnings_shown_max;

@@ -45,6 +45,9 @@ void print_hint(std::string_view text);
 [[nodiscard]] std::string memory_text(std::uint64_t planned_bytes, const ProcessMemory& used,
                                       std::uint64_t anonymous_bytes_peak);
 
+// The findings that only values showed, such as numbers that are not finite.
+[[nodiscard]] std::vector<Finding> found_since(const std::vector<Finding>& known,
+                                               std::vector<Finding> findings);
 // Warnings for people, on stderr: the first few (all with --verbose), then how many more.
 void print_warnings(const std::vector<Finding>& findings);
 

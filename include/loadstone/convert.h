@@ -110,6 +110,11 @@ struct ModelFolder {
                                                           const std::string& path,
                                                           bool with_code = false);
 
+// The text of config.json in the folder, or next to the one file, that a checkpoint was opened by;
+// empty without such a file. Throws Error "io.read".
+[[nodiscard]] LOADSTONE_API std::string read_model_config(const Catalog& catalog,
+                                                          const std::string& path);
+
 struct ConvertOptions {
   // ---- what changes the result
   // Of the files that are written: safetensors or GGUF.

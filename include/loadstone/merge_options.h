@@ -26,6 +26,15 @@ enum class MergeMethod : std::uint8_t {
 [[nodiscard]] LOADSTONE_API std::string_view name(MergeMethod method) noexcept;
 [[nodiscard]] LOADSTONE_API std::optional<MergeMethod> merge_method(std::string_view name) noexcept;
 
+// The other names of a tied tensor when an adapter changes one of its names.
+enum class TiePolicy : std::uint8_t {
+  split,  // they keep the base's value, as tensors of their own: the result of training
+  keep,   // they change with it
+};
+
+// "split", "keep"
+[[nodiscard]] LOADSTONE_API std::string_view name(TiePolicy policy) noexcept;
+
 // A low-rank adapter: LoRA, rsLoRA or DoRA in the names of peft, diffusers or kohya. Its
 // adapter_config.json is read from its folder.
 struct MergeAdapter {
@@ -42,6 +51,9 @@ struct MergeOptions {
   // One for each model. Of methods that take the first model for their base its weight is 1.
   std::vector<float> weights{1};
   std::vector<MergeAdapter> adapters{};  // in the order in which they are added
+  TiePolicy tie = TiePolicy::split;      // finding "merge.tie" names the ties that are split
+  // Text of the base's config.json, which declares ties; empty: that of ConvertOptions::folder.
+  std::string config{};
   MergeMethod method = MergeMethod::linear;
   // Divides by the weights that went into an element. None: ties and dare-ties do.
   std::optional<bool> normalise{};

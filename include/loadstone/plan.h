@@ -88,6 +88,8 @@ struct PlanOptions {
   // "merge.adapter", a tensor of an adapter that nothing uses "merge.unused". Small tensors and
   // configurations are read when the plan is made, as those of quantized tensors are.
   std::vector<MergeAdapter> adapters;
+  // Ties of which adapters change some names only: finding "merge.tie".
+  TiePolicy tie = TiePolicy::split;
   DeviceMap device_map;  // empty: where the model at hand holds it, else on "cpu"
   // Bytes per device. For a computed map the capacities, in order of preference; for an explicit
   // map limits that are checked (finding "plan.over_budget").
@@ -140,13 +142,24 @@ struct LOADSTONE_API PlannedTarget {
   [[nodiscard]] std::uint64_t byte_count() const;
 };
 
+// Two names of one tensor, both of which the checkpoint holds. A load compares their values before
+// it reads the others, and reports a difference as finding "plan.tie".
+struct TieCheck {
+  std::string name;         // the target that is a tie
+  std::string tied_to;      // the target that it is tied to
+  std::uint32_t taken = 0;  // the loaded source: index into the catalog's tensors
+  std::uint32_t other = 0;  // the source of the other name
+  bool is_error = false;    // a difference ends the load
+};
+
 // Plain data, made by make_plan() or plan_from_json(), which check every box against catalog and
 // target: execute() relies on that. Thread-safe while nobody writes to it.
 struct Plan {
   std::shared_ptr<const Catalog> catalog;
   std::vector<PlannedTarget> targets;  // in the skeleton's order
   std::vector<Decoding> decodings;     // what boxes may copy from beside sources
-  std::vector<Finding> findings;       // sorted, those of the catalog included
+  std::vector<TieCheck> tie_checks;
+  std::vector<Finding> findings;  // sorted, those of the catalog included
   std::string offload_folder;
   bool allow_non_finite = false;  // in what is quantized
   std::uint64_t staging_bytes_max = 0;

@@ -55,7 +55,8 @@ struct LOADSTONE_API Skeleton {
   bool values_known = true;
 
   // Throws Error "skeleton.json" for text that is not a skeleton: bad JSON, an unknown dtype or
-  // kind, a name given twice, a tie of an unknown target, of a tie, or of another shape or dtype.
+  // kind, a name given twice, a tie of an unknown target, of itself, or of another shape or
+  // dtype. A tie of a tie is one of its root.
   [[nodiscard]] static Skeleton from_json(std::string_view text);
   // One parameter for each tensor of the checkpoint, as it is there; block formats as the F32 that
   // they would be decoded to.

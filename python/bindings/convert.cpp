@@ -12,7 +12,7 @@ MergeOptions merge_options(const std::vector<float>& weights,
                            const std::vector<std::pair<float, std::vector<std::string>>>& adapters,
                            std::string_view method, std::optional<bool> normalise,
                            std::optional<float> scale, std::optional<double> density,
-                           std::optional<std::uint64_t> seed) {
+                           std::optional<std::uint64_t> seed, std::string_view tie) {
   const auto known = merge_method(method);
   if (!known) {
     throw Error("plan.options", "no such method",
@@ -21,6 +21,7 @@ MergeOptions merge_options(const std::vector<float>& weights,
                  .expected = "linear, slerp, task-arithmetic, ties, dare-linear or dare-ties"});
   }
   MergeOptions options = {.weights = weights,
+                          .tie = enum_argument<TiePolicy>("tie", tie),
                           .method = *known,
                           .normalise = normalise,
                           .scale = scale,
@@ -43,7 +44,8 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
                           bool allow_non_finite, const std::string& folder, bool copy_code,
                           bool dequantize, std::string_view experts, std::string_view format,
                           std::string_view metadata, bool beyond_ggml, bool is_split,
-                          const MergeOptions* merge, const std::string& imatrix) {
+                          const MergeOptions* merge, const std::string& imatrix,
+                          const std::string& base) {
   ConvertOptions options;
   if (merge != nullptr) options.merge = *merge;
   options.format = enum_argument<FileFormat>("format", format);
@@ -86,6 +88,7 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
   const nb::gil_scoped_release release;
   // After that: a folder of another machine is waited for.
   if (!folder.empty()) options.folder = read_model_folder(*catalog, folder, copy_code);
+  if (options.merge && !base.empty()) options.merge->config = read_model_config(*catalog, base);
   if (!imatrix.empty()) {
     options.quantize.importance =
         std::make_shared<const ImportanceMatrix>(open_importance_matrix(imatrix));
@@ -183,7 +186,7 @@ void bind_convert(nb::module_& module) {
   nb::class_<MergeOptions>(module, "MergeOptions");
   module.def("merge_options", &merge_options, nb::arg("weights"), nb::arg("adapters"),
              nb::arg("method"), nb::arg("normalise").none(), nb::arg("scale").none(),
-             nb::arg("density").none(), nb::arg("seed").none());
+             nb::arg("density").none(), nb::arg("seed").none(), nb::arg("tie") = "split");
   module.def(
       "make_conversion", &conversion_for, nb::arg("catalog"), nb::arg("rules") = "",
       nb::arg("recipes").none() = nb::none(), nb::arg("dtype") = "",
@@ -196,7 +199,7 @@ void bind_convert(nb::module_& module) {
       nb::arg("allow_non_finite") = false, nb::arg("folder") = "", nb::arg("copy_code") = false,
       nb::arg("dequantize") = false, nb::arg("experts") = "keep", nb::arg("format") = "safetensors",
       nb::arg("metadata") = "", nb::arg("beyond_ggml") = false, nb::arg("is_split") = false,
-      nb::arg("merge").none() = nb::none(), nb::arg("imatrix") = "");
+      nb::arg("merge").none() = nb::none(), nb::arg("imatrix") = "", nb::arg("base") = "");
   module.def("convert_in_memory", &in_memory, nb::arg("conversion"), nb::arg("file"),
              nb::arg("address"), nb::arg("bytes"));
   module.def(

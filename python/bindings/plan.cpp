@@ -169,6 +169,9 @@ SharedPlan plan_for(std::shared_ptr<const Catalog> catalog, std::vector<Target> 
        named.take<std::vector<std::pair<float, std::vector<std::string>>>>("adapters")) {
     options.adapters.push_back({.factor = factor, .ignore = std::move(ignore)});
   }
+  if (const auto tie = named.take<std::string>("tie"); !tie.empty()) {
+    options.tie = enum_argument<TiePolicy>("tie", tie);
+  }
   named.done();
   const Skeleton skeleton = {.targets = std::move(targets), .values_known = values_known};
   const nb::gil_scoped_release release;

@@ -301,6 +301,7 @@ def merge_options(
     scale: float | None,
     density: float | None,
     seed: int | None,
+    tie: str = "split",
 ) -> MergeOptions: ...
 def make_conversion(
     catalog: Catalog,
@@ -330,6 +331,7 @@ def make_conversion(
     is_split: bool = False,
     merge: MergeOptions | None = None,
     imatrix: str = "",
+    base: str = "",
 ) -> Conversion: ...
 def convert(
     conversion: Conversion,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from loadstone import _collector, _core, _devices, _initialise, _read_once
+from loadstone import _collector, _core, _devices, _initialise, _read_once, _ties
 from loadstone import torch as memory
 from loadstone._audit import Loads, remember
 from loadstone._dtypes import dtype_name, has_name, torch_dtype
@@ -111,8 +111,14 @@ def _run(
         reading=reading,
     )
     try:
+        split = _ties.split_names(slots, plan.targets) if _ties.may_split(plan) else []
         install_values(plan, model, filled, made)
-        report = make_report(plan, model, filled.core)
+        untied = _ties.untied_by(plan) if split else {}
+        tied_again, different = _ties.restore(model, untied)
+        if split or tied_again:
+            slots_of(model, anew=True)
+        report = make_report(plan, model, filled.core, tied_again)
+        _ties.warn(report, plan.findings)
         if settle is not None:
             settle(filled.offload, report)
         if plan._whole is not None:
@@ -122,6 +128,7 @@ def _run(
         if not filled.offload.is_committed:
             before.restore(filled, error)
         raise
+    _ties.unbind(model, [name for name in split if name not in untied], different)
     report.sync_seconds = filled.offload.sync_seconds
     return report
 
@@ -295,10 +302,20 @@ def _warn_of_fills(plan: Plan) -> None:
 
 @_collector.paused()
 @_with_ordinary_tensors
-def make_report(plan: Plan, model: Any, core: _core.Report) -> Report:
-    """Computes what follows from parameters, and notes where every value came from."""
+def make_report(
+    plan: Plan, model: Any, core: _core.Report, tied_again: Mapping[str, str] | None = None
+) -> Report:
+    """Computes what follows from parameters, and notes the origin of every value.
+
+    Args:
+        tied_again: names whose equal values gave way to the tensor of their root.
+    """
     entries = (Provenance.from_row(core.provenance(index)) for index in range(len(core)))
     provenance = {entry.target: entry for entry in entries}
+    for name, root in (tied_again or {}).items():
+        provenance[name] = dataclasses.replace(
+            provenance[name], origin="tie", tie_of=root, sources=()
+        )
     for name in recompute(model):
         reason = "recomputed from the model's parameters"
         provenance[name] = dataclasses.replace(provenance[name], reason=reason)

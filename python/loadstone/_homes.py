@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from loadstone import _audit, _devices
+from loadstone import _audit, _devices, _ties
 from loadstone import torch as memory
 from loadstone._contents import Contents, may_change
 from loadstone._dtypes import dtype_name
@@ -38,7 +38,9 @@ def keeps_identity(slot: TensorSlot, target: PlannedTarget) -> bool:
     A tensor of ``torch.inference_mode()`` gives way to one that can be trained, and one that
     overlaps itself to one that has its elements.
     """
-    return _fits(slot, target) and not slot.tensor.is_inference()
+    return (
+        _fits(slot, target) and not slot.tensor.is_inference() and not _ties.is_split(slot, target)
+    )
 
 
 def held_bytes(
@@ -87,7 +89,7 @@ class Homes:
         slot, target = self._pairs[index]
         if self.in_place and _is_direct(slot, target):
             return slot.tensor
-        view = self._views.get(id(slot.tensor))
+        view = self._views.get(id(slot.tensor)) if keeps_identity(slot, target) else None
         if view is not None and view.is_contiguous():
             return view
         return _devices.empty(target.name, target.shape, target.dtype, target.device)
@@ -245,7 +247,8 @@ def _is_written(target: PlannedTarget) -> bool:
 def _is_direct(slot: TensorSlot, target: PlannedTarget) -> bool:
     """Whether the core can write to the tensor itself."""
     is_the_cores = target.origin != "initialiser"
-    return is_the_cores and _fits(slot, target) and slot.tensor.is_contiguous()
+    is_its_own = not _ties.is_split(slot, target)
+    return is_the_cores and is_its_own and _fits(slot, target) and slot.tensor.is_contiguous()
 
 
 def _note_write(tensor: Any) -> None:

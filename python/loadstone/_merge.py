@@ -12,6 +12,7 @@ from loadstone._metadata import Metadata, metadata_text
 from loadstone._output import (
     ConvertReport,
     Quantize,
+    base_path,
     carry_out,
     dry_report,
     folder_of,
@@ -30,6 +31,7 @@ def merge(
     *,
     lora: Weighted = (),
     lora_ignore: str | Sequence[str] = (),
+    tie: str = "split",
     method: str = "linear",
     normalise: bool | None = None,
     scale: float | None = None,
@@ -75,6 +77,9 @@ def merge(
         lora: adapters in the names of peft, diffusers or kohya, each with a factor, as ``models``.
         lora_ignore: regular expressions of adapters' tensors to leave out, such as those of
             another model of a pipeline. Any other tensor that nothing uses is an error.
+        tie: of an embedding that an adapter changes and that the config ties to the head:
+            ``"split"`` writes the head as a tensor of its own with the base's value, and a config
+            with ``tie_word_embeddings: false``; ``"keep"`` changes both.
         method: ``"linear"``: the sum of all, each times its weight. ``"slerp"``: the arc from the
             first to the second, whose weight is the place on it. ``"task-arithmetic"``: the first,
             and what the others differ from it by, each times its weight; ``"ties"``,
@@ -99,7 +104,7 @@ def merge(
         raise make("plan.options", "a merge begins with a model", field="models")
     weights = [weight for _, weight in given]
     factors = [(factor, patterns_of(lora_ignore)) for _, factor in adapters]
-    options = _core.merge_options(weights, factors, method, normalise, scale, density, seed)
+    options = _core.merge_options(weights, factors, method, normalise, scale, density, seed, tie)
     conversion = _core.make_conversion(
         joined([opened(source, allow_links) for source, _ in (*given, *adapters)]),
         dtype="" if dtype is None or dtype == "auto" else str(dtype),
@@ -120,6 +125,7 @@ def merge(
         metadata="" if metadata is None else metadata_text(metadata),
         beyond_ggml=beyond_ggml,
         merge=options,
+        base=base_path(given[0][0]) if adapters else "",
     )
     if not dry_run:
         return carry_out(conversion, where, progress, resume, part, finish, receipt, page_cache)

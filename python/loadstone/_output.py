@@ -167,5 +167,10 @@ def folder_of(source: Any) -> str:
     return path if _core.is_remote(path) or Path(path).is_dir() else ""
 
 
+def base_path(source: Any) -> str:
+    """The path that a checkpoint was named by; empty for several files and open checkpoints."""
+    return os.fsdecode(source) if isinstance(source, str | bytes | os.PathLike) else ""
+
+
 def open_source(path: Checkpoint, allow_links: bool) -> Catalog:
     return inspect(path, allow_links=allow_links, gguf_rank_max=RANK_MAX)

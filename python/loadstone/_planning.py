@@ -9,7 +9,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadstone import _collector, _core, _initialise, _machine, _modules
+from loadstone import _collector, _core, _initialise, _machine, _modules, _ties
 from loadstone._adapters import TRACED, trace, with_units
 from loadstone._catalog import RANK_MAX, Checkpoint, inspect
 from loadstone._errors import count_argument, make
@@ -38,6 +38,7 @@ def plan(
     quantize: Any = None,
     lora: Weighted = (),
     lora_ignore: str | Sequence[str] = (),
+    tie: str = "split",
     device_map: Any = None,
     max_memory: Mapping[Any, int | str] | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
@@ -71,6 +72,9 @@ def plan(
             a mapping of paths to factors, as for :func:`loadstone.merge`. See ``docs/merge.md``.
         lora_ignore: regular expressions of adapters' tensors to leave out. Any other tensor that
             nothing uses is an error.
+        tie: ``"split"``: of a tied tensor that an adapter changes under one name, the other names
+            keep the base's value as tensors of their own, as in training; ``"keep"``: all names
+            change.
         dtype: ``None``: the model's own; a torch dtype or its name: for parameters and persistent
             floating buffers, never for others; ``"auto"``: the file's.
         device_map: ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, a device, or
@@ -127,7 +131,7 @@ def plan(
         model,
         catalog,
         traced,
-        adapters=adapters(lora, lora_ignore, allow_links),
+        adapters=adapters(lora, lora_ignore, allow_links, tie),
         rules=None if is_traced else rules,
         dtype=None if is_traced else dtype,
         device_map=device_map,
@@ -181,8 +185,7 @@ def make_plan(
         options: for the core: ``mmap`` ...; ``allows_unknown_modules``: of a device map, a warning.
     """
     needs, traced, merged = needs_of(model), traced or Traced(None), adapters or Adapters()
-    for target in needs.targets:
-        traced.adjust(target)
+    traced.adjust(needs.targets)
     if (units := traced.units) is not None:
         dtype, quantize = _take_over(units, needs, dtype), {**(quantize or {}), **units.quantize}
     needs.findings += traced.findings + traced.unexpected_findings(unexpected)
@@ -207,6 +210,7 @@ def make_plan(
         explained=[*traced.reported_missing, *traced.broken()],
         quantize=[(name, *astuple(how)) for name, how in (quantize or {}).items()],
         adapters=list(merged.rows),
+        tie=merged.tie,
         **_devices(needs, device_map, max_memory),
         **options,
     )
@@ -273,6 +277,8 @@ def _finished(
     needs.findings += units.misplaced(made.targets) if units is not None else []
     if needs.module is not None and "initialise" in policies:
         needs.findings += _initialise.findings(made.targets, needs.module)
+    if any(finding.code == "merge.tie" for finding in core.findings):
+        needs.findings += _ties.findings(needs.slots, made.targets)
     core.add_findings(needs.findings + needs.of_memory(made, in_place))
     return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from loadstone import _collector, _overlap
+from loadstone import _collector, _overlap, _ties
 from loadstone._dtypes import torch_dtype
 from loadstone._errors import make
 from loadstone._ranks import reshard
@@ -85,6 +85,7 @@ def _require_forms(plan: Plan, slots: list[TensorSlot]) -> None:
     Else the old dtype would come back, and the tie be cut or made again, without a word.
     """
     quantized = plan._units.names() if plan._units is not None else ()
+    splits = not plan._forms and _ties.may_split(plan)
     roots = {target.name: target.tie_of or target.name for target in plan.targets}
     for target, slot in zip(plan.targets, slots, strict=True):
         if slot.name in quantized:
@@ -92,6 +93,8 @@ def _require_forms(plan: Plan, slots: list[TensorSlot]) -> None:
         # a plan from a file tells of ties, and not which dtypes the model had
         dtype, tie_of = plan._forms.get(slot.name, (slot.tensor.dtype, ""))
         found = slot.tie_of or ""
+        if splits and _ties.is_split(slot, target):
+            tie_of = found  # the plan's own doing
         if found != tie_of and roots.get(found, "") != roots[slot.name]:
             raise make(
                 "plan.model_changed",

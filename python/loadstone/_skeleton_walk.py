@@ -87,6 +87,11 @@ class TensorSlot:
             return False
         return not self.is_registered if self.kind in SAVED else bool(self.obstacle)
 
+    @property
+    def place(self) -> tuple[int, str] | None:
+        """The registry and key that hold it: one for all paths of a module."""
+        return None if self._key is None else (id(self._home), self._key)
+
     def replace(self, tensor: torch.Tensor) -> None:
         """Puts another tensor there. A parameter stays one."""
         is_bare = self.share is None and not isinstance(tensor, torch.nn.Parameter)

@@ -25,6 +25,8 @@ class Traced:
         expected: missing target, and the name that it should have in the checkpoint.
         pairs: the library's name of an unused tensor, and the missing target that it may be.
         findings: problems found before anything is read.
+        untied: names that the model ties and the checkpoint holds values of their own for, each
+            with its root: both are loaded, and tied again if they are equal.
         units: weights that bitsandbytes quantized, or that the load quantizes for it.
     """
 
@@ -36,13 +38,40 @@ class Traced:
     expected: dict[str, str] = field(default_factory=dict)
     pairs: dict[str, str] = field(default_factory=dict)
     findings: list[_core.Finding] = field(default_factory=list)
+    untied: dict[str, str] = field(default_factory=dict)
     units: QuantizedWeights | None = None
 
-    def adjust(self, target: _core.Target) -> None:
-        """Sets the tie and the final dtype of a target."""
-        target.tie_of = root = target.tie_of or self.ties.get(target.name, "")
-        if dtype := self.dtypes.get(root or target.name):
-            target.dtype = dtype
+    def adjust(self, targets: Sequence[_core.Target]) -> None:
+        """Sets the ties and the final dtypes of targets.
+
+        Names that the model ties and names that its library will tie are one group with one root,
+        whatever their order.
+        """
+        parents: dict[str, str] = {}
+
+        def top(name: str) -> str:
+            while (parent := parents.get(name, name)) != name:
+                name = parent
+            return name
+
+        ties = {each.name: each.tie_of or "" for each in targets if each.tie_of}
+        for pair in (*ties.items(), *self.ties.items()):
+            if pair[0] not in self.untied:
+                parents[top(pair[0])] = top(pair[1])
+        dtypes: dict[str, str] = {}
+        for name, dtype in self.dtypes.items():
+            dtypes.setdefault(top(name), dtype)
+        # The model's own root; of names that are not tied yet, one that is loaded.
+        heads = [target.name for target in targets if target.name not in ties]
+        heads.sort(key=lambda name: name not in self.dtypes)
+        roots: dict[str, str] = {}
+        for name in [*heads, *self.untied]:
+            roots.setdefault(top(name), name)
+        for target in targets:
+            root = roots.get(top(target.name), target.name)
+            target.tie_of = "" if root == target.name else root
+            if final := self.dtypes.get(root) or dtypes.get(top(root)):
+                target.dtype = final
 
     def broken(self) -> list[str]:
         """Quantized weights that cannot be loaded, each with a finding."""

@@ -49,10 +49,12 @@ class Adapters:
 
     Attributes:
         rows: of each its factor, and patterns of the tensors that are left out.
+        tie: what becomes of the other names of a tied tensor that they change.
     """
 
     catalogs: tuple[Catalog, ...] = ()
     rows: tuple[tuple[float, list[str]], ...] = ()
+    tie: str = "split"
 
     def behind(self, base: Catalog) -> _core.Catalog:
         """The base with these behind it."""
@@ -60,11 +62,14 @@ class Adapters:
 
 
 def adapters(
-    lora: Weighted, ignore: str | Sequence[str] = (), allow_links: bool = False
+    lora: Weighted,
+    ignore: str | Sequence[str] = (),
+    allow_links: bool = False,
+    tie: str = "split",
 ) -> Adapters:
     """Opens the adapters that a caller names as for :func:`loadstone.merge`."""
     pairs, patterns = weighted(lora, "lora"), patterns_of(ignore)
     if patterns and not pairs:
         raise make("plan.options", "it goes with lora", field="lora_ignore")
     catalogs = tuple(opened(source, allow_links) for source, _ in pairs)
-    return Adapters(catalogs, tuple((float(factor), patterns) for _, factor in pairs))
+    return Adapters(catalogs, tuple((float(factor), patterns) for _, factor in pairs), tie)

@@ -37,6 +37,7 @@ def from_pretrained(
     dequantize: bool | None = None,
     lora: Weighted = (),
     lora_ignore: str | Sequence[str] = (),
+    tie: str = "split",
     progress: bool | Callable[[int, int], object] = False,
     threads: int | None = None,
     receipt: str | None = None,
@@ -65,6 +66,7 @@ def from_pretrained(
             a mapping of paths to factors, as for :func:`loadstone.merge`. See ``docs/merge.md``.
         lora_ignore: regular expressions of adapters' tensors to leave out. Any other tensor that
             nothing uses is an error.
+        tie: as for :func:`loadstone.plan`.
         progress, threads, receipt: see :meth:`loadstone.Plan.execute`.
         kwargs: arguments of the library's function.
 
@@ -91,7 +93,7 @@ def from_pretrained(
         threads,
         dequantize,
         is_direct=True,
-        adapters=adapters(lora, lora_ignore),
+        adapters=adapters(lora, lora_ignore, tie=tie),
         receipt=receipt,
     )
     with hooked(hooks.hooks()), held(hooks.OPTIONS, chosen):
@@ -118,6 +120,7 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any =
     """
     import transformers
 
+    from loadstone import _ties
     from loadstone._errors import make
     from loadstone._transformers import IS_V5
 
@@ -139,7 +142,10 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any =
     registered = conversions.registered(model, key_mapping, quantizer)
     question = Question(model, wanted, keeps, registered, quantizer, built)
     derived = cache.derive(catalog, question)
-    return load.as_traced(model, catalog, derived, ignores_mismatches=False)
+    traced = load.as_traced(model, catalog, derived, ignores_mismatches=False)
+    traced.untied = load.untied(model, traced.dtypes)
+    traced.findings += _ties.untied_findings(traced.untied)
+    return traced
 
 
 def skeleton_builder(

@@ -4,6 +4,7 @@
 #include <re2/re2.h>
 #include <simdjson.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -260,6 +261,25 @@ float adapter_number(const Catalog& adapter, const TensorInfo& tensor) {
   float number = 0;
   cast.run(bytes.data(), std::as_writable_bytes(std::span(&number, 1)).data(), 1);
   return number;
+}
+
+bool are_equal(const Catalog& catalog, const TensorInfo& first, const TensorInfo& second) {
+  if (first.shape != second.shape || first.encoding != second.encoding) return false;
+  if (first.shard == second.shard && first.offset_begin == second.offset_begin) return true;
+  constexpr std::uint64_t window_bytes = 1 << 20;
+  const auto file = open_shard(catalog.storage(), catalog, first.shard);
+  const auto other = open_shard(catalog.storage(), catalog, second.shard);
+  const std::uint64_t bytes = first.byte_count();
+  std::vector<std::byte> left;
+  std::vector<std::byte> right;
+  for (std::uint64_t done = 0; done < bytes; done += left.size()) {
+    left.resize(std::min(bytes - done, window_bytes));
+    right.resize(left.size());
+    file->read(first.offset_begin + done, left);
+    other->read(second.offset_begin + done, right);
+    if (left != right) return false;
+  }
+  return true;
 }
 
 }  // namespace loadstone

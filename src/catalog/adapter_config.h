@@ -53,4 +53,8 @@ class AdapterConfig {
 // another size or of a dtype that is none of floats.
 [[nodiscard]] float adapter_number(const Catalog& adapter, const TensorInfo& tensor);
 
+// Compares the dtypes, shapes and bytes of two tensors of adapters. Reads both.
+[[nodiscard]] bool are_equal(const Catalog& catalog, const TensorInfo& first,
+                             const TensorInfo& second);
+
 }  // namespace loadstone

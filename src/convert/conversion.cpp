@@ -23,6 +23,7 @@
 #include "convert/quantize_config.h"
 #include "convert/quantize_style.h"
 #include "convert/repack.h"
+#include "convert/tied_head.h"
 #include "convert/values.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
@@ -115,6 +116,16 @@ void check_claim(Conversion& conversion, const ConvertOptions& options) {
                                "tensors is in a layout that this version knows",
                     .suggestion = "remove the section from config.json, if all tensors are plain "
                                   "numbers"});
+}
+
+// Checks the config's claims about quantization and ties.
+void check_claims(Conversion& conversion, const ConvertOptions& options) {
+  check_claim(conversion, options);
+  const bool has_own = options.merge && !options.merge->config.empty();
+  const std::string& config = has_own ? options.merge->config : options.folder.config;
+  for (Finding& finding : check_tied_shapes(*conversion.plan.catalog, config)) {
+    fail(conversion, std::move(finding));
+  }
 }
 
 // The encodings that tensors of the output get, like tensors in one row.
@@ -222,8 +233,8 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   Choices choices;
   const bool quantizes = !options.quantize.formats.empty();
   if (quantizes) {
-    choices =
-        container.choose(options, *catalog, conversion.metadata, plan_options.recipes, findings);
+    auto& recipes = plan_options.recipes;
+    choices = container.choose(options, *catalog, conversion.metadata, recipes, findings);
     plan_options.quantize = std::move(choices.quantize);
   }
   const Chosen codes = {choices, plan_options.quantize, is_decoded};
@@ -231,8 +242,8 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   // A source that has stood in the way once is not told again as left over.
   for (const Finding& finding : findings) {
     if (finding.severity != Severity::error) continue;
-    plan_options.known_sources.insert(plan_options.known_sources.end(), finding.sources.begin(),
-                                      finding.sources.end());
+    auto& known = plan_options.known_sources;
+    known.insert(known.end(), finding.sources.begin(), finding.sources.end());
   }
   Skeleton skeleton;
   skeleton.targets.reserve(plan_options.recipes.targets.size());
@@ -243,9 +254,8 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   conversion.plan = Planner(std::move(catalog), skeleton, plan_options).run(SinkKind::files);
   Plan& plan = conversion.plan;
   plan.findings.insert(plan.findings.end(), findings.begin(), findings.end());
-  check_claim(conversion, options);
-  for (Finding& finding : check_moved_codes(plan, conversion.repacked))
-    fail(conversion, std::move(finding));
+  check_claims(conversion, options);
+  for (Finding& each : check_moved_codes(plan, conversion.repacked)) fail(conversion, each);
   if (keeps_codes(options, is_decoded)) {
     for (Finding& finding : check_numbers(plan)) fail(conversion, std::move(finding));
   }
@@ -259,6 +269,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   if (quantizes) add_rows(conversion, choices);
   const bool has_decoded = is_decoded && plan.catalog->quantized().has_readable();
   conversion.extras = extra_files(plan, conversion.repacked, options, has_decoded, plan.findings);
+  if (outputs.unties) untie_config(conversion.extras);
   choose_sizes(conversion, options);
   plan.bytes_to_read = conversion.bytes_to_read;
   plan.bytes_to_write = conversion.bytes_to_write;

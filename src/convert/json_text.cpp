@@ -198,6 +198,32 @@ std::optional<std::uint64_t> number_member(std::string_view text, std::string_vi
   return found;
 }
 
+std::optional<bool> bool_member(std::string_view text, std::string_view key) {
+  std::optional<bool> found;
+  use_member(text, key, [&](simdjson::dom::element value) {
+    bool is_set = false;
+    if (value.get(is_set) == simdjson::SUCCESS) found = is_set;
+  });
+  return found;
+}
+
+std::string_view object_member(std::string_view text, std::string_view key) {
+  for (const Span& member : Scanner(text).members()) {
+    const std::string_view value = text.substr(member.value, member.end - member.value);
+    if (value.starts_with('{') && key_of(text, member) == key) return value;
+  }
+  return {};
+}
+
+std::string first_of_member(std::string_view text, std::string_view key) {
+  std::string found;
+  use_member(text, key, [&](simdjson::dom::element value) {
+    std::string_view first;
+    if (value.is_array() && value.at(0).get(first) == simdjson::SUCCESS) found = first;
+  });
+  return found;
+}
+
 bool has_member(std::string_view text, std::string_view key) {
   return use_member(text, key, [](simdjson::dom::element) {});
 }
@@ -206,6 +232,22 @@ std::string with_member(std::string_view text, std::string_view key, std::string
   Scanner scanner(text);
   const auto members = scanner.members();
   return with_spans(text, members, scanner.close(), key, value);
+}
+
+std::string with_all(std::string_view text, std::string_view key, std::string_view value) {
+  std::string changed;
+  std::size_t done = 0;
+  for (const Span& member : Scanner(text).members()) {
+    const std::string_view old = text.substr(member.value, member.end - member.value);
+    changed += text.substr(done, member.value - done);
+    if (key_of(text, member) == key) {
+      changed += value;
+    } else {
+      changed += old.starts_with('{') ? with_all(old, key, value) : std::string(old);
+    }
+    done = member.end;
+  }
+  return changed + std::string(text.substr(done));
 }
 
 std::string without_members(std::string_view text,

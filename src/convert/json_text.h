@@ -17,12 +17,20 @@ namespace loadstone {
 [[nodiscard]] std::string string_member(std::string_view text, std::string_view key);
 [[nodiscard]] std::optional<std::uint64_t> number_member(std::string_view text,
                                                          std::string_view key);
+[[nodiscard]] std::optional<bool> bool_member(std::string_view text, std::string_view key);
+// The text of an object. `text` must be one that is_json_object().
+[[nodiscard]] std::string_view object_member(std::string_view text, std::string_view key);
+// The first text of an array.
+[[nodiscard]] std::string first_of_member(std::string_view text, std::string_view key);
 [[nodiscard]] bool has_member(std::string_view text, std::string_view key);
 
 // The object with this value, which is JSON, for the key: in place of the old one, or last. It must
 // be one that is_json_object().
 [[nodiscard]] std::string with_member(std::string_view text, std::string_view key,
                                       std::string_view value);
+// The same for every member of this key, in objects of the object too; none is added.
+[[nodiscard]] std::string with_all(std::string_view text, std::string_view key,
+                                   std::string_view value);
 // The object without the members that `drops` names by key and level: 0 is the object itself, and
 // objects in it are looked into down to `levels`.
 [[nodiscard]] std::string without_members(

@@ -6,17 +6,21 @@
 #include <cmath>
 #include <cstdint>
 #include <iterator>
+#include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
 
 #include "base/text.h"
+#include "convert/tied_head.h"
 #include "loadstone/error.h"
 #include "loadstone/merge.h"
 #include "loadstone/quantized_tensors.h"
 #include "plan/adapters.h"
 #include "plan/dtypes.h"
 #include "plan/merge_numbers.h"
+#include "plan/ties.h"
 
 namespace loadstone {
 
@@ -168,9 +172,13 @@ class Merger {
  public:
   Merger(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
          std::vector<Finding>& findings)
-      : catalog_(*catalog), options_(options), findings_(findings), numbers_(catalog) {}
+      : catalog_(*catalog),
+        options_(options),
+        findings_(findings),
+        numbers_(catalog),
+        head_(options.merge->config.empty() ? options.folder.config : options.merge->config) {}
 
-  Values run() {
+  Values run(bool& unties) {
     MergeOptions merge = *options_.merge;
     merge.weights = weights_ = weights_of(merge);
     const Merge first = merge_of(merge);
@@ -181,11 +189,14 @@ class Merger {
       draft.source = source;
     }
     for (std::uint32_t model = 1; model < merge.weights.size(); ++model) add_model(model);
+    if (!merge.adapters.empty()) add_ties();
     const AdapterPlaces places(drafts_.names());
     for (std::uint32_t i = 0; i < merge.adapters.size(); ++i) {
       const auto checkpoint = static_cast<std::uint32_t>(merge.weights.size() + i);
       add_adapter(catalog_, checkpoint, merge.adapters[i], places, numbers_, drafts_, findings_);
     }
+    settle_ties();
+    unties = !roots_.empty();
     return values();
   }
 
@@ -229,6 +240,65 @@ class Merger {
     }
   }
 
+  // Heads that the config ties to embeddings get drafts of their own, or the embedding's name.
+  void add_ties() {
+    const auto has = [&](std::string_view name) { return drafts_.items.contains(name); };
+    for (const auto& [name, draft] : drafts_.items) {
+      if (const auto head = head_.head_of(name, has)) ties_.push_back({name, *head});
+    }
+    for (const DraftTie& tie : ties_) {
+      const MergeDraft& root = drafts_.items.at(tie.front());
+      const auto stored = drafts_.items.find(tie.back());
+      if (stored != drafts_.items.end()) stored_.insert(tie.back());
+      if (options_.merge->tie == TiePolicy::split) {
+        if (stored == drafts_.items.end()) drafts_.items.emplace(tie.back(), root);
+      } else {
+        if (stored != drafts_.items.end()) kept_heads_.emplace(tie.back(), stored->second);
+        drafts_.items.erase(tie.back());
+        drafts_.other_names.emplace(tie.back(), tie.front());
+      }
+    }
+  }
+
+  void settle_ties() {
+    if (options_.merge->tie == TiePolicy::split) {
+      roots_ = split_roots(catalog_, ties_, drafts_, findings_);
+      for (const DraftTie& tie : ties_) {
+        const auto root = roots_.find(tie.back());
+        if (root == roots_.end() && !stored_.contains(tie.back())) drafts_.items.erase(tie.back());
+      }
+    } else {
+      // Both names change, and the file holds both.
+      for (const auto& [head, base] : kept_heads_) {
+        const MergeDraft& root = drafts_.at(head);
+        MergeDraft& draft =
+            drafts_.items.emplace(head, root.is_adapted ? root : base).first->second;
+        draft.source = base.source;
+      }
+    }
+    if (options_.merge->tie == TiePolicy::split) refuse_unknown_ties();
+  }
+
+  // An embedding that the config ties to names nobody here knows must not change alone.
+  void refuse_unknown_ties() {
+    for (const auto& [name, draft] : drafts_.items) {
+      const bool is_known = std::ranges::any_of(
+          ties_, [&](const DraftTie& tie) { return std::ranges::find(tie, name) != tie.end(); });
+      const Shape& shape = draft.source.shape;
+      const bool has_twin = std::ranges::any_of(drafts_.items, [&](const auto& other) {
+        return other.first != name && other.second.source.shape == shape;
+      });
+      if (!draft.is_adapted || is_known || !head_.may_tie(shape, has_twin)) continue;
+      fail(name, fmt::format("an adapter changes '{}', which the config (tie_word_embeddings) ties "
+                             "to another tensor, whose name is not known",
+                             printable(name)));
+      findings_.back().code = "merge.tie";
+      findings_.back().suggestion =
+          "change all names of the tie (--tie keep, tie=\"keep\"), or merge while the model is "
+          "loaded (lora=)";
+    }
+  }
+
   // The base's tensor, with all that belongs to its codes.
   void drop(const MergeSource& source, std::vector<std::uint32_t>& dropped) const {
     dropped.push_back(source.tensor);
@@ -257,7 +327,8 @@ class Merger {
     Values values;
     for (auto& [name, draft] : drafts_.items) {
       const bool is_merged = !draft.merge.terms.empty() || draft.merge.factor != 1;
-      const bool stays = !is_merged && !draft.is_replaced;
+      const bool is_split = roots_.contains(name);
+      const bool stays = !is_merged && !draft.is_replaced && !is_split;
       if (stays && (!draft.source.is_decoded || is_block(draft.source))) continue;
       if (draft.is_replaced) drop(draft.source, values.dropped);
       TargetRecipe recipe = {.target = name,
@@ -286,6 +357,11 @@ class Merger {
   MergeNumbers numbers_;
   MergeDrafts drafts_;
   std::vector<float> weights_;
+  TiedHead head_;
+  std::vector<DraftTie> ties_;                 // embedding and head
+  std::set<std::string, std::less<>> stored_;  // heads that the file holds
+  std::map<std::string, MergeDraft> kept_heads_;
+  TieRoots roots_;  // names of ties that are split
 };
 
 }  // namespace
@@ -317,9 +393,9 @@ std::optional<MergeMethod> merge_method(std::string_view text) noexcept {
 }
 
 Values merged_values(const std::shared_ptr<const Catalog>& catalog, const ConvertOptions& options,
-                     std::vector<Finding>& findings) {
+                     bool& unties, std::vector<Finding>& findings) {
   check(*catalog, options);
-  return Merger(catalog, options, findings).run();
+  return Merger(catalog, options, findings).run(unties);
 }
 
 }  // namespace loadstone

@@ -184,7 +184,7 @@ Outputs output_recipes(const std::shared_ptr<const Catalog>& catalog, const Conv
     values = {std::move(repacked.recipes), std::move(repacked.dropped)};
     outputs.repacked = std::move(repacked.tensors);
   } else {
-    values = options.merge ? merged_values(catalog, options, findings)
+    values = options.merge ? merged_values(catalog, options, outputs.unties, findings)
                            : values_of(catalog, options, is_decoded, broken, findings);
   }
   const bool has_values = !values.recipes.targets.empty();

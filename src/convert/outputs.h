@@ -16,6 +16,7 @@ struct Outputs {
   Recipes recipes;                         // one for each tensor of the output, in the file's order
   std::vector<std::string> known_sources;  // that are left out on purpose
   std::vector<RepackedTensor> repacked;
+  bool unties = false;  // names that the source's config ties have values of their own
 };
 
 // What stands in the way is added to `findings`.

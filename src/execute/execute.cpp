@@ -26,6 +26,7 @@
 #include "execute/report.h"
 #include "execute/shard_files.h"
 #include "execute/team.h"
+#include "execute/tie_values.h"
 #include "execute/windows.h"
 #include "loadstone/error.h"
 #include "plan/budget.h"
@@ -149,7 +150,7 @@ ReaderGrowth growth_of(const Catalog& catalog, unsigned most, const ExecuteOptio
   return {first, most, thread_count(0, defaults::threads_most)};
 }
 
-// From the sums that the threads left.
+// From the sums that the threads left. `report` has what the comparison of ties left.
 void fill_report(const Plan& plan, const MemorySink& sink, ReadContext& context,
                  const PullWork& work, Report& report) {
   for (const std::uint32_t i : sink.by_windows()) {
@@ -157,10 +158,10 @@ void fill_report(const Plan& plan, const MemorySink& sink, ReadContext& context,
   }
   report.provenance =
       make_provenance(plan, [&](std::size_t i) { return context.written[i].load(); });
-  report.findings = plan.findings;
+  report.findings.insert(report.findings.end(), plan.findings.begin(), plan.findings.end());
   std::ranges::move(findings_of(work), std::back_inserter(report.findings));
   sort_findings(report.findings);
-  report.bytes_read = context.bytes_read + work.bytes_read;
+  report.bytes_read += context.bytes_read + work.bytes_read;
   for (const auto& bytes : context.written) report.bytes_written += bytes;
   report.staging_bytes_peak = context.memory.bytes_peak();
 }
@@ -175,6 +176,8 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   check_destinations(plan, destinations);
   Storage& storage = plan.catalog->storage(options.storage);
   const std::vector<DecodeForm> forms = prepare_decodings(plan);
+  Report report;
+  report.bytes_read = compare_ties(plan, storage, report.findings, options.observer);
   const Needs needs(plan, SinkKind::memory);
   const unsigned threads = options.threads != 0 ? options.threads : plan.threads;
   const Budget budget = load_budget(
@@ -226,12 +229,10 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
     pull_windows(work);
   });
   sink.complete();
-  Report report;
   if (digests) report.receipt = digests->finish(destinations, sink, budget.threads);
   // A file that changed meanwhile is not handed out as good.
   shards.require_unchanged();
   if (!options.holds_offload) offload->commit();
-
   fill_report(plan, sink, context, work, report);
   report.sync_seconds = offload->sync_seconds();
   if (options.holds_offload) report.offload = offload;

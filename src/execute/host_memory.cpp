@@ -83,6 +83,7 @@ HostMemory::HostMemory(const Plan& plan) try : impl_(std::make_unique<Impl>()) {
     const auto found = index.find(recipe.tie_of);
     if (found != index.end()) {
       impl_->destinations[i].data = impl_->destinations[found->second].data;
+      impl_->destinations[i].parts = impl_->destinations[found->second].parts;
     }
   }
 } catch (...) {

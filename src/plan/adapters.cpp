@@ -53,7 +53,8 @@ class Adder {
   Adder(const Catalog& catalog, std::uint32_t checkpoint, const MergeAdapter& adapter,
         const AdapterPlaces& places, MergeNumbers& numbers, MergeDrafts& drafts,
         std::vector<Finding>& findings)
-      : adapter_(catalog.checkpoints().at(checkpoint)),
+      : catalog_(catalog),
+        adapter_(catalog.checkpoints().at(checkpoint)),
         checkpoint_(checkpoint),
         first_tensor_(catalog.tensors_of(checkpoint).begin),
         options_(adapter),
@@ -179,8 +180,14 @@ class Adder {
       return;
     }
     if (!draft.merge.terms.empty() || draft.is_replaced) {
-      fail({name}, fmt::format("'{}' replaces a tensor that another checkpoint changed before",
-                               printable(name)));
+      // The other name of a tie whose names change together.
+      const bool is_equal = draft.is_replaced && draft.merge.terms.empty() &&
+                            are_equal(catalog_, catalog_.tensors()[draft.replacement],
+                                      catalog_.tensors()[source.tensor]);
+      if (is_equal && options_.factor == 1) return;
+      fail({name}, fmt::format("'{}' replaces '{}', which an adapter changed before with other "
+                               "values",
+                               printable(name), printable(drafts_.root_of(*target))));
       return;
     }
     if (options_.factor != 1) {
@@ -192,7 +199,8 @@ class Adder {
     }
     draft.boxes = numbers_.boxes(source);
     draft.merge = {};
-    draft.is_replaced = true;
+    draft.is_replaced = draft.is_adapted = true;
+    draft.replacement = source.tensor;
   }
 
   void add(const std::string& name, const Module& module) {
@@ -211,8 +219,9 @@ class Adder {
     if (!module.left || !module.right) {
       refuse_itself("a module has one matrix of its product, and not the other");
     }
-    const auto [known, is_new] = given_.try_emplace(
-        {place->name, place->part, place->expert, place->share}, module.left->name);
+    const auto [known, is_new] =
+        given_.try_emplace({drafts_.root_of(place->name), place->part, place->expert, place->share},
+                           module.left->name);
     if (!is_new) refuse_itself("the adapter has two products for one weight", known->second);
     MergeDraft& draft = drafts_.at(place->name);
     if (!draft.obstacle.empty()) {
@@ -245,6 +254,7 @@ class Adder {
     }
     draft.merge.row_elements = width;
     draft.merge.terms.push_back(std::move(term));
+    draft.is_adapted = true;
   }
 
   [[nodiscard]] const AdapterConfig* config_of(const std::string& module) const {
@@ -405,6 +415,7 @@ class Adder {
     low_rank.magnitudes = numbers_.boxes(source, view);
   }
 
+  const Catalog& catalog_;
   std::shared_ptr<const Catalog> adapter_;
   std::uint32_t checkpoint_;
   std::uint32_t first_tensor_;  // of the adapter, in the joined catalog

@@ -20,7 +20,9 @@ struct MergeDraft {
   MergeSource source;  // the first model's
   std::vector<Box> boxes;
   Merge merge;
-  bool is_replaced = false;  // by an adapter's own tensor
+  bool is_replaced = false;       // by an adapter's own tensor
+  bool is_adapted = false;        // replaced, or changed by a product of an adapter
+  std::uint32_t replacement = 0;  // the adapter's tensor that replaces it
   // Where it is no number that could be changed: why, in a few words.
   std::string obstacle{};
 };
@@ -34,10 +36,12 @@ struct MergeDrafts {
   [[nodiscard]] bool contains(std::string_view name) const {
     return items.contains(name) || other_names.contains(name);
   }
-  [[nodiscard]] MergeDraft& at(std::string_view name) {
+  // The name among `items`.
+  [[nodiscard]] std::string root_of(std::string_view name) const {
     const auto other = other_names.find(name);
-    return items.find(other == other_names.end() ? name : std::string_view(other->second))->second;
+    return other == other_names.end() ? std::string(name) : other->second;
   }
+  [[nodiscard]] MergeDraft& at(std::string_view name) { return items.find(root_of(name))->second; }
   // All that adapters may use.
   [[nodiscard]] std::vector<std::string> names() const;
 };

@@ -21,6 +21,7 @@
 #include "plan/dtypes.h"
 #include "plan/merges.h"
 #include "plan/plan_json.h"
+#include "plan/tie_checks.h"
 
 namespace loadstone {
 
@@ -489,6 +490,7 @@ class Binder {
 
 Plan bind_plan(SavedPlan saved, std::shared_ptr<const Catalog> catalog) {
   check_checkpoints(saved.checkpoints, *catalog, saved.plan.findings);
+  bind_tie_checks(saved.tie_sources, *catalog, saved.plan);
   return Binder(std::move(saved), std::move(catalog)).run();
 }
 

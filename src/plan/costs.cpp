@@ -6,6 +6,7 @@
 #include "catalog/reading_threads.h"
 #include "loadstone/remote.h"
 #include "plan/budget.h"
+#include "plan/decodings.h"
 #include "plan/dtypes.h"
 
 namespace loadstone {
@@ -75,6 +76,16 @@ std::uint64_t bytes_placed(const PlannedTarget& target) {
   return is_moved || is_the_callers ? target.byte_count() : 0;
 }
 
+// Bytes that one side of a tie check reads, its components included.
+static std::uint64_t tie_bytes(const Catalog& catalog, std::uint32_t tensor) {
+  const TensorRecipe recipe = tensor_recipe(catalog, tensor);
+  std::uint64_t bytes = 0;
+  for (const std::uint32_t source : sources_of(recipe.boxes, recipe.decodings)) {
+    bytes = saturating_add(bytes, catalog.tensors()[source].byte_count());
+  }
+  return bytes;
+}
+
 void count_costs(Plan& plan) {
   plan.bytes_to_write = 0;
   plan.peak_bytes.clear();
@@ -90,6 +101,11 @@ void count_costs(Plan& plan) {
   }
   const Needs needs(plan, SinkKind::memory);
   plan.bytes_to_read = needs.bytes_to_read();
+  for (const TieCheck& check : plan.tie_checks) {
+    for (const std::uint32_t tensor : {check.taken, check.other}) {
+      plan.bytes_to_read = saturating_add(plan.bytes_to_read, tie_bytes(*plan.catalog, tensor));
+    }
+  }
   cpu = saturating_add(cpu, bytes_promised(plan, needs));
   if (plan.bytes_to_read > 0) cpu = saturating_add(cpu, reading_bytes(*plan.catalog, plan.threads));
   if (plan.bytes_to_write > 0) plan.peak_bytes["disk"] = plan.bytes_to_write;

@@ -76,15 +76,15 @@ MergeDrafts Planner::drafts() const {
     const std::string& name = skeleton_.targets[i].name;
     const std::string& root = skeleton_.targets[roots_[i]].name;
     if (!is_saved(roots_[i])) continue;
-    if (roots_[i] != i) {
+    if (roots_[i] != i && options_.tie == TiePolicy::keep) {
       drafts.other_names.emplace(name, root);
       continue;
     }
     MergeDraft& draft = drafts.items[name];
     draft.source.shape = plan_.targets[i].shape;
-    draft.source.dtype = plan_.targets[i].dtype;
+    draft.source.dtype = plan_.targets[roots_[i]].dtype;
     draft.source.is_number = true;
-    draft.obstacle = obstacle_of(i);
+    draft.obstacle = obstacle_of(roots_[i]);
   }
   for (std::size_t i = 0; i < roots_.size(); ++i) {
     if (roots_[i] != i || !is_saved(i)) continue;
@@ -93,6 +93,21 @@ MergeDrafts Planner::drafts() const {
     drafts.other_names.emplace(std::move(name), skeleton_.targets[i].name);
   }
   return drafts;
+}
+
+// Returns the ties whose names have drafts of their own.
+std::vector<DraftTie> Planner::ties_of(const MergeDrafts& drafts) const {
+  std::vector<DraftTie> ties;
+  for (std::size_t i = 0; i < roots_.size(); ++i) {
+    if (roots_[i] != i || members(i).empty() || !is_saved(i)) continue;
+    DraftTie tie;
+    for (const std::size_t member : members(i)) {
+      const std::string& name = skeleton_.targets[member].name;
+      if (drafts.items.contains(name)) tie.push_back(name);
+    }
+    if (tie.size() > 1) ties.push_back(std::move(tie));
+  }
+  return ties;
 }
 
 void Planner::merge_adapters() {
@@ -107,10 +122,12 @@ void Planner::merge_adapters() {
   for (Decoding& decoding : numbers.take_decodings()) {
     plan_.decodings.push_back(std::move(decoding));
   }
+  split_ties(split_roots(*plan_.catalog, ties_of(base), base, plan_.findings));
   for (auto& [name, draft] : base.items) {
     const std::size_t root = index_.at(name);
-    const bool is_changed = draft.is_replaced || !draft.merge.terms.empty();
-    if (!is_changed || plan_.targets[root].recipe.origin != Origin::checkpoint) continue;
+    if (!draft.is_adapted || roots_[root] != root ||
+        plan_.targets[root].recipe.origin != Origin::checkpoint)
+      continue;
     take_draft(root, std::move(draft), decodings_begin);
   }
 }

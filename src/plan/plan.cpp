@@ -63,6 +63,16 @@ std::string_view name(MissingPolicy policy) noexcept {
   return {};
 }
 
+std::string_view name(TiePolicy policy) noexcept {
+  switch (policy) {
+    case TiePolicy::split:
+      return "split";
+    case TiePolicy::keep:
+      return "keep";
+  }
+  return {};
+}
+
 std::string_view name(UnexpectedPolicy policy) noexcept {
   switch (policy) {
     case UnexpectedPolicy::warn:

@@ -15,6 +15,7 @@
 #include "plan/decodings.h"
 #include "plan/merge_json.h"
 #include "plan/merges.h"
+#include "plan/tie_checks.h"
 
 namespace loadstone {
 
@@ -427,6 +428,7 @@ static std::string json_of(const Plan& plan) {
   json.begin_array();
   for (const PlannedTarget& target : plan.targets) write_target(json, target, numbers);
   json.end_array();
+  write_tie_checks(json, plan);
   json.end_object();
   if (json.is_lossy()) {
     throw Error("plan.json", "a path or name in the plan is not UTF-8, which JSON cannot hold",
@@ -459,6 +461,7 @@ SavedPlan read_plan(std::string_view text) {
     read_array(reader, fields, "decodings", saved.plan.decodings, read_decoding);
   }
   read_array(reader, fields, "targets", saved.plan.targets, read_target);
+  read_tie_checks(reader, fields, saved);
   read_array(reader, fields, "device_map", saved.plan.device_map, read_entry);
   read_totals(reader, fields, saved.plan);
   saved.plan.offload_folder =

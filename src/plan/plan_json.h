@@ -1,6 +1,7 @@
 // A plan as JSON: docs/plan-json.md. What a file says is read first, bound to a catalog after.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -37,6 +38,7 @@ struct SavedSource {
 struct SavedPlan {
   std::vector<SavedCheckpoint> checkpoints;  // at least one; adapters follow it
   std::vector<SavedSource> sources;
+  std::vector<std::array<std::string, 2>> tie_sources;  // taken and other, of plan.tie_checks
   Plan plan;
 };
 

@@ -20,6 +20,7 @@
 #include "plan/prefix.h"
 #include "plan/produce.h"
 #include "plan/rules.h"
+#include "plan/ties.h"
 
 namespace loadstone {
 
@@ -42,11 +43,21 @@ class Planner {
   void check_options() const;
   void check_recipes();
 
-  // resolve.cpp: recipes
+  // ties.cpp
   void find_groups();
+  void add_to_groups(std::size_t target);
+  [[nodiscard]] Produced* choose_produced(std::size_t root);
+  [[nodiscard]] bool refuse_other_names(std::size_t root, const Produced& chosen);
+  [[nodiscard]] std::optional<Shape> shape_of(const Produced& produced) const;
+  [[nodiscard]] bool has_same_boxes(const Produced& first, const Produced& second) const;
+  void compare_later(std::size_t root, std::size_t tie, const Produced& chosen,
+                     const Produced& other);
+  void split_ties(const TieRoots& roots);
+  void resolve_tie(std::size_t tie);
+
+  // resolve.cpp: recipes
   void resolve(std::size_t root);
   void resolve_unsaved(std::size_t root);
-  [[nodiscard]] Produced* choose_produced(std::size_t root);
   [[nodiscard]] bool refuse_gaps(std::size_t root, const Produced& produced);
   [[nodiscard]] bool find_boxes(std::size_t root, const Produced& produced, Taking taking);
   [[nodiscard]] bool find_recipe_boxes(std::size_t root, const Produced& produced, Taking taking);
@@ -60,7 +71,6 @@ class Planner {
   [[nodiscard]] MissingPolicy missing_policy(std::size_t root) const;
   [[nodiscard]] bool keep(std::size_t root);
   [[nodiscard]] const Held* held_by_model(std::size_t root) const;
-  void resolve_tie(std::size_t tie);
   void fail(std::size_t target, Finding finding);
 
   // take_merge.cpp
@@ -73,6 +83,7 @@ class Planner {
   // merge_adapters.cpp
   void merge_adapters();
   [[nodiscard]] MergeDrafts drafts() const;
+  [[nodiscard]] std::vector<DraftTie> ties_of(const MergeDrafts& drafts) const;
   [[nodiscard]] std::string obstacle_of(std::size_t root) const;
   [[nodiscard]] std::string source_name(std::size_t root) const;
   void take_draft(std::size_t root, MergeDraft draft, std::uint32_t decodings_begin);

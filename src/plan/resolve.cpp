@@ -15,27 +15,6 @@
 
 namespace loadstone {
 
-void Planner::find_groups() {
-  for (std::size_t i = 0; i < skeleton_.targets.size(); ++i) {
-    index_.emplace(skeleton_.targets[i].name, i);
-  }
-  roots_.resize(skeleton_.targets.size());
-  for (std::size_t i = 0; i < skeleton_.targets.size(); ++i) {
-    const Target& target = skeleton_.targets[i];
-    roots_[i] = target.tie_of.empty() ? i : index_.at(target.tie_of);
-    if (roots_[i] == i) continue;
-    auto& group = groups_[roots_[i]];
-    if (group.empty()) group.push_back(roots_[i]);
-    group.push_back(i);
-  }
-}
-
-const std::vector<std::size_t>& Planner::members(std::size_t root) const {
-  static const std::vector<std::size_t> none;
-  const auto found = groups_.find(root);
-  return found == groups_.end() ? none : found->second;
-}
-
 // Whether checkpoints hold it: under its own name or that of a tie.
 bool Planner::is_saved(std::size_t root) const {
   const auto saved = [&](std::size_t i) {
@@ -71,7 +50,8 @@ void Planner::resolve(std::size_t root) {
   } else {
     if (refuse_gaps(root, *produced) || refuse_codes(root, *produced, taking, culprit)) return;
     planned.recipe.origin = Origin::checkpoint;
-    if (find_boxes(root, *produced, taking) && check_dtypes(root)) quantize(root);
+    if (!find_boxes(root, *produced, taking) || !check_dtypes(root)) return;
+    if (!refuse_other_names(root, *produced)) quantize(root);
   }
 }
 
@@ -94,31 +74,6 @@ void Planner::resolve_unsaved(std::size_t root) {
                                      "value of it",
                                      printable(target.name), name(target.kind), bytes),
               .suggestion = "build the model so that its buffers are real, on no meta device"});
-}
-
-// Ties are one tensor, so any of their names will do; the root's own goes first.
-Produced* Planner::choose_produced(std::size_t root) {
-  Produced* chosen = production_.find(skeleton_.targets[root].name);
-  if (chosen != nullptr) chosen->is_claimed = true;
-  for (const std::size_t tie : members(root)) {
-    Produced* const other = production_.find(skeleton_.targets[tie].name);
-    if (tie == root || other == nullptr) continue;
-    other->is_claimed = true;
-    if (chosen == nullptr) {
-      chosen = other;
-      continue;
-    }
-    add({.severity = Severity::info,
-         .code = "plan.tie",
-         .target = skeleton_.targets[tie].name,
-         .sources = production_.source_names(*other),
-         .message =
-             fmt::format("'{}' is tied to '{}', and the checkpoint holds both: '{}' is taken, "
-                         "whether they are equal is not known",
-                         printable(skeleton_.targets[tie].name),
-                         printable(skeleton_.targets[root].name), printable(chosen->name))});
-  }
-  return chosen;
 }
 
 // From here on the target has no value: that is what a finding of severity error means.
@@ -474,13 +429,6 @@ void Planner::resolve_missing(std::size_t root) {
   }
   finding.severity = Severity::warning;
   add(std::move(finding));
-}
-
-void Planner::resolve_tie(std::size_t tie) {
-  PlannedTarget& planned = plan_.targets[tie];
-  planned.dtype = plan_.targets[roots_[tie]].dtype;
-  planned.recipe.origin = Origin::tie;
-  planned.recipe.tie_of = skeleton_.targets[roots_[tie]].name;
 }
 
 }  // namespace loadstone

@@ -10,6 +10,7 @@
 #include "loadstone/catalog.h"
 #include "loadstone/error.h"
 #include "loadstone/name_hash.h"
+#include "skeleton/ties.h"
 
 namespace loadstone {
 
@@ -25,19 +26,8 @@ namespace {
                .expected = std::move(expected)});
 }
 
-using Index = NameMap<std::size_t>;
-
-void check_tie(const std::vector<Target>& targets, const Index& index, std::size_t at) {
+void check_tie(const std::vector<Target>& targets, std::size_t at, const Target& root) {
   const Target& target = targets[at];
-  if (target.tie_of == target.name) refuse(at, target, "tie_of", "a target cannot be its own tie");
-  const auto found = index.find(target.tie_of);
-  if (found == index.end()) {
-    refuse(at, target, "tie_of", "a tie of a target that is not there", target.tie_of);
-  }
-  const Target& root = targets[found->second];
-  if (!root.tie_of.empty()) {
-    refuse(at, target, "tie_of", "a tie of a target that is a tie itself", root.name, root.tie_of);
-  }
   if (root.shape != target.shape) {
     refuse(at, target, "shape", "tied targets have one shape", target.shape.text(),
            root.shape.text());
@@ -50,6 +40,35 @@ void check_tie(const std::vector<Target>& targets, const Index& index, std::size
 }
 
 }  // namespace
+
+std::vector<std::size_t> tie_roots(const std::vector<Target>& targets) {
+  NameMap<std::size_t> index;
+  index.reserve(targets.size());
+  for (std::size_t i = 0; i < targets.size(); ++i) index.emplace(targets[i].name, i);
+  constexpr auto unknown = static_cast<std::size_t>(-1);
+  std::vector<std::size_t> roots(targets.size(), unknown);
+  std::vector<std::size_t> chain;
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    chain.clear();
+    std::size_t at = i;
+    while (roots[at] == unknown && !targets[at].tie_of.empty()) {
+      const Target& target = targets[at];
+      const auto next = index.find(target.tie_of);
+      if (next == index.end()) {
+        refuse(at, target, "tie_of", "a tie of a target that is not there", target.tie_of);
+      }
+      chain.push_back(at);
+      at = next->second;
+      if (chain.size() > targets.size()) {
+        refuse(i, targets[i], "tie_of", "a target cannot be its own tie", targets[i].tie_of);
+      }
+    }
+    const std::size_t root = roots[at] == unknown ? at : roots[at];
+    roots[at] = root;
+    for (const std::size_t each : chain) roots[each] = root;
+  }
+  return roots;
+}
 
 std::string_view name(TargetKind kind) noexcept {
   switch (kind) {
@@ -71,11 +90,11 @@ std::optional<TargetKind> target_kind_from_name(std::string_view name) noexcept 
 
 void Skeleton::validate() const {
   only_errors([&] {
-    Index index;
-    index.reserve(targets.size());
+    NameSet names;
+    names.reserve(targets.size());
     for (std::size_t i = 0; i < targets.size(); ++i) {
       const Target& target = targets[i];
-      if (!index.emplace(target.name, i).second) {
+      if (!names.insert(target.name).second) {
         refuse(i, target, "name", "the name stands here twice");
       }
       const auto elements = target.shape.numel();
@@ -88,9 +107,8 @@ void Skeleton::validate() const {
                target.shape.text());
       }
     }
-    for (std::size_t i = 0; i < targets.size(); ++i) {
-      if (!targets[i].tie_of.empty()) check_tie(targets, index, i);
-    }
+    const std::vector<std::size_t> roots = tie_roots(targets);
+    for (std::size_t i = 0; i < targets.size(); ++i) check_tie(targets, i, targets[roots[i]]);
   });
 }
 

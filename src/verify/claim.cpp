@@ -63,24 +63,12 @@ bool mentions_quantization(std::string_view config) {
   });
 }
 
-// Empty where there is none, or none that can be opened.
-std::string text_of(const FileOpener& opener, const std::string& folder, const char* name) {
-  try {
-    const auto source = opener.open(join_path(folder, name), folder);
-    std::string text(std::min(source->identity().bytes, config_bytes_looked_at), '\0');
-    source->read(0, std::as_writable_bytes(std::span(text)));
-    return text;
-  } catch (const Error&) {
-    return {};
-  }
-}
-
 // Older tools and other programs say it elsewhere.
 bool has_other_config(const FileOpener& opener, const std::string& folder) {
   constexpr std::array<const char*, 3> names = {"quantize_config.json", "quant_config.json",
                                                 "params.json"};
   return std::ranges::any_of(
-      names, [&](const char* name) { return !text_of(opener, folder, name).empty(); });
+      names, [&](const char* name) { return !config_text(opener, folder, name).empty(); });
 }
 
 // One of several shards that is looked at by itself has not all tensors, and a GGUF file has
@@ -158,11 +146,22 @@ std::string described(const Stored& stored) {
 
 }  // namespace
 
+std::string config_text(const FileOpener& opener, const std::string& folder, const char* name) {
+  try {
+    const auto source = opener.open(join_path(folder, name), folder);
+    std::string text(std::min(source->identity().bytes, config_bytes_looked_at), '\0');
+    source->read(0, std::as_writable_bytes(std::span(text)));
+    return text;
+  } catch (const Error&) {
+    return {};
+  }
+}
+
 std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage) {
   const FileOpener opener{catalog.storage(storage)};
   const QuantizationClaim claim = quantization_claim(opener, catalog.root());
   const Stored stored = stored_in(catalog);
-  const std::string config = text_of(opener, catalog.root(), "config.json");
+  const std::string config = config_text(opener, catalog.root(), "config.json");
   const std::string path = join_path(catalog.root(), "config.json");
   std::vector<Finding> findings;
   const auto add = [&](std::string found, std::string expected) {
@@ -171,7 +170,7 @@ std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage) {
   if (stored.first == nullptr) {
     const QuantizedTensors& found = catalog.quantized();
     const bool is_plain = found.tensors().empty() && found.findings().empty();
-    const bool is_adapter = !text_of(opener, catalog.root(), "adapter_config.json").empty();
+    const bool is_adapter = !config_text(opener, catalog.root(), "adapter_config.json").empty();
     const bool has_all = is_plain && !is_adapter && !is_described_elsewhere(catalog);
     if (has_all && claims_codes(claim, config) && has_plain_matrices_only(catalog)) {
       add(fmt::format("method {}", claim.method), "none: no tensor is stored quantized");

@@ -1,13 +1,19 @@
 // What the config beside a checkpoint says about its quantization, held against its tensors.
 #pragma once
 
+#include <string>
 #include <vector>
 
+#include "catalog/open_file.h"
 #include "loadstone/catalog.h"
 #include "loadstone/finding.h"
 #include "loadstone/storage.h"
 
 namespace loadstone {
+
+// Text of a config in the folder; empty if it cannot be opened.
+[[nodiscard]] std::string config_text(const FileOpener& opener, const std::string& folder,
+                                      const char* name);
 
 // Warnings "q.config": a library's config.json is silent about tensors that are quantized, says
 // that they are where all are plain floats, names a method that stores them otherwise, or (of

@@ -27,6 +27,7 @@
 #include "verify/quantized.h"
 #include "verify/ranges.h"
 #include "verify/tensor_bytes.h"
+#include "verify/ties.h"
 #include "verify/values.h"
 
 namespace loadstone {
@@ -272,6 +273,8 @@ static VerifyReport verified(const Catalog& catalog, const VerifyOptions& option
   for (auto findings : {check_scales(shards, stored), check_claim(catalog, options.storage)}) {
     std::ranges::move(findings, std::back_inserter(report.findings));
   }
+  std::ranges::move(check_ties(catalog, options.storage, report.bytes_read),
+                    std::back_inserter(report.findings));
   for (const QuantizedTensor& value : stored.tensors()) {
     if (!value.is_readable() || counts[value.data].nan == 0 || is_storage(value.data)) continue;
     const std::uint32_t data = value.data;

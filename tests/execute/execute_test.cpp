@@ -32,6 +32,35 @@ TEST(ExecuteTest, MovesEverythingToItsPlace) {
   EXPECT_EQ(report.bytes_read + 2 * 100, builder.storage.bytes_read());  // and two headers
 }
 
+TEST(HostMemoryTest, ATieShowsTheMemoryOfItsTarget) {
+  for (const bool is_quantized : {false, true}) {
+    Plan plan;
+    plan.targets.resize(2);
+    for (PlannedTarget& target : plan.targets) {
+      target.shape = {64, 64};
+      target.dtype = Dtype::bf16;
+      target.device = "cpu";
+    }
+    plan.targets[0].name = "w";
+    plan.targets[0].delivery = Delivery::memory;
+    if (is_quantized) plan.targets[0].quantization.emplace().encoding = "nf4";
+    plan.targets[1].name = "t";
+    plan.targets[1].recipe.origin = Origin::tie;
+    plan.targets[1].recipe.tie_of = "w";
+    const HostMemory memory(plan);
+    const Destination& first = memory.destinations()[0];
+    const Destination& second = memory.destinations()[1];
+    EXPECT_EQ(first.data, second.data);
+    EXPECT_EQ(first.data == nullptr, is_quantized);
+    EXPECT_EQ(first.parts.size(), is_quantized ? 2u : 0u);
+    ASSERT_EQ(first.parts.size(), second.parts.size());
+    for (std::size_t i = 0; i < first.parts.size(); ++i) {
+      EXPECT_EQ(first.parts[i].data(), second.parts[i].data());
+      EXPECT_EQ(first.parts[i].size(), second.parts[i].size());
+    }
+  }
+}
+
 TEST(ExecuteTest, ThreadsAndChunksDoNotChangeTheBytes) {
   for (unsigned threads = 1; threads <= 8; ++threads) {
     for (const std::uint64_t chunk : {1u, 13u, 512u, 5000u, 4u << 20}) {

@@ -40,6 +40,46 @@ TEST(MakePlan, TiesTakeWhicheverNameIsThere) {
   EXPECT_THAT(found(none, "plan.missing")[0].sources, ElementsAre("embed", "head"));
 }
 
+TEST(MakePlan, ATieOfATieHasItsRoot) {
+  const std::vector<Target> targets = {tie("c", "b", {2}), tie("b", "a", {2}), target_of("a", {2})};
+  for (const std::string only : {"a", "b", "c"}) {
+    const Plan plan = make_plan(fake_catalog({{only, {2}}}), skeleton_of(targets));
+    EXPECT_TRUE(plan.findings.empty()) << only;
+    EXPECT_EQ(plan.targets[0].recipe.tie_of, "a");
+    EXPECT_EQ(plan.targets[1].recipe.tie_of, "a");
+    EXPECT_EQ(plan.targets[2].recipe.origin, Origin::checkpoint);
+  }
+}
+
+TEST(MakePlan, TwoNamesOfATieAreComparedByTheLoad) {
+  const auto skeleton = skeleton_of({target_of("embed", {4, 2}), tie("head", "embed", {4, 2})});
+  const auto catalog = fake_catalog({{"embed", {4, 2}}, {"head", {4, 2}}});
+  for (const bool is_error : {false, true}) {
+    PlanOptions options;
+    if (is_error) options.unexpected = UnexpectedPolicy::error;
+    const Plan plan = make_plan(catalog, skeleton, options);
+    EXPECT_TRUE(plan.ok());
+    ASSERT_EQ(plan.tie_checks.size(), 1u);
+    EXPECT_EQ(plan.tie_checks[0].name, "head");
+    EXPECT_EQ(plan.tie_checks[0].tied_to, "embed");
+    EXPECT_EQ(plan.tie_checks[0].taken, 0u);
+    EXPECT_EQ(plan.tie_checks[0].other, 1u);
+    EXPECT_EQ(plan.tie_checks[0].is_error, is_error);
+    EXPECT_EQ(plan.bytes_to_read, 3 * 32u);  // one value is loaded, and both are compared
+  }
+}
+
+TEST(MakePlan, TwoShapesOfATieAreAnError) {
+  const auto skeleton = skeleton_of({target_of("embed", {4, 2}), tie("head", "embed", {4, 2})});
+  for (const auto& [embed, head] :
+       {std::pair<Shape, Shape>{{4, 2}, {3, 2}}, std::pair<Shape, Shape>{{3, 2}, {4, 2}}}) {
+    const Plan plan = make_plan(fake_catalog({{"embed", embed}, {"head", head}}), skeleton);
+    ASSERT_EQ(found(plan, "plan.shape").size(), 1u);
+    EXPECT_FALSE(plan.ok());
+    EXPECT_TRUE(plan.tie_checks.empty());
+  }
+}
+
 TEST(MakePlan, TiesFollowTheirRootsDtypeAndDevice) {
   PlanOptions options;
   options.dtype = Dtype::bf16;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,10 +36,11 @@ class Adjusted(Traced):
     recipes: Any = None
     cast: dict[str, str] = field(default_factory=dict)
 
-    def adjust(self, target: _core.Target) -> None:
-        super().adjust(target)
-        if dtype := self.cast.get(target.name):
-            target.dtype = dtype
+    def adjust(self, targets: Sequence[_core.Target]) -> None:
+        super().adjust(targets)
+        for target in targets:
+            if dtype := self.cast.get(target.name):
+                target.dtype = dtype
 
 
 def plan_load(
@@ -69,7 +70,9 @@ def plan_load(
         adjusted = Adjusted(cast={} if follows_file else _casts(slots, dtype, keeps))
     else:
         _refuse_keeps(slots, keeps)
-        adjusted = Adjusted(**vars(base))
+        findings = [each for each in base.findings if each.code != "plan.tie"]
+        # accelerate ties the names again
+        adjusted = Adjusted(**vars(base) | {"untied": {}, "findings": findings})
     ties = base.ties if base is not None else {}
     places = placement(slots, ties, device_map, offload_buffers)
     return make_plan(

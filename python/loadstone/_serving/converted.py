@@ -54,6 +54,10 @@ def conversion(
         threads=threads,
         merge=merge,
     )
+    for finding in made.findings:
+        if finding.code == "merge.tie":
+            message = f"{finding.message}; a server reads the config of the base, which ties them"
+            raise make("merge.tie", message, tensor=finding.target)
     try:
         made.require_ok()
     except PlanError as error:

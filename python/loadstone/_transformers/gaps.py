@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from loadstone import _core, _execute
+from loadstone import _core, _execute, _ties
 from loadstone._audit import audit
 from loadstone._catalog import Catalog
 from loadstone._constructor import model_builder, parameter_values
@@ -89,6 +89,8 @@ class Gaps:
                 receipt=self.options.receipt,
             )
         self._core = filled.core
+        split = [t.name for t in self.plan.targets if t.name in traced.ties and t.origin != "tie"]
+        _ties.unbind(model, split if self.options.adapters is not None else [])
         return filled
 
     def unwritten(self, name: str, tensor: torch.Tensor, **form: Any) -> torch.Tensor:

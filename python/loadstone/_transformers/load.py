@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from loadstone._traced import Traced
 from loadstone._transformers import cache, quantized, releases
 from loadstone._transformers.gaps import DEFAULTS, Gaps, TransformersOptions, mismatch
 from loadstone._transformers.question import Derived, Question
+from loadstone._turns import slots_of
 
 if TYPE_CHECKING:
     from loadstone._bitsandbytes.loading import QuantizedWeights
@@ -165,6 +167,20 @@ def _ties(model: Any, loaded: Any, failed: set[str]) -> dict[str, str]:
     return ties
 
 
+def untied(model: Any, loaded: Mapping[str, str]) -> dict[str, str]:
+    """Names that the model ties, if both are loaded: the library ties equal values only.
+
+    Two paths of one module cannot hold two values.
+    """
+    places = {slot.name: slot.place for slot in slots_of(model)}
+    return {
+        slot.name: slot.tie_of
+        for slot in slots_of(model)
+        if slot.tie_of is not None and slot.tie_of in loaded and slot.name in loaded
+        if slot.place != places[slot.tie_of]
+    }
+
+
 def _warn_of_decoded(targets: list[str]) -> None:
     _warn_once_of(
         targets,
@@ -196,7 +212,9 @@ def _loading_info(model: Any, derived: Derived) -> Any:
     mismatched: set[Any] = info.mismatched_keys
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     for name, found, expected in derived.mismatched:
-        if name not in tied:  # else the library compares it, without memory, with what it is tied to
+        # The library compares values of ties that are not missing, and these have none: so it
+        # ties them to what was loaded.
+        if tied.get(name) not in derived.dtypes:
             info.missing_keys.discard(name)
         mismatched.add((name, torch.Size(found), torch.Size(expected)))
     return info

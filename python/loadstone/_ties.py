@@ -1,0 +1,143 @@
+"""Ties of a model after a load: names that the plan split, and names with two values."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from loadstone import _core
+
+if TYPE_CHECKING:
+    from loadstone._plan import Plan
+    from loadstone._report import Report
+    from loadstone._skeleton_walk import TensorSlot
+    from loadstone._targets import PlannedTarget
+
+
+def is_split(slot: TensorSlot, target: PlannedTarget) -> bool:
+    """Return whether the plan gives a tied name of the model a tensor of its own."""
+    return slot.tie_of is not None and target.origin != "tie"
+
+
+def findings(
+    slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]
+) -> Iterator[_core.Finding]:
+    """Errors for split ties that are one module under two paths: it holds one tensor."""
+    planned = {target.name: target for target in targets}
+    owners: dict[tuple[int, str], TensorSlot] = {}
+    for slot in slots:
+        target = planned.get(slot.name)
+        if slot.place is None or target is None:
+            continue
+        owner = owners.setdefault(slot.place, slot)
+        if owner is slot or not is_split(slot, target):
+            continue
+        if target.origin in ("kept", "constructor", "excluded"):
+            continue
+        message = f"'{slot.name}' and '{owner.name}' are one module, which cannot hold two values"
+        advice = 'tie="keep" changes both names'
+        yield _core.Finding("error", "merge.tie", slot.name, [], message, advice)
+
+
+def untied_findings(untied: Mapping[str, str]) -> list[_core.Finding]:
+    """One finding for each name with its root: by these a saved plan knows them too."""
+    message = "'{}' is tied to '{}', and the checkpoint holds both: both are loaded, and equal "
+    message += "values are tied again"
+    return [
+        _core.Finding("info", "plan.tie", name, [root], message.format(name, root))
+        for name, root in untied.items()
+    ]
+
+
+def untied_by(plan: Plan) -> dict[str, str]:
+    """Names that the model ties and the plan loads as tensors of their own, with their roots."""
+    own = {target.name for target in plan.targets if target.origin != "tie"}
+    return {
+        each.target: each.sources[0]
+        for each in plan.findings
+        if each.code == "plan.tie" and each.severity == "info" and each.target in own
+    }
+
+
+def may_split(plan: Plan) -> bool:
+    """Return whether the plan gives names of a tie values of their own."""
+    return any(each.code == "merge.tie" for each in plan.findings) or bool(untied_by(plan))
+
+
+def forget(model: Any, names: Sequence[str]) -> None:
+    """Takes split names out of transformers' own list of ties, so that it does not tie them."""
+    tied = getattr(model, "all_tied_weights_keys", None)
+    if isinstance(tied, dict):
+        for name in names:
+            tied.pop(name, None)
+
+
+def unbind(model: Any, names: Sequence[str], different: Sequence[str] = ()) -> None:
+    """Make the library know names that are not tied any longer.
+
+    Args:
+        names: untied by an adapter; the model's config declares it too.
+        different: with values of their own in the checkpoint.
+    """
+    forget(model, [*names, *different])
+    if not names:
+        return
+    config = getattr(model, "config", None)
+    each: Any
+    for each in (config, getattr(config, "text_config", None)):
+        if getattr(each, "tie_word_embeddings", False):
+            with contextlib.suppress(AttributeError, TypeError):
+                each.tie_word_embeddings = False
+
+
+def restore(model: Any, untied: dict[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Ties names again whose two values are equal; one warning for the others.
+
+    Args:
+        untied: names that the model tied, with their roots; the checkpoint holds both.
+
+    Returns:
+        The names that are tied again, each with its root, and those with values of their own.
+    """
+    import torch
+
+    from loadstone._turns import slots_of
+
+    slots = {slot.name: slot for slot in slots_of(model)}
+    equal: dict[str, str] = {}
+    different: list[str] = []
+    for name, root in untied.items():
+        first, second = slots[root].tensor, slots[name].tensor
+        if first is second or first.is_meta or second.is_meta:
+            continue
+        if first.device == second.device and torch.equal(first, second):
+            slots[name].replace(first)
+            equal[name] = root
+        else:
+            different.append(name)
+    if different:
+        named = ", ".join(f"{name} (tied to {untied[name]})" for name in different)
+        warnings.warn(
+            f"the checkpoint holds other values for tied tensors, which are kept apart: {named}",
+            UserWarning,
+            stacklevel=2,
+        )
+    return equal, different
+
+
+def warn(report: Report, planned: Sequence[_core.Finding]) -> None:
+    """Warns of values that differ under the names of one tie, which only the load shows."""
+    known = {(each.code, each.message) for each in planned}
+    for each in report.findings:
+        is_tie = each.code == "plan.tie" and each.severity == "warning"
+        if is_tie and (each.code, each.message) not in known:
+            warnings.warn(each.message, UserWarning, stacklevel=2)
+
+
+def split_names(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]) -> list[str]:
+    """Names that the plan unties for an adapter."""
+    return [
+        target.name for slot, target in zip(slots, targets, strict=True) if is_split(slot, target)
+    ]

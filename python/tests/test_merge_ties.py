@@ -1,0 +1,239 @@
+"""Adapters that change one name of a tie, held to the model that peft trains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import run
+from merge_models import write_peft
+from safetensors.torch import load_file, save_file
+from tied_models import CONFIG, EMBEDDING, HEAD, blank, llama
+from transformers import LlamaForCausalLM
+
+import loadstone
+
+peft = pytest.importorskip("peft")
+
+TOKENS = torch.arange(10)[None]
+
+# What is trained; the adapter of "equal" stores both names, with equal values.
+TRAINED: dict[str, dict[str, Any]] = {
+    "embedding": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    "head": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    "both": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+    "equal": {
+        "target_modules": ["q_proj"],
+        "modules_to_save": ["embed_tokens"],
+        "ensure_weight_tying": True,
+    },
+    "product": {"target_modules": ["q_proj", "embed_tokens"]},
+    "product of the head": {"target_modules": ["q_proj", "lm_head"]},
+    "neither": {"target_modules": ["q_proj"]},
+}
+SPLIT = TRAINED.keys() - {"equal", "neither"}
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(TOKENS).logits
+
+
+def trained(folder: Path, which: str) -> torch.Tensor:
+    """Writes base and adapter, and returns the logits of the model that was trained."""
+    model = llama()
+    model.save_pretrained(folder / "base")
+    wrapped = peft.get_peft_model(
+        model, peft.LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **TRAINED[which])
+    )
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_" in name or "modules_to_save" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    wrapped.save_pretrained(folder / "adapter", save_embedding_layers=False)
+    return logits(wrapped)
+
+
+def _merged(folder: Path, tie: str) -> Any:
+    loadstone.merge(folder / "base", folder / "out", lora=folder / "adapter", tie=tie)
+    return LlamaForCausalLM.from_pretrained(folder / "out")
+
+
+def _merged_by_command(folder: Path, tie: str) -> Any:
+    done = run(
+        "merge", folder / "base", "--lora", folder / "adapter", "-o", folder / "out", "--tie", tie
+    )
+    assert done.returncode == 0, done.stderr
+    return LlamaForCausalLM.from_pretrained(folder / "out")
+
+
+def _merged_to_one_file(folder: Path, tie: str) -> Any:
+    source = folder / "base" / "model.safetensors"
+    out = folder / "out.safetensors"
+    loadstone.merge(source, out, lora=folder / "adapter", tie=tie)
+    tensors = load_file(out)
+    config = json.loads((folder / "base" / "config.json").read_text())
+    config["tie_word_embeddings"] = HEAD not in tensors
+    (folder / "out").mkdir()
+    (folder / "out" / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "out" / "model.safetensors", {"format": "pt"})
+    return LlamaForCausalLM.from_pretrained(folder / "out")
+
+
+def _loaded(folder: Path, tie: str, **options: Any) -> Any:
+    model = blank()
+    loadstone.load(model, folder / "base", lora=folder / "adapter", tie=tie, **options)
+    assert loadstone.audit(model).ok
+    return model
+
+
+def _loaded_into_memory(folder: Path, tie: str) -> Any:
+    model = llama(seed=8)
+    loadstone.load(model, folder / "base", lora=folder / "adapter", tie=tie)
+    return model
+
+
+def _loaded_in_place(folder: Path, tie: str) -> Any:
+    model = llama(seed=8)
+    loadstone.load(model, folder / "base", lora=folder / "adapter", tie=tie, in_place=True)
+    return model
+
+
+def _by_library(folder: Path, tie: str) -> Any:
+    model = loadstone.transformers.from_pretrained(
+        LlamaForCausalLM, folder / "base", lora=folder / "adapter", tie=tie
+    )
+    model.save_pretrained(folder / "saved")
+    return LlamaForCausalLM.from_pretrained(folder / "saved")
+
+
+DOORS: dict[str, Callable[[Path, str], Any]] = {
+    "merge": _merged,
+    "command": _merged_by_command,
+    "one file": _merged_to_one_file,
+    "load": _loaded,
+    "rules": lambda folder, tie: _loaded(folder, tie, rules="transformers"),
+    "into memory": _loaded_into_memory,
+    "in place": _loaded_in_place,
+    "from_pretrained": _by_library,
+}
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return bool((found - wanted).abs().max() <= 1e-4 * wanted.abs().max())
+
+
+@pytest.mark.parametrize("which", TRAINED)
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.filterwarnings("ignore")
+def test_the_result_is_the_trained_model(door: str, which: str, tmp_path: Path) -> None:
+    wanted = trained(tmp_path, which)
+    model = DOORS[door](tmp_path, "split")
+    assert close(logits(model), wanted)
+    is_split = which in SPLIT
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) != is_split
+    assert model.config.tie_word_embeddings != is_split
+
+
+@pytest.mark.parametrize("which", ["embedding", "head", "product", "product of the head"])
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.filterwarnings("ignore")
+def test_both_names_change_if_that_is_asked_for(door: str, which: str, tmp_path: Path) -> None:
+    wanted = trained(tmp_path, which)
+    model = DOORS[door](tmp_path, "keep")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.config.tie_word_embeddings
+    # The control: this is another model, and the comparison above sees it.
+    assert not close(logits(model), wanted)
+
+
+@pytest.mark.parametrize("which", ["embedding", "head"])
+def test_peft_saves_the_same_tensors(which: str, tmp_path: Path) -> None:
+    trained(tmp_path, which)
+    base = LlamaForCausalLM.from_pretrained(tmp_path / "base")
+    wrapped = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
+    wrapped.merge_and_unload().save_pretrained(tmp_path / "peft")
+    loadstone.merge(tmp_path / "base", tmp_path / "out", lora=tmp_path / "adapter")
+    found, wanted = (load_file(tmp_path / each / "model.safetensors") for each in ("out", "peft"))
+    assert found.keys() == wanted.keys()
+    for name in (EMBEDDING, HEAD):
+        assert torch.equal(found[name], wanted[name])
+
+
+def test_one_warning_names_both(tmp_path: Path) -> None:
+    trained(tmp_path, "embedding")
+    report = loadstone.merge(
+        tmp_path / "base", tmp_path / "out", lora=tmp_path / "adapter", dry_run=True
+    )
+    found = [each for each in report.findings if each.code == "merge.tie"]
+    assert len(found) == 1 and found[0].severity == "warning"
+    assert EMBEDDING in found[0].message and HEAD in found[0].message
+    done = run(
+        "merge", tmp_path / "base", "--lora", tmp_path / "adapter", "-o", tmp_path / "o", "--strict"
+    )
+    assert done.returncode != 0 and "--tie keep" in done.stderr
+
+
+def test_a_file_with_both_names(tmp_path: Path) -> None:
+    wanted = trained(tmp_path, "embedding")
+    path = tmp_path / "base" / "model.safetensors"
+    tensors = load_file(path)
+    save_file({**tensors, HEAD: tensors[EMBEDDING].clone()}, path, {"format": "pt"})
+    assert close(logits(_merged(tmp_path, "split")), wanted)
+    loadstone.merge(tmp_path / "base", tmp_path / "kept", lora=tmp_path / "adapter", tie="keep")
+    kept = load_file(tmp_path / "kept" / "model.safetensors")
+    assert torch.equal(kept[EMBEDDING], kept[HEAD])
+    assert not torch.equal(kept[EMBEDDING], tensors[EMBEDDING])
+
+
+def test_two_values_are_refused_where_names_stay_tied(tmp_path: Path) -> None:
+    trained(tmp_path, "both")
+    with pytest.raises(loadstone.PlanError, match="changed before with other values"):
+        loadstone.merge(tmp_path / "base", tmp_path / "o", lora=tmp_path / "adapter", tie="keep")
+
+
+def test_an_unknown_head_is_refused(tmp_path: Path) -> None:
+    save_file({"text.tokens.weight": torch.ones(40, 16)}, tmp_path / "model.safetensors")
+    config = {**CONFIG, "architectures": ["NewForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_peft(tmp_path / "a", {"text.tokens.weight": torch.zeros(40, 16)})
+    with pytest.raises(loadstone.PlanError, match="whose name is not known"):
+        loadstone.merge(tmp_path, tmp_path / "o", lora=tmp_path / "a")
+    loadstone.merge(tmp_path, tmp_path / "o", lora=tmp_path / "a", tie="keep")
+    assert load_file(tmp_path / "o" / "model.safetensors")["text.tokens.weight"].sum() == 0
+    # The control: without a tie nothing is refused.
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    loadstone.merge(tmp_path, tmp_path / "p", lora=tmp_path / "a")
+
+
+def test_configs_of_parts_are_untied_too(tmp_path: Path) -> None:
+    name = "model.language_model.embed_tokens.weight"
+    save_file({name: torch.ones(40, 16)}, tmp_path / "model.safetensors")
+    config = {
+        "architectures": ["NewForConditionalGeneration"],
+        "text_config": {"vocab_size": 40, "tie_word_embeddings": True},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_peft(tmp_path / "a", {name: torch.zeros(40, 16)})
+    loadstone.merge(tmp_path, tmp_path / "o", lora=tmp_path / "a")
+    written = json.loads((tmp_path / "o" / "config.json").read_text())
+    assert written["tie_word_embeddings"] is False
+    assert written["text_config"] == {"vocab_size": 40, "tie_word_embeddings": False}
+    tensors = load_file(tmp_path / "o" / "model.safetensors")
+    assert tensors[name].sum() == 0 and tensors[HEAD].sum() == 40 * 16
+
+
+def test_a_server_reads_the_config_of_the_base(tmp_path: Path) -> None:
+    from loadstone._serving.converted import conversion
+    from loadstone._serving.options import Changes
+
+    trained(tmp_path, "embedding")
+    changes = Changes(lora={str(tmp_path / "adapter"): 1.0})
+    with pytest.raises(loadstone.PlanError, match="config of the base") as caught:
+        conversion(str(tmp_path / "base"), changes)
+    assert caught.value.code == "merge.tie"

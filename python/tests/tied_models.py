@@ -1,0 +1,149 @@
+"""Tied models and files of them: every way to store the two names of a tie, and every door."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from command import run
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import loadstone
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+CONFIG: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "tie_word_embeddings": True,
+}
+
+
+def llama(seed: int = 0) -> Any:
+    """A tied model with random values."""
+    generator = torch.Generator().manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**CONFIG))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return model.eval()
+
+
+def blank() -> Any:
+    """The same on meta; the tie is made."""
+    with loadstone.skeleton():
+        return LlamaForCausalLM(LlamaConfig(**CONFIG))
+
+
+def other_head() -> torch.Tensor:
+    return torch.randn(40, 16, generator=torch.Generator().manual_seed(9))
+
+
+# How a file holds the two names.
+STORED: dict[str, Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] = {
+    "equal": lambda state: state,
+    "different": lambda state: {**state, HEAD: other_head()},
+    "other shape": lambda state: {**state, HEAD: other_head()[:30].clone()},
+    "one name": lambda state: {n: t for n, t in state.items() if n != HEAD},
+    "other name": lambda state: {n: t for n, t in state.items() if n != EMBEDDING},
+}
+
+
+def write(folder: Path, stored: str) -> dict[str, torch.Tensor]:
+    """Writes a folder with its config, and returns what the file holds."""
+    model = llama()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    held = STORED[stored](state)
+    folder.mkdir()
+    save_file(held, folder / "model.safetensors", {"format": "pt"})
+    model.config.save_pretrained(folder)
+    return held
+
+
+@dataclass
+class Outcome:
+    """What a door made of a file.
+
+    Attributes:
+        embedding, head: the values; ``None`` if the door does not show them.
+        is_tied: whether both names are one tensor.
+        error: the code of the error that it ended with, or ``""``.
+        warned: the words of its warnings about ties.
+    """
+
+    embedding: torch.Tensor | None = None
+    head: torch.Tensor | None = None
+    is_tied: bool = False
+    error: str = ""
+    warned: str = ""
+
+
+def outcome_of(load: Callable[[], Any]) -> Outcome:
+    """Runs a load and looks at the two names."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            model = load()
+        except loadstone.Error as error:
+            return Outcome(error=error.code)
+    texts = [str(each.message) for each in caught if " tied " in str(each.message)]
+    embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
+    return Outcome(embedding.detach(), head.detach(), embedding is head, "", "\n".join(texts))
+
+
+def _loaded(folder: Path, **options: Any) -> Any:
+    model = blank()
+    loadstone.load(model, folder, **options)
+    assert loadstone.audit(model).ok
+    return model
+
+
+def _by_saved_plan(folder: Path, **options: Any) -> Any:
+    model = blank()
+    loadstone.plan(model, folder, **options).save(folder / "plan.json")
+    loadstone.Plan.load(folder / "plan.json").execute(model=model)
+    return model
+
+
+def _by_library(folder: Path, **_: Any) -> Any:
+    return loadstone.transformers.from_pretrained(LlamaForCausalLM, folder)
+
+
+def by_command(folder: Path, *options: str) -> Outcome:
+    """``loadstone load --skeleton``; the values are read from the receipt-free report only."""
+    text = folder / "skeleton.json"
+    loadstone.save_skeleton(blank(), text)
+    done = run("load", folder, "--skeleton", text, *options)
+    words = done.stdout + done.stderr
+    error = ""
+    if done.returncode:
+        error = next(code for code in ("plan.shape", "plan.tie", "plan.") if code in words)
+    return Outcome(error=error, warned=words if "two values" in words else "")
+
+
+def _in_place(folder: Path, **options: Any) -> Any:
+    """Into the memory of a model that has values."""
+    model = llama(seed=5)
+    loadstone.load(model, folder, in_place=True, **options)
+    return model
+
+
+# Doors that keep two values, as the library does.
+LIBRARY: dict[str, Callable[..., Any]] = {
+    "rules": lambda folder, **options: _loaded(folder, rules="transformers", **options),
+    "rules in place": lambda folder, **options: _in_place(folder, rules="transformers", **options),
+    "from_pretrained": _by_library,
+}
+# Doors that fill the module as it is.
+PLAIN: dict[str, Callable[..., Any]] = {
+    "load": _loaded,
+    "saved plan": _by_saved_plan,
+    "in place": _in_place,
+}

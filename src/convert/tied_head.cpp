@@ -1,0 +1,114 @@
+#include "convert/tied_head.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/text.h"
+#include "convert/json_text.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::string_view member = "tie_word_embeddings";
+constexpr std::string_view head_name = "lm_head.weight";
+
+// Classes of models with a head: transformers' name of the first architecture ends so.
+constexpr auto headed = std::to_array<std::string_view>(
+    {"ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForImageTextToText"});
+
+// Layouts of names: the embedding, and what of its name stays in front of the head's.
+struct Layout {
+  std::string_view embedding;
+  bool keeps_prefix;  // "language_model.model.embed_tokens" has "language_model.lm_head"
+};
+constexpr auto layouts = std::to_array<Layout>({
+    {"model.language_model.embed_tokens.weight", false},
+    {"model.text_model.embed_tokens.weight", false},
+    {"model.embed_tokens.weight", true},
+    {"transformer.wte.weight", true},
+    {"transformer.word_embeddings.weight", true},
+    {"backbone.embeddings.weight", false},
+});
+
+}  // namespace
+
+TiedHead::TiedHead(std::string_view config) {
+  if (config.empty() || !is_json_object(config)) return;
+  std::vector<std::string_view> parts = {config};
+  for (const std::string_view key : {"text_config", "llm_config", "language_config"}) {
+    if (const auto part = object_member(config, key); !part.empty()) parts.push_back(part);
+  }
+  for (const std::string_view part : parts) {
+    if (!is_tied_) is_tied_ = bool_member(part, member);
+    if (const auto rows = number_member(part, "vocab_size")) rows_.push_back(*rows);
+  }
+  const std::string architecture = first_of_member(config, "architectures");
+  has_head_ = std::ranges::any_of(
+      headed, [&](std::string_view ending) { return architecture.ends_with(ending); });
+  if (architecture.empty()) has_head_ = is_tied_.value_or(false);
+}
+
+std::optional<std::string> TiedHead::head_of(
+    std::string_view embedding, const std::function<bool(std::string_view)>& has) const {
+  if (!has_head_ || !is_tied_.value_or(true)) return std::nullopt;
+  for (const Layout& layout : layouts) {
+    if (!embedding.ends_with(layout.embedding)) continue;
+    const std::string_view before = embedding.substr(0, embedding.size() - layout.embedding.size());
+    if (!before.empty() && (!layout.keeps_prefix || !before.ends_with('.'))) continue;
+    std::string head = std::string(before) + std::string(head_name);
+    // Without a word of the config a file that holds both has two tensors.
+    if (!is_tied_ && has(head)) return std::nullopt;
+    return head;
+  }
+  return std::nullopt;
+}
+
+std::vector<std::array<std::uint32_t, 2>> TiedHead::stored_in(const Catalog& catalog) const {
+  std::vector<std::array<std::uint32_t, 2>> pairs;
+  const std::uint32_t end = catalog.tensors_of(0).end;
+  const auto has = [&](std::string_view name) { return catalog.find(name).has_value(); };
+  for (std::uint32_t i = 0; i < end && has_head_ && is_tied_.value_or(false); ++i) {
+    const auto head = head_of(catalog.tensors()[i].name, has);
+    const auto found = head ? catalog.find(*head) : std::nullopt;
+    if (found) pairs.push_back({i, *found});
+  }
+  return pairs;
+}
+
+bool TiedHead::may_tie(const Shape& shape, bool has_twin) const noexcept {
+  return has_head_ && is_tied_.value_or(!has_twin) && shape.rank() == 2 &&
+         std::ranges::find(rows_, shape[0]) != rows_.end();
+}
+
+std::vector<Finding> check_tied_shapes(const Catalog& catalog, std::string_view config) {
+  std::vector<Finding> findings;
+  for (const auto& [embedding, head] : TiedHead(config).stored_in(catalog)) {
+    const TensorInfo& first = catalog.tensors()[embedding];
+    const TensorInfo& second = catalog.tensors()[head];
+    const bool are_plain = first.encoding == second.encoding && first.encoding.is_dtype();
+    if (!are_plain || first.shape == second.shape) continue;
+    findings.push_back(
+        {.severity = Severity::error,
+         .code = "plan.shape",
+         .target = second.name,
+         .sources = {second.name, first.name},
+         .message = fmt::format("config.json ties '{}' to '{}' (tie_word_embeddings), and the "
+                                "checkpoint holds them as {} and {}",
+                                printable(second.name), printable(first.name), second.shape.text(),
+                                first.shape.text()),
+         .found = second.shape.text(),
+         .expected = first.shape.text()});
+  }
+  return findings;
+}
+
+void untie_config(std::vector<ExtraFile>& files) {
+  const auto config = std::ranges::find(files, "config.json", &ExtraFile::name);
+  if (config == files.end()) return;
+  config->text = with_member(with_all(config->text, member, "false"), member, "false");
+}
+
+}  // namespace loadstone

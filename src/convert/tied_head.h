@@ -1,0 +1,51 @@
+// The tie between a language model's embedding and its head, which its config declares.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/convert.h"
+#include "loadstone/finding.h"
+#include "loadstone/shape.h"
+
+namespace loadstone {
+
+// Reads tie_word_embeddings of a config.json. Files of a tied model hold one of the two names, as
+// a rule the embedding's. Immutable.
+class TiedHead {
+ public:
+  // `config`: its text; an empty one ties nothing.
+  explicit TiedHead(std::string_view config);
+
+  // The name of the head that is tied to this tensor of a file, in the file's style of names.
+  // Nothing if the config declares no tie or the tensor is not an embedding whose head is known.
+  // `has`: whether the file holds a name; if it holds the head, only an explicit tie counts.
+  [[nodiscard]] std::optional<std::string> head_of(
+      std::string_view embedding, const std::function<bool(std::string_view)>& has) const;
+  // The embeddings and heads that the checkpoint both holds and that the config ties: indices of
+  // their tensors, in this order.
+  [[nodiscard]] std::vector<std::array<std::uint32_t, 2>> stored_in(const Catalog& catalog) const;
+  // Returns true for the shape of an embedding that is tied to unknown names.
+  // `has_twin`: another tensor of the file has its shape, and may be the head.
+  [[nodiscard]] bool may_tie(const Shape& shape, bool has_twin) const noexcept;
+
+ private:
+  std::optional<bool> is_tied_;
+  bool has_head_ = false;
+  std::vector<std::uint64_t> rows_;  // of embeddings
+};
+
+// Errors "plan.shape" for names of one tensor that the checkpoint holds in two shapes.
+[[nodiscard]] std::vector<Finding> check_tied_shapes(const Catalog& catalog,
+                                                     std::string_view config);
+
+// The files with a config.json that declares no tie.
+void untie_config(std::vector<ExtraFile>& files);
+
+}  // namespace loadstone

@@ -1,0 +1,185 @@
+#include "execute/tie_values.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "base/text.h"
+#include "execute/shard_files.h"
+#include "execute/team.h"
+#include "execute/value_reader.h"
+#include "loadstone/error.h"
+#include "plan/decodings.h"
+#include "plan/dtypes.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::uint64_t window_elements = 1 << 16;
+constexpr std::uint64_t staging_bytes = 1 << 18;
+
+// The distance of two values.
+struct Distance {
+  double largest = 0;       // of finite values
+  std::uint64_t place = 0;  // element of the first difference
+  std::uint64_t count = 0;  // of elements that differ
+
+  void add(std::uint64_t element, double first, double second) {
+    if (first == second || (std::isnan(first) && std::isnan(second))) return;
+    if (count++ == 0) place = element;
+    const double difference = std::abs(first - second);
+    if (std::isfinite(difference)) largest = std::max(largest, difference);
+  }
+};
+
+// The two tensors of a check. Not thread-safe.
+class Pair {
+ public:
+  Pair(const std::shared_ptr<const Catalog>& catalog, const TieCheck& check, Storage& storage,
+       std::atomic<bool>& stop)
+      : sides_{tensor_recipe(*catalog, check.taken), tensor_recipe(*catalog, check.other)},
+        dtype_(sides_[0].dtype == sides_[1].dtype ? sides_[0].dtype : Dtype::f32),
+        stop_(stop),
+        shards_(*catalog, &storage, needed(*catalog, check)),
+        readers_{{{catalog, shards_.sources(), staging_bytes, stop_},
+                  {catalog, shards_.sources(), staging_bytes, stop_}}} {
+    for (std::size_t i = 0; i < sides_.size(); ++i) {
+      names_[i] = catalog->tensors()[i == 0 ? check.taken : check.other].name;
+      open(i, dtype_);
+    }
+  }
+
+  Distance compare() {
+    const std::uint64_t elements = sides_[0].shape.numel().value_or(0);
+    Distance distance;
+    for (std::uint64_t begin = 0; begin < elements && !stop_; begin += window_elements) {
+      const std::uint64_t end = std::min(begin + window_elements, elements);
+      if (!is_same_window(begin, end)) add_window(begin, end, distance);
+    }
+    return distance;
+  }
+
+  [[nodiscard]] std::uint64_t bytes_read() const noexcept {
+    return readers_[0].bytes_read() + readers_[1].bytes_read();
+  }
+
+ private:
+  static std::vector<bool> needed(const Catalog& catalog, const TieCheck& check) {
+    std::vector<bool> shards(catalog.shards().size(), false);
+    for (const std::uint32_t tensor : {check.taken, check.other}) {
+      const TensorRecipe recipe = tensor_recipe(catalog, tensor);
+      for (const std::uint32_t source : sources_of(recipe.boxes, recipe.decodings)) {
+        shards[catalog.tensors()[source].shard] = true;
+      }
+    }
+    return shards;
+  }
+
+  void open(std::size_t side, Dtype dtype) {
+    readers_[side].open({.name = names_[side],
+                         .boxes = sides_[side].boxes,
+                         .decodings = sides_[side].decodings,
+                         .shape = sides_[side].shape,
+                         .dtype = dtype});
+  }
+
+  bool is_same_window(std::uint64_t begin, std::uint64_t end) {
+    const std::uint64_t bytes = Encoding(dtype_).byte_count(end - begin).value_or(0);
+    for (std::size_t i = 0; i < readers_.size(); ++i) {
+      windows_[i].resize(bytes);
+      readers_[i].read(begin, end, windows_[i]);
+    }
+    return windows_[0] == windows_[1];
+  }
+
+  // Reads the window again as F32, where the dtype has a cast to it.
+  void add_window(std::uint64_t begin, std::uint64_t end, Distance& distance) {
+    const Passage way = passage(dtype_, Dtype::f32);
+    if (way != Passage::same && way != Passage::cast && way != Passage::lossy) {
+      if (distance.count++ == 0) distance.place = begin;
+      return;
+    }
+    std::array<std::vector<float>, 2> numbers;
+    for (std::size_t i = 0; i < readers_.size(); ++i) {
+      numbers[i].resize(end - begin);
+      open(i, Dtype::f32);
+      readers_[i].read(begin, end, std::as_writable_bytes(std::span(numbers[i])));
+      open(i, dtype_);
+    }
+    for (std::size_t i = 0; i < numbers[0].size(); ++i) {
+      distance.add(begin + i, numbers[0][i], numbers[1][i]);
+    }
+  }
+
+  std::array<TensorRecipe, 2> sides_;
+  Dtype dtype_;
+  std::atomic<bool>& stop_;
+  OpenShards shards_;
+  std::array<ValueReader, 2> readers_;
+  std::array<std::string, 2> names_;
+  std::array<std::vector<std::byte>, 2> windows_;
+};
+
+Finding difference_finding(const TieCheck& check, const std::string& taken,
+                           const std::string& other, const Distance& distance) {
+  Finding finding = {.severity = Severity::warning,
+                     .code = "plan.tie",
+                     .target = check.name,
+                     .sources = {taken, other}};
+  finding.message = fmt::format(
+      "'{}' is tied to '{}', and the checkpoint holds two values: '{}' is taken, and '{}' differs "
+      "in {} {}, by {} at most, first at element {}",
+      printable(check.name), printable(check.tied_to), printable(taken), printable(other),
+      distance.count, distance.count == 1 ? "element" : "elements", distance.largest,
+      distance.place);
+  finding.suggestion = "load into a model that does not tie them to have both";
+  return finding;
+}
+
+}  // namespace
+
+std::optional<Finding> compare_tie(const std::shared_ptr<const Catalog>& catalog,
+                                   const TieCheck& check, Storage& storage, std::atomic<bool>& stop,
+                                   std::uint64_t& bytes_read) {
+  Pair pair(catalog, check, storage, stop);
+  const Distance distance = pair.compare();
+  bytes_read += pair.bytes_read();
+  if (distance.count == 0) return std::nullopt;
+  const auto& tensors = catalog->tensors();
+  return difference_finding(check, tensors[check.taken].name, tensors[check.other].name, distance);
+}
+
+std::uint64_t compare_ties(const Plan& plan, Storage& storage, std::vector<Finding>& findings,
+                           Observer* observer) {
+  std::uint64_t bytes = 0;
+  std::atomic<bool> stop = false;
+  for (const TieCheck& check : plan.tie_checks) {
+    std::optional<Finding> finding;
+    run_team(
+        1, stop, observer,
+        [&] {
+          return Progress{0, plan.bytes_to_read};
+        },
+        [&] { finding = compare_tie(plan.catalog, check, storage, stop, bytes); });
+    if (!finding) continue;
+    if (check.is_error) {
+      const TensorInfo& other = plan.catalog->tensors()[check.other];
+      throw Error(finding->code, finding->message,
+                  {.path = plan.catalog->shards()[other.shard].path, .tensor = other.name});
+    }
+    findings.push_back(*std::move(finding));
+  }
+  return bytes;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,27 @@
+// The names of one tensor when adapters change some of them.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "loadstone/catalog.h"
+#include "loadstone/finding.h"
+#include "plan/adapters.h"
+
+namespace loadstone {
+
+// The names of a tie with drafts of their own, the root first.
+using DraftTie = std::vector<std::string>;
+
+// New roots by name.
+using TieRoots = std::map<std::string, std::string, std::less<>>;
+
+// Decides which names stay one tensor: those that no adapter changed, and those that were replaced
+// by equal values. Returns the new root of every name of a tie that is split; ties that stay
+// whole are left out. Adds a warning "merge.tie" for each split tie.
+[[nodiscard]] TieRoots split_roots(const Catalog& catalog, const std::vector<DraftTie>& ties,
+                                   const MergeDrafts& drafts, std::vector<Finding>& findings);
+
+}  // namespace loadstone
