@@ -19,6 +19,7 @@
 #include "convert/layout.h"
 #include "convert/moved_codes.h"
 #include "convert/outputs.h"
+#include "convert/plain_codes.h"
 #include "convert/quantize_config.h"
 #include "convert/quantize_style.h"
 #include "convert/repack.h"
@@ -105,7 +106,8 @@ void fail(Conversion& conversion, Finding finding) {
 void check_claim(Conversion& conversion, const ConvertOptions& options) {
   const QuantizedTensors& quantized = conversion.plan.catalog->quantized();
   const std::string& config = options.folder.config;
-  const bool makes_numbers = options.dequantize || !options.quantize.formats.empty();
+  const bool casts_fp8 = options.dtype && has_plain_fp8(*conversion.plan.catalog);
+  const bool makes_numbers = options.dequantize || casts_fp8 || !options.quantize.formats.empty();
   const bool has_codes = quantized.has_readable() || has_errors(quantized.findings());
   if (!makes_numbers || has_codes || config.empty() || !is_json_object(config)) return;
   if (!quantization_claim(config).is_made) return;
@@ -221,8 +223,11 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   Choices choices;
   const bool quantizes = !options.quantize.formats.empty();
   if (quantizes) {
+    widen_plain_fp8(*catalog, plan_options.recipes);
     choices =
         container.choose(options, *catalog, conversion.metadata, plan_options.recipes, findings);
+    const bool keeps_fp8 = !options.dtype && !options.dequantize;
+    if (keeps_fp8) restore_plain_fp8(*catalog, choices, plan_options.recipes);
     plan_options.quantize = std::move(choices.quantize);
   }
   const Chosen codes = {choices, plan_options.quantize, is_decoded};
@@ -243,7 +248,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   Plan& plan = conversion.plan;
   plan.findings.insert(plan.findings.end(), findings.begin(), findings.end());
   check_claim(conversion, options);
-  for (Finding& finding : check_moved_codes(plan, conversion.repacked))
+  for (Finding& finding : check_moved_codes(plan, conversion.repacked, options.dequantize))
     fail(conversion, std::move(finding));
   if (keeps_codes(options, is_decoded)) {
     for (Finding& finding : check_numbers(plan)) fail(conversion, std::move(finding));

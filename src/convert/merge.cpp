@@ -186,6 +186,8 @@ class Merger {
       const auto checkpoint = static_cast<std::uint32_t>(merge.weights.size() + i);
       add_adapter(catalog_, checkpoint, merge.adapters[i], places, numbers_, drafts_, findings_);
     }
+    report_idle_patterns(catalog_, static_cast<std::uint32_t>(merge.weights.size()), merge.adapters,
+                         findings_);
     return values();
   }
 
