@@ -86,7 +86,8 @@ def convert(
         rules: for names and layouts: a list as in ``docs/rules.md``, a JSON file of one or of
             recipes (:func:`save_recipes`), or the trace of an adapter for this very catalog.
             ``None``: names stay unchanged.
-        dtype: of floating tensors of 16 bits and more, and of block formats. ``None``: unchanged.
+        dtype: of floating tensors of 16 bits and more, of FP8 tensors without scales, and of block
+            formats. ``None``: unchanged.
         block_dtype: of block formats without ``dtype``: bfloat16, float16 or float32. A GGUF file
             keeps blocks as they are.
         quantize: an encoding for the weights inside decoder layers (``"nvfp4"``, ``"nf4:128"``
@@ -102,11 +103,13 @@ def convert(
         imatrix: for GGUF files: an importance matrix, as llama.cpp's ``llama-imatrix`` writes it
             (``.gguf``, or the older ``.dat``). Errors of columns that matter more weigh more;
             encodings of the fewest bits need it. It is held in memory.
-        allow_non_finite: quantize non-finite values (NaN, inf) with a finding; default: an error.
+        allow_non_finite: quantize non-finite values (NaN, inf), and write values that are too large
+            for their dtype, with a finding; default: an error.
         copy_code: also copy Python files of the source's folder.
         dequantize: dequantize (to ``dtype``, or bfloat16) tensors of the source: FP8 of
             any granularity, NVFP4, MXFP4, MXFP8 and int8 in the names of DeepSeek, ModelOpt,
-            compressed-tensors and GPT-OSS, and bitsandbytes. ``quantize`` does that by itself.
+            compressed-tensors and GPT-OSS, bitsandbytes, and FP8 without scales. ``quantize`` does
+            that by itself.
         experts: ``"fused"``: all experts of a layer in one tensor, as transformers 5 has them;
             ``"separate"``: each by itself, as checkpoints are published; ``"keep"``.
         metadata: keys that are added to the source's or replace them: texts and bools by key, or
@@ -147,8 +150,9 @@ def convert(
         PlanError: a target cannot be made (all ``findings`` attached), or not in ``max_memory``.
         FormatError: the source breaks a rule of its format.
         LoadError: input or output failed, the disk is full, the source changed meanwhile.
-        Error: ``q.nan``: a tensor to quantize has non-finite values. ``convert.target``: the target
-            is the source, or in its folder, or is a folder with another model.
+        Error: ``q.nan``: a tensor to quantize has non-finite values. ``convert.overflow``: one has
+            values that its new dtype cannot hold. ``convert.target``: the target is the source, or
+            in its folder, or is a folder with another model.
             ``convert.state``: the unfinished shards are of another conversion;
             ``convert.locked``: another process works on it; ``convert.incomplete``: parts are
             missing.

@@ -133,9 +133,9 @@ def _is_held(encoding: str, style: str | None) -> bool:
         try:
             loadstone.convert(path, Path(folder, "out"), quantize=encoding, style=style)
         except loadstone.Error as error:
-            if error.code != "plan.options":
+            if error.code not in ("plan.options", "convert.left_alone"):
                 raise
-            return False
+            return error.code != "plan.options"  # a vector is no weight, whatever the style
         return True
 
 

@@ -148,7 +148,7 @@ def test_verify_knows_blocks_of_ordinary_weights(tmp_path, kind):
     weight = torch.randn(64, 512) * 0.05
     source, target = tmp_path / "source.safetensors", tmp_path / "out.gguf"
     save_file({"a.weight": weight}, source)
-    options = {"quantize": kind, "metadata": {"general.architecture": "x"}}
+    options = {"quantize": kind, "include": "a", "metadata": {"general.architecture": "x"}}
     loadstone.convert(source, target, **options)
     command = [COMMAND, "verify", source, target]
     assert subprocess.run(command, capture_output=True).returncode == 0

@@ -158,8 +158,10 @@ def loaded_name(dtype: torch.dtype) -> str:
 def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
     """Equal numbers; every NaN is one."""
     assert found.dtype == expected.dtype
-    return torch.equal(found.double().nan_to_num(nan=7e77, posinf=8e88, neginf=-8e88),
-                       expected.double().nan_to_num(nan=7e77, posinf=8e88, neginf=-8e88))
+    return torch.equal(
+        found.double().nan_to_num(nan=7e77, posinf=8e88, neginf=-8e88),
+        expected.double().nan_to_num(nan=7e77, posinf=8e88, neginf=-8e88),
+    )
 
 
 def quantized_file(path: Path, kind: str, scale: float) -> torch.Tensor:

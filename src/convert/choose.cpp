@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -77,6 +78,13 @@ void part_groups(const Recipes& recipes, Choices& choices) {
 
 }  // namespace
 
+std::vector<std::string> names_of(const Recipes& recipes) {
+  std::vector<std::string> names;
+  names.reserve(recipes.targets.size());
+  for (const TargetRecipe& recipe : recipes.targets) names.push_back(recipe.target);
+  return names;
+}
+
 std::string folded_name(std::string_view name) {
   std::string folded;
   bool in_number = false;
@@ -99,6 +107,7 @@ Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max, R
   Choices choices;
   const std::string& config = options.folder.config;
   Chooser chooser(options.quantize, config);
+  std::vector<std::string> names = names_of(recipes);
   // A stack is cut where its weights would be quantized.
   const std::size_t cut = split_stacks(
       recipes, string_member(config, "model_type"),
@@ -116,12 +125,12 @@ Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max, R
       if (recipe.shape.rank() >= 2) choices.plain.emplace(recipe.target, *why);
       continue;
     }
-    const Quantization* const format = chooser.format_of(recipe.target);
+    Chooser::Format* const format = chooser.encoding_for(recipe.target);
     if (format == nullptr) {
       choices.plain.emplace(recipe.target, "no format is for it");
       continue;
     }
-    Quantization quantization = *format;
+    Quantization quantization = *format->quantization;
     QuantizeForm form;
     auto problem = prepare_quantization(quantization, recipe.shape, recipe.dtype, form);
     const std::uint64_t block = problem ? 1 : written_encoding(quantization).row_block;
@@ -133,12 +142,20 @@ Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max, R
       choices.plain.emplace(recipe.target, "its shape does not fit the encoding");
       continue;
     }
+    ++format->made;
     quantization.group = chooser.group_of(recipe.target);
     choices.quantize.emplace(recipe.target, std::move(quantization));
   }
   part_groups(recipes, choices);
   misfits.report(findings);
-  chooser.report_idle(findings);
+  // Stacks that were cut are among the names, and made: their experts stand for them.
+  const std::vector<std::string> left = names_of(recipes);
+  const std::set<std::string_view> present(left.begin(), left.end());
+  names.insert(names.end(), left.begin(), left.end());
+  const auto is_made = [&](const std::string& name) {
+    return choices.quantize.contains(name) || !present.contains(name);
+  };
+  chooser.report(names, is_made, findings);
   return choices;
 }
 

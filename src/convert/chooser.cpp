@@ -100,10 +100,11 @@ Chooser::Format* Chooser::format_for(const std::string& name) {
   return nullptr;
 }
 
-const Quantization* Chooser::format_of(const std::string& name) {
-  const Format* const format = format_for(name);
-  return format == nullptr || format->quantization->encoding == none ? nullptr
-                                                                     : format->quantization;
+Chooser::Format* Chooser::encoding_for(const std::string& name) {
+  Format* const format = format_for(name);
+  if (format == nullptr || format->quantization->encoding != none) return format;
+  ++format->made;
+  return nullptr;
 }
 
 std::string Chooser::group_of(const std::string& name) const {
@@ -116,17 +117,72 @@ std::string Chooser::group_of(const std::string& name) const {
   return {};
 }
 
-void Chooser::report_idle(std::vector<Finding>& findings) const {
+// One that excludes, "none", is told as --exclude is.
+void Chooser::report_format(const Format& format, bool finds_name,
+                            std::vector<Finding>& findings) const {
+  const std::string& encoding = format.quantization->encoding;
+  if (format.made > 0 || (encoding == none && finds_name)) return;
+  const auto has_made = [](const Format& each) { return each.made > 0; };
+  const bool is_usual = format.pattern == nullptr;
+  // What it is for has gone to formats before it.
+  const bool is_left_out =
+      format.tensors == 0 && finds_name && std::ranges::any_of(formats_, has_made);
+  const std::string pattern = is_usual ? std::string() : printable(format.pattern->pattern());
+  Finding finding = {
+      .severity = encoding == none || is_left_out ? Severity::warning : Severity::error,
+      .code = finds_name ? "convert.left_alone" : "plan.options",
+      .found = pattern};
+  if (!finds_name) {
+    finding.message = fmt::format("'{}' (quantize) finds no tensor", pattern);
+  } else if (is_usual) {
+    finding.message = fmt::format("nothing is left to become {}", encoding);
+  } else {
+    finding.message =
+        fmt::format("'{}' (quantize) finds nothing that becomes {}", pattern, encoding);
+  }
+  if (finds_name && include_.empty()) {
+    finding.suggestion = "--include adds tensors to those that are chosen";
+  }
+  findings.push_back(std::move(finding));
+}
+
+void Chooser::report(const std::vector<std::string>& names,
+                     const std::function<bool(const std::string&)>& is_made,
+                     std::vector<Finding>& findings) const {
+  if (has_errors(findings)) return;  // which say why
+  const auto found_by = [&](const Pattern& pattern) {
+    return std::ranges::find_if(names,
+                                [&](const std::string& name) { return is_in(*pattern, name); });
+  };
   for (const Format& format : formats_) {
-    if (format.tensors > 0) continue;
+    const bool finds_name =
+        format.pattern == nullptr || format.tensors > 0 || found_by(format.pattern) != names.end();
+    report_format(format, finds_name, findings);
+  }
+  for (const Pattern& pattern : include_) {
+    const auto is_included = [&](const std::string& name) {
+      return is_in(*pattern, name) && is_made(name);
+    };
+    if (std::ranges::any_of(names, is_included)) continue;
+    const auto first = found_by(pattern);
+    const std::string text = printable(pattern->pattern());
     findings.push_back(
-        {.severity = Severity::warning,
-         .code = "convert.left_alone",
-         .message = format.pattern == nullptr
-                        ? fmt::format("nothing is left to become {}", format.quantization->encoding)
-                        : fmt::format("'{}' finds nothing that may be quantized",
-                                      printable(format.pattern->pattern())),
-         .suggestion = "--include adds tensors to those that are chosen"});
+        {.severity = Severity::error,
+         .code = first == names.end() ? "plan.options" : "convert.left_alone",
+         .message = first == names.end()
+                        ? fmt::format("'{}' (include) finds no tensor", text)
+                        : fmt::format("'{}' (include) finds nothing that may be quantized: '{}' "
+                                      "stays as it is",
+                                      text, printable(*first)),
+         .found = text});
+  }
+  for (const Pattern& pattern : exclude_) {
+    if (found_by(pattern) != names.end()) continue;
+    const std::string text = printable(pattern->pattern());
+    findings.push_back({.severity = Severity::warning,
+                        .code = "plan.options",
+                        .message = fmt::format("'{}' (exclude) finds no tensor", text),
+                        .found = text});
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -24,7 +25,8 @@ class Chooser {
   struct Format {
     Pattern pattern;
     const Quantization* quantization;
-    std::size_t tensors = 0;
+    std::size_t tensors = 0;  // that it is for
+    std::size_t made = 0;     // that get it
   };
 
   // Throws Error "plan.options" for a pattern that is no regular expression.
@@ -36,14 +38,19 @@ class Chooser {
   [[nodiscard]] std::optional<std::string_view> reason(const TargetRecipe& recipe) const;
   // The first whose pattern finds the name. Null: there is none.
   [[nodiscard]] Format* format_for(const std::string& name);
-  // The same, and none for "none". Null: it stays as it is.
-  [[nodiscard]] const Quantization* format_of(const std::string& name);
+  // The same, and null for "none": it stays as it is.
+  [[nodiscard]] Format* encoding_for(const std::string& name);
   // The same text for all partners of one scale; empty for a tensor that has none.
   [[nodiscard]] std::string group_of(const std::string& name) const;
-  // A warning for each format that no tensor has.
-  void report_idle(std::vector<Finding>& findings) const;
+  // Tells of patterns that find nothing, and of requests that do not hold of the output. `names`:
+  // of all tensors that were looked at. `is_made`: whether one gets what was asked for.
+  void report(const std::vector<std::string>& names,
+              const std::function<bool(const std::string&)>& is_made,
+              std::vector<Finding>& findings) const;
 
  private:
+  void report_format(const Format& format, bool finds_name, std::vector<Finding>& findings) const;
+
   // Layers behind the last one of the model are those of the multi-token prediction.
   [[nodiscard]] bool is_beyond(const std::string& name) const;
 

@@ -20,6 +20,7 @@
 #include "convert/layout.h"
 #include "convert/moved_codes.h"
 #include "convert/outputs.h"
+#include "convert/plain_codes.h"
 #include "convert/quantize_config.h"
 #include "convert/quantize_style.h"
 #include "convert/repack.h"
@@ -107,7 +108,8 @@ void fail(Conversion& conversion, Finding finding) {
 void check_claim(Conversion& conversion, const ConvertOptions& options) {
   const QuantizedTensors& quantized = conversion.plan.catalog->quantized();
   const std::string& config = options.folder.config;
-  const bool makes_numbers = options.dequantize || !options.quantize.formats.empty();
+  const bool casts_fp8 = options.dtype && has_plain_fp8(*conversion.plan.catalog);
+  const bool makes_numbers = options.dequantize || casts_fp8 || !options.quantize.formats.empty();
   const bool has_codes = quantized.has_readable() || has_errors(quantized.findings());
   if (!makes_numbers || has_codes || config.empty() || !is_json_object(config)) return;
   if (!quantization_claim(config).is_made) return;
@@ -234,7 +236,9 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   const bool quantizes = !options.quantize.formats.empty();
   if (quantizes) {
     auto& recipes = plan_options.recipes;
+    widen_plain_fp8(*catalog, recipes);
     choices = container.choose(options, *catalog, conversion.metadata, recipes, findings);
+    if (!options.dtype && !options.dequantize) restore_plain_fp8(*catalog, choices, recipes);
     plan_options.quantize = std::move(choices.quantize);
   }
   const Chosen codes = {choices, plan_options.quantize, is_decoded};
@@ -255,7 +259,9 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   Plan& plan = conversion.plan;
   plan.findings.insert(plan.findings.end(), findings.begin(), findings.end());
   check_claims(conversion, options);
-  for (Finding& each : check_moved_codes(plan, conversion.repacked)) fail(conversion, each);
+  for (Finding& each : check_moved_codes(plan, conversion.repacked, options.dequantize)) {
+    fail(conversion, std::move(each));
+  }
   if (keeps_codes(options, is_decoded)) {
     for (Finding& finding : check_numbers(plan)) fail(conversion, std::move(finding));
   }

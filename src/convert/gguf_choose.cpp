@@ -120,7 +120,8 @@ class BlockChooser {
         widen(recipe);
         continue;
       }
-      const Chooser::Format* const format = chooser_.format_for(recipe.target);
+      Chooser::Format* const format = chooser_.format_for(recipe.target);
+      if (format != nullptr) ++format->made;
       const bool is_usual = format != nullptr && format->pattern == nullptr;
       if (format == nullptr || format->quantization->encoding == none) {
         choices_.plain.emplace(recipe.target, "no format is for it");
@@ -135,7 +136,11 @@ class BlockChooser {
     report_fallbacks();
     report_second_rounding();
     importances_.report(recipes, findings_);
-    chooser_.report_idle(findings_);
+    const auto is_made = [&](const std::string& name) {
+      return choices_.quantize.contains(name) || choices_.numbers.contains(name) ||
+             choices_.kept.contains(name);
+    };
+    chooser_.report(names_of(recipes), is_made, findings_);
     return std::move(choices_);
   }
 
@@ -199,7 +204,7 @@ class BlockChooser {
     const auto source = source_blocks(catalog_, recipe);
     if (type.is_dtype()) {
       recipe.dtype = type.dtype();
-      if (source) choices_.numbers.insert(recipe.target);
+      choices_.numbers.insert(recipe.target);
       return;
     }
     const bool may_keep = !options_.dtype && !options_.dequantize;

@@ -85,8 +85,9 @@ class GgufContainer final : public Container {
       finding.code = "plan.dtype";
       finding.message = fmt::format("'{}' is {}, which GGUF does not have", printable(tensor.name),
                                     tensor.encoding.name());
-      finding.suggestion =
-          "make numbers of what is quantized (--dequantize); for others a rule that leaves it out";
+      finding.suggestion = options.dequantize ? "leave it out by a rule"
+                                              : "make numbers of what is quantized (--dequantize); "
+                                                "for others a rule that leaves it out";
       finding.found = std::string(tensor.encoding.name());
       return finding;
     }

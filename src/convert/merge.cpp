@@ -197,6 +197,8 @@ class Merger {
     }
     settle_ties();
     unties = !roots_.empty();
+    report_idle_patterns(catalog_, static_cast<std::uint32_t>(merge.weights.size()), merge.adapters,
+                         findings_);
     return values();
   }
 

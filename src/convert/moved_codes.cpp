@@ -24,6 +24,8 @@ namespace {
 constexpr std::string_view advice =
     "make numbers of them with --dequantize (and --quantize them again), or leave them under their "
     "own names";
+// Where they were to become numbers, and cannot be read.
+constexpr std::string_view advice_on_unreadable = "leave them under their own names";
 
 using Sources = std::vector<std::uint32_t>;
 
@@ -44,9 +46,10 @@ Catalog catalog_of_output(const Plan& plan) {
 // Not thread-safe.
 class Check {
  public:
-  Check(const Plan& plan, const std::set<std::string_view>& components)
+  Check(const Plan& plan, const std::set<std::string_view>& components, bool dequantizes)
       : plan_(plan),
         components_(components),
+        advice_(dequantizes ? advice_on_unreadable : advice),
         catalog_(*plan.catalog),
         before_(catalog_.quantized()) {}
 
@@ -150,7 +153,7 @@ class Check {
                                "not go with them as it is",
                                printable(target.name), name(target.dtype),
                                printable(tensors[codes.front()].name), printable(scale)),
-        .suggestion = std::string(advice),
+        .suggestion = std::string(advice_),
         .found = std::string(name(target.dtype))};
     for (const std::uint32_t source : codes) finding.sources.push_back(tensors[source].name);
     finding.sources.push_back(scale);
@@ -159,6 +162,7 @@ class Check {
 
   const Plan& plan_;
   const std::set<std::string_view>& components_;  // whose meaning is known
+  std::string_view advice_;
   const Catalog& catalog_;
   const QuantizedTensors& before_;
   std::map<std::uint32_t, std::uint32_t> copies_;  // targets by the source that they have
@@ -167,12 +171,13 @@ class Check {
 }  // namespace
 
 std::vector<Finding> check_moved_codes(const Plan& plan,
-                                       const std::vector<RepackedTensor>& repacked) {
+                                       const std::vector<RepackedTensor>& repacked,
+                                       bool dequantizes) {
   std::set<std::string_view> components;
   for (const RepackedTensor& tensor : repacked) {
     components.insert(tensor.targets.begin(), tensor.targets.end());
   }
-  return Check(plan, components).run();
+  return Check(plan, components, dequantizes).run();
 }
 
 }  // namespace loadstone

@@ -13,6 +13,7 @@ namespace loadstone {
 // else: experts that are joined while their scales stay one by one, say, or a weight that was
 // renamed without them. `repacked` have the components that readers look for.
 [[nodiscard]] std::vector<Finding> check_moved_codes(const Plan& plan,
-                                                     const std::vector<RepackedTensor>& repacked);
+                                                     const std::vector<RepackedTensor>& repacked,
+                                                     bool dequantizes);
 
 }  // namespace loadstone

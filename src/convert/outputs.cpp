@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "convert/expert_series.h"
 #include "convert/merge.h"
+#include "convert/plain_codes.h"
 #include "convert/repack.h"
 #include "convert/values.h"
 #include "kernels/cast.h"
@@ -62,8 +63,9 @@ class Maker {
   }
 
   // What a tensor of this dtype becomes.
-  [[nodiscard]] Dtype wanted(Dtype dtype) const {
-    return options_.dtype && is_wide_float(dtype) ? *options_.dtype : dtype;
+  [[nodiscard]] Dtype wanted(Dtype dtype, bool is_plain) const {
+    if (is_plain && options_.dequantize) return options_.dtype.value_or(options_.block_dtype);
+    return options_.dtype && (is_plain || is_wide_float(dtype)) ? *options_.dtype : dtype;
   }
 
   [[nodiscard]] bool is_of_scale(const TargetRecipe& recipe) const {
@@ -75,7 +77,8 @@ class Maker {
   void cast_to_wanted(TargetRecipe& recipe) const {
     // Constants of repacked tensors are their scales.
     if (is_of_scale(recipe) || (repacks(options_) && recipe.constant != nullptr)) return;
-    const Dtype before = std::exchange(recipe.dtype, wanted(recipe.dtype));
+    const bool is_plain = is_plain_fp8(catalog_, recipe);
+    const Dtype before = std::exchange(recipe.dtype, wanted(recipe.dtype, is_plain));
     if (recipe.constant == nullptr || recipe.dtype == before) return;
     const std::uint64_t elements = recipe.constant->size() / element_bytes(before);
     std::vector<std::byte> bytes(elements * element_bytes(recipe.dtype));
@@ -87,7 +90,8 @@ class Maker {
   [[nodiscard]] Dtype dtype_of(std::uint32_t source) const {
     const Encoding encoding = catalog_.tensors()[source].encoding;
     if (!encoding.is_dtype()) return options_.dtype.value_or(options_.block_dtype);
-    return quantized_.is_companion(source) ? encoding.dtype() : wanted(encoding.dtype());
+    if (quantized_.is_companion(source)) return encoding.dtype();
+    return wanted(encoding.dtype(), is_plain_fp8(catalog_, source));
   }
 
   // Joined sources have one dtype; floats that differ become F32, which holds them all.

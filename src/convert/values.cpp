@@ -52,6 +52,7 @@ class Maker {
     }
     if (options_.experts == ExpertLayout::fused) fuse();
     if (options_.experts == ExpertLayout::separate) separate();
+    if (options_.experts != ExpertLayout::keep) require_experts();
     for (const auto& [name, value] : decoded_) {
       if (!used_.contains(name)) add(name, value);
     }
@@ -221,6 +222,22 @@ class Maker {
     add(fused_name(prefix) + ".gate_up_proj", joined);
     add(fused_name(prefix) + ".down_proj", joined_down);
     for (const auto& [expert, names] : experts.names) used_.insert(names.begin(), names.end());
+  }
+
+  // What is in the layout that is asked for already stays as it is.
+  void require_experts() {
+    if (!used_.empty() || has_errors(findings_)) return;
+    const bool is_fused = options_.experts == ExpertLayout::fused;
+    const auto is_expert = [&](const std::string& name) {
+      return is_fused ? name.ends_with(".experts.gate_up_proj") : expert_name(name).has_value();
+    };
+    if (std::ranges::any_of(names(), is_expert)) return;
+    findings_.push_back(
+        {.severity = Severity::error,
+         .code = "plan.options",
+         .message = fmt::format("no tensor is an expert in a layout that this version makes {}",
+                                name(options_.experts)),
+         .suggestion = "leave out --experts, or move the experts by rules"});
   }
 
   // ---- one tensor to experts one by one

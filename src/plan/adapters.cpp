@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "catalog/adapter_config.h"
 #include "loadstone/error.h"
+#include "loadstone/quantized_tensors.h"
 
 namespace loadstone {
 
@@ -77,6 +78,7 @@ class Adder {
         findings_.back().code = error.code();
       }
     }
+    if (!is_used_) fail({}, "no tensor of it is merged: it has none, or all are left out");
   }
 
  private:
@@ -110,7 +112,9 @@ class Adder {
          .message = fmt::format("nothing uses '{}' of the adapter in '{}': {}", printable(name),
                                 printable(adapter_->root()), why),
          .suggestion =
-             "if it belongs to another model, leave it out by a pattern (--lora-ignore)"});
+             options_.ignore.empty()
+                 ? "if it belongs to another model, leave it out by a pattern (--lora-ignore)"
+                 : "if it belongs to another model, leave it out by one more pattern"});
   }
 
   [[nodiscard]] bool is_ignored(const std::string& name) {
@@ -126,6 +130,7 @@ class Adder {
 
   void sort_in(const std::string& name, const MergeSource& source) {
     if (is_ignored(name)) return;
+    is_used_ = true;
     AdapterName parsed = adapter_name(name);
     if (parsed.role == AdapterRole::unknown) {
       unused(name, "it belongs to a method that is not LoRA");
@@ -426,6 +431,7 @@ class Adder {
   std::vector<Finding>& findings_;
   std::vector<AdapterConfig> configs_;
   std::vector<Pattern> patterns_;
+  bool is_used_ = false;
   // The weights that have their product, each with one of its tensors.
   std::map<std::tuple<std::string, AdapterPlace::Part, std::uint64_t, std::uint64_t>, std::string>
       given_;
@@ -439,6 +445,32 @@ std::vector<std::string> MergeDrafts::names() const {
   for (const auto& [name, draft] : items) names.push_back(name);
   for (const auto& [name, draft] : other_names) names.push_back(name);
   return names;
+}
+
+void report_idle_patterns(const Catalog& catalog, std::uint32_t first,
+                          const std::vector<MergeAdapter>& adapters,
+                          std::vector<Finding>& findings) {
+  std::map<std::string, bool> is_used;  // by pattern
+  for (std::size_t i = 0; i < adapters.size(); ++i) {
+    const Catalog& adapter = *catalog.checkpoints().at(first + i);
+    for (const std::string& text : adapters[i].ignore) {
+      bool& found = is_used[text];
+      if (found) continue;
+      const Pattern pattern = compile_pattern(text, "plan.options", "ignore",
+                                              pattern_memory(adapters[i].ignore.size()));
+      const auto finds = [&](const auto& tensor) { return is_in(*pattern, tensor.name); };
+      found = std::ranges::any_of(adapter.tensors(), finds) ||
+              std::ranges::any_of(adapter.quantized().tensors(), finds);
+    }
+  }
+  for (const auto& [text, found] : is_used) {
+    if (found) continue;
+    findings.push_back({.severity = Severity::warning,
+                        .code = "plan.options",
+                        .message = fmt::format("'{}' (lora-ignore) finds no tensor of an adapter",
+                                               printable(text)),
+                        .found = printable(text)});
+  }
 }
 
 void add_adapter(const Catalog& catalog, std::uint32_t checkpoint, const MergeAdapter& adapter,

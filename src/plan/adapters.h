@@ -52,4 +52,10 @@ void add_adapter(const Catalog& catalog, std::uint32_t checkpoint, const MergeAd
                  const AdapterPlaces& places, MergeNumbers& numbers, MergeDrafts& drafts,
                  std::vector<Finding>& findings);
 
+// A warning for each pattern that leaves out no tensor of any adapter. `first`: the checkpoint of
+// the catalog that the first adapter is.
+void report_idle_patterns(const Catalog& catalog, std::uint32_t first,
+                          const std::vector<MergeAdapter>& adapters,
+                          std::vector<Finding>& findings);
+
 }  // namespace loadstone

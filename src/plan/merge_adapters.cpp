@@ -118,6 +118,7 @@ void Planner::merge_adapters() {
   for (std::uint32_t i = 0; i < options_.adapters.size(); ++i) {
     add_adapter(*plan_.catalog, i + 1, options_.adapters[i], places, numbers, base, plan_.findings);
   }
+  report_idle_patterns(*plan_.catalog, 1, options_.adapters, plan_.findings);
   const auto decodings_begin = static_cast<std::uint32_t>(plan_.decodings.size());
   for (Decoding& decoding : numbers.take_decodings()) {
     plan_.decodings.push_back(std::move(decoding));

@@ -1,0 +1,63 @@
+#include "convert/plain_codes.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "loadstone/quantized_tensors.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr Dtype wide = Dtype::bf16;
+
+bool is_fp8(Dtype dtype) noexcept { return dtype == Dtype::f8_e4m3 || dtype == Dtype::f8_e5m2; }
+
+bool copies_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe) {
+  return !recipe.boxes.empty() && recipe.merge == nullptr &&
+         std::ranges::all_of(recipe.boxes, [&](const Box& box) {
+           return box.decoding == no_decoding && is_plain_fp8(catalog, box.source);
+         });
+}
+
+}  // namespace
+
+bool is_plain_fp8(const Catalog& catalog, std::uint32_t tensor) {
+  if (tensor >= catalog.tensors().size()) return false;
+  const TensorInfo& info = catalog.tensors()[tensor];
+  if (!info.encoding.is_dtype() || !is_fp8(info.encoding.dtype())) return false;
+  // Scales of codes that no codec knows can be FP8 too.
+  const std::string_view leaf = std::string_view(info.name).substr(info.name.rfind('.') + 1);
+  if (leaf.find("scale") != std::string_view::npos) return false;
+  const QuantizedTensors& quantized = catalog.quantized();
+  return quantized.find(tensor) == nullptr && !quantized.is_companion(tensor);
+}
+
+bool is_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe) {
+  return is_fp8(recipe.dtype) && copies_plain_fp8(catalog, recipe);
+}
+
+bool has_plain_fp8(const Catalog& catalog) {
+  for (std::uint32_t i = 0; i < catalog.tensors().size(); ++i) {
+    if (is_plain_fp8(catalog, i)) return true;
+  }
+  return false;
+}
+
+void widen_plain_fp8(const Catalog& catalog, Recipes& recipes) {
+  for (TargetRecipe& recipe : recipes.targets) {
+    if (is_plain_fp8(catalog, recipe)) recipe.dtype = wide;
+  }
+}
+
+void restore_plain_fp8(const Catalog& catalog, const Choices& choices, Recipes& recipes) {
+  for (TargetRecipe& recipe : recipes.targets) {
+    if (recipe.dtype != wide || !copies_plain_fp8(catalog, recipe)) continue;
+    if (choices.quantize.contains(recipe.target) || choices.numbers.contains(recipe.target)) {
+      continue;
+    }
+    recipe.dtype = catalog.tensors()[recipe.boxes.front().source].encoding.dtype();
+  }
+}
+
+}  // namespace loadstone

@@ -1,0 +1,25 @@
+// FP8 tensors to which no scale belongs: their codes are numbers as they are.
+#pragma once
+
+#include <cstdint>
+
+#include "convert/choose.h"
+#include "loadstone/catalog.h"
+#include "loadstone/convert.h"
+#include "loadstone/recipe.h"
+
+namespace loadstone {
+
+// Whether the tensor is one. None that a codec knows as codes or as a companion of some.
+[[nodiscard]] bool is_plain_fp8(const Catalog& catalog, std::uint32_t tensor);
+// Whether the recipe copies from such tensors alone, and keeps their dtype.
+[[nodiscard]] bool is_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe);
+
+[[nodiscard]] bool has_plain_fp8(const Catalog& catalog);
+
+// Recipes of such tensors make BF16, which holds their numbers, so that they can be quantized.
+void widen_plain_fp8(const Catalog& catalog, Recipes& recipes);
+// Those that were not chosen have their own dtype again.
+void restore_plain_fp8(const Catalog& catalog, const Choices& choices, Recipes& recipes);
+
+}  // namespace loadstone
