@@ -75,7 +75,7 @@ def test_every_reader_gives_the_models_shapes(tmp_path: Path, kind: Kind) -> Non
     expected = write(source, kind)
     with loadstone.open(source) as opened:
         assert {name: tuple(opened[name].shape) for name in SHAPES} == SHAPES
-        expect({name: opened[name] for name in SHAPES}, expected)
+        expect({name: opened[name][...] for name in SHAPES}, expected)
     loadstone.convert(source, tmp_path / "out.safetensors", dtype="float32")
     expect(load_file(tmp_path / "out.safetensors"), expected)
     model = torch.nn.Module()
@@ -89,7 +89,7 @@ def test_every_reader_gives_the_models_shapes(tmp_path: Path, kind: Kind) -> Non
     assert "[64, 16, 4, 4]" in shown
 
 
-@pytest.mark.parametrize("size", [None, 20_000])
+@pytest.mark.parametrize("size", [None, 1_000])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_blocks_that_stay_are_folded_where_rows_cut_them(
     tmp_path: Path, kind: Kind, size: int | None
@@ -105,21 +105,21 @@ def test_blocks_that_stay_are_folded_where_rows_cut_them(
     assert {key for key in reader.fields if key.startswith(PREFIX)} == {
         PREFIX + name for name in folded
     }
-    with loadstone.open(target) as opened:
-        expect({name: opened[name] for name in SHAPES}, expected)
+    with loadstone.open(target, gguf_rank_max=5) as opened:
+        expect({name: opened[name][...] for name in SHAPES}, expected)
     if size is not None:
-        loadstone.convert(source, tmp_path / "parts", beyond_ggml=True, shard_size=size)
-        parts = sorted((tmp_path / "parts").glob("*.gguf"))
+        loadstone.convert(source, tmp_path / "part.gguf", beyond_ggml=True, shard_size=size)
+        parts = sorted(tmp_path.glob("part-*.gguf"))
         assert len(parts) > 1
-        with loadstone.open(tmp_path / "parts") as opened:
-            expect({name: opened[name] for name in SHAPES}, expected)
+        with loadstone.open(parts[0], gguf_rank_max=5) as opened:
+            expect({name: opened[name][...] for name in SHAPES}, expected)
 
 
 def test_without_keys_the_shapes_are_the_files(tmp_path: Path) -> None:
     """The control."""
     expected = write(tmp_path / "in.gguf", Kind.Q8_0, keys=False)
     with loadstone.open(tmp_path / "in.gguf") as opened:
-        expect({name: opened[name] for name in SHAPES}, expected)
+        expect({name: opened[name][...] for name in SHAPES}, expected)
 
 
 def test_a_shape_that_is_wrong_is_refused_by_name(tmp_path: Path) -> None:

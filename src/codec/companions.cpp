@@ -174,9 +174,7 @@ void attach_companions(const TensorTable& table, std::vector<QuantizedTensor>& f
     marks[i] = true;
     const auto known = found[*owner].companions();
     const bool is_component = std::ranges::count(known, i) > 0;
-    if (found[*owner].is_readable() && !is_component && !may_be_learned(*row, table[i])) {
-      found[*owner].unneeded.push_back(i);
-    }
+    if (!is_component && !may_be_learned(*row, table[i])) found[*owner].unneeded.push_back(i);
   }
 }
 
