@@ -29,8 +29,16 @@ constexpr std::size_t warnings_shown_max = 10;
   throw Error(system_error == ENOSPC ? "io.no_space" : "io.write", "cannot write", where);
 }
 
-// All of it; it does not begin anew.
-std::string read_standard_input() {
+void require_length(const std::string& path, std::uint64_t bytes, const TextLimit& limit) {
+  if (bytes <= limit.bytes_max) return;
+  throw Error(limit.code, "the text is too long",
+              {.path = shown_path(path),
+               .found = human_bytes(bytes),
+               .expected = fmt::format("at most {}", human_bytes(limit.bytes_max))});
+}
+
+// All of it; a second call throws.
+std::string read_standard_input(const TextLimit& limit) {
   static bool was_read = false;
   if (was_read) standard_input_is_taken();
   was_read = true;
@@ -38,6 +46,7 @@ std::string read_standard_input() {
   std::array<char, 64 << 10> part;
   while (const std::size_t count = std::fread(part.data(), 1, part.size(), stdin)) {
     text.append(part.data(), count);
+    require_length("-", text.size(), limit);
   }
   if (std::ferror(stdin) == 0) return text;
   Where where;
@@ -233,9 +242,10 @@ void standard_input_is_taken() {
 
 std::string shown_path(const std::string& path) { return path == "-" ? "standard input" : path; }
 
-std::string read_file(const std::string& path) {
-  if (path == "-") return read_standard_input();
+std::string read_file(const std::string& path, const TextLimit& limit) {
+  if (path == "-") return read_standard_input(limit);
   const auto source = local_storage().open(path);
+  require_length(path, source->identity().bytes, limit);
   std::string text(source->identity().bytes, '\0');
   source->read(0, std::as_writable_bytes(std::span(text)));
   return text;

@@ -65,8 +65,14 @@ void write_process(JsonWriter& json, const ProcessMemory& memory,
 // "1.234 s, 2.34 GB/s"
 [[nodiscard]] std::string speed_text(std::uint64_t bytes, double seconds);
 
+// The longest text that is read, and the code of the Error for a longer one.
+struct TextLimit {
+  std::string code = "usage";
+  std::uint64_t bytes_max = std::uint64_t{2} << 30;
+};
+
 // "-" is standard input, which can be read once: Error "usage" for the second time.
-[[nodiscard]] std::string read_file(const std::string& path);
+[[nodiscard]] std::string read_file(const std::string& path, const TextLimit& limit = {});
 // Error "usage" for the second option that reads standard input.
 [[noreturn]] void standard_input_is_taken();
 // As messages name it.
@@ -75,8 +81,8 @@ void write_process(JsonWriter& json, const ProcessMemory& memory,
 // The result of `parse` for a file's text. Its errors know nothing of files: they get the path
 // here.
 template <typename Parse>
-[[nodiscard]] auto parse_file(const std::string& path, Parse parse) {
-  const std::string text = read_file(path);
+[[nodiscard]] auto parse_file(const std::string& path, Parse parse, const TextLimit& limit = {}) {
+  const std::string text = read_file(path, limit);
   try {
     return parse(text);
   } catch (const Error& error) {

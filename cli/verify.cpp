@@ -16,6 +16,7 @@
 #include "loadstone/catalog.h"
 #include "loadstone/error.h"
 #include "loadstone/receipt.h"
+#include "receipt/receipt_limit.h"
 
 namespace loadstone::cli {
 
@@ -63,7 +64,8 @@ int verify_with_receipt(const Args& args, bool json) {
   if (!args.second.empty()) {
     throw Error("usage", "--receipt compares A with a receipt: leave out B");
   }
-  const Receipt receipt = parse_file(receipt_path(args), receipt_from_json);
+  const Receipt receipt =
+      parse_file(receipt_path(args), receipt_from_json, {"receipt.json", receipt_json_bytes_max});
   const InterruptibleWork work;
   WorkWatch watch;
   VerifyOptions options;

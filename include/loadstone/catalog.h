@@ -1,6 +1,7 @@
 // What a checkpoint holds: names, encodings, shapes and byte ranges, from headers alone.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -189,6 +190,11 @@ class LOADSTONE_API Catalog {
   // Which tensors are the components of quantized ones; found when it is asked for first, which may
   // read, see find_quantized_tensors(). Lives as long as the catalog. Throws Error "io.*".
   [[nodiscard]] const QuantizedTensors& quantized() const;
+  // True once the shard's header was compared with its digest for this catalog. Once is
+  // enough: each time a shard is opened, its identity is compared. Thread-safe.
+  [[nodiscard]] std::atomic<bool>& header_checked(std::uint32_t shard) const noexcept {
+    return headers_checked_[shard];
+  }
   // Sum of the tensors' bytes.
   [[nodiscard]] std::uint64_t total_bytes() const noexcept { return total_bytes_; }
 
@@ -206,6 +212,7 @@ class LOADSTONE_API Catalog {
   mutable std::once_flag quantized_once_;
   mutable std::unique_ptr<const QuantizedTensors> quantized_;
   std::vector<std::shared_ptr<const Assembly>> assemblies_;  // as many as shards
+  mutable std::vector<std::atomic<bool>> headers_checked_;   // as many as shards
 };
 
 struct OpenOptions {

@@ -77,7 +77,8 @@ struct Receipt {
 };
 
 [[nodiscard]] LOADSTONE_API std::string to_json(const Receipt& receipt);
-// Trusts nothing. Throws Error "receipt.json" that says where.
+// Trusts nothing, and requires that header and tensors cover each byte of an output exactly once.
+// Throws Error "receipt.json" with the place.
 [[nodiscard]] LOADSTONE_API Receipt receipt_from_json(std::string_view text);
 
 }  // namespace loadstone

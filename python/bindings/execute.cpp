@@ -11,6 +11,7 @@
 #include "execute/report.h"
 #include "observer.h"
 #include "plan/budget.h"
+#include "receipt/receipt_limit.h"
 #include "shared_plan.h"
 
 namespace loadstone::python {
@@ -212,6 +213,7 @@ void bind_execute(nb::module_& module) {
   nb::class_<PythonDevice, Device>(module, "PythonDevice")
       .def(nb::init<nb::object>(), nb::arg("functions"));
   module.def("open_cuda", &open_cuda, nb::arg("library"));
+  module.attr("RECEIPT_JSON_BYTES_MAX") = receipt_json_bytes_max;
   module.def("checked_receipt",
              [](const std::string& text) { return to_json(receipt_from_json(text)); });
   module.def("digest_memory",

@@ -2,6 +2,7 @@
 
 #include "base/pattern.h"
 #include "bindings.h"
+#include "catalog/module_patterns.h"
 #include "execute/offload.h"
 #include "loadstone/page.h"
 #include "plan/decodings.h"
@@ -242,6 +243,21 @@ void bind_names(nb::module_& module) {
         return found;
       },
       nb::arg("patterns"), nb::arg("names"), nb::arg("field"));
+  // For each module the key of an adapter's pattern that PEFT takes, -1 for none, and how many
+  // comparisons all of them took.
+  module.def(
+      "module_matches",
+      [](const std::vector<std::string>& keys, const std::vector<std::string>& modules) {
+        const ModulePatterns patterns({keys.begin(), keys.end()}, "format.adapter",
+                                      "alpha_pattern");
+        std::vector<std::int64_t> found;
+        for (const std::string& module_name : modules) {
+          const auto match = patterns.find(module_name);
+          found.push_back(match ? static_cast<std::int64_t>(*match) : -1);
+        }
+        return std::pair(found, patterns.comparisons());
+      },
+      nb::arg("keys"), nb::arg("modules"));
   module.def("is_rules_json", &is_rules_json);
   // The rules as JSON, with the one for a prefix that a plan for these targets takes away.
   module.def(

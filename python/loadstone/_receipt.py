@@ -10,6 +10,7 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._dtypes import dtype_name
+from loadstone._errors import make
 
 
 def held_tensors(tensor: Any) -> dict[str, Any]:
@@ -48,7 +49,20 @@ class Receipt:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Receipt:
         """Reads one that was saved, or that a conversion wrote."""
-        return cls(Path(path).read_text(encoding="utf-8"))
+        most = _core.RECEIPT_JSON_BYTES_MAX
+        with Path(path).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(most + 1) if size <= most else b""
+        size = max(size, len(data))
+        where = {"path": os.fspath(path), "expected": f"at most {most} bytes of UTF-8"}
+        if size > most:
+            raise make("receipt.json", "the text is too long", found=f"{size} bytes", **where)
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as reason:
+            message = "the text is not UTF-8"
+            raise make("receipt.json", message, found=str(reason), **where) from None
+        return cls(text)
 
     def to_json(self) -> str:
         return self._text

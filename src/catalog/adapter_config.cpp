@@ -1,7 +1,6 @@
 #include "catalog/adapter_config.h"
 
 #include <fmt/format.h>
-#include <re2/re2.h>
 #include <simdjson.h>
 
 #include <algorithm>
@@ -33,7 +32,6 @@ constexpr const char* code = "format.adapter";
 constexpr const char* config_name = "adapter_config.json";
 constexpr const char* metadata_key = "lora_adapter_metadata";
 constexpr std::uint64_t config_bytes_max = 16u << 20;
-constexpr std::size_t rules_max = 100'000;
 
 [[noreturn]] void refuse(std::string message, std::string field, std::string found = {},
                          std::string expected = {}) {
@@ -154,31 +152,30 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : p
   has_root_scale_ = member<bool>(object, field("use_rslora")).value_or(false);
   is_transposed_ = member<bool>(object, field("fan_in_fan_out")).value_or(false);
   has_magnitudes_ = member<bool>(object, field("use_dora")).value_or(false);
-  const auto add_rules = [&](const char* name, const auto& checked, std::vector<Rule>& rules) {
+  const auto add_rules = [&](const char* name, const auto& checked, Rules& rules) {
     const auto patterns = member<Object>(object, field(name));
     if (!patterns) return;
-    if (patterns->size() > rules_max) refuse("too many patterns", name);
-    const std::int64_t memory = pattern_memory(patterns->size());
+    refuse_twice(*patterns);
+    std::vector<std::string_view> keys;
     for (const auto item : *patterns) {
       double number = 0;
       if (item.value.get(number) != simdjson::SUCCESS) refuse("no number", name);
-      // peft's own rule: the end of a module's name, after a dot.
-      const std::string pattern = fmt::format("(?:.*\\.)?(?:{})", item.key);
-      rules.push_back({compile_pattern(pattern, code, name, memory), checked(number, name)});
+      keys.push_back(item.key);
+      rules.numbers.push_back(checked(number, name));
     }
+    rules.patterns = ModulePatterns(keys, code, name);
   };
   add_rules("rank_pattern", rank_of, ranks_);
   add_rules("alpha_pattern", positive, alphas_);
 }
 
+double AdapterConfig::Rules::number(const std::string& module, double otherwise) const {
+  const auto found = patterns.find(module);
+  return found ? numbers[*found] : otherwise;
+}
+
 float AdapterConfig::scale(const std::string& module, std::uint64_t rank) const {
-  const auto number = [&](const std::vector<Rule>& rules, double otherwise) {
-    for (const Rule& rule : rules) {
-      if (re2::RE2::FullMatch(module, *rule.pattern)) return rule.number;
-    }
-    return otherwise;
-  };
-  const double planned = number(ranks_, rank_);
+  const double planned = ranks_.number(module, rank_);
   if (planned != static_cast<double>(rank)) {
     throw Error(code, "the adapter's configuration gives the module another rank",
                 {.tensor = module,
@@ -187,7 +184,7 @@ float AdapterConfig::scale(const std::string& module, std::uint64_t rank) const 
                  .expected = fmt::format("{}", planned)});
   }
   const double divisor = has_root_scale_ ? std::sqrt(planned) : planned;
-  const double scale = number(alphas_, alpha_) / divisor;
+  const double scale = alphas_.number(module, alpha_) / divisor;
   if (!(scale <= std::numeric_limits<float>::max())) {
     throw Error(code, "the scale of a module, which follows from lora_alpha, is beyond F32",
                 {.tensor = module, .field = "lora_alpha", .found = fmt::format("{}", scale)});

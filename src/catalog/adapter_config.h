@@ -6,12 +6,12 @@
 #include <string_view>
 #include <vector>
 
-#include "base/pattern.h"
+#include "catalog/module_patterns.h"
 #include "loadstone/catalog.h"
 
 namespace loadstone {
 
-// A configuration of LoRA as peft writes it. Immutable once made.
+// A configuration of LoRA as peft writes it. Not thread-safe: it counts comparisons.
 class AdapterConfig {
  public:
   // Throws Error "format.adapter" for text that is no such configuration. `prefix`: of the fields
@@ -29,17 +29,19 @@ class AdapterConfig {
   [[nodiscard]] bool has_magnitudes() const noexcept { return has_magnitudes_; }
 
  private:
-  // A number for the modules whose name a pattern matches.
-  struct Rule {
-    Pattern pattern;
-    double number = 0;
+  // Numbers of the modules whose name a pattern matches.
+  struct Rules {
+    ModulePatterns patterns;
+    std::vector<double> numbers;
+
+    [[nodiscard]] double number(const std::string& module, double otherwise) const;
   };
 
   std::string prefix_;
   double rank_ = 0;
   double alpha_ = 0;
-  std::vector<Rule> ranks_;
-  std::vector<Rule> alphas_;
+  Rules ranks_;
+  Rules alphas_;
   bool has_root_scale_ = false;
   bool is_transposed_ = false;
   bool has_magnitudes_ = false;

@@ -37,6 +37,7 @@ Catalog::Catalog(std::string root, std::vector<Shard> shards, std::vector<Tensor
       claim_(claim),
       assemblies_(std::move(assemblies)) {
   assemblies_.resize(shards_.size());
+  headers_checked_ = std::vector<std::atomic<bool>>(shards_.size());
   const auto in_file_order = [](const TensorInfo& a, const TensorInfo& b) {
     return std::tie(a.shard, a.offset_begin, a.offset_end) <
            std::tie(b.shard, b.offset_begin, b.offset_end);
@@ -98,6 +99,7 @@ Catalog::Catalog(std::vector<std::shared_ptr<const Catalog>> checkpoints) try
     findings_.insert(findings_.end(), each->findings_.begin(), each->findings_.end());
     total_bytes_ += each->total_bytes_;
   }
+  headers_checked_ = std::vector<std::atomic<bool>>(shards_.size());
   sort_findings(findings_);
 } catch (...) {
   throw_as_error();

@@ -16,6 +16,7 @@
 #include "convert/extras.h"
 #include "convert/files.h"
 #include "loadstone/error.h"
+#include "receipt/receipt_limit.h"
 #include "storage/new_file.h"
 #include "storage/regular_file.h"
 
@@ -28,7 +29,6 @@ namespace fs = std::filesystem;
 constexpr std::size_t state_bytes_max = 64u << 20;
 constexpr std::string_view unfinished_mark = ".unfinished-";
 constexpr std::string_view receipt_suffix = ".receipt.json";
-constexpr std::size_t receipt_bytes_max = std::size_t{1} << 30;
 
 [[noreturn]] void refuse_locked(const std::string& path, std::string message) {
   throw Error("convert.locked", std::move(message), {.path = path});
@@ -338,7 +338,7 @@ std::string WorkFolder::receipt_of(std::uint32_t file) const {
 }
 
 KeptFile WorkFolder::kept(std::uint32_t file, DigestKind kind, Storage& storage) const {
-  const auto text = read_begin(receipt_of(file), receipt_bytes_max);
+  const auto text = read_begin(receipt_of(file), receipt_json_bytes_max);
   return check_kept(conversion_, file, kind, text.value_or(""),
                     files_ + "/" + conversion_.files[file].name, storage, is_other_source_);
 }

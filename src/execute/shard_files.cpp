@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -40,8 +41,8 @@ std::string text_of(const FileIdentity& identity, const FileIdentity& other) {
   return fmt::format("its status changed at {} ns", identity.changed_ns);
 }
 
-// A header of 16 MB costs milliseconds, and a file of the same size and time is caught too. A
-// version, which every read is held to, says as much.
+// Catches a file that has the same size and time. A header of 16 MB costs milliseconds, so it is
+// hashed once a catalog. A version, which the storage compares at every read, says as much.
 void check_header(const Shard& shard, ByteSource& source) {
   if (shard.header_digest.empty() || !shard.identity.version.empty()) return;
   Digest digest;
@@ -77,7 +78,10 @@ OpenShards::OpenShards(const Catalog& catalog, Storage* storage, const std::vect
     const Shard& shard = catalog.shards()[i];
     sources_[i] = open_shard(catalog.storage(storage), catalog, static_cast<std::uint32_t>(i));
     check_identity(shard, sources_[i]->identity());
+    std::atomic<bool>& is_checked = catalog.header_checked(static_cast<std::uint32_t>(i));
+    if (is_checked.load(std::memory_order_relaxed)) continue;
     check_header(shard, *sources_[i]);
+    is_checked.store(true, std::memory_order_relaxed);
   }
 }
 

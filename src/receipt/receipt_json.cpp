@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "base/json_fields.h"
@@ -8,6 +9,7 @@
 #include "base/only_errors.h"
 #include "loadstone/receipt.h"
 #include "receipt/block_hash.h"
+#include "receipt/receipt_limit.h"
 
 namespace loadstone {
 
@@ -15,7 +17,6 @@ namespace {
 
 constexpr std::string_view format_name = "loadstone-receipt";
 constexpr std::uint64_t format_version = 1;
-constexpr std::size_t json_bytes_max = std::size_t{1} << 30;
 constexpr const char* json_code = "receipt.json";
 
 void write_ranges(JsonWriter& json, std::string_view field, const std::vector<ByteRange>& ranges) {
@@ -67,7 +68,7 @@ void write_files(JsonWriter& json, std::string_view field, const std::vector<Rec
 
 class Parser {
  public:
-  explicit Parser(std::string_view text) : document_(text, json_code, json_bytes_max) {}
+  explicit Parser(std::string_view text) : document_(text, json_code, receipt_json_bytes_max) {}
 
   Receipt run() {
     JsonObject fields(reader_, document_.root(), {});
@@ -97,6 +98,7 @@ class Parser {
     receipt.program = text_of("program");
     receipt.sources = files(fields, "sources");
     receipt.outputs = files(fields, "outputs");
+    require_whole(receipt.outputs, fields.at("outputs"));
     receipt.targets = tensors(fields, "targets", UINT64_MAX);
     fields.done();
     return receipt;
@@ -156,7 +158,10 @@ class Parser {
     if (tensor.begin > tensor.end || tensor.end > bytes) {
       reader_.refuse(fields.at("end"), "the tensor leaves its file");
     }
-    if (fields.optional("ranges")) tensor.ranges = ranges(fields, "ranges", tensor.byte_count());
+    if (fields.optional("ranges")) {
+      tensor.ranges = ranges(fields, "ranges", tensor.byte_count());
+      if (tensor.ranges.empty()) reader_.refuse(fields.at("ranges"), "an empty list of ranges");
+    }
     tensor.digest = digest(fields, "digest");
     tensor.recipe = optional_text("recipe");
     tensor.codec = optional_text("codec");
@@ -209,6 +214,46 @@ class Parser {
     file.tensors = tensors(fields, "tensors", file.bytes);
     fields.done();
     return file;
+  }
+
+  // A changed byte of an output must change a digest, so header and tensors cover each byte exactly
+  // once.
+  void require_whole(const std::vector<ReceiptFile>& outputs, const JsonPlace& place) const {
+    std::set<std::string_view> paths;
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      const ReceiptFile& file = outputs[i];
+      const JsonPlace at = {&place, {}, i};
+      if (!paths.insert(file.path).second) {
+        reader_.refuse({&at, "path"}, "two outputs have this path", printable(file.path));
+      }
+      std::vector<ByteRange> covered = file.header_ranges;
+      for (std::size_t t = 0; t < file.tensors.size(); ++t) {
+        const ReceiptTensor& tensor = file.tensors[t];
+        const JsonPlace list = {&at, "tensors"};
+        const JsonPlace one = {&list, {}, t};
+        if (!tensor.ranges.empty()) {
+          reader_.refuse({&one, "ranges"}, "a tensor of an output has one digest of all its bytes",
+                         printable(tensor.name));
+        }
+        if (tensor.begin != tensor.end) covered.push_back({tensor.begin, tensor.end});
+      }
+      std::ranges::sort(covered, {}, &ByteRange::begin);
+      std::uint64_t end = 0;
+      for (const ByteRange& range : covered) {
+        if (range.begin != end) refuse_cover(at, file, end, range.begin);
+        end = range.end;
+      }
+      if (end != file.bytes) refuse_cover(at, file, end, file.bytes);
+    }
+  }
+
+  [[noreturn]] void refuse_cover(const JsonPlace& place, const ReceiptFile& file, std::uint64_t end,
+                                 std::uint64_t next) const {
+    reader_.refuse(place,
+                   next < end ? "two digests cover the same bytes" : "no digest covers some bytes",
+                   fmt::format("bytes {} to {} of '{}'", std::min(end, next), std::max(end, next),
+                               printable(file.path)),
+                   "one digest for each byte of an output");
   }
 
   // A receipt may be anybody's, and its paths are opened.

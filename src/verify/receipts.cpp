@@ -1,4 +1,5 @@
-// Files compared with a receipt, without a look at what their headers say.
+// Files compared with a receipt: every byte by its digest, and the headers of outputs by what they
+// list.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,6 +23,7 @@
 #include "loadstone/remote.h"
 #include "loadstone/verify.h"
 #include "receipt/file_digest.h"
+#include "verify/receipt_header.h"
 
 namespace loadstone {
 
@@ -37,6 +39,7 @@ struct Check {
   std::uint64_t begin = 0;
   std::vector<ByteRange> ranges;
   std::string digest;
+  bool is_header = false;
 };
 
 class ReceiptCheck {
@@ -44,7 +47,8 @@ class ReceiptCheck {
   ReceiptCheck(const Receipt& receipt, const VerifyOptions& options)
       : receipt_(receipt),
         options_(options),
-        storage_(options.storage != nullptr ? *options.storage : local_storage()) {}
+        storage_(options.storage != nullptr ? *options.storage : local_storage()),
+        headers_(storage_) {}
 
   void add_files(const std::vector<ReceiptFile>& files, const std::string& given,
                  std::uint32_t checkpoint, bool is_output) {
@@ -62,6 +66,7 @@ class ReceiptCheck {
         add_file(file, open_shard(storage_, *catalog, 0), shard_bytes(*catalog, 0));
       } else if (const auto source = opened(file, path)) {
         add_file(file, source, source->identity().bytes);
+        if (is_output) outputs_.emplace_back(&file, path);
       }
     }
     if (count == 0) {
@@ -109,10 +114,14 @@ class ReceiptCheck {
     for (std::size_t i = 0; i < checks_.size(); ++i) {
       const Check& check = checks_[i];
       if (found[i] == check.digest) continue;
+      files_hold_ = files_hold_ && !check.is_header;
       report.differences.push_back({check.name, DifferenceKind::bytes,
                                     fmt::format("{} in '{}'", found[i], printable(check.path)),
                                     check.digest});
     }
+    // A header with other bytes is named already.
+    if (!files_hold_) return report;
+    for (const auto& [file, path] : outputs_) headers_.compare(*file, path, report.differences);
     return report;
   }
 
@@ -123,6 +132,7 @@ class ReceiptCheck {
       return storage_.open(path);
     } catch (const Error& error) {
       if (error.code() != "io.not_found") throw;
+      files_hold_ = false;
       differences_.push_back({file.path, DifferenceKind::missing, "nothing",
                               fmt::format("a file of {} bytes", file.bytes)});
       return nullptr;
@@ -132,22 +142,25 @@ class ReceiptCheck {
   void add_file(const ReceiptFile& file, const std::shared_ptr<ByteSource>& source,
                 std::uint64_t bytes) {
     if (bytes != file.bytes) {
+      files_hold_ = false;
       differences_.push_back({file.path, DifferenceKind::bytes, fmt::format("{} bytes", bytes),
                               fmt::format("{} bytes", file.bytes)});
     }
     const auto add = [&](std::string name, std::uint64_t begin, std::vector<ByteRange> ranges,
-                         const std::string& digest) {
+                         const std::string& digest, bool is_header) {
       if (!ranges.empty() && begin + ranges.back().end > bytes) {
         differences_.push_back({std::move(name), DifferenceKind::missing, "an end of the file",
                                 fmt::format("bytes up to {}", begin + ranges.back().end)});
         return;
       }
-      checks_.push_back({source, std::move(name), file.path, begin, std::move(ranges), digest});
+      checks_.push_back(
+          {source, std::move(name), file.path, begin, std::move(ranges), digest, is_header});
     };
     const bool is_all = file.tensors.empty();
-    add(is_all ? file.path : file.path + " (header)", 0, file.header_ranges, file.header_digest);
+    add(is_all ? file.path : file.path + " (header)", 0, file.header_ranges, file.header_digest,
+        true);
     for (const ReceiptTensor& tensor : file.tensors) {
-      add(tensor.name, tensor.begin, ranges_of(tensor), tensor.digest);
+      add(tensor.name, tensor.begin, ranges_of(tensor), tensor.digest, false);
     }
   }
 
@@ -170,7 +183,10 @@ class ReceiptCheck {
   const Receipt& receipt_;
   const VerifyOptions& options_;
   Storage& storage_;
+  ReceiptHeaders headers_;
   std::vector<Check> checks_;
+  std::vector<std::pair<const ReceiptFile*, std::string>> outputs_;  // those that are there
+  bool files_hold_ = true;  // sizes and headers are those of the receipt
   std::vector<Difference> differences_;
 };
 

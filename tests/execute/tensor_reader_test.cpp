@@ -2,6 +2,9 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+
+#include "execute/plan_builder.h"
 #include "loadstone/execute.h"
 #include "support/errors.h"
 #include "support/files.h"
@@ -53,6 +56,46 @@ TEST_F(TensorReaderTest, AnyRangeInAnyDtype) {
   EXPECT_THAT(two, ElementsAre(1.0, -0.5));
   EXPECT_THAT(TensorReader(catalog_, "plain", Dtype::bf16).read(), SizeIs(12));
   EXPECT_THAT(TensorReader(catalog_, "plain").read(), SizeIs(24));
+}
+
+// Reads of bytes before the data, by readers of one catalog or of one each.
+std::size_t header_reads(std::size_t catalogs) {
+  testing::PlanBuilder builder;
+  builder.add_tensor("w", Dtype::f32, {64}, testing::pattern(256, 1));
+  const auto first = builder.build().catalog;
+  const Shard shard = first->shards().front();
+  for (std::size_t i = 0; i < catalogs; ++i) {
+    const auto catalog = std::make_shared<Catalog>("", first->shards(), first->tensors(),
+                                                   Metadata(), std::vector<Finding>());
+    for (int read = 0; read < 20; ++read) {
+      TensorReader reader(catalog, "w", std::nullopt, &builder.storage);
+      EXPECT_TRUE(reader.read() == builder.bytes_of(0));
+    }
+  }
+  const auto reads = builder.storage.reads();
+  return static_cast<std::size_t>(std::ranges::count_if(
+      reads, [&](const testing::ReadEvent& read) { return read.offset < shard.data_begin; }));
+}
+
+TEST(TensorReaderHeaderTest, TheHeaderIsReadOnceACatalog) {
+  EXPECT_EQ(header_reads(1), 1u);
+  EXPECT_EQ(header_reads(3), 3u);  // the control: the count sees each
+}
+
+// Once the header was compared, the identity still is.
+TEST(TensorReaderHeaderTest, AChangedFileIsRefusedLater) {
+  testing::PlanBuilder builder;
+  builder.add_tensor("w", Dtype::f32, {64}, testing::pattern(256, 1));
+  const auto catalog = builder.build().catalog;
+  const auto read = [&] {
+    return code_of(
+        [&] { (void)TensorReader(catalog, "w", std::nullopt, &builder.storage).read(); });
+  };
+  EXPECT_EQ(read(), "");
+  auto& file = builder.storage.add(catalog->shards().front().path,
+                                   testing::Bytes(catalog->shards().front().identity.bytes));
+  file.modified_ns = 2;
+  EXPECT_EQ(read(), "io.changed");
 }
 
 TEST_F(TensorReaderTest, WhatCannotBeReadIsNamed) {

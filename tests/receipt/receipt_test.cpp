@@ -133,6 +133,67 @@ TEST(ReceiptTest, JsonRoundTrip) {
   EXPECT_EQ(receipt_from_json(to_json(some_receipt())), some_receipt());
 }
 
+// An output of 64 bytes: a header of 16, tensors of 8, 0 and 32, a trailer of 8.
+Receipt receipt_of_output() {
+  const std::string digest(32, 'a');
+  const auto tensor = [&](const char* name, std::uint64_t begin, std::uint64_t end) {
+    return ReceiptTensor{.name = name,
+                         .encoding = "U8",
+                         .shape = {end - begin},
+                         .begin = begin,
+                         .end = end,
+                         .digest = digest};
+  };
+  Receipt receipt;
+  receipt.outputs.push_back(
+      {.path = "b.safetensors",
+       .bytes = 64,
+       .header_ranges = {{0, 16}, {56, 64}},
+       .header_digest = digest,
+       .tensors = {tensor("v", 24, 56), tensor("empty", 24, 24), tensor("w", 16, 24)}});
+  return receipt;
+}
+
+TEST(ReceiptTest, EachByteOfAnOutputIsCoveredOnce) {
+  const auto refusal = [](const auto& change) -> std::string {
+    Receipt receipt = receipt_of_output();
+    change(receipt.outputs.front(), receipt);
+    try {
+      EXPECT_EQ(receipt_from_json(to_json(receipt)), receipt);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), "receipt.json");
+      return error.message();
+    }
+    return {};
+  };
+  constexpr const char* gap = "no digest covers some bytes";
+  constexpr const char* twice = "two digests cover the same bytes";
+  EXPECT_EQ(refusal([](ReceiptFile&, Receipt&) {}), "");
+  EXPECT_EQ(refusal([](ReceiptFile& file, Receipt&) { file.tensors.clear(); }), gap);
+  EXPECT_EQ(refusal([](ReceiptFile& file, Receipt&) { file.tensors.erase(file.tensors.begin()); }),
+            gap);
+  EXPECT_EQ(refusal([](ReceiptFile& file, Receipt&) { file.header_ranges.pop_back(); }), gap);
+  EXPECT_EQ(refusal([](ReceiptFile& file, Receipt&) { file.header_ranges[0].begin = 1; }), gap);
+  EXPECT_EQ(refusal([](ReceiptFile& file, Receipt&) { file.bytes = 65; }), gap);
+  EXPECT_EQ(refusal([](ReceiptFile& file, Receipt&) { file.header_ranges[0].end = 17; }), twice);
+  EXPECT_EQ(refusal([](ReceiptFile& file, Receipt&) { file.tensors[2].end = 25; }), twice);
+  EXPECT_EQ(refusal([](ReceiptFile& file, Receipt&) { file.tensors[0] = file.tensors[2]; }), twice);
+  EXPECT_EQ(refusal([](ReceiptFile& file, Receipt&) {
+              file.tensors[0].ranges = {{0, 32}};
+            }),
+            "a tensor of an output has one digest of all its bytes");
+  EXPECT_EQ(refusal([](ReceiptFile& file, Receipt& receipt) {
+              receipt.outputs.push_back(ReceiptFile(file));
+            }),
+            "two outputs have this path");
+  // Of a source, parts are enough.
+  EXPECT_EQ(refusal([](ReceiptFile& file, Receipt& receipt) {
+              file.tensors.pop_back();
+              receipt.sources.swap(receipt.outputs);
+            }),
+            "");
+}
+
 // Whatever is cut off or changed in the text: a receipt, or Error "receipt.json".
 TEST(ReceiptTest, JsonTrustsNothing) {
   const std::string good = to_json(some_receipt());

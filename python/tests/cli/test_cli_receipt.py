@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 from command import COMMAND, output
-
-BLOCK = 1 << 20
+from receipt_digests import flip, tree
 
 
 def write(path: Path, tensors: dict[str, tuple[str, list[int], bytes]]) -> None:
@@ -71,26 +70,6 @@ def verify(*arguments: object) -> list[dict[str, str]]:
     report = json.loads(done.stdout)
     assert report["ok"] == (done.returncode == 0)
     return report["differences"]
-
-
-def flip(path: Path, bit: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(bit // 8)
-        byte = file.read(1)[0]
-        file.seek(bit // 8)
-        file.write(bytes([byte ^ 1 << bit % 8]))
-
-
-def tree(data: bytes, ranges: list[list[int]] | None = None) -> str:
-    """The digest by the words of docs/receipt.md."""
-    ranges = ([[0, len(data)]] if data else []) if ranges is None else ranges
-    blocks = []
-    for begin, end in ranges:
-        for at in range(begin, end, BLOCK):
-            blocks.append(hashlib.sha256(b"\0" + data[at : min(at + BLOCK, end)]).digest())
-    numbers = [BLOCK, len(ranges), *(each for pair in ranges for each in pair)]
-    tag = b"\1loadstone sha256-tree 1\n" + struct.pack(f"<{len(numbers)}Q", *numbers)
-    return hashlib.sha256(tag + b"".join(blocks)).hexdigest()
 
 
 FORMS = {

@@ -1,0 +1,425 @@
+#include "base/python_pattern.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bitset>
+#include <cstdint>
+#include <optional>
+#include <set>
+
+#include "base/text.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr char32_t ascii_end = 128;
+constexpr std::size_t depth_max = 100;
+constexpr unsigned repeats_max = 1000;  // RE2's
+
+// The ASCII characters that one element of a pattern matches.
+using Characters = std::bitset<ascii_end>;
+
+struct Flags {
+  bool ignores_case = false;
+};
+
+Characters range(char32_t first, char32_t last) {
+  Characters found;
+  for (char32_t each = first; each <= last && each < ascii_end; ++each) found.set(each);
+  return found;
+}
+
+bool is_letter(char32_t each) {
+  return (each >= 'a' && each <= 'z') || (each >= 'A' && each <= 'Z');
+}
+
+// \d, \s, \w and their opposites; nothing for other letters.
+std::optional<Characters> category(char32_t letter) {
+  const Characters digits = range('0', '9');
+  const Characters spaces = range('\t', '\r') | range(0x1c, ' ');
+  const Characters words = digits | range('a', 'z') | range('A', 'Z') | range('_', '_');
+  switch (letter) {
+    case 'd':
+      return digits;
+    case 'D':
+      return ~digits;
+    case 's':
+      return spaces;
+    case 'S':
+      return ~spaces;
+    case 'w':
+      return words;
+    case 'W':
+      return ~words;
+    default:
+      return std::nullopt;
+  }
+}
+
+Characters folded(Characters all) {
+  for (char32_t each = 'a'; each <= 'z'; ++each) {
+    const char32_t upper = each - U'a' + U'A';
+    if (all[each] || all[upper]) all.set(each).set(upper);
+  }
+  return all;
+}
+
+// \n and the like; nothing for other letters.
+std::optional<char32_t> control(char32_t letter) {
+  constexpr std::u32string_view letters = U"afnrtv";
+  constexpr std::u32string_view meanings = U"\a\f\n\r\t\v";
+  const std::size_t at = letters.find(letter);
+  if (at == letters.npos) return std::nullopt;
+  return meanings[at];
+}
+
+std::u32string code_points(std::string_view utf8) {
+  std::u32string points;
+  for (std::size_t i = 0; i < utf8.size();) {
+    const auto lead = static_cast<unsigned char>(utf8[i]);
+    const std::size_t size = lead < 0x80 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+    char32_t point = size == 1 ? lead : lead & (0x7fU >> size);
+    for (std::size_t k = 1; k < size; ++k) {
+      point = point << 6 | (static_cast<unsigned char>(utf8[i + k]) & 0x3fU);
+    }
+    points.push_back(point);
+    i += size;
+  }
+  return points;
+}
+
+// A recursive descent over the grammar of CPython's re._parser, which writes RE2's syntax at once.
+// Not thread-safe.
+class Translator {
+ public:
+  Translator(std::string_view pattern, const char* code, const std::string& field)
+      : shown_(pattern), code_(code), field_(field) {
+    if (!is_utf8(pattern)) refuse("it is not UTF-8");
+    text_ = code_points(pattern);
+  }
+
+  std::string run() {
+    out_ = "\\A(?:";
+    alternatives({}, 0);
+    if (at_ < text_.size()) reject("unbalanced parenthesis");
+    return out_ + ")";
+  }
+
+ private:
+  // The element before a quantifier.
+  enum class Last : std::uint8_t { nothing, position, item, repeat };
+
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw Error(code_, fmt::format("a pattern cannot be read as Python reads it: {}", why),
+                {.field = field_, .found = printable(shown_)});
+  }
+  [[noreturn]] void reject(const std::string& why) const {
+    throw Error(code_, fmt::format("not a regular expression of Python's: {}", why),
+                {.field = field_, .found = printable(shown_)});
+  }
+
+  [[nodiscard]] bool is_next(char32_t wanted) const {
+    return at_ < text_.size() && text_[at_] == wanted;
+  }
+  bool take(char32_t wanted) {
+    if (!is_next(wanted)) return false;
+    ++at_;
+    return true;
+  }
+  char32_t take_any(const char* missing) {
+    if (at_ == text_.size()) reject(missing);
+    return text_[at_++];
+  }
+
+  void alternatives(Flags flags, std::size_t depth) {
+    if (depth > depth_max) refuse("groups in groups, too deep");
+    sequence(flags, depth);
+    while (take('|')) {
+      out_ += '|';
+      sequence(flags, depth);
+    }
+  }
+
+  void sequence(Flags flags, std::size_t depth) {
+    Last last = Last::nothing;
+    while (at_ < text_.size() && !is_next('|') && !is_next(')')) {
+      const char32_t each = text_[at_++];
+      if (each == '*' || each == '+' || each == '?') {
+        repeat(last, each == '+' ? 1 : 0, each == '?' ? std::optional(1U) : std::nullopt);
+      } else if (each == '{' && counted_repeat(last)) {
+        continue;
+      } else if (each == '^') {
+        write_position("\\A", last);
+      } else if (each == '$') {
+        write_position("\\z", last);
+      } else if (each == '(') {
+        group(flags, depth, last);
+      } else if (each == '\\') {
+        escape(flags, last);
+      } else {
+        write(each == '.' ? ~Characters() : each == '[' ? set(flags) : literal(each, flags), flags);
+        last = Last::item;
+      }
+    }
+  }
+
+  // Behind "{"; false where it is a character of its own.
+  bool counted_repeat(Last& last) {
+    const std::size_t begin = at_;
+    if (is_next('}')) return false;
+    const auto number = [&]() -> std::optional<unsigned> {
+      std::optional<unsigned> value;
+      for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_) {
+        value = std::min(value.value_or(0) * 10 + (text_[at_] - U'0'), repeats_max + 1);
+      }
+      return value;
+    };
+    const auto least = number();
+    const auto most = take(',') ? number() : least;
+    if (!take('}')) {
+      at_ = begin;
+      return false;
+    }
+    if (std::max(least.value_or(0), most.value_or(0)) > repeats_max) {
+      refuse(fmt::format("more than {} repeats", repeats_max));
+    }
+    if (most && *most < least.value_or(0)) reject("fewer repeats at most than at least");
+    repeat(last, least.value_or(0), most);
+    return true;
+  }
+
+  void repeat(Last& last, unsigned least, std::optional<unsigned> most) {
+    if (last == Last::nothing || last == Last::position) reject("nothing to repeat");
+    if (last == Last::repeat) reject("multiple repeat");
+    if (is_next('+')) refuse("possessive quantifiers");
+    take('?');  // whether there is a match does not depend on it
+    out_.insert(item_begin_, "(?:");
+    out_ += most ? fmt::format("){{{},{}}}", least, *most) : fmt::format("){{{},}}", least);
+    last = Last::repeat;
+  }
+
+  void write_position(std::string_view text, Last& last) {
+    out_ += text;
+    last = Last::position;
+  }
+
+  void write(const Characters& characters, Flags flags) {
+    item_begin_ = out_.size();
+    const Characters all = flags.ignores_case ? folded(characters) : characters;
+    if (all.all()) {
+      out_ += '.';
+      return;
+    }
+    if (all.none()) {
+      out_ += "[^\\x00-\\x{10FFFF}]";
+      return;
+    }
+    const bool is_word = all.count() == 1 && (all & *category('w')).any();
+    if (!is_word) out_ += '[';
+    for (std::size_t first = 0; first < ascii_end; ++first) {
+      if (!all[first]) continue;
+      std::size_t last = first;
+      while (last + 1 < ascii_end && all[last + 1]) ++last;
+      out_ += is_word ? std::string(1, static_cast<char>(first))
+                      : fmt::format("\\x{:02x}-\\x{:02x}", first, last);
+      first = last;
+    }
+    if (!is_word) out_ += ']';
+  }
+
+  [[nodiscard]] Characters literal(char32_t each, Flags flags) const {
+    if (each >= ascii_end && flags.ignores_case) refuse("cases of characters beyond ASCII");
+    return range(each, each);
+  }
+
+  void group(Flags flags, std::size_t depth, Last& last) {
+    if (take('?') && !group_kind(flags)) return;  // a comment
+    const std::size_t begin = out_.size();
+    out_ += "(?:";
+    alternatives(flags, depth + 1);
+    if (!take(')')) reject("missing ), unterminated subpattern");
+    out_ += ')';
+    item_begin_ = begin;
+    last = Last::item;
+  }
+
+  // Behind "(?"; false behind a comment.
+  bool group_kind(Flags& flags) {
+    const char32_t kind = take_any("unexpected end of pattern");
+    switch (kind) {
+      case ':':
+        return true;
+      case '#':
+        while (take_any("missing ), unterminated comment") != ')') {
+        }
+        return false;
+      case 'P':
+        named_group();
+        return true;
+      case '=':
+      case '!':
+        refuse("look-ahead");
+      case '<':
+        refuse("look-behind");
+      case '(':
+        refuse("conditions");
+      case '>':
+        refuse("atomic groups");
+      default:
+        --at_;
+        scoped_flags(flags);
+        return true;
+    }
+  }
+
+  void named_group() {
+    if (take('=')) refuse("back-references");
+    if (!take('<')) reject("unknown extension ?P");
+    std::u32string name;
+    for (char32_t each = take_any("missing >"); each != '>'; each = take_any("missing >")) {
+      const bool is_digit = each >= '0' && each <= '9';
+      if (!is_letter(each) && each != '_' && !(is_digit && !name.empty())) {
+        refuse("names of groups that are not of ASCII letters, digits and _");
+      }
+      name.push_back(each);
+    }
+    if (name.empty()) reject("missing group name");
+    if (!groups_.insert(name).second) reject("two groups have one name");
+  }
+
+  // "i-s:" of "(?i-s:...)". Those of lines make no difference to names without newlines.
+  void scoped_flags(Flags& flags) {
+    std::u32string on;
+    std::u32string off;
+    std::u32string* given = &on;
+    for (;;) {
+      const char32_t each = take_any("missing -, : or )");
+      if (each == ':') break;
+      if (each == ')') reject("global flags not at the start of the expression");
+      if (each == '-' && given == &on) {
+        given = &off;
+        continue;
+      }
+      if (each == 'x') refuse("verbose syntax, (?x:...)");
+      const bool is_known = each == 'i' || each == 'm' || each == 's' ||
+                            ((each == 'a' || each == 'u') && given == &on);
+      if (!is_known) reject("unknown extension or flag");
+      given->push_back(each);
+    }
+    if (given == &off && off.empty()) reject("missing flag");
+    if (on.find('a') != on.npos && on.find('u') != on.npos) reject("incompatible flags");
+    if (on.find_first_of(off) != on.npos) reject("a flag is switched on and off");
+    if (on.find('i') != on.npos) flags.ignores_case = true;
+    if (off.find('i') != off.npos) flags.ignores_case = false;
+  }
+
+  // Behind a backslash, outside of a set.
+  void escape(Flags flags, Last& last) {
+    const char32_t letter = take_any("bad escape (end of pattern)");
+    if (letter == 'A') return write_position("\\A", last);
+    if (letter == 'Z') return write_position("\\z", last);
+    if (letter == 'b') return write_position("\\b", last);
+    if (letter == 'B' || letter == 'z') {
+      refuse(letter == 'B' ? "\\B, which depends on Python's version"
+                           : "\\z, which depends on Python's version");
+    }
+    const auto found = category(letter);
+    write(found ? *found : literal(escaped(letter), flags), flags);
+    last = Last::item;
+  }
+
+  // Returns the character that an escape means.
+  char32_t escaped(char32_t letter) {
+    if (const auto meaning = control(letter)) return *meaning;
+    if (letter == 'x') return hexadecimal(2);
+    if (letter == 'u') return hexadecimal(4);
+    if (letter == 'U') return hexadecimal(8);
+    if (letter == 'N') refuse("\\N{...}");
+    if (letter >= '0' && letter <= '9') refuse("numeric escapes and back-references");
+    if (is_letter(letter)) reject(fmt::format("bad escape \\{}", static_cast<char>(letter)));
+    return letter;
+  }
+
+  char32_t hexadecimal(int digits) {
+    std::uint32_t value = 0;
+    for (int i = 0; i < digits; ++i) {
+      const char32_t each = take_any("incomplete escape");
+      const std::uint32_t digit = each >= '0' && each <= '9'   ? each - U'0'
+                                  : each >= 'a' && each <= 'f' ? each - U'a' + 10
+                                  : each >= 'A' && each <= 'F' ? each - U'A' + 10
+                                                               : 16;
+      if (digit == 16) reject("incomplete escape");
+      value = value << 4 | digit;
+    }
+    if (value > 0x10ffff) reject("bad escape");
+    return value;
+  }
+
+  // A character of a set, or a category, which no range begins or ends with.
+  struct SetItem {
+    std::optional<char32_t> character;
+    Characters characters;
+  };
+
+  SetItem set_item(char32_t each, Flags flags) {
+    if (each == '\\') {
+      const char32_t letter = take_any("bad escape (end of pattern)");
+      if (const auto found = category(letter)) return {{}, *found};
+      each = letter == 'b' ? U'\b' : escaped(letter);
+    }
+    return {each, literal(each, flags)};
+  }
+
+  // Behind "[". A "]" that comes first is a character, as is a "[" anywhere.
+  Characters set(Flags flags) {
+    constexpr const char* unterminated = "unterminated character set";
+    Characters found;
+    const bool is_negated = take('^');
+    for (bool is_first = true;; is_first = false) {
+      const char32_t each = take_any(unterminated);
+      if (each == ']' && !is_first) break;
+      const SetItem first = set_item(each, flags);
+      found |= first.characters;
+      if (!take('-')) continue;
+      const char32_t next = take_any(unterminated);
+      if (next == ']') {
+        found.set('-');
+        break;
+      }
+      const SetItem last = set_item(next, flags);
+      if (!first.character || !last.character || *last.character < *first.character) {
+        reject("bad character range");
+      }
+      found |= range(*first.character, *last.character);
+    }
+    if (!is_negated) return found;
+    // A character may be in the set in its other case.
+    if (flags.ignores_case) found = folded(found);
+    return ~found;
+  }
+
+  std::string_view shown_;
+  const char* code_;
+  const std::string& field_;
+  std::u32string text_;
+  std::size_t at_ = 0;
+  std::string out_;
+  std::size_t item_begin_ = 0;  // in `out_`, of what a quantifier repeats
+  std::set<std::u32string> groups_;
+};
+
+}  // namespace
+
+std::string re2_of_python(std::string_view pattern, const char* code, const std::string& field) {
+  return Translator(pattern, code, field).run();
+}
+
+bool is_plain_name(std::string_view name) noexcept {
+  return std::ranges::all_of(
+      name, [](char each) { return static_cast<unsigned char>(each) < ascii_end && each != '\n'; });
+}
+
+}  // namespace loadstone

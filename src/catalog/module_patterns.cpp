@@ -1,0 +1,126 @@
+#include "catalog/module_patterns.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/python_pattern.h"
+#include "base/text.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
+constexpr std::size_t key_bytes_max = 4096;
+
+struct Name {
+  std::string text;
+  std::vector<std::size_t> any;  // places of any character
+};
+
+// Nothing for a key that is more than a name in which "." is any character.
+std::optional<Name> name_of(std::string_view key) {
+  constexpr std::string_view special = "^$*+?{}[]()|\\";
+  constexpr std::string_view escapable = "^$*+?{}[]()|\\.-";
+  Name name;
+  for (std::size_t i = 0; i < key.size(); ++i) {
+    char each = key[i];
+    if (each == '\\' && i + 1 < key.size() && escapable.find(key[i + 1]) != escapable.npos) {
+      each = key[++i];
+    } else if (each == '.') {
+      name.any.push_back(name.text.size());
+    } else if (special.find(each) != special.npos || !is_plain_name(key.substr(i, 1))) {
+      return std::nullopt;
+    }
+    name.text.push_back(each);
+  }
+  return name;
+}
+
+}  // namespace
+
+ModulePatterns::ModulePatterns(const std::vector<std::string_view>& keys, const char* code,
+                               std::string field)
+    : code_(code), field_(std::move(field)) {
+  const auto refuse = [&](const char* message, std::size_t found, std::size_t most) {
+    throw Error(code_, message,
+                {.field = field_,
+                 .found = std::to_string(found),
+                 .expected = fmt::format("at most {}", most)});
+  };
+  if (keys.size() > keys_max) refuse("too many patterns", keys.size(), keys_max);
+  std::vector<std::pair<std::string, std::size_t>> expressions;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (keys[i].size() > key_bytes_max) {
+      refuse("a pattern has too many bytes", keys[i].size(), key_bytes_max);
+    }
+    keys_.emplace(keys[i], i);
+    if (auto name = name_of(keys[i])) {
+      const std::size_t length = name->text.size();
+      names_[length][std::move(name->any)].emplace(std::move(name->text), i);
+      continue;
+    }
+    if (expressions.size() == expressions_max) {
+      refuse("too many patterns that are not names", expressions_max + 1, expressions_max);
+    }
+    expressions.emplace_back(re2_of_python(fmt::format("(.*\\.)?({})$", keys[i]), code_, field_),
+                             i);
+  }
+  const std::int64_t memory = pattern_memory(expressions.size());
+  for (const auto& [text, index] : expressions) {
+    expressions_.push_back({compile_pattern(text, code_, field_, memory), index});
+  }
+}
+
+void ModulePatterns::count() const {
+  if (++comparisons_ <= comparisons_max) return;
+  throw Error(
+      code_, "too many patterns for these modules",
+      {.field = field_,
+       .found = fmt::format("{} patterns, {} of them not names", keys_.size(), expressions_.size()),
+       .expected = fmt::format("at most {} comparisons", comparisons_max)});
+}
+
+// A key matches the end of a name, if that is all of it or follows a ".".
+std::size_t ModulePatterns::find_name(std::string_view module) const {
+  std::size_t first = none;
+  for (std::size_t begin = 0;; ++begin) {
+    const std::string_view end = module.substr(begin);
+    if (const auto of_length = names_.find(end.size()); of_length != names_.end()) {
+      for (const auto& [any, indices] : of_length->second) {
+        count();
+        std::string text(end);
+        for (const std::size_t place : any) text[place] = '.';
+        const auto found = indices.find(text);
+        if (found != indices.end()) first = std::min(first, found->second);
+      }
+    }
+    begin = module.find('.', begin);
+    if (begin == module.npos) return first;
+  }
+}
+
+std::optional<std::size_t> ModulePatterns::find(std::string_view module) const {
+  if (keys_.empty()) return std::nullopt;
+  if (!is_plain_name(module)) {
+    throw Error(code_, "the name of a module has characters that are not ASCII, or a newline",
+                {.tensor = std::string(module),
+                 .field = field_,
+                 .expected = "a name that patterns of Python can be translated for"});
+  }
+  std::size_t first = find_name(module);
+  for (const Expression& each : expressions_) {
+    if (each.index > first) break;
+    count();
+    if (is_in(*each.pattern, module)) first = each.index;
+  }
+  if (first != none) return first;
+  const auto same = keys_.find(std::string(module));
+  return same == keys_.end() ? std::nullopt : std::optional(same->second);
+}
+
+}  // namespace loadstone

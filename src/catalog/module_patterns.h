@@ -1,0 +1,59 @@
+// Names of modules matched with the keys of an adapter's `rank_pattern` and `alpha_pattern`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/pattern.h"
+
+namespace loadstone {
+
+// PEFT's rule: the first key for which Python's `re.match(rf"(.*\.)?({key})$", module)` finds
+// something, else the key that is the module's name. A key that is a name, in which "." may be any
+// character, is looked up; the others are tried one after the other. Not thread-safe: it counts.
+class ModulePatterns {
+ public:
+  static constexpr std::size_t keys_max = 100'000;
+  static constexpr std::size_t expressions_max = 10'000;        // keys that are not names
+  static constexpr std::uint64_t comparisons_max = 10'000'000;  // some seconds
+
+  ModulePatterns() = default;
+  // Throws Error with this code and field for too many keys, and for those that
+  // re2_of_python() refuses.
+  ModulePatterns(const std::vector<std::string_view>& keys, const char* code, std::string field);
+
+  // The key's index. Throws Error for a name that is not plain where there are keys, and when all
+  // calls together take more than `comparisons_max`.
+  [[nodiscard]] std::optional<std::size_t> find(std::string_view module) const;
+
+  // Look-ups and tried patterns of all calls.
+  [[nodiscard]] std::uint64_t comparisons() const noexcept { return comparisons_; }
+
+ private:
+  using Places = std::vector<std::size_t>;
+  using Indices = std::unordered_map<std::string, std::size_t>;
+  struct Expression {
+    Pattern pattern;
+    std::size_t index = 0;
+  };
+
+  [[nodiscard]] std::size_t find_name(std::string_view module) const;
+  void count() const;
+
+  const char* code_ = "";
+  std::string field_;
+  // Keys that are names, by their length and the places of any character, which are "." in the
+  // text.
+  std::map<std::size_t, std::map<Places, Indices>> names_;
+  std::vector<Expression> expressions_;  // in the order of their keys
+  Indices keys_;
+  mutable std::uint64_t comparisons_ = 0;
+};
+
+}  // namespace loadstone
