@@ -1,4 +1,4 @@
-"""Tensor objects that stay what they are while their contents change.
+"""Tensor objects that keep their identity while their contents change.
 
 Optimizers, closures, partials and other owners hold a tensor by identity. ``.data`` and ``set_``
 cannot cross from meta into memory, or from one dtype to another; torch can exchange the contents of

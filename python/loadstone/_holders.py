@@ -30,7 +30,7 @@ SEARCHED_MAX = 64
 _STEPS_MAX = 6
 _WIDTH_MAX = 64
 _CONTAINERS = (dict, list, tuple, set, frozenset, types.CellType)
-# Variables: those of the caller hold what it has just loaded.
+# Variables: the caller's hold the model, and may hold its tensors.
 _SCOPES = (types.FrameType, types.GeneratorType, types.CoroutineType, types.ModuleType)
 
 # Tensors that a load replaced: on meta, or parameters.

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
-import inspect
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import transformers
 from transformers import conversion_mapping, core_model_loading
@@ -29,6 +27,7 @@ from loadstone._catalog import Catalog
 from loadstone._errors import Error
 from loadstone._sites.transformers import SITES
 from loadstone._transformers import quantized
+from loadstone._transformers.code_key import Code, UndescribedError, digest_of_file
 from loadstone._transformers.question import Derived, Question
 from loadstone._version import __version__
 
@@ -36,6 +35,9 @@ from loadstone._version import __version__
 FILES_MAX = 64
 
 _FORM = 4
+
+# Their code is known by the version.
+_LIBRARIES = (transformers, torch, numpy)
 
 
 def folder() -> Path:
@@ -47,119 +49,75 @@ def folder() -> Path:
 def derive(catalog: Catalog, question: Question) -> Derived:
     """As :func:`rules.derive`, from the cache where it is there.
 
+    Code that has no key is traced each time.
+
     Thread safety: any number of threads and processes may share the folder; files appear whole.
     """
-    key = digest(catalog, question)
+    try:
+        key = digest(catalog, question)
+    except UndescribedError:
+        return _traced(catalog, question)
     path = folder() / f"{key}.json"
     derived = _read(path, key, catalog)
     if derived is not None:
         for index in derived.used if SITES.is_since("5.6") else ():
             question.conversions[index]._was_used = True
         return derived
-    from loadstone._transformers import rules
-
-    derived = rules.derive(catalog, question)
+    derived = _traced(catalog, question)
     if not derived.findings:
         _write(path, key, derived, catalog)
     return derived
+
+
+def _traced(catalog: Catalog, question: Question) -> Derived:
+    from loadstone._transformers import rules  # only now: cached recipes do not need the tracer
+
+    return rules.derive(catalog, question)
 
 
 # --- the key -------------------------------------------------------------------------------------
 
 
 def digest(catalog: Catalog, question: Question) -> str:
-    """The digest of everything that recipes depend on: 40 hexadecimal digits."""
-    model = question.model
+    """The digest of everything that recipes depend on: 40 hexadecimal digits.
+
+    Raises:
+        UndescribedError: something of it is in no file, or has no text.
+    """
+    model, quantizer = question.model, question.quantizer
     cls = type(model)
+    code = Code([(model, "model"), (model.config, "config"), (quantizer, "quantizer")])
+    for name in (core_model_loading.__name__, conversion_mapping.__name__):
+        code.of_module(name)
+    code.of_model({type(each) for each in model.modules()})
     facts = {
         "form": _FORM,
-        "versions": [__version__, transformers.__version__, torch.__version__],
+        "versions": [sys.version, __version__, *(each.__version__ for each in _LIBRARIES)],
         "class": f"{cls.__module__}.{cls.__qualname__}",
         "prefix": model.base_model_prefix,
         "config": model.config.to_dict(),
         "dtypes": [question.dtype, question.built_dtype, question.dtype_plan],
-        "conversions": [_described(each) for each in question.conversions],
-        "quantizer": None if question.quantizer is None else _quantizer(question.quantizer),
+        "conversions": [code.conversion(each) for each in question.conversions],
+        "quantizer": None if quantizer is None else _quantizer(quantizer, code),
         "numbers": quantized.digest(catalog) if question.decodes else "",
         "targets": [(name, list(t.shape), t.dtype) for name, t in model.state_dict().items()],
-        "code": _code(model, question.conversions),
+        "code": [*code.digests(), *_own_code()],
     }
     text = json.dumps(facts, default=str, sort_keys=True)
     return hashlib.blake2b(f"{text}\n{catalog.digest()}".encode(), digest_size=20).hexdigest()
 
 
-# Attributes of a transform that change while it is used, or that are described on their own.
-_NOT_DESCRIBED = {
-    "collected_tensors",
-    "compiled_sources",
-    "distributed_operation",
-    "layer_targets",
-    "operations",
-    "quantization_operation",
-    "_was_used",
-}
-
-
-def _described(conversion: Any) -> Any:
-    """A transform with its patterns and operations, as text that two equal ones share."""
-    return [
-        type(conversion).__qualname__,
-        {name: str(getattr(conversion, name)) for name in _attributes(conversion)},
-        [
-            [type(each).__qualname__, {k: str(v) for k, v in vars(each).items() if _is_plain(v)}]
-            for each in getattr(conversion, "operations", ())
-        ],
-    ]
-
-
-def _attributes(conversion: Any) -> list[str]:
-    """Names of what describes it: patterns, prefixes, what a subclass adds (an offset, say)."""
-    slots = {name for cls in type(conversion).__mro__ for name in getattr(cls, "__slots__", ())}
-    held = slots | getattr(conversion, "__dict__", {}).keys()
-    return sorted(name for name in held - _NOT_DESCRIBED if hasattr(conversion, name))
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float | bool | list | tuple | dict | type(None))
-
-
-def _quantizer(quantizer: Any) -> Any:
+def _quantizer(quantizer: Any, code: Code) -> Any:
+    code.of_model([type(quantizer)])
     config = quantizer.quantization_config.to_dict()
     return [type(quantizer).__qualname__, quantizer.pre_quantized, config]
 
 
-def _code(model: Any, conversions: Iterable[Any]) -> list[str]:
-    """Digests of the files with the conversion code, the model's own (remote) code and ours."""
-    modules = {core_model_loading.__name__, conversion_mapping.__name__}
-    for conversion in conversions:
-        modules.add(type(conversion).__module__)
-        modules.update(type(each).__module__ for each in getattr(conversion, "operations", ()))
-    modules.update(
-        cls.__module__
-        for cls in {type(each) for each in model.modules()}
-        if not cls.__module__.startswith("torch.")
-    )
+def _own_code() -> list[str]:
+    """Digests of the adapter's files and the tracer's."""
     package = Path(__file__).parent
     own = sorted([*package.glob("*.py"), *(package.parent / "tracing").glob("*.py")])
-    return [_digest_of(name) for name in sorted(modules)] + [_digest_of_file(each) for each in own]
-
-
-def _digest_of(module: str) -> str:
-    with contextlib.suppress(TypeError, OSError, KeyError):
-        file = inspect.getsourcefile(sys.modules[module])
-        if file is not None:
-            return f"{module} {_digest_of_file(Path(file))}"
-    return module
-
-
-def _digest_of_file(file: Path) -> str:
-    status = file.stat()
-    return _file_digest(file, status.st_mtime_ns, status.st_size)
-
-
-@functools.lru_cache(maxsize=1024)
-def _file_digest(file: Path, mtime_ns: int, size: int) -> str:
-    return hashlib.blake2b(file.read_bytes(), digest_size=20).hexdigest()
+    return [digest_of_file(each) for each in own]
 
 
 # --- the files -----------------------------------------------------------------------------------
