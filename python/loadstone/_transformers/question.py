@@ -73,6 +73,7 @@ class Derived:
         quantized: targets that the load is to quantize.
         decoded: targets that are dequantized beside others which stay quantized.
         unneeded: tensors of the checkpoint that belong to codes, of weights that are dequantized.
+        explained: targets without a value, which a finding of their layer names.
         findings: errors: groups that lack a source, conversions that fail or cannot be traced.
     """
 
@@ -85,4 +86,5 @@ class Derived:
     quantized: list[str] = field(default_factory=list)
     decoded: list[str] = field(default_factory=list)
     unneeded: list[str] = field(default_factory=list)
+    explained: list[str] = field(default_factory=list)
     findings: list[_core.Finding] = field(default_factory=list)
