@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "base/text.h"
+#include "base/unknown_word.h"
 #include "cli/commands.h"
 #include "cli/exit_status.h"
 #include "cli/interrupt.h"
-#include "cli/nearest_words.h"
 #include "cli/output.h"
 #include "cli/voice.h"
 #include "loadstone/error.h"
@@ -55,17 +55,13 @@ std::vector<const CLI::App*> commands_of(const CLI::App& app) {
   return app.get_subcommands([](const CLI::App*) { return true; });
 }
 
-std::string names_of_commands(const CLI::App& app) {
-  std::string text;
-  const auto commands = commands_of(app);
-  for (std::size_t c = 0; c < commands.size(); ++c) {
-    if (c > 0) text += c + 1 == commands.size() ? " or " : ", ";
-    text += commands[c]->get_name();
-  }
-  return text;
+std::vector<std::string> names_of_commands(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : commands_of(app)) names.push_back(command->get_name());
+  return names;
 }
 
-// The options of the command that are like a word which is none of them.
+// The options of the command that resemble an unknown one.
 std::string nearest_options(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_subcommands().front()->get_options()) {
@@ -73,7 +69,7 @@ std::string nearest_options(const CLI::App& app) {
   }
   for (const std::string& word : app.remaining(true)) {
     if (!word.starts_with("--")) continue;
-    std::string near = nearest_words(word.substr(0, word.find('=')), {names.begin(), names.end()});
+    std::string near = did_you_mean(word.substr(0, word.find('=')), names);
     if (!near.empty()) return near;
   }
   return {};
@@ -84,12 +80,25 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& problem) {
   if (app.get_subcommands().empty()) {
     const auto words = app.remaining();
     if (!words.empty()) return unknown_command(app, words.front()).message();
-    said = "a command is needed: " + names_of_commands(app);
+    said = "a command is needed: " + either(names_of_commands(app));
   } else {
     said += nearest_options(app);
   }
   std::ranges::replace(said, '\n', ' ');
   return said;
+}
+
+// An error that names an option as the library does ("max_memory"), with the word of the command.
+Error with_option(const CLI::App& app, const Error& error) {
+  std::string option = "--" + error.where().field;
+  std::ranges::replace(option, '_', '-');
+  const auto parsed = app.get_subcommands();
+  const bool is_option = error.code() == "plan.options" && !parsed.empty() &&
+                         parsed.front()->get_option_no_throw(option) != nullptr;
+  if (!is_option) return error;
+  Where where = error.where();
+  where.field = std::move(option);
+  return {error.code(), error.message(), std::move(where)};
 }
 
 int fail(const Error& error, bool json) {
@@ -98,15 +107,15 @@ int fail(const Error& error, bool json) {
 }
 
 // Every way in which an action can end has a status.
-int guarded(const Chosen& chosen, const std::string& command) {
+int guarded(const CLI::App& app, const Chosen& chosen) {
   try {
     set_voice(chosen.voice);
     const int status = chosen.action();
     finish_output();
     return status;
   } catch (const Error& error) {
-    if (error.code() != "usage") return fail(error, chosen.json);
-    return fail(usage_error(command, error.message(), error.where()), chosen.json);
+    if (error.code() != "usage") return fail(with_option(app, error), chosen.json);
+    return fail(usage_error(command_so_far(app), error.message(), error.where()), chosen.json);
   } catch (const std::bad_alloc&) {
     return fail(Error("memory.host", "the machine has not enough memory for this"), chosen.json);
   } catch (const std::exception& defect) {
@@ -117,13 +126,7 @@ int guarded(const Chosen& chosen, const std::string& command) {
 }  // namespace
 
 Error unknown_command(const CLI::App& app, const std::string& typed) {
-  std::vector<std::string> names;
-  for (const CLI::App* command : commands_of(app)) names.push_back(command->get_name());
-  const std::string nearest = nearest_words(typed, {names.begin(), names.end()});
-  return Error(
-      "usage",
-      fmt::format("'{}' is no command{}", printable(typed),
-                  nearest.empty() ? "; one of " + names_of_commands(app) + " is needed" : nearest));
+  return Error("usage", unknown_word("command", typed, names_of_commands(app)));
 }
 
 int run(int argc, const char* const* argv) {
@@ -159,7 +162,7 @@ int run(int argc, const char* const* argv) {
     const Error error = usage_error(command_so_far(app), usage_message(app, problem));
     return fail(error, wants_json(argc, argv));
   }
-  return guarded(chosen, command_so_far(app));
+  return guarded(app, chosen);
 }
 
 }  // namespace loadstone::cli

@@ -83,13 +83,13 @@ void add_convert(CLI::App& app, Chosen& chosen) {
   add("--to", args->to, "FORMAT", "Format to write, which TARGET says already");
   add("--rules", args->rules_path, "FILE", rules_help);
   add("--unexpected", args->unexpected, "P", "Tensors that recipes leave over")
-      ->check(CLI::IsMember(names_of<UnexpectedPolicy>()));
+      ->check(one_of(names_of<UnexpectedPolicy>()));
   add_write_options(*command, args->write);
   command->add_flag("--dequantize", args->dequantize,
                     "Make numbers (--dtype, or bf16) of what is quantized in SOURCE");
   add("--experts", args->experts, "LAYOUT",
       "fused: all experts of a layer in one tensor; separate: each by itself")
-      ->check(CLI::IsMember({"keep", "fused", "separate"}));
+      ->check(one_of({"keep", "fused", "separate"}));
   add_open_options(*command, args->open);
   add_json_flag(*command, chosen.json);
   command->callback(

@@ -9,8 +9,8 @@
 
 #include "base/json_writer.h"
 #include "base/text.h"
+#include "base/unknown_word.h"
 #include "cli/commands.h"
-#include "cli/nearest_words.h"
 #include "cli/output.h"
 #include "loadstone/error.h"
 
@@ -19,9 +19,10 @@ namespace loadstone::cli {
 namespace {
 
 std::string unknown_code(const std::string& code) {
-  std::vector<std::string_view> codes;
-  for (const CodeInfo& info : all_codes()) codes.push_back(info.code);
-  return fmt::format("no code '{}'{}", printable(code), nearest_words(code, codes));
+  std::vector<std::string> codes;
+  for (const CodeInfo& info : all_codes()) codes.emplace_back(info.code);
+  const std::string near = did_you_mean(code, codes);
+  return fmt::format("unknown code '{}'{}", printable(code), near);
 }
 
 void write_code(JsonWriter& json, const CodeInfo& info) {

@@ -5,6 +5,7 @@
 
 #include "cli/app.h"
 #include "cli/commands.h"
+#include "cli/options.h"
 #include "cli/output.h"
 #include "cli/table.h"
 
@@ -58,7 +59,7 @@ void add_completion(CLI::App& app, Chosen& chosen) {
   const auto shell = std::make_shared<std::string>();
   command->add_option("SHELL", *shell, "Yours: eval \"$(loadstone completion bash)\"")
       ->type_name("")
-      ->check(CLI::IsMember({"bash", "zsh", "fish"}))
+      ->check(one_of({"bash", "zsh", "fish"}))
       ->required();
   command->callback([shell, &app, &chosen] {
     chosen.action = [shell, &app] {

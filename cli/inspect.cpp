@@ -1,6 +1,7 @@
 // loadstone inspect: what a checkpoint holds, from its headers alone.
 #include <memory>
 
+#include "catalog/header_findings.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/output.h"
@@ -18,6 +19,7 @@ struct Args {
 int inspect(const Args& args, bool json) {
   const auto catalog = open_paths(args.open);
   print_line(json ? to_json(*catalog) : to_table(*catalog, args.tensors));
+  if (const int status = exit_status(header_findings(*catalog)); status > 0) return status;
   return args.open.strict && has_warnings(catalog->findings()) ? 3 : 0;
 }
 

@@ -71,8 +71,7 @@ void add_merge(CLI::App& app, Chosen& chosen) {
                    "How models become one: linear (default), slerp, task-arithmetic, ties,\n"
                    "dare-linear or dare-ties; but for linear the first is the base")
       ->type_name("M")
-      ->check(CLI::IsMember(
-          {"linear", "slerp", "task-arithmetic", "ties", "dare-linear", "dare-ties"}));
+      ->check(one_of({"linear", "slerp", "task-arithmetic", "ties", "dare-linear", "dare-ties"}));
   command->add_flag("--normalise", args->normalise,
                     "Divide by the sum of the weights (ties and dare-ties always do)");
   command->add_option("--scale", args->options.scale, "Of all differences from the base together")

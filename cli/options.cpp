@@ -1,6 +1,7 @@
 #include "cli/options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -13,12 +14,14 @@
 #include "base/json_fields.h"
 #include "base/named.h"
 #include "base/text.h"
+#include "base/unknown_word.h"
 #include "cli/machine.h"
 #include "cli/output.h"
 #include "loadstone/error.h"
 #include "plan/devices.h"
 #include "plan/rules.h"
 #include "storage/whole_file.h"
+#include "tensor/unknown_dtype.h"
 
 namespace loadstone::cli {
 
@@ -39,6 +42,13 @@ std::pair<std::string, std::uint64_t> limit_from_user(const std::string& text) {
     refuse("--max-memory", text, "limit; write DEVICE=SIZE, as in cpu=8GiB");
   }
   return {text.substr(0, equals), bytes_from_user("--max-memory", text.substr(equals + 1))};
+}
+
+// Returns whether a value of --device-map that is not a known word is the path of a file.
+bool is_path(const std::string& text) {
+  std::error_code problem;
+  return text.find('/') != std::string::npos || text.ends_with(".json") ||
+         std::filesystem::exists(text, problem);
 }
 
 DeviceMap map_from_json(std::string_view text) {
@@ -94,14 +104,16 @@ PlanOptions plan_options(const PlanArgs& args) {
   if (args.dtype == "auto") {
     options.dtype_from_file = true;
   } else if (!args.dtype.empty()) {
-    options.dtype = dtype_option("--dtype", args.dtype, "bf16, float32 or auto");
+    options.dtype = dtype_option("--dtype", args.dtype, {"auto"});
   }
   if (!args.device_map.empty()) options.device_map = device_map_from_user(args.device_map);
   options.max_memory = limits_of(args);
   if (options.device_map.mode) add_host_capacity(options);
   options.missing = from_name<MissingPolicy>(args.missing).value();
   options.unexpected = from_name<UnexpectedPolicy>(args.unexpected).value();
-  if (!args.staging.empty()) options.staging_bytes_max = bytes_from_user("--staging", args.staging);
+  if (!args.staging.empty()) {
+    options.staging_bytes_max = bytes_from_user("--staging", args.staging, 1);
+  }
   return options;
 }
 
@@ -110,13 +122,26 @@ PlanOptions plan_options(const PlanArgs& args) {
 std::uint64_t bytes_from_user(std::string_view option, const std::string& text,
                               std::uint64_t least) {
   std::uint64_t bytes = 0;
-  if (parse_bytes(text, bytes) && bytes >= least) return bytes;
-  refuse(option, text, "size such as 8GiB, 500MB or 4096");
+  if (!parse_bytes(text, bytes)) refuse(option, text, "size such as 8GiB, 500MB or 4096");
+  if (bytes >= least) return bytes;
+  throw Error("usage", fmt::format("{}: {} is too small; write a size such as 8GiB or 500MB",
+                                   option, printable(text)));
 }
 
-Dtype dtype_option(std::string_view option, const std::string& text, std::string_view examples) {
+Dtype dtype_option(std::string_view option, const std::string& text,
+                   std::vector<std::string> others) {
   if (const auto dtype = dtype_from_user(text)) return *dtype;
-  refuse(option, text, fmt::format("dtype such as {}", examples));
+  throw Error("usage", fmt::format("{}: {}", option, unknown_dtype(text, std::move(others))));
+}
+
+CLI::Validator one_of(std::vector<std::string> words) {
+  // The description is CLI::IsMember's.
+  std::string described = fmt::format("{{{}}}", fmt::join(words, ","));
+  return {[words = std::move(words)](const std::string& typed) {
+            const bool is_known = std::ranges::find(words, typed) != words.end();
+            return is_known ? std::string() : unknown_word("value", typed, words);
+          },
+          std::move(described)};
 }
 
 OpenOptions OpenArgs::options() const {
@@ -234,9 +259,9 @@ std::vector<CLI::Option*> add_plan_options(CLI::App& command, PlanArgs& args) {
   add("--offload-folder", args.options.offload_folder, "DIR",
       "Where tensors placed on disk are written");
   add("--missing", args.missing, "P", "Tensors that the checkpoint lacks")
-      ->check(CLI::IsMember({"error", "zeros"}));
+      ->check(one_of({"error", "zeros"}));
   add("--unexpected", args.unexpected, "P", "Tensors that the model does not need")
-      ->check(CLI::IsMember(names_of<UnexpectedPolicy>()));
+      ->check(one_of(names_of<UnexpectedPolicy>()));
   add("--staging", args.staging, "SIZE",
       "Memory for bytes under way" + default_text(exact_bytes(defaults::staging_bytes_max)));
   options.push_back(command
@@ -306,7 +331,7 @@ void add_receipt_option(CLI::App& command, std::string& kind, const std::string&
       .add_option("--receipt", kind,
                   help + "xxh3-128 detects accidents, sha256-tree is proof against tampering")
       ->type_name("KIND")
-      ->check(CLI::IsMember({"xxh3-128", "sha256-tree"}));
+      ->check(one_of({"xxh3-128", "sha256-tree"}));
 }
 
 void add_html_option(CLI::App& command, std::string& path) {
@@ -323,7 +348,8 @@ DeviceMap device_map_from_user(const std::string& text) {
   }
   if (text.starts_with('{')) return map_from_json(text);
   if (text.find('=') != std::string::npos) return map_from_list(text);
-  return parse_file(text, map_from_json);
+  if (is_path(text)) return parse_file(text, map_from_json);
+  throw Error("usage", "--device-map: " + unknown_device(text, names_of<DeviceMapMode>()));
 }
 
 }  // namespace loadstone::cli

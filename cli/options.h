@@ -111,8 +111,12 @@ void add_receipt_option(CLI::App& command, std::string& kind, const std::string&
 // Values of options as they were typed. Throw Error "usage".
 [[nodiscard]] std::uint64_t bytes_from_user(std::string_view option, const std::string& text,
                                             std::uint64_t least = 0);
+// `others`: words that the option takes besides dtypes.
 [[nodiscard]] Dtype dtype_option(std::string_view option, const std::string& text,
-                                 std::string_view examples = "bf16 or float32");
+                                 std::vector<std::string> others = {});
+
+// The check of an option that takes one of these words.
+[[nodiscard]] CLI::Validator one_of(std::vector<std::string> words);
 
 // The device map that a word, a list "prefix=device,...", JSON text or a JSON file means.
 [[nodiscard]] DeviceMap device_map_from_user(const std::string& text);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/named.h"
+#include "cli/options.h"
 #include "codec/encode.h"
 #include "loadstone/error.h"
 
@@ -49,11 +50,11 @@ void add_quantize_options(CLI::App& command, QuantizeArgs& args) {
                   "Whose names and configs (default: modelopt; for encodings of bitsandbytes:\n"
                   "always its own). Without --quantize: codes get them, and no number changes")
       ->type_name("STYLE")
-      ->check(CLI::IsMember(names_of<QuantizeStyle>()))
+      ->check(one_of(names_of<QuantizeStyle>()))
       ->group(group);
   command.add_option("--mode", args.mode, "exact (default), or the bytes of ModelOpt itself")
       ->type_name("MODE")
-      ->check(CLI::IsMember({"exact", "modelopt-compat"}))
+      ->check(one_of({"exact", "modelopt-compat"}))
       ->group(group);
   command
       .add_option("--imatrix", args.imatrix,

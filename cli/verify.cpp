@@ -8,6 +8,7 @@
 
 #include "base/finding_json.h"
 #include "base/json_writer.h"
+#include "catalog/header_findings.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/options.h"
@@ -97,7 +98,7 @@ int verify(const Args& args, bool json) {
   if (!json) print_warnings(warnings);
   const VerifyReport report = read_all(*first, second.get(), args);
   print_line(json ? json_of(report, warnings) : to_table(report));
-  if (has_errors(report.findings)) return 3;
+  if (const int status = exit_status(report.findings); status > 0) return status;
   if (!report.ok()) return 1;
   return args.open.strict && has_warnings(warnings) ? 3 : 0;
 }

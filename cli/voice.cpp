@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "cli/options.h"
+
 namespace loadstone::cli {
 
 namespace {
@@ -33,7 +35,7 @@ void add_voice_options(CLI::App& command, Voice& voice) {
       .add_option("--color", voice.color,
                   "auto (default): on a terminal, unless NO_COLOR is set; always; never")
       ->type_name("WHEN")
-      ->check(CLI::IsMember({"auto", "always", "never"}))
+      ->check(one_of({"auto", "always", "never"}))
       ->group(group);
 }
 

@@ -143,7 +143,7 @@ void add_write_options(CLI::App& command, WriteArgs& args) {
                   "Pages of files that were read or written: keep, release, or auto (default):\n"
                   "released where the files come to more than half of the machine's memory")
       ->type_name("WHEN")
-      ->check(CLI::IsMember(names_of<PageCache>()));
+      ->check(one_of(names_of<PageCache>()));
   command.add_flag("--dry-run", args.dry_run, "Say what would be written, and stop");
   command.add_flag("--tensors", args.tensors, "With --dry-run: list every tensor");
   command.add_flag("--copy-code", args.quantize.copy_code,

@@ -16,7 +16,9 @@
 #include "base/finding_json.h"
 #include "base/named.h"
 #include "base/text.h"
+#include "base/unknown_word.h"
 #include "loadstone/loadstone.h"
+#include "tensor/unknown_dtype.h"
 #include "text.h"
 
 namespace loadstone::python {
@@ -41,17 +43,14 @@ void bind_scaled(nb::module_& module);
 // Python hands over names ("BF16"); an unknown one is a mistake of the caller.
 [[nodiscard]] inline Dtype dtype_argument(std::string_view text) {
   const auto dtype = dtype_from_user(text);
-  if (!dtype) {
-    throw Error("usage", "unknown dtype", {.field = "dtype", .found = std::string(text)});
-  }
+  if (!dtype) throw Error("usage", unknown_dtype(text), {.field = "dtype"});
   return *dtype;
 }
 
 template <typename Enum>
 [[nodiscard]] Enum enum_argument(const char* field, std::string_view text) {
   if (const auto known = from_name<Enum>(text)) return *known;
-  throw Error("usage", "unknown word",
-              {.field = field, .found = std::string(text), .expected = either(names_of<Enum>())});
+  throw Error("usage", unknown_word("word", text, names_of<Enum>()), {.field = field});
 }
 
 // The numbers that reports of work share, by name.

@@ -15,10 +15,9 @@ MergeOptions merge_options(const std::vector<float>& weights,
                            std::optional<std::uint64_t> seed, std::string_view tie) {
   const auto known = merge_method(method);
   if (!known) {
-    throw Error("plan.options", "no such method",
-                {.field = "method",
-                 .found = std::string(method),
-                 .expected = "linear, slerp, task-arithmetic, ties, dare-linear or dare-ties"});
+    const std::vector<std::string> methods = {"linear", "slerp",       "task-arithmetic",
+                                              "ties",   "dare-linear", "dare-ties"};
+    throw Error("plan.options", unknown_word("method", method, methods), {.field = "method"});
   }
   MergeOptions options = {.weights = weights,
                           .tie = enum_argument<TiePolicy>("tie", tie),
@@ -54,9 +53,8 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
   options.is_split = is_split;
   const auto written = quantize_mode(mode);
   if (!written) {
-    throw Error(
-        "plan.options", "no such mode",
-        {.field = "mode", .found = std::string(mode), .expected = "exact or modelopt-compat"});
+    throw Error("plan.options", unknown_word("mode", mode, {"exact", "modelopt-compat"}),
+                {.field = "mode"});
   }
   for (const auto& [pattern, encoding] : formats) {
     options.quantize.formats.push_back(
@@ -79,9 +77,8 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
   options.threads = threads;
   const auto layout = expert_layout(experts);
   if (!layout) {
-    throw Error(
-        "plan.options", "no such layout of experts",
-        {.field = "experts", .found = std::string(experts), .expected = "keep, fused or separate"});
+    throw Error("plan.options", unknown_word("layout", experts, {"keep", "fused", "separate"}),
+                {.field = "experts"});
   }
   options.experts = *layout;
   options.dequantize = dequantize;

@@ -3,13 +3,14 @@
 #include "base/pattern.h"
 #include "bindings.h"
 #include "catalog/module_patterns.h"
+#include "catalog/lacking.h"
+#include "catalog/series.h"
 #include "execute/offload.h"
 #include "loadstone/page.h"
 #include "plan/decodings.h"
 #include "plan/devices.h"
 #include "plan/prefix.h"
 #include "plan/rules.h"
-#include "plan/series.h"
 #include "shared_plan.h"
 
 namespace loadstone::python {
@@ -20,6 +21,8 @@ using Extents = std::vector<std::uint64_t>;
 // target, encoding, dialect, block_size, nested, nested_offset, group
 using QuantizeRow = std::tuple<std::string, std::string, std::string, std::uint32_t, bool,
                                std::optional<float>, std::string>;
+using LackingRow =
+    std::tuple<std::string, std::vector<std::string>, std::uint64_t, std::vector<std::string>>;
 using Pairs = std::vector<std::pair<std::string, std::string>>;
 
 std::optional<Held> held_on(std::string device, Dtype dtype) {
@@ -228,6 +231,20 @@ void bind_target(nb::module_& module) {
              [](std::string_view text) { return Skeleton::from_json(text).targets; });
 }
 
+void bind_words(nb::module_& module) {
+  module.def("did_you_mean", &did_you_mean, nb::arg("typed"), nb::arg("known"));
+  module.def("unknown_word", &unknown_word, nb::arg("what"), nb::arg("typed"), nb::arg("known"));
+  module.def("unknown_dtype", [](std::string_view text) { return unknown_dtype(text); });
+  module.def("unknown_device", [](std::string_view text) { return unknown_device(text); });
+  // One error a layer, from rows of: target, absent names, how many are absent, stray names.
+  module.def("lacking_findings", [](const std::vector<LackingRow>& rows) {
+    LackingSeries lacking;
+    for (const auto& [target, absent, count, stray] : rows)
+      lacking.add(target, {absent, count, stray});
+    return lacking.findings();
+  });
+}
+
 void bind_names(nb::module_& module) {
   // For each name the first pattern that matches the whole of it; -1: none does.
   module.def(
@@ -278,6 +295,7 @@ void bind_defaults(nb::module_& module) {
 void bind_plan(nb::module_& module) {
   bind_target(module);
   bind_names(module);
+  bind_words(module);
   nb::class_<SharedPlan>(module, "Plan")
       .def("__len__", [](const SharedPlan& self) { return self->targets.size(); })
       .def("target", [](const SharedPlan& self,

@@ -50,8 +50,11 @@ if TYPE_CHECKING:
     from loadstone import diffusers as diffusers
     from loadstone import llama_cpp as llama_cpp
     from loadstone import modelopt as modelopt
+    from loadstone import peft as peft
+    from loadstone import sglang as sglang
     from loadstone import torch as torch
     from loadstone import transformers as transformers
+    from loadstone import vllm as vllm
     from loadstone._convert import dequantize
     from loadstone._quantize import Quantized, quantize
 
@@ -63,6 +66,9 @@ _ADAPTERS = (
     "bitsandbytes",
     "llama_cpp",
     "modelopt",
+    "peft",
+    "sglang",
+    "vllm",
 )
 
 # Not in __all__: `from loadstone import *` shadows no library and nothing of Python's own.

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from loadstone._errors import make
+from loadstone._errors import make, unknown
 from loadstone._sites import sites_of
 from loadstone._traced import Traced
 
@@ -22,8 +22,7 @@ TRACED = ("transformers", "diffusers")
 def trace(library: str, model: Any, catalog: Catalog, dtype: Any) -> Traced:
     """Recipes from the conversion code of a library, for one of its models."""
     if library not in TRACED:
-        known = ", ".join(map(repr, TRACED)) + " or the path of a JSON file"
-        raise make("plan.options", "unknown rules", field="rules", found=library, expected=known)
+        raise unknown("rules", "library or file", library, TRACED)
     if isinstance(model, str | os.PathLike):
         raise make("plan.options", "tracing needs a model, not a skeleton file", field="rules")
     adapter = importlib.import_module(f"loadstone.{library}")

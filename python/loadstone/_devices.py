@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from loadstone import _core
-from loadstone._dtypes import torch_dtype
+from loadstone._dtypes import element_dtype
 from loadstone._errors import Error, make
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def empty(name: str, shape: tuple[int, ...], dtype: str, device: str) -> torch.T
     import torch
 
     try:  # as memory_for(), which takes as long as the tensor itself
-        return torch.empty(shape, dtype=torch_dtype(dtype), device=device)
+        return torch.empty(shape, dtype=element_dtype(dtype), device=device)
     except RuntimeError as error:
         _rethrow(error, name, device)
 

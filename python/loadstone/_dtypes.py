@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,9 @@ from loadstone._errors import make
 
 if TYPE_CHECKING:
     import torch
+
+# torch has two values of F4 in one element. Checkpoints count the values.
+_PAIRS = "float4_e2m1fn_x2"
 
 _TORCH_NAMES = {name: torch_name for name, torch_name in _core.dtypes() if torch_name}
 
@@ -23,7 +27,11 @@ def _by_name() -> dict[str, torch.dtype]:
 
 @cache
 def _by_dtype() -> dict[torch.dtype, str]:
-    return {dtype: name for name, dtype in _by_name().items()}
+    import torch
+
+    known = {dtype: name for name, dtype in _by_name().items()}
+    pairs = getattr(torch, _PAIRS, None)  # since 2.8
+    return known if pairs is None else {**known, pairs: "F4"}
 
 
 def is_dtype(name: str) -> bool:
@@ -41,6 +49,32 @@ def torch_dtype(name: str) -> torch.dtype:
         return _by_name()[name]
     except KeyError:
         raise make("plan.dtype", "torch has no such dtype", found=name) from None
+
+
+def element_dtype(name: str) -> torch.dtype:
+    """Return the dtype of a tensor that holds values of a dtype: of F4 it has pairs.
+
+    Raises:
+        PlanError: torch has no such dtype (``plan.dtype``).
+    """
+    import torch
+
+    pairs: torch.dtype | None = getattr(torch, _PAIRS, None) if name == "F4" else None
+    return torch_dtype(name) if pairs is None else pairs
+
+
+def element_shape(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
+    """Return the shape of a tensor that holds values of this shape."""
+    if dtype != "F4" or not shape:
+        return tuple(shape)
+    return (*shape[:-1], shape[-1] // 2)
+
+
+def value_shape(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
+    """Return the shape of the values that a tensor of this shape holds."""
+    if dtype != "F4" or not shape:
+        return tuple(shape)
+    return (*shape[:-1], shape[-1] * 2)
 
 
 def has_name(dtype: torch.dtype) -> bool:
@@ -68,7 +102,7 @@ def dtype_argument(dtype: object) -> str:
     """
     name = _core.dtype_from_user(str(dtype))
     if name is None or not is_dtype(name):
-        raise make("plan.dtype", "unknown dtype", field="dtype", found=str(dtype))
+        raise make("plan.dtype", _core.unknown_dtype(str(dtype)), field="dtype")
     return name
 
 

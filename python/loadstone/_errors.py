@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+from loadstone import _core
 
 
 class Error(Exception):
@@ -161,6 +164,21 @@ def make(code: str, message: str, **where: Any) -> Error:
     head = "".join(f"{part}: " for part in parts if part and f"'{part}'" not in message)
     tail = "".join(f"; {key} {where[key]}" for key in ("found", "expected") if where.get(key))
     return error_class(code)(f"{head}{message}{tail} [{code}]", code, message, **where)
+
+
+def unknown(
+    field: str, what: str, word: object, known: Iterable[str], code: str = "plan.options"
+) -> Error:
+    """Return the error for a word that an argument does not take; it names the nearest known one.
+
+    Args:
+        what: what the word should have been: ``"library"``.
+        known: the words that the argument takes.
+    """
+    words = list(known)
+    error = make(code, _core.unknown_word(what, str(word), words), field=field)
+    error.found, error.expected = str(word), ", ".join(words)
+    return error
 
 
 def count_argument(field: str, value: object, most: int = 2**32 - 1) -> int:

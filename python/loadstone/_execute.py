@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from loadstone import _collector, _core, _devices, _initialise, _read_once, _ties
 from loadstone import torch as memory
 from loadstone._audit import Loads, remember
-from loadstone._dtypes import dtype_name, has_name, torch_dtype
+from loadstone._dtypes import dtype_name, element_dtype, has_name
 from loadstone._errors import FilledWarning, make
 from loadstone._holders import Own, note_replaced
 from loadstone._homes import Homes
@@ -456,7 +456,7 @@ def install(plan: Plan, model: Any, filled: Filled) -> None:
         if new is None and target.origin in ("constructor", "kept"):
             new = _placed(target, plan._constructor_values.get(target.name, slot.tensor), slot)
         if new is None and target.device in ("disk", "meta") and not slot.tensor.is_meta:
-            new = slot.tensor.detach().to("meta", torch_dtype(target.dtype))
+            new = slot.tensor.detach().to("meta", element_dtype(target.dtype))
         installed[target.name] = slot.tensor if new is None else filled.homes.take(index, new)
         del new  # where it was copied, its memory is not held any longer
     filled.homes.commit()
@@ -477,5 +477,5 @@ def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> tor
     if value.is_meta:
         return None  # follows from parameters, and is computed when they have their values
     with _devices.memory_for(target.name, target.device):
-        moved = value.to(device=target.device, dtype=torch_dtype(target.dtype))
+        moved = value.to(device=target.device, dtype=element_dtype(target.dtype))
     return None if moved is slot.tensor else moved

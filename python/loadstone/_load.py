@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -44,9 +45,11 @@ def load(
             read.
         LoadError, FormatError, AuditError: see :meth:`loadstone.Plan.execute` and
             :func:`loadstone.audit`.
+        TypeError: an argument that neither of them has.
 
     Thread safety: loads into one model wait for each other.
     """
+    _require_known(plan_arguments)
     with in_turn_with(model), _session(bool(plan_arguments.get("read_once"))):
         made = plan(model, checkpoint, threads=threads, **plan_arguments)
         if plan_arguments.get("strict") is False:
@@ -61,6 +64,15 @@ def load(
         )
         audit(model, report).require_real()
     return report
+
+
+def _require_known(arguments: dict[str, Any]) -> None:
+    """Rejects what is no argument of :func:`plan`, in the name of the function that was called."""
+    known = {**inspect.signature(load).parameters, **inspect.signature(plan).parameters}
+    for name in arguments:
+        if name not in known:
+            near = _core.did_you_mean(name, list(known))
+            raise TypeError(f"load() got an unexpected keyword argument {name!r}{near}")
 
 
 def _session(is_wanted: bool) -> contextlib.AbstractContextManager[None]:

@@ -131,14 +131,14 @@ def _obstacle(slot: TensorSlot) -> _core.Finding:
 
 def _target(slot: TensorSlot, is_made: bool) -> _core.Target:
     """A tensor as the core wants to know it; ``is_made``: the constructor's value can be had."""
-    from loadstone._dtypes import dtype_name
+    from loadstone._dtypes import dtype_name, value_shape
 
-    tensor = slot.tensor
+    tensor, dtype = slot.tensor, dtype_name(slot.tensor.dtype)
     is_real = not tensor.is_meta
     return _core.Target(
         slot.name,
-        slot.shape,
-        dtype_name(tensor.dtype),
+        value_shape(slot.shape, dtype),
+        dtype,
         slot.kind,
         slot.tie_of or "",
         is_real or is_made,

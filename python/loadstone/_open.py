@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from loadstone._catalog import Catalog, Checkpoint, inspect
-from loadstone._dtypes import dtype_argument, torch_dtype
+from loadstone._dtypes import dtype_argument, element_dtype
 from loadstone._errors import make
 from loadstone._index import select, take
 from loadstone._read import Entry, TensorReader, device_argument, wanted_dtype
@@ -53,9 +53,7 @@ class LazyTensor:
 
         ``dtype=`` of :func:`loadstone.open` replaces it for floating-point tensors.
         """
-        import torch
-
-        return torch.float4_e2m1fn_x2 if self._dtype == "F4" else torch_dtype(self._dtype)
+        return element_dtype(self._dtype)
 
     @property
     def encoding(self) -> str:

@@ -10,10 +10,11 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._catalog import RANK_MAX, Catalog, Checkpoint, inspect
-from loadstone._errors import PlanError, make
+from loadstone._errors import PlanError, make, unknown
 from loadstone._progress import shown
 
 Quantize = str | Mapping[str, str]
+_STYLES = ("modelopt", "compressed-tensors")
 
 
 @dataclass
@@ -145,9 +146,9 @@ def format_rows(quantize: Quantize | None) -> list[tuple[str, str]]:
 def style_name(style: str | None) -> str:
     if style is None:
         return ""
-    if style in ("modelopt", "compressed-tensors"):
+    if style in _STYLES:
         return style
-    raise make("plan.options", "unknown style", field="style", found=str(style))
+    raise unknown("style", "style", style, _STYLES)
 
 
 def patterns_of(patterns: str | Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
-from loadstone._errors import make
+from loadstone._errors import make, unknown
 from loadstone._sites import LIBRARIES, is_known
 
 _ABSENT = object()
@@ -365,7 +365,7 @@ def providers(libraries: Iterable[str]) -> list[Hooks]:
         raise _refused("no library is given", "")
     for name in wanted:
         if name not in LIBRARIES:
-            raise _refused("this library is not supported", name)
+            raise unknown("patch", "library", name, LIBRARIES)
         if importlib.util.find_spec(name) is None:
             raise _refused("this library is not installed", name)
     known = list(filter(is_known, wanted))

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from loadstone import _core
 from loadstone._errors import make
 from loadstone._modules import inside, named_modules, saved_map, saved_path
 
@@ -156,13 +157,8 @@ def require_device(device: Any, path: str) -> None:
     try:
         torch.device(device if isinstance(device, str) else "none")
     except RuntimeError:
-        raise make(
-            "plan.device_map",
-            "no such device",
-            field="device_map",
-            found=f"{device!r} for '{path}'",
-            expected="cpu, disk, cuda:0 ...",
-        ) from None
+        message = f"'{path}': {_core.unknown_device(str(device))}"
+        raise make("plan.device_map", message, field="device_map", found=repr(device)) from None
 
 
 class AlignedWeights(Mapping[str, torch.Tensor]):

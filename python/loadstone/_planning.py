@@ -6,7 +6,6 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadstone import _collector, _core, _initialise, _machine, _modules, _ties
@@ -18,7 +17,7 @@ from loadstone._plan import Plan
 from loadstone._policies import missing_policies
 from loadstone._quantization import Quantization
 from loadstone._ranks import local_ranks, mesh_device
-from loadstone._rules import Rules, rules_or_recipes
+from loadstone._rules import Rules, is_file, is_json, rules_or_recipes
 from loadstone._traced import Traced
 from loadstone._weighted import Adapters, Weighted, adapters
 
@@ -62,7 +61,7 @@ def plan(
         checkpoint: see :func:`loadstone.inspect`.
         rules: what becomes of the file's names, first match wins; see ``docs/rules.md``. Or
             ``{"old.": "new."}``: literal prefixes of names, and what replaces them. Or the path of
-            a JSON file of rules, or of recipes (:func:`loadstone.save_recipes`). Or
+            a JSON file of rules, or of recipes (:func:`loadstone.save_recipes`), or its text. Or
             ``"transformers"``, ``"diffusers"``: traced from that library's own conversion code for
             the model.
         quantize: ``"nf4"``, ``"fp4"`` or ``"int8"``: for the weights of all linear layers but the
@@ -124,7 +123,8 @@ def plan(
         missing, unexpected = ("error", "error") if strict else ("keep", "ignore")
     rank_max = {"gguf_rank_max": RANK_MAX} if rules == "diffusers" else {}
     catalog = inspect(checkpoint, allow_links=allow_links, **rank_max)
-    is_traced = isinstance(rules, str) and (rules in TRACED or not Path(rules).exists())
+    is_written = isinstance(rules, str) and (is_json(rules) or is_file(rules))
+    is_traced = isinstance(rules, str) and (rules in TRACED or not is_written)
     traced = trace(str(rules), model, catalog, dtype) if is_traced else None
     traced = with_units(traced, model, catalog, dtype, quantize)
     return make_plan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from loadstone import _core
-from loadstone._errors import make
+from loadstone._errors import make, unknown
 
 POLICIES = _core.MISSING_POLICIES
 _SPELLINGS = {"initialize": "initialise"}
@@ -36,6 +36,5 @@ def policies_of(
 def _known(policy: object) -> str:
     name = _SPELLINGS.get(str(policy), str(policy))
     if name not in POLICIES:
-        known = ", ".join(POLICIES)
-        raise make("plan.options", "unknown policy", field="missing", found=name, expected=known)
+        raise unknown("missing", "policy", name, POLICIES)
     return name

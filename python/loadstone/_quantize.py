@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from loadstone import _core, _quantize_scaled
 from loadstone._dtypes import dtype_name
-from loadstone._errors import make
+from loadstone._errors import make, unknown
 from loadstone._quantize_scaled import _bytes
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def decode(
     if encoding in _quantize_scaled.ENCODINGS:
         return _quantize_scaled.decode(parts, encoding, extents, dtype, dialect, allow_non_finite)
     if dialect is not None and dialect not in DIALECTS:
-        raise make("usage", "unknown dialect", found=dialect, expected=" or ".join(DIALECTS))
+        raise unknown("dialect", "dialect", dialect, DIALECTS, "usage")
     for name, part in parts.items():
         if part.device.type == "meta":
             raise make("audit.on_meta", "a part of the weight has no memory", field=name)
@@ -221,13 +221,12 @@ def _check_options(
 ) -> str:
     """The dialect; the first of the encoding for ``None``."""
     if encoding not in ENCODINGS:
-        expected = ", ".join(ENCODINGS)
-        raise make("plan.encoding", "no such encoding to write", found=encoding, expected=expected)
+        raise unknown("encoding", "encoding", encoding, ENCODINGS, "plan.encoding")
     is_bnb = encoding in BNB_ENCODINGS
     known = DIALECTS if is_bnb else _quantize_scaled.dialects(encoding)
     dialect = known[0] if dialect is None else dialect
     if dialect not in known:
-        raise make("usage", "unknown dialect", found=dialect, expected=" or ".join(known))
+        raise unknown("dialect", "dialect", dialect, known, "usage")
     if encoding in ("nf4", "fp4") and block_size not in BLOCK_SIZES:
         expected = ", ".join(map(str, BLOCK_SIZES))
         raise make("q.group_size", "no such block size", found=str(block_size), expected=expected)

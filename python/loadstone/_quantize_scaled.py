@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from loadstone import _core
 from loadstone._dtypes import dtype_name, torch_dtype
-from loadstone._errors import make
+from loadstone._errors import make, unknown
 
 if TYPE_CHECKING:
     import torch
@@ -76,8 +76,7 @@ def decode(
     import torch
 
     if dialect is not None and dialect not in dialects(encoding):
-        expected = " or ".join(dialects(encoding))
-        raise make("usage", "unknown dialect", found=dialect, expected=expected)
+        raise unknown("dialect", "dialect", dialect, dialects(encoding), "usage")
     given, source = _checked(parts, encoding, list(shape))
     if not allow_non_finite:
         for name, part in given.items():

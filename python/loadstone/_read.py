@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadstone import _collector, _core, _devices
-from loadstone._dtypes import is_dtype, is_floating
+from loadstone._dtypes import element_shape, is_dtype, is_floating
 from loadstone._errors import Error, make
 from loadstone._index import Selection, whole
 from loadstone._ranks import local_ranks
@@ -109,7 +109,7 @@ class TensorReader:
         plan = plan_for(self.catalog, targets, builder.finish(), device)
         tensors = [tensor, *[None] * (len(targets) - 1)]
         self.execute(plan, tensors, [dtype] * len(targets), device)
-        return tensor.view(_torch_shape(selection.shape, dtype))
+        return tensor.view(element_shape(selection.shape, dtype))
 
     @_collector.paused()
     def read_all(self, dtypes: Mapping[str, str], device: str, threads: int) -> dict[str, Any]:
@@ -338,20 +338,8 @@ def _block_shape(info: TensorInfo) -> tuple[int, ...]:
     return (*info.shape[:-1], info.nbytes // rows if rows else 0)
 
 
-def _torch_shape(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
-    """torch has two F4 numbers in one element."""
-    if dtype != "F4" or not shape:
-        return tuple(shape)
-    return (*shape[:-1], shape[-1] // 2)
-
-
 def _empty(name: str, shape: Sequence[int], dtype: str, device: str = "cpu") -> torch.Tensor:
-    if dtype != "F4":
-        return _devices.empty(name, tuple(shape), dtype, device)
-    import torch
-
-    pairs = _devices.empty(name, _torch_shape(shape, dtype), "U8", device)
-    return pairs.view(torch.float4_e2m1fn_x2)
+    return _devices.empty(name, element_shape(shape, dtype), dtype, device)
 
 
 def _destination(tensor: Any, dtype: str, copier: _devices.Copier) -> tuple[int, int, str]:

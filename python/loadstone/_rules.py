@@ -19,6 +19,16 @@ class RulesText:
     text: str
 
 
+def is_json(rules: Any) -> bool:
+    """Return whether rules are given as JSON text, and not as the path of a file or a library."""
+    return isinstance(rules, str) and rules.lstrip()[:1] in ("[", "{") and not is_file(rules)
+
+
+def is_file(rules: str) -> bool:
+    """Return whether a text names a file. A text too long to be a path does not."""
+    return os.path.exists(rules)  # noqa: PTH110  (Path.exists() raises for such a text)
+
+
 Rules = Iterable[Mapping[str, Any]] | Mapping[str, str] | str | os.PathLike[str] | RulesText
 
 
@@ -27,10 +37,12 @@ def rules_text(rules: Rules | None) -> str:
 
     Args:
         rules: a list of rules; or literal prefixes and what replaces them; or the path of a file of
-            rules or recipes.
+            rules or recipes; or the text of such a file.
     """
     if isinstance(rules, RulesText):
         return rules.text
+    if is_json(rules):
+        return str(rules)
     if isinstance(rules, str | os.PathLike):
         return read_text(rules)
     if not rules:

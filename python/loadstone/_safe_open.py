@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadstone._catalog import Checkpoint, inspect
-from loadstone._errors import make
+from loadstone._errors import make, unknown
 from loadstone._index import select, take
 from loadstone._read import Entry, TensorReader, device_argument
 
@@ -62,9 +62,7 @@ class safe_open:  # noqa: N801
         backend: str = "mmap",
     ) -> None:
         if framework not in _FRAMEWORKS:
-            known = ", ".join(_FRAMEWORKS)
-            message, found = "unknown framework", str(framework)
-            raise make("plan.options", message, field="framework", found=found, expected=known)
+            raise unknown("framework", "framework", framework, _FRAMEWORKS)
         require_backend(backend)
         self._framework = _FRAMEWORKS[framework]
         self._device = device_argument(device)
@@ -130,6 +128,4 @@ class safe_open:  # noqa: N801
 def require_backend(backend: str) -> None:
     """Refuses unknown names of backends (``plan.options``)."""
     if backend not in BACKENDS:
-        known = ", ".join(BACKENDS)
-        message, found = "unknown backend", str(backend)
-        raise make("plan.options", message, field="backend", found=found, expected=known)
+        raise unknown("backend", "backend", backend, BACKENDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loadstone import _collector, _overlap, _ties
-from loadstone._dtypes import torch_dtype
+from loadstone._dtypes import element_dtype
 from loadstone._errors import make
 from loadstone._ranks import reshard
 from loadstone._turns import slots_of
@@ -103,7 +103,7 @@ def _require_forms(plan: Plan, slots: list[TensorSlot]) -> None:
                 found=f"tied to {found}" if found else "a tensor of its own",
                 expected=f"tied to {tie_of}" if tie_of else "a tensor of its own",
             )
-        if slot.tensor.dtype not in (dtype, torch_dtype(target.dtype)):
+        if slot.tensor.dtype not in (dtype, element_dtype(target.dtype)):
             raise make(
                 "plan.model_changed",
                 "the model is not the planned one: a tensor has another dtype",

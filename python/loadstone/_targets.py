@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loadstone import _core
+from loadstone._dtypes import element_shape
 
 # Kinds of tensors that checkpoints hold.
 SAVED = ("parameter", "persistent_buffer")
@@ -16,6 +17,7 @@ class PlannedTarget:
 
     Attributes:
         origin: where the value comes from (see :class:`loadstone.Provenance`).
+        shape: the tensor's; torch has two values of ``"F4"`` in one element.
         dtype: the final one, by its safetensors name.
         device: ``"cpu"``, ``"disk"``, ``"meta"``, ``"cuda:0"`` ...
         sources: names in the checkpoint, in the order in which their bytes are used.
@@ -63,4 +65,8 @@ class PlannedTarget:
 
 def planned_targets(core: _core.Plan) -> list[PlannedTarget]:
     """Every target of a plan, in the model's order."""
-    return [PlannedTarget(*core.target(index)) for index in range(len(core))]
+    targets = [PlannedTarget(*core.target(index)) for index in range(len(core))]
+    return [
+        replace(each, shape=element_shape(each.shape, each.dtype)) if each.dtype == "F4" else each
+        for each in targets
+    ]

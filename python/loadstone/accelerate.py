@@ -28,7 +28,7 @@ from loadstone._accelerate import checkpoint as files
 from loadstone._accelerate import offload, planning, sharded
 from loadstone._catalog import readable
 from loadstone._dtypes import dtype_argument, torch_dtype
-from loadstone._errors import counted, make
+from loadstone._errors import counted, make, unknown
 from loadstone._machine import MODES
 from loadstone._modules import named_modules
 from loadstone._patch import Hook, Hooks, gated, suspended
@@ -248,14 +248,7 @@ def _device_map(
     if not isinstance(device_map, str):
         return expanded(model, device_map) if device_map is not None else None
     if device_map not in MODES:
-        expected = ", ".join(MODES)
-        raise make(
-            "plan.options",
-            "unknown device map",
-            field="device_map",
-            found=device_map,
-            expected=expected,
-        )
+        raise unknown("device_map", "device map", device_map, MODES)
     common = {"no_split_module_classes": no_split_module_classes, "dtype": dtype}
     if device_map != "sequential":
         low_zero = device_map == "balanced_low_0"

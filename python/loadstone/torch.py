@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from loadstone._catalog import inspect
-from loadstone._dtypes import dtype_name, torch_dtype
+from loadstone._dtypes import dtype_name, element_dtype
 from loadstone._errors import Error, make
 from loadstone._read import TensorReader, device_argument
 from loadstone._safe_open import require_backend
@@ -30,7 +30,7 @@ def destination(tensor: torch.Tensor | None) -> tuple[int, int, str]:
 
 def file_view(mapping: Any, offset: int, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
     """A tensor that is a private view of a mapped shard: writes to it never reach the file."""
-    kind = torch_dtype(dtype)
+    kind = element_dtype(dtype)
     count = math.prod(shape)
     if count == 0:
         return torch.empty(shape, dtype=kind, device="cpu")

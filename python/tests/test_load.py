@@ -174,6 +174,17 @@ def test_missing_zeros(reference, tmp_path):
     assert report.provenance["blocks.1.linear.weight"].origin == "zeros"
 
 
+@pytest.mark.parametrize(
+    ("mistyped", "meant"),
+    [("dytpe", "dtype"), ("device_mpa", "device_map"), ("progess", "progress"), ("zzzz", "")],
+)
+def test_a_mistyped_argument_is_one_of_load(file, mistyped, meant):
+    with pytest.raises(TypeError) as caught:
+        loadstone.load(Tiny(), file, **{mistyped: None})
+    near = f"; did you mean '{meant}'?" if meant else ""
+    assert str(caught.value) == f"load() got an unexpected keyword argument '{mistyped}'{near}"
+
+
 def test_report_as_json(file):
     report = loadstone.load(skeleton(), file)
     document = json.loads(report.to_json())

@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import safetensors
@@ -47,6 +48,16 @@ def test_everything_that_is_promised_is_there():
         assert getattr(loadstone, name) is not None
     with pytest.raises(AttributeError, match="nonsense"):
         loadstone.nonsense  # noqa: B018
+
+
+def test_every_adapter_is_an_attribute_of_a_fresh_import():
+    folder = Path(loadstone.__file__).parent
+    public = sorted(path.stem for path in folder.glob("[!_]*.py"))
+    assert {"torch", "transformers", "peft", "vllm", "sglang"} <= set(public)
+    for name in public:
+        wanted = f"import loadstone; print(loadstone.{name}.__name__)"
+        assert python(wanted).strip() == f"loadstone.{name}"
+        assert name in dir(loadstone)
 
 
 def refuse(*args, **kwargs):

@@ -31,12 +31,21 @@ def test_contradictions_are_refused_by_name(case: str, tmp_path: Path) -> None:
         assert done.returncode in (1, 3), arguments[0]  # a plan or a file that is wrong
         assert refused.code in done.stdout + done.stderr, arguments[0]
     assert not (tmp_path / "out.safetensors").exists()
-    listed = json.loads(run("inspect", file.path, "--json").stdout)
-    assert refused.code in {finding["code"] for finding in listed["findings"]}
-    # A layout that nothing decodes may be sound all the same.
-    if refused.code != "plan.encoding":
-        found = json.loads(run("verify", file.path, "--json").stdout)
-        assert refused.code in {finding["code"] for finding in found["findings"]}
+    # The commands that need no model have one verdict, in the same words.
+    checks = {name: run(name, file.path) for name in ("verify", "inspect")}
+    checks["convert"] = run("convert", file.path, tmp_path / "out.safetensors", "--dequantize")
+    assert {each.returncode for each in checks.values()} == {checks["convert"].returncode}
+    for name in ("verify", "inspect"):
+        listed = json.loads(run(name, file.path, "--json").stdout)
+        found = {each["message"] for each in listed["findings"] if each["code"] == refused.code}
+        assert found
+        assert all(message in checks[name].stdout for message in found)
+
+
+@pytest.mark.parametrize("codec", sorted({each.codec for each in REFUSED.values()}))
+def test_what_is_sound_passes_each_check(codec: str, tmp_path: Path) -> None:
+    file = PACKED[codec](tmp_path / "model")
+    assert [run(name, file.path).returncode for name in ("verify", "inspect")] == [0, 0]
 
 
 def needs(file, folder: Path) -> Path:

@@ -57,6 +57,69 @@ def traced(tmp_path_factory) -> Path:
     return folder
 
 
+GIVEN = {
+    "objects": lambda folder: RULES,
+    "text": lambda folder: json.dumps(RULES),
+    "text with blanks": lambda folder: "\n  " + json.dumps(RULES, indent=2),
+    "path": lambda folder: folder / "rules.json",
+    "path as text": lambda folder: str(folder / "rules.json"),
+    "prefixes": lambda folder: {"old.": ""},
+    "prefixes as text": lambda folder: json.dumps({"old.": ""}),
+}
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+def test_rules_mean_the_same_in_each_form(kind: str, renamed: Path, tmp_path: Path) -> None:
+    rules = GIVEN[kind](renamed)
+    loaded = net()
+    loadstone.load(loaded, renamed / "m.safetensors", rules=rules)
+    loadstone.convert(renamed / "m.safetensors", tmp_path / "out.safetensors", rules=rules)
+    stored = load_file(renamed / "m.safetensors")
+    written = load_file(tmp_path / "out.safetensors")
+    assert written.keys() == loaded.state_dict().keys()
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, stored[f"old.{name}"])
+        assert torch.equal(tensor, written[name])
+
+
+def test_recipes_may_be_text(traced: Path, tmp_path: Path) -> None:
+    for name, rules in (("path", traced / "rules.json"), ("text", source_text(traced))):
+        loadstone.convert(traced / "m", tmp_path / f"{name}.safetensors", rules=rules)
+    path, text = (load_file(tmp_path / f"{name}.safetensors") for name in ("path", "text"))
+    assert path.keys() == text.keys()
+    assert all(torch.equal(path[name], text[name]) for name in path)
+
+
+def source_text(folder: Path) -> str:
+    return (folder / "rules.json").read_text(encoding="utf-8")
+
+
+WRONG = {
+    "no rules, and longer than a path": json.dumps(
+        {"rules": [{"match": f"a{number}", "to": "b"} for number in range(400)]}
+    ),
+    "no operation": '[{"op": "turn", "sources": ["a"], "targets": ["b"]}]',
+    "cut": '[{"op": "rename"',
+    "a file that is absent": "rules/none.json",
+    "a folder": "/",
+    "a library that is none": "transformer",
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_rules_that_mean_nothing_are_an_error_of_ours(
+    kind: str, renamed: Path, tmp_path: Path
+) -> None:
+    file = renamed / "m.safetensors"
+    for call in (
+        lambda: loadstone.plan(net(), file, rules=WRONG[kind]),
+        lambda: loadstone.convert(file, tmp_path / "out.safetensors", rules=WRONG[kind]),
+    ):
+        with pytest.raises(loadstone.Error):
+            call()
+    assert not (tmp_path / "out.safetensors").exists()
+
+
 def source_of(folder: Path) -> Path:
     return next(path for path in folder.glob("m*") if not path.name.endswith(".json"))
 
@@ -174,5 +237,7 @@ def test_a_skeleton_and_a_plan_come_through_pipes_too(renamed, tmp_path):
 
 
 def test_an_unknown_word_is_no_file(renamed):
-    with pytest.raises(loadstone.PlanError, match="path of a JSON file"):
+    with pytest.raises(
+        loadstone.PlanError, match="library or file 'transfomers'; did you mean 'transformers'"
+    ):
         loadstone.plan(net(), renamed / "m.safetensors", rules="transfomers")

@@ -99,6 +99,7 @@ def anew(request: pytest.FixtureRequest) -> Iterator[str]:
         delattr(loadstone, name)
     sites_of(library).forget()
     _sites._warn_once.cache_clear()
+    _sites._warn_of_untried.cache_clear()
     yield library
     for name in [each for each in sys.modules if each == adapter or each.startswith(behind)]:
         del sys.modules[name]
@@ -107,6 +108,7 @@ def anew(request: pytest.FixtureRequest) -> Iterator[str]:
         setattr(loadstone, name, module)
     sites_of(library).forget()
     _sites._warn_once.cache_clear()
+    _sites._warn_of_untried.cache_clear()
 
 
 def require_refused(library: str, named: str) -> None:
@@ -209,6 +211,43 @@ def test_the_library_at_hand_is_as_its_table_says(library: str, anew: str) -> No
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert _sites.is_known(library)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_newer_release_than_the_newest_that_was_tried_is_told_once(
+    library: str, anew: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whichever way it is entered; the release at hand is the control."""
+    module = importlib.import_module(anew)
+    *first, last = sites_of(library).newest
+    newer = ".".join(map(str, [*first, last + 1, 0]))
+    for version, count in ((module.__version__, 0), (newer, 1)):
+        monkeypatch.setattr(module, "__version__", version)
+        sites_of(library).forget()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                with loadstone.patch(library):
+                    pass
+                sites_of(library).forget()
+                importlib.import_module(f"loadstone._{library}")
+                sites_of(library).require()
+        told = [str(each.message) for each in said if "the newest release" in str(each.message)]
+        assert len(told) == count, told
+        for message in told:
+            assert message.startswith(f"unsupported version of {library}: {newer} is newer than ")
+
+
+@pytest.mark.parametrize(
+    ("version", "is_untried"),
+    [("5.23", False), ("5.23.4", False), ("5.24.0.dev0", True), ("6.0", True), ("4.57.1", False)],
+)
+def test_which_releases_are_untried(
+    version: str, is_untried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sites = _sites.Sites("transformers", "4.51 to 4.57, 5.0 to 5.23", "")
+    monkeypatch.setattr(sites, "version", lambda: version)
+    assert sites.is_untried() == is_untried
 
 
 # --- the tables name all that the package's source takes ------------------------------------------

@@ -11,6 +11,7 @@ from test_transformers import copied, edit
 from transformers_models import by_name, write_checkpoint
 
 import loadstone
+from loadstone import _core
 
 pytest.importorskip("transformers")
 ours = loadstone.transformers.from_pretrained
@@ -55,6 +56,26 @@ def test_a_corrupt_cache_is_ignored_and_rewritten(damage: str, mixtral: Path, ca
     file.write_bytes(damaged)
     assert_same_state(ours(cls, mixtral), first, None, None)
     assert file.read_bytes() == good
+
+
+def test_recipes_of_an_untried_release_are_neither_kept_nor_used(
+    mixtral: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    import transformers
+
+    from loadstone._sites.transformers import SITES
+
+    cls = by_name("mixtral").cls
+    known = ours(cls, mixtral)
+    files = {path: path.read_bytes() for path in cache_folder.iterdir()}
+    assert files  # the control: those of the release at hand are kept
+    *first, last = SITES.newest
+    with monkeypatch.context() as patched:
+        patched.setattr(transformers, "__version__", ".".join(map(str, [*first, last + 1, 0])))
+        assert_same_state(ours(cls, mixtral), known, None, None)
+        patched.setattr(_core.Recipes, "from_json", None)  # no file is read
+        assert_same_state(ours(cls, mixtral), known, None, None)
+    assert {path: path.read_bytes() for path in cache_folder.iterdir()} == files
 
 
 def test_another_question_has_another_answer(mixtral: Path, cache_folder: Path, tmp_path: Path):

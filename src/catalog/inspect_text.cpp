@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <string_view>
 
@@ -9,6 +10,7 @@
 #include "base/json_writer.h"
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "catalog/header_findings.h"
 #include "formats/metadata.h"
 #include "loadstone/catalog.h"
 #include "loadstone/quantized_tensors.h"
@@ -70,11 +72,10 @@ void write_blocks(JsonWriter& json, const TensorInfo& tensor) {
   json.end_object();
 }
 
-// Of the files, and of the quantized tensors in them.
+// Findings about the files and about the tensors that their headers describe.
 std::vector<Finding> all_findings(const Catalog& catalog) {
   std::vector<Finding> findings = catalog.findings();
-  const auto& others = catalog.quantized().findings();
-  findings.insert(findings.end(), others.begin(), others.end());
+  std::ranges::move(header_findings(catalog), std::back_inserter(findings));
   sort_findings(findings);
   return findings;
 }

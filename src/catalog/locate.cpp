@@ -39,6 +39,23 @@ constexpr std::array<std::string_view, 2> usual_torch_indexes = {
 constexpr std::array<std::string_view, 2> usual_torch_files = {"pytorch_model.bin",
                                                                "diffusion_pytorch_model.bin"};
 
+constexpr const char* zero_message =
+    "a checkpoint of DeepSpeed's ZeRO, whose ranks wrote a share of each tensor; make whole "
+    "tensors "
+    "of them with the script that DeepSpeed puts into the folder: 'python zero_to_fp32.py FOLDER "
+    "OUTPUT'";
+
+// "zero_pp_rank_0_mp_rank_00_model_states.pt", "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+bool is_share_of_zero(std::string_view name) noexcept {
+  return name.find("zero_pp_rank_") != std::string_view::npos && name.ends_with(".pt");
+}
+
+void refuse_share_of_zero(const std::string& path) {
+  if (!is_share_of_zero(file_name(path))) return;
+  throw Error("format.no_checkpoint", zero_message,
+              {.path = path, .field = "file", .expected = "a file of whole tensors"});
+}
+
 [[noreturn]] void refuse_folder(const std::string& folder, const char* code, std::string message,
                                 const std::vector<std::string>& found) {
   Where where;
@@ -112,6 +129,7 @@ class FolderSearch {
       if (name == "model_index.json") pipeline_ = true;
       if (is_torch_index_name(name)) torch_indexes_.push_back(name);
       if (is_torch_name(name)) torch_.push_back(name);
+      if (is_share_of_zero(name) || name == "zero_to_fp32.py") has_zero_ = true;
     }
   }
 
@@ -238,8 +256,9 @@ class FolderSearch {
     const std::vector<std::string>& candidates = usual.empty() ? others : usual;
     if (!torch_indexes_.empty() || candidates.size() != 1) {
       refuse_folder(folder_, "format.no_checkpoint",
-                    "the folder holds several of torch's files, or only what training leaves; name "
-                    "the one that is meant",
+                    has_zero_ ? zero_message
+                              : "the folder holds several of torch's files, or only what training "
+                                "leaves; name the one that is meant",
                     torch_indexes_.empty() ? torch_ : torch_indexes_);
     }
     files_.files = candidates;
@@ -252,11 +271,11 @@ class FolderSearch {
 
   [[noreturn]] void refuse_empty() const {
     require_common_dcp_metadata(folder_, names_);
-    refuse_folder(folder_, "format.no_checkpoint",
-                  pipeline_ ? "a diffusers pipeline: its checkpoints stand in the folders below, "
-                              "such as unet or transformer; name one of them"
-                            : "the folder holds no checkpoint",
-                  {});
+    const char* const message =
+        pipeline_ ? "a diffusers pipeline: its checkpoints are in the folders below, such as unet "
+                    "or transformer; name one of them"
+                  : "the folder holds no checkpoint";
+    refuse_folder(folder_, "format.no_checkpoint", has_zero_ ? zero_message : message, {});
   }
 
   void tell_ignored(const std::vector<std::string>& names) {
@@ -281,6 +300,7 @@ class FolderSearch {
   std::vector<std::string> torch_indexes_;
   bool pipeline_ = false;
   bool has_dcp_ = false;
+  bool has_zero_ = false;
 };
 
 bool has_wildcard(std::string_view path) noexcept {
@@ -370,6 +390,7 @@ CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path) {
     throw;
   }
   if (kind == EntryKind::folder) return FolderSearch(storage, path).find();
+  refuse_share_of_zero(path);
   if (kind == EntryKind::file) return locate_file(parent_path(path), std::string(file_name(path)));
   Where where;
   where.path = path;
@@ -382,6 +403,7 @@ CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path) {
 CheckpointFiles as_checkpoint_files(Storage& storage, std::vector<std::string> paths) {
   for (std::string& path : paths) {
     if (is_remote(path)) path = storage.resolve(path);
+    refuse_share_of_zero(path);
   }
   CheckpointFiles files;
   files.root = parent_path(paths.front());

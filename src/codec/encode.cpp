@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/only_errors.h"
+#include "base/unknown_word.h"
 #include "codec/families.h"
 #include "loadstone/error.h"
 
@@ -48,11 +49,9 @@ std::vector<const WrittenEncoding*> written_encodings() {
   return all;
 }
 
-std::string written_encoding_names() {
-  std::string names;
-  for (const WrittenEncoding* const each : written_encodings()) {
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", each->name);
-  }
+std::vector<std::string> written_encoding_names() {
+  std::vector<std::string> names;
+  for (const WrittenEncoding* const each : written_encodings()) names.emplace_back(each->name);
   return names;
 }
 
@@ -101,7 +100,8 @@ std::optional<DecodeProblem> prepare_quantization(const Quantization& quantizati
   }
   const WrittenEncoding* const encoding = find_written_encoding(quantization.encoding);
   if (encoding == nullptr) {
-    return DecodeProblem{"no such encoding", quantization.encoding, written_encoding_names()};
+    return DecodeProblem{
+        unknown_word("encoding", quantization.encoding, written_encoding_names()), {}, {}};
   }
   const auto& dialects = encoding->dialects;
   if (!quantization.dialect.empty() && std::ranges::count(dialects, quantization.dialect) == 0) {

@@ -143,8 +143,8 @@ struct WrittenEncoding {
 [[nodiscard]] const WrittenEncoding& written_encoding(const Quantization& quantization);
 // All of them, in the order of families.
 [[nodiscard]] std::vector<const WrittenEncoding*> written_encodings();
-// "nf4, fp4, int8, fp8 ...", for messages.
-[[nodiscard]] std::string written_encoding_names();
+// "nf4", "fp4", "int8", "fp8" ...
+[[nodiscard]] std::vector<std::string> written_encoding_names();
 
 // Null where the style has no such component.
 [[nodiscard]] const ComponentName* find_component(const WrittenEncoding& encoding,

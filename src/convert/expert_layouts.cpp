@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "convert/expert_series.h"
+#include "catalog/expert_series.h"
 #include "convert/experts.h"
 #include "convert/outputs.h"
 

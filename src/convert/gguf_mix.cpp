@@ -290,9 +290,9 @@ std::optional<Mix> find_mix(std::string_view name) {
   return static_cast<Mix>(found - mixes.begin());
 }
 
-std::string mix_names() {
-  std::string names;
-  for (const MixInfo& mix : mixes) names += (names.empty() ? "" : ", ") + std::string(mix.name);
+std::vector<std::string> mix_names() {
+  std::vector<std::string> names;
+  for (const MixInfo& mix : mixes) names.emplace_back(mix.name);
   return names;
 }
 

@@ -62,8 +62,8 @@ struct MixInfo {
 [[nodiscard]] const MixInfo& info(Mix mix) noexcept;
 // Nothing where no mix has the name, whatever its case.
 [[nodiscard]] std::optional<Mix> find_mix(std::string_view name);
-// "f32, f16, bf16, q4_0 ...", for messages.
-[[nodiscard]] std::string mix_names();
+// "f32", "f16", "bf16", "q4_0" ...
+[[nodiscard]] std::vector<std::string> mix_names();
 
 // The facts about a model, beside its tensors, that the rules ask for.
 struct MixModel {

@@ -9,7 +9,8 @@
 #include <utility>
 
 #include "base/text.h"
-#include "convert/expert_series.h"
+#include "catalog/expert_series.h"
+#include "catalog/lacking.h"
 #include "convert/merge.h"
 #include "convert/plain_codes.h"
 #include "convert/repack.h"
@@ -50,6 +51,7 @@ class Maker {
       if (item.recipe != Produced::none || item.members.front().is_numbers) continue;
       if (!all_is_known || item.rule != Produced::none) add(item);
     }
+    report_lacking();
     return std::move(recipes_);
   }
 
@@ -126,16 +128,28 @@ class Maker {
     }
   }
 
+  // A gap that the header shows is reported once; as a rule needs the tensor, it is an error.
+  void report_lacking() {
+    for (Finding& finding : lacking_.findings()) {
+      const auto known = std::ranges::find_if(findings_, [&](const Finding& other) {
+        return other.code == finding.code &&
+               std::ranges::find(other.sources, finding.sources.front()) != other.sources.end();
+      });
+      if (known == findings_.end()) {
+        findings_.push_back(std::move(finding));
+      } else {
+        known->severity = Severity::error;
+      }
+    }
+  }
+
   void add(Produced& item) {
     for (Member& member : item.members) {
       member.is_numbers = !catalog_.tensors()[member.source].encoding.is_dtype();
     }
     // No model says how many there should be.
-    const SourceGaps gaps = production_.source_gaps(item, Shape());
-    if (!gaps.ok()) {
-      fail(item, gaps.code(), gaps.message(item.members.size()));
-      return;
-    }
+    const SeriesGaps gaps = production_.source_gaps(item, Shape());
+    if (!gaps.ok()) return lacking_.add(item.name, gaps);
     View view;
     if (auto misfit = production_.view_of(item, view)) {
       fail(item, "plan.shape", "cannot be made: " + misfit->message, misfit->found,
@@ -162,6 +176,7 @@ class Maker {
   CompiledRules rules_;
   Recipes recipes_;
   Production production_;
+  LackingSeries lacking_;
   std::vector<Finding>& findings_;
 };
 

@@ -2,13 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <system_error>
 #include <utility>
 
 #include "base/named.h"
 #include "base/only_errors.h"
 #include "base/text.h"
+#include "base/unknown_word.h"
 #include "codec/encode.h"
 #include "convert/container.h"
 #include "convert/gguf_mix.h"
@@ -93,10 +96,14 @@ static Quantization quantization_of(std::string_view text, QuantizeMode mode, Fi
   const WrittenEncoding* const encoding = find_written_encoding(quantization.encoding);
   const bool is_format = container_of(format).is_format(quantization.encoding);
   if (encoding == nullptr && !is_format && quantization.encoding != "none") {
-    const bool is_mix = find_mix(quantization.encoding).has_value();
-    refuse("quantize",
-           is_mix ? "a mix of types is for a TARGET that ends in .gguf" : "no such encoding", text,
-           written_encoding_names());
+    std::vector<std::string> known = written_encoding_names();
+    known.emplace_back("none");
+    if (find_mix(quantization.encoding)) {
+      refuse("quantize", "a mix of types is for a TARGET that ends in .gguf", text, either(known));
+    }
+    if (format == FileFormat::gguf) std::ranges::move(mix_names(), std::back_inserter(known));
+    throw Error("plan.options", unknown_word("encoding", quantization.encoding, known),
+                {.field = "quantize"});
   }
   if (mode != QuantizeMode::exact && is_format) {
     refuse("mode", "GGUF files have no bytes of ModelOpt", name(mode), "exact");

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -12,10 +13,11 @@
 #include <utility>
 
 #include "base/text.h"
+#include "catalog/expert_series.h"
+#include "catalog/lacking.h"
 #include "codec/fp4/blocks.h"
 #include "convert/container.h"
 #include "convert/expert_names.h"
-#include "convert/expert_series.h"
 #include "convert/json_text.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
@@ -192,23 +194,23 @@ class Maker {
     return true;
   }
 
-  // Of a layer without gaps: what is missing is a whole projection.
+  // The layer's numbers have no gaps, so a missing tensor means a missing projection.
   void fuse_block(const std::string& prefix, const Experts& experts) {
-    const std::uint64_t count = experts.names.size();
-    std::vector<std::string> missing;
-    for (std::uint64_t e = 0; e < count; ++e) {
+    SeriesGaps missing;
+    for (std::uint64_t e = 0; e < experts.names.size(); ++e) {
       const auto known = experts.names.find(e);
       for (const ExpertRole role : expert_roles) {
         const auto index = static_cast<std::size_t>(role);
         if (known != experts.names.end() && !known->second[index].empty()) continue;
-        missing.push_back(fmt::format("{}.{}.{}.weight", prefix, e, name(role, experts.words)));
+        missing.absent.push_back(
+            fmt::format("{}.{}.{}.weight", prefix, e, name(role, experts.words)));
       }
     }
-    if (!missing.empty()) {
-      fail(fused_name(prefix), "plan.missing",
-           fmt::format("of {} experts {} tensors are missing: '{}' ...", count, missing.size(),
-                       printable(missing.front())),
-           missing);
+    missing.absent_count = missing.absent.size();
+    if (!missing.ok()) {
+      LackingSeries lacking;
+      lacking.add(fused_name(prefix), missing);
+      std::ranges::move(lacking.findings(), std::back_inserter(findings_));
       return;
     }
     std::vector<Value> gate_up;

@@ -73,7 +73,10 @@ class ViewReader {
     const Dtype dtype = maker->dtype == 0 ? storage.dtype : dtype_of(arguments[maker->dtype]);
     if (storage.is_untyped == (maker->dtype == 0)) refuse_arguments(node);
     tensor.encoding = dtype;
-    place(tensor, storage, dtype, static_cast<std::uint64_t>(offset), strides);
+    const bool is_packed = dtype == Dtype::f4;
+    place(tensor, storage, is_packed ? Dtype::u8 : dtype, static_cast<std::uint64_t>(offset),
+          strides);
+    if (is_packed) count_values(tensor);
     return tensor;
   }
 
@@ -180,8 +183,7 @@ class ViewReader {
     if (pickle_.kind(node) == PickleKind::global && pickle_.text(node).starts_with(module)) {
       const std::string_view spelled = pickle_.text(node).substr(module.size());
       const auto dtype = dtype_from_user(spelled);
-      // Packed pairs of numbers: torch counts the bytes, loadstone the numbers.
-      if (dtype && bits(*dtype) % 8 == 0) return *dtype;
+      if (dtype && (bits(*dtype) % 8 == 0 || *dtype == Dtype::f4)) return *dtype;
     }
     refuse({.code = "pt.storage_type",
             .message = "a dtype that loadstone does not read",
@@ -219,6 +221,23 @@ class ViewReader {
     tensor.offset_begin = storage.file_begin + offset * element_bytes;
     tensor.offset_end = storage.file_begin + (*last + 1) * element_bytes;
     if (!is_c_order(tensor.shape, strides)) tensor.strides = strides;
+  }
+
+  // Packed pairs: torch counts the bytes, loadstone the values.
+  void count_values(TensorInfo& tensor) const {
+    auto extents =
+        std::vector<std::uint64_t>(tensor.shape.extents().begin(), tensor.shape.extents().end());
+    const auto last =
+        extents.empty() ? std::nullopt : checked_mul(extents.back(), std::uint64_t{2});
+    if (!last || !tensor.strides.empty()) {
+      refuse({.code = "pt.unsupported",
+              .message = "packed pairs of values in another order than the file's",
+              .field = "size",
+              .found = tensor.shape.text(),
+              .expected = "rows of pairs"});
+    }
+    extents.back() = *last;
+    tensor.shape = Shape(extents);
   }
 
   static bool is_c_order(const Shape& shape, const std::vector<std::uint64_t>& strides) {

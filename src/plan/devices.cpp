@@ -4,6 +4,7 @@
 #include <array>
 
 #include "base/text.h"
+#include "base/unknown_word.h"
 
 namespace loadstone {
 
@@ -28,6 +29,12 @@ bool is_device_name(std::string_view text) noexcept {
   const auto colon = text.find(':');
   if (std::ranges::count(counted_devices, text.substr(0, colon)) == 0) return false;
   return colon == std::string_view::npos || is_number(text.substr(colon + 1));
+}
+
+std::string unknown_device(std::string_view text, std::vector<std::string> others) {
+  others.insert(others.end(), {"cpu", "disk", "meta", "cuda:0"});
+  others.insert(others.end(), counted_devices.begin(), counted_devices.end());
+  return unknown_word("device", text, others);
 }
 
 bool is_offload_name(std::string_view name) noexcept {

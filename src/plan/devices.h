@@ -4,6 +4,7 @@
 #include <array>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace loadstone {
 
@@ -16,6 +17,10 @@ inline constexpr std::array<std::string_view, 9> counted_devices = {
 
 // "cpu", "disk", "meta", and the counted kinds with or without ":N".
 [[nodiscard]] bool is_device_name(std::string_view text) noexcept;
+
+// "unknown device 'tpu'; did you mean 'cpu'?" `others`: words that are taken besides devices.
+[[nodiscard]] std::string unknown_device(std::string_view text,
+                                         std::vector<std::string> others = {});
 
 // For messages: what a device can be called.
 inline constexpr const char* device_examples = "cpu, disk, meta, cuda:0 ...";

@@ -85,9 +85,8 @@ void Planner::check_options() const {
   std::vector<std::string> devices;
   for (const auto& [device, bytes] : options_.max_memory) {
     devices.push_back(device_name(device));
-    if (!is_device_name(devices.back()) || devices.back() == "meta") {
-      refuse("max_memory", "not a device", device);
-    }
+    if (!is_device_name(devices.back())) refuse("max_memory", unknown_device(device));
+    if (devices.back() == "meta") refuse("max_memory", "meta has no memory", device);
   }
   std::ranges::sort(devices);
   const auto twice = std::ranges::adjacent_find(devices);
@@ -160,6 +159,7 @@ Plan Planner::run(SinkKind sink) && {
     if (roots_[i] != i) resolve_tie(i);
   }
   take_slices();
+  for (Finding& finding : lacking_.findings()) add(std::move(finding));
   report_contests();
   report_unused_scales();
   report_unexpected();

@@ -1,7 +1,8 @@
 #include "plan/nearest.h"
 
 #include <algorithm>
-#include <array>
+
+#include "base/unknown_word.h"
 
 namespace loadstone {
 
@@ -11,7 +12,6 @@ constexpr std::size_t names_per_ending_max = 8;
 // Endings of a name that are kept: a name of a megabyte of dots has a million, of a megabyte each.
 constexpr std::size_t endings_max = 64;
 constexpr std::uint64_t comparisons_max = 100'000;
-constexpr std::size_t compared_bytes_max = 200;
 
 std::uint64_t hash_of(const Shape& shape) {
   std::uint64_t hash = shape.rank();
@@ -35,34 +35,6 @@ std::size_t first_ending(std::string_view name) {
 }
 
 }  // namespace
-
-std::optional<unsigned> edit_distance(std::string_view a, std::string_view b,
-                                      unsigned distance_max) {
-  if (a.size() > b.size()) std::swap(a, b);
-  if (b.size() - a.size() > distance_max || b.size() > compared_bytes_max) return std::nullopt;
-  while (!a.empty() && a.back() == b.back()) {
-    a.remove_suffix(1);
-    b.remove_suffix(1);
-  }
-  while (!a.empty() && a.front() == b.front()) {
-    a.remove_prefix(1);
-    b.remove_prefix(1);
-  }
-  std::array<unsigned, compared_bytes_max + 1> row;
-  for (unsigned j = 0; j <= a.size(); ++j) row[j] = j;
-  for (unsigned i = 1; i <= b.size(); ++i) {
-    unsigned diagonal = row[0];
-    unsigned least = row[0] = i;
-    for (std::size_t j = 1; j <= a.size(); ++j) {
-      const unsigned change = diagonal + (a[j - 1] == b[i - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({change, row[j] + 1, row[j - 1] + 1});
-      least = std::min(least, row[j]);
-    }
-    if (least > distance_max) return std::nullopt;
-  }
-  return row[a.size()] <= distance_max ? std::optional(row[a.size()]) : std::nullopt;
-}
 
 void NearestNames::add(std::string_view name, const Shape* shape) {
   const auto index = static_cast<std::uint32_t>(names_.size());

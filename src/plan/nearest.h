@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -40,9 +39,5 @@ class NearestNames {
   std::unordered_map<std::uint64_t, std::vector<std::uint32_t>> shapes_;
   std::uint64_t comparisons_ = 0;
 };
-
-// Insertions, deletions and changes that make one of the other; nothing above `distance_max`.
-[[nodiscard]] std::optional<unsigned> edit_distance(std::string_view a, std::string_view b,
-                                                    unsigned distance_max);
 
 }  // namespace loadstone

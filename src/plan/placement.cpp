@@ -62,8 +62,9 @@ void Planner::place_by_entries(std::vector<std::string>& devices) {
     if (is_device_name(plan_.device_map.back().second)) continue;
     add({.severity = Severity::error,
          .code = "plan.device_map",
-         .message = fmt::format("the device map places '{}' on '{}', which is no device",
-                                printable(path), printable(device)),
+         .message = fmt::format("device map{}: {}",
+                                path.empty() ? "" : fmt::format(", '{}'", printable(path)),
+                                unknown_device(device)),
          .found = device,
          .expected = device_examples});
   }

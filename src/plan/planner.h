@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/pattern.h"
+#include "catalog/lacking.h"
 #include "loadstone/name_hash.h"
 #include "loadstone/plan.h"
 #include "plan/adapters.h"
@@ -71,6 +72,7 @@ class Planner {
   [[nodiscard]] MissingPolicy missing_policy(std::size_t root) const;
   [[nodiscard]] bool keep(std::size_t root);
   [[nodiscard]] const Held* held_by_model(std::size_t root) const;
+  void leave_without_value(std::size_t target, std::string reason);
   void fail(std::size_t target, Finding finding);
 
   // take_merge.cpp
@@ -143,6 +145,7 @@ class Planner {
   std::vector<std::size_t> roots_;  // what each is a tie of; itself
   std::unordered_map<std::size_t, std::vector<std::size_t>> groups_;  // roots that have ties
   std::vector<Gap> gaps_;
+  LackingSeries lacking_;
   std::vector<std::string> kept_names_;
   std::vector<std::string> unexpected_names_;  // in the order of their findings
   std::size_t unexpected_begin_ = 0;           // the first of them in plan_.findings

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "boxes/view.h"
+#include "catalog/lacking.h"
 #include "loadstone/catalog.h"
 #include "loadstone/name_hash.h"
 #include "loadstone/plan.h"
@@ -46,19 +47,6 @@ struct Contest {
   std::vector<std::uint32_t> losers;  // sources
 };
 
-// Sources that a joining rule lacks, and sources whose numbers are none of its series.
-struct SourceGaps {
-  std::vector<std::string> absent;  // numbers left out, patterns without a match; the first ones
-  std::uint64_t absent_count = 0;
-  std::vector<std::string> stray;  // sources whose number is none of the series, see series.h
-
-  [[nodiscard]] bool ok() const noexcept { return absent_count == 0 && stray.empty(); }
-  // "is made of 7 sources that are there and 1 missing: 'a'"
-  [[nodiscard]] std::string message(std::size_t sources) const;
-  // The finding's code: "plan.missing", or "plan.series" where nothing is missing.
-  [[nodiscard]] const char* code() const noexcept;
-};
-
 // Not thread-safe while changed.
 class Production {
  public:
@@ -76,7 +64,7 @@ class Production {
   // Whether it is a source as it is, under whatever name.
   [[nodiscard]] bool is_whole(const Produced& item) const;
   // Sources that keep a joining rule from making its target. `shape` is what the model expects.
-  [[nodiscard]] SourceGaps source_gaps(const Produced& item, const Shape& shape) const;
+  [[nodiscard]] SeriesGaps source_gaps(const Produced& item, const Shape& shape) const;
   [[nodiscard]] std::vector<std::string> source_names(const Produced& item) const;
   [[nodiscard]] std::uint32_t numbers_begin() const noexcept {
     return static_cast<std::uint32_t>(catalog_.tensors().size());

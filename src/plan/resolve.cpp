@@ -77,13 +77,17 @@ void Planner::resolve_unsaved(std::size_t root) {
 }
 
 // From here on the target has no value: that is what a finding of severity error means.
-void Planner::fail(std::size_t target, Finding finding) {
+void Planner::leave_without_value(std::size_t target, std::string reason) {
   Recipe& recipe = plan_.targets[target].recipe;
   recipe.origin = Origin::excluded;
   recipe.boxes.clear();
   recipe.merge.reset();
   recipe.constant.reset();
-  recipe.reason = finding.code;
+  recipe.reason = std::move(reason);
+}
+
+void Planner::fail(std::size_t target, Finding finding) {
+  leave_without_value(target, finding.code);
   finding.severity = Severity::error;
   finding.target = skeleton_.targets[target].name;
   add(std::move(finding));
@@ -92,13 +96,10 @@ void Planner::fail(std::size_t target, Finding finding) {
 // True: sources are missing, and the target has failed.
 bool Planner::refuse_gaps(std::size_t root, const Produced& produced) {
   const Target& target = skeleton_.targets[root];
-  SourceGaps gaps = production_.source_gaps(produced, target.shape);
+  const SeriesGaps gaps = production_.source_gaps(produced, target.shape);
   if (gaps.ok()) return false;
-  Finding finding = {.code = gaps.code(),
-                     .message = fmt::format("'{}' {}", printable(target.name),
-                                            gaps.message(produced.members.size()))};
-  finding.sources = std::move(gaps.absent.empty() ? gaps.stray : gaps.absent);
-  fail(root, std::move(finding));
+  lacking_.add(target.name, gaps);
+  leave_without_value(root, gaps.code());
   return true;
 }
 

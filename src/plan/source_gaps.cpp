@@ -1,15 +1,14 @@
 // Which sources of a stack or concat are not there, and what they would be called.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <functional>
 #include <optional>
 #include <unordered_set>
 
 #include "base/text.h"
+#include "catalog/lacking.h"
+#include "catalog/series.h"
 #include "loadstone/name_hash.h"
 #include "plan/produce.h"
-#include "plan/series.h"
 
 namespace loadstone {
 
@@ -61,7 +60,7 @@ class GapFinder {
         examples_(rule_.patterns.size(), nullptr),
         partner_of_(rule_.patterns.size(), none) {}
 
-  SourceGaps run(const Shape& shape) && {
+  SeriesGaps run(const Shape& shape) && {
     const Template& target = rule_.targets[item_.part];
     for (const Member& member : item_.members) {
       if (examples_[member.pattern] == nullptr) examples_[member.pattern] = &member;
@@ -166,32 +165,12 @@ class GapFinder {
   std::vector<std::size_t> first_of_;      // by partner: index into series_
   std::vector<SeriesMember> series_;
   std::vector<const Member*> numbered_;  // of series_
-  SourceGaps gaps_;
+  SeriesGaps gaps_;
 };
 
 }  // namespace
 
-std::string SourceGaps::message(std::size_t sources) const {
-  std::string text;
-  if (absent_count > 0) {
-    text = fmt::format("is made of {} sources that are there and {} missing: {}", sources,
-                       absent_count, name_list(absent, absent_count));
-  }
-  if (!stray.empty()) {
-    text += fmt::format(
-        "{}: {} {} a number that is none of the series, 0 to n - 1, each once and without leading "
-        "zeros",
-        text.empty() ? "cannot be joined" : "; beside", name_list(stray),
-        stray.size() == 1 ? "has" : "have");
-  }
-  return text;
-}
-
-const char* SourceGaps::code() const noexcept {
-  return absent_count > 0 ? "plan.missing" : "plan.series";
-}
-
-SourceGaps Production::source_gaps(const Produced& item, const Shape& shape) const {
+SeriesGaps Production::source_gaps(const Produced& item, const Shape& shape) const {
   if (item.rule == Produced::none || !joins_sources(rules_.rules()[item.rule].rule.op)) return {};
   return GapFinder(rules_, item).run(shape);
 }

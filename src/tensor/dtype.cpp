@@ -41,6 +41,7 @@ constexpr auto user_names = std::to_array<UserName>({
     {"char", Dtype::i8},
     {"double", Dtype::f64},
     {"float", Dtype::f32},
+    {"float4_e2m1fn_x2", Dtype::f4},  // two values in one element
     {"fp16", Dtype::f16},
     {"fp32", Dtype::f32},
     {"fp64", Dtype::f64},

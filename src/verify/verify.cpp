@@ -16,6 +16,7 @@
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "base/thread_count.h"
+#include "catalog/header_findings.h"
 #include "codec/decode.h"
 #include "execute/team.h"
 #include "kernels/cast.h"
@@ -270,7 +271,8 @@ static VerifyReport verified(const Catalog& catalog, const VerifyOptions& option
       report.findings.push_back(bad_values(catalog, tensors[i], counts[i]));
     }
   }
-  for (auto findings : {check_scales(shards, stored), check_claim(catalog, options.storage)}) {
+  for (auto findings : {header_findings(catalog), check_scales(shards, stored),
+                        check_claim(catalog, options.storage)}) {
     std::ranges::move(findings, std::back_inserter(report.findings));
   }
   std::ranges::move(check_ties(catalog, options.storage, report.bytes_read),

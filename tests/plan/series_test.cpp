@@ -1,5 +1,5 @@
 // The one rule for numbers of series, and what declared rules make of series that break it.
-#include "plan/series.h"
+#include "catalog/series.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

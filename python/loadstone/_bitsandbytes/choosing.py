@@ -14,7 +14,7 @@ from loadstone._bitsandbytes.form import full
 from loadstone._bitsandbytes.loading import QuantizedWeights, quantizations
 from loadstone._bitsandbytes.stored import groups_by_path, read
 from loadstone._catalog import Catalog
-from loadstone._errors import make
+from loadstone._errors import make, unknown
 from loadstone._modules import named_modules, owner_of, saved_path
 from loadstone._quantization import Quantization
 
@@ -111,7 +111,7 @@ def _how(value: Any) -> Quantization:
     if isinstance(value, Quantization):
         return value
     if value not in ENCODINGS:
-        raise _refused("unknown encoding", repr(value), ", ".join(ENCODINGS))
+        raise unknown("quantize", "encoding", value, ENCODINGS)
     return Quantization(value)
 
 

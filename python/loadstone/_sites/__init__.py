@@ -134,12 +134,25 @@ class Sites:
         release = _release(self.version())
         return tuple(site for site in self.table if site.is_of(release))
 
+    @property
+    def newest(self) -> Release:
+        """The newest release that the tests were run with."""
+        releases: list[str] = re.findall(r"\d+(?:\.\d+)+", self.tested)
+        return max(map(_release, releases))
+
+    def is_untried(self) -> bool:
+        """Return whether the release at hand is newer than all that the tests were run with."""
+        return _release(self.version())[: len(self.newest)] > self.newest
+
     def is_since(self, release: str) -> bool:
         """Whether the release at hand is this one or a later one."""
         return _release(self.version()) >= _release(release)
 
     def lacking(self) -> tuple[str, ...]:
-        """Each place that is not as the table says. Looked at again when a late module has come."""
+        """Return each place that differs from the table; a late module makes it look again.
+
+        Every way into a library asks this first, so this also warns once of a newer release.
+        """
         late = {site.module for site in self.table if site.is_late} & sys.modules.keys()
         if self._lacking is None or late != self._late:
             self._late = late
@@ -147,6 +160,8 @@ class Sites:
             if not self.is_since(self.first):
                 found.insert(0, f"all that came up to {self.first}")
             self._lacking = tuple(dict.fromkeys(filter(None, found)))
+            if self.is_untried():
+                _warn_of_untried(self.library, self.version(), self.newest)
         return self._lacking
 
     def forget(self) -> None:
@@ -205,6 +220,18 @@ def _warn_once(sites: Sites) -> None:
     warnings.warn(f"{sites.refusal()} (nothing is patched in it)", UserWarning, stacklevel=5)
 
 
+@functools.cache
+def _warn_of_untried(library: str, version: str, newest: Release) -> None:
+    warnings.warn(
+        f"unsupported version of {library}: {version} is newer than "
+        f"{'.'.join(map(str, newest))}, the newest release that this version of loadstone was "
+        "tested with; if a load fails or its result looks wrong, install a tested release or a "
+        "newer loadstone",
+        UserWarning,
+        stacklevel=4,
+    )
+
+
 def _parsed(table: str) -> Iterator[Site]:
     module, is_late, needs, of_module = "", False, "", ("", "")
     whole = table.replace(",\n", ", ")  # a row may go on in the next line
@@ -240,6 +267,6 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def _release(version: str) -> Release:
-    """The leading numbers: (5, 20, 1) of "5.20.1.dev0"."""
-    found = re.match(r"\d+(\.\d+)*", version)
+    """The first numbers: (5, 20, 1) of "5.20.1.dev0", (0, 19) of "gguf 0.19"."""
+    found = re.search(r"\d+(\.\d+)*", version)
     return tuple(map(int, found[0].split("."))) if found is not None else ()

@@ -19,8 +19,12 @@ LISTED_MAX = 64
 _DIGITS_MAX = 18
 
 
-def series_findings(derivation: Any, first: str) -> list[_core.Finding]:
-    """One error for a group whose members cannot be put together by their numbers.
+# A target, the first keys that it lacks, how many it lacks, and keys outside the series.
+Lacking = tuple[str, list[str], int, list[str]]
+
+
+def series_gaps(derivation: Any, first: str) -> tuple[Lacking | None, list[_core.Finding]]:
+    """Return why the members of a group cannot be put together by their numbers, if they cannot.
 
     The library stacks the members of each pattern in the order of their numbers and pairs them by
     their places, so a gap in one of them pairs what does not belong together.
@@ -28,6 +32,9 @@ def series_findings(derivation: Any, first: str) -> list[_core.Finding]:
     Args:
         derivation: with ``groups``, ``state`` and ``rename``.
         first: the group's first target.
+
+    Returns:
+        What the group lacks; or an error, if no missing name can be derived.
     """
     _, members = derivation.groups[first]
     read = [
@@ -36,10 +43,10 @@ def series_findings(derivation: Any, first: str) -> list[_core.Finding]:
     series = [each for each in read if each.keys]  # the others stand for something else
     counts = {len(each.keys) for each in series}
     if len(counts) < 2 and all(each.is_whole for each in series):
-        return []
-    lacking = absent_findings(derivation, first)
-    if lacking:
-        return lacking
+        return None, []
+    lacking = absent_keys(derivation, first)
+    if lacking is not None:
+        return lacking, []
     odd = [key for each in series for key in (*each.odd, *each.beyond(min(counts)))]
     message = (
         f"'{first}' is made of series of tensors whose numbers have to go from 0 on without a gap, "
@@ -47,48 +54,37 @@ def series_findings(derivation: Any, first: str) -> list[_core.Finding]:
         f"{', '.join(map(repr, odd[:4]))}{' ...' if len(odd) > 4 else ''}"
     )
     suggestion = "remove these tensors from the checkpoint, or give them the numbers that they lack"
-    return [_core.Finding("error", "plan.conversion", first, odd[:LISTED_MAX], message, suggestion)]
+    finding = _core.Finding(
+        "error", "plan.conversion", first, odd[:LISTED_MAX], message, suggestion
+    )
+    return None, [finding]
 
 
-def absent_findings(derivation: Any, first: str) -> list[_core.Finding]:
-    """One error that names what a group lacks, seen by its other members and other layers' groups.
+def absent_keys(derivation: Any, first: str) -> Lacking | None:
+    """Return what a group lacks, seen by its other members and other layers' groups.
 
     Returns:
-        An empty list if no missing name can be derived.
+        ``None`` if no missing name can be derived.
     """
     mapping, members = derivation.groups[first]
     patterns = [pattern for pattern in mapping.source_patterns if "*" in pattern]
     if not patterns:
-        return []
+        return None
     present = {
         pattern: Series(pattern, members.get(pattern, ()), derivation) for pattern in patterns
     }
     count = _count(derivation, first, present)
-    missing = {pattern: each.missing(count) for pattern, each in present.items()}
     absent = [
         name
-        for pattern, numbers in missing.items()
-        for number in numbers
+        for pattern, each in present.items()
+        for number in each.missing(count)
         if (name := _expected(derivation, first, pattern, number, present)) is not None
     ]
     if not absent:
-        return []
+        return None
     total = sum(count - each.below(count) for each in present.values())
-    experts = sorted({number for numbers in missing.values() for number in numbers})
-    layer = re.search(r"(?:^|\.)layers?\.(\d+)\.", first)
-    where = f"layer {layer[1]} lacks " if layer else "it lacks "
     beyond = [key for each in present.values() for key in (*each.odd, *each.beyond(count))]
-    message = (
-        f"'{first}' is made of {sum(map(len, members.values()))} tensors that are there and "
-        f"{total} that are missing: {where}expert{'s' if len(experts) > 1 else ''} "
-        f"{', '.join(map(str, experts[:8]))}{' ...' if len(experts) > 8 else ''}: expected "
-        f"{', '.join(map(repr, absent[:4]))}{' ...' if len(absent) > 4 else ''}"
-    )
-    if beyond:
-        message += f"; no expert of the model has {', '.join(map(repr, beyond[:4]))}"
-        message += " ..." if len(beyond) > 4 else ""
-    suggestion = "fetch the checkpoint again: a shard, or a part of one, is not there"
-    return [_core.Finding("error", "plan.missing", first, absent[:LISTED_MAX], message, suggestion)]
+    return first, absent[:LISTED_MAX], total, beyond[:LISTED_MAX]
 
 
 class Series:

@@ -116,12 +116,13 @@ def as_traced(
     units = _units(model, catalog, derived, options)
     for name, found, expected in derived.mismatched:
         findings.append(mismatch(name, found, expected, ignores_mismatches))
-    failed = {finding.target for finding in derived.findings}
+    failed = {finding.target for finding in derived.findings} | {*derived.explained}
     return Traced(
         recipes=derived.recipes,
         dtypes=derived.dtypes,
         ties=_ties(model, derived.dtypes.keys(), failed),
         unexpected=reportable(model, derived.unexpected),
+        reported_missing=sorted(failed),
         findings=findings,
         units=units,
     )

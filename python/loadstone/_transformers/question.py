@@ -74,6 +74,7 @@ class Derived:
         decoded: targets that are dequantized beside others which stay quantized.
         unneeded: tensors of the checkpoint that belong to codes, of weights that are dequantized.
         recut: FP8 tensors for which the library derives other blocks than the config has.
+        explained: targets without a value, which a finding of their layer names.
         findings: errors: groups that lack a source, conversions that fail or cannot be traced.
     """
 
@@ -87,4 +88,5 @@ class Derived:
     decoded: list[str] = field(default_factory=list)
     unneeded: list[str] = field(default_factory=list)
     recut: list[str] = field(default_factory=list)
+    explained: list[str] = field(default_factory=list)
     findings: list[_core.Finding] = field(default_factory=list)

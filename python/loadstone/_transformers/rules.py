@@ -21,7 +21,7 @@ from loadstone._dtypes import dtype_name
 from loadstone._errors import Error, make
 from loadstone._sites.transformers import SITES
 from loadstone._transformers import kernels, quantized, releases
-from loadstone._transformers.absent import Groups, absent_findings, series_findings
+from loadstone._transformers.absent import Groups, Lacking, absent_keys, series_gaps
 from loadstone._transformers.question import Derived, Question
 from loadstone.tracing import Trace
 
@@ -68,6 +68,7 @@ class _Derivation:
         self.noted = self.trace.owner = kernels.Noted()
         self.groups: Groups = {}
         self.defective: set[str] = set()  # first targets with a source that cannot be decoded
+        self.lacking: list[Lacking] = []
         self.derived = Derived()
         is_renaming = library.WeightRenaming
         self.renamings = [each for each in question.conversions if isinstance(each, is_renaming)]
@@ -90,6 +91,8 @@ class _Derivation:
         for first, (mapping, _) in self.groups.items():
             self._convert(first, mapping)
         derived = self.derived
+        derived.findings += _core.lacking_findings(self.lacking)
+        derived.explained = [first for first, *_ in self.lacking]
         derived.recipes = self.trace.finish()
         derived.unneeded = self.keys.unneeded
         derived.recut = self.noted.recut
@@ -235,9 +238,10 @@ class _Derivation:
     def _convert(self, first: str, mapping: Any) -> None:
         if first in self.defective:
             return
-        unpaired = series_findings(self, first)
-        if unpaired:
-            self.derived.findings += unpaired
+        lacking, findings = series_gaps(self, first)
+        if lacking is not None or findings:
+            self.lacking += [lacking] if lacking is not None else []
+            self.derived.findings += findings
             return
         try:
             made = releases.converted(mapping, first, self.model, self.question.quantizer)
@@ -274,19 +278,22 @@ class _Derivation:
             self.derived.dtypes[name] = dtype_name(symbol.dtype)
         self.derived.units[path] = {inside: each.source for inside, each in members.items()}
 
+    def _lacks(self, first: str) -> bool:
+        """Note what a group lacks, if its names can be derived."""
+        lacking = absent_keys(self, first)
+        if lacking is not None:
+            self.lacking.append(lacking)
+        return lacking is not None
+
     def _sources(self, first: str) -> list[str]:
         return [key for keys in self.groups[first][1].values() for key in keys]
 
     def _mismatched(self, first: str, name: str, mapping: Any, shape: tuple[int, ...]) -> None:
-        lacking = absent_findings(self, first)
-        self.derived.findings += lacking
-        if not lacking:
+        if not self._lacks(first):
             self.derived.mismatched.append((name, shape, tuple(self.state[name].shape)))
 
     def _failed(self, first: str, mapping: Any, reason: Exception) -> None:
-        lacking = absent_findings(self, first)
-        if lacking:
-            self.derived.findings += lacking
+        if self._lacks(first):
             return
         operations = [type(each).__name__ for each in getattr(mapping, "operations", ())]
         where = (first, self._sources(first)[:8])

@@ -30,23 +30,67 @@ def test_help_is_the_commands_own(run, table):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "nearest"),
+    ("arguments", "said"),
     [
-        (["inspct"], "nearest: inspect"),
-        (["help", "converrt"], "nearest: convert"),
-        (["load", "x", "--ruls", "y"], "nearest: --rules"),
-        (["explain", "plan.mising"], "nearest: plan.missing"),
+        (["lod"], "unknown command 'lod'; did you mean 'load'?"),
+        (["inspct"], "unknown command 'inspct'; did you mean 'inspect'?"),
+        (["help", "converrt"], "unknown command 'converrt'; did you mean 'convert'?"),
+        (["load", "x", "--ruls", "y"], "--ruls; did you mean '--rules'?"),
+        (["explain", "plan.mising"], "unknown code 'plan.mising'; did you mean 'plan.missing'?"),
+        (["explain", "over_budget"], "did you mean 'plan.over_budget'?"),
+        (["completion", "fich"], "SHELL: unknown value 'fich'; did you mean 'fish'?"),
     ],
 )
-def test_nearest(run, arguments, nearest):
+def test_an_unknown_word_names_the_nearest(run, arguments, said):
     done = run(*arguments, status=2)
-    assert nearest in done.stderr
+    assert said in done.stderr
     assert "[usage]" in done.stderr
 
 
-def test_a_word_that_is_near_nothing(run):
-    assert "nearest" not in run("xyzzyxyzzy", status=2).stderr
-    assert "one of inspect, plan, load," in run("xyzzyxyzzy", status=2).stderr
+# Each option that takes one of some words, or a size, with a word that it does not take.
+WRONG = {
+    "--device-map tpu": "unknown device 'tpu'; did you mean 'cpu'",
+    "--device-map cud:0": "unknown device 'cud:0'; did you mean 'cuda:0'?",
+    "--device-map balancd": "unknown device 'balancd'; did you mean 'balanced'?",
+    "--max-memory gpu=8GiB": "unknown device 'gpu'",
+    "--dtype bf15": "unknown dtype 'bf15'; did you mean 'bf16'?",
+    "--dtype atuo": "unknown dtype 'atuo'; did you mean 'auto'?",
+    "--missing eror": "unknown value 'eror'; did you mean 'error'?",
+    "--unexpected warm": "unknown value 'warm'; did you mean 'warn'?",
+    "--staging 0": "0 is too small",
+    "--staging many": "'many' is no size",
+    "--color allways": "unknown value 'allways'; did you mean 'always'?",
+    "--receipt xxh3-256": "unknown value 'xxh3-256'; did you mean 'xxh3-128'?",
+    "--block-dtype bf15": "unknown dtype 'bf15'; did you mean 'bf16'?",
+    "--quantize nvfp5": "unknown encoding 'nvfp5'; did you mean 'nvfp4'?",
+    "--experts fusd": "unknown value 'fusd'; did you mean 'fused'?",
+    "--style modelop": "unknown value 'modelop'; did you mean 'modelopt'?",
+    "--page-cache relase": "unknown value 'relase'; did you mean 'release'?",
+    "--max-memory 0": "0 is too small",
+    "--shard-size 0": "0 is too small",
+}
+OF_CONVERSIONS = ("block", "quantize", "experts", "style", "page", "max-memory 0", "shard")
+
+
+@pytest.mark.parametrize("typed", WRONG)
+def test_a_wrong_value_names_its_option_and_the_nearest_word(run, small, tmp_path, typed):
+    option, value = typed.split(" ")
+    is_conversion = option[2:].startswith(OF_CONVERSIONS) or typed == "--max-memory 0"
+    words = ["convert", small, tmp_path / "out"] if is_conversion else ["load", small]
+    done = run(*words, option, value, status=2)
+    assert f"{option}: {WRONG[typed]}" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_map_in_a_file_that_is_absent_is_a_missing_file(run, small, tmp_path):
+    for path in ("map.json", tmp_path / "map"):
+        assert "io.not_found" in run("load", small, "--device-map", path, status=4).stderr
+
+
+def test_a_word_that_is_near_nothing_is_told_all(run):
+    said = run("xyzzyxyzzy", status=2).stderr
+    assert "did you mean" not in said
+    assert "expected inspect, plan, load," in said
 
 
 # ---- the manual page

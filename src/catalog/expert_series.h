@@ -12,8 +12,8 @@
 namespace loadstone {
 
 // Checks the names of all weights and biases "PREFIX.experts.N.PROJECTION.weight" by the rule of
-// plan/series.h and adds an error for each layer whose experts break it: it names layer, expert and
-// the tensor that is missing. For a few shards of many it is a warning: the rest is elsewhere.
+// catalog/series.h and adds an error for each layer whose experts break it: it names layer, expert
+// and the tensor that is missing. For a few shards of many it is a warning: the rest is elsewhere.
 // Returns the prefixes ("model.layers.0.mlp.experts") that the findings are of.
 std::set<std::string, std::less<>> check_expert_series(const Catalog& catalog,
                                                        std::vector<Finding>& findings);

@@ -1,4 +1,4 @@
-#include "convert/expert_series.h"
+#include "catalog/expert_series.h"
 
 #include <fmt/format.h>
 
@@ -10,13 +10,13 @@
 
 #include "base/pattern.h"
 #include "base/text.h"
-#include "plan/series.h"
+#include "catalog/lacking.h"
+#include "catalog/series.h"
 
 namespace loadstone {
 
 namespace {
 
-constexpr std::size_t names_shown_max = 4;
 constexpr std::size_t sources_max = 64;
 
 // "model.layers.0.mlp.experts.3.up_proj.weight"
@@ -68,44 +68,20 @@ bool is_partial(const Catalog& catalog) {
   });
 }
 
-// "layer 3: "
-std::string layer_text(std::string_view prefix) {
-  static const re2::RE2 pattern(R"((?:^|\.)(?:layers|h|blocks|block)\.(\d{1,18})\.)");
-  std::string number;
-  const bool is_numbered = re2::RE2::PartialMatch(piece(prefix), pattern, &number);
-  return is_numbered ? fmt::format("layer {}: ", number) : std::string();
-}
-
-Finding finding_of(const Catalog& catalog, std::string_view prefix, const Layer& layer,
+SeriesGaps gaps_of(const Catalog& catalog, std::string_view prefix, const Layer& layer,
                    const SeriesCheck& check) {
-  Finding finding = {.severity = Severity::error,
-                     .code = check.absent_count > 0 ? "plan.missing" : "plan.series",
-                     .target = std::string(prefix)};
-  finding.message = fmt::format("'{}': {}", printable(prefix), layer_text(prefix));
+  SeriesGaps gaps = {.absent_count = check.absent_count};
   for (std::size_t i = 0; i < std::min(check.absent.size(), sources_max); ++i) {
     const SeriesGap& gap = check.absent[i];
     const std::uint32_t like = layer.first_of[gap.partner];
     std::string name = catalog.tensors()[layer.tensors[like]].name;
     name.replace(prefix.size() + 1, layer.members[like].number.size(), std::to_string(gap.number));
-    if (i < names_shown_max) {
-      finding.message +=
-          fmt::format("{}expert {} lacks '{}'", i == 0 ? "" : ", ", gap.number, printable(name));
-    }
-    finding.sources.push_back(std::move(name));
+    gaps.absent.push_back(std::move(name));
   }
-  if (check.absent_count > names_shown_max) {
-    finding.message += fmt::format(" and {} more", check.absent_count - names_shown_max);
+  for (std::size_t i = 0; i < std::min(check.stray.size(), sources_max); ++i) {
+    gaps.stray.push_back(catalog.tensors()[layer.tensors[check.stray[i]]].name);
   }
-  for (std::size_t i = 0; i < std::min(check.stray.size(), names_shown_max); ++i) {
-    const std::string& name = catalog.tensors()[layer.tensors[check.stray[i]]].name;
-    finding.message += fmt::format("{}'{}' has a number that is none of the series",
-                                   i == 0 && check.absent_count == 0 ? "" : ", ", printable(name));
-    finding.sources.push_back(name);
-  }
-  finding.suggestion =
-      "fetch the checkpoint again: experts are numbered from 0 without gaps, each with the same "
-      "tensors";
-  return finding;
+  return gaps;
 }
 
 }  // namespace
@@ -124,14 +100,18 @@ std::set<std::string, std::less<>> check_expert_series(const Catalog& catalog,
     layer.tensors.push_back(i);
   }
   std::set<std::string, std::less<>> broken;
+  LackingSeries lacking;
   const Severity severity = is_partial(catalog) ? Severity::warning : Severity::error;
   for (const auto& [prefix, layer] : layers) {
     const auto check =
         check_series(layer.members, static_cast<std::uint32_t>(layer.partners.size()));
     if (check.ok()) continue;
-    findings.push_back(finding_of(catalog, prefix, layer, check));
-    findings.back().severity = severity;
+    lacking.add(prefix, gaps_of(catalog, prefix, layer, check));
     broken.emplace(prefix);
+  }
+  for (Finding& finding : lacking.findings()) {
+    finding.severity = severity;
+    findings.push_back(std::move(finding));
   }
   return broken;
 }

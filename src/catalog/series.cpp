@@ -1,4 +1,4 @@
-#include "plan/series.h"
+#include "catalog/series.h"
 
 #include <algorithm>
 #include <charconv>

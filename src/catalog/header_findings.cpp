@@ -1,0 +1,29 @@
+#include "catalog/header_findings.h"
+
+#include <algorithm>
+
+#include "catalog/expert_series.h"
+#include "loadstone/error.h"
+#include "loadstone/quantized_tensors.h"
+
+namespace loadstone {
+
+std::vector<Finding> header_findings(const Catalog& catalog) {
+  std::vector<Finding> findings = catalog.quantized().findings();
+  const std::size_t others = findings.size();
+  (void)check_expert_series(catalog, findings);
+  for (std::size_t i = others; i < findings.size(); ++i) {
+    if (findings[i].severity == Severity::warning) findings[i].severity = Severity::info;
+  }
+  return findings;
+}
+
+int exit_status(const std::vector<Finding>& findings) noexcept {
+  int status = 0;
+  for (const Finding& finding : findings) {
+    if (finding.severity == Severity::error) status = std::max(status, exit_status(finding.code));
+  }
+  return status;
+}
+
+}  // namespace loadstone

@@ -1,0 +1,14 @@
+// The sentence for a word that names no dtype.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace loadstone {
+
+// "unknown dtype 'bf15'; did you mean 'bf16'?" `others`: words that are taken besides dtypes.
+[[nodiscard]] std::string unknown_dtype(std::string_view text,
+                                        std::vector<std::string> others = {});
+
+}  // namespace loadstone
