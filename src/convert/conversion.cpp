@@ -204,6 +204,28 @@ static void keep_codes(const Catalog& catalog, const ConvertOptions& options, co
   keep_blocks(catalog, stays, recipes);
 }
 
+static Choices choose_formats(const Catalog& catalog, const ConvertOptions& options,
+                              const Conversion& conversion, PlanOptions& plan_options,
+                              std::vector<Finding>& findings) {
+  Recipes& recipes = plan_options.recipes;
+  widen_plain_fp8(catalog, recipes);
+  Choices choices =
+      container_of(options.format).choose(options, catalog, conversion.metadata, recipes, findings);
+  if (!options.dtype && !options.dequantize) restore_plain_fp8(catalog, choices, recipes);
+  plan_options.quantize = std::move(choices.quantize);
+  return choices;
+}
+
+static Skeleton skeleton_of(const Recipes& recipes) {
+  Skeleton skeleton;
+  skeleton.targets.reserve(recipes.targets.size());
+  for (const TargetRecipe& recipe : recipes.targets) {
+    skeleton.targets.push_back(
+        {.name = recipe.target, .shape = recipe.shape, .dtype = recipe.dtype});
+  }
+  return skeleton;
+}
+
 static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
                                 const ConvertOptions& options) {
   if (catalog == nullptr) refuse("catalog", "there is no catalog");
@@ -234,13 +256,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   conversion.repacked = std::move(outputs.repacked);
   Choices choices;
   const bool quantizes = !options.quantize.formats.empty();
-  if (quantizes) {
-    auto& recipes = plan_options.recipes;
-    widen_plain_fp8(*catalog, recipes);
-    choices = container.choose(options, *catalog, conversion.metadata, recipes, findings);
-    if (!options.dtype && !options.dequantize) restore_plain_fp8(*catalog, choices, recipes);
-    plan_options.quantize = std::move(choices.quantize);
-  }
+  if (quantizes) choices = choose_formats(*catalog, options, conversion, plan_options, findings);
   const Chosen codes = {choices, plan_options.quantize, is_decoded};
   if (container.holds_blocks()) keep_codes(*catalog, options, codes, plan_options.recipes);
   // A source that has stood in the way once is not told again as left over.
@@ -249,12 +265,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
     auto& known = plan_options.known_sources;
     known.insert(known.end(), finding.sources.begin(), finding.sources.end());
   }
-  Skeleton skeleton;
-  skeleton.targets.reserve(plan_options.recipes.targets.size());
-  for (const TargetRecipe& recipe : plan_options.recipes.targets) {
-    skeleton.targets.push_back(
-        {.name = recipe.target, .shape = recipe.shape, .dtype = recipe.dtype});
-  }
+  const Skeleton skeleton = skeleton_of(plan_options.recipes);
   conversion.plan = Planner(std::move(catalog), skeleton, plan_options).run(SinkKind::files);
   Plan& plan = conversion.plan;
   plan.findings.insert(plan.findings.end(), findings.begin(), findings.end());

@@ -193,7 +193,7 @@ std::optional<std::string> stack_module(const PlannedTarget& target) {
   return target.name.substr(0, at + infix.size() - 1);
 }
 
-// Whether another pattern has a beginning of the name.
+// True if a different pattern matches a beginning of the name.
 bool is_covered(const std::set<std::string>& sums, std::string_view name) {
   if (name.ends_with('*')) return false;
   for (std::size_t size = name.size(); size > 0; --size) {

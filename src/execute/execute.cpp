@@ -168,6 +168,11 @@ void fill_report(const Plan& plan, const MemorySink& sink, ReadContext& context,
 
 }  // namespace
 
+static Budget budget_of(const Plan& plan, const Needs& needs, const ExecuteOptions& options) {
+  return load_budget(plan, needs, options.threads != 0 ? options.threads : plan.threads,
+                     std::max<std::uint64_t>(options.chunk_bytes, element_bytes_max));
+}
+
 static Report load(const Plan& plan, std::span<const Destination> destinations,
                    const ExecuteOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
@@ -179,9 +184,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   Report report;
   report.bytes_read = compare_ties(plan, storage, report.findings, options.observer);
   const Needs needs(plan, SinkKind::memory);
-  const unsigned threads = options.threads != 0 ? options.threads : plan.threads;
-  const Budget budget = load_budget(
-      plan, needs, threads, std::max<std::uint64_t>(options.chunk_bytes, element_bytes_max));
+  const Budget budget = budget_of(plan, needs, options);
   const OpenShards shards = open_needed(plan, destinations, &storage);
   const auto offload = std::make_shared<OffloadFolder>(plan, storage);
   MemoryCount memory;

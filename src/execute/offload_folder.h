@@ -55,7 +55,7 @@ class OffloadFolder {
   void commit();
   // The folder is as it was; nothing can be committed any more.
   void abandon() noexcept { remove_all(); }
-  // Whether the index is the new one. An error of commit() may come after that.
+  // True once the index is the new one; commit() may still throw after that.
   [[nodiscard]] bool is_committed() const noexcept { return is_committed_; }
 
   // As they stand in the index, or will.

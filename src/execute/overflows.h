@@ -17,7 +17,7 @@ class Overflows {
  public:
   void add(std::uint32_t target, const Overflow& found);
   [[nodiscard]] Overflow of(std::uint32_t target) const;
-  // Those of all targets so far, which are forgotten.
+  // Returns the findings of all targets until now, and forgets them.
   [[nodiscard]] Overflow take();
   // A warning for each target, in their order.
   [[nodiscard]] std::vector<Finding> findings(const Plan& plan) const;

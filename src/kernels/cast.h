@@ -33,7 +33,7 @@ struct Overflow {
   }
 };
 
-// Those among `count` elements of a source. Thread-safe.
+// Counts them among `count` elements of a source. Thread-safe.
 using CountOverflow = Overflow (*)(const std::byte* source, std::uint64_t source_stride,
                                    std::uint64_t count) noexcept;
 
@@ -46,7 +46,7 @@ struct Cast {
 // All null where !can_cast(source, target).
 [[nodiscard]] Cast cast_between(Dtype source, Dtype target) noexcept;
 
-// How many of `count` floats come before the first NaN or infinity. Of a dtype with casts.
+// Counts the floats before the first NaN or infinity, at most `count`; the dtype has casts.
 [[nodiscard]] std::uint64_t finite_numbers(Dtype dtype, const std::byte* numbers,
                                            std::uint64_t count) noexcept;
 

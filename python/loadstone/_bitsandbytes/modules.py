@@ -224,7 +224,7 @@ class WholeLinear4bit(WholeFourBit):
 
 
 def _is_recording() -> bool:
-    """Whether a graph is made that outlives the guards of this forward pass."""
+    """Return whether a graph is made that outlives the guards of this forward pass."""
     return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
@@ -278,7 +278,7 @@ class WholeLinear8bitLt(WholeInt8):
         self.state.SCB = self.weight.SCB
 
     def forward(self, x: torch.Tensor) -> Any:
-        """As bitsandbytes', which assigns the codes to the weight again: no graph holds that."""
+        """Run bitsandbytes' forward without its assignment of codes, which no graph can hold."""
         self._require_whole()
         if self.state.has_fp16_weights or not is_unit(self.weight):
             return super().forward(x)
