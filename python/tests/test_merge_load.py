@@ -189,12 +189,13 @@ class TestLoad:
         save_file({"embed.weight": weight}, tmp_path / "base.safetensors")
         made = products(2, 1, {"head": (12, 8)})
         write_peft(tmp_path / "adapter", made, r=2, lora_alpha=2)
-        tied = skeleton(Tied)
-        loadstone.load(tied, tmp_path / "base.safetensors", lora=tmp_path / "adapter")
-        assert tied.head.weight is tied.embed.weight
-        assert torch.equal(
-            tied.head.weight, added(weight, made["head.lora_A"], made["head.lora_B"], 1)
-        )
+        changed = added(weight, made["head.lora_A"], made["head.lora_B"], 1)
+        for tie in ("split", "keep"):
+            tied = skeleton(Tied)
+            loadstone.load(tied, tmp_path / "base.safetensors", lora=tmp_path / "adapter", tie=tie)
+            assert (tied.head.weight is tied.embed.weight) == (tie == "keep")
+            assert torch.equal(tied.head.weight, changed)
+            assert torch.equal(tied.embed.weight, changed if tie == "keep" else weight)
 
     def test_where_values_came_from(self, folder: Path) -> None:
         found = skeleton()
