@@ -120,7 +120,7 @@ std::map<std::string, std::string, std::less<>> markers_in_metadata(const Tensor
   return markers;
 }
 
-// Whether a marker asks for no more than codes and their scales.
+// Returns whether a marker asks for no more than codes and their scales.
 bool is_plainly(std::string_view marker, const TensorInfo& codes, std::string_view encoding,
                 std::string& format) {
   constexpr std::array<std::pair<std::string_view, Dtype>, 3> plain = {

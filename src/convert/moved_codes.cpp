@@ -124,7 +124,7 @@ class Check {
     return sources->size() > 1 || keeps_others(*before_.find(codes.front()), *found);
   }
 
-  // Whether markers and scales of activations that the output has are found with the codes again.
+  // Returns whether readers find the markers and scales of activations with the codes.
   [[nodiscard]] bool keeps_others(const QuantizedTensor& before, const QuantizedTensor& after) {
     if (copies_.empty()) {
       for (std::uint32_t i = 0; i < plan_.targets.size(); ++i) {
