@@ -110,7 +110,7 @@ MIXED = {r"self_attn": "fp8", "": "fp8-channel"}
 
 @dataclass(frozen=True)
 class Question:
-    """What a server asks of its config.
+    """A question of a server to its config.
 
     Attributes:
         is_quantized: whether the files hold codes for it.
@@ -153,7 +153,7 @@ def compressed_says(config: dict[str, Any], asked: Question) -> bool:
 
 
 def modelopt_says(section: dict[str, Any], asked: Question) -> bool:
-    """Of a stack a server asks for the module, and in a mixed config for any layer below it."""
+    """Ask for the module of a stack, and in a mixed config for any layer below it."""
     name = asked.stack or asked.name
     layers = section.get("quantized_layers")
     patterns = section.get("ignore", section.get("exclude_modules", []))
@@ -223,7 +223,7 @@ def test_a_list_that_lacks_a_stack_is_found(
     "options", [{"quantize": "fp8-channel", "style": "compressed-tensors"}, {"quantize": "nf4"}]
 )
 def test_a_tied_head_stays_the_embedding(tmp_path: Path, options: dict[str, str]) -> None:
-    """In the library that reads the folder: its head was of uninitialized scales."""
+    """The library would otherwise make a quantized layer of it, without scales."""
     config = LlamaConfig(
         hidden_size=H,
         intermediate_size=H,

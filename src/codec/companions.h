@@ -13,9 +13,9 @@ namespace loadstone {
 // the tensors "module.comfy_quant", which contain the same markers.
 inline constexpr std::string_view layers_metadata_key = "_quantization_metadata";
 
-// True if the last part of the name is in the table.
+// Returns whether the last part of the name is in the table.
 [[nodiscard]] bool is_companion_name(std::string_view name);
-// True for a companion of a single module, such as "P.input_scale" of "P.weight".
+// Returns whether it is one of a single module, such as "P.input_scale" of "P.weight".
 [[nodiscard]] bool is_module_companion(std::string_view name);
 
 // Adds each companion to `unneeded` of the quantized tensor that it goes with, and marks it. A

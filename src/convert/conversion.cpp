@@ -180,6 +180,13 @@ void name_ambiguous(Conversion& conversion, bool is_decoded) {
   }
 }
 
+// Writes into the metadata all that gives the output's tensors their meaning.
+void settle_metadata(Conversion& conversion, const ConvertOptions& options, bool is_decoded) {
+  if (container_of(conversion.format).holds_blocks()) add_folded_shapes(conversion);
+  name_ambiguous(conversion, is_decoded);
+  keep_layer_metadata(conversion, options, is_decoded || options.merge || repacks(options));
+}
+
 }  // namespace
 
 // All that is known of an output before blocks are kept in it.
@@ -276,12 +283,8 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   if (keeps_codes(options, is_decoded)) {
     for (Finding& finding : check_numbers(plan)) fail(conversion, std::move(finding));
   }
-  if (container.holds_blocks()) {
-    conversion.repacked = repacked_blocks(conversion);
-    add_folded_shapes(conversion);
-  }
-  name_ambiguous(conversion, is_decoded);
-  keep_layer_metadata(conversion, options, is_decoded || options.merge || repacks(options));
+  if (container.holds_blocks()) conversion.repacked = repacked_blocks(conversion);
+  settle_metadata(conversion, options, is_decoded);
   lay_out(conversion, options);
   if (quantizes) add_rows(conversion, choices);
   const bool has_decoded = is_decoded && plan.catalog->quantized().has_readable();

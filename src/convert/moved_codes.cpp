@@ -127,7 +127,7 @@ class Check {
     return sources->size() > 1 || keeps_others(*before_.find(codes.front()), *found);
   }
 
-  // True if readers find markers and activation scales of the output with its codes.
+  // Returns whether readers find the markers and scales of activations with the codes.
   [[nodiscard]] bool keeps_others(const QuantizedTensor& before, const QuantizedTensor& after) {
     if (copies_.empty()) {
       for (std::uint32_t i = 0; i < plan_.targets.size(); ++i) {

@@ -7,7 +7,7 @@ namespace loadstone {
 
 extern const Family gguf_family;
 
-// True if rows of the shape are not whole blocks: a file can only store such a tensor folded.
+// Returns whether rows of the shape are not whole blocks: files can only store the tensor folded.
 [[nodiscard]] bool has_cut_blocks(Encoding encoding, const Shape& shape) noexcept;
 // Of a tensor of a block format, row by row.
 [[nodiscard]] Shape shape_of_bytes(Encoding encoding, const Shape& shape);

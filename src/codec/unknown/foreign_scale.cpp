@@ -61,7 +61,7 @@ std::uint32_t sibling_scale(const TensorTable& table, const std::string& stem) {
   return is_scale_leaf(name.substr(stem.size())) ? found.front() : none;
 }
 
-// The module's other tensors go with the codes and are not cast either.
+// Adds the rest of the module: it is cast as little as the codes.
 void add_siblings(const TensorTable& table, const std::string& stem, QuantizedTensor& made) {
   for (const std::uint32_t index : siblings(table, stem)) {
     if (std::ranges::count(made.scales, index) == 0) made.states.push_back(index);
