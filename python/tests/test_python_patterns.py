@@ -64,7 +64,7 @@ def random_key(generator: random.Random) -> str:
 def test_patterns_mean_what_they_mean_to_python() -> None:
     generator = random.Random(1)
     counts: Counter[str] = Counter()
-    for _ in range(30_000):
+    for _ in range(12_000):
         key = random_key(generator)
         wanted = expected([key])
         try:
@@ -81,9 +81,9 @@ def test_patterns_mean_what_they_mean_to_python() -> None:
         assert wanted is not None, f"Python rejects {key!r}"
         assert found == wanted, key
         counts["matches" if max(found) == 0 else "matches nothing"] += 1
-    assert counts["matches"] > 3000
-    assert counts["matches nothing"] > 3000
-    assert counts["rejected"] > 3000
+    assert counts["matches"] > 1200
+    assert counts["matches nothing"] > 1200
+    assert counts["rejected"] > 1200
     assert {"look-ahead", "look-behind", "atomic groups", r"\B"} <= counts.keys()
 
 
@@ -226,12 +226,12 @@ def by_command(folder: Path, lora: Path) -> dict[str, torch.Tensor]:
 def by_metadata(folder: Path, lora: Path) -> dict[str, torch.Tensor]:
     """The configuration in the file, as diffusers writes it, with a prefix for the model."""
     tensors = {
-        f"net.{name.removeprefix('base_model.model.')}": tensor
+        f"transformer.{name.removeprefix('base_model.model.')}": tensor
         for name, tensor in load_file(lora / "adapter_model.safetensors").items()
     }
     config = json.loads((lora / "adapter_config.json").read_text())
     kept = ("r", "lora_alpha", "alpha_pattern")
-    metadata = {"lora_adapter_metadata": json.dumps({f"net.{k}": config[k] for k in kept})}
+    metadata = {"lora_adapter_metadata": json.dumps({f"transformer.{k}": config[k] for k in kept})}
     save_file(tensors, folder / "lora.safetensors", metadata=metadata)
     return by_merge(folder, folder / "lora.safetensors")
 
@@ -280,7 +280,7 @@ def config_error(folder: Path, text: str) -> Any:
     return caught.value
 
 
-@pytest.mark.parametrize("key", [r"\C", r"\pL", r"\Qq_proj\E", "(?x) q_proj", "(q_proj", "**"])
+@pytest.mark.parametrize("key", [r"\C", r"\pL", r"\Qq_proj\E", "(?i)q_proj", "(q_proj", "**"])
 def test_a_key_that_python_rejects_is_rejected(tmp_path: Path, key: str) -> None:
     error = config_error(tmp_path, json.dumps({key: 64}))
     assert "not a regular expression of Python's" in str(error)
