@@ -9,9 +9,11 @@ code (an autograd graph, a ``Reducer``) holds it: then the model gets another ob
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from loadstone import torch as memory
+from loadstone._modules import owner_of
 
 if TYPE_CHECKING:
     import torch
@@ -29,12 +31,31 @@ def may_change(slot: TensorSlot) -> bool:
     change, as in ``Module.to``. A place that shares its tensor with an earlier one is given what
     the earlier one has, or a tensor of its own.
     """
-    tensor: Any = slot.tensor
     if slot.share is not None or slot.obstacle or slot.tie_of is not None:
         return False
-    if not tensor.is_meta and slot.kind != "parameter":
-        return False
+    return (slot.tensor.is_meta or slot.kind == "parameter") and _is_free(slot.tensor)
+
+
+def _is_free(tensor: Any) -> bool:
     return not weakref.getweakrefcount(tensor) and tensor._use_count() == 1
+
+
+def keep_object(model: torch.nn.Module, name: str, replace: Callable[[], object]) -> None:
+    """Runs code of a library that replaces a parameter, and keeps the object if it was on meta."""
+    import torch
+
+    registry = owner_of(model, name)._parameters
+    leaf = name.rpartition(".")[2]
+    old: Any = registry.get(leaf)
+    replace()
+    new: Any = registry.get(leaf)
+    if old is None or new is None or new is old or type(new) is not type(old):
+        return
+    if old.is_meta and type(old) is torch.nn.Parameter and _is_free(old):
+        torch._C._swap_tensor_impl(old, new)
+        old.__dict__.update(new.__dict__)
+        registry[leaf] = old
+        _renew_hooks(old)
 
 
 class Contents:

@@ -14,7 +14,7 @@ from loadstone import torch as memory
 from loadstone._audit import Loads, remember
 from loadstone._dtypes import dtype_name, element_dtype, has_name
 from loadstone._errors import FilledWarning, make
-from loadstone._holders import Own, note_replaced
+from loadstone._holders import Own, Parameters, note_replaced
 from loadstone._homes import Homes
 from loadstone._machine import peak_resident_bytes
 from loadstone._progress import ProgressCallback, shown
@@ -468,7 +468,9 @@ def install(plan: Plan, model: Any, filled: Filled) -> None:
             note_replaced(model, slot)
             slot.replace(new)
     if filled.layers is not None:
+        replaced = Parameters(model)
         filled.layers.install()
+        replaced.note_replaced(model)
     plan._extra.install(model, filled.extra)
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from loadstone._ranks import share_of
 from loadstone._skeleton_walk import TensorSlot
 
 if TYPE_CHECKING:
@@ -82,7 +83,32 @@ def note_replaced(model: Any, slot: TensorSlot) -> None:
     """Remembers, weakly, a tensor that is about to be replaced in the model."""
     wanted = slot.tensor.is_meta or slot.kind == "parameter"
     if wanted and slot.share is None and slot.tie_of is None:
-        _replaced.setdefault(model, []).append((slot.name, weakref.ref(slot.tensor)))
+        _note(model, slot.name, slot.tensor)
+
+
+def _note(model: Any, name: str, tensor: torch.Tensor) -> None:
+    _replaced.setdefault(model, []).append((name, weakref.ref(tensor)))
+
+
+class Parameters:
+    """A model's parameters on meta before a library replaces them."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._names: list[str] = []
+        self._tensors = Own()
+        for name, parameter in model.named_parameters():
+            if parameter.is_meta and share_of(parameter) is None:
+                self._names.append(name)
+                self._tensors.append(parameter)
+
+    def note_replaced(self, model: torch.nn.Module) -> None:
+        """Remembers, weakly, those that are on meta and in the model no longer."""
+        held = {id(parameter) for parameter in model.parameters()}
+        for name, tensor in zip(self._names, self._tensors, strict=True):
+            if tensor.is_meta and id(tensor) not in held:
+                _note(model, name, tensor)
+        self._tensors.clear()
+        self._names.clear()
 
 
 def replaced(model: Any) -> Refs:

@@ -203,3 +203,54 @@ def test_no_search_where_nobody_holds_anything(path, tmp_path, monkeypatch):
     for how, count in (("", 0), ("set", 1)):
         loadstone.load(skeleton(how), path, **places)
         assert len(searched) == count
+
+
+def test_a_weight_that_is_quantized_is_another_object_and_its_holder_is_named(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    save_file({"0.weight": torch.randn(64, 64)}, tmp_path / "m.safetensors")
+    for holds in (True, False):
+        with loadstone.skeleton():
+            model = nn.Sequential(nn.Linear(64, 64, bias=False))
+            model.held = {model[0].weight} if holds else set()
+        if not holds:  # the control
+            loadstone.load(model, tmp_path / "m.safetensors", quantize="nf4")
+            assert loadstone.audit(model).ok
+            continue
+        with pytest.raises(loadstone.AuditError, match="set in Sequential still holds"):
+            loadstone.load(model, tmp_path / "m.safetensors", quantize="nf4")
+
+
+@pytest.mark.parametrize("patched", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_holders_in_a_model_of_transformers(tied, patched, tmp_path):
+    transformers = pytest.importorskip("transformers")
+
+    class Held(transformers.LlamaForCausalLM):
+        def __init__(self, config):
+            super().__init__(config)
+            self.head = functools.partial(nn.functional.linear, weight=self.lm_head.weight)
+            embedding = self.model.embed_tokens.weight
+            self.embedding = lambda: embedding
+
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 16)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(tie_word_embeddings=tied, **sizes, **heads)
+    expected = transformers.LlamaForCausalLM(config)
+    expected.save_pretrained(tmp_path)
+
+    def load():
+        if not patched:
+            return loadstone.transformers.from_pretrained(Held, tmp_path)
+        with loadstone.patch("transformers"):
+            return Held.from_pretrained(tmp_path)
+
+    if tied:  # the library gives the head another object, which the partial does not see
+        with pytest.raises(loadstone.AuditError, match=r"lm_head\.weight.* partial still holds"):
+            load()
+        return
+    model = load()
+    assert model.embedding() is model.model.embed_tokens.weight
+    assert model.head.keywords["weight"] is model.lm_head.weight
+    assert torch.equal(model.lm_head.weight, expected.lm_head.weight)
+    assert torch.equal(model.embedding(), expected.model.embed_tokens.weight)
+    assert all(each.requires_grad for each in model.parameters())

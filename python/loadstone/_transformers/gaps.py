@@ -13,6 +13,7 @@ from loadstone._audit import audit
 from loadstone._catalog import Catalog
 from loadstone._constructor import model_builder, parameter_values
 from loadstone._errors import make
+from loadstone._holders import Parameters
 from loadstone._plan import Plan
 from loadstone._planning import make_plan
 from loadstone._report import Report
@@ -59,6 +60,7 @@ class Gaps:
         self.model: Any = None
         self.plan: Plan | None = None
         self._core: _core.Report | None = None
+        self._before: Parameters | None = None
         self._is_finished = False
         self._fresh: set[str] = set()  # parameters without a value, to be initialised
         self._constructed: set[str] = set()  # of those, the ones no initialiser wrote to
@@ -69,6 +71,7 @@ class Gaps:
         self, model: Any, catalog: Catalog, traced: Traced, device_map: Any, offload_folder: Any
     ) -> _execute.Filled:
         """Makes the plan and reads what it says; the model is left as it is."""
+        self._before = Parameters(model)
         with in_turn_with(model):
             self.plan = make_plan(
                 model,
@@ -151,6 +154,8 @@ class Gaps:
             return self._proved(model, self.plan, self._core)
 
     def _proved(self, model: Any, plan: Plan, core: _core.Report) -> Report:
+        if self._before is not None:
+            self._before.note_replaced(model)
         report = _execute.make_report(plan, model, core)
         known = report.provenance
         for slot in slots_of(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from transformers.modeling_utils import _load_parameter_into_model
 
 from loadstone import _core, _execute
 from loadstone._catalog import Catalog, inspect
+from loadstone._contents import keep_object
 from loadstone._targets import SAVED
 from loadstone._traced import Traced
 from loadstone._transformers import cache, quantized, releases
@@ -94,7 +96,8 @@ class Load(Gaps):
                 value = self.unwritten(name, tensor, device=device)
             else:
                 value = tensor.to(device)
-            _load_parameter_into_model(model, name, value)
+            put = functools.partial(_load_parameter_into_model, model, name, value)
+            keep_object(model, name, put)
         for name, buffer in model.named_non_persistent_buffers():
             device = torch.device(get_device(device_map, name, valid_torch_device=True))
             if buffer.device != device and not buffer.is_meta:

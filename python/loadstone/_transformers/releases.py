@@ -9,6 +9,7 @@ import torch
 from transformers.core_model_loading import set_param_for_module
 from transformers.modeling_utils import LoadStateDictInfo  # type: ignore[attr-defined]
 
+from loadstone._contents import keep_object
 from loadstone._sites.transformers import SITES
 
 
@@ -64,4 +65,5 @@ def put(model: Any, name: str, value: torch.Tensor, info: Any, quantizer: Any) -
         notes = (info.mismatched_keys, info.missing_keys, info.unexpected_keys)
     of_distributed_loads = () if SITES.is_since("5.16") else (None,)
     set_in_module: Any = set_param_for_module
-    set_in_module(model, name, value, *notes, *of_distributed_loads, quantizer)
+    arguments = (model, name, value, *notes, *of_distributed_loads, quantizer)
+    keep_object(model, name, lambda: set_in_module(*arguments))

@@ -9,6 +9,7 @@ missing, unexpected and mismatched names, initialises and warns. Only its readin
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel, modeling_utils
 
 from loadstone import _execute
 from loadstone._catalog import Catalog, inspect
+from loadstone._contents import keep_object
 from loadstone._dtypes import dtype_name
 from loadstone._placement import device_of
 from loadstone._sites.transformers import SITES
@@ -46,7 +48,8 @@ class Load(Gaps):
         for name in missing:
             if state[name].is_meta:
                 value = self.unwritten(name, state[name], device="cpu", dtype=dtype)
-                modeling_utils._load_parameter_into_model(model, name, value)
+                put = modeling_utils._load_parameter_into_model
+                keep_object(model, name, functools.partial(put, model, name, value))
         self.note_buffers(model)
 
     def read(self, model: Any, files: list[str], given: dict[str, Any], result: Any) -> Any:
@@ -76,6 +79,7 @@ class Load(Gaps):
         filled = self.plan_and_read(model, catalog, traced, devices, folder)
         assert self.plan is not None
         _execute.install(self.plan, model, filled)
+        filled.offload.commit()
         return filled.offload.index() if "disk" in (device_map or {}).values() else None
 
 
