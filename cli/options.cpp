@@ -16,6 +16,7 @@
 #include "cli/machine.h"
 #include "cli/output.h"
 #include "loadstone/error.h"
+#include "loadstone/remote.h"
 #include "plan/devices.h"
 #include "plan/rules.h"
 #include "storage/whole_file.h"
@@ -313,7 +314,7 @@ DeviceMap device_map_from_user(const std::string& text) {
     return map;
   }
   if (text.starts_with('{')) return map_from_json(text);
-  if (text.find('=') != std::string::npos) return map_from_list(text);
+  if (!is_remote(text) && text.find('=') != std::string::npos) return map_from_list(text);
   return parse_file(text, map_from_json);
 }
 
