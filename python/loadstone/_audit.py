@@ -15,6 +15,7 @@ from loadstone._errors import make
 from loadstone._modules import named_modules
 from loadstone._receipt import Receipt
 from loadstone._report import OFFLOADED, Provenance, Report
+from loadstone._terminal import printable
 
 if TYPE_CHECKING:
     from loadstone._skeleton_walk import TensorSlot
@@ -76,7 +77,7 @@ class Audit:
             return f"ok: all {len(self.provenance)} tensors have an origin ({origins}){since}"
         return (
             f"NOT ok: {len(self.on_meta)} on meta, {len(self.unaccounted)} unaccounted "
-            f"({origins}): " + ", ".join((self.on_meta + self.unaccounted)[:5])
+            f"({origins}): " + ", ".join(map(printable, (self.on_meta + self.unaccounted)[:5]))
         )
 
     def __repr__(self) -> str:

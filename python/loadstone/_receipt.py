@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from loadstone import _core
 from loadstone._dtypes import dtype_name
+from loadstone._text import read_text, write_text
 
 
 def held_tensors(tensor: Any) -> dict[str, Any]:
@@ -48,13 +48,13 @@ class Receipt:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Receipt:
         """Reads one that was saved, or that a conversion wrote."""
-        return cls(Path(path).read_text(encoding="utf-8"))
+        return cls(read_text(path))
 
     def to_json(self) -> str:
         return self._text
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        Path(path).write_text(self._text, encoding="utf-8")
+        write_text(path, self._text)
 
     def is_of(self, name: str, tensor: Any) -> bool | None:
         """Whether a tensor has the bytes that the load gave it; ``None``: nothing is said of it.

@@ -22,12 +22,12 @@ import importlib.util
 import inspect
 import re
 import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from loadstone._errors import Error, make
+from loadstone._terminal import warn
 
 LIBRARIES = ("transformers", "diffusers", "accelerate", "bitsandbytes", "modelopt", "peft")
 
@@ -202,7 +202,7 @@ def is_known(library: str) -> bool:
 
 @functools.cache
 def _warn_once(sites: Sites) -> None:
-    warnings.warn(f"{sites.refusal()} (nothing is patched in it)", UserWarning, stacklevel=5)
+    warn(f"{sites.refusal()} (nothing is patched in it)", UserWarning, stacklevel=5)
 
 
 def _parsed(table: str) -> Iterator[Site]:

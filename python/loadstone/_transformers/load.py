@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +11,7 @@ from transformers.modeling_utils import _load_parameter_into_model
 from loadstone import _core, _execute
 from loadstone._catalog import Catalog, inspect
 from loadstone._targets import SAVED
+from loadstone._terminal import warn
 from loadstone._traced import Traced
 from loadstone._transformers import cache, quantized, releases
 from loadstone._transformers.gaps import DEFAULTS, Gaps, TransformersOptions, mismatch
@@ -169,7 +169,7 @@ def _warn_of_decoded(targets: list[str]) -> None:
         names = sorted(set(targets))
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         text = "the checkpoint holds it quantized, and the model's module has no place for codes"
-        warnings.warn(f"{names[0]}{more}: {text}: dequantized", UserWarning, stacklevel=2)
+        warn(f"{names[0]}{more}: {text}: dequantized", UserWarning, stacklevel=2)
 
 
 def _loading_info(model: Any, derived: Derived) -> Any:
