@@ -18,6 +18,7 @@
 #include "cli/machine.h"
 #include "cli/output.h"
 #include "loadstone/error.h"
+#include "loadstone/remote.h"
 #include "plan/devices.h"
 #include "plan/rules.h"
 #include "storage/whole_file.h"
@@ -347,8 +348,8 @@ DeviceMap device_map_from_user(const std::string& text) {
     return map;
   }
   if (text.starts_with('{')) return map_from_json(text);
-  if (text.find('=') != std::string::npos) return map_from_list(text);
-  if (is_path(text)) return parse_file(text, map_from_json);
+  if (!is_remote(text) && text.find('=') != std::string::npos) return map_from_list(text);
+  if (is_remote(text) || is_path(text)) return parse_file(text, map_from_json);
   throw Error("usage", "--device-map: " + unknown_device(text, names_of<DeviceMapMode>()));
 }
 

@@ -189,7 +189,8 @@ ConvertOptions write_options(const WriteArgs& args, const std::string& source,
   }
   options.threads = args.threads;
   options.quantize = quantize_options(args.quantize, options.format);
-  if (!format) options.folder = read_model_folder(catalog, source, args.quantize.copy_code);
+  options.folder = format ? folders_left_out(source)
+                          : read_model_folder(catalog, source, args.quantize.copy_code);
   return options;
 }
 

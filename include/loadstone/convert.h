@@ -84,7 +84,7 @@ struct QuantizeOptions {
 
 // A small file that stands beside the model's: a config, a tokenizer.
 struct ExtraFile {
-  std::string name{};                    // in the target's folder; no path
+  std::string name{};                    // below the target's folder: "config.json", "a/b.json"
   std::string text{};                    // what it holds, where copy_of is empty
   std::string copy_of{};                 // path of a regular file (no link) that it is a copy of
   std::shared_ptr<ByteSource> source{};  // of a file of another machine: what it is read through
@@ -96,10 +96,13 @@ struct ModelFolder {
   std::vector<ExtraFile> files{};     // the others that libraries look for, as copies
   std::vector<std::string> links{};   // names of those that are links, and are passed over
   std::vector<std::string> denied{};  // names of those that another machine does not hand out
+  // Below the folder, named by its modules.json or model_index.json, and not among `files`:
+  // components of a pipeline, paths that leave the folder, files too large for a companion.
+  std::vector<std::string> left{};
 };
 
-// Looks into a folder; what is no folder holds nothing. `with_code`: Python files too. Throws Error
-// "io.read".
+// Looks into a folder; what is no folder holds nothing. The folders below that modules.json names
+// come along with all their files. `with_code`: Python files too. Throws Error "io.read".
 [[nodiscard]] LOADSTONE_API ModelFolder read_model_folder(const std::string& path,
                                                           bool with_code = false);
 
@@ -114,6 +117,10 @@ struct ModelFolder {
 // empty without such a file. Throws Error "io.read".
 [[nodiscard]] LOADSTONE_API std::string read_model_config(const Catalog& catalog,
                                                           const std::string& path);
+
+// Returns only `left`, for an output that is one file and so leaves all others: the folders
+// that modules.json or model_index.json of this machine's folder `path` names; all else is empty.
+[[nodiscard]] LOADSTONE_API ModelFolder folders_left_out(const std::string& path);
 
 struct ConvertOptions {
   // ---- what changes the result

@@ -84,7 +84,11 @@ Conversion conversion_for(std::shared_ptr<const Catalog> catalog, std::string_vi
   options.dequantize = dequantize;
   const nb::gil_scoped_release release;
   // After that: a folder of another machine is waited for.
-  if (!folder.empty()) options.folder = read_model_folder(*catalog, folder, copy_code);
+  if (!folder.empty()) {
+    options.folder = options.one_file || options.is_split
+                         ? folders_left_out(folder)
+                         : read_model_folder(*catalog, folder, copy_code);
+  }
   if (options.merge && !base.empty()) options.merge->config = read_model_config(*catalog, base);
   if (!imatrix.empty()) {
     options.quantize.importance =

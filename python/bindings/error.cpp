@@ -1,3 +1,4 @@
+#include "base/text.h"
 #include "bindings.h"
 
 namespace loadstone::python {
@@ -26,6 +27,10 @@ void bind_error(nb::module_& module) {
       raise_in_python(error);
     }
   });
+  module.def("printable", &printable, nb::arg("text"), nb::arg("length_max") = 200);
+  module.def(
+      "without_secrets", [](std::string_view text) { return without_secrets(text); },
+      nb::arg("text"));
   module.def("codes", [] {
     std::vector<std::tuple<std::string_view, std::string_view, std::string_view>> rows;
     for (const CodeInfo& info : all_codes())

@@ -1,3 +1,4 @@
+#include "base/text.h"
 #include "bindings.h"
 
 namespace loadstone::python {
@@ -40,7 +41,7 @@ void bind_finding(nb::module_& module) {
       .def("__eq__", [](const Finding& a, const Finding& b) { return a == b; })
       .def("__repr__", [](const Finding& self) {
         return "Finding(" + std::string(name(self.severity)) + ", " + self.code + ": " +
-               self.message + ")";
+               printable(self.message, 2000) + ")";
       });
 }
 

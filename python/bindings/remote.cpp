@@ -8,6 +8,7 @@
 #include "base/only_errors.h"
 #include "bindings.h"
 #include "storage/remote_environment.h"
+#include "storage/whole_file.h"
 
 namespace loadstone::python {
 
@@ -68,6 +69,13 @@ void bind_remote(nb::module_& module) {
         return make_remote_storage(std::move(options)).release();
       },
       nb::rv_policy::reference, nb::arg("environment"), nb::arg("given"), nb::arg("main_thread"));
+  module.def(
+      "write_whole_file",
+      [](const std::string& path, std::string_view text) {
+        const nb::gil_scoped_release release;
+        write_whole_file(path, text);
+      },
+      nb::arg("path"), nb::arg("text"));
   module.def(
       "is_remote", [](std::string_view path) { return is_remote(path); }, nb::arg("path"));
 }

@@ -15,6 +15,7 @@ from loadstone._errors import make
 from loadstone._modules import named_modules
 from loadstone._receipt import Receipt
 from loadstone._report import OFFLOADED, Provenance, Report
+from loadstone._terminal import printable
 
 if TYPE_CHECKING:
     from loadstone._skeleton_walk import TensorSlot
@@ -70,7 +71,7 @@ class Audit:
 
     def _named(self, name: str) -> str:
         holder = self.held_elsewhere.get(name)
-        return f"{name} ({holder})" if holder else name
+        return printable(f"{name} ({holder})" if holder else name)
 
     def __str__(self) -> str:
         counts: dict[str, int] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from loadstone import _cluster, _core, _machine, llama_cpp
@@ -27,6 +26,7 @@ from loadstone._output import (
 )
 from loadstone._progress import shown
 from loadstone._rules import RulesText, rules_or_recipes, rules_text
+from loadstone._text import write_text
 from loadstone._traced import Traced
 
 Rules = (
@@ -178,7 +178,7 @@ def convert(
         style=style_name(style),
         imatrix=path_text(imatrix),
         allow_non_finite=allow_non_finite,
-        folder=folder_of(source) if form.is_folder else "",
+        folder=folder_of(source),
         copy_code=copy_code,
         dequantize=dequantize,
         experts=experts,
@@ -284,7 +284,7 @@ def save_recipes(
         raise make(
             "plan.options", "names match unchanged, so there are no recipes to save", field="rules"
         )
-    Path(path).write_text(traced.recipes.to_json(catalog._core), encoding="utf-8")
+    write_text(path, traced.recipes.to_json(catalog._core))
 
 
 def _resolved(

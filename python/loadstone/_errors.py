@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from loadstone import _core
+from loadstone._terminal import printable
 
 
 class Error(Exception):
@@ -22,6 +23,9 @@ class Error(Exception):
         findings: all findings of the plan that was refused (:class:`PlanError`), else empty.
         half_written: tensors of the model that may hold a part of their new value, where a load
             failed that wrote in place; else empty.
+
+    Control and invisible characters are escaped in ``str()`` of it, as in the core's errors, and
+    neither the text nor an attribute holds the query, user or password of a URL.
     """
 
     errno: int | None  # as OSError has it
@@ -39,15 +43,15 @@ class Error(Exception):
         expected: str = "",
         errno: int = 0,
     ) -> None:
-        super().__init__(text)
+        super().__init__("\n".join(map(printable, text.split("\n"))))
         self.code = code
-        self.message = message or text
-        self.path = path
-        self.tensor = tensor
+        self.message = _public(message or text)
+        self.path = _public(path)
+        self.tensor = _public(tensor)
         self.byte_offset = byte_offset
         self.field = field
-        self.found = found
-        self.expected = expected
+        self.found = _public(found)
+        self.expected = _public(expected)
         self.errno = errno
         self.findings: list[Any] = []
         self.half_written: list[str] = []
@@ -56,6 +60,11 @@ class Error(Exception):
         # An exception is made again from its arguments; findings stay in the process.
         where = (self.path, self.tensor, self.byte_offset, self.field, self.found, self.expected)
         return type(self), (str(self), self.code, self.message, *where, self.errno)
+
+
+def _public(value: Any) -> Any:
+    """A text without the secrets of URLs in it."""
+    return _core.without_secrets(value) if isinstance(value, str) else value
 
 
 # Callers of the libraries catch what these raise, so our errors are these as well. A misfit is a
@@ -158,12 +167,20 @@ def from_core(
     return error_class(code)(text, code, message, path, tensor, *rest)
 
 
-def make(code: str, message: str, **where: Any) -> Error:
-    """An error of the Python side, in the format of the core's."""
+def make(code: str, message: str, lines: Sequence[str] = (), **where: Any) -> Error:
+    """Return an error of the Python side, in the format of the core's.
+
+    Args:
+        lines: printed below the message.
+    """
     parts = (where.get(key) for key in ("path", "tensor", "field"))
-    head = "".join(f"{part}: " for part in parts if part and f"'{part}'" not in message)
-    tail = "".join(f"; {key} {where[key]}" for key in ("found", "expected") if where.get(key))
-    return error_class(code)(f"{head}{message}{tail} [{code}]", code, message, **where)
+    head = "".join(f"{printable(part)}: " for part in parts if part and f"'{part}'" not in message)
+    body = "\n".join(map(printable, [message, *lines]))
+    tail = "".join(
+        f"; {key} {printable(where[key])}" for key in ("found", "expected") if where.get(key)
+    )
+    message = "\n".join([message, *lines])
+    return error_class(code)(f"{head}{body}{tail} [{code}]", code, message, **where)
 
 
 def unknown(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +22,7 @@ from loadstone._receipt import Receipt
 from loadstone._report import Provenance, Report, filled_findings, human_bytes
 from loadstone._same_model import planned_slots
 from loadstone._skeleton import recompute
+from loadstone._terminal import warn
 from loadstone._turns import slots_of
 from loadstone._warn import users_level, warn_of_overflows
 
@@ -291,7 +291,7 @@ def _warn_of_fills(plan: Plan) -> None:
     more = len(targets) - FILLS_LISTED_MAX
     size = human_bytes(sum(target.nbytes for target in targets))
     what = "tensor of the model is" if len(targets) == 1 else "tensors of the model are"
-    warnings.warn(
+    warn(
         f"{len(targets)} {what} not in the checkpoint and got values of another origin ({ways}; "
         f"{size}): {listed}{f' and {more} more' if more > 0 else ''}. loadstone.audit(model) and "
         "the report name all",

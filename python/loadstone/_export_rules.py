@@ -6,9 +6,9 @@ import argparse
 import importlib.util
 import json
 import sys
-from pathlib import Path
 
 from loadstone._errors import make
+from loadstone._text import write_text
 
 
 def main(arguments: list[str]) -> int:
@@ -40,9 +40,5 @@ def main(arguments: list[str]) -> int:
     if options.output is None:
         sys.stdout.write(text)
         return 0
-    try:
-        Path(options.output).write_text(text, encoding="utf-8")
-    except OSError as reason:
-        message = f"the rules cannot be written: {reason.strerror}"
-        raise make("io.write", message, path=options.output) from None
+    write_text(options.output, text)
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from loadstone._catalog import Checkpoint
 from loadstone._plan import Plan
 from loadstone._planning import plan
 from loadstone._report import Report
+from loadstone._terminal import warn
 from loadstone._turns import in_turn_with
 
 # A warning names this many tensors, and counts the others.
@@ -92,7 +92,7 @@ def _warn_of_unexpected(made: Plan) -> None:
     names = [name for each in unexpected for name in each.sources]
     more = f" and {len(names) - NAMES_LISTED_MAX} more" if len(names) > NAMES_LISTED_MAX else ""
     what = "tensor of the checkpoint is" if len(names) == 1 else "tensors of the checkpoint are"
-    warnings.warn(
+    warn(
         f"{len(names)} {what} not needed by the model: "
         f"{', '.join(names[:NAMES_LISTED_MAX])}{more}. Pass unexpected='ignore' if that is meant",
         UserWarning,
@@ -104,7 +104,7 @@ def _warn_of_nothing(made: Plan) -> None:
     """Warns if nothing matches, which a caller of ``strict=False`` hardly wants."""
     if any(target.origin == "checkpoint" for target in made.targets):
         return
-    warnings.warn(
+    warn(
         "no name of the checkpoint matches the model, so nothing is loaded: see the plan's "
         "findings, and pass rules= or strip_prefix=",
         UserWarning,

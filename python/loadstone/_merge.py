@@ -120,7 +120,7 @@ def merge(
         style=style_name(style),
         imatrix=path_text(imatrix),
         allow_non_finite=allow_non_finite,
-        folder=folder_of(given[0][0]) if form.is_folder else "",
+        folder=folder_of(given[0][0]),
         copy_code=copy_code,
         metadata="" if metadata is None else metadata_text(metadata),
         beyond_ggml=beyond_ggml,

@@ -17,7 +17,7 @@ from loadstone._extra_state import ExtraState
 from loadstone._needs import Needs
 from loadstone._report import listed_errors
 from loadstone._targets import PlannedTarget, planned_targets
-from loadstone._text import read_text
+from loadstone._text import read_text, write_text
 from loadstone._turns import in_turn_with
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes :meth:`to_json` to a file."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        write_text(path, self.to_json())
 
     @classmethod
     def load(
@@ -263,7 +263,7 @@ class Plan:
             loaded,
         )
         if path is not None:
-            Path(path).write_text(page, encoding="utf-8")
+            write_text(path, page)
         return page
 
     def _repr_html_(self) -> str:

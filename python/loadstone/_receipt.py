@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from loadstone import _core
 from loadstone._dtypes import dtype_name
 from loadstone._errors import make
+from loadstone._text import require_local, write_text
 
 
 def held_tensors(tensor: Any) -> dict[str, Any]:
@@ -49,6 +50,7 @@ class Receipt:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Receipt:
         """Reads one that was saved, or that a conversion wrote."""
+        require_local(os.fsdecode(path))
         most = _core.RECEIPT_JSON_BYTES_MAX
         with Path(path).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -68,7 +70,7 @@ class Receipt:
         return self._text
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        Path(path).write_text(self._text, encoding="utf-8")
+        write_text(path, self._text)
 
     def is_of(self, name: str, tensor: Any) -> bool | None:
         """Whether a tensor has the bytes that the load gave it; ``None``: nothing is said of it.

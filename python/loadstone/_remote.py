@@ -84,5 +84,8 @@ def storage() -> _core.Storage:
 
 
 def absolute(path: str) -> str:
-    """The path as it means the same from another folder; links and patterns stay."""
-    return path if _core.is_remote(path) else str(Path(path).absolute())
+    """Return the path as it means the same from a different folder; links and patterns stay.
+
+    A URL loses its query: what a program pickles holds no signature.
+    """
+    return _core.without_secrets(path) if _core.is_remote(path) else str(Path(path).absolute())

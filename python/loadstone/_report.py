@@ -10,6 +10,7 @@ from typing import Any
 
 from loadstone import _core
 from loadstone._receipt import Receipt
+from loadstone._terminal import printable
 
 OFFLOADED = "offloaded"  # as the core says it
 
@@ -140,12 +141,12 @@ def listed_errors(findings: Iterable[_core.Finding]) -> str:
         counts = Counter(finding.code for finding in errors)
         kinds = ", ".join(f"{count} {code}" for code, count in counts.items())
         lines.append(f"{len(errors)} errors: {kinds}")
-        lines += [f"  {finding.message}" for finding in errors[1:ERRORS_LISTED_MAX]]
+        lines += [f"  {printable(finding.message)}" for finding in errors[1:ERRORS_LISTED_MAX]]
         if len(errors) > ERRORS_LISTED_MAX:
             more = len(errors) - ERRORS_LISTED_MAX
             lines.append(f"  and {more} more, in the findings of this error")
     hints = [finding.suggestion for finding in errors if finding.suggestion]
-    lines += [f"  {hint}" for hint in dict.fromkeys(hints[:HINTS_LISTED_MAX])]
+    lines += [f"  {printable(hint)}" for hint in dict.fromkeys(hints[:HINTS_LISTED_MAX])]
     return "".join(f"\n{line}" for line in lines)
 
 

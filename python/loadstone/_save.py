@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loadstone import _core
 from loadstone._dtypes import dtype_name, has_name
 from loadstone._errors import Error, make
 from loadstone._shared import shared_groups
@@ -35,6 +36,7 @@ _CODES = {
     errno.EROFS: "io.denied",
     errno.ENOSPC: "io.no_space",
     errno.EDQUOT: "io.no_space",
+    errno.EFBIG: "io.no_space",
 }
 
 
@@ -88,6 +90,8 @@ class Serialized:
             LoadError: the system cannot write it, or it is no regular file (``io.*``).
         """
         given = os.fsdecode(filename)
+        if _core.is_remote(given):
+            raise make("io.remote", "loadstone writes to this machine only", path=given)
         try:
             path = os.path.realpath(given)
             if given.endswith(os.sep):

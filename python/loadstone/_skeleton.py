@@ -7,11 +7,11 @@ import json
 import os
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from loadstone._modules import named_modules
+from loadstone._text import write_text
 
 if TYPE_CHECKING:
     import torch
@@ -215,7 +215,7 @@ def save_skeleton(model: Any, path: str | os.PathLike[str]) -> None:
         | ({} if slot.share is None else {"slice": _slice_of(slot.share, slot.tensor)})
         for slot in slots
     ]
-    Path(path).write_text(json.dumps({"targets": targets}, indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps({"targets": targets}, indent=1) + "\n")
 
 
 def _slice_of(share: Share, tensor: torch.Tensor) -> dict[str, list[int]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loadstone import _core
+from loadstone import _terminal as terminal
 
 if TYPE_CHECKING:
     from loadstone._plan import Plan
@@ -119,7 +119,7 @@ def restore(model: Any, untied: dict[str, str]) -> tuple[dict[str, str], list[st
             different.append(name)
     if different:
         named = ", ".join(f"{name} (tied to {untied[name]})" for name in different)
-        warnings.warn(
+        terminal.warn(
             f"the checkpoint holds other values for tied tensors, which are kept apart: {named}",
             UserWarning,
             stacklevel=2,
@@ -133,7 +133,7 @@ def warn(report: Report, planned: Sequence[_core.Finding]) -> None:
     for each in report.findings:
         is_tie = each.code == "plan.tie" and each.severity == "warning"
         if is_tie and (each.code, each.message) not in known:
-            warnings.warn(each.message, UserWarning, stacklevel=2)
+            terminal.warn(each.message, UserWarning, stacklevel=2)
 
 
 def split_names(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]) -> list[str]:

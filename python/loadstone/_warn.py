@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterable
 
 from loadstone import _core
+from loadstone._terminal import warn
 
 # Modules whose frames are passed over to find the user's line.
 _LOADING = ("loadstone", "diffusers", "huggingface_hub", "contextlib")
@@ -31,4 +31,4 @@ def warn_of_overflows(findings: Iterable[_core.Finding]) -> None:
     if len(found) > 1:
         more = f" ({len(found) - 1} more tensor{'s' if len(found) > 2 else ''} like it)"
     hint = f". {found[0].suggestion}" if found[0].suggestion else ""
-    warnings.warn(f"{found[0].message}{more}{hint}", UserWarning, stacklevel=users_level())
+    warn(f"{found[0].message}{more}{hint}", UserWarning, stacklevel=users_level())

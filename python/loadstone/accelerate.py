@@ -36,6 +36,7 @@ from loadstone._placement import expanded
 from loadstone._plan import Plan
 from loadstone._report import OFFLOADED, Report
 from loadstone._skeleton_walk import walk
+from loadstone._terminal import printable
 
 _logger = logging.getLogger("loadstone.accelerate")
 
@@ -268,7 +269,8 @@ def _leave_to_library(
     arguments: dict[str, Any],
 ) -> None:
     """Loads by accelerate's own function; a tensor that it leaves on meta is an error."""
-    _logger.warning("%s is loaded by accelerate itself: %s", checkpoint, reason)
+    line = f"{os.fsdecode(checkpoint)} is loaded by accelerate itself: {reason}"
+    _logger.warning("%s", printable(line))
     with suspended("accelerate"):
         path = os.fspath(checkpoint)  # it takes no other kind of path
         accelerate.utils.modeling.load_checkpoint_in_model(model, path, **arguments)
@@ -282,7 +284,7 @@ def _name_kept(plan: Plan) -> None:
     if kept:
         some = ", ".join(kept[:5]) + (", ..." if len(kept) > 5 else "")
         count = counted(len(kept), "tensor is", "tensors are")
-        _logger.warning("%s not in the checkpoint and kept: %s", count, some)
+        _logger.warning("%s not in the checkpoint and kept: %s", count, printable(some))
 
 
 def _note_moved(model: torch.nn.Module, report: Report) -> None:

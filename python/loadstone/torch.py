@@ -182,11 +182,12 @@ def load_model(
     unexpected = list(found.unexpected_keys)
     unexpected += [name for name in removed if name not in found.missing_keys]
     if strict and (missing or unexpected):
-        lines = [f"Error(s) in loading state_dict for {type(model).__name__}:"]
+        lines = []
         for what, names in (("Missing", missing), ("Unexpected", unexpected)):
             if names:
                 listed = ", ".join(f'"{name}"' for name in sorted(names))
                 lines.append(f"    {what} key(s) in state_dict: {listed}")
         code = "plan.missing" if missing else "plan.unexpected"
-        raise make(code, "\n".join(lines), path=os.fsdecode(filename))
+        message = f"Error(s) in loading state_dict for {type(model).__name__}:"
+        raise make(code, message, lines, path=os.fsdecode(filename))
     return missing, unexpected

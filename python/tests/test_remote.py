@@ -64,7 +64,7 @@ NAMED = {
         "429",
     ),
     "weak etag": (Fault("weak", BEYOND), "io.changed", "W/"),
-    "header of a megabyte": (Fault("huge", times=99), "io.remote", "connection failed"),
+    "header of a megabyte": (Fault("huge", times=99), "io.remote", "header of the host's answer"),
     "a length that lies": (Fault("lies", BEYOND), "io.remote", "another range"),
     "to ftp": (Fault("redirect", location="ftp://127.0.0.1/x"), "io.redirect", "ftp:"),
     "to nothing": (Fault("redirect"), "io.redirect", "no https URL"),

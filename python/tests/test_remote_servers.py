@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -139,12 +140,18 @@ def outputs_of(url: str, folder: Path) -> Iterator[tuple[str, str]]:
     model.register_parameter("unlike", torch.nn.Parameter(torch.zeros(1)))
     made = loadstone.plan(model, url, missing="zeros", unexpected="ignore")
     made.to_html(folder / "python.html")
+    core = loadstone.Plan(made._core)  # without the model, whose parameters are not pickled
     yield "Plan", str(made) + repr(made) + made.to_json() + (folder / "python.html").read_text()
     with pytest.warns(UserWarning, match="unlike"):
         report = made.execute(model=model)
     yield "Report", repr(report) + str(report) + report.to_json()
     with loadstone.open(url) as opened:
         yield "open", repr(opened) + repr(opened[names[0]])
+        for name, each in (("Catalog", catalog), ("OpenCheckpoint", opened), ("Plan", core)):
+            yield f"pickle of {name}", pickle.dumps(each, protocol=0).decode("latin-1")
+            # This process knows the signature, so it opens again.
+            if name != "Plan":
+                assert type(pickle.loads(pickle.dumps(each))) is type(each)
     with pytest.raises(loadstone.Error) as raised:
         loadstone.load(torch.nn.Linear(2, 2), url)
     yield "PlanError", repr(raised.value) + str(raised.value) + str(vars(raised.value))

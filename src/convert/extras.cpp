@@ -16,6 +16,7 @@
 #include "convert/files.h"
 #include "convert/output.h"
 #include "convert/state.h"
+#include "convert/sub_folders.h"
 #include "loadstone/error.h"
 #include "storage/new_file.h"
 
@@ -26,7 +27,6 @@ namespace {
 // The largest tokenizers have some hundred megabytes; what is larger holds weights.
 constexpr std::uint64_t extra_bytes_max = 1u << 30;
 constexpr std::size_t copy_bytes = 1 << 20;
-constexpr std::size_t name_bytes_max = 255;
 
 [[noreturn]] void refuse(std::string path, std::string message, std::string found = {}) {
   throw Error("convert.extra", std::move(message),
@@ -55,12 +55,6 @@ Descriptor open_extra(const std::string& path, struct stat& status) {
            human_bytes(static_cast<std::uint64_t>(status.st_size)));
   }
   return file;
-}
-
-bool is_file_name(const std::string& name) {
-  return !name.empty() && name != "." && name != ".." && name.size() <= name_bytes_max &&
-         name.find_first_of(std::string_view("/\0", 2)) == std::string::npos &&
-         !name.starts_with(".loadstone-");
 }
 
 std::uint64_t bytes_of(const ExtraFile& extra) {
@@ -128,20 +122,30 @@ std::uint64_t read_all(const ExtraFile& extra, const Take& take) {
 
 void check_extras(const Conversion& conversion) {
   std::set<std::string_view> names;
+  const auto is_model = [&](const std::string& name) {
+    return name.find('/') == std::string::npos &&
+           container_of(conversion.format).is_model_name(name);
+  };
   if (conversion.one_file && !conversion.extras.empty()) {
     refuse({}, "one file has none beside it: name a folder");
   }
   for (const ExtraFile& extra : conversion.extras) {
-    if (!is_file_name(extra.name)) {
+    if (!is_path_below(extra.name)) {
       refuse({}, "not a name for a file in the target", printable(extra.name));
     }
-    if (container_of(conversion.format).is_model_name(extra.name)) {
+    if (is_model(extra.name)) {
       refuse({}, "a file beside the model has a name of the model's", printable(extra.name));
     }
     if (!names.insert(extra.name).second) {
       refuse({}, "two files beside the model have one name", printable(extra.name));
     }
     static_cast<void>(bytes_of(extra));
+  }
+  for (const ExtraFile& extra : conversion.extras) {
+    for_each_folder(extra.name, [&](const std::string& folder) {
+      const bool is_taken = names.contains(folder) || is_model(folder);
+      if (is_taken) refuse({}, "a file and a folder have one name", printable(folder));
+    });
   }
 }
 
@@ -153,6 +157,21 @@ std::uint64_t extra_bytes(const Conversion& conversion) {
 
 bool is_extra_name(const Conversion& conversion, const std::string& name) noexcept {
   return std::ranges::find(conversion.extras, name, &ExtraFile::name) != conversion.extras.end();
+}
+
+bool has_folder(const Conversion& conversion, const std::string& name) noexcept {
+  return std::ranges::any_of(conversion.extras, [&](const ExtraFile& extra) {
+    return extra.name.size() > name.size() && extra.name.starts_with(name) &&
+           extra.name[name.size()] == '/';
+  });
+}
+
+bool is_extra_folder(const Conversion& conversion, const std::string& path,
+                     const std::string& name) {
+  const std::vector<std::string> below = paths_below(path + "/" + name);
+  return !below.empty() && std::ranges::all_of(below, [&](const std::string& each) {
+    return is_extra_name(conversion, name + "/" + each);
+  });
 }
 
 void add_extras(const Conversion& conversion, Digest& digest) {

@@ -1,6 +1,7 @@
 // Small files that stand beside the model's: checked before, and written in pieces.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -8,6 +9,14 @@
 #include "loadstone/convert.h"
 
 namespace loadstone {
+
+// "a" and "a/b" for "a/b/c".
+template <typename Visit>
+void for_each_folder(const std::string& name, const Visit& visit) {
+  for (std::size_t at = name.find('/'); at != std::string::npos; at = name.find('/', at + 1)) {
+    visit(name.substr(0, at));
+  }
+}
 
 // Throws Error "convert.extra" for a name that is none or another file's, and for what is a link,
 // no regular file, or larger than a file beside a model is.
@@ -17,6 +26,12 @@ void check_extras(const Conversion& conversion);
 [[nodiscard]] std::uint64_t extra_bytes(const Conversion& conversion);
 
 [[nodiscard]] bool is_extra_name(const Conversion& conversion, const std::string& name) noexcept;
+
+// Returns true if extras are below this folder.
+[[nodiscard]] bool has_folder(const Conversion& conversion, const std::string& name) noexcept;
+// Returns true if the folder `name` in `path` holds extras and nothing else.
+[[nodiscard]] bool is_extra_folder(const Conversion& conversion, const std::string& path,
+                                   const std::string& name);
 
 // Adds the content of the files beside the model: text, or the bytes of the file that is copied.
 void add_extras(const Conversion& conversion, Digest& digest);

@@ -15,6 +15,7 @@
 
 #include "base/only_errors.h"
 #include "catalog/paths.h"
+#include "convert/sub_folders.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
@@ -108,6 +109,62 @@ std::string text_of(const std::string& path) {
 
 }  // namespace
 
+// One file of this machine's folder `root`.
+static void add_file(ModelFolder& folder, const fs::path& root, const std::string& name) {
+  const std::string file = (root / name).string();
+  struct stat status {};
+  if (::lstat(file.c_str(), &status) != 0) return;
+  if (S_ISLNK(status.st_mode)) {
+    folder.links.push_back(name);
+  } else if (!S_ISREG(status.st_mode)) {
+    return;
+  } else if (static_cast<std::uint64_t>(status.st_size) <= file_bytes_max) {
+    folder.files.push_back({.name = name, .copy_of = file});
+  } else if (name.find('/') != std::string::npos) {
+    folder.left.push_back(name);
+  }
+}
+
+// All files of a module's folder: a library that opens the model reads the weights there too.
+static bool is_of_module(std::string_view name, bool with_code) {
+  return !name.starts_with('.') && (with_code || !name.ends_with(".py"));
+}
+
+static void add_module(ModelFolder& folder, const fs::path& root, const std::string& path,
+                       bool with_code) {
+  if (!is_path_below(path)) return folder.left.push_back(path);
+  struct stat status {};
+  const std::string place = (root / path).string();
+  // Modules without files have no folder in a repository.
+  if (::lstat(place.c_str(), &status) != 0) return;
+  if (S_ISLNK(status.st_mode)) return folder.links.push_back(path);
+  for (const std::string& name : paths_below(place)) {
+    if (is_of_module(file_name(name), with_code)) add_file(folder, root, path + "/" + name);
+  }
+}
+
+static std::string text_if_there(const fs::path& path) {
+  std::error_code problem;
+  const bool is_list = fs::symlink_status(path, problem).type() == fs::file_type::regular &&
+                       fs::file_size(path, problem) <= list_bytes_max;
+  return is_list ? text_of(path.string()) : std::string();
+}
+
+// A pipeline's models are converted one by one.
+static void add_components(ModelFolder& folder, const fs::path& root) {
+  std::error_code problem;
+  for (std::string& name : component_folders(text_if_there(root / pipeline_name))) {
+    if (fs::is_directory(root / name, problem)) folder.left.push_back(std::move(name));
+  }
+}
+
+static void sort_names(ModelFolder& folder) {
+  std::ranges::sort(folder.files, {}, &ExtraFile::name);
+  std::ranges::sort(folder.links);
+  std::ranges::sort(folder.denied);
+  std::ranges::sort(folder.left);
+}
+
 static ModelFolder model_folder_at(const std::string& path, bool with_code) {
   ModelFolder folder;
   std::error_code problem;
@@ -117,21 +174,33 @@ static ModelFolder model_folder_at(const std::string& path, bool with_code) {
   const std::vector<std::string> names = names_in(path, &unreadable);
   if (unreadable != 0) fail(path, unreadable);
   for (const std::string& name : names) {
-    const std::string file = (root / name).string();
-    const bool is_config = name == config_name;
-    if (!is_config && !is_known(name, with_code)) continue;
-    struct stat status {};
-    if (::lstat(file.c_str(), &status) != 0) continue;
-    if (!S_ISREG(status.st_mode)) {
-      if (S_ISLNK(status.st_mode)) folder.links.push_back(name);
-    } else if (is_config) {
-      folder.config = text_of(file);
-    } else if (static_cast<std::uint64_t>(status.st_size) <= file_bytes_max) {
-      folder.files.push_back({.name = name, .copy_of = file});
+    const fs::path file = root / name;
+    if (is_known(name, with_code)) add_file(folder, root, name);
+    if (name != config_name) continue;
+    if (fs::symlink_status(file, problem).type() == fs::file_type::symlink) {
+      folder.links.push_back(name);
+    } else if (fs::is_regular_file(file, problem)) {
+      folder.config = text_of(file.string());
     }
   }
-  std::ranges::sort(folder.files, {}, &ExtraFile::name);
-  std::ranges::sort(folder.links);
+  for (const std::string& module : module_folders(text_if_there(root / modules_name))) {
+    add_module(folder, root, module, with_code);
+  }
+  add_components(folder, root);
+  sort_names(folder);
+  return folder;
+}
+
+static ModelFolder left_out(const std::string& path) {
+  ModelFolder folder;
+  const fs::path root = path;
+  std::error_code problem;
+  for (std::string& name : module_folders(text_if_there(root / modules_name))) {
+    const bool is_empty = !is_path_below(name) || paths_below((root / name).string()).empty();
+    if (!is_empty) folder.left.push_back(std::move(name));
+  }
+  add_components(folder, root);
+  sort_names(folder);
   return folder;
 }
 
@@ -166,31 +235,76 @@ static std::vector<std::string> remote_names(Storage& storage, const std::string
   return names_to_try();
 }
 
+static std::shared_ptr<ByteSource> remote_file(Storage& storage, const std::string& root,
+                                               const std::string& name, ModelFolder& folder) {
+  try {
+    return storage.open_anew(join_path(root, name));
+  } catch (const Error& error) {
+    if (error.code() == "io.denied") folder.denied.push_back(name);
+    if (error.code() != "io.not_found" && error.code() != "io.denied") throw;
+    return nullptr;
+  }
+}
+
+static std::string text_of(ByteSource& file, std::uint64_t bytes_max) {
+  const std::uint64_t bytes = file.identity().bytes;
+  if (bytes > bytes_max) fail(file.path(), EFBIG);
+  std::string text(bytes, '\0');
+  file.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+static void add_remote_module(Storage& storage, ModelFolder& folder, const std::string& root,
+                              const std::string& path, bool with_code) {
+  if (!is_path_below(path)) return folder.left.push_back(path);
+  std::vector<std::string> names;
+  try {
+    names = is_http(root) ? names_to_try() : storage.list(join_path(root, path));
+  } catch (const Error& error) {
+    if (error.code() == "io.not_found") return;
+    if (error.code() != "io.denied" && error.code() != "io.remote") throw;
+    return folder.left.push_back(path);
+  }
+  if (is_http(root)) {
+    for (const char* const weights : {"model.safetensors", "pytorch_model.bin"}) {
+      names.emplace_back(weights);
+    }
+  }
+  for (const std::string& name : names) {
+    if (!is_of_module(name, with_code)) continue;
+    const std::string below = path + "/" + name;
+    const auto file = remote_file(storage, root, below, folder);
+    if (file == nullptr) continue;
+    if (file->identity().bytes > file_bytes_max) {
+      folder.left.push_back(below);
+    } else {
+      folder.files.push_back({.name = below, .copy_of = file->path(), .source = file});
+    }
+  }
+}
+
 static ModelFolder remote_folder_at(Storage& storage, const std::string& root, bool with_code) {
   ModelFolder folder;
+  std::string modules;
   for (const std::string& name : remote_names(storage, root, with_code)) {
     const bool is_config = name == config_name;
-    if (!is_config && !is_known(name, with_code)) continue;
-    std::shared_ptr<ByteSource> file;
-    try {
-      file = storage.open_anew(join_path(root, name));
-    } catch (const Error& error) {
-      if (error.code() == "io.not_found") continue;
-      if (error.code() != "io.denied") throw;
-      folder.denied.push_back(name);
-      continue;
-    }
-    const std::uint64_t bytes = file->identity().bytes;
+    const bool is_pipeline = name == pipeline_name;
+    if (!is_config && !is_pipeline && !is_known(name, with_code)) continue;
+    const auto file = remote_file(storage, root, name, folder);
+    if (file == nullptr) continue;
+    if (name == modules_name) modules = text_of(*file, list_bytes_max);
     if (is_config) {
-      if (bytes > config_bytes_max) fail(file->path(), EFBIG);
-      folder.config.resize(bytes);
-      file->read(0, std::as_writable_bytes(std::span(folder.config)));
-    } else if (bytes <= file_bytes_max) {
+      folder.config = text_of(*file, config_bytes_max);
+    } else if (is_pipeline) {
+      folder.left = component_folders(text_of(*file, list_bytes_max));
+    } else if (file->identity().bytes <= file_bytes_max) {
       folder.files.push_back({.name = name, .copy_of = file->path(), .source = file});
     }
   }
-  std::ranges::sort(folder.files, {}, &ExtraFile::name);
-  std::ranges::sort(folder.denied);
+  for (const std::string& module : module_folders(modules)) {
+    add_remote_module(storage, folder, root, module, with_code);
+  }
+  sort_names(folder);
   return folder;
 }
 
@@ -217,6 +331,10 @@ std::string read_model_config(const Catalog& catalog, const std::string& path) {
 
 ModelFolder read_model_folder(const std::string& path, bool with_code) {
   return only_errors([&] { return model_folder_at(path, with_code); });
+}
+
+ModelFolder folders_left_out(const std::string& path) {
+  return only_errors([&] { return is_remote(path) ? ModelFolder() : left_out(path); });
 }
 
 }  // namespace loadstone

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <exception>
 #include <filesystem>
+#include <set>
 #include <utility>
 
 #include "convert/container.h"
@@ -170,6 +171,25 @@ void Output::sync_folder(const std::string& path) {
   timed([&] { storage_.sync_folder(path); });
 }
 
+// The folders above the file `name` of `root`; `made` gets those that were not there.
+void Output::make_folders(const std::string& root, const std::string& name,
+                          std::vector<Named>& made) {
+  for_each_folder(name, [&](const std::string& folder) {
+    Named step = {.to = root + "/" + folder, .is_folder = true};
+    made.reserve(made.size() + 1);
+    if (storage_.make_folder(step.to)) made.push_back(std::move(step));
+  });
+}
+
+// Syncs each folder below `root` that holds extras.
+void Output::sync_folders(const std::string& root) {
+  std::set<std::string> folders;
+  for (const ExtraFile& extra : conversion_.extras) {
+    for_each_folder(extra.name, [&](const std::string& folder) { folders.insert(folder); });
+  }
+  for (const std::string& folder : folders) sync_folder(root + "/" + folder);
+}
+
 // What is not worth being kept: an ended run may have left some.
 void Output::write_beside(std::optional<DigestKind> receipt) {
   const auto place = [&](const std::string& name) {
@@ -177,9 +197,12 @@ void Output::write_beside(std::optional<DigestKind> receipt) {
     storage_.remove(path);
     return path;
   };
+  std::vector<Named> made;  // goes with the work folder
   for (const ExtraFile& extra : conversion_.extras) {
+    make_folders(work_.files(), extra.name, made);
     bytes_written_ += write_extra(storage_, extra, place(extra.name));
   }
+  sync_folders(work_.files());
   const auto write_text = [&](const std::string& name, const std::string& text) {
     storage_.write_whole(place(name), work_.unfinished(name), text);
     bytes_written_ += text.size();
@@ -234,6 +257,7 @@ std::vector<std::string> Output::commit(const std::string& target,
     sync_folder(place.parent);
   } else {
     name_in_folder(place);
+    sync_folders(place.path);
     sync_folder(place.path);
   }
   work_.remove();
@@ -302,6 +326,7 @@ void Output::name_in_folder(const TargetPlace& place) {
       name_shard(work_.files() + "/" + file.name, place.path + "/" + file.name, named);
     }
     for (const ExtraFile& extra : conversion_.extras) {
+      make_folders(place.path, extra.name, named);
       name_extra(work_.files() + "/" + extra.name, place.path + "/" + extra.name, named);
     }
     const std::string& index = conversion_.index_name;
@@ -356,7 +381,9 @@ void Output::name_shard(const std::string& from, const std::string& to, std::vec
 void Output::take_back(const std::vector<Named>& named) noexcept {
   for (auto step = named.rbegin(); step != named.rend(); ++step) {
     try {
-      if (step->is_saved) {
+      if (step->is_folder) {
+        storage_.remove_folder(step->to);
+      } else if (step->is_saved) {
         storage_.rename(step->from, step->to);
       } else if (step->is_exchanged) {
         static_cast<void>(storage_.exchange(step->from, step->to));

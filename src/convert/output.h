@@ -107,11 +107,12 @@ class Output final : public OutputFiles {
 
   // A file that has got its name in a folder whose others stay.
   struct Named {
-    std::string from;
+    std::string from = {};
     std::string to;
     bool is_exchanged = false;  // what was there is under `from` now
     bool is_saved = false;      // what was there is under `from` too
     bool is_moved = false;      // without a link, nothing is under `from`
+    bool is_folder = false;     // that was not there before
   };
 
   [[nodiscard]] FileSink& sink_of(std::uint32_t file);
@@ -123,6 +124,8 @@ class Output final : public OutputFiles {
   template <typename Sync>
   void timed(const Sync& sync);
   void sync_folder(const std::string& path);
+  void sync_folders(const std::string& root);
+  void make_folders(const std::string& root, const std::string& name, std::vector<Named>& made);
   void name_in_folder(const TargetPlace& place);
   void name_extra(const std::string& from, const std::string& to, std::vector<Named>& named);
   void name_shard(const std::string& from, const std::string& to, std::vector<Named>& named);

@@ -427,9 +427,31 @@ std::string section_of_bitsandbytes(const QuantizedModules& modules, Dtype dtype
   return json.take();
 }
 
+// Adds a warning for each kind of file that does not come along.
+void tell_left(const ModelFolder& folder, std::vector<Finding>& findings) {
+  const auto add = [&](const std::vector<std::string>& names, std::string message,
+                       const char* suggestion) {
+    if (names.empty()) return;
+    findings.push_back({.severity = Severity::warning,
+                        .code = "convert.not_copied",
+                        .sources = names,
+                        .message = std::move(message) + ": " + name_list(names),
+                        .suggestion = suggestion});
+  };
+  add(folder.links, "links are not copied; the folder has " + counted(folder.links.size(), "link"),
+      "name the folder that holds the files themselves");
+  add(folder.denied,
+      "the host denies access to, or lacks, " + counted(folder.denied.size(), "file") +
+          " next to the model",
+      "copy them by hand where the model needs them");
+  add(folder.left, "modules.json or model_index.json names what this conversion leaves out",
+      "convert or copy it into the output if the model needs it");
+}
+
 std::vector<ExtraFile> extra_files(const Plan& plan, const std::vector<RepackedTensor>& repacked,
                                    const ConvertOptions& options, bool is_decoded,
                                    std::vector<Finding>& findings) {
+  tell_left(options.folder, findings);
   if (options.one_file || options.is_split) return {};
   std::vector<ExtraFile> files = options.folder.files;
   QuantizedModules modules = quantized_modules(plan, repacked);
@@ -451,29 +473,6 @@ std::vector<ExtraFile> extra_files(const Plan& plan, const std::vector<RepackedT
     } else {
       section = compressed_section(modules);
     }
-  }
-  if (!options.folder.links.empty()) {
-    const auto& links = options.folder.links;
-    findings.push_back({.severity = Severity::warning,
-                        .code = "convert.not_copied",
-                        .sources = links,
-                        .message = fmt::format("{} files beside the model are links and are not "
-                                               "copied: '{}'{}",
-                                               links.size(), printable(links.front()),
-                                               links.size() > 1 ? " ..." : ""),
-                        .suggestion = "name the folder that holds the files themselves"});
-  }
-  if (const auto& denied = options.folder.denied; !denied.empty()) {
-    findings.push_back(
-        {.severity = Severity::warning,
-         .code = "convert.not_copied",
-         .sources = denied,
-         .message = fmt::format("the host denies access to {} {} beside the model, "
-                                "or lacks {}: '{}'{}",
-                                denied.size(), denied.size() > 1 ? "files" : "file",
-                                denied.size() > 1 ? "them" : "it", printable(denied.front()),
-                                denied.size() > 1 ? " ..." : ""),
-         .suggestion = "copy them by hand where the model needs them"});
   }
   std::string config = options.folder.config;
   if (!config.empty() && !is_json_object(config)) {

@@ -107,6 +107,12 @@ void check_folder(TargetPlace& place, const Conversion& conversion, const std::s
   for (const std::string& name : names_in(place.path, &problem)) {
     place.has_files = true;
     const auto status = status_of(place.path + "/" + name, false);
+    // Modules of an older output go with it.
+    const bool is_folder = status && S_ISDIR(status->st_mode);
+    if (is_folder && is_extra_folder(conversion, place.path, name)) continue;
+    if (!is_folder && has_folder(conversion, name)) {
+      refuse(place.path, "a file has the name of a folder beside the model", printable(name));
+    }
     only_files = only_files && status && S_ISREG(status->st_mode);
     if (container.is_model_name(name) && same_file(place.path + "/" + name, finished + name)) {
       place.named.push_back(name);

@@ -15,6 +15,7 @@
 #include "convert/container.h"
 #include "convert/extras.h"
 #include "convert/files.h"
+#include "convert/sub_folders.h"
 #include "loadstone/error.h"
 #include "receipt/receipt_limit.h"
 #include "storage/new_file.h"
@@ -420,11 +421,32 @@ void WorkFolder::remove_unfinished(const std::vector<bool>& wanted) {
   }
 }
 
+// Folders of modules with nothing but files of theirs. What else is in one stays, with all of it.
+// False: a file of theirs could not be removed.
+bool WorkFolder::remove_modules(const WorkState& known) {
+  bool all_went = true;
+  for (const std::string& folder : names_in(files_)) {
+    if (!is_plain_folder(files_ + "/" + folder)) continue;
+    const std::vector<std::string> below = paths_below(files_ + "/" + folder);
+    const bool is_known = std::ranges::all_of(below, [&](const std::string& name) {
+      const std::string path = folder + "/" + name;
+      return is_extra_name(conversion_, path) ||
+             std::ranges::find(known.extra_names, path) != known.extra_names.end();
+    });
+    if (!is_known) continue;
+    for (const std::string& name : below) {
+      all_went = storage_.remove(files_ + "/" + folder + "/" + name) && all_went;
+    }
+    all_went = remove_empty_folders(storage_, files_ + "/" + folder) && all_went;
+  }
+  return all_went;
+}
+
 // Shards, what is to stand beside them, receipts, and what stands in the target as well. The rest
 // is somebody's: it came into a folder that was exchanged.
 void WorkFolder::empty_files(const WorkState& known) {
   const Container& container = container_of(conversion_.format);
-  bool all_went = true;
+  bool all_went = remove_modules(known);
   for (const std::string& name : names_in(files_)) {
     const std::string path = files_ + "/" + name;
     if (container.is_output_name(name, conversion_.stem) ||

@@ -89,6 +89,7 @@ class WorkFolder {
   [[nodiscard]] WorkState read_state() const;
   void write_state();
   void remove_unfinished(const std::vector<bool>& wanted);
+  [[nodiscard]] bool remove_modules(const WorkState& known);
   void empty_files(const WorkState& known);
   void clear();
 

@@ -7,6 +7,7 @@
 
 #include "convert/samples.h"
 #include "loadstone/convert.h"
+#include "loadstone/storage.h"
 #include "support/errors.h"
 #include "support/files.h"
 
@@ -89,16 +90,55 @@ TEST_F(Extras, AreRegularFilesAndNoLinks) {
 TEST_F(Extras, HaveNamesOfTheirOwn) {
   for (const std::string& name :
        {std::string(), std::string("."), std::string(".."), std::string("../up"),
-        std::string("sub/file"), std::string("a\0b", 3), std::string(256, 'x'),
-        std::string(".loadstone-out.part"), std::string("model.safetensors"),
+        std::string("/file"), std::string("sub/"), std::string("sub//file"),
+        std::string("sub/../file"), std::string("model.safetensors/file"), std::string("a\0b", 3),
+        std::string(256, 'x'), std::string(".loadstone-out.part"), std::string("model.safetensors"),
         std::string("other.safetensors"), std::string("model.safetensors.index.json")}) {
     EXPECT_EQ(code({.name = name, .text = "x"}), "convert.extra") << name;
   }
   EXPECT_EQ(code_of([&] { convert(plan({both[0], both[0]}), target); }), "convert.extra");
+  const ExtraFile below = {.name = "config.json/file", .text = "x"};
+  EXPECT_EQ(code_of([&] { convert(plan({both[0], below}), target); }), "convert.extra");
   Conversion one = make_conversion(open_checkpoint(source));
   one.extras = both;
   EXPECT_EQ(code_of([&] { convert(one, folder / "one.safetensors"); }), "convert.extra");
   EXPECT_FALSE(fs::exists(target));
+}
+
+TEST_F(Extras, MayBeInFolders) {
+  const std::string weights = folder.write("in/2_Dense/model.safetensors", mixed_file());
+  std::vector<ExtraFile> modules = both;
+  modules.push_back({.name = "2_Dense/model.safetensors", .copy_of = weights});
+  modules.push_back({.name = "1_Pooling/a/config.json", .text = "{}"});
+  const auto expect_all = [&](const std::string& what) {
+    EXPECT_TRUE(read_file(target + "/2_Dense/model.safetensors") == mixed_file()) << what;
+    EXPECT_EQ(read_file(target + "/1_Pooling/a/config.json"), "{}") << what;
+    EXPECT_THAT(local_storage().list(folder.path()), ElementsAre("in", "out"))
+        << what;  // nothing is left over
+  };
+  const auto report =
+      convert(plan(modules), target, nullptr, nullptr, {.receipt = DigestKind::xxh3_128});
+  EXPECT_THAT(report.outputs, ::testing::Contains(target + "/2_Dense/model.safetensors"));
+  expect_all("new");
+  // An older output is replaced in one step, with its folders.
+  folder.write("out/2_Dense/model.safetensors", "older");
+  folder.write("out/notes.md", "text");
+  convert(plan(modules), target);
+  expect_all("again");
+  EXPECT_EQ(read_file(target + "/notes.md"), "text");
+  // A file of somebody else's in one of them keeps it.
+  folder.write("out/2_Dense/notes.md", "text");
+  EXPECT_EQ(code_of([&] { convert(plan(modules), target); }), "convert.target");
+  EXPECT_EQ(read_file(target + "/2_Dense/notes.md"), "text");
+  // Without an older model, the output is put next to it.
+  fs::remove(target + "/model.safetensors");
+  fs::remove_all(target + "/1_Pooling");
+  convert(plan(modules), target);
+  expect_all("beside others");
+  EXPECT_EQ(read_file(target + "/2_Dense/notes.md"), "text");
+  fs::remove_all(target);
+  folder.write("out/2_Dense", "a file");
+  EXPECT_EQ(code(modules[2]), "convert.target");
 }
 
 TEST_F(Extras, ComeWithTheLastStep) {

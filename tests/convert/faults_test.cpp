@@ -64,7 +64,9 @@ class ConvertFaults : public ::testing::TestWithParam<Place> {
     options.one_file = is_file();
     options.shard_bytes_max = 2500;
     options.threads = 1;
-    options.folder.files = {{.name = "tokenizer.json", .text = "{\"of\": \"" + source + "\"}"}};
+    const std::string text = "{\"of\": \"" + source + "\"}";
+    options.folder.files = {{.name = "2_Dense/a/config.json", .text = text},
+                            {.name = "tokenizer.json", .text = text}};
     if (is_file()) options.folder = {};
     return make_conversion(open_checkpoint(folder_ / source), options);
   }
@@ -78,9 +80,10 @@ class ConvertFaults : public ::testing::TestWithParam<Place> {
     Files files;
     if (fs::is_regular_file(path)) files[""] = read_file(path);
     if (!fs::is_directory(path)) return files;
-    for (const auto& entry : fs::directory_iterator(path)) {
-      const std::string name = entry.path().filename().string();
-      if (!name.starts_with(".loadstone-")) files[name] = read_file(entry.path());
+    for (const auto& entry : fs::recursive_directory_iterator(path)) {
+      const std::string name = entry.path().lexically_relative(path).string();
+      if (name.starts_with(".loadstone-") || !entry.is_regular_file()) continue;
+      files[name] = read_file(entry.path());
     }
     return files;
   }
@@ -107,6 +110,7 @@ class ConvertFaults : public ::testing::TestWithParam<Place> {
       folder_.write("out/target/notes.txt", "of somebody");
       if (GetParam() == Place::linked_folder) {
         folder_.write("out/target/tokenizer.json", "an older one");
+        folder_.write("out/target/2_Dense/notes.txt", "of somebody");
       }
     }
   }

@@ -23,6 +23,7 @@ from loadstone._llama_cpp.files import Files
 from loadstone._llama_cpp.metadata import MetadataEntry, entries_of, to_json
 from loadstone._llama_cpp.weights import Weight, Weights
 from loadstone._metadata import Metadata, metadata_text
+from loadstone._text import write_text
 from loadstone._traced import Traced
 
 # File types of ``gguf`` for the dtypes that the converter writes, and for the one it finds out.
@@ -58,8 +59,8 @@ class GgufTraced(Traced):
         """Writes both files; see :func:`loadstone.llama_cpp.save_recipes`."""
         recipes = Path(f"{os.fsdecode(name)}.recipes.json")
         metadata = Path(f"{os.fsdecode(name)}.metadata.json")
-        recipes.write_text(self.recipes_json(), encoding="utf-8")
-        metadata.write_text(self.metadata_json(), encoding="utf-8")
+        write_text(recipes, self.recipes_json())
+        write_text(metadata, self.metadata_json())
         return recipes, metadata
 
     def unexpected_policy(self, policy: str) -> str:

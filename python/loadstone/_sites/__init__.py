@@ -22,12 +22,12 @@ import importlib.util
 import inspect
 import re
 import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from loadstone._errors import Error, make
+from loadstone._terminal import warn
 
 LIBRARIES = ("transformers", "diffusers", "accelerate", "bitsandbytes", "modelopt", "peft")
 
@@ -217,12 +217,12 @@ def is_known(library: str) -> bool:
 
 @functools.cache
 def _warn_once(sites: Sites) -> None:
-    warnings.warn(f"{sites.refusal()} (nothing is patched in it)", UserWarning, stacklevel=5)
+    warn(f"{sites.refusal()} (nothing is patched in it)", UserWarning, stacklevel=5)
 
 
 @functools.cache
 def _warn_of_untried(library: str, version: str, newest: Release) -> None:
-    warnings.warn(
+    warn(
         f"unsupported version of {library}: {version} is newer than "
         f"{'.'.join(map(str, newest))}, the newest release that this version of loadstone was "
         "tested with; if a load fails or its result looks wrong, install a tested release or a "

@@ -6,11 +6,11 @@ Where none is made the model is an ordinary one, and its weights are dequantized
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from loadstone._catalog import Catalog
+from loadstone._terminal import warn
 from loadstone._transformers import quantized
 
 # The library has a quantizer for them. It rounds scales to the model's dtype, makes wrong numbers
@@ -90,7 +90,7 @@ def take_off(config: Any) -> None:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=4)
+    warn(message, UserWarning, stacklevel=4)
 
 
 def _is_known(method: str) -> bool:

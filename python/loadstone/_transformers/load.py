@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from loadstone import _core, _execute
 from loadstone._catalog import Catalog, inspect
 from loadstone._contents import keep_object
 from loadstone._targets import SAVED
+from loadstone._terminal import warn
 from loadstone._traced import Traced
 from loadstone._transformers import cache, quantized, releases
 from loadstone._transformers.gaps import DEFAULTS, Gaps, TransformersOptions, mismatch
@@ -207,7 +207,7 @@ def _warn_once_of(names: list[str], text: str) -> None:
     if names:
         first, *others = sorted(set(names))
         more = f" and {len(others)} more" if others else ""
-        warnings.warn(f"{first}{more}: {text}", UserWarning, stacklevel=3)
+        warn(f"{first}{more}: {text}", UserWarning, stacklevel=3)
 
 
 def _loading_info(model: Any, derived: Derived) -> Any:

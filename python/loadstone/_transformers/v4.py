@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +25,7 @@ from loadstone._sites.transformers import SITES
 from loadstone._skeleton import skeleton
 from loadstone._skeleton_walk import walk
 from loadstone._targets import SAVED
+from loadstone._terminal import warn
 from loadstone._traced import Traced
 from loadstone._transformers import claim, quantized
 from loadstone._transformers.call import constructing_in, current, reason_against, refused
@@ -224,7 +224,7 @@ def _load_pretrained_model(
         raise refused(reason)
     load.fills_gaps = given.get("hf_quantizer") is None
     if not load.fills_gaps:
-        warnings.warn(f"{reason}: the library loads it by itself", UserWarning, stacklevel=2)
+        warn(f"{reason}: the library loads it by itself", UserWarning, stacklevel=2)
     load.model = model if reason is None else None
     result = original(cls, model, state_dict, checkpoint_files, *args, **given)
     if load.model is None or checkpoint_files is None:
