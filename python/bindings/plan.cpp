@@ -2,8 +2,9 @@
 
 #include "base/pattern.h"
 #include "bindings.h"
-#include "catalog/module_patterns.h"
+#include "catalog/deepspeed.h"
 #include "catalog/lacking.h"
+#include "catalog/module_patterns.h"
 #include "catalog/series.h"
 #include "execute/offload.h"
 #include "loadstone/page.h"
@@ -236,6 +237,7 @@ void bind_words(nb::module_& module) {
   module.def("unknown_word", &unknown_word, nb::arg("what"), nb::arg("typed"), nb::arg("known"));
   module.def("unknown_dtype", [](std::string_view text) { return unknown_dtype(text); });
   module.def("unknown_device", [](std::string_view text) { return unknown_device(text); });
+  module.def("shape_advice", [](const Extents& found) { return shape_advice(Shape(found)); });
   // One error a layer, from rows of: target, absent names, how many are absent, stray names.
   module.def("lacking_findings", [](const std::vector<LackingRow>& rows) {
     LackingSeries lacking;

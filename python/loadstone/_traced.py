@@ -108,4 +108,5 @@ def shape_mismatch(
 ) -> _core.Finding:
     """The finding for a tensor that has another shape in the checkpoint than in the model."""
     message = f"'{name}' is {list(found)} in the checkpoint, the model wants {list(expected)}"
-    return _core.Finding(severity, "plan.shape", name, list(sources), message, suggestion)
+    advice = _core.shape_advice(list(found)) or suggestion
+    return _core.Finding(severity, "plan.shape", name, list(sources), message, advice)

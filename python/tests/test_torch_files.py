@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from command import COMMAND
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import loadstone
 
@@ -314,3 +314,36 @@ def test_shards_with_an_index(tmp_path: Path) -> None:
     found = loaded(tmp_path, state)
     assert all(torch.equal(found[name], state[name]) for name in state)
     assert loadstone.inspect(tmp_path).findings == []
+
+
+SHARES = (
+    "zero_pp_rank_0_mp_rank_00_model_states.pt",
+    "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+)
+
+
+def test_folders_and_files_of_zero_name_the_script_that_joins_them(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint" / "global_step5"
+    folder.mkdir(parents=True)
+    for name in SHARES:
+        torch.save({"module": {"weight": torch.zeros(0)}}, folder / name)
+    (folder.parent / "zero_to_fp32.py").write_text("")
+    for path in (folder.parent, folder, folder / SHARES[0], [folder / SHARES[1]]):
+        with pytest.raises(loadstone.FormatError, match=r"zero_to_fp32\.py") as caught:
+            loadstone.inspect(path)
+        assert caught.value.code == "format.no_checkpoint"
+    # The control: once the script has run, its file is the checkpoint.
+    torch.save({"weight": torch.ones(2, 3)}, folder.parent / "pytorch_model.bin")
+    assert loadstone.inspect(folder.parent).tensors["weight"].shape == (2, 3)
+
+
+@pytest.mark.parametrize("kind", ["bin", "safetensors"])
+def test_an_empty_tensor_of_zero_names_the_script(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"model.{kind}"
+    write = torch.save if kind == "bin" else save_file
+    model = torch.nn.Linear(3, 2, bias=False)
+    for shape, is_named in (((0,), True), ((4,), False)):
+        write({"weight": torch.zeros(shape)}, path)
+        (finding,) = loadstone.plan(model, path).findings
+        assert finding.code == "plan.shape"
+        assert ("zero_to_fp32.py" in finding.suggestion) == is_named

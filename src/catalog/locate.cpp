@@ -11,6 +11,7 @@
 #include "base/natural_order.h"
 #include "base/text.h"
 #include "catalog/dcp_parts.h"
+#include "catalog/deepspeed.h"
 #include "catalog/locate_remote.h"
 #include "catalog/paths.h"
 #include "formats/dcp_metadata.h"
@@ -38,17 +39,6 @@ constexpr std::array<std::string_view, 2> usual_torch_indexes = {
     "pytorch_model.bin.index.json", "diffusion_pytorch_model.bin.index.json"};
 constexpr std::array<std::string_view, 2> usual_torch_files = {"pytorch_model.bin",
                                                                "diffusion_pytorch_model.bin"};
-
-constexpr const char* zero_message =
-    "a checkpoint of DeepSpeed's ZeRO, whose ranks wrote a share of each tensor; make whole "
-    "tensors "
-    "of them with the script that DeepSpeed puts into the folder: 'python zero_to_fp32.py FOLDER "
-    "OUTPUT'";
-
-// "zero_pp_rank_0_mp_rank_00_model_states.pt", "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
-bool is_share_of_zero(std::string_view name) noexcept {
-  return name.find("zero_pp_rank_") != std::string_view::npos && name.ends_with(".pt");
-}
 
 void refuse_share_of_zero(const std::string& path) {
   if (!is_share_of_zero(file_name(path))) return;

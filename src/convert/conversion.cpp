@@ -212,7 +212,7 @@ static void keep_codes(const Catalog& catalog, const ConvertOptions& options, co
 }
 
 static Choices choose_formats(const Catalog& catalog, const ConvertOptions& options,
-                              const Conversion& conversion, PlanOptions& plan_options,
+                              Conversion& conversion, PlanOptions& plan_options,
                               std::vector<Finding>& findings) {
   Recipes& recipes = plan_options.recipes;
   widen_plain_fp8(catalog, recipes);

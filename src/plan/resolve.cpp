@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "boxes/check_boxes.h"
+#include "catalog/deepspeed.h"
 #include "codec/encode.h"
 #include "kernels/cast.h"
 #include "kernels/quantize.h"
@@ -171,6 +172,7 @@ bool Planner::find_boxes(std::size_t root, const Produced& produced, Taking taki
                     view.shape.text(), name_list(sources()), target.shape.text());
     finding.found = view.shape.text();
     finding.expected = target.shape.text();
+    finding.suggestion = shape_advice(view.shape);
     fail(root, std::move(finding));
     return false;
   }

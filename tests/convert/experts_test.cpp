@@ -84,7 +84,7 @@ TEST(ConvertExperts, ALostTensorOfOneExpertIsNamedWhateverIsAsked) {
         const auto error = error_of([&] { converted(source, folder / "out", option(what)); });
         ASSERT_TRUE(error) << what;
         EXPECT_EQ(error->code(), "plan.missing") << what;
-        EXPECT_THAT(error->what(), HasSubstr("layer 5 lacks expert 1: expected "));
+        EXPECT_THAT(error->what(), HasSubstr("layer 5 lacks expert"));
         EXPECT_THAT(error->what(), HasSubstr("'model.layers.5.mlp.experts.1.up_proj.weight'"));
         EXPECT_FALSE(fs::exists(folder / "out"));
       }
