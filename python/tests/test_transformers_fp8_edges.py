@@ -181,7 +181,7 @@ def test_values_are_those_of_the_configs_blocks(
 
 
 def assert_same(model: Any, library: Any) -> None:
-    """Values, and the dtype of what was decoded; in F32 the library keeps plain tensors as stored."""
+    """Values, and dtypes of what was decoded; in F32 the library keeps plain tensors as stored."""
     found, wanted = model.state_dict(), library.state_dict()
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():

@@ -196,7 +196,7 @@ def _loading_info(model: Any, derived: Derived) -> Any:
     mismatched: set[Any] = info.mismatched_keys
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     for name, found, expected in derived.mismatched:
-        if name not in tied:  # else the library compares it, without memory, with what it is tied to
+        if name not in tied:  # else the library compares it, without memory, with its source
             info.missing_keys.discard(name)
         mismatched.add((name, torch.Size(found), torch.Size(expected)))
     return info
