@@ -25,7 +25,7 @@ def is_rearranged(state: Any) -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether torch.jit.trace records this call."""
+    """Return whether torch.jit.trace records this call."""
     return bool(torch._C._get_tracing_state())
 
 

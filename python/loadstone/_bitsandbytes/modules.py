@@ -225,11 +225,12 @@ class WholeLinear4bit(WholeFourBit):
 
 
 def _is_recording() -> bool:
-    """Whether a graph is made that outlives the guards of this forward pass."""
+    """Return whether a graph is recorded that outlives the guards of this forward pass."""
     return torch.compiler.is_exporting() or layout.is_tracing()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # runs while dynamo traces
+# Runs for real while dynamo traces.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _keep_rowwise(module: Any) -> None:
     """Mark a module as recorded; its weight is to be as a checkpoint has it."""
     if layout.is_rearranged(module.weight.quant_state):
