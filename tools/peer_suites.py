@@ -20,11 +20,11 @@ import re
 import shutil
 import subprocess
 import sys
-import xml.etree.ElementTree as xml
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 WAYS = ("alone", "patched")
 
@@ -121,10 +121,10 @@ def outcomes(
             return {targets[0]: "stopped"}
     if not report.exists():
         return {targets[0]: "crashed" if status < 0 else "failed"}
-    return dict(map(outcome, xml.parse(report).iter("testcase")))
+    return dict(map(outcome, ElementTree.parse(report).iter("testcase")))
 
 
-def outcome(case: xml.Element) -> tuple[str, str]:
+def outcome(case: ElementTree.Element) -> tuple[str, str]:
     """The name of a test as pytest takes it (but for the file), and what became of it."""
     name = f"{case.get('classname', '')}::{case.get('name', '')}"
     for kind in ("failure", "error", "skipped"):

@@ -186,7 +186,7 @@ def test_control_a_gate_that_dynamo_traces_breaks_the_graph(
 
 
 def test_control_bitsandbytes_alone_is_wrong_somewhere() -> None:
-    """So a cell that is not right would be seen."""
+    """A cell that is wrong would be seen."""
     kind, shape = "nf4", SHAPES[1]
     wanted = expected(kind, shape, True, "compile")
     found = result(compiled, net(kind, shape, True), rows(kind, shape), True)

@@ -181,7 +181,7 @@ def test_values_are_those_of_the_configs_blocks(
 
 
 def assert_same(model: Any, library: Any) -> None:
-    """Values, and the dtype of what was decoded; in F32 the library keeps plain tensors as stored."""
+    """Values, and dtypes of what was decoded; in F32 the library keeps plain tensors as stored."""
     found, wanted = model.state_dict(), library.state_dict()
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
@@ -199,7 +199,7 @@ def test_control_the_library_alone_is_wrong_or_fails(name: str, tmp_path: Path) 
 
 
 def test_control_whole_blocks_are_the_librarys(tmp_path: Path) -> None:
-    """With blocks of 8 by 8 none is cut; nothing is said, and the library is right."""
+    """Blocks of 8 by 8 are whole: there is no warning, and the library is right."""
     cls, values = checkpoint("qwen3", tmp_path / "model", 8)
     library = expected("qwen3", values, tmp_path / "model", torch.bfloat16)
     assert_same(cls.from_pretrained(tmp_path / "model", dtype=torch.bfloat16), library)

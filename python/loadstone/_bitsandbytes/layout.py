@@ -24,6 +24,11 @@ def is_rearranged(state: Any) -> bool:
     return state is not None and bool(getattr(state, "packing_format_for_cpu", False))
 
 
+def is_tracing() -> bool:
+    """Return whether torch.jit.trace records this call."""
+    return bool(torch._C._get_tracing_state())
+
+
 def can_rearrange(state: Any) -> bool:
     """Whether bitsandbytes' rearrangement is defined for a shape; it fails for others."""
     shape = state.shape
@@ -132,7 +137,7 @@ def _decode_4bit(
     )
 
 
-@torch.library.register_fake("loadstone::decode_4bit")
+@torch.library.register_fake("loadstone::decode_4bit")  # type: ignore[untyped-decorator]
 def _decoded_form(data: torch.Tensor, *rest: Any) -> torch.Tensor:
     """A tensor like the result of :func:`_decode_4bit`, without its values."""
     *_, shape, _, dtype = rest
@@ -166,6 +171,6 @@ def _by_rows(data: torch.Tensor, state: Any, dtype: torch.dtype, inputs: int) ->
 
 def linear(x: torch.Tensor, data: torch.Tensor, state: Any, bias: Any) -> torch.Tensor:
     """Return ``x @ weight.T + bias`` with a 4-bit weight, right for rows of every length."""
-    if torch.jit.is_tracing():  # it records no functions of Python
+    if is_tracing():  # it records no functions of Python
         return torch.nn.functional.linear(x, _by_rows(data, state, x.dtype, x.shape[-1]), bias)
     return _Linear.apply(x, data, state, bias)  # type: ignore[no-untyped-call, no-any-return]

@@ -7,6 +7,7 @@ one, so that ``isinstance`` and the name of the class answer as before.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
 import types
@@ -224,11 +225,12 @@ class WholeLinear4bit(WholeFourBit):
 
 
 def _is_recording() -> bool:
-    """Return whether a graph is made that outlives the guards of this forward pass."""
-    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+    """Return whether a graph is recorded that outlives the guards of this forward pass."""
+    return torch.compiler.is_exporting() or layout.is_tracing()
 
 
-@torch.compiler.assume_constant_result  # so that it runs while dynamo traces
+# Runs for real while dynamo traces.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _keep_rowwise(module: Any) -> None:
     """Mark a module as recorded; its weight is to be as a checkpoint has it."""
     if layout.is_rearranged(module.weight.quant_state):
@@ -274,7 +276,7 @@ class WholeLinear8bitLt(WholeInt8):
 
     def init_8bit_state(self) -> None:
         """Lends codes and scales to the state; bitsandbytes' own takes them from the weight."""
-        self.state.CB = self.weight.CB if torch.compiler.is_exporting() else self.weight.data
+        self.state.CB = self.weight.CB if _is_recording() else self.weight.data
         self.state.SCB = self.weight.SCB
 
     def forward(self, x: torch.Tensor) -> Any:
@@ -287,7 +289,9 @@ class WholeLinear8bitLt(WholeInt8):
         bias = self.bias
         if bias is not None and bias.dtype != x.dtype:
             bias.data = bias.data.to(x.dtype)  # for good, as bitsandbytes does it
-        result = bnb.matmul(x, self.weight, bias=bias, state=self.state)
+        # A traced graph keeps the state that it is given, and needs the codes later.
+        state = copy.copy(self.state) if layout.is_tracing() else self.state
+        result = bnb.matmul(x, self.weight, bias=bias, state=state)
         if not result.requires_grad:
             self.state.reset_grads()  # else the codes of an offloaded weight would stay
         return result

@@ -271,8 +271,8 @@ def _initialize_missing_keys(original: Any, model: Any, *args: Any, **kwargs: An
     return result
 
 
-# The quantizers of the library whose modules are filled here: they hold plain values, or
-# bitsandbytes' weights. Modules of any other are the library's own.
+# Quantizers of the library whose modules loadstone fills: these hold plain values, or
+# bitsandbytes' weights. The library reads all others.
 _READ_HERE = ("bitsandbytes", "fp8", "mxfp4", "mxfp8")
 
 

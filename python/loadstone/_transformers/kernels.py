@@ -46,7 +46,7 @@ def _traceable(operation: Any, trace: Trace) -> Any:
 
 @dataclass
 class Noted:
-    """Facts that a derivation learns from the operations that it runs, which own its trace.
+    """Notes of a derivation about the operations that it runs; the owner of its trace.
 
     Attributes:
         stored: groups of tensors that belong to a quantized weight, by the weight's name.
@@ -97,7 +97,7 @@ def _fp8_dequantize(operation: Any, trace: Trace) -> Any:
 
 
 def _has_cut_blocks(shape: Sequence[int], grid: Sequence[int], block: Sequence[int]) -> bool:
-    """Return whether there is one scale for each block and the last blocks are smaller."""
+    """Return whether each block has one scale, and the last blocks are smaller."""
     extents = tuple(shape[-2:])
     is_grid = tuple(grid[-2:]) == tuple(map(_ceil_div, extents, block))
     return is_grid and any(

@@ -304,5 +304,5 @@ class _Derivation:
                 f"the library's conversion ({', '.join(operations)}) fails: "
                 f"{type(reason).__name__}: {reason}"
             )
-            what = ("plan.conversion", *where, message)
+            what = ("plan.conversion", *where, message, "", "", "")
         self.derived.findings.append(_core.Finding("error", *what))

@@ -1,0 +1,270 @@
+"""Advice of messages ("pass ...", "call ...") works if it is followed.
+
+The messages of the package are collected from its source. Each has a row here, or its place in the
+list of those that no test follows yet, which is to become shorter.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import loadstone
+
+PACKAGE = Path(loadstone.__file__).parent
+_VERBS = (
+    "pass|call|use|set|give|install|name|load|save|open|choose|leave|remove|fetch|convert|build|"
+    "make|place|write|put"
+)
+_ADVICE = re.compile(
+    rf"(?:^|[;:,] |and |or )(?:{_VERBS}) [\w`'{{}}.]+|^\w+=\w+ \w+s ", re.IGNORECASE
+)
+
+
+def texts(tree: ast.AST) -> Iterator[str]:
+    """Every string in code: of an f-string its parts, joined by braces; docstrings are none."""
+    skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            skipped |= {id(part) for part in node.values}
+            if id(node) not in skipped:
+                yield "".join(
+                    part.value if isinstance(part, ast.Constant) else "{}"  # type: ignore[misc]
+                    for part in node.values
+                )
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in skipped:
+            yield from [node.value] if isinstance(node.value, str) else []
+
+
+def messages(package: Path = PACKAGE) -> dict[str, str]:
+    """Messages with advice, and the file of each."""
+    return {
+        text: path.relative_to(package).as_posix()
+        for path in sorted(package.rglob("*.py"))
+        for text in texts(ast.parse(path.read_text()))
+        if " " in text and _ADVICE.search(text) and "_PREFIX" not in text
+    }
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "net.safetensors"
+    save_file({"layer.weight": torch.ones(3, 4), "layer.bias": torch.ones(3)}, path)
+    return path
+
+
+def skeleton() -> Net:
+    with loadstone.skeleton():
+        return Net()
+
+
+def refused(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises((loadstone.Error, ValueError, TypeError), match=re.escape(words)):
+        call()
+
+
+def whole(model: Net) -> None:
+    assert torch.equal(model.layer.weight, torch.ones(3, 4))
+
+
+def a_plan_without_a_model(file: Path) -> None:
+    loadstone.plan(skeleton(), file).save(file.parent / "plan.json")
+    plan = loadstone.Plan.load(file.parent / "plan.json")
+    model = skeleton()
+    refused(plan.execute, "pass model=")
+    refused(lambda: plan.execute(model=model, into=model), "pass the model as")
+    for way in ("model", "into"):
+        model = skeleton()
+        plan.execute(**{way: model})
+        whole(model)
+
+
+def no_name_matches(file: Path) -> None:
+    other = file.parent / "prefixed.safetensors"
+    save_file({"net.layer.weight": torch.ones(3, 4), "net.layer.bias": torch.ones(3)}, other)
+    rules = [
+        {"op": "rename", "sources": [rf"net\.layer\.{leaf}"], "targets": [f"layer.{leaf}"]}
+        for leaf in ("weight", "bias")
+    ]
+    with pytest.warns(UserWarning, match="and pass rules= or strip_prefix="):
+        loadstone.load(Net(), other, strict=False)
+    for options in ({"strip_prefix": "net."}, {"rules": rules}):
+        model = skeleton()
+        loadstone.load(model, other, **options)
+        whole(model)
+
+
+def strict_and_another(file: Path) -> None:
+    def load(**options: Any) -> None:
+        loadstone.load(skeleton(), file, **options)
+
+    refused(lambda: load(strict=True, missing="zeros"), "pass it, or these")
+    load(strict=True)
+    load(missing="zeros", unexpected="ignore")
+
+
+def a_single_file_has_no_shards(file: Path) -> None:
+    out = file.parent / "out.safetensors"
+    refused(lambda: loadstone.convert(file, out, shard_size="1GB"), "pass a folder")
+    loadstone.convert(file, file.parent / "out", shard_size="1GB")
+    model = skeleton()
+    loadstone.load(model, file.parent / "out")
+    whole(model)
+
+
+def not_contiguous(file: Path) -> None:
+    value = torch.arange(12.0).reshape(3, 4).T
+    out = file.parent / "saved.safetensors"
+    refused(lambda: loadstone.torch.save_file({"a": value}, out), "call .contiguous()")
+    loadstone.torch.save_file({"a": value.contiguous()}, out)
+    assert torch.equal(loadstone.torch.load_file(out)["a"], value)
+
+
+def a_conjugate_view(file: Path) -> None:
+    value = torch.tensor([1 + 2j, 3 - 1j]).conj()
+    out = file.parent / "saved.safetensors"
+    refused(lambda: loadstone.torch.save_file({"a": value}, out), "call .clone()")
+    loadstone.torch.save_file({"a": value.clone().resolve_conj()}, out)
+
+
+def a_model_on_meta(file: Path) -> None:
+    model = skeleton()
+    refused(lambda: loadstone.torch.load_model(model, file), "use loadstone.load()")
+    loadstone.load(model, file)
+    whole(model)
+
+
+def a_tied_head_of_another_size(file: Path) -> None:
+    """Every way in which one name of a tie, or both, can have another size in the file."""
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(
+        vocab_size=40, num_attention_heads=4, tie_word_embeddings=True, **small
+    )
+    cls = transformers.LlamaForCausalLM
+    cls(config).save_pretrained(file.parent)
+    state = load_file(file.parent / "model.safetensors")
+    del state["model.embed_tokens.weight"]
+    for embedding, head in itertools.product((40, 48, None), repeat=2):
+        if 48 not in (embedding, head):
+            continue
+        names = {"model.embed_tokens.weight": embedding, "lm_head.weight": head}
+        folder = file.parent / f"{embedding}-{head}"
+        config.save_pretrained(folder)
+        given = {name: torch.randn(rows, 32) for name, rows in names.items() if rows}
+        save_file(state | given, folder / "model.safetensors", {"format": "pt"})
+
+        def load(folder: Path = folder, **options: Any) -> Any:
+            return loadstone.transformers.from_pretrained(cls, folder, **options)
+
+        refused(load, "ignore_mismatched_sizes=True initialises it instead")
+        model = load(ignore_mismatched_sizes=True)
+        assert loadstone.audit(model).ok
+        for name, rows in names.items():
+            if rows == 40:  # what fits is read
+                assert torch.equal(model.get_parameter(name), given[name])
+        assert model(torch.arange(4)[None]).logits.isfinite().all()
+
+
+# A part of the message, and what follows the advice; or the test that does, by file and name.
+ROWS: dict[str, Callable[[Path], None] | str] = {
+    "pass the model as model= or as into=": a_plan_without_a_model,
+    "this plan has no model: pass model=": a_plan_without_a_model,
+    "and pass rules= or strip_prefix=": no_name_matches,
+    "strict stands for missing and unexpected; pass it": strict_and_another,
+    "a single file has no shards: pass a folder": a_single_file_has_no_shards,
+    "the tensor is non contiguous; call": not_contiguous,
+    "conjugates or negates; call .clone()": a_conjugate_view,
+    "cannot be copied into; use loadstone.load()": a_model_on_meta,
+    "ignore_mismatched_sizes=True initialises it": a_tied_head_of_another_size,
+    "call the model's state_dict() first": "test_bitsandbytes_graphs.py::"
+    "test_a_rearranged_weight_is_not_recorded_and_the_advice_works",
+    "call the model class's own from_pretrained": "test_transformers_quantizers.py::"
+    "test_a_direct_call_is_refused_and_its_advice_works",
+}
+
+
+# Advice that no test follows yet, by the file of its message: how many.
+OPEN = {
+    "_accelerate/checkpoint.py": 1,
+    "_accelerate/offload.py": 2,
+    "_accelerate/sharded.py": 1,
+    "_bitsandbytes/loading.py": 1,
+    "_bitsandbytes/modules.py": 1,
+    "_bitsandbytes/parameters.py": 1,
+    "_cluster.py": 1,
+    "_conversion.py": 3,
+    "_diffusers/hooks.py": 1,
+    "_diffusers/mismatch.py": 2,
+    "_diffusers/quantized.py": 1,
+    "_export_rules.py": 1,
+    "_initialise.py": 2,
+    "_llama_cpp/converter.py": 1,
+    "_llama_cpp/tracing.py": 1,
+    "_load_hooks.py": 2,
+    "_modelopt/building.py": 1,
+    "_modelopt/loading.py": 1,
+    "_modelopt/targets.py": 1,
+    "_overlap.py": 2,
+    "_peft/hooks.py": 2,
+    "_placement.py": 1,
+    "_serving/converted.py": 1,
+    "_serving/deferred.py": 1,
+    "_serving/loading.py": 1,
+    "_serving/options.py": 1,
+    "_sglang/loader.py": 1,
+    "_sites/__init__.py": 1,
+    "_sites/llama_cpp.py": 2,
+    "_transformers/absent.py": 2,
+    "bitsandbytes.py": 1,
+    "diffusers.py": 1,
+    "torch.py": 1,
+}
+
+
+@pytest.mark.parametrize("part", [part for part, row in ROWS.items() if callable(row)])
+def test_advice_works(part: str, file: Path) -> None:
+    row = ROWS[part]
+    assert callable(row)
+    row(file)
+
+
+def test_every_row_is_of_a_message_and_every_named_test_is_there() -> None:
+    found = messages()
+    folder = Path(__file__).parent
+    for part, row in ROWS.items():
+        assert any(part in text for text in found), f"no message has: {part}"
+        if isinstance(row, str):
+            name, _, test = row.partition("::")
+            assert f"def {test}(" in (folder / name).read_text(), row
+
+
+def without_a_row(found: dict[str, str]) -> dict[str, int]:
+    counts = Counter(file for text, file in found.items() if not any(part in text for part in ROWS))
+    return dict(counts)
+
+
+def test_new_advice_has_a_row() -> None:
+    found = without_a_row(messages())
+    assert {file: count for file, count in found.items() if count > OPEN.get(file, 0)} == {}
+
+
+def test_control_advice_in_a_new_file_is_found(tmp_path: Path) -> None:
+    (tmp_path / "new.py").write_text('raise ValueError(f"it is {1}; pass twice=True")')
+    assert without_a_row(messages(tmp_path)) == {"new.py": 1}
