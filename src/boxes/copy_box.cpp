@@ -29,6 +29,10 @@ struct Copy {
 
   void run(const std::byte* from, std::byte* to, std::uint64_t count) noexcept {
     if (cast.overflow == nullptr) return cast.run(from, to, count);
+    if (cast.watched != nullptr) {
+      if (cast.watched(from, to, count)) overflow += cast.overflow(from, 1, count);
+      return;
+    }
     while (count > 0) {
       const std::uint64_t some = std::min(count, counted_elements);
       overflow += cast.overflow(from, 1, some);

@@ -37,10 +37,15 @@ struct Overflow {
 using CountOverflow = Overflow (*)(const std::byte* source, std::uint64_t source_stride,
                                    std::uint64_t count) noexcept;
 
+// As CastRun; returns whether CountOverflow may find some, which costs nothing beside the cast.
+using CastWatched = bool (*)(const std::byte* source, std::byte* target,
+                             std::uint64_t count) noexcept;
+
 struct Cast {
   CastRun run = nullptr;
   CastStrided strided = nullptr;
   CountOverflow overflow = nullptr;  // null where the target holds every finite number
+  CastWatched watched = nullptr;     // of the pairs that most loads need
 };
 
 // All null where !can_cast(source, target).
