@@ -1,5 +1,4 @@
-// Every code that loadstone can say. A test checks that the list is sorted and that every code that
-// stands in the sources stands here.
+// Every code that loadstone reports; a test checks that it is sorted and complete.
 #include <array>
 
 #include "loadstone/error.h"
@@ -45,8 +44,7 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "Copy it by hand if a program needs it."},
     {"convert.overflow", "Finite numbers are too large for the dtype that they are to become.",
      "Choose a wider dtype (bf16, f32); --allow-non-finite (allow_non_finite=True) goes on."},
-    {"convert.redone",
-     "A shard that an earlier run finished, or its source, has other bytes than it had then.",
+    {"convert.redone", "A shard that an earlier run finished, or its source, has changed since.",
      "Nothing to do: the shard is made again; look for what changed it."},
     {"convert.requantized", "Tensors that are quantized already are rounded once more.",
      "Convert the original checkpoint, if there is one."},

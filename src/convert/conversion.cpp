@@ -192,6 +192,17 @@ static void keep_codes(const Catalog& catalog, const ConvertOptions& options, co
   keep_blocks(catalog, stays, recipes);
 }
 
+// FP8 without scales is numbers, of which those that are not chosen keep their dtype.
+static Choices chosen(const Container& container, const ConvertOptions& options,
+                      const Catalog& catalog, Metadata& metadata, Recipes& recipes,
+                      std::vector<Finding>& findings) {
+  widen_plain_fp8(catalog, recipes);
+  Choices choices = container.choose(options, catalog, metadata, recipes, findings);
+  const bool keeps_fp8 = !options.dtype && !options.dequantize;
+  if (keeps_fp8) restore_plain_fp8(catalog, choices, recipes);
+  return choices;
+}
+
 static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
                                 const ConvertOptions& options) {
   if (catalog == nullptr) refuse("catalog", "there is no catalog");
@@ -223,11 +234,8 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   Choices choices;
   const bool quantizes = !options.quantize.formats.empty();
   if (quantizes) {
-    widen_plain_fp8(*catalog, plan_options.recipes);
     choices =
-        container.choose(options, *catalog, conversion.metadata, plan_options.recipes, findings);
-    const bool keeps_fp8 = !options.dtype && !options.dequantize;
-    if (keeps_fp8) restore_plain_fp8(*catalog, choices, plan_options.recipes);
+        chosen(container, options, *catalog, conversion.metadata, plan_options.recipes, findings);
     plan_options.quantize = std::move(choices.quantize);
   }
   const Chosen codes = {choices, plan_options.quantize, is_decoded};
