@@ -20,7 +20,7 @@ struct Sides {
 // Elements of a run that are counted and cast while they are in the first-level cache.
 constexpr std::uint64_t counted_elements = 2048;
 
-// What is fixed for the whole box, and what was found in it.
+// The parameters of a whole box, and the overflow found in it.
 struct Copy {
   Cast cast;
   std::size_t source_bytes;

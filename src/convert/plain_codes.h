@@ -10,16 +10,16 @@
 
 namespace loadstone {
 
-// Whether the tensor is one. None that a codec knows as codes or as a companion of some.
+// Returns whether the tensor is one: FP8 that no codec knows as codes or as a companion.
 [[nodiscard]] bool is_plain_fp8(const Catalog& catalog, std::uint32_t tensor);
-// Whether the recipe copies from such tensors alone, and keeps their dtype.
+// Returns whether the recipe copies from such tensors alone, and keeps their dtype.
 [[nodiscard]] bool is_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe);
 
 [[nodiscard]] bool has_plain_fp8(const Catalog& catalog);
 
 // Recipes of such tensors make BF16, which holds their numbers, so that they can be quantized.
 void widen_plain_fp8(const Catalog& catalog, Recipes& recipes);
-// Those that were not chosen have their own dtype again.
+// Recipes that were not chosen get their own dtype again.
 void restore_plain_fp8(const Catalog& catalog, const Choices& choices, Recipes& recipes);
 
 }  // namespace loadstone

@@ -56,7 +56,7 @@ class ValueReader {
   // where the range leaves the value, or cuts a byte.
   void read(std::uint64_t begin, std::uint64_t end, std::span<std::byte> to);
 
-  // Finite numbers of what was read since the last call that the value's dtype cannot hold.
+  // Finite numbers read since the last call that the value's dtype cannot hold.
   [[nodiscard]] Overflow take_overflow() { return context_.overflows.take(); }
 
   [[nodiscard]] std::uint64_t bytes_read() const noexcept { return context_.bytes_read; }

@@ -33,11 +33,11 @@ struct Overflow {
   }
 };
 
-// Those among `count` elements of a source. Thread-safe.
+// Counts them among `count` elements of a source. Thread-safe.
 using CountOverflow = Overflow (*)(const std::byte* source, std::uint64_t source_stride,
                                    std::uint64_t count) noexcept;
 
-// As CastRun; returns whether CountOverflow may find some, which costs nothing beside the cast.
+// Casts like CastRun; returns whether CountOverflow may find some, at no cost.
 using CastWatched = bool (*)(const std::byte* source, std::byte* target,
                              std::uint64_t count) noexcept;
 
@@ -51,7 +51,7 @@ struct Cast {
 // All null where !can_cast(source, target).
 [[nodiscard]] Cast cast_between(Dtype source, Dtype target) noexcept;
 
-// How many of `count` floats come before the first NaN or infinity. Of a dtype with casts.
+// Counts the floats before the first NaN or infinity. The dtype has casts.
 [[nodiscard]] std::uint64_t finite_numbers(Dtype dtype, const std::byte* numbers,
                                            std::uint64_t count) noexcept;
 
