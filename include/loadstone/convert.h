@@ -138,7 +138,7 @@ struct ConvertOptions {
   // them as they are. A GGUF file keeps blocks whose rows stay whole.
   Dtype block_dtype = Dtype::bf16;
   // Quantized tensors and FP8 without scales become numbers, of `dtype` or else `block_dtype`;
-  // `quantize` implies it for those that are encoded anew. Names then stay as they are, and so
+  // `quantize` implies it for those that are encoded again. Names then stay as they are, and so
   // where experts change their layout: no rules and recipes beside these.
   bool dequantize = false;
   ExpertLayout experts = ExpertLayout::keep;

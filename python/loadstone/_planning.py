@@ -98,8 +98,8 @@ def plan(
             one machine share (``LOCAL_WORLD_SIZE`` of them; ``docs/how-to/gpus.md``).
         threads: readers that ``peak_bytes`` counts; ``None``: one per core, at least 4 and at most
             16. :meth:`Plan.execute` may have others, in no more memory.
-        allow_non_finite: go on where what is quantized holds NaN or infinities, or what is merged
-            is too large for its dtype, and say so; else the load fails with ``q.nan`` or
+        allow_non_finite: go on, with a finding, if values to quantize are not finite, or merged
+            values are too large for their dtype; else the load fails with ``q.nan`` or
             ``convert.overflow``.
         mmap: hand out views of the file where nothing changes; the file must then stay as it is.
             Files of network file systems are copied.

@@ -1,5 +1,4 @@
-// Every code that loadstone can say. A test checks that the list is sorted and that every code that
-// stands in the sources stands here.
+// Every code that loadstone reports; a test checks that it is sorted and complete.
 #include <array>
 
 #include "loadstone/error.h"

@@ -20,7 +20,7 @@ struct Sides {
 // Elements of a run that are counted and cast while they are in the first-level cache.
 constexpr std::uint64_t counted_elements = 2048;
 
-// The constants of a box, and the findings in it.
+// The parameters of a whole box, and the overflow found in it.
 struct Copy {
   Cast cast;
   std::size_t source_bytes;
@@ -29,6 +29,10 @@ struct Copy {
 
   void run(const std::byte* from, std::byte* to, std::uint64_t count) noexcept {
     if (cast.overflow == nullptr) return cast.run(from, to, count);
+    if (cast.watched != nullptr) {
+      if (cast.watched(from, to, count)) overflow += cast.overflow(from, 1, count);
+      return;
+    }
     while (count > 0) {
       const std::uint64_t some = std::min(count, counted_elements);
       overflow += cast.overflow(from, 1, some);

@@ -148,7 +148,7 @@ Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max, R
   }
   part_groups(recipes, choices);
   misfits.report(findings);
-  // Stacks that were cut are among the names, and made: their experts stand for them.
+  // Stacks that were cut are among the names, and made: their experts replace them.
   const std::vector<std::string> left = names_of(recipes);
   const std::set<std::string_view> present(left.begin(), left.end());
   names.insert(names.end(), left.begin(), left.end());

@@ -32,7 +32,7 @@ struct Choices {
 [[nodiscard]] Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max,
                                        Recipes& recipes, std::vector<Finding>& findings);
 
-// One entry per target, in their order.
+// The targets' names, in their order.
 [[nodiscard]] std::vector<std::string> names_of(const Recipes& recipes);
 
 // Names with * for numbers: what is alike has one.

@@ -117,14 +117,14 @@ std::string Chooser::group_of(const std::string& name) const {
   return {};
 }
 
-// One that excludes, "none", is told as --exclude is.
+// The format "none" excludes, so it warns as --exclude does.
 void Chooser::report_format(const Format& format, bool finds_name,
                             std::vector<Finding>& findings) const {
   const std::string& encoding = format.quantization->encoding;
   if (format.made > 0 || (encoding == none && finds_name)) return;
   const auto has_made = [](const Format& each) { return each.made > 0; };
   const bool is_usual = format.pattern == nullptr;
-  // What it is for has gone to formats before it.
+  // Formats before it took all of its tensors.
   const bool is_left_out =
       format.tensors == 0 && finds_name && std::ranges::any_of(formats_, has_made);
   const std::string pattern = is_usual ? std::string() : printable(format.pattern->pattern());
@@ -149,7 +149,7 @@ void Chooser::report_format(const Format& format, bool finds_name,
 void Chooser::report(const std::vector<std::string>& names,
                      const std::function<bool(const std::string&)>& is_made,
                      std::vector<Finding>& findings) const {
-  if (has_errors(findings)) return;  // which say why
+  if (has_errors(findings)) return;  // these are the reason
   const auto found_by = [&](const Pattern& pattern) {
     return std::ranges::find_if(names,
                                 [&](const std::string& name) { return is_in(*pattern, name); });

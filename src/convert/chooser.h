@@ -43,7 +43,7 @@ class Chooser {
   // The same text for all partners of one scale; empty for a tensor that has none.
   [[nodiscard]] std::string group_of(const std::string& name) const;
   // Tells of patterns that find nothing, and of requests that do not hold of the output. `names`:
-  // of all tensors that were looked at. `is_made`: whether one gets what was asked for.
+  // of all candidate tensors. `is_made`: whether a tensor gets the encoding that was asked for.
   void report(const std::vector<std::string>& names,
               const std::function<bool(const std::string&)>& is_made,
               std::vector<Finding>& findings) const;

@@ -233,17 +233,21 @@ static Skeleton skeleton_of(const Recipes& recipes) {
   return skeleton;
 }
 
+static void check_source(const Catalog& catalog, const ConvertOptions& options) {
+  if (!options.merge && !catalog.checkpoints().empty()) {
+    refuse("merge", "several checkpoints are to become one, and no option specifies how");
+  }
+  if (!options.quantize.formats.empty() && names_are_given(options) &&
+      !catalog.quantized().empty()) {
+    refuse("quantize", "the checkpoint is quantized, and rules name its tensors: convert twice");
+  }
+}
+
 static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
                                 const ConvertOptions& options) {
   if (catalog == nullptr) refuse("catalog", "there is no catalog");
   check_options(options);
-  if (!options.merge && !catalog->checkpoints().empty()) {
-    refuse("merge", "several checkpoints are to become one, and nothing says how");
-  }
-  if (!options.quantize.formats.empty() && names_are_given(options) &&
-      !catalog->quantized().empty()) {
-    refuse("quantize", "the checkpoint is quantized, and rules name what is in it: convert twice");
-  }
+  check_source(*catalog, options);
   std::vector<Finding> findings;
   Conversion conversion;
   conversion.one_file = options.one_file;

@@ -86,7 +86,7 @@ class GgufContainer final : public Container {
       finding.message = fmt::format("'{}' is {}, which GGUF does not have", printable(tensor.name),
                                     tensor.encoding.name());
       finding.suggestion = options.dequantize ? "leave it out by a rule"
-                                              : "make numbers of what is quantized (--dequantize); "
+                                              : "dequantize the quantized tensors (--dequantize); "
                                                 "for others a rule that leaves it out";
       finding.found = std::string(tensor.encoding.name());
       return finding;

@@ -24,7 +24,7 @@ namespace {
 constexpr std::string_view advice =
     "make numbers of them with --dequantize (and --quantize them again), or leave them under their "
     "own names";
-// Where they were to become numbers, and cannot be read.
+// Advice on codes that cannot be read, so that --dequantize has no effect.
 constexpr std::string_view advice_on_unreadable = "leave them under their own names";
 
 using Sources = std::vector<std::uint32_t>;

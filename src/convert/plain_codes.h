@@ -10,16 +10,16 @@
 
 namespace loadstone {
 
-// True for such a tensor; false if a codec knows it as codes or as their companion.
+// Returns whether the tensor is one: FP8 that no codec knows as codes or as a companion.
 [[nodiscard]] bool is_plain_fp8(const Catalog& catalog, std::uint32_t tensor);
-// True if the recipe copies from such tensors alone and keeps their dtype.
+// Returns whether the recipe copies from such tensors alone, and keeps their dtype.
 [[nodiscard]] bool is_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe);
 
 [[nodiscard]] bool has_plain_fp8(const Catalog& catalog);
 
 // Recipes of such tensors make BF16, which holds their numbers, so that they can be quantized.
 void widen_plain_fp8(const Catalog& catalog, Recipes& recipes);
-// Gives tensors that were not chosen their own dtype again.
+// Recipes that were not chosen get their own dtype again.
 void restore_plain_fp8(const Catalog& catalog, const Choices& choices, Recipes& recipes);
 
 }  // namespace loadstone

@@ -226,7 +226,7 @@ class Maker {
     for (const auto& [expert, names] : experts.names) used_.insert(names.begin(), names.end());
   }
 
-  // Tensors already in the requested layout stay as they are.
+  // Experts that have the requested layout already stay unchanged.
   void require_experts() {
     if (!used_.empty() || has_errors(findings_)) return;
     const bool is_fused = options_.experts == ExpertLayout::fused;

@@ -194,12 +194,10 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
   append_groups(plan, sink.by_windows(), groups);
   ReadAhead ahead(planned_reads(plan, targets_of(sink, groups)), shards.sources(),
                   options.read_ahead_bytes);
-
   std::optional<LoadDigests> digests;
   if (options.receipt) digests.emplace(plan, destinations, shards, *options.receipt);
   SourceDigests* const sources = digests ? &digests->sources() : nullptr;
   std::atomic<bool> stop = false;
-  Overflows overflows;
   ReadContext context = {.plan = plan,
                          .targets = sink.whole(),
                          .shards = ahead.sources(),
@@ -209,7 +207,6 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
                          .memory = memory,
                          .stop = stop,
                          .written = std::vector<std::atomic<std::uint64_t>>(plan.targets.size()),
-                         .overflows = overflows,
                          .populates = !options.has_pages,
                          .digests = sources};
   WindowQueue windows(plan, budget, groups, sink, memory);
@@ -220,7 +217,7 @@ static Report load(const Plan& plan, std::span<const Destination> destinations,
                    .queue = windows,
                    .memory = memory,
                    .stop = stop,
-                   .overflows = overflows,
+                   .overflows = context.overflows,
                    .digests = sources};
   const std::uint64_t bytes_total = jobs.bytes_total() + windows.bytes_total();
   const auto progress = [&] { return Progress{context.bytes_done + work.bytes_done, bytes_total}; };

@@ -101,11 +101,13 @@ std::uint64_t MergeReader::read(const PlannedTarget& target, std::uint64_t begin
     const std::uint64_t first = std::max(at, begin);
     const std::uint64_t last = std::min(next, end);
     const std::byte* const from = numbers_->data() + (first - at) * f32_bytes;
-    cast.run(from, to.data() + (first - begin) * size, last - first);
+    std::byte* const place = to.data() + (first - begin) * size;
+    at = next;
+    if (cast.watched != nullptr && !cast.watched(from, place, last - first)) continue;
+    if (cast.watched == nullptr) cast.run(from, place, last - first);
     if (cast.overflow != nullptr) overflow_ += cast.overflow(from, 1, last - first);
     const std::uint64_t finite = finite_numbers(Dtype::f32, from, last - first);
     if (first + finite < last) bad = std::min(bad, first + finite);
-    at = next;
   }
   return bad;
 }

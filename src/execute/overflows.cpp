@@ -77,7 +77,7 @@ void require_none(const PlannedTarget& target, const Overflow& found) {
   if (found.count == 0) return;
   throw Error(code,
               fmt::format("{}; a wider dtype holds them ({}), and --allow-non-finite writes them "
-                          "all the same",
+                          "anyway",
                           overflow_text(target, found), wider(found.largest)),
               {.tensor = target.name});
 }

@@ -17,7 +17,7 @@ class Overflows {
  public:
   void add(std::uint32_t target, const Overflow& found);
   [[nodiscard]] Overflow of(std::uint32_t target) const;
-  // Returns the findings of all targets until now, and forgets them.
+  // Returns the sum of all targets, and forgets it.
   [[nodiscard]] Overflow take();
   // A warning for each target, in their order.
   [[nodiscard]] std::vector<Finding> findings(const Plan& plan) const;

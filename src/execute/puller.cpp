@@ -122,7 +122,7 @@ void Puller::read_to(const Window& window, std::byte* to) {
   }
   Overflow overflow = reader_.take_overflow();  // of a merge: of its operands, which are F32 then
   if (target.recipe.merge != nullptr) overflow = merged_.take_overflow();
-  // Measured tensors are read again when they are encoded.
+  // Measured windows are read again when they are encoded.
   if (window.step == Window::Step::measure) return;
   work_.overflows.add(member_of(window).target, overflow);
 }

@@ -41,7 +41,7 @@ struct PullWork {
   MemoryCount& memory;
   std::atomic<bool>& stop;
   Overflows& overflows;
-  // A cast of numbers that are too large is an error, unless the plan allows it. A load tells them.
+  // A cast of numbers that are too large is an error, unless the plan allows it. A load warns.
   bool refuses_casts = false;
   SourceDigests* digests = nullptr;           // null: none are taken
   std::atomic<std::uint64_t> bytes_done = 0;  // of WindowQueue::bytes_total()

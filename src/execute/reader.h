@@ -35,7 +35,7 @@ struct ReadContext {
   std::atomic<std::uint64_t> bytes_done = 0;  // of the sources, in their places
   std::atomic<std::uint64_t> bytes_read = 0;
   std::vector<std::atomic<std::uint64_t>> written;  // bytes, per target
-  Overflows& overflows;
+  Overflows overflows{};
   // Memory that is read into is populated before. Of no use where it is written to again and again.
   bool populates = true;
   SourceDigests* digests = nullptr;  // null: none are taken

@@ -41,7 +41,6 @@ ValueReader::ValueReader(std::shared_ptr<const Catalog> catalog,
                .memory = memory != nullptr ? *memory : own_count_,
                .stop = stop,
                .written = std::vector<std::atomic<std::uint64_t>>(1),
-               .overflows = overflows_,
                .populates = populates,
                .digests = digests},
       reader_(context_) {

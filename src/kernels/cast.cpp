@@ -83,6 +83,17 @@ constexpr Cast copy_of(std::size_t size) {
   return {};
 }
 
+template <CastWatched watched>
+void run_watched(const std::byte* from, std::byte* to, std::uint64_t count) noexcept {
+  static_cast<void>(watched(from, to, count));
+}
+
+template <CastWatched watched>
+constexpr void watch(Cast& cast) {
+  cast.run = run_watched<watched>;
+  cast.watched = watched;
+}
+
 constexpr Table make_table() {
   Table table = {};
   fill_all(table, std::make_index_sequence<numbers.size() * numbers.size()>{});
@@ -92,9 +103,9 @@ constexpr Table make_table() {
   // The pairs that most loads need, written with vectors.
   table[at(Dtype::bf16)][at(Dtype::f32)].run = simd::f32_from_bf16;
   table[at(Dtype::f16)][at(Dtype::f32)].run = simd::f32_from_f16;
-  table[at(Dtype::f32)][at(Dtype::bf16)].run = simd::bf16_from_f32;
-  table[at(Dtype::f32)][at(Dtype::f16)].run = simd::f16_from_f32;
-  table[at(Dtype::bf16)][at(Dtype::f16)].run = simd::f16_from_bf16;
+  watch<simd::bf16_from_f32>(table[at(Dtype::f32)][at(Dtype::bf16)]);
+  watch<simd::f16_from_f32>(table[at(Dtype::f32)][at(Dtype::f16)]);
+  watch<simd::f16_from_bf16>(table[at(Dtype::bf16)][at(Dtype::f16)]);
   table[at(Dtype::f16)][at(Dtype::bf16)].run = simd::bf16_from_f16;
   table[at(Dtype::f8_e4m3)][at(Dtype::f32)].run = simd::f32_from_f8_e4m3;
   table[at(Dtype::f8_e4m3)][at(Dtype::bf16)].run = simd::bf16_from_f8_e4m3;

@@ -37,16 +37,21 @@ struct Overflow {
 using CountOverflow = Overflow (*)(const std::byte* source, std::uint64_t source_stride,
                                    std::uint64_t count) noexcept;
 
+// Casts like CastRun; returns whether CountOverflow may find some, at no cost.
+using CastWatched = bool (*)(const std::byte* source, std::byte* target,
+                             std::uint64_t count) noexcept;
+
 struct Cast {
   CastRun run = nullptr;
   CastStrided strided = nullptr;
   CountOverflow overflow = nullptr;  // null where the target holds every finite number
+  CastWatched watched = nullptr;     // of the pairs that most loads need
 };
 
 // All null where !can_cast(source, target).
 [[nodiscard]] Cast cast_between(Dtype source, Dtype target) noexcept;
 
-// Counts the floats before the first NaN or infinity, at most `count`; the dtype has casts.
+// Counts the floats before the first NaN or infinity. The dtype has casts.
 [[nodiscard]] std::uint64_t finite_numbers(Dtype dtype, const std::byte* numbers,
                                            std::uint64_t count) noexcept;
 

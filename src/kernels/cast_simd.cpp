@@ -1,6 +1,9 @@
 #include "kernels/cast_simd.h"
 
+#include <bit>
+
 #include "kernels/number.h"
+#include "kernels/overflow_inl.h"
 
 // Highway compiles this file once for each instruction set.
 #undef HWY_TARGET_INCLUDE
@@ -64,21 +67,44 @@ HWY_INLINE void convert_all(const std::byte* from, std::byte* to, std::uint64_t 
   }
 }
 
+// The same, and whether a number is too large for the target, or not finite.
+template <class Read, class Write, Dtype source, Dtype target>
+HWY_INLINE bool convert_watched(const std::byte* from, std::byte* to, std::uint64_t count) {
+  constexpr auto limit = static_cast<std::uint32_t>(overflow::first_beyond(Dtype::f32, target));
+  const std::size_t lanes = hn::Lanes(U32());
+  const I32 signed_lanes;  // magnitudes have no sign
+  auto most = hn::Zero(signed_lanes);
+  std::uint64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const V bits = Read::read(from + i * Read::bytes);
+    most = hn::Max(most, hn::BitCast(signed_lanes, hn::And(bits, all(0x7fffffffu))));
+    Write::write(bits, to + i * Write::bytes);
+  }
+  const auto below = hn::Set(signed_lanes, static_cast<std::int32_t>(limit - 1));
+  bool is_beyond = !hn::AllFalse(signed_lanes, hn::Gt(most, below));
+  for (; i < count; ++i) {
+    const float value = number::load<source>(from + i * Read::bytes);
+    is_beyond = is_beyond || (std::bit_cast<std::uint32_t>(value) & 0x7fffffffu) >= limit;
+    number::convert<source, target>(from + i * Read::bytes, to + i * Write::bytes);
+  }
+  return is_beyond;
+}
+
 void F32FromBf16(const std::byte* from, std::byte* to, std::uint64_t count) {
   convert_all<ReadBf16, WriteF32, Dtype::bf16, Dtype::f32>(from, to, count);
 }
 void F32FromF16(const std::byte* from, std::byte* to, std::uint64_t count) {
   convert_all<ReadF16, WriteF32, Dtype::f16, Dtype::f32>(from, to, count);
 }
-void Bf16FromF32(const std::byte* from, std::byte* to, std::uint64_t count) {
-  convert_all<ReadF32, WriteBf16<number::bf16_nan_vector>, Dtype::f32, Dtype::bf16>(from, to,
-                                                                                    count);
+bool Bf16FromF32(const std::byte* from, std::byte* to, std::uint64_t count) {
+  return convert_watched<ReadF32, WriteBf16<number::bf16_nan_vector>, Dtype::f32, Dtype::bf16>(
+      from, to, count);
 }
-void F16FromF32(const std::byte* from, std::byte* to, std::uint64_t count) {
-  convert_all<ReadF32, WriteF16, Dtype::f32, Dtype::f16>(from, to, count);
+bool F16FromF32(const std::byte* from, std::byte* to, std::uint64_t count) {
+  return convert_watched<ReadF32, WriteF16, Dtype::f32, Dtype::f16>(from, to, count);
 }
-void F16FromBf16(const std::byte* from, std::byte* to, std::uint64_t count) {
-  convert_all<ReadBf16, WriteF16, Dtype::bf16, Dtype::f16>(from, to, count);
+bool F16FromBf16(const std::byte* from, std::byte* to, std::uint64_t count) {
+  return convert_watched<ReadBf16, WriteF16, Dtype::bf16, Dtype::f16>(from, to, count);
 }
 void Bf16FromF16(const std::byte* from, std::byte* to, std::uint64_t count) {
   convert_all<ReadF16, WriteBf16<number::bf16_nan_scalar>, Dtype::f16, Dtype::bf16>(from, to,
@@ -113,14 +139,14 @@ void f32_from_bf16(const std::byte* source, std::byte* target, std::uint64_t cou
 void f32_from_f16(const std::byte* source, std::byte* target, std::uint64_t count) noexcept {
   HWY_DYNAMIC_DISPATCH(F32FromF16)(source, target, count);
 }
-void bf16_from_f32(const std::byte* source, std::byte* target, std::uint64_t count) noexcept {
-  HWY_DYNAMIC_DISPATCH(Bf16FromF32)(source, target, count);
+bool bf16_from_f32(const std::byte* source, std::byte* target, std::uint64_t count) noexcept {
+  return HWY_DYNAMIC_DISPATCH(Bf16FromF32)(source, target, count);
 }
-void f16_from_f32(const std::byte* source, std::byte* target, std::uint64_t count) noexcept {
-  HWY_DYNAMIC_DISPATCH(F16FromF32)(source, target, count);
+bool f16_from_f32(const std::byte* source, std::byte* target, std::uint64_t count) noexcept {
+  return HWY_DYNAMIC_DISPATCH(F16FromF32)(source, target, count);
 }
-void f16_from_bf16(const std::byte* source, std::byte* target, std::uint64_t count) noexcept {
-  HWY_DYNAMIC_DISPATCH(F16FromBf16)(source, target, count);
+bool f16_from_bf16(const std::byte* source, std::byte* target, std::uint64_t count) noexcept {
+  return HWY_DYNAMIC_DISPATCH(F16FromBf16)(source, target, count);
 }
 void bf16_from_f16(const std::byte* source, std::byte* target, std::uint64_t count) noexcept {
   HWY_DYNAMIC_DISPATCH(Bf16FromF16)(source, target, count);

@@ -9,11 +9,13 @@ namespace loadstone::simd {
 
 void f32_from_bf16(const std::byte* source, std::byte* target, std::uint64_t count) noexcept;
 void f32_from_f16(const std::byte* source, std::byte* target, std::uint64_t count) noexcept;
-void bf16_from_f32(const std::byte* source, std::byte* target, std::uint64_t count) noexcept;
-void f16_from_f32(const std::byte* source, std::byte* target, std::uint64_t count) noexcept;
-void f16_from_bf16(const std::byte* source, std::byte* target, std::uint64_t count) noexcept;
 void bf16_from_f16(const std::byte* source, std::byte* target, std::uint64_t count) noexcept;
 void f32_from_f8_e4m3(const std::byte* source, std::byte* target, std::uint64_t count) noexcept;
 void bf16_from_f8_e4m3(const std::byte* source, std::byte* target, std::uint64_t count) noexcept;
+
+// These return whether some number is too large for the target, or not finite.
+bool bf16_from_f32(const std::byte* source, std::byte* target, std::uint64_t count) noexcept;
+bool f16_from_f32(const std::byte* source, std::byte* target, std::uint64_t count) noexcept;
+bool f16_from_bf16(const std::byte* source, std::byte* target, std::uint64_t count) noexcept;
 
 }  // namespace loadstone::simd

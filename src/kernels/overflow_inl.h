@@ -1,4 +1,4 @@
-// Finds finite values of one float dtype too large for another by their bits; part of cast.cpp.
+// Finite numbers of one float that are too large for another, by their bits. Included by cast.cpp.
 #pragma once
 
 #include <algorithm>
@@ -64,7 +64,7 @@ inline Bits<source> magnitude(const std::byte* from) noexcept {
   return static_cast<Bits<source>>(number::load_raw<Bits<source>>(from) & mask);
 }
 
-// True if any value reaches the limit. The loop has only sums and bits, so it vectorizes.
+// Returns whether any reaches the limit. Only sums and bits, so this loop becomes vectors.
 template <Dtype source>
 bool any_from(std::uint64_t first, const std::byte* from, std::uint64_t count) noexcept {
   using Word = Bits<source>;

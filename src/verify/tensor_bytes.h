@@ -28,7 +28,7 @@ class TensorBytes {
   TensorBytes(const OpenShards& shards, const std::string& name, TensorRecipe value, Dtype dtype);
 
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
-  // Finite numbers of what was read so far that the dtype cannot hold.
+  // Finite numbers read since the last call that the dtype cannot hold.
   [[nodiscard]] Overflow take_overflow() { return reader_ ? reader_->take_overflow() : Overflow(); }
   // Whole elements.
   void read(std::uint64_t begin, std::span<std::byte> into);

@@ -121,7 +121,7 @@ TEST(Convert, BlocksBecomeNumbersRoundedOnce) {
   EXPECT_TRUE(holds(value_in(target, "blocks.weight"),
                     decoded(*catalog, file, "blocks.weight", Dtype::bf16)));
   EXPECT_EQ(dtype_of("blocks.norm"), Encoding(Dtype::f32));
-  converted(source, target, {.block_dtype = Dtype::f16});
+  converted(source, target, {.block_dtype = Dtype::f16, .quantize = {.allow_non_finite = true}});
   EXPECT_TRUE(holds(value_in(target, "blocks.weight"),
                     decoded(*catalog, file, "blocks.weight", Dtype::f16)));
   EXPECT_EQ(dtype_of("blocks.norm"), Encoding(Dtype::f32));
@@ -312,7 +312,8 @@ TEST(ConvertText, SaysWhatHappensWithoutControlCharacters) {
   const TemporaryFolder folder;
   const std::string source = folder.write(
       "source.safetensors", safetensors_bytes({{"a\x1b[2J", "F32", {2}, some_bytes(8)}}));
-  const Conversion conversion = make_conversion(open_checkpoint(source), {.dtype = Dtype::f16});
+  const Conversion conversion = make_conversion(
+      open_checkpoint(source), {.dtype = Dtype::f16, .quantize = {.allow_non_finite = true}});
   const std::string table = to_table(conversion, true);
   EXPECT_THAT(table, AllOf(HasSubstr("F32 to F16"), HasSubstr("a\\x1b[2J")));
   EXPECT_EQ(table.find('\x1b'), std::string::npos);

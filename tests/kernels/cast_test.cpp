@@ -88,6 +88,7 @@ Bytes floats_of(Dtype dtype) {
 
 TEST(Casts, NumbersThatAreTooLargeAreCounted) {
   std::uint64_t counted = 0;
+  int watched = 0;
   for (const auto& [source, target] : all_pairs()) {
     if (kind(source) != DtypeKind::floating || kind(target) != DtypeKind::floating) continue;
     const Cast cast = cast_between(source, target);
@@ -113,11 +114,24 @@ TEST(Casts, NumbersThatAreTooLargeAreCounted) {
     const Overflow found = cast.overflow(numbers.data(), 1, numbers.size() / size);
     EXPECT_EQ(found.count, expected.count);
     EXPECT_EQ(found.largest, expected.largest);
+    if (cast.watched != nullptr) {
+      Bytes made(numbers.size() / size * element_bytes(target));
+      for (std::size_t at = 0; at < numbers.size(); at += size) {
+        const Overflow one = cast.overflow(numbers.data() + at, 1, 1);
+        const bool is_finite = finite_numbers(source, numbers.data() + at, 1) == 1;
+        ASSERT_EQ(cast.watched(numbers.data() + at, made.data(), 1), one.count > 0 || !is_finite);
+      }
+      ASSERT_TRUE(cast.watched(numbers.data(), made.data(), numbers.size() / size));
+      const Bytes zeros(size * 64);
+      ASSERT_FALSE(cast.watched(zeros.data(), made.data(), 64));
+      ++watched;
+    }
     const Overflow every_other = cast.overflow(numbers.data(), 2, numbers.size() / size / 2);
     EXPECT_LT(every_other.count, found.count);
     counted += found.count;
   }
   EXPECT_GT(counted, 10'000u);
+  EXPECT_EQ(watched, 3);
 }
 
 TEST(Casts, NumbersBeforeTheFirstThatIsNotFinite) {

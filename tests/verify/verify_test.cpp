@@ -307,7 +307,7 @@ TEST(Compare, OrderInTheFileDoesNotMatter) {
 
 TEST(Compare, NamesEachDifference) {
   const VerifyReport report = compared({{"bytes", "U8", {3}, "abc"},
-                                        {"dtype", "F16", {2}, "wxyz"},
+                                        {"dtype", "I16", {2}, "wxyz"},
                                         {"gone", "U8", {1}, "1"},
                                         {"same", "U8", {0}, ""},
                                         {"shape", "U8", {2, 3}, "123456"}},
@@ -320,7 +320,7 @@ TEST(Compare, NamesEachDifference) {
   EXPECT_THAT(report.differences,
               ElementsAre(Difference{"bytes", DifferenceKind::bytes,
                                      "other bytes from byte 2 of the tensor on", "equal bytes"},
-                          Difference{"dtype", DifferenceKind::encoding, "BF16", "F16"},
+                          Difference{"dtype", DifferenceKind::encoding, "BF16", "I16"},
                           Difference{"gone", DifferenceKind::missing, "nothing", "U8 [1]"},
                           Difference{"shape", DifferenceKind::shape, "[3, 2]", "[2, 3]"},
                           Difference{"new", DifferenceKind::unexpected, "U8 [1]", "nothing"}));
