@@ -212,18 +212,13 @@ TEST_F(QuantizedTensorsTest, EveryLayoutIsKnownByItsNamesAndShapes) {
 TEST_F(QuantizedTensorsTest, CompanionsGoWithTheNearestCodes) {
   const std::string marker = R"({"format": "float8_e4m3fn", "full_precision_matrix_mult": true})";
   const QuantizedTensors found = find({
-      tensor("scaled_fp8", "F8_E4M3", {2}, 1),
-      tensor("a.attn.k_scale", "F32", {}, 4),
+      tensor("scaled_fp8", "F8_E4M3", {2}, 1), tensor("a.attn.k_scale", "F32", {}, 4),
       tensor("a.attn.v_scale", "F32", {8}, 4),  // learned, perhaps: it is not cast, and stays
       tensor("a.attn.q.weight", "F8_E4M3", {8, 16}, 1),
-      tensor("a.attn.q.weight_scale", "F32", {}, 4),
-      text_tensor("a.attn.q.comfy_quant", marker),
-      tensor("a.attn.q.other_scale", "F32", {}, 4),
-      tensor("b.up", "F8_E4M3", {2, 8, 16}, 1),
-      tensor("b.up_scale", "F32", {2, 1, 1}, 4),
-      tensor("b.up_input_scale", "F32", {}, 4),
-      tensor("b.k_scale", "F32", {}, 4),
-      tensor("c.input_scale", "F32", {}, 4),  // of no codes
+      tensor("a.attn.q.weight_scale", "F32", {}, 4), text_tensor("a.attn.q.comfy_quant", marker),
+      tensor("a.attn.q.other_scale", "F32", {}, 4), tensor("b.up", "F8_E4M3", {2, 8, 16}, 1),
+      tensor("b.up_scale", "F32", {2, 1, 1}, 4), tensor("b.up_input_scale", "F32", {}, 4),
+      tensor("b.k_scale", "F32", {}, 4), tensor("c.input_scale", "F32", {}, 4),  // of no codes
   });
   ASSERT_THAT(found.tensors(), SizeIs(2));
   const auto names = [&](const std::vector<std::uint32_t>& indices) {
