@@ -271,7 +271,9 @@ def test_all_ways_read_a_key_alike(tmp_path: Path, way: str, key: str) -> None:
 def config_error(folder: Path, text: str) -> Any:
     saved(folder, "q_proj")
     file = folder / "adapter/adapter_config.json"
-    changed = re.sub(r'"alpha_pattern": \{[^}]*\}', f'"alpha_pattern": {text}', file.read_text())
+    pattern = r'"alpha_pattern": \{[^}]*\}'
+    replacement = f'"alpha_pattern": {text}'
+    changed = re.sub(pattern, lambda _: replacement, file.read_text())
     file.write_text(changed)
     with pytest.raises(loadstone.Error) as caught:
         by_merge(folder, folder / "adapter")

@@ -173,7 +173,7 @@ def test_a_receipt_covers_each_byte_once(
     change(document)
     receipt.write_text(json.dumps(document))
     done = run("verify", out, "--receipt-file", receipt)
-    assert done.returncode == 3, done.stdout + done.stderr
+    assert done.returncode == 1, done.stdout + done.stderr
     assert "receipt.json]" in done.stderr
     with pytest.raises(loadstone.Error) as caught:
         loadstone.Receipt.load(receipt)
@@ -243,14 +243,14 @@ def test_a_huge_receipt_is_rejected_unread(tmp_path: Path) -> None:
         with path.open("wb") as file:
             file.truncate(size)
     done = run("verify", tmp_path / "model.safetensors", "--receipt-file", huge)
-    assert done.returncode == 3
+    assert done.returncode == 1
     assert "too long" in done.stderr and "receipt.json]" in done.stderr
     with pytest.raises(loadstone.Error, match="too long") as caught:
         loadstone.Receipt.load(huge)
     assert caught.value.code == "receipt.json" and str(huge) in str(caught.value)
     # The control: a small one is read, and is not JSON.
     done = run("verify", tmp_path / "model.safetensors", "--receipt-file", small)
-    assert done.returncode == 3 and "not JSON" in done.stderr
+    assert done.returncode == 1 and "not JSON" in done.stderr
     shutil.copyfile(small, tmp_path / "latin.json")
     (tmp_path / "latin.json").write_bytes(b'{"format": "\xe9"}')
     with pytest.raises(loadstone.Error, match="UTF-8"):
