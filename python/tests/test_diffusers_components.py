@@ -203,10 +203,10 @@ WRONG: list[tuple[Any, str, str]] = [
     ({"unet": {"mid": "cpu"}}, "plan.device_map", "UNet2DConditionModel.*'unet.mid'"),
     ({"text_encoder.encoder.layers.2": "disk"}, "plan.device_map", "layers.1"),
     ({"unet.conv_in.bias": "disk"}, "plan.device_map", "without its module"),
-    ({"unet": "dsk"}, "plan.device_map", "'dsk' for 'unet'"),
-    ({"unet": None}, "plan.device_map", "None for 'unet'"),
+    ({"unet": "dsk"}, "plan.device_map", "'unet': unknown device 'dsk'; did you mean 'disk'"),
+    ({"unet": None}, "plan.device_map", "'unet': unknown device 'None'"),
     ({"unet.mid_block": "cpu", "unet": {"mid_block": "disk"}}, "plan.device_map", "path twice"),
-    ("dsk", "plan.device_map", "no such device"),
+    ("dsk", "plan.device_map", "unknown device 'dsk'; did you mean 'disk'"),
     ({"vae": "disk"}, "plan.offload_folder", "placed on disk.*vae"),
 ]
 

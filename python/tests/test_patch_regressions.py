@@ -388,9 +388,12 @@ def changed(experts: Path, tmp_path: Path, renamed: dict[str, str | None]) -> Pa
 @pytest.mark.parametrize(
     ("renamed", "words"),
     [
-        ({"1.up_proj": "4.up_proj"}, ("lacks expert 1:", "1.up_proj", "no expert", "4.up_proj")),
+        (
+            {"1.up_proj": "4.up_proj"},
+            ("lacks expert 1:", "1.up_proj", "outside the series", "4.up_proj"),
+        ),
         ({"3.up_proj": "4000000000.up_proj"}, ("lacks expert 3:", "4000000000.up_proj")),
-        ({"2.up_proj": None, "3.up_proj": f"{'9' * 400}.up_proj"}, ("lacks experts 2, 3:",)),
+        ({"2.up_proj": None, "3.up_proj": f"{'9' * 400}.up_proj"}, ("lacks experts 2 and 3:",)),
         ({"3.up_proj": f"{'9' * 5000}.up_proj"}, ("sort", "digits")),
         ({f"2.{each}_proj": f"7.{each}_proj" for each in ("up", "gate")}, ("lacks expert 2:",)),
         ({f"1.{each}_proj": f"01.{each}_proj" for each in ("gate", "up", "down")}, ()),
