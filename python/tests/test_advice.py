@@ -31,7 +31,7 @@ _ADVICE = re.compile(
 
 
 def texts(tree: ast.AST) -> Iterator[str]:
-    """Every string in code: of an f-string its parts, joined by braces; docstrings are none."""
+    """Every string in code: of an f-string its parts, joined by braces. Docstrings are left out."""
     skipped = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -187,7 +187,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "pass the model as model= or as into=": a_plan_without_a_model,
     "this plan has no model: pass model=": a_plan_without_a_model,
     "and pass rules= or strip_prefix=": no_name_matches,
-    "strict stands for missing and unexpected; pass it": strict_and_another,
+    "missing and unexpected; pass it, or these": strict_and_another,
     "a single file has no shards: pass a folder": a_single_file_has_no_shards,
     "the tensor is non contiguous; call": not_contiguous,
     "conjugates or negates; call .clone()": a_conjugate_view,
