@@ -172,7 +172,7 @@ bool Planner::find_boxes(std::size_t root, const Produced& produced, Taking taki
                     view.shape.text(), name_list(sources()), target.shape.text());
     finding.found = view.shape.text();
     finding.expected = target.shape.text();
-    finding.suggestion = shape_advice(view.shape);
+    if (const auto advice = shape_advice(view.shape); !advice.empty()) finding.suggestion = advice;
     fail(root, std::move(finding));
     return false;
   }
