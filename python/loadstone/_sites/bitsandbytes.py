@@ -6,6 +6,8 @@ SITES = Sites(
     "bitsandbytes",
     "0.50",
     """
+bitsandbytes
+    call matmul(A, B, out, state, threshold, bias)
 bitsandbytes.functional
     call QuantState(absmax, shape, code, blocksize, quant_type, dtype, offset, state2)
     call create_dynamic_map(signed, max_exponent_bits, total_bits)
