@@ -221,16 +221,6 @@ void print_warnings(const std::vector<Finding>& findings) {
   }
 }
 
-std::vector<Finding> found_since(const std::vector<Finding>& known, std::vector<Finding> findings) {
-  std::erase_if(findings, [&](const Finding& each) {
-    return std::ranges::any_of(known, [&](const Finding& before) {
-      return before.code == each.code && before.target == each.target &&
-             before.message == each.message;
-    });
-  });
-  return findings;
-}
-
 bool has_warnings(const std::vector<Finding>& findings) noexcept {
   return std::ranges::any_of(
       findings, [](const Finding& finding) { return finding.severity == Severity::warning; });

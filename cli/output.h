@@ -51,10 +51,6 @@ void print_hint(std::string_view text);
 // Warnings for people, on stderr: the first few (all with --verbose), then how many more.
 void print_warnings(const std::vector<Finding>& findings);
 
-// The findings that only values showed, such as numbers that are not finite.
-[[nodiscard]] std::vector<Finding> found_since(const std::vector<Finding>& known,
-                                               std::vector<Finding> findings);
-
 [[nodiscard]] bool has_warnings(const std::vector<Finding>& findings) noexcept;
 
 // One object: the members of `json`, an object that is still open, and those of a report.
