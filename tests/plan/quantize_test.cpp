@@ -129,7 +129,10 @@ struct Refused {
 
 TEST(Quantize, WhatDoesNotFitIsAFinding) {
   const std::vector<Refused> cases = {
-      {{.encoding = "nf5", .dialect = {}, .nested_offset = {}}, {4, 4}, Dtype::f32, "unknown encoding"},
+      {{.encoding = "nf5", .dialect = {}, .nested_offset = {}},
+       {4, 4},
+       Dtype::f32,
+       "unknown encoding"},
       {{.encoding = "nf4", .dialect = "x", .nested_offset = {}}, {4, 4}, Dtype::f32, "dialect"},
       {{.encoding = "nf4", .dialect = {}, .block_size = 48, .nested_offset = {}},
        {4, 4},
