@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from command import run
+from command import run, verified
 from safetensors.torch import load_file
 
 import loadstone
@@ -96,7 +96,8 @@ def test_blocks_that_stay_are_folded_where_rows_cut_them(
 ) -> None:
     source, target = tmp_path / "in.gguf", tmp_path / "out.gguf"
     expected = write(source, kind)
-    loadstone.convert(source, target, beyond_ggml=True)
+    loadstone.convert(source, target, beyond_ggml=True, receipt="sha256-tree")
+    assert verified(target, "--receipt")[0] == 0
     expect(as_comfyui(target), expected)
     reader = gguf.GGUFReader(target)
     assert {tensor.tensor_type for tensor in reader.tensors} == {kind}
