@@ -194,7 +194,7 @@ def unknown(
     """
     words = list(known)
     error = make(code, _core.unknown_word(what, str(word), words), field=field)
-    error.found, error.expected = str(word), ", ".join(words)
+    error.found, error.expected = _public(str(word)), ", ".join(words)
     return error
 
 

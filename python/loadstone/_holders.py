@@ -221,10 +221,16 @@ class _Around:
             if owner is None:
                 owner = next((each for each in above if not isinstance(each, _CONTAINERS)), None)
             level = above
-        if type(owner).__module__.partition(".")[0] == "loadstone":
+        is_ours = type(owner).__module__.partition(".")[0] == "loadstone"
+        if is_ours or (owner is None and _is_of_slots(holder)):
             return "", False
         around = "" if owner is None or owner is holder else f" in {_name(owner)}"
         return f"{_name(holder)}{around}", is_in_model
+
+
+def _is_of_slots(holder: Any) -> bool:
+    """Return whether slots hold it: those of a load that failed, which a traceback keeps."""
+    return any(isinstance(each, TensorSlot) for each in gc.get_referrers(holder))
 
 
 def _is_namespace(value: Any) -> bool:

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from loadstone import _devices
+from loadstone._dtypes import torch_dtype
 
 SOURCES = Path(__file__).parents[2] / "tests" / "device" / "fake"
 
@@ -62,7 +63,7 @@ class FakeDevices:
         self._kept: list[torch.Tensor] = []  # so that no address is used twice
 
     def _empty(self, name: str, shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
-        tensor = torch.empty(shape, dtype=_devices.torch_dtype(dtype), device="cpu")
+        tensor = torch.empty(shape, dtype=torch_dtype(dtype), device="cpu")
         if device.startswith("cuda") and tensor.numel():
             self.register(tensor, device)
         return tensor.as_subclass(Opaque) if device.startswith("mps") else tensor

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.utils import OffloadedWeightsLoader
-from codec_files import CODECS, SMALL_FLOATS, Files, Tensors, Written, each_once, rounded
+from codec_files import CODECS, Files, Tensors, Written, each_once, rounded
 from codec_gguf import write_5d
 from codec_models import assert_equal, model_of, tensors_of
 from command import run
@@ -186,10 +186,10 @@ def test_conversions_give_the_oracles_numbers(
     codec: str, dtype: str, files: Files, tmp_path: Path
 ) -> None:
     file, target = files(codec), tmp_path / "out.safetensors"
-    done("convert", file.path, target, "--dequantize", "--dtype", dtype)
-    # F8 without scales are numbers, and smaller than what a conversion casts.
+    # Some numbers of the file become infinite, which is an error without the option.
+    done("convert", file.path, target, "--dequantize", "--dtype", dtype, "--allow-non-finite")
     expected = {
-        name: tensor if tensor.dtype in SMALL_FLOATS else rounded(tensor, DTYPES[dtype])
+        name: tensor if tensor.dtype == torch.float8_e8m0fnu else rounded(tensor, DTYPES[dtype])
         for name, tensor in file.numbers.items()
     }
     assert_equal(load_file(target), expected)

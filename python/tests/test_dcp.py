@@ -160,7 +160,7 @@ def test_blocks_of_gguf_are_those_of_the_converted_file(tmp_path: Path) -> None:
         entries = [{"key": "general.architecture", "type": "string", "value": "llama"}]
         kind = "loadstone-gguf-metadata"
         metadata.write_text(json.dumps({"format": kind, "version": 1, "entries": entries}))
-        options = ["--quantize", "q8_0", "--metadata", metadata]
+        options = ["--quantize", "q8_0", "--include", "ffn", "--metadata", metadata]
         done = run("convert", tmp_path / source, target, *options)
         assert done.returncode == 0, done.stderr
         written.append(target.read_bytes())

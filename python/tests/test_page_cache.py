@@ -103,7 +103,7 @@ def test_a_source_that_somebody_has_cached_stays(source: Path, tmp_path: Path) -
 
 def test_quantized_and_merged(source: Path, tmp_path: Path) -> None:
     loadstone.convert(source, tmp_path / "q.gguf", page_cache="release", quantize={"": "q8_0"},
-                      metadata={"general.architecture": "x"})  # fmt: skip
+                      include=".", metadata={"general.architecture": "x"})  # fmt: skip
     assert cached(source) < 0.05 and cached(tmp_path / "q.gguf") < 0.05
     loadstone.merge([source, source], tmp_path / "sum.safetensors", page_cache="release")
     assert cached(source) < 0.05 and cached(tmp_path / "sum.safetensors") < 0.05

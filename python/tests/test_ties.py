@@ -278,7 +278,7 @@ def test_conversions_and_verify_read_the_config(stored: str, tmp_path: Path) -> 
     found = {each["code"] for each in report["findings"]}
     code = {"other shape": "plan.shape", "different": "plan.tie"}.get(stored)
     assert found == ({code} if code else set())
-    assert status == {"other shape": 3, "different": 1}.get(stored, 0)
+    assert status == int(bool(code))
     # The control: without the config nothing is tied.
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     (tmp_path / "m" / "config.json").write_text(

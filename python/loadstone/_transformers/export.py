@@ -73,7 +73,9 @@ class Sample:
                 "a folder with the config.json of a checkpoint"
             )
             raise make("plan.options", message, field="model-type") from None
-        state = library.revert_weight_conversion(self.model, self.model.state_dict())
+        saved = {name for name, _ in (*self.model.named_parameters(), *self.model.named_buffers())}
+        state = {k: v for k, v in self.model.state_dict().items() if k in saved}  # ties once
+        state = library.revert_weight_conversion(self.model, state)
         write_header(state, file)
         self.file = file
         traced = plan(self.model, file, rules="transformers")
