@@ -224,10 +224,6 @@ class Adder {
     if (!module.left || !module.right) {
       refuse_itself("a module has one matrix of its product, and not the other");
     }
-    const auto [known, is_new] =
-        given_.try_emplace({drafts_.root_of(place->name), place->part, place->expert, place->share},
-                           module.left->name);
-    if (!is_new) refuse_itself("the adapter has two products for one weight", known->second);
     MergeDraft& draft = drafts_.at(place->name);
     if (!draft.obstacle.empty()) {
       refuse(
@@ -258,8 +254,29 @@ class Adder {
       refuse("products take the tensor for matrices of two widths");
     }
     draft.merge.row_elements = width;
+    const AddedProduct added = {.name = place->name,
+                                .term = draft.merge.terms.size(),
+                                .left = module.left->source.tensor,
+                                .right = module.right->source.tensor,
+                                .is_transposed = is_transposed};
+    if (!is_first(*place, draft, term, added, module.left->name)) return;
     draft.merge.terms.push_back(std::move(term));
+    draft.products.push_back(added);
     draft.is_adapted = true;
+  }
+
+  // False: the adapter repeats the product under another name of a tie.
+  [[nodiscard]] bool is_first(const AdapterPlace& place, const MergeDraft& draft, const Term& term,
+                              const AddedProduct& added, const std::string& source) {
+    const auto [known, is_new] = given_.try_emplace(
+        {drafts_.root_of(place.name), place.part, place.expert, place.share}, source);
+    if (is_new) return true;
+    const auto first = std::ranges::find_if(draft.products, [&](const AddedProduct& each) {
+      return each.name != added.name && each.left >= first_tensor_ &&
+             are_equal_products(catalog_, draft.merge.terms[each.term], each, term, added);
+    });
+    if (first != draft.products.end()) return false;
+    refuse_itself("the adapter has two products for one weight", known->second);
   }
 
   [[nodiscard]] const AdapterConfig* config_of(const std::string& module) const {
@@ -271,20 +288,36 @@ class Adder {
 
   [[nodiscard]] float scale_of(const std::string& name, const Module& module, std::uint64_t rank,
                                const AdapterConfig* config) const {
-    if (module.alpha) {
-      const std::uint32_t alpha = module.alpha->source.tensor - first_tensor_;
-      return adapter_number(*adapter_, adapter_->tensors()[alpha]) / static_cast<float>(rank);
-    }
     const std::string_view full = name;
+    std::optional<float> configured;
     if (config != nullptr) {
       const bool has_prefix = full.starts_with(peft_prefix);
       const std::size_t skipped = has_prefix ? peft_prefix.size() : config->prefix().size();
-      return config->scale(std::string(full.substr(skipped)), rank);
+      configured = config->scale(std::string(full.substr(skipped)), rank);
     }
+    if (module.alpha) return stored_scale(*module.alpha, rank, configured);
+    if (configured) return *configured;
     if (full.starts_with(peft_prefix)) {
       refuse_itself("its scale stands in adapter_config.json, which is missing beside it");
     }
     return 1;
+  }
+
+  // The configuration's scale may differ by the rounding of the stored alpha alone.
+  [[nodiscard]] float stored_scale(const Part& alpha, std::uint64_t rank,
+                                   std::optional<float> configured) const {
+    const TensorInfo& tensor = adapter_->tensors()[alpha.source.tensor - first_tensor_];
+    const float scale = adapter_number(*adapter_, tensor) / static_cast<float>(rank);
+    const Dtype dtype = tensor.encoding.dtype();
+    const int digits = kind(dtype) == DtypeKind::floating ? dtype_info(dtype).format.digits : 24;
+    const float rounding = std::ldexp(1.0F, 1 - std::min(digits, 23));
+    if (configured && !(std::abs(scale - *configured) <= rounding * std::abs(*configured))) {
+      refuse_itself(fmt::format("'{}' gives its product the scale {}, and the adapter's "
+                                "configuration (lora_alpha, r) gives it {}",
+                                printable(alpha.name), scale, *configured),
+                    fmt::format("{}", scale), fmt::format("{}", *configured));
+    }
+    return scale;
   }
 
   // Convolutions are matrices [out, in * height * width].
@@ -439,6 +472,26 @@ class Adder {
 };
 
 }  // namespace
+
+bool are_equal_products(const Catalog& catalog, const Term& first, const AddedProduct& a,
+                        const Term& second, const AddedProduct& b) {
+  const LowRank& one = *first.low_rank;
+  const LowRank& other = *second.low_rank;
+  const auto place = [](const LowRank& each) {
+    return std::tuple(each.row_begin, each.column_begin, each.rows, each.columns, each.rank);
+  };
+  const bool is_plain = one.magnitudes.empty() && other.magnitudes.empty();
+  if (first.factor != second.factor || place(one) != place(other) || !is_plain) return false;
+  const auto& tensors = catalog.tensors();
+  const auto are_same = [&](std::uint32_t left, std::uint32_t right) {
+    return a.is_transposed == b.is_transposed
+               ? are_equal(catalog, tensors[left], tensors[right])
+               : are_transposes(catalog, tensors[left], tensors[right]);
+  };
+  const bool is_swapped = a.is_transposed != b.is_transposed;
+  return are_same(a.left, is_swapped ? b.right : b.left) &&
+         are_same(a.right, is_swapped ? b.left : b.right);
+}
 
 std::vector<std::string> MergeDrafts::names() const {
   std::vector<std::string> names;
