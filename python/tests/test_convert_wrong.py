@@ -54,6 +54,11 @@ NOT_DECODED: dict[str, Any] = {
     "packed, smoothed": PACKED | SMOOTHED,
     "int4-awq, smoothed": INT4_AWQ | SMOOTHED,
     "nvfp4, svdquant": NVFP4 | ADDED,
+    "fp8 experts, smoothed": {
+        "experts.up_proj": torch.ones(2, 64, 64).to(FP8),
+        "experts.up_proj_scale": uniform(2, 1, 1),
+        "experts.up_proj_input_quantizer._pre_quant_scale": uniform(64),
+    },
     "int4-awq, weight_scale_2": INT4_AWQ | SECOND,  # ModelOpt's W4A8_AWQ
     "fp8, weight_scale_2": OF_FP8 | SECOND,
     "int8, weight_scale_2": INT8 | SECOND,
@@ -67,6 +72,13 @@ def test_a_scale_that_is_not_applied_is_refused(stored: Tensors, tmp_path: Path)
         loadstone.convert(tmp_path / "stored.safetensors", tmp_path / "out", dequantize=True)
     assert caught.value.code == "plan.encoding"
     assert not (tmp_path / "out").exists()
+    # The control: without it the first scale is all there is.
+    names = [name for name in stored if "pre_quant" in name or "svd" in name or "scale_2" in name]
+    kept = {name: each for name, each in stored.items() if name not in names}
+    if "a.weight" in stored and stored["a.weight"].shape == (256, 128):
+        kept |= {"a.weight_scale_2": NVFP4["a.weight_scale_2"]}
+    save_file(kept, tmp_path / "stored.safetensors")
+    loadstone.convert(tmp_path / "stored.safetensors", tmp_path / "out", dequantize=True)
 
 
 EXPERT = "model.layers.0.mlp.experts"

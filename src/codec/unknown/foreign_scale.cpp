@@ -132,6 +132,8 @@ void refuse_foreign_companions(const TensorTable& table, QuantizedTensor& quanti
                                     "input_quantizer.pre_quant_scale", "svdquant_lora_a",
                                     "weight_quantizer._svdquant_lora_a"});
     if (other == none) other = second_scale(table, quantized);
+  } else if (other == none) {  // stacks of experts: "experts.gate_up_proj"
+    other = table.find_any(name, {"_pre_quant_scale", "_input_quantizer._pre_quant_scale"});
   }
   if (other == none) return;
   quantized.states.push_back(other);
