@@ -122,7 +122,7 @@ def test_a_list_of_files_has_the_index_next_to_it(overlay: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_transformers_takes_the_last_file(overlay: str, tmp_path: Path) -> None:
-    """Whatever the index says: docs/found-elsewhere.md lists it."""
+    """Whatever the index maps: docs/found-elsewhere.md lists it."""
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,

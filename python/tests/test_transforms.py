@@ -8,6 +8,7 @@ compute something else.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,14 +92,14 @@ def made(folder: Path, section: str, encoding: str | None) -> tuple[Path, dict[s
     }
     (folder / "plain").mkdir()
     save_file(plain, folder / "plain" / "model.safetensors")
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    config: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
     (folder / "plain" / "config.json").write_text(json.dumps(config))
     given = folder / "given"
     if encoding is None:
         given.mkdir()
         stored = plain | {f"{DOWN}.R4_input.weight": torch.eye(INNER).bfloat16()}
         save_file(stored, given / "model.safetensors")
-        config["quantization_config"] = {"quant_method": "compressed-tensors"}  # type: ignore[assignment]
+        config |= {"quantization_config": {"quant_method": "compressed-tensors"}}
     else:
         style = "compressed-tensors"
         loadstone.convert(folder / "plain", given, quantize=encoding, style=style)
@@ -107,7 +108,7 @@ def made(folder: Path, section: str, encoding: str | None) -> tuple[Path, dict[s
             stored = load_file(given / "model.safetensors")
             stored[f"{DOWN}.{SECTIONS[section][1]}.weight"] = torch.eye(INNER).bfloat16()
             save_file(stored, given / "model.safetensors")
-    config["quantization_config"] |= SECTIONS[section][0]  # type: ignore[operator]
+    config["quantization_config"] |= SECTIONS[section][0]
     (given / "config.json").write_text(json.dumps(config))
     return given, plain
 
@@ -251,6 +252,17 @@ def test_all_tensors_of_a_file_have_their_transforms(encoding: str | None, tmp_p
     given, _ = made(tmp_path, "input", encoding)
     found = loadstone.load_file(given)
     assert torch.equal(found[f"{DOWN}.R4_input.weight"], torch.eye(INNER).bfloat16())
+
+
+def test_the_config_of_modelopt_counts_too(tmp_path: Path) -> None:
+    given, plain = made(tmp_path, "empty", "fp8-channel")
+    text: dict[str, Any] = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    for rotates in (False, True):
+        text["quantization"] |= {"rotate": rotates}
+        (given / "hf_quant_config.json").write_text(json.dumps(text))
+        found = refusal(DOORS["dequantize"], given, plain)
+        assert found.startswith("q.transform") == rotates
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
 
 
 def test_transformers_drops_transforms(tmp_path: Path) -> None:

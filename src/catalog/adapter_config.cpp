@@ -262,6 +262,24 @@ float adapter_number(const Catalog& adapter, const TensorInfo& tensor) {
   return number;
 }
 
+float stored_scale(const Catalog& adapter, const TensorInfo& alpha, std::uint64_t rank,
+                   std::optional<float> configured) {
+  const float scale = adapter_number(adapter, alpha) / static_cast<float>(rank);
+  const Dtype dtype = alpha.encoding.dtype();
+  const int digits = kind(dtype) == DtypeKind::floating ? dtype_info(dtype).format.digits : 24;
+  const float rounding = std::ldexp(1.0F, 1 - std::min(digits, 23));
+  if (!configured || std::abs(scale - *configured) <= rounding * std::abs(*configured)) {
+    return scale;
+  }
+  throw Error(code,
+              fmt::format("'{}' gives its product the scale {}, and the adapter's configuration "
+                          "(lora_alpha, r) gives it {}",
+                          printable(alpha.name), scale, *configured),
+              {.tensor = alpha.name,
+               .found = fmt::format("{}", scale),
+               .expected = fmt::format("{}", *configured)});
+}
+
 bool are_transposes(const Catalog& catalog, const TensorInfo& first, const TensorInfo& second) {
   const auto is_plain = [](const TensorInfo& each) {
     return each.encoding.is_dtype() && each.strides.empty() && each.shape.rank() == 2 &&

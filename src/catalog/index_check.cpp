@@ -92,7 +92,7 @@ void warn_unlisted(const std::string& index_path, const NameSet& listed,
 // The tensors that the index maps to another shard, by their number.
 using Replaced = std::map<std::size_t, const TensorInfo*>;  // and the tensor in its place
 
-// Later shards may replace tensors of earlier ones (an edited copy of some layers): the index says
+// Later shards may replace tensors of earlier ones (an edited copy of some layers): the index fixes
 // which of them count.
 void drop_replaced(const std::string& index_path, const Replaced& replaced,
                    const std::vector<Shard>& shards, std::vector<TensorInfo>& tensors,

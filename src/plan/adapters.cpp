@@ -254,11 +254,9 @@ class Adder {
       refuse("products take the tensor for matrices of two widths");
     }
     draft.merge.row_elements = width;
-    const AddedProduct added = {.name = place->name,
-                                .term = draft.merge.terms.size(),
-                                .left = module.left->source.tensor,
-                                .right = module.right->source.tensor,
-                                .is_transposed = is_transposed};
+    const std::size_t number = draft.merge.terms.size();
+    const AddedProduct added = {place->name, number, module.left->source.tensor,
+                                module.right->source.tensor, is_transposed};
     if (!is_first(*place, draft, term, added, module.left->name)) return;
     draft.merge.terms.push_back(std::move(term));
     draft.products.push_back(added);
@@ -271,11 +269,11 @@ class Adder {
     const auto [known, is_new] = given_.try_emplace(
         {drafts_.root_of(place.name), place.part, place.expert, place.share}, source);
     if (is_new) return true;
-    const auto first = std::ranges::find_if(draft.products, [&](const AddedProduct& each) {
+    const auto is_same = [&](const AddedProduct& each) {
       return each.name != added.name && each.left >= first_tensor_ &&
              are_equal_products(catalog_, draft.merge.terms[each.term], each, term, added);
-    });
-    if (first != draft.products.end()) return false;
+    };
+    if (std::ranges::any_of(draft.products, is_same)) return false;
     refuse_itself("the adapter has two products for one weight", known->second);
   }
 
@@ -295,29 +293,15 @@ class Adder {
       const std::size_t skipped = has_prefix ? peft_prefix.size() : config->prefix().size();
       configured = config->scale(std::string(full.substr(skipped)), rank);
     }
-    if (module.alpha) return stored_scale(*module.alpha, rank, configured);
+    if (module.alpha) {
+      const std::uint32_t alpha = module.alpha->source.tensor - first_tensor_;
+      return stored_scale(*adapter_, adapter_->tensors()[alpha], rank, configured);
+    }
     if (configured) return *configured;
     if (full.starts_with(peft_prefix)) {
       refuse_itself("its scale stands in adapter_config.json, which is missing beside it");
     }
     return 1;
-  }
-
-  // The configuration's scale may differ by the rounding of the stored alpha alone.
-  [[nodiscard]] float stored_scale(const Part& alpha, std::uint64_t rank,
-                                   std::optional<float> configured) const {
-    const TensorInfo& tensor = adapter_->tensors()[alpha.source.tensor - first_tensor_];
-    const float scale = adapter_number(*adapter_, tensor) / static_cast<float>(rank);
-    const Dtype dtype = tensor.encoding.dtype();
-    const int digits = kind(dtype) == DtypeKind::floating ? dtype_info(dtype).format.digits : 24;
-    const float rounding = std::ldexp(1.0F, 1 - std::min(digits, 23));
-    if (configured && !(std::abs(scale - *configured) <= rounding * std::abs(*configured))) {
-      refuse_itself(fmt::format("'{}' gives its product the scale {}, and the adapter's "
-                                "configuration (lora_alpha, r) gives it {}",
-                                printable(alpha.name), scale, *configured),
-                    fmt::format("{}", scale), fmt::format("{}", *configured));
-    }
-    return scale;
   }
 
   // Convolutions are matrices [out, in * height * width].
@@ -472,26 +456,6 @@ class Adder {
 };
 
 }  // namespace
-
-bool are_equal_products(const Catalog& catalog, const Term& first, const AddedProduct& a,
-                        const Term& second, const AddedProduct& b) {
-  const LowRank& one = *first.low_rank;
-  const LowRank& other = *second.low_rank;
-  const auto place = [](const LowRank& each) {
-    return std::tuple(each.row_begin, each.column_begin, each.rows, each.columns, each.rank);
-  };
-  const bool is_plain = one.magnitudes.empty() && other.magnitudes.empty();
-  if (first.factor != second.factor || place(one) != place(other) || !is_plain) return false;
-  const auto& tensors = catalog.tensors();
-  const auto are_same = [&](std::uint32_t left, std::uint32_t right) {
-    return a.is_transposed == b.is_transposed
-               ? are_equal(catalog, tensors[left], tensors[right])
-               : are_transposes(catalog, tensors[left], tensors[right]);
-  };
-  const bool is_swapped = a.is_transposed != b.is_transposed;
-  return are_same(a.left, is_swapped ? b.right : b.left) &&
-         are_same(a.right, is_swapped ? b.left : b.right);
-}
 
 std::vector<std::string> MergeDrafts::names() const {
   std::vector<std::string> names;

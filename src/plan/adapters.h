@@ -1,7 +1,6 @@
 // Adapters as terms of merges.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -12,18 +11,10 @@
 #include "loadstone/merge.h"
 #include "loadstone/merge_options.h"
 #include "plan/adapter_names.h"
+#include "plan/added_product.h"
 #include "plan/merge_numbers.h"
 
 namespace loadstone {
-
-// A product among a draft's terms, and the tensors of the adapter that it is made of.
-struct AddedProduct {
-  std::string name;  // by which the adapter knows the weight
-  std::size_t term = 0;
-  std::uint32_t left = 0;
-  std::uint32_t right = 0;
-  bool is_transposed = false;
-};
 
 // A tensor of the output while terms are added to it.
 struct MergeDraft {
@@ -62,12 +53,6 @@ struct MergeDrafts {
 void add_adapter(const Catalog& catalog, std::uint32_t checkpoint, const MergeAdapter& adapter,
                  const AdapterPlaces& places, MergeNumbers& numbers, MergeDrafts& drafts,
                  std::vector<Finding>& findings);
-
-// Compares two products of the same weight, which may be stored transposed: peft's embeddings and
-// heads. Reads their matrices.
-[[nodiscard]] bool are_equal_products(const Catalog& catalog, const Term& first,
-                                      const AddedProduct& a, const Term& second,
-                                      const AddedProduct& b);
 
 // A warning for each pattern that leaves out no tensor of any adapter. `first`: the checkpoint of
 // the catalog that the first adapter is.
