@@ -20,6 +20,7 @@ struct QuantizationClaim {
   bool is_made = false;
   // Rows and columns of an FP8 block that shares a scale. Zeros: the configs give several sizes.
   std::optional<std::array<std::uint64_t, 2>> block = {};
+  bool has_whole_scales = false;  // the configs say of FP8 that there are no blocks
   // The words of GPTQ's, AWQ's and compressed-tensors' configs (no closed set), whose tensors do
   // not describe themselves; what is not said, or not the same in all groups of a config, is left
   // out.
@@ -31,6 +32,8 @@ struct QuantizationClaim {
   std::optional<bool> is_symmetric = std::nullopt;  // there are no zero points
   std::optional<bool> is_reordered = std::nullopt;  // groups are in an order of their own
   bool has_exceptions = false;                      // some modules are described otherwise
+  // Transforms of activations while the model runs: "R4_input". Empty: weights are the model's.
+  std::vector<std::string> transforms = {};
 };
 
 // One quantized tensor. Numbers of tensors are indices into Catalog::tensors().

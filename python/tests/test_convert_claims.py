@@ -74,6 +74,36 @@ def test_no_claim_outlives_the_codes_that_it_is_about(tmp_path: Path, config: st
     assert made["quantization_config"]["quant_method"] == "bitsandbytes"
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (1,), ()], ids=str)
+@pytest.mark.parametrize("block", ["null", "absent", "edges"])
+def test_a_config_without_blocks_has_one_scale(
+    block: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """transformers takes ``"weight_block_size": null`` for one scale of the whole weight."""
+    given = fp8() | {f"{UP}_scale_inv": torch.full(shape, 0.75)}
+    claim: dict[str, Any] = {"quant_method": "fp8"}
+    if block != "absent":
+        claim["weight_block_size"] = {"null": None, "edges": [128, 128]}[block]
+    source = folder(tmp_path / "source", given, {"quantization_config": claim})
+    done = run("convert", source, tmp_path / "out", "--dequantize")
+    if block != "null" and len(shape) == 2:  # the control: two by two blocks
+        assert done.returncode == 3 and "one scale for several blocks" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    found = load_file(tmp_path / "out/model.safetensors")[UP]
+    assert torch.equal(found, (given[UP].float() * 0.75).bfloat16())
+
+
+def test_blocks_beside_a_config_without_blocks(tmp_path: Path) -> None:
+    given = fp8()
+    claim = {"quant_method": "fp8", "weight_block_size": None}
+    source = folder(tmp_path / "source", given, {"quantization_config": claim})
+    assert run("convert", source, tmp_path / "out", "--dequantize").returncode == 0
+    blocks = given[f"{UP}_scale_inv"].repeat_interleave(128, 0).repeat_interleave(128, 1)
+    found = load_file(tmp_path / "out/model.safetensors")[UP]
+    assert torch.equal(found, (given[UP].float() * blocks[:192, :192]).bfloat16())
+
+
 def test_a_config_that_cannot_be_changed_stops_what_would_change_it(tmp_path: Path) -> None:
     source = folder(tmp_path / "source", fp8(), "\ufeff{}")
     for options in (["--dequantize"], ["--quantize", "nf4"]):

@@ -38,6 +38,8 @@ NVFP4 = {
     "a.weight_scale_2": torch.tensor(0.1),
 }
 PRE = {"a.pre_quant_scale": uniform(256)}
+SMOOTHED = {"a.input_quantizer._pre_quant_scale": uniform(256)}  # as ModelOpt's modules have it
+ADDED = {"a.svdquant_lora_a": uniform(8, 256), "a.svdquant_lora_b": uniform(256, 8)}
 SECOND = {"a.weight_scale_2": torch.tensor(3.0)}
 
 # Stored tensors, and what keeps them from being decoded by their first scale alone.
@@ -46,6 +48,17 @@ NOT_DECODED: dict[str, Any] = {
     "fp8, pre_quant_scale": OF_FP8 | PRE,
     "int8, pre_quant_scale": INT8 | PRE,  # ModelOpt's W8A8_SQ_PER_CHANNEL
     "packed, pre_quant_scale": PACKED | PRE,
+    "nvfp4, smoothed": NVFP4 | SMOOTHED,
+    "fp8, smoothed": OF_FP8 | SMOOTHED,
+    "int8, smoothed": INT8 | SMOOTHED,
+    "packed, smoothed": PACKED | SMOOTHED,
+    "int4-awq, smoothed": INT4_AWQ | SMOOTHED,
+    "nvfp4, svdquant": NVFP4 | ADDED,
+    "fp8 experts, smoothed": {
+        "experts.up_proj": torch.ones(2, 64, 64).to(FP8),
+        "experts.up_proj_scale": uniform(2, 1, 1),
+        "experts.up_proj_input_quantizer._pre_quant_scale": uniform(64),
+    },
     "int4-awq, weight_scale_2": INT4_AWQ | SECOND,  # ModelOpt's W4A8_AWQ
     "fp8, weight_scale_2": OF_FP8 | SECOND,
     "int8, weight_scale_2": INT8 | SECOND,
@@ -59,6 +72,13 @@ def test_a_scale_that_is_not_applied_is_refused(stored: Tensors, tmp_path: Path)
         loadstone.convert(tmp_path / "stored.safetensors", tmp_path / "out", dequantize=True)
     assert caught.value.code == "plan.encoding"
     assert not (tmp_path / "out").exists()
+    # The control: without it the first scale is all there is.
+    names = [name for name in stored if "pre_quant" in name or "svd" in name or "scale_2" in name]
+    kept = {name: each for name, each in stored.items() if name not in names}
+    if "a.weight" in stored and stored["a.weight"].shape == (256, 128):
+        kept |= {"a.weight_scale_2": NVFP4["a.weight_scale_2"]}
+    save_file(kept, tmp_path / "stored.safetensors")
+    loadstone.convert(tmp_path / "stored.safetensors", tmp_path / "out", dequantize=True)
 
 
 EXPERT = "model.layers.0.mlp.experts"

@@ -21,7 +21,7 @@ peft = pytest.importorskip("peft")
 
 TOKENS = torch.arange(10)[None]
 
-# What is trained; the adapter of "equal" stores both names, with equal values.
+# What is trained; the adapters of "equal" and "equal products" store both names alike.
 TRAINED: dict[str, dict[str, Any]] = {
     "embedding": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
     "head": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
@@ -33,9 +33,13 @@ TRAINED: dict[str, dict[str, Any]] = {
     },
     "product": {"target_modules": ["q_proj", "embed_tokens"]},
     "product of the head": {"target_modules": ["q_proj", "lm_head"]},
+    "equal products": {
+        "target_modules": ["q_proj", "embed_tokens"],
+        "ensure_weight_tying": True,
+    },
     "neither": {"target_modules": ["q_proj"]},
 }
-SPLIT = TRAINED.keys() - {"equal", "neither"}
+SPLIT = TRAINED.keys() - {"equal", "equal products", "neither"}
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -150,6 +154,47 @@ def test_both_names_change_if_that_is_asked_for(door: str, which: str, tmp_path:
     assert model.config.tie_word_embeddings
     # The control: this is another model, and the comparison above sees it.
     assert not close(logits(model), wanted)
+
+
+@pytest.mark.parametrize("tie", ["split", "keep"])
+@pytest.mark.parametrize("which", ["equal", "equal products"])
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.filterwarnings("ignore")
+def test_equal_changes_of_both_names_keep_the_tie(
+    door: str, which: str, tie: str, tmp_path: Path
+) -> None:
+    wanted = trained(tmp_path, which)
+    model = DOORS[door](tmp_path, tie)
+    assert close(logits(model), wanted)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("tie", ["split", "keep"])
+def test_products_that_differ_in_one_element_are_two(tie: str, tmp_path: Path) -> None:
+    trained(tmp_path, "equal products")
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    (name,) = (name for name in tensors if name.endswith("lm_head.lora_B.weight"))
+    tensors[name][-1, -1] += 1
+    save_file(tensors, path)
+    if tie == "keep":
+        with pytest.raises(loadstone.Error, match="two products for one weight"):
+            _merged(tmp_path, tie)
+        return
+    model = _merged(tmp_path, tie)
+    assert not torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
+    assert not model.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("which", ["product", "product of the head"])
+def test_peft_merges_a_product_into_both_names(which: str, tmp_path: Path) -> None:
+    """The merged model is not the trained one: docs/found-elsewhere.md lists it."""
+    wanted = trained(tmp_path, which)
+    base = LlamaForCausalLM.from_pretrained(tmp_path / "base")
+    merged = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload()
+    assert merged.lm_head.weight is merged.model.embed_tokens.weight
+    assert not close(logits(merged), wanted)
+    assert close(logits(_merged(tmp_path, "split")), wanted)
 
 
 @pytest.mark.parametrize("which", ["embedding", "head"])

@@ -204,6 +204,71 @@ def test_decoded_numbers_are_counted(kind: str, file: str, tmp_path: Path) -> No
     assert torch.equal(read(tmp_path / file), numbers.half())
 
 
+def spoiled_file(path: Path, kind: str, scale: float) -> int:
+    """A checkpoint one of whose scales is this number; returns how many codes it belongs to."""
+    codes = torch.ones(64, 64)
+    match kind:
+        case "fp8":
+            stored = {NAME: codes.to(F8), f"{NAME}_scale": torch.full((64, 1), 2.0)}
+            stored[f"{NAME}_scale"][3] = scale
+        case "int8":
+            stored = {NAME: codes.to(torch.int8), f"{NAME}_scale": torch.full((64, 1), 2.0)}
+            stored[f"{NAME}_scale"][3] = scale
+        case "fp8-block":
+            codes = torch.ones(256, 128)
+            stored = {NAME: codes.to(F8), f"{NAME}_scale_inv": torch.full((2, 1), 2.0)}
+            stored[f"{NAME}_scale_inv"][1] = scale
+            save_file(stored, path)
+            return 128 * 128
+        case "nvfp4":
+            stored = {
+                NAME: torch.full((64, 32), 0x22, dtype=torch.uint8),
+                f"{NAME}_scale": torch.ones(64, 4).to(F8),
+                f"{NAME}_scale_2": torch.tensor(scale),
+            }
+            save_file(stored, path)
+            return 64 * 64
+        case _:
+            raise KeyError(kind)
+    save_file(stored, path)
+    return 64
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("scale", [float("inf"), -float("inf"), float("nan")])
+@pytest.mark.parametrize("kind", ["fp8", "int8", "fp8-block", "nvfp4"])
+def test_a_scale_that_is_not_finite_spoils_its_codes(
+    kind: str, scale: float, dtype: str, tmp_path: Path
+) -> None:
+    path, out = tmp_path / "a.safetensors", tmp_path / "o.safetensors"
+    count = spoiled_file(path, kind, scale)
+    options: dict[str, Any] = {"dtype": dtype, "dequantize": True}
+    sentence = f"{count} of [0-9]+ numbers are NaN or infinite because of a scale"
+    with pytest.raises(loadstone.Error, match=sentence) as caught:
+        loadstone.convert(path, out, **options)
+    assert (caught.value.code, caught.value.tensor) == ("convert.overflow", NAME)
+    assert not out.exists()
+    report = loadstone.convert(path, out, **options, allow_non_finite=True)
+    assert [each.code for each in report.findings] == ["convert.overflow"]
+    assert int((~read(out).isfinite()).sum()) == count
+    shape = read(out).shape
+    model = torch.nn.ModuleDict({"x": torch.nn.Linear(shape[1], shape[0], False)})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = loadstone.load(model, path).findings
+    assert [each.code for each in found] == ["convert.overflow"] and len(told) == 1
+    # The controls: a finite scale; a code that is no number before it is scaled.
+    spoiled_file(path, kind, 2.0)
+    loadstone.convert(path, out, **options)
+    assert read(out).isfinite().all()
+    if kind.startswith("fp8"):
+        stored = load_file(path)
+        stored[NAME].view(torch.uint8)[0, 0] = 0x7F
+        save_file(stored, path)
+        loadstone.convert(path, out, **options)
+        assert int(read(out).isnan().sum()) == 1
+
+
 @pytest.mark.parametrize("quantize", ["f16", {"x": "f16", "": "q8_0"}, {"x": "none", "": "q8_0"}])
 def test_types_of_gguf(quantize: Any, tmp_path: Path) -> None:
     path, out = tmp_path / "a.safetensors", tmp_path / "o.gguf"

@@ -82,9 +82,7 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "Nothing to do; they are not read."},
     {"device.driver", "A device's driver cannot be used, or a call of it failed.",
      "The message has the driver's own word; see whether other programs can use the device."},
-    {"format.adapter",
-     "An adapter or its configuration is malformed, contradicts itself, or is of a kind that is "
-     "not merged.",
+    {"format.adapter", "An adapter is malformed, contradicts itself, or is of an unsupported kind.",
      "The message names field or tensors; save it anew with the library that trained it."},
     {"format.ignored",
      "A folder holds weights beside the checkpoint that was opened, such as other variants.",
@@ -188,7 +186,7 @@ constexpr auto codes = std::to_array<CodeInfo>({
     {"io.tls", "A host's certificate is not trusted.",
      "Name the file of your authorities (--ca-file, SSL_CERT_FILE); it cannot be turned off."},
     {"io.write", "The system cannot write a file.", "The message holds the system's reason."},
-    {"ix.duplicate", "A tensor stands in two shards, or a name twice in the index.",
+    {"ix.duplicate", "A tensor is in two shards and no index takes one, or twice in the index.",
      "Readers disagree about which one counts; remove one."},
     {"ix.gap", "Shards are numbered, and the index never uses one of the numbers.",
      "Check that the index belongs to these shards."},
@@ -200,6 +198,8 @@ constexpr auto codes = std::to_array<CodeInfo>({
     {"ix.path", "A shard's name cannot be the name of a file.", "Do not trust the index."},
     {"ix.path_escape", "A shard's name or a link leads out of the checkpoint's folder.",
      "Allow links if they are yours; do not trust the index otherwise."},
+    {"ix.replaced", "Several shards hold a tensor, and the index maps it to one of them.",
+     "Nothing to do; the message names the shard that counts."},
     {"ix.tensor_missing", "The index maps a tensor to a shard that lacks it.",
      "Index and shards are of different revisions; fetch all again."},
     {"ix.total_size", "metadata.total_size is not the sum of the tensors' bytes.",
@@ -235,8 +235,7 @@ constexpr auto codes = std::to_array<CodeInfo>({
     {"plan.cast", "Sources are cast to the dtype that the model wants.",
      "Nothing to do; dtype=\"auto\" keeps the dtype of the file."},
     {"plan.component",
-     "A target wants a tensor of a quantized one neither as it is, together with its scales, nor "
-     "as "
+     "A target wants a tensor of a quantized one neither as it is, with its scales, nor as "
      "numbers: its dtype, its shape or what other targets take lies between the two.",
      "Give the target the shape and a floating dtype of the numbers, or load codes and scales into "
      "modules that are made for the encoding."},
@@ -413,6 +412,8 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "Quantize the weight again; a zero block has a scale above zero too."},
     {"q.shape", "A quantized weight's bytes are not as many as its shape asks for.",
      "The checkpoint is damaged, or the shape belongs to another weight."},
+    {"q.transform", "The config transforms activations, which plain weights leave out.",
+     "Keep the codes and the config as they are; a model that has the transforms takes them."},
     {"q.version_assumed", "No config says which version of GPTQ the zero points are stored in.",
      "Put the checkpoint's config.json beside it."},
     {"q.weight_format", "An 8-bit weight is stored in an order that is no longer read.",

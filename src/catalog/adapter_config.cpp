@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <optional>
 #include <set>
@@ -245,12 +246,13 @@ float adapter_number(const Catalog& adapter, const TensorInfo& tensor) {
   if (tensor.shape.numel() != 1u) {
     throw Error(code, "alpha is one number", of("shape", tensor.shape.text(), "one element"));
   }
-  const bool is_float =
-      tensor.encoding.is_dtype() && kind(tensor.encoding.dtype()) == DtypeKind::floating;
-  const Cast cast = is_float ? cast_between(tensor.encoding.dtype(), Dtype::f32) : Cast();
+  const DtypeKind kind_of =
+      tensor.encoding.is_dtype() ? kind(tensor.encoding.dtype()) : DtypeKind::complex;
+  const bool is_number = kind_of == DtypeKind::floating || kind_of == DtypeKind::integer;
+  const Cast cast = is_number ? cast_between(tensor.encoding.dtype(), Dtype::f32) : Cast();
   if (cast.run == nullptr) {
-    throw Error(code, "alpha is a float",
-                of("dtype", std::string(tensor.encoding.name()), "a floating dtype"));
+    throw Error(code, "alpha is a float or an integer",
+                of("dtype", std::string(tensor.encoding.name()), "a floating or integer dtype"));
   }
   std::array<std::byte, sizeof(double)> bytes{};
   const std::span<std::byte> used(bytes.data(), tensor.byte_count());
@@ -258,6 +260,49 @@ float adapter_number(const Catalog& adapter, const TensorInfo& tensor) {
   float number = 0;
   cast.run(bytes.data(), std::as_writable_bytes(std::span(&number, 1)).data(), 1);
   return number;
+}
+
+float stored_scale(const Catalog& adapter, const TensorInfo& alpha, std::uint64_t rank,
+                   std::optional<float> configured) {
+  const float scale = adapter_number(adapter, alpha) / static_cast<float>(rank);
+  const Dtype dtype = alpha.encoding.dtype();
+  const int digits = kind(dtype) == DtypeKind::floating ? dtype_info(dtype).format.digits : 24;
+  const float rounding = std::ldexp(1.0F, 1 - std::min(digits, 23));
+  if (!configured || std::abs(scale - *configured) <= rounding * std::abs(*configured)) {
+    return scale;
+  }
+  throw Error(code,
+              fmt::format("'{}' gives its product the scale {}, and the adapter's configuration "
+                          "(lora_alpha, r) gives it {}",
+                          printable(alpha.name), scale, *configured),
+              {.tensor = alpha.name,
+               .found = fmt::format("{}", scale),
+               .expected = fmt::format("{}", *configured)});
+}
+
+bool are_transposes(const Catalog& catalog, const TensorInfo& first, const TensorInfo& second) {
+  const auto is_plain = [](const TensorInfo& each) {
+    return each.encoding.is_dtype() && each.strides.empty() && each.shape.rank() == 2 &&
+           element_bytes(each.encoding.dtype()) > 0;
+  };
+  if (!is_plain(first) || !is_plain(second) || first.encoding != second.encoding) return false;
+  if (first.shape[0] != second.shape[1] || first.shape[1] != second.shape[0]) return false;
+  std::vector<std::byte> row(first.byte_count() / std::max<std::uint64_t>(first.shape[0], 1));
+  std::vector<std::byte> other(second.byte_count());
+  const auto file = open_shard(catalog.storage(), catalog, first.shard);
+  open_shard(catalog.storage(), catalog, second.shard)->read(second.offset_begin, other);
+  const std::size_t size = element_bytes(first.encoding.dtype());
+  for (std::uint64_t i = 0; i < first.shape[0]; ++i) {
+    file->read(first.offset_begin + i * row.size(), row);
+    for (std::uint64_t j = 0; j < first.shape[1]; ++j) {
+      const auto at = other.begin() + static_cast<std::ptrdiff_t>((j * first.shape[0] + i) * size);
+      if (!std::equal(at, at + static_cast<std::ptrdiff_t>(size),
+                      row.begin() + static_cast<std::ptrdiff_t>(j * size))) {
+        return false;
+      }
+    }
+  }
+  return true;
 }
 
 bool are_equal(const Catalog& catalog, const TensorInfo& first, const TensorInfo& second) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -52,8 +53,18 @@ class AdapterConfig {
 [[nodiscard]] std::vector<AdapterConfig> adapter_configs(const Catalog& adapter);
 
 // The one number of a small tensor, such as an alpha. Throws Error "format.adapter" for a tensor of
-// another size or of a dtype that is none of floats.
+// another size or of a dtype that is neither a float nor an integer.
 [[nodiscard]] float adapter_number(const Catalog& adapter, const TensorInfo& tensor);
+
+// The scale of a product with this stored alpha. A scale that the configuration gives as well may
+// differ by the rounding of the alpha; otherwise throws Error "format.adapter".
+[[nodiscard]] float stored_scale(const Catalog& adapter, const TensorInfo& alpha,
+                                 std::uint64_t rank, std::optional<float> configured);
+
+// Compares the dtypes and elements of two matrices of adapters, of which one is stored transposed.
+// Reads both, and keeps the second in memory.
+[[nodiscard]] bool are_transposes(const Catalog& catalog, const TensorInfo& first,
+                                  const TensorInfo& second);
 
 // Compares the dtypes, shapes and bytes of two tensors of adapters. Reads both.
 [[nodiscard]] bool are_equal(const Catalog& catalog, const TensorInfo& first,

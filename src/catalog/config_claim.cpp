@@ -8,10 +8,12 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "base/json_dom.h"
 #include "base/python_json.h"
 #include "catalog/paths.h"
+#include "catalog/transform_claim.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -52,7 +54,10 @@ void add_block(QuantizationClaim& claim, const Element& value) {
 // Of "fp8" and of compressed-tensors.
 void add_blocks(QuantizationClaim& claim, const Object& section) {
   Element block;
-  if (section["weight_block_size"].get(block) == simdjson::SUCCESS) add_block(claim, block);
+  if (section["weight_block_size"].get(block) == simdjson::SUCCESS) {
+    claim.has_whole_scales = claim.has_whole_scales || block.is_null();
+    add_block(claim, block);
+  }
   Object groups;
   if (section["config_groups"].get(groups) != simdjson::SUCCESS) return;
   for (const auto group : groups) {
@@ -122,6 +127,7 @@ void add_claims(QuantizationClaim& claim, const Object& object) {
     Object section;
     if (value.get(section) != simdjson::SUCCESS) continue;
     add_blocks(claim, section);
+    add_transforms(claim, section);
     if (claim.method.empty()) add_words(claim, section);
     if (claim.method == "compressed-tensors") add_groups(claim, section);
   }
@@ -158,8 +164,9 @@ QuantizationClaim quantization_claim(std::string_view config) {
 
 QuantizationClaim quantization_claim(const FileOpener& opener, const std::string& folder) {
   QuantizationClaim claim = claim_in_file(opener, folder, "config.json");
-  const QuantizationClaim other = claim_in_file(opener, folder, "hf_quant_config.json");
+  QuantizationClaim other = claim_in_file(opener, folder, "hf_quant_config.json");
   claim.is_made = claim.is_made || other.is_made;
+  if (claim.transforms.empty()) claim.transforms = std::move(other.transforms);
   if (other.block) add_block(claim, *other.block);
   return claim;
 }

@@ -1,6 +1,7 @@
 #include "catalog/index_check.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -20,7 +21,7 @@ namespace loadstone {
 
 namespace {
 
-// A broken checkpoint has a name in several shards.
+// A name is in several shards if a later shard replaces tensors of earlier ones.
 using Places =
     std::unordered_multimap<std::string_view, const TensorInfo*, NameHash, std::equal_to<>>;
 
@@ -88,6 +89,41 @@ void warn_unlisted(const std::string& index_path, const NameSet& listed,
   }
 }
 
+// The tensors that the index maps to another shard, by their number.
+using Replaced = std::map<std::size_t, const TensorInfo*>;  // and the tensor in its place
+
+// Later shards may replace tensors of earlier ones (an edited copy of some layers): the index fixes
+// which of them count.
+void drop_replaced(const std::string& index_path, const Replaced& replaced,
+                   const std::vector<Shard>& shards, std::vector<TensorInfo>& tensors,
+                   std::vector<Finding>& findings) {
+  if (replaced.empty()) return;
+  const auto file = [&](const TensorInfo& tensor) {
+    return "'" + printable(shards[tensor.shard].relative_path) + "'";
+  };
+  Finding finding = warning("ix.replaced", {});
+  std::vector<std::string> lines;
+  for (const auto& [number, taken] : replaced) {
+    finding.sources.push_back(taken->name);
+    if (lines.size() == told_max) continue;
+    lines.push_back(fmt::format("'{}' of {}, not of {}", printable(taken->name), file(*taken),
+                                file(tensors[number])));
+  }
+  const std::size_t more = replaced.size() - lines.size();
+  finding.message =
+      fmt::format("{}: several shards hold tensors of one name, and weight_map decides: {}{}",
+                  printable(index_path, 400), fmt::join(lines, "; "),
+                  more == 0 ? "" : fmt::format("; {} more", more));
+  finding.suggestion = "convert writes a checkpoint that holds each tensor once";
+  findings.push_back(std::move(finding));
+  std::vector<TensorInfo> kept;
+  kept.reserve(tensors.size() - replaced.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!replaced.contains(i)) kept.push_back(std::move(tensors[i]));
+  }
+  tensors = std::move(kept);
+}
+
 }  // namespace
 
 std::vector<std::string> shard_names(const ShardedIndex& index) {
@@ -99,8 +135,9 @@ std::vector<std::string> shard_names(const ShardedIndex& index) {
 }
 
 void check_index(const std::string& index_path, const ShardedIndex& index,
-                 const std::vector<Shard>& shards, const std::vector<TensorInfo>& tensors,
+                 const std::vector<Shard>& shards, std::vector<TensorInfo>& tensors,
                  std::vector<Finding>& findings) {
+  Replaced replaced;
   Places places(tensors.size());
   for (const TensorInfo& tensor : tensors) places.emplace(tensor.name, &tensor);
   NameSet listed(index.entries.size());
@@ -119,12 +156,17 @@ void check_index(const std::string& index_path, const ShardedIndex& index,
       return shards[place.second->shard].relative_path == shard;
     });
     if (here == end) refuse_missing(index_path, entry, &shards[first->second->shard]);
+    for (auto each = first; each != end; ++each) {
+      if (each == here) continue;
+      replaced.emplace(each->second - tensors.data(), here->second);
+    }
     // Of a view with strides, what its elements would take by themselves.
     const TensorInfo& tensor = *here->second;
     const auto bytes = tensor.encoding.byte_count(tensor.shape.numel().value_or(0));
     listed_bytes += bytes.value_or(tensor.byte_count());
   }
   warn_unlisted(index_path, listed, shards, tensors, findings);
+  drop_replaced(index_path, replaced, shards, tensors, findings);
   if (index.total_size) check_total_size(index_path, *index.total_size, listed_bytes, findings);
 }
 

@@ -13,9 +13,10 @@ namespace loadstone {
 // The shards that an index names, each once, in natural order.
 [[nodiscard]] std::vector<std::string> shard_names(const ShardedIndex& index);
 
-// Throws Error "ix.tensor_missing"; adds findings "ix.unlisted", "ix.total_size".
+// Removes tensors of a name that the index maps to another shard. Throws Error "ix.tensor_missing";
+// adds findings "ix.replaced", "ix.unlisted", "ix.total_size".
 void check_index(const std::string& index_path, const ShardedIndex& index,
-                 const std::vector<Shard>& shards, const std::vector<TensorInfo>& tensors,
+                 const std::vector<Shard>& shards, std::vector<TensorInfo>& tensors,
                  std::vector<Finding>& findings);
 
 // The part numbers that a set of names leaves out: "model-00002-of-00003.safetensors" ...

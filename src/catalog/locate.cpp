@@ -33,8 +33,6 @@ constexpr std::array<std::string_view, 5> torch_others = {"training_args.", "opt
 // The names that transformers and diffusers write, without and with an index.
 constexpr std::array<std::string_view, 2> usual_files = {"model.safetensors",
                                                          "diffusion_pytorch_model.safetensors"};
-constexpr std::array<std::string_view, 2> usual_indexes = {
-    "model.safetensors.index.json", "diffusion_pytorch_model.safetensors.index.json"};
 constexpr std::array<std::string_view, 2> usual_torch_indexes = {
     "pytorch_model.bin.index.json", "diffusion_pytorch_model.bin.index.json"};
 constexpr std::array<std::string_view, 2> usual_torch_files = {"pytorch_model.bin",

@@ -1,14 +1,20 @@
 // Which files a path means. The rules, in words: docs/formats/sharded-index.md.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "loadstone/finding.h"
 #include "loadstone/storage.h"
 
 namespace loadstone {
+
+// The index that libraries look for.
+inline constexpr std::array<std::string_view, 2> usual_indexes = {
+    "model.safetensors.index.json", "diffusion_pytorch_model.safetensors.index.json"};
 
 struct CheckpointFiles {
   std::string root;                // the folder that all paths below are relative to

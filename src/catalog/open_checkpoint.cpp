@@ -15,6 +15,7 @@
 #include "catalog/open_dcp.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
+#include "catalog/transform_claim.h"
 #include "codec/tensor_table.h"
 #include "formats/dcp_metadata.h"
 #include "formats/gguf.h"
@@ -29,11 +30,11 @@ namespace loadstone {
 
 namespace {
 
-// Whose codes do not say by themselves what they are.
+// Codes that do not describe themselves, or whose model may transform activations.
 bool needs_claim(const TensorInfo& tensor) {
   const bool is_words = tensor.name.ends_with(".qweight") || tensor.name.ends_with("_packed");
-  return is_fp8(tensor) || is_dtype(tensor, {Dtype::i8}) ||
-         (is_words && is_dtype(tensor, {Dtype::i32}));
+  return is_fp8(tensor) || is_dtype(tensor, {Dtype::i8, Dtype::u8}) ||
+         (is_words && is_dtype(tensor, {Dtype::i32})) || may_be_transform(tensor.name);
 }
 
 // All that are missing are named: who copies files wants to copy them once.
@@ -307,6 +308,27 @@ class CheckpointReader {
   std::vector<Finding> findings_;
 };
 
+// The index next to files that it names, all of them and no others. Libraries hand over such lists.
+std::optional<CheckpointFiles> indexed(Storage& storage, const OpenOptions& options,
+                                       const CheckpointFiles& files) {
+  const std::set<std::string> names(files.files.begin(), files.files.end());
+  for (const std::string_view name : usual_indexes) {
+    try {
+      const FileOpener opener{storage, options.allow_links};
+      const auto source = opener.open(join_path(files.root, std::string(name)), files.root);
+      const auto shards = shard_names(read_sharded_index(*source));
+      if (std::set<std::string>(shards.begin(), shards.end()) != names) continue;
+      CheckpointFiles found;
+      found.root = files.root;
+      found.index = name;
+      return found;
+    } catch (const Error& error) {
+      if (error.code() != "io.not_found") throw;
+    }
+  }
+  return std::nullopt;
+}
+
 Storage& storage_of(const OpenOptions& options) {
   return options.storage == nullptr ? local_storage() : *options.storage;
 }
@@ -328,7 +350,15 @@ std::shared_ptr<const Catalog> open_checkpoint(const std::vector<std::string>& p
       throw Error("format.no_checkpoint", "an empty list of files is no checkpoint");
     if (paths.size() == 1) return open_checkpoint(paths.front(), options);
     Storage& storage = storage_of(options);
-    return CheckpointReader(storage, options).read(as_checkpoint_files(storage, paths));
+    const CheckpointFiles files = as_checkpoint_files(storage, paths);
+    try {
+      return CheckpointReader(storage, options).read(files);
+    } catch (const Error& error) {
+      if (error.code() != "ix.duplicate") throw;
+      auto found = indexed(storage, options, files);
+      if (!found) throw;
+      return CheckpointReader(storage, options).read(*std::move(found));
+    }
   });
 }
 

@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "catalog/config_claim.h"
 #include "catalog/expert_series.h"
+#include "catalog/transform_claim.h"
 #include "codec/encode.h"
 #include "convert/choose.h"
 #include "convert/container.h"
@@ -120,9 +121,21 @@ void check_claim(Conversion& conversion, const ConvertOptions& options) {
                                   "numbers"});
 }
 
-// Checks the config's claims about quantization and ties.
+// Transforms of activations are in the config alone: outputs with another config lose them.
+// Returns false if they would.
+bool check_transforms(Conversion& conversion, const ConvertOptions& options) {
+  const Catalog& catalog = *conversion.plan.catalog;
+  const bool is_rewritten = decodes(catalog, options) || !options.quantize.formats.empty() ||
+                            repacks(options) || options.format != FileFormat::safetensors;
+  auto found = is_rewritten ? transform_finding(catalog) : std::nullopt;
+  if (!found) return true;
+  fail(conversion, *std::move(found));
+  return false;
+}
+
+// Checks the config's claims about quantization, transforms and ties.
 void check_claims(Conversion& conversion, const ConvertOptions& options) {
-  check_claim(conversion, options);
+  if (check_transforms(conversion, options)) check_claim(conversion, options);
   const bool has_own = options.merge && !options.merge->config.empty();
   const std::string& config = has_own ? options.merge->config : options.folder.config;
   for (Finding& finding : check_tied_shapes(*conversion.plan.catalog, config)) {

@@ -32,7 +32,7 @@ std::string wider(double largest) {
 }  // namespace
 
 void Overflows::add(std::uint32_t target, const Overflow& found) {
-  if (found.count == 0) return;
+  if (found.count + found.spoiled == 0) return;
   const std::lock_guard lock(mutex_);
   found_[target] += found;
 }
@@ -55,30 +55,42 @@ std::vector<Finding> Overflows::findings(const Plan& plan) const {
   std::vector<Finding> findings;
   for (const auto& [number, found] : found_) {
     const PlannedTarget& target = plan.targets[number];
-    findings.push_back(
-        {.severity = Severity::warning,
-         .code = code,
-         .target = target.name,
-         .message = fmt::format("'{}': {}", printable(target.name), overflow_text(target, found)),
-         .suggestion = fmt::format("A wider dtype holds them: {}", wider(found.largest)),
-         .found = fmt::format("{}", found.largest),
-         .expected = std::string(name(target.dtype))});
+    Finding& finding = findings.emplace_back(Finding{
+        .severity = Severity::warning,
+        .code = code,
+        .target = target.name,
+        .message = fmt::format("'{}': {}", printable(target.name), overflow_text(target, found))});
+    if (found.count == 0) continue;
+    finding.suggestion = fmt::format("A wider dtype holds them: {}", wider(found.largest));
+    finding.found = fmt::format("{}", found.largest);
+    finding.expected = name(target.dtype);
   }
   return findings;
 }
 
 std::string overflow_text(const PlannedTarget& target, const Overflow& found) {
-  return fmt::format("{} of {} numbers {} too large for {}, the largest is {}", found.count,
-                     target.shape.numel().value_or(0), found.count == 1 ? "is" : "are",
-                     name(target.dtype), found.largest);
+  const std::uint64_t all = target.shape.numel().value_or(0);
+  std::string text;
+  if (found.count > 0) {
+    text = fmt::format("{} of {} numbers {} too large for {}, the largest is {}", found.count, all,
+                       found.count == 1 ? "is" : "are", name(target.dtype), found.largest);
+  }
+  if (found.spoiled > 0) {
+    text += fmt::format("{}{} of {} numbers {} NaN or infinite because of a scale",
+                        text.empty() ? "" : "; ", found.spoiled, all,
+                        found.spoiled == 1 ? "is" : "are");
+  }
+  return text;
 }
 
 void require_none(const PlannedTarget& target, const Overflow& found) {
-  if (found.count == 0) return;
+  if (found.count + found.spoiled == 0) return;
+  const std::string wide =
+      found.count == 0 ? ""
+                       : fmt::format("a wider dtype holds them ({}), and ", wider(found.largest));
   throw Error(code,
-              fmt::format("{}; a wider dtype holds them ({}), and --allow-non-finite writes them "
-                          "anyway",
-                          overflow_text(target, found), wider(found.largest)),
+              fmt::format("{}; {}--allow-non-finite writes them anyway",
+                          overflow_text(target, found), wide),
               {.tensor = target.name});
 }
 

@@ -1,6 +1,7 @@
 #include "execute/reader.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "boxes/copy_box.h"
@@ -16,16 +17,29 @@ namespace {
 // More parts than one system call takes would be several anyhow.
 constexpr std::size_t parts_max = 256;
 
-// Decoders compute F32 and round it. Where some numbers are not finite afterwards, they are decoded
-// again as F32, some at a time, which tells those that were too large from those that were
-// infinite.
+// Counts non-finite F32 numbers whose codes are finite. Codes other than floats always are.
+std::uint64_t count_spoiled(const TensorInfo& data, std::span<const float> values,
+                            const std::byte* codes) {
+  const bool are_floats =
+      data.encoding.is_dtype() && kind(data.encoding.dtype()) == DtypeKind::floating;
+  const std::size_t size = are_floats ? element_bytes(data.encoding.dtype()) : 0;
+  std::uint64_t count = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (std::isfinite(values[i])) continue;
+    if (size == 0 || finite_numbers(data.encoding.dtype(), codes + i * size, 1) == 1) ++count;
+  }
+  return count;
+}
+
+// Decoders compute F32 and round it. If some numbers are not finite afterwards, they are decoded
+// again as F32, some at a time, which tells those that were too large from those that a scale
+// spoiled, and from those that were not finite before.
 Overflow decoded_overflow(const Plan& plan, const Decoding& decoding, const DecodeForm& form,
                           DecodeForm::Range range, std::span<const std::byte* const> parts,
                           const std::byte* numbers) {
   Overflow overflow;
   const CountOverflow count_of = cast_between(Dtype::f32, form.dtype).overflow;
-  if (count_of == nullptr || finite_numbers(form.dtype, numbers, range.size()) == range.size())
-    return overflow;
+  if (finite_numbers(form.dtype, numbers, range.size()) == range.size()) return overflow;
   Decoding exact = decoding;
   exact.dtype = Dtype::f32;
   DecodeForm wide;
@@ -41,7 +55,9 @@ Overflow decoded_overflow(const Plan& plan, const Decoding& decoding, const Deco
     }
     std::byte* const to = std::as_writable_bytes(std::span(values)).data();
     decode(wide, at, end, some, to);
-    overflow += count_of(to, 1, end - at);
+    if (count_of != nullptr) overflow += count_of(to, 1, end - at);
+    const TensorInfo& data = plan.catalog->tensors()[decoding.sources.front()];
+    overflow.spoiled += count_spoiled(data, std::span(values).first(end - at), some.front());
     at = end;
   }
   return overflow;

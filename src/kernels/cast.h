@@ -25,9 +25,12 @@ using CastRun = void (*)(const std::byte* source, std::byte* target, std::uint64
 struct Overflow {
   std::uint64_t count = 0;
   double largest = 0;  // magnitude
+  // Numbers that are NaN or infinite although their codes are finite: a scale is to blame.
+  std::uint64_t spoiled = 0;
 
   Overflow& operator+=(const Overflow& other) noexcept {
     count += other.count;
+    spoiled += other.spoiled;
     if (other.largest > largest) largest = other.largest;
     return *this;
   }

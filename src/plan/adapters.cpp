@@ -224,10 +224,6 @@ class Adder {
     if (!module.left || !module.right) {
       refuse_itself("a module has one matrix of its product, and not the other");
     }
-    const auto [known, is_new] =
-        given_.try_emplace({drafts_.root_of(place->name), place->part, place->expert, place->share},
-                           module.left->name);
-    if (!is_new) refuse_itself("the adapter has two products for one weight", known->second);
     MergeDraft& draft = drafts_.at(place->name);
     if (!draft.obstacle.empty()) {
       refuse(
@@ -258,8 +254,27 @@ class Adder {
       refuse("products take the tensor for matrices of two widths");
     }
     draft.merge.row_elements = width;
+    const std::size_t number = draft.merge.terms.size();
+    const AddedProduct added = {place->name, number, module.left->source.tensor,
+                                module.right->source.tensor, is_transposed};
+    if (!is_first(*place, draft, term, added, module.left->name)) return;
     draft.merge.terms.push_back(std::move(term));
+    draft.products.push_back(added);
     draft.is_adapted = true;
+  }
+
+  // False: the adapter repeats the product under another name of a tie.
+  [[nodiscard]] bool is_first(const AdapterPlace& place, const MergeDraft& draft, const Term& term,
+                              const AddedProduct& added, const std::string& source) {
+    const auto [known, is_new] = given_.try_emplace(
+        {drafts_.root_of(place.name), place.part, place.expert, place.share}, source);
+    if (is_new) return true;
+    const auto is_same = [&](const AddedProduct& each) {
+      return each.name != added.name && each.left >= first_tensor_ &&
+             are_equal_products(catalog_, draft.merge.terms[each.term], each, term, added);
+    };
+    if (std::ranges::any_of(draft.products, is_same)) return false;
+    refuse_itself("the adapter has two products for one weight", known->second);
   }
 
   [[nodiscard]] const AdapterConfig* config_of(const std::string& module) const {
@@ -271,16 +286,18 @@ class Adder {
 
   [[nodiscard]] float scale_of(const std::string& name, const Module& module, std::uint64_t rank,
                                const AdapterConfig* config) const {
-    if (module.alpha) {
-      const std::uint32_t alpha = module.alpha->source.tensor - first_tensor_;
-      return adapter_number(*adapter_, adapter_->tensors()[alpha]) / static_cast<float>(rank);
-    }
     const std::string_view full = name;
+    std::optional<float> configured;
     if (config != nullptr) {
       const bool has_prefix = full.starts_with(peft_prefix);
       const std::size_t skipped = has_prefix ? peft_prefix.size() : config->prefix().size();
-      return config->scale(std::string(full.substr(skipped)), rank);
+      configured = config->scale(std::string(full.substr(skipped)), rank);
     }
+    if (module.alpha) {
+      const std::uint32_t alpha = module.alpha->source.tensor - first_tensor_;
+      return stored_scale(*adapter_, adapter_->tensors()[alpha], rank, configured);
+    }
+    if (configured) return *configured;
     if (full.starts_with(peft_prefix)) {
       refuse_itself("its scale stands in adapter_config.json, which is missing beside it");
     }

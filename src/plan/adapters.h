@@ -11,6 +11,7 @@
 #include "loadstone/merge.h"
 #include "loadstone/merge_options.h"
 #include "plan/adapter_names.h"
+#include "plan/added_product.h"
 #include "plan/merge_numbers.h"
 
 namespace loadstone {
@@ -20,6 +21,7 @@ struct MergeDraft {
   MergeSource source;  // the first model's
   std::vector<Box> boxes;
   Merge merge;
+  std::vector<AddedProduct> products;
   bool is_replaced = false;       // by an adapter's own tensor
   bool is_adapted = false;        // replaced, or changed by a product of an adapter
   std::uint32_t replacement = 0;  // the adapter's tensor that replaces it

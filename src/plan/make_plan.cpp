@@ -162,6 +162,7 @@ Plan Planner::run(SinkKind sink) && {
   for (Finding& finding : lacking_.findings()) add(std::move(finding));
   report_contests();
   report_unused_scales();
+  if (sink == SinkKind::memory) refuse_transforms();
   report_unexpected();
   report_kept();
   report_patterns();

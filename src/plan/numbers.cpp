@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "catalog/transform_claim.h"
 #include "codec/tensor_table.h"
 #include "plan/decodings.h"
 #include "plan/dtypes.h"
@@ -177,6 +178,23 @@ void Planner::report_unused_scales() {
     }
     add(finding);
   }
+}
+
+// Weights that belong behind transforms, unless the model takes the transforms too. Codes may go
+// into modules of the library, which then applies transforms that it does not store.
+void Planner::refuse_transforms() {
+  std::optional<Finding> found = transform_finding(*plan_.catalog);
+  if (!found) return;
+  const auto& parts = plan_.catalog->checkpoints();
+  const Catalog& base = parts.empty() ? *plan_.catalog : *parts.front();
+  bool are_stored = false;
+  for (const TensorInfo& tensor : base.tensors()) {
+    if (!is_transform(base.quantization_claim(), tensor.name)) continue;
+    are_stored = true;
+    const Produced* const item = production_.find(tensor.name);
+    if (item != nullptr && item->is_claimed) return;
+  }
+  if (are_stored || !plan_.decodings.empty()) add(*std::move(found));
 }
 
 // Once all recipes are known: codes whose scales nothing takes mean nothing, whatever their dtype.

@@ -103,6 +103,7 @@ class Planner {
   [[nodiscard]] bool decode_boxes(std::size_t root);
   [[nodiscard]] bool decode_recipe(std::size_t root);
   void refuse_lone_codes();
+  void refuse_transforms();
 
   // unmatched.cpp: what is left over on either side
   void report_contests();

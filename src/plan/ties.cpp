@@ -17,7 +17,7 @@ namespace loadstone {
 
 namespace {
 
-// The names that share one value: unchanged ones, or ones replaced by equal tensors.
+// The names that share one value: unchanged ones, or ones that adapters change alike.
 struct SameValue {
   std::string root;
   const MergeDraft* draft = nullptr;
@@ -26,10 +26,19 @@ struct SameValue {
 
 bool share_value(const Catalog& catalog, const MergeDraft& first, const MergeDraft& second) {
   if (!first.is_adapted || !second.is_adapted) return first.is_adapted == second.is_adapted;
-  const bool are_replaced = first.is_replaced && second.is_replaced && first.merge.terms.empty() &&
-                            second.merge.terms.empty();
-  return are_replaced && are_equal(catalog, catalog.tensors()[first.replacement],
-                                   catalog.tensors()[second.replacement]);
+  const auto& tensors = catalog.tensors();
+  if (first.is_replaced != second.is_replaced ||
+      first.merge.terms.size() != second.merge.terms.size() ||
+      first.products.size() != second.products.size())
+    return false;
+  if (first.is_replaced &&
+      !are_equal(catalog, tensors[first.replacement], tensors[second.replacement]))
+    return false;
+  return std::ranges::equal(first.products, second.products,
+                            [&](const AddedProduct& a, const AddedProduct& b) {
+                              return are_equal_products(catalog, first.merge.terms[a.term], a,
+                                                        second.merge.terms[b.term], b);
+                            });
 }
 
 Finding split_finding(const std::vector<SameValue>& values) {

@@ -140,9 +140,30 @@ std::vector<BadIndex> bad_indexes() {
 
 INSTANTIATE_TEST_SUITE_P(Rules, RefusedIndex, ::testing::ValuesIn(bad_indexes()));
 
-TEST_F(Sharded, ATensorInTwoShardsIsRefusedListedOrNot) {
+TEST_F(Sharded, OfATensorInTwoShardsTheIndexTakesOne) {
+  add(shard_1, safetensors_bytes({{"a", "U8", {2}, "ab"}, {"c", "U8", {2}, "ab"}}));
   add(shard_2, safetensors_bytes({{"b", "U8", {2}, "ab"}, {"a", "U8", {1}, "x"}}));
-  index(index_json({{"a", shard_1}, {"b", shard_2}}));
+  for (const bool is_second : {false, true}) {
+    index(index_json({{"a", is_second ? shard_2 : shard_1}, {"b", shard_2}, {"c", shard_1}},
+                     is_second ? 5 : 6));
+    EXPECT_THAT(codes(), ElementsAre("ix.replaced"));
+    const auto catalog = open();
+    ASSERT_EQ(catalog->tensors().size(), 3);
+    const TensorInfo& taken = catalog->tensors()[catalog->find("a").value()];
+    EXPECT_EQ(catalog->shards()[taken.shard].relative_path, is_second ? shard_2 : shard_1);
+    EXPECT_EQ(taken.byte_count(), is_second ? 1 : 2);
+    const Finding& finding = catalog->findings()[0];
+    EXPECT_THAT(finding.sources, ElementsAre("a"));
+    EXPECT_THAT(finding.message,
+                HasSubstr(fmt::format("'a' of '{}', not of '{}'", is_second ? shard_2 : shard_1,
+                                      is_second ? shard_1 : shard_2)));
+  }
+}
+
+TEST_F(Sharded, ATensorInTwoShardsIsRefusedIfTheIndexDoesNotListIt) {
+  add(shard_1, safetensors_bytes({{"c", "U8", {2}, "ab"}, {"a", "U8", {2}, "ab"}}));
+  add(shard_2, safetensors_bytes({{"b", "U8", {2}, "ab"}, {"a", "U8", {1}, "x"}}));
+  index(index_json({{"c", shard_1}, {"b", shard_2}}));
   const auto problem = error();
   ASSERT_TRUE(problem);
   EXPECT_EQ(problem->code(), "ix.duplicate");

@@ -86,7 +86,8 @@ class Recogniser {
     const bool is_grid = shape.rank() == rank;
     // ModelOpt's blocks: [a, 1, b, 1].
     const bool is_spread = shape.rank() == 4 && rank == 2 && shape[1] == 1 && shape[3] == 1;
-    const bool is_inverse = is_grid && scales_.name.ends_with("_inv");
+    const bool is_inverse =
+        is_grid && scales_.name.ends_with("_inv") && !table_.claim().has_whole_scales;
     if (is_grid && is_mx()) {
       decode("mxfp8", "mxfp8");
     } else if (has_one_a_row(is_grid)) {

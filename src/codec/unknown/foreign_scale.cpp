@@ -127,8 +127,13 @@ void refuse_foreign_companions(const TensorTable& table, QuantizedTensor& quanti
   std::uint32_t other = reads_all ? none : table.find_any(name, {"_zero_point", "_g_idx"});
   if (other == none && name.ends_with("weight")) {
     const std::string module = without_suffix(name, "weight");
-    other = table.find_any(module, {"pre_quant_scale"});
+    // Smoothing multiplies inputs; SVDQuant adds a product.
+    other = table.find_any(module, {"pre_quant_scale", "input_quantizer._pre_quant_scale",
+                                    "input_quantizer.pre_quant_scale", "svdquant_lora_a",
+                                    "weight_quantizer._svdquant_lora_a"});
     if (other == none) other = second_scale(table, quantized);
+  } else if (other == none) {  // stacks of experts: "experts.gate_up_proj"
+    other = table.find_any(name, {"_pre_quant_scale", "_input_quantizer._pre_quant_scale"});
   }
   if (other == none) return;
   quantized.states.push_back(other);

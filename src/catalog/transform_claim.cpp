@@ -1,0 +1,131 @@
+#include "catalog/transform_claim.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <string>
+
+#include "base/text.h"
+
+namespace loadstone {
+
+namespace {
+
+using Element = simdjson::dom::element;
+using Object = simdjson::dom::object;
+using Array = simdjson::dom::array;
+
+std::string_view text_at(const Object& object, std::string_view key) {
+  std::string_view text;
+  return object[key].get(text) == simdjson::SUCCESS ? text : std::string_view();
+}
+
+bool is_true(const Object& object, std::string_view key) {
+  bool flag = false;
+  return object[key].get(flag) == simdjson::SUCCESS && flag;
+}
+
+void add(QuantizationClaim& claim, std::string name) {
+  auto& known = claim.transforms;
+  if (std::ranges::find(known, name) == known.end()) known.push_back(std::move(name));
+}
+
+// compressed-tensors. All locations except those of weights are online (TransformLocation). The
+// library calls a transform's module by its group and location: "R4_input".
+void add_groups(QuantizationClaim& claim, const Object& section) {
+  Object groups;
+  if (section["transform_config"]["config_groups"].get(groups) != simdjson::SUCCESS) return;
+  for (const auto group : groups) {
+    Array places;
+    if (group.value["apply"].get(places) != simdjson::SUCCESS) continue;
+    for (const Element each : places) {
+      Object place;
+      if (each.get(place) != simdjson::SUCCESS) continue;
+      const std::string_view location = text_at(place, "location");
+      if (location == "weight_input" || location == "weight_output") continue;
+      add(claim, fmt::format("{}_{}", group.key, location));
+    }
+  }
+}
+
+// The rotations of QuaRot and SpinQuant. R2 is part of the weights, as R1 is unless it is online;
+// R3 rotates queries and keys, R4 the inputs of down projections.
+void add_rotations(QuantizationClaim& claim, const Object& config, std::string_view prefix) {
+  if (is_true(config, "online_r1_rotation") && is_true(config, "r1")) {
+    add(claim, fmt::format("{}_r1", prefix));
+  }
+  for (const std::string_view each : {"r3", "r4"}) {
+    if (is_true(config, each)) add(claim, fmt::format("{}_{}", prefix, each));
+  }
+}
+
+// Quark.
+void add_algorithms(QuantizationClaim& claim, const Object& section) {
+  const auto take = [&](const Element& element) {
+    Object algorithm;
+    if (element.get(algorithm) != simdjson::SUCCESS) return;
+    const std::string_view name = text_at(algorithm, "name");
+    if (name == "rotation" || name == "quarot") add_rotations(claim, algorithm, name);
+  };
+  Element value;
+  if (section["algo_config"].get(value) != simdjson::SUCCESS) return;
+  Array algorithms;
+  if (value.get(algorithms) != simdjson::SUCCESS) return take(value);
+  for (const Element each : algorithms) take(each);
+}
+
+}  // namespace
+
+void add_transforms(QuantizationClaim& claim, const Object& section) {
+  add_groups(claim, section);
+  add_algorithms(claim, section);
+  for (const std::string_view key : {"rotation_config", "spinquant_config"}) {  // AutoRound
+    Object rotation;
+    if (section[key].get(rotation) != simdjson::SUCCESS) continue;
+    add_rotations(claim, rotation, "spinquant");
+    // Without SpinQuant's members, a Hadamard matrix rotates the input of each layer.
+    const std::string_view type = text_at(rotation, "hadamard_type");
+    if (!type.empty()) add(claim, fmt::format("hadamard_type: {}", type));
+  }
+  Object rotate;  // ModelOpt
+  const bool is_rotated = section["rotate"].get(rotate) == simdjson::SUCCESS
+                              ? is_true(rotate, "enable")
+                              : is_true(section, "rotate");
+  if (is_rotated) add(claim, "rotate: true");
+}
+
+bool may_be_transform(std::string_view tensor_name) noexcept {
+  constexpr auto endings = std::to_array<std::string_view>(
+      {"_input.weight", "_output.weight", "_q_attn.weight", "_k_cache.weight", "_v_cache.weight"});
+  return std::ranges::any_of(
+      endings, [&](std::string_view ending) { return tensor_name.ends_with(ending); });
+}
+
+bool is_transform(const QuantizationClaim& claim, std::string_view tensor_name) {
+  return std::ranges::any_of(claim.transforms, [&](const std::string& transform) {
+    return tensor_name.find("." + transform) != std::string_view::npos;
+  });
+}
+
+std::optional<Finding> transform_finding(const Catalog& catalog) {
+  for (const auto& each : catalog.checkpoints()) {
+    if (auto found = transform_finding(*each)) return found;
+  }
+  const auto& transforms = catalog.quantization_claim().transforms;
+  if (transforms.empty() || !catalog.checkpoints().empty()) return std::nullopt;
+  return Finding{
+      .severity = Severity::error,
+      .code = "q.transform",
+      .message = fmt::format("'{}': the config transforms activations while the model runs ({}), "
+                             "and its weights belong to no model without",
+                             printable(catalog.root(), 400), name_list(transforms)),
+      .suggestion =
+          "keep the codes and the config together, or ask the library that wrote the "
+          "checkpoint for plain weights",
+      .found = name_list(transforms),
+      .expected = "transforms that are part of the weights"};
+}
+
+}  // namespace loadstone
