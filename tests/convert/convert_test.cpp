@@ -79,7 +79,7 @@ std::string gguf_file() {
       .entry("wan.flag", GgufWriter::boolean, std::string(1, '\1'))
       .entry("tokens", GgufWriter::array,
              raw<std::uint32_t>(GgufWriter::u8) + raw<std::uint64_t>(2) + "ab")
-      .tensor("blocks.weight", {256, 300}, 8, some_bytes(256 * 300 / 32 * 34, 1))
+      .tensor("blocks.weight", {256, 300}, 8, some_blocks(256 * 300 / 32, 34, 1, 1))
       .tensor("blocks.norm", {256}, 0, some_bytes(1024, 2));
   return writer.bytes();
 }

@@ -70,8 +70,8 @@ GgufWriter typed_entries() {
 // Blocks, numbers whose bytes are no multiple of the alignment, and a number without dims.
 std::string block_file() {
   return typed_entries()
-      .tensor("blocks.0.weight", {256, 300}, q4_k, some_bytes(300 * 144, 1))
-      .tensor("blocks.1.weight", {64, 30}, q8_0, some_bytes(30 * 2 * 34, 2))
+      .tensor("blocks.0.weight", {256, 300}, q4_k, some_blocks(300, 144, 2, 1))
+      .tensor("blocks.1.weight", {64, 30}, q8_0, some_blocks(30 * 2, 34, 1, 2))
       .tensor("norm", {3}, 0, some_bytes(12, 3))
       .tensor("ids", {5}, 24, some_bytes(5, 4))
       .tensor("wide", {3}, 28, some_bytes(24, 5))

@@ -18,6 +18,15 @@ std::string some_bytes(std::size_t count, unsigned seed) {
   return bytes;
 }
 
+std::string some_blocks(std::size_t count, std::size_t block_bytes, std::size_t scales,
+                        unsigned seed) {
+  std::string bytes = some_bytes(count * block_bytes, seed);
+  for (std::size_t block = 0; block < count; ++block) {
+    for (std::size_t i = 0; i < scales; ++i) bytes[block * block_bytes + 2 * i + 1] &= '\x3f';
+  }
+  return bytes;
+}
+
 std::string json_string(std::string_view text) {
   std::string out = "\"";
   for (const char each : text) {

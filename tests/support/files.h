@@ -21,6 +21,9 @@ template <typename Value>
 }
 // `count` bytes that differ from place to place and from seed to seed.
 [[nodiscard]] std::string some_bytes(std::size_t count, unsigned seed = 1);
+// Blocks of GGUF, each beginning with so many scales in F16, which are finite.
+[[nodiscard]] std::string some_blocks(std::size_t count, std::size_t block_bytes,
+                                      std::size_t scales, unsigned seed = 1);
 
 struct FileTensor {
   std::string name;
