@@ -18,6 +18,7 @@
 #include "execute/team.h"
 #include "execute/value_reader.h"
 #include "loadstone/error.h"
+#include "loadstone/remote.h"
 #include "plan/decodings.h"
 #include "plan/dtypes.h"
 
@@ -26,6 +27,7 @@ namespace loadstone {
 namespace {
 
 constexpr std::uint64_t window_elements = 1 << 16;
+constexpr std::uint64_t remote_window_elements = 1 << 20;  // each window is a request
 constexpr std::uint64_t staging_bytes = 1 << 18;
 
 // The distance of two values.
@@ -48,8 +50,10 @@ class Pair {
   Pair(const std::shared_ptr<const Catalog>& catalog, const TieCheck& check, Storage& storage,
        std::atomic<bool>& stop)
       : sides_{tensor_recipe(*catalog, check.taken), tensor_recipe(*catalog, check.other)},
-        dtype_(sides_[0].dtype == sides_[1].dtype ? sides_[0].dtype : Dtype::f32),
+        wide_(is_any_f64() ? Dtype::f64 : Dtype::f32),
+        dtype_(sides_[0].dtype == sides_[1].dtype ? sides_[0].dtype : wide_),
         stop_(stop),
+        step_(is_any_remote(*catalog, check) ? remote_window_elements : window_elements),
         shards_(*catalog, &storage, needed(*catalog, check)),
         readers_{{{catalog, shards_.sources(), staging_bytes, stop_},
                   {catalog, shards_.sources(), staging_bytes, stop_}}} {
@@ -62,8 +66,8 @@ class Pair {
   Distance compare() {
     const std::uint64_t elements = sides_[0].shape.numel().value_or(0);
     Distance distance;
-    for (std::uint64_t begin = 0; begin < elements && !stop_; begin += window_elements) {
-      const std::uint64_t end = std::min(begin + window_elements, elements);
+    for (std::uint64_t begin = 0; begin < elements && !stop_; begin += step_) {
+      const std::uint64_t end = std::min(begin + step_, elements);
       if (!is_same_window(begin, end)) add_window(begin, end, distance);
     }
     return distance;
@@ -74,6 +78,16 @@ class Pair {
   }
 
  private:
+  [[nodiscard]] bool is_any_f64() const {
+    return std::ranges::any_of(sides_, [](const auto& side) { return side.dtype == Dtype::f64; });
+  }
+
+  static bool is_any_remote(const Catalog& catalog, const TieCheck& check) {
+    return std::ranges::any_of(std::array{check.taken, check.other}, [&](std::uint32_t tensor) {
+      return is_remote(catalog.shards()[catalog.tensors()[tensor].shard].path);
+    });
+  }
+
   static std::vector<bool> needed(const Catalog& catalog, const TieCheck& check) {
     std::vector<bool> shards(catalog.shards().size(), false);
     for (const std::uint32_t tensor : {check.taken, check.other}) {
@@ -102,17 +116,23 @@ class Pair {
     return windows_[0] == windows_[1];
   }
 
-  // Reads the window again as F32, where the dtype has a cast to it.
+  // Reads the window again as wide floats, where the dtype has a cast to them.
   void add_window(std::uint64_t begin, std::uint64_t end, Distance& distance) {
-    const Passage way = passage(dtype_, Dtype::f32);
+    const Passage way = passage(dtype_, wide_);
     if (way != Passage::same && way != Passage::cast && way != Passage::lossy) {
       if (distance.count++ == 0) distance.place = begin;
       return;
     }
-    std::array<std::vector<float>, 2> numbers;
+    wide_ == Dtype::f64 ? add_numbers<double>(begin, end, distance)
+                        : add_numbers<float>(begin, end, distance);
+  }
+
+  template <typename Number>
+  void add_numbers(std::uint64_t begin, std::uint64_t end, Distance& distance) {
+    std::array<std::vector<Number>, 2> numbers;
     for (std::size_t i = 0; i < readers_.size(); ++i) {
       numbers[i].resize(end - begin);
-      open(i, Dtype::f32);
+      open(i, wide_);
       readers_[i].read(begin, end, std::as_writable_bytes(std::span(numbers[i])));
       open(i, dtype_);
     }
@@ -122,8 +142,10 @@ class Pair {
   }
 
   std::array<TensorRecipe, 2> sides_;
-  Dtype dtype_;
+  Dtype wide_;   // of differences
+  Dtype dtype_;  // that is compared
   std::atomic<bool>& stop_;
+  std::uint64_t step_;  // elements of a window
   OpenShards shards_;
   std::array<ValueReader, 2> readers_;
   std::array<std::string, 2> names_;
@@ -162,8 +184,8 @@ std::optional<Finding> compare_tie(const std::shared_ptr<const Catalog>& catalog
 std::uint64_t compare_ties(const Plan& plan, Storage& storage, std::vector<Finding>& findings,
                            Observer* observer) {
   std::uint64_t bytes = 0;
-  std::atomic<bool> stop = false;
   for (const TieCheck& check : plan.tie_checks) {
+    std::atomic<bool> stop = false;  // a team sets it at its end
     std::optional<Finding> finding;
     run_team(
         1, stop, observer,
