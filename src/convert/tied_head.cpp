@@ -48,6 +48,7 @@ constexpr auto other_heads = std::to_array<OtherHead>({
     {"biogpt", "output_projection"},
     {"trocr", "output_projection"},
     {"gpt_neox_japanese", "embed_out"},
+    {"ultrabert", "head.decoder"},
 });
 
 // "h" of "h.0.attn.weight" is a list of layers.
