@@ -6,6 +6,7 @@ The oracles are the library's own files and its own dequantized values.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,13 @@ def test_an_adapter_is_merged_into_conv1d(module: str, kind: str, tmp_path: Path
         weight = f"transformer.h.{layer}.{module}.weight"
         assert torch.equal(found[weight], expected[weight]), weight
         assert not torch.equal(found[weight], tensors_in(tmp_path / "values")[weight])
+    # peft adds to Conv1D as it must, whatever an adapter of a quantized model declares.
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"fan_in_fan_out": False}))
+    again = loadstone.merge([str(library)], tmp_path / "again", lora=[str(tmp_path / "adapter")])
+    assert again
+    for name, value in tensors_in(tmp_path / "again").items():
+        assert torch.equal(value, found[name]), name
     # Codes of a merged value would be those of its transpose, which a merge does not make.
     command = ("merge", plain, "--lora", tmp_path / "adapter", "-o", tmp_path / "codes")
     done = run(*command, "--quantize", kind)
@@ -271,15 +279,22 @@ def test_the_library_finds_the_same_modules(name: str, encoding: str, tmp_path: 
             pytest.skip("a large model")
     model = case.build(dtype=torch.bfloat16)
     model.save_pretrained(tmp_path / "plain")
-    if tensors_in(tmp_path / "plain").keys() - model.state_dict().keys():
-        pytest.skip("its files have other names than its modules: stacked experts, older layouts")
     try:
         loadstone.convert(tmp_path / "plain", tmp_path / "out", quantize=encoding)
     except loadstone.Error as error:
         assert error.code == "convert.left_alone"  # none of its layers is in a list of layers
         assert name not in SAMPLE
         return
-    assert disagreements(case.cls, tmp_path / "out") == []
+    try:
+        found = disagreements(case.cls, tmp_path / "out")
+    except RuntimeError:  # codes for a parameter, or for layers that the library joins
+        found = ["an error of the library"]
+    names = tensors_in(tmp_path / "plain").keys()
+    has_other_names = bool(names - model.state_dict().keys())
+    has_stacks = any("experts" in each for each in names)
+    if found and name not in SAMPLE and (has_other_names or has_stacks):
+        pytest.xfail("its files have other names than its modules, or other layouts of experts")
+    assert found == []
 
 
 @pytest.mark.parametrize("name", ["whisper", "t5"])
@@ -306,3 +321,21 @@ def test_a_subclass_of_linear_stays_plain(tmp_path: Path) -> None:
     for folder in ("out", "fp8"):  # the control
         dtypes = {value.dtype for value in tensors_in(tmp_path / folder).values()}
         assert dtypes & {torch.uint8, torch.float8_e4m3fn}
+
+
+@pytest.mark.parametrize("encoding", ["nf4", "int8"])
+def test_codes_without_a_place_are_dequantized(encoding: str, tmp_path: Path) -> None:
+    """transformers keeps ``wo`` of T5 in float32, and replaces no embedding."""
+    chosen = [r"DenseReluDense\.wo", r"relative_attention_bias"]
+    case = by_name("t5")
+    case.build(dtype=torch.bfloat16).save_pretrained(tmp_path / "plain")
+    loadstone.convert(tmp_path / "plain", tmp_path / "out", quantize=encoding, include=chosen)
+    loadstone.convert(tmp_path / "out", tmp_path / "values", dequantize=True)
+    with pytest.warns(UserWarning, match="no place for codes"):
+        model = loadstone.transformers.from_pretrained(case.cls, tmp_path / "out")
+    assert any(isinstance(module, QUANTIZED) for module in model.modules())  # the control
+    decoded = [name for name in model.state_dict() if any(re.search(each, name) for each in chosen)]
+    assert len([name for name in decoded if name.endswith(".weight")]) == len(decoded) == 6
+    values = tensors_in(tmp_path / "values")
+    for name in decoded:
+        assert torch.equal(model.state_dict()[name].bfloat16(), values[name]), name

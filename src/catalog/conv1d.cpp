@@ -4,9 +4,16 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
 
 #include "base/json_dom.h"
 #include "base/python_json.h"
+#include "catalog/open_file.h"
+#include "catalog/paths.h"
+#include "loadstone/error.h"
 
 namespace loadstone {
 
@@ -48,6 +55,21 @@ bool has_conv1d(std::string_view config) {
     return false;
   }
   return describes_conv1d(root, 0);
+}
+
+bool has_conv1d(const Catalog& catalog, Storage* storage) {
+  constexpr std::uint64_t bytes_max = 16u << 20;
+  try {
+    // One member of it is looked at, so it may be wherever the weights may be.
+    const FileOpener opener{catalog.storage(storage), true};
+    const auto source = opener.open(join_path(catalog.root(), "config.json"), catalog.root());
+    if (source->identity().bytes > bytes_max) return false;
+    std::string text(source->identity().bytes, '\0');
+    source->read(0, std::as_writable_bytes(std::span(text)));
+    return has_conv1d(text);
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 bool is_conv1d_weight(std::string_view name) noexcept {

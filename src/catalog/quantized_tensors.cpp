@@ -7,8 +7,6 @@
 #include <memory>
 #include <numeric>
 #include <optional>
-#include <span>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -17,8 +15,6 @@
 #include "base/text.h"
 #include "catalog/assembled_file.h"
 #include "catalog/conv1d.h"
-#include "catalog/open_file.h"
-#include "catalog/paths.h"
 #include "catalog/quantized_names.h"
 #include "codec/companions.h"
 #include "codec/families.h"
@@ -88,7 +84,7 @@ class CatalogTable final : public TensorTable {
   // and only for names that such weights have.
   [[nodiscard]] bool is_conv1d(std::string_view name) const {
     if (storage_ == nullptr || !is_conv1d_weight(name)) return false;
-    if (!has_conv1d_) has_conv1d_ = has_conv1d(config());
+    if (!has_conv1d_) has_conv1d_ = has_conv1d(catalog_, storage_);
     return *has_conv1d_;
   }
 
@@ -99,22 +95,6 @@ class CatalogTable final : public TensorTable {
   [[nodiscard]] const std::vector<Finding>& notes() const noexcept { return notes_; }
 
  private:
-  // Empty: there is none, or it cannot be read.
-  [[nodiscard]] std::string config() const {
-    constexpr std::uint64_t bytes_max = 16u << 20;
-    try {
-      // One member of it is looked at, so it may be anywhere that the weights may be.
-      const FileOpener opener{*storage_, true};
-      const auto source = opener.open(join_path(catalog_.root(), "config.json"), catalog_.root());
-      if (source->identity().bytes > bytes_max) return {};
-      std::string text(source->identity().bytes, '\0');
-      source->read(0, std::as_writable_bytes(std::span(text)));
-      return text;
-    } catch (const Error&) {
-      return {};
-    }
-  }
-
   const Catalog& catalog_;
   Storage* storage_;
   mutable std::optional<bool> has_conv1d_;
