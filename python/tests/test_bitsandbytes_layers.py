@@ -1,4 +1,4 @@
-"""Which modules a conversion to bitsandbytes' encodings quantizes, and which way their codes lie.
+"""Modules that a conversion to bitsandbytes' encodings quantizes, and the layout of their codes.
 
 The oracles are the library's own files and its own dequantized values.
 """
@@ -65,7 +65,7 @@ def build(name: str) -> Any:
     decoder = CONV1D["gpt2"].config()
     decoder.is_decoder = decoder.add_cross_attention = True
     encoder = by_name("bert").config()
-    encoder.intermediate_size = 128  # the library misreads rows that are no whole blocks
+    encoder.intermediate_size = 128  # the library misreads rows that end within a block
     made = EncoderDecoderModel.config_class.from_encoder_decoder_configs(encoder, decoder)
     return randomise_all(EncoderDecoderModel(made).eval().bfloat16(), 0)
 
@@ -155,7 +155,7 @@ def test_values_lie_as_the_model_has_them(name: str, kind: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_the_config_decides_which_way_values_lie(kind: str, tmp_path: Path) -> None:
-    """The control: under the name of a model type with nn.Linear they stay as they are stored."""
+    """The control: under a model type with nn.Linear, values keep the stored layout."""
     _, plain, library = library_folder("gpt2", kind, tmp_path)
     name = "transformer.h.0.attn.c_proj.weight"
     loadstone.convert(library, tmp_path / "right", dequantize=True)
@@ -254,7 +254,7 @@ def marked(names: Any) -> list[Any]:
 
 
 def disagreements(cls: Any, folder: Path) -> list[str]:
-    """What the library finds otherwise in a folder than its names of tensors say."""
+    """Differences between the layers that the library replaces and the codes in a folder."""
     coded = {
         name.removesuffix(suffix)
         for name in tensors_in(folder)

@@ -80,7 +80,7 @@ class CatalogTable final : public TensorTable {
 
   [[nodiscard]] bool is_read() const noexcept { return storage_ != nullptr; }
 
-  // Whether the model of this checkpoint has the weight in a Conv1D layer. Reads config.json once,
+  // Returns true if the model has the weight in a Conv1D layer. Reads config.json once,
   // and only for names that such weights have.
   [[nodiscard]] bool is_conv1d(std::string_view name) const {
     if (storage_ == nullptr || !is_conv1d_weight(name)) return false;

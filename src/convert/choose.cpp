@@ -126,7 +126,7 @@ class Choosing {
     const TargetRecipe before = recipe;
     if (written != nullptr && written->is_bitsandbytes()) {
       const auto has = [&](const std::string& name) { return names_.contains(name); };
-      if (const auto why = chooser_.reason_in_bitsandbytes(recipe, has)) return why;
+      if (const auto why = chooser_.reason_in_bnb(recipe, has)) return why;
       if (has_conv1d_ && is_conv1d_weight(recipe.target)) {
         transpose_conv1d(recipe, quantization.encoding, findings_);
       }

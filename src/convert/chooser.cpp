@@ -65,7 +65,7 @@ Chooser::Chooser(const QuantizeOptions& options, std::string_view config) {
     }
   };
   take(plain_rules(), plain_);
-  take(bitsandbytes_plain_rules(), bitsandbytes_plain_);
+  take(bnb_plain_rules(), bnb_plain_);
   for (const PartnerRule& rule : partner_rules()) {
     partners_.push_back(compile(rule.pattern, "rules", own));
   }
@@ -96,7 +96,7 @@ std::optional<std::string_view> Chooser::reason(const TargetRecipe& recipe) cons
   return std::nullopt;
 }
 
-std::optional<std::string_view> Chooser::reason_in_bitsandbytes(
+std::optional<std::string_view> Chooser::reason_in_bnb(
     const TargetRecipe& recipe, const std::function<bool(const std::string&)>& has) const {
   constexpr std::string_view output = "out_proj.weight";
   const std::string& name = recipe.target;
@@ -106,7 +106,7 @@ std::optional<std::string_view> Chooser::reason_in_bitsandbytes(
       has(name.substr(0, name.size() - output.size()) + "in_proj_weight")) {
     return "of nn.MultiheadAttention, which reads the weight without calling its layer";
   }
-  for (const auto& [pattern, why] : bitsandbytes_plain_) {
+  for (const auto& [pattern, why] : bnb_plain_) {
     if (is_in(*pattern, name)) return why;
   }
   return std::nullopt;

@@ -38,7 +38,7 @@ class Chooser {
   [[nodiscard]] std::optional<std::string_view> reason(const TargetRecipe& recipe) const;
   // Why transformers has no layer of bitsandbytes for the tensor; nothing if it has one. `has`:
   // whether the output has a tensor of this name.
-  [[nodiscard]] std::optional<std::string_view> reason_in_bitsandbytes(
+  [[nodiscard]] std::optional<std::string_view> reason_in_bnb(
       const TargetRecipe& recipe, const std::function<bool(const std::string&)>& has) const;
   // The first whose pattern finds the name. Null: there is none.
   [[nodiscard]] Format* format_for(const std::string& name);
@@ -68,7 +68,7 @@ class Chooser {
   std::vector<Pattern> include_;
   std::vector<Pattern> exclude_;
   Reasons plain_;
-  Reasons bitsandbytes_plain_;
+  Reasons bnb_plain_;
   std::vector<Pattern> partners_;
 };
 

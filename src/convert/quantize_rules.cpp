@@ -69,7 +69,7 @@ constexpr StackRule stacks[] = {
 }  // namespace
 
 std::span<const PlainRule> plain_rules() noexcept { return plain; }
-std::span<const PlainRule> bitsandbytes_plain_rules() noexcept { return not_replaced; }
+std::span<const PlainRule> bnb_plain_rules() noexcept { return not_replaced; }
 std::span<const PartnerRule> partner_rules() noexcept { return partners; }
 std::span<const StackRule> stack_rules() noexcept { return stacks; }
 std::string_view turned_stack_types() noexcept { return "gpt_oss|llama4|llama4_text"; }
