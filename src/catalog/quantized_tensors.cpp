@@ -14,6 +14,7 @@
 #include "base/only_errors.h"
 #include "base/text.h"
 #include "catalog/assembled_file.h"
+#include "catalog/conv1d.h"
 #include "catalog/quantized_names.h"
 #include "codec/companions.h"
 #include "codec/families.h"
@@ -79,6 +80,14 @@ class CatalogTable final : public TensorTable {
 
   [[nodiscard]] bool is_read() const noexcept { return storage_ != nullptr; }
 
+  // Returns true if the model has the weight in a Conv1D layer. Reads config.json once,
+  // and only for names that such weights have.
+  [[nodiscard]] bool is_conv1d(std::string_view name) const {
+    if (storage_ == nullptr || !is_conv1d_weight(name)) return false;
+    if (!has_conv1d_) has_conv1d_ = has_conv1d(catalog_, storage_);
+    return *has_conv1d_;
+  }
+
   void note(Finding finding) const override {
     if (std::ranges::find(notes_, finding.code, &Finding::code) != notes_.end()) return;
     notes_.push_back(std::move(finding));
@@ -88,6 +97,7 @@ class CatalogTable final : public TensorTable {
  private:
   const Catalog& catalog_;
   Storage* storage_;
+  mutable std::optional<bool> has_conv1d_;
   mutable std::vector<std::shared_ptr<ByteSource>> sources_;
   mutable std::vector<std::uint32_t> by_name_;  // made when it is needed
   mutable std::vector<Finding> notes_;
@@ -114,7 +124,7 @@ std::optional<QuantizedTensor> recognise_by(const Family& family, const TensorTa
   }
 }
 
-std::vector<QuantizedTensor> recognise_all(const TensorTable& table) {
+std::vector<QuantizedTensor> recognise_all(const CatalogTable& table) {
   std::vector<QuantizedTensor> found;
   for (std::uint32_t i = 0; i < table.tensors().size(); ++i) {
     if (!may_hold_codes(table[i])) continue;
@@ -128,6 +138,10 @@ std::vector<QuantizedTensor> recognise_all(const TensorTable& table) {
         throw Error("internal", "a family does not list its encoding", {.found = made->encoding});
       }
       refuse_foreign_companions(table, *made, family->reads_all);
+      if (family->stores_conv1d_transposed && made->decoding.shape.rank() == 2 &&
+          table.is_conv1d(made->name)) {
+        made->is_transposed = !made->is_transposed;
+      }
       found.push_back(*std::move(made));
       break;
     }

@@ -35,6 +35,8 @@ struct Family {
   std::span<const WrittenEncoding> written{};
   // The `quant_method` of configs that these layouts belong to; empty: several have them.
   std::string_view method{};
+  // Its library stores weights of Conv1D layers as those of nn.Linear: see catalog/conv1d.h.
+  bool stores_conv1d_transposed = false;
 };
 
 [[nodiscard]] std::span<const Family* const> families() noexcept;

@@ -9,10 +9,12 @@
 #include <utility>
 
 #include "base/text.h"
+#include "catalog/conv1d.h"
 #include "codec/encode.h"
 #include "convert/chooser.h"
 #include "convert/experts.h"
 #include "convert/json_text.h"
+#include "convert/transposed.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -76,6 +78,84 @@ void part_groups(const Recipes& recipes, Choices& choices) {
   }
 }
 
+// The weight of a Conv1D layer as bitsandbytes stores it. An error for one that cannot be
+// transposed on its way.
+void transpose_conv1d(TargetRecipe& recipe, std::string_view encoding,
+                      std::vector<Finding>& findings) {
+  if (transpose_recipe(recipe)) return;
+  findings.push_back(
+      {.severity = Severity::error,
+       .code = "convert.left_alone",
+       .target = recipe.target,
+       .message = fmt::format("'{}' {} belongs to a Conv1D layer, whose {} codes bitsandbytes "
+                              "stores transposed, which a merge does not do",
+                              printable(recipe.target), recipe.shape.text(), encoding),
+       .suggestion = "write the merged model without --quantize, and convert it"});
+}
+
+// Not thread-safe.
+class Choosing {
+ public:
+  Choosing(const std::string& config, Chooser& chooser, Choices& choices,
+           std::vector<Finding>& findings)
+      : chooser_(chooser),
+        choices_(choices),
+        findings_(findings),
+        has_conv1d_(loadstone::has_conv1d(config)) {}
+
+  void run(Recipes& recipes) {
+    const std::vector<std::string> all = names_of(recipes);
+    names_.insert(all.begin(), all.end());
+    for (TargetRecipe& recipe : recipes.targets) {
+      if (const auto why = chooser_.reason(recipe)) {
+        if (recipe.shape.rank() >= 2) choices_.plain.emplace(recipe.target, *why);
+      } else if (const auto reason = choose(recipe)) {
+        choices_.plain.emplace(recipe.target, *reason);
+      }
+    }
+    misfits_.report(findings_);
+  }
+
+ private:
+  // Why the tensor stays as it is; nothing if it gets an encoding.
+  std::optional<std::string_view> choose(TargetRecipe& recipe) {
+    Chooser::Format* const format = chooser_.encoding_for(recipe.target);
+    if (format == nullptr) return "no format is for it";
+    Quantization quantization = *format->quantization;
+    const WrittenEncoding* const written = find_written_encoding(quantization.encoding);
+    const TargetRecipe before = recipe;
+    if (written != nullptr && written->is_bitsandbytes()) {
+      const auto has = [&](const std::string& name) { return names_.contains(name); };
+      if (const auto why = chooser_.reason_in_bnb(recipe, has)) return why;
+      if (has_conv1d_ && is_conv1d_weight(recipe.target)) {
+        transpose_conv1d(recipe, quantization.encoding, findings_);
+      }
+    }
+    QuantizeForm form;
+    auto problem = prepare_quantization(quantization, recipe.shape, recipe.dtype, form);
+    const std::uint64_t block = problem ? 1 : written_encoding(quantization).row_block;
+    if (!problem && recipe.shape.extents().back() % block != 0) {
+      problem = DecodeProblem{fmt::format("rows are no whole blocks of {}", block), {}, {}};
+    }
+    if (problem) {
+      recipe = before;
+      misfits_.add(recipe, quantization, *problem);
+      return "its shape does not fit the encoding";
+    }
+    ++format->made;
+    quantization.group = chooser_.group_of(recipe.target);
+    choices_.quantize.emplace(recipe.target, std::move(quantization));
+    return std::nullopt;
+  }
+
+  Chooser& chooser_;
+  Choices& choices_;
+  std::vector<Finding>& findings_;
+  const bool has_conv1d_;
+  std::set<std::string, std::less<>> names_;
+  Misfits misfits_;
+};
+
 }  // namespace
 
 std::vector<std::string> names_of(const Recipes& recipes) {
@@ -119,35 +199,8 @@ Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max, R
                 "--experts out",
                 {.field = "experts", .found = "fused", .expected = "separate"});
   }
-  Misfits misfits;
-  for (const TargetRecipe& recipe : recipes.targets) {
-    if (const auto why = chooser.reason(recipe)) {
-      if (recipe.shape.rank() >= 2) choices.plain.emplace(recipe.target, *why);
-      continue;
-    }
-    Chooser::Format* const format = chooser.encoding_for(recipe.target);
-    if (format == nullptr) {
-      choices.plain.emplace(recipe.target, "no format is for it");
-      continue;
-    }
-    Quantization quantization = *format->quantization;
-    QuantizeForm form;
-    auto problem = prepare_quantization(quantization, recipe.shape, recipe.dtype, form);
-    const std::uint64_t block = problem ? 1 : written_encoding(quantization).row_block;
-    if (!problem && recipe.shape.extents().back() % block != 0) {
-      problem = DecodeProblem{fmt::format("rows are no whole blocks of {}", block), {}, {}};
-    }
-    if (problem) {
-      misfits.add(recipe, quantization, *problem);
-      choices.plain.emplace(recipe.target, "its shape does not fit the encoding");
-      continue;
-    }
-    ++format->made;
-    quantization.group = chooser.group_of(recipe.target);
-    choices.quantize.emplace(recipe.target, std::move(quantization));
-  }
+  Choosing(config, chooser, choices, findings).run(recipes);
   part_groups(recipes, choices);
-  misfits.report(findings);
   // Stacks that were cut are among the names, and made: their experts replace them.
   const std::vector<std::string> left = names_of(recipes);
   const std::set<std::string_view> present(left.begin(), left.end());

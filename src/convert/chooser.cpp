@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 
 #include "base/text.h"
 #include "convert/json_text.h"
@@ -54,13 +55,17 @@ Chooser::Chooser(const QuantizeOptions& options, std::string_view config) {
   }
   for (const auto& text : options.include) include_.push_back(compile(text, "include", memory));
   for (const auto& text : options.exclude) exclude_.push_back(compile(text, "exclude", memory));
-  for (const PlainRule& rule : plain_rules()) {
-    if (!rule.model_types.empty()) {
-      const auto types = compile(rule.model_types, "model_type", own);
-      if (!re2::RE2::FullMatch(model_type, *types)) continue;
+  const auto take = [&](std::span<const PlainRule> rules, Reasons& reasons) {
+    for (const PlainRule& rule : rules) {
+      if (!rule.model_types.empty()) {
+        const auto types = compile(rule.model_types, "model_type", own);
+        if (!re2::RE2::FullMatch(model_type, *types)) continue;
+      }
+      reasons.emplace_back(compile(rule.pattern, "rules", own), rule.reason);
     }
-    plain_.emplace_back(compile(rule.pattern, "rules", own), rule.reason);
-  }
+  };
+  take(plain_rules(), plain_);
+  take(bnb_plain_rules(), bnb_plain_);
   for (const PartnerRule& rule : partner_rules()) {
     partners_.push_back(compile(rule.pattern, "rules", own));
   }
@@ -88,6 +93,22 @@ std::optional<std::string_view> Chooser::reason(const TargetRecipe& recipe) cons
   if (!is_in(*layer_, name)) return "outside the decoder layers";
   if (is_beyond(name)) return "layer of the multi-token prediction";
   if (recipe.shape.rank() > 3) return "more than three dims";
+  return std::nullopt;
+}
+
+std::optional<std::string_view> Chooser::reason_in_bnb(
+    const TargetRecipe& recipe, const std::function<bool(const std::string&)>& has) const {
+  constexpr std::string_view output = "out_proj.weight";
+  const std::string& name = recipe.target;
+  if (recipe.shape.rank() != 2) return "bitsandbytes has layers for matrices only";
+  if (is_included(name)) return std::nullopt;
+  if (name.ends_with(output) &&
+      has(name.substr(0, name.size() - output.size()) + "in_proj_weight")) {
+    return "of nn.MultiheadAttention, which reads the weight without calling its layer";
+  }
+  for (const auto& [pattern, why] : bnb_plain_) {
+    if (is_in(*pattern, name)) return why;
+  }
   return std::nullopt;
 }
 

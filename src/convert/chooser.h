@@ -36,6 +36,10 @@ class Chooser {
   [[nodiscard]] bool is_included(const std::string& name) const;
   // Why the tensor stays as it is; nothing where it is quantized.
   [[nodiscard]] std::optional<std::string_view> reason(const TargetRecipe& recipe) const;
+  // Why transformers has no layer of bitsandbytes for the tensor; nothing if it has one. `has`:
+  // whether the output has a tensor of this name.
+  [[nodiscard]] std::optional<std::string_view> reason_in_bnb(
+      const TargetRecipe& recipe, const std::function<bool(const std::string&)>& has) const;
   // The first whose pattern finds the name. Null: there is none.
   [[nodiscard]] Format* format_for(const std::string& name);
   // The same, and null for "none": it stays as it is.
@@ -49,6 +53,8 @@ class Chooser {
               std::vector<Finding>& findings) const;
 
  private:
+  using Reasons = std::vector<std::pair<Pattern, std::string_view>>;
+
   void report_format(const Format& format, bool finds_name, std::vector<Finding>& findings) const;
 
   // Layers behind the last one of the model are those of the multi-token prediction.
@@ -61,7 +67,8 @@ class Chooser {
   std::vector<Format> formats_;
   std::vector<Pattern> include_;
   std::vector<Pattern> exclude_;
-  std::vector<std::pair<Pattern, std::string_view>> plain_;
+  Reasons plain_;
+  Reasons bnb_plain_;
   std::vector<Pattern> partners_;
 };
 

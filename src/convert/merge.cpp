@@ -290,7 +290,7 @@ class Merger {
       const bool has_twin = std::ranges::any_of(drafts_.items, [&](const auto& other) {
         return other.first != name && other.second.source.shape == shape;
       });
-      if (!draft.is_adapted || is_known || !head_.may_tie(shape, has_twin)) continue;
+      if (!draft.is_adapted || is_known || !head_.may_tie(name, shape, has_twin)) continue;
       fail(name, fmt::format("an adapter changes '{}', which the config (tie_word_embeddings) ties "
                              "to another tensor, whose name is not known",
                              printable(name)));

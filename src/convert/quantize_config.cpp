@@ -16,6 +16,7 @@
 #include "convert/expert_names.h"
 #include "convert/json_text.h"
 #include "convert/quantize_style.h"
+#include "convert/tied_head.h"
 
 namespace loadstone {
 
@@ -239,20 +240,16 @@ void add_stacks(const Plan& plan, QuantizedModules& modules) {
   modules.plain.insert(modules.plain.end(), parts.begin(), parts.end());
 }
 
-// A language model without a head of its own has one that is tied to the embedding: a linear layer
-// that no file lists.
-void add_tied_head(std::string_view config, QuantizedModules& modules) {
-  constexpr std::string_view head = "lm_head";
-  const auto is_head = [&](const std::string& name) {
-    return name == head || name.ends_with(".lm_head");
-  };
-  if (config.find("\"vocab_size\"") == std::string_view::npos) return;
-  if (std::ranges::any_of(modules.plain, is_head)) return;
-  if (std::ranges::any_of(modules.quantized, is_head,
-                          [](const auto& each) { return each.first; })) {
-    return;
+// Adds linear layers that no file lists because their weights are tied.
+void add_tied_modules(const Plan& plan, std::string_view config, QuantizedModules& modules) {
+  for (std::string& module : tied_modules(plan, config)) {
+    const auto is_quantized = [&](const auto& each) {
+      return each.first == module || each.first.ends_with("." + module);
+    };
+    const bool is_known = std::ranges::find(modules.plain, module) != modules.plain.end();
+    if (is_known || std::ranges::any_of(modules.quantized, is_quantized)) continue;
+    modules.plain.push_back(std::move(module));
   }
-  modules.plain.emplace_back(head);
 }
 
 // The plain modules, with a pattern for all in a stack: an expression of Python's re.
@@ -404,29 +401,6 @@ std::string compressed_section(const QuantizedModules& modules) {
   return json.take();
 }
 
-std::string section_of_bitsandbytes(const QuantizedModules& modules, Dtype dtype) {
-  const WrittenEncoding& encoding = written_encoding(*modules.quantized.front().second);
-  const bool is_eight = encoding.bits == 8;
-  JsonWriter json(2, 8);
-  json.begin_object();
-  json.member("_load_in_4bit", !is_eight);
-  json.member("_load_in_8bit", is_eight);
-  json.member("bnb_4bit_compute_dtype", dtype_info(dtype).torch_name);
-  json.member("bnb_4bit_quant_storage", "uint8");
-  json.member("bnb_4bit_quant_type", is_eight ? std::string_view("fp4") : encoding.name);
-  json.member("bnb_4bit_use_double_quant", false);
-  json.member("llm_int8_enable_fp32_cpu_offload", false);
-  json.member("llm_int8_has_fp16_weight", false);
-  json.member("llm_int8_skip_modules", modules.plain);
-  json.key("llm_int8_threshold");
-  json.raw("6.0");  // transformers wants to see that it is no integer
-  json.member("load_in_4bit", !is_eight);
-  json.member("load_in_8bit", is_eight);
-  json.member("quant_method", "bitsandbytes");
-  json.end_object();
-  return json.take();
-}
-
 // Adds a warning for each kind of file that does not come along.
 void tell_left(const ModelFolder& folder, std::vector<Finding>& findings) {
   const auto add = [&](const std::vector<std::string>& names, std::string message,
@@ -455,7 +429,7 @@ std::vector<ExtraFile> extra_files(const Plan& plan, const std::vector<RepackedT
   if (options.one_file || options.is_split) return {};
   std::vector<ExtraFile> files = options.folder.files;
   QuantizedModules modules = quantized_modules(plan, repacked);
-  add_tied_head(options.folder.config, modules);
+  add_tied_modules(plan, options.folder.config, modules);
   const bool is_changed = !modules.quantized.empty() || is_decoded;
   // The source's word on how it is quantized, which is another one now.
   if (is_changed)

@@ -10,6 +10,7 @@ constexpr PlainRule plain[] = {
      R"(embed_positions|patch_embed\w*|pos_embed\w*)\.)",
      "embedding",
      {}},
+    {R"((^|\.)(\w*(_emb|_embed|embeddings?)|relative_attention_bias)\.weight$)", "embedding", {}},
     {R"((^|\.)(lm_head|output|embed_out|output_layer|proj_out|score|classifier)\.weight$)",
      "output head",
      {}},
@@ -31,10 +32,21 @@ constexpr PlainRule plain[] = {
      {}},
     {R"(\.kv_b_proj\.)", "absorbed into the attention by servers, which read it as plain numbers",
      "deepseek_v2|deepseek_v3|deepseek_v32|kimi_k2|glm_moe_dsa|glm4_moe_lite|longcat_flash"},
-    {R"(\.indexer\.)", "indexer of the sparse attention", "deepseek_v32|glm_moe_dsa"},
+    {R"(\.indexer\.)", "indexer of the sparse attention", {}},
+    {R"(\.DenseReluDense\.wo\.|\.self_attn\.compressor\.)",
+     "transformers keeps it in F32, and so never quantized",
+     {}},
     {R"(lora_[AB]\.|\.lora_\w+\.)", "adapter", {}},
     {R"(\.(per_layer_\w+|altup|laurel)\b)", "small projection of this model",
      "gemma3n\\w*|gemma4\\w*"},
+};
+
+constexpr std::string_view is_subclass =
+    "of a subclass of nn.Linear, which transformers does not replace by a layer of bitsandbytes";
+
+constexpr PlainRule not_replaced[] = {
+    {"", is_subclass, "falcon"},
+    {R"(\.o_a_proj\.)", is_subclass, "deepseek_v4"},
 };
 
 constexpr PartnerRule partners[] = {
@@ -57,6 +69,7 @@ constexpr StackRule stacks[] = {
 }  // namespace
 
 std::span<const PlainRule> plain_rules() noexcept { return plain; }
+std::span<const PlainRule> bnb_plain_rules() noexcept { return not_replaced; }
 std::span<const PartnerRule> partner_rules() noexcept { return partners; }
 std::span<const StackRule> stack_rules() noexcept { return stacks; }
 std::string_view turned_stack_types() noexcept { return "gpt_oss|llama4|llama4_text"; }

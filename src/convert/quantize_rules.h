@@ -39,6 +39,8 @@ inline constexpr std::string_view weight_pattern =
     R"(\.weight$|\.experts\.(gate|up|gate_up|down)_proj$)";
 
 [[nodiscard]] std::span<const PlainRule> plain_rules() noexcept;
+// More of them, for encodings of bitsandbytes.
+[[nodiscard]] std::span<const PlainRule> bnb_plain_rules() noexcept;
 [[nodiscard]] std::span<const PartnerRule> partner_rules() noexcept;
 [[nodiscard]] std::span<const StackRule> stack_rules() noexcept;
 // Model types whose stacks of experts are kept [experts, columns, rows], or with rows interleaved.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "base/text.h"
 #include "convert/json_text.h"
@@ -32,6 +33,33 @@ constexpr auto layouts = std::to_array<Layout>({
     {"transformer.word_embeddings.weight", true},
     {"backbone.embeddings.weight", false},
 });
+
+// Heads that are not called "lm_head", of models that tie them and that have no bias there.
+struct OtherHead {
+  std::string_view model_type;
+  std::string_view module;
+};
+constexpr auto other_heads = std::to_array<OtherHead>({
+    {"whisper", "proj_out"},
+    {"moonshine", "proj_out"},
+    {"moonshine_streaming", "proj_out"},
+    {"canary", "proj_out"},
+    {"cohere_asr", "proj_out"},
+    {"biogpt", "output_projection"},
+    {"trocr", "output_projection"},
+    {"gpt_neox_japanese", "embed_out"},
+    {"ultrabert", "head.decoder"},
+});
+
+// "h" of "h.0.attn.weight" is a list of layers.
+bool is_in_layer(std::string_view name) {
+  for (auto dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.', dot + 1)) {
+    const std::string_view rest = name.substr(dot + 1);
+    const auto end = rest.find('.');
+    if (end != std::string_view::npos && is_digits(rest.substr(0, end))) return true;
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -78,9 +106,45 @@ std::vector<std::array<std::uint32_t, 2>> TiedHead::stored_in(const Catalog& cat
   return pairs;
 }
 
-bool TiedHead::may_tie(const Shape& shape, bool has_twin) const noexcept {
+bool TiedHead::may_tie(std::string_view name, const Shape& shape, bool has_twin) const noexcept {
+  // Weights of numbered layers can have as many rows as an embedding.
+  if (is_in_layer(name) && name.find("emb") == std::string_view::npos) return false;
   return has_head_ && is_tied_.value_or(!has_twin) && shape.rank() == 2 &&
          std::ranges::find(rows_, shape[0]) != rows_.end();
+}
+
+std::vector<std::string> tied_modules(const Plan& plan, std::string_view config) {
+  std::set<std::string_view> names;
+  std::set<std::uint64_t> rows;
+  for (const PlannedTarget& target : plan.targets) {
+    names.insert(target.name);
+    if (target.shape.rank() == 2 && !target.quantization) rows.insert(target.shape[0]);
+  }
+  std::vector<std::string> modules;
+  for (const PlannedTarget& target : plan.targets) {
+    constexpr std::string_view bias = ".bias";
+    if (!target.name.ends_with(bias) || target.shape.rank() != 1) continue;
+    const std::string module = target.name.substr(0, target.name.size() - bias.size());
+    if (rows.contains(target.shape[0]) && !names.contains(module + ".weight")) {
+      modules.push_back(module);
+    }
+  }
+  if (config.find("\"vocab_size\"") == std::string_view::npos) return modules;
+  const bool is_object = is_json_object(config);
+  std::vector<std::string_view> parts = {config};
+  for (const std::string_view key : {"decoder", "text_config"}) {
+    if (!is_object) break;
+    if (const auto part = object_member(config, key); !part.empty()) parts.push_back(part);
+  }
+  const std::size_t before = modules.size();
+  for (const OtherHead& other : other_heads) {
+    const bool is_of_model = std::ranges::any_of(parts, [&](std::string_view part) {
+      return is_object && string_member(part, "model_type") == other.model_type;
+    });
+    if (is_of_model) modules.emplace_back(other.module);
+  }
+  if (modules.size() == before) modules.emplace_back("lm_head");
+  return modules;
 }
 
 std::vector<Finding> check_tied_shapes(const Catalog& catalog, std::string_view config) {

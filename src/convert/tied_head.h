@@ -12,6 +12,7 @@
 #include "loadstone/catalog.h"
 #include "loadstone/convert.h"
 #include "loadstone/finding.h"
+#include "loadstone/plan.h"
 #include "loadstone/shape.h"
 
 namespace loadstone {
@@ -33,13 +34,18 @@ class TiedHead {
   [[nodiscard]] std::vector<std::array<std::uint32_t, 2>> stored_in(const Catalog& catalog) const;
   // Returns true for the shape of an embedding that is tied to unknown names.
   // `has_twin`: another tensor of the file has its shape, and may be the head.
-  [[nodiscard]] bool may_tie(const Shape& shape, bool has_twin) const noexcept;
+  [[nodiscard]] bool may_tie(std::string_view name, const Shape& shape,
+                             bool has_twin) const noexcept;
 
  private:
   std::optional<bool> is_tied_;
   bool has_head_ = false;
   std::vector<std::uint64_t> rows_;  // of embeddings
 };
+
+// Modules whose weights are tied and so not in the output, heads as a rule: those that have a bias
+// of as many elements as a plain matrix has rows and no weight, and the head of a language model.
+[[nodiscard]] std::vector<std::string> tied_modules(const Plan& plan, std::string_view config);
 
 // Errors "plan.shape" for names of one tensor that the checkpoint holds in two shapes.
 [[nodiscard]] std::vector<Finding> check_tied_shapes(const Catalog& catalog,

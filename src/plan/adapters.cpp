@@ -11,6 +11,7 @@
 #include "base/pattern.h"
 #include "base/text.h"
 #include "catalog/adapter_config.h"
+#include "catalog/conv1d.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
 
@@ -241,12 +242,12 @@ class Adder {
                     fmt::format("{}", term.factor));
     }
     LowRank& low_rank = term.low_rank.emplace();
-    const bool is_transposed =
-        place->part == AdapterPlace::Part::expert
-            ? set_expert(draft.source.shape, *place, product, low_rank)
-            : set_rows(draft.source.shape, *place, product,
-                       module.is_embedding || (config != nullptr && config->is_transposed()),
-                       low_rank);
+    const bool is_transposed = place->part == AdapterPlace::Part::expert
+                                   ? set_expert(draft.source.shape, *place, product, low_rank)
+                                   : set_rows(draft.source.shape, *place, product,
+                                              module.is_embedding || is_conv1d(place->name) ||
+                                                  (config != nullptr && config->is_transposed()),
+                                              low_rank);
     set_matrices(module, product, is_transposed, low_rank);
     set_magnitudes(module, product, config, is_transposed, low_rank);
     const std::uint64_t width = row_elements(*place, draft.source.shape);
@@ -263,6 +264,7 @@ class Adder {
     draft.is_adapted = true;
   }
 
+<<<<<<< HEAD
   // False: the adapter repeats the product under another name of a tie.
   [[nodiscard]] bool is_first(const AdapterPlace& place, const MergeDraft& draft, const Term& term,
                               const AddedProduct& added, const std::string& source) {
@@ -275,6 +277,14 @@ class Adder {
     };
     if (std::ranges::any_of(draft.products, is_same)) return false;
     refuse_itself("the adapter has two products for one weight", known->second);
+=======
+  // peft adds to a Conv1D layer transposed, whatever the configuration declares: that of an adapter
+  // of a layer that bitsandbytes quantized declares nothing.
+  [[nodiscard]] bool is_conv1d(std::string_view name) {
+    if (!is_conv1d_weight(name)) return false;
+    if (!has_conv1d_) has_conv1d_ = has_conv1d(*catalog_.checkpoints().front(), nullptr);
+    return *has_conv1d_;
+>>>>>>> layers
   }
 
   [[nodiscard]] const AdapterConfig* config_of(const std::string& module) const {
@@ -447,6 +457,7 @@ class Adder {
   MergeDrafts& drafts_;
   std::vector<Finding>& findings_;
   std::vector<AdapterConfig> configs_;
+  std::optional<bool> has_conv1d_;  // the base
   std::vector<Pattern> patterns_;
   bool is_used_ = false;
   // The weights that have their product, each with one of its tensors.

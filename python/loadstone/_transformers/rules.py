@@ -265,6 +265,8 @@ class _Derivation:
 
     def _is_unit(self, first: str) -> bool:
         """Whether a weight is stored quantized: it has components, or its module asks for it."""
+        if first in self.derived.decoded:
+            return False
         if set(self.noted.stored[first]) != {"weight"}:
             return True
         return bool(self.question.quantizer.param_needs_quantization(self.model, first))

@@ -103,6 +103,7 @@ const Family awq_family = {.kernels = kernels,
                            .recognise = recognise,
                            .reads_all = true,
                            .encodings = encodings,
-                           .method = "awq"};
+                           .method = "awq",
+                           .stores_conv1d_transposed = true};
 
 }  // namespace loadstone

@@ -187,6 +187,7 @@ const Family bnb_family = {.kernels = bnb_kernels(),
                            .encodings = encodings,
                            .tables = tables,
                            .written = bnb_written(),
-                           .method = "bitsandbytes"};
+                           .method = "bitsandbytes",
+                           .stores_conv1d_transposed = true};
 
 }  // namespace loadstone

@@ -273,6 +273,7 @@ const Family gptq_family = {.kernels = kernels,
                             .recognise = recognise,
                             .reads_all = true,
                             .encodings = encodings,
-                            .method = "gptq"};
+                            .method = "gptq",
+                            .stores_conv1d_transposed = true};
 
 }  // namespace loadstone

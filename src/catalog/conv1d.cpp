@@ -1,0 +1,82 @@
+#include "catalog/conv1d.h"
+
+#include <simdjson.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/json_dom.h"
+#include "base/python_json.h"
+#include "catalog/open_file.h"
+#include "catalog/paths.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+using Object = simdjson::dom::object;
+
+// GPT-BigCode, GPT-Neo and Starcoder2 have the same names of modules, and nn.Linear.
+constexpr std::array<std::string_view, 6> model_types = {
+    "gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder"};
+
+constexpr std::array<std::string_view, 4> modules = {"c_attn", "q_attn", "c_proj", "c_fc"};
+
+// A config has parts, such as the decoder of an encoder-decoder, and these have none.
+constexpr unsigned levels = 2;
+
+bool describes_conv1d(const Object& config, unsigned level) {
+  std::string_view type;
+  if (config["model_type"].get(type) == simdjson::SUCCESS &&
+      std::ranges::find(model_types, type) != model_types.end()) {
+    return true;
+  }
+  if (level + 1 == levels) return false;
+  for (const auto field : config) {
+    Object part;
+    if (field.value.get(part) == simdjson::SUCCESS && describes_conv1d(part, level + 1)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+bool has_conv1d(std::string_view config) {
+  simdjson::dom::parser parser;
+  Object root;
+  if (parsed_json(parser, without_number_words(config)).get(root) != simdjson::SUCCESS) {
+    return false;
+  }
+  return describes_conv1d(root, 0);
+}
+
+bool has_conv1d(const Catalog& catalog, Storage* storage) {
+  constexpr std::uint64_t bytes_max = 16u << 20;
+  try {
+    // One member of it is looked at, so it may be wherever the weights may be.
+    const FileOpener opener{catalog.storage(storage), true};
+    const auto source = opener.open(join_path(catalog.root(), "config.json"), catalog.root());
+    if (source->identity().bytes > bytes_max) return false;
+    std::string text(source->identity().bytes, '\0');
+    source->read(0, std::as_writable_bytes(std::span(text)));
+    return has_conv1d(text);
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+bool is_conv1d_weight(std::string_view name) noexcept {
+  constexpr std::string_view suffix = ".weight";
+  if (!name.ends_with(suffix)) return false;
+  name.remove_suffix(suffix.size());
+  return std::ranges::find(modules, name.substr(name.rfind('.') + 1)) != modules.end();
+}
+
+}  // namespace loadstone

@@ -1,0 +1,55 @@
+// The section of config.json for encodings of bitsandbytes.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/json_writer.h"
+#include "codec/encode.h"
+#include "convert/quantize_config.h"
+
+namespace loadstone {
+
+namespace {
+
+// The plain modules as transformers looks for them: at the end of a module's name, or as a pattern
+// at its beginning, up to a dot. Names that a quantized module has there become whole patterns.
+std::vector<std::string> skipped_modules(const QuantizedModules& modules) {
+  std::vector<std::string> skipped = modules.plain;
+  for (std::string& plain : skipped) {
+    const bool is_too_wide = std::ranges::any_of(modules.quantized, [&](const auto& each) {
+      return each.first.ends_with(plain) || each.first.starts_with(plain + ".");
+    });
+    if (is_too_wide) plain = fmt::format("^{}$", plain);
+  }
+  return skipped;
+}
+
+}  // namespace
+
+std::string section_of_bitsandbytes(const QuantizedModules& modules, Dtype dtype) {
+  const WrittenEncoding& encoding = written_encoding(*modules.quantized.front().second);
+  const bool is_eight = encoding.bits == 8;
+  JsonWriter json(2, 8);
+  json.begin_object();
+  json.member("_load_in_4bit", !is_eight);
+  json.member("_load_in_8bit", is_eight);
+  json.member("bnb_4bit_compute_dtype", dtype_info(dtype).torch_name);
+  json.member("bnb_4bit_quant_storage", "uint8");
+  json.member("bnb_4bit_quant_type", is_eight ? std::string_view("fp4") : encoding.name);
+  json.member("bnb_4bit_use_double_quant", false);
+  json.member("llm_int8_enable_fp32_cpu_offload", false);
+  json.member("llm_int8_has_fp16_weight", false);
+  json.member("llm_int8_skip_modules", skipped_modules(modules));
+  json.key("llm_int8_threshold");
+  json.raw("6.0");  // transformers wants to see that it is no integer
+  json.member("load_in_4bit", !is_eight);
+  json.member("load_in_8bit", is_eight);
+  json.member("quant_method", "bitsandbytes");
+  json.end_object();
+  return json.take();
+}
+
+}  // namespace loadstone
