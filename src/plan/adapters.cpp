@@ -264,7 +264,6 @@ class Adder {
     draft.is_adapted = true;
   }
 
-<<<<<<< HEAD
   // False: the adapter repeats the product under another name of a tie.
   [[nodiscard]] bool is_first(const AdapterPlace& place, const MergeDraft& draft, const Term& term,
                               const AddedProduct& added, const std::string& source) {
@@ -277,14 +276,14 @@ class Adder {
     };
     if (std::ranges::any_of(draft.products, is_same)) return false;
     refuse_itself("the adapter has two products for one weight", known->second);
-=======
+  }
+
   // peft adds to a Conv1D layer transposed, whatever the configuration declares: that of an adapter
   // of a layer that bitsandbytes quantized declares nothing.
   [[nodiscard]] bool is_conv1d(std::string_view name) {
     if (!is_conv1d_weight(name)) return false;
     if (!has_conv1d_) has_conv1d_ = has_conv1d(*catalog_.checkpoints().front(), nullptr);
     return *has_conv1d_;
->>>>>>> layers
   }
 
   [[nodiscard]] const AdapterConfig* config_of(const std::string& module) const {
