@@ -169,7 +169,9 @@ def folder_of(source: Any) -> str:
 
 
 def base_path(source: Any) -> str:
-    """The path that a checkpoint was named by; empty for several files and open checkpoints."""
+    """The path of a checkpoint, an open one's folder; empty for a list of files."""
+    if isinstance(source, Catalog):
+        return str(source._core.root)
     return os.fsdecode(source) if isinstance(source, str | bytes | os.PathLike) else ""
 
 

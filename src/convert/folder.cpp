@@ -14,11 +14,13 @@
 #include <system_error>
 
 #include "base/only_errors.h"
+#include "catalog/open_file.h"
 #include "catalog/paths.h"
 #include "convert/sub_folders.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
+#include "loadstone/storage.h"
 #include "storage/new_file.h"
 #include "storage/regular_file.h"
 #include "storage/remote_path.h"
@@ -92,22 +94,33 @@ bool is_known(std::string_view name, bool with_code) {
   throw Error("io.read", "cannot read the file", std::move(where));
 }
 
-std::string text_of(const std::string& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (file.get() < 0) fail(path, errno);
-  std::string text;
-  char buffer[65536];
-  for (;;) {
-    const ssize_t count = ::read(file.get(), buffer, sizeof(buffer));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail(path, errno);
-    if (count == 0) return text;
-    text.append(buffer, static_cast<std::size_t>(count));
-    if (text.size() > config_bytes_max) fail(path, EFBIG);
+}  // namespace
+
+static std::string text_of(ByteSource& file, std::uint64_t bytes_max) {
+  const std::uint64_t bytes = file.identity().bytes;
+  if (bytes > bytes_max) fail(file.path(), EFBIG);
+  std::string text(bytes, '\0');
+  file.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+// A file of the folder. Links are followed where a shard's would be: in the folder, or into the
+// blobs of a hub's cache. Null: another link, or no file.
+static std::shared_ptr<ByteSource> file_in(const fs::path& root, const std::string& name) {
+  try {
+    return FileOpener{local_storage()}.open((root / name).string(), root.string());
+  } catch (const Error& error) {
+    const std::string& code = error.code();
+    if (code != "ix.path_escape" && code != "ix.not_regular" && code != "io.not_found") throw;
+    return nullptr;
   }
 }
 
-}  // namespace
+// The folder's config.json; empty where there is none.
+static std::string config_in(const fs::path& root) {
+  const auto file = file_in(root, std::string(config_name));
+  return file == nullptr ? std::string() : text_of(*file, config_bytes_max);
+}
 
 // One file of this machine's folder `root`.
 static void add_file(ModelFolder& folder, const fs::path& root, const std::string& name) {
@@ -115,7 +128,12 @@ static void add_file(ModelFolder& folder, const fs::path& root, const std::strin
   struct stat status {};
   if (::lstat(file.c_str(), &status) != 0) return;
   if (S_ISLNK(status.st_mode)) {
-    folder.links.push_back(name);
+    auto source = file_in(root, name);
+    if (source == nullptr || source->identity().bytes > file_bytes_max) {
+      folder.links.push_back(name);
+    } else {
+      folder.files.push_back({.name = name, .copy_of = file, .source = std::move(source)});
+    }
   } else if (!S_ISREG(status.st_mode)) {
     return;
   } else if (static_cast<std::uint64_t>(status.st_size) <= file_bytes_max) {
@@ -143,17 +161,16 @@ static void add_module(ModelFolder& folder, const fs::path& root, const std::str
   }
 }
 
-static std::string text_if_there(const fs::path& path) {
-  std::error_code problem;
-  const bool is_list = fs::symlink_status(path, problem).type() == fs::file_type::regular &&
-                       fs::file_size(path, problem) <= list_bytes_max;
-  return is_list ? text_of(path.string()) : std::string();
+static std::string text_if_there(const fs::path& root, std::string_view name) {
+  const auto file = file_in(root, std::string(name));
+  const bool is_list = file != nullptr && file->identity().bytes <= list_bytes_max;
+  return is_list ? text_of(*file, list_bytes_max) : std::string();
 }
 
 // A pipeline's models are converted one by one.
 static void add_components(ModelFolder& folder, const fs::path& root) {
   std::error_code problem;
-  for (std::string& name : component_folders(text_if_there(root / pipeline_name))) {
+  for (std::string& name : component_folders(text_if_there(root, pipeline_name))) {
     if (fs::is_directory(root / name, problem)) folder.left.push_back(std::move(name));
   }
 }
@@ -174,16 +191,12 @@ static ModelFolder model_folder_at(const std::string& path, bool with_code) {
   const std::vector<std::string> names = names_in(path, &unreadable);
   if (unreadable != 0) fail(path, unreadable);
   for (const std::string& name : names) {
-    const fs::path file = root / name;
     if (is_known(name, with_code)) add_file(folder, root, name);
     if (name != config_name) continue;
-    if (fs::symlink_status(file, problem).type() == fs::file_type::symlink) {
-      folder.links.push_back(name);
-    } else if (fs::is_regular_file(file, problem)) {
-      folder.config = text_of(file.string());
-    }
+    folder.config = config_in(root);
+    if (folder.config.empty() && fs::is_symlink(root / name, problem)) folder.links.push_back(name);
   }
-  for (const std::string& module : module_folders(text_if_there(root / modules_name))) {
+  for (const std::string& module : module_folders(text_if_there(root, modules_name))) {
     add_module(folder, root, module, with_code);
   }
   add_components(folder, root);
@@ -195,7 +208,7 @@ static ModelFolder left_out(const std::string& path) {
   ModelFolder folder;
   const fs::path root = path;
   std::error_code problem;
-  for (std::string& name : module_folders(text_if_there(root / modules_name))) {
+  for (std::string& name : module_folders(text_if_there(root, modules_name))) {
     const bool is_empty = !is_path_below(name) || paths_below((root / name).string()).empty();
     if (!is_empty) folder.left.push_back(std::move(name));
   }
@@ -244,14 +257,6 @@ static std::shared_ptr<ByteSource> remote_file(Storage& storage, const std::stri
     if (error.code() != "io.not_found" && error.code() != "io.denied") throw;
     return nullptr;
   }
-}
-
-static std::string text_of(ByteSource& file, std::uint64_t bytes_max) {
-  const std::uint64_t bytes = file.identity().bytes;
-  if (bytes > bytes_max) fail(file.path(), EFBIG);
-  std::string text(bytes, '\0');
-  file.read(0, std::as_writable_bytes(std::span(text)));
-  return text;
 }
 
 static void add_remote_module(Storage& storage, ModelFolder& folder, const std::string& root,
@@ -323,9 +328,7 @@ std::string read_model_config(const Catalog& catalog, const std::string& path) {
     if (is_remote(path) || fs::is_directory(path, problem)) {
       return read_model_folder(catalog, path).config;
     }
-    const fs::path config = fs::path(path).parent_path() / config_name;
-    return fs::is_regular_file(fs::symlink_status(config, problem)) ? text_of(config.string())
-                                                                    : std::string();
+    return config_in(fs::path(path).parent_path());
   });
 }
 

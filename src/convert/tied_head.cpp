@@ -16,9 +16,14 @@ namespace {
 constexpr std::string_view member = "tie_word_embeddings";
 constexpr std::string_view head_name = "lm_head.weight";
 
-// Classes of models with a head: transformers' name of the first architecture ends so.
+// Classes of models without a head over the vocabulary, by the end of transformers' name; and those
+// that have one under such an end.
+constexpr auto headless = std::to_array<std::string_view>(
+    {"Model", "Encoder", "Classification", "ForQuestionAnswering", "ForMultipleChoice",
+     "ForNextSentencePrediction"});
 constexpr auto headed = std::to_array<std::string_view>(
-    {"ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForImageTextToText"});
+    {"LMHeadModel", "DoubleHeadsModel", "MTModel", "Pix2StructTextModel",
+     "BlipForQuestionAnswering"});
 
 // Layouts of names: the embedding, and what of its name stays in front of the head's.
 struct Layout {
@@ -74,14 +79,15 @@ TiedHead::TiedHead(std::string_view config) {
     if (const auto rows = number_member(part, "vocab_size")) rows_.push_back(*rows);
   }
   const std::string architecture = first_of_member(config, "architectures");
-  has_head_ = std::ranges::any_of(
-      headed, [&](std::string_view ending) { return architecture.ends_with(ending); });
+  const auto ends = [&](std::string_view ending) { return architecture.ends_with(ending); };
+  has_head_ = std::ranges::any_of(headed, ends) || !std::ranges::any_of(headless, ends);
+  is_masked_ = ends("ForMaskedLM");
   if (architecture.empty()) has_head_ = is_tied_.value_or(false);
 }
 
 std::optional<std::string> TiedHead::head_of(
     std::string_view embedding, const std::function<bool(std::string_view)>& has) const {
-  if (!has_head_ || !is_tied_.value_or(true)) return std::nullopt;
+  if (!has_head_ || is_masked_ || !is_tied_.value_or(true)) return std::nullopt;
   for (const Layout& layout : layouts) {
     if (!embedding.ends_with(layout.embedding)) continue;
     const std::string_view before = embedding.substr(0, embedding.size() - layout.embedding.size());
