@@ -455,7 +455,9 @@ def install(plan: Plan, model: Any, filled: Filled) -> None:
         new, values[index] = values[index], None
         if new is None and target.origin in ("constructor", "kept"):
             new = _placed(target, plan._constructor_values.get(target.name, slot.tensor), slot)
-        if new is None and target.device in ("disk", "meta") and not slot.tensor.is_meta:
+        is_away = new is None and target.device in ("disk", "meta")
+        if is_away and (not slot.tensor.is_meta or _ties.is_split(slot, target)):
+            # on meta as well: the root of a tie that is split gets the tensor that they share
             new = slot.tensor.detach().to("meta", element_dtype(target.dtype))
         installed[target.name] = slot.tensor if new is None else filled.homes.take(index, new)
         del new  # where it was copied, its memory is not held any longer
