@@ -18,6 +18,7 @@ from loadstone._policies import missing_policies
 from loadstone._quantization import Quantization
 from loadstone._ranks import local_ranks, mesh_device
 from loadstone._rules import Rules, is_file, is_json, rules_or_recipes
+from loadstone._targets import planned_targets
 from loadstone._traced import Traced
 from loadstone._weighted import Adapters, Weighted, adapters
 
@@ -227,6 +228,8 @@ def make_plan(
         core = make_core(needs.targets, **last)
     whole = _whole(functools.partial(make_core, **last), needs, catalog) if read_once else None
     policies = {default, *single.values(), *dict(patterns).values()}
+    if merged.tie == "keep" and merged.rows:
+        needs.findings += _ties.kept_apart(needs.slots, planned_targets(core))
     return _finished(
         core, needs, units, in_place, effect, set() if initialises else policies, whole
     )

@@ -41,10 +41,28 @@ def findings(
         yield _core.Finding("error", "merge.tie", slot.name, [], message, advice)
 
 
+# The end of the message by which a plan, a saved one too, knows names with values of their own.
+_BOTH = "both are loaded, and equal values are tied again"
+
+
+def kept_apart(
+    slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]
+) -> Iterator[_core.Finding]:
+    """Errors for ``tie="keep"`` where an adapter changes a tie whose names are loaded apart."""
+    planned = {target.name: target for target in targets}
+    for slot, target in zip(slots, targets, strict=True):
+        if slot.tie_of is None or slot.tie_of not in planned or not is_split(slot, target):
+            continue
+        if target.merged or planned[slot.tie_of].merged:
+            message = f"'{slot.name}' is tied to '{slot.tie_of}', the checkpoint holds both, and "
+            message += 'an adapter changes one: tie="keep" would change it alone'
+            advice = 'merge first, with tie="keep" (--tie keep), and load the result'
+            yield _core.Finding("error", "merge.tie", slot.name, [], message, advice)
+
+
 def untied_findings(untied: Mapping[str, str]) -> list[_core.Finding]:
     """One finding for each name with its root: by these a saved plan knows them too."""
-    message = "'{}' is tied to '{}', and the checkpoint holds both: both are loaded, and equal "
-    message += "values are tied again"
+    message = "'{}' is tied to '{}', and the checkpoint holds both: " + _BOTH
     return [
         _core.Finding("info", "plan.tie", name, [root], message.format(name, root))
         for name, root in untied.items()
@@ -57,7 +75,7 @@ def untied_by(plan: Plan) -> dict[str, str]:
     return {
         each.target: each.sources[0]
         for each in plan.findings
-        if each.code == "plan.tie" and each.severity == "info" and each.target in own
+        if each.code == "plan.tie" and each.message.endswith(_BOTH) and each.target in own
     }
 
 

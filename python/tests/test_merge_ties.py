@@ -282,3 +282,68 @@ def test_a_server_reads_the_config_of_the_base(tmp_path: Path) -> None:
     with pytest.raises(loadstone.PlanError, match="config of the base") as caught:
         conversion(str(tmp_path / "base"), changes)
     assert caught.value.code == "merge.tie"
+
+
+# --- bases that hold both names -------------------------------------------------------------------
+
+
+def hold_both(folder: Path) -> torch.Tensor:
+    """Stores the embedding under both names, and returns it."""
+    state = load_file(folder / "base" / "model.safetensors")
+    state[HEAD] = state[EMBEDDING].clone()
+    save_file(state, folder / "base" / "model.safetensors", {"format": "pt"})
+    return state[EMBEDDING]
+
+
+@pytest.mark.parametrize("which", ["product", "product of the head", "embedding", "head"])
+@pytest.mark.parametrize("door", DOORS)
+def test_keep_changes_both_names_that_a_base_holds(which: str, door: str, tmp_path: Path) -> None:
+    """Where transformers' rules load both, which keep cannot change together, it is refused."""
+    trained(tmp_path, which)
+    before = hold_both(tmp_path)
+    if door in ("rules", "from_pretrained"):
+        with pytest.raises(loadstone.PlanError, match=r"tie=\"keep\"") as caught:
+            DOORS[door](tmp_path, "keep")
+        assert caught.value.code == "merge.tie"
+        return
+    model = DOORS[door](tmp_path, "keep")
+    embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
+    assert torch.equal(embedding, head) and not torch.equal(embedding, before)
+
+
+@pytest.mark.parametrize("prefix", ["", "net."])
+def test_a_split_of_names_that_a_base_holds_stays(prefix: str, tmp_path: Path) -> None:
+    """Also under other names than the model's; the library ties them no more."""
+    trained(tmp_path, "product of the head")
+    hold_both(tmp_path)
+    path = tmp_path / "base" / "model.safetensors"
+    renamed = {prefix + name: tensor for name, tensor in load_file(path).items()}
+    save_file(renamed, path, {"format": "pt"})
+    model = llama(seed=8)
+    loadstone.load(model, path, lora=tmp_path / "adapter", strip_prefix=prefix or ())
+    head = model.lm_head.weight.detach().clone()
+    assert not torch.equal(head, model.model.embed_tokens.weight)
+    model.tie_weights()
+    assert torch.equal(model.lm_head.weight, head)
+
+
+@pytest.mark.parametrize("away", ["disk", "meta"])
+@pytest.mark.parametrize("name", [EMBEDDING, HEAD, ""])
+@pytest.mark.parametrize("start", [blank, llama])
+def test_split_names_have_tensors_of_their_own_wherever_they_are(
+    start: Callable[[], Any], name: str, away: str, tmp_path: Path
+) -> None:
+    trained(tmp_path, "product of the head")
+    places = {"": "cpu", name.removesuffix(".weight"): away}
+    model = start()
+    loadstone.load(
+        model,
+        tmp_path / "base",
+        lora=tmp_path / "adapter",
+        device_map=places,
+        offload_folder=tmp_path / "offload",
+    )
+    embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
+    assert embedding is not head
+    assert [embedding.is_meta, head.is_meta] == [name in ("", EMBEDDING), name in ("", HEAD)]
+    assert loadstone.audit(model).ok

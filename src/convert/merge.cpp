@@ -332,7 +332,7 @@ class Merger {
       const bool is_split = roots_.contains(name);
       const bool stays = !is_merged && !draft.is_replaced && !is_split;
       if (stays && (!draft.source.is_decoded || is_block(draft.source))) continue;
-      if (draft.is_replaced) drop(draft.source, values.dropped);
+      if (draft.is_replaced || kept_heads_.contains(name)) drop(draft.source, values.dropped);
       TargetRecipe recipe = {.target = name,
                              .shape = draft.source.shape,
                              .dtype = dtype_of(draft.source),
