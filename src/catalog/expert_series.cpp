@@ -19,7 +19,7 @@ namespace loadstone {
 namespace {
 
 constexpr std::size_t sources_max = 64;
-// Of an expert. More are hostile, and kinds take their square.
+// One expert has a few partners. Kinds take the square of their count.
 constexpr std::size_t partners_max = 64;
 
 // "model.layers.0.mlp.experts.3.up_proj.weight"
@@ -71,7 +71,7 @@ bool is_partial(const Catalog& catalog) {
   });
 }
 
-// By partner: the first of those that experts share with it, directly or through other experts. An
+// Returns, by partner, the first of those that experts share with it, directly or through other experts. An
 // expert of a different architecture shares no partner.
 std::vector<std::uint32_t> kinds_of(const Layer& layer) {
   std::vector<std::uint32_t> kinds(layer.partners.size());
