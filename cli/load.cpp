@@ -180,15 +180,14 @@ int load(const Args& args, bool json) {
   check_machine(plan);
   if (!json) print_warnings(plan.findings);
   const Outcome outcome = do_load(plan, args);
-  if (!json) print_warnings(found_since(plan.findings, outcome.report.findings));
+  const std::vector<Finding> found = found_since(plan.findings, outcome.report.findings);
+  if (!json) print_warnings(found);
   write_page(plan, args.plan,
              LoadFigures{.seconds = outcome.report.seconds,
                          .bytes_read = outcome.report.bytes_read,
                          .staging_bytes_peak = outcome.report.staging_bytes_peak,
                          .process_bytes_peak = outcome.memory.peak_bytes,
                          .progress = outcome.progress});
-  const std::vector<Finding> found = found_since(plan.findings, outcome.report.findings);
-  if (!json) print_warnings(found);
   print_report(json ? json_of(plan, outcome) : text_of(plan, outcome), json);
   return args.plan.open.strict && has_warnings(found) ? 3 : 0;
 }

@@ -162,7 +162,11 @@ class Loads:
         from loadstone import _holders
 
         self._model = model
-        self._known = dict(_last_load.items())
+        self._known = {
+            module: loaded
+            for module in model.modules()
+            if (loaded := _last_load.get(module)) is not None
+        }
         self._replaced = _holders.replaced(model)
 
     def restore(self) -> None:
@@ -181,7 +185,11 @@ def forget(tensors: Iterable[Any]) -> None:
     from loadstone._skeleton_schema import storage_key
 
     keys = {storage_key(tensor) for tensor in tensors}
-    for model, loaded in list(_last_load.items()):
+    for ref in _last_load.keyrefs():  # a copy: other threads load meanwhile
+        model = ref()
+        loaded = None if model is None else _last_load.get(model)
+        if loaded is None:
+            continue
         noted = loaded.noted.items()
         lost = {name for name, each in noted if each.storage and each.storage.cdata in keys}
         if lost:

@@ -39,7 +39,13 @@ _replaced: weakref.WeakKeyDictionary[Any, Refs] = weakref.WeakKeyDictionary()
 
 
 class Own(list[Any]):
-    """A list of loadstone's own, which does not count as a holder."""
+    """A list of loadstone's own, which does not count as a holder.
+
+    Attributes:
+        is_in_slot: of referrers: slots are among them, which are not listed.
+    """
+
+    is_in_slot = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +144,17 @@ def find(model: torch.nn.Module, slots: Iterable[TensorSlot]) -> list[Holder]:
     if not suspects:
         return []
     gc.collect()  # what waits to be freed holds nothing
-    around = _Around({id(module) for module in model.modules()})
+    searched = Own(suspects[:SEARCHED_MAX])
+    holders = _referrers(Own(suspect.tensor for suspect in searched))
+    for suspect in searched:
+        direct = holders[id(suspect.tensor)]
+        direct[:] = (each for each in direct if id(each) not in suspect.known)
+    every = Own(each for suspect in searched for each in holders[id(suspect.tensor)])
+    around = _surroundings(every, {id(module) for module in model.modules()})
     found = []
-    for suspect in suspects[:SEARCHED_MAX]:
-        for holder in _holders(suspect):
-            what, is_in_model = around.of(holder)
+    for suspect in searched:
+        for holder in holders[id(suspect.tensor)]:
+            what, is_in_model = around[id(holder)]
             if what:
                 form = (is_in_model, suspect.is_replaced, suspect.tensor.is_meta)
                 found.append(Holder(suspect.name, what, *form))
@@ -175,62 +187,81 @@ def _place(slot: TensorSlot) -> Any:
     return owner if isinstance(owner, dict | list) else getattr(owner, "value", owner)
 
 
-def _holders(suspect: _Suspect) -> Own:
-    return Own(
-        each
-        for each in gc.get_referrers(suspect.tensor)
-        if not _is_own(each) and not _is_namespace(each) and id(each) not in suspect.known
-    )
+def _referrers(values: Own) -> dict[int, Own]:
+    """Return who refers to each value, by its id, from one pass over the collector's objects."""
+    found = {id(value): Own() for value in values}
+    for each in gc.get_referrers(*values):
+        is_slot = isinstance(each, TensorSlot)
+        if not is_slot and (_is_own(each) or _is_namespace(each)):
+            continue
+        for key in {id(value) for value in gc.get_referents(each)} & found.keys():
+            if is_slot:
+                found[key].is_in_slot = True
+            else:
+                found[key].append(each)
+    return found
 
 
 def _is_own(value: Any) -> bool:
-    return isinstance(value, (Own, _Suspect, TensorSlot, *_SCOPES))
+    return isinstance(value, (Own, _Suspect, _Search, TensorSlot, *_SCOPES))
 
 
-class _Around:
-    """The surroundings of holders. For one audit.
+class _Search:
+    """The search for what is around one holder, a level at a time.
 
     Args:
         modules: of the model, by id.
     """
 
-    def __init__(self, modules: set[int]) -> None:
+    __slots__ = ("_is_in_slot", "_modules", "_owner", "_seen", "holder", "is_in_model", "level")
+
+    def __init__(self, holder: Any, modules: set[int]) -> None:
+        self.holder = holder
         self._modules = modules
-        self._known: dict[int, tuple[str, bool]] = {}
+        self._owner = None if isinstance(holder, _CONTAINERS) else holder
+        self._seen = {id(holder)}
+        self._is_in_slot = False
+        self.is_in_model = id(holder) in modules
+        self.level = Own() if self.is_in_model else Own([holder])
 
-    def of(self, holder: Any) -> tuple[str, bool]:
-        """A holder in words, and whether the model can reach it; ``""``: it is loadstone's."""
-        if id(holder) not in self._known:
-            self._known[id(holder)] = self._search(holder)
-        return self._known[id(holder)]
+    def climb(self, referrers: dict[int, Own]) -> None:
+        """Take the next level; an empty one ends the search."""
+        above = Own()
+        if len(self._seen) == 1:  # of the holder itself
+            self._is_in_slot = referrers[id(self.holder)].is_in_slot
+        for value in self.level:
+            for each in referrers[id(value)]:
+                if id(each) not in self._seen:
+                    self._seen.add(id(each))
+                    above.append(each)
+        self.is_in_model = any(id(each) in self._modules for each in above)
+        if self._owner is None:
+            self._owner = next((each for each in above if not isinstance(each, _CONTAINERS)), None)
+        self.level = Own() if self.is_in_model else Own(above[:_WIDTH_MAX])
 
-    def _search(self, holder: Any) -> tuple[str, bool]:
-        owner = None if isinstance(holder, _CONTAINERS) else holder
-        level, seen = Own([holder]), {id(holder)}
-        is_in_model = id(holder) in self._modules
-        for _ in range(_STEPS_MAX):
-            if is_in_model or not level:
-                break
-            above = Own(
-                each
-                for each in gc.get_referrers(*level[:_WIDTH_MAX])
-                if id(each) not in seen and not _is_own(each) and not _is_namespace(each)
-            )
-            seen.update(map(id, above))
-            is_in_model = any(id(each) in self._modules for each in above)
-            if owner is None:
-                owner = next((each for each in above if not isinstance(each, _CONTAINERS)), None)
-            level = above
-        is_ours = type(owner).__module__.partition(".")[0] == "loadstone"
-        if is_ours or (owner is None and _is_of_slots(holder)):
+    def result(self) -> tuple[str, bool]:
+        """Return the holder in words, and whether the model can reach it; ``""``: loadstone's."""
+        is_ours = type(self._owner).__module__.partition(".")[0] == "loadstone"
+        # Slots of a load that failed, which a traceback keeps, hold the places of a module that is gone.
+        if is_ours or (self._owner is None and self._is_in_slot):
             return "", False
-        around = "" if owner is None or owner is holder else f" in {_name(owner)}"
-        return f"{_name(holder)}{around}", is_in_model
+        has_owner = self._owner is not None and self._owner is not self.holder
+        around = f" in {_name(self._owner)}" if has_owner else ""
+        return f"{_name(self.holder)}{around}", self.is_in_model
 
 
-def _is_of_slots(holder: Any) -> bool:
-    """Return whether slots hold it: those of a load that failed, which a traceback keeps."""
-    return any(isinstance(each, TensorSlot) for each in gc.get_referrers(holder))
+def _surroundings(holders: Own, modules: set[int]) -> dict[int, tuple[str, bool]]:
+    """Return what is around each holder, by id, with one pass for each level."""
+    searches = {id(holder): _Search(holder, modules) for holder in holders}
+    for _ in range(_STEPS_MAX):
+        level = Own(each for search in searches.values() for each in search.level)
+        if not level:
+            break
+        referrers = _referrers(level)
+        for search in searches.values():
+            if search.level:
+                search.climb(referrers)
+    return {key: search.result() for key, search in searches.items()}
 
 
 def _is_namespace(value: Any) -> bool:

@@ -229,7 +229,7 @@ def make_plan(
     whole = _whole(functools.partial(make_core, **last), needs, catalog) if read_once else None
     policies = {default, *single.values(), *dict(patterns).values()}
     if merged.tie == "keep" and merged.rows:
-        needs.findings += _ties.kept_apart(needs.slots, planned_targets(core))
+        needs.findings += _ties.kept_apart(needs.module, needs.slots, planned_targets(core))
     return _finished(
         core, needs, units, in_place, effect, set() if initialises else policies, whole
     )

@@ -46,18 +46,18 @@ _BOTH = "both are loaded, and equal values are tied again"
 
 
 def kept_apart(
-    slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]
+    model: Any, slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]
 ) -> Iterator[_core.Finding]:
     """Errors for ``tie="keep"`` where an adapter changes a tie whose names are loaded apart."""
-    planned = {target.name: target for target in targets}
-    for slot, target in zip(slots, targets, strict=True):
-        if slot.tie_of is None or slot.tie_of not in planned or not is_split(slot, target):
-            continue
-        if target.merged or planned[slot.tie_of].merged:
-            message = f"'{slot.name}' is tied to '{slot.tie_of}', the checkpoint holds both, and "
-            message += 'an adapter changes one: tie="keep" would change it alone'
+    planned = {target.name: target for target in targets if target.origin != "tie"}
+    roots = dict(getattr(model, "all_tied_weights_keys", None) or {})
+    roots |= {slot.name: slot.tie_of for slot in slots if slot.tie_of is not None}
+    for name, root in roots.items():
+        if name in planned and root in planned and (planned[name].merged or planned[root].merged):
+            message = f"'{name}' is tied to '{root}', the checkpoint holds both, and an adapter "
+            message += 'changes one: tie="keep" would change it alone'
             advice = 'merge first, with tie="keep" (--tie keep), and load the result'
-            yield _core.Finding("error", "merge.tie", slot.name, [], message, advice)
+            yield _core.Finding("error", "merge.tie", name, [], message, advice)
 
 
 def untied_findings(untied: Mapping[str, str]) -> list[_core.Finding]:

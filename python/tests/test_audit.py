@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -186,3 +187,19 @@ def test_meta_by_name_is_an_exception(tmp_path):
     assert "blocks.1.linear.weight" in result.not_held
     assert model.blocks[1].linear.weight.is_meta
     assert report.provenance["blocks.1.linear.weight"].origin == "excluded"
+
+
+def test_the_record_of_a_load_keeps_no_other_model() -> None:
+    from loadstone import _audit
+
+    other, model = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    for each in (other, model):
+        _audit._last_load[each] = _audit._Loaded(None, {})  # type: ignore[arg-type]
+    loads = _audit.Loads(model)
+    seen = weakref.ref(other)
+    del other
+    gc.collect()
+    assert seen() is None
+    del _audit._last_load[model]
+    loads.restore()
+    assert model in _audit._last_load  # the control: its own record is kept

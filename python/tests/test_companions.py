@@ -4,6 +4,7 @@ entry point. Each conversion is read back from its file alone."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,6 +105,24 @@ LAYOUTS = [
         },
         {},
         is_read=False,
+    ),
+    *(
+        Layout(
+            f"unknown-{codes}-{str(dtype).removeprefix('torch.')}",
+            {
+                f"{Q}.{codes}": torch.linspace(-4, 4, 64 * 32).reshape(64, 32).to(dtype),
+                f"{Q}.{scale}": torch.full((64, 1), 1 / 3),
+            },
+            {},
+            is_read=False,
+        )
+        for codes, scale in (
+            ("_weight_qdata", "_weight_scale"),
+            ("weight:qdata", "weight:scale"),
+            ("weight_q", "weight_scale"),
+            ("weight_blocks", "weight_scales"),
+        )
+        for dtype in (F8, torch.float8_e5m2, torch.int8)
     ),
 ]
 
@@ -254,3 +273,55 @@ def test_layers_that_leave_the_file_leave_its_metadata(tmp_path: Path) -> None:
     given = {METADATA: '{"layers": {"mine": 1}}'}
     loadstone.convert(source, target, dequantize=True, metadata=given)
     assert layers_of(target) == {"mine": 1}
+
+
+CACHE_LEAVES = ("q_scale", "k_scale", "v_scale", "kv_scale", "prob_scale", "k_zero_point")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("leaf", CACHE_LEAVES)
+def test_attention_scales_of_unquantized_modules_stay(tmp_path: Path, leaf: str, way: str) -> None:
+    """Codes elsewhere in the model, in its layer or at its root, have no claim to them."""
+    source, target = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    learned = {
+        f"{module}.{leaf}": torch.tensor([1.7])
+        for module in ("blocks.1.attn", "vision.attn", "gate", "blocks.0.mlp.act")
+    }
+    owned = {f"{LAYER}.{leaf}": scalar(), f"{LAYER}.core.{leaf}": scalar()}
+    root = {"head.weight": FP8_CODES[f"{Q}.weight"].clone(), "head.weight_scale": torch.tensor(0.5)}
+    save_file(FP8_CODES | root | learned | owned, source)
+    assert WAYS[way](source, target, {"dequantize": True}) == ""
+    found = load_file(target)
+    for name, tensor in learned.items():
+        assert same(found[name], tensor), name
+    assert not owned.keys() & found.keys()  # the control: these go with their codes
+
+
+def test_a_learned_scale_of_another_name_makes_no_codes(tmp_path: Path) -> None:
+    plain = torch.linspace(-4, 4, 64).reshape(8, 8).to(F8)
+    tensors = {"text_projection": plain, "logit_scale": torch.tensor(4.6)}
+    save_file(tensors, tmp_path / "in.safetensors")
+    loadstone.convert(tmp_path / "in.safetensors", tmp_path / "out.safetensors", dtype="bfloat16")
+    found = load_file(tmp_path / "out.safetensors")
+    assert torch.equal(found["text_projection"], plain.bfloat16())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda each: each.name)
+def test_a_load_casts_no_codes(tmp_path: Path, layout: Layout) -> None:
+    layout.write(tmp_path / "in.safetensors")
+    name = next(iter(layout.codes))
+    model = torch.nn.Module()
+    owner = model
+    *modules, leaf = name.replace(":", "_").split(".")
+    for each in modules:
+        owner.add_module(each, torch.nn.Module())
+        owner = getattr(owner, each)
+    owner.register_parameter(leaf, torch.nn.Parameter(torch.zeros(64, 32)))
+    rules = [rename(re.escape(name), name.replace(":", "_"))]
+    if layout.is_read:
+        loadstone.load(model, tmp_path / "in.safetensors", rules=rules)
+        assert not torch.equal(getattr(owner, leaf), layout.codes[name].float())
+        return
+    with pytest.raises(loadstone.Error) as caught:
+        loadstone.load(model, tmp_path / "in.safetensors", rules=rules)
+    assert name in str(caught.value)

@@ -206,3 +206,20 @@ def test_names_that_leave_the_folder_are_not_followed(model: Path, tmp_path: Pat
         assert by_python(model, tmp_path / "other") == []
         assert "2_Dense/config.json" not in files_in(tmp_path / "other")
         shutil.rmtree(tmp_path / "other")
+
+
+@pytest.mark.parametrize("path", ["x", "x/inner", "x/inner/deep", "real/x/inner"])
+def test_no_part_of_a_path_may_be_a_link(path: str, tmp_path: Path) -> None:
+    outside, model = tmp_path / "outside", tmp_path / "linked"
+    (outside / "inner" / "deep").mkdir(parents=True)
+    (model / "real" / "own").mkdir(parents=True)
+    for folder in (outside, outside / "inner", outside / "inner" / "deep", model / "real" / "own"):
+        (folder / "config.json").write_text("{}")
+    (model / "x").symlink_to(outside)
+    (model / "real" / "x").symlink_to(outside)
+    modules = [{"path": each} for each in ("", path, "real/own")]
+    (model / "modules.json").write_text(json.dumps(modules))
+    safetensors.torch.save_file({"a": torch.ones(2)}, model / "model.safetensors")
+    loadstone.convert(model, tmp_path / "out", dtype="float16")
+    assert not (tmp_path / "out" / path).exists()
+    assert (tmp_path / "out" / "real" / "own" / "config.json").exists()  # the control

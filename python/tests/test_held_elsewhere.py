@@ -198,11 +198,32 @@ def test_no_search_where_nobody_holds_anything(path, tmp_path, monkeypatch):
     from loadstone import _holders
 
     searched = []
-    monkeypatch.setattr(_holders, "_holders", lambda suspect: searched.append(suspect) or [])
+    found = _holders._referrers
+    monkeypatch.setattr(
+        _holders, "_surroundings", lambda *_: collections.defaultdict(lambda: ("", False))
+    )
+    monkeypatch.setattr(_holders, "_referrers", lambda values: searched.append(1) or found(values))
     places = {"device_map": {"": "disk"}, "offload_folder": tmp_path / "offload"}
     for how, count in (("", 0), ("set", 1)):
         loadstone.load(skeleton(how), path, **places)
         assert len(searched) == count
+
+
+def test_passes_over_the_collector_do_not_grow_with_the_tensors(monkeypatch):
+    from loadstone import _holders
+
+    passes = []
+    found = gc.get_referrers
+    monkeypatch.setattr(gc, "get_referrers", lambda *of: passes.append(len(of)) or found(*of))
+    for count in (1, 8, 64):
+        with torch.device("meta"):
+            model = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(count))
+        partials = [functools.partial(print, each) for each in model.parameters()]
+        passes.clear()
+        holders = _holders.find(model, loadstone._turns.slots_of(model))
+        assert sum("partial" in holder.what for holder in holders) == count  # the control
+        assert 1 <= len(passes) <= 1 + _holders._STEPS_MAX
+        del partials
 
 
 def test_a_weight_that_is_quantized_is_another_object_and_its_holder_is_named(tmp_path):

@@ -456,3 +456,39 @@ def test_verify_compares_across_dtypes(
     status, report = verified(first, second)
     assert (status, report["differences"][0]["kind"]) == (1, "values")
     assert "1 of the numbers is too large" in report["differences"][0]["found"]
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0])
+def test_only_delivered_values_are_counted(kind: Any, dim: int, tmp_path: Path) -> None:
+    """Decoded values that a slice leaves out, or that another target of a split gets."""
+    large = torch.linspace(1, 2, 64 * 64).reshape(64, 64)
+    large.narrow(dim, 32, 32).mul_(1e5)
+    file = tmp_path / "x.gguf"
+    writer = gguf.GGUFWriter(file, "none")
+    writer.add_tensor("x", gguf.quants.quantize(large.numpy(), kind), raw_dtype=kind)
+    for step in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{step}_to_file")()
+    writer.close()
+    exact = loadstone.open(file, dtype="float32")["x"][:]
+    counts = [int((part.abs() > 65519).sum()) for part in exact.split(32, dim)]
+    assert counts[0] == 0 and counts[1] > 0
+    model = torch.nn.Module()
+    shape = (32, 64) if dim == 0 else (64, 32)
+    for name in ("a", "b"):
+        model.register_parameter(name, torch.nn.Parameter(torch.zeros(shape).half()))
+    rule = {"op": "split", "sources": ["x"], "targets": ["a", "b"], "dim": dim, "sizes": [32, 32]}
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        report = loadstone.load(model, file, rules=[rule])
+    found = {f.target: f.message for f in report.findings if f.code == "convert.overflow"}
+    assert found.keys() == {"b"}
+    assert f"{counts[1]} of 2048 numbers" in found["b"]
+    assert int(model.b.isinf().sum()) == counts[1] and not model.a.isinf().any()
+
+
+def test_the_command_load_warns_once(tmp_path: Path) -> None:
+    file = written(tmp_path / "x.safetensors", x=torch.tensor([70000.0, 1.0]))
+    done = run("load", file, "--dtype", "f16")
+    assert done.returncode == 0
+    assert (done.stdout + done.stderr).count("too large for F16") == 1

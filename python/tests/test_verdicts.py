@@ -181,3 +181,28 @@ def test_stacks_are_equal_where_nothing_is_missing(whole: Path) -> None:
     stack = model.state_dict()["model.layers.1.mlp.experts.gate_up_proj"]
     parts = [state[LOST.replace("up_proj", each)] for each in ("gate_proj", "up_proj")]
     assert torch.equal(stack[2], torch.cat(parts))
+
+
+def _experts(*names: str) -> dict[str, torch.Tensor]:
+    return {f"layers.{i}.mlp.experts.{n}.weight": torch.ones(2, 2) for i in (0, 1) for n in names}
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+@pytest.mark.parametrize(
+    ("tensors", "status"),
+    [
+        (_experts("4.up", "4.down", "5.up", "5.down"), 0),  # one rank's share
+        (_experts("0.conv", "1.fc"), 0),  # experts of two kinds
+        (_experts("0.up", "0.down", "1.fc", "2.up", "2.down"), 0),
+        (_experts("4.up", "4.down", "5.up"), 1),  # the controls: holes
+        (_experts("4.up", "6.up"), 1),
+        (_experts("0.up", "0.down", "1.fc", "2.up"), 1),
+        (_experts("0.conv", "2.fc"), 1),
+        (_experts("1.up") | {"layers.2.mlp.experts.0.up.weight": torch.ones(2, 2)}, 1),
+    ],
+)
+def test_experts_of_sound_files(
+    command: str, tensors: dict[str, torch.Tensor], status: int, tmp_path: Path
+) -> None:
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert run(command, tmp_path).returncode == status

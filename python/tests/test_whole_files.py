@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -171,3 +173,13 @@ def test_what_is_no_file_is_written_to_as_it_is(work: Path) -> None:
         check=True,
     )
     assert (work / "copy").read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no shared memory")
+def test_a_folder_in_dev_takes_new_files() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = Path(folder) / "skeleton.json"
+        loadstone.save_skeleton(torch.nn.Linear(2, 2), path)
+        first = path.stat().st_ino
+        loadstone.save_skeleton(torch.nn.Linear(2, 2), path)
+        assert path.stat().st_ino != first  # replaced as a whole, as elsewhere

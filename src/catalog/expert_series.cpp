@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -18,6 +19,8 @@ namespace loadstone {
 namespace {
 
 constexpr std::size_t sources_max = 64;
+// One expert has a few partners. Kinds take the square of their count.
+constexpr std::size_t partners_max = 64;
 
 // "model.layers.0.mlp.experts.3.up_proj.weight"
 struct Place {
@@ -68,6 +71,61 @@ bool is_partial(const Catalog& catalog) {
   });
 }
 
+// Returns, by partner, the first of those that experts share with it, directly or through other experts. An
+// expert of a different architecture shares no partner.
+std::vector<std::uint32_t> kinds_of(const Layer& layer) {
+  std::vector<std::uint32_t> kinds(layer.partners.size());
+  std::iota(kinds.begin(), kinds.end(), std::uint32_t{0});
+  std::map<std::string_view, std::uint32_t> kind_of;  // by number
+  for (const SeriesMember& member : layer.members) {
+    const std::uint32_t mine = kinds[member.partner];
+    const std::uint32_t other = kind_of.try_emplace(member.number, mine).first->second;
+    const std::uint32_t merged = std::min(kinds[other], mine);
+    const std::uint32_t replaced = std::max(kinds[other], mine);
+    std::ranges::replace(kinds, replaced, merged);
+  }
+  return kinds;
+}
+
+// Like check_series(), except that an expert needs only the partners of its own kind.
+SeriesCheck check_kinds(const Layer& layer, std::uint64_t first) {
+  const auto partners = static_cast<std::uint32_t>(layer.partners.size());
+  SeriesCheck check = check_series(layer.members, partners, {.first = first});
+  if (check.ok() || partners > partners_max) return check;
+  const std::vector<std::uint32_t> kinds = kinds_of(layer);
+  std::map<std::uint64_t, std::uint32_t> kind_of;
+  for (const SeriesMember& member : layer.members) {
+    if (const auto number = series_number(member.number)) {
+      kind_of.emplace(*number, kinds[member.partner]);
+    }
+  }
+  const auto is_foreign = [&](const SeriesGap& gap) {
+    const auto known = kind_of.find(gap.number);
+    return known != kind_of.end() && known->second != kinds[gap.partner];
+  };
+  check.absent_count -= std::erase_if(check.absent, is_foreign);
+  if (check.absent.empty()) check.absent_count = 0;
+  return check;
+}
+
+// The number with which the experts of every layer begin, without gaps: above 0 in one rank's
+// share.
+std::uint64_t common_first(const std::map<std::string_view, Layer>& layers) {
+  std::optional<std::uint64_t> common;
+  for (const auto& [prefix, layer] : layers) {
+    std::uint64_t first = UINT64_MAX;
+    for (const SeriesMember& member : layer.members) {
+      first = std::min(first, series_number(member.number).value_or(0));
+    }
+    if (first == 0 || common.value_or(first) != first) return 0;
+    common = first;
+  }
+  const std::uint64_t first = common.value_or(0);
+  const bool is_whole = std::ranges::all_of(
+      layers, [&](const auto& layer) { return check_kinds(layer.second, first).ok(); });
+  return is_whole ? first : 0;
+}
+
 SeriesGaps gaps_of(const Catalog& catalog, std::string_view prefix, const Layer& layer,
                    const SeriesCheck& check) {
   SeriesGaps gaps = {.absent_count = check.absent_count};
@@ -101,16 +159,20 @@ std::set<std::string, std::less<>> check_expert_series(const Catalog& catalog,
   }
   std::set<std::string, std::less<>> broken;
   LackingSeries lacking;
-  const Severity severity = is_partial(catalog) ? Severity::warning : Severity::error;
+  const std::uint64_t first = common_first(layers);
+  const bool is_share = first > 0 || is_partial(catalog);
   for (const auto& [prefix, layer] : layers) {
-    const auto check =
-        check_series(layer.members, static_cast<std::uint32_t>(layer.partners.size()));
+    const SeriesCheck check = check_kinds(layer, 0);
     if (check.ok()) continue;
     lacking.add(prefix, gaps_of(catalog, prefix, layer, check));
     broken.emplace(prefix);
   }
   for (Finding& finding : lacking.findings()) {
-    finding.severity = severity;
+    finding.severity = is_share ? Severity::warning : Severity::error;
+    if (first > 0) {
+      finding.message += fmt::format(
+          "; each layer's experts begin at {}, as in one rank's share of the model", first);
+    }
     findings.push_back(std::move(finding));
   }
   return broken;

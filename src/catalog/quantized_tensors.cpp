@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -177,6 +178,20 @@ std::vector<bool> mark_companions(const TensorTable& table,
   return marks;
 }
 
+// Adds codes of scales that nothing uses yet, in their order; returns whether there are any.
+bool add_unknown(const TensorTable& table, std::vector<QuantizedTensor>& found,
+                 std::vector<bool> is_used) {
+  for (const QuantizedTensor& each : found) {
+    if (each.data != TensorTable::none) is_used[each.data] = true;
+  }
+  std::vector<QuantizedTensor> more = codes_of_unused_scales(table, is_used);
+  if (more.empty()) return false;
+  std::ranges::move(more, std::back_inserter(found));
+  std::ranges::stable_sort(found, {}, &QuantizedTensor::data);
+  for (QuantizedTensor& each : found) each.unneeded.clear();
+  return true;
+}
+
 // One finding is enough: scales of what cannot be read are not told to be scales of nothing.
 std::vector<Finding> report_unused(const TensorTable& table,
                                    const std::vector<QuantizedTensor>& found,
@@ -208,6 +223,10 @@ QuantizedTensors find_all(const CatalogTable& table) {
   if (table.is_read()) check_markers(table, found);
   std::vector<bool> marks = mark_companions(table, found);
   attach_companions(table, found, marks);
+  if (add_unknown(table, found, marks)) {
+    marks = mark_companions(table, found);
+    attach_companions(table, found, marks);
+  }
   std::vector<Finding> warnings = report_unused(table, found, marks);
   warnings.insert(warnings.end(), table.notes().begin(), table.notes().end());
   return {std::move(found), std::move(warnings), std::move(marks), table.tensors().size()};

@@ -19,8 +19,9 @@ using Object = simdjson::dom::object;
 constexpr std::string_view marker_leaf = "comfy_quant";
 
 enum class Place : std::uint8_t {
-  module,  // "P.input_scale" of "P.weight", "P_input_scale" of "P"
-  above    // "layers.0.self_attn.k_scale" of "layers.0.self_attn.k_proj.weight"
+  module,     // "P.input_scale" of "P.weight", "P_input_scale" of "P"
+  attention,  // "self_attn.k_scale", "self_attn.attn.k_scale" of "self_attn.k_proj.weight"
+  model       // "P.scaled_fp8" of all below P, or else around it
 };
 
 struct Row {
@@ -41,19 +42,19 @@ constexpr std::array rows = {
     Row{"qscale_act", Place::module},
     Row{"scale_input", Place::module},
     Row{marker_leaf, Place::module},
-    Row{"q_scale", Place::above},
-    Row{"q_zero_point", Place::above},
-    Row{"k_scale", Place::above},
-    Row{"k_zero_point", Place::above},
-    Row{"v_scale", Place::above},
-    Row{"v_zero_point", Place::above},
-    Row{"kv_scale", Place::above},
-    Row{"kv_zero_point", Place::above},
-    Row{"prob_scale", Place::above},
-    Row{"prob_zero_point", Place::above},
-    Row{"prob_output_scale", Place::above},
-    Row{"prob_output_zero_point", Place::above},
-    Row{"scaled_fp8", Place::above},
+    Row{"q_scale", Place::attention},
+    Row{"q_zero_point", Place::attention},
+    Row{"k_scale", Place::attention},
+    Row{"k_zero_point", Place::attention},
+    Row{"v_scale", Place::attention},
+    Row{"v_zero_point", Place::attention},
+    Row{"kv_scale", Place::attention},
+    Row{"kv_zero_point", Place::attention},
+    Row{"prob_scale", Place::attention},
+    Row{"prob_zero_point", Place::attention},
+    Row{"prob_output_scale", Place::attention},
+    Row{"prob_output_zero_point", Place::attention},
+    Row{"scaled_fp8", Place::model},
 };
 
 // The row whose leaf ends the name, and all before it: with its dot or underscore.
@@ -71,16 +72,40 @@ const Row* row_of(std::string_view name, std::string_view& stem) {
 class Owners {
  public:
   explicit Owners(const std::vector<QuantizedTensor>& found) {
-    for (std::size_t i = 0; i < found.size(); ++i) by_name_.emplace(found[i].name, i);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      by_name_.emplace(found[i].name, i);
+      std::string_view module = found[i].name;
+      for (int levels = 0; levels < 2 && !module.empty(); ++levels) {
+        module = around(module);
+        by_module_.emplace(module, i);
+      }
+    }
   }
 
   [[nodiscard]] std::optional<std::size_t> of(const Row& row, std::string_view stem) const {
-    if (row.place == Place::above) return nearest(stem);
+    if (row.place == Place::model) return nearest(stem);
+    if (row.place == Place::attention) return of_attention(stem);
     if (stem.ends_with('_')) return exactly(std::string(stem.substr(0, stem.size() - 1)));
     return exactly(std::string(stem) + "weight");
   }
 
  private:
+  // "a.b." of "a.b.c" and "a.b.c."; nothing of "a".
+  static std::string_view around(std::string_view name) {
+    if (name.ends_with('.')) name.remove_suffix(1);
+    return name.substr(0, name.rfind('.') + 1);
+  }
+
+  // Looks in the module and the one around it. The root is around everything, and no attention. A scalar
+  // of another module may be learned.
+  [[nodiscard]] std::optional<std::size_t> of_attention(std::string_view stem) const {
+    for (const std::string_view module : {stem, around(stem)}) {
+      if (module.empty() && !stem.empty()) break;
+      if (const auto at = by_module_.find(module); at != by_module_.end()) return at->second;
+    }
+    return std::nullopt;
+  }
+
   [[nodiscard]] std::optional<std::size_t> exactly(const std::string& name) const {
     const auto at = by_name_.find(name);
     return at == by_name_.end() ? std::nullopt : std::optional(at->second);
@@ -92,17 +117,17 @@ class Owners {
       const auto at = by_name_.lower_bound(stem);
       if (at != by_name_.end() && at->first.starts_with(stem)) return at->second;
       if (stem.empty()) return std::nullopt;
-      stem.remove_suffix(1);
-      stem = stem.substr(0, stem.rfind('.') + 1);
+      stem = around(stem);
     }
   }
 
   std::map<std::string, std::size_t, std::less<>> by_name_;
+  std::map<std::string, std::size_t, std::less<>> by_module_;  // the first of each
 };
 
 // A model may have learned factors of this name for each head: they are not cast, and stay.
 bool may_be_learned(const Row& row, const TensorInfo& tensor) {
-  return row.place == Place::above && !is_fp8(tensor) && tensor.shape.numel() != 1u;
+  return row.place == Place::attention && !is_fp8(tensor) && tensor.shape.numel() != 1u;
 }
 
 // The markers of the header's metadata, by module. A text that is not such JSON has none.

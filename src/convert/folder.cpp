@@ -148,15 +148,22 @@ static bool is_of_module(std::string_view name, bool with_code) {
   return !name.starts_with('.') && (with_code || !name.ends_with(".py"));
 }
 
+// Links in a path lead out of the folder, whichever of its parts they are.
+static bool has_link(const fs::path& root, const std::string& path) {
+  fs::path place = root;
+  std::error_code problem;
+  return std::ranges::any_of(fs::path(path), [&](const fs::path& part) {
+    place /= part;
+    return fs::symlink_status(place, problem).type() == fs::file_type::symlink;
+  });
+}
+
 static void add_module(ModelFolder& folder, const fs::path& root, const std::string& path,
                        bool with_code) {
   if (!is_path_below(path)) return folder.left.push_back(path);
-  struct stat status {};
-  const std::string place = (root / path).string();
+  if (has_link(root, path)) return folder.links.push_back(path);
   // Modules without files have no folder in a repository.
-  if (::lstat(place.c_str(), &status) != 0) return;
-  if (S_ISLNK(status.st_mode)) return folder.links.push_back(path);
-  for (const std::string& name : paths_below(place)) {
+  for (const std::string& name : paths_below((root / path).string())) {
     if (is_of_module(file_name(name), with_code)) add_file(folder, root, path + "/" + name);
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "codec/tensor_table.h"
 #include "loadstone/quantized_tensors.h"
 
 namespace loadstone {
@@ -10,8 +11,6 @@ namespace loadstone {
 namespace {
 
 constexpr Dtype wide = Dtype::bf16;
-
-bool is_fp8(Dtype dtype) noexcept { return dtype == Dtype::f8_e4m3 || dtype == Dtype::f8_e5m2; }
 
 bool copies_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe) {
   return !recipe.boxes.empty() && recipe.merge == nullptr &&
@@ -25,7 +24,7 @@ bool copies_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe) {
 bool is_plain_fp8(const Catalog& catalog, std::uint32_t tensor) {
   if (tensor >= catalog.tensors().size()) return false;
   const TensorInfo& info = catalog.tensors()[tensor];
-  if (!info.encoding.is_dtype() || !is_fp8(info.encoding.dtype())) return false;
+  if (!is_fp8(info)) return false;
   // Scales of codes that no codec knows can be FP8 too.
   const std::string_view leaf = std::string_view(info.name).substr(info.name.rfind('.') + 1);
   if (leaf.find("scale") != std::string_view::npos) return false;
@@ -34,7 +33,8 @@ bool is_plain_fp8(const Catalog& catalog, std::uint32_t tensor) {
 }
 
 bool is_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe) {
-  return is_fp8(recipe.dtype) && copies_plain_fp8(catalog, recipe);
+  const bool is_fp8 = recipe.dtype == Dtype::f8_e4m3 || recipe.dtype == Dtype::f8_e5m2;
+  return is_fp8 && copies_plain_fp8(catalog, recipe);
 }
 
 bool has_plain_fp8(const Catalog& catalog) {

@@ -18,12 +18,12 @@ constexpr std::string_view head_name = "lm_head.weight";
 
 // Classes of models without a head over the vocabulary, by the end of transformers' name; and those
 // that have one under such an end.
-constexpr auto headless = std::to_array<std::string_view>(
-    {"Model", "Encoder", "Classification", "ForQuestionAnswering", "ForMultipleChoice",
-     "ForNextSentencePrediction"});
-constexpr auto headed = std::to_array<std::string_view>(
-    {"LMHeadModel", "DoubleHeadsModel", "MTModel", "Pix2StructTextModel",
-     "BlipForQuestionAnswering"});
+constexpr auto headless =
+    std::to_array<std::string_view>({"Model", "Encoder", "Classification", "ForQuestionAnswering",
+                                     "ForMultipleChoice", "ForNextSentencePrediction"});
+constexpr auto headed =
+    std::to_array<std::string_view>({"LMHeadModel", "DoubleHeadsModel", "MTModel",
+                                     "Pix2StructTextModel", "BlipForQuestionAnswering"});
 
 // Layouts of names: the embedding, and what of its name stays in front of the head's.
 struct Layout {

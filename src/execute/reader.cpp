@@ -17,50 +17,38 @@ namespace {
 // More parts than one system call takes would be several anyhow.
 constexpr std::size_t parts_max = 256;
 
-// Counts non-finite F32 numbers whose codes are finite. Codes other than floats always are.
-std::uint64_t count_spoiled(const TensorInfo& data, std::span<const float> values,
-                            const std::byte* codes) {
-  const bool are_floats =
-      data.encoding.is_dtype() && kind(data.encoding.dtype()) == DtypeKind::floating;
-  const std::size_t size = are_floats ? element_bytes(data.encoding.dtype()) : 0;
-  std::uint64_t count = 0;
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    if (std::isfinite(values[i])) continue;
-    if (size == 0 || finite_numbers(data.encoding.dtype(), codes + i * size, 1) == 1) ++count;
-  }
-  return count;
+// Whether a number is not finite although its code is: a scale is to blame. Codes other than floats
+// always are.
+bool is_spoiled(const TensorInfo& data, float value, const std::byte* codes, std::size_t number) {
+  if (std::isfinite(value)) return false;
+  if (!data.encoding.is_dtype()) return true;
+  const Dtype dtype = data.encoding.dtype();
+  return kind(dtype) != DtypeKind::floating ||
+         finite_numbers(dtype, codes + number * element_bytes(dtype), 1) == 1;
 }
 
-// Decoders compute F32 and round it. If some numbers are not finite afterwards, they are decoded
-// again as F32, some at a time, which tells those that were too large from those that a scale
-// spoiled, and from those that were not finite before.
-Overflow decoded_overflow(const Plan& plan, const Decoding& decoding, const DecodeForm& form,
-                          DecodeForm::Range range, std::span<const std::byte* const> parts,
-                          const std::byte* numbers) {
-  Overflow overflow;
-  const CountOverflow count_of = cast_between(Dtype::f32, form.dtype).overflow;
-  if (finite_numbers(form.dtype, numbers, range.size()) == range.size()) return overflow;
-  Decoding exact = decoding;
-  exact.dtype = Dtype::f32;
-  DecodeForm wide;
-  if (check_decoding(plan.catalog->tensors(), exact, wide)) return overflow;
-  std::array<float, 1024> values{};
-  for (std::uint64_t at = range.begin; at < range.end;) {
-    const std::uint64_t end = std::min(range.end, at + values.size());
-    std::array<const std::byte*, Decoder::parts_max> some = {};
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (parts[i] == nullptr) continue;
-      some[i] = parts[i] + (form.part_bytes(i, at, end).begin -
-                            form.part_bytes(i, range.begin, range.end).begin);
+// How often a piece delivers the element at this offset from its first one. Strides nest: the
+// widest comes first.
+std::uint64_t deliveries(std::span<const BoxDim> dims, std::uint64_t offset) {
+  std::uint64_t times = 1;
+  std::uint64_t below = UINT64_MAX;
+  for (std::size_t i = 0; i < dims.size(); ++i) {
+    std::uint64_t stride = 0;
+    for (const BoxDim& dim : dims) {
+      if (dim.source_stride < below) stride = std::max(stride, dim.source_stride);
     }
-    std::byte* const to = std::as_writable_bytes(std::span(values)).data();
-    decode(wide, at, end, some, to);
-    if (count_of != nullptr) overflow += count_of(to, 1, end - at);
-    const TensorInfo& data = plan.catalog->tensors()[decoding.sources.front()];
-    overflow.spoiled += count_spoiled(data, std::span(values).first(end - at), some.front());
-    at = end;
+    if (stride == 0) break;
+    std::uint64_t extent = 1;
+    for (const BoxDim& dim : dims) {
+      if (dim.source_stride == stride) extent += dim.extent - 1;
+    }
+    offset -= std::min(offset / stride, extent - 1) * stride;
+    below = stride;
   }
-  return overflow;
+  for (const BoxDim& dim : dims) {
+    if (dim.source_stride == 0) times *= dim.extent;
+  }
+  return offset == 0 ? times : 0;
 }
 
 }  // namespace
@@ -141,14 +129,13 @@ void Reader::decode_pieces(const Job& job) {
   for (const Piece& piece : job.pieces) {
     const std::uint64_t begin = std::max(piece.file_begin, done);
     if (begin >= piece.file_end) continue;
-    context_.overflows.add(piece.target, decode_range(job, begin, piece.file_end));
+    decode_range(job, begin, piece.file_end);
     done = piece.file_end;
   }
 }
 
 // As many elements in one go as there is memory for their parts.
-Overflow Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end) {
-  Overflow overflow;
+void Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t end) {
   const Decoding& decoding = context_.plan.decodings[job.decoding];
   const DecodeForm& form = context_.forms[job.decoding];
   const std::uint64_t size = element_bytes(form.dtype);
@@ -159,7 +146,7 @@ Overflow Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t
   std::byte* const window = staged(begin - job.begin, end - job.begin) - (begin - job.begin);
   populate_fresh(window + (begin - job.begin), end - begin);
   for (std::uint64_t at = begin / size; at < end / size;) {
-    if (context_.stop.load(std::memory_order_relaxed)) return overflow;
+    if (context_.stop.load(std::memory_order_relaxed)) return;
     std::uint64_t count = end / size - at;
     const auto needed = [&] {
       std::uint64_t bytes = 0;
@@ -181,10 +168,66 @@ Overflow Reader::decode_range(const Job& job, std::uint64_t begin, std::uint64_t
     }
     std::byte* const numbers = window + (at * size - job.begin);
     decode(form, at, at + count, parts, numbers);
-    overflow += decoded_overflow(context_.plan, decoding, form, {at, at + count}, parts, numbers);
+    count_overflow(job, {at, at + count}, parts, numbers);
     at += count;
   }
-  return overflow;
+}
+
+// Decoders compute F32 and round it. Where some numbers are not finite afterwards, they are decoded
+// again as F32, some at a time, which tells those that were too large from those that a scale
+// spoiled, and from those that were not finite before.
+void Reader::count_overflow(const Job& job, DecodeForm::Range range,
+                            std::span<const std::byte* const> parts, const std::byte* numbers) {
+  const Decoding& decoding = context_.plan.decodings[job.decoding];
+  const DecodeForm& form = context_.forms[job.decoding];
+  if (finite_numbers(form.dtype, numbers, range.size()) == range.size()) return;
+  Decoding exact = decoding;
+  exact.dtype = Dtype::f32;
+  DecodeForm wide;
+  if (check_decoding(context_.plan.catalog->tensors(), exact, wide)) return;
+  std::array<float, 1024> values{};
+  for (std::uint64_t at = range.begin; at < range.end;) {
+    const std::uint64_t end = std::min(range.end, at + values.size());
+    std::array<const std::byte*, Decoder::parts_max> some = {};
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i] == nullptr) continue;
+      some[i] = parts[i] + (form.part_bytes(i, at, end).begin -
+                            form.part_bytes(i, range.begin, range.end).begin);
+    }
+    std::byte* const to = std::as_writable_bytes(std::span(values)).data();
+    decode(wide, at, end, some, to);
+    count_delivered(job, {at, end}, values, some.front());
+    at = end;
+  }
+}
+
+// The range also holds values between those that a slice delivers, or that another target gets.
+void Reader::count_delivered(const Job& job, DecodeForm::Range range, std::span<const float> values,
+                             const std::byte* codes) {
+  const std::uint32_t source = context_.plan.decodings[job.decoding].sources.front();
+  const TensorInfo& data = context_.plan.catalog->tensors()[source];
+  const Dtype dtype = context_.forms[job.decoding].dtype;
+  const std::uint64_t size = element_bytes(dtype);
+  const CountOverflow count_of = cast_between(Dtype::f32, dtype).overflow;
+  for (const Piece& piece : job.pieces) {
+    const std::uint64_t first = piece.file_begin / size;
+    if (first >= range.end) break;
+    const std::span dims = std::span(job.dims).subspan(piece.dims_begin, piece.dims_count);
+    const std::uint64_t end = std::min(range.end, piece.file_end / size);
+    Overflow overflow;
+    for (std::uint64_t at = std::max(range.begin, first); at < end; ++at) {
+      const std::size_t number = at - range.begin;
+      Overflow one;
+      if (count_of != nullptr) one = count_of(std::as_bytes(values.subspan(number)).data(), 1, 1);
+      if (is_spoiled(data, values[number], codes, number)) one.spoiled = 1;
+      if (one.count + one.spoiled == 0) continue;
+      const std::uint64_t times = deliveries(dims, at - first);
+      one.count *= times;
+      one.spoiled *= times;
+      if (times != 0) overflow += one;
+    }
+    context_.overflows.add(piece.target, overflow);
+  }
 }
 
 void Reader::read_part(std::uint32_t source, DecodeForm::Range bytes, std::byte* to) {

@@ -56,7 +56,11 @@ class Reader {
   void read_direct(const Job& job, const Piece& piece);
   void read_staged(const Job& job, const Piece& piece);
   void decode_pieces(const Job& job);
-  [[nodiscard]] Overflow decode_range(const Job& job, std::uint64_t begin, std::uint64_t end);
+  void decode_range(const Job& job, std::uint64_t begin, std::uint64_t end);
+  void count_overflow(const Job& job, DecodeForm::Range range,
+                      std::span<const std::byte* const> parts, const std::byte* numbers);
+  void count_delivered(const Job& job, DecodeForm::Range range, std::span<const float> values,
+                       const std::byte* codes);
   void read_part(std::uint32_t source, DecodeForm::Range bytes, std::byte* to);
   void skip_to(const Job& job, std::uint64_t offset);
   void append(const Job& job, std::byte* to, std::uint64_t bytes);

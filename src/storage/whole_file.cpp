@@ -33,8 +33,10 @@ std::string followed(const std::string& path) {
 }
 
 // Names there are of open descriptors: a file that is renamed to one reaches nobody.
-bool names_a_descriptor(std::string_view path) noexcept {
-  return path.starts_with("/dev/") || path.starts_with("/proc/");
+bool names_a_descriptor(const std::string& path) {
+  const std::string name = fs::path(path).lexically_normal().string();
+  return name.starts_with("/dev/fd/") || name.starts_with("/proc/") || name == "/dev/stdin" ||
+         name == "/dev/stdout" || name == "/dev/stderr";
 }
 
 void write_in_place(const std::string& path, std::string_view text) {
@@ -73,7 +75,8 @@ void write_whole(const std::string& path, std::string_view text, WritableStorage
   const std::string target = followed(path);
   struct stat status {};
   const bool exists = ::stat(target.c_str(), &status) == 0;
-  if (names_a_descriptor(path) || (exists && !S_ISREG(status.st_mode))) {
+  if (names_a_descriptor(path) || names_a_descriptor(target) ||
+      (exists && !S_ISREG(status.st_mode))) {
     return write_in_place(path, text);
   }
   if (exists && ::access(target.c_str(), W_OK) != 0) fail_write(errno, cannot_write, path);

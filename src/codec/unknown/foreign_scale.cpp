@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <map>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "codec/companions.h"
@@ -85,6 +87,27 @@ std::uint32_t second_scale(const TensorTable& table, const QuantizedTensor& quan
   return std::ranges::count(known, second) == 0 ? second : none;
 }
 
+std::string_view leaf_of(std::string_view name) { return name.substr(name.rfind('.') + 1); }
+
+// "weight" of "_weight_scale", "weight:scale" and "weight_scale_inv"; nothing of "scale".
+std::string_view scaled_by(std::string_view leaf) {
+  constexpr std::string_view separators = "_:-";
+  leaf = leaf.substr(0, leaf.find("scale"));
+  leaf.remove_prefix(std::min(leaf.find_first_not_of(separators), leaf.size()));
+  return leaf.substr(0, leaf.find_last_not_of(separators) + 1);
+}
+
+// An embedding's indices and masks are integers too: only a name tells their codes apart.
+bool may_be_codes_of(const TensorInfo& tensor, std::string_view scaled) {
+  const std::string_view leaf = leaf_of(tensor.name);
+  if (has_part(leaf, {"scale", "zero"}) || is_companion_name(tensor.name)) return false;
+  const bool has_name =
+      leaf.find(scaled) != std::string_view::npos || scaled.find(leaf) != std::string_view::npos;
+  if (is_fp8(tensor)) return has_name;
+  const bool is_integer = is_dtype(tensor, {Dtype::i8, Dtype::u8, Dtype::i32, Dtype::u32});
+  return is_integer && tensor.shape.rank() >= 2 && has_name && !scaled.empty();
+}
+
 }  // namespace
 
 void refuse_layout(const TensorTable& table, QuantizedTensor& quantized) {
@@ -118,6 +141,36 @@ std::optional<QuantizedTensor> unknown_codes(const TensorTable& table, std::uint
   add_siblings(table, stem, made);
   refuse_layout(table, made);
   return made;
+}
+
+std::vector<QuantizedTensor> codes_of_unused_scales(const TensorTable& table,
+                                                    const std::vector<bool>& is_used) {
+  const auto is_free = [&](std::uint32_t i) { return is_used.empty() || !is_used[i]; };
+  std::map<std::uint32_t, QuantizedTensor> found;
+  for (std::uint32_t i = 0; i < table.tensors().size(); ++i) {
+    const std::string& name = table[i].name;
+    const std::string_view leaf = leaf_of(name);
+    const bool is_float = is_dtype(table[i], {Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::f8_e8m0});
+    if (!is_float || !is_free(i) || !has_part(leaf, {"scale"}) || is_companion_name(name)) continue;
+    const std::string_view scaled = scaled_by(leaf);
+    const std::string stem = name.substr(0, name.size() - leaf.size());
+    const std::string near = name.substr(0, stem.size() + leaf.find("scale"));
+    const auto add = [&](std::uint32_t data) {
+      const bool is_in_module = table[data].name.rfind('.') + 1 == stem.size();
+      if (!is_in_module || !is_free(data) || !may_be_codes_of(table[data], scaled)) return;
+      auto& made =
+          found.try_emplace(data, quantized_tensor(table[data].name, data, {})).first->second;
+      if (std::ranges::count(made.scales, i) == 0) made.scales.push_back(i);
+    };
+    std::ranges::for_each(table.beginning_with(stem, siblings_max), add);
+    std::ranges::for_each(table.beginning_with(near, siblings_max), add);
+  }
+  std::vector<QuantizedTensor> all;
+  for (auto& [data, made] : found) {
+    refuse_layout(table, made);
+    all.push_back(std::move(made));
+  }
+  return all;
 }
 
 void refuse_foreign_companions(const TensorTable& table, QuantizedTensor& quantized,

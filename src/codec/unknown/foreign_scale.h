@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "codec/tensor_table.h"
 
@@ -15,6 +16,11 @@ namespace loadstone {
 // Integers next to a scale that no codec knows: MLX, HQQ and others. Nothing: they are numbers.
 [[nodiscard]] std::optional<QuantizedTensor> unknown_codes(const TensorTable& table,
                                                            std::uint32_t data);
+
+// Codes next to scales that nothing uses, under names that no codec knows. The scales stay as they
+// are stored, as the codes do. `is_used`: by tensor, of codes and their components; empty: of none.
+[[nodiscard]] std::vector<QuantizedTensor> codes_of_unused_scales(const TensorTable& table,
+                                                                  const std::vector<bool>& is_used);
 
 // Whatever is beside the codes and changes their meaning in a way that their codec does not know:
 // zero points, an order of columns (unless the codec `reads_all` of these), a factor for
