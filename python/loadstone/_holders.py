@@ -242,7 +242,7 @@ class _Search:
     def result(self) -> tuple[str, bool]:
         """Return the holder in words, and whether the model can reach it; ``""``: loadstone's."""
         is_ours = type(self._owner).__module__.partition(".")[0] == "loadstone"
-        # Slots of a load that failed, which a traceback keeps, hold the places of a module that is gone.
+        # A traceback keeps slots of a load that failed, and they hold the places of lost modules.
         if is_ours or (self._owner is None and self._is_in_slot):
             return "", False
         has_owner = self._owner is not None and self._owner is not self.holder
