@@ -39,7 +39,7 @@ class Adjusted(Traced):
     def adjust(self, targets: Sequence[_core.Target]) -> None:
         super().adjust(targets)
         for target in targets:
-            if dtype := self.cast.get(target.name):
+            if dtype := self.cast.get(target.tie_of or target.name):
                 target.dtype = dtype
 
 
