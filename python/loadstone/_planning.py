@@ -18,7 +18,6 @@ from loadstone._policies import missing_policies
 from loadstone._quantization import Quantization
 from loadstone._ranks import local_ranks, mesh_device
 from loadstone._rules import Rules, is_file, is_json, rules_or_recipes
-from loadstone._targets import planned_targets
 from loadstone._traced import Traced
 from loadstone._weighted import Adapters, Weighted, adapters
 
@@ -228,10 +227,8 @@ def make_plan(
         core = make_core(needs.targets, **last)
     whole = _whole(functools.partial(make_core, **last), needs, catalog) if read_once else None
     policies = {default, *single.values(), *dict(patterns).values()}
-    if merged.tie == "keep" and merged.rows:
-        needs.findings += _ties.kept_apart(needs.module, needs.slots, planned_targets(core))
     return _finished(
-        core, needs, units, in_place, effect, set() if initialises else policies, whole
+        core, needs, units, in_place, effect, set() if initialises else policies, whole, merged
     )
 
 
@@ -273,6 +270,7 @@ def _finished(
     effect: Effect | None,
     policies: set[str],
     whole: Whole | None,
+    merged: Adapters,
 ) -> Plan:
     """The plan, with the findings that need it."""
     extra = effect.extra if effect is not None else None
@@ -282,6 +280,8 @@ def _finished(
         needs.findings += _initialise.findings(made.targets, needs.module)
     if any(finding.code == "merge.tie" for finding in core.findings):
         needs.findings += _ties.findings(needs.slots, made.targets)
+    if merged.tie == "keep" and merged.rows:
+        needs.findings += _ties.kept_apart(needs.module, needs.slots, made.targets)
     core.add_findings(needs.findings + needs.of_memory(made, in_place))
     return made
 
