@@ -72,4 +72,12 @@ def adapters(
     if patterns and not pairs:
         raise make("plan.options", "it goes with lora", field="lora_ignore")
     catalogs = tuple(opened(source, allow_links) for source, _ in pairs)
-    return Adapters(catalogs, tuple((float(factor), patterns) for _, factor in pairs), tie)
+    rows = tuple((float(factor), patterns) for _, factor in pairs)
+    return Adapters(catalogs, rows, tie_argument(tie))
+
+
+def tie_argument(tie: str) -> str:
+    """Return the word; the core knows which words there are."""
+    if isinstance(tie, str):
+        return tie
+    raise make("plan.options", "not a word", field="tie", found=repr(tie), expected="split, keep")
