@@ -78,6 +78,6 @@ def adapters(
 
 def tie_argument(tie: str) -> str:
     """Return the word; the core knows which words there are."""
-    if isinstance(tie, str):
+    if isinstance(tie, str) and tie:
         return tie
     raise make("plan.options", "not a word", field="tie", found=repr(tie), expected="split, keep")
