@@ -73,6 +73,13 @@ class Traced:
             if final := self.dtypes.get(root) or dtypes.get(top(root)):
                 target.dtype = final
 
+    def keep_ties(self) -> None:
+        """Makes names that the checkpoint holds values of their own for one tensor again."""
+        untied, self.untied = self.untied, {}
+        self.findings = [
+            each for each in self.findings if each.code != "plan.tie" or each.target not in untied
+        ]
+
     def broken(self) -> list[str]:
         """Quantized weights that cannot be loaded, each with a finding."""
         return list(self.units.broken) if self.units is not None else []

@@ -56,6 +56,11 @@ class Adapters:
     rows: tuple[tuple[float, list[str]], ...] = ()
     tie: str = "split"
 
+    @property
+    def keeps_ties(self) -> bool:
+        """Whether all names of a tie change with one of them."""
+        return bool(self.catalogs) and self.tie == "keep"
+
     def behind(self, base: Catalog) -> _core.Catalog:
         """The base with these behind it."""
         return joined([base, *self.catalogs]) if self.catalogs else base._core

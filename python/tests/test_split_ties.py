@@ -54,6 +54,7 @@ def write(folder: Path, changed: set[str], own_head: torch.Tensor | None) -> dic
 
 
 CHANGED = {"embedding": {EMBEDDING}, "head": {HEAD}, "both": {EMBEDDING, HEAD}}
+FILES = ("merge", "command", "one file")  # doors that write a file, which holds two values
 HEADS = {"equal": lambda: None, "different": other_head}
 
 
@@ -107,11 +108,26 @@ def write_adapter(folder: Path, changed: set[str]) -> torch.Tensor:
     return values[name] - base
 
 
-def test_one_tensor_cannot_keep_two_values(tmp_path: Path) -> None:
-    write(tmp_path, {HEAD}, other_head())
-    model = llama(seed=8)
+@pytest.mark.parametrize("which", ["embedding", "head"])
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.filterwarnings("ignore")
+def test_keep_changes_equal_values_alike(door: str, which: str, tmp_path: Path) -> None:
+    (name,) = CHANGED[which]
+    value = write(tmp_path, {name}, None)[name]
+    model = DOORS[door](tmp_path, "keep")
+    assert torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
+    torch.testing.assert_close(model.lm_head.weight.detach(), value, rtol=1e-5, atol=1e-5)
+    if door != "one file":  # which has no config: the door writes one by the names
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+        assert model.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("door", [door for door in DOORS if door not in FILES])
+@pytest.mark.parametrize("which", ["embedding", "head"])
+def test_one_tensor_cannot_keep_two_values(door: str, which: str, tmp_path: Path) -> None:
+    write(tmp_path, CHANGED[which], other_head())
     with pytest.raises(loadstone.Error, match="two values") as caught:
-        loadstone.load(model, tmp_path / "base", lora=tmp_path / "adapter", tie="keep")
+        DOORS[door](tmp_path, "keep")
     assert caught.value.code == "plan.tie"
 
 
@@ -176,3 +192,26 @@ def test_warnings_of_ties_name_the_line_that_loads(tmp_path: Path) -> None:
             loadstone.load(llama(), tmp_path / "base", **options)
         lines = [each.filename for each in caught if "tied" in str(each.message)]
         assert lines == [__file__]
+
+
+def test_adapters_of_libraries_warn_of_two_values(tmp_path: Path) -> None:
+    from diffusers import ConfigMixin, ModelMixin
+    from diffusers.configuration_utils import register_to_config
+
+    class Tied(ModelMixin, ConfigMixin):  # type: ignore[misc]
+        @register_to_config
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = (torch.nn.Linear(4, 4, bias=False) for _ in "ab")
+            self.b.weight = self.a.weight
+
+    Tied().save_config(tmp_path)
+    value = torch.eye(4)
+    for step, count in ((1, 1), (0, 0)):  # the control: equal values are no news
+        file = tmp_path / "diffusion_pytorch_model.safetensors"
+        save_file({"a.weight": value, "b.weight": value + step}, file)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loadstone.diffusers.from_pretrained(Tied, tmp_path)
+        found = [each.filename for each in caught if "two values" in str(each.message)]
+        assert found == [__file__] * count

@@ -205,7 +205,6 @@ class Adder {
     }
     draft.boxes = numbers_.boxes(source);
     draft.merge = {};
-    draft.products.clear();
     draft.is_replaced = draft.is_adapted = true;
     draft.replacement = source.tensor;
   }
