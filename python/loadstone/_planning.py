@@ -185,9 +185,7 @@ def make_plan(
         options: for the core: ``mmap`` ...; ``allows_unknown_modules``: of a device map, a warning.
     """
     needs, traced, merged = needs_of(model), traced or Traced(None), adapters or Adapters()
-    if merged.keeps_ties:
-        traced.keep_ties()
-    traced.adjust(needs.targets)
+    traced.adjust(needs.targets, merged.keeps_ties)
     if (units := traced.units) is not None:
         dtype, quantize = _take_over(units, needs, dtype), {**(quantize or {}), **units.quantize}
     needs.findings += traced.findings + traced.unexpected_findings(unexpected)
