@@ -119,7 +119,6 @@ def _run(
         if split or tied_again:
             slots_of(model, anew=True)
         report = make_report(plan, model, filled.core, tied_again)
-        _ties.warn(report, plan.findings)
         if settle is not None:
             settle(filled.offload, report)
         if plan._whole is not None:
@@ -251,6 +250,7 @@ def read_values(
             core = _read(plan, homes, values, threads, callback, receipt or "", reading or {})
         _core.require_delivered(plan._core, core)
         warn_of_overflows(core.findings)
+        _ties.warn(core.findings, plan.findings)
         return Filled(slots, values, core, homes, plan._extra.read())
     except BaseException as error:
         homes.report_half_written(error)

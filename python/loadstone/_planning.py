@@ -185,7 +185,7 @@ def make_plan(
         options: for the core: ``mmap`` ...; ``allows_unknown_modules``: of a device map, a warning.
     """
     needs, traced, merged = needs_of(model), traced or Traced(None), adapters or Adapters()
-    traced.adjust(needs.targets)
+    traced.adjust(needs.targets, merged.keeps_ties)
     if (units := traced.units) is not None:
         dtype, quantize = _take_over(units, needs, dtype), {**(quantize or {}), **units.quantize}
     needs.findings += traced.findings + traced.unexpected_findings(unexpected)
@@ -228,7 +228,7 @@ def make_plan(
     whole = _whole(functools.partial(make_core, **last), needs, catalog) if read_once else None
     policies = {default, *single.values(), *dict(patterns).values()}
     return _finished(
-        core, needs, units, in_place, effect, set() if initialises else policies, whole, merged
+        core, needs, units, in_place, effect, set() if initialises else policies, whole
     )
 
 
@@ -270,7 +270,6 @@ def _finished(
     effect: Effect | None,
     policies: set[str],
     whole: Whole | None,
-    merged: Adapters,
 ) -> Plan:
     """The plan, with the findings that need it."""
     extra = effect.extra if effect is not None else None
@@ -280,8 +279,6 @@ def _finished(
         needs.findings += _initialise.findings(made.targets, needs.module)
     if any(finding.code == "merge.tie" for finding in core.findings):
         needs.findings += _ties.findings(needs.slots, made.targets)
-    if merged.tie == "keep" and merged.rows:
-        needs.findings += _ties.kept_apart(needs.module, needs.slots, made.targets)
     core.add_findings(needs.findings + needs.of_memory(made, in_place))
     return made
 

@@ -341,8 +341,7 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "a receipt is of what stands in files": options_of_servers,
     "Make what holds them (an optimizer": "test_held_elsewhere.py::"
     "test_the_error_for_an_optimizer_of_a_skeleton_advises_and_the_advice_works",
-    "this file names; pass trust_code=True": "test_llama_cpp.py::"
-    "TRUST",
+    "this file names; pass trust_code=True": "test_llama_cpp.py::TRUST",
     "ignore_mismatched_sizes=True initialises it": a_tied_head_of_another_size,
     "call the model's state_dict() first": "test_bitsandbytes_graphs.py::"
     "test_a_rearranged_weight_is_not_recorded_and_the_advice_works",

@@ -70,10 +70,13 @@ class Load(Gaps):
             _require_own_names(catalog)
             claim.take_off(model.config)
         _, _, unexpected, mismatched, _, _ = result
+        keeps = self.options.adapters is not None and self.options.adapters.keeps_ties
+        ties = _both_held(model, self.names) if keeps else {}
         sources = source_of_each(model, self.names, unties=True)
         traced = as_traced(
             model, catalog, sources, given.get("keep_in_fp32_regex"), set(mismatched)
         )
+        traced.ties = ties
         known = {name: key for key, name in self.names.items()}
         traced.unexpected = [(name, known.get(name, name)) for name in unexpected]
         device_map = given.get("device_map")
@@ -134,6 +137,16 @@ def _require_own_names(catalog: Catalog) -> None:
     for name, _, _, components in catalog._core.quantized():
         if components.get("data", name) != name:
             raise refused(f"{components['data']} (codes, with transformers before 5.0)")
+
+
+def _both_held(model: Any, names: _Names) -> dict[str, str]:
+    """Tied names with sources of their own, each with its root."""
+    known = set(names.values())
+    return {
+        slot.name: slot.tie_of
+        for slot in walk(model)
+        if slot.tie_of in known and slot.name in known and slot.tie_of is not None
+    }
 
 
 def source_of_each(model: Any, names: _Names, unties: bool = False) -> _Names:
