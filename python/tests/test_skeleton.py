@@ -481,8 +481,7 @@ def test_tensors_are_made_real_wherever_they_are_held():
         layers = [copy.deepcopy(nn.Linear(size, size)) for size in (2, 1024)]
         copied = copy.deepcopy(made)
         loose = [nn.Parameter(torch.full(LARGE, 3.0))]
-    values = (made.listed[0], made.closure(), made.call.args[0], loose[0])
-    for number, value in zip((0, 1, 2, 3), values, strict=True):
+    for number, value in enumerate((made.listed[0], made.closure(), made.call.args[0], loose[0])):
         assert torch.equal(value, torch.full(LARGE, float(number)))
     assert torch.equal(copied.listed[0], torch.zeros(LARGE))
     on_meta = [made.weight, made.again[0], copied.weight, layers[0].weight, layers[1].weight]
