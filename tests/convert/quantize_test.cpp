@@ -376,7 +376,7 @@ TEST(QuantizeFiles, FilesBesideTheModelComeAlong) {
     folder.write(std::string("model/") + name, name);
   }
   folder.write("elsewhere.json", "{}");
-  fs::create_symlink(folder / "model/config.json", folder / "model/inside.json");
+  fs::create_symlink(folder / "model/config.json", folder / "model/tokenizer_config.json");
   fs::create_symlink(folder / "elsewhere.json", folder / "model/vocab.json");
   const ConvertOptions options = quantizing("fp8", source);
   const ConvertReport report = converted(source, folder / "out", options);
@@ -384,7 +384,7 @@ TEST(QuantizeFiles, FilesBesideTheModelComeAlong) {
   EXPECT_THAT(names, Contains("tokenizer.json"));
   EXPECT_THAT(names, Contains("README.md"));
   EXPECT_THAT(names, Contains("config.json"));
-  EXPECT_THAT(names, Contains("inside.json"));
+  EXPECT_THAT(names, Contains("tokenizer_config.json"));
   for (const char* name : {"modeling.py", "notes.bin", ".hidden", "vocab.json"}) {
     EXPECT_THAT(names, Not(Contains(name)));
   }
