@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -42,8 +43,8 @@ class Puller {
   // The numbers of the window, behind `offset` bytes of the buffer.
   std::byte* read(const Window& window, std::uint64_t offset = 0);
   void read_to(const Window& window, std::byte* to);
-  void report_unencodable(const GroupMember& member, std::uint64_t element,
-                          const std::byte* number);
+  [[nodiscard]] Overflow read_values(const Window& window, std::byte* to);
+  void report_unencodable(const Window& window, std::uint64_t element, const std::byte* number);
   void report(std::uint32_t target, BadNumber bad);
   void check_overflow(std::uint32_t target) const;
 
@@ -94,6 +95,14 @@ void Puller::run() {
 }
 
 void Puller::read_to(const Window& window, std::byte* to) {
+  const Overflow overflow = read_values(window, to);
+  // Measured windows are read again when they are encoded.
+  if (window.step == Window::Step::measure) return;
+  work_.overflows.add(member_of(window).target, overflow);
+}
+
+// Returns what became infinite or NaN on the way to the target's dtype.
+Overflow Puller::read_values(const Window& window, std::byte* to) {
   const PlannedTarget& target = target_of(window);
   const std::uint64_t bytes = bytes_of(window, window.end - window.begin);
   if (target.recipe.constant != nullptr) {
@@ -120,11 +129,8 @@ void Puller::read_to(const Window& window, std::byte* to) {
     }
     reader_.read(window.begin, window.end, {to, bytes});
   }
-  Overflow overflow = reader_.take_overflow();  // of a merge: of its operands, which are F32 then
-  if (target.recipe.merge != nullptr) overflow = merged_.take_overflow();
-  // Measured windows are read again when they are encoded.
-  if (window.step == Window::Step::measure) return;
-  work_.overflows.add(member_of(window).target, overflow);
+  const Overflow overflow = reader_.take_overflow();  // of a merge: of its operands, in F32
+  return target.recipe.merge != nullptr ? merged_.take_overflow() : overflow;
 }
 
 std::byte* Puller::read(const Window& window, std::uint64_t offset) {
@@ -163,7 +169,7 @@ void Puller::measure(const Window& window, const std::byte* numbers, std::span<f
   const GroupMember& member = member_of(window);
   const std::uint64_t bad = measure_window(*member.form, window.begin, window.end, numbers, amax);
   if (bad < window.end) {
-    report_unencodable(member, bad, numbers + bytes_of(window, bad - window.begin));
+    report_unencodable(window, bad, numbers + bytes_of(window, bad - window.begin));
   }
   if (window.step == Window::Step::measure) {
     work_.bytes_done += bytes_of(window, window.end - window.begin);
@@ -227,7 +233,7 @@ void Puller::encode_piece(const Window& window, std::uint64_t begin, std::uint64
   const std::uint64_t bad =
       quantize_window(form, begin, end, numbers, parts_, window.group->amax, member.scratch.data());
   if (bad < end && !form.needs_amax) {
-    report_unencodable(member, bad, numbers + bytes_of(window, bad - begin));
+    report_unencodable(window, bad, numbers + bytes_of(window, bad - begin));
   }
   for (std::size_t i = 0; i < ranges_.size() && !is_stopped(); ++i) {
     if (parts_[i] == nullptr || work_.sink.place(member.target, i) != nullptr) continue;
@@ -260,15 +266,28 @@ void Puller::check_overflow(std::uint32_t number) const {
   require_none(target, work_.overflows.of(number));
 }
 
-void Puller::report_unencodable(const GroupMember& member, std::uint64_t element,
+void Puller::report_unencodable(const Window& window, std::uint64_t element,
                                 const std::byte* number) {
+  const GroupMember& member = member_of(window);
   const PlannedTarget& target = work_.plan.targets[member.target];
   const bool has_blocks = member.form->kind == QuantizeKind::gguf_blocks;
   float value = 0;
   cast_between(target.dtype, Dtype::f32).run(number, reinterpret_cast<std::byte*>(&value), 1);
-  std::string what = fmt::format("element {} is NaN or infinite", element);
-  const bool is_large = std::isfinite(value);
-  if (is_large && has_blocks) {
+  Overflow before;  // of this element alone, on its way here
+  if (!std::isfinite(value)) {
+    Window one = window;
+    std::array<std::byte, sizeof(double)> read{};
+    one.begin = element;
+    one.end = element + 1;
+    before = read_values(one, read.data());
+  }
+  std::string what = fmt::format("element {} is NaN or infinite{}", element,
+                                 before.spoiled > 0 ? " because of a scale" : "");
+  const bool is_large = std::isfinite(value) || before.count > 0;
+  if (before.count > 0) {
+    what = fmt::format("element {}, {}, is too large for {}", element,
+                       std::copysign(before.largest, double{value}), name(target.dtype));
+  } else if (is_large && has_blocks) {
     what = fmt::format("the scale of the block of element {} is too large for F16", element);
   } else if (is_large) {
     what = fmt::format("element {}, {}, is too large for {}", element, value,
