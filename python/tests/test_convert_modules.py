@@ -223,3 +223,56 @@ def test_no_part_of_a_path_may_be_a_link(path: str, tmp_path: Path) -> None:
     loadstone.convert(model, tmp_path / "out", dtype="float16")
     assert not (tmp_path / "out" / path).exists()
     assert (tmp_path / "out" / "real" / "own" / "config.json").exists()  # the control
+
+
+def merge_of_two(models: list[Path], target: Path, door: str) -> list[str]:
+    """What a merge of two models says of the modules."""
+    if door == "python":
+        report = loadstone.merge([(each, 0.5) for each in models], target)
+        return [each.message for each in report.findings if each.code == "convert.not_copied"]
+    done = run("merge", *(f"{each}:0.5" for each in models), "-o", target)
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stderr.splitlines() if "[convert.not_copied]" in line]
+
+
+@pytest.mark.parametrize("door", ["python", "command"])
+@pytest.mark.parametrize("file", ["2_Dense/model.safetensors", "1_Pooling/config.json", "more/x"])
+def test_a_merge_names_the_modules_that_it_does_not_merge(
+    model: Path, tmp_path: Path, file: str, door: str
+) -> None:
+    second = tmp_path / "second"
+    shutil.copytree(model, second)
+    assert merge_of_two([model, second], tmp_path / "out", door) == []  # the control: equal modules
+    if file == "more/x":
+        (second / "more").mkdir()
+        write_modules(second, [*MODULES, "more"])
+        (second / file).write_bytes(b"x")
+    else:
+        raw = bytearray((second / file).read_bytes())
+        raw[-1] ^= 1
+        (second / file).write_bytes(raw)
+    for target in ("out", "out.safetensors"):
+        said = merge_of_two([model, second], tmp_path / target, door)
+        named = [each for each in said if str(second) in each]
+        assert len(named) == 1 and f"'{file}'" in named[0], said
+        assert ("2_Dense/deep" in named[0]) == (target == "out.safetensors")
+    assert (tmp_path / "out" / "2_Dense" / "model.safetensors").read_bytes() == (
+        model / "2_Dense" / "model.safetensors"
+    ).read_bytes()
+    strict = ("merge", f"{model}:0.5", f"{second}:0.5", "-o", tmp_path / "strict", "--strict")
+    done = run(*strict)
+    assert done.returncode != 0 and "convert.not_copied" in done.stderr
+    assert not (tmp_path / "strict").exists()
+
+
+def test_a_merge_with_a_remote_model_names_its_modules(
+    server: Server, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "hub" / "st"
+    shutil.copytree(model, repository)
+    (repository / "2_Dense" / "config.json").write_text("{}")
+    monkeypatch.setenv("HF_ENDPOINT", server.url())
+    Hub(server, repository.parent, "")
+    report = loadstone.merge([(model, 0.5), ("hf://org/st", 0.5)], tmp_path / "out")
+    said = [each.message for each in report.findings if each.code == "convert.not_copied"]
+    assert len(said) == 1 and "'2_Dense/config.json'" in said[0] and "model.safet" not in said[0]

@@ -118,6 +118,15 @@ std::uint64_t read_all(const ExtraFile& extra, const Take& take) {
   return done;
 }
 
+void add_content(const ExtraFile& extra, Digest& digest) {
+  add_text(digest, extra.text);
+  if (extra.copy_of.empty()) return;
+  const auto add = [&](std::uint64_t /*at*/, std::span<const std::byte> piece) {
+    digest.update(piece);
+  };
+  add_number(digest, read_all(extra, add));
+}
+
 }  // namespace
 
 void check_extras(const Conversion& conversion) {
@@ -177,13 +186,17 @@ bool is_extra_folder(const Conversion& conversion, const std::string& path,
 void add_extras(const Conversion& conversion, Digest& digest) {
   for (const ExtraFile& extra : conversion.extras) {
     add_text(digest, extra.name);
-    add_text(digest, extra.text);
-    if (extra.copy_of.empty()) continue;
-    const auto add = [&](std::uint64_t /*at*/, std::span<const std::byte> piece) {
-      digest.update(piece);
-    };
-    add_number(digest, read_all(extra, add));
+    add_content(extra, digest);
   }
+}
+
+bool have_same_bytes(const ExtraFile& a, const ExtraFile& b) {
+  if (bytes_of(a) != bytes_of(b)) return false;
+  Digest first;
+  Digest second;
+  add_content(a, first);
+  add_content(b, second);
+  return first.hex() == second.hex();
 }
 
 std::uint64_t write_extra(WritableStorage& storage, const ExtraFile& extra,

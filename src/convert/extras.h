@@ -36,6 +36,9 @@ void check_extras(const Conversion& conversion);
 // Adds the content of the files beside the model: text, or the bytes of the file that is copied.
 void add_extras(const Conversion& conversion, Digest& digest);
 
+// Returns true if both files hold the same bytes, which are read only if their sizes agree.
+[[nodiscard]] bool have_same_bytes(const ExtraFile& a, const ExtraFile& b);
+
 // Under `path`, which has nothing under it yet, and on the disk. Returns its size. Throws Error
 // "io.changed" where the file that is copied changes meanwhile.
 std::uint64_t write_extra(WritableStorage& storage, const ExtraFile& extra,

@@ -14,6 +14,7 @@
 #include "catalog/config_claim.h"
 #include "codec/encode.h"
 #include "convert/expert_names.h"
+#include "convert/extras.h"
 #include "convert/json_text.h"
 #include "convert/quantize_style.h"
 #include "convert/tied_head.h"
@@ -422,10 +423,37 @@ void tell_left(const ModelFolder& folder, std::vector<Finding>& findings) {
       "convert or copy it into the output if the model needs it");
 }
 
+// The output has the modules of the first model, so a merge loses those of the others if they are
+// not the same.
+void tell_other_modules(const Catalog& catalog, const ConvertOptions& options,
+                        std::vector<Finding>& findings) {
+  for (std::size_t model = 1; model < options.merge->weights.size(); ++model) {
+    const Catalog& other = *catalog.checkpoints()[model];
+    std::vector<std::string> names;
+    for (const ExtraFile& extra : read_model_folder(other, other.root()).files) {
+      if (extra.name.find('/') == std::string::npos) continue;
+      const auto first = std::ranges::find(options.folder.files, extra.name, &ExtraFile::name);
+      const bool is_there = first != options.folder.files.end();
+      if (!is_there || !have_same_bytes(*first, extra)) names.push_back(extra.name);
+    }
+    if (names.empty()) continue;
+    std::string message = fmt::format(
+        "the modules of the model in '{}' are not merged, and differ from those of the "
+        "first model: {}",
+        printable(other.root()), name_list(names));
+    findings.push_back({.severity = Severity::warning,
+                        .code = "convert.not_copied",
+                        .sources = std::move(names),
+                        .message = std::move(message),
+                        .suggestion = "merge each module on its own"});
+  }
+}
+
 std::vector<ExtraFile> extra_files(const Plan& plan, const std::vector<RepackedTensor>& repacked,
                                    const ConvertOptions& options, bool is_decoded,
                                    std::vector<Finding>& findings) {
   tell_left(options.folder, findings);
+  if (options.merge) tell_other_modules(*plan.catalog, options, findings);
   if (options.one_file || options.is_split) return {};
   std::vector<ExtraFile> files = options.folder.files;
   QuantizedModules modules = quantized_modules(plan, repacked);
