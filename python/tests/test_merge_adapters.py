@@ -144,6 +144,23 @@ class TestPeft:
             changed += not torch.equal(tensor, before[name])
         assert changed > 0
 
+    @pytest.mark.parametrize("alpha", [0, -3, 5])
+    @pytest.mark.parametrize("where", ["alone", "rslora", "pattern", "dora"])
+    def test_alphas_of_zero_and_below(self, tmp_path: Path, where: str, alpha: int) -> None:
+        """peft adds nothing then, or subtracts."""
+        config: dict[str, Any] = {"target_modules": ["first", "second"], "r": 4, "lora_alpha": 2}
+        more = {"pattern": {"alpha_pattern": {"first": alpha}}, "alone": {}}
+        more |= {"rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
+        if where != "pattern":
+            config["lora_alpha"] = alpha
+        before, expected = saved(tmp_path, **config | more[where])
+        found = merged(tmp_path)
+        for name, tensor in expected.items():
+            close(found[name], tensor, 200)
+        is_changed = not torch.equal(found["first.weight"], before["first.weight"])
+        assert is_changed == (alpha != 0 or where == "dora")
+        assert not torch.equal(found["second.weight"], before["second.weight"]) or alpha == 0
+
     def test_a_bound_that_is_too_small_would_be_seen(self, tmp_path: Path) -> None:
         _, expected = saved(tmp_path, **CONFIGS["plain"])
         found = merged(tmp_path, factor=1.0001)
@@ -434,7 +451,7 @@ class TestRefused:
             ("r", "4"),
             ("rank_pattern", {"first": 1e30}),
             ("lora_alpha", 1e300),
-            ("lora_alpha", -1),
+            ("lora_alpha", -1e300),
         ],
     )
     def test_a_number_that_is_no_rank_or_alpha(

@@ -53,9 +53,10 @@ std::optional<Value> member(const Object& object, const std::string& field) {
   return value;
 }
 
-double positive(double number, const std::string& field) {
-  if (std::isfinite(number) && number > 0) return number;
-  refuse("a rank or alpha is a number above 0", field, fmt::format("{}", number));
+// peft also takes 0, which adds nothing, and numbers below it, which subtract.
+double alpha_of(double number, const std::string& field) {
+  if (std::isfinite(number)) return number;
+  refuse("alpha is a finite number", field, fmt::format("{}", number));
 }
 
 double rank_of(double number, const std::string& field) {
@@ -149,7 +150,7 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : p
     }
   }
   rank_ = rank_of(member<double>(object, field("r")).value_or(8), "r");
-  alpha_ = positive(member<double>(object, field("lora_alpha")).value_or(8), "lora_alpha");
+  alpha_ = alpha_of(member<double>(object, field("lora_alpha")).value_or(8), "lora_alpha");
   has_root_scale_ = member<bool>(object, field("use_rslora")).value_or(false);
   is_transposed_ = member<bool>(object, field("fan_in_fan_out")).value_or(false);
   has_magnitudes_ = member<bool>(object, field("use_dora")).value_or(false);
@@ -167,7 +168,7 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : p
     rules.patterns = ModulePatterns(keys, code, name);
   };
   add_rules("rank_pattern", rank_of, ranks_);
-  add_rules("alpha_pattern", positive, alphas_);
+  add_rules("alpha_pattern", alpha_of, alphas_);
 }
 
 double AdapterConfig::Rules::number(const std::string& module, double otherwise) const {
@@ -186,7 +187,7 @@ float AdapterConfig::scale(const std::string& module, std::uint64_t rank) const 
   }
   const double divisor = has_root_scale_ ? std::sqrt(planned) : planned;
   const double scale = alphas_.number(module, alpha_) / divisor;
-  if (!(scale <= std::numeric_limits<float>::max())) {
+  if (!(std::abs(scale) <= std::numeric_limits<float>::max())) {
     throw Error(code, "the scale of a module, which follows from lora_alpha, is beyond F32",
                 {.tensor = module, .field = "lora_alpha", .found = fmt::format("{}", scale)});
   }
