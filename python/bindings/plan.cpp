@@ -90,6 +90,25 @@ std::pair<std::uint32_t, std::uint64_t> view_of(const SharedPlan& plan, std::siz
   return {source.shard, source.offset_begin};
 }
 
+// The type that Python's signatures show: of "@what is taken@what is returned@" the first.
+template <typename Value>
+std::string python_type() {
+  const std::string_view text = nb::detail::make_caster<Value>::Name.text;
+  std::string name;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '%') {
+      name += "loadstone.Recipes";  // the one class among options
+    } else if (text[i] != '@') {
+      name += text[i];
+    } else {
+      const std::size_t taken_end = text.find('@', i + 1);
+      name += text.substr(i + 1, taken_end - i - 1);
+      i = text.find('@', taken_end + 1);
+    }
+  }
+  return std::is_unsigned_v<Value> && name == "int" ? "int, 0 or more" : name;
+}
+
 // Options by name, each of which is taken; one that is left out has the core's default.
 class NamedOptions {
  public:
@@ -98,7 +117,13 @@ class NamedOptions {
   template <typename Value>
   void take(const char* name, Value& value) {
     if (!left_.contains(name)) return;
-    value = nb::cast<Value>(left_[name]);
+    const nb::object given = left_[name];
+    if (!nb::try_cast(given, value)) {
+      throw Error("plan.options", "an option has a value of the wrong type",
+                  {.field = name,
+                   .found = printable(nb::repr(given).c_str()),
+                   .expected = python_type<Value>()});
+    }
     nb::del(left_[name]);
   }
   template <typename Value>
