@@ -309,12 +309,14 @@ def _unpickled(text: str, folder: str, offload_folder: str) -> Plan:
     saved = json.loads(text)
     checkpoints = [saved, *saved.get("other_checkpoints", [])]
     roots = [each["root"] for each in checkpoints]
-    root, *others = [each if _core.is_remote(each) else str(Path(folder, each)) for each in roots]
+    # A remote folder is taken as it is: asked what it is, a host would want its files' signatures.
+    root, *others = ["" if _core.is_remote(each) else str(Path(folder, each)) for each in roots]
     core = _core.plan_from_json(
         text,
         root=root,
         other_roots=others,
         offload_folder=offload_folder,
+        allow_remote=True,
         storage=_remote.storage(),
     )
     return Plan(core)

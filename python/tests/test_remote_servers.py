@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -150,8 +152,7 @@ def outputs_of(url: str, folder: Path) -> Iterator[tuple[str, str]]:
         for name, each in (("Catalog", catalog), ("OpenCheckpoint", opened), ("Plan", core)):
             yield f"pickle of {name}", pickle.dumps(each, protocol=0).decode("latin-1")
             # This process knows the signature, so it opens again.
-            if name != "Plan":
-                assert type(pickle.loads(pickle.dumps(each))) is type(each)
+            assert type(pickle.loads(pickle.dumps(each))) is type(each), name
     with pytest.raises(loadstone.Error) as raised:
         loadstone.load(torch.nn.Linear(2, 2), url)
     yield "PlanError", repr(raised.value) + str(raised.value) + str(vars(raised.value))
@@ -243,3 +244,46 @@ def test_a_password_in_a_url_is_refused_by_every_door(server: Server, tmp_path: 
         assert "without user and password" in said
         assert not [each for each in SECRETS if each in said]
     assert server.seen == []
+
+
+OPENERS = {
+    "Plan.load": "loadstone.Plan.load({plan!r}, allow_remote=True)",
+    "Plan.load root": "loadstone.Plan.load({plan!r}, root={url!r})",
+    "pickle of Plan": "pickle.load(open({folder!r} + '/Plan', 'rb'))",
+    "pickle of Catalog": "pickle.load(open({folder!r} + '/Catalog', 'rb'))",
+    "pickle of OpenCheckpoint": "pickle.load(open({folder!r} + '/OpenCheckpoint', 'rb'))",
+    "command": "run('load', '--plan', {plan!r}, '--allow-remote')",
+}
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_what_was_saved_of_a_signed_url_asks_for_it(
+    server: Server, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opener: str
+) -> None:
+    """Another process lacks the signature; the error names what to pass."""
+    url = signed(server, folder, monkeypatch)
+    plain = url.partition("?")[0]
+    made = loadstone.plan(torch.nn.Module(), url, unexpected="ignore")
+    made.save(tmp_path / "plan.json")
+    with loadstone.open(url) as opened:
+        for each in (loadstone.inspect(url), opened, loadstone.Plan(made._core)):
+            (tmp_path / type(each).__name__).write_bytes(pickle.dumps(each))
+    names = {"plan": str(tmp_path / "plan.json"), "folder": str(tmp_path), "url": plain}
+    lines = [
+        "import pickle, sys, loadstone",
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})",
+        "from command import run",
+        f"made = {OPENERS[opener].format(**names)}",
+        "sys.exit(getattr(made, 'stderr', '') or 0)",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "[io.denied]" in done.stderr
+    for advice in ("plans and pickles leave the query out", "CHECKPOINT", "root=", "open it first"):
+        assert advice in done.stderr
+    # The control: with the whole URL it opens.
+    lines.insert(3, f"loadstone.inspect({url!r})")
+    lines = [line.replace("'--allow-remote'", repr(url)) for line in lines]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not any(secret in done.stdout + done.stderr for secret in SECRETS)

@@ -277,8 +277,13 @@ void RemoteFile::refuse(const HttpResult& result, std::uint64_t offset) const {
     fail("io.remote", "the connection failed", result.problem, {}, offset);
   }
   if (response.status == 401 || response.status == 403) {
+    const bool has_no_query = is_http(address_.path) && address_.query.empty();
     fail("io.denied", "the host denies access; a token or signature may be missing or too old",
-         status);
+         status,
+         has_no_query ? "the URL with its query, if it has one; plans and pickles leave the query "
+                        "out: name the whole URL (CHECKPOINT on the command line, root= in "
+                        "Python) or open it first"
+                      : "");
   }
   if (response.status == 404 || response.status == 410) {
     if (is_known_) fail("io.changed", "the file has been removed meanwhile", status);
