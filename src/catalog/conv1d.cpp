@@ -57,7 +57,7 @@ bool has_conv1d(std::string_view config) {
   return describes_conv1d(root, 0);
 }
 
-bool has_conv1d(const Catalog& catalog, Storage* storage) {
+std::optional<bool> has_conv1d(const Catalog& catalog, Storage* storage) {
   constexpr std::uint64_t bytes_max = 16u << 20;
   try {
     // One member of it is looked at, so it may be wherever the weights may be.
@@ -67,7 +67,8 @@ bool has_conv1d(const Catalog& catalog, Storage* storage) {
     std::string text(source->identity().bytes, '\0');
     source->read(0, std::as_writable_bytes(std::span(text)));
     return has_conv1d(text);
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (error.code() == "io.not_found") return std::nullopt;
     return false;
   }
 }

@@ -2,6 +2,7 @@
 // that replace linear layers store these weights as nn.Linear has them, [out, in].
 #pragma once
 
+#include <optional>
 #include <string_view>
 
 #include "loadstone/catalog.h"
@@ -12,8 +13,8 @@ namespace loadstone {
 // text that cannot be read describes none.
 [[nodiscard]] bool has_conv1d(std::string_view config);
 
-// The same for the config.json in the checkpoint's folder; false if there is none.
-[[nodiscard]] bool has_conv1d(const Catalog& catalog, Storage* storage);
+// The same for the config.json in the checkpoint's folder; nothing if there is none.
+[[nodiscard]] std::optional<bool> has_conv1d(const Catalog& catalog, Storage* storage);
 
 // Return true for the name of such a weight, in a model that has_conv1d().
 [[nodiscard]] bool is_conv1d_weight(std::string_view name) noexcept;

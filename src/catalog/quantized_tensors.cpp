@@ -83,10 +83,22 @@ class CatalogTable final : public TensorTable {
 
   // Returns true if the model has the weight in a Conv1D layer. Reads config.json once,
   // and only for names that such weights have.
-  [[nodiscard]] bool is_conv1d(std::string_view name) const {
+  [[nodiscard]] bool is_conv1d(const std::string& name) const {
     if (storage_ == nullptr || !is_conv1d_weight(name)) return false;
-    if (!has_conv1d_) has_conv1d_ = has_conv1d(catalog_, storage_);
-    return *has_conv1d_;
+    if (!is_config_read_) has_conv1d_ = has_conv1d(catalog_, storage_);
+    is_config_read_ = true;
+    if (!has_conv1d_) {
+      // Without sources, for a plan drops findings about tensors that it takes.
+      note({.severity = Severity::warning,
+            .code = "q.layout_assumed",
+            .message =
+                fmt::format("no config.json specifies whether '{}' belongs to a Conv1D layer, "
+                            "whose quantized weights are stored transposed: nn.Linear is "
+                            "assumed for all such names",
+                            printable(name)),
+            .suggestion = "put the model's config.json next to the checkpoint"});
+    }
+    return has_conv1d_.value_or(false);
   }
 
   void note(Finding finding) const override {
@@ -98,6 +110,7 @@ class CatalogTable final : public TensorTable {
  private:
   const Catalog& catalog_;
   Storage* storage_;
+  mutable bool is_config_read_ = false;
   mutable std::optional<bool> has_conv1d_;
   mutable std::vector<std::shared_ptr<ByteSource>> sources_;
   mutable std::vector<std::uint32_t> by_name_;  // made when it is needed

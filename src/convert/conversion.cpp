@@ -312,6 +312,9 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   plan.bytes_to_write = conversion.bytes_to_write;
   plan.peak_bytes = {{"cpu", conversion.peak_bytes}};
   sort_findings(plan.findings);
+  // The plan and the conversion may both report what the catalog found.
+  const auto twice = std::ranges::unique(plan.findings);
+  plan.findings.erase(twice.begin(), twice.end());
   return conversion;
 }
 

@@ -258,7 +258,9 @@ class Adder {
   // of a layer that bitsandbytes quantized declares nothing.
   [[nodiscard]] bool is_conv1d(std::string_view name) {
     if (!is_conv1d_weight(name)) return false;
-    if (!has_conv1d_) has_conv1d_ = has_conv1d(*catalog_.checkpoints().front(), nullptr);
+    if (!has_conv1d_) {
+      has_conv1d_ = has_conv1d(*catalog_.checkpoints().front(), nullptr).value_or(false);
+    }
     return *has_conv1d_;
   }
 
