@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import io
 import json
 import os
@@ -18,6 +17,7 @@ from loadstone import _core
 from loadstone._dtypes import dtype_name, has_name
 from loadstone._errors import Error, make
 from loadstone._shared import shared_groups
+from loadstone._text import code_of
 
 if TYPE_CHECKING:
     import torch
@@ -28,16 +28,6 @@ _ORDER = [
     "F8_E5M2FNUZ", "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64",
 ]  # fmt: skip
 _WRITE_BYTES = 256 << 20
-
-_CODES = {
-    errno.ENOENT: "io.not_found",
-    errno.EACCES: "io.denied",
-    errno.EPERM: "io.denied",
-    errno.EROFS: "io.denied",
-    errno.ENOSPC: "io.no_space",
-    errno.EDQUOT: "io.no_space",
-    errno.EFBIG: "io.no_space",
-}
 
 
 class Serialized:
@@ -107,8 +97,7 @@ class Serialized:
                 raise
             number = getattr(reason, "errno", None) or 0
             message = getattr(reason, "strerror", None) or str(reason)
-            code = _CODES.get(number, "io.write")
-            raise make(code, message, path=given, errno=number) from reason
+            raise make(code_of(number, "io.write"), message, path=given, errno=number) from reason
 
 
 @contextlib.contextmanager

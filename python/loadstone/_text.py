@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 from loadstone import _core
 from loadstone._errors import make
 
-_CODES: dict[type[OSError], str] = {FileNotFoundError: "io.not_found", PermissionError: "io.denied"}
+_CODES = {
+    errno.ENOENT: "io.not_found",
+    errno.EACCES: "io.denied",
+    errno.EPERM: "io.denied",
+    errno.EROFS: "io.denied",
+    errno.ENOSPC: "io.no_space",
+    errno.EDQUOT: "io.no_space",
+    errno.EFBIG: "io.no_space",
+}
+
+
+def code_of(number: int | None, otherwise: str) -> str:
+    """Return the error code of an ``errno``."""
+    return _CODES.get(number or 0, otherwise)
 
 
 def require_local(path: str) -> None:
@@ -29,9 +43,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
     try:
         return Path(name).read_bytes().decode("utf-8", "surrogateescape")
     except OSError as reason:
-        found = (code for kind, code in _CODES.items() if isinstance(reason, kind))
         message = f"cannot be read: {reason.strerror}"
-        raise make(next(found, "io.read"), message, path=name) from reason
+        raise make(code_of(reason.errno, "io.read"), message, path=name) from reason
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

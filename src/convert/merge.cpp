@@ -282,12 +282,13 @@ class Merger {
   static MergeDraft changed_alike(const MergeDraft& head, const MergeDraft& root) {
     MergeDraft draft = root.is_replaced ? root : head;
     draft.source = head.source;
-    if (root.is_replaced || !root.is_adapted) return draft;
+    if (root.is_replaced || !root.is_adapted()) return draft;
     for (const AddedProduct& product : root.products) {
+      draft.products.push_back(product);
+      draft.products.back().term = draft.merge.terms.size();
       draft.merge.terms.push_back(root.merge.terms[product.term]);
     }
     draft.merge.row_elements = root.merge.row_elements;
-    draft.is_adapted = true;
     return draft;
   }
 
@@ -300,7 +301,7 @@ class Merger {
       const bool has_twin = std::ranges::any_of(drafts_.items, [&](const auto& other) {
         return other.first != name && other.second.source.shape == shape;
       });
-      if (!draft.is_adapted || is_known || !head_.may_tie(name, shape, has_twin)) continue;
+      if (!draft.is_adapted() || is_known || !head_.may_tie(name, shape, has_twin)) continue;
       fail(name, fmt::format("an adapter changes '{}', which the config (tie_word_embeddings) ties "
                              "to another tensor, whose name is not known",
                              printable(name)));

@@ -181,7 +181,7 @@ class Adder {
     }
     draft.boxes = numbers_.boxes(source);
     draft.merge = {};
-    draft.is_replaced = draft.is_adapted = true;
+    draft.is_replaced = true;
     draft.replacement = source.tensor;
   }
 
@@ -237,7 +237,6 @@ class Adder {
     if (!is_first(*place, draft, term, added, module.left->name)) return;
     draft.merge.terms.push_back(std::move(term));
     draft.products.push_back(added);
-    draft.is_adapted = true;
   }
 
   // False: the adapter repeats the product under another name of a tie.

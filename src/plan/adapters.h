@@ -23,10 +23,11 @@ struct MergeDraft {
   Merge merge;
   std::vector<AddedProduct> products;
   bool is_replaced = false;       // by an adapter's own tensor
-  bool is_adapted = false;        // replaced, or changed by a product of an adapter
   std::uint32_t replacement = 0;  // the adapter's tensor that replaces it
   // Where it is no number that could be changed: why, in a few words.
   std::string obstacle{};
+
+  [[nodiscard]] bool is_adapted() const noexcept { return is_replaced || !products.empty(); }
 };
 
 // Those of a base. Adapters may know a tensor by other names too: those of its ties, and that of

@@ -127,7 +127,7 @@ void Planner::merge_adapters() {
   settle_checks(base);
   for (auto& [name, draft] : base.items) {
     const std::size_t root = index_.at(name);
-    if (!draft.is_adapted || roots_[root] != root ||
+    if (!draft.is_adapted() || roots_[root] != root ||
         plan_.targets[root].recipe.origin != Origin::checkpoint)
       continue;
     take_draft(root, std::move(draft), decodings_begin);

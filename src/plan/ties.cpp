@@ -25,7 +25,9 @@ struct SameValue {
 };
 
 bool share_value(const Catalog& catalog, const MergeDraft& first, const MergeDraft& second) {
-  if (!first.is_adapted || !second.is_adapted) return first.is_adapted == second.is_adapted;
+  if (!first.is_adapted() || !second.is_adapted()) {
+    return first.is_adapted() == second.is_adapted();
+  }
   const auto& tensors = catalog.tensors();
   if (first.is_replaced != second.is_replaced ||
       first.merge.terms.size() != second.merge.terms.size() ||
@@ -45,7 +47,7 @@ Finding split_finding(const std::vector<SameValue>& values) {
   std::vector<std::string> changed;
   std::vector<std::string> kept;
   for (const SameValue& value : values) {
-    auto& names = value.draft->is_adapted ? changed : kept;
+    auto& names = value.draft->is_adapted() ? changed : kept;
     names.push_back(value.root);
     names.insert(names.end(), value.others.begin(), value.others.end());
   }
@@ -259,7 +261,7 @@ void Planner::settle_checks(const MergeDrafts& drafts) {
   std::vector<std::size_t> idle;
   for (TieCheck& check : plan_.tie_checks) {
     const auto root = drafts.items.find(check.tied_to);
-    if (root == drafts.items.end() || !root->second.is_adapted) continue;
+    if (root == drafts.items.end() || !root->second.is_adapted()) continue;
     check.is_error = true;
     if (root->second.is_replaced) idle.push_back(index_.at(check.name));
   }

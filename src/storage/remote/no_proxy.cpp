@@ -10,6 +10,8 @@
 #include <optional>
 #include <string>
 
+#include "storage/remote/private_address.h"
+
 namespace loadstone {
 
 namespace {
@@ -33,14 +35,6 @@ std::optional<Address> address_of(std::string_view text) {
   return address;
 }
 
-bool have_same_bits(const Address& a, const Address& b, unsigned bits) noexcept {
-  for (unsigned bit = 0; bit < bits; ++bit) {
-    const unsigned mask = 0x80u >> (bit % 8);
-    if ((a.bytes[bit / 8] & mask) != (b.bytes[bit / 8] & mask)) return false;
-  }
-  return true;
-}
-
 bool is_in_network(const Address& host, std::string_view entry) {
   const std::size_t slash = std::min(entry.find('/'), entry.size());
   const auto network = address_of(entry.substr(0, slash));
@@ -51,7 +45,7 @@ bool is_in_network(const Address& host, std::string_view entry) {
     const auto [after, problem] = std::from_chars(entry.data() + slash + 1, end, bits);
     if (problem != std::errc() || after != end || bits > network->bits) return false;
   }
-  return have_same_bits(host, *network, bits);
+  return have_same_bits(host.bytes, network->bytes, bits);
 }
 
 std::string_view without_dots(std::string_view name) noexcept {

@@ -55,17 +55,9 @@ constexpr std::array<NetworkV6, 10> networks_v6 = {{
     {{0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff}, 96, 12},        // IPv4-translated, RFC 2765
 }};
 
-bool is_in(const in6_addr& address, const NetworkV6& network) noexcept {
-  for (unsigned bit = 0; bit < network.bits; ++bit) {
-    const unsigned mask = 0x80u >> (bit % 8);
-    if (((address.s6_addr[bit / 8] ^ network.prefix[bit / 8]) & mask) != 0) return false;
-  }
-  return true;
-}
-
 bool is_private_v6(const in6_addr& address) noexcept {
   return std::ranges::any_of(networks_v6, [&](const NetworkV6& network) {
-    if (!is_in(address, network)) return false;
+    if (!have_same_bits(address.s6_addr, network.prefix, network.bits)) return false;
     if (network.inner < 0) return true;
     std::uint32_t inner = 0;
     std::memcpy(&inner, address.s6_addr + network.inner, sizeof inner);
@@ -74,6 +66,15 @@ bool is_private_v6(const in6_addr& address) noexcept {
 }
 
 }  // namespace
+
+bool have_same_bits(std::span<const unsigned char> a, std::span<const unsigned char> b,
+                    unsigned bits) noexcept {
+  for (unsigned bit = 0; bit < bits; ++bit) {
+    const unsigned mask = 0x80u >> (bit % 8);
+    if (((a[bit / 8] ^ b[bit / 8]) & mask) != 0) return false;
+  }
+  return true;
+}
 
 bool is_private_address(const sockaddr& address) noexcept {
   if (address.sa_family == AF_INET) {

@@ -3,9 +3,14 @@
 #include <sys/socket.h>
 
 #include <optional>
+#include <span>
 #include <string>
 
 namespace loadstone {
+
+// Returns true if the first bits of two addresses, in network order, are the same.
+[[nodiscard]] bool have_same_bits(std::span<const unsigned char> a,
+                                  std::span<const unsigned char> b, unsigned bits) noexcept;
 
 // Loopback, link-local, private and shared networks, whose addresses mean a different machine
 // to each caller; IPv6 addresses too that a translator or tunnel sends to one of them.
