@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -355,3 +356,47 @@ def test_files_of_a_hub_cache_are_those_that_were_published(source: Path, tmp_pa
     assert difference["found"] == hashlib.sha256(blob.read_bytes()).hexdigest()
     assert "verify.no_digest" in output("verify", source, "--digests", status=1)
     output("verify", snapshot, source, "--digests", status=2)
+
+
+def published(folder: Path, snapshot: Path) -> None:
+    """A snapshot in a hub's cache of a folder's files."""
+    blobs = snapshot.parent.parent / "blobs"
+    for made in (blobs, snapshot):
+        made.mkdir(parents=True)
+    for file in folder.iterdir():
+        data = file.read_bytes()
+        git = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        name = hashlib.sha256(data).hexdigest() if file.suffix == ".safetensors" else git
+        (blobs / name).write_bytes(data)
+        (snapshot / file.name).symlink_to(f"../../blobs/{name}")
+
+
+def changed(snapshot: Path) -> str:
+    path = snapshot / "config.json"
+    path.resolve().write_text(path.read_text().replace("1", "2"))
+    return "config.json"
+
+
+def added(name: str) -> Callable[[Path], str]:
+    def add(snapshot: Path) -> str:
+        (snapshot / name).parent.mkdir(exist_ok=True)
+        (snapshot / name).write_text("x = 1")
+        return name
+
+    return add
+
+
+@pytest.mark.parametrize(
+    "change", [changed, added("modeling.py"), added("pytorch_model.bin"), added("1_Pooling/a.json")]
+)
+def test_all_files_of_a_snapshot_are_those_that_were_published(
+    change: Callable[[Path], str], source: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(source, tmp_path / "folder")
+    (folder / "config.json").write_text('{"rms_norm_eps": 1e-6}')
+    snapshot = tmp_path / "models--org--name/snapshots/0123abc"
+    published(folder, snapshot)
+    output("verify", snapshot, "--digests")
+    name = change(snapshot)
+    assert name in output("verify", snapshot, "--digests", status=1)
+    output("verify", snapshot / "model.safetensors", "--digests")  # that file alone
