@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import COMMAND, output
@@ -400,3 +401,41 @@ def test_all_files_of_a_snapshot_are_those_that_were_published(
     name = change(snapshot)
     assert name in output("verify", snapshot, "--digests", status=1)
     output("verify", snapshot / "model.safetensors", "--digests")  # that file alone
+
+
+def emptied(receipt: dict[str, Any]) -> None:
+    receipt["sources"][0]["tensors"] = []
+
+
+def set_field(field: str, value: object) -> Callable[[dict[str, Any]], None]:
+    def change(receipt: dict[str, Any]) -> None:
+        receipt["sources"][0]["tensors"][0][field] = value
+
+    return change
+
+
+def listed_twice(receipt: dict[str, Any]) -> None:
+    receipt["sources"].append(receipt["sources"][0])
+
+
+def overlapping(receipt: dict[str, Any]) -> None:
+    tensors = receipt["sources"][0]["tensors"]
+    tensors.append(tensors[0] | {"name": "again"})
+
+
+WRONG = [emptied, listed_twice, overlapping, set_field("name", "n")]
+WRONG += [set_field("shape", [1 << 63] * 2), set_field("encoding", "I8")]
+
+
+@pytest.mark.parametrize("change", WRONG)
+def test_a_receipt_of_a_load_lists_what_was_read(
+    change: Callable[[dict[str, Any]], None], source: Path, tmp_path: Path
+) -> None:
+    """By the digest of each tensor that a target was made of, and as the file's header has it."""
+    file = tmp_path / "load.json"
+    output("load", source, "--receipt", "xxh3-128", "--receipt-file", file)
+    output("verify", source, "--receipt-file", file)
+    receipt = json.loads(file.read_text())
+    change(receipt)
+    file.write_text(json.dumps(receipt))
+    output("verify", source, "--receipt-file", file, status=1)
