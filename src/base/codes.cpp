@@ -43,7 +43,8 @@ constexpr auto codes = std::to_array<CodeInfo>({
     {"convert.not_copied", "A file beside the model does not come along.",
      "Copy it by hand if a program needs it."},
     {"convert.overflow", "Finite numbers are too large for the dtype that they are to become.",
-     "Choose a wider dtype (bf16, f32); --allow-non-finite (allow_non_finite=True) goes on."},
+     "Choose a wider dtype (bf16, f32), unless a scale is to blame; --allow-non-finite "
+     "(allow_non_finite=True) goes on."},
     {"convert.redone", "A shard that an earlier run finished, or its source, has changed since.",
      "Nothing to do: the shard is made again; look for what changed it."},
     {"convert.requantized", "Tensors that are quantized already are rounded once more.",
@@ -387,7 +388,9 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "The checkpoint is damaged, or of another format than its names say."},
     {"q.code", "A quantized weight's table of codes is not the one of its encoding.",
      "No library decodes with it; write the checkpoint again."},
-    {"q.config", "A config and the tensors beside it disagree on how they are quantized.",
+    {"q.config",
+     "A config gives a field twice, contradicts itself, or disagrees with the tensors beside it on "
+     "how they are quantized.",
      "Take the config that was written with the tensors: readers decode by what it says."},
     {"q.dtype", "A part of a quantized weight has another dtype than its encoding asks for.",
      "Give the parts as the library made them."},

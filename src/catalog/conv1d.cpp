@@ -11,6 +11,7 @@
 
 #include "base/json_dom.h"
 #include "base/python_json.h"
+#include "base/repeated_field.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
 #include "loadstone/error.h"
@@ -59,17 +60,20 @@ bool has_conv1d(std::string_view config) {
 
 bool has_conv1d(const Catalog& catalog, Storage* storage) {
   constexpr std::uint64_t bytes_max = 16u << 20;
+  const std::string path = join_path(catalog.root(), "config.json");
+  std::string text;
   try {
     // One member of it is looked at, so it may be wherever the weights may be.
     const FileOpener opener{catalog.storage(storage), true};
-    const auto source = opener.open(join_path(catalog.root(), "config.json"), catalog.root());
+    const auto source = opener.open(path, catalog.root());
     if (source->identity().bytes > bytes_max) return false;
-    std::string text(source->identity().bytes, '\0');
+    text.resize(source->identity().bytes);
     source->read(0, std::as_writable_bytes(std::span(text)));
-    return has_conv1d(text);
   } catch (const Error&) {
     return false;
   }
+  refuse_repeated_fields(text, path);
+  return has_conv1d(text);
 }
 
 bool is_conv1d_weight(std::string_view name) noexcept {

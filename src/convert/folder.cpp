@@ -14,6 +14,7 @@
 #include <system_error>
 
 #include "base/only_errors.h"
+#include "base/repeated_field.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
 #include "convert/sub_folders.h"
@@ -96,11 +97,13 @@ bool is_known(std::string_view name, bool with_code) {
 
 }  // namespace
 
+// Of a file of JSON that is read for what it says.
 static std::string text_of(ByteSource& file, std::uint64_t bytes_max) {
   const std::uint64_t bytes = file.identity().bytes;
   if (bytes > bytes_max) fail(file.path(), EFBIG);
   std::string text(bytes, '\0');
   file.read(0, std::as_writable_bytes(std::span(text)));
+  refuse_repeated_fields(text, file.path());
   return text;
 }
 

@@ -278,7 +278,7 @@ std::string with_section(const std::string& config, const std::string& section) 
     if (std::ranges::find(quantization_members, key) == quantization_members.end()) return false;
     return key != ours || level > 0 || !std::exchange(is_kept, false);
   };
-  const std::string rest = without_members(config, drops, 1);
+  const std::string rest = without_members(config, drops, config_depth_max);
   return section.empty() ? rest : with_member(rest, ours, section);
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/repeated_field.h"
 #include "base/text.h"
 #include "catalog/config_claim.h"
 #include "catalog/open_file.h"
@@ -147,14 +148,17 @@ std::string described(const Stored& stored) {
 }  // namespace
 
 std::string config_text(const FileOpener& opener, const std::string& folder, const char* name) {
+  const std::string path = join_path(folder, name);
+  std::string text;
   try {
-    const auto source = opener.open(join_path(folder, name), folder);
-    std::string text(std::min(source->identity().bytes, config_bytes_looked_at), '\0');
+    const auto source = opener.open(path, folder);
+    text.resize(std::min(source->identity().bytes, config_bytes_looked_at));
     source->read(0, std::as_writable_bytes(std::span(text)));
-    return text;
   } catch (const Error&) {
     return {};
   }
+  refuse_repeated_fields(text, path);
+  return text;
 }
 
 std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage) {
