@@ -15,7 +15,8 @@ from loadstone._errors import make
 from loadstone._modules import named_modules
 from loadstone._receipt import Receipt
 from loadstone._report import OFFLOADED, Provenance, Report
-from loadstone._terminal import printable
+from loadstone._terminal import printable, warn
+from loadstone._warn import users_level
 
 if TYPE_CHECKING:
     from loadstone._skeleton_walk import TensorSlot
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 # Where PEFT's layers, and those that are trained as a whole, hold the one that was there before.
 _OF_ADAPTERS = ("base_layer", "original_module")
+# A warning names this many of the tensors that others hold, and counts the others.
+_LISTED_MAX = 8
+_AFTER_THE_LOAD = "Make what holds them (an optimizer, a closure) after the load"
 
 
 @dataclass
@@ -67,7 +71,9 @@ class Audit:
         ):
             if names:
                 some = ", ".join(map(self._named, names[:5])) + (", ..." if len(names) > 5 else "")
-                raise make(code, f"{len(names)} tensors {what}: {some}", tensor=names[0])
+                is_held = any(name in self.held_elsewhere for name in names)
+                advice = f". {_AFTER_THE_LOAD}" if is_held else ""
+                raise make(code, f"{len(names)} tensors {what}: {some}{advice}", tensor=names[0])
 
     def _named(self, name: str) -> str:
         holder = self.held_elsewhere.get(name)
@@ -269,6 +275,35 @@ def audit(
     if receipt is not None:
         _compare(result, slots, receipt)
     return result
+
+
+def prove(model: Any, report: Report | None = None) -> None:
+    """Requires a value with an origin for every tensor, and warns of tensors that others hold."""
+    result = audit(model, report)
+    result.require_real()
+    _warn_of_holders(result)
+
+
+def warn_of_replaced(model: Any) -> None:
+    """Warns of tensors that a load had to replace while something held them."""
+    result = Audit()
+    _find_holders(result, model, [])
+    _warn_of_holders(result)
+
+
+def _warn_of_holders(result: Audit) -> None:
+    """One warning for all tensors of the model whose holders do not see the loaded values."""
+    names = list(result.held_elsewhere)
+    if not names:
+        return
+    listed = ", ".join(map(result._named, names[:_LISTED_MAX]))
+    more = f" and {len(names) - _LISTED_MAX} more" if len(names) > _LISTED_MAX else ""
+    what = "tensor of the model has a holder" if len(names) == 1 else "tensors have holders"
+    warn(
+        f"{len(names)} {what} without the loaded value: {listed}{more}. {_AFTER_THE_LOAD}",
+        UserWarning,
+        stacklevel=users_level(),
+    )
 
 
 def _find_holders(result: Audit, model: Any, slots: list[TensorSlot]) -> None:

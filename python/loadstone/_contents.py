@@ -1,9 +1,9 @@
 """Tensor objects that keep their identity while their contents change.
 
-Optimizers, closures, partials and other owners hold a tensor by identity. ``.data`` and ``set_``
-cannot cross from meta into memory, or from one dtype to another; torch can exchange the contents of
-two tensor objects. It refuses where somebody holds a weak reference to one of them, or where C++
-code (an autograd graph, a ``Reducer``) holds it: then the model gets another object.
+Optimizers, closures, partials and other owners hold a tensor by identity. ``.data`` takes memory of
+any dtype and device, but cannot cross from meta into memory or back. There torch can exchange the
+contents of two tensor objects. It refuses if a weak reference to one of them exists, or if C++ code
+(an autograd graph, a ``Reducer``) holds it: then the model gets another object.
 """
 
 from __future__ import annotations
@@ -33,7 +33,24 @@ def may_change(slot: TensorSlot) -> bool:
     """
     if slot.share is not None or slot.obstacle or slot.tie_of is not None:
         return False
-    return (slot.tensor.is_meta or slot.kind == "parameter") and _is_free(slot.tensor)
+    return slot.tensor.is_meta or slot.kind == "parameter"
+
+
+def takes_data(slot: TensorSlot, value: torch.Tensor) -> bool:
+    """Return whether ``.data`` can be set to a value, which no holder of the tensor prevents."""
+    import torch
+
+    tensor = slot.tensor
+    if not may_change(slot) or tensor.is_inference():
+        return False
+    if tensor.requires_grad and not (value.is_floating_point() or value.is_complex()):
+        return False
+    return bool(torch._has_compatible_shallow_copy_type(tensor, value))
+
+
+def may_exchange(slot: TensorSlot) -> bool:
+    """Return whether the contents of a slot's tensor can be exchanged."""
+    return may_change(slot) and _is_free(slot.tensor)
 
 
 def _is_free(tensor: Any) -> bool:

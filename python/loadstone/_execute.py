@@ -14,7 +14,8 @@ from loadstone._audit import Loads, remember
 from loadstone._dtypes import dtype_name, element_dtype, has_name
 from loadstone._errors import FilledWarning, make
 from loadstone._holders import Own, Parameters, note_replaced
-from loadstone._homes import Homes
+from loadstone._homes import WRITTEN, Homes
+from loadstone._interrupts import held_back
 from loadstone._machine import peak_resident_bytes
 from loadstone._progress import ProgressCallback, shown
 from loadstone._ranks import renew
@@ -118,15 +119,15 @@ def _run(
         if split or tied_again:
             slots_of(model, anew=True)
         report = make_report(plan, model, filled.core, tied_again)
-        _ties.warn(report, plan.findings)
         if settle is not None:
             settle(filled.offload, report)
         if plan._whole is not None:
             _read_once.finish()
         filled.offload.commit()  # the last step: with it the model and its folder are new
     except BaseException as error:
-        if not filled.offload.is_committed:
-            before.restore(filled, error)
+        with held_back():
+            if not filled.offload.is_committed:
+                before.restore(filled, error)
         raise
     _ties.unbind(model, [name for name in split if name not in untied], different)
     report.sync_seconds = filled.offload.sync_seconds
@@ -249,6 +250,7 @@ def read_values(
             core = _read(plan, homes, values, threads, callback, receipt or "", reading or {})
         _core.require_delivered(plan._core, core)
         warn_of_overflows(core.findings)
+        _ties.warn(core.findings, plan.findings)
         return Filled(slots, values, core, homes, plan._extra.read())
     except BaseException as error:
         homes.report_half_written(error)
@@ -316,7 +318,8 @@ def make_report(
         provenance[name] = dataclasses.replace(
             provenance[name], origin="tie", tie_of=root, sources=()
         )
-    for name in recompute(model):
+    given = {entry.target for entry in provenance.values() if entry.origin in WRITTEN}
+    for name in recompute(model, given):
         reason = "recomputed from the model's parameters"
         provenance[name] = dataclasses.replace(provenance[name], reason=reason)
     if plan._units is not None:
@@ -478,7 +481,9 @@ def install(plan: Plan, model: Any, filled: Filled) -> None:
 
 def _placed(target: PlannedTarget, value: torch.Tensor, slot: TensorSlot) -> torch.Tensor | None:
     """The constructor's value on its planned device and in its planned dtype; None: it is there."""
-    if value.is_meta:
+    from loadstone._skeleton_finish import known
+
+    if value.is_meta or known.is_computed(value):
         return None  # follows from parameters, and is computed when they have their values
     with _devices.memory_for(target.name, target.device):
         moved = value.to(device=target.device, dtype=element_dtype(target.dtype))

@@ -1,7 +1,8 @@
 """A model's tensors stay the objects that they are, and get new memory.
 
 Optimizers, hooks and other owners hold a parameter by identity. Its value is made in memory of its
-own. When everything is there, ``.data`` is set, or the contents are exchanged (``_contents``);
+own. When everything is there, ``.data`` is set; of tensors on meta the contents are exchanged
+(``_contents``);
 until then the model is as it was. Tensors that share memory share it afterwards, too: their part
 of it is copied, and all of them move.
 """
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadstone import _audit, _devices, _ties
 from loadstone import torch as memory
-from loadstone._contents import Contents, may_change
+from loadstone._contents import Contents, may_exchange, takes_data
 from loadstone._dtypes import dtype_name
 from loadstone._errors import Error
 
@@ -79,7 +80,9 @@ class Homes:
         self._pairs = list(zip(slots, targets, strict=True))
         self.in_place = in_place
         self._views: dict[int, torch.Tensor] = {}  # of copied memory, by tensor
-        self._moves: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._recast: list[tuple[torch.Tensor, torch.Tensor]] = []  # to another dtype or device
+        # Tensors with the memory and the gradient that they had.
+        self._moves: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
         self._contents = Contents()
         for group in _groups(self._pairs) if not in_place else ():
             self._views |= group.copied()
@@ -106,9 +109,12 @@ class Homes:
             _note_write(value)
             return value
         if not keeps_identity(slot, target):
-            if not may_change(slot):
+            if takes_data(slot, value):
+                self._recast.append((slot.tensor, value.detach()))
+            elif may_exchange(slot):
+                self._contents.add(slot.tensor, value)
+            else:
                 return memory.like(slot.tensor, value)
-            self._contents.add(slot.tensor, value)
             return slot.tensor
         home = self._views.get(id(slot.tensor))
         if home is None:
@@ -128,11 +134,22 @@ class Homes:
                 continue
             if self.in_place:
                 tensor.data.copy_(home)
+                _note_write(tensor)
             else:
-                self._moves.append((tensor, tensor.data))
-                tensor.data = home
-            _note_write(tensor)
+                self._move(tensor, home)
+        for tensor, home in self._recast:
+            self._move(tensor, home)
+        self._recast.clear()
         self._contents.commit()
+
+    def _move(self, tensor: torch.Tensor, home: torch.Tensor) -> None:
+        """Sets ``.data``. A gradient of another dtype or device is dropped: it fits no longer."""
+        grad = tensor.grad if tensor.is_leaf else None
+        self._moves.append((tensor, tensor.data, grad))
+        if grad is not None and (grad.dtype, grad.device) != (home.dtype, home.device):
+            tensor.grad = None
+        tensor.data = home
+        _note_write(tensor)
 
     def final(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor that the model has in place of one that :meth:`take` returned."""
@@ -161,8 +178,10 @@ class Homes:
 
     def undo(self) -> None:
         """Gives them those that they had before :meth:`commit`."""
-        for tensor, data in self._moves:
+        for tensor, data, grad in self._moves:
             tensor.data = data
+            if grad is not None:
+                tensor.grad = grad
         self._contents.undo()
 
 

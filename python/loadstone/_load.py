@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loadstone import _core
-from loadstone._audit import audit
+from loadstone._audit import prove
 from loadstone._catalog import Checkpoint
 from loadstone._plan import Plan
 from loadstone._planning import plan
@@ -55,14 +55,15 @@ def load(
         if plan_arguments.get("strict") is False:
             _warn_of_nothing(made)
         _warn_of_unexpected(made)
-        report = made.execute(
+        report = made._carry_out(
+            model,
             progress=progress,
             threads=threads,
             receipt=receipt,
             read_ahead_bytes=read_ahead_bytes,
             interleave=interleave,
         )
-        audit(model, report).require_real()
+        prove(model, report)
     return report
 
 

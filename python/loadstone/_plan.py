@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadstone import _core, _machine, _remote
+from loadstone._audit import warn_of_replaced
 from loadstone._errors import Error, count_argument, make
 from loadstone._extra_state import ExtraState
 from loadstone._needs import Needs
@@ -125,8 +126,9 @@ class Plan:
         """Loads, exactly as planned. Until the last byte is there the model is as it was.
 
         A parameter or buffer that has memory stays the object that it is and gets new memory, in
-        its own order of strides; where device or dtype change, it is a new one. A plan that was
-        made ``in_place`` writes to the memory that is there.
+        its own order of strides; a buffer whose device or dtype changes is a new one, and the
+        gradient of such a parameter is dropped. A plan that was made ``in_place`` writes to the
+        memory that is there.
 
         Args:
             model: needed for a plan that was read from a file.
@@ -151,8 +153,6 @@ class Plan:
             LoadError: input or output failed, a shard changed, or memory ran out; names file,
                 tensor and offset.
         """
-        from loadstone import _execute
-
         if model is not None and into is not None:
             raise make("plan.options", "pass the model as model= or as into=", field="into")
         given = into if into is not None else model
@@ -160,21 +160,42 @@ class Plan:
         if subject is None:
             raise make("plan.options", "this plan has no model: pass model=", field="model")
         with in_turn_with(subject):
-            count = count_argument("threads", threads or 0)
-            return _execute.run(
-                self,
+            report = self._carry_out(
                 subject,
                 progress=progress,
-                threads=count,
+                threads=threads,
                 receipt=receipt,
+                read_ahead_bytes=read_ahead_bytes,
+                interleave=interleave,
                 in_place=into is not None or self._in_place,
-                reading={
-                    "read_ahead_bytes": count_argument(
-                        "read_ahead_bytes", read_ahead_bytes, 2**63 - 1
-                    ),
-                    "interleave": bool(interleave),
-                },
             )
+            warn_of_replaced(subject)
+        return report
+
+    def _carry_out(
+        self,
+        model: Any,
+        *,
+        progress: bool | Callable[[int, int], object],
+        threads: int | None,
+        receipt: str | None,
+        read_ahead_bytes: int,
+        interleave: bool,
+        in_place: bool | None = None,
+    ) -> Report:
+        """Loads; the caller has its turn with the model, and looks for holders of its tensors."""
+        from loadstone import _execute
+
+        ahead = count_argument("read_ahead_bytes", read_ahead_bytes, 2**63 - 1)
+        return _execute.run(
+            self,
+            model,
+            progress=progress,
+            threads=count_argument("threads", threads or 0),
+            receipt=receipt,
+            in_place=in_place,
+            reading={"read_ahead_bytes": ahead, "interleave": bool(interleave)},
+        )
 
     def to_json(self) -> str:
         """The plan as text that the command line and C++ programs carry out too."""

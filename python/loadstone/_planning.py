@@ -18,7 +18,6 @@ from loadstone._policies import missing_policies
 from loadstone._quantization import Quantization
 from loadstone._ranks import local_ranks, mesh_device
 from loadstone._rules import Rules, is_file, is_json, rules_or_recipes
-from loadstone._targets import planned_targets
 from loadstone._traced import Traced
 from loadstone._weighted import Adapters, Weighted, adapters
 
@@ -186,7 +185,7 @@ def make_plan(
         options: for the core: ``mmap`` ...; ``allows_unknown_modules``: of a device map, a warning.
     """
     needs, traced, merged = needs_of(model), traced or Traced(None), adapters or Adapters()
-    traced.adjust(needs.targets)
+    traced.adjust(needs.targets, merged.keeps_ties)
     if (units := traced.units) is not None:
         dtype, quantize = _take_over(units, needs, dtype), {**(quantize or {}), **units.quantize}
     needs.findings += traced.findings + traced.unexpected_findings(unexpected)
@@ -228,8 +227,6 @@ def make_plan(
         core = make_core(needs.targets, **last)
     whole = _whole(functools.partial(make_core, **last), needs, catalog) if read_once else None
     policies = {default, *single.values(), *dict(patterns).values()}
-    if merged.tie == "keep" and merged.rows:
-        needs.findings += _ties.kept_apart(needs.module, needs.slots, planned_targets(core))
     return _finished(
         core, needs, units, in_place, effect, set() if initialises else policies, whole
     )

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -157,10 +158,14 @@ def skeleton_record(model: Any) -> SkeletonRecord:
     return record
 
 
-def recompute(model: Any) -> list[str]:
+def recompute(model: Any, given: Collection[str] = ()) -> list[str]:
     """Gives tensors that follow from parameters their values, from the parameters as they are now.
 
-    Views of a parameter become views of the one that is there now. Returns the names.
+    Views of a parameter become views of the one that is there now. Later loads compute the others
+    again. Returns the names.
+
+    Args:
+        given: names whose values were read, and stay.
     """
     import torch
 
@@ -176,10 +181,13 @@ def recompute(model: Any) -> list[str]:
         fact = known.facts.get(storage_key(slot.tensor) or 0)
         if slot.kind == "parameter" or fact is None or fact.derivation is None:
             continue
+        if slot.name in given:
+            continue
         if id(slot.tensor) not in done:
             ref = Ref(slot.tensor, fact.derivation.home)
             with torch.no_grad():
                 done[id(slot.tensor)] = fact.derivation.compute(ref)
+            known.note_computed(done[id(slot.tensor)], fact.derivation)
         slot.replace(done[id(slot.tensor)])
         names.append(slot.name)
     return names

@@ -141,6 +141,20 @@ class Known:
             for key in [key for key, fact in self.facts.items() if is_expired(fact.storage)]:
                 del self.facts[key]
 
+    def note_computed(self, tensor: torch.Tensor, derivation: Derivation) -> None:
+        """Notes a computed tensor, so that the next load computes it again. A view needs no note:
+        it has its parameter's memory.
+        """
+        key = storage_key(tensor)
+        if key is not None and not derivation.home.is_parameter:
+            with self.lock:
+                self.facts[key] = Fact(storage_weakly(tensor), "derived", "", derivation)
+
+    def is_computed(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor follows from parameters, and is computed after each load."""
+        fact = self.facts.get(storage_key(tensor) or 0)
+        return fact is not None and not is_expired(fact.storage) and fact.derivation is not None
+
     def add(self, build: Build, derivations: dict[Home, Derivation], modules: list[Any]) -> None:
         """Keeps what a build found out, for as long as the tensors and modules live."""
         with self.lock:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loadstone import _core
 from loadstone import _terminal as terminal
+from loadstone._warn import users_level
 
 if TYPE_CHECKING:
     from loadstone._plan import Plan
-    from loadstone._report import Report
     from loadstone._skeleton_walk import TensorSlot
     from loadstone._targets import PlannedTarget
 
@@ -43,21 +44,6 @@ def findings(
 
 # The end of the message by which a plan, a saved one too, knows names with values of their own.
 _BOTH = "both are loaded, and equal values are tied again"
-
-
-def kept_apart(
-    model: Any, slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]
-) -> Iterator[_core.Finding]:
-    """Errors for ``tie="keep"`` where an adapter changes a tie whose names are loaded apart."""
-    planned = {target.name: target for target in targets if target.origin != "tie"}
-    roots = dict(getattr(model, "all_tied_weights_keys", None) or {})
-    roots |= {slot.name: slot.tie_of for slot in slots if slot.tie_of is not None}
-    for name, root in roots.items():
-        if name in planned and root in planned and (planned[name].merged or planned[root].merged):
-            message = f"'{name}' is tied to '{root}', the checkpoint holds both, and an adapter "
-            message += 'changes one: tie="keep" would change it alone'
-            advice = 'merge first, with tie="keep" (--tie keep), and load the result'
-            yield _core.Finding("error", "merge.tie", name, [], message, advice)
 
 
 def untied_findings(untied: Mapping[str, str]) -> list[_core.Finding]:
@@ -102,12 +88,35 @@ def unbind(model: Any, names: Sequence[str], different: Sequence[str] = ()) -> N
     forget(model, [*names, *different])
     if not names:
         return
-    config = getattr(model, "config", None)
-    each: Any
-    for each in (config, getattr(config, "text_config", None)):
-        if getattr(each, "tie_word_embeddings", False):
+    if not any(_ties_words(part) for part in _parts(getattr(model, "config", None))):
+        return
+    for part in _parts(_own_config(model)):
+        if _ties_words(part):
             with contextlib.suppress(AttributeError, TypeError):
-                each.tie_word_embeddings = False
+                part.tie_word_embeddings = False
+
+
+def _ties_words(config: Any) -> bool:
+    return bool(getattr(config, "tie_word_embeddings", False))
+
+
+def _parts(config: Any) -> tuple[Any, Any]:
+    return config, getattr(config, "text_config", None)
+
+
+def _own_config(model: Any) -> Any:
+    """Gives the model's modules a copy of its config, which other models may share."""
+    old = model.config
+    new = copy.deepcopy(old)
+    copies = {id(old): new}
+    for name, part in vars(old).items():
+        if hasattr(part, "to_dict"):
+            copies[id(part)] = getattr(new, name)
+    for module in (model, *getattr(model, "modules", list)()):
+        own = copies.get(id(vars(module).get("config")))
+        if own is not None:
+            module.config = own
+    return new
 
 
 def restore(model: Any, untied: dict[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -117,7 +126,8 @@ def restore(model: Any, untied: dict[str, str]) -> tuple[dict[str, str], list[st
         untied: names that the model tied, with their roots; the checkpoint holds both.
 
     Returns:
-        The names that are tied again, each with its root, and those with values of their own.
+        The names that are tied again, each with its root, and those that stay apart: of other
+        values, or of values that are not in memory and so not compared.
     """
     import torch
 
@@ -126,11 +136,14 @@ def restore(model: Any, untied: dict[str, str]) -> tuple[dict[str, str], list[st
     slots = {slot.name: slot for slot in slots_of(model)}
     equal: dict[str, str] = {}
     different: list[str] = []
+    elsewhere: list[str] = []
     for name, root in untied.items():
         first, second = slots[root].tensor, slots[name].tensor
-        if first is second or first.is_meta or second.is_meta:
+        if first is second:
             continue
-        if first.device == second.device and torch.equal(first, second):
+        if first.is_meta or second.is_meta:
+            elsewhere.append(name)
+        elif first.device == second.device and torch.equal(first, second):
             slots[name].replace(first)
             equal[name] = root
         else:
@@ -140,18 +153,18 @@ def restore(model: Any, untied: dict[str, str]) -> tuple[dict[str, str], list[st
         terminal.warn(
             f"the checkpoint holds other values for tied tensors, which are kept apart: {named}",
             UserWarning,
-            stacklevel=2,
+            stacklevel=users_level(),
         )
-    return equal, different
+    return equal, different + elsewhere
 
 
-def warn(report: Report, planned: Sequence[_core.Finding]) -> None:
+def warn(found: Iterable[_core.Finding], planned: Sequence[_core.Finding]) -> None:
     """Warns of values that differ under the names of one tie, which only the load shows."""
     known = {(each.code, each.message) for each in planned}
-    for each in report.findings:
+    for each in found:
         is_tie = each.code == "plan.tie" and each.severity == "warning"
         if is_tie and (each.code, each.message) not in known:
-            terminal.warn(each.message, UserWarning, stacklevel=2)
+            terminal.warn(each.message, UserWarning, stacklevel=users_level())
 
 
 def split_names(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]) -> list[str]:

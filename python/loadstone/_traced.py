@@ -41,12 +41,14 @@ class Traced:
     untied: dict[str, str] = field(default_factory=dict)
     units: QuantizedWeights | None = None
 
-    def adjust(self, targets: Sequence[_core.Target]) -> None:
+    def adjust(self, targets: Sequence[_core.Target], keeps_ties: bool = False) -> None:
         """Sets the ties and the final dtypes of targets.
 
         Names that the model ties and names that its library will tie are one group with one root,
         whatever their order.
         """
+        if keeps_ties:
+            self._keep_ties()
         parents: dict[str, str] = {}
 
         def top(name: str) -> str:
@@ -72,6 +74,13 @@ class Traced:
             target.tie_of = "" if root == target.name else root
             if final := self.dtypes.get(root) or dtypes.get(top(root)):
                 target.dtype = final
+
+    def _keep_ties(self) -> None:
+        """Makes names that the checkpoint holds values of their own for one tensor again."""
+        untied, self.untied = self.untied, {}
+        self.findings = [
+            each for each in self.findings if each.code != "plan.tie" or each.target not in untied
+        ]
 
     def broken(self) -> list[str]:
         """Quantized weights that cannot be loaded, each with a finding."""

@@ -56,6 +56,11 @@ class Adapters:
     rows: tuple[tuple[float, list[str]], ...] = ()
     tie: str = "split"
 
+    @property
+    def keeps_ties(self) -> bool:
+        """Whether all names of a tie change with one of them."""
+        return bool(self.catalogs) and self.tie == "keep"
+
     def behind(self, base: Catalog) -> _core.Catalog:
         """The base with these behind it."""
         return joined([base, *self.catalogs]) if self.catalogs else base._core
@@ -72,4 +77,12 @@ def adapters(
     if patterns and not pairs:
         raise make("plan.options", "it goes with lora", field="lora_ignore")
     catalogs = tuple(opened(source, allow_links) for source, _ in pairs)
-    return Adapters(catalogs, tuple((float(factor), patterns) for _, factor in pairs), tie)
+    rows = tuple((float(factor), patterns) for _, factor in pairs)
+    return Adapters(catalogs, rows, tie_argument(tie))
+
+
+def tie_argument(tie: str) -> str:
+    """Return the word; the core knows which words there are."""
+    if isinstance(tie, str) and tie:
+        return tie
+    raise make("plan.options", "not a word", field="tie", found=repr(tie), expected="split, keep")

@@ -137,10 +137,11 @@ def trace(model: Any, catalog: Catalog, *, dtype: Any = None, key_mapping: Any =
 
     quantizer = getattr(model, "hf_quantizer", None)
     built = construction_dtype(model)
-    wanted = built if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
+    is_asked = dtype not in (None, "auto")
+    wanted = torch_dtype(dtype_argument(dtype)) if is_asked else built
     keeps = releases.dtype_plan(model, wanted)
     registered = conversions.registered(model, key_mapping, quantizer)
-    question = Question(model, wanted, keeps, registered, quantizer, built)
+    question = Question(model, wanted, keeps, registered, quantizer, built, is_asked)
     derived = cache.derive(catalog, question)
     traced = load.as_traced(model, catalog, derived, ignores_mismatches=False)
     traced.untied = load.untied(model, traced.dtypes)

@@ -11,6 +11,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,142 @@ def a_tied_head_of_another_size(file: Path) -> None:
         assert model(torch.arange(4)[None]).logits.isfinite().all()
 
 
+def a_cluster(file: Path) -> None:
+    def run(source: Any = None, out: str = "parts", **options: Any) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            given = file if source is None else source
+            loadstone.convert(given, file.parent / out, cluster=pool, **options)
+
+    refused(lambda: run(loadstone.inspect(file)), "pass its path, not a catalog")
+    for wrong in ({"part": (0, 2)}, {"finish": True}, {"parts": 0}):
+        refused(lambda wrong=wrong: run(**wrong), "pass no part=, finish= or parts below 1")
+    run(parts=2, shard_size="1GB")
+    model = skeleton()
+    loadstone.load(model, file.parent / "parts")
+    whole(model)
+
+
+def an_initialiser_that_is_not_there(file: Path) -> None:
+    class Bare(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 3)
+            self.scale = torch.nn.Parameter(torch.ones(2))
+
+    def load(source: Path = file, **options: Any) -> Any:
+        with loadstone.skeleton():
+            model = Bare()
+        loadstone.load(model, source, **options)
+        return model
+
+    refused(lambda: load(missing="initialise"), "put scale into the checkpoint, or choose")
+    assert not load(missing="zeros").scale.any()
+    save_file(load_file(file) | {"scale": torch.full((2,), 7.0)}, file.parent / "more.safetensors")
+    assert torch.equal(load(file.parent / "more.safetensors").scale, torch.full((2,), 7.0))
+
+
+class Reads(Net):
+    """Code that looks at values while a state dict is loaded."""
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *rest: Any) -> None:
+        if state[f"{prefix}layer.bias"].sum().item() > 0:
+            state[f"{prefix}layer.bias"] = state[f"{prefix}layer.bias"] * 2
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+def a_hook_that_reads_values(file: Path) -> None:
+    refused(lambda: loadstone.load(Reads(), file), "or load it with load_state_dict")
+    model = Reads()
+    model.load_state_dict(loadstone.torch.load_file(file))
+    whole(model)
+    assert torch.equal(model.layer.bias, torch.full((3,), 2.0))
+
+
+class Extra(Net):
+    """An extra state that is no tensor."""
+
+    def get_extra_state(self) -> Any:
+        return {"step": 1}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.step = state["step"]
+
+
+def an_extra_state_that_is_no_tensor(file: Path) -> None:
+    path = file.parent / "extra.pt"
+    torch.save(Extra().state_dict() | {"_extra_state": {"step": 5}}, path)
+    refused(lambda: loadstone.load(Extra(), path), "load this model with load_state_dict")
+    model = Extra()
+    model.load_state_dict(torch.load(path))
+    assert model.step == 5
+
+
+class Overlapping(torch.nn.Module):
+    """Two parameters in one memory; with ``is_one``, one parameter that has a view."""
+
+    def __init__(self, is_one: bool = False) -> None:
+        super().__init__()
+        both = torch.zeros(6)
+        self.a = torch.nn.Parameter(both if is_one else both[:4])
+        if not is_one:
+            self.b = torch.nn.Parameter(both[2:])
+
+
+def parameters_that_overlap(file: Path) -> None:
+    path = file.parent / "two.safetensors"
+    state = {"a": torch.arange(4.0), "b": torch.arange(10.0, 14.0)}
+    save_file(state, path)
+    refused(lambda: loadstone.load(Overlapping(), path), "share memory, so the value of one")
+    with loadstone.skeleton():
+        model: Any = Overlapping()
+    loadstone.load(model, path)
+    assert torch.equal(model.a, state["a"]) and torch.equal(model.b, state["b"])
+    save_file({"a": torch.arange(6.0)}, path)
+    model = Overlapping(is_one=True)
+    loadstone.load(model, path)
+    assert torch.equal(model.a, torch.arange(6.0))
+    with loadstone.skeleton():
+        findings = loadstone.plan(Overlapping(), path, missing="zeros", strict=False).findings
+    assert any("make them one parameter" in each.suggestion for each in findings)
+    with loadstone.skeleton():
+        findings = loadstone.plan(Overlapping(is_one=True), path).findings
+    assert not any("one parameter" in each.suggestion for each in findings)
+
+
+def a_tensor_on_disk_by_its_own_name(file: Path) -> None:
+    def load(place: str) -> Any:
+        places = {"": "cpu", place: "disk"}
+        model = skeleton()
+        loadstone.load(model, file, device_map=places, offload_folder=file.parent / "offload")
+        return model
+
+    refused(lambda: load("layer.weight"), "name the module")
+    assert loadstone.audit(load("layer")).not_held.keys() == {"layer.weight", "layer.bias"}
+
+
+def strides_of_a_saved_model(file: Path) -> None:
+    model = Net()
+    model.layer.weight = torch.nn.Parameter(torch.arange(12.0).reshape(4, 3).T)
+    out = file.parent / "saved.safetensors"
+
+    def save(**options: Any) -> None:
+        loadstone.torch.save_model(model, out, **options)
+
+    refused(lambda: save(force_contiguous=False), "use save_model(..., force_contiguous=True)")
+    save(force_contiguous=True)
+    assert torch.equal(load_file(out)["layer.weight"], model.layer.weight)
+
+
+def options_of_servers(file: Path) -> None:
+    from loadstone._serving.options import Options
+
+    refused(lambda: Options.of({"receipt": "r", "quantize": "fp8"}), "convert the folder with")
+    loadstone.convert(file, file.parent / "out", receipt="xxh3-128")
+    model = skeleton()
+    loadstone.load(model, file.parent / "out")
+    whole(model)
+
+
 # A part of the message, and what follows the advice; or the test that does, by file and name.
 ROWS: dict[str, Callable[[Path], None] | str] = {
     "pass the model as model= or as into=": a_plan_without_a_model,
@@ -192,6 +329,19 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "the tensor is non contiguous; call": not_contiguous,
     "conjugates or negates; call .clone()": a_conjugate_view,
     "cannot be copied into; use loadstone.load()": a_model_on_meta,
+    "pass its path, not a catalog": a_cluster,
+    "a cluster runs and finishes all parts": a_cluster,
+    "into the checkpoint, or choose missing='zeros'": an_initialiser_that_is_not_there,
+    "write rules for the names or convert": a_hook_that_reads_values,
+    "load this model with load_state_dict": an_extra_state_that_is_no_tensor,
+    "build the model under loadstone.skeleton(), or make": parameters_that_overlap,
+    "make them one parameter, if a change": parameters_that_overlap,
+    "no hook loads a tensor without its module": a_tensor_on_disk_by_its_own_name,
+    "Or use save_model(..., force_contiguous=True)": strides_of_a_saved_model,
+    "a receipt is of what stands in files": options_of_servers,
+    "Make what holds them (an optimizer": "test_held_elsewhere.py::"
+    "test_the_error_for_an_optimizer_of_a_skeleton_advises_and_the_advice_works",
+    "this file names; pass trust_code=True": "test_llama_cpp.py::TRUST",
     "ignore_mismatched_sizes=True initialises it": a_tied_head_of_another_size,
     "call the model's state_dict() first": "test_bitsandbytes_graphs.py::"
     "test_a_rearranged_weight_is_not_recorded_and_the_advice_works",

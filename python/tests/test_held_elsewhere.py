@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import tempfile
+import warnings
 import weakref
 
 import pytest
@@ -133,7 +135,9 @@ def test_an_optimizer_of_an_offloaded_tensor_is_named(path, tmp_path):
     """It trains nothing that has no memory, and is no part of the model."""
     model = skeleton()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loadstone.load(model, path, device_map={"": "disk"}, offload_folder=tmp_path / "offload")
+    places = {"device_map": {"": "disk"}, "offload_folder": tmp_path / "offload"}
+    with pytest.warns(UserWarning, match=r"w \(also held by list in SGD\)"):
+        loadstone.load(model, path, **places)
     audit = loadstone.audit(model)
     assert audit.ok and audit.held_elsewhere == {"w": "also held by list in SGD"}
     assert "SGD" in str(audit) and optimizer is not None
@@ -275,3 +279,173 @@ def test_holders_in_a_model_of_transformers(tied, patched, tmp_path):
     assert torch.equal(model.lm_head.weight, expected.lm_head.weight)
     assert torch.equal(model.embedding(), expected.model.embed_tokens.weight)
     assert all(each.requires_grad for each in model.parameters())
+
+
+# --- models with memory whose dtype changes ------------------------------------------------------
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x):
+        return self.cells(x)[0]
+
+
+def with_old_weight_norm():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(4, 4)))
+
+
+def plain():
+    return nn.Sequential(nn.Linear(4, 4))
+
+
+def distributed(model):
+    """DDP of one rank, whose reducer and list of parameters hold them."""
+    folder = tempfile.mkdtemp()
+    torch.distributed.init_process_group("gloo", f"file://{folder}/all", rank=0, world_size=1)
+    try:
+        return nn.parallel.DistributedDataParallel(model)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def weight(model):
+    return next(model.parameters())
+
+
+# What keeps torch from exchanging contents: the model, and what is held beside it.
+LIVE = {
+    "nothing": (plain, lambda model: None),
+    "weak references of an LSTM": (Recurrent, lambda model: None),
+    "weight_norm": (with_old_weight_norm, lambda model: None),
+    "a live loss": (plain, lambda model: model(torch.ones(1, 2, 4)).sum()),
+    "DistributedDataParallel": (plain, distributed),
+    "a weak reference": (plain, lambda model: weakref.ref(weight(model))),
+    "a weak reference of C++": (plain, lambda model: torch._C._WeakTensorRef(weight(model))),
+}
+
+
+def loaded_by_load(model, path, dtype, in_place):
+    loadstone.load(model, path, dtype=dtype, in_place=in_place)
+
+
+def loaded_by_a_plan(model, path, dtype, in_place):
+    loadstone.plan(model, path, dtype=dtype, in_place=in_place).execute()
+
+
+def loaded_into(model, path, dtype, in_place):
+    loadstone.plan(model, path, dtype=dtype).execute(**{"into" if in_place else "model": model})
+
+
+def loaded_for_accelerate(model, path, dtype, in_place):
+    pytest.importorskip("accelerate")
+    loadstone.accelerate.load_checkpoint_and_dispatch(model, path, dtype=dtype)
+
+
+WAYS = (loaded_by_load, loaded_by_a_plan, loaded_into, loaded_for_accelerate)
+
+
+def stale(kind, way, dtype, in_place, tmp_path):
+    """Load into a model that an optimizer knows; return what its next step leaves as it was."""
+    make, hold = LIVE[kind]
+    torch.manual_seed(0)
+    state = {name: torch.randn_like(value) for name, value in make().state_dict().items()}
+    save_file(state, tmp_path / "m.safetensors")
+    model = make()
+    before = dict(model.named_parameters())
+    optimizer, held = torch.optim.SGD(model.parameters(), lr=1.0), hold(model)
+    way(model, tmp_path / "m.safetensors", dtype, in_place)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name].to(value.dtype)) and value.dtype == dtype
+    values = {name: each.detach().clone() for name, each in model.named_parameters()}
+    model(torch.ones(1, 2, 4, dtype=dtype)).square().sum().backward()
+    optimizer.step()
+    del held
+    parameters = dict(model.named_parameters())
+    same = {name for name, each in parameters.items() if each is before[name]}
+    kept = {name for name, each in parameters.items() if torch.equal(each, values[name])}
+    assert kept == parameters.keys() - same
+    return kept
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", LIVE)
+def test_an_optimizer_trains_what_a_load_casts(kind, way, dtype, in_place, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert not stale(kind, way, dtype, in_place, tmp_path)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", [kind for kind in LIVE if kind != "nothing"])
+def test_control_a_replaced_parameter_is_not_trained_and_a_warning_names_it(
+    kind, way, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("loadstone._homes.takes_data", lambda slot, value: False)
+    with pytest.warns(UserWarning, match="SGD still holds the old tensor") as caught:
+        kept = stale(kind, way, torch.float64, False, tmp_path)
+    found = [str(each.message) for each in caught if "after the load" in str(each.message)]
+    assert len(found) == 1 and kept and all(name in found[0] for name in kept)
+
+
+def test_a_parameter_of_inference_mode_cannot_stay_and_the_load_warns(path):
+    with torch.inference_mode():
+        model = Holding("set")
+    kept = weakref.ref(model.w)
+    with pytest.warns(UserWarning, match=r"1 tensor .*: w \(.* set in Holding still holds"):
+        loadstone.load(model, path)
+    assert kept() is not model.w and loadstone.audit(model).held_elsewhere.keys() == {"w"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_of_another_dtype_is_dropped_and_comes_back_with_a_failure(
+    dtype, path, monkeypatch
+):
+    from loadstone import _execute
+
+    model = Holding()
+    model.w.sum().backward()
+    before, grad, kept = model.w.detach().clone(), model.w.grad, weakref.ref(model.w)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(_execute, "make_report", _interrupt)
+        loadstone.load(model, path, dtype=dtype)
+    assert torch.equal(model.w, before) and model.w.dtype == before.dtype
+    assert model.w.grad is grad and kept() is model.w
+    loadstone.load(model, path, dtype=dtype)
+    assert kept() is model.w and model.w.dtype == dtype
+    assert model.w.grad is (grad if dtype == torch.float32 else None)
+    model.w.sum().backward()
+    assert model.w.grad.dtype == dtype
+
+
+def test_a_graph_from_before_a_cast_is_refused_by_autograd(path):
+    model = Holding()
+    loss = model.w.square().sum()
+    loadstone.load(model, path, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+# --- optimizers of skeletons ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [Recurrent, with_old_weight_norm])
+def test_the_error_for_an_optimizer_of_a_skeleton_advises_and_the_advice_works(make, tmp_path):
+    save_file(make().state_dict(), tmp_path / "m.safetensors")
+    with loadstone.skeleton():
+        model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with pytest.raises(loadstone.AuditError, match=r"an optimizer.*after the load"):
+        loadstone.load(model, tmp_path / "m.safetensors")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    loadstone.load(model, tmp_path / "m.safetensors")
+    values = {name: each.detach().clone() for name, each in model.named_parameters()}
+    model(torch.ones(1, 2, 4)).square().sum().backward()
+    optimizer.step()
+    assert not any(torch.equal(each, values[name]) for name, each in model.named_parameters())

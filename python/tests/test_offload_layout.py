@@ -41,14 +41,14 @@ class Holder(torch.nn.Module):
             name = "buffer_" + str(dtype).removeprefix("torch.")
             self.register_buffer(name, torch.zeros(3, 5).to(dtype))
         self.weight = torch.nn.Parameter(torch.zeros(4, 6))
-        self.scale = torch.nn.Parameter(torch.zeros(()))
+        self.gain = torch.nn.Parameter(torch.zeros(()))
 
 
 @pytest.fixture
 def state() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     tensors = {name: torch.randn(3, 5).mul(9) for name in Holder(DTYPES).state_dict()}
-    tensors |= {"weight": torch.randn(4, 6), "scale": torch.randn(())}
+    tensors |= {"weight": torch.randn(4, 6), "gain": torch.randn(())}
     like = Holder(DTYPES).state_dict()
     return {name: tensor.to(like[name].dtype) for name, tensor in tensors.items()}
 
@@ -84,7 +84,7 @@ def test_accelerate_reads_what_was_written(state, tmp_path):
         assert found.dtype == wanted.dtype, name
         assert found.shape == wanted.shape, name
         assert torch.equal(bits(found), bits(wanted)), name
-    assert "weight" in loader and "scale" in loader
+    assert "weight" in loader and "gain" in loader
     assert raw_value(folder, "weight") == bytes(bits(state["weight"].bfloat16()).numpy())
     assert report.provenance["weight"].reason == "offloaded"
     assert report.provenance["weight"].origin == "checkpoint"

@@ -38,6 +38,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
         folder / "experts.safetensors",
         folder / "experts-fp8.safetensors",
         quantize={r"experts\..*": "fp8-block"},
+        include=r"experts\.",
     )
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     ranks = [

@@ -147,7 +147,7 @@ def test_shards(server: Server, folder: Path, path: str) -> None:
 
 
 def test_a_header_is_kilobytes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    big = {"w": torch.zeros(8 << 20, dtype=torch.uint8)}
+    big = {"w": torch.zeros(2 << 20)}
     monkeypatch.setitem(server.files, "/big.safetensors", safetensors.torch.save(big))
     catalog = loadstone.inspect(server.url("/big.safetensors"))
     assert catalog.total_bytes == 8 << 20

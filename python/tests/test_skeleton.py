@@ -434,7 +434,8 @@ def test_what_follows_from_parameters_is_recomputed(width):
         assert torch.equal(slots(made)[name].tensor, slots(direct)[name].tensor), name
     made.linear.weight.data[1, 0] = 5
     assert made.row[0] == 5  # a view of the parameter that is there now
-    assert codes(made) == set()
+    again = derived - {"row", "table"}  # views have the parameter's memory
+    assert codes(made) == {("skeleton.derived", name) for name in again}
 
 
 def test_recompute_takes_the_dtype_of_the_loaded_parameter():
@@ -480,8 +481,7 @@ def test_tensors_are_made_real_wherever_they_are_held():
         layers = [copy.deepcopy(nn.Linear(size, size)) for size in (2, 1024)]
         copied = copy.deepcopy(made)
         loose = [nn.Parameter(torch.full(LARGE, 3.0))]
-    values = (made.listed[0], made.closure(), made.call.args[0], loose[0])
-    for number, value in zip((0, 1, 2, 3), values, strict=True):
+    for number, value in enumerate((made.listed[0], made.closure(), made.call.args[0], loose[0])):
         assert torch.equal(value, torch.full(LARGE, float(number)))
     assert torch.equal(copied.listed[0], torch.zeros(LARGE))
     on_meta = [made.weight, made.again[0], copied.weight, layers[0].weight, layers[1].weight]

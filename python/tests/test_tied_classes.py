@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -17,17 +18,25 @@ import loadstone
 ROWS, WIDTH = 64, 16
 
 
+# Modules that hold a matrix of words, and others of such names that hold none.
+WORDS = re.compile(r"(embed\w*|shared|wte|w|tokens_embed|embed_in)\.weight")
+OTHERS = re.compile(r"bbox_embed|class_embed|patch_embed|audio_tokens|codec")
+
+
 def classes() -> dict[str, tuple[str, str]]:
-    """Classes with their head and the embedding that it is tied to."""
+    """Classes with two names of a matrix of words: the second is in files."""
     found = {}
     for name in dir(transformers):
         cls = getattr(transformers, name, None)
         if not inspect.isclass(cls) or not issubclass(cls, transformers.PreTrainedModel):
             continue
         ties = getattr(cls, "_tied_weights_keys", None)
-        for head, root in (ties if isinstance(ties, dict) else {}).items():
-            if head.endswith("weight") and "embed" in root and "embed" not in head:
-                found[name] = (head, root.removesuffix("$"))
+        for pair in (ties if isinstance(ties, dict) else {}).items():
+            first, second = (each.removeprefix("^").removesuffix("$") for each in pair)
+            if not WORDS.search(second):
+                first, second = second, first
+            if WORDS.search(second) and not OTHERS.search(first + second):
+                found[f"{name} {first}"] = (first, second)
     return found
 
 
@@ -40,7 +49,7 @@ def write(folder: Path, name: str, root: str, config: dict[str, object]) -> torc
     """A checkpoint that holds the embedding alone, and an adapter of it."""
     embedding = torch.randn(ROWS, WIDTH)
     save_file({root: embedding}, folder / "model.safetensors")
-    fields = {"architectures": [name], "vocab_size": ROWS, **config}
+    fields = {"architectures": [name.split()[0]], "vocab_size": ROWS, **config}
     (folder / "config.json").write_text(json.dumps(fields))
     module = f"base_model.model.{root.removesuffix('.weight')}"
     product = {
@@ -77,7 +86,12 @@ def test_the_head_keeps_its_value_or_the_merge_is_refused(
         assert set(merged) == {root}
 
 
-def test_most_heads_are_known(tmp_path: Path) -> None:
-    """The control: of language models the head is written."""
-    assert len(CLASSES) > 250
-    assert CLASSES["LlamaForCausalLM"] == ("lm_head.weight", "model.embed_tokens.weight")
+def test_the_classes_are_those_of_the_library() -> None:
+    """The control: heads, words that encoders and decoders share, and ties from head to words."""
+    assert len(CLASSES) > 350
+    assert CLASSES["LlamaForCausalLM lm_head.weight"][1] == "model.embed_tokens.weight"
+    assert CLASSES["T5Model encoder.embed_tokens.weight"][1] == "shared.weight"
+    assert CLASSES["GPT2LMHeadModel lm_head.weight"][1] == "transformer.wte.weight"
+    assert CLASSES["OpenAIGPTDoubleHeadsModel lm_head.weight"][1] == (
+        "transformer.tokens_embed.weight"
+    )

@@ -7,12 +7,14 @@ test of its own says how, and docs/transformers.md says why.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import loadstone
 
@@ -28,6 +30,7 @@ from transformers_nets import (
     Case,
     Converter,
     Net,
+    NetConfig,
     both,
     experts,
     fuse,
@@ -215,3 +218,64 @@ def test_what_is_left_unwritten_by_the_library_has_the_constructors_value(tmp_pa
     assert theirs.loaded.uninitialised == {"n", "x", "m"}
     for name in ("n", "x", "m"):
         assert getattr(ours.loaded.model, name).tolist() == [2, 2, 2], name
+
+
+# --- load(rules="transformers", dtype=) ----------------------------------------------------------
+
+
+MIXED = {"a.w": A, "kept.w": B, "b.w": rand(4), "i": torch.tensor([1, 2**40, -3]), "n": rand(3)}
+MIXED_SHAPES = {"a.w": [4, 4], "kept.w": [4, 4], "b.w": [4], "i": [3], "n#": [3]}
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def built(body: torch.dtype, head: torch.dtype, on_meta: bool, **attributes: Any) -> Any:
+    """A model that is built in two dtypes."""
+    cls = derived(dtypes={"i": torch.int64}, **attributes)
+    with loadstone.skeleton() if on_meta else contextlib.nullcontext():
+        model = cls(NetConfig(shapes=MIXED_SHAPES))
+    model.a.to(body), model.kept.to(body), model.b.to(head)
+    return model
+
+
+def by_load(model: Any, folder: Path, dtype: Any) -> None:
+    loadstone.load(model, folder, rules="transformers", dtype=dtype)
+
+
+def by_a_saved_plan(model: Any, folder: Path, dtype: Any) -> None:
+    loadstone.plan(model, folder, rules="transformers", dtype=dtype).save(folder / "plan.json")
+    loadstone.Plan.load(folder / "plan.json").execute(model=model)
+
+
+def by_accelerate(model: Any, folder: Path, dtype: Any) -> None:
+    pytest.importorskip("accelerate")
+    loadstone.accelerate.load_checkpoint_and_dispatch(model, folder, dtype=dtype)
+
+
+@pytest.mark.parametrize("way", [by_load, by_a_saved_plan, by_accelerate])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES, "bfloat16"])
+@pytest.mark.parametrize("head", [torch.float32, torch.float64, *HALVES])
+@pytest.mark.parametrize("body", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("on_meta", [False, True])
+def test_the_callers_dtype_holds_whatever_a_model_was_built_in(
+    on_meta: bool, body: torch.dtype, head: torch.dtype, dtype: Any, way: Any, tmp_path: Path
+):
+    save_file(MIXED, tmp_path / "model.safetensors", {"format": "pt"})
+    keeps = {"_keep_in_fp32_modules": ["kept"]}
+    model = built(body, head, on_meta, **keeps)
+    model.config.save_pretrained(tmp_path)
+    way(model, tmp_path, dtype)
+    theirs = type(model).from_pretrained(tmp_path, dtype=dtype).state_dict()
+    for name, value in model.state_dict().items():
+        assert value.dtype == theirs[name].dtype and torch.equal(value, theirs[name]), name
+    is_kept = dtype == torch.float16  # the control: the attribute does something
+    assert model.kept.w.dtype == (torch.float32 if is_kept else model.a.w.dtype)
+    assert model.i.dtype == torch.int64
+
+
+@pytest.mark.parametrize("dtype", [None, "auto"])
+def test_control_with_no_dtype_asked_for_each_parameter_keeps_its_own(dtype: Any, tmp_path: Path):
+    save_file(MIXED, tmp_path / "model.safetensors", {"format": "pt"})
+    model = built(torch.bfloat16, torch.float32, False)
+    loadstone.load(model, tmp_path, rules="transformers", dtype=dtype)
+    assert (model.a.w.dtype, model.b.w.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(model.a.w, A.bfloat16()) and torch.equal(model.b.w, MIXED["b.w"])

@@ -71,8 +71,8 @@ bool is_partial(const Catalog& catalog) {
   });
 }
 
-// Returns, by partner, the first of those that experts share with it, directly or through other experts. An
-// expert of a different architecture shares no partner.
+// Returns, by partner, the first of those that experts share with it, directly or through other
+// experts. An expert of a different architecture shares no partner.
 std::vector<std::uint32_t> kinds_of(const Layer& layer) {
   std::vector<std::uint32_t> kinds(layer.partners.size());
   std::iota(kinds.begin(), kinds.end(), std::uint32_t{0});

@@ -96,8 +96,8 @@ class Owners {
     return name.substr(0, name.rfind('.') + 1);
   }
 
-  // Looks in the module and the one around it. The root is around everything, and no attention. A scalar
-  // of another module may be learned.
+  // Looks in the module and the one around it. The root is around everything, and no attention. A
+  // scalar of another module may be learned.
   [[nodiscard]] std::optional<std::size_t> of_attention(std::string_view stem) const {
     for (const std::string_view module : {stem, around(stem)}) {
       if (module.empty() && !stem.empty()) break;

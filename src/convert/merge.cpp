@@ -272,13 +272,23 @@ class Merger {
     } else {
       // Both names change, and the file holds both.
       for (const auto& [head, base] : kept_heads_) {
-        const MergeDraft& root = drafts_.at(head);
-        MergeDraft& draft =
-            drafts_.items.emplace(head, root.is_adapted ? root : base).first->second;
-        draft.source = base.source;
+        drafts_.items.emplace(head, changed_alike(base, drafts_.at(head)));
       }
     }
     if (options_.merge->tie == TiePolicy::split) refuse_unknown_ties();
+  }
+
+  // A head that the file holds, changed as the embedding is: products are added to its own value.
+  static MergeDraft changed_alike(const MergeDraft& head, const MergeDraft& root) {
+    MergeDraft draft = root.is_replaced ? root : head;
+    draft.source = head.source;
+    if (root.is_replaced || !root.is_adapted) return draft;
+    for (const AddedProduct& product : root.products) {
+      draft.merge.terms.push_back(root.merge.terms[product.term]);
+    }
+    draft.merge.row_elements = root.merge.row_elements;
+    draft.is_adapted = true;
+    return draft;
   }
 
   // An embedding that the config ties to names nobody here knows must not change alone.

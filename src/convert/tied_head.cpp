@@ -17,13 +17,13 @@ constexpr std::string_view member = "tie_word_embeddings";
 constexpr std::string_view head_name = "lm_head.weight";
 
 // Classes of models without a head over the vocabulary, by the end of transformers' name; and those
-// that have one under such an end.
+// that have one under such an end, or tie the words of an encoder and a decoder.
 constexpr auto headless =
     std::to_array<std::string_view>({"Model", "Encoder", "Classification", "ForQuestionAnswering",
                                      "ForMultipleChoice", "ForNextSentencePrediction"});
-constexpr auto headed =
-    std::to_array<std::string_view>({"LMHeadModel", "DoubleHeadsModel", "MTModel",
-                                     "Pix2StructTextModel", "BlipForQuestionAnswering"});
+constexpr auto headed = std::to_array<std::string_view>(
+    {"LMHeadModel", "DoubleHeadsModel", "MTModel", "Pix2StructTextModel",
+     "BlipForQuestionAnswering", "ProphetNetModel", "T5Gemma2Model", "DiffusionGemmaModel"});
 
 // Layouts of names: the embedding, and what of its name stays in front of the head's.
 struct Layout {
@@ -55,6 +55,11 @@ constexpr auto other_heads = std::to_array<OtherHead>({
     {"gpt_neox_japanese", "embed_out"},
     {"ultrabert", "head.decoder"},
 });
+
+// Encoders and decoders have one embedding of this name, whatever class of model they are in.
+bool is_shared(std::string_view name) {
+  return name == "shared.weight" || name.ends_with(".shared.weight");
+}
 
 // "h" of "h.0.attn.weight" is a list of layers.
 bool is_in_layer(std::string_view name) {
@@ -115,7 +120,7 @@ std::vector<std::array<std::uint32_t, 2>> TiedHead::stored_in(const Catalog& cat
 bool TiedHead::may_tie(std::string_view name, const Shape& shape, bool has_twin) const noexcept {
   // Weights of numbered layers can have as many rows as an embedding.
   if (is_in_layer(name) && name.find("emb") == std::string_view::npos) return false;
-  return has_head_ && is_tied_.value_or(!has_twin) && shape.rank() == 2 &&
+  return (has_head_ || is_shared(name)) && is_tied_.value_or(!has_twin) && shape.rank() == 2 &&
          std::ranges::find(rows_, shape[0]) != rows_.end();
 }
 

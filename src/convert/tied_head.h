@@ -40,7 +40,7 @@ class TiedHead {
  private:
   std::optional<bool> is_tied_;
   bool has_head_ = false;
-  bool is_masked_ = false;  // heads of encoders have names and biases of many kinds
+  bool is_masked_ = false;           // heads of encoders have names and biases of many kinds
   std::vector<std::uint64_t> rows_;  // of embeddings
 };
 

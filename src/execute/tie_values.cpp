@@ -26,9 +26,10 @@ namespace loadstone {
 
 namespace {
 
-constexpr std::uint64_t window_elements = 1 << 16;
-constexpr std::uint64_t remote_window_elements = 1 << 20;  // each window is a request
-constexpr std::uint64_t staging_bytes = 1 << 18;
+constexpr std::uint64_t staging_bytes = 1 << 18;  // of local files
+constexpr std::uint64_t remote_staging_bytes_max = 4 << 20;
+constexpr std::uint64_t staging_per_element = 4;  // of a window
+constexpr std::uint64_t memory_per_staging = 8;   // both readers, their windows, and these as F32
 
 // The distance of two values.
 struct Distance {
@@ -48,15 +49,15 @@ struct Distance {
 class Pair {
  public:
   Pair(const std::shared_ptr<const Catalog>& catalog, const TieCheck& check, Storage& storage,
-       std::atomic<bool>& stop)
+       std::atomic<bool>& stop, std::uint64_t staging)
       : sides_{tensor_recipe(*catalog, check.taken), tensor_recipe(*catalog, check.other)},
         wide_(is_any_f64() ? Dtype::f64 : Dtype::f32),
         dtype_(sides_[0].dtype == sides_[1].dtype ? sides_[0].dtype : wide_),
         stop_(stop),
-        step_(is_any_remote(*catalog, check) ? remote_window_elements : window_elements),
+        step_(staging / staging_per_element),
         shards_(*catalog, &storage, needed(*catalog, check)),
-        readers_{{{catalog, shards_.sources(), staging_bytes, stop_},
-                  {catalog, shards_.sources(), staging_bytes, stop_}}} {
+        readers_{{{catalog, shards_.sources(), staging, stop_},
+                  {catalog, shards_.sources(), staging, stop_}}} {
     for (std::size_t i = 0; i < sides_.size(); ++i) {
       names_[i] = catalog->tensors()[i == 0 ? check.taken : check.other].name;
       open(i, dtype_);
@@ -80,12 +81,6 @@ class Pair {
  private:
   [[nodiscard]] bool is_any_f64() const {
     return std::ranges::any_of(sides_, [](const auto& side) { return side.dtype == Dtype::f64; });
-  }
-
-  static bool is_any_remote(const Catalog& catalog, const TieCheck& check) {
-    return std::ranges::any_of(std::array{check.taken, check.other}, [&](std::uint32_t tensor) {
-      return is_remote(catalog.shards()[catalog.tensors()[tensor].shard].path);
-    });
   }
 
   static std::vector<bool> needed(const Catalog& catalog, const TieCheck& check) {
@@ -152,6 +147,16 @@ class Pair {
   std::array<std::vector<std::byte>, 2> windows_;
 };
 
+// Each window of a remote tensor is a request, so these are as large as the memory allows.
+std::uint64_t staging_of(const Catalog& catalog, const TieCheck& check,
+                         std::uint64_t memory_bytes) {
+  const auto is_far = [&](std::uint32_t tensor) {
+    return is_remote(catalog.shards()[catalog.tensors()[tensor].shard].path);
+  };
+  if (!is_far(check.taken) && !is_far(check.other)) return staging_bytes;
+  return std::clamp(memory_bytes / memory_per_staging, staging_bytes, remote_staging_bytes_max);
+}
+
 Finding difference_finding(const TieCheck& check, const std::string& taken,
                            const std::string& other, const Distance& distance) {
   Finding finding = {.severity = Severity::warning,
@@ -172,8 +177,8 @@ Finding difference_finding(const TieCheck& check, const std::string& taken,
 
 std::optional<Finding> compare_tie(const std::shared_ptr<const Catalog>& catalog,
                                    const TieCheck& check, Storage& storage, std::atomic<bool>& stop,
-                                   std::uint64_t& bytes_read) {
-  Pair pair(catalog, check, storage, stop);
+                                   std::uint64_t& bytes_read, std::uint64_t memory_bytes) {
+  Pair pair(catalog, check, storage, stop, staging_of(*catalog, check, memory_bytes));
   const Distance distance = pair.compare();
   bytes_read += pair.bytes_read();
   if (distance.count == 0) return std::nullopt;
@@ -192,7 +197,9 @@ std::uint64_t compare_ties(const Plan& plan, Storage& storage, std::vector<Findi
         [&] {
           return Progress{0, plan.bytes_to_read};
         },
-        [&] { finding = compare_tie(plan.catalog, check, storage, stop, bytes); });
+        [&] {
+          finding = compare_tie(plan.catalog, check, storage, stop, bytes, plan.staging_bytes_max);
+        });
     if (!finding) continue;
     if (check.is_error) {
       const TensorInfo& other = plan.catalog->tensors()[check.other];

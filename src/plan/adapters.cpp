@@ -14,6 +14,7 @@
 #include "catalog/conv1d.h"
 #include "loadstone/error.h"
 #include "loadstone/quantized_tensors.h"
+#include "plan/adapter_modules.h"
 
 namespace loadstone {
 
@@ -23,31 +24,6 @@ constexpr const char* code = "merge.adapter";        // it does not go with the 
 constexpr const char* malformed = "format.adapter";  // it does not go with itself
 // Names that peft gives to adapters whose scale stands in their configuration alone.
 constexpr std::string_view peft_prefix = "base_model.model.";
-
-// A tensor of the adapter.
-struct Part {
-  std::string name;
-  MergeSource source;
-};
-
-// The tensors of one module.
-struct Module {
-  std::optional<Part> left;
-  std::optional<Part> right;
-  std::optional<Part> alpha;
-  std::optional<Part> magnitude;
-  bool is_embedding = false;
-  std::vector<std::string> names;
-};
-
-// A product as its module has it: [out, rank] times [rank, in].
-struct Product {
-  std::uint64_t out = 0;
-  std::uint64_t in = 0;
-  std::uint64_t rank = 0;
-  View left;
-  View right;
-};
 
 // Not thread-safe.
 class Adder {
@@ -141,12 +117,12 @@ class Adder {
       replace(name, source);
       return;
     }
-    Module& module = modules_[parsed.module];
+    AdapterModule& module = modules_[parsed.module];
     module.names.push_back(name);
     const bool is_embedding =
         parsed.role == AdapterRole::embedding_left || parsed.role == AdapterRole::embedding_right;
     module.is_embedding = module.is_embedding || is_embedding;
-    const auto place = [&]() -> std::optional<Part>& {
+    const auto place = [&]() -> std::optional<AdapterPart>& {
       switch (parsed.role) {
         case AdapterRole::left:
         case AdapterRole::embedding_left:
@@ -165,7 +141,7 @@ class Adder {
       findings_.back().code = malformed;
       return;
     }
-    place() = Part{name, source};
+    place() = AdapterPart{name, source};
   }
 
   // A tensor that was trained as a whole: modules_to_save, biases.
@@ -209,7 +185,7 @@ class Adder {
     draft.replacement = source.tensor;
   }
 
-  void add(const std::string& name, const Module& module) {
+  void add(const std::string& name, const AdapterModule& module) {
     std::vector<std::string> ambiguous;
     const auto place = places_.find(name, ambiguous);
     if (!ambiguous.empty()) {
@@ -235,7 +211,7 @@ class Adder {
       refuse("these are no numbers that a product could be added to");
     }
     const AdapterConfig* const config = config_of(name);
-    const Product product = product_of(module);
+    const AdapterProduct product = product_of(module);
     Term term = {.factor = options_.factor * scale_of(name, module, product.rank, config)};
     if (!std::isfinite(term.factor)) {
       refuse_itself("the scale of its product is NaN, infinite or beyond F32",
@@ -293,8 +269,8 @@ class Adder {
     return nullptr;
   }
 
-  [[nodiscard]] float scale_of(const std::string& name, const Module& module, std::uint64_t rank,
-                               const AdapterConfig* config) const {
+  [[nodiscard]] float scale_of(const std::string& name, const AdapterModule& module,
+                               std::uint64_t rank, const AdapterConfig* config) const {
     const std::string_view full = name;
     std::optional<float> configured;
     if (config != nullptr) {
@@ -314,11 +290,11 @@ class Adder {
   }
 
   // Convolutions are matrices [out, in * height * width].
-  [[nodiscard]] Product product_of(const Module& module) const {
+  [[nodiscard]] AdapterProduct product_of(const AdapterModule& module) const {
     const Shape& left = module.left->source.shape;
     const Shape& right = module.right->source.shape;
-    Product product = {.left = numbers_.view(module.left->source),
-                       .right = numbers_.view(module.right->source)};
+    AdapterProduct product = {.left = numbers_.view(module.left->source),
+                              .right = numbers_.view(module.right->source)};
     const std::uint64_t left_count = left.numel().value_or(0);
     const std::uint64_t right_count = right.numel().value_or(0);
     const bool is_sound = left.rank() >= 2 && left.rank() == right.rank() && left_count > 0 &&
@@ -341,15 +317,16 @@ class Adder {
     return shape.rank() < 2 || shape[0] == 0 ? 0 : shape.numel().value_or(0) / shape[0];
   }
 
-  void misfit(const AdapterPlace& place, const Product& product, const Shape& shape) const {
+  void misfit(const AdapterPlace& place, const AdapterProduct& product, const Shape& shape) const {
     refuse(fmt::format("a product does not fit '{}'", printable(place.name)),
            fmt::format("[{}, {}]", product.out, product.in), shape.text());
   }
 
   // Whether it is added as its transpose: `may_be_transposed` says that it was trained so. peft
   // trains the others of the same adapter as they are.
-  [[nodiscard]] bool set_rows(const Shape& shape, const AdapterPlace& place, const Product& product,
-                              bool may_be_transposed, LowRank& low_rank) const {
+  [[nodiscard]] bool set_rows(const Shape& shape, const AdapterPlace& place,
+                              const AdapterProduct& product, bool may_be_transposed,
+                              LowRank& low_rank) const {
     const std::uint64_t width = row_elements(place, shape);
     const std::uint64_t rows = width == 0 ? 0 : shape[0];
     const bool is_transposed = may_be_transposed && width == product.out && rows == product.in;
@@ -382,7 +359,7 @@ class Adder {
 
   // Of a stack [experts, out, in], or [experts, in, out]: then it is added as its transpose.
   [[nodiscard]] bool set_expert(const Shape& shape, const AdapterPlace& place,
-                                const Product& product, LowRank& low_rank) const {
+                                const AdapterProduct& product, LowRank& low_rank) const {
     const std::uint64_t out = place.shares * product.out;
     const bool has_expert = shape.rank() == 3 && place.expert < shape[0];
     const bool is_straight = has_expert && shape[1] == out && shape[2] == product.in;
@@ -403,7 +380,7 @@ class Adder {
     return is_transposed;
   }
 
-  void set_matrices(const Module& module, const Product& product, bool is_transposed,
+  void set_matrices(const AdapterModule& module, const AdapterProduct& product, bool is_transposed,
                     LowRank& low_rank) {
     View left = product.left;
     View right = product.right;
@@ -416,8 +393,8 @@ class Adder {
     if (is_transposed) std::swap(low_rank.left, low_rank.right);
   }
 
-  void set_magnitudes(const Module& module, const Product& product, const AdapterConfig* config,
-                      bool is_transposed, LowRank& low_rank) {
+  void set_magnitudes(const AdapterModule& module, const AdapterProduct& product,
+                      const AdapterConfig* config, bool is_transposed, LowRank& low_rank) {
     if (!module.magnitude) {
       if (config != nullptr && config->has_magnitudes()) {
         refuse_itself("a module has no magnitudes, and the configuration says use_dora: true");
@@ -462,7 +439,7 @@ class Adder {
   // The weights that have their product, each with one of its tensors.
   std::map<std::tuple<std::string, AdapterPlace::Part, std::uint64_t, std::uint64_t>, std::string>
       given_;
-  std::map<std::string, Module, std::less<>> modules_;
+  std::map<std::string, AdapterModule, std::less<>> modules_;
 };
 
 }  // namespace

@@ -124,6 +124,7 @@ void Planner::merge_adapters() {
     plan_.decodings.push_back(std::move(decoding));
   }
   split_ties(split_roots(*plan_.catalog, ties_of(base), base, plan_.findings));
+  settle_checks(base);
   for (auto& [name, draft] : base.items) {
     const std::size_t root = index_.at(name);
     if (!draft.is_adapted || roots_[root] != root ||

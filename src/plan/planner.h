@@ -54,6 +54,9 @@ class Planner {
   void compare_later(std::size_t root, std::size_t tie, const Produced& chosen,
                      const Produced& other);
   void split_ties(const TieRoots& roots);
+  void take_own_value(std::size_t root);
+  void forget_check(std::size_t tie);
+  void settle_checks(const MergeDrafts& drafts);
   void resolve_tie(std::size_t tie);
 
   // resolve.cpp: recipes

@@ -220,6 +220,7 @@ void Planner::compare_later(std::size_t root, std::size_t tie, const Produced& c
 // Names with a new root get the recipe of the old one, before adapters change it.
 void Planner::split_ties(const TieRoots& roots) {
   std::vector<std::pair<std::size_t, std::size_t>> changed;
+  std::vector<std::size_t> fresh;  // roots that were none
   for (std::size_t i = 0; i < roots_.size(); ++i) {
     const auto root = roots.find(skeleton_.targets[i].name);
     if (root == roots.end()) continue;
@@ -228,11 +229,41 @@ void Planner::split_ties(const TieRoots& roots) {
     if (old == i) continue;
     plan_.targets[i].dtype = plan_.targets[old].dtype;
     plan_.targets[i].recipe = plan_.targets[old].recipe;
+    if (changed.back().second == i) fresh.push_back(i);
   }
   for (const auto& [target, root] : changed) roots_[target] = root;
   if (changed.empty()) return;
   groups_.clear();
   for (std::size_t i = 0; i < roots_.size(); ++i) add_to_groups(i);
+  for (const std::size_t root : fresh) take_own_value(root);
+}
+
+// A name with a tensor of its own has the value that the checkpoint holds of it, if it does.
+void Planner::take_own_value(std::size_t root) {
+  if (production_.find(skeleton_.targets[root].name) == nullptr) return;
+  forget_check(root);
+  for (const std::size_t tie : members(root)) forget_check(tie);
+  resolve(root);
+}
+
+void Planner::forget_check(std::size_t tie) {
+  const std::string& name = skeleton_.targets[tie].name;
+  std::erase_if(plan_.tie_checks, [&](const TieCheck& check) { return check.name == name; });
+  std::erase_if(plan_.findings, [&](const Finding& finding) {
+    return finding.code == "plan.tie" && finding.target == name;
+  });
+}
+
+// One tensor that adapters change cannot stand for two values, unless they replace it.
+void Planner::settle_checks(const MergeDrafts& drafts) {
+  std::vector<std::size_t> idle;
+  for (TieCheck& check : plan_.tie_checks) {
+    const auto root = drafts.items.find(check.tied_to);
+    if (root == drafts.items.end() || !root->second.is_adapted) continue;
+    check.is_error = true;
+    if (root->second.is_replaced) idle.push_back(index_.at(check.name));
+  }
+  for (const std::size_t tie : idle) forget_check(tie);
 }
 
 void Planner::resolve_tie(std::size_t tie) {

@@ -375,13 +375,16 @@ TEST(QuantizeFiles, FilesBesideTheModelComeAlong) {
   for (const char* name : {"tokenizer.json", "README.md", "modeling.py", "notes.bin", ".hidden"}) {
     folder.write(std::string("model/") + name, name);
   }
-  fs::create_symlink(folder / "model/config.json", folder / "model/vocab.json");
+  folder.write("elsewhere.json", "{}");
+  fs::create_symlink(folder / "model/config.json", folder / "model/tokenizer_config.json");
+  fs::create_symlink(folder / "elsewhere.json", folder / "model/vocab.json");
   const ConvertOptions options = quantizing("fp8", source);
   const ConvertReport report = converted(source, folder / "out", options);
   const auto names = names_in(folder / "out");
   EXPECT_THAT(names, Contains("tokenizer.json"));
   EXPECT_THAT(names, Contains("README.md"));
   EXPECT_THAT(names, Contains("config.json"));
+  EXPECT_THAT(names, Contains("tokenizer_config.json"));
   for (const char* name : {"modeling.py", "notes.bin", ".hidden", "vocab.json"}) {
     EXPECT_THAT(names, Not(Contains(name)));
   }

@@ -36,10 +36,10 @@ class Adjusted(Traced):
     recipes: Any = None
     cast: dict[str, str] = field(default_factory=dict)
 
-    def adjust(self, targets: Sequence[_core.Target]) -> None:
-        super().adjust(targets)
+    def adjust(self, targets: Sequence[_core.Target], keeps_ties: bool = False) -> None:
+        super().adjust(targets, keeps_ties)
         for target in targets:
-            if dtype := self.cast.get(target.name):
+            if dtype := self.cast.get(target.tie_of or target.name):
                 target.dtype = dtype
 
 

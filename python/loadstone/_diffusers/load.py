@@ -12,7 +12,7 @@ import torch
 from accelerate import big_modeling
 
 from loadstone import _core, _execute
-from loadstone._audit import audit
+from loadstone._audit import prove
 from loadstone._diffusers.absent import Conversion, Lacks, rehearse
 from loadstone._diffusers.checkpoint import Checkpoint, is_packed
 from loadstone._diffusers.gaps import Gaps
@@ -202,7 +202,7 @@ class Load:
         with in_turn_with(model):
             report = _execute.make_report(self.plan, model, self._core)
             align_what_hooks_bring(model)
-            audit(model).require_real()
+            prove(model)
         return report
 
     def _examine(self, request: Request, converted: Mapping[str, Any]) -> Mismatch | None:

@@ -17,7 +17,7 @@ import torch
 from modelopt.torch.quantization.qtensor.base_qtensor import QTensorWrapper
 
 from loadstone import _execute
-from loadstone._audit import audit
+from loadstone._audit import prove
 from loadstone._catalog import Catalog, inspect
 from loadstone._dtypes import dtype_name, torch_dtype
 from loadstone._errors import make
@@ -109,7 +109,7 @@ def _loaded(
     packing.add_provenance(report, blank.configured)
     if report.receipt is not None:
         report.receipt = report.receipt.with_held(slots_of(model), report.provenance)
-    audit(model, report).require_real()
+    prove(model, report)
     return report
 
 

@@ -98,7 +98,7 @@ def digest(catalog: Catalog, question: Question) -> str:
         "class": f"{cls.__module__}.{cls.__qualname__}",
         "prefix": model.base_model_prefix,
         "config": model.config.to_dict(),
-        "dtypes": [question.dtype, question.built_dtype, question.dtype_plan],
+        "dtypes": _dtypes(question),
         "conversions": [code.conversion(each) for each in question.conversions],
         "quantizer": None if quantizer is None else _quantizer(quantizer, code),
         "numbers": quantized.digest(catalog) if question.decodes else "",
@@ -107,6 +107,10 @@ def digest(catalog: Catalog, question: Question) -> str:
     }
     text = json.dumps(facts, default=str, sort_keys=True)
     return hashlib.blake2b(f"{text}\n{catalog.digest()}".encode(), digest_size=20).hexdigest()
+
+
+def _dtypes(question: Question) -> list[Any]:
+    return [question.dtype, question.built_dtype, question.is_asked, question.dtype_plan]
 
 
 def _quantizer(quantizer: Any, code: Code) -> Any:

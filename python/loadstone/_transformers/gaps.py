@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from loadstone import _core, _execute, _ties
-from loadstone._audit import audit
+from loadstone._audit import prove
 from loadstone._catalog import Catalog
 from loadstone._constructor import model_builder, parameter_values
 from loadstone._errors import make
@@ -173,7 +173,7 @@ class Gaps:
                 known[slot.name] = dataclasses.replace(item, origin="initialiser")
             elif item.origin == "tie":  # the library found both, and that they differ
                 known[slot.name] = dataclasses.replace(item, origin="checkpoint", tie_of="")
-        audit(model).require_real()
+        prove(model)
         return report
 
 

@@ -20,6 +20,7 @@ from loadstone._transformers import cache, quantized, releases
 from loadstone._transformers.gaps import DEFAULTS, Gaps, TransformersOptions, mismatch
 from loadstone._transformers.question import Derived, Question
 from loadstone._turns import slots_of
+from loadstone._weighted import Adapters
 
 if TYPE_CHECKING:
     from loadstone._bitsandbytes.loading import QuantizedWeights
@@ -123,7 +124,7 @@ def as_traced(
     return Traced(
         recipes=derived.recipes,
         dtypes=derived.dtypes,
-        ties=_ties(model, derived.dtypes.keys(), failed),
+        ties=_ties(model, derived.dtypes.keys(), failed, options.adapters),
         unexpected=reportable(model, derived.unexpected),
         reported_missing=sorted(failed),
         findings=findings,
@@ -156,8 +157,12 @@ def reportable(model: Any, unexpected: list[tuple[str, str]]) -> list[tuple[str,
     return [(name, source) for name, source in unexpected if name in left]
 
 
-def _ties(model: Any, loaded: Any, failed: set[str]) -> dict[str, str]:
-    """Ties that the library will make after the load, to the tensor that was loaded."""
+def _ties(model: Any, loaded: Any, failed: set[str], adapters: Adapters | None) -> dict[str, str]:
+    """Ties that the library will make after the load, to the tensor that was loaded.
+
+    Names that are loaded too are untied, unless adapters keep all ties.
+    """
+    keeps = adapters is not None and adapters.keeps_ties
     ties: dict[str, str] = {}
     pairs: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     groups: dict[str, list[str]] = {}
@@ -166,7 +171,7 @@ def _ties(model: Any, loaded: Any, failed: set[str]) -> dict[str, str]:
     for source, members in groups.items():
         root = next((name for name in members if name in loaded), source)
         for name in members:
-            if name not in loaded and name != root and name not in failed:
+            if (keeps or name not in loaded) and name != root and name not in failed:
                 ties[name] = root
     return ties
 

@@ -12,6 +12,9 @@ import torch
 
 from loadstone import _core
 
+# Other dtypes are those of codes, indices and masks: part of their meaning.
+PLAIN_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
 
 @dataclass
 class Question:
@@ -24,6 +27,7 @@ class Question:
         conversions: the library's transforms, those of a quantizer and of a key mapping too.
         quantizer: the library's, or ``None``.
         built_dtype: the dtype that the model was built under, where the load's is another one.
+        is_asked: the caller named the dtype, for parameters that were built in another one too.
     """
 
     model: Any
@@ -32,6 +36,7 @@ class Question:
     conversions: list[Any]
     quantizer: Any = None
     built_dtype: torch.dtype | None = None
+    is_asked: bool = False
 
     @property
     def decodes(self) -> bool:

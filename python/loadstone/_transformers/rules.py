@@ -22,7 +22,7 @@ from loadstone._errors import Error, make
 from loadstone._sites.transformers import SITES
 from loadstone._transformers import kernels, quantized, releases
 from loadstone._transformers.absent import Groups, Lacking, absent_keys, series_gaps
-from loadstone._transformers.question import Derived, Question
+from loadstone._transformers.question import PLAIN_FLOATS, Derived, Question
 from loadstone.tracing import Trace
 
 # A weight of one expert, by the names that every model's experts get when they are quantized.
@@ -211,10 +211,7 @@ class _Derivation:
         match = self.keeps[0].search(target) if self.keeps is not None else None
         if match is not None:
             dtype = question.dtype_plan[self.keeps[1][match.lastgroup]]  # type: ignore[index]
-        elif self.state[target].dtype not in (
-            dtype,
-            question.built_dtype,
-        ) and not self.is_quantized_now(target):
+        elif not self._is_cast(self.state[target].dtype) and not self.is_quantized_now(target):
             dtype = self.state[target].dtype
         if question.quantizer is not None and question.quantizer.pre_quantized:
             if SITES.is_since("5.21"):
@@ -225,6 +222,13 @@ class _Derivation:
             if key != target or not encoding.startswith(("F", "BF")):
                 return None
         return dtype
+
+    def _is_cast(self, built: torch.dtype) -> bool:
+        """Return whether a target that was built in a dtype gets the load's."""
+        question = self.question
+        if question.is_asked and question.quantizer is None:  # whose scales have their own
+            return built in PLAIN_FLOATS
+        return built in (question.dtype, question.built_dtype)
 
     def is_quantized_now(self, target: str) -> bool:
         """Whether the load quantizes a target, by the library's own answer."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from transformers import PreTrainedModel, modeling_utils
 from loadstone import _execute
 from loadstone._catalog import Catalog, inspect
 from loadstone._contents import keep_object
-from loadstone._dtypes import dtype_name
+from loadstone._dtypes import dtype_argument, dtype_name, torch_dtype
 from loadstone._placement import device_of
 from loadstone._sites.transformers import SITES
 from loadstone._skeleton import skeleton
@@ -30,6 +31,7 @@ from loadstone._traced import Traced
 from loadstone._transformers import claim, quantized
 from loadstone._transformers.call import constructing_in, current, reason_against, refused
 from loadstone._transformers.gaps import Gaps, mismatch
+from loadstone._transformers.question import PLAIN_FLOATS
 from loadstone.tracing import Trace
 
 _Names = dict[str, str]
@@ -68,10 +70,13 @@ class Load(Gaps):
             _require_own_names(catalog)
             claim.take_off(model.config)
         _, _, unexpected, mismatched, _, _ = result
+        keeps = self.options.adapters is not None and self.options.adapters.keeps_ties
+        ties = _both_held(model, self.names) if keeps else {}
         sources = source_of_each(model, self.names, unties=True)
         traced = as_traced(
             model, catalog, sources, given.get("keep_in_fp32_regex"), set(mismatched)
         )
+        traced.ties = ties
         known = {name: key for key, name in self.names.items()}
         traced.unexpected = [(name, known.get(name, name)) for name in unexpected]
         device_map = given.get("device_map")
@@ -84,7 +89,12 @@ class Load(Gaps):
 
 
 def as_traced(
-    model: Any, catalog: Catalog, sources: _Names, keep_in_fp32: Any, mismatched: set[str]
+    model: Any,
+    catalog: Catalog,
+    sources: _Names,
+    keep_in_fp32: Any,
+    mismatched: set[str],
+    asked: torch.dtype | None = None,
 ) -> Traced:
     """One tensor of the checkpoint for each of the model's, as the library would read it.
 
@@ -92,6 +102,7 @@ def as_traced(
         sources: names in the checkpoint by those of the model's tensors.
         keep_in_fp32: the library's regular expression for names that stay in float32.
         mismatched: names of another shape, which the caller asked to ignore.
+        asked: the caller's dtype for parameters, whatever they were built in.
     """
     dtype_of: Any = modeling_utils._infer_parameter_dtype  # type: ignore[attr-defined]
     trace = Trace(catalog)
@@ -100,15 +111,19 @@ def as_traced(
     decoded = {row[0] for row in catalog._core.quantized()}
     for name, source in sources.items():
         symbol: torch.Tensor
+        final = None
+        if asked is not None and state[name].dtype in PLAIN_FLOATS:
+            is_kept = keep_in_fp32 is not None and keep_in_fp32.search(name)
+            final = torch.float32 if is_kept else asked
         if source in decoded:
-            symbol = trace.numbers(source, state[name].dtype)
+            symbol = trace.numbers(source, final or state[name].dtype)
         else:
             symbol = trace.source(source)
         found, expected = tuple(symbol.shape), tuple(state[name].shape)
         if found != expected:
             traced.findings.append(mismatch(name, found, expected, name in mismatched))
             continue
-        dtype = dtype_of(model, name, symbol, keep_in_fp32)[1]
+        dtype = final or dtype_of(model, name, symbol, keep_in_fp32)[1]
         if dtype is not None and symbol.dtype != dtype:
             symbol = symbol.to(dtype)
         trace.add(name, symbol)
@@ -122,6 +137,16 @@ def _require_own_names(catalog: Catalog) -> None:
     for name, _, _, components in catalog._core.quantized():
         if components.get("data", name) != name:
             raise refused(f"{components['data']} (codes, with transformers before 5.0)")
+
+
+def _both_held(model: Any, names: _Names) -> dict[str, str]:
+    """Tied names with sources of their own, each with its root."""
+    known = set(names.values())
+    return {
+        slot.name: slot.tie_of
+        for slot in walk(model)
+        if slot.tie_of in known and slot.name in known and slot.tie_of is not None
+    }
 
 
 def source_of_each(model: Any, names: _Names, unties: bool = False) -> _Names:
@@ -144,7 +169,7 @@ def source_of_each(model: Any, names: _Names, unties: bool = False) -> _Names:
     return found
 
 
-def trace(model: Any, catalog: Catalog, dtype: torch.dtype | None, key_mapping: Any) -> Traced:
+def trace(model: Any, catalog: Catalog, dtype: Any, key_mapping: Any) -> Traced:
     """See :func:`loadstone.transformers.trace`."""
     keys, prefix = list(catalog.encodings()), model.base_model_prefix
     has = bool(prefix) and any(key.startswith(prefix) for key in keys)
@@ -153,10 +178,20 @@ def trace(model: Any, catalog: Catalog, dtype: torch.dtype | None, key_mapping: 
         keys, key_mapping, has and not expects, expects and not has
     )
     sources = source_of_each(model, names)
-    traced = as_traced(model, catalog, sources, None, set())
+    asked = None if dtype in (None, "auto") else torch_dtype(dtype_argument(dtype))
+    traced = as_traced(model, catalog, sources, _kept_in_fp32(model, asked), set(), asked)
     state = model.state_dict()
     traced.unexpected = [(names.get(key, key), key) for key in keys if names.get(key) not in state]
     return traced
+
+
+def _kept_in_fp32(model: Any, dtype: torch.dtype | None) -> re.Pattern[str] | None:
+    """The names that the library's loader keeps in float32 in a load of a dtype."""
+    half = (torch.float16,)
+    names = list(getattr(model, "_keep_in_fp32_modules", None) or ()) if dtype in half else []
+    if dtype in (*half, torch.bfloat16):
+        names += getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    return re.compile("|".join(rf"(?:^|\.){name}(?:$|\.)" for name in names)) if names else None
 
 
 def _devices(model: Any, device_map: Any) -> dict[str, Any] | None:

@@ -220,6 +220,6 @@ def test_claimed_experts(
     for file, outcome in zip(files, outcomes, strict=True):
         assert outcome.status in (0, 1, 3), (file, outcome.err)
         assert outcome.memory_kb < version.memory_kb + CLAIMS_MEMORY_KB_MAX, file
-    # Numbers that are none of a series are refused, with the expert's name.
-    assert all(outcome.status != 0 for outcome in outcomes[1:])
-    assert "experts.99999.up_proj.weight" in outcomes[2].err
+    # They may be one rank's share of the experts, which a warning names if they are converted.
+    for outcome in outcomes[1:]:
+        assert "experts" in outcome.err or "left_alone" in outcome.err
