@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 from command import run
+from config_doors import DOORS, NAME, PLAIN_DOORS, fp8, plain
 from safetensors.torch import load_file, save_file
 
 import loadstone
 
-NAME = "model.layers.0.mlp.up_proj.weight"
 SECTION = '"quantization_config": {"quant_method": "fp8", "weight_block_size": [96, 96]%s}'
 CONFIG = '{"model_type": "llama", ' + SECTION + "%s}"
 # What is added within the section, and behind it; the field that is named.
@@ -31,52 +31,6 @@ TWICE = {
     "list": ("", ', "parts": [1, {"a": 1, "a": NaN}]', "parts.1.a"),
 }
 ONCE = {"a": (', "modules": ["a", "a"]', ', "parts": [{"a": 1}, {"a": 1}]')}
-
-
-def fp8(folder: Path, config: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    generator = torch.Generator().manual_seed(0)
-    codes = torch.randn(192, 192, generator=generator).to(torch.float8_e4m3fn)
-    scales = torch.rand(2, 2, generator=generator) + 0.5
-    save_file({NAME: codes, f"{NAME}_scale_inv": scales}, folder / "model.safetensors")
-    (folder / "config.json").write_text(config, encoding="utf-8")
-    return folder
-
-
-def plain(folder: Path, **files: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    save_file({NAME: torch.ones(64, 64)}, folder / "model.safetensors")
-    for name, text in files.items():
-        (folder / f"{name}.json").write_text(text, encoding="utf-8")
-    return folder
-
-
-def _command(*arguments: object) -> None:
-    done = run(*arguments, "--json")
-    if done.returncode != 0:
-        error = json.loads(done.stdout)["error"]
-        raise loadstone.Error(error["message"], code=error["code"], field=error["field"])
-
-
-def _opened(folder: Path, out: Path) -> None:
-    with loadstone.open(folder) as checkpoint:
-        checkpoint[NAME]
-
-
-DOORS: dict[str, Callable[[Path, Path], Any]] = {
-    "convert": lambda folder, out: loadstone.convert(folder, out, dequantize=True),
-    "merge": lambda folder, out: loadstone.merge({folder: 0.5, f"{folder}/": 0.5}, out),
-    "open": _opened,
-    "load_file": lambda folder, out: loadstone.load_file(folder),
-    "plan": lambda folder, out: loadstone.plan(torch.nn.Linear(192, 192, False), folder),
-    "command": lambda folder, out: _command("convert", folder, out, "--dequantize"),
-    "verify": lambda folder, out: _command("verify", folder),
-}
-PLAIN_DOORS: dict[str, Callable[[Path, Path], Any]] = {
-    "convert": lambda folder, out: loadstone.convert(folder, out, dtype="bfloat16"),
-    "quantize": lambda folder, out: loadstone.convert(folder, out, quantize="fp8-channel"),
-    "command": lambda folder, out: _command("convert", folder, out, "--dtype", "bf16"),
-}
 
 
 def refused(call: Callable[[Path, Path], Any], folder: Path, out: Path, field: str) -> None:

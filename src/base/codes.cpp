@@ -84,6 +84,8 @@ constexpr auto codes = std::to_array<CodeInfo>({
      "The message has the driver's own word; see whether other programs can use the device."},
     {"format.adapter", "An adapter is malformed, contradicts itself, or is of an unsupported kind.",
      "The message names field or tensors; save it anew with the library that trained it."},
+    {"format.config", "A config is empty, or no JSON that Python's json module reads.",
+     "Repair it at the offset that the message names, or fetch it again."},
     {"format.ignored", "A folder holds other weights than those that were opened, too.",
      "Name the file, a pattern or a list if another one is meant."},
     {"format.no_checkpoint",

@@ -4,10 +4,7 @@
 
 #include <cstddef>
 #include <set>
-
-#include "base/json_dom.h"
-#include "base/python_json.h"
-#include "loadstone/error.h"
+#include <string_view>
 
 namespace loadstone {
 
@@ -33,16 +30,6 @@ std::optional<std::string> repeated_field(const simdjson::dom::element& element)
     if (auto found = in(fmt::format("{}", number++), item)) return found;
   }
   return std::nullopt;
-}
-
-void refuse_repeated_fields(std::string_view config, const std::string& path) {
-  simdjson::dom::parser parser;
-  simdjson::dom::element root;
-  if (parsed_json(parser, without_number_words(config)).get(root) != simdjson::SUCCESS) return;
-  if (auto field = repeated_field(root)) {
-    throw Error("q.config", "a field is given twice, and readers disagree about which one counts",
-                {.path = path, .field = *std::move(field), .expected = "one of the two"});
-  }
 }
 
 }  // namespace loadstone

@@ -5,16 +5,11 @@
 
 #include <optional>
 #include <string>
-#include <string_view>
 
 namespace loadstone {
 
 // The first field that an object gives twice, at whatever depth: "rank_pattern.q_proj", with the
 // numbers of items in arrays.
 [[nodiscard]] std::optional<std::string> repeated_field(const simdjson::dom::element& element);
-
-// Throws Error "q.config" for a config that gives a field twice. Text that is no JSON passes: what
-// reads it decides.
-void refuse_repeated_fields(std::string_view config, const std::string& path);
 
 }  // namespace loadstone

@@ -108,21 +108,26 @@ bool is_set(simdjson::dom::element element) {
   return true;
 }
 
-// Throws Error for text that is none. `text` must live as long as the parser's document.
+// Throws Error for text that is not one.
 Object object_of(simdjson::dom::parser& parser, std::string_view text, const char* field) {
-  Object object;
-  const auto result = parsed_json(parser, text);
-  if (result.get(object) == simdjson::SUCCESS) {
-    if (auto twice = repeated_field(result.value_unsafe())) {
-      refuse("a field stands twice in the adapter's configuration", *std::move(twice));
-    }
-    return object;
+  const PythonJson json = python_json(text);
+  if (json.fault) {
+    throw Error(
+        code, fmt::format("the adapter's configuration is no JSON object: {}", json.fault->message),
+        {.field = field, .byte_offset = json.fault->offset});
   }
-  const std::string without = without_number_words(text);
-  if (without != text && parsed_json(parser, without).error() == simdjson::SUCCESS) {
+  if (json.has_infinite) {
     refuse("a number of the adapter's configuration is NaN or infinite", field);
   }
-  refuse("the adapter's configuration is no JSON object", field);
+  Object object;
+  const auto result = parsed_json(parser, json.text);
+  if (result.get(object) != simdjson::SUCCESS) {
+    refuse("the adapter's configuration is no JSON object", field);
+  }
+  if (auto twice = repeated_field(result.value_unsafe())) {
+    refuse("a field stands twice in the adapter's configuration", *std::move(twice));
+  }
+  return object;
 }
 
 }  // namespace

@@ -8,12 +8,11 @@
 #include <charconv>
 #include <cstddef>
 #include <optional>
-#include <span>
 #include <utility>
 
 #include "base/json_dom.h"
 #include "base/python_json.h"
-#include "base/repeated_field.h"
+#include "catalog/config_file.h"
 #include "catalog/paths.h"
 #include "catalog/transform_claim.h"
 #include "loadstone/error.h"
@@ -21,9 +20,6 @@
 namespace loadstone {
 
 namespace {
-
-// The largest configs list some ten thousand modules; what is larger is none.
-constexpr std::uint64_t config_bytes_max = 16u << 20;
 
 using Element = simdjson::dom::element;
 using Object = simdjson::dom::object;
@@ -165,30 +161,20 @@ void add_claims_below(QuantizationClaim& claim, const Element& value, const std:
 
 QuantizationClaim claim_in_file(const FileOpener& opener, const std::string& folder,
                                 const char* name) {
-  const std::string path = join_path(folder, name);
-  std::string text;
-  try {
-    const auto source = opener.open(path, folder);
-    const std::uint64_t bytes = source->identity().bytes;
-    if (bytes > config_bytes_max) return {.is_made = true};
-    text.resize(bytes);
-    source->read(0, std::as_writable_bytes(std::span(text)));
-  } catch (const Error& error) {
-    return {.is_made = error.code() != "io.not_found"};
-  }
-  return quantization_claim(text, path);
+  const auto text = find_config(opener, folder, name);
+  if (!text) return {};
+  // One that may not be read may make one.
+  if (text->empty()) return {.is_made = true};
+  return quantization_claim(*text, join_path(folder, name));
 }
 
 }  // namespace
 
 QuantizationClaim quantization_claim(std::string_view config, const std::string& path) {
-  refuse_repeated_fields(config, path);
+  check_config(config, path);
   QuantizationClaim claim;
   simdjson::dom::parser parser;
-  Element root;
-  const auto problem = parsed_json(parser, without_number_words(config)).get(root);
-  if (problem != simdjson::SUCCESS || !root.is_object()) return {.is_made = true};
-  add_claims_below(claim, root, path, 0);
+  add_claims_below(claim, parsed_json(parser, python_json(config).text).value(), path, 0);
   return claim;
 }
 

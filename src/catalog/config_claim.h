@@ -17,8 +17,7 @@ inline constexpr std::array<std::string_view, 3> quantization_members = {
 // How many objects and lists around such a member are looked into.
 inline constexpr unsigned config_depth_max = 32;
 
-// A config that cannot be read may say so, and counts as if it did. Throws Error "q.config" for one
-// that gives a field twice or contradicts itself.
+// Throws Error "q.config" for a config that contradicts itself, and those of check_config().
 [[nodiscard]] QuantizationClaim quantization_claim(std::string_view config,
                                                    const std::string& path = "config.json");
 

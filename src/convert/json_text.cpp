@@ -113,7 +113,7 @@ bool use_member(std::string_view text, std::string_view key, Use&& use) {
   simdjson::dom::parser parser;
   simdjson::dom::element root;
   simdjson::dom::element value;
-  if (parsed_json(parser, without_number_words(text)).get(root) != simdjson::SUCCESS) return false;
+  if (parsed_json(parser, python_json(text).text).get(root) != simdjson::SUCCESS) return false;
   if (!root.is_object() || root[key].get(value) != simdjson::SUCCESS) return false;
   use(value);
   return true;
@@ -181,7 +181,7 @@ std::string without_members_of_level(std::string_view text,
 bool is_json_object(std::string_view text) {
   simdjson::dom::parser parser;
   simdjson::dom::element root;
-  const auto result = parsed_json(parser, without_number_words(text));
+  const auto result = parsed_json(parser, python_json(text).text);
   return result.get(root) == simdjson::SUCCESS && root.is_object();
 }
 

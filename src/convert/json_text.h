@@ -10,7 +10,7 @@
 
 namespace loadstone {
 
-// Whether the text is one JSON object, which may have Python's Infinity and NaN for numbers.
+// Whether the text is one object of python_json().
 [[nodiscard]] bool is_json_object(std::string_view text);
 
 // Of the object itself; empty or nothing where it is absent or something else.
