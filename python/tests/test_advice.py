@@ -273,27 +273,29 @@ def parameters_that_overlap(file: Path) -> None:
         model: Any = Overlapping()
     loadstone.load(model, path)
     assert torch.equal(model.a, state["a"]) and torch.equal(model.b, state["b"])
+    with loadstone.skeleton():
+        findings = loadstone.plan(Overlapping(), path, missing="zeros").findings
+    assert any("make them one parameter" in each.suggestion for each in findings)
     save_file({"a": torch.arange(6.0)}, path)
     model = Overlapping(is_one=True)
     loadstone.load(model, path)
     assert torch.equal(model.a, torch.arange(6.0))
-    with loadstone.skeleton():
-        findings = loadstone.plan(Overlapping(), path, missing="zeros", strict=False).findings
-    assert any("make them one parameter" in each.suggestion for each in findings)
     with loadstone.skeleton():
         findings = loadstone.plan(Overlapping(is_one=True), path).findings
     assert not any("one parameter" in each.suggestion for each in findings)
 
 
 def a_tensor_on_disk_by_its_own_name(file: Path) -> None:
-    def load(place: str) -> Any:
-        places = {"": "cpu", place: "disk"}
-        model = skeleton()
-        loadstone.load(model, file, device_map=places, offload_folder=file.parent / "offload")
-        return model
+    cls = pytest.importorskip("diffusers").UNet2DModel
+    blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",)}
+    cls(8, block_out_channels=(8,), norm_num_groups=4, **blocks).save_pretrained(file.parent / "m")
 
-    refused(lambda: load("layer.weight"), "name the module")
-    assert loadstone.audit(load("layer")).not_held.keys() == {"layer.weight", "layer.bias"}
+    def load(place: str) -> Any:
+        options = {"device_map": {"": "cpu", place: "disk"}, "offload_folder": file.parent / "off"}
+        return loadstone.diffusers.from_pretrained(cls, file.parent / "m", **options)
+
+    refused(lambda: load("conv_out.weight"), "name the module")
+    assert loadstone.audit(load("conv_out")).not_held.keys() == {"conv_out.weight", "conv_out.bias"}
 
 
 def strides_of_a_saved_model(file: Path) -> None:
@@ -341,7 +343,10 @@ ROWS: dict[str, Callable[[Path], None] | str] = {
     "a receipt is of what stands in files": options_of_servers,
     "Make what holds them (an optimizer": "test_held_elsewhere.py::"
     "test_the_error_for_an_optimizer_of_a_skeleton_advises_and_the_advice_works",
-    "this file names; pass trust_code=True": "test_llama_cpp.py::TRUST",
+    "this file names; pass trust_code=True": "test_llama_cpp.py::"
+    "test_code_of_the_folder_is_not_run",
+    "install a tested release or a newer loadstone": "test_sites.py::"
+    "test_which_releases_are_untried",
     "ignore_mismatched_sizes=True initialises it": a_tied_head_of_another_size,
     "call the model's state_dict() first": "test_bitsandbytes_graphs.py::"
     "test_a_rearranged_weight_is_not_recorded_and_the_advice_works",
@@ -358,33 +363,26 @@ OPEN = {
     "_bitsandbytes/loading.py": 1,
     "_bitsandbytes/modules.py": 1,
     "_bitsandbytes/parameters.py": 1,
-    "_cluster.py": 1,
-    "_conversion.py": 3,
+    "_conversion.py": 2,
     "_diffusers/hooks.py": 1,
     "_diffusers/mismatch.py": 2,
     "_diffusers/quantized.py": 1,
     "_export_rules.py": 1,
-    "_initialise.py": 2,
+    "_initialise.py": 1,
     "_llama_cpp/converter.py": 1,
-    "_llama_cpp/tracing.py": 1,
-    "_load_hooks.py": 2,
     "_modelopt/building.py": 1,
     "_modelopt/loading.py": 1,
     "_modelopt/targets.py": 1,
-    "_overlap.py": 2,
     "_peft/hooks.py": 2,
-    "_placement.py": 1,
     "_serving/converted.py": 1,
     "_serving/deferred.py": 1,
     "_serving/loading.py": 1,
-    "_serving/options.py": 1,
     "_sglang/loader.py": 1,
     "_sites/__init__.py": 1,
     "_sites/llama_cpp.py": 2,
-    "_transformers/absent.py": 2,
+    "_transformers/absent.py": 1,
     "bitsandbytes.py": 1,
     "diffusers.py": 1,
-    "torch.py": 1,
 }
 
 

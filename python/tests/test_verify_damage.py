@@ -20,6 +20,7 @@ ENCODINGS = ["fp8", "fp8-channel", "fp8-block", "int8-channel", "int4", "int4-aw
 ENCODINGS += ["mxfp4", "mxfp8", "nf4", "fp4", "int8"]
 NIBBLES = ["int4", "int4-awq", "nvfp4", "mxfp4", "nf4", "fp4"]
 WEIGHT = "model.layers.0.mlp.up_proj.weight"
+MORE = ("absmax", "SCB")  # scales by other names
 ROWS, COLUMNS = 256, 512
 
 
@@ -73,6 +74,35 @@ COPIES = [(e, w) for e in ENCODINGS for w in LEGAL if e != "int8" or w not in BE
 @pytest.mark.parametrize(("encoding", "weights"), COPIES)
 def test_a_legal_copy_passes(encoding: str, weights: str, tmp_path: Path) -> None:
     assert status(*converted(LEGAL[weights](), encoding, tmp_path)) == 0
+
+
+TOO_LARGE = [(e, f) for e in ENCODINGS for f in (2**8, 2**12, 2**40) if e != "int8" or f < 2**16]
+
+
+@pytest.mark.parametrize(("encoding", "factor"), TOO_LARGE)
+def test_scales_for_larger_numbers_explain_no_zeros(
+    encoding: str, factor: float, tmp_path: Path
+) -> None:
+    """Codes of zeros, by scales so large that each number is within half a step of zero."""
+    files = {}
+    for name, weight in {
+        "zeros": torch.zeros(ROWS, COLUMNS),
+        "large": normal(torch.float32) * factor,
+        "copy": normal(torch.float32),
+    }.items():
+        (tmp_path / name).mkdir()
+        source, target = converted(weight, encoding, tmp_path / name)
+        files[name] = next(target.glob("*.safetensors"))
+    codes = load_file(files["zeros"])
+    scales = {
+        n: t for n, t in load_file(files["large"]).items() if "scale" in n or n.endswith(MORE)
+    }
+    assert scales
+    with safe_open(files["copy"], "pt") as file:
+        metadata = file.metadata()
+    assert status(source, target) == 0
+    save_file(codes | scales, files["copy"], metadata)
+    assert status(source, target) == 1
 
 
 def rows_of(codes: torch.Tensor) -> torch.Tensor:

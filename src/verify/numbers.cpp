@@ -169,4 +169,12 @@ std::vector<double> Numbers::slack(std::uint64_t begin, std::uint64_t end) {
   return slack;
 }
 
+double Numbers::slack_max(double of_group, double of_tensor) const noexcept {
+  // Tensors that share a scale have the largest one's; scales that are powers of two reach up to
+  // twice as far as the numbers.
+  constexpr double shared = 4;
+  if (bound_ == nullptr) return 0;
+  return bound_->constant + shared * (bound_->of_reach * of_group + bound_->of_outer * of_tensor);
+}
+
 }  // namespace loadstone

@@ -42,6 +42,8 @@ class Numbers {
   [[nodiscard]] double relative() const noexcept { return is_exact_ ? 0 : bound_->relative; }
   // Of each of these numbers. Reads scales only.
   std::vector<double> slack(std::uint64_t begin, std::uint64_t end);
+  // The most that it can be for scales made for numbers of at most these magnitudes.
+  [[nodiscard]] double slack_max(double of_group, double of_tensor) const noexcept;
 
   [[nodiscard]] std::uint64_t bytes_read() const noexcept { return reader_.bytes_read(); }
 

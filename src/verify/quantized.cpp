@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <map>
 #include <span>
+#include <unordered_map>
 
 #include "codec/decode.h"
 #include "kernels/cast.h"
@@ -60,26 +63,90 @@ struct Comparison {
   std::uint64_t numbers = 0;
   std::uint64_t unexplained = 0;   // differ by more than their codes explain
   std::uint64_t first_number = 0;  // of those
+  std::string scale;               // one that is larger than the numbers need
 
   [[nodiscard]] double relative() const {
     return difference == 0 ? 0 : std::sqrt(difference / power);
   }
   [[nodiscard]] double most() const { return is_bounded ? std::sqrt(allowed / power) : error_max; }
   [[nodiscard]] bool is_explained() const {
-    return is_bounded ? unexplained == 0 : relative() <= error_max;
+    return is_bounded ? unexplained == 0 && scale.empty() : relative() <= error_max;
   }
   [[nodiscard]] std::string text() const {
     if (!is_bounded) return fmt::format("a relative error of {:.3g}", relative());
+    if (unexplained == 0) return scale;
     return fmt::format(
         "{} of {} numbers are further off, element {} first; a relative error of {:.3g}",
         unexplained, numbers, first_number, relative());
   }
 };
 
+// Scales that are far larger than the numbers make bounds as wide as these, and any code is near.
+// So where numbers have lost most of their value, the scale must be one that they need. Numbers
+// with the same slack have the same scale.
+class ScaleCheck {
+ public:
+  void add(const std::vector<float>& numbers, const std::vector<float>& decoded,
+           const std::vector<double>& slack) {
+    struct Sums {
+      double difference = 0;
+      double power = 0;
+    };
+    std::unordered_map<double, Sums> groups;
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      const double step = double{numbers[i]} - double{decoded[i]};
+      Sums& sums = groups[slack[i]];
+      sums.difference += step * step;
+      sums.power += double{numbers[i]} * double{numbers[i]};
+    }
+    for (const auto& [key, sums] : groups) {
+      if (key > least && sums.difference > lost * sums.power) largest_.try_emplace(key);
+    }
+  }
+
+  // What is wrong with the first such scale; empty if nothing is.
+  std::string problem(Numbers& real, Numbers& quantized, std::uint64_t elements) {
+    if (largest_.empty()) return {};
+    double of_tensor = 0;
+    for (std::uint64_t at = 0; at < elements; at += part_elements) {
+      const std::uint64_t end = std::min(at + part_elements, elements);
+      const std::vector<double> slack = quantized.slack(at, end);
+      const std::vector<float>& numbers = real.read(at, end);
+      for (std::size_t i = 0; i < slack.size(); ++i) {
+        const double number = std::abs(double{numbers[i]});
+        of_tensor = std::max(of_tensor, number);
+        const auto found = largest_.find(slack[i]);
+        if (found == largest_.end()) continue;
+        if (number >= found->second.number) found->second = {number, at + i};
+      }
+    }
+    for (const auto& [slack, largest] : largest_) {
+      if (slack <= quantized.slack_max(largest.number, of_tensor)) continue;
+      return fmt::format(
+          "codes that lose most of their numbers, of which the largest is {:.3g} (element {}), and "
+          "a scale for larger ones",
+          largest.number, largest.element);
+    }
+    return {};
+  }
+
+ private:
+  struct Largest {
+    double number = 0;
+    std::uint64_t element = 0;
+  };
+  static constexpr double lost = 0.25;  // as a part of the sum of squares
+  // Numbers near the least of F32 need smaller scales than there are.
+  static constexpr double least = 0x1p-120;
+  static constexpr std::uint64_t part_elements = 1 << 18;
+
+  std::map<double, Largest> largest_;  // by slack
+};
+
 // Both sides stand for the same real numbers. They are those of an exact side; else each is at most
 // as large as a side's own number and its bound allow.
 void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::uint64_t end,
-                     Comparison& made) {
+                     Comparison& made, std::array<ScaleCheck, 2>& scales) {
   const std::vector<float> a = first.read(begin, end);
   const std::vector<float> b = second.read(begin, end);
   const bool is_bounded = first.is_bounded() && second.is_bounded();
@@ -88,6 +155,8 @@ void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::
   if (is_bounded) {
     a_slack = first.slack(begin, end);
     b_slack = second.slack(begin, end);
+    if (!first.is_exact()) scales[0].add(b, a, a_slack);
+    if (!second.is_exact()) scales[1].add(a, b, b_slack);
   }
   made.is_bounded = is_bounded;
   made.numbers += a.size();
@@ -109,12 +178,16 @@ void compare_samples(Numbers& first, Numbers& second, std::uint64_t begin, std::
 
 Comparison compare_numbers(Numbers& first, Numbers& second, std::uint64_t elements) {
   Comparison made = {.error_max = std::max(first.error_max(), second.error_max())};
+  std::array<ScaleCheck, 2> scales;
   const std::uint64_t parts = std::clamp<std::uint64_t>(elements / sample_elements, 1, samples);
   for (std::uint64_t i = 0; i < parts; ++i) {
     std::uint64_t begin = elements / parts * i;
     begin -= begin % whole_elements;
-    compare_samples(first, second, begin, std::min(begin + sample_elements, elements), made);
+    const std::uint64_t end = std::min(begin + sample_elements, elements);
+    compare_samples(first, second, begin, end, made, scales);
   }
+  made.scale = scales[0].problem(second, first, elements);
+  if (made.scale.empty()) made.scale = scales[1].problem(first, second, elements);
   return made;
 }
 

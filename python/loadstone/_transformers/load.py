@@ -221,9 +221,9 @@ def _loading_info(model: Any, derived: Derived) -> Any:
     mismatched: set[Any] = info.mismatched_keys
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     for name, found, expected in derived.mismatched:
-        # The library compares values of ties that are not missing, and these have none: so it
-        # ties them to what was loaded.
-        if tied.get(name) not in derived.dtypes:
+        # The library compares values of ties that are not missing, and these have none. Missing,
+        # they are tied to what was loaded or initialised.
+        if name not in tied:
             info.missing_keys.discard(name)
         mismatched.add((name, torch.Size(found), torch.Size(expected)))
     return info
