@@ -1,4 +1,4 @@
-"""Checkpoints whose config decides their values, and every door that reads it."""
+"""Checkpoints whose config decides their values, and all entry points that read it."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Reader {
     if (!is_utf8(part)) throw Fault{"a string that is not UTF-8", begin};
   }
 
-  // Of "\u12ab".
+  // Returns the code unit of an escape such as "\u12ab".
   [[nodiscard]] std::optional<std::uint32_t> unit_at(std::size_t at) const {
     constexpr std::size_t length = 6;
     const auto escaped = std::string_view(text_).substr(std::min(at, text_.size()), length);

@@ -14,7 +14,7 @@ struct PythonJson {
   // doubles are 0, integers beyond 64 bits are doubles, and half a surrogate pair is U+FFFD.
   std::string text;
   bool has_infinite = false;  // or NaN
-  // Why Python does not read it either, and the offset in it.
+  // The reason why Python rejects it too, and its offset.
   struct Fault {
     std::string_view message;
     std::size_t offset;

@@ -205,7 +205,7 @@ AdapterConfig config_in(const std::string& path, std::string_view text, std::str
   }
 }
 
-// Of adapter_config.json in the adapter's folder.
+// Reads adapter_config.json in the adapter's folder.
 std::optional<AdapterConfig> config_beside(const Catalog& adapter) {
   const FileOpener opener{adapter.storage(), false};
   try {
