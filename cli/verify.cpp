@@ -41,6 +41,8 @@ VerifyReport read_all(const Catalog& first, const Catalog* second, const Args& a
   options.threads = args.threads;
   options.observer = &watch;
   options.is_finite = args.open.strict;
+  std::error_code problem;
+  options.is_folder = std::filesystem::is_directory(args.first, problem);
   if (args.digests) return verify_digests(first, options);
   return second == nullptr ? verify_values(first, options) : compare(first, *second, options);
 }

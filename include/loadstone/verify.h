@@ -85,6 +85,7 @@ struct VerifyOptions {
   Storage* storage = nullptr;  // null: each catalog's own
   unsigned threads = 0;        // 0: one a core, at most 8. Each takes 8 MiB.
   Observer* observer = nullptr;
+  bool is_folder = false;  // verify_digests(): all files of the checkpoint's folder
   bool is_finite = false;  // verify_values(): NaN and infinities are findings "verify.not_finite"
 };
 
@@ -111,10 +112,10 @@ struct VerifyOptions {
                                                         const std::vector<std::string>& sources,
                                                         const VerifyOptions& options = {});
 
-// Reads the files of a checkpoint in a hub's cache, and compares them with the SHA-256 that is
-// their name there: a file with other bytes is a difference, one without a digest a warning
-// "verify.no_digest", so that nothing passes unseen. Throws Error "receipt.digest" where loadstone
-// was built without OpenSSL.
+// Reads the files of a checkpoint in a hub's cache, and compares them with the digest that is their
+// name there, SHA-256 or git's SHA-1: a file with other bytes is a difference, one without a digest
+// a warning "verify.no_digest", so that nothing passes unseen. Throws Error "receipt.digest" where
+// loadstone was built without OpenSSL.
 [[nodiscard]] LOADSTONE_API VerifyReport verify_digests(const Catalog& catalog,
                                                         const VerifyOptions& options = {});
 

@@ -42,6 +42,7 @@ class Audit:
             are not seen: through ``.data``, ``detach()`` of other threads' making, numpy, and any
             write to a tensor made in ``torch.inference_mode()``.
         proved: with a receipt, tensors whose memory has the bytes that the load gave them.
+        unlisted: with a receipt, tensors from the checkpoint of which it has no digest.
         not_held: tensors without a value in memory on purpose, with the reason (``offloaded``,
             or the rule that excludes them).
         held_elsewhere: tensors without memory that something holds which the walk does not look
@@ -55,6 +56,7 @@ class Audit:
     unaccounted: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     proved: list[str] = field(default_factory=list)
+    unlisted: list[str] = field(default_factory=list)
     not_held: dict[str, str] = field(default_factory=dict)
     held_elsewhere: dict[str, str] = field(default_factory=dict)
 
@@ -88,6 +90,9 @@ class Audit:
             for origin, count in sorted(counts.items())
         )
         since = f", {len(self.changed)} changed since the load" if self.changed else ""
+        if self.unlisted:
+            names = ", ".join(map(self._named, self.unlisted[:5]))
+            since += f", {len(self.unlisted)} not in the receipt: {names}"
         if self.held_elsewhere:
             since += "; held elsewhere: " + ", ".join(map(self._named, self.held_elsewhere))
         if self.ok:
@@ -339,7 +344,11 @@ def _compare(result: Audit, slots: list[TensorSlot], receipt: Receipt) -> None:
             is_same = receipt.components_of(name or slot.name, slot.tensor)
         if is_same:
             result.proved.append(slot.name)
-        elif is_same is not None and slot.name not in result.changed:
+        elif is_same is None:
+            root = result.provenance.get(name or slot.name)
+            if root is not None and root.origin == "checkpoint":
+                result.unlisted.append(slot.name)
+        elif slot.name not in result.changed:
             result.changed.append(slot.name)
 
 

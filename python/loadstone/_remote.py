@@ -88,4 +88,8 @@ def absolute(path: str) -> str:
 
     A URL loses its query: what a program pickles holds no signature.
     """
-    return _core.without_secrets(path) if _core.is_remote(path) else str(Path(path).absolute())
+    if not _core.is_remote(path):
+        return str(Path(path).absolute())
+    location, mark, rest = path.partition("?")
+    # In a bucket the name of an object may hold one.
+    return _core.without_secrets(location) + (mark + rest if path.startswith("s3:") else "")

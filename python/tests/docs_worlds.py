@@ -351,6 +351,19 @@ import rank_accelerate
 rank_accelerate.take_cpus_for_gpus()
 """
 
+RECURRENT = """
+class Recurrent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.LSTM(4, 4)
+"""
+
+
+def recurrent(folder: Path) -> None:
+    state = {f"layer.{name}": value for name, value in torch.nn.LSTM(4, 4).state_dict().items()}
+    save_file(state, folder / "recurrent.safetensors")
+
+
 WORLDS = {
     "README.md": World(
         (
@@ -387,6 +400,7 @@ WORLDS = {
     "docs/install.md": World(()),
     "docs/open.md": World((at(llama, "checkpoint"),)),
     "docs/patch.md": World((at(llama, "folder"),), IMPORTS),
+    "docs/skeleton.md": World((recurrent,), IMPORTS + RECURRENT),
     "docs/plan-page.md": World((at(llama, "model"), at(skeleton_file, "model.json"))),
     "docs/how-to/gpus.md": World((at(llama, "llama"),)),
     "docs/how-to/is-my-file-sound.md": World((at(llama, "llama", "llama-copy"),)),

@@ -140,3 +140,28 @@ def test_a_configuration_in_a_file_counts_as_metadata_does(tmp_path: Path) -> No
         _merged(tmp_path)
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 4}))
     assert torch.equal(_merged(tmp_path), added(BASE, RIGHT, LEFT, 4 / RANK))
+
+
+@pytest.mark.parametrize("prefix", ["transformer.", "base_model.model."])
+@pytest.mark.parametrize("door", ["merge", "command", "load"])
+def test_a_configuration_beside_the_metadata(door: str, prefix: str, tmp_path: Path) -> None:
+    """The metadata decides for the models that it names, and the configuration for the others."""
+    written(tmp_path, None, r=RANK, lora_alpha=16)
+    file = tmp_path / "adapter.safetensors"
+    metadata = {
+        "lora_adapter_metadata": json.dumps({"transformer.r": 8, "transformer.lora_alpha": 16})
+    }
+    tensors = {f"{prefix}{NAME}.lora_A.weight": RIGHT, f"{prefix}{NAME}.lora_B.weight": LEFT}
+    save_file(tensors, file, metadata)
+    beside = {"peft_type": "LORA", "r": RANK, "lora_alpha": 80}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(beside))
+    scale = 2 if prefix == "transformer." else 10
+    assert torch.equal(DOORS[door](tmp_path), added(BASE, RIGHT, LEFT, scale))
+    # Without the metadata it is the configuration's.
+    save_file(tensors, file)
+    assert torch.equal(DOORS[door](tmp_path), added(BASE, RIGHT, LEFT, 10))
+    # About the same modules, both of them.
+    save_file(tensors, file, {"lora_adapter_metadata": json.dumps(beside)})
+    with pytest.raises(loadstone.Error) as caught:
+        DOORS[door](tmp_path)
+    assert caught.value.code == "format.adapter"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -72,6 +73,22 @@ def test_it_is_the_same_for_all_threads_and_can_be_saved(checkpoint: Path, tmp_p
     assert len(texts) == 1
     report.receipt.save(tmp_path / "receipt.json")
     assert loadstone.audit(model, receipt=tmp_path / "receipt.json").changed == []
+
+
+def test_a_tensor_that_a_receipt_does_not_list_is_named(checkpoint: Path, tmp_path: Path) -> None:
+    model, report = loaded(checkpoint, receipt="xxh3-128")
+    assert report.receipt is not None
+    whole = json.loads(report.receipt.to_json())
+    names = [target["name"] for target in whole["targets"]]
+    assert loadstone.audit(model, receipt=report.receipt).unlisted == []
+    for left_out in ({names[0]}, {"c.weight"}, set(names)):
+        targets = [target for target in whole["targets"] if target["name"] not in left_out]
+        (tmp_path / "less.json").write_text(json.dumps(whole | {"targets": targets}))
+        audit = loadstone.audit(model, receipt=tmp_path / "less.json")
+        tied = {name.replace("c.", "tied.") for name in left_out if name.startswith("c.")}
+        assert set(audit.unlisted) == left_out | tied
+        assert f"{len(audit.unlisted)} not in the receipt" in str(audit)
+        assert not set(audit.unlisted) & set(audit.proved)
 
 
 def test_without_one_there_is_none(checkpoint: Path) -> None:

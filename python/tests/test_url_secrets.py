@@ -14,6 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 from command import run
+from remote_server import Answer, Seen, Server
 from test_remote import no_environment
 
 import loadstone
@@ -166,3 +167,47 @@ def test_errors_made_in_python_hide_what_they_are_given() -> None:
     text = str(error) + repr(error) + str({**vars(error), "expected": ""})
     assert SECRET not in text
     assert error.path == "https://127.0.0.1:1/dir/x.json"  # the control
+
+
+ECHOES: dict[str, Callable[[int], tuple[int, dict[str, str]]]] = {
+    "no URL": lambda _: (302, {"Location": f"http://[{SECRET}"}),
+    "no host": lambda _: (302, {"Location": f"http://?sig={SECRET}"}),
+    "another scheme": lambda _: (302, {"Location": f"ftp://u:{SECRET}@h/x?sig={SECRET}#{SECRET}"}),
+    "round": lambda n: (302, {"Location": f"/m.safetensors?sig={SECRET}{n}"}),
+    "range": lambda _: (206, {"Content-Range": f"bytes {SECRET}"}),
+    "encoding": lambda _: (200, {"Content-Encoding": SECRET}),
+    "error code": lambda _: (403, {"X-Error-Code": SECRET, "WWW-Authenticate": SECRET}),
+    "etag": lambda n: (206, {"ETag": f'"{n}{SECRET}"'}),
+    "linked etag": lambda n: (206, {"X-Linked-ETag": f'"{n}{SECRET}"'}),
+    "date": lambda n: (206, {"ETag": "", "Last-Modified": f"{n} {SECRET}"}),
+}
+
+
+@pytest.mark.parametrize("echo", ECHOES)
+def test_what_a_host_echoes(work: Path, echo: str) -> None:
+    """A host was sent the signature, and may repeat it wherever it answers."""
+    server = Server()
+    # In more than one request, as the second one tells a change.
+    safetensors.torch.save_file({"weight": torch.ones(2048, 2048)}, "large.safetensors")
+    server.files["/m.safetensors"] = Path("large.safetensors").read_bytes()
+
+    def route(seen: Seen) -> Answer:
+        whole = server.ranged(seen, "/m.safetensors")
+        status, headers = ECHOES[echo](len(server.seen))
+        return Answer(status, {**whole.headers, **headers}, whole.body)
+
+    server.route = route
+    try:
+        url = server.url(f"/m.safetensors?sig={SECRET}")
+        for more in ([], ["--json"]):
+            done = run("load", url, *more)
+            assert done.returncode not in (0, 2)
+            assert "m.safetensors" in done.stdout + done.stderr
+            assert SECRET not in done.stdout + done.stderr
+        with pytest.raises(loadstone.Error) as caught:
+            loadstone.load_file(url)
+        assert SECRET not in str(caught.value) + repr(vars(caught.value))
+        server.route = lambda _: None  # the control
+        assert run("load", url).returncode == 0
+    finally:
+        server.close()

@@ -30,7 +30,7 @@ std::string line(const std::string& code, const std::string& message, const Wher
 Where public_where(Where where) {
   for (std::string* const text :
        {&where.path, &where.tensor, &where.field, &where.found, &where.expected}) {
-    if (text->find("://") != std::string::npos) *text = without_secrets(*text);
+    *text = without_secrets(*text);
   }
   return where;
 }

@@ -1,13 +1,27 @@
-// JSON as Python's json module writes it, with words that JSON does not have.
+// JSON as Python's json module reads it: more than the standard allows, and more than simdjson
+// takes.
 #pragma once
 
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 
 namespace loadstone {
 
-// The text with numbers in the place of the words Infinity and NaN, as long as before, so that it
-// can be parsed and positions stay. Strings are left alone.
-[[nodiscard]] std::string without_number_words(std::string_view text);
+struct PythonJson {
+  // As long as the document, so that positions stay, and JSON for simdjson: NaN and numbers beyond
+  // doubles are 0, integers beyond 64 bits are doubles, and half a surrogate pair is U+FFFD.
+  std::string text;
+  bool has_infinite = false;  // or NaN
+  // The reason why Python rejects it too, and its offset.
+  struct Fault {
+    std::string_view message;
+    std::size_t offset;
+  };
+  std::optional<Fault> fault;
+};
+
+[[nodiscard]] PythonJson python_json(std::string_view document);
 
 }  // namespace loadstone

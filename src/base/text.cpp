@@ -7,6 +7,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <initializer_list>
 
 namespace loadstone {
 
@@ -36,17 +37,28 @@ struct CodeRange {
   std::uint32_t last;
 };
 
-// Terminals obey some, some make a line read as a different one, and nobody can see the others.
+// Terminals obey some, some make a line read as a different one, and nobody can see the others:
+// Unicode's Default_Ignorable_Code_Point among them.
 constexpr auto unsafe_codes = std::to_array<CodeRange>({
     {0x00, 0x1f},        // C0
     {0x7f, 0x9f},        // DEL, C1
+    {0xad, 0xad},        // soft hyphen
+    {0x034f, 0x034f},    // grapheme joiner
     {0x061c, 0x061c},    // Arabic letter mark
+    {0x115f, 0x1160},    // Hangul fillers
+    {0x17b4, 0x17b5},    // inherent vowels of Khmer
+    {0x180b, 0x180f},    // variation selectors and vowel separator of Mongolian
     {0x200b, 0x200f},    // zero width, direction marks
     {0x2028, 0x202e},    // line separators, changes of direction
     {0x2060, 0x206f},    // joiners, isolates, deprecated controls
+    {0x3164, 0x3164},    // Hangul filler
+    {0xfe00, 0xfe0f},    // variation selectors
     {0xfeff, 0xfeff},    // byte order mark
-    {0xfff9, 0xfffb},    // interlinear annotation
-    {0xe0000, 0xe007f},  // tags
+    {0xffa0, 0xffa0},    // halfwidth Hangul filler
+    {0xfff0, 0xfffb},    // unassigned, interlinear annotation
+    {0x1bca0, 0x1bca3},  // format controls of shorthand
+    {0x1d173, 0x1d17a},  // format controls of music
+    {0xe0000, 0xe0fff},  // tags, more variation selectors
 });
 
 struct Character {
@@ -97,12 +109,24 @@ bool is_scheme_character(char character) noexcept {
          std::string_view("+-.").find(character) != std::string_view::npos;
 }
 
-// Other schemes have no query: an object's name in a bucket may hold "?".
+bool is_one_of(std::string_view word, std::initializer_list<std::string_view> words) {
+  return std::ranges::any_of(
+      words, [&](std::string_view each) { return std::ranges::equal(word, each, {}, lower); });
+}
+
+// Mistyped ones as well, such as "http:/host": what follows them may still be a secret.
+bool begins_url(std::string_view scheme, std::string_view rest) {
+  const bool is_web = is_one_of(scheme, {"http", "https"}) && !rest.empty() && rest[0] != ' ';
+  return scheme.size() > 1 && (rest.starts_with('/') || is_web);
+}
+
+// An object's name in a bucket may hold "#".
 std::string public_url_of(std::string_view url, std::string_view scheme) {
-  const auto is_scheme = [&](std::string_view name) {
-    return std::ranges::equal(scheme, name, {}, lower);
-  };
-  return is_scheme("http") || is_scheme("https") ? public_location(url) : without_user(url);
+  std::string text(url.substr(0, url.find_first_of(is_one_of(scheme, {"s3", "hf"}) ? "?" : "?#")));
+  const std::size_t host = std::min(text.find_first_not_of('/', scheme.size() + 1), text.size());
+  const std::size_t at = text.substr(0, text.find('/', host)).rfind('@');
+  if (at != std::string::npos && at >= host) text.erase(host, at + 1 - host);
+  return text;
 }
 
 // The place at or before `at` where no character is cut.
@@ -133,10 +157,16 @@ std::string public_location(std::string_view location) {
 
 std::string without_secrets(std::string_view text) {
   std::string kept;
-  constexpr std::string_view mark = "://";
-  for (std::size_t slashes = text.find(mark); slashes != text.npos; slashes = text.find(mark)) {
-    std::size_t begin = slashes;
+  std::size_t passed = 0;
+  while (true) {
+    const std::size_t colon = text.find(':', passed);
+    if (colon == text.npos) break;
+    std::size_t begin = colon;
     while (begin > 0 && is_scheme_character(text[begin - 1])) --begin;
+    while (begin < colon && std::isalpha(static_cast<unsigned char>(text[begin])) == 0) ++begin;
+    const std::string_view scheme = text.substr(begin, colon - begin);
+    passed = colon + 1;
+    if (!begins_url(scheme, text.substr(passed))) continue;
     // In quotes a URL ends with them, even if it holds spaces; alone, with the text.
     const char quote = begin > 0 ? text[begin - 1] : '\0';
     const bool is_quoted = quote == '\'' || quote == '"' || quote == '`';
@@ -146,8 +176,9 @@ std::string without_secrets(std::string_view text) {
     if (!is_quoted && !is_whole) end = text.find_first_of(" \t\r\n", begin);
     end = std::min(end, text.size());
     kept += text.substr(0, begin);
-    kept += public_url_of(text.substr(begin, end - begin), text.substr(begin, slashes - begin));
+    kept += public_url_of(text.substr(begin, end - begin), scheme);
     text.remove_prefix(end);
+    passed = 0;
   }
   return kept += text;
 }

@@ -14,8 +14,10 @@ namespace loadstone {
 // A server's location, without query and fragment as well, whatever its scheme.
 [[nodiscard]] std::string public_location(std::string_view location);
 
-// The text without what URLs in it may hold as secrets: user, password, query and fragment. A URL
-// ends at the quotes around it, else at a space; a text that begins with one is all URL.
+// The text without what URLs in it may hold as secrets: user, password, query and fragment, of any
+// scheme, and of mistyped ones such as "http:/host". A URL ends at the quotes around it, else at a
+// space; a text that begins with one is all URL. For people: an object's name in a bucket may hold
+// "?", so this is no path to open.
 [[nodiscard]] std::string without_secrets(std::string_view text);
 
 // without_secrets(), with control characters, line separators, changes of writing direction,

@@ -16,6 +16,7 @@
 
 #include "base/json_dom.h"
 #include "base/python_json.h"
+#include "base/repeated_field.h"
 #include "base/text.h"
 #include "catalog/assembled_file.h"
 #include "catalog/open_file.h"
@@ -77,16 +78,6 @@ std::string text_of(ByteSource& file) {
   return text;
 }
 
-// The last of two would count for peft.
-void refuse_twice(const Object& object) {
-  std::set<std::string_view> known;
-  for (const auto item : object) {
-    if (!known.insert(item.key).second) {
-      refuse("a field stands twice in the adapter's configuration", std::string(item.key));
-    }
-  }
-}
-
 // Methods that change the base when an adapter is begun, and that peft repeats when it loads it.
 // Its product is the difference from another base than the one at hand. Those named here leave it.
 void refuse_other_base(const Object& object, const std::string& field) {
@@ -118,16 +109,26 @@ bool is_set(simdjson::dom::element element) {
   return true;
 }
 
-// Throws Error for text that is none. `text` must live as long as the parser's document.
+// Throws Error for text that is not one.
 Object object_of(simdjson::dom::parser& parser, std::string_view text, const char* field) {
-  Object object;
-  const auto result = parsed_json(parser, text);
-  if (result.get(object) == simdjson::SUCCESS) return object;
-  const std::string without = without_number_words(text);
-  if (without != text && parsed_json(parser, without).error() == simdjson::SUCCESS) {
+  const PythonJson json = python_json(text);
+  if (json.fault) {
+    throw Error(
+        code, fmt::format("the adapter's configuration is no JSON object: {}", json.fault->message),
+        {.field = field, .byte_offset = json.fault->offset});
+  }
+  if (json.has_infinite) {
     refuse("a number of the adapter's configuration is NaN or infinite", field);
   }
-  refuse("the adapter's configuration is no JSON object", field);
+  Object object;
+  const auto result = parsed_json(parser, json.text);
+  if (result.get(object) != simdjson::SUCCESS) {
+    refuse("the adapter's configuration is no JSON object", field);
+  }
+  if (auto twice = repeated_field(result.value_unsafe())) {
+    refuse("a field stands twice in the adapter's configuration", *std::move(twice));
+  }
+  return object;
 }
 
 }  // namespace
@@ -136,7 +137,6 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : p
   simdjson::dom::parser parser;
   const Object object = object_of(parser, text, config_name);
   const auto field = [&](const char* name) { return prefix_ + name; };
-  refuse_twice(object);
   refuse_other_base(object, field("init_lora_weights"));
   if (const auto type = member<std::string_view>(object, field("peft_type"))) {
     if (*type != "LORA") {
@@ -157,7 +157,6 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : p
   const auto add_rules = [&](const char* name, const auto& checked, Rules& rules) {
     const auto patterns = member<Object>(object, field(name));
     if (!patterns) return;
-    refuse_twice(*patterns);
     std::vector<std::string_view> keys;
     for (const auto item : *patterns) {
       double number = 0;
@@ -207,32 +206,43 @@ AdapterConfig config_in(const std::string& path, std::string_view text, std::str
   }
 }
 
+// Reads adapter_config.json in the adapter's folder.
+std::optional<AdapterConfig> config_beside(const Catalog& adapter) {
+  const FileOpener opener{adapter.storage(), false};
+  try {
+    const auto file = opener.open(join_path(adapter.root(), config_name), adapter.root());
+    return config_in(file->path(), text_of(*file), "");
+  } catch (const Error& error) {
+    if (error.code() != "io.not_found") throw;
+    return std::nullopt;
+  }
+}
+
 }  // namespace
 
 std::vector<AdapterConfig> adapter_configs(const Catalog& adapter) {
   std::vector<AdapterConfig> configs;
-  const FileOpener opener{adapter.storage(), false};
-  try {
-    const auto file = opener.open(join_path(adapter.root(), config_name), adapter.root());
-    configs.push_back(config_in(file->path(), text_of(*file), ""));
-    return configs;
-  } catch (const Error& error) {
-    if (error.code() != "io.not_found") throw;
-  }
+  auto beside = config_beside(adapter);
   const auto found = adapter.metadata().find(metadata_key);
-  if (found == adapter.metadata().end()) return configs;
-  const auto* const text = std::get_if<std::string>(&found->second.value);
-  if (text == nullptr) refuse("the adapter's metadata is no text", metadata_key);
-  simdjson::dom::parser parser;
-  const Object object = object_of(parser, *text, metadata_key);
-  std::set<std::string> prefixes;  // "transformer."
-  for (const auto item : object) {
-    const std::string_view key = item.key;
-    prefixes.emplace(key.substr(0, key.find('.') + 1));
+  if (found != adapter.metadata().end()) {
+    const auto* const text = std::get_if<std::string>(&found->second.value);
+    if (text == nullptr) refuse("the adapter's metadata is no text", metadata_key);
+    simdjson::dom::parser parser;
+    const Object object = object_of(parser, *text, metadata_key);
+    std::set<std::string> prefixes;  // "transformer."
+    for (const auto item : object) {
+      const std::string_view key = item.key;
+      prefixes.emplace(key.substr(0, key.find('.') + 1));
+    }
+    if (beside && prefixes.contains("")) {
+      refuse("the file's metadata and adapter_config.json beside it are about the same modules",
+             metadata_key, "two configurations", "one of the two");
+    }
+    for (const std::string& prefix : prefixes) {
+      configs.push_back(config_in(adapter.root(), *text, prefix));
+    }
   }
-  for (const std::string& prefix : prefixes) {
-    configs.push_back(config_in(adapter.root(), *text, prefix));
-  }
+  if (beside) configs.push_back(*std::move(beside));
   return configs;
 }
 

@@ -48,8 +48,9 @@ class AdapterConfig {
   bool has_magnitudes_ = false;
 };
 
-// Those of an adapter: of adapter_config.json in its folder, or those that diffusers writes into
-// the metadata of the file, one for each model of a pipeline. None: there is neither.
+// Those of an adapter: those that diffusers writes into the metadata of the file, one for each
+// model of a pipeline, and behind them, for all other modules, that of adapter_config.json in the
+// folder. None: there is neither.
 [[nodiscard]] std::vector<AdapterConfig> adapter_configs(const Catalog& adapter);
 
 // The one number of a small tensor, such as an alpha. Throws Error "format.adapter" for a tensor of

@@ -1,5 +1,6 @@
 #include "catalog/config_claim.h"
 
+#include <fmt/format.h>
 #include <simdjson.h>
 
 #include <algorithm>
@@ -7,11 +8,11 @@
 #include <charconv>
 #include <cstddef>
 #include <optional>
-#include <span>
 #include <utility>
 
 #include "base/json_dom.h"
 #include "base/python_json.h"
+#include "catalog/config_file.h"
 #include "catalog/paths.h"
 #include "catalog/transform_claim.h"
 #include "loadstone/error.h"
@@ -20,11 +21,9 @@ namespace loadstone {
 
 namespace {
 
-// The largest configs list some ten thousand modules; what is larger is none.
-constexpr std::uint64_t config_bytes_max = 16u << 20;
-
 using Element = simdjson::dom::element;
 using Object = simdjson::dom::object;
+using Array = simdjson::dom::array;
 using Block = std::array<std::uint64_t, 2>;
 
 void add_block(QuantizationClaim& claim, const Block& block) {
@@ -36,7 +35,7 @@ void add_block(QuantizationClaim& claim, const Element& value) {
   if (value.is_null()) return;
   Block block = {0, 0};
   std::string_view text;
-  simdjson::dom::array extents;
+  Array extents;
   if (value.get(text) == simdjson::SUCCESS) {
     const auto cross = std::min(text.find('x'), text.size());
     std::from_chars(text.data(), text.data() + cross, block[0]);
@@ -83,6 +82,18 @@ std::optional<std::uint64_t> group_size_of(const Object& section) {
   return static_cast<std::uint64_t>(*size);  // -1: the largest there is
 }
 
+// GPTQModel writes both, and "gptq" and "gptq_v2" store zero points that are one apart.
+void refuse_two_formats(const Object& section, const std::string& path) {
+  const auto first = member<std::string_view>(section, {"checkpoint_format"});
+  const auto second = member<std::string_view>(section, {"format"});
+  if (!first || !second || *first == *second) return;
+  throw Error("q.config", "the format of the checkpoint is given twice, each time another one",
+              {.path = path,
+               .field = "checkpoint_format, format",
+               .found = fmt::format("{} and {}", *first, *second),
+               .expected = "one format"});
+}
+
 // Of GPTQ and AWQ.
 void add_words(QuantizationClaim& claim, const Object& section) {
   claim.method = member<std::string_view>(section, {"quant_method"}).value_or("");
@@ -119,13 +130,14 @@ void add_groups(QuantizationClaim& claim, const Object& section) {
   }
 }
 
-void add_claims(QuantizationClaim& claim, const Object& object) {
+void add_claims(QuantizationClaim& claim, const Object& object, const std::string& path) {
   for (const std::string_view key : quantization_members) {
     Element value;
     if (object[key].get(value) != simdjson::SUCCESS || value.is_null()) continue;
     claim.is_made = true;
     Object section;
     if (value.get(section) != simdjson::SUCCESS) continue;
+    refuse_two_formats(section, path);
     add_blocks(claim, section);
     add_transforms(claim, section);
     if (claim.method.empty()) add_words(claim, section);
@@ -133,32 +145,36 @@ void add_claims(QuantizationClaim& claim, const Object& object) {
   }
 }
 
+// Models of several parts have configs within configs, and some have lists of them.
+void add_claims_below(QuantizationClaim& claim, const Element& value, const std::string& path,
+                      unsigned depth) {
+  if (depth > config_depth_max) return;
+  Object object;
+  Array array;
+  if (value.get(object) == simdjson::SUCCESS) {
+    add_claims(claim, object, path);
+    for (const auto field : object) add_claims_below(claim, field.value, path, depth + 1);
+  } else if (value.get(array) == simdjson::SUCCESS) {
+    for (const auto item : array) add_claims_below(claim, item, path, depth + 1);
+  }
+}
+
 QuantizationClaim claim_in_file(const FileOpener& opener, const std::string& folder,
                                 const char* name) {
-  try {
-    const auto source = opener.open(join_path(folder, name), folder);
-    const std::uint64_t bytes = source->identity().bytes;
-    if (bytes > config_bytes_max) return {.is_made = true};
-    std::string text(bytes, '\0');
-    source->read(0, std::as_writable_bytes(std::span(text)));
-    return quantization_claim(text);
-  } catch (const Error& error) {
-    return {.is_made = error.code() != "io.not_found"};
-  }
+  const auto text = find_config(opener, folder, name);
+  if (!text) return {};
+  // One that may not be read may make one.
+  if (text->empty()) return {.is_made = true};
+  return quantization_claim(*text, join_path(folder, name));
 }
 
 }  // namespace
 
-QuantizationClaim quantization_claim(std::string_view config) {
+QuantizationClaim quantization_claim(std::string_view config, const std::string& path) {
+  check_config(config, path);
   QuantizationClaim claim;
   simdjson::dom::parser parser;
-  Object root;
-  if (parsed_json(parser, without_number_words(config)).get(root) != simdjson::SUCCESS)
-    return {.is_made = true};
-  add_claims(claim, root);
-  for (const auto field : root) {
-    if (Object part; field.value.get(part) == simdjson::SUCCESS) add_claims(claim, part);
-  }
+  add_claims_below(claim, parsed_json(parser, python_json(config).text).value(), path, 0);
   return claim;
 }
 

@@ -10,13 +10,16 @@
 
 namespace loadstone {
 
-// The members of a config that say it: at the top, or one level below where a model has several
-// parts.
+// The members of a config that say it: at the top, or below where a model has several parts.
 inline constexpr std::array<std::string_view, 3> quantization_members = {
     "quantization_config", "compression_config", "quantization"};
 
-// A config that cannot be read may say so, and counts as if it did.
-[[nodiscard]] QuantizationClaim quantization_claim(std::string_view config);
+// How many objects and lists around such a member are looked into.
+inline constexpr unsigned config_depth_max = 32;
+
+// Throws Error "q.config" for a config that contradicts itself, and those of check_config().
+[[nodiscard]] QuantizationClaim quantization_claim(std::string_view config,
+                                                   const std::string& path = "config.json");
 
 // Of config.json and hf_quant_config.json in the folder.
 [[nodiscard]] QuantizationClaim quantization_claim(const FileOpener& opener,

@@ -4,16 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <string>
 
 #include "base/json_dom.h"
 #include "base/python_json.h"
-#include "catalog/open_file.h"
-#include "catalog/paths.h"
-#include "loadstone/error.h"
+#include "catalog/config_file.h"
 
 namespace loadstone {
 
@@ -51,26 +45,16 @@ bool describes_conv1d(const Object& config, unsigned level) {
 bool has_conv1d(std::string_view config) {
   simdjson::dom::parser parser;
   Object root;
-  if (parsed_json(parser, without_number_words(config)).get(root) != simdjson::SUCCESS) {
+  if (parsed_json(parser, python_json(config).text).get(root) != simdjson::SUCCESS) {
     return false;
   }
   return describes_conv1d(root, 0);
 }
 
 std::optional<bool> has_conv1d(const Catalog& catalog, Storage* storage) {
-  constexpr std::uint64_t bytes_max = 16u << 20;
-  try {
-    // One member of it is looked at, so it may be wherever the weights may be.
-    const FileOpener opener{catalog.storage(storage), true};
-    const auto source = opener.open(join_path(catalog.root(), "config.json"), catalog.root());
-    if (source->identity().bytes > bytes_max) return false;
-    std::string text(source->identity().bytes, '\0');
-    source->read(0, std::as_writable_bytes(std::span(text)));
-    return has_conv1d(text);
-  } catch (const Error& error) {
-    if (error.code() == "io.not_found") return std::nullopt;
-    return false;
-  }
+  // One member of it is looked at, so it may be wherever the weights may be.
+  const auto text = find_config({catalog.storage(storage), true}, catalog.root(), "config.json");
+  return text ? std::optional(has_conv1d(*text)) : std::nullopt;
 }
 
 bool is_conv1d_weight(std::string_view name) noexcept {

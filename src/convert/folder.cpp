@@ -8,12 +8,12 @@
 #include <filesystem>
 #include <iterator>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
 
 #include "base/only_errors.h"
+#include "catalog/config_file.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
 #include "convert/sub_folders.h"
@@ -33,7 +33,6 @@ namespace fs = std::filesystem;
 
 // A tokenizer's vocabulary has some tens of megabytes; more than this is no companion.
 constexpr std::uint64_t file_bytes_max = 1u << 30;
-constexpr std::uint64_t config_bytes_max = 64u << 20;
 
 // What libraries and servers look for beside a model's tensors.
 constexpr std::string_view known_names[] = {
@@ -96,14 +95,6 @@ bool is_known(std::string_view name, bool with_code) {
 
 }  // namespace
 
-static std::string text_of(ByteSource& file, std::uint64_t bytes_max) {
-  const std::uint64_t bytes = file.identity().bytes;
-  if (bytes > bytes_max) fail(file.path(), EFBIG);
-  std::string text(bytes, '\0');
-  file.read(0, std::as_writable_bytes(std::span(text)));
-  return text;
-}
-
 // A file of the folder. Links are followed where a shard's would be: in the folder, or into the
 // blobs of a hub's cache. Null: another link, or no file.
 static std::shared_ptr<ByteSource> file_in(const fs::path& root, const std::string& name) {
@@ -116,10 +107,9 @@ static std::shared_ptr<ByteSource> file_in(const fs::path& root, const std::stri
   }
 }
 
-// The folder's config.json; empty where there is none.
-static std::string config_in(const fs::path& root) {
-  const auto file = file_in(root, std::string(config_name));
-  return file == nullptr ? std::string() : text_of(*file, config_bytes_max);
+// The folder's config of this name; empty if there is none.
+static std::string config_in(const fs::path& root, std::string_view name) {
+  return find_config({local_storage()}, root.string(), name).value_or("");
 }
 
 // One file of this machine's folder `root`.
@@ -168,16 +158,10 @@ static void add_module(ModelFolder& folder, const fs::path& root, const std::str
   }
 }
 
-static std::string text_if_there(const fs::path& root, std::string_view name) {
-  const auto file = file_in(root, std::string(name));
-  const bool is_list = file != nullptr && file->identity().bytes <= list_bytes_max;
-  return is_list ? text_of(*file, list_bytes_max) : std::string();
-}
-
 // A pipeline's models are converted one by one.
 static void add_components(ModelFolder& folder, const fs::path& root) {
   std::error_code problem;
-  for (std::string& name : component_folders(text_if_there(root, pipeline_name))) {
+  for (std::string& name : component_folders(config_in(root, pipeline_name))) {
     if (fs::is_directory(root / name, problem)) folder.left.push_back(std::move(name));
   }
 }
@@ -200,10 +184,10 @@ static ModelFolder model_folder_at(const std::string& path, bool with_code) {
   for (const std::string& name : names) {
     if (is_known(name, with_code)) add_file(folder, root, name);
     if (name != config_name) continue;
-    folder.config = config_in(root);
+    folder.config = config_in(root, config_name);
     if (folder.config.empty() && fs::is_symlink(root / name, problem)) folder.links.push_back(name);
   }
-  for (const std::string& module : module_folders(text_if_there(root, modules_name))) {
+  for (const std::string& module : module_folders(config_in(root, modules_name))) {
     add_module(folder, root, module, with_code);
   }
   add_components(folder, root);
@@ -215,7 +199,7 @@ static ModelFolder left_out(const std::string& path) {
   ModelFolder folder;
   const fs::path root = path;
   std::error_code problem;
-  for (std::string& name : module_folders(text_if_there(root, modules_name))) {
+  for (std::string& name : module_folders(config_in(root, modules_name))) {
     const bool is_empty = !is_path_below(name) || paths_below((root / name).string()).empty();
     if (!is_empty) folder.left.push_back(std::move(name));
   }
@@ -304,11 +288,11 @@ static ModelFolder remote_folder_at(Storage& storage, const std::string& root, b
     if (!is_config && !is_pipeline && !is_known(name, with_code)) continue;
     const auto file = remote_file(storage, root, name, folder);
     if (file == nullptr) continue;
-    if (name == modules_name) modules = text_of(*file, list_bytes_max);
+    if (name == modules_name) modules = read_config(*file);
     if (is_config) {
-      folder.config = text_of(*file, config_bytes_max);
+      folder.config = read_config(*file);
     } else if (is_pipeline) {
-      folder.left = component_folders(text_of(*file, list_bytes_max));
+      folder.left = component_folders(read_config(*file));
     } else if (file->identity().bytes <= file_bytes_max) {
       folder.files.push_back({.name = name, .copy_of = file->path(), .source = file});
     }
@@ -335,7 +319,7 @@ std::string read_model_config(const Catalog& catalog, const std::string& path) {
     if (is_remote(path) || fs::is_directory(path, problem)) {
       return read_model_folder(catalog, path).config;
     }
-    return config_in(fs::path(path).parent_path());
+    return config_in(fs::path(path).parent_path(), config_name);
   });
 }
 

@@ -13,7 +13,8 @@ namespace loadstone {
 
 namespace {
 
-// Where a member stands: from the quote of its key to the end of its value.
+// Where a member stands: from the quote of its key to the end of its value. An array's items have
+// no key.
 struct Span {
   std::size_t begin = 0;
   std::size_t key_end = 0;
@@ -33,21 +34,24 @@ class Scanner {
   std::vector<Span> members() {
     std::vector<Span> members;
     skip_space();
-    ++at_;  // the brace
+    const bool is_array = at_ < text_.size() && text_[at_] == '[';
+    ++at_;  // the brace or bracket
     for (;;) {
       skip_space();
-      if (at_ >= text_.size() || text_[at_] == '}') break;
+      if (at_ >= text_.size() || text_[at_] == '}' || text_[at_] == ']') break;
       if (text_[at_] == ',') {
         ++at_;
         continue;
       }
       Span member;
       member.begin = at_;
-      skip_string();
+      if (!is_array) skip_string();
       member.key_end = at_;
-      skip_space();
-      ++at_;  // the colon
-      skip_space();
+      if (!is_array) {
+        skip_space();
+        ++at_;  // the colon
+        skip_space();
+      }
       member.value = at_;
       skip_value();
       member.end = at_;
@@ -57,7 +61,7 @@ class Scanner {
     return members;
   }
 
-  // Of the closing brace, once members() was called.
+  // Of the closing brace or bracket, once members() was called.
   [[nodiscard]] std::size_t close() const noexcept { return close_; }
 
  private:
@@ -109,14 +113,15 @@ bool use_member(std::string_view text, std::string_view key, Use&& use) {
   simdjson::dom::parser parser;
   simdjson::dom::element root;
   simdjson::dom::element value;
-  if (parsed_json(parser, without_number_words(text)).get(root) != simdjson::SUCCESS) return false;
+  if (parsed_json(parser, python_json(text).text).get(root) != simdjson::SUCCESS) return false;
   if (!root.is_object() || root[key].get(value) != simdjson::SUCCESS) return false;
   use(value);
   return true;
 }
 
-// Keys may be written with escapes.
+// Keys may be written with escapes. Empty for an item of an array.
 std::string key_of(std::string_view text, const Span& member) {
+  if (member.key_end == member.begin) return {};
   const std::string_view quoted_key = text.substr(member.begin, member.key_end - member.begin);
   if (quoted_key.find('\\') == std::string_view::npos) {
     return std::string(quoted_key.substr(1, quoted_key.size() - 2));
@@ -162,7 +167,7 @@ std::string without_members_of_level(std::string_view text,
     is_first = false;
     kept += text.substr(member.begin, member.value - member.begin);
     const std::string_view value = text.substr(member.value, member.end - member.value);
-    if (level < levels && value.starts_with('{')) {
+    if (level < levels && (value.starts_with('{') || value.starts_with('['))) {
       kept += without_members_of_level(value, drops, level + 1, levels);
     } else {
       kept += value;
@@ -176,7 +181,7 @@ std::string without_members_of_level(std::string_view text,
 bool is_json_object(std::string_view text) {
   simdjson::dom::parser parser;
   simdjson::dom::element root;
-  const auto result = parsed_json(parser, without_number_words(text));
+  const auto result = parsed_json(parser, python_json(text).text);
   return result.get(root) == simdjson::SUCCESS && root.is_object();
 }
 

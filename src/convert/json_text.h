@@ -10,7 +10,7 @@
 
 namespace loadstone {
 
-// Whether the text is one JSON object, which may have Python's Infinity and NaN for numbers.
+// Whether the text is one object of python_json().
 [[nodiscard]] bool is_json_object(std::string_view text);
 
 // Of the object itself; empty or nothing where it is absent or something else.
@@ -32,7 +32,7 @@ namespace loadstone {
 [[nodiscard]] std::string with_all(std::string_view text, std::string_view key,
                                    std::string_view value);
 // The object without the members that `drops` names by key and level: 0 is the object itself, and
-// objects in it are looked into down to `levels`.
+// what is in objects and arrays in it is looked at down to `levels`.
 [[nodiscard]] std::string without_members(
     std::string_view text, const std::function<bool(std::string_view, unsigned)>& drops,
     unsigned levels);

@@ -12,6 +12,7 @@
 #include "base/json_writer.h"
 #include "base/text.h"
 #include "catalog/config_claim.h"
+#include "catalog/config_file.h"
 #include "codec/encode.h"
 #include "convert/expert_names.h"
 #include "convert/extras.h"
@@ -279,7 +280,7 @@ std::string with_section(const std::string& config, const std::string& section) 
     if (std::ranges::find(quantization_members, key) == quantization_members.end()) return false;
     return key != ours || level > 0 || !std::exchange(is_kept, false);
   };
-  const std::string rest = without_members(config, drops, 1);
+  const std::string rest = without_members(config, drops, config_depth_max);
   return section.empty() ? rest : with_member(rest, ours, section);
 }
 
@@ -477,16 +478,8 @@ std::vector<ExtraFile> extra_files(const Plan& plan, const std::vector<RepackedT
     }
   }
   std::string config = options.folder.config;
-  if (!config.empty() && !is_json_object(config)) {
-    const char* const problem =
-        is_changed ? "config.json is no JSON object, and has to say another encoding"
-                   : "config.json is no JSON object; it is copied unchanged";
-    findings.push_back({.severity = is_changed ? Severity::error : Severity::warning,
-                        .code = is_changed ? "convert.extra" : "convert.not_copied",
-                        .message = problem});
-  } else if (is_changed) {
-    config = with_section(config.empty() ? "{}\n" : config, section);
-  }
+  if (!config.empty()) check_config(config, "config.json");
+  if (is_changed) config = with_section(config.empty() ? "{}\n" : config, section);
   if (!config.empty()) files.push_back({.name = "config.json", .text = std::move(config)});
   std::ranges::sort(files, {}, &ExtraFile::name);
   return files;

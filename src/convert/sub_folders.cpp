@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/json_dom.h"
+#include "base/python_json.h"
 #include "storage/regular_file.h"
 
 namespace loadstone {
@@ -52,7 +53,8 @@ std::vector<std::string> module_folders(std::string_view modules) {
   simdjson::dom::parser parser;
   simdjson::dom::array items;
   std::vector<std::string> folders;
-  if (parsed_json(parser, modules).get(items) != simdjson::SUCCESS) return folders;
+  if (parsed_json(parser, python_json(modules).text).get(items) != simdjson::SUCCESS)
+    return folders;
   for (const auto item : items) {
     std::string_view path;
     if (item["path"].get(path) != simdjson::SUCCESS) continue;
@@ -67,7 +69,8 @@ std::vector<std::string> component_folders(std::string_view pipeline) {
   simdjson::dom::parser parser;
   simdjson::dom::object fields;
   std::vector<std::string> folders;
-  if (parsed_json(parser, pipeline).get(fields) != simdjson::SUCCESS) return folders;
+  if (parsed_json(parser, python_json(pipeline).text).get(fields) != simdjson::SUCCESS)
+    return folders;
   for (const auto field : fields) {
     simdjson::dom::array classes;
     if (field.key.starts_with("_") || field.value.get(classes) != simdjson::SUCCESS) continue;

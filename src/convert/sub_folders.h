@@ -2,7 +2,6 @@
 // of a pipeline.
 #pragma once
 
-#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,7 +12,6 @@ namespace loadstone {
 
 inline constexpr std::string_view modules_name = "modules.json";
 inline constexpr std::string_view pipeline_name = "model_index.json";
-inline constexpr std::size_t list_bytes_max = 1u << 20;  // of modules.json and model_index.json
 
 // Returns true for a relative path of plain names, which stays below its folder.
 [[nodiscard]] bool is_path_below(std::string_view path);

@@ -61,9 +61,10 @@ std::vector<Finding> Overflows::findings(const Plan& plan) const {
         .target = target.name,
         .message = fmt::format("'{}': {}", printable(target.name), overflow_text(target, found))});
     if (found.count == 0) continue;
-    finding.suggestion = fmt::format("A wider dtype holds them: {}", wider(found.largest));
     finding.found = fmt::format("{}", found.largest);
     finding.expected = name(target.dtype);
+    if (found.spoiled > 0) continue;  // no dtype holds those
+    finding.suggestion = fmt::format("A wider dtype holds them: {}", wider(found.largest));
   }
   return findings;
 }
@@ -86,8 +87,8 @@ std::string overflow_text(const PlannedTarget& target, const Overflow& found) {
 void require_none(const PlannedTarget& target, const Overflow& found) {
   if (found.count + found.spoiled == 0) return;
   const std::string wide =
-      found.count == 0 ? ""
-                       : fmt::format("a wider dtype holds them ({}), and ", wider(found.largest));
+      found.spoiled > 0 ? ""
+                        : fmt::format("a wider dtype holds them ({}), and ", wider(found.largest));
   throw Error(code,
               fmt::format("{}; {}--allow-non-finite writes them anyway",
                           overflow_text(target, found), wide),

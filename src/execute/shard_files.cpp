@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/digest.h"
-#include "base/text.h"
+#include "base/version_text.h"
 #include "catalog/assembled_file.h"
 #include "loadstone/error.h"
 #include "plan/decodings.h"
@@ -31,7 +31,7 @@ namespace {
 // The first thing of the two that differs.
 std::string text_of(const FileIdentity& identity, const FileIdentity& other) {
   if (identity.bytes != other.bytes) return fmt::format("{} bytes", identity.bytes);
-  if (identity.version != other.version) return "version " + printable(identity.version);
+  if (identity.version != other.version) return "version " + version_text(identity.version);
   if (identity.modified_ns != other.modified_ns) {
     return fmt::format("modified at {} ns", identity.modified_ns);
   }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "base/version_text.h"
 #include "boxes/check_boxes.h"
 #include "catalog/reading_threads.h"
 #include "codec/encode.h"
@@ -70,7 +71,7 @@ void check_shards(const std::vector<SavedShard>& saved, const Catalog& catalog,
     }
     // A copy on another machine, or on this one, has a version of its own, or none.
     if (!now.version.empty() && !then.version.empty() && now.version != then.version) {
-      changed(shards[i], "version", printable(now.version), printable(then.version));
+      changed(shards[i], "version", version_text(now.version), version_text(then.version));
     }
     if (shards[i].header_digest != saved[i].header_digest) {
       changed(shards[i], "header_digest", shards[i].header_digest,

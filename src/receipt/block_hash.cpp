@@ -93,12 +93,16 @@ std::string tree_digest(DigestKind kind, std::span<const ByteRange> ranges,
   return digest_text(kind, hash->finish());
 }
 
-std::string digest_text(DigestKind kind, const BlockDigest& digest) {
+std::string hexadecimal(std::span<const std::byte> digest) {
   std::string text;
-  for (std::size_t i = 0; i < digest_bytes(kind); ++i) {
-    text += fmt::format("{:02x}", std::to_integer<unsigned>(digest[i]));
+  for (const std::byte each : digest) {
+    text += fmt::format("{:02x}", std::to_integer<unsigned>(each));
   }
   return text;
+}
+
+std::string digest_text(DigestKind kind, const BlockDigest& digest) {
+  return hexadecimal(std::span(digest).first(digest_bytes(kind)));
 }
 
 std::string digest_of(DigestKind kind, std::span<const std::byte> bytes) {

@@ -42,5 +42,8 @@ enum class HashOf : std::uint8_t { block, tree, file };
 // In sha256.cpp, or where OpenSSL was not there to be built with, in sha256_absent.cpp.
 [[nodiscard]] std::unique_ptr<BlockHash> make_sha256(HashOf what);
 [[nodiscard]] bool has_sha256() noexcept;
+// SHA-1 of a file of so many bytes as git names it; its digest has 20 bytes.
+[[nodiscard]] std::unique_ptr<BlockHash> make_git_hash(std::uint64_t bytes);
+[[nodiscard]] std::string hexadecimal(std::span<const std::byte> digest);
 
 }  // namespace loadstone

@@ -100,6 +100,7 @@ class Parser {
     receipt.outputs = files(fields, "outputs");
     require_whole(receipt.outputs, fields.at("outputs"));
     receipt.targets = tensors(fields, "targets", UINT64_MAX);
+    require_sources(receipt, fields.at("sources"));
     fields.done();
     return receipt;
   }
@@ -245,6 +246,37 @@ class Parser {
       }
       if (end != file.bytes) refuse_cover(at, file, end, file.bytes);
     }
+  }
+
+  // What a tensor was made of is listed with its digest, once.
+  void require_sources(const Receipt& receipt, const JsonPlace& place) const {
+    std::set<std::pair<std::uint32_t, std::string_view>> paths;
+    std::set<std::string_view> known;
+    for (std::size_t i = 0; i < receipt.sources.size(); ++i) {
+      const ReceiptFile& file = receipt.sources[i];
+      const JsonPlace at = {&place, {}, i};
+      if (!paths.insert({file.checkpoint, file.path}).second) {
+        reader_.refuse({&at, "path"}, "two sources have this path", printable(file.path));
+      }
+      std::set<std::string_view> own;
+      for (const ReceiptTensor& tensor : file.tensors) {
+        if (!own.insert(tensor.name).second) {
+          reader_.refuse({&at, "tensors"}, "two tensors have this name", printable(tensor.name));
+        }
+      }
+      known.merge(own);
+    }
+    const auto require = [&](const std::vector<ReceiptTensor>& made) {
+      for (const ReceiptTensor& tensor : made) {
+        for (const std::string& source : tensor.sources) {
+          if (known.contains(source)) continue;
+          reader_.refuse(place, "no source lists a tensor that another was made of",
+                         printable(source), "each with its digest");
+        }
+      }
+    };
+    require(receipt.targets);
+    for (const ReceiptFile& file : receipt.outputs) require(file.tensors);
   }
 
   [[noreturn]] void refuse_cover(const JsonPlace& place, const ReceiptFile& file, std::uint64_t end,

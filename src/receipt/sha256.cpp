@@ -1,4 +1,5 @@
-// SHA-256 by OpenSSL, which uses the instructions that the machine has for it.
+// SHA-256 and SHA-1 by OpenSSL, which uses the instructions that the machine has for them.
+#include <fmt/format.h>
 #include <openssl/evp.h>
 
 #include <algorithm>
@@ -10,22 +11,26 @@ namespace loadstone {
 
 namespace {
 
-[[noreturn]] void fail() { throw Error("receipt.digest", "OpenSSL cannot compute SHA-256"); }
+[[noreturn]] void fail() { throw Error("receipt.digest", "OpenSSL cannot compute the digest"); }
 
 // Looked up once: it costs more than a small block.
 const EVP_MD* sha256() {
   static EVP_MD* const method = EVP_MD_fetch(nullptr, "SHA256", nullptr);
-  if (method == nullptr) fail();
   return method;
 }
 
-class Sha256 final : public BlockHash {
+const EVP_MD* sha1() {
+  static EVP_MD* const method = EVP_MD_fetch(nullptr, "SHA1", nullptr);
+  return method;
+}
+
+class Digest final : public BlockHash {
  public:
-  explicit Sha256(HashOf what) : context_(EVP_MD_CTX_new()) {
-    if (context_ == nullptr || EVP_DigestInit_ex2(context_.get(), sha256(), nullptr) != 1) fail();
-    if (what == HashOf::file) return;
-    const auto tag = static_cast<std::byte>(what == HashOf::tree ? 1 : 0);
-    update({&tag, 1});
+  explicit Digest(const EVP_MD* method) : context_(EVP_MD_CTX_new()) {
+    if (method == nullptr || context_ == nullptr ||
+        EVP_DigestInit_ex2(context_.get(), method, nullptr) != 1) {
+      fail();
+    }
   }
   void update(std::span<const std::byte> bytes) override {
     if (EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()) != 1) fail();
@@ -34,7 +39,7 @@ class Sha256 final : public BlockHash {
     BlockDigest digest = {};
     unsigned size = 0;
     auto* const to = reinterpret_cast<unsigned char*>(digest.data());
-    if (EVP_DigestFinal_ex(context_.get(), to, &size) != 1 || size != digest.size()) fail();
+    if (EVP_DigestFinal_ex(context_.get(), to, &size) != 1 || size > digest.size()) fail();
     return digest;
   }
 
@@ -47,7 +52,19 @@ class Sha256 final : public BlockHash {
 
 }  // namespace
 
-std::unique_ptr<BlockHash> make_sha256(HashOf what) { return std::make_unique<Sha256>(what); }
+std::unique_ptr<BlockHash> make_sha256(HashOf what) {
+  auto made = std::make_unique<Digest>(sha256());
+  const auto tag = static_cast<std::byte>(what == HashOf::tree ? 1 : 0);
+  if (what != HashOf::file) made->update({&tag, 1});
+  return made;
+}
+
+std::unique_ptr<BlockHash> make_git_hash(std::uint64_t bytes) {
+  auto made = std::make_unique<Digest>(sha1());
+  const std::string header = fmt::format("blob {}", bytes);
+  made->update(std::as_bytes(std::span(header.c_str(), header.size() + 1)));
+  return made;
+}
 
 bool has_sha256() noexcept { return true; }
 

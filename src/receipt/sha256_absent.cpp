@@ -9,6 +9,10 @@ std::unique_ptr<BlockHash> make_sha256(HashOf /*what*/) {
               "this loadstone was built without OpenSSL and has no sha256-tree: take xxh3-128");
 }
 
+std::unique_ptr<BlockHash> make_git_hash(std::uint64_t /*bytes*/) {
+  throw Error("receipt.digest", "this loadstone was built without OpenSSL and has no SHA-1");
+}
+
 bool has_sha256() noexcept { return false; }
 
 }  // namespace loadstone

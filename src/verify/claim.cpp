@@ -4,15 +4,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <set>
-#include <span>
 #include <string>
 #include <string_view>
 
 #include "base/text.h"
 #include "catalog/config_claim.h"
+#include "catalog/config_file.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
 #include "codec/encode.h"
@@ -24,9 +22,6 @@
 namespace loadstone {
 
 namespace {
-
-// Of a config that is read for two words.
-constexpr std::uint64_t config_bytes_looked_at = 1u << 20;
 
 // Methods whose layouts loadstone reads, beside those that a family names as its own.
 constexpr std::array<std::string_view, 5> shared_methods = {"compressed-tensors", "fbgemm_fp8",
@@ -147,14 +142,7 @@ std::string described(const Stored& stored) {
 }  // namespace
 
 std::string config_text(const FileOpener& opener, const std::string& folder, const char* name) {
-  try {
-    const auto source = opener.open(join_path(folder, name), folder);
-    std::string text(std::min(source->identity().bytes, config_bytes_looked_at), '\0');
-    source->read(0, std::as_writable_bytes(std::span(text)));
-    return text;
-  } catch (const Error&) {
-    return {};
-  }
+  return find_config(opener, folder, name).value_or("");
 }
 
 std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage) {

@@ -11,7 +11,7 @@
 
 namespace loadstone {
 
-// Text of a config in the folder; empty if it cannot be opened.
+// Text of a config in the folder, as find_config() finds it; empty if there is none.
 [[nodiscard]] std::string config_text(const FileOpener& opener, const std::string& folder,
                                       const char* name);
 

@@ -9,6 +9,7 @@
 
 #include "base/only_errors.h"
 #include "base/thread_count.h"
+#include "catalog/paths.h"
 #include "execute/team.h"
 #include "loadstone/defaults.h"
 #include "loadstone/verify.h"
@@ -18,43 +19,75 @@ namespace loadstone {
 
 namespace {
 
-// MODEL/blobs/<64 hexadecimal digits>: the SHA-256 of a file of Git LFS, which the hub keeps it by.
-// Small files have 40 digits, git's SHA-1 of another text.
+constexpr std::size_t sha256_digits = 64;
+constexpr std::size_t git_digits = 40;
+constexpr int folders_max = 16;  // one in the other
+
+// MODEL/blobs/DIGEST: of a file of Git LFS the SHA-256, by which the hub keeps it; of another the
+// SHA-1 that git computes of it.
 std::string published_digest(const std::string& real_path) {
   const std::filesystem::path path = real_path;
   const std::string name = path.filename().string();
-  const bool is_digest = name.size() == 64 &&
+  const bool is_digest = (name.size() == sha256_digits || name.size() == git_digits) &&
                          name.find_first_not_of("0123456789abcdef") == std::string::npos &&
                          path.parent_path().filename() == "blobs";
   return is_digest ? name : std::string();
 }
 
 struct HubFile {
-  const Shard& shard;
-  std::string expected;
+  std::string name;  // in the folder
+  std::string path;
+  std::string expected{};
   std::string found{};
 };
 
-Finding without_digest(const Shard& shard) {
+Finding without_digest(const std::string& name) {
   return {.severity = Severity::warning,
           .code = "verify.no_digest",
-          .sources = {shard.relative_path},
-          .message = "'" + shard.relative_path + "' is no file of a hub's cache with a SHA-256",
+          .sources = {name},
+          .message = "'" + name + "' is no file of a hub's cache that is named by its digest",
           .suggestion = "A receipt has digests of any checkpoint: loadstone load --receipt"};
 }
 
-std::string sha256_of(ByteSource& file, std::atomic<std::uint64_t>& done,
+std::string digest_of(const HubFile& file, ByteSource& source, std::atomic<std::uint64_t>& done,
                       const std::atomic<bool>& stop) {
-  const auto hash = make_hash(DigestKind::sha256_tree, HashOf::file);
-  const std::uint64_t end = file.identity().bytes;
+  const std::uint64_t end = source.identity().bytes;
+  const bool is_git = file.expected.size() == git_digits;
+  const auto hash = is_git ? make_git_hash(end) : make_hash(DigestKind::sha256_tree, HashOf::file);
   std::vector<std::byte> buffer;
   for (std::uint64_t at = 0; at < end && !stop; at += buffer.size()) {
     buffer.resize(std::min(receipt_block_bytes, end - at));
-    file.read(at, buffer);
+    source.read(at, buffer);
     hash->update(buffer);
     done += buffer.size();
   }
-  return digest_text(DigestKind::sha256_tree, hash->finish());
+  const BlockDigest digest = hash->finish();
+  return hexadecimal(std::span(digest).first(file.expected.size() / 2));
+}
+
+// All files of a folder: what stands beside the tensors decides what they mean.
+void add_files(Storage& storage, const std::string& root, const std::string& folder, int depth,
+               std::vector<HubFile>& files) {
+  for (const std::string& entry : storage.list(join_path(root, folder))) {
+    const std::string name = folder.empty() ? entry : folder + "/" + entry;
+    const std::string path = join_path(root, name);
+    if (storage.kind(path) != EntryKind::folder) {
+      files.push_back({.name = name, .path = path});
+    } else if (depth < folders_max) {
+      add_files(storage, root, name, depth + 1, files);
+    }
+  }
+}
+
+std::vector<HubFile> files_of(const Catalog& catalog, Storage& storage, bool is_folder) {
+  std::vector<HubFile> files;
+  if (is_folder) add_files(storage, catalog.root(), "", 0, files);
+  for (const Shard& shard : catalog.shards()) {
+    const auto is_it = [&](const HubFile& file) { return file.name == shard.relative_path; };
+    if (std::ranges::any_of(files, is_it)) continue;
+    files.push_back({.name = shard.relative_path, .path = shard.path});
+  }
+  return files;
 }
 
 }  // namespace
@@ -63,17 +96,14 @@ VerifyReport verify_digests(const Catalog& catalog, const VerifyOptions& options
   return only_errors([&] {
     Storage& storage = catalog.storage(options.storage);
     VerifyReport report;
-    std::vector<HubFile> files;
+    std::vector<HubFile> files = files_of(catalog, storage, options.is_folder);
     std::uint64_t total = 0;
-    for (const Shard& shard : catalog.shards()) {
-      std::string expected = published_digest(storage.resolve(shard.path));
-      if (expected.empty()) {
-        report.findings.push_back(without_digest(shard));
-      } else {
-        files.push_back({shard, std::move(expected)});
-        total += shard.identity.bytes;
-      }
-    }
+    std::erase_if(files, [&](HubFile& file) {
+      file.expected = published_digest(storage.resolve(file.path));
+      if (file.expected.empty()) report.findings.push_back(without_digest(file.name));
+      return file.expected.empty();
+    });
+    for (const HubFile& file : files) total += storage.open(file.path)->identity().bytes;
     std::atomic<std::size_t> next = 0;
     std::atomic<std::uint64_t> done = 0;
     std::atomic<bool> stop = false;
@@ -86,13 +116,13 @@ VerifyReport verify_digests(const Catalog& catalog, const VerifyOptions& options
         },
         [&] {
           for (std::size_t i = next++; i < files.size() && !stop; i = next++) {
-            files[i].found = sha256_of(*storage.open(files[i].shard.path), done, stop);
+            files[i].found = digest_of(files[i], *storage.open(files[i].path), done, stop);
           }
         });
     report.bytes_read = done;
     for (HubFile& file : files) {
       if (file.found == file.expected) continue;
-      report.differences.push_back({file.shard.relative_path, DifferenceKind::bytes,
+      report.differences.push_back({std::move(file.name), DifferenceKind::bytes,
                                     std::move(file.found), std::move(file.expected)});
     }
     return report;

@@ -42,6 +42,12 @@ struct Check {
   bool is_header = false;
 };
 
+struct Listed {
+  const ReceiptFile* file;
+  std::string path;
+  bool is_output;
+};
+
 class ReceiptCheck {
  public:
   ReceiptCheck(const Receipt& receipt, const VerifyOptions& options)
@@ -66,7 +72,7 @@ class ReceiptCheck {
         add_file(file, open_shard(storage_, *catalog, 0), shard_bytes(*catalog, 0));
       } else if (const auto source = opened(file, path)) {
         add_file(file, source, source->identity().bytes);
-        if (is_output) outputs_.emplace_back(&file, path);
+        files_.push_back({&file, path, is_output});
       }
     }
     if (count == 0) {
@@ -121,7 +127,9 @@ class ReceiptCheck {
     }
     // A header with other bytes is named already.
     if (!files_hold_) return report;
-    for (const auto& [file, path] : outputs_) headers_.compare(*file, path, report.differences);
+    for (const Listed& each : files_) {
+      headers_.compare(*each.file, each.path, each.is_output, report.differences);
+    }
     return report;
   }
 
@@ -185,8 +193,8 @@ class ReceiptCheck {
   Storage& storage_;
   ReceiptHeaders headers_;
   std::vector<Check> checks_;
-  std::vector<std::pair<const ReceiptFile*, std::string>> outputs_;  // those that are there
-  bool files_hold_ = true;  // sizes and headers are those of the receipt
+  std::vector<Listed> files_;  // those that are there
+  bool files_hold_ = true;     // sizes and headers are those of the receipt
   std::vector<Difference> differences_;
 };
 

@@ -293,7 +293,7 @@ TEST_F(QuantizedTensorsTest, Fp8WithoutScalesAreNumbersUnlessAConfigSaysOtherwis
   folder_.write("config.json", R"({"model_type": "llama", "quantization_config": null})");
   EXPECT_THAT(codes(), IsEmpty());
   for (const char* config : {R"({"quantization_config": {"quant_method": "fp8"}})",
-                             R"({"text_config": {"quantization_config": {}}})", "{no"}) {
+                             R"({"text_config": {"quantization_config": {}}})"}) {
     folder_.write("config.json", config);
     EXPECT_THAT(codes(), ElementsAre("q.scale_missing")) << config;
   }

@@ -124,7 +124,7 @@ Receipt some_receipt() {
   tensor.component = "absmax";
   tensor.recipe = "encode";
   tensor.codec = "nf4";
-  tensor.sources = {"v", "w"};
+  tensor.sources = {"w"};
   receipt.targets.push_back(tensor);
   return receipt;
 }
@@ -154,7 +154,7 @@ Receipt receipt_of_output() {
   return receipt;
 }
 
-TEST(ReceiptTest, EachByteOfAnOutputIsCoveredOnce) {
+TEST(ReceiptTest, EachByteOfAnOutputIsCoveredOnceAndEachSourceIsListed) {
   const auto refusal = [](const auto& change) -> std::string {
     Receipt receipt = receipt_of_output();
     change(receipt.outputs.front(), receipt);
@@ -186,6 +186,22 @@ TEST(ReceiptTest, EachByteOfAnOutputIsCoveredOnce) {
               receipt.outputs.push_back(ReceiptFile(file));
             }),
             "two outputs have this path");
+  const auto made_of = [](const char* listed, const char* used, int files = 1) {
+    return [=](ReceiptFile& file, Receipt& receipt) {
+      file.tensors[0].sources = {used};
+      ReceiptFile source = {.path = "a", .header_digest = file.header_digest};
+      source.tensors.push_back({.name = listed, .digest = file.header_digest});
+      for (int i = 0; i < files; ++i) receipt.sources.push_back(source);
+    };
+  };
+  EXPECT_EQ(refusal(made_of("a", "a")), "");
+  EXPECT_EQ(refusal(made_of("a", "b")), "no source lists a tensor that another was made of");
+  EXPECT_EQ(refusal(made_of("a", "a", 2)), "two sources have this path");
+  EXPECT_EQ(refusal([](ReceiptFile& file, Receipt& receipt) {
+              receipt.sources = {file};
+              receipt.sources[0].tensors.push_back(file.tensors[0]);
+            }),
+            "two tensors have this name");
   // Of a source, parts are enough.
   EXPECT_EQ(refusal([](ReceiptFile& file, Receipt& receipt) {
               file.tensors.pop_back();

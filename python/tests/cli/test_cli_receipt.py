@@ -10,7 +10,9 @@ import signal
 import struct
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import COMMAND, output
@@ -355,3 +357,85 @@ def test_files_of_a_hub_cache_are_those_that_were_published(source: Path, tmp_pa
     assert difference["found"] == hashlib.sha256(blob.read_bytes()).hexdigest()
     assert "verify.no_digest" in output("verify", source, "--digests", status=1)
     output("verify", snapshot, source, "--digests", status=2)
+
+
+def published(folder: Path, snapshot: Path) -> None:
+    """A snapshot in a hub's cache of a folder's files."""
+    blobs = snapshot.parent.parent / "blobs"
+    for made in (blobs, snapshot):
+        made.mkdir(parents=True)
+    for file in folder.iterdir():
+        data = file.read_bytes()
+        git = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        name = hashlib.sha256(data).hexdigest() if file.suffix == ".safetensors" else git
+        (blobs / name).write_bytes(data)
+        (snapshot / file.name).symlink_to(f"../../blobs/{name}")
+
+
+def changed(snapshot: Path) -> str:
+    path = snapshot / "config.json"
+    path.resolve().write_text(path.read_text().replace("1", "2"))
+    return "config.json"
+
+
+def added(name: str) -> Callable[[Path], str]:
+    def add(snapshot: Path) -> str:
+        (snapshot / name).parent.mkdir(exist_ok=True)
+        (snapshot / name).write_text("x = 1")
+        return name
+
+    return add
+
+
+@pytest.mark.parametrize(
+    "change", [changed, added("modeling.py"), added("pytorch_model.bin"), added("1_Pooling/a.json")]
+)
+def test_all_files_of_a_snapshot_are_those_that_were_published(
+    change: Callable[[Path], str], source: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(source, tmp_path / "folder")
+    (folder / "config.json").write_text('{"rms_norm_eps": 1e-6}')
+    snapshot = tmp_path / "models--org--name/snapshots/0123abc"
+    published(folder, snapshot)
+    output("verify", snapshot, "--digests")
+    name = change(snapshot)
+    assert name in output("verify", snapshot, "--digests", status=1)
+    output("verify", snapshot / "model.safetensors", "--digests")  # that file alone
+
+
+def emptied(receipt: dict[str, Any]) -> None:
+    receipt["sources"][0]["tensors"] = []
+
+
+def set_field(field: str, value: object) -> Callable[[dict[str, Any]], None]:
+    def change(receipt: dict[str, Any]) -> None:
+        receipt["sources"][0]["tensors"][0][field] = value
+
+    return change
+
+
+def listed_twice(receipt: dict[str, Any]) -> None:
+    receipt["sources"].append(receipt["sources"][0])
+
+
+def overlapping(receipt: dict[str, Any]) -> None:
+    tensors = receipt["sources"][0]["tensors"]
+    tensors.append(tensors[0] | {"name": "again"})
+
+
+WRONG = [emptied, listed_twice, overlapping, set_field("name", "n")]
+WRONG += [set_field("shape", [1 << 63] * 2), set_field("encoding", "I8")]
+
+
+@pytest.mark.parametrize("change", WRONG)
+def test_a_receipt_of_a_load_lists_what_was_read(
+    change: Callable[[dict[str, Any]], None], source: Path, tmp_path: Path
+) -> None:
+    """By the digest of each tensor that a target was made of, and as the file's header has it."""
+    file = tmp_path / "load.json"
+    output("load", source, "--receipt", "xxh3-128", "--receipt-file", file)
+    output("verify", source, "--receipt-file", file)
+    receipt = json.loads(file.read_text())
+    change(receipt)
+    file.write_text(json.dumps(receipt))
+    output("verify", source, "--receipt-file", file, status=1)

@@ -38,6 +38,14 @@ std::optional<std::uint32_t> seconds_of(std::string_view text) {
       std::min<std::uint64_t>(*seconds, std::numeric_limits<std::uint32_t>::max()));
 }
 
+// Messages show it, and any other text may be what the host was sent.
+std::string known_encoding(std::string_view text) {
+  constexpr std::array<std::string_view, 8> known = {"",   "identity", "gzip",     "x-gzip",
+                                                     "br", "deflate",  "compress", "zstd"};
+  const bool is_known = std::ranges::find(known, text) != known.end();
+  return is_known ? std::string(text) : "an unknown encoding";
+}
+
 }  // namespace
 
 bool is_plain(const HttpResponse& response) noexcept {
@@ -92,9 +100,8 @@ void HttpResponse::take_line(std::string_view line) {
   if (colon == std::string_view::npos) return;
   const std::string_view name = line.substr(0, colon);
   const std::string_view value = trimmed(line.substr(colon + 1));
-  const std::array<std::pair<std::string_view, std::string*>, 9> texts = {{
+  const std::array<std::pair<std::string_view, std::string*>, 8> texts = {{
       {"content-range", &content_range_text},
-      {"content-encoding", &content_encoding},
       {"etag", &etag},
       {"last-modified", &last_modified},
       {"location", &location},
@@ -107,6 +114,7 @@ void HttpResponse::take_line(std::string_view line) {
     if (equals_name(name, known)) *text = value;
   }
   if (equals_name(name, "content-range")) content_range = parse_content_range(value);
+  if (equals_name(name, "content-encoding")) content_encoding = known_encoding(value);
   if (equals_name(name, "content-length")) content_length = parse_u64(value);
   if (equals_name(name, "retry-after")) retry_after_seconds = seconds_of(value);
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "base/version_text.h"
 #include "loadstone/error.h"
 #include "storage/remote_memory.h"
 #include "storage/remote_path.h"
@@ -303,7 +304,8 @@ void RemoteFile::refuse(const HttpResult& result, std::uint64_t offset) const {
 
 void RemoteFile::refuse_range(const HttpResponse& response, std::uint64_t begin,
                               std::uint64_t end) const {
-  std::string found = printable(response.content_range_text, shown_bytes_max);
+  // Any other text may be what the host was sent.
+  std::string found = response.content_range ? response.content_range_text : "no range";
   if (response.content_length) found += fmt::format(", length {}", *response.content_length);
   fail("io.remote", "the server answers with another range than it was asked for", found,
        fmt::format("bytes {}-{}/{}", begin, end - 1,
@@ -313,11 +315,11 @@ void RemoteFile::refuse_range(const HttpResponse& response, std::uint64_t begin,
 
 void RemoteFile::require_same(const HttpResponse& response) const {
   const auto changed = [&](const std::string& found, const std::string& expected) {
-    fail("io.changed", "the file has been replaced while it was in use",
-         found.empty() ? "no version" : printable(found, shown_bytes_max),
-         printable(expected, shown_bytes_max));
+    fail("io.changed", "the file has been replaced while it was in use", found, expected);
   };
-  if (response.version() != seen_version_) changed(response.version(), seen_version_);
+  if (response.version() != seen_version_) {
+    changed(version_text(response.version()), version_text(seen_version_));
+  }
   const auto total = response.status == 200   ? response.content_length
                      : response.content_range ? response.content_range->total
                                               : std::nullopt;
@@ -382,7 +384,8 @@ HttpResult RemoteFile::ask(const std::string& range, BodySink& sink, bool& was_c
 
 std::string RemoteFile::redirect(const std::string& from, const std::string& location) const {
   std::string to = redirected_url(from, location);
-  const std::string shown = printable(public_location(to.empty() ? location : to), shown_bytes_max);
+  const std::string shown =
+      to.empty() ? "a text that is not a URL" : printable(public_location(to), shown_bytes_max);
   if (!is_http(to)) fail("io.redirect", "the host redirects to what is no https URL", shown);
   if (is_https(from) && !is_https(to)) {
     fail("io.redirect", "the host redirects to a connection that is not secured", shown,
@@ -396,8 +399,8 @@ void RemoteFile::take_linked(const std::string& etag) {
   if (!is_known_) {
     linked_etag_ = etag;
   } else if (etag != linked_etag_) {
-    fail("io.changed", "the file has been replaced while it was in use",
-         printable(etag, shown_bytes_max), printable(linked_etag_, shown_bytes_max));
+    fail("io.changed", "the file has been replaced while it was in use", version_text(etag),
+         version_text(linked_etag_));
   }
 }
 
