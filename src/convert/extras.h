@@ -18,8 +18,8 @@ void for_each_folder(const std::string& name, const Visit& visit) {
   }
 }
 
-// Throws Error "convert.extra" for a name that is none or another file's, and for what is a link,
-// no regular file, or larger than a file beside a model is.
+// Throws Error "convert.extra" for an invalid or repeated name, a link, anything else that is not a
+// regular file, and a file too large for a companion.
 void check_extras(const Conversion& conversion);
 
 // Of all of them.
