@@ -268,6 +268,7 @@ class Parser {
     }
     const auto require = [&](const std::vector<ReceiptTensor>& made) {
       for (const ReceiptTensor& tensor : made) {
+        if (tensor.byte_count() == 0) continue;  // nothing was read
         for (const std::string& source : tensor.sources) {
           if (known.contains(source)) continue;
           reader_.refuse(place, "no source lists a tensor that another was made of",
