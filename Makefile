@@ -70,7 +70,7 @@ package: setup
 
 $(PACKAGE_STAMP): $(PACKAGE_SOURCES)
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) python -m pip install -q --no-deps --no-build-isolation \
-	  -Ccmake.define.LOADSTONE_WERROR=ON .
+	  --config-settings=cmake.define.LOADSTONE_WERROR=ON .
 	touch $@
 
 .PHONY: wheel
