@@ -37,7 +37,6 @@ DTYPES = {
 }
 NAMES = {name: dtype for dtype, name in DTYPES.items()}
 GGUF = ("F16", "BF16", "F32", "F64", "I8", "I16", "I32", "I64")
-# No "weight": without a quantization state, loadstone refuses bytes of that name and shape [n, 1].
 # Not "weight": bytes of that name and shape [n, 1] are refused without a quantization state.
 WORDS = (*"ab01", "scales", "bias", "10", "layers", "gr\u00f6\u00dfe", "\u540d", "a b", "x" * 40)
 
