@@ -81,6 +81,10 @@ class TensorReader:
         except (KeyError, TypeError):
             shards = self.catalog.shards
             path = shards[0] if len(shards) == 1 else self.catalog._core.root
+            for codes, row in self._quantized.items():
+                if name in row[3].values():
+                    message = f"the tensor belongs to the codes of {codes!r} and is read with them"
+                    raise make("open.name", message, path=path, tensor=name) from None
             raise _unknown(str(name), self.entries, path) from None
 
     def read(

@@ -37,8 +37,8 @@ DTYPES = {
 }
 NAMES = {name: dtype for dtype, name in DTYPES.items()}
 GGUF = ("F16", "BF16", "F32", "F64", "I8", "I16", "I32", "I64")
-# Not "weight": bytes of that name and shape [n, 1] are refused without a quantization state.
-WORDS = (*"ab01", "scales", "bias", "10", "layers", "gr\u00f6\u00dfe", "\u540d", "a b", "x" * 40)
+# Not "weight" and "scales": they may say that tensors beside them are codes.
+WORDS = (*"ab01", "norm", "bias", "10", "layers", "gr\u00f6\u00dfe", "\u540d", "a b", "x" * 40)
 
 
 @dataclass
@@ -101,7 +101,7 @@ def _names(source: random.Random) -> list[str]:
             parents & names or any(other.startswith(name + ".") for other in names)
         ):
             names.add(name)
-    return sorted(names, key=lambda _: source.random())
+    return sorted(sorted(names), key=lambda _: source.random())
 
 
 def _tensor(source: random.Random, dtype: torch.dtype, kind: str) -> torch.Tensor:

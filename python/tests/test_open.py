@@ -358,6 +358,15 @@ def test_an_unknown_name_lists_the_nearest(plain: Path) -> None:
         assert error.tensor == "bool.matrx" and pickle.loads(pickle.dumps(error)).code == error.code
 
 
+def test_the_name_of_a_component_names_its_codes(tmp_path: Path) -> None:
+    codes = torch.zeros(4, 4).to(torch.float8_e4m3fn)
+    safetensors.torch.save_file({"a": codes, "scales": torch.ones(3)}, tmp_path / "m.safetensors")
+    opened = loadstone.open(tmp_path / "m.safetensors")
+    assert "scales" not in opened
+    with pytest.raises(KeyError, match=r"scales: the tensor belongs to the codes of 'a'"):
+        opened["scales"]
+
+
 def test_errors_of_files_are_also_pythons(tmp_path: Path) -> None:
     for door in (loadstone.open, loadstone.load_file, loadstone.safe_open):
         with pytest.raises(FileNotFoundError) as caught:
