@@ -17,12 +17,12 @@
 #include "cli/output.h"
 #include "cli/progress.h"
 #include "cli/voice.h"
+#include "formats/document.h"
 #include "loadstone/audit.h"
 #include "loadstone/error.h"
 #include "loadstone/execute.h"
 #include "loadstone/plan.h"
 #include "plan/verdict.h"
-#include "storage/whole_file.h"
 
 namespace loadstone::cli {
 
@@ -114,7 +114,7 @@ Outcome do_load(const Plan& plan, const Args& args) {
       std::max(watch.anonymous_bytes_peak(), outcome.memory.anonymous_bytes);
   outcome.audit = audit(plan, outcome.report);
   outcome.audit.require_real();
-  if (outcome.report.receipt) write_whole_file(args.receipt_path, to_json(*outcome.report.receipt));
+  if (outcome.report.receipt) write_document(args.receipt_path, to_json(*outcome.report.receipt));
   return outcome;
 }
 
@@ -168,6 +168,7 @@ int load(const Args& args, bool json) {
   if (args.receipt.empty() != args.receipt_path.empty()) {
     throw Error("usage", "--receipt KIND and --receipt-file FILE come together");
   }
+  require_document(args.receipt_path);
   Plan plan = planned(args);
   if (args.plan.open.strict) {
     for (TieCheck& check : plan.tie_checks) check.is_error = true;

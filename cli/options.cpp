@@ -17,11 +17,11 @@
 #include "base/unknown_word.h"
 #include "cli/machine.h"
 #include "cli/output.h"
+#include "formats/document.h"
 #include "loadstone/error.h"
 #include "loadstone/remote.h"
 #include "plan/devices.h"
 #include "plan/rules.h"
-#include "storage/whole_file.h"
 #include "tensor/unknown_dtype.h"
 
 namespace loadstone::cli {
@@ -312,7 +312,7 @@ void write_page(const Plan& plan, const PlanArgs& args, const std::optional<Load
   PageOptions options;
   options.max_memory = limits_of(args);
   options.loaded = loaded;
-  write_whole_file(args.html_path, to_html(plan, options));
+  write_document(args.html_path, to_html(plan, options));
 }
 
 void add_json_flag(CLI::App& command, bool& json) {

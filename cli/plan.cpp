@@ -9,9 +9,9 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/voice.h"
+#include "formats/document.h"
 #include "loadstone/error.h"
 #include "plan/verdict.h"
-#include "storage/whole_file.h"
 
 namespace loadstone::cli {
 
@@ -24,7 +24,7 @@ struct Args {
 
 int show_plan(const Args& args, bool json) {
   const Plan plan = make_plan(args.plan);
-  if (!args.output_path.empty()) write_whole_file(args.output_path, to_json(plan));
+  if (!args.output_path.empty()) write_document(args.output_path, to_json(plan));
   write_page(plan, args.plan);
   print_line(json ? to_json(plan) : plan_text(plan, style_of(stdout)));
   // Findings come most severe first.

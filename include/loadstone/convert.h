@@ -93,12 +93,14 @@ struct ExtraFile {
 // What stands beside a checkpoint in its folder.
 struct ModelFolder {
   std::string config{};               // text of config.json; empty: there is none
-  std::vector<ExtraFile> files{};     // the others that libraries look for, as copies
+  std::vector<ExtraFile> files{};     // the files that come along, as copies
   std::vector<std::string> links{};   // names of those that are links, and are passed over
   std::vector<std::string> denied{};  // names of those that another machine does not hand out
   // Below the folder, named by its modules.json or model_index.json, and not among `files`:
   // components of a pipeline, paths that leave the folder, files too large for a companion.
   std::vector<std::string> left{};
+  std::vector<std::string> code{};    // names of Python files that were not requested
+  std::vector<std::string> others{};  // names of weights that are not the checkpoint's, of folders
 };
 
 // Looks into a folder; what is no folder holds nothing. The folders below that modules.json names

@@ -7,8 +7,8 @@
 
 #include "base/only_errors.h"
 #include "bindings.h"
+#include "formats/document.h"
 #include "storage/remote_environment.h"
-#include "storage/whole_file.h"
 
 namespace loadstone::python {
 
@@ -70,10 +70,10 @@ void bind_remote(nb::module_& module) {
       },
       nb::rv_policy::reference, nb::arg("environment"), nb::arg("given"), nb::arg("main_thread"));
   module.def(
-      "write_whole_file",
+      "write_document",
       [](const std::string& path, std::string_view text) {
         const nb::gil_scoped_release release;
-        write_whole_file(path, text);
+        write_document(path, text);
       },
       nb::arg("path"), nb::arg("text"));
   module.def(

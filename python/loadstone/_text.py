@@ -51,6 +51,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a file under a temporary name and rename it: it is the old one or the new one.
 
     Raises:
-        LoadError: ``io.write``, ``io.no_space``, ``io.denied``; ``io.remote`` for a URL.
+        LoadError: ``io.write``, ``io.no_space``, ``io.denied``; ``io.remote`` for a URL;
+            ``io.exists`` instead of replacing a file of a model.
     """
-    _core.write_whole_file(os.fsdecode(path), text)
+    _core.write_document(os.fsdecode(path), text)

@@ -48,7 +48,10 @@ int exit_status(std::string_view code) noexcept {
     return code.substr(0, prefix.size()) == prefix;
   };
   if (code == "cancelled") return 130;
-  if (code == "usage" || code == "convert.target" || code == "plan.options") return 2;
+  if (code == "usage" || code == "convert.target" || code == "io.exists" ||
+      code == "plan.options") {
+    return 2;
+  }
   if (starts("memory.") || code == "plan.over_budget") return 5;
   if (starts("io.")) return 4;
   for (const std::string_view format :

@@ -16,6 +16,8 @@
 #include "catalog/config_file.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
+#include "convert/file_roles.h"
+#include "convert/files.h"
 #include "convert/sub_folders.h"
 #include "loadstone/convert.h"
 #include "loadstone/error.h"
@@ -34,56 +36,22 @@ namespace fs = std::filesystem;
 // A tokenizer's vocabulary has some tens of megabytes; more than this is no companion.
 constexpr std::uint64_t file_bytes_max = 1u << 30;
 
-// What libraries and servers look for beside a model's tensors.
-constexpr std::string_view known_names[] = {
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template.json",
-    "chat_template.jinja",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "image_processor_config.json",
-    "video_preprocessor_config.json",
-    "feature_extractor_config.json",
-    "audio_tokenizer_config.json",
-    "modules.json",
-    "sentence_bert_config.json",
-    "config_sentence_transformers.json",
-    "scheduler_config.json",
-    "dtypes.json",
-    "hf_quant_config.json",
-};
-// Endings of names that belong to tokenizers.
-constexpr std::string_view known_endings[] = {".model", ".tiktoken", ".jinja", ".spm", ".vocab"};
-// Beginnings of names for people: README.md, LICENSE.txt ...
-constexpr std::string_view known_beginnings[] = {"README", "LICENSE",    "LICENCE",
-                                                 "NOTICE", "USE_POLICY", "MODEL_CARD"};
-// For people, not code, whatever they are called.
-constexpr std::string_view text_endings[] = {"", ".md", ".txt", ".rst"};
 constexpr std::string_view config_name = "config.json";
 
-bool is_text_for_people(std::string_view name) {
-  return std::ranges::any_of(known_beginnings, [&](std::string_view beginning) {
-    if (!name.starts_with(beginning)) return false;
-    const auto dot = name.find_last_of('.');
-    const std::string_view ending = dot == std::string_view::npos ? "" : name.substr(dot);
-    return std::ranges::find(text_endings, ending) != std::end(text_endings);
-  });
+// Returns true if the file is one of the checkpoint's own. Without a catalog nothing is known.
+bool is_shard(const Catalog* catalog, std::string_view name) {
+  return catalog != nullptr && std::ranges::any_of(catalog->shards(), [&](const Shard& shard) {
+           return fs::path(shard.path).filename() == name;
+         });
 }
 
-bool is_known(std::string_view name, bool with_code) {
-  if (name.starts_with('.')) return false;
-  if (std::ranges::find(known_names, name) != std::end(known_names)) return true;
-  if (with_code && name.ends_with(".py")) return true;
-  const auto ends = [&](std::string_view ending) { return name.ends_with(ending); };
-  return std::ranges::any_of(known_endings, ends) || is_text_for_people(name);
+// The config of an adapter stays with the adapter's weights: a library that finds it next to other
+// weights loads the adapter on top of them.
+bool is_config_of_absent_adapter(const Catalog* catalog, std::string_view name) {
+  return name == "adapter_config.json" && catalog != nullptr &&
+         std::ranges::none_of(catalog->shards(), [](const Shard& shard) {
+           return fs::path(shard.path).filename().string().starts_with("adapter_model");
+         });
 }
 
 [[noreturn]] void fail(const std::string& path, int problem) {
@@ -135,7 +103,7 @@ static void add_file(ModelFolder& folder, const fs::path& root, const std::strin
 
 // All files of a module's folder: a library that opens the model reads the weights there too.
 static bool is_of_module(std::string_view name, bool with_code) {
-  return !name.starts_with('.') && (with_code || !name.ends_with(".py"));
+  return !name.starts_with('.') && (with_code || file_role(name) != FileRole::code);
 }
 
 // Links in a path lead out of the folder, whichever of its parts they are.
@@ -154,7 +122,12 @@ static void add_module(ModelFolder& folder, const fs::path& root, const std::str
   if (has_link(root, path)) return folder.links.push_back(path);
   // Modules without files have no folder in a repository.
   for (const std::string& name : paths_below((root / path).string())) {
-    if (is_of_module(file_name(name), with_code)) add_file(folder, root, path + "/" + name);
+    const std::string below = path + "/" + name;
+    if (is_of_module(file_name(name), with_code)) {
+      add_file(folder, root, below);
+    } else if (file_role(name) == FileRole::code) {
+      folder.code.push_back(below);
+    }
   }
 }
 
@@ -171,9 +144,35 @@ static void sort_names(ModelFolder& folder) {
   std::ranges::sort(folder.links);
   std::ranges::sort(folder.denied);
   std::ranges::sort(folder.left);
+  std::ranges::sort(folder.code);
+  std::ranges::sort(folder.others);
 }
 
-static ModelFolder model_folder_at(const std::string& path, bool with_code) {
+// Sorts one name of the model's folder by its role. Returns true if the file comes along.
+static bool takes(ModelFolder& folder, const Catalog* catalog, const std::string& name,
+                  bool with_code) {
+  const FileRole role = file_role(name);
+  if (role == FileRole::code && !with_code) folder.code.push_back(name);
+  if (role == FileRole::weights && !is_shard(catalog, name)) folder.others.push_back(name);
+  if (role == FileRole::code) return with_code;
+  return role == FileRole::companion && name != config_name && name != pipeline_name &&
+         !is_config_of_absent_adapter(catalog, name);
+}
+
+// A folder of texts and images comes along; one with more in it is named.
+static void add_sub_folder(ModelFolder& folder, const fs::path& root, const std::string& name) {
+  const auto is_hidden = [](std::string_view path) {
+    return path.starts_with('.') || path.find("/.") != std::string_view::npos ||
+           file_role(path) == FileRole::skipped;
+  };
+  std::vector<std::string> files = paths_below((root / name).string());
+  std::erase_if(files, is_hidden);
+  if (!std::ranges::all_of(files, is_text_or_image)) return folder.others.push_back(name + "/");
+  for (const std::string& file : files) add_file(folder, root, name + "/" + file);
+}
+
+static ModelFolder model_folder_at(const std::string& path, bool with_code,
+                                   const Catalog* catalog = nullptr) {
   ModelFolder folder;
   std::error_code problem;
   const fs::path root = path;
@@ -181,16 +180,26 @@ static ModelFolder model_folder_at(const std::string& path, bool with_code) {
   int unreadable = 0;
   const std::vector<std::string> names = names_in(path, &unreadable);
   if (unreadable != 0) fail(path, unreadable);
+  const std::vector<std::string> modules = module_folders(config_in(root, modules_name));
+  add_components(folder, root);
+  const auto is_named = [&](const std::string& name) {
+    return std::ranges::find(folder.left, name) != folder.left.end() ||
+           std::ranges::any_of(modules, [&](const std::string& module) {
+             return module == name || module.starts_with(name + "/");
+           });
+  };
   for (const std::string& name : names) {
-    if (is_known(name, with_code)) add_file(folder, root, name);
+    if (fs::symlink_status(root / name, problem).type() == fs::file_type::directory) {
+      if (file_role(name) != FileRole::skipped && !is_named(name))
+        add_sub_folder(folder, root, name);
+    } else if (takes(folder, catalog, name, with_code)) {
+      if (!is_receipt_file((root / name).string())) add_file(folder, root, name);
+    }
     if (name != config_name) continue;
     folder.config = config_in(root, config_name);
     if (folder.config.empty() && fs::is_symlink(root / name, problem)) folder.links.push_back(name);
   }
-  for (const std::string& module : module_folders(config_in(root, modules_name))) {
-    add_module(folder, root, module, with_code);
-  }
-  add_components(folder, root);
+  for (const std::string& module : modules) add_module(folder, root, module, with_code);
   sort_names(folder);
   return folder;
 }
@@ -208,15 +217,10 @@ static ModelFolder left_out(const std::string& path) {
   return folder;
 }
 
-// Of a host that does not say what it has: each name that is known as a whole.
-static std::vector<std::string> names_to_try() {
-  std::vector<std::string> names(std::begin(known_names), std::end(known_names));
+// Of a host that lists nothing.
+static std::vector<std::string> usual_names() {
+  std::vector<std::string> names = usual_companions();
   names.emplace_back(config_name);
-  for (const std::string_view beginning : known_beginnings) {
-    for (const std::string_view ending : text_endings) {
-      names.push_back(std::string(beginning) + std::string(ending));
-    }
-  }
   return names;
 }
 
@@ -236,7 +240,7 @@ static std::vector<std::string> remote_names(Storage& storage, const std::string
                 "host does not list",
                 {.path = folder, .expected = "no --copy-code"});
   }
-  return names_to_try();
+  return usual_names();
 }
 
 static std::shared_ptr<ByteSource> remote_file(Storage& storage, const std::string& root,
@@ -255,7 +259,7 @@ static void add_remote_module(Storage& storage, ModelFolder& folder, const std::
   if (!is_path_below(path)) return folder.left.push_back(path);
   std::vector<std::string> names;
   try {
-    names = is_http(root) ? names_to_try() : storage.list(join_path(root, path));
+    names = is_http(root) ? usual_names() : storage.list(join_path(root, path));
   } catch (const Error& error) {
     if (error.code() == "io.not_found") return;
     if (error.code() != "io.denied" && error.code() != "io.remote") throw;
@@ -279,13 +283,15 @@ static void add_remote_module(Storage& storage, ModelFolder& folder, const std::
   }
 }
 
-static ModelFolder remote_folder_at(Storage& storage, const std::string& root, bool with_code) {
+static ModelFolder remote_folder_at(const Catalog& catalog, bool with_code) {
+  Storage& storage = catalog.storage();
+  const std::string& root = catalog.root();
   ModelFolder folder;
   std::string modules;
   for (const std::string& name : remote_names(storage, root, with_code)) {
     const bool is_config = name == config_name;
     const bool is_pipeline = name == pipeline_name;
-    if (!is_config && !is_pipeline && !is_known(name, with_code)) continue;
+    if (!is_config && !is_pipeline && !takes(folder, &catalog, name, with_code)) continue;
     const auto file = remote_file(storage, root, name, folder);
     if (file == nullptr) continue;
     if (name == modules_name) modules = read_config(*file);
@@ -306,10 +312,9 @@ static ModelFolder remote_folder_at(Storage& storage, const std::string& root, b
 
 ModelFolder read_model_folder(const Catalog& catalog, const std::string& path, bool with_code) {
   return only_errors([&] {
-    if (!is_remote(path)) return model_folder_at(path, with_code);
-    Storage& storage = catalog.storage();
-    if (storage.kind(path) != EntryKind::folder) return ModelFolder();
-    return remote_folder_at(storage, catalog.root(), with_code);
+    if (!is_remote(path)) return model_folder_at(path, with_code, &catalog);
+    if (catalog.storage().kind(path) != EntryKind::folder) return ModelFolder();
+    return remote_folder_at(catalog, with_code);
   });
 }
 

@@ -17,6 +17,7 @@
 #include "convert/expert_names.h"
 #include "convert/extras.h"
 #include "convert/json_text.h"
+#include "convert/left_out.h"
 #include "convert/quantize_style.h"
 #include "convert/tied_head.h"
 
@@ -27,7 +28,6 @@ namespace {
 // The version of ModelOpt whose layout this is. Servers ask for the producer's name.
 constexpr std::string_view unified_version = "0.47.0";
 constexpr std::string_view compressed_version = "0.20.0";
-constexpr std::string_view claim_name = "hf_quant_config.json";
 
 // In the order in which the plan has them.
 std::vector<const WrittenEncoding*> encodings_of(const QuantizedModules& modules) {
@@ -403,53 +403,6 @@ std::string compressed_section(const QuantizedModules& modules) {
   return json.take();
 }
 
-// Adds a warning for each kind of file that does not come along.
-void tell_left(const ModelFolder& folder, std::vector<Finding>& findings) {
-  const auto add = [&](const std::vector<std::string>& names, std::string message,
-                       const char* suggestion) {
-    if (names.empty()) return;
-    findings.push_back({.severity = Severity::warning,
-                        .code = "convert.not_copied",
-                        .sources = names,
-                        .message = std::move(message) + ": " + name_list(names),
-                        .suggestion = suggestion});
-  };
-  add(folder.links, "links are not copied; the folder has " + counted(folder.links.size(), "link"),
-      "name the folder that holds the files themselves");
-  add(folder.denied,
-      "the host denies access to, or lacks, " + counted(folder.denied.size(), "file") +
-          " next to the model",
-      "copy them by hand where the model needs them");
-  add(folder.left, "modules.json or model_index.json names what this conversion leaves out",
-      "convert or copy it into the output if the model needs it");
-}
-
-// The output has the modules of the first model, so a merge loses those of the others if they are
-// not the same.
-void tell_other_modules(const Catalog& catalog, const ConvertOptions& options,
-                        std::vector<Finding>& findings) {
-  for (std::size_t model = 1; model < options.merge->weights.size(); ++model) {
-    const Catalog& other = *catalog.checkpoints()[model];
-    std::vector<std::string> names;
-    for (const ExtraFile& extra : read_model_folder(other, other.root()).files) {
-      if (extra.name.find('/') == std::string::npos) continue;
-      const auto first = std::ranges::find(options.folder.files, extra.name, &ExtraFile::name);
-      const bool is_there = first != options.folder.files.end();
-      if (!is_there || !have_same_bytes(*first, extra)) names.push_back(extra.name);
-    }
-    if (names.empty()) continue;
-    std::string message = fmt::format(
-        "the modules of the model in '{}' are not merged, and differ from those of the "
-        "first model: {}",
-        printable(other.root()), name_list(names));
-    findings.push_back({.severity = Severity::warning,
-                        .code = "convert.not_copied",
-                        .sources = std::move(names),
-                        .message = std::move(message),
-                        .suggestion = "merge each module on its own"});
-  }
-}
-
 std::vector<ExtraFile> extra_files(const Plan& plan, const std::vector<RepackedTensor>& repacked,
                                    const ConvertOptions& options, bool is_decoded,
                                    std::vector<Finding>& findings) {
@@ -460,9 +413,7 @@ std::vector<ExtraFile> extra_files(const Plan& plan, const std::vector<RepackedT
   QuantizedModules modules = quantized_modules(plan, repacked);
   add_tied_modules(plan, options.folder.config, modules);
   const bool is_changed = !modules.quantized.empty() || is_decoded;
-  // The source's word on how it is quantized, which is another one now.
-  if (is_changed)
-    std::erase_if(files, [](const ExtraFile& each) { return each.name == claim_name; });
+  if (is_changed) drop_claims(files, findings);
   std::string section;
   if (!modules.quantized.empty()) {
     if (written_encoding(*modules.quantized.front().second).is_bitsandbytes()) {

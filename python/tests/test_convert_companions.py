@@ -1,0 +1,147 @@
+"""Files next to a model come along with a conversion by rule, or the conversion names them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import run
+from safetensors.torch import save_file
+
+import loadstone
+
+COMPANIONS = [
+    "tekken.json",
+    "params.json",
+    "tokenizer.json",
+    "qwen.tiktoken",
+    "spiece.model",
+    "vocab.bpe",
+    "README.md",
+    "LICENSE-MODEL",
+    "trainer_state.json",
+    "quantize_config.json",
+    "nobody_knows_this.xyz",
+    "picture.png",
+    "assets/figure.png",
+    "additional_chat_templates/tool_use.jinja",
+]
+NAMED = ["pytorch_model.bin", "tf_model.h5", "onnx/", "original/"]
+CODE = ["modeling_own.py", "tokenization_own.py"]
+SKIPPED = [
+    ".gitattributes",
+    ".cache/huggingface/download/model.lock",
+    "__pycache__/modeling_own.cpython-311.pyc",
+    "model.safetensors.index.json",
+]
+OTHERS = ["onnx/model.onnx", "onnx/config.json", "original/params.json", "original/weights.00.pth"]
+
+Door = Callable[..., tuple[dict[str, str], Path]]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    for name in [*COMPANIONS, *CODE, *SKIPPED, *OTHERS, "pytorch_model.bin", "tf_model.h5"]:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"text of {name}")
+    index = {"metadata": {}, "weight_map": {"a.weight": "model.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({"a.weight": torch.randn(4, 4)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": "own"}))
+    return folder
+
+
+def findings_of(report: Any) -> dict[str, str]:
+    named = [each for each in report.findings if each.code == "convert.not_copied"]
+    return {source: str(each.severity) for each in named for source in each.sources}
+
+
+def by_convert(model: Path, target: Path, **options: Any) -> dict[str, str]:
+    return findings_of(loadstone.convert(model, target, **options))
+
+
+def by_merge(model: Path, target: Path) -> dict[str, str]:
+    return findings_of(loadstone.merge([(model, 0.5), (model, 0.5)], target))
+
+
+def by_command(model: Path, target: Path, *options: object) -> dict[str, str]:
+    done = run("convert", model, target, "--json", *options)
+    assert done.returncode == 0, done.stderr
+    named = [each for each in json.loads(done.stdout)["findings"] if "not_copied" in each["code"]]
+    return {source: each["severity"] for each in named for source in each["sources"]}
+
+
+DOORS: dict[str, Callable[..., dict[str, str]]] = {
+    "convert": by_convert,
+    "merge": by_merge,
+    "command": by_command,
+}
+
+
+def files_in(folder: Path) -> set[str]:
+    return {str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_each_file_comes_along_or_is_named(model: Path, tmp_path: Path, door: str) -> None:
+    target = tmp_path / "out"
+    named = DOORS[door](model, target)
+    assert files_in(target) == {*COMPANIONS, "config.json", "model.safetensors"}
+    for name in COMPANIONS:
+        assert (target / name).read_bytes() == (model / name).read_bytes()
+    assert {name: "info" for name in [*NAMED, *CODE]} == named
+    # The control: no file of the model is neither copied, named nor skipped.
+    left = files_in(model) - files_in(target) - set(named) - set(SKIPPED)
+    assert left == set(OTHERS)
+    assert all(any(name.startswith(folder) for folder in NAMED) for name in left)
+
+
+def test_code_on_request(model: Path, tmp_path: Path) -> None:
+    assert set(CODE).isdisjoint(by_convert(model, tmp_path / "python", copy_code=True))
+    assert set(CODE) <= files_in(tmp_path / "python")
+    assert set(CODE).isdisjoint(by_command(model, tmp_path / "command", "--copy-code"))
+    assert set(CODE) <= files_in(tmp_path / "command")
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_code_that_the_config_names_is_a_warning(model: Path, tmp_path: Path, door: str) -> None:
+    auto_map = {"AutoModel": "modeling_own.Own"}
+    (model / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": auto_map}))
+    named = DOORS[door](model, tmp_path / "out")
+    assert {named[name] for name in CODE} == {"warning"}
+    assert run("convert", model, tmp_path / "strict", "--strict").returncode == 3
+    assert run("convert", model, tmp_path / "strict", "--strict", "--copy-code").returncode == 0
+
+
+def test_the_config_of_an_adapter_stays_with_its_weights(model: Path, tmp_path: Path) -> None:
+    (model / "adapter_config.json").write_text("{}")
+    by_convert(model, tmp_path / "base")
+    assert "adapter_config.json" not in files_in(tmp_path / "base")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    save_file({"a.lora_A.weight": torch.randn(4, 4)}, adapter / "adapter_model.safetensors")
+    (adapter / "adapter_config.json").write_text("{}")
+    by_convert(adapter, tmp_path / "out", dtype="bfloat16")
+    assert "adapter_config.json" in files_in(tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["quantize_config.json", "quant_config.json"])
+def test_declarations_of_other_codes_do_not_come_along(
+    model: Path, tmp_path: Path, name: str
+) -> None:
+    (model / "model.safetensors.index.json").unlink()
+    save_file(
+        {"model.layers.0.mlp.up_proj.weight": torch.randn(128, 128)}, model / "model.safetensors"
+    )
+    (model / name).write_text("{}")
+    named = by_convert(model, tmp_path / "codes", quantize="fp8")
+    assert named[name] == "info"
+    assert name not in files_in(tmp_path / "codes")
+    by_convert(model, tmp_path / "floats", dtype="bfloat16")  # the control
+    assert name in files_in(tmp_path / "floats")

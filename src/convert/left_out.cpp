@@ -1,0 +1,91 @@
+#include "convert/left_out.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "base/text.h"
+#include "convert/extras.h"
+
+namespace loadstone {
+
+namespace {
+
+// Those of ModelOpt, AutoGPTQ and AutoAWQ.
+constexpr std::string_view claim_names[] = {claim_name, "quantize_config.json",
+                                            "quant_config.json"};
+
+}  // namespace
+
+void tell_left(const ModelFolder& folder, std::vector<Finding>& findings) {
+  const auto add = [&](const std::vector<std::string>& names, std::string message,
+                       const char* suggestion, Severity severity = Severity::warning) {
+    if (names.empty()) return;
+    findings.push_back({.severity = severity,
+                        .code = "convert.not_copied",
+                        .sources = names,
+                        .message = std::move(message) + ": " + name_list(names),
+                        .suggestion = suggestion});
+  };
+  add(folder.links, "links are not copied; the folder has " + counted(folder.links.size(), "link"),
+      "name the folder that holds the files themselves");
+  add(folder.denied,
+      "the host denies access to, or lacks, " + counted(folder.denied.size(), "file") +
+          " next to the model",
+      "copy them by hand where the model needs them");
+  add(folder.left, "modules.json or model_index.json names what this conversion leaves out",
+      "convert or copy it into the output if the model needs it");
+  const bool needs_code = folder.config.find("\"auto_map\"") != std::string::npos;
+  add(folder.code,
+      needs_code ? "config.json names Python code (auto_map), and Python files are not copied"
+                 : "Python files are not copied",
+      "--copy-code (copy_code=True) copies them; a loader may run them",
+      needs_code ? Severity::warning : Severity::info);
+  add(folder.others, "weights that this conversion does not read are not copied",
+      "convert or copy them into the output if the model needs them", Severity::info);
+}
+
+void tell_other_modules(const Catalog& catalog, const ConvertOptions& options,
+                        std::vector<Finding>& findings) {
+  for (std::size_t model = 1; model < options.merge->weights.size(); ++model) {
+    const Catalog& other = *catalog.checkpoints()[model];
+    std::vector<std::string> names;
+    for (const ExtraFile& extra : read_model_folder(other, other.root()).files) {
+      if (extra.name.find('/') == std::string::npos) continue;
+      const auto first = std::ranges::find(options.folder.files, extra.name, &ExtraFile::name);
+      const bool is_there = first != options.folder.files.end();
+      if (!is_there || !have_same_bytes(*first, extra)) names.push_back(extra.name);
+    }
+    if (names.empty()) continue;
+    std::string message = fmt::format(
+        "the modules of the model in '{}' are not merged, and differ from those of the "
+        "first model: {}",
+        printable(other.root()), name_list(names));
+    findings.push_back({.severity = Severity::warning,
+                        .code = "convert.not_copied",
+                        .sources = std::move(names),
+                        .message = std::move(message),
+                        .suggestion = "merge each module on its own"});
+  }
+}
+
+void drop_claims(std::vector<ExtraFile>& files, std::vector<Finding>& findings) {
+  std::vector<std::string> names;
+  std::erase_if(files, [&](const ExtraFile& file) {
+    if (std::ranges::find(claim_names, file.name) == std::end(claim_names)) return false;
+    if (file.name != claim_name) names.push_back(file.name);
+    return true;
+  });
+  if (names.empty()) return;
+  findings.push_back({.severity = Severity::info,
+                      .code = "convert.not_copied",
+                      .sources = names,
+                      .message = "declares the source's encoding, and the output has a different "
+                                 "one: " +
+                                 name_list(names)});
+}
+
+}  // namespace loadstone

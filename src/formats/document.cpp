@@ -1,0 +1,71 @@
+#include "formats/document.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <utility>
+
+#include "base/only_errors.h"
+#include "formats/sniff.h"
+#include "loadstone/error.h"
+#include "storage/remote_path.h"
+#include "storage/whole_file.h"
+
+namespace loadstone {
+
+namespace {
+
+// Shorter files have no weights: a safetensors header alone takes as much.
+constexpr std::uint64_t short_file_bytes = 8;
+
+// JSON that libraries read beside weights. Indexes and configs have many names.
+constexpr std::string_view model_endings[] = {"config.json",      "index.json",
+                                              "tokenizer.json",   "modules.json",
+                                              "vocab.json",       "special_tokens_map.json",
+                                              "added_tokens.json"};
+
+bool is_document(FileKind kind) noexcept {
+  return kind == FileKind::text || kind == FileKind::html;
+}
+
+[[noreturn]] void fail(const std::string& path, std::string_view found) {
+  Where where;
+  where.path = path;
+  where.found = found;
+  where.expected = "a new name, or that of an older document";
+  throw Error("io.exists", "the file is not replaced", std::move(where));
+}
+
+void require(const std::string& path) {
+  struct stat status {};
+  if (is_remote(path)) return;
+  if (::stat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) return;
+  // A link may have any name.
+  std::error_code problem;
+  const std::string real = std::filesystem::canonical(path, problem).string();
+  const auto is_of_model = [](std::string_view name) {
+    return std::ranges::any_of(model_endings,
+                               [&](std::string_view ending) { return name.ends_with(ending); });
+  };
+  if (is_of_model(path) || is_of_model(real)) fail(path, "a file of a model");
+  if (static_cast<std::uint64_t>(status.st_size) < short_file_bytes) return;
+  const FileKind kind = sniff(*local_storage().open(path));
+  if (!is_document(kind)) fail(path, describe(kind));
+}
+
+}  // namespace
+
+void require_document(const std::string& path) {
+  only_errors([&] { require(path); });
+}
+
+void write_document(const std::string& path, std::string_view text) {
+  only_errors([&] {
+    require(path);
+    write_whole_file(path, text);
+  });
+}
+
+}  // namespace loadstone
