@@ -71,16 +71,14 @@ QuantizeOptions quantize_options(const QuantizeArgs& args, FileFormat format) {
   QuantizeOptions options;
   options.allow_non_finite = args.allow_non_finite;
   if (args.formats.empty()) {
-    if (!args.include.empty() || !args.exclude.empty()) {
-      throw Error("usage",
-                  "--include and --exclude choose what --quantize is for; it is not there");
-    }
     if (args.mode != "exact") {
       throw Error("usage", "--mode says how --quantize writes; it is not there");
     }
     if (!args.imatrix.empty()) {
       throw Error("usage", "--imatrix weighs what --quantize rounds; it is not there");
     }
+    options.include = args.include;
+    options.exclude = args.exclude;
     options.style = from_name<QuantizeStyle>(args.style);
     return options;
   }

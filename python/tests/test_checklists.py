@@ -51,6 +51,7 @@ FORMATS = {
 }
 # Files of src/formats that several formats use: none is a format of its own.
 SHARED = {
+    "document",
     "file_header",
     "header_reader",
     "metadata",

@@ -114,9 +114,23 @@ class Choosing {
       }
     }
     misfits_.report(findings_);
+    report_unread();
   }
 
  private:
+  void report_unread() {
+    for (auto& [reason, names] : unread_) {
+      std::string message =
+          fmt::format("{} would become codes that libraries do not read as such ({}): {}",
+                      counted(names.size(), "tensor"), reason, name_list(names));
+      findings_.push_back({.severity = Severity::warning,
+                           .code = "convert.unread",
+                           .sources = std::move(names),
+                           .message = std::move(message),
+                           .suggestion = "--exclude leaves them as numbers"});
+    }
+  }
+
   // Why the tensor stays as it is; nothing if it gets an encoding.
   std::optional<std::string_view> choose(TargetRecipe& recipe) {
     Chooser::Format* const format = chooser_.encoding_for(recipe.target);
@@ -124,12 +138,16 @@ class Choosing {
     Quantization quantization = *format->quantization;
     const WrittenEncoding* const written = find_written_encoding(quantization.encoding);
     const TargetRecipe before = recipe;
+    const bool is_conv1d = has_conv1d_ && is_conv1d_weight(recipe.target);
+    std::optional<std::string_view> unread = chooser_.other_layer(recipe.target);
     if (written != nullptr && written->is_bitsandbytes()) {
       const auto has = [&](const std::string& name) { return names_.contains(name); };
       if (const auto why = chooser_.reason_in_bnb(recipe, has)) return why;
-      if (has_conv1d_ && is_conv1d_weight(recipe.target)) {
-        transpose_conv1d(recipe, quantization.encoding, findings_);
-      }
+      if (is_conv1d) transpose_conv1d(recipe, quantization.encoding, findings_);
+    } else if (is_conv1d) {
+      constexpr std::string_view why = "of transformers' Conv1D, not of nn.Linear";
+      if (!chooser_.is_included(recipe.target)) return why;
+      unread = why;
     }
     QuantizeForm form;
     auto problem = prepare_quantization(quantization, recipe.shape, recipe.dtype, form);
@@ -143,6 +161,7 @@ class Choosing {
       return "its shape does not fit the encoding";
     }
     ++format->made;
+    if (unread) unread_[*unread].push_back(recipe.target);
     quantization.group = chooser_.group_of(recipe.target);
     choices_.quantize.emplace(recipe.target, std::move(quantization));
     return std::nullopt;
@@ -154,6 +173,8 @@ class Choosing {
   const bool has_conv1d_;
   std::set<std::string, std::less<>> names_;
   Misfits misfits_;
+  // Quantized on request, by what else than a linear layer they belong to.
+  std::map<std::string_view, std::vector<std::string>> unread_;
 };
 
 }  // namespace

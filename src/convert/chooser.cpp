@@ -61,7 +61,7 @@ Chooser::Chooser(const QuantizeOptions& options, std::string_view config) {
         const auto types = compile(rule.model_types, "model_type", own);
         if (!re2::RE2::FullMatch(model_type, *types)) continue;
       }
-      reasons.emplace_back(compile(rule.pattern, "rules", own), rule.reason);
+      reasons.emplace_back(compile(rule.pattern, "rules", own), &rule);
     }
   };
   take(plain_rules(), plain_);
@@ -86,9 +86,7 @@ std::optional<std::string_view> Chooser::reason(const TargetRecipe& recipe) cons
   const std::string& name = recipe.target;
   if (is_excluded(name)) return "excluded";
   if (is_included(name)) return std::nullopt;
-  for (const auto& [pattern, why] : plain_) {
-    if (is_in(*pattern, name)) return why;
-  }
+  if (const PlainRule* const rule = first_rule(plain_, name)) return rule->reason;
   if (!is_in(*weight_, name)) return "no weight of a linear layer";
   if (!is_in(*layer_, name)) return "outside the decoder layers";
   if (is_beyond(name)) return "layer of the multi-token prediction";
@@ -106,10 +104,20 @@ std::optional<std::string_view> Chooser::reason_in_bnb(
       has(name.substr(0, name.size() - output.size()) + "in_proj_weight")) {
     return "of nn.MultiheadAttention, which reads the weight without calling its layer";
   }
-  for (const auto& [pattern, why] : bnb_plain_) {
-    if (is_in(*pattern, name)) return why;
-  }
+  if (const PlainRule* const rule = first_rule(bnb_plain_, name)) return rule->reason;
   return std::nullopt;
+}
+
+std::optional<std::string_view> Chooser::other_layer(const std::string& name) const {
+  const PlainRule* const rule = first_rule(plain_, name);
+  if (rule == nullptr || rule->is_linear) return std::nullopt;
+  return rule->reason;
+}
+
+const PlainRule* Chooser::first_rule(const Reasons& rules, const std::string& name) {
+  const auto found =
+      std::ranges::find_if(rules, [&](const auto& each) { return is_in(*each.first, name); });
+  return found == rules.end() ? nullptr : found->second;
 }
 
 Chooser::Format* Chooser::format_for(const std::string& name) {

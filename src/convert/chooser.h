@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/pattern.h"
+#include "convert/quantize_rules.h"
 #include "loadstone/convert.h"
 #include "loadstone/finding.h"
 #include "loadstone/recipe.h"
@@ -36,6 +37,9 @@ class Chooser {
   [[nodiscard]] bool is_included(const std::string& name) const;
   // Why the tensor stays as it is; nothing where it is quantized.
   [[nodiscard]] std::optional<std::string_view> reason(const TargetRecipe& recipe) const;
+  // Return the kind of layer that the tensor's name implies ("embedding"); nothing for a linear
+  // one.
+  [[nodiscard]] std::optional<std::string_view> other_layer(const std::string& name) const;
   // Why transformers has no layer of bitsandbytes for the tensor; nothing if it has one. `has`:
   // whether the output has a tensor of this name.
   [[nodiscard]] std::optional<std::string_view> reason_in_bnb(
@@ -53,7 +57,10 @@ class Chooser {
               std::vector<Finding>& findings) const;
 
  private:
-  using Reasons = std::vector<std::pair<Pattern, std::string_view>>;
+  using Reasons = std::vector<std::pair<Pattern, const PlainRule*>>;
+
+  // Return the first rule that matches; null without one.
+  [[nodiscard]] static const PlainRule* first_rule(const Reasons& rules, const std::string& name);
 
   void report_format(const Format& format, bool finds_name, std::vector<Finding>& findings) const;
 

@@ -83,6 +83,10 @@ void check_options(const ConvertOptions& options) {
            "rules and recipes name what is in the file: convert twice");
   }
   const QuantizeOptions& quantize = options.quantize;
+  if (quantize.formats.empty() && !(quantize.include.empty() && quantize.exclude.empty())) {
+    refuse(quantize.include.empty() ? "exclude" : "include",
+           "include and exclude choose what is quantized, and nothing is to be (quantize)");
+  }
   if (repacks(options)) check_repack(options);
   if (quantize.importance != nullptr &&
       (quantize.formats.empty() || !container_of(options.format).holds_blocks())) {

@@ -28,7 +28,8 @@ bool is_of_part(std::string_view key) noexcept { return key.starts_with("split."
 
 // Keys that are true of the source alone, and not of what it becomes.
 bool is_of_file(std::string_view key) noexcept {
-  return is_of_part(key) || key == "format" || key.starts_with(gguf_shape_prefix);
+  return is_of_part(key) || key == "format" || key == types_key ||
+         key.starts_with(gguf_shape_prefix);
 }
 
 std::uint64_t alignment_of(const Metadata& metadata) {
@@ -61,7 +62,7 @@ class GgufContainer final : public Container {
                   {.tensor = of_file->first, .field = "metadata"});
     }
     check_key_types(given);
-    Metadata metadata = given;
+    Metadata metadata;
     std::vector<std::string> left_out;
     for (const auto& [key, item] : catalog.metadata()) {
       if (is_of_file(key) || given.contains(key)) continue;
@@ -72,6 +73,14 @@ class GgufContainer final : public Container {
       metadata.emplace(key, item);
     }
     report_left_out(left_out, "have keys that GGUF does not take", findings);
+    const auto types = catalog.metadata().find(types_key);
+    const auto* const text = types == catalog.metadata().end()
+                                 ? nullptr
+                                 : std::get_if<std::string>(&types->second.value);
+    const auto failed = restore_types(text == nullptr ? std::string_view() : *text, metadata);
+    for (const std::string& key : failed) metadata.erase(key);
+    report_left_out(failed, "are no values of their types", findings);
+    metadata.insert(given.begin(), given.end());
     settle_architecture(catalog, metadata, findings);
     static_cast<void>(alignment_of(metadata));
     return metadata;

@@ -1,11 +1,16 @@
 #include "convert/gguf_keys.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
-#include <string>
-#include <string_view>
+#include <charconv>
+#include <map>
+#include <optional>
+#include <utility>
 #include <variant>
 
+#include "formats/metadata.h"
 #include "loadstone/error.h"
 
 namespace loadstone {
@@ -41,6 +46,7 @@ constexpr auto key_types = std::to_array<KeyType>({
     {"general.repo_url", text},
     {"general.tags", list, text},
     {"general.languages", list, text},
+    {"general.alignment", MetadataType::u32},
     {"general.quantization_version", MetadataType::u32},
     {"general.file_type", MetadataType::u32},
     {"tokenizer.ggml.model", text},
@@ -69,7 +75,103 @@ bool has_type(const MetadataValue& item, const KeyType& row) {
   return array == nullptr || array->item_type() == row.items;
 }
 
+// Nothing for a key whose type the format leaves open, or whose values are arrays.
+std::optional<MetadataType> fixed_type(std::string_view key) {
+  const auto row = std::ranges::find(key_types, key, &KeyType::key);
+  if (row == key_types.end() || row->type == list) return std::nullopt;
+  return row->type;
+}
+
+std::map<std::string_view, MetadataType> types_of(std::string_view entries) {
+  std::map<std::string_view, MetadataType> types;
+  while (!entries.empty()) {
+    const std::string_view entry = entries.substr(0, entries.find(' '));
+    entries.remove_prefix(std::min(entries.size(), entry.size() + 1));
+    const std::size_t equals = entry.rfind('=');
+    if (equals == std::string_view::npos) continue;
+    for (std::uint8_t i = 0; i <= static_cast<std::uint8_t>(MetadataType::f64); ++i) {
+      const auto type = static_cast<MetadataType>(i);
+      if (name(type) == entry.substr(equals + 1)) types.emplace(entry.substr(0, equals), type);
+    }
+  }
+  return types;
+}
+
+template <typename Number>
+bool parse(std::string_view digits, MetadataValue& item) {
+  Number number = 0;
+  const char* const end = digits.data() + digits.size();
+  const auto [stop, problem] = std::from_chars(digits.data(), end, number);
+  item.value = number;
+  return problem == std::errc() && stop == end;
+}
+
+// Parse what text_of() writes; nothing for text that the type does not have.
+std::optional<MetadataValue> parsed(MetadataType type, std::string_view digits) {
+  MetadataValue item = {.value = false, .type = type};
+  bool is_value = false;
+  switch (type) {
+    case MetadataType::boolean:
+      item.value = digits == "true";
+      is_value = digits == "true" || digits == "false";
+      break;
+    case MetadataType::u8:
+    case MetadataType::u16:
+    case MetadataType::u32:
+    case MetadataType::u64:
+      is_value = parse<std::uint64_t>(digits, item);
+      break;
+    case MetadataType::i8:
+    case MetadataType::i16:
+    case MetadataType::i32:
+    case MetadataType::i64:
+      is_value = parse<std::int64_t>(digits, item);
+      break;
+    case MetadataType::f32:
+      is_value = parse<float>(digits, item);
+      break;
+    case MetadataType::f64:
+      is_value = parse<double>(digits, item);
+      break;
+    case MetadataType::string:
+    case MetadataType::array:
+      break;
+  }
+  std::string bytes;
+  if (!is_value || !append_number(item, bytes)) return std::nullopt;
+  return number_value(type, reinterpret_cast<const std::byte*>(bytes.data()));
+}
+
 }  // namespace
+
+std::string types_text(const Metadata& source, const Metadata& texts) {
+  std::string types;
+  for (const auto& [key, item] : source) {
+    const bool is_text = item.type == MetadataType::string || item.type == MetadataType::array;
+    if (is_text || !is_metadata_key(key) || fixed_type(key) == item.type || !texts.contains(key)) {
+      continue;
+    }
+    types += fmt::format("{}{}={}", types.empty() ? "" : " ", key, name(item.type));
+  }
+  return types;
+}
+
+std::vector<std::string> restore_types(std::string_view types, Metadata& metadata) {
+  const auto kept = types_of(types);
+  std::vector<std::string> failed;
+  for (auto& [key, item] : metadata) {
+    const auto* const digits = std::get_if<std::string>(&item.value);
+    const auto found = kept.find(key);
+    const auto type = found != kept.end() ? std::optional(found->second) : fixed_type(key);
+    if (digits == nullptr || !type || *type == MetadataType::string) continue;
+    if (auto value = parsed(*type, *digits)) {
+      item = *std::move(value);
+    } else {
+      failed.push_back(key);
+    }
+  }
+  return failed;
+}
 
 void check_key_types(const Metadata& given) {
   for (const KeyType& row : key_types) {

@@ -239,16 +239,18 @@ std::string with_member(std::string_view text, std::string_view key, std::string
   return with_spans(text, members, scanner.close(), key, value);
 }
 
-std::string with_all(std::string_view text, std::string_view key, std::string_view value) {
+std::string with_changes(
+    std::string_view text,
+    const std::function<std::optional<std::string>(std::string_view, std::string_view)>& change) {
   std::string changed;
   std::size_t done = 0;
   for (const Span& member : Scanner(text).members()) {
     const std::string_view old = text.substr(member.value, member.end - member.value);
     changed += text.substr(done, member.value - done);
-    if (key_of(text, member) == key) {
-      changed += value;
+    if (const auto value = change(key_of(text, member), old)) {
+      changed += *value;
     } else {
-      changed += old.starts_with('{') ? with_all(old, key, value) : std::string(old);
+      changed += old.starts_with('{') ? with_changes(old, change) : std::string(old);
     }
     done = member.end;
   }

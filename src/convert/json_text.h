@@ -28,9 +28,11 @@ namespace loadstone {
 // be one that is_json_object().
 [[nodiscard]] std::string with_member(std::string_view text, std::string_view key,
                                       std::string_view value);
-// The same for every member of this key, in objects of the object too; none is added.
-[[nodiscard]] std::string with_all(std::string_view text, std::string_view key,
-                                   std::string_view value);
+// The object with the values that `change` returns for members, in objects of the object too. It
+// gets a key and the text of its value; nothing leaves that value as it is.
+[[nodiscard]] std::string with_changes(
+    std::string_view text,
+    const std::function<std::optional<std::string>(std::string_view, std::string_view)>& change);
 // The object without the members that `drops` names by key and level: 0 is the object itself, and
 // what is in objects and arrays in it is looked at down to `levels`.
 [[nodiscard]] std::string without_members(

@@ -11,6 +11,7 @@
 
 #include "base/text.h"
 #include "convert/container.h"
+#include "convert/gguf_file_type.h"
 #include "convert/quantize_style.h"
 #include "loadstone/name_hash.h"
 
@@ -86,6 +87,7 @@ void check_names(Conversion& conversion) {
 
 void lay_out(Conversion& conversion, const ConvertOptions& options) {
   fill_files(conversion, options);
+  if (conversion.format == FileFormat::gguf) settle_file_type(options, conversion);
   if (!options.quantize.formats.empty()) check_names(conversion);
   const Container& container = container_of(conversion.format);
   if (conversion.files.size() > 1 && !container.index_suffix().empty()) {

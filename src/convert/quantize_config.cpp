@@ -14,6 +14,7 @@
 #include "catalog/config_claim.h"
 #include "catalog/config_file.h"
 #include "codec/encode.h"
+#include "convert/config_dtype.h"
 #include "convert/expert_names.h"
 #include "convert/extras.h"
 #include "convert/json_text.h"
@@ -431,6 +432,7 @@ std::vector<ExtraFile> extra_files(const Plan& plan, const std::vector<RepackedT
   std::string config = options.folder.config;
   if (!config.empty()) check_config(config, "config.json");
   if (is_changed) config = with_section(config.empty() ? "{}\n" : config, section);
+  if (!config.empty() && (options.dtype || is_decoded)) config = with_dtype_of(plan, config);
   if (!config.empty()) files.push_back({.name = "config.json", .text = std::move(config)});
   std::ranges::sort(files, {}, &ExtraFile::name);
   return files;

@@ -7,14 +7,18 @@ namespace {
 // The first that fits is the reason that is shown.
 constexpr PlainRule plain[] = {
     {R"((^|\.)(embed_tokens|word_embeddings|wte|wpe|embed_in|tok_embeddings|embeddings?|)"
-     R"(embed_positions|patch_embed\w*|pos_embed\w*)\.)",
+     R"(embed_positions|patch_embed\w*|pos_embed\w*|shared)\.)",
      "embedding",
-     {}},
-    {R"((^|\.)(\w*(_emb|_embed|embeddings?)|relative_attention_bias)\.weight$)", "embedding", {}},
+     {},
+     false},
+    {R"((^|\.)(\w*(_emb|_embed|embeddings?)|relative_attention_bias)\.weight$)",
+     "embedding",
+     {},
+     false},
     {R"((^|\.)(lm_head|output|embed_out|output_layer|proj_out|score|classifier)\.weight$)",
      "output head",
      {}},
-    {R"(norm\w*\.weight$|(^|\.)ln_\w+\.weight$)", "norm", {}},
+    {R"(norm\w*\.weight$|(^|\.)ln_\w+\.weight$)", "norm", {}, false},
     {R"(\.(mlp|feed_forward|ffn|block_sparse_moe|moe|mixer)\.(gate|router\w*)\.|\.router\.|)"
      R"(\.gate\.(wg\.)?weight$|\.shared_expert_gate\.)",
      "router",
@@ -23,7 +27,7 @@ constexpr PlainRule plain[] = {
      R"(mm_projector|connector|aligner|resampler|merger|patch_merger)\.)",
      "vision or audio tower",
      {}},
-    {R"(conv\w*\.)", "convolution", {}},
+    {R"(conv\w*\.)", "convolution", {}, false},
     {R"(\.linear_attn\.in_proj_(a|b|ba)\.|\.(dt_proj|x_proj|A_log|dt_bias)\b)",
      "small projection of a state-space layer",
      {}},

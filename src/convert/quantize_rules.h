@@ -17,6 +17,7 @@ struct PlainRule {
   std::string_view pattern;
   std::string_view reason;
   std::string_view model_types;  // pattern of config.json's "model_type"; empty: any
+  bool is_linear = true;         // a layer that readers of quantized linear layers may replace
 };
 
 // Weights whose names agree in what the first group finds, and in nothing but the rest of the

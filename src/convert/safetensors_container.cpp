@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "catalog/expert_series.h"
 #include "convert/container.h"
+#include "convert/gguf_keys.h"
 #include "convert/quantize_style.h"
 #include "formats/gguf_shapes.h"
 #include "formats/metadata.h"
@@ -48,6 +49,10 @@ class SafetensorsContainer final : public Container {
     for (const auto& [key, item] : catalog.metadata()) {
       if (key.starts_with(gguf_shape_prefix)) continue;  // tensors have these shapes now
       if (!given.contains(key) && !add(key, item)) left_out.push_back(key);
+    }
+    std::string types = types_text(catalog.metadata(), metadata);
+    if (!types.empty() && types.size() <= text_bytes_max) {
+      metadata.insert_or_assign(types_key, MetadataValue{.value = std::move(types)});
     }
     for (const auto& [key, item] : given) {
       if (add(key, item)) continue;

@@ -183,7 +183,10 @@ std::vector<Finding> check_tied_shapes(const Catalog& catalog, std::string_view 
 void untie_config(std::vector<ExtraFile>& files) {
   const auto config = std::ranges::find(files, "config.json", &ExtraFile::name);
   if (config == files.end()) return;
-  config->text = with_member(with_all(config->text, member, "false"), member, "false");
+  const auto untie = [](std::string_view key, std::string_view) {
+    return key == member ? std::optional<std::string>("false") : std::nullopt;
+  };
+  config->text = with_member(with_changes(config->text, untie), member, "false");
 }
 
 }  // namespace loadstone

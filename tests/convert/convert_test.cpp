@@ -142,6 +142,8 @@ TEST(Convert, MetadataIsCarriedOverAsText) {
   }
   EXPECT_THAT(texts,
               ElementsAre(std::pair("format", "pt"), std::pair("general.architecture", "wan"),
+                          std::pair("loadstone.gguf_types",
+                                    "wan.block_count=u32 wan.epsilon=f32 wan.flag=bool"),
                           std::pair("wan.block_count", "7"), std::pair("wan.epsilon", "1e-06"),
                           std::pair("wan.flag", "true")));
   ASSERT_THAT(conversion.plan.findings, SizeIs(1));

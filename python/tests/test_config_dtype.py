@@ -1,0 +1,122 @@
+"""config.json declares the dtype that the output has, by every entry point that converts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from command import run
+from safetensors.torch import save_file
+
+import loadstone
+
+NAMES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
+
+
+def by_convert(source: Path, target: Path, **options: Any) -> None:
+    loadstone.convert(source, target, **options)
+
+
+def by_merge(source: Path, target: Path, **options: Any) -> None:
+    loadstone.merge({source: 1.0}, target, method="linear", **options)
+
+
+def by_command(source: Path, target: Path, **options: Any) -> None:
+    words = [
+        [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        for name, value in options.items()
+    ]
+    done = run("convert", source, target, *[word for each in words for word in each])
+    assert done.returncode == 0, done.stderr
+
+
+DOORS: dict[str, Callable[..., None]] = {
+    "convert": by_convert,
+    "command": by_command,
+    "merge": by_merge,
+}
+
+
+def tensors(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    return {
+        "model.layers.0.mlp.up_proj.weight": torch.randn(128, 128).to(dtype),
+        "model.norm.weight": torch.ones(128),
+        "model.rotary.positions": torch.arange(99_999),
+    }
+
+
+def config_after(tmp_path: Path, door: str, config: dict[str, Any], **options: Any) -> Any:
+    source = tmp_path / "source"
+    source.mkdir()
+    save_file(tensors(options.pop("stored", torch.float32)), source / "model.safetensors")
+    (source / "config.json").write_text(json.dumps(config))
+    DOORS[door](source, tmp_path / "out", **options)
+    return json.loads((tmp_path / "out" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("asked", NAMES)
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("declared", ["float32", "bfloat16", "torch.float16"])
+def test_the_dtype_of_the_output(
+    tmp_path: Path, key: str, declared: str, asked: str, door: str
+) -> None:
+    name = "torch." + asked if declared.startswith("torch.") else asked
+    parts = {"text_config": {key: declared, "vision": {key: declared, "width": 3}}}
+    other = {"hidden_size": 128, "act_dtype": declared, "list": [{key: "kept"}]}
+    found = config_after(tmp_path, door, {key: declared, **parts, **other}, dtype=NAMES[asked])
+    assert found == {
+        key: name,
+        "text_config": {key: name, "vision": {key: name, "width": 3}},
+        **other,
+    }
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("value", ["auto", None, "int8", "float8_e4m3fn", 7])
+def test_what_names_no_wide_float_stays(tmp_path: Path, door: str, value: Any) -> None:
+    config = {"dtype": value, "model_type": "own"}
+    assert config_after(tmp_path, door, config, dtype="bf16") == config
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_without_a_change_of_dtype_the_config_is_the_same(tmp_path: Path, door: str) -> None:
+    config = {"dtype": "float16", "model_type": "own"}  # not true, and not ours to mend
+    assert config_after(tmp_path, door, config) == config
+
+
+def test_most_numbers_decide(tmp_path: Path) -> None:
+    """Pinned: FP8 weights leave only the others to declare a dtype."""
+    config = {"dtype": "float32", "model_type": "own"}
+    found = config_after(tmp_path, "convert", config, dtype="bf16", quantize="fp8")
+    assert found["dtype"] == "bfloat16"
+    assert found["quantization_config"]["quant_algo"] == "FP8"
+
+
+@pytest.mark.parametrize("door", ["convert", "command"])
+def test_decoded(tmp_path: Path, door: str) -> None:
+    source = tmp_path / "plain"
+    source.mkdir()
+    save_file(tensors(torch.float32), source / "model.safetensors")
+    (source / "config.json").write_text('{"dtype": "float32", "model_type": "own"}')
+    loadstone.convert(source, tmp_path / "codes", quantize="fp8")
+    DOORS[door](tmp_path / "codes", tmp_path / "out", dequantize=True)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_transformers_opens_it_so(tmp_path: Path, door: str) -> None:
+    """`from_pretrained` takes the config's dtype: a stale one casts the whole model in silence."""
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_attention_heads=2, num_hidden_layers=1,
+        vocab_size=64, dtype=torch.float32,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "source")
+    DOORS[door](tmp_path / "source", tmp_path / "out", dtype="bf16")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert {each.dtype for each in model.parameters()} == {torch.bfloat16}

@@ -1,0 +1,172 @@
+"""GGUF metadata keeps its types by way of safetensors, and general.file_type is true of the output,
+by every entry point that converts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from command import run
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+import loadstone
+
+Kind = gguf.GGMLQuantizationType
+Type = gguf.GGUFValueType
+TYPES_KEY = "loadstone.gguf_types"
+
+# Values at the ends of their types, and floats that few digits do not say.
+VALUES: dict[Type, list[Any]] = {
+    Type.UINT8: [0, 255],
+    Type.INT8: [-128, 127],
+    Type.UINT16: [0, 65535],
+    Type.INT16: [-32768, 32767],
+    Type.UINT32: [0, 2**32 - 1],
+    Type.INT32: [-(2**31), 2**31 - 1],
+    Type.UINT64: [0, 2**64 - 1],
+    Type.INT64: [-(2**63), 2**63 - 1],
+    Type.FLOAT32: [1e-6, 0.1, -0.0, 3.4028234e38, 1e-45, math.inf, -math.inf, math.nan],
+    Type.FLOAT64: [1e-6, 0.1, -0.0, 5e-324, 1.7976931348623157e308, math.inf, math.nan],
+    Type.BOOL: [False, True],
+    Type.STRING: ["", "7", "true", "nan", "a=u32 b=bool", "words of two lines\n\u00e9"],
+}
+CASES = [(kind, value) for kind, values in VALUES.items() for value in values]
+
+
+def write(path: Path, entries: list[tuple[str, Any, Type]], kind: Kind = Kind.F32) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value, type_of_value in entries:
+        writer.add_key_value(key, value, type_of_value)
+    numbers = np.random.default_rng(0).standard_normal((64, 256), dtype=np.float32)
+    writer.add_tensor("blk.0.ffn_up.weight", gguf.quantize(numbers, kind), raw_dtype=kind)
+    writer.add_tensor("output_norm.weight", np.ones(256, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def by_convert(source: Path, target: Path, **options: Any) -> None:
+    loadstone.convert(source, target, **options)
+
+
+def by_merge(source: Path, target: Path, **options: Any) -> None:
+    loadstone.merge({source: 1.0}, target, method="linear", **options)
+
+
+def by_command(source: Path, target: Path, **options: Any) -> None:
+    words = [
+        [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        for name, value in options.items()
+    ]
+    done = run("convert", source, target, *[word for each in words for word in each])
+    assert done.returncode == 0, done.stderr
+
+
+DOORS: dict[str, Callable[..., None]] = {
+    "convert": by_convert,
+    "command": by_command,
+    "merge": by_merge,
+}
+
+
+def fields(path: Path) -> dict[str, tuple[Type, bytes]]:
+    return {
+        key: (field.types[0], b"".join(bytes(field.parts[index]) for index in field.data))
+        for key, field in gguf.GGUFReader(path).fields.items()
+        if not key.startswith("GGUF.")
+    }
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_types_survive_safetensors(tmp_path: Path, door: str) -> None:
+    entries = [(f"llama.key{i}", value, kind) for i, (kind, value) in enumerate(CASES)]
+    source = write(tmp_path / "a.gguf", entries)
+    DOORS[door](source, tmp_path / "b.safetensors")
+    DOORS[door](tmp_path / "b.safetensors", tmp_path / "c.gguf")
+    assert fields(tmp_path / "c.gguf") == fields(source)
+    # The control: without the key numbers stay text.
+    with safe_open(tmp_path / "b.safetensors", "np") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert metadata.pop(TYPES_KEY)
+    save_file(tensors, tmp_path / "d.safetensors", metadata)
+    by_convert(tmp_path / "d.safetensors", tmp_path / "d.gguf")
+    bare = fields(tmp_path / "d.gguf")
+    assert {bare[f"llama.key{i}"][0] for i in range(len(CASES))} == {Type.STRING}
+
+
+def test_text_that_somebody_edits(tmp_path: Path) -> None:
+    tensor = {"a.weight": np.ones((4, 4), np.float32)}
+    metadata = {
+        "general.architecture": "llama",
+        "general.file_type": "0",  # the format fixes the type of this one
+        "general.name": "12",
+        "llama.block_count": "8",
+        "llama.layers": "300",
+        "llama.flag": "yes",
+        "llama.scale": "1e39",
+        "tokenizer.ggml.add_bos_token": "true",
+        TYPES_KEY: "llama.block_count=u32 llama.layers=u8 llama.flag=bool llama.scale=f32 =u8 x",
+    }
+    save_file(tensor, tmp_path / "a.safetensors", metadata)
+    report = loadstone.convert(tmp_path / "a.safetensors", tmp_path / "b.gguf")
+    found = gguf.GGUFReader(tmp_path / "b.gguf").fields
+    types = {key: field.types[0] for key, field in found.items() if not key.startswith("GGUF.")}
+    assert types == {
+        "general.architecture": Type.STRING,
+        "general.file_type": Type.UINT32,
+        "general.name": Type.STRING,
+        "llama.block_count": Type.UINT32,
+        "tokenizer.ggml.add_bos_token": Type.BOOL,
+    }
+    (named,) = [each for each in report.findings if each.code == "convert.metadata"]
+    assert sorted(named.sources) == ["llama.flag", "llama.layers", "llama.scale"]
+
+
+FileType = gguf.LlamaFileType
+
+# What the source is and says, what is asked for, and what the output must say (None: nothing).
+FILE_TYPES: dict[str, tuple[Kind, int, dict[str, Any], int | None]] = {
+    "a copy keeps what stands there": (Kind.Q4_0, 15, {}, 15),
+    "a copy of numbers": (Kind.F32, 0, {}, 0),
+    "to bfloat16": (Kind.F32, 0, {"dtype": "bf16"}, FileType.MOSTLY_BF16),
+    "to float16": (Kind.F32, 0, {"dtype": "f16"}, FileType.MOSTLY_F16),
+    "to float32": (Kind.Q8_0, FileType.MOSTLY_Q8_0, {"dtype": "f32"}, FileType.ALL_F32),
+    "decoded": (Kind.Q4_0, FileType.MOSTLY_Q4_0, {"dequantize": True}, FileType.MOSTLY_BF16),
+    "quantized": (Kind.F32, 0, {"quantize": "q8_0", "include": "ffn_up"}, FileType.MOSTLY_Q8_0),
+    "to a dtype that is no file type": (Kind.F32, 0, {"dtype": "f64"}, None),
+}
+
+
+@pytest.mark.parametrize("way", ["straight", "by safetensors"])
+@pytest.mark.parametrize("door", ["convert", "command"])
+@pytest.mark.parametrize("case", FILE_TYPES)
+def test_file_types_are_true(tmp_path: Path, case: str, door: str, way: str) -> None:
+    kind, told, options, expected = FILE_TYPES[case]
+    source = write(tmp_path / "a.gguf", [("general.file_type", told, Type.UINT32)], kind)
+    target = tmp_path / "b.gguf"
+    if way == "straight":
+        DOORS[door](source, target, **options)
+    elif "quantize" in options or not options:
+        pytest.skip("safetensors store numbers")
+    else:
+        DOORS[door](source, tmp_path / "b.safetensors", **options)
+        DOORS[door](tmp_path / "b.safetensors", target)
+    found = gguf.GGUFReader(target).get_field("general.file_type")
+    assert (None if found is None else found.contents()) == expected
+    assert found is None or found.types == [Type.UINT32]
+
+
+def test_a_given_file_type_stays(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.gguf", [("general.file_type", 15, Type.UINT32)])
+    given = {"general.file_type": {"type": "u32", "value": 7}}
+    loadstone.convert(source, tmp_path / "b.gguf", dtype="bfloat16", metadata=given)
+    assert gguf.GGUFReader(tmp_path / "b.gguf").get_field("general.file_type").contents() == 7

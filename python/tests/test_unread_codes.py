@@ -1,0 +1,96 @@
+"""What libraries do not read as codes stays plain, or is quantized on request with a warning."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import run
+from safetensors.torch import load_file, save_file
+
+import loadstone
+
+# Names, and why no library has a quantized layer for them; None: it has one.
+LAYERS = {
+    "transformer.h.0.attn.c_attn.weight": "Conv1D",
+    "transformer.h.0.mlp.c_fc.weight": "Conv1D",
+    "transformer.wte.weight": "embedding",
+    "transformer.h.0.conv.weight": "convolution",
+    "transformer.h.0.mlp.up_proj.weight": None,
+}
+FORMATS = [
+    ("fp8", "modelopt"),
+    ("fp8", "compressed-tensors"),
+    ("fp8-channel", "compressed-tensors"),
+    ("nvfp4", "modelopt"),
+    ("nvfp4", "compressed-tensors"),
+]
+CONFIG = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file({name: torch.randn(128, 128) for name in LAYERS}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+def plain(folder: Path) -> set[str]:
+    found = load_file(folder / "model.safetensors")
+    return {
+        name for name, value in found.items() if value.dtype == torch.float32 and name in LAYERS
+    }
+
+
+def unread(findings: Any) -> dict[str, str]:
+    named = [each for each in findings if each.code == "convert.unread"]
+    assert {each.severity for each in named} <= {"warning"}
+    return {source: each.message for each in named for source in each.sources}
+
+
+@pytest.mark.parametrize(("quantize", "style"), FORMATS)
+def test_they_stay_plain(model: Path, tmp_path: Path, quantize: str, style: str) -> None:
+    report = loadstone.convert(model, tmp_path / "out", quantize=quantize, style=style)
+    assert plain(tmp_path / "out") == {name for name, why in LAYERS.items() if why}
+    assert not unread(report.findings)
+
+
+@pytest.mark.parametrize(("quantize", "style"), FORMATS)
+def test_a_request_is_a_warning(model: Path, tmp_path: Path, quantize: str, style: str) -> None:
+    report = loadstone.convert(model, tmp_path / "out", quantize=quantize, style=style, include=".")
+    assert plain(tmp_path / "out") == set()
+    found = unread(report.findings)
+    assert found.keys() == {name for name, why in LAYERS.items() if why}
+    assert all(str(LAYERS[name]) in message for name, message in found.items())
+    words = ["--quantize", quantize, "--style", style, "--include", "."]
+    done = run("convert", model, tmp_path / "strict", *words, "--strict")
+    assert done.returncode == 3
+    assert "Conv1D" in done.stderr
+
+
+def test_linear_layers_elsewhere(model: Path, tmp_path: Path) -> None:
+    """The control: another model has linear layers under these names."""
+    (model / "config.json").write_text(json.dumps({"model_type": "own"}))
+    report = loadstone.convert(
+        model, tmp_path / "out", quantize="fp8", style="compressed-tensors", include="c_attn|c_fc"
+    )
+    assert not unread(report.findings)
+    assert "transformer.h.0.attn.c_attn.weight" not in plain(tmp_path / "out")
+
+
+@pytest.mark.parametrize("option", ["include", "exclude"])
+def test_a_choice_without_quantize_is_an_error(model: Path, tmp_path: Path, option: str) -> None:
+    with pytest.raises(loadstone.Error, match="choose what is quantized") as caught:
+        loadstone.convert(model, tmp_path / "out", **{option: "c_attn"})
+    assert caught.value.code == "plan.options"
+    done = run("convert", model, tmp_path / "out", f"--{option}", "c_attn")
+    assert done.returncode == 2
+    assert "choose what is quantized" in done.stderr
+    with pytest.raises(loadstone.Error, match="choose what is quantized"):
+        loadstone.merge({model: 1.0}, tmp_path / "out", method="linear", **{option: "c_attn"})
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,54 @@
+#include "convert/config_dtype.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "catalog/config_claim.h"
+#include "convert/json_text.h"
+
+namespace loadstone {
+
+namespace {
+
+bool is_wide_float(Dtype dtype) { return kind(dtype) == DtypeKind::floating && bits(dtype) >= 16; }
+
+// Nothing: the plan has no such tensor.
+std::optional<Dtype> main_dtype(const Plan& plan) {
+  std::array<std::uint64_t, dtype_count> counts = {};
+  for (const PlannedTarget& target : plan.targets) {
+    if (target.quantization || !is_wide_float(target.dtype)) continue;
+    counts[static_cast<std::size_t>(target.dtype)] += target.shape.numel().value_or(0);
+  }
+  const auto most = std::ranges::max_element(counts);
+  if (*most == 0) return std::nullopt;
+  return static_cast<Dtype>(most - counts.begin());
+}
+
+}  // namespace
+
+std::string with_dtype_of(const Plan& plan, std::string_view config) {
+  const auto dtype = main_dtype(plan);
+  if (!dtype) return std::string(config);
+  return with_changes(
+      config, [&](std::string_view key, std::string_view value) -> std::optional<std::string> {
+        // A quantization scheme's own dtype has another meaning.
+        const bool is_scheme =
+            std::ranges::find(quantization_members, key) != quantization_members.end();
+        if (is_scheme) return std::string(value);
+        if (key != "dtype" && key != "torch_dtype") return std::nullopt;
+        constexpr std::string_view prefix = "torch.";
+        std::string_view text = value;
+        if (!text.starts_with('"') || !text.ends_with('"')) return std::nullopt;
+        text = text.substr(1, text.size() - 2);
+        const bool has_prefix = text.starts_with(prefix);
+        if (has_prefix) text.remove_prefix(prefix.size());
+        const auto declared = dtype_from_user(text);
+        if (!declared || !is_wide_float(*declared)) return std::nullopt;
+        std::string name = has_prefix ? "\"torch." : "\"";
+        return name.append(dtype_info(*dtype).torch_name) + '"';
+      });
+}
+
+}  // namespace loadstone

@@ -1,0 +1,16 @@
+// The dtype that config.json declares for a converted model.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "loadstone/plan.h"
+
+namespace loadstone {
+
+// The config with the output's dtype for "dtype" and "torch_dtype", in configs of the model's parts
+// too. The output's dtype is the one of most numbers in unquantized floating tensors of 16 bits
+// and more; without such a tensor, or such a member, the config stays as it is.
+[[nodiscard]] std::string with_dtype_of(const Plan& plan, std::string_view config);
+
+}  // namespace loadstone

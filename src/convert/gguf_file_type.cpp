@@ -1,0 +1,75 @@
+#include "convert/gguf_file_type.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "convert/gguf_mix.h"
+#include "formats/metadata.h"
+
+namespace loadstone {
+
+namespace {
+
+constexpr const char* file_type_key = "general.file_type";
+
+// The encoding of most numbers in matrices.
+class MainEncoding {
+ public:
+  void add(const Encoding& encoding, const Shape& shape) {
+    if (shape.rank() >= 2) counts_[encoding.name()] += shape.numel().value_or(0);
+  }
+  // Empty: there is no matrix.
+  [[nodiscard]] std::string_view name() const {
+    const auto most = std::ranges::max_element(counts_, {}, [](const auto& c) { return c.second; });
+    return most == counts_.end() ? std::string_view() : most->first;
+  }
+
+ private:
+  std::map<std::string_view, std::uint64_t> counts_;
+};
+
+std::string_view source_encoding(const Catalog& catalog) {
+  MainEncoding main;
+  for (const TensorInfo& tensor : catalog.tensors()) main.add(tensor.encoding, tensor.shape);
+  return main.name();
+}
+
+std::string_view output_encoding(const Conversion& conversion) {
+  MainEncoding main;
+  for (const OutputFile& file : conversion.files) {
+    for (const OutputTensor& tensor : file.tensors) main.add(tensor.encoding, tensor.shape);
+  }
+  return main.name();
+}
+
+}  // namespace
+
+void settle_file_type(const ConvertOptions& options, Conversion& conversion) {
+  const Metadata& before = conversion.plan.catalog->metadata();
+  const auto source = before.find(file_type_key);
+  const auto found = conversion.metadata.find(file_type_key);
+  if (source == before.end() || found == conversion.metadata.end()) return;
+  const bool is_settled = text_of(source->second) != text_of(found->second);
+  if (is_settled || options.metadata.contains(file_type_key)) return;
+  const std::string_view main = output_encoding(conversion);
+  const bool is_gguf = source->second.type != MetadataType::string;
+  if (is_gguf && main == source_encoding(*conversion.plan.catalog)) return;
+  std::vector<std::uint64_t> file_types;
+  for (const std::string& name : mix_names()) {
+    const MixInfo& mix = info(*find_mix(name));
+    if (mix.type.name() == main) file_types.push_back(mix.file_type);
+  }
+  const auto* const number = std::get_if<std::uint64_t>(&found->second.value);
+  if (file_types.empty()) {
+    conversion.metadata.erase(found);
+  } else if (number == nullptr || std::ranges::find(file_types, *number) == file_types.end()) {
+    found->second = {.value = file_types.front(), .type = MetadataType::u32};
+  }
+}
+
+}  // namespace loadstone
