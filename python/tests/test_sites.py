@@ -79,6 +79,9 @@ def owner_of(site: Site) -> tuple[Any, str]:
     return owner, name
 
 
+REGISTERS = "loadstone._bitsandbytes.layout"  # operators of torch, which can be defined once
+
+
 @pytest.fixture
 def anew(request: pytest.FixtureRequest) -> Iterator[str]:
     """The adapter of a library as in a process that has not used it; afterwards as it was."""
@@ -88,7 +91,7 @@ def anew(request: pytest.FixtureRequest) -> Iterator[str]:
     held = {
         name: module
         for name, module in sys.modules.items()
-        if name in (adapter, behind) or name.startswith(f"{behind}.")
+        if (name in (adapter, behind) or name.startswith(f"{behind}.")) and name != REGISTERS
     }
     bound = {
         name: vars(loadstone)[name] for name in (library, f"_{library}") if name in vars(loadstone)
@@ -102,7 +105,8 @@ def anew(request: pytest.FixtureRequest) -> Iterator[str]:
     _sites._warn_of_untried.cache_clear()
     yield library
     for name in [each for each in sys.modules if each == adapter or each.startswith(behind)]:
-        del sys.modules[name]
+        if name != REGISTERS:
+            del sys.modules[name]
     sys.modules.update(held)
     for name, module in bound.items():
         setattr(loadstone, name, module)
