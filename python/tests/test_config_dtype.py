@@ -3,43 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 import transformers
-from command import run
+from convert_doors import DOORS
 from safetensors.torch import save_file
 
 import loadstone
 
 NAMES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
-
-
-def by_convert(source: Path, target: Path, **options: Any) -> None:
-    loadstone.convert(source, target, **options)
-
-
-def by_merge(source: Path, target: Path, **options: Any) -> None:
-    loadstone.merge({source: 1.0}, target, method="linear", **options)
-
-
-def by_command(source: Path, target: Path, **options: Any) -> None:
-    words = [
-        [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        for name, value in options.items()
-    ]
-    done = run("convert", source, target, *[word for each in words for word in each])
-    assert done.returncode == 0, done.stderr
-
-
-DOORS: dict[str, Callable[..., None]] = {
-    "convert": by_convert,
-    "command": by_command,
-    "merge": by_merge,
-}
 
 
 def tensors(dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -106,6 +83,23 @@ def test_decoded(tmp_path: Path, door: str) -> None:
     (source / "config.json").write_text('{"dtype": "float32", "model_type": "own"}')
     loadstone.convert(source, tmp_path / "codes", quantize="fp8")
     DOORS[door](tmp_path / "codes", tmp_path / "out", dequantize=True)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_blocks_of_gguf(tmp_path: Path, door: str) -> None:
+    """Blocks become BF16 without any option."""
+    source = tmp_path / "source"
+    source.mkdir()
+    writer = gguf.GGUFWriter(source / "model.gguf", "llama")
+    blocks = gguf.quantize(np.ones((64, 256), np.float32), gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("a.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (source / "config.json").write_text('{"dtype": "float32", "model_type": "own"}')
+    DOORS[door](source, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
 
 

@@ -40,8 +40,6 @@ SKIPPED = [
 ]
 OTHERS = ["onnx/model.onnx", "onnx/config.json", "original/params.json", "original/weights.00.pth"]
 
-Door = Callable[..., tuple[dict[str, str], Path]]
-
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:

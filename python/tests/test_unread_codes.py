@@ -1,4 +1,4 @@
-"""What libraries do not read as codes stays plain, or is quantized on request with a warning."""
+"""Layers without a quantized class in any library stay plain; a request warns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import loadstone
 
-# Names, and why no library has a quantized layer for them; None: it has one.
+# Kind of layer by name; None: a linear layer.
 LAYERS = {
     "transformer.h.0.attn.c_attn.weight": "Conv1D",
     "transformer.h.0.mlp.c_fc.weight": "Conv1D",
@@ -71,6 +71,20 @@ def test_a_request_is_a_warning(model: Path, tmp_path: Path, quantize: str, styl
     done = run("convert", model, tmp_path / "strict", *words, "--strict")
     assert done.returncode == 3
     assert "Conv1D" in done.stderr
+
+
+@pytest.mark.parametrize("quantize", ["nf4", "int8"])
+def test_bitsandbytes_has_layers_for_conv1d(model: Path, tmp_path: Path, quantize: str) -> None:
+    report = loadstone.convert(model, tmp_path / "out", quantize=quantize, include=".")
+    assert unread(report.findings).keys() == {
+        name for name, why in LAYERS.items() if why in ("embedding", "convolution")
+    }
+
+
+def test_a_merge_warns_too(model: Path, tmp_path: Path) -> None:
+    options = {"quantize": "fp8", "include": "up_proj|wte"}
+    report = loadstone.merge({model: 1.0}, tmp_path / "out", method="linear", **options)
+    assert unread(report.findings).keys() == {"transformer.wte.weight"}
 
 
 def test_linear_layers_elsewhere(model: Path, tmp_path: Path) -> None:

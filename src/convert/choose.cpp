@@ -173,7 +173,7 @@ class Choosing {
   const bool has_conv1d_;
   std::set<std::string, std::less<>> names_;
   Misfits misfits_;
-  // Quantized on request, by what else than a linear layer they belong to.
+  // Names of quantized tensors by the kind of their layer, if that is not linear.
   std::map<std::string_view, std::vector<std::string>> unread_;
 };
 

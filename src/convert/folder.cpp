@@ -190,8 +190,8 @@ static ModelFolder model_folder_at(const std::string& path, bool with_code,
   };
   for (const std::string& name : names) {
     if (fs::symlink_status(root / name, problem).type() == fs::file_type::directory) {
-      if (file_role(name) != FileRole::skipped && !is_named(name))
-        add_sub_folder(folder, root, name);
+      if (file_role(name) == FileRole::skipped || is_named(name)) continue;
+      add_sub_folder(folder, root, name);
     } else if (takes(folder, catalog, name, with_code)) {
       if (!is_receipt_file((root / name).string())) add_file(folder, root, name);
     }
@@ -217,7 +217,7 @@ static ModelFolder left_out(const std::string& path) {
   return folder;
 }
 
-// Of a host that lists nothing.
+// Names to request from a host that lists nothing.
 static std::vector<std::string> usual_names() {
   std::vector<std::string> names = usual_companions();
   names.emplace_back(config_name);

@@ -73,13 +73,7 @@ class GgufContainer final : public Container {
       metadata.emplace(key, item);
     }
     report_left_out(left_out, "have keys that GGUF does not take", findings);
-    const auto types = catalog.metadata().find(types_key);
-    const auto* const text = types == catalog.metadata().end()
-                                 ? nullptr
-                                 : std::get_if<std::string>(&types->second.value);
-    const auto failed = restore_types(text == nullptr ? std::string_view() : *text, metadata);
-    for (const std::string& key : failed) metadata.erase(key);
-    report_left_out(failed, "are no values of their types", findings);
+    add_types(catalog, metadata, findings);
     metadata.insert(given.begin(), given.end());
     settle_architecture(catalog, metadata, findings);
     static_cast<void>(alignment_of(metadata));
@@ -171,6 +165,20 @@ class GgufContainer final : public Container {
   [[nodiscard]] std::string index(const Conversion&) const override { return {}; }
 
  private:
+  // GGUF sources have types already.
+  static void add_types(const Catalog& catalog, Metadata& metadata,
+                        std::vector<Finding>& findings) {
+    const auto is_gguf = [](const Shard& shard) { return shard.format == FileFormat::gguf; };
+    if (std::ranges::any_of(catalog.shards(), is_gguf)) return;
+    const auto types = catalog.metadata().find(types_key);
+    const auto* const text = types == catalog.metadata().end()
+                                 ? nullptr
+                                 : std::get_if<std::string>(&types->second.value);
+    const auto failed = restore_types(text == nullptr ? std::string_view() : *text, metadata);
+    for (const std::string& key : failed) metadata.erase(key);
+    report_left_out(failed, "do not fit their types", findings);
+  }
+
   // Of models of images and video their tensors tell it, where nothing else does.
   static void settle_architecture(const Catalog& catalog, Metadata& metadata,
                                   std::vector<Finding>& findings) {

@@ -17,13 +17,13 @@ namespace {
 
 constexpr const char* file_type_key = "general.file_type";
 
-// The encoding of most numbers in matrices.
+// Finds the encoding of most values in matrices.
 class MainEncoding {
  public:
   void add(const Encoding& encoding, const Shape& shape) {
     if (shape.rank() >= 2) counts_[encoding.name()] += shape.numel().value_or(0);
   }
-  // Empty: there is no matrix.
+  // Empty without a matrix.
   [[nodiscard]] std::string_view name() const {
     const auto most = std::ranges::max_element(counts_, {}, [](const auto& c) { return c.second; });
     return most == counts_.end() ? std::string_view() : most->first;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <variant>
 
+#include "base/named.h"
 #include "formats/metadata.h"
 #include "loadstone/error.h"
 
@@ -89,10 +90,8 @@ std::map<std::string_view, MetadataType> types_of(std::string_view entries) {
     entries.remove_prefix(std::min(entries.size(), entry.size() + 1));
     const std::size_t equals = entry.rfind('=');
     if (equals == std::string_view::npos) continue;
-    for (std::uint8_t i = 0; i <= static_cast<std::uint8_t>(MetadataType::f64); ++i) {
-      const auto type = static_cast<MetadataType>(i);
-      if (name(type) == entry.substr(equals + 1)) types.emplace(entry.substr(0, equals), type);
-    }
+    const auto type = from_name<MetadataType>(entry.substr(equals + 1));
+    if (type) types.emplace(entry.substr(0, equals), *type);
   }
   return types;
 }

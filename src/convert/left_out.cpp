@@ -14,7 +14,7 @@ namespace loadstone {
 
 namespace {
 
-// Those of ModelOpt, AutoGPTQ and AutoAWQ.
+// Declarations by ModelOpt, AutoGPTQ and AutoAWQ.
 constexpr std::string_view claim_names[] = {claim_name, "quantize_config.json",
                                             "quant_config.json"};
 

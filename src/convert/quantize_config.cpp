@@ -16,7 +16,6 @@
 #include "codec/encode.h"
 #include "convert/config_dtype.h"
 #include "convert/expert_names.h"
-#include "convert/extras.h"
 #include "convert/json_text.h"
 #include "convert/left_out.h"
 #include "convert/quantize_style.h"
@@ -432,7 +431,11 @@ std::vector<ExtraFile> extra_files(const Plan& plan, const std::vector<RepackedT
   std::string config = options.folder.config;
   if (!config.empty()) check_config(config, "config.json");
   if (is_changed) config = with_section(config.empty() ? "{}\n" : config, section);
-  if (!config.empty() && (options.dtype || is_decoded)) config = with_dtype_of(plan, config);
+  const bool has_blocks = std::ranges::any_of(
+      plan.catalog->tensors(), [](const TensorInfo& each) { return !each.encoding.is_dtype(); });
+  if (!config.empty() && (options.dtype || is_decoded || has_blocks)) {
+    config = with_dtype_of(plan, config);
+  }
   if (!config.empty()) files.push_back({.name = "config.json", .text = std::move(config)});
   std::ranges::sort(files, {}, &ExtraFile::name);
   return files;

@@ -7,11 +7,11 @@ namespace {
 // The first that fits is the reason that is shown.
 constexpr PlainRule plain[] = {
     {R"((^|\.)(embed_tokens|word_embeddings|wte|wpe|embed_in|tok_embeddings|embeddings?|)"
-     R"(embed_positions|patch_embed\w*|pos_embed\w*|shared)\.)",
+     R"(embed_positions|patch_embed\w*|pos_embed\w*)\.)",
      "embedding",
      {},
      false},
-    {R"((^|\.)(\w*(_emb|_embed|embeddings?)|relative_attention_bias)\.weight$)",
+    {R"((^|\.)(\w*(_emb|_embed|embeddings?)|relative_attention_bias|shared)\.weight$)",
      "embedding",
      {},
      false},

@@ -50,10 +50,8 @@ class SafetensorsContainer final : public Container {
       if (key.starts_with(gguf_shape_prefix)) continue;  // tensors have these shapes now
       if (!given.contains(key) && !add(key, item)) left_out.push_back(key);
     }
-    std::string types = types_text(catalog.metadata(), metadata);
-    if (!types.empty() && types.size() <= text_bytes_max) {
-      metadata.insert_or_assign(types_key, MetadataValue{.value = std::move(types)});
-    }
+    const std::string types = types_text(catalog.metadata(), metadata);
+    if (!types.empty() && !add(types_key, {.value = types})) left_out.emplace_back(types_key);
     for (const auto& [key, item] : given) {
       if (add(key, item)) continue;
       throw Error("plan.options", "safetensors hold short text only: no arrays, no long text",

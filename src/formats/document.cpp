@@ -20,7 +20,7 @@ namespace {
 // Shorter files have no weights: a safetensors header alone takes as much.
 constexpr std::uint64_t short_file_bytes = 8;
 
-// JSON that libraries read beside weights. Indexes and configs have many names.
+// JSON that libraries read next to weights. Indexes and configs have many names.
 constexpr std::string_view model_endings[] = {"config.json",      "index.json",
                                               "tokenizer.json",   "modules.json",
                                               "vocab.json",       "special_tokens_map.json",
