@@ -19,8 +19,9 @@ struct Args {
 int inspect(const Args& args, bool json) {
   const auto catalog = open_paths(args.open);
   print_line(json ? to_json(*catalog) : to_table(*catalog, args.tensors));
-  if (const int status = exit_status(header_findings(*catalog)); status > 0) return status;
-  return args.open.strict && has_warnings(catalog->findings()) ? 3 : 0;
+  const auto findings = all_findings(*catalog);
+  if (const int status = exit_status(findings); status > 0) return status;
+  return args.open.strict && has_warnings(findings) ? 3 : 0;
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "base/digest.h"
 #include "bindings.h"
+#include "catalog/header_findings.h"
 #include "codec/companions.h"
 #include "loadstone/quantized_tensors.h"
 #include "loadstone/tensor_reader.h"
@@ -140,7 +141,7 @@ void bind_catalog(nb::module_& module) {
   nb::class_<Catalog>(module, "Catalog")
       .def_prop_ro("root", &Catalog::root)
       .def_prop_ro("total_bytes", &Catalog::total_bytes)
-      .def_prop_ro("findings", &Catalog::findings)
+      .def_prop_ro("findings", &all_findings)
       .def("read", &read_tensor, nb::arg("name"), nb::arg("dtype") = "", nb::arg("begin") = 0,
            nb::arg("end").none() = nb::none())
       .def_prop_ro("shards",

@@ -112,7 +112,7 @@ class Catalog:
 
     @property
     def findings(self) -> list[_core.Finding]:
-        """Warnings met while opening."""
+        """Faults of the files and of quantized tensors, as ``loadstone inspect`` lists them."""
         return self._core.findings
 
     def to_json(self) -> str:

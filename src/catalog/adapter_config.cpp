@@ -32,7 +32,6 @@ using Object = simdjson::dom::object;
 
 constexpr const char* code = "format.adapter";
 constexpr const char* config_name = "adapter_config.json";
-constexpr const char* metadata_key = "lora_adapter_metadata";
 constexpr std::uint64_t config_bytes_max = 16u << 20;
 
 [[noreturn]] void refuse(std::string message, std::string field, std::string found = {},
@@ -223,12 +222,12 @@ std::optional<AdapterConfig> config_beside(const Catalog& adapter) {
 std::vector<AdapterConfig> adapter_configs(const Catalog& adapter) {
   std::vector<AdapterConfig> configs;
   auto beside = config_beside(adapter);
-  const auto found = adapter.metadata().find(metadata_key);
+  const auto found = adapter.metadata().find(adapter_metadata_key);
   if (found != adapter.metadata().end()) {
     const auto* const text = std::get_if<std::string>(&found->second.value);
-    if (text == nullptr) refuse("the adapter's metadata is no text", metadata_key);
+    if (text == nullptr) refuse("the adapter's metadata is no text", adapter_metadata_key);
     simdjson::dom::parser parser;
-    const Object object = object_of(parser, *text, metadata_key);
+    const Object object = object_of(parser, *text, adapter_metadata_key);
     std::set<std::string> prefixes;  // "transformer."
     for (const auto item : object) {
       const std::string_view key = item.key;
@@ -236,7 +235,7 @@ std::vector<AdapterConfig> adapter_configs(const Catalog& adapter) {
     }
     if (beside && prefixes.contains("")) {
       refuse("the file's metadata and adapter_config.json beside it are about the same modules",
-             metadata_key, "two configurations", "one of the two");
+             adapter_metadata_key, "two configurations", "one of the two");
     }
     for (const std::string& prefix : prefixes) {
       configs.push_back(config_in(adapter.root(), *text, prefix));

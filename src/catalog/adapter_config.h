@@ -48,6 +48,9 @@ class AdapterConfig {
   bool has_magnitudes_ = false;
 };
 
+// The key of the metadata in which diffusers writes them.
+inline constexpr const char* adapter_metadata_key = "lora_adapter_metadata";
+
 // Those of an adapter: those that diffusers writes into the metadata of the file, one for each
 // model of a pipeline, and behind them, for all other modules, that of adapter_config.json in the
 // folder. None: there is neither.

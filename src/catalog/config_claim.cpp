@@ -168,6 +168,45 @@ QuantizationClaim claim_in_file(const FileOpener& opener, const std::string& fol
   return quantization_claim(*text, join_path(folder, name));
 }
 
+// AutoGPTQ, GPTQModel and AutoAWQ write the section as a separate file.
+constexpr std::array<std::pair<const char*, const char*>, 2> own_configs = {
+    {{"quantize_config.json", "gptq"}, {"quant_config.json", "awq"}}};
+
+// Returns an empty claim unless the file is of this method; other programs have such files too.
+QuantizationClaim claim_in_own_file(const FileOpener& opener, const std::string& folder,
+                                    const char* name, const char* method) {
+  const auto text = find_config(opener, folder, name);
+  if (!text || text->empty()) return {};
+  simdjson::dom::parser parser;
+  const Object section = parsed_json(parser, python_json(*text).text).value();
+  refuse_two_formats(section, join_path(folder, name));
+  QuantizationClaim claim;
+  add_words(claim, section);
+  if (claim.method.empty()) claim.method = method;
+  return claim.bits && claim.method == method ? claim : QuantizationClaim();
+}
+
+// Adds the fields that config.json lacks.
+void complete(QuantizationClaim& claim, const QuantizationClaim& other, const std::string& path) {
+  if (other.method.empty()) return;
+  constexpr std::string_view second = "gptq_v2";
+  const bool has_both = !claim.layout.empty() && !other.layout.empty();
+  if (has_both && (claim.layout == second) != (other.layout == second)) {
+    throw Error("q.config", "two configs give the format of the checkpoint differently",
+                {.path = path,
+                 .field = "checkpoint_format",
+                 .found = other.layout,
+                 .expected = claim.layout + ", as in config.json"});
+  }
+  claim.method = other.method;
+  if (claim.layout.empty()) claim.layout = other.layout;
+  if (!claim.bits) claim.bits = other.bits;
+  if (!claim.group_size) claim.group_size = other.group_size;
+  if (!claim.is_symmetric) claim.is_symmetric = other.is_symmetric;
+  if (!claim.is_reordered) claim.is_reordered = other.is_reordered;
+  claim.has_exceptions = claim.has_exceptions || other.has_exceptions;
+}
+
 }  // namespace
 
 QuantizationClaim quantization_claim(std::string_view config, const std::string& path) {
@@ -184,6 +223,10 @@ QuantizationClaim quantization_claim(const FileOpener& opener, const std::string
   claim.is_made = claim.is_made || other.is_made;
   if (claim.transforms.empty()) claim.transforms = std::move(other.transforms);
   if (other.block) add_block(claim, *other.block);
+  for (const auto& [name, method] : own_configs) {
+    if (!claim.method.empty() && claim.method != method) continue;
+    complete(claim, claim_in_own_file(opener, folder, name, method), join_path(folder, name));
+  }
   return claim;
 }
 

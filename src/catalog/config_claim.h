@@ -21,7 +21,9 @@ inline constexpr unsigned config_depth_max = 32;
 [[nodiscard]] QuantizationClaim quantization_claim(std::string_view config,
                                                    const std::string& path = "config.json");
 
-// Of config.json and hf_quant_config.json in the folder.
+// Reads config.json and hf_quant_config.json in the folder, and completes them from
+// quantize_config.json (GPTQ) and quant_config.json (AWQ). Throws Error "q.config" if two of them
+// contradict each other.
 [[nodiscard]] QuantizationClaim quantization_claim(const FileOpener& opener,
                                                    const std::string& folder);
 

@@ -1,6 +1,7 @@
 #include "catalog/header_findings.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "catalog/expert_series.h"
 #include "loadstone/error.h"
@@ -18,6 +19,13 @@ std::vector<Finding> header_findings(const Catalog& catalog) {
   for (std::size_t i = others; i < findings.size(); ++i) {
     if (findings[i].severity == Severity::warning) findings[i].severity = Severity::info;
   }
+  return findings;
+}
+
+std::vector<Finding> all_findings(const Catalog& catalog) {
+  std::vector<Finding> findings = catalog.findings();
+  std::ranges::move(header_findings(catalog), std::back_inserter(findings));
+  sort_findings(findings);
   return findings;
 }
 

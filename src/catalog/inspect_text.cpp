@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <string_view>
 
@@ -70,14 +69,6 @@ void write_blocks(JsonWriter& json, const TensorInfo& tensor) {
   json.member("data", tensor.name);
   json.end_object();
   json.end_object();
-}
-
-// Findings about the files and about the tensors that their headers describe.
-std::vector<Finding> all_findings(const Catalog& catalog) {
-  std::vector<Finding> findings = catalog.findings();
-  std::ranges::move(header_findings(catalog), std::back_inserter(findings));
-  sort_findings(findings);
-  return findings;
 }
 
 std::string short_text(const MetadataValue& item) {

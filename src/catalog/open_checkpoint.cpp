@@ -15,6 +15,7 @@
 #include "catalog/open_dcp.h"
 #include "catalog/open_file.h"
 #include "catalog/paths.h"
+#include "catalog/shard_metadata.h"
 #include "catalog/transform_claim.h"
 #include "codec/tensor_table.h"
 #include "formats/dcp_metadata.h"
@@ -281,8 +282,7 @@ class CheckpointReader {
         std::ranges::move(header.tensors, std::back_inserter(tensors_));
       }
       std::ranges::move(header.findings, std::back_inserter(findings_));
-      // The first file's word counts: shards repeat what they share, and number what they do not.
-      metadata_.merge(header.metadata);
+      join_metadata(metadata_, std::move(header.metadata), shards_.back().path);
     }
     headers_.clear();
   }

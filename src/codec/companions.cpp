@@ -140,7 +140,7 @@ std::map<std::string, std::string, std::less<>> markers_in_metadata(const Tensor
     return markers;
   }
   for (const auto field : layers) {
-    markers.emplace(std::string(field.key), simdjson::minify(field.value));
+    markers.insert_or_assign(std::string(field.key), simdjson::minify(field.value));
   }
   return markers;
 }

@@ -160,7 +160,8 @@ std::vector<Finding> check_claim(const Catalog& catalog, Storage* storage) {
     const bool is_plain = found.tensors().empty() && found.findings().empty();
     const bool is_adapter = !config_text(opener, catalog.root(), "adapter_config.json").empty();
     const bool has_all = is_plain && !is_adapter && !is_described_elsewhere(catalog);
-    if (has_all && claims_codes(claim, config) && has_plain_matrices_only(catalog)) {
+    const bool claims = claim.is_made && claims_codes(claim, config);
+    if (has_all && claims && has_plain_matrices_only(catalog)) {
       add(fmt::format("method {}", claim.method), "none: no tensor is stored quantized");
     }
   } else if (!claim.is_made) {

@@ -1,0 +1,86 @@
+"""Models whose configs differ: a merge has the first's, and names each field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from command import run
+from safetensors.torch import save_file
+
+import loadstone
+
+CONFIG = {"model_type": "llama", "rope_theta": 10000.0, "rope_scaling": {"factor": 2.0}}
+
+
+def folder_of(path: Path, config: dict[str, Any] | None) -> Path:
+    path.mkdir()
+    save_file({"a.weight": torch.rand(4, 4)}, path / "model.safetensors")
+    if config is not None:
+        (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+# The config of the other model, and the fields that the warning names; none: it is not made.
+OTHERS: dict[str, tuple[dict[str, Any] | None, list[str]]] = {
+    "same": (CONFIG, []),
+    "file's own": (CONFIG | {"_name_or_path": "b", "transformers_version": "5", "dtype": "x"}, []),
+    "null": (CONFIG | {"pad_token_id": None}, []),
+    "no config": (None, []),
+    "value": (CONFIG | {"rope_theta": 5e5}, ["rope_theta (500000.0, and 10000.0 in the output)"]),
+    "inner": (CONFIG | {"rope_scaling": {"factor": 4.0}}, ["rope_scaling.factor (4.0, and 2.0"]),
+    "absent": (
+        {"model_type": "llama", "rope_theta": 1e4},
+        ["rope_scaling.factor (absent, and 2.0"],
+    ),
+    "added": (CONFIG | {"eos_token_id": [1, 2]}, ["eos_token_id ([1,2], and absent in"]),
+    "many": (CONFIG | {f"f{i}": i for i in range(9)}, ["f0 (0, and", "f4 (4", "and 4 more"]),
+}
+
+
+def by_convert(models: dict[Path, float], out: Path) -> str:
+    report = loadstone.merge(models, out, method="linear")
+    return "\n".join(str(each) for each in report.findings if each.code == "merge.models")
+
+
+def by_command(models: dict[Path, float], out: Path) -> str:
+    words = [f"{path}:{weight}" for path, weight in models.items()]
+    done = run("merge", *words, "--method", "linear", "-o", out)
+    assert done.returncode == 0, done.stderr
+    return "\n".join(line for line in done.stderr.splitlines() if "merge.models" in line)
+
+
+@pytest.mark.parametrize("door", [by_convert, by_command])
+@pytest.mark.parametrize("case", OTHERS)
+def test_each_field_is_named(case: str, door: Any, tmp_path: Path) -> None:
+    config, fields = OTHERS[case]
+    a, b = folder_of(tmp_path / "a", CONFIG), folder_of(tmp_path / "b", config)
+    warning = door({a: 0.5, b: 0.5}, tmp_path / "out")
+    assert bool(warning) == bool(fields), warning
+    for field in fields:
+        assert field in warning
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == CONFIG
+    if fields:
+        assert str(b) in warning
+
+
+def test_metadata_of_gguf(tmp_path: Path) -> None:
+    for name, base in (("a", 1e4), ("b", 5e5)):
+        writer = gguf.GGUFWriter(tmp_path / f"{name}.gguf", "llama")
+        writer.add_name(name)
+        writer.add_rope_freq_base(base)
+        writer.add_tensor("t", np.ones((2, 32), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    models = {tmp_path / f"{name}.gguf": 0.5 for name in "ab"}
+    warning = by_convert(models, tmp_path / "out.gguf")
+    assert "llama.rope.freq_base (500000, and 10000 in the output)" in warning
+    assert "general.name" not in warning
+    assert str(tmp_path / "b.gguf") in warning

@@ -1,0 +1,102 @@
+#include "catalog/shard_metadata.h"
+
+#include <map>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+#include "base/json_dom.h"
+#include "base/json_writer.h"
+#include "catalog/adapter_config.h"
+#include "codec/companions.h"
+#include "formats/gguf_shapes.h"
+#include "formats/metadata.h"
+#include "loadstone/error.h"
+
+namespace loadstone {
+
+namespace {
+
+using Members = std::map<std::string, std::string, std::less<>>;
+
+// The members of a JSON object, each as JSON; nothing for another text.
+std::optional<Members> members_of(std::string_view text) {
+  simdjson::dom::parser parser;
+  simdjson::dom::object object;
+  if (parsed_json(parser, text).get(object) != simdjson::SUCCESS) return std::nullopt;
+  Members members;
+  for (const auto field : object) {
+    members.insert_or_assign(std::string(field.key), simdjson::minify(field.value));
+  }
+  return members;
+}
+
+std::string json_of(const Members& members) {
+  JsonWriter json;
+  json.begin_object();
+  for (const auto& [key, value] : members) {
+    json.key(key);
+    json.raw(value);
+  }
+  json.end_object();
+  return json.take();
+}
+
+[[noreturn]] void refuse(const char* code, const std::string& path, std::string field,
+                         std::string found, std::string expected) {
+  throw Error(code, "two files of a checkpoint contradict each other",
+              {.path = path,
+               .field = std::move(field),
+               .found = std::move(found),
+               .expected = std::move(expected)});
+}
+
+// The layers of both texts, or nothing if one of them has none: then the other one counts.
+std::optional<std::string> joined_layers(std::string_view first, std::string_view second,
+                                         const std::string& path) {
+  auto all = members_of(first);
+  const auto more = members_of(second);
+  if (!all || !more || !all->contains("layers") || !more->contains("layers")) return std::nullopt;
+  auto layers = members_of(all->at("layers"));
+  const auto others = members_of(more->at("layers"));
+  if (!layers || !others) return std::nullopt;
+  for (const auto& [module, marker] : *others) {
+    const auto [known, is_new] = layers->emplace(module, marker);
+    if (is_new || known->second == marker) continue;
+    refuse("q.config", path, std::string(layers_metadata_key) + "." + module, marker,
+           known->second);
+  }
+  all->at("layers") = json_of(*layers);
+  all->insert(more->begin(), more->end());
+  return json_of(*all);
+}
+
+// As text, or as JSON.
+std::string words_of(const MetadataValue& value) {
+  const auto* const text = std::get_if<std::string>(&value.value);
+  if (text != nullptr) return *text;
+  JsonWriter json;
+  write_json(json, value);
+  return json.take();
+}
+
+}  // namespace
+
+void join_metadata(Metadata& all, Metadata more, const std::string& path) {
+  for (const auto& [key, value] : more) {
+    const bool is_shape = key.starts_with(gguf_shape_prefix);
+    if (key != layers_metadata_key && key != adapter_metadata_key && !is_shape) continue;
+    const auto known = all.find(key);
+    if (known == all.end()) continue;
+    const std::string first = words_of(known->second);
+    const std::string second = words_of(value);
+    if (first == second) continue;
+    if (is_shape) refuse("gg.duplicate", path, key, second, first);
+    if (key == adapter_metadata_key) refuse("format.adapter", path, key, second, first);
+    if (auto joined = joined_layers(first, second, path)) known->second.value = *std::move(joined);
+  }
+  all.merge(more);
+}
+
+}  // namespace loadstone

@@ -1,0 +1,16 @@
+// The metadata of several files as those of one checkpoint.
+#pragma once
+
+#include <string>
+
+#include "loadstone/catalog.h"
+
+namespace loadstone {
+
+// Adds the metadata of the file at `path`. Markers of quantized layers are joined. Of other keys
+// the first file's value stays, for shards repeat what they share and number what they do not.
+// Throws Error "q.config" if two files mark a layer differently, "gg.duplicate" for two shapes of a
+// tensor, "format.adapter" for two configurations of adapters.
+void join_metadata(Metadata& all, Metadata more, const std::string& path);
+
+}  // namespace loadstone
