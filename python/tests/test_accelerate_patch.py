@@ -252,3 +252,12 @@ def test_threads_beside_a_patched_one_get_accelerates_own(mixture):
     assert outside.get_parameter(FUSED).is_meta
     assert not outside.get_parameter("lm_head.weight").is_meta
     assert_same(inside, reference)
+
+
+def test_a_reset_state_has_accelerates_own_error():
+    """Another property fails first if accelerate asks; its error says what to do."""
+    accelerator = accelerate.Accelerator(cpu=True)
+    accelerate.state.AcceleratorState._reset_state()
+    with loadstone.patch("accelerate"), pytest.raises(AttributeError, match="reinitialized"):
+        accelerator.prepare(torch.nn.Linear(1, 1))
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)

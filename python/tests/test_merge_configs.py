@@ -1,4 +1,4 @@
-"""Models whose configs differ: a merge has the first's, and names each field."""
+"""Models whose configs or vocabularies differ: a merge has the first's, and names what differs."""
 
 from __future__ import annotations
 
@@ -84,3 +84,47 @@ def test_metadata_of_gguf(tmp_path: Path) -> None:
     assert "llama.rope.freq_base (500000, and 10000 in the output)" in warning
     assert "general.name" not in warning
     assert str(tmp_path / "b.gguf") in warning
+
+
+def tokenizer(tokens: list[str], **settings: Any) -> str:
+    added = [{"id": len(tokens), "content": "<s>"}]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    return json.dumps(settings | {"added_tokens": added, "model": {"vocab": vocabulary}})
+
+
+# File, its text for both models, and whether the vocabularies differ.
+VOCABULARIES: dict[str, tuple[str, str, str, bool]] = {
+    "order": ("tokenizer.json", tokenizer(["a", "b"]), tokenizer(["b", "a"]), True),
+    "more": ("tokenizer.json", tokenizer(["a"]), tokenizer(["a", "b"]), True),
+    "same": ("tokenizer.json", tokenizer(["a", "b"]), tokenizer(["a", "b"]), False),
+    "settings": ("tokenizer.json", tokenizer(["a"]), tokenizer(["a"], truncation=1), False),
+    "sentencepiece": ("tokenizer.model", "x", "y", True),
+    "list": ("vocab.txt", "a\nb", "b\na", True),
+    "template": ("chat_template.jinja", "x", "y", False),
+}
+
+
+@pytest.mark.parametrize("door", [by_convert, by_command])
+@pytest.mark.parametrize("case", VOCABULARIES)
+def test_another_vocabulary_is_named(case: str, door: Any, tmp_path: Path) -> None:
+    name, ours, theirs, is_other = VOCABULARIES[case]
+    models = {folder_of(tmp_path / each, CONFIG): 0.5 for each in "ab"}
+    (tmp_path / "a" / name).write_text(ours)
+    (tmp_path / "b" / name).write_text(theirs)
+    warning = door(models, tmp_path / "out")
+    assert ("different vocabulary" in warning and name in warning) == is_other
+    assert (tmp_path / "out" / name).read_text() == ours
+
+
+def test_another_vocabulary_of_gguf(tmp_path: Path) -> None:
+    for name, tokens in (("a", ["x", "y"]), ("b", ["y", "x"]), ("c", ["x", "y"])):
+        writer = gguf.GGUFWriter(tmp_path / f"{name}.gguf", "llama")
+        writer.add_token_list(tokens)
+        writer.add_tensor("t", np.ones((2, 32), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    a, b, c = (tmp_path / f"{name}.gguf" for name in "abc")
+    assert "tokenizer.ggml.tokens" in by_convert({a: 0.5, b: 0.5}, tmp_path / "ab.gguf")
+    assert by_convert({a: 0.5, c: 0.5}, tmp_path / "ac.gguf") == ""

@@ -199,6 +199,15 @@ bool have_same_bytes(const ExtraFile& a, const ExtraFile& b) {
   return first.hex() == second.hex();
 }
 
+std::string text_of(const ExtraFile& extra) {
+  std::string text = extra.text;
+  if (extra.copy_of.empty()) return text;
+  read_all(extra, [&](std::uint64_t /*at*/, std::span<const std::byte> piece) {
+    text.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+  });
+  return text;
+}
+
 std::uint64_t write_extra(WritableStorage& storage, const ExtraFile& extra,
                           const std::string& path) {
   const auto file = storage.create(path);

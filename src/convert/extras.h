@@ -39,6 +39,9 @@ void add_extras(const Conversion& conversion, Digest& digest);
 // Returns true if both files hold the same bytes, which are read only if their sizes agree.
 [[nodiscard]] bool have_same_bytes(const ExtraFile& a, const ExtraFile& b);
 
+// Returns the content.
+[[nodiscard]] std::string text_of(const ExtraFile& extra);
+
 // Under `path`, which has nothing under it yet, and on the disk. Returns its size. Throws Error
 // "io.changed" where the file that is copied changes meanwhile.
 std::uint64_t write_extra(WritableStorage& storage, const ExtraFile& extra,

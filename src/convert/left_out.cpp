@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/text.h"
-#include "convert/extras.h"
 
 namespace loadstone {
 
@@ -46,30 +45,6 @@ void tell_left(const ModelFolder& folder, std::vector<Finding>& findings) {
       needs_code ? Severity::warning : Severity::info);
   add(folder.others, "weights that this conversion does not read are not copied",
       "convert or copy them into the output if the model needs them", Severity::info);
-}
-
-void tell_other_modules(const Catalog& catalog, const ConvertOptions& options,
-                        std::vector<Finding>& findings) {
-  for (std::size_t model = 1; model < options.merge->weights.size(); ++model) {
-    const Catalog& other = *catalog.checkpoints()[model];
-    std::vector<std::string> names;
-    for (const ExtraFile& extra : read_model_folder(other, other.root()).files) {
-      if (extra.name.find('/') == std::string::npos) continue;
-      const auto first = std::ranges::find(options.folder.files, extra.name, &ExtraFile::name);
-      const bool is_there = first != options.folder.files.end();
-      if (!is_there || !have_same_bytes(*first, extra)) names.push_back(extra.name);
-    }
-    if (names.empty()) continue;
-    std::string message = fmt::format(
-        "the modules of the model in '{}' are not merged, and differ from those of the "
-        "first model: {}",
-        printable(other.root()), name_list(names));
-    findings.push_back({.severity = Severity::warning,
-                        .code = "convert.not_copied",
-                        .sources = std::move(names),
-                        .message = std::move(message),
-                        .suggestion = "merge each module on its own"});
-  }
 }
 
 void drop_claims(std::vector<ExtraFile>& files, std::vector<Finding>& findings) {

@@ -14,11 +14,6 @@ inline constexpr std::string_view claim_name = "hf_quant_config.json";
 // Adds a finding for each kind of file that does not come along.
 void tell_left(const ModelFolder& folder, std::vector<Finding>& findings);
 
-// The output has the modules of the first model, so a merge loses those of the others if they are
-// not the same.
-void tell_other_modules(const Catalog& catalog, const ConvertOptions& options,
-                        std::vector<Finding>& findings);
-
 // Drops the files that declare the source's encoding: the output has a different one.
 void drop_claims(std::vector<ExtraFile>& files, std::vector<Finding>& findings);
 

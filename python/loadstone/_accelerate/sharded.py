@@ -24,7 +24,8 @@ _ALL, _SOME, _NONE = "all", "some", "none"
 def prepare(original: Callable[..., Any], accelerator: Any, *args: Any, **options: Any) -> Any:
     """``Accelerator.prepare``: a skeleton is sharded as it is, and its optimizer stays its own."""
     models = [each for each in args if isinstance(each, torch.nn.Module)]
-    if not models or not accelerator.is_fsdp2:
+    # Lacks the attribute after `AcceleratorState._reset_state()`, which accelerate then explains.
+    if not models or not getattr(accelerator, "is_fsdp2", False):
         return original(accelerator, *args, **options)
     with _sends_no_skeleton(accelerator.state.fsdp_plugin, models), _told_apart(models):
         return original(accelerator, *args, **options)
