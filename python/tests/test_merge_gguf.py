@@ -93,3 +93,61 @@ def test_a_file_without_an_architecture_is_refused(folder: Path, tmp_path: Path)
     with pytest.raises(loadstone.Error, match=r"general\.architecture"):
         loadstone.merge(folder / "base.safetensors", out, lora=folder / "adapter")
     assert not out.exists()
+
+
+@pytest.mark.parametrize("tie", ["split", "keep"])
+@pytest.mark.parametrize(("architecture", "has_head"), [("llama", True), ("bert", False)])
+def test_a_head_that_is_the_embedding(
+    architecture: str, has_head: bool, tie: str, tmp_path: Path
+) -> None:
+    """llama.cpp takes the embedding for a head that the file lacks, unless it is an encoder."""
+    embedding, keys = torch.randn(SHAPE), {"general.architecture": architecture}
+    save_file({"token_embd.weight": embedding}, tmp_path / "base.safetensors")
+    base = tmp_path / "base.gguf"
+    loadstone.convert(
+        tmp_path / "base.safetensors", base, quantize="q8_0", include=".", metadata=keys
+    )
+    write_peft(tmp_path / "adapter", products(8, 1, {"token_embd": SHAPE}))
+    report = loadstone.merge(base, tmp_path / "out.gguf", lora=tmp_path / "adapter", tie=tie)
+    splits = has_head and tie == "split"
+    assert [each.code for each in report.findings if each.code == "merge.tie"] == [
+        "merge.tie"
+    ] * splits
+    after = blocks(tmp_path / "out.gguf")
+    assert after.keys() == {"token_embd.weight"} | ({"output.weight"} if splits else set())
+    assert after["token_embd.weight"][0] == "BF16"
+    if splits:
+        assert after["output.weight"] == blocks(base)["token_embd.weight"]
+
+
+def test_a_head_of_its_own_is_no_tie(tmp_path: Path) -> None:
+    tensors = {name: torch.randn(SHAPE) for name in ("token_embd.weight", "output.weight")}
+    save_file(tensors, tmp_path / "base.safetensors")
+    base = tmp_path / "base.gguf"
+    keys = {"general.architecture": "llama"}
+    loadstone.convert(
+        tmp_path / "base.safetensors", base, quantize="q8_0", include=".", metadata=keys
+    )
+    write_peft(tmp_path / "adapter", products(8, 1, {"token_embd": SHAPE}))
+    report = loadstone.merge(base, tmp_path / "out.gguf", lora=tmp_path / "adapter")
+    assert not [each for each in report.findings if each.code == "merge.tie"]
+    assert blocks(tmp_path / "out.gguf")["output.weight"] == blocks(base)["output.weight"]
+
+
+@pytest.mark.parametrize("target", ["out.safetensors", "out.gguf"])
+@pytest.mark.parametrize("quantize", [None, "q8_0"])
+def test_the_head_of_a_split_tie_has_the_base_s_values(
+    target: str, quantize: str | None, tmp_path: Path
+) -> None:
+    embedding, keys = torch.randn(SHAPE), {"general.architecture": "llama"}
+    save_file({"token_embd.weight": embedding}, tmp_path / "base.safetensors")
+    base = tmp_path / "base.gguf"
+    options = {"quantize": "q8_0", "include": "."}
+    loadstone.convert(tmp_path / "base.safetensors", base, metadata=keys, **options)
+    write_peft(tmp_path / "adapter", products(8, 1, {"token_embd": SHAPE}))
+    again = options if quantize and target.endswith("gguf") else {}
+    loadstone.merge(base, tmp_path / target, lora=tmp_path / "adapter", dtype="float32", **again)
+    found = loadstone.load_file(tmp_path / target, dtype=torch.float32)
+    before = loadstone.load_file(base, dtype=torch.float32)["token_embd.weight"]
+    assert torch.equal(found["output.weight"], before)
+    assert not torch.equal(found["token_embd.weight"], before)

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
 #include <string_view>
 
@@ -101,6 +102,11 @@ std::vector<std::string> names_in(Storage& storage, const std::string& folder) {
   return {};
 }
 
+bool is_usual_file(std::string_view name) {
+  const auto is_it = [&](std::string_view each) { return each == name; };
+  return std::ranges::any_of(usual_files, is_it) || std::ranges::any_of(usual_torch_files, is_it);
+}
+
 // Not thread-safe.
 class FolderSearch {
  public:
@@ -174,13 +180,14 @@ class FolderSearch {
                     "the folder holds several indexes; name the one that is meant", candidates);
     }
     files_.index = candidates.front();
+    files_.next_to_index = safetensors_;
     return true;
   }
 
   [[nodiscard]] std::vector<std::string> usual_present() const {
     std::vector<std::string> present;
     for (const std::string& name : safetensors_) {
-      if (std::ranges::find(usual_files, name) != usual_files.end()) present.push_back(name);
+      if (is_usual_file(name)) present.push_back(name);
     }
     return present;
   }
@@ -229,6 +236,7 @@ class FolderSearch {
   void take_torch() {
     if (torch_indexes_.size() == 1) {
       files_.index = torch_indexes_.front();
+      std::ranges::copy_if(torch_, std::back_inserter(files_.next_to_index), is_usual_file);
       return;
     }
     std::vector<std::string> usual;
@@ -267,15 +275,7 @@ class FolderSearch {
   }
 
   void tell_ignored(const std::vector<std::string>& names) {
-    if (names.empty()) return;
-    Finding finding;
-    finding.severity = Severity::info;
-    finding.code = "format.ignored";
-    finding.sources = names;
-    finding.message = fmt::format("{}: beside the checkpoint, and not part of it: {}",
-                                  printable(folder_, 400), name_list(names));
-    finding.suggestion = "Name a file, a pattern or a list to open something else.";
-    files_.findings.push_back(std::move(finding));
+    if (!names.empty()) files_.findings.push_back(ignored_files(folder_, names, false));
   }
 
   const std::string& folder_;
@@ -363,6 +363,20 @@ CheckpointFiles locate_file(std::string folder, const std::string& name) {
 }
 
 }  // namespace
+
+Finding ignored_files(const std::string& folder, const std::vector<std::string>& names,
+                      bool has_index) {
+  const bool has_usual = has_index && std::ranges::any_of(names, is_usual_file);
+  return {.severity = has_usual ? Severity::warning : Severity::info,
+          .code = "format.ignored",
+          .sources = names,
+          .message = fmt::format("{}: {}: {}", printable(folder, 400),
+                                 has_usual ? "the index is read, and transformers takes a file "
+                                             "that the index does not name"
+                                           : "beside the checkpoint, and not part of it",
+                                 name_list(names)),
+          .suggestion = "Name a file, a pattern or a list to open something else."};
+}
 
 CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path) {
   if (is_remote(path)) {

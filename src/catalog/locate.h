@@ -20,6 +20,7 @@ struct CheckpointFiles {
   std::string root;                // the folder that all paths below are relative to
   std::vector<std::string> files;  // in order; empty where the index says them
   std::optional<std::string> index;
+  std::vector<std::string> next_to_index;  // files of the folder that may hold weights
   // The files are the whole set of one folder, so that a number missing from it is missing.
   bool numbered_set = false;
   std::vector<Finding> findings;
@@ -28,6 +29,11 @@ struct CheckpointFiles {
 // A file, a folder, an index, or a pattern. Throws Error "io.not_found", "format.no_checkpoint",
 // "ix.not_regular".
 [[nodiscard]] CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path);
+
+// Returns the finding for weights in the folder that are not part of the checkpoint. A file of a
+// usual name next to an index, which some libraries take instead, is a warning.
+[[nodiscard]] Finding ignored_files(const std::string& folder,
+                                    const std::vector<std::string>& names, bool has_index);
 
 // These files and no others, relative to the folder that they share.
 [[nodiscard]] CheckpointFiles as_checkpoint_files(Storage& storage, std::vector<std::string> paths);

@@ -65,7 +65,7 @@ class CheckpointReader {
     root_ = std::move(files.root);
     findings_ = std::move(files.findings);
     if (files.index) {
-      read_index(*files.index);
+      read_index(*files.index, std::move(files.next_to_index));
     } else if (files.files.size() == 1 && file_name(files.files.front()) == dcp_metadata_name) {
       DcpCheckpoint checkpoint = read_dcp(opener_, join_path(root_, files.files.front()));
       checkpoint.header.shard.relative_path = files.files.front();
@@ -99,10 +99,14 @@ class CheckpointReader {
 
   // ---- with an index
 
-  void read_index(const std::string& name) {
+  void read_index(const std::string& name, std::vector<std::string> others) {
     const std::string index_path = join_path(root_, name);
     const ShardedIndex index = read_sharded_index(*opener_.open(index_path, root_));
     const std::vector<std::string> shards = shard_names(index);
+    std::erase_if(others, [&](const std::string& file) {
+      return std::ranges::find(shards, file) != shards.end();
+    });
+    if (!others.empty()) findings_.push_back(ignored_files(root_, others, true));
     std::vector<std::string> missing;
     for (const std::string& shard : shards) {
       if (auto header = read_shard(index_path, shard)) {

@@ -176,7 +176,8 @@ class Merger {
         options_(options),
         findings_(findings),
         numbers_(catalog),
-        head_(options.merge->config.empty() ? options.folder.config : options.merge->config) {}
+        head_(options.merge->config.empty() ? options.folder.config : options.merge->config,
+              catalog->checkpoints().empty() ? *catalog : *catalog->checkpoints().front()) {}
 
   Values run(bool& unties) {
     MergeOptions merge = *options_.merge;
@@ -325,6 +326,10 @@ class Merger {
     return !catalog_.tensors()[source.tensor].encoding.is_dtype();
   }
 
+  [[nodiscard]] static Box whole(const MergeSource& source) {
+    return {.source = source.tensor, .dims = {{source.shape.numel().value_or(0), 1, 1}}};
+  }
+
   // As a conversion has it: blocks that become blocks again are not rounded in between.
   [[nodiscard]] Dtype dtype_of(const MergeSource& source) const {
     if (!source.is_decoded) return source.dtype;
@@ -344,6 +349,9 @@ class Merger {
       const bool stays = !is_merged && !draft.is_replaced && !is_split;
       if (stays && (!draft.source.is_decoded || is_block(draft.source))) continue;
       if (draft.is_replaced || kept_heads_.contains(name)) drop(draft.source, values.dropped);
+      if (is_split && !is_merged && !draft.is_replaced && is_block(draft.source)) {
+        draft.boxes = {whole(draft.source)};  // as any block that nothing changes
+      }
       TargetRecipe recipe = {.target = name,
                              .shape = draft.source.shape,
                              .dtype = dtype_of(draft.source),

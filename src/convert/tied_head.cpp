@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <set>
+#include <variant>
 
 #include "base/text.h"
 #include "convert/json_text.h"
@@ -24,6 +25,11 @@ constexpr auto headless =
 constexpr auto headed = std::to_array<std::string_view>(
     {"LMHeadModel", "DoubleHeadsModel", "MTModel", "Pix2StructTextModel",
      "BlipForQuestionAnswering", "ProphetNetModel", "T5Gemma2Model", "DiffusionGemmaModel"});
+
+// Architectures that llama.cpp gives no head.
+constexpr auto gguf_encoders = std::to_array<std::string_view>(
+    {"bert", "modern-bert", "neo-bert", "eurobert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2",
+     "jina-bert-v3", "gemma-embedding", "t5encoder", "wavtokenizer-dec", "clip"});
 
 // Layouts of names: the embedding, and what of its name stays in front of the head's.
 struct Layout {
@@ -90,8 +96,19 @@ TiedHead::TiedHead(std::string_view config) {
   if (architecture.empty()) has_head_ = is_tied_.value_or(false);
 }
 
+TiedHead::TiedHead(std::string_view config, const Catalog& base) : TiedHead(config) {
+  const auto item = base.metadata().find("general.architecture");
+  if (base.shards().front().format != FileFormat::gguf || item == base.metadata().end()) return;
+  const auto* const architecture = std::get_if<std::string>(&item->second.value);
+  is_gguf_ = architecture != nullptr && std::ranges::count(gguf_encoders, *architecture) == 0;
+}
+
 std::optional<std::string> TiedHead::head_of(
     std::string_view embedding, const std::function<bool(std::string_view)>& has) const {
+  constexpr std::string_view gguf_head = "output.weight";
+  if (is_gguf_ && embedding == "token_embd.weight" && !has(gguf_head)) {
+    return std::string(gguf_head);
+  }
   if (!has_head_ || is_masked_ || !is_tied_.value_or(true)) return std::nullopt;
   for (const Layout& layout : layouts) {
     if (!embedding.ends_with(layout.embedding)) continue;

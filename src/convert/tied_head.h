@@ -23,6 +23,8 @@ class TiedHead {
  public:
   // `config`: its text; an empty one ties nothing.
   explicit TiedHead(std::string_view config);
+  // Also knows the tie of a base in GGUF: of files without a head llama.cpp takes the embedding.
+  TiedHead(std::string_view config, const Catalog& base);
 
   // The name of the head that is tied to this tensor of a file, in the file's style of names.
   // Nothing if the config declares no tie or the tensor is not an embedding whose head is known.
@@ -40,6 +42,7 @@ class TiedHead {
  private:
   std::optional<bool> is_tied_;
   bool has_head_ = false;
+  bool is_gguf_ = false;             // a language model in GGUF
   bool is_masked_ = false;           // heads of encoders have names and biases of many kinds
   std::vector<std::uint64_t> rows_;  // of embeddings
 };

@@ -84,6 +84,28 @@ TEST_F(Open, TheUsualFileBeforeOthersBesideIt) {
               ElementsAre("adapter.safetensors", "model.fp16.safetensors"));
 }
 
+TEST_F(Open, AUsualFileNextToAnIndexThatDoesNotNameItIsAWarning) {
+  storage.add_file("/m/model.safetensors", one("a"));
+  storage.add_file("/m/x.safetensors", one("a"));
+  storage.add_file("/m/model.safetensors.index.json", R"({"weight_map":{"a":"x.safetensors"}})");
+  const auto catalog = open("/m");
+  EXPECT_THAT(shards(*catalog), ElementsAre("x.safetensors"));
+  ASSERT_THAT(codes(*catalog), ElementsAre("format.ignored"));
+  EXPECT_EQ(catalog->findings()[0].severity, Severity::warning);
+  EXPECT_THAT(catalog->findings()[0].sources, ElementsAre("model.safetensors"));
+}
+
+TEST_F(Open, OtherFilesNextToAnIndexAreListed) {
+  storage.add_file("/m/model.safetensors", one("a"));
+  storage.add_file("/m/adapter.safetensors", one("lora"));
+  storage.add_file("/m/model.safetensors.index.json",
+                   R"({"weight_map":{"a":"model.safetensors"}})");
+  const auto catalog = open("/m");
+  ASSERT_THAT(codes(*catalog), ElementsAre("format.ignored"));
+  EXPECT_EQ(catalog->findings()[0].severity, Severity::info);
+  EXPECT_THAT(catalog->findings()[0].sources, ElementsAre("adapter.safetensors"));
+}
+
 TEST_F(Open, FilesWithoutAnIndexTogetherInNaturalOrder) {
   for (const char* name : {"w-10", "w-9", "w-1"}) {
     storage.add_file(fmt::format("/m/{}.safetensors", name), one(name));
@@ -204,6 +226,9 @@ TEST_F(Open, AnIndexOfTorchFilesNamesTheirTensors) {
   storage.add_file("/i/x-00002-of-00002.bin", torch("b"));
   EXPECT_THAT(names(*open("/i")), ElementsAre("a", "b"));
   EXPECT_THAT(open("/i")->findings(), IsEmpty());
+  storage.add_file("/i/pytorch_model.bin", torch("a"));
+  EXPECT_THAT(codes(*open("/i")), ElementsAre("format.ignored"));
+  EXPECT_EQ(open("/i")->findings()[0].severity, Severity::warning);
   storage.add_file("/i/x-00002-of-00002.bin", torch("c"));
   EXPECT_EQ(code("/i"), "ix.tensor_missing");
 }
