@@ -112,7 +112,7 @@ def _run(
         reading=reading,
     )
     try:
-        split = _ties.split_names(slots, plan.targets) if _ties.may_split(plan) else []
+        split = _ties.split_names(model, slots, plan.targets) if _ties.may_split(plan) else []
         install_values(plan, model, filled, made)
         untied = _ties.untied_by(plan) if split else {}
         tied_again, different = _ties.restore(model, untied)

@@ -167,8 +167,16 @@ def warn(found: Iterable[_core.Finding], planned: Sequence[_core.Finding]) -> No
             terminal.warn(each.message, UserWarning, stacklevel=users_level())
 
 
-def split_names(slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]) -> list[str]:
-    """Names that the plan unties for an adapter."""
+def split_names(
+    model: Any, slots: Sequence[TensorSlot], targets: Sequence[PlannedTarget]
+) -> list[str]:
+    """Names that the plan unties for an adapter.
+
+    transformers lists ties that a construction in another thread kept it from making.
+    """
+    listed = getattr(model, "all_tied_weights_keys", None) or {}
     return [
-        target.name for slot, target in zip(slots, targets, strict=True) if is_split(slot, target)
+        target.name
+        for slot, target in zip(slots, targets, strict=True)
+        if is_split(slot, target) or (target.name in listed and target.origin != "tie")
     ]

@@ -36,6 +36,9 @@ transformers.integrations.peft
     [5.1-] call PreTrainedModel._get_dtype_plan(self, dtype)
     [-5.0] PreTrainedModel.dtype_plan
     PreTrainedModel.named_non_persistent_buffers
+    PreTrainedModel.tie_weights
+[5.0-] transformers.initialization
+    no_tie_weights()
 [5.0-] transformers.modeling_utils
     get_hf_quantizer(config, quantization_config, device_map, weights_only, user_agent)
     _get_dtype(dtype, checkpoint_files, config, weights_only, hf_quantizer)

@@ -31,6 +31,9 @@ from loadstone.peft import with_adapters
 
 OPTIONS = ContextVar("loadstone_transformers_options", default=DEFAULTS)
 
+# False while the library constructs a model in this thread.
+_TIES = ContextVar("loadstone_transformers_ties", default=True)
+
 # Arguments that ask for another way of loading altogether.
 _OTHER_WAYS = ("state_dict", "gguf_file")
 # So do these, but for releases that make DTensors of them; it shows when the model is there.
@@ -59,7 +62,7 @@ def hooks() -> Hooks:
         return Hooks(found + turns, "transformers")
     from loadstone._transformers import conversions
 
-    return Hooks(found + turns + conversions.hooks(), "transformers", trainer.hooks)
+    return Hooks(found + turns + _ties() + conversions.hooks(), "transformers", trainer.hooks)
 
 
 def _middle() -> list[tuple[Any, str, Any]]:
@@ -82,6 +85,26 @@ def _middle() -> list[tuple[Any, str, Any]]:
             for name, each in _OF_QUANTIZERS.items()
         ),
     ]
+
+
+def _ties() -> list[Hook]:
+    """Hooks by which a construction suspends ties in its own thread, and not in all."""
+    from transformers import PreTrainedModel, initialization
+
+    return [
+        Hook(initialization, "no_tie_weights", lambda original: _no_ties),
+        Hook(PreTrainedModel, "tie_weights", in_turn(_tie_weights)),
+    ]
+
+
+@contextlib.contextmanager
+def _no_ties() -> Iterator[None]:
+    with held(_TIES, False):
+        yield
+
+
+def _tie_weights(original: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(*args, **kwargs) if _TIES.get() else None
 
 
 def _begun(chosen: TransformersOptions) -> Gaps:
@@ -141,8 +164,7 @@ def _one_context(original: Any, *args: Any, **kwargs: Any) -> Any:
 def _entered_in_turn(contexts: Sequence[Any]) -> Iterator[None]:
     """All contexts of a construction: left whatever happens, and in one thread at a time.
 
-    The library sets torch's default dtype, and takes the tying of weights away, for the whole
-    process.
+    The library sets torch's default dtype for the whole process.
     """
     with constructing(), contextlib.ExitStack() as stack:
         for each in contexts:
