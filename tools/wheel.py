@@ -50,7 +50,11 @@ def make_sdist(folder: Path) -> Path:
 def make_plain_wheel(folder: Path, source: Path = ROOT) -> Path:
     """As pip builds it: it needs this system's libraries."""
     # The flags of `make package`, whose objects are taken where they are there.
-    options = ["--no-deps", "--no-build-isolation", "-Ccmake.define.LOADSTONE_WERROR=ON"]
+    options = [
+        "--no-deps",
+        "--no-build-isolation",
+        "--config-settings=cmake.define.LOADSTONE_WERROR=ON",
+    ]
     run(sys.executable, "-m", "pip", "wheel", "-q", *options, "-w", folder, source)
     return only(folder, "loadstone-*.whl")
 
