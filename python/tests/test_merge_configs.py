@@ -15,7 +15,13 @@ from safetensors.torch import save_file
 
 import loadstone
 
-CONFIG = {"model_type": "llama", "rope_theta": 10000.0, "rope_scaling": {"factor": 2.0}}
+LAYERS = [0] * 100
+CONFIG = {
+    "layers": LAYERS,
+    "model_type": "llama",
+    "rope_theta": 10000.0,
+    "rope_scaling": {"factor": 2.0},
+}
 
 
 def folder_of(path: Path, config: dict[str, Any] | None) -> Path:
@@ -39,6 +45,7 @@ OTHERS: dict[str, tuple[dict[str, Any] | None, list[str]]] = {
         ["rope_scaling.factor (absent, and 2.0"],
     ),
     "added": (CONFIG | {"eos_token_id": [1, 2]}, ["eos_token_id ([1,2], and absent in"]),
+    "middle of a list": (CONFIG | {"layers": [*LAYERS[:50], 1, *LAYERS[51:]]}, ["layers (["]),
     "many": (CONFIG | {f"f{i}": i for i in range(9)}, ["f0 (0, and", "f4 (4", "and 4 more"]),
 }
 
@@ -99,6 +106,7 @@ VOCABULARIES: dict[str, tuple[str, str, str, bool]] = {
     "same": ("tokenizer.json", tokenizer(["a", "b"]), tokenizer(["a", "b"]), False),
     "settings": ("tokenizer.json", tokenizer(["a"]), tokenizer(["a"], truncation=1), False),
     "sentencepiece": ("tokenizer.model", "x", "y", True),
+    "not JSON": ("tokenizer.json", "x", "y", True),
     "list": ("vocab.txt", "a\nb", "b\na", True),
     "template": ("chat_template.jinja", "x", "y", False),
 }

@@ -76,7 +76,7 @@ Fields fields_of(const Metadata& metadata) {
 
 std::string value_in(const Fields& fields, const std::string& name) {
   const auto field = fields.find(name);
-  return field == fields.end() ? "absent" : printable(field->second, 60);
+  return field == fields.end() ? "absent" : field->second;
 }
 
 // "rope_theta (500000.0, and 10000.0 in the output)" for each field that differs.
@@ -88,7 +88,9 @@ std::vector<std::string> differences(const Fields& first, const Fields& other) {
     const std::string ours = value_in(first, name);
     const std::string theirs = value_in(other, name);
     if (ours == theirs) continue;
-    found.push_back(fmt::format("{} ({}, and {} in the output)", printable(name), theirs, ours));
+    constexpr std::size_t length_max = 60;
+    found.push_back(fmt::format("{} ({}, and {} in the output)", printable(name),
+                                printable(theirs, length_max), printable(ours, length_max)));
   }
   return found;
 }
@@ -107,7 +109,7 @@ bool is_another_vocabulary(const ExtraFile& first, const ExtraFile& other) {
       Element value;
       if (root.at_pointer(part).get(value) == simdjson::SUCCESS) text += simdjson::minify(value);
     }
-    return text;
+    return text.empty() ? json.text : text;
   };
   return vocabulary(first) != vocabulary(other);
 }
