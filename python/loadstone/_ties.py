@@ -72,10 +72,15 @@ def may_split(plan: Plan) -> bool:
 
 def forget(model: Any, names: Sequence[str]) -> None:
     """Takes split names out of transformers' own list of ties, so that it does not tie them."""
+    tied = _listed(model)
+    for name in names:
+        tied.pop(name, None)
+
+
+def _listed(model: Any) -> dict[str, str]:
+    """transformers' own list of ties, by name; a new one where a model has none."""
     tied = getattr(model, "all_tied_weights_keys", None)
-    if isinstance(tied, dict):
-        for name in names:
-            tied.pop(name, None)
+    return tied if isinstance(tied, dict) else {}
 
 
 def unbind(model: Any, names: Sequence[str], different: Sequence[str] = ()) -> None:
@@ -174,7 +179,7 @@ def split_names(
 
     transformers lists ties that a construction in another thread kept it from making.
     """
-    listed = getattr(model, "all_tied_weights_keys", None) or {}
+    listed = _listed(model)
     return [
         target.name
         for slot, target in zip(slots, targets, strict=True)

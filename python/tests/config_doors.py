@@ -27,6 +27,24 @@ def fp8(folder: Path, config: str) -> Path:
     return folder
 
 
+def gptq(folder: Path, config: dict[str, Any] | None, own: dict[str, Any] | None = None) -> Path:
+    """One matrix in 4 bits: the section of config.json, and quantize_config.json."""
+    folder.mkdir()
+    module = NAME.removesuffix(".weight")
+    tensors = {
+        f"{module}.qweight": torch.full((8, 64), 0x12345678, dtype=torch.int32),
+        f"{module}.qzeros": torch.full((1, 8), 0x55555555, dtype=torch.int32),
+        f"{module}.scales": torch.ones(1, 64).half(),
+        f"{module}.g_idx": torch.zeros(64, dtype=torch.int32),
+    }
+    save_file(tensors, folder / "model.safetensors")
+    section = {} if config is None else {"quantization_config": config}
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"} | section))
+    if own is not None:
+        (folder / "quantize_config.json").write_text(json.dumps(own))
+    return folder
+
+
 def plain(folder: Path, **files: str) -> Path:
     folder.mkdir(exist_ok=True)
     save_file({NAME: torch.ones(64, 64)}, folder / "model.safetensors")

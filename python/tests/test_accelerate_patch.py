@@ -255,7 +255,7 @@ def test_threads_beside_a_patched_one_get_accelerates_own(mixture):
 
 
 def test_a_reset_state_has_accelerates_own_error():
-    """Another property fails first if accelerate asks; its error says what to do."""
+    """accelerate names the remedy in this error, and asks for another property first."""
     accelerator = accelerate.Accelerator(cpu=True)
     accelerate.state.AcceleratorState._reset_state()
     with loadstone.patch("accelerate"), pytest.raises(AttributeError, match="reinitialized"):

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 from command import run
-from config_doors import DOORS, NAME, PLAIN_DOORS, fp8, plain
-from safetensors.torch import load_file, save_file
+from config_doors import DOORS, NAME, PLAIN_DOORS, fp8, gptq, plain
+from safetensors.torch import load_file
 
 import loadstone
 
@@ -83,18 +83,7 @@ def test_two_formats(checkpoint_format: str | None, format_: str | None, tmp_pat
     """GPTQ's zero points are one apart in the two of them."""
     both = {"checkpoint_format": checkpoint_format, "format": format_}
     section = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False, **both}
-    folder, out = tmp_path / "in", tmp_path / "out"
-    folder.mkdir()
-    module = NAME.removesuffix(".weight")
-    tensors = {
-        f"{module}.qweight": torch.full((8, 64), 0x12345678, dtype=torch.int32),
-        f"{module}.qzeros": torch.full((1, 8), 0x55555555, dtype=torch.int32),
-        f"{module}.scales": torch.ones(1, 64).half(),
-        f"{module}.g_idx": torch.zeros(64, dtype=torch.int32),
-    }
-    save_file(tensors, folder / "model.safetensors")
-    config = {"model_type": "llama", "quantization_config": section}
-    (folder / "config.json").write_text(json.dumps(config))
+    folder, out = gptq(tmp_path / "in", section), tmp_path / "out"
     if checkpoint_format and format_ and checkpoint_format != format_:
         refused(DOORS["convert"], folder, out, "checkpoint_format, format")
         return

@@ -32,7 +32,7 @@ def folder_of(path: Path, config: dict[str, Any] | None) -> Path:
     return path
 
 
-# The config of the other model, and the fields that the warning names; none: it is not made.
+# The config of the other model, and the fields that the warning names.
 OTHERS: dict[str, tuple[dict[str, Any] | None, list[str]]] = {
     "same": (CONFIG, []),
     "file's own": (CONFIG | {"_name_or_path": "b", "transformers_version": "5", "dtype": "x"}, []),
@@ -76,18 +76,22 @@ def test_each_field_is_named(case: str, door: Any, tmp_path: Path) -> None:
         assert str(b) in warning
 
 
+def write_gguf(path: Path, base: float = 1e4, tokens: tuple[str, ...] = ("x", "y")) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(path.stem)
+    writer.add_rope_freq_base(base)
+    writer.add_token_list(tokens)
+    writer.add_tensor("t", np.ones((2, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def test_metadata_of_gguf(tmp_path: Path) -> None:
-    for name, base in (("a", 1e4), ("b", 5e5)):
-        writer = gguf.GGUFWriter(tmp_path / f"{name}.gguf", "llama")
-        writer.add_name(name)
-        writer.add_rope_freq_base(base)
-        writer.add_tensor("t", np.ones((2, 32), np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-    models = {tmp_path / f"{name}.gguf": 0.5 for name in "ab"}
-    warning = by_convert(models, tmp_path / "out.gguf")
+    models = [write_gguf(tmp_path / "a.gguf"), write_gguf(tmp_path / "b.gguf", 5e5)]
+    warning = by_convert(dict.fromkeys(models, 0.5), tmp_path / "out.gguf")
     assert "llama.rope.freq_base (500000, and 10000 in the output)" in warning
     assert "general.name" not in warning
     assert str(tmp_path / "b.gguf") in warning
@@ -125,14 +129,7 @@ def test_another_vocabulary_is_named(case: str, door: Any, tmp_path: Path) -> No
 
 
 def test_another_vocabulary_of_gguf(tmp_path: Path) -> None:
-    for name, tokens in (("a", ["x", "y"]), ("b", ["y", "x"]), ("c", ["x", "y"])):
-        writer = gguf.GGUFWriter(tmp_path / f"{name}.gguf", "llama")
-        writer.add_token_list(tokens)
-        writer.add_tensor("t", np.ones((2, 32), np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-    a, b, c = (tmp_path / f"{name}.gguf" for name in "abc")
+    a, c = (write_gguf(tmp_path / f"{name}.gguf") for name in "ac")
+    b = write_gguf(tmp_path / "b.gguf", tokens=("y", "x"))
     assert "tokenizer.ggml.tokens" in by_convert({a: 0.5, b: 0.5}, tmp_path / "ab.gguf")
     assert by_convert({a: 0.5, c: 0.5}, tmp_path / "ac.gguf") == ""

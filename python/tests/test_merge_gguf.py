@@ -151,3 +151,15 @@ def test_the_head_of_a_split_tie_has_the_base_s_values(
     before = loadstone.load_file(base, dtype=torch.float32)["token_embd.weight"]
     assert torch.equal(found["output.weight"], before)
     assert not torch.equal(found["token_embd.weight"], before)
+
+
+def test_a_head_that_cannot_be_a_tensor_of_its_own(tmp_path: Path) -> None:
+    """llama.cpp refuses a Gemma 2 with an output.weight."""
+    save_file({"token_embd.weight": torch.randn(SHAPE)}, tmp_path / "base.safetensors")
+    base, keys = tmp_path / "base.gguf", {"general.architecture": "gemma2"}
+    loadstone.convert(tmp_path / "base.safetensors", base, metadata=keys)
+    write_peft(tmp_path / "adapter", products(8, 1, {"token_embd": SHAPE}))
+    with pytest.raises(loadstone.PlanError, match="whose name is not known"):
+        loadstone.merge(base, tmp_path / "out.gguf", lora=tmp_path / "adapter")
+    loadstone.merge(base, tmp_path / "out.gguf", lora=tmp_path / "adapter", tie="keep")
+    assert blocks(tmp_path / "out.gguf").keys() == {"token_embd.weight"}

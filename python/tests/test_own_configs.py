@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from command import run
-from config_doors import DOORS, NAME
+from config_doors import DOORS, NAME, gptq
 from safetensors.torch import load_file, save_file
 
 import loadstone
@@ -22,23 +22,6 @@ SECTION = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False}
 FIRST = [int(digit) - 6 for digit in "87654321"]  # zero points are stored less one
 SECOND = [number + 1 for number in FIRST]
 V1, V2 = {"checkpoint_format": "gptq"}, {"checkpoint_format": "gptq_v2"}
-
-
-def gptq(folder: Path, config: dict[str, Any] | None, own: dict[str, Any] | None) -> Path:
-    """`config`: the section of config.json."""
-    folder.mkdir()
-    tensors = {
-        f"{MODULE}.qweight": torch.full((8, 64), 0x12345678, dtype=torch.int32),
-        f"{MODULE}.qzeros": torch.full((1, 8), 0x55555555, dtype=torch.int32),
-        f"{MODULE}.scales": torch.ones(1, 64).half(),
-        f"{MODULE}.g_idx": torch.zeros(64, dtype=torch.int32),
-    }
-    save_file(tensors, folder / "model.safetensors")
-    section = {} if config is None else {"quantization_config": config}
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"} | section))
-    if own is not None:
-        (folder / "quantize_config.json").write_text(json.dumps(own))
-    return folder
 
 
 Case = tuple[dict[str, Any] | None, dict[str, Any] | None, list[int]]
@@ -104,6 +87,14 @@ def test_two_versions_are_an_error(
     assert str(caught.value.path).endswith("quantize_config.json")
 
 
+def test_two_layouts_are_an_error(tmp_path: Path) -> None:
+    own = SECTION | {"checkpoint_format": "marlin"}
+    folder = gptq(tmp_path / "in", SECTION | V1, own)
+    with pytest.raises(loadstone.Error) as caught:
+        loadstone.inspect(folder)
+    assert (caught.value.code, caught.value.field) == ("q.config", "checkpoint_format")
+
+
 def test_a_width_is_compared_with_the_tensors(tmp_path: Path) -> None:
     folder = gptq(tmp_path / "in", None, SECTION | {"bits": 8})
     with pytest.raises(loadstone.PlanError) as caught:
@@ -120,10 +111,14 @@ def test_awq_has_a_file_of_another_name(tmp_path: Path) -> None:
         f"{MODULE}.scales": torch.ones(1, 64).half(),
     }
     save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text('{"model_type": "llama"}')
+    section = {"quant_method": "awq", "bits": 4, "version": "gemm"}
+    config = {"model_type": "llama", "quantization_config": section}
+    (folder / "config.json").write_text(json.dumps(config))
     own = {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"}
     (folder / "quant_config.json").write_text(json.dumps(own))
     assert by_convert(folder, tmp_path / "out").shape == (64, 64)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    assert by_convert(folder, tmp_path / "alone").shape == (64, 64)
     (folder / "quant_config.json").write_text(json.dumps(own | {"version": "GEMV"}))
     with pytest.raises(loadstone.PlanError) as caught:
         loadstone.convert(folder, tmp_path / "other", dequantize=True)

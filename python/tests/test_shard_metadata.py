@@ -88,8 +88,26 @@ def printed_code(done: Any) -> str:
     return done.stderr.rpartition("[")[2].partition("]")[0] if done.returncode else ""
 
 
+def by_plan(source: Any, folder: Path) -> str:
+    """A plan that is saved, read again and carried out."""
+
+    def run_saved() -> None:
+        with loadstone.skeleton():
+            model = Two()
+        loadstone.plan(model, source).save(folder / "plan.json")
+        loadstone.Plan.load(folder / "plan.json").execute(into=model)
+
+    return code_of(run_saved)
+
+
+def by_merge(source: Path, folder: Path) -> str:
+    return code_of(lambda: loadstone.merge({source: 0.5, f"{source}/": 0.5}, folder / "merged"))
+
+
 DOORS = {
     "load": by_load,
+    "saved plan": by_plan,
+    "merge": by_merge,
     "convert": by_convert,
     "command": by_command,
 }

@@ -91,7 +91,7 @@ def test_ties_in_threads(folder: Path, shares: bool) -> None:
 
 
 def test_a_skeleton_whose_tie_was_suspended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a library's own load in another thread leaves it: config and model say what was loaded."""
+    """A library's own load in another thread suspends ties: the config declares none afterwards."""
     with monkeypatch.context() as suspended, loadstone.skeleton():
         suspended.setattr(PreTrainedModel, "tie_weights", lambda *args, **kwargs: None)
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder / "base"))

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <charconv>
 #include <cstddef>
 #include <optional>
@@ -168,30 +169,26 @@ QuantizationClaim claim_in_file(const FileOpener& opener, const std::string& fol
   return quantization_claim(*text, join_path(folder, name));
 }
 
-// AutoGPTQ, GPTQModel and AutoAWQ write the section as a separate file.
-constexpr std::array<std::pair<const char*, const char*>, 2> own_configs = {
-    {{"quantize_config.json", "gptq"}, {"quant_config.json", "awq"}}};
-
-// Returns an empty claim unless the file is of this method; other programs have such files too.
+// Returns an empty claim unless the file is of the method.
 QuantizationClaim claim_in_own_file(const FileOpener& opener, const std::string& folder,
-                                    const char* name, const char* method) {
-  const auto text = find_config(opener, folder, name);
+                                    const OwnConfig& own) {
+  const auto text = find_config(opener, folder, own.name);
   if (!text || text->empty()) return {};
   simdjson::dom::parser parser;
   const Object section = parsed_json(parser, python_json(*text).text).value();
-  refuse_two_formats(section, join_path(folder, name));
+  refuse_two_formats(section, join_path(folder, std::string(own.name)));
   QuantizationClaim claim;
   add_words(claim, section);
-  if (claim.method.empty()) claim.method = method;
-  return claim.bits && claim.method == method ? claim : QuantizationClaim();
+  if (claim.method.empty()) claim.method = own.method;
+  return claim.bits && claim.method == own.method ? claim : QuantizationClaim();
 }
 
 // Adds the fields that config.json lacks.
 void complete(QuantizationClaim& claim, const QuantizationClaim& other, const std::string& path) {
   if (other.method.empty()) return;
-  constexpr std::string_view second = "gptq_v2";
   const bool has_both = !claim.layout.empty() && !other.layout.empty();
-  if (has_both && (claim.layout == second) != (other.layout == second)) {
+  const auto is_same = [](char a, char b) { return std::tolower(a) == std::tolower(b); };
+  if (has_both && !std::ranges::equal(claim.layout, other.layout, is_same)) {  // "GEMM", "gemm"
     throw Error("q.config", "two configs give the format of the checkpoint differently",
                 {.path = path,
                  .field = "checkpoint_format",
@@ -223,9 +220,10 @@ QuantizationClaim quantization_claim(const FileOpener& opener, const std::string
   claim.is_made = claim.is_made || other.is_made;
   if (claim.transforms.empty()) claim.transforms = std::move(other.transforms);
   if (other.block) add_block(claim, *other.block);
-  for (const auto& [name, method] : own_configs) {
-    if (!claim.method.empty() && claim.method != method) continue;
-    complete(claim, claim_in_own_file(opener, folder, name, method), join_path(folder, name));
+  for (const OwnConfig& own : own_configs) {
+    if (!claim.method.empty() && claim.method != own.method) continue;
+    complete(claim, claim_in_own_file(opener, folder, own),
+             join_path(folder, std::string(own.name)));
   }
   return claim;
 }

@@ -14,6 +14,14 @@ namespace loadstone {
 inline constexpr std::array<std::string_view, 3> quantization_members = {
     "quantization_config", "compression_config", "quantization"};
 
+// The section as a separate file, written by AutoGPTQ, GPTQModel and AutoAWQ.
+struct OwnConfig {
+  std::string_view name;
+  std::string_view method;  // other programs have files of these names too
+};
+inline constexpr std::array<OwnConfig, 2> own_configs = {
+    {{"quantize_config.json", "gptq"}, {"quant_config.json", "awq"}}};
+
 // How many objects and lists around such a member are looked into.
 inline constexpr unsigned config_depth_max = 32;
 

@@ -77,9 +77,7 @@ std::string short_text(const MetadataValue& item) {
   if (const auto* array = std::get_if<MetadataArray>(&item.value)) {
     return fmt::format("{} items, {}", array->size(), type_name(item));
   }
-  JsonWriter json;
-  write_json(json, item);
-  return json.take();
+  return json_of(item);
 }
 
 struct Total {

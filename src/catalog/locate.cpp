@@ -102,9 +102,10 @@ std::vector<std::string> names_in(Storage& storage, const std::string& folder) {
   return {};
 }
 
-bool is_usual_file(std::string_view name) {
-  const auto is_it = [&](std::string_view each) { return each == name; };
-  return std::ranges::any_of(usual_files, is_it) || std::ranges::any_of(usual_torch_files, is_it);
+// Returns true for files that transformers takes although there is an index. diffusers takes the
+// index.
+bool goes_before_index(std::string_view name) {
+  return name == usual_files.front() || name == usual_torch_files.front();
 }
 
 // Not thread-safe.
@@ -187,7 +188,7 @@ class FolderSearch {
   [[nodiscard]] std::vector<std::string> usual_present() const {
     std::vector<std::string> present;
     for (const std::string& name : safetensors_) {
-      if (is_usual_file(name)) present.push_back(name);
+      if (std::ranges::find(usual_files, name) != usual_files.end()) present.push_back(name);
     }
     return present;
   }
@@ -236,7 +237,7 @@ class FolderSearch {
   void take_torch() {
     if (torch_indexes_.size() == 1) {
       files_.index = torch_indexes_.front();
-      std::ranges::copy_if(torch_, std::back_inserter(files_.next_to_index), is_usual_file);
+      std::ranges::copy_if(torch_, std::back_inserter(files_.next_to_index), goes_before_index);
       return;
     }
     std::vector<std::string> usual;
@@ -366,14 +367,14 @@ CheckpointFiles locate_file(std::string folder, const std::string& name) {
 
 Finding ignored_files(const std::string& folder, const std::vector<std::string>& names,
                       bool has_index) {
-  const bool has_usual = has_index && std::ranges::any_of(names, is_usual_file);
-  return {.severity = has_usual ? Severity::warning : Severity::info,
+  const bool is_ambiguous = has_index && std::ranges::any_of(names, goes_before_index);
+  return {.severity = is_ambiguous ? Severity::warning : Severity::info,
           .code = "format.ignored",
           .sources = names,
           .message = fmt::format("{}: {}: {}", printable(folder, 400),
-                                 has_usual ? "the index is read, and transformers takes a file "
-                                             "that the index does not name"
-                                           : "beside the checkpoint, and not part of it",
+                                 is_ambiguous ? "the index is read, and transformers takes a file "
+                                                "that the index does not name"
+                                              : "beside the checkpoint, and not part of it",
                                  name_list(names)),
           .suggestion = "Name a file, a pattern or a list to open something else."};
 }

@@ -30,8 +30,8 @@ struct CheckpointFiles {
 // "ix.not_regular".
 [[nodiscard]] CheckpointFiles locate_checkpoint(Storage& storage, const std::string& path);
 
-// Returns the finding for weights in the folder that are not part of the checkpoint. A file of a
-// usual name next to an index, which some libraries take instead, is a warning.
+// Returns the finding for weights in the folder that are not part of the checkpoint: a warning if
+// transformers takes one of them in place of the index, else an info.
 [[nodiscard]] Finding ignored_files(const std::string& folder,
                                     const std::vector<std::string>& names, bool has_index);
 

@@ -72,13 +72,10 @@ std::optional<std::string> joined_layers(std::string_view first, std::string_vie
   return json_of(*all);
 }
 
-// As text, or as JSON.
+// Returns a text as it is, and JSON of other values.
 std::string words_of(const MetadataValue& value) {
   const auto* const text = std::get_if<std::string>(&value.value);
-  if (text != nullptr) return *text;
-  JsonWriter json;
-  write_json(json, value);
-  return json.take();
+  return text == nullptr ? json_of(value) : *text;
 }
 
 }  // namespace

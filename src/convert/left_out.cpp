@@ -8,14 +8,16 @@
 #include <utility>
 
 #include "base/text.h"
+#include "catalog/config_claim.h"
 
 namespace loadstone {
 
 namespace {
 
-// Declarations by ModelOpt, AutoGPTQ and AutoAWQ.
-constexpr std::string_view claim_names[] = {claim_name, "quantize_config.json",
-                                            "quant_config.json"};
+// Returns true for files that declare an encoding, besides config.json.
+bool is_claim(std::string_view name) {
+  return name == claim_name || std::ranges::count(own_configs, name, &OwnConfig::name) > 0;
+}
 
 }  // namespace
 
@@ -50,7 +52,7 @@ void tell_left(const ModelFolder& folder, std::vector<Finding>& findings) {
 void drop_claims(std::vector<ExtraFile>& files, std::vector<Finding>& findings) {
   std::vector<std::string> names;
   std::erase_if(files, [&](const ExtraFile& file) {
-    if (std::ranges::find(claim_names, file.name) == std::end(claim_names)) return false;
+    if (!is_claim(file.name)) return false;
     if (file.name != claim_name) names.push_back(file.name);
     return true;
   });

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "boxes/view.h"
 #include "convert/tied_head.h"
 #include "loadstone/error.h"
 #include "loadstone/merge.h"
@@ -303,9 +304,10 @@ class Merger {
         return other.first != name && other.second.source.shape == shape;
       });
       if (!draft.is_adapted() || is_known || !head_.may_tie(name, shape, has_twin)) continue;
-      fail(name, fmt::format("an adapter changes '{}', which the config (tie_word_embeddings) ties "
-                             "to another tensor, whose name is not known",
-                             printable(name)));
+      fail(name,
+           fmt::format("an adapter changes '{}', which the config (tie_word_embeddings) or the "
+                       "architecture ties to another tensor, whose name is not known",
+                       printable(name)));
       findings_.back().code = "merge.tie";
       findings_.back().suggestion =
           "change all names of the tie (--tie keep, tie=\"keep\"), or merge while the model is "
@@ -324,10 +326,6 @@ class Merger {
 
   [[nodiscard]] bool is_block(const MergeSource& source) const {
     return !catalog_.tensors()[source.tensor].encoding.is_dtype();
-  }
-
-  [[nodiscard]] static Box whole(const MergeSource& source) {
-    return {.source = source.tensor, .dims = {{source.shape.numel().value_or(0), 1, 1}}};
   }
 
   // As a conversion has it: blocks that become blocks again are not rounded in between.
@@ -350,7 +348,8 @@ class Merger {
       if (stays && (!draft.source.is_decoded || is_block(draft.source))) continue;
       if (draft.is_replaced || kept_heads_.contains(name)) drop(draft.source, values.dropped);
       if (is_split && !is_merged && !draft.is_replaced && is_block(draft.source)) {
-        draft.boxes = {whole(draft.source)};  // as any block that nothing changes
+        const std::uint32_t tensor = draft.source.tensor;
+        draft.boxes = boxes_of(source_view(tensor, catalog_.tensors()[tensor]));
       }
       TargetRecipe recipe = {.target = name,
                              .shape = draft.source.shape,

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "base/json_dom.h"
-#include "base/json_writer.h"
 #include "base/python_json.h"
 #include "base/text.h"
 #include "catalog/config_claim.h"
@@ -55,12 +54,6 @@ Fields fields_of(const std::string& config) {
   const auto root = parsed_json(parser, json.text);
   if (root.error() == simdjson::SUCCESS) add_fields(fields, "", root.value_unsafe());
   return fields;
-}
-
-std::string json_of(const MetadataValue& value) {
-  JsonWriter json;
-  write_json(json, value);
-  return json.take();
 }
 
 // Skips arrays, such as vocabularies, and keys that describe the file.

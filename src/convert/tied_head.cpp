@@ -26,10 +26,15 @@ constexpr auto headed = std::to_array<std::string_view>(
     {"LMHeadModel", "DoubleHeadsModel", "MTModel", "Pix2StructTextModel",
      "BlipForQuestionAnswering", "ProphetNetModel", "T5Gemma2Model", "DiffusionGemmaModel"});
 
-// Architectures that llama.cpp gives no head.
+constexpr std::string_view gguf_embedding = "token_embd.weight";
+
+// Architectures that llama.cpp gives no head, or no other head than the embedding: it refuses files
+// of the latter with a head. From its models/*.cpp (llama-cpp-python 0.3.36).
 constexpr auto gguf_encoders = std::to_array<std::string_view>(
     {"bert", "modern-bert", "neo-bert", "eurobert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2",
      "jina-bert-v3", "gemma-embedding", "t5encoder", "wavtokenizer-dec", "clip"});
+constexpr auto gguf_always_tied = std::to_array<std::string_view>(
+    {"bitnet", "cohere2", "command-r", "gemma", "gemma2", "gemma4-assistant", "openelm"});
 
 // Layouts of names: the embedding, and what of its name stays in front of the head's.
 struct Layout {
@@ -100,13 +105,15 @@ TiedHead::TiedHead(std::string_view config, const Catalog& base) : TiedHead(conf
   const auto item = base.metadata().find("general.architecture");
   if (base.shards().front().format != FileFormat::gguf || item == base.metadata().end()) return;
   const auto* const architecture = std::get_if<std::string>(&item->second.value);
-  is_gguf_ = architecture != nullptr && std::ranges::count(gguf_encoders, *architecture) == 0;
+  if (architecture == nullptr) return;
+  is_always_tied_ = std::ranges::count(gguf_always_tied, *architecture) > 0;
+  is_gguf_ = !is_always_tied_ && std::ranges::count(gguf_encoders, *architecture) == 0;
 }
 
 std::optional<std::string> TiedHead::head_of(
     std::string_view embedding, const std::function<bool(std::string_view)>& has) const {
   constexpr std::string_view gguf_head = "output.weight";
-  if (is_gguf_ && embedding == "token_embd.weight" && !has(gguf_head)) {
+  if (is_gguf_ && embedding == gguf_embedding && !has(gguf_head)) {
     return std::string(gguf_head);
   }
   if (!has_head_ || is_masked_ || !is_tied_.value_or(true)) return std::nullopt;
@@ -135,6 +142,7 @@ std::vector<std::array<std::uint32_t, 2>> TiedHead::stored_in(const Catalog& cat
 }
 
 bool TiedHead::may_tie(std::string_view name, const Shape& shape, bool has_twin) const noexcept {
+  if (is_always_tied_) return name == gguf_embedding;
   // Weights of numbered layers can have as many rows as an embedding.
   if (is_in_layer(name) && name.find("emb") == std::string_view::npos) return false;
   return (has_head_ || is_shared(name)) && is_tied_.value_or(!has_twin) && shape.rank() == 2 &&

@@ -34,7 +34,7 @@ class TiedHead {
   // The embeddings and heads that the checkpoint both holds and that the config ties: indices of
   // their tensors, in this order.
   [[nodiscard]] std::vector<std::array<std::uint32_t, 2>> stored_in(const Catalog& catalog) const;
-  // Returns true for the shape of an embedding that is tied to unknown names.
+  // Returns true for the shape of an embedding that is tied to unknown names, or to none.
   // `has_twin`: another tensor of the file has its shape, and may be the head.
   [[nodiscard]] bool may_tie(std::string_view name, const Shape& shape,
                              bool has_twin) const noexcept;
@@ -43,6 +43,7 @@ class TiedHead {
   std::optional<bool> is_tied_;
   bool has_head_ = false;
   bool is_gguf_ = false;             // a language model in GGUF
+  bool is_always_tied_ = false;      // one whose head cannot be a tensor of its own
   bool is_masked_ = false;           // heads of encoders have names and biases of many kinds
   std::vector<std::uint64_t> rows_;  // of embeddings
 };

@@ -172,6 +172,12 @@ void write_json(JsonWriter& json, const MetadataValue& item) {
       item.value);
 }
 
+std::string json_of(const MetadataValue& item) {
+  JsonWriter json;
+  write_json(json, item);
+  return json.take();
+}
+
 std::optional<std::string> text_of(const MetadataValue& item) {
   struct ToText {
     MetadataType type;

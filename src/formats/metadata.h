@@ -27,6 +27,7 @@ namespace loadstone {
 
 // Numbers, bools and text as what they are, arrays as arrays.
 void write_json(JsonWriter& json, const MetadataValue& item);
+[[nodiscard]] std::string json_of(const MetadataValue& item);
 
 // The shortest text that is the same number again, in the width that the file has; nothing for an
 // array.

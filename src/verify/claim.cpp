@@ -60,10 +60,10 @@ bool mentions_quantization(std::string_view config) {
 
 // Older tools and other programs say it elsewhere.
 bool has_other_config(const FileOpener& opener, const std::string& folder) {
-  constexpr std::array<const char*, 3> names = {"quantize_config.json", "quant_config.json",
-                                                "params.json"};
-  return std::ranges::any_of(
-      names, [&](const char* name) { return !config_text(opener, folder, name).empty(); });
+  const auto has_file = [&](std::string_view name) {
+    return !config_text(opener, folder, name).empty();
+  };
+  return has_file("params.json") || std::ranges::any_of(own_configs, has_file, &OwnConfig::name);
 }
 
 // One of several shards that is looked at by itself has not all tensors, and a GGUF file has
@@ -141,7 +141,8 @@ std::string described(const Stored& stored) {
 
 }  // namespace
 
-std::string config_text(const FileOpener& opener, const std::string& folder, const char* name) {
+std::string config_text(const FileOpener& opener, const std::string& folder,
+                        std::string_view name) {
   return find_config(opener, folder, name).value_or("");
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "catalog/open_file.h"
@@ -13,7 +14,7 @@ namespace loadstone {
 
 // Text of a config in the folder, as find_config() finds it; empty if there is none.
 [[nodiscard]] std::string config_text(const FileOpener& opener, const std::string& folder,
-                                      const char* name);
+                                      std::string_view name);
 
 // Warnings "q.config": a library's config.json is silent about tensors that are quantized, says
 // that they are where all are plain floats, names a method that stores them otherwise, or (of
