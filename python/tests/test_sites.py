@@ -88,6 +88,10 @@ def anew(request: pytest.FixtureRequest) -> Iterator[str]:
     library: str = request.getfixturevalue("library")
     adapter = f"loadstone.{library}"
     behind = f"loadstone._{library}"
+    importlib.import_module(adapter)
+    if library in LIBRARIES:  # else later tests would import a second set of its modules
+        with loadstone.patch(library):
+            pass
     held = {
         name: module
         for name, module in sys.modules.items()
