@@ -30,6 +30,12 @@ def torchs_own_functions() -> Iterator[None]:
     torch.nn.functional.linear = linear
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests without the mark `gpu` hold for machines without one, so it is hidden from them."""
+    if "gpu" not in config.getoption("markexpr"):
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+
+
 def is_fast(path: Path) -> bool:
     return str(path.relative_to(Path(__file__).parent).with_suffix("")) in FAST
 

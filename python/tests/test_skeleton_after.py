@@ -230,6 +230,7 @@ def test_missing_parameters_are_drawn_anew_each_time():
     assert not torch.equal(first["weight"], second["weight"])
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_random_numbers_of_a_gpu_end_as_they_were():
     torch.cuda.manual_seed(3)

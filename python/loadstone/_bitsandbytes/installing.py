@@ -107,6 +107,12 @@ class Installation:
         self._before.undo()
 
 
+def moves_weights(device_map: Mapping[str, Any] | None) -> bool:
+    """Whether accelerate's hooks will move weights: not where one device holds all of them."""
+    devices = set(map(str, (device_map or {}).values()))
+    return len(devices) > 1 or "disk" in devices
+
+
 def prepare_hooks(model: torch.nn.Module, offsets: Mapping[str, torch.Tensor]) -> None:
     """Makes weights whole before accelerate attaches its hooks, which then load all components.
 

@@ -96,7 +96,7 @@ class Load:
         # For models of another library: what the library does to the file for one.
         self.conversion_of: Callable[[Any], Conversion] | None = None
         self.mapping: tuple[Any, dict[str, Any]] | None = None  # the converter, and its arguments
-        self._is_spread = False  # on several devices, so that there will be hooks
+        self._device_map: Mapping[str, Any] | None = None  # as planned
         self._core: _core.Report | None = None
         self._request: Request | None = None
         self._traced: Traced | None = None
@@ -132,7 +132,7 @@ class Load:
             for unit in units.stored.values():
                 devices[unit.name] = device_of(unit.name, devices, "cpu")
             devices = units.devices(devices)
-        self._is_spread = len(set(map(str, (device_map or {}).values()))) > 1
+        self._device_map = device_map
         self.plan = make_plan(
             self.model,
             self._request.checkpoint.catalog,
@@ -166,10 +166,11 @@ class Load:
         )
         _execute.install_values(self.plan, self.model, filled)
         _as_planned_on_disk(self.plan, self.model)
-        if self.plan._units is not None and self._is_spread:
-            from loadstone._bitsandbytes.installing import prepare_hooks
+        if self.plan._units is not None:
+            from loadstone._bitsandbytes.installing import moves_weights, prepare_hooks
 
-            prepare_hooks(self.model, self.plan._units.offsets)
+            if moves_weights(self._device_map):
+                prepare_hooks(self.model, self.plan._units.offsets)
         filled.offload.commit()
         self._core = filled.core
         self._request = self._traced = None

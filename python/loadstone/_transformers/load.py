@@ -56,10 +56,11 @@ class Load(Gaps):
             elif target.device == "disk" and target.origin == "checkpoint":
                 info.missing_keys.discard(target.name)
         if traced.units is not None and devices is not None:
-            from loadstone._bitsandbytes.installing import prepare_hooks
+            from loadstone._bitsandbytes.installing import moves_weights, prepare_hooks
 
             traced.units.complete_folder(model, self.plan, filled.offload)
-            prepare_hooks(model, traced.units.offsets)
+            if moves_weights(config.device_map):
+                prepare_hooks(model, traced.units.offsets)
         on_disk = config.device_map is not None and "disk" in config.device_map.values()
         if on_disk:
             _tie_on_disk(model, filled.offload)
