@@ -31,7 +31,7 @@ def torchs_own_functions() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests without the mark `gpu` hold for machines without one, so it is hidden from them."""
+    """Hides GPUs from tests without the mark `gpu`, which expect a machine without one."""
     if "gpu" not in config.getoption("markexpr"):
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 

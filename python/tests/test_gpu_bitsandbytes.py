@@ -1,4 +1,4 @@
-"""nf4, fp4 and LLM.int8 beside real bitsandbytes on a GPU: bytes, values, and whole models."""
+"""nf4, fp4 and LLM.int8 compared with bitsandbytes on a GPU: bytes, values and whole models."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ pytestmark = [
         reason="no GPU of NVIDIA's: torch.cuda.is_available() is false",
     ),
 ]
-# Not what is subnormal, which a GPU takes for zero, or not finite (docs/formats/bitsandbytes.md).
+# GPUs differ in subnormal numbers and in NaN and infinity: docs/formats/bitsandbytes.md
 CASES = [(kind, dtype) for kind in ("normal", "ties", "zeros") for dtype in DTYPES]
 MODELS = ["llama", "gpt2", "t5"]
 ours = loadstone.transformers.from_pretrained
 
 
 def codes_of(data: torch.Tensor, count: int) -> torch.Tensor:
-    """One code an element, of bytes that hold two."""
+    """Unpacks bytes that hold two codes each."""
     packed = data.cpu().flatten()
     return torch.stack([packed >> 4, packed & 15], 1).flatten()[:count]
 
@@ -39,7 +39,7 @@ def codes_of(data: torch.Tensor, count: int) -> torch.Tensor:
 def require_near(
     found: torch.Tensor, gpu: torch.Tensor, scaled: torch.Tensor, boundaries: torch.Tensor
 ) -> None:
-    """Codes are the GPU's, but where its approximate reciprocal crosses a boundary.
+    """Requires the GPU's codes, except where its approximate reciprocal crosses a boundary.
 
     Args:
         scaled: the numbers that the codes stand for, in float64.
