@@ -111,6 +111,15 @@ def test_a_map_that_no_hook_can_serve_is_refused(mixture, tmp_path):
     assert caught.value.code == "plan.device_map"
     assert "mlp.experts" in str(caught.value) and "no_split_module_classes" in str(caught.value)
     assert not (tmp_path / "offload").exists()
+    model = ours.load_checkpoint_and_dispatch(  # as the message advises
+        on_meta(config),
+        folder,
+        "auto",
+        offload_folder=tmp_path / "offload",
+        no_split_module_classes=[type(reference.model.layers[0]).__name__],
+        **arguments,
+    )
+    assert torch.equal(model(TOKENS).logits, reference(TOKENS).logits)
 
 
 @pytest.mark.parametrize("places", [("disk", "cpu"), ("cpu", "disk"), ("disk", "disk")])

@@ -132,6 +132,10 @@ def test_what_needs_an_offloaded_weight_is_refused_by_name(llama, tmp_path):
             model = offloaded(base, tmp_path / str(number))
             with pytest.raises(loadstone.PlanError, match="without offloading this layer"):
                 model.add_adapter(lora(**more))
+            whole = LlamaForCausalLM.from_pretrained(base)  # as the message advises
+            whole.add_adapter(lora(**more))
+            assert not any(each.is_meta for each in whole.parameters())
+            assert whole(IDS).logits.isfinite().all()
 
 
 def test_hooks_on_modules_around_a_layer_are_refused(llama):
@@ -146,12 +150,16 @@ def test_hooks_on_modules_around_a_layer_are_refused(llama):
 
 
 def test_a_peft_model_over_a_disk_is_refused_by_name(llama, tmp_path, monkeypatch):
-    base, adapter, *_ = llama
+    base, adapter, _, tuned = llama
     monkeypatch.chdir(tmp_path)  # peft writes to the model's path without its first slash
     with loadstone.patch("transformers", "peft"):
         model = offloaded(base, tmp_path)
         with pytest.raises(loadstone.PlanError, match="load_adapter"):
             PeftModel.from_pretrained(model, adapter)
+        model = offloaded(base, tmp_path)
+        model.load_adapter(adapter)  # as the message advises
+    with torch.no_grad():
+        assert torch.equal(model(IDS).logits, tuned)
 
 
 def test_a_model_on_meta_by_its_makers_wish_is_left_alone(llama):

@@ -211,6 +211,11 @@ def test_known_config_in_a_folder(tmp_path: Path, cache: Cache, place: str) -> N
         loadstone.diffusers.from_single_file(T2V.cls, file, config=wrong)
     found = only_error(raised.value)
     assert f"config={right!r} fits" in found.message
+    assert found.suggestion.startswith(f"pass config={right!r}, or ")
+    assert found.suggestion.endswith(", or pass infer_config=True")
+    for options in ({"config": right}, {"config": wrong, "infer_config": True}):
+        made = loadstone.diffusers.from_single_file(T2V.cls, file, **options)
+        assert differences(made, model) == []
 
 
 def test_configs_of_other_classes_are_not_tried(tmp_path: Path, cache: Cache) -> None:

@@ -192,6 +192,7 @@ def test_without_a_converter_one_error_says_how_to_get_it(
         assert caught.value.code == "plan.options"
         assert caught.value.field == "converter"
         assert "conversion/base.py" in str(caught.value)
+    assert llama_cpp.trace(stack, converter=CONVERTER).recipes  # as the message advises
 
 
 def test_a_package_that_it_lacks_is_named(

@@ -315,6 +315,10 @@ def test_a_model_with_numbers_is_refused(folders: dict[str, Path]) -> None:
         loadstone.modelopt.load(model, folders["llama"], config("fp8"))
     assert caught.value.code == "plan.options"
     assert type(model.model.layers[0].mlp.up_proj) is torch.nn.Linear
+    with loadstone.skeleton():  # as the message advises
+        model = AutoModelForCausalLM.from_config(model.config, dtype=torch.bfloat16)
+    model = loadstone.modelopt.load(model, folders["llama"], config("fp8"))
+    assert loadstone.audit(model).ok
 
 
 def test_a_format_that_cannot_be_written_is_refused_by_name(folders: dict[str, Path]) -> None:
@@ -325,6 +329,10 @@ def test_a_format_that_cannot_be_written_is_refused_by_name(folders: dict[str, P
         loadstone.modelopt.load(AutoModelForCausalLM, folders["llama"], chosen)
     assert caught.value.code == "plan.quantize"
     assert "{-1: 64}" in str(caught.value)
+    chosen["quant_cfg"].append({"quantizer_name": WEIGHTS, "enable": False})  # as it advises
+    assert loadstone.audit(
+        loadstone.modelopt.load(AutoModelForCausalLM, folders["llama"], chosen)
+    ).ok
 
 
 def test_a_mode_that_is_none_is_refused(folders: dict[str, Path]) -> None:

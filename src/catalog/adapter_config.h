@@ -28,6 +28,8 @@ class AdapterConfig {
   [[nodiscard]] bool is_transposed() const noexcept { return is_transposed_; }
   // Every module has magnitudes.
   [[nodiscard]] bool has_magnitudes() const noexcept { return has_magnitudes_; }
+  // Fields that are set and that no known release of peft writes.
+  [[nodiscard]] const std::vector<std::string>& unknown() const noexcept { return unknown_; }
 
  private:
   // Numbers of the modules whose name a pattern matches.
@@ -41,6 +43,7 @@ class AdapterConfig {
   std::string prefix_;
   double rank_ = 0;
   double alpha_ = 0;
+  std::vector<std::string> unknown_;
   Rules ranks_;
   Rules alphas_;
   bool has_root_scale_ = false;

@@ -13,6 +13,7 @@
 #include "catalog/expert_series.h"
 #include "catalog/transform_claim.h"
 #include "codec/encode.h"
+#include "codec/tensor_table.h"
 #include "convert/choose.h"
 #include "convert/container.h"
 #include "convert/json_text.h"
@@ -109,12 +110,21 @@ void fail(Conversion& conversion, Finding finding) {
   conversion.plan.findings.push_back(std::move(finding));
 }
 
+// Arrays of integers, as codes are stored.
+bool has_integers(const Catalog& catalog) {
+  return std::ranges::any_of(catalog.tensors(), [](const TensorInfo& tensor) {
+    return tensor.shape.numel().value_or(0) > 1 &&
+           is_dtype(tensor, {Dtype::i8, Dtype::u8, Dtype::i16, Dtype::u16, Dtype::i32, Dtype::u32});
+  });
+}
+
 // A claim of the config that no tensor bears out: what lies there may be codes.
 void check_claim(Conversion& conversion, const ConvertOptions& options) {
   const QuantizedTensors& quantized = conversion.plan.catalog->quantized();
   const std::string& config = options.folder.config;
-  const bool casts_fp8 = options.dtype && has_plain_fp8(*conversion.plan.catalog);
-  const bool makes_numbers = options.dequantize || casts_fp8 || !options.quantize.formats.empty();
+  const Catalog& catalog = *conversion.plan.catalog;
+  const bool casts = options.dtype && (has_plain_fp8(catalog) || has_integers(catalog));
+  const bool makes_numbers = options.dequantize || casts || !options.quantize.formats.empty();
   const bool has_codes = quantized.has_readable() || has_errors(quantized.findings());
   if (!makes_numbers || has_codes || config.empty() || !is_json_object(config)) return;
   if (!quantization_claim(config).is_made) return;

@@ -43,6 +43,7 @@ class Adder {
         configs_(adapter_configs(*adapter_)) {}
 
   void run() {
+    for (const AdapterConfig& config : configs_) warn_of_unknown(config.unknown());
     for (auto& [name, source] : numbers_.sources(checkpoint_, findings_)) sort_in(name, source);
     for (const auto& [name, module] : modules_) {
       try {
@@ -59,6 +60,16 @@ class Adder {
   }
 
  private:
+  void warn_of_unknown(const std::vector<std::string>& fields) {
+    if (fields.empty()) return;
+    findings_.push_back(
+        {.severity = Severity::warning,
+         .code = malformed,
+         .message = fmt::format("the configuration of the adapter in '{}' sets {}, which this "
+                                "version does not know: the merge ignores it",
+                                printable(adapter_->root()), name_list(fields))});
+  }
+
   void fail(std::vector<std::string> sources, const std::string& what, std::string found = {},
             std::string expected = {}) {
     findings_.push_back(

@@ -108,7 +108,7 @@ class Installation:
 
 
 def moves_weights(device_map: Mapping[str, Any] | None) -> bool:
-    """Whether accelerate's hooks will move weights: not where one device holds all of them."""
+    """Tells whether accelerate's hooks will move weights, which they do not on one device."""
     devices = set(map(str, (device_map or {}).values()))
     return len(devices) > 1 or "disk" in devices
 

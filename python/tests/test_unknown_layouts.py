@@ -1,0 +1,146 @@
+"""Codes of layouts that no codec reads: a cast leaves them and everything of their module alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import run
+from safetensors.torch import load_file, save_file
+
+import loadstone
+
+MODULE = "model.layers.0.mlp.up_proj"
+PLAIN = {
+    "model.norm.weight": torch.randn(64).bfloat16(),
+    "lm_head.weight": torch.randn(40, 64).bfloat16(),
+}
+
+
+def floats(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape).bfloat16()
+
+
+def codes(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.randint(1, 100, shape, dtype=dtype)
+
+
+# The tensors of a module as each library saves them.
+LAYOUTS: dict[str, dict[str, torch.Tensor]] = {
+    "quanto": {
+        "weight._data": codes(torch.int8, 64, 64),
+        "weight._scale": floats(64, 1),
+        "input_scale": floats(1),
+        "output_scale": floats(1),
+    },
+    "higgs": {
+        "weight": codes(torch.int16, 64, 16),
+        "scales": floats(64, 1),
+        "tables": floats(256, 2),
+        "tables2": floats(256, 2),
+    },
+    "torchao": {
+        "weight:qdata": floats(64, 64).to(torch.float8_e4m3fn),
+        "weight:scale": torch.rand(64, 1),
+    },
+    "nunchaku": {
+        "qweight": codes(torch.int8, 64, 32),
+        "wscales": floats(1, 64),
+        "smooth_factor": floats(64),
+        "proj_down": floats(64, 16),
+        "proj_up": floats(64, 16),
+    },
+    "fp_quant": {
+        "qweight": codes(torch.uint8, 64, 32),
+        "scales": codes(torch.uint8, 64, 2),
+        "weight_global_scale": torch.rand(1),
+        "act_global_scale": torch.rand(1),
+        "forward_hadamard_matrix": floats(32, 32),
+    },
+    "hqq": {
+        "W_q": codes(torch.uint8, 32, 64),
+        "scale": floats(64, 1),
+        "zero": floats(64, 1),
+    },
+}
+# Layouts whose names say nothing: only the config declares that they are quantized.
+DECLARED: dict[str, dict[str, torch.Tensor]] = {
+    "vptq": {
+        "centroids.weight": floats(1, 2048),
+        "indices": codes(torch.int32, 1, 64, 8),
+        "weight_scale": floats(64),
+    },
+    "quanto": {
+        "weight._data._data": codes(torch.uint8, 32, 64),
+        "weight._scale": floats(64, 1),
+        "weight._shift": floats(64, 1),
+    },
+    "exl3": {"trellis": codes(torch.int16, 4, 4, 64), "suh": torch.randn(64).half()},
+    "qqq": {"B": codes(torch.int32, 4, 128), "s_channel": torch.rand(1, 64)},
+}
+
+
+def folder_of(path: Path, tensors: dict[str, torch.Tensor], **config: Any) -> Path:
+    path.mkdir()
+    named = {f"{MODULE}.{leaf}": each for leaf, each in tensors.items()}
+    save_file(PLAIN | named, path / "model.safetensors", {"format": "pt"})
+    (path / "config.json").write_text(json.dumps({"model_type": "llama"} | config))
+    return path
+
+
+def by_python(folder: Path, out: Path) -> None:
+    loadstone.convert(folder, out, dtype="float16")
+
+
+def by_command(folder: Path, out: Path) -> None:
+    done = run("convert", folder, out, "--dtype", "f16")
+    if done.returncode != 0:
+        raise loadstone.PlanError(done.stderr, "plan")
+
+
+DOORS = pytest.mark.parametrize("door", [by_python, by_command])
+
+
+@DOORS
+@pytest.mark.parametrize("is_declared", [False, True], ids=["alone", "declared"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_cast_leaves_the_module_alone(
+    layout: str, is_declared: bool, door: Any, tmp_path: Path
+) -> None:
+    config = {"quantization_config": {"quant_method": layout}} if is_declared else {}
+    folder = folder_of(tmp_path / "in", LAYOUTS[layout] | {"bias": floats(64)}, **config)
+    door(folder, tmp_path / "out")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    for leaf, tensor in LAYOUTS[layout].items():
+        each = found[f"{MODULE}.{leaf}"]
+        assert each.dtype == tensor.dtype, leaf
+        assert torch.equal(each.view(torch.uint8), tensor.view(torch.uint8)), leaf
+    for name, tensor in (PLAIN | {f"{MODULE}.bias": None}).items():  # the control: numbers are cast
+        assert found[name].dtype == torch.float16, name
+        assert tensor is None or torch.equal(found[name], tensor.half())
+
+
+@DOORS
+@pytest.mark.parametrize("layout", DECLARED)
+def test_a_cast_is_refused_where_only_the_config_tells(
+    layout: str, door: Any, tmp_path: Path
+) -> None:
+    config = {"quantization_config": {"quant_method": layout}}
+    folder = folder_of(tmp_path / "in", DECLARED[layout], **config)
+    with pytest.raises(loadstone.PlanError, match="none of its tensors is in a layout"):
+        door(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@DOORS
+def test_control_a_claim_about_plain_numbers_is_no_reason(door: Any, tmp_path: Path) -> None:
+    """bitsandbytes' config quantizes plain files at load time."""
+    config = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    ids = {"position_ids": torch.arange(9)}
+    folder = folder_of(tmp_path / "in", {"weight": floats(64, 64)} | ids, **config)
+    door(folder, tmp_path / "out")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert found[f"{MODULE}.weight"].dtype == torch.float16
