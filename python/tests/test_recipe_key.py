@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import json
@@ -186,6 +187,15 @@ def test_a_method_put_into_a_class_and_a_changed_attribute_are_another_key(folde
     assert key_of(op) == before != changed
     type(op).convert = module_function
     assert key_of(op) != before
+
+
+def test_a_copy_of_an_operation_leaves_the_key(folder):
+    """Python notes the names of slots in the class of what it copies, as the tracer does."""
+    op = operation()
+    before = key_of(op)
+    copy.deepcopy(op)
+    assert "__slotnames__" in vars(type(op))
+    assert key_of(op) == before
 
 
 SCRIPT = """

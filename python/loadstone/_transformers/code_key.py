@@ -44,6 +44,10 @@ _NOT_DESCRIBED = {
 }
 
 
+# Attributes that Python adds to a class when one of its objects is copied.
+_ADDED = {"__slotnames__"}
+
+
 class UndescribedError(Exception):
     """Something decides what recipes are, and has no text that an equal one would share."""
 
@@ -144,9 +148,10 @@ class Code:
                 self.of_module(function.__globals__.get("__name__", "__main__"))
                 if not _is_file(function.__code__.co_filename):  # by exec, as dataclasses do
                     made.append(_code_text(function.__code__))
-            own = vars(each).items()
             plain = [
-                [k, self.text(v)] for k, v in own if isinstance(v, (*_PLAIN, list, tuple, dict))
+                [k, self.text(v)]
+                for k, v in vars(each).items()
+                if isinstance(v, (*_PLAIN, list, tuple, dict)) and k not in _ADDED
             ]
             self._classes[each] = [each.__module__, each.__qualname__, plain, made]
 
