@@ -106,15 +106,20 @@ bool Planner::refuse_gaps(std::size_t root, const Produced& produced) {
 
 void Planner::quantize(std::size_t root) {
   const Target& target = skeleton_.targets[root];
-  const auto asked = options_.quantize.find(target.name);
+  auto asked = options_.quantize.find(target.name);
+  const bool is_root = asked != options_.quantize.end();
+  for (const std::size_t member : members(root)) {
+    if (asked != options_.quantize.end()) break;
+    asked = options_.quantize.find(skeleton_.targets[member].name);
+  }
   if (asked == options_.quantize.end()) return;
   PlannedTarget& planned = plan_.targets[root];
   QuantizeForm form;
   auto problem = prepare_quantization(asked->second, target.shape, planned.dtype, form);
   if (!problem && !members(root).empty()) {
-    problem = DecodeProblem{"a tied tensor would be quantized in one place only",
-                            skeleton_.targets[members(root).back()].name,
-                            {}};
+    const std::size_t other = is_root ? members(root).back() : root;
+    problem = DecodeProblem{
+        "a tied tensor would be quantized in one place only", skeleton_.targets[other].name, {}};
   }
   if (!problem && planned.recipe.origin != Origin::checkpoint) {
     problem = DecodeProblem{"only what the checkpoint gives is quantized",
@@ -138,7 +143,7 @@ void Planner::quantize(std::size_t root) {
   }
   fail(root, {.code = "plan.quantize",
               .sources = {target.name},
-              .message = fmt::format("'{}' cannot be quantized as {}: {}", printable(target.name),
+              .message = fmt::format("'{}' cannot be quantized as {}: {}", printable(asked->first),
                                      printable(asked->second.encoding), problem->message),
               .found = std::move(problem->found),
               .expected = std::move(problem->expected)});
