@@ -46,7 +46,7 @@ def test_one_name_of_a_tie(
     with loadstone.skeleton() if is_skeleton else contextlib.nullcontext():
         model = Net(first)
     before = dict(model.named_modules())
-    with pytest.raises(loadstone.PlanError, match="'head.weight' cannot be quantized") as caught:
+    with pytest.raises(loadstone.PlanError, match=r"'head\.weight' cannot be quantized") as caught:
         loadstone.load(model, path, quantize={pattern: encoding})
     assert caught.value.code == "plan.quantize" and "embed.weight" in str(caught.value)
     assert dict(model.named_modules()) == before
