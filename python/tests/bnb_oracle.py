@@ -46,6 +46,13 @@ _CUDA_CODES = np.array([0, 1, 6, 7, 4, 5, 2, 3])
 _LEAST = F32(1e-38)
 
 
+def cuda_boundaries(encoding: str) -> np.ndarray:
+    """Numbers between two codes of ``bnb-cuda``, in ascending order."""
+    if encoding == "nf4":
+        return MIDDLES["nf4"]
+    return np.concatenate([-_CUDA_PIVOTS[::-1], _CUDA_PIVOTS])
+
+
 def dynamic_map() -> np.ndarray:
     """What the 256 codes of nested scales stand for."""
     numbers = [F32(0), F32(1)]

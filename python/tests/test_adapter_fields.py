@@ -1,4 +1,4 @@
-"""Fields of an adapter's config that no known release of peft writes: a warning if they are set."""
+"""Fields of an adapter's config that peft does not have: a warning if they are set."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from command import run
 from safetensors.torch import save_file
+from test_merge_adapters import WITHOUT_INFLUENCE
 
 import loadstone
 
@@ -41,12 +42,24 @@ def by_strict_command(base: Path, adapter: Path) -> str:
 @pytest.mark.parametrize("value", [True, {"a": 1}, "x", 2, False, None, {}, []], ids=str)
 def test_a_field_of_a_later_peft(value: Any, door: Any, tmp_path: Path) -> None:
     """peft warns as well, of each field that it does not know."""
-    base, adapter = tmp_path / "base.safetensors", tmp_path / "adapter"
+    is_told = "sets 'use_newer': unknown to this version, and ignored" in door(
+        *files(tmp_path, use_newer=value)
+    )
+    assert is_told is bool(value)
+
+
+@pytest.mark.parametrize("field", sorted(WITHOUT_INFLUENCE))
+def test_control_a_field_of_peft(field: str, tmp_path: Path) -> None:
+    assert "unknown" not in by_load(*files(tmp_path, **{field: "x"}))
+
+
+def files(folder: Path, **changes: Any) -> tuple[Path, Path]:
+    """A base and an adapter, whose config has these fields too."""
+    base, adapter = folder / "base.safetensors", folder / "adapter"
     save_file({"first.weight": torch.zeros(6, 4)}, base)
     adapter.mkdir()
     product = {f"{NAME}.lora_A.weight": torch.ones(2, 4), f"{NAME}.lora_B.weight": torch.ones(6, 2)}
     save_file(product, adapter / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["first"]}
-    (adapter / "adapter_config.json").write_text(json.dumps(config | {"use_newer": value}))
-    is_told = "sets 'use_newer', which this version does not know" in door(base, adapter)
-    assert is_told is bool(value)
+    (adapter / "adapter_config.json").write_text(json.dumps(config | changes))
+    return base, adapter

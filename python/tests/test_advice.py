@@ -21,6 +21,7 @@ from advice_of_libraries import (
     a_gap_in_a_series,
     a_gguf_file_that_a_server_quantizes,
     an_adapter_of_a_pipeline,
+    refused,
     traced_rules,
 )
 from safetensors.torch import load_file, save_file
@@ -79,11 +80,6 @@ def file(tmp_path: Path) -> Path:
 def skeleton() -> Net:
     with loadstone.skeleton():
         return Net()
-
-
-def refused(call: Callable[[], Any], words: str) -> None:
-    with pytest.raises((loadstone.Error, ValueError, TypeError), match=re.escape(words)):
-        call()
 
 
 def whole(model: Net) -> None:

@@ -13,17 +13,11 @@ pytest.importorskip("bitsandbytes")
 from bitsandbytes import functional
 from bitsandbytes_checkpoints import KINDS, assert_same, config, differences, plain, quantized
 from test_bnb_kernels import BLOCK_SIZES, DTYPES, SHAPES, numbers, same
+from test_gpu import pytestmark  # noqa: F401  # the same marks
 from transformers_models import by_name
 
 import loadstone
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.version.hip is not None,
-        reason="no GPU of NVIDIA's: torch.cuda.is_available() is false",
-    ),
-]
 # GPUs differ in subnormal numbers and in NaN and infinity: docs/formats/bitsandbytes.md
 CASES = [(kind, dtype) for kind in ("normal", "ties", "zeros") for dtype in DTYPES]
 MODELS = ["llama", "gpt2", "t5"]
@@ -71,8 +65,8 @@ def test_four_bits(kind: str, dtype: torch.dtype, encoding: str) -> None:
             scaled = tensor.double().flatten() / scales
             is_zero = (values[found.int()] == 0) & (values[gpu.int()] == 0)  # fp4 has two of them
             found[is_zero | (scales == 0)] = gpu[is_zero | (scales == 0)]
-            middles = torch.from_numpy(oracle.MIDDLES[encoding]).double()
-            require_near(found, gpu, scaled, middles)
+            boundaries = torch.from_numpy(oracle.cuda_boundaries(encoding)).double()
+            require_near(found, gpu, scaled, boundaries)
             decoded = functional.dequantize_4bit(data, state).cpu().view(shape)
             parts = {"data": data.cpu(), "absmax": absmax}
             ours = loadstone.dequantize(parts, encoding, shape, dtype, block_size=block_size)

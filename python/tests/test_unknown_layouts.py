@@ -123,6 +123,38 @@ def test_a_cast_leaves_the_module_alone(
         assert tensor is None or torch.equal(found[name], tensor.half())
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_load_leaves_the_module_alone(layout: str, tmp_path: Path) -> None:
+    """`dtype=` casts numbers; a model that wants the module's tensors in it is refused."""
+    tensors = LAYOUTS[layout] | {"bias": floats(64)}
+    path = folder_of(tmp_path / "in", tensors) / "model.safetensors"
+
+    def skeleton(dtype: torch.dtype) -> torch.nn.Module:
+        model = torch.nn.Module()
+        for name, each in load_file(path).items():
+            owner = model
+            for part in name.split(".")[:-1]:
+                if part not in owner._modules:
+                    owner.add_module(part, torch.nn.Module())
+                owner = owner.get_submodule(part)
+            is_cast = each.dtype == torch.bfloat16
+            leaf, held = name.rpartition(".")[2], dtype if is_cast else each.dtype
+            owner.register_buffer(leaf, torch.empty(each.shape, dtype=held, device="meta"))
+        return model
+
+    model = skeleton(torch.bfloat16)
+    loadstone.load(model, path, dtype="float16")
+    for name, each in model.state_dict().items():
+        leaf = name.removeprefix(f"{MODULE}.")
+        assert each.dtype == (
+            LAYOUTS[layout][leaf].dtype if leaf in LAYOUTS[layout] else torch.float16
+        )
+    if any(each.dtype == torch.bfloat16 for each in LAYOUTS[layout].values()):
+        with pytest.raises(loadstone.PlanError) as caught:
+            loadstone.load(skeleton(torch.float16), path)
+        assert caught.value.code == "plan.component"
+
+
 @DOORS
 @pytest.mark.parametrize("layout", DECLARED)
 def test_a_cast_is_refused_where_only_the_config_tells(

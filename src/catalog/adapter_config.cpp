@@ -96,35 +96,16 @@ constexpr auto refused_fields = std::to_array<const char*>(
      "kasa_config", "arrow_config", "use_bdlora", "use_qalora", "alora_invocation_tokens",
      "layer_replication", "lora_bias", "trainable_token_indices", "target_parameters"});
 
-// Fields that are read here, or that do not change the values of a merge: peft 0.21 has no others.
-constexpr auto known_fields = std::to_array<std::string_view>({"alpha_pattern",
-                                                               "auto_mapping",
-                                                               "base_model_name_or_path",
-                                                               "bias",
-                                                               "ensure_weight_tying",
-                                                               "eva_config",
-                                                               "exclude_modules",
-                                                               "fan_in_fan_out",
-                                                               "inference_mode",
-                                                               "init_lora_weights",
-                                                               "layers_pattern",
-                                                               "layers_to_transform",
-                                                               "loftq_config",
-                                                               "lora_alpha",
-                                                               "lora_dropout",
-                                                               "megatron_core",
-                                                               "modules_to_save",
-                                                               "peft_type",
-                                                               "peft_version",
-                                                               "qalora_group_size",
-                                                               "r",
-                                                               "rank_pattern",
-                                                               "revision",
-                                                               "runtime_config",
-                                                               "target_modules",
-                                                               "task_type",
-                                                               "use_dora",
-                                                               "use_rslora"});
+// Fields that are read here, and those that do not change the values of a merge. With the refused
+// ones these are all of peft 0.21.
+constexpr auto read_fields = std::to_array<const char*>(
+    {"alpha_pattern", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "peft_type", "r",
+     "rank_pattern", "use_dora", "use_rslora"});
+constexpr auto idle_fields = std::to_array<const char*>(
+    {"auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying", "eva_config",
+     "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform", "loftq_config",
+     "lora_dropout", "megatron_core", "modules_to_save", "peft_version", "qalora_group_size",
+     "revision", "runtime_config", "target_modules", "task_type"});
 
 // false, null, [] and {} are a field that is not used.
 bool is_set(simdjson::dom::element element) {
@@ -195,14 +176,17 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : p
     }
     rules.patterns = ModulePatterns(keys, code, name);
   };
+  add_rules("rank_pattern", rank_of, ranks_);
+  add_rules("alpha_pattern", alpha_of, alphas_);
   for (const auto item : object) {
     std::string_view name = item.key;
     if (!name.starts_with(prefix_) || !is_set(item.value)) continue;
     name.remove_prefix(prefix_.size());
-    if (std::ranges::find(known_fields, name) == known_fields.end()) unknown_.emplace_back(name);
+    const auto is_known = [&](const auto& fields) {
+      return std::ranges::find(fields, name) != fields.end();
+    };
+    if (!is_known(read_fields) && !is_known(idle_fields)) unknown_.emplace_back(name);
   }
-  add_rules("rank_pattern", rank_of, ranks_);
-  add_rules("alpha_pattern", alpha_of, alphas_);
 }
 
 double AdapterConfig::Rules::number(const std::string& module, double otherwise) const {

@@ -28,7 +28,7 @@ class AdapterConfig {
   [[nodiscard]] bool is_transposed() const noexcept { return is_transposed_; }
   // Every module has magnitudes.
   [[nodiscard]] bool has_magnitudes() const noexcept { return has_magnitudes_; }
-  // Fields that are set and that no known release of peft writes.
+  // Fields that are set and that peft 0.21 does not have.
   [[nodiscard]] const std::vector<std::string>& unknown() const noexcept { return unknown_; }
 
  private:

@@ -165,23 +165,6 @@ std::vector<QuantizedTensor> recognise_all(const CatalogTable& table) {
   return found;
 }
 
-// Marks the other floats of a module whose codes no codec reads: any of them may go with the codes.
-// Every library adds a bias as it is.
-void mark_module(const TensorTable& table, const QuantizedTensor& codes, std::vector<bool>& marks) {
-  if (codes.data == TensorTable::none) return;
-  constexpr std::size_t siblings_max = 64;  // no module has more tensors
-  const std::string& name = table[codes.data].name;
-  std::string module = name.substr(0, name.rfind('.') + 1);
-  constexpr std::string_view nested = "weight.";
-  if (module.ends_with(".weight.")) module.resize(module.size() - nested.size());
-  if (module.empty()) return;
-  for (const std::uint32_t index : table.beginning_with(module, siblings_max)) {
-    const std::string_view leaf = std::string_view(table[index].name).substr(module.size());
-    const bool is_own = leaf.find('.') == std::string_view::npos || leaf.starts_with(nested);
-    if (is_own && leaf != "bias") marks[index] = true;
-  }
-}
-
 // Of each tensor whether it belongs to codes. Empty where there are none.
 std::vector<bool> mark_companions(const TensorTable& table,
                                   const std::vector<QuantizedTensor>& found) {
@@ -192,9 +175,6 @@ std::vector<bool> mark_companions(const TensorTable& table,
   for (const QuantizedTensor& each : found) {
     if (each.data != TensorTable::none) is_data[each.data] = true;
     for (const std::uint32_t companion : each.companions()) marks[companion] = true;
-  }
-  for (const QuantizedTensor& each : found) {
-    if (!each.is_readable()) mark_module(table, each, marks);
   }
   // Tables, by their own names.
   for (std::size_t i = 0; i < marks.size(); ++i) {
@@ -262,6 +242,11 @@ QuantizedTensors find_all(const CatalogTable& table) {
   }
   std::vector<Finding> warnings = report_unused(table, found, marks);
   warnings.insert(warnings.end(), table.notes().begin(), table.notes().end());
+  // Last: the scales of other codes in such a module are found before.
+  for (const QuantizedTensor& each : found) {
+    if (each.is_readable()) continue;
+    for (const std::uint32_t index : floats_beside(table, each)) marks[index] = true;
+  }
   return {std::move(found), std::move(warnings), std::move(marks), table.tensors().size()};
 }
 

@@ -65,8 +65,8 @@ class Adder {
     findings_.push_back(
         {.severity = Severity::warning,
          .code = malformed,
-         .message = fmt::format("the configuration of the adapter in '{}' sets {}, which this "
-                                "version does not know: the merge ignores it",
+         .message = fmt::format("the configuration of the adapter in '{}' sets {}: unknown to "
+                                "this version, and ignored",
                                 printable(adapter_->root()), name_list(fields))});
   }
 

@@ -137,7 +137,7 @@ def _decode_4bit(
     )
 
 
-# Not register_fake: it looks for its caller's source, for 30 to 100 ms in each process.
+# Not register_fake: it looks for its caller's source, which takes 30 ms or more in each process.
 @torch.library.impl("loadstone::decode_4bit", "Meta")
 def _decoded_form(data: torch.Tensor, *rest: Any) -> torch.Tensor:
     """A tensor like the result of :func:`_decode_4bit`, without its values."""

@@ -33,6 +33,12 @@ bool is_scale_leaf(std::string_view leaf) {
   return has_part(leaf, {"scale"}) || leaf == "s" || leaf == "weight_s";
 }
 
+// Returns whether a tensor is of the module itself; `leaf`: its name after the module's.
+bool is_of_module(std::string_view leaf) {
+  return leaf.find('.') == std::string_view::npos || leaf.starts_with("weight.") ||
+         leaf.starts_with("quantizer.");
+}
+
 // Tensors of the same module whose names speak of a scale or of what is added to it, scales first:
 // whoever wrote them means these codes.
 std::vector<std::uint32_t> siblings(const TensorTable& table, const std::string& stem) {
@@ -41,14 +47,12 @@ std::vector<std::uint32_t> siblings(const TensorTable& table, const std::string&
   for (const std::uint32_t index : table.beginning_with(stem, siblings_max)) {
     const TensorInfo& tensor = table[index];
     const std::string_view leaf = std::string_view(tensor.name).substr(stem.size());
-    const bool is_own = leaf.find('.') == std::string_view::npos || leaf.starts_with("weight.") ||
-                        leaf.starts_with("quantizer.");
     const bool is_scale = is_scale_leaf(leaf);
     const bool is_meant =
         is_scale || has_part(leaf, {"zero", "codebook", "absmax"}) || leaf == "biases";
     const bool is_float = is_dtype(tensor, {Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::f8_e8m0}) ||
                           (leaf == "scales" && is_dtype(tensor, {Dtype::u8}));
-    if (!is_own || !is_meant || !is_float || is_companion_name(tensor.name)) continue;
+    if (!is_of_module(leaf) || !is_meant || !is_float || is_companion_name(tensor.name)) continue;
     (is_scale ? scales : others).push_back(index);
   }
   scales.insert(scales.end(), others.begin(), others.end());
@@ -171,6 +175,21 @@ std::vector<QuantizedTensor> codes_of_unused_scales(const TensorTable& table,
     all.push_back(std::move(made));
   }
   return all;
+}
+
+std::vector<std::uint32_t> floats_beside(const TensorTable& table, const QuantizedTensor& codes) {
+  std::vector<std::uint32_t> found;
+  if (codes.data == none) return found;
+  const std::string& name = table[codes.data].name;
+  std::string module = name.substr(0, name.rfind('.') + 1);
+  if (module.ends_with(".weight.")) module = without_suffix(module, "weight.");
+  if (module.empty()) return found;
+  for (const std::uint32_t index : table.beginning_with(module, siblings_max)) {
+    const std::string_view leaf = std::string_view(table[index].name).substr(module.size());
+    const bool is_float = is_dtype(table[index], {Dtype::f64, Dtype::f32, Dtype::f16, Dtype::bf16});
+    if (is_float && is_of_module(leaf) && leaf != "bias") found.push_back(index);
+  }
+  return found;
 }
 
 void refuse_foreign_companions(const TensorTable& table, QuantizedTensor& quantized,

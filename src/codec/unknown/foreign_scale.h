@@ -28,6 +28,11 @@ namespace loadstone {
 void refuse_foreign_companions(const TensorTable& table, QuantizedTensor& quantized,
                                bool reads_all);
 
+// The other floats of a module whose codes no codec reads, except its bias, which every library
+// adds as it is: any of them may go with the codes. Empty for codes outside of modules.
+[[nodiscard]] std::vector<std::uint32_t> floats_beside(const TensorTable& table,
+                                                       const QuantizedTensor& codes);
+
 // The defect of a layout that is known and not decoded.
 void refuse_layout(const TensorTable& table, QuantizedTensor& quantized);
 
