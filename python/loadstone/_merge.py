@@ -22,7 +22,7 @@ from loadstone._output import (
     patterns_of,
     style_name,
 )
-from loadstone._weighted import Weighted, joined, opened, tie_argument, weighted
+from loadstone._weighted import Weighted, check_adapter_options, joined, opened, weighted
 
 
 def merge(
@@ -103,8 +103,8 @@ def merge(
     if not given:
         raise make("plan.options", "a merge begins with a model", field="models")
     weights = [weight for _, weight in given]
-    factors = [(factor, patterns_of(lora_ignore)) for _, factor in adapters]
-    tie = tie_argument(tie)
+    check_adapter_options(adapters, ignored := patterns_of(lora_ignore), tie)
+    factors = [(factor, ignored) for _, factor in adapters]
     options = _core.merge_options(weights, factors, method, normalise, scale, density, seed, tie)
     conversion = _core.make_conversion(
         joined([opened(source, allow_links) for source, _ in (*given, *adapters)]),

@@ -1,4 +1,4 @@
-"""Fields of an adapter's config that peft does not have: a warning if they are set."""
+"""Warn about an adapter's config: fields that peft does not have, modules with two alphas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from command import run
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from test_merge_adapters import WITHOUT_INFLUENCE
 
 import loadstone
@@ -23,8 +23,7 @@ def by_merge(base: Path, adapter: Path) -> str:
 
 
 def by_load(base: Path, adapter: Path) -> str:
-    model = torch.nn.ModuleDict({"first": torch.nn.Linear(4, 6, bias=False)})
-    return "".join(map(str, loadstone.load(model, base, lora=adapter).findings))
+    return "".join(map(str, loadstone.load(model(), base, lora=adapter).findings))
 
 
 def by_command(base: Path, adapter: Path) -> str:
@@ -34,11 +33,15 @@ def by_command(base: Path, adapter: Path) -> str:
 def by_strict_command(base: Path, adapter: Path) -> str:
     out = base.with_name("out.safetensors")
     done = run("merge", base, "--lora", adapter, "-o", out, "--strict")
-    assert (done.returncode == 0) == out.exists() == ("use_newer" not in done.stderr)
+    is_told = "the configuration of the adapter" in done.stderr
+    assert (done.returncode == 0) == out.exists() == (not is_told)
     return done.stderr
 
 
-@pytest.mark.parametrize("door", [by_merge, by_load, by_command, by_strict_command])
+DOORS = [by_merge, by_load, by_command, by_strict_command]
+
+
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("value", [True, {"a": 1}, "x", 2, False, None, {}, []], ids=str)
 def test_a_field_of_a_later_peft(value: Any, door: Any, tmp_path: Path) -> None:
     """peft warns as well, of each field that it does not know."""
@@ -51,6 +54,54 @@ def test_a_field_of_a_later_peft(value: Any, door: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", sorted(WITHOUT_INFLUENCE))
 def test_control_a_field_of_peft(field: str, tmp_path: Path) -> None:
     assert "unknown" not in by_load(*files(tmp_path, **{field: "x"}))
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    ("patterns", "is_told"),
+    [
+        ({".*st": 3, "first": 16}, True),  # as peft sorts them
+        ({"f.*": 3, "first": 16}, True),
+        ({"first": 16, ".*st": 3}, False),  # in the order of the training
+        ({".*st": 3, "first": 3}, False),
+        ({".*st": 3, "second": 16}, False),
+        ({"first": 3}, False),
+    ],
+    ids=str,
+)
+def test_a_module_with_two_alphas(
+    patterns: dict[str, int], is_told: bool, door: Any, tmp_path: Path
+) -> None:
+    """peft takes the first key that matches, and sorts the keys of an adapter that it saves."""
+    base, adapter = files(tmp_path, alpha_pattern=patterns)
+    told = door(base, adapter)
+    assert ("gives 1 module two values of alpha_pattern" in told) == is_told
+    if is_told:
+        first, other = patterns
+        assert f"'first' 3 by '{first}' and 16 by '{other}'" in told
+
+
+def test_peft_trains_with_one_alpha_and_loads_with_another(tmp_path: Path) -> None:
+    """peft's load is the reason for the warning; the merge takes the same alpha."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["first"], alpha_pattern={"first": 16, ".*st": 3})
+    base, _ = files(tmp_path)
+    wrapped = peft.get_peft_model(model(), config)
+    product = wrapped.base_model.model.first
+    torch.nn.init.ones_(product.lora_B["default"].weight)
+    torch.nn.init.ones_(product.lora_A["default"].weight)
+    wrapped.save_pretrained(tmp_path / "trained")
+    loaded = peft.PeftModel.from_pretrained(model(), tmp_path / "trained")
+    assert product.scaling == {"default": 8.0}
+    assert loaded.base_model.model.first.scaling == {"default": 1.5}
+    out = tmp_path / "out.safetensors"
+    report = loadstone.merge(base, out, lora=tmp_path / "trained")
+    assert "two values of alpha_pattern" in str(report.findings)
+    assert torch.equal(load_file(out)["first.weight"], torch.full((6, 4), 2 * 1.5))
+
+
+def model() -> torch.nn.Module:
+    return torch.nn.ModuleDict({"first": torch.nn.Linear(4, 6, bias=False)})
 
 
 def files(folder: Path, **changes: Any) -> tuple[Path, Path]:

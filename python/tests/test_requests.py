@@ -272,6 +272,28 @@ def test_patterns_of_adapters_and_maps(tmp_path: Path) -> None:
         assert ("names no module" in done.stdout) == (status == 1)
 
 
+@pytest.mark.parametrize(("option", "value"), [("lora_ignore", "x"), ("tie", "keep")])
+def test_options_of_adapters_need_an_adapter(option: str, value: str, tmp_path: Path) -> None:
+    base = saved(tmp_path / "base.safetensors", DENSE)
+    out = tmp_path / "o.safetensors"
+    words = ["--" + option.replace("_", "-"), value]
+    for command in (["merge", base, f"{base}:0.5", "-o", out], ["plan", base], ["load", base]):
+        done = run(*command, *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "goes with --lora" in done.stderr
+    model = torch.nn.Module()
+    given: Any = {option: value}
+    doors: list[Callable[[], object]] = [
+        lambda: loadstone.merge([base, base], out, **given),
+        lambda: loadstone.plan(model, base, **given),
+        lambda: loadstone.load(model, base, **given),
+    ]
+    for door in doors:
+        with pytest.raises(loadstone.Error, match=f"goes with lora.*{option}|{option}.*goes with"):
+            door()
+    assert not out.exists()
+
+
 # ---- advice
 
 CODES = {

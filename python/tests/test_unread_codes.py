@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from command import run
+from readback_cells import styles_of, written_encodings
 from safetensors.torch import load_file, save_file
 
 import loadstone
@@ -79,6 +80,81 @@ def test_bitsandbytes_has_layers_for_conv1d(model: Path, tmp_path: Path, quantiz
     assert unread(report.findings).keys() == {
         name for name, why in LAYERS.items() if why in ("embedding", "convolution")
     }
+
+
+# ---- stacks of experts, which compressed-tensors has no layout for
+
+# Model types, and whether --experts separate knows the layout.
+STACKS = {"gpt_oss": True, "llama4_text": True, "granitemoe": False, "of its own": False}
+
+
+def stack_model(tmp_path: Path, model_type: str) -> Path:
+    """Write a model of two experts; those of `STACKS` are transposed."""
+    is_transposed = model_type in STACKS
+    known = STACKS.get(model_type, True)
+    names = ("experts.gate_up_proj", "experts.down_proj")
+    if not known:
+        names = ("moe.w_in.weight", "moe.w_out.weight")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    up, down = (f"model.layers.0.mlp.{name}" for name in names)
+    tensors = {
+        up: torch.randn(2, *((512, 256) if is_transposed else (256, 512))),
+        down: torch.randn(2, *((128, 512) if is_transposed else (512, 128))),
+        "model.layers.0.self_attn.o_proj.weight": torch.randn(128, 128),
+    }
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return folder
+
+
+def assert_readable(folder: Path, source: Path) -> None:
+    for arguments in ([folder], [source, folder]):
+        done = run("verify", *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("encoding", [each for each in written_encodings() if styles_of(each)])
+@pytest.mark.parametrize("model_type", STACKS)
+def test_stacks_are_refused_or_readable(encoding: str, model_type: str, tmp_path: Path) -> None:
+    folder = stack_model(tmp_path, model_type)
+    for style in styles_of(encoding):
+        out = tmp_path / f"out-{style}"
+        if style != "compressed-tensors":
+            loadstone.convert(folder, out, quantize=encoding, style=style)
+            assert_readable(out, folder)
+            continue
+        asked: dict[str, Any] = {"quantize": encoding, "style": style}
+        for door in (loadstone.convert, loadstone.merge):
+            with pytest.raises(loadstone.PlanError, match="has no layout for") as caught:
+                door(folder, out, **asked)
+            (finding,) = [each for each in caught.value.findings if each.severity == "error"]
+            assert finding.code == "plan.options"
+            assert ("--experts separate" in finding.suggestion) == STACKS[model_type]
+            assert not out.exists()
+        # each advice, followed
+        loadstone.convert(folder, out, **asked, exclude="moe|experts")
+        assert_readable(out, folder)
+        if STACKS[model_type]:
+            loadstone.convert(folder, tmp_path / "single", experts="separate")
+            loadstone.convert(tmp_path / "single", tmp_path / "codes", **asked)
+            assert_readable(tmp_path / "codes", tmp_path / "single")
+
+
+def test_stacks_that_are_taken_apart_have_a_layout(tmp_path: Path) -> None:
+    """The control: the experts of most models are written one by one."""
+    folder = stack_model(tmp_path, "qwen3_moe")
+    loadstone.convert(folder, tmp_path / "out", quantize="fp8", style="compressed-tensors")
+    assert max(value.dim() for value in load_file(tmp_path / "out/model.safetensors").values()) == 2
+
+
+def test_a_matrix_that_is_no_layers_weight_warns(tmp_path: Path) -> None:
+    tensors = {"a.table": torch.randn(128, 128), "a.proj.weight": torch.randn(128, 128)}
+    save_file(tensors, tmp_path / "a.safetensors")
+    report = loadstone.convert(
+        tmp_path / "a.safetensors", tmp_path / "o.safetensors", quantize="fp8", include="."
+    )
+    assert unread(report.findings).keys() == {"a.table"}
 
 
 def test_a_merge_warns_too(model: Path, tmp_path: Path) -> None:

@@ -175,6 +175,7 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : p
       rules.numbers.push_back(checked(number, name));
     }
     rules.patterns = ModulePatterns(keys, code, name);
+    rules.keys.assign(keys.begin(), keys.end());
   };
   add_rules("rank_pattern", rank_of, ranks_);
   add_rules("alpha_pattern", alpha_of, alphas_);
@@ -194,6 +195,38 @@ double AdapterConfig::Rules::number(const std::string& module, double otherwise)
   return found ? numbers[*found] : otherwise;
 }
 
+// peft takes the first key that matches, and sorts the keys when it saves: the training may have
+// used another one. Keys that are not sorted are in the order of the training.
+void AdapterConfig::look_for_two_alphas(const std::string& module) const {
+  if (alphas_.keys.size() < 2 || !std::ranges::is_sorted(alphas_.keys)) return;
+  const std::vector<std::size_t> matches = alphas_.patterns.find_all(module);
+  const auto is_other = [&](std::size_t each) {
+    return alphas_.numbers[each] != alphas_.numbers[matches.front()];
+  };
+  const auto other = std::ranges::find_if(matches, is_other);
+  if (other == matches.end() || modules_with_two_alphas_++ > 0) return;
+  const auto told = [&](std::size_t each) {
+    return fmt::format("{} by '{}'", alphas_.numbers[each], printable(alphas_.keys[each]));
+  };
+  two_alphas_ =
+      fmt::format("'{}' {} and {}", printable(module), told(matches.front()), told(*other));
+}
+
+std::vector<std::string> AdapterConfig::doubts() const {
+  std::vector<std::string> found;
+  if (!unknown_.empty()) {
+    found.push_back(
+        fmt::format("sets {}: unknown to this version, and ignored", name_list(unknown_)));
+  }
+  if (modules_with_two_alphas_ > 0) {
+    found.push_back(fmt::format(
+        "gives {} two values of alpha_pattern, such as {}: the first one is taken, but peft sorts "
+        "the keys when it saves an adapter, so the training may have taken the other",
+        counted(modules_with_two_alphas_, "module"), two_alphas_));
+  }
+  return found;
+}
+
 float AdapterConfig::scale(const std::string& module, std::uint64_t rank) const {
   const double planned = ranks_.number(module, rank_);
   if (planned != static_cast<double>(rank)) {
@@ -204,6 +237,7 @@ float AdapterConfig::scale(const std::string& module, std::uint64_t rank) const 
                  .expected = fmt::format("{}", planned)});
   }
   const double divisor = has_root_scale_ ? std::sqrt(planned) : planned;
+  look_for_two_alphas(module);
   const double scale = alphas_.number(module, alpha_) / divisor;
   if (!(std::abs(scale) <= std::numeric_limits<float>::max())) {
     throw Error(code, "the scale of a module, which follows from lora_alpha, is beyond F32",

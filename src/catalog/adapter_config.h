@@ -1,6 +1,7 @@
 // The scales of an adapter's products, which stand beside its tensors.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -28,17 +29,20 @@ class AdapterConfig {
   [[nodiscard]] bool is_transposed() const noexcept { return is_transposed_; }
   // Every module has magnitudes.
   [[nodiscard]] bool has_magnitudes() const noexcept { return has_magnitudes_; }
-  // Fields that are set and that peft 0.21 does not have.
-  [[nodiscard]] const std::vector<std::string>& unknown() const noexcept { return unknown_; }
+  // Sentences without their subject, "the configuration": about fields that peft 0.21 does not
+  // have, and about the alphas of modules that scale() was called for.
+  [[nodiscard]] std::vector<std::string> doubts() const;
 
  private:
   // Numbers of the modules whose name a pattern matches.
   struct Rules {
     ModulePatterns patterns;
     std::vector<double> numbers;
+    std::vector<std::string> keys;
 
     [[nodiscard]] double number(const std::string& module, double otherwise) const;
   };
+  void look_for_two_alphas(const std::string& module) const;
 
   std::string prefix_;
   double rank_ = 0;
@@ -46,6 +50,9 @@ class AdapterConfig {
   std::vector<std::string> unknown_;
   Rules ranks_;
   Rules alphas_;
+  // Modules that keys of `alpha_pattern` give two alphas, and the sentence about the first.
+  mutable std::size_t modules_with_two_alphas_ = 0;
+  mutable std::string two_alphas_;
   bool has_root_scale_ = false;
   bool is_transposed_ = false;
   bool has_magnitudes_ = false;

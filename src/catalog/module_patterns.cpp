@@ -86,8 +86,8 @@ void ModulePatterns::count() const {
 }
 
 // A key matches the end of a name, if that is all of it or follows a ".".
-std::size_t ModulePatterns::find_name(std::string_view module) const {
-  std::size_t first = none;
+std::vector<std::size_t> ModulePatterns::find_names(std::string_view module) const {
+  std::vector<std::size_t> matches;
   for (std::size_t begin = 0;; ++begin) {
     const std::string_view end = module.substr(begin);
     if (const auto of_length = names_.find(end.size()); of_length != names_.end()) {
@@ -96,23 +96,39 @@ std::size_t ModulePatterns::find_name(std::string_view module) const {
         std::string text(end);
         for (const std::size_t place : any) text[place] = '.';
         const auto found = indices.find(text);
-        if (found != indices.end()) first = std::min(first, found->second);
+        if (found != indices.end()) matches.push_back(found->second);
       }
     }
     begin = module.find('.', begin);
-    if (begin == module.npos) return first;
+    if (begin == module.npos) return matches;
   }
+}
+
+void ModulePatterns::require_plain(std::string_view module) const {
+  if (is_plain_name(module)) return;
+  throw Error(code_, "the name of a module has characters that are not ASCII, or a newline",
+              {.tensor = std::string(module),
+               .field = field_,
+               .expected = "a name that patterns of Python can be translated for"});
+}
+
+std::vector<std::size_t> ModulePatterns::find_all(std::string_view module) const {
+  if (keys_.empty()) return {};
+  require_plain(module);
+  std::vector<std::size_t> matches = find_names(module);
+  for (const Expression& each : expressions_) {
+    count();
+    if (is_in(*each.pattern, module)) matches.push_back(each.index);
+  }
+  std::ranges::sort(matches);
+  return matches;
 }
 
 std::optional<std::size_t> ModulePatterns::find(std::string_view module) const {
   if (keys_.empty()) return std::nullopt;
-  if (!is_plain_name(module)) {
-    throw Error(code_, "the name of a module has characters that are not ASCII, or a newline",
-                {.tensor = std::string(module),
-                 .field = field_,
-                 .expected = "a name that patterns of Python can be translated for"});
-  }
-  std::size_t first = find_name(module);
+  require_plain(module);
+  const std::vector<std::size_t> names = find_names(module);
+  std::size_t first = names.empty() ? none : std::ranges::min(names);
   for (const Expression& each : expressions_) {
     if (each.index > first) break;
     count();

@@ -31,6 +31,8 @@ class ModulePatterns {
   // The key's index. Throws Error for a name that is not plain where there are keys, and when all
   // calls together take more than `comparisons_max`.
   [[nodiscard]] std::optional<std::size_t> find(std::string_view module) const;
+  // The indices of all keys that match, in order. Throws as find() does.
+  [[nodiscard]] std::vector<std::size_t> find_all(std::string_view module) const;
 
   // Look-ups and tried patterns of all calls.
   [[nodiscard]] std::uint64_t comparisons() const noexcept { return comparisons_; }
@@ -43,7 +45,9 @@ class ModulePatterns {
     std::size_t index = 0;
   };
 
-  [[nodiscard]] std::size_t find_name(std::string_view module) const;
+  void require_plain(std::string_view module) const;
+  // The indices of keys that are names and match, in no order.
+  [[nodiscard]] std::vector<std::size_t> find_names(std::string_view module) const;
   void count() const;
 
   const char* code_ = "";

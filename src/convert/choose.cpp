@@ -14,6 +14,7 @@
 #include "convert/chooser.h"
 #include "convert/experts.h"
 #include "convert/json_text.h"
+#include "convert/quantize_style.h"
 #include "convert/transposed.h"
 #include "loadstone/error.h"
 
@@ -96,12 +97,13 @@ void transpose_conv1d(TargetRecipe& recipe, std::string_view encoding,
 // Not thread-safe.
 class Choosing {
  public:
-  Choosing(const std::string& config, Chooser& chooser, Choices& choices,
+  Choosing(const ConvertOptions& options, Chooser& chooser, Choices& choices,
            std::vector<Finding>& findings)
       : chooser_(chooser),
         choices_(choices),
         findings_(findings),
-        has_conv1d_(loadstone::has_conv1d(config)) {}
+        style_(options.quantize.style.value_or(QuantizeStyle::unified)),
+        has_conv1d_(loadstone::has_conv1d(options.folder.config)) {}
 
   void run(Recipes& recipes) {
     const std::vector<std::string> all = names_of(recipes);
@@ -115,9 +117,26 @@ class Choosing {
     }
     misfits_.report(findings_);
     report_unread();
+    report_stacks();
   }
 
  private:
+  void report_stacks() {
+    if (stacks_.empty()) return;
+    findings_.push_back(
+        {.severity = Severity::error,
+         .code = "plan.options",
+         .target = stacks_.front(),
+         .message = fmt::format("{} of several matrices, which compressed-tensors has no layout "
+                                "for: {}",
+                                counted(stacks_.size(), "tensor"), name_list(stacks_)),
+         .suggestion =
+             std::string(is_stack_of_experts(stacks_.front())
+                             ? "take the experts apart first (convert --experts separate), "
+                             : "") +
+             "ask for the style modelopt, or --exclude them"});
+  }
+
   void report_unread() {
     for (auto& [reason, names] : unread_) {
       std::string message =
@@ -140,6 +159,8 @@ class Choosing {
     const TargetRecipe before = recipe;
     const bool is_conv1d = has_conv1d_ && is_conv1d_weight(recipe.target);
     std::optional<std::string_view> unread = chooser_.other_layer(recipe.target);
+    if (recipe.shape.rank() == 2 && !recipe.target.ends_with(".weight"))
+      unread = "no layer's weight";
     if (written != nullptr && written->is_bitsandbytes()) {
       const auto has = [&](const std::string& name) { return names_.contains(name); };
       if (const auto why = chooser_.reason_in_bnb(recipe, has)) return why;
@@ -161,6 +182,10 @@ class Choosing {
       return "its shape does not fit the encoding";
     }
     ++format->made;
+    if (recipe.shape.rank() > 2 && written != nullptr &&
+        naming_style(*written, style_) == NamingStyle::compressed) {
+      stacks_.push_back(recipe.target);
+    }
     if (unread) unread_[*unread].push_back(recipe.target);
     quantization.group = chooser_.group_of(recipe.target);
     choices_.quantize.emplace(recipe.target, std::move(quantization));
@@ -170,8 +195,10 @@ class Choosing {
   Chooser& chooser_;
   Choices& choices_;
   std::vector<Finding>& findings_;
+  const QuantizeStyle style_;
   const bool has_conv1d_;
   std::set<std::string, std::less<>> names_;
+  std::vector<std::string> stacks_;  // that the style has no names for
   Misfits misfits_;
   // Names of quantized tensors by the kind of their layer, if that is not linear.
   std::map<std::string_view, std::vector<std::string>> unread_;
@@ -220,7 +247,7 @@ Choices choose_quantized(const ConvertOptions& options, std::uint64_t cut_max, R
                 "--experts out",
                 {.field = "experts", .found = "fused", .expected = "separate"});
   }
-  Choosing(config, chooser, choices, findings).run(recipes);
+  Choosing(options, chooser, choices, findings).run(recipes);
   part_groups(recipes, choices);
   // Stacks that were cut are among the names, and made: their experts replace them.
   const std::vector<std::string> left = names_of(recipes);

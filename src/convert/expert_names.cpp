@@ -30,9 +30,13 @@ std::string with_block(std::string name, std::string_view before, std::string_vi
 
 }  // namespace
 
-ExpertWords expert_words(std::string_view model_type) {
-  const re2::RE2 types(piece(mixtral_word_types()));
-  return re2::RE2::FullMatch(piece(model_type), types) ? ExpertWords::mixtral : ExpertWords::usual;
+ExpertNaming expert_naming(std::string_view model_type) {
+  const auto is_one_of = [&](std::string_view types) {
+    return re2::RE2::FullMatch(piece(model_type), re2::RE2(piece(types)));
+  };
+  const bool keeps_block = is_one_of(kept_block_types());
+  const bool is_mixtral = keeps_block || is_one_of(mixtral_word_types());
+  return {is_mixtral ? ExpertWords::mixtral : ExpertWords::usual, !keeps_block};
 }
 
 std::string_view name(ExpertRole role, ExpertWords words) noexcept {
@@ -63,12 +67,13 @@ std::optional<ExpertName> expert_name(std::string_view name) {
   return std::nullopt;
 }
 
-std::string fused_name(std::string name) {
+std::string fused_name(std::string name, const ExpertNaming& naming) {
+  if (!naming.renames_block) return name;
   return with_block(std::move(name), mixtral_block, usual_block);
 }
 
-std::string separate_name(std::string name, ExpertWords words) {
-  if (words == ExpertWords::usual) return name;
+std::string separate_name(std::string name, const ExpertNaming& naming) {
+  if (naming.words == ExpertWords::usual || !naming.renames_block) return name;
   return with_block(std::move(name), usual_block, mixtral_block);
 }
 

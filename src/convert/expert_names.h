@@ -16,11 +16,17 @@ inline constexpr std::array expert_roles = {ExpertRole::gate, ExpertRole::up, Ex
 
 enum class ExpertWords : std::uint8_t {
   usual,   // "mlp.experts.3.gate_proj", "up_proj", "down_proj"
-  mixtral  // "block_sparse_moe.experts.3.w1", "w3", "w2"; where experts are one tensor, "mlp"
+  mixtral  // "block_sparse_moe.experts.3.w1", "w3", "w2"
 };
 
-// The words that readers of a model look for: `model_type` of its config.json.
-[[nodiscard]] ExpertWords expert_words(std::string_view model_type);
+// The names that readers of a model look for.
+struct ExpertNaming {
+  ExpertWords words = ExpertWords::usual;  // of single experts
+  // "block_sparse_moe" is "mlp" where the experts are one tensor.
+  bool renames_block = true;
+};
+// `model_type` is a member of config.json.
+[[nodiscard]] ExpertNaming expert_naming(std::string_view model_type);
 
 // "gate_proj", "w1"
 [[nodiscard]] std::string_view name(ExpertRole role, ExpertWords words) noexcept;
@@ -35,9 +41,9 @@ struct ExpertName {
 [[nodiscard]] std::optional<ExpertName> expert_name(std::string_view name);
 
 // A name in the block of experts, as a model has it whose experts are one tensor.
-[[nodiscard]] std::string fused_name(std::string name);
+[[nodiscard]] std::string fused_name(std::string name, const ExpertNaming& naming);
 // The reverse: as a model has it whose experts stand one by one.
-[[nodiscard]] std::string separate_name(std::string name, ExpertWords words);
+[[nodiscard]] std::string separate_name(std::string name, const ExpertNaming& naming);
 
 // The module that holds a layer's experts and their router, with a dot: "model.layers.0.mlp." of
 // "model.layers.0.mlp.experts".

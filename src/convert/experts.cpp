@@ -144,11 +144,17 @@ void cut_stack(const TargetRecipe& stack, const StackRule& rule, const std::stri
 
 }  // namespace
 
+bool is_stack_of_experts(const std::string& name) {
+  return std::ranges::any_of(stack_rules(), [&](const StackRule& rule) {
+    return re2::RE2::FullMatch(name, re2::RE2(piece(rule.pattern)));
+  });
+}
+
 std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
                          const std::function<bool(const TargetRecipe&)>& wanted,
                          std::uint64_t tensors_max, std::vector<Finding>& findings) {
   if (re2::RE2::FullMatch(piece(model_type), re2::RE2(piece(turned_stack_types())))) return 0;
-  const ExpertWords words = expert_words(model_type);
+  const ExpertNaming naming = expert_naming(model_type);
   const std::map<std::string, Shape> downs = down_shapes(recipes);
   std::vector<TargetRecipe> targets;
   std::set<std::string, std::less<>> blocks;  // of stacks that were cut
@@ -175,11 +181,11 @@ std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
     made += recipe.shape[0] * parts;
     ++stacks;
     blocks.emplace(block_of(module));
-    cut_stack(recipe, *rule, separate_name(module, words), words, targets);
+    cut_stack(recipe, *rule, separate_name(module, naming), naming.words, targets);
   }
   for (TargetRecipe& recipe : targets) {
     if (!is_in_block(blocks, recipe.target)) continue;
-    recipe.target = separate_name(std::move(recipe.target), words);
+    recipe.target = separate_name(std::move(recipe.target), naming);
   }
   recipes.targets = std::move(targets);
   return stacks;

@@ -77,6 +77,11 @@ std::span<const PlainRule> bnb_plain_rules() noexcept { return not_replaced; }
 std::span<const PartnerRule> partner_rules() noexcept { return partners; }
 std::span<const StackRule> stack_rules() noexcept { return stacks; }
 std::string_view turned_stack_types() noexcept { return "gpt_oss|llama4|llama4_text"; }
-std::string_view mixtral_word_types() noexcept { return "mixtral|minimax|minimax_m2|phimoe"; }
+std::string_view mixtral_word_types() noexcept {
+  return "kimi_linear|mixtral|minimax|minimax_m2|phimoe";
+}
+std::string_view kept_block_types() noexcept {
+  return R"(deepseek_v4|lfm2_moe|(minimax_m3_vl|mistral_large4)(_text)?)";
+}
 
 }  // namespace loadstone

@@ -46,7 +46,9 @@ inline constexpr std::string_view weight_pattern =
 [[nodiscard]] std::span<const StackRule> stack_rules() noexcept;
 // Model types whose stacks of experts are kept [experts, columns, rows], or with rows interleaved.
 [[nodiscard]] std::string_view turned_stack_types() noexcept;
-// Model types that are published with Mixtral's words for experts.
+// Model types that are published with Mixtral's words for experts, and those of them whose block
+// of experts has one name, whether the experts are one tensor or not.
 [[nodiscard]] std::string_view mixtral_word_types() noexcept;
+[[nodiscard]] std::string_view kept_block_types() noexcept;
 
 }  // namespace loadstone

@@ -41,7 +41,7 @@ class Maker {
         is_decoded_(is_decoded),
         broken_(broken),
         findings_(findings),
-        words_(expert_words(string_member(options.folder.config, "model_type"))),
+        naming_(expert_naming(string_member(options.folder.config, "model_type"))),
         builder_(catalog),
         is_read_(catalog_.tensors().size(), false) {}
 
@@ -125,9 +125,9 @@ class Maker {
 
   void fuse() {
     if (!is_decoded_)
-      refuse_codes([](const std::string& name) -> std::optional<std::string> {
+      refuse_codes([this](const std::string& name) -> std::optional<std::string> {
         const auto found = expert_name(name);
-        return found ? std::optional(fused_name(found->prefix)) : std::nullopt;
+        return found ? std::optional(fused_name(found->prefix, naming_)) : std::nullopt;
       });
     std::map<std::string, Experts> blocks;
     for (const std::string& name : names()) {
@@ -140,10 +140,11 @@ class Maker {
         experts.words = found->words;
       }
     }
+    std::set<std::string, std::less<>> fused;
     for (const auto& [prefix, experts] : blocks) {
       if (refuse_broken(prefix)) continue;
       if (!experts.other.empty()) {
-        fail(fused_name(prefix), "plan.duplicate",
+        fail(fused_name(prefix, naming_), "plan.duplicate",
              fmt::format("its experts have two sets of names, '{}' and '{}'",
                          printable(experts.first), printable(experts.other)),
              {experts.first, experts.other});
@@ -151,12 +152,15 @@ class Maker {
       }
       try {
         fuse_block(prefix, experts);
+        fused.emplace(block_of(prefix));
       } catch (const Error& error) {
-        fail(fused_name(prefix), "plan.shape", "experts cannot be joined: " + error.message(), {});
+        fail(fused_name(prefix, naming_), "plan.shape",
+             "experts cannot be joined: " + error.message(), {});
       }
     }
     for (const std::string& name : names()) {
-      if (!used_.contains(name)) rename(name, fused_name(name));
+      if (used_.contains(name) || !is_in_block(fused, name)) continue;
+      rename(name, fused_name(name, naming_));
     }
   }
 
@@ -209,7 +213,7 @@ class Maker {
     missing.absent_count = missing.absent.size();
     if (!missing.ok()) {
       LackingSeries lacking;
-      lacking.add(fused_name(prefix), missing);
+      lacking.add(fused_name(prefix, naming_), missing);
       std::ranges::move(lacking.findings(), std::back_inserter(findings_));
       return;
     }
@@ -221,8 +225,8 @@ class Maker {
     }
     const Value joined = builder_.stack(gate_up, 0);
     const Value joined_down = builder_.stack(down, 0);
-    add(fused_name(prefix) + ".gate_up_proj", joined);
-    add(fused_name(prefix) + ".down_proj", joined_down);
+    add(fused_name(prefix, naming_) + ".gate_up_proj", joined);
+    add(fused_name(prefix, naming_) + ".down_proj", joined_down);
     for (const auto& [expert, names] : experts.names) used_.insert(names.begin(), names.end());
   }
 
@@ -264,7 +268,7 @@ class Maker {
     }
     for (const std::string& name : names()) {
       if (used_.contains(name) || !is_in_block(blocks, name)) continue;
-      rename(name, separate_name(name, words_));
+      rename(name, separate_name(name, naming_));
     }
   }
 
@@ -311,10 +315,10 @@ class Maker {
                                             "size holds {} at most",
                                             count, 3 * count, most));
     }
-    const std::string module = separate_name(prefix, words_);
+    const std::string module = separate_name(prefix, naming_);
     for (std::uint64_t e = 0; e < count; ++e) {
       const auto target = [&](ExpertRole role, const char* what) {
-        return fmt::format("{}.{}.{}.{}", module, e, name(role, words_), what);
+        return fmt::format("{}.{}.{}.{}", module, e, name(role, naming_.words), what);
       };
       const Value both = one(gate_up, e);
       for (const ExpertRole role : {ExpertRole::gate, ExpertRole::up}) {
@@ -342,7 +346,7 @@ class Maker {
   bool is_decoded_;
   const std::set<std::string, std::less<>>& broken_;
   std::vector<Finding>& findings_;
-  ExpertWords words_;
+  ExpertNaming naming_;
   RecipeBuilder builder_;
   std::vector<bool> is_read_;
   std::map<std::string, Value> decoded_;

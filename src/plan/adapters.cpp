@@ -43,7 +43,6 @@ class Adder {
         configs_(adapter_configs(*adapter_)) {}
 
   void run() {
-    for (const AdapterConfig& config : configs_) warn_of_unknown(config.unknown());
     for (auto& [name, source] : numbers_.sources(checkpoint_, findings_)) sort_in(name, source);
     for (const auto& [name, module] : modules_) {
       try {
@@ -57,19 +56,17 @@ class Adder {
       }
     }
     if (!is_used_) fail({}, "no tensor of it is merged: it has none, or all are left out");
+    for (const AdapterConfig& config : configs_) {
+      for (const std::string& doubt : config.doubts()) {
+        findings_.push_back({.severity = Severity::warning,
+                             .code = malformed,
+                             .message = fmt::format("the configuration of the adapter in '{}' {}",
+                                                    printable(adapter_->root()), doubt)});
+      }
+    }
   }
 
  private:
-  void warn_of_unknown(const std::vector<std::string>& fields) {
-    if (fields.empty()) return;
-    findings_.push_back(
-        {.severity = Severity::warning,
-         .code = malformed,
-         .message = fmt::format("the configuration of the adapter in '{}' sets {}: unknown to "
-                                "this version, and ignored",
-                                printable(adapter_->root()), name_list(fields))});
-  }
-
   void fail(std::vector<std::string> sources, const std::string& what, std::string found = {},
             std::string expected = {}) {
     findings_.push_back(
