@@ -128,7 +128,9 @@ void add_write_options(CLI::App& command, WriteArgs& args) {
   add("--shard-size", args.shard_size, "SIZE",
       "Bytes of tensors in a shard; NAME.gguf becomes NAME-00001-of-00003.gguf ..." +
           default_text(exact_bytes(defaults::shard_bytes_max)));
-  add("--name", args.name, "STEM", "What files in the folder are called (default: model)");
+  add("--name", args.name, "STEM",
+      "What files in the folder are called (default: model,\nor diffusion_pytorch_model for a "
+      "model of diffusers)");
   add("--max-memory", args.max_memory, "SIZE", "Never take more, or refuse to start");
   add_threads_option(command, args.threads, "Threads");
   command.add_flag("--resume", args.resume,

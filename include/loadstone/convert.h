@@ -164,8 +164,10 @@ struct ConvertOptions {
   // becomes out-00001-of-00003.gguf, or out.gguf where one is enough. `stem` is its name without
   // the suffix, and `one_file` false. GGUF files only.
   bool is_split = false;
-  // What files in a folder are called: STEM.safetensors, STEM-00001-of-00002.safetensors ...
-  std::string stem = "model";
+  // Begins the names of files in a folder: STEM.safetensors, STEM-00001-of-00002.safetensors ...
+  // Empty: the name that the library of the config looks for, "diffusion_pytorch_model" for
+  // diffusers (`_class_name`) and "model" for others.
+  std::string stem;
   // Of tensors; a larger tensor has its own shard.
   std::uint64_t shard_bytes_max = defaults::shard_bytes_max;
   // ---- what changes cost only

@@ -192,7 +192,7 @@ void bind_convert(nb::module_& module) {
       "make_conversion", &conversion_for, nb::arg("catalog"), nb::arg("rules") = "",
       nb::arg("recipes").none() = nb::none(), nb::arg("dtype") = "",
       nb::arg("block_dtype") = "BF16", nb::arg("unexpected") = "warn", nb::arg("one_file") = true,
-      nb::arg("stem") = "model", nb::arg("shard_bytes_max").none() = nb::none(),
+      nb::arg("stem") = "", nb::arg("shard_bytes_max").none() = nb::none(),
       nb::arg("memory_bytes_max").none() = nb::none(), nb::arg("threads") = 0,
       nb::arg("formats") = std::vector<std::pair<std::string, std::string>>(),
       nb::arg("mode") = "exact", nb::arg("include") = std::vector<std::string>(),

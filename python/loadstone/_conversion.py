@@ -56,7 +56,7 @@ def convert(
     converter: str | os.PathLike[str] | None = None,
     trust_code: bool = False,
     shard_size: int | str | None = None,
-    name: str = "model",
+    name: str | None = None,
     max_memory: int | str | None = None,
     unexpected: str = "warn",
     threads: int | None = None,
@@ -124,7 +124,8 @@ def convert(
         trust_code: let it run Python code that the folder's configs name.
         shard_size: bytes of tensors in a shard of a folder (``int`` or ``"5GB"``, the default).
             ``name.gguf`` becomes ``name-00001-of-00003.gguf`` and so on with it.
-        name: of files in a folder; diffusers looks for ``diffusion_pytorch_model``.
+        name: of files in a folder; ``None``: ``diffusion_pytorch_model`` if the config is one of
+            diffusers, else ``model``.
         max_memory: limit in bytes (``int`` or ``"8GiB"``); a conversion that needs more is refused.
         unexpected: ``"warn"``, ``"error"`` or ``"ignore"``: sources that recipes do not use.
         threads: workers; ``None``: one per core, at most a few.

@@ -50,7 +50,7 @@ def merge(
     metadata: Metadata | None = None,
     beyond_ggml: bool = False,
     shard_size: int | str | None = None,
-    name: str = "model",
+    name: str | None = None,
     max_memory: int | str | None = None,
     threads: int | None = None,
     progress: bool | Callable[[int, int], object] = False,

@@ -67,7 +67,7 @@ class Form:
     arguments: dict[str, Any]
 
 
-def form_of(target: str, shard_size: int | str | None, name: str) -> Form:
+def form_of(target: str, shard_size: int | str | None, name: str | None) -> Form:
     format = _core.format_of_target(target)
     is_split = format == "gguf" and shard_size is not None
     if format is not None and shard_size is not None and not is_split:
@@ -76,9 +76,16 @@ def form_of(target: str, shard_size: int | str | None, name: str) -> Form:
         "format": format or "safetensors",
         "one_file": format is not None and not is_split,
         "is_split": is_split,
-        "stem": Path(target).stem if is_split else name,
+        "stem": Path(target).stem if is_split else stem_of(name),
     }
     return Form(format is None, arguments)
+
+
+def stem_of(name: str | None) -> str:
+    """Return the name, or nothing for the core's choice."""
+    if name is not None and (not isinstance(name, str) or not name):
+        raise make("plan.options", "not the beginning of a file's name", field="name")
+    return name or ""
 
 
 def carry_out(

@@ -143,3 +143,39 @@ def test_declarations_of_other_codes_do_not_come_along(
     assert name not in files_in(tmp_path / "codes")
     by_convert(model, tmp_path / "floats", dtype="bfloat16")  # the control
     assert name in files_in(tmp_path / "floats")
+
+
+NAMES = {  # config, name that is asked for, name of the file
+    "diffusers": ({"_class_name": "WanTransformer3DModel"}, None, "diffusion_pytorch_model"),
+    "diffusers, named": ({"_class_name": "WanTransformer3DModel"}, "model", "model"),
+    "transformers": ({"model_type": "llama"}, None, "model"),
+    "without a config": (None, None, "model"),
+}
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_files_are_called_what_the_library_looks_for(case: str, tmp_path: Path) -> None:
+    """diffusers found no file in a converted folder."""
+    config, name, stem = NAMES[case]
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tensors = {f"{part}.weight": torch.randn(64, 64) for part in "ab"}
+    save_file(tensors, folder / "diffusion_pytorch_model.safetensors")
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    words = [] if name is None else ["--name", name]
+    given: dict[str, Any] = {} if name is None else {"name": name}
+    assert run("convert", folder, tmp_path / "command", *words).returncode == 0
+    loadstone.convert(folder, tmp_path / "python", **given)
+    loadstone.merge([folder, folder], tmp_path / "merged", method="linear", **given)
+    for out in ("command", "python", "merged"):
+        assert [path.name for path in tmp_path.glob(f"{out}/*.safetensors")] == [
+            f"{stem}.safetensors"
+        ]
+    loadstone.convert(folder, tmp_path / "shards", shard_size="20KB", **given)
+    index = json.loads((tmp_path / "shards" / f"{stem}.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == {
+        f"{stem}-0000{part}-of-00002.safetensors" for part in (1, 2)
+    }
+    with pytest.raises(loadstone.Error, match="beginning of a file's name"):
+        loadstone.convert(folder, tmp_path / "none", name="")

@@ -12,6 +12,7 @@
 #include "catalog/conv1d.h"
 #include "codec/encode.h"
 #include "convert/chooser.h"
+#include "convert/expert_names.h"
 #include "convert/experts.h"
 #include "convert/json_text.h"
 #include "convert/quantize_style.h"
@@ -123,6 +124,8 @@ class Choosing {
  private:
   void report_stacks() {
     if (stacks_.empty()) return;
+    const bool has_known_layout = std::ranges::any_of(
+        stacks_, [](const std::string& name) { return name.ends_with(fused_gate_up); });
     findings_.push_back(
         {.severity = Severity::error,
          .code = "plan.options",
@@ -130,11 +133,10 @@ class Choosing {
          .message = fmt::format("{} of several matrices, which compressed-tensors has no layout "
                                 "for: {}",
                                 counted(stacks_.size(), "tensor"), name_list(stacks_)),
-         .suggestion =
-             std::string(is_stack_of_experts(stacks_.front())
-                             ? "take the experts apart first (convert --experts separate), "
-                             : "") +
-             "ask for the style modelopt, or --exclude them"});
+         .suggestion = fmt::format("{}ask for the style modelopt, or --exclude them",
+                                   has_known_layout ? "take the experts apart first (convert "
+                                                      "--experts separate), "
+                                                    : "")});
   }
 
   void report_unread() {
@@ -159,8 +161,8 @@ class Choosing {
     const TargetRecipe before = recipe;
     const bool is_conv1d = has_conv1d_ && is_conv1d_weight(recipe.target);
     std::optional<std::string_view> unread = chooser_.other_layer(recipe.target);
-    if (recipe.shape.rank() == 2 && !recipe.target.ends_with(".weight"))
-      unread = "no layer's weight";
+    const bool has_layer = recipe.target.ends_with(".weight");
+    if (recipe.shape.rank() == 2 && !has_layer) unread = "no layer's weight";
     if (written != nullptr && written->is_bitsandbytes()) {
       const auto has = [&](const std::string& name) { return names_.contains(name); };
       if (const auto why = chooser_.reason_in_bnb(recipe, has)) return why;

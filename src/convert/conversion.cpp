@@ -73,8 +73,7 @@ void check_options(const ConvertOptions& options) {
   if (block != Dtype::f32 && block != Dtype::bf16 && block != Dtype::f16) {
     refuse("block_dtype", "blocks become F32, BF16 or F16", std::string(name(block)));
   }
-  if (options.stem.empty() ||
-      options.stem.find_first_of(std::string_view("/\0", 2)) != std::string::npos ||
+  if (options.stem.find_first_of(std::string_view("/\0", 2)) != std::string::npos ||
       options.stem.starts_with('.')) {
     refuse("stem", "not the beginning of a file's name", printable(options.stem));
   }
@@ -270,6 +269,11 @@ static void check_source(const Catalog& catalog, const ConvertOptions& options) 
   }
 }
 
+static std::string usual_stem(std::string_view config) {
+  const bool is_of_diffusers = !string_member(config, "_class_name").empty();
+  return is_of_diffusers ? "diffusion_pytorch_model" : "model";
+}
+
 static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
                                 const ConvertOptions& options) {
   if (catalog == nullptr) refuse("catalog", "there is no catalog");
@@ -279,7 +283,7 @@ static Conversion conversion_of(std::shared_ptr<const Catalog> catalog,
   Conversion conversion;
   conversion.one_file = options.one_file;
   conversion.is_split = options.is_split;
-  conversion.stem = options.stem;
+  conversion.stem = options.stem.empty() ? usual_stem(options.folder.config) : options.stem;
   conversion.format = options.format;
   const Container& container = container_of(options.format);
   conversion.metadata = container.metadata(*catalog, options.metadata, findings);

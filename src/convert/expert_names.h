@@ -31,6 +31,9 @@ struct ExpertNaming {
 // "gate_proj", "w1"
 [[nodiscard]] std::string_view name(ExpertRole role, ExpertWords words) noexcept;
 
+// Ends the name of a layer's gates and ups, if its experts are one tensor in a known layout.
+inline constexpr std::string_view fused_gate_up = ".experts.gate_up_proj";
+
 // "model.layers.0.mlp.experts.3.up_proj.weight"
 struct ExpertName {
   std::string prefix;  // "model.layers.0.mlp.experts"

@@ -144,12 +144,6 @@ void cut_stack(const TargetRecipe& stack, const StackRule& rule, const std::stri
 
 }  // namespace
 
-bool is_stack_of_experts(const std::string& name) {
-  return std::ranges::any_of(stack_rules(), [&](const StackRule& rule) {
-    return re2::RE2::FullMatch(name, re2::RE2(piece(rule.pattern)));
-  });
-}
-
 std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
                          const std::function<bool(const TargetRecipe&)>& wanted,
                          std::uint64_t tensors_max, std::vector<Finding>& findings) {

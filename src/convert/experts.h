@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -20,8 +19,5 @@ namespace loadstone {
 std::size_t split_stacks(Recipes& recipes, std::string_view model_type,
                          const std::function<bool(const TargetRecipe&)>& wanted,
                          std::uint64_t tensors_max, std::vector<Finding>& findings);
-
-// True if `--experts separate` takes a stack of this name apart.
-[[nodiscard]] bool is_stack_of_experts(const std::string& name);
 
 }  // namespace loadstone

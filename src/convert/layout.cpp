@@ -91,7 +91,7 @@ void lay_out(Conversion& conversion, const ConvertOptions& options) {
   if (!options.quantize.formats.empty()) check_names(conversion);
   const Container& container = container_of(conversion.format);
   if (conversion.files.size() > 1 && !container.index_suffix().empty()) {
-    conversion.index_name = options.stem + std::string(container.index_suffix());
+    conversion.index_name = conversion.stem + std::string(container.index_suffix());
   }
   if (conversion.is_split && conversion.files.size() == 1) {
     conversion.is_split = false;
@@ -100,7 +100,7 @@ void lay_out(Conversion& conversion, const ConvertOptions& options) {
   for (std::size_t f = 0; f < conversion.files.size(); ++f) {
     OutputFile& file = conversion.files[f];
     if (!conversion.one_file) {
-      file.name = container.shard_name(options.stem, f, conversion.files.size());
+      file.name = container.shard_name(conversion.stem, f, conversion.files.size());
     }
     container.place(conversion, file);
     file.header_bytes = container.header(conversion, f).size();

@@ -235,7 +235,7 @@ class Maker {
     if (!used_.empty() || has_errors(findings_)) return;
     const bool is_fused = options_.experts == ExpertLayout::fused;
     const auto is_expert = [&](const std::string& name) {
-      return is_fused ? name.ends_with(".experts.gate_up_proj") : expert_name(name).has_value();
+      return is_fused ? name.ends_with(fused_gate_up) : expert_name(name).has_value();
     };
     if (std::ranges::any_of(names(), is_expert)) return;
     findings_.push_back(
@@ -251,7 +251,7 @@ class Maker {
   void separate() {
     constexpr std::string_view suffix = ".gate_up_proj";
     const auto prefix_of = [&](const std::string& name) -> std::optional<std::string> {
-      if (!name.ends_with(".experts.gate_up_proj")) return std::nullopt;
+      if (!name.ends_with(fused_gate_up)) return std::nullopt;
       return name.substr(0, name.size() - suffix.size());
     };
     if (!is_decoded_) refuse_codes(prefix_of);
