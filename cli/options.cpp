@@ -206,9 +206,8 @@ TiePolicy AdapterArgs::tie_policy() const { return from_name<TiePolicy>(tie).val
 
 std::vector<MergeAdapter> AdapterArgs::open(
     const OpenArgs& how, std::vector<std::shared_ptr<const Catalog>>& checkpoints) const {
-  if (adapters.empty()) {
-    if (!ignore.empty()) throw Error("usage", "--lora-ignore goes with --lora");
-    if (tie_policy() == TiePolicy::keep) throw Error("usage", "--tie keep goes with --lora");
+  if (!ignore.empty() && adapters.empty()) {
+    throw Error("usage", "--lora-ignore goes with --lora");
   }
   std::vector<MergeAdapter> opened;
   for (const std::string& text : adapters) {

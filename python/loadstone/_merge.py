@@ -22,7 +22,7 @@ from loadstone._output import (
     patterns_of,
     style_name,
 )
-from loadstone._weighted import Weighted, check_adapter_options, joined, opened, weighted
+from loadstone._weighted import Weighted, ignored_by, joined, opened, tie_argument, weighted
 
 
 def merge(
@@ -103,7 +103,7 @@ def merge(
     if not given:
         raise make("plan.options", "a merge begins with a model", field="models")
     weights = [weight for _, weight in given]
-    check_adapter_options(adapters, ignored := patterns_of(lora_ignore), tie)
+    ignored, tie = ignored_by(adapters, lora_ignore), tie_argument(tie)
     factors = [(factor, ignored) for _, factor in adapters]
     options = _core.merge_options(weights, factors, method, normalise, scale, density, seed, tie)
     conversion = _core.make_conversion(

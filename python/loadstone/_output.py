@@ -76,16 +76,9 @@ def form_of(target: str, shard_size: int | str | None, name: str | None) -> Form
         "format": format or "safetensors",
         "one_file": format is not None and not is_split,
         "is_split": is_split,
-        "stem": Path(target).stem if is_split else stem_of(name),
+        "stem": Path(target).stem if is_split else name or "",
     }
     return Form(format is None, arguments)
-
-
-def stem_of(name: str | None) -> str:
-    """Return the name, or nothing for the core's choice."""
-    if name is not None and (not isinstance(name, str) or not name):
-        raise make("plan.options", "not the beginning of a file's name", field="name")
-    return name or ""
 
 
 def carry_out(

@@ -73,21 +73,23 @@ def adapters(
     tie: str = "split",
 ) -> Adapters:
     """Opens the adapters that a caller names as for :func:`loadstone.merge`."""
-    pairs, patterns = weighted(lora, "lora"), patterns_of(ignore)
-    check_adapter_options(pairs, patterns, tie)
+    pairs = weighted(lora, "lora")
+    patterns = ignored_by(pairs, ignore)
     catalogs = tuple(opened(source, allow_links) for source, _ in pairs)
     rows = tuple((float(factor), patterns) for _, factor in pairs)
-    return Adapters(catalogs, rows, tie)
+    return Adapters(catalogs, rows, tie_argument(tie))
 
 
-def check_adapter_options(
-    pairs: Sequence[tuple[Source, float]], patterns: Sequence[str], tie: str
-) -> None:
-    """Refuse options of adapters without adapters; the core knows which words there are."""
-    if not isinstance(tie, str) or not tie:
-        raise make(
-            "plan.options", "not a word", field="tie", found=repr(tie), expected="split, keep"
-        )
-    for field, is_given in (("lora_ignore", bool(patterns)), ("tie", tie == "keep")):
-        if is_given and not pairs:
-            raise make("plan.options", "it goes with lora", field=field)
+def ignored_by(pairs: Sequence[object], ignore: str | Sequence[str]) -> list[str]:
+    """Return the patterns of tensors that adapters leave out; refuse them without an adapter."""
+    patterns = patterns_of(ignore)
+    if patterns and not pairs:
+        raise make("plan.options", "it goes with lora", field="lora_ignore")
+    return patterns
+
+
+def tie_argument(tie: str) -> str:
+    """Return the word; the core knows which words there are."""
+    if isinstance(tie, str) and tie:
+        return tie
+    raise make("plan.options", "not a word", field="tie", found=repr(tie), expected="split, keep")

@@ -1,4 +1,4 @@
-"""Warn about an adapter's config: fields that peft does not have, modules with two alphas."""
+"""Warnings about an adapter's config: fields that peft does not have, modules with two alphas."""
 
 from __future__ import annotations
 
@@ -33,12 +33,18 @@ def by_command(base: Path, adapter: Path) -> str:
 def by_strict_command(base: Path, adapter: Path) -> str:
     out = base.with_name("out.safetensors")
     done = run("merge", base, "--lora", adapter, "-o", out, "--strict")
-    is_told = "the configuration of the adapter" in done.stderr
-    assert (done.returncode == 0) == out.exists() == (not is_told)
+    warns = "the configuration of the adapter" in done.stderr
+    assert (done.returncode == 0) == out.exists() == (not warns)
     return done.stderr
 
 
-DOORS = [by_merge, by_load, by_command, by_strict_command]
+def by_saved_plan(base: Path, adapter: Path) -> str:
+    path = base.with_name("plan.json")
+    loadstone.plan(model(), base, lora=adapter).save(path)
+    return path.read_text()
+
+
+DOORS = [by_merge, by_load, by_command, by_strict_command, by_saved_plan]
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -58,7 +64,7 @@ def test_control_a_field_of_peft(field: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(
-    ("patterns", "is_told"),
+    ("patterns", "warns"),
     [
         ({".*st": 3, "first": 16}, True),  # as peft sorts them
         ({"f.*": 3, "first": 16}, True),
@@ -70,15 +76,15 @@ def test_control_a_field_of_peft(field: str, tmp_path: Path) -> None:
     ids=str,
 )
 def test_a_module_with_two_alphas(
-    patterns: dict[str, int], is_told: bool, door: Any, tmp_path: Path
+    patterns: dict[str, int], warns: bool, door: Any, tmp_path: Path
 ) -> None:
     """peft takes the first key that matches, and sorts the keys of an adapter that it saves."""
     base, adapter = files(tmp_path, alpha_pattern=patterns)
-    told = door(base, adapter)
-    assert ("gives 1 module two values of alpha_pattern" in told) == is_told
-    if is_told:
+    text = door(base, adapter)
+    assert ("gives 1 module two alphas by alpha_pattern" in text) == warns
+    if warns:
         first, other = patterns
-        assert f"'first' 3 by '{first}' and 16 by '{other}'" in told
+        assert f"'first': 3 by '{first}', 16 by '{other}'" in text
 
 
 def test_peft_trains_with_one_alpha_and_loads_with_another(tmp_path: Path) -> None:
@@ -96,7 +102,7 @@ def test_peft_trains_with_one_alpha_and_loads_with_another(tmp_path: Path) -> No
     assert loaded.base_model.model.first.scaling == {"default": 1.5}
     out = tmp_path / "out.safetensors"
     report = loadstone.merge(base, out, lora=tmp_path / "trained")
-    assert "two values of alpha_pattern" in str(report.findings)
+    assert "two alphas by alpha_pattern" in str(report.findings)
     assert torch.equal(load_file(out)["first.weight"], torch.full((6, 4), 2 * 1.5))
 
 

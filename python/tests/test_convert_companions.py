@@ -177,5 +177,3 @@ def test_files_are_called_what_the_library_looks_for(case: str, tmp_path: Path) 
     assert set(index["weight_map"].values()) == {
         f"{stem}-0000{part}-of-00002.safetensors" for part in (1, 2)
     }
-    with pytest.raises(loadstone.Error, match="beginning of a file's name"):
-        loadstone.convert(folder, tmp_path / "none", name="")

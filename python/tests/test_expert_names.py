@@ -15,7 +15,7 @@ pytest.importorskip("transformers", minversion="5.23")
 
 from transformers_models import by_name, write_checkpoint
 
-# What the block of experts is called, and their words, in files: every pair that transformers has.
+# Every pair of a block and words of experts that the files of transformers' models have.
 TYPES = (
     "mixtral", "phimoe", "minimax", "minimax_m2", "kimi_linear",  # block_sparse_moe, w1
     "minimax_m3_vl", "lfm2_moe", "deepseek_v4", "mistral_large4_text", "mistral_large4",  # w1

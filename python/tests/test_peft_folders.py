@@ -155,3 +155,28 @@ def test_control_the_library_alone_leaves_magnitudes_at_random(
     model = transformers.BertForSequenceClassification.from_pretrained(folder)
     found = different(model, expected(folder, model_folder))
     assert bool(found) == (kind not in ("lora", "ia3")), found
+
+
+def test_an_adapter_that_the_library_does_not_find_again_is_refused(tmp_path: Path) -> None:
+    """transformers saves an adapter of Laguna under other names than it reads, without a word."""
+    pytest.importorskip("transformers", minversion="5.23")
+    from transformers_models import by_name as model_of
+    from transformers_models import write_checkpoint
+
+    case = model_of("laguna")
+    model, folder = tmp_path / "model", tmp_path / "adapter"
+    write_checkpoint(case, model, "public", torch.float32)
+    layer = "model.layers.1.mlp.shared_experts.up_proj"
+    config = peft.LoraConfig(r=2, target_modules=[layer], init_lora_weights=False)
+    wrapped = peft.get_peft_model(case.build(), config)
+    wrapped.save_pretrained(folder)
+    path = folder / "adapter_config.json"
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": str(model)})
+    )
+    wanted = wrapped.state_dict()[f"base_model.model.{layer}.lora_A.default.weight"]
+    alone = case.cls.from_pretrained(folder)
+    assert not torch.equal(alone.get_submodule(layer).lora_A["default"].weight, wanted)
+    with loadstone.patch("transformers", "peft"), pytest.raises(loadstone.Error) as caught:
+        case.cls.from_pretrained(folder)
+    assert f"{layer}.lora_A" in str(caught.value)

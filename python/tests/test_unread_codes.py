@@ -91,9 +91,8 @@ STACKS = {"gpt_oss": True, "llama4_text": True, "granitemoe": False, "of its own
 def stack_model(tmp_path: Path, model_type: str) -> Path:
     """Write a model of two experts; those of `STACKS` are transposed."""
     is_transposed = model_type in STACKS
-    known = STACKS.get(model_type, True)
     names = ("experts.gate_up_proj", "experts.down_proj")
-    if not known:
+    if not STACKS.get(model_type, True):
         names = ("moe.w_in.weight", "moe.w_out.weight")
     folder = tmp_path / "model"
     folder.mkdir()
@@ -123,6 +122,10 @@ def test_stacks_are_refused_or_readable(encoding: str, model_type: str, tmp_path
         if style != "compressed-tensors":
             loadstone.convert(folder, out, quantize=encoding, style=style)
             assert_readable(out, folder)
+            if style is not None and "compressed-tensors" in styles_of(encoding):
+                with pytest.raises(loadstone.Error):  # the codes alone go there neither
+                    loadstone.convert(out, tmp_path / "other", style="compressed-tensors")
+                assert not (tmp_path / "other").exists()
             continue
         asked: dict[str, Any] = {"quantize": encoding, "style": style}
         for door in (loadstone.convert, loadstone.merge):

@@ -176,6 +176,7 @@ AdapterConfig::AdapterConfig(std::string_view text, std::string_view prefix) : p
     }
     rules.patterns = ModulePatterns(keys, code, name);
     rules.keys.assign(keys.begin(), keys.end());
+    rules.are_sorted = std::ranges::is_sorted(keys);
   };
   add_rules("rank_pattern", rank_of, ranks_);
   add_rules("alpha_pattern", alpha_of, alphas_);
@@ -197,19 +198,19 @@ double AdapterConfig::Rules::number(const std::string& module, double otherwise)
 
 // peft takes the first key that matches, and sorts the keys when it saves: the training may have
 // used another one. Keys that are not sorted are in the order of the training.
-void AdapterConfig::look_for_two_alphas(const std::string& module) const {
-  if (alphas_.keys.size() < 2 || !std::ranges::is_sorted(alphas_.keys)) return;
+double AdapterConfig::alpha_for(const std::string& module) const {
+  if (!alphas_.are_sorted) return alphas_.number(module, alpha_);
   const std::vector<std::size_t> matches = alphas_.patterns.find_all(module);
-  const auto is_other = [&](std::size_t each) {
-    return alphas_.numbers[each] != alphas_.numbers[matches.front()];
-  };
-  const auto other = std::ranges::find_if(matches, is_other);
-  if (other == matches.end() || modules_with_two_alphas_++ > 0) return;
-  const auto told = [&](std::size_t each) {
-    return fmt::format("{} by '{}'", alphas_.numbers[each], printable(alphas_.keys[each]));
-  };
-  two_alphas_ =
-      fmt::format("'{}' {} and {}", printable(module), told(matches.front()), told(*other));
+  if (matches.empty()) return alpha_;
+  const double first = alphas_.numbers[matches.front()];
+  const auto other = std::ranges::find_if(
+      matches, [&](std::size_t each) { return alphas_.numbers[each] != first; });
+  if (other != matches.end() && modules_with_two_alphas_++ == 0) {
+    two_alphas_ = fmt::format("'{}': {} by '{}', {} by '{}'", printable(module), first,
+                              printable(alphas_.keys[matches.front()]), alphas_.numbers[*other],
+                              printable(alphas_.keys[*other]));
+  }
+  return first;
 }
 
 std::vector<std::string> AdapterConfig::doubts() const {
@@ -220,8 +221,8 @@ std::vector<std::string> AdapterConfig::doubts() const {
   }
   if (modules_with_two_alphas_ > 0) {
     found.push_back(fmt::format(
-        "gives {} two values of alpha_pattern, such as {}: the first one is taken, but peft sorts "
-        "the keys when it saves an adapter, so the training may have taken the other",
+        "gives {} two alphas by alpha_pattern ({}): the first one is used, but peft sorts the keys "
+        "when it saves an adapter, so the training may have used the other",
         counted(modules_with_two_alphas_, "module"), two_alphas_));
   }
   return found;
@@ -237,8 +238,7 @@ float AdapterConfig::scale(const std::string& module, std::uint64_t rank) const 
                  .expected = fmt::format("{}", planned)});
   }
   const double divisor = has_root_scale_ ? std::sqrt(planned) : planned;
-  look_for_two_alphas(module);
-  const double scale = alphas_.number(module, alpha_) / divisor;
+  const double scale = alpha_for(module) / divisor;
   if (!(std::abs(scale) <= std::numeric_limits<float>::max())) {
     throw Error(code, "the scale of a module, which follows from lora_alpha, is beyond F32",
                 {.tensor = module, .field = "lora_alpha", .found = fmt::format("{}", scale)});

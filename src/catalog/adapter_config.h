@@ -13,7 +13,7 @@
 
 namespace loadstone {
 
-// A configuration of LoRA as peft writes it. Not thread-safe: it counts comparisons.
+// A configuration of LoRA as peft writes it. Not thread-safe: it counts comparisons and doubts.
 class AdapterConfig {
  public:
   // Throws Error "format.adapter" for text that is no such configuration. `prefix`: of the fields
@@ -39,10 +39,11 @@ class AdapterConfig {
     ModulePatterns patterns;
     std::vector<double> numbers;
     std::vector<std::string> keys;
+    bool are_sorted = false;
 
     [[nodiscard]] double number(const std::string& module, double otherwise) const;
   };
-  void look_for_two_alphas(const std::string& module) const;
+  [[nodiscard]] double alpha_for(const std::string& module) const;
 
   std::string prefix_;
   double rank_ = 0;

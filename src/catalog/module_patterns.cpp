@@ -121,6 +121,8 @@ std::vector<std::size_t> ModulePatterns::find_all(std::string_view module) const
     if (is_in(*each.pattern, module)) matches.push_back(each.index);
   }
   std::ranges::sort(matches);
+  const auto same = keys_.find(std::string(module));
+  if (matches.empty() && same != keys_.end()) matches.push_back(same->second);
   return matches;
 }
 

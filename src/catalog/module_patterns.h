@@ -31,7 +31,7 @@ class ModulePatterns {
   // The key's index. Throws Error for a name that is not plain where there are keys, and when all
   // calls together take more than `comparisons_max`.
   [[nodiscard]] std::optional<std::size_t> find(std::string_view module) const;
-  // The indices of all keys that match, in order. Throws as find() does.
+  // The indices of all keys that match, in order: find() returns the first. Throws as find() does.
   [[nodiscard]] std::vector<std::size_t> find_all(std::string_view module) const;
 
   // Look-ups and tried patterns of all calls.

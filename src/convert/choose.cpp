@@ -130,13 +130,14 @@ class Choosing {
         {.severity = Severity::error,
          .code = "plan.options",
          .target = stacks_.front(),
-         .message = fmt::format("{} of several matrices, which compressed-tensors has no layout "
-                                "for: {}",
-                                counted(stacks_.size(), "tensor"), name_list(stacks_)),
-         .suggestion = fmt::format("{}ask for the style modelopt, or --exclude them",
+         .message =
+             fmt::format("{} of several matrices, which the style {} has no layout for: {}",
+                         counted(stacks_.size(), "tensor"), name(style_), name_list(stacks_)),
+         .suggestion = fmt::format("{}ask for the style {}, or --exclude them",
                                    has_known_layout ? "take the experts apart first (convert "
                                                       "--experts separate), "
-                                                    : "")});
+                                                    : "",
+                                   name(QuantizeStyle::unified))});
   }
 
   void report_unread() {
@@ -161,8 +162,6 @@ class Choosing {
     const TargetRecipe before = recipe;
     const bool is_conv1d = has_conv1d_ && is_conv1d_weight(recipe.target);
     std::optional<std::string_view> unread = chooser_.other_layer(recipe.target);
-    const bool has_layer = recipe.target.ends_with(".weight");
-    if (recipe.shape.rank() == 2 && !has_layer) unread = "no layer's weight";
     if (written != nullptr && written->is_bitsandbytes()) {
       const auto has = [&](const std::string& name) { return names_.contains(name); };
       if (const auto why = chooser_.reason_in_bnb(recipe, has)) return why;

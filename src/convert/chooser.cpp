@@ -16,6 +16,7 @@ namespace {
 
 constexpr std::size_t patterns_max = 10'000;
 constexpr std::string_view none = "none";
+constexpr std::string_view no_weight = "no weight of a linear layer";
 
 Pattern compile(std::string_view text, const char* field, std::int64_t memory_max) {
   return compile_pattern(text, "plan.options", field, memory_max);
@@ -87,7 +88,7 @@ std::optional<std::string_view> Chooser::reason(const TargetRecipe& recipe) cons
   if (is_excluded(name)) return "excluded";
   if (is_included(name)) return std::nullopt;
   if (const PlainRule* const rule = first_rule(plain_, name)) return rule->reason;
-  if (!is_in(*weight_, name)) return "no weight of a linear layer";
+  if (!is_in(*weight_, name)) return no_weight;
   if (!is_in(*layer_, name)) return "outside the decoder layers";
   if (is_beyond(name)) return "layer of the multi-token prediction";
   if (recipe.shape.rank() > 3) return "more than three dims";
@@ -110,8 +111,9 @@ std::optional<std::string_view> Chooser::reason_in_bnb(
 
 std::optional<std::string_view> Chooser::other_layer(const std::string& name) const {
   const PlainRule* const rule = first_rule(plain_, name);
-  if (rule == nullptr || rule->is_linear) return std::nullopt;
-  return rule->reason;
+  if (rule != nullptr && !rule->is_linear) return rule->reason;
+  if (!is_in(*weight_, name)) return no_weight;
+  return std::nullopt;
 }
 
 const PlainRule* Chooser::first_rule(const Reasons& rules, const std::string& name) {

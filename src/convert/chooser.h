@@ -37,8 +37,8 @@ class Chooser {
   [[nodiscard]] bool is_included(const std::string& name) const;
   // Why the tensor stays as it is; nothing where it is quantized.
   [[nodiscard]] std::optional<std::string_view> reason(const TargetRecipe& recipe) const;
-  // Return the kind of layer that the tensor's name implies ("embedding"); nothing for a linear
-  // one.
+  // Return the kind of layer that the tensor's name implies ("embedding"), or that it implies none;
+  // nothing for a linear one.
   [[nodiscard]] std::optional<std::string_view> other_layer(const std::string& name) const;
   // Why transformers has no layer of bitsandbytes for the tensor; nothing if it has one. `has`:
   // whether the output has a tensor of this name.

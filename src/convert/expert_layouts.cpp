@@ -31,9 +31,11 @@ Recipes values_in(const std::shared_ptr<const Catalog>& catalog, ExpertLayout la
 
 std::vector<Recipes> expert_layouts(const std::shared_ptr<const Catalog>& catalog) {
   std::vector<Recipes> layouts;
-  // One model type for each ExpertNaming.
-  for (const std::string_view model_type : {"", "mixtral", "lfm2_moe"}) {
+  // Two model types whose blocks of experts differ, then one for each ExpertNaming.
+  for (const std::string_view model_type : {"", "lfm2_moe"}) {
     layouts.push_back(values_in(catalog, ExpertLayout::fused, model_type));
+  }
+  for (const std::string_view model_type : {"", "mixtral", "lfm2_moe"}) {
     layouts.push_back(values_in(catalog, ExpertLayout::separate, model_type));
     layouts.push_back(values_in(catalog, ExpertLayout::keep, model_type));
   }

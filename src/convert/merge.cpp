@@ -155,6 +155,9 @@ void check(const Catalog& catalog, const ConvertOptions& options) {
            fmt::format("{} models and {} adapters", merge.weights.size(), merge.adapters.size()),
            fmt::format("{} checkpoints", there));
   }
+  if (merge.tie == TiePolicy::keep && merge.adapters.empty()) {
+    refuse("tie", "it goes with adapters (lora)", "keep");
+  }
   const auto is_factor = [](float factor) { return std::isfinite(factor); };
   const bool are_finite = std::ranges::all_of(merge.weights, is_factor) &&
                           std::ranges::all_of(merge.adapters, is_factor, &MergeAdapter::factor);

@@ -80,6 +80,9 @@ void Planner::check_options() const {
     refuse("adapters", "each checkpoint of the catalog behind the first is an adapter",
            fmt::format("{} adapters and {} checkpoints", given - 1, there));
   }
+  if (options_.tie == TiePolicy::keep && options_.adapters.empty()) {
+    refuse("tie", "it goes with adapters (lora)", "keep");
+  }
   const auto is_factor = [](const MergeAdapter& adapter) { return std::isfinite(adapter.factor); };
   if (!std::ranges::all_of(options_.adapters, is_factor)) refuse("adapters", "factors are finite");
   std::vector<std::string> devices;
