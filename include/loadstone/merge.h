@@ -63,6 +63,7 @@ struct Merge {
   Pruning pruning = Pruning::none;
   double density = 1;         // the share of elements that are kept
   std::uint64_t seed = 0;     // of random pruning
+  std::string draws_as{};     // the name that it draws by; empty: the target's. A tie draws once
   bool elects_signs = false;  // only differences with the sign of their sum count
   bool is_mean = false;       // the sum is divided by the factors that went into it
 

@@ -83,6 +83,23 @@ def _listed(model: Any) -> dict[str, str]:
     return tied if isinstance(tied, dict) else {}
 
 
+def split(model: Any, plan: Plan, ties: Mapping[str, str]) -> None:
+    """Make transformers tie what the plan ties, and warn of what its adapters split.
+
+    Args:
+        ties: names that the model ties, with their roots.
+    """
+    own = [each.name for each in plan.targets if each.name in ties and each.origin != "tie"]
+    unbind(model, own)
+    listed = _listed(model)
+    for each in plan.targets:
+        if each.origin == "tie" and ties.get(each.name) != each.tie_of and each.name in listed:
+            listed[each.name] = each.tie_of
+    for found in plan.findings:
+        if found.code == "merge.tie" and found.severity == "warning":
+            terminal.warn(found.message, UserWarning, stacklevel=users_level())
+
+
 def unbind(model: Any, names: Sequence[str], different: Sequence[str] = ()) -> None:
     """Make the library know names that are not tied any longer.
 

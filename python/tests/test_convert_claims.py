@@ -159,15 +159,102 @@ def test_layouts_that_are_not_decoded_are_refused(tmp_path: Path, layout: str) -
     assert all(torch.equal(found[name], tensor) for name, tensor in OTHERS[layout].items())
 
 
-def test_a_claim_that_no_tensor_bears_out_is_an_error(tmp_path: Path) -> None:
+def of_tomorrow(at: Path, claim: str, **tensors: torch.Tensor) -> Path:
+    """A folder whose config, or another file, claims an encoding."""
+    section = {"quantization_config": {"quant_method": "of tomorrow"}}
     plain = {GATE: torch.randn(64, 64).bfloat16()}
-    config = {"quantization_config": {"quant_method": "of tomorrow"}}
-    source = folder(tmp_path / "source", plain, config)
+    source = folder(at, plain | tensors, section if claim == "config.json" else {})
+    if claim != "config.json":
+        (source / claim).write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    return source
+
+
+@pytest.mark.parametrize("claim", ["config.json", "hf_quant_config.json"])
+def test_a_claim_that_no_tensor_bears_out_is_an_error(claim: str, tmp_path: Path) -> None:
+    source = of_tomorrow(tmp_path / "source", claim)
     for options in (["--dequantize"], ["--quantize", "fp8"]):
         done = run("convert", source, tmp_path / "out", *options)
         assert done.returncode == 1 and "plan.config_mismatch" in done.stderr, done
-    (source / "config.json").write_text("{}")
+        assert f"{claim} says" in done.stderr
+    if claim == "config.json":
+        (source / claim).write_text("{}")
+    else:
+        (source / claim).unlink()
     assert run("convert", source, tmp_path / "out", "--quantize", "fp8").returncode == 0
+
+
+CODES = {
+    str(dtype).removeprefix("torch."): torch.ones(4, 4).to(dtype)
+    for dtype in (
+        torch.int8,
+        torch.uint8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+    )
+}
+
+
+@pytest.mark.parametrize("door", ["merge", "adapter", "dtype"])
+@pytest.mark.parametrize("codes", CODES)
+def test_what_belongs_to_unknown_codes_is_not_computed_with(
+    codes: str, door: str, tmp_path: Path
+) -> None:
+    """Scales would be averaged or rounded, and the codes would stay."""
+    source = of_tomorrow(tmp_path / "source", "config.json", codes=CODES[codes])
+    adapter = tmp_path / "adapter.safetensors"
+    name = GATE.removesuffix(".weight")
+    product = {
+        f"{name}.lora_A.weight": torch.rand(2, 64),
+        f"{name}.lora_B.weight": torch.rand(64, 2),
+    }
+    save_file(product, adapter)
+    words = {
+        "merge": ("merge", f"{source}:0.5", f"{source}:0.5", "-o"),
+        "adapter": ("merge", source, "--lora", adapter, "-o"),
+        "dtype": ("convert", source, "--dtype", "f16"),
+    }[door]
+    done = run(*words, tmp_path / "out")
+    assert done.returncode == 1 and "plan.config_mismatch" in done.stderr, done
+    (source / "config.json").write_text("{}")  # the control
+    assert run(*words, tmp_path / "out").returncode == 0
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "nf4": {"quantize": "nf4"},
+    "compressed-tensors": {"quantize": "fp8", "style": "compressed-tensors"},
+    "modelopt": {"quantize": "fp8"},
+    "nvfp4": {"quantize": "nvfp4"},
+}
+
+
+@pytest.mark.parametrize("second", KINDS)
+@pytest.mark.parametrize("first", KINDS)
+def test_claims_of_an_older_output_go_with_it(first: str, second: str, tmp_path: Path) -> None:
+    source = folder(tmp_path / "source", {GATE: torch.randn(64, 64).bfloat16()}, {})
+    for out, kinds in {"both": (first, second), "once": (second,)}.items():
+        for kind in kinds:
+            loadstone.convert(source, tmp_path / out, **KINDS[kind])
+    written = {
+        out: {each.name: each.read_bytes() for each in (tmp_path / out).iterdir()}
+        for out in ("both", "once")
+    }
+    assert written["both"] == written["once"]
+
+
+@pytest.mark.parametrize("claim", ["hf_quant_config.json", "quantize_config.json"])
+def test_other_files_of_a_target_stay(claim: str, tmp_path: Path) -> None:
+    source = folder(tmp_path / "source", {GATE: torch.randn(64, 64).bfloat16()}, {})
+    loadstone.convert(source, tmp_path / "out")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    (tmp_path / "out" / claim).write_text("{}")
+    loadstone.convert(source, tmp_path / "out")
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "out" / claim).exists()
 
 
 RULES: dict[str, list[dict[str, Any]]] = {

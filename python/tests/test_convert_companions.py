@@ -37,6 +37,7 @@ SKIPPED = [
     ".cache/huggingface/download/model.lock",
     "__pycache__/modeling_own.cpython-311.pyc",
     "model.safetensors.index.json",
+    "model.safetensors.index.fp16.json",
 ]
 OTHERS = ["onnx/model.onnx", "onnx/config.json", "original/params.json", "original/weights.00.pth"]
 

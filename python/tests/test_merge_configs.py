@@ -76,8 +76,10 @@ def test_each_field_is_named(case: str, door: Any, tmp_path: Path) -> None:
         assert str(b) in warning
 
 
-def write_gguf(path: Path, base: float = 1e4, tokens: tuple[str, ...] = ("x", "y")) -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
+def write_gguf(
+    path: Path, base: float = 1e4, tokens: tuple[str, ...] = ("x", "y"), architecture: str = "llama"
+) -> Path:
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(path.stem)
     writer.add_rope_freq_base(base)
     writer.add_token_list(tokens)
@@ -97,6 +99,17 @@ def test_metadata_of_gguf(tmp_path: Path) -> None:
     assert str(tmp_path / "b.gguf") in warning
 
 
+def test_architectures_of_gguf(tmp_path: Path) -> None:
+    """They give rows of queries and keys their order."""
+    a, b = write_gguf(tmp_path / "a.gguf"), write_gguf(tmp_path / "b.gguf", architecture="qwen2")
+    warning = by_convert({a: 0.5, b: 0.5}, tmp_path / "out.gguf")
+    assert 'general.architecture ("qwen2", and "llama" in the output)' in warning
+
+
+def added(token: str, **settings: Any) -> str:
+    return json.dumps(settings | {"added_tokens_decoder": {"3": {"content": token}}})
+
+
 def tokenizer(tokens: list[str], **settings: Any) -> str:
     added = [{"id": len(tokens), "content": "<s>"}]
     vocabulary = {token: number for number, token in enumerate(tokens)}
@@ -111,6 +124,9 @@ VOCABULARIES: dict[str, tuple[str, str, str, bool]] = {
     "settings": ("tokenizer.json", tokenizer(["a"]), tokenizer(["a"], truncation=1), False),
     "sentencepiece": ("tokenizer.model", "x", "y", True),
     "not JSON": ("tokenizer.json", "x", "y", True),
+    "added": ("tokenizer_config.json", added("<p>"), added("<q>"), True),
+    "added alike": ("tokenizer_config.json", added("<p>"), added("<p>", truncation=1), False),
+    "nothing added": ("tokenizer_config.json", added("<p>"), "{}", False),
     "list": ("vocab.txt", "a\nb", "b\na", True),
     "template": ("chat_template.jinja", "x", "y", False),
 }

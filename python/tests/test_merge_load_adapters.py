@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers_models import by_name, write_config
-from safetensors.torch import save_file
+from diffusers_models import by_name, write_config, write_single_file
+from safetensors.torch import load_file, save_file
 
 import loadstone
 import loadstone.diffusers
@@ -114,3 +114,37 @@ def test_diffusers(tmp_path: Path, single_file: bool) -> None:
     else:
         found = loadstone.diffusers.from_pretrained(case.cls, tmp_path / "base", lora=lora)
     assert_close(found, expected, changed=3)
+
+
+# Names of one module of a single file, whose own name is the model's in this layout.
+SINGLE_FILE = {
+    "kohya": ("lora_unet_caption_projection_linear_1", "lora_down.weight", "lora_up.weight"),
+    "ComfyUI": ("diffusion_model.caption_projection.linear_1", "lora_A.weight", "lora_B.weight"),
+    "model": ("caption_projection.linear_1", "lora_A.weight", "lora_B.weight"),
+    "file": ("model.diffusion_model.caption_projection.linear_1", "lora_A.weight", "lora_B.weight"),
+}
+
+
+@pytest.mark.parametrize(
+    ("style", "door"),
+    [(style, "from_single_file") for style in SINGLE_FILE]
+    + [(style, "merge") for style in SINGLE_FILE if style != "model"],
+)
+def test_names_of_a_single_file_are_one_tensor(style: str, door: str, tmp_path: Path) -> None:
+    case = by_name("ltx")
+    model = case.build(1)
+    file, config = write_single_file(case, model, tmp_path / "base.safetensors")
+    weight = model.caption_projection.linear_1.weight.detach()
+    right, left = torch.randn(2, weight.shape[1]), torch.randn(weight.shape[0], 2)
+    stem, first, second = SINGLE_FILE[style]
+    adapter = tmp_path / "adapter.safetensors"
+    save_file({f"{stem}.{first}": right, f"{stem}.{second}": left}, adapter)
+    if door == "merge":
+        loadstone.merge(file, tmp_path / "out.safetensors", lora=adapter)
+        name = "model.diffusion_model.caption_projection.linear_1.weight"
+        found = load_file(tmp_path / "out.safetensors")[name]
+    else:
+        loaded = loadstone.diffusers.from_single_file(case.cls, file, config=config, lora=adapter)
+        found = loaded.caption_projection.linear_1.weight
+    assert not torch.equal(found, weight)  # the control
+    assert torch.allclose(found, weight + left @ right, rtol=1e-5, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from command import run
 from merge_models import same_bits
 from safetensors.torch import load_file, save_file
 
@@ -376,3 +378,29 @@ class TestMergekit:
         expected = base + (stacked * mask).sum(dim=0) / divisor
         found = merged(folder, tmp_path / "x.safetensors", "ties", density=density)
         self.close(found, expected)
+
+
+@pytest.mark.parametrize("door", ["python", "command"])
+@pytest.mark.parametrize("method", ["dare-linear", "dare-ties"])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_names_of_a_tie_draw_once(is_tied: bool, method: str, door: str, tmp_path: Path) -> None:
+    """Files hold both names, equal in each model: so they are in the merge."""
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    paths = []
+    for seed in (1, 2, 3):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        value = torch.randn(64, 16, generator=torch.Generator().manual_seed(seed))
+        save_file({embedding: value, head: value.clone()}, folder / "model.safetensors")
+        config = {"model_type": "llama", "tie_word_embeddings": is_tied}
+        (folder / "config.json").write_text(json.dumps(config))
+        paths.append(folder)
+    if door == "python":
+        models = [paths[0], (paths[1], 0.5), (paths[2], 0.5)]
+        loadstone.merge(models, tmp_path / "out", method=method, density=0.5)
+    else:
+        words = [str(paths[0]), f"{paths[1]}:0.5", f"{paths[2]}:0.5"]
+        options = ["--method", method, "--density", "0.5", "-o", str(tmp_path / "out")]
+        assert run("merge", *words, *options).returncode == 0
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(found[embedding], found[head]) == is_tied

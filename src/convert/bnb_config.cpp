@@ -8,6 +8,7 @@
 
 #include "base/json_writer.h"
 #include "codec/encode.h"
+#include "convert/module_patterns.h"
 #include "convert/quantize_config.h"
 
 namespace loadstone {
@@ -16,6 +17,7 @@ namespace {
 
 // The plain modules as transformers looks for them: at the end of a module's name, or as a pattern
 // at its beginning, up to a dot. Names that a quantized module has there become whole patterns.
+// More patterns find the names that the library gives the modules.
 std::vector<std::string> skipped_modules(const QuantizedModules& modules) {
   std::vector<std::string> skipped = modules.plain;
   for (std::string& plain : skipped) {
@@ -24,6 +26,8 @@ std::vector<std::string> skipped_modules(const QuantizedModules& modules) {
     });
     if (is_too_wide) plain = fmt::format("^{}$", plain);
   }
+  const auto patterns = patterns_of_plain(modules.plain, modules.quantized_names());
+  skipped.insert(skipped.end(), patterns.begin(), patterns.end());
   return skipped;
 }
 

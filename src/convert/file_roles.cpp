@@ -14,8 +14,7 @@ constexpr std::string_view weight_endings[] = {
     ".npz",         ".npy",  ".pkl",     ".pickle", ".pdparams", ".ot",       ".pb",
     ".tflite",      ".nemo", ".engine",  ".zip",    ".tar",      ".gz",       ".xz",
     ".zst",         ".7z",   ".parquet", ".arrow",  ".mlmodel",  ".mlpackage"};
-constexpr std::string_view skipped_endings[] = {".index.json", ".pyc", ".lock", ".tmp",
-                                                ".incomplete"};
+constexpr std::string_view skipped_endings[] = {".pyc", ".lock", ".tmp", ".incomplete"};
 constexpr std::string_view readable_endings[] = {
     ".json",     ".jsonl", ".txt", ".md",  ".rst", ".yaml", ".yml", ".toml", ".jinja", ".model",
     ".tiktoken", ".csv",   ".tsv", ".png", ".jpg", ".jpeg", ".svg", ".webp", ".gif",   ".pdf"};
@@ -57,10 +56,16 @@ bool has_ending(std::string_view name, std::span<const std::string_view> endings
   return std::ranges::any_of(endings, [&](std::string_view each) { return name.ends_with(each); });
 }
 
+// "model.safetensors.index.json", and "model.safetensors.index.fp16.json" of a variant.
+bool is_index(std::string_view name) {
+  return name.ends_with(".json") && name.find(".index.") != std::string_view::npos;
+}
+
 }  // namespace
 
 FileRole file_role(std::string_view name) {
-  if (name.starts_with('.') || has_ending(name, skipped_endings)) return FileRole::skipped;
+  const bool is_skipped = name.starts_with('.') || has_ending(name, skipped_endings);
+  if (is_skipped || is_index(name)) return FileRole::skipped;
   if (name.ends_with(".py")) return FileRole::code;
   return has_ending(name, weight_endings) ? FileRole::weights : FileRole::companion;
 }

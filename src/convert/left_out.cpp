@@ -12,14 +12,9 @@
 
 namespace loadstone {
 
-namespace {
-
-// Returns true for files that declare an encoding, besides config.json.
 bool is_claim(std::string_view name) {
   return name == claim_name || std::ranges::count(own_configs, name, &OwnConfig::name) > 0;
 }
-
-}  // namespace
 
 void tell_left(const ModelFolder& folder, std::vector<Finding>& findings) {
   const auto add = [&](const std::vector<std::string>& names, std::string message,

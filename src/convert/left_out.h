@@ -11,6 +11,9 @@ namespace loadstone {
 // ModelOpt's file, which repeats the section of config.json.
 inline constexpr std::string_view claim_name = "hf_quant_config.json";
 
+// Returns true for files that declare an encoding, besides config.json.
+[[nodiscard]] bool is_claim(std::string_view name);
+
 // Adds a finding for each kind of file that does not come along.
 void tell_left(const ModelFolder& folder, std::vector<Finding>& findings);
 

@@ -194,6 +194,7 @@ class Merger {
       draft.source = source;
     }
     for (std::uint32_t model = 1; model < merge.weights.size(); ++model) add_model(model);
+    draw_ties_once();
     if (!merge.adapters.empty()) add_ties();
     const AdapterPlaces places(drafts_.names());
     for (std::uint32_t i = 0; i < merge.adapters.size(); ++i) {
@@ -244,6 +245,15 @@ class Merger {
       if (drafts_.contains(name)) continue;
       fail(name, fmt::format("'{}' of the model in '{}' is missing from the first model",
                              printable(name), root));
+    }
+  }
+
+  // Names of a tie that the file holds stay equal if they were.
+  void draw_ties_once() {
+    const auto has = [&](std::string_view name) { return drafts_.items.contains(name); };
+    for (const auto& [name, draft] : drafts_.items) {
+      const auto head = head_.head_of(name, has);
+      if (head && has(*head)) drafts_.items.at(*head).merge.draws_as = name;
     }
   }
 

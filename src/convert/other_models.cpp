@@ -56,12 +56,13 @@ Fields fields_of(const std::string& config) {
   return fields;
 }
 
-// Skips arrays, such as vocabularies, and keys that describe the file.
+// Skips arrays, such as vocabularies, and keys that describe the file. The architecture stays: it
+// gives rows their order.
 Fields fields_of(const Metadata& metadata) {
   Fields fields;
   for (const auto& [key, value] : metadata) {
-    const bool is_described = key.starts_with("general.") || key.starts_with("split.");
-    if (is_described || value.type == MetadataType::array) continue;
+    const bool is_described = key.starts_with("general.") && key != "general.architecture";
+    if (is_described || key.starts_with("split.") || value.type == MetadataType::array) continue;
     fields.emplace(key, json_of(value));
   }
   return fields;
@@ -88,23 +89,31 @@ std::vector<std::string> differences(const Fields& first, const Fields& other) {
   return found;
 }
 
-// Returns true if tokens have other numbers. Settings in tokenizer.json, such as truncation, and
-// its merges, which releases write differently, do not count.
+// The parts of a tokenizer's file that give tokens their numbers.
+std::string tokens_in(const ExtraFile& file, std::initializer_list<const char*> parts) {
+  simdjson::dom::parser parser;
+  const PythonJson json = python_json(text_of(file));
+  const auto root = parsed_json(parser, json.text);
+  std::string text;
+  for (const char* const part : parts) {
+    Element value;
+    if (root.at_pointer(part).get(value) == simdjson::SUCCESS) text += simdjson::minify(value);
+  }
+  return text;
+}
+
+// Returns true if tokens have other numbers. Settings, such as truncation, and the merges of
+// tokenizer.json, which releases write differently, do not count.
 bool is_another_vocabulary(const ExtraFile& first, const ExtraFile& other) {
   if (have_same_bytes(first, other)) return false;
+  if (first.name == "tokenizer_config.json") {
+    const std::string ours = tokens_in(first, {"/added_tokens_decoder"});
+    const std::string theirs = tokens_in(other, {"/added_tokens_decoder"});
+    return !ours.empty() && !theirs.empty() && ours != theirs;
+  }
   if (first.name != "tokenizer.json") return true;
-  const auto vocabulary = [](const ExtraFile& file) {
-    simdjson::dom::parser parser;
-    const PythonJson json = python_json(text_of(file));
-    const auto root = parsed_json(parser, json.text);
-    std::string text;
-    for (const char* const part : {"/model/vocab", "/added_tokens"}) {
-      Element value;
-      if (root.at_pointer(part).get(value) == simdjson::SUCCESS) text += simdjson::minify(value);
-    }
-    return text.empty() ? json.text : text;
-  };
-  return vocabulary(first) != vocabulary(other);
+  const std::string ours = tokens_in(first, {"/model/vocab", "/added_tokens"});
+  return ours.empty() || ours != tokens_in(other, {"/model/vocab", "/added_tokens"});
 }
 
 // A model and the files next to it.
@@ -151,7 +160,7 @@ void tell_vocabulary(const Described& first, const Described& other,
   std::vector<std::string> names;
   for (const char* const name :
        {"tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
-        "tekken.json", "vocab.json", "vocab.txt", "added_tokens.json"}) {
+        "tekken.json", "vocab.json", "vocab.txt", "added_tokens.json", "tokenizer_config.json"}) {
     const ExtraFile* const ours = first.file(name);
     const ExtraFile* const theirs = other.file(name);
     const bool has_both = ours != nullptr && theirs != nullptr;

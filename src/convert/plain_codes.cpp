@@ -21,17 +21,6 @@ bool copies_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe) {
 
 }  // namespace
 
-bool is_plain_fp8(const Catalog& catalog, std::uint32_t tensor) {
-  if (tensor >= catalog.tensors().size()) return false;
-  const TensorInfo& info = catalog.tensors()[tensor];
-  if (!is_fp8(info)) return false;
-  // Scales of codes that no codec knows can be FP8 too.
-  const std::string_view leaf = std::string_view(info.name).substr(info.name.rfind('.') + 1);
-  if (leaf.find("scale") != std::string_view::npos) return false;
-  const QuantizedTensors& quantized = catalog.quantized();
-  return quantized.find(tensor) == nullptr && !quantized.is_companion(tensor);
-}
-
 bool is_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe) {
   const bool is_fp8 = recipe.dtype == Dtype::f8_e4m3 || recipe.dtype == Dtype::f8_e5m2;
   return is_fp8 && copies_plain_fp8(catalog, recipe);

@@ -7,11 +7,10 @@
 #include "loadstone/catalog.h"
 #include "loadstone/convert.h"
 #include "loadstone/recipe.h"
+#include "plan/decodings.h"
 
 namespace loadstone {
 
-// Returns whether the tensor is one: FP8 that no codec knows as codes or as a companion.
-[[nodiscard]] bool is_plain_fp8(const Catalog& catalog, std::uint32_t tensor);
 // Returns whether the recipe copies from such tensors alone, and keeps their dtype.
 [[nodiscard]] bool is_plain_fp8(const Catalog& catalog, const TargetRecipe& recipe);
 

@@ -18,6 +18,7 @@
 #include "convert/expert_names.h"
 #include "convert/json_text.h"
 #include "convert/left_out.h"
+#include "convert/module_patterns.h"
 #include "convert/other_models.h"
 #include "convert/quantize_style.h"
 #include "convert/tied_head.h"
@@ -49,15 +50,20 @@ std::optional<std::string> usual_name(const std::string& module) {
                      name(expert->role, ExpertWords::usual));
 }
 
-// The targets of a group of modules: names, or all linear layers where there is one group only.
+// The targets of a group of modules: names and patterns, or all linear layers where there is one
+// group only.
 std::vector<std::string> targets_of(const QuantizedModules& modules,
                                     const WrittenEncoding& encoding, bool is_mixed) {
   if (!is_mixed) return {"Linear"};
   std::vector<std::string> targets;
+  std::vector<std::string> others;
   for (const auto& [name, quantization] : modules.quantized) {
-    if (quantization->encoding != encoding.name) continue;
-    targets.push_back(name);
-    if (auto usual = usual_name(name)) targets.push_back(*std::move(usual));
+    std::vector<std::string>& names = quantization->encoding == encoding.name ? targets : others;
+    names.push_back(name);
+    if (auto usual = usual_name(name)) names.push_back(*std::move(usual));
+  }
+  for (const std::string& pattern : patterns_of_layers(targets, others)) {
+    targets.push_back("re:" + pattern);
   }
   return targets;
 }
@@ -255,19 +261,14 @@ void add_tied_modules(const Plan& plan, std::string_view config, QuantizedModule
   }
 }
 
-// The plain modules, with a pattern for all in a stack: an expression of Python's re.
+// The plain modules, and patterns of Python's re for the names that a library gives them.
 std::vector<std::string> compressed_ignore(const QuantizedModules& modules) {
   std::vector<std::string> ignore = modules.plain;
-  for (const std::string& stack : modules.stacks) {
-    std::string pattern = "re:";
-    for (const char character : stack) {
-      const bool is_word = is_digit(character) || character == '_' ||
-                           (character >= 'a' && character <= 'z') ||
-                           (character >= 'A' && character <= 'Z');
-      if (!is_word) pattern += '\\';
-      pattern += character;
-    }
-    ignore.push_back(pattern + "\\..*");
+  const auto quantized = modules.quantized_names();
+  for (auto& pattern : patterns_of_plain(modules.plain, quantized))
+    ignore.push_back("re:" + pattern);
+  for (auto& pattern : patterns_of_stacks(modules.stacks, quantized)) {
+    ignore.push_back("re:" + pattern);
   }
   return ignore;
 }
@@ -286,6 +287,15 @@ std::string with_section(const std::string& config, const std::string& section) 
 }
 
 }  // namespace
+
+std::vector<std::string> QuantizedModules::quantized_names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, quantization] : quantized) {
+    names.push_back(name);
+    if (auto usual = usual_name(name)) names.push_back(*std::move(usual));
+  }
+  return names;
+}
 
 QuantizedModules quantized_modules(const Plan& plan, const std::vector<RepackedTensor>& repacked) {
   QuantizedModules modules;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "loadstone/convert.h"
@@ -16,6 +17,9 @@ struct QuantizedModules {
   std::vector<std::string> stacks = {};
   // Those that are quantized, and how.
   std::vector<std::pair<std::string, const Quantization*>> quantized;
+
+  // By their usual names too, if these are others.
+  [[nodiscard]] std::vector<std::string> quantized_names() const;
 };
 
 // `repacked`: what is quantized without being encoded.

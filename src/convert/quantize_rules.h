@@ -12,7 +12,8 @@ namespace loadstone {
 
 // Patterns are RE2 syntax and are looked for anywhere in a name.
 
-// A name that says: do not quantize.
+// A name that says: do not quantize. Rules for linear layers find the module as well as its weight:
+// configs that list modules contain them.
 struct PlainRule {
   std::string_view pattern;
   std::string_view reason;

@@ -18,6 +18,7 @@
 #include "convert/container.h"
 #include "convert/extras.h"
 #include "convert/files.h"
+#include "convert/left_out.h"
 #include "convert/output.h"
 #include "convert/work_folder.h"
 #include "loadstone/convert.h"
@@ -118,7 +119,9 @@ void check_folder(TargetPlace& place, const Conversion& conversion, const std::s
       place.named.push_back(name);
       continue;
     }
-    if (container.is_output_name(name, conversion.stem)) {
+    // Files that declare the older output's encoding go with it.
+    if (container.is_output_name(name, conversion.stem) ||
+        (!conversion.is_split && is_claim(name))) {
       place.older.push_back(name);
       continue;
     }

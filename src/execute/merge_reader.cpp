@@ -156,7 +156,8 @@ void MergeReader::add_differences(std::uint64_t begin, std::uint64_t end) {
     subtract(difference, buffer(0), count);
     if (merge_->pruning == Pruning::smallest) drop_small(difference, count, measured_[t]);
     if (merge_->pruning == Pruning::random) {
-      const std::uint64_t key = random_key(merge_->seed, target_->name, t);
+      const std::string& name = merge_->draws_as.empty() ? target_->name : merge_->draws_as;
+      const std::uint64_t key = random_key(merge_->seed, name, t);
       drop_random(difference, begin, count, key, merge_->density);
     }
     if (merge_->terms[t].factor != 1) scale(difference, count, merge_->terms[t].factor);

@@ -154,6 +154,10 @@ std::optional<AdapterPlace> AdapterPlaces::find(const std::string& module,
     if (!module.starts_with(prefix)) continue;
     if (auto place = find_exact(module.substr(prefix.size()))) return place;
   }
+  // ComfyUI's names, for a single file of a pipeline.
+  if (module.starts_with("diffusion_model.")) {
+    if (auto place = find_exact("model." + module)) return place;
+  }
   for (const std::string_view prefix : kohya_prefixes) {
     if (!module.starts_with(prefix)) continue;
     const auto found = underscored_.find(std::string_view(module).substr(prefix.size()));

@@ -195,8 +195,13 @@ class Adder {
 
   void add(const std::string& name, const AdapterModule& module) {
     std::vector<std::string> ambiguous;
-    const auto place = places_.find(name, ambiguous);
-    if (!ambiguous.empty()) {
+    auto place = places_.find(name, ambiguous);
+    const auto means_first = [&](const std::string& each) {
+      return drafts_.root_of(each) == drafts_.root_of(ambiguous.front());
+    };
+    if (!ambiguous.empty() && std::ranges::all_of(ambiguous, means_first)) {
+      place = AdapterPlace{.name = ambiguous.front()};  // the model's name and the file's
+    } else if (!ambiguous.empty()) {
       fail(module.names, fmt::format("'{}' may mean {}", printable(name), name_list(ambiguous)));
       return;
     }

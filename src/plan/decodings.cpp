@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "codec/gguf/gguf.h"
+#include "codec/tensor_table.h"
 #include "loadstone/quantized_tensors.h"
 #include "plan/dtypes.h"
 #include "plan/merges.h"
@@ -51,6 +52,17 @@ std::vector<std::string> merged_roots(const Catalog& catalog, std::span<const De
     if (std::ranges::any_of(sources, is_here)) roots.push_back(checkpoints[c]->root());
   }
   return roots;
+}
+
+bool is_plain_fp8(const Catalog& catalog, std::uint32_t tensor) {
+  if (tensor >= catalog.tensors().size()) return false;
+  const TensorInfo& info = catalog.tensors()[tensor];
+  if (!is_fp8(info)) return false;
+  // Scales of codes that no codec knows can be FP8 too.
+  const std::string_view leaf = std::string_view(info.name).substr(info.name.rfind('.') + 1);
+  if (leaf.find("scale") != std::string_view::npos) return false;
+  const QuantizedTensors& quantized = catalog.quantized();
+  return quantized.find(tensor) == nullptr && !quantized.is_companion(tensor);
 }
 
 View numbers_view(const Catalog& catalog, std::uint32_t tensor, std::uint32_t number) {

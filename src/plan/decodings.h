@@ -34,6 +34,9 @@ struct TensorRecipe {
 [[nodiscard]] TensorRecipe tensor_recipe(const Catalog& catalog, std::uint32_t tensor,
                                          std::optional<Dtype> wanted = std::nullopt);
 
+// Returns true for FP8 that no codec knows as codes or as a companion: its codes are numbers.
+[[nodiscard]] bool is_plain_fp8(const Catalog& catalog, std::uint32_t tensor);
+
 // The numbers of a tensor whose bytes are codes or blocks, as a whole source that the view calls
 // `number`; and what gives them.
 [[nodiscard]] View numbers_view(const Catalog& catalog, std::uint32_t tensor, std::uint32_t number);

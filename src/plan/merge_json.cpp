@@ -163,6 +163,7 @@ void write_merge(JsonWriter& json, const Merge& merge, const PlanNumbers& number
     json.member("pruning", name(merge.pruning));
     json.member("density_bits", std::bit_cast<std::uint64_t>(merge.density));
     json.member("seed", merge.seed);
+    if (!merge.draws_as.empty()) json.member("draws_as", merge.draws_as);
     json.member("elects_signs", merge.elects_signs);
     json.member("is_mean", merge.is_mean);
   }
@@ -189,6 +190,9 @@ Merge read_merge(const JsonReader& reader, JsonReader::Element value, const Json
     merge.pruning = reader.named<Pruning>(fields.required("pruning"), fields.at("pruning"));
     merge.density = std::bit_cast<double>(number("density_bits"));
     merge.seed = number("seed");
+    if (const auto name = fields.optional("draws_as")) {
+      merge.draws_as = reader.string(*name, fields.at("draws_as"));
+    }
     merge.elects_signs = flag("elects_signs");
     merge.is_mean = flag("is_mean");
   }

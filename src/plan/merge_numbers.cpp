@@ -30,7 +30,11 @@ MergeSources MergeNumbers::sources(std::uint32_t checkpoint, std::vector<Finding
     }
     source.is_decoded = codes != nullptr || !tensor.encoding.is_dtype();
     if (codes != nullptr) source.shape = codes->shape();
-    if (!source.is_decoded) source.dtype = tensor.encoding.dtype();
+    if (is_plain_fp8(*catalog_, i)) {
+      source.dtype = Dtype::bf16;  // holds every one of its numbers
+    } else if (!source.is_decoded) {
+      source.dtype = tensor.encoding.dtype();
+    }
     source.is_number = source.is_decoded || is_merged_dtype(source.dtype);
     sources.emplace(codes != nullptr ? codes->name : tensor.name, std::move(source));
   }

@@ -19,9 +19,9 @@ namespace loadstone {
 struct MergeSource {
   std::uint32_t tensor = 0;  // the data, where it is quantized
   Shape shape;
-  Dtype dtype = Dtype::f32;  // in the file; F32 of what is decoded
+  Dtype dtype = Dtype::f32;  // in the file; F32 of what is decoded, BF16 of FP8 without scales
   bool is_decoded = false;
-  bool is_number = false;  // a float of 16 bits or more
+  bool is_number = false;  // a float, or decoded
 };
 
 // Whether merges compute with numbers of this dtype.

@@ -92,8 +92,8 @@ class Gaps:
                 receipt=self.options.receipt,
             )
         self._core = filled.core
-        split = [t.name for t in self.plan.targets if t.name in traced.ties and t.origin != "tie"]
-        _ties.unbind(model, split if self.options.adapters is not None else [])
+        if self.options.adapters is not None:
+            _ties.split(model, self.plan, traced.ties)
         return filled
 
     def unwritten(self, name: str, tensor: torch.Tensor, **form: Any) -> torch.Tensor:

@@ -1,0 +1,114 @@
+"""Quantized folders of models whose modules transformers calls otherwise than their files do: the
+library makes quantized layers of all modules that have codes, and of no others.
+
+The files have the published names, such as `visual.blocks.0` and `vit.layers.0`; the library's are
+`model.visual.blocks.0` and `model.vision_tower.layers.0`. The lists in config.json are matched
+against the library's.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import bitsandbytes
+import pytest
+import torch
+from transformers_models import by_name, write_checkpoint
+
+import loadstone
+
+TYPES = [
+    "gemma3",
+    "got_ocr2",
+    "granite_speech",
+    "hunyuan_vl",
+    "internvl",
+    "llava",
+    "mistral3",
+    "mllama",
+    "paddleocr_vl",
+    "paligemma",
+    "qwen2_5_vl",
+    "qwen2_audio",
+    "qwen2_vl",
+    "step3p7",
+    "voxtral",
+]
+# transformers opens experts in no other of these encodings.
+WITH_EXPERTS = ["deepseek_ocr2", "mistral_large4", "phimoe", "unlimited_ocr"]
+CHOSEN = ["llava", "qwen2_vl", "gemma3"]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "nf4": {"quantize": "nf4"},
+    "int8": {"quantize": "int8"},
+    "fp8": {"quantize": "fp8", "style": "compressed-tensors"},
+    "int8-channel": {"quantize": "int8-channel", "style": "compressed-tensors"},
+    "mixed": {
+        "quantize": {"self_attn": "fp8", "": "fp8-channel"},
+        "style": "compressed-tensors",
+    },
+}
+
+
+def without_codes(model: torch.nn.Module, missing: set[str]) -> Iterator[str]:
+    """Quantized layers whose codes or scales no file gave."""
+    yield from (name for name in missing if "scale" in name)
+    for name, module in model.named_modules():
+        if isinstance(module, bitsandbytes.nn.Linear4bit):
+            if getattr(module.weight, "quant_state", None) is None:
+                yield name
+        elif isinstance(module, bitsandbytes.nn.Linear8bitLt) and module.weight.dtype != torch.int8:
+            yield name
+
+
+def wrong_layers(case: Any, folder: Path) -> list[str]:
+    """The layers that transformers makes quantized ones of without codes, and unused scales."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, info = case.cls.from_pretrained(
+            folder, dtype=torch.bfloat16, output_loading_info=True
+        )
+    unused = {str(name) for name in info["unexpected_keys"] if str(name).endswith("_scale")}
+    return sorted({*without_codes(model, info["missing_keys"]), *unused})
+
+
+def converted(case: Any, folder: Path, **options: Any) -> Path:
+    base = write_checkpoint(case, folder / "base", "public")
+    loadstone.convert(base, folder / "out", **options)
+    return folder / "out"
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [(name, option) for name in TYPES for option in OPTIONS]
+    + [(name, "fp8") for name in WITH_EXPERTS],
+)
+def test_the_library_quantizes_what_has_codes(name: str, option: str, tmp_path: Path) -> None:
+    case = by_name(name)
+    assert wrong_layers(case, converted(case, tmp_path, **OPTIONS[option])) == []
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.parametrize("exclude", [r"layers\.0\.self_attn", r"down_proj|fc2", r"layers\.1\."])
+def test_chosen_layers_stay_plain(name: str, option: str, exclude: str, tmp_path: Path) -> None:
+    case = by_name(name)
+    out = converted(case, tmp_path, **OPTIONS[option], exclude=exclude)
+    assert wrong_layers(case, out) == []
+
+
+@pytest.mark.parametrize("option", ["fp8", "int8"])
+@pytest.mark.parametrize("name", ["hunyuan_vl", "paddleocr_vl"])
+def test_names_of_the_file_alone_do_not_find_them(name: str, option: str, tmp_path: Path) -> None:
+    """The control."""
+    case = by_name(name)
+    out = converted(case, tmp_path, **OPTIONS[option])
+    config = json.loads((out / "config.json").read_text())
+    section = config["quantization_config"]
+    key = "ignore" if option == "fp8" else "llm_int8_skip_modules"
+    section[key] = [each for each in section[key] if "*" not in each]
+    (out / "config.json").write_text(json.dumps(config))
+    assert wrong_layers(case, out) != []
